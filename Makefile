@@ -1,0 +1,77 @@
+# Everything lives in the checkout: the interpreter's packages in .venv, every cache in .cache.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+BENCH_READY := $(VENV)/.ready-bench
+JOBS ?= 2
+ARGS ?=
+
+export PIP_CACHE_DIR := $(CURDIR)/.cache/pip
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+export PIP_NO_INPUT := 1
+export RUFF_CACHE_DIR := $(CURDIR)/.cache/ruff
+export MYPY_CACHE_DIR := $(CURDIR)/.cache/mypy
+export HYPOTHESIS_STORAGE_DIRECTORY := $(CURDIR)/.cache/hypothesis
+
+# Tests that share a resource or watch the clock say so with xdist_group; loadgroup keeps each group in one process.
+PYTEST := $(BIN)/python -m pytest -q -n $(JOBS) --dist=loadgroup -o cache_dir=.cache/pytest
+
+.PHONY: help setup run test lint soak bench conformance pin clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: $(READY) ## make .venv with the pinned packages and hocket itself, editable
+
+# Debian keeps ensurepip in a package of its own. Without it the outer pip (22.3 or newer) fills the environment from outside.
+$(READY): requirements/dev.txt pyproject.toml
+	rm -f $(BENCH_READY)
+	if $(PYTHON) -c 'import ensurepip' 2>/dev/null; then \
+	  test -x $(BIN)/pip || $(PYTHON) -m venv --clear $(VENV); pip="$(BIN)/python -m pip"; \
+	else \
+	  test -x $(BIN)/python || $(PYTHON) -m venv --clear --without-pip $(VENV); pip="$(PYTHON) -m pip --python $(BIN)/python"; \
+	fi; \
+	$$pip install --quiet --require-hashes -r requirements/dev.txt; \
+	$$pip install --quiet --no-index --no-deps --no-build-isolation --editable .
+	touch $@
+
+$(BENCH_READY): requirements/bench.txt $(READY)
+	if test -x $(BIN)/pip; then pip="$(BIN)/python -m pip"; else pip="$(PYTHON) -m pip --python $(BIN)/python"; fi; \
+	$$pip install --quiet --require-hashes -r requirements/bench.txt
+	touch $@
+
+run: setup ## the tour: workers, failures and a verified log, on this machine
+	$(BIN)/python examples/tour.py $(ARGS)
+
+lint: setup ## ruff and mypy
+	$(BIN)/ruff check --quiet .
+	$(BIN)/ruff format --quiet --check .
+	$(BIN)/mypy --no-error-summary
+
+test: lint ## lint, then all tests but the soak
+	$(PYTEST) $(ARGS)
+
+soak: setup ## the same tests, twenty times the examples, and the long runs
+	HYPOTHESIS_PROFILE=soak $(PYTEST) -m "soak or not soak" --timeout=7200 $(ARGS)
+
+bench: $(BENCH_READY) ## our figures beside the peers', in one run
+	$(BIN)/python -m bench $(ARGS)
+
+conformance: setup ## write docs/conformance.md from the tests' req marks
+	$(BIN)/python -m tests.conformance
+
+# The only target that asks for versions: everything else installs what is pinned here.
+pin: ## renew requirements/*.txt (needs uv on the PATH)
+	compile="uv pip compile pyproject.toml --quiet --upgrade --universal --python-version 3.11 --generate-hashes --no-header --no-config"; \
+	$$compile -o requirements/base.txt; \
+	$$compile --extra dev -c requirements/base.txt -o requirements/dev.txt; \
+	$$compile --extra bench -c requirements/dev.txt -o requirements/bench.txt
+
+clean: ## remove .venv and every cache
+	rm -rf $(VENV) .cache build dist src/*.egg-info
