@@ -1,0 +1,10 @@
+"""Canonical JSON: the one spelling of a JSON value that is hashed and signed."""
+
+import rfc8785
+
+
+def canonical_json(value: object) -> bytes:
+    """The RFC 8785 form of a value. Everything of ours that is hashed or signed as JSON goes through here, because
+    key order, number spelling and escapes must be the same in every language that checks it; a value without such
+    a form (an integer beyond 2^53, a NaN) is refused as a ValueError."""
+    return rfc8785.dumps(value)  # type: ignore[arg-type]

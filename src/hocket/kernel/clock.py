@@ -1,0 +1,102 @@
+"""The hybrid logical clock: how a node's time moves when it writes an op and when it hears of one, and how a
+time is written down as bytes and as text. Reading the wall clock, keeping the last value across restarts, and
+judging whether a remote time is too far ahead belong to others."""
+
+import re
+from struct import Struct
+from typing import NamedTuple
+
+U32_MAX = 2**32 - 1
+U64_MAX = 2**64 - 1
+_PACKED = Struct(">QIQ")
+_TEXT = re.compile(r"([0-9]{4,9})-([0-9]{2})-([0-9]{2})T([0-9]{2}):([0-9]{2}):([0-9]{2})\.([0-9]{3})Z\+([0-9]{1,10})")
+_DAY_MS = 86_400_000
+
+
+class Hlc(NamedTuple):
+    """A time in the mesh. Tuple order is the total order of ops: wall, then logical, then node."""
+
+    wall: int
+    logical: int
+    node: int
+
+
+class ClockOverflow(Exception):
+    """The logical counter is spent for this millisecond; the node must not write until the wall moves on."""
+
+
+def _bump(wall: int, logical: int, node: int) -> Hlc:
+    if logical >= U32_MAX:
+        raise ClockOverflow(f"the logical counter is spent at wall {wall}")
+    return Hlc(wall, logical + 1, node)
+
+
+def tick(prior: Hlc, wall_now: int) -> Hlc:
+    """The time of a new op by this node: always later than prior, and at the wall clock where that is ahead."""
+    if wall_now > prior.wall:
+        return Hlc(wall_now, 0, prior.node)
+    return _bump(prior.wall, prior.logical, prior.node)
+
+
+def recv(prior: Hlc, remote: Hlc, wall_now: int) -> Hlc:
+    """The node's own time after it has seen remote: later than both, whether or not it accepts the op."""
+    wall = max(prior.wall, remote.wall, wall_now)
+    if wall == prior.wall:
+        seen = max(prior.logical, remote.logical) if wall == remote.wall else prior.logical
+        return _bump(wall, seen, prior.node)
+    if wall == remote.wall:
+        return _bump(wall, remote.logical, prior.node)
+    return Hlc(wall, 0, prior.node)
+
+
+def pack(h: Hlc) -> bytes:
+    """Twenty bytes whose byte order is the HLC order, so that an index over them sorts by time."""
+    return _PACKED.pack(*h)
+
+
+def unpack(b: bytes) -> Hlc:
+    return Hlc(*_PACKED.unpack(b))
+
+
+# Days are counted in years that begin on 1 March, so that the leap day is the last day of its year and
+# every month's start is a linear formula; 719468 days lie between 1 March of year 0 and 1 January 1970.
+
+
+def _civil(days: int) -> tuple[int, int, int]:
+    era, day_of_era = divmod(days + 719_468, 146_097)
+    year_of_era = (day_of_era - day_of_era // 1460 + day_of_era // 36_524 - day_of_era // 146_096) // 365
+    day_of_year = day_of_era - (365 * year_of_era + year_of_era // 4 - year_of_era // 100)
+    month_from_march = (5 * day_of_year + 2) // 153
+    day = day_of_year - (153 * month_from_march + 2) // 5 + 1
+    month = month_from_march + 3 if month_from_march < 10 else month_from_march - 9
+    return year_of_era + era * 400 + (month <= 2), month, day
+
+
+def _days(year: int, month: int, day: int) -> int:
+    year -= month <= 2
+    era, year_of_era = divmod(year, 400)
+    day_of_year = (153 * (month - 3 if month > 2 else month + 9) + 2) // 5 + day - 1
+    return era * 146_097 + year_of_era * 365 + year_of_era // 4 - year_of_era // 100 + day_of_year - 719_468
+
+
+def hlc_text(h: Hlc) -> str:
+    """The form for people, `2025-09-03T02:12:27.183Z+17`: the logical part follows the plus, the node is left out."""
+    days, ms = divmod(h.wall, _DAY_MS)
+    year, month, day = _civil(days)
+    seconds, ms = divmod(ms, 1000)
+    minutes, seconds = divmod(seconds, 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{year:04d}-{month:02d}-{day:02d}T{hours:02d}:{minutes:02d}:{seconds:02d}.{ms:03d}Z+{h.logical}"
+
+
+def parse_hlc(text: str, node: int) -> Hlc:
+    """The inverse of hlc_text. Anything that hlc_text would not have written (30 February, +017) is refused."""
+    found = _TEXT.fullmatch(text)
+    if found is None:
+        raise ValueError(f"not an HLC time: {text!r}")
+    year, month, day, hours, minutes, seconds, ms, logical = map(int, found.groups())
+    wall = _days(year, month, day) * _DAY_MS + ((hours * 60 + minutes) * 60 + seconds) * 1000 + ms
+    h = Hlc(wall, logical, node)
+    if not (0 <= wall <= U64_MAX and logical <= U32_MAX and hlc_text(h) == text):
+        raise ValueError(f"not an HLC time: {text!r}")
+    return h

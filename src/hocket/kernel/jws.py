@@ -1,0 +1,74 @@
+"""JSON web signatures in the two forms that the protocol uses: detached, for the signature field of an op, and
+compact, for delegations and bearer tokens. Here it is decided how a token is spelled and taken apart, strictly, so
+that one signature has one spelling; whether the signature is good and what the payload means is for the caller."""
+
+from base64 import urlsafe_b64decode, urlsafe_b64encode
+from binascii import Error as Base64Error
+from functools import lru_cache
+
+import msgspec
+
+from hocket.kernel.canonical import canonical_json
+from hocket.kernel.keys import SIGNATURE_BYTES, SigningKey
+from hocket.kernel.postcard import Malformed
+
+TOKEN_BYTES_MAX = 16 * 1024
+_SIGNATURE_CHARS = 86
+
+
+def _b64(data: bytes) -> bytes:
+    return urlsafe_b64encode(data).rstrip(b"=")
+
+
+def _unb64(text: bytes) -> bytes:
+    try:
+        data = urlsafe_b64decode(text + b"=" * (-len(text) % 4))
+    except Base64Error as error:
+        raise Malformed(f"not base64url: {error}") from None
+    # The library skips foreign characters and ignores spare bits; spelling it again finds both.
+    if _b64(data) != text:
+        raise Malformed("not canonical base64url")
+    return data
+
+
+@lru_cache(maxsize=4096)
+def _detached_prefix(node: int) -> bytes:
+    return _b64(b'{"alg":"EdDSA","kid":"node-%d"}' % node) + b".."
+
+
+def detached(signature: bytes, node: int) -> bytes:
+    """The signature field of an op by this node: header and signature, with nothing between the two dots."""
+    if len(signature) != SIGNATURE_BYTES:
+        raise Malformed(f"a signature has {SIGNATURE_BYTES} bytes, not {len(signature)}")
+    return _detached_prefix(node) + _b64(signature)
+
+
+def open_detached(token: bytes, node: int) -> bytes:
+    """The raw signature in a signature field, if it is spelled exactly as this node must spell it."""
+    prefix = _detached_prefix(node)
+    if len(token) != len(prefix) + _SIGNATURE_CHARS or not token.startswith(prefix):
+        raise Malformed(f"not a detached signature of node {node}")
+    return _unb64(token[len(prefix) :])
+
+
+def compact(header: dict[str, str], payload: bytes, key: SigningKey) -> str:
+    signing_input = _b64(canonical_json(header)) + b"." + _b64(payload)
+    token = signing_input + b"." + _b64(key.sign(signing_input))
+    if len(token) > TOKEN_BYTES_MAX:
+        raise Malformed(f"a token of {len(token)} bytes is longer than {TOKEN_BYTES_MAX}")
+    return token.decode("ascii")
+
+
+def open_compact(token: str) -> tuple[dict[str, object], bytes, bytes, bytes]:
+    """Header, payload, signature and signing input of a compact token. Nothing is verified yet."""
+    if len(token) > TOKEN_BYTES_MAX or not token.isascii():
+        raise Malformed(f"a token is at most {TOKEN_BYTES_MAX} ASCII characters")
+    signing_input, _, signature = token.encode("ascii").rpartition(b".")
+    parts = signing_input.split(b".")
+    if len(parts) != 2:
+        raise Malformed("a compact token has three parts")
+    try:
+        header = msgspec.json.decode(_unb64(parts[0]), type=dict[str, object])
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise Malformed(f"a token's header is not a JSON object: {error}") from None
+    return header, _unb64(parts[1]), _unb64(signature), signing_input

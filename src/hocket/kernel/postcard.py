@@ -1,0 +1,356 @@
+"""The postcard codec: how values become bytes and back, by small codecs that are put together into larger ones.
+Every value has exactly one encoding; whatever is not that encoding is refused, so that bytes can be signed,
+compared and kept. Which values there are is decided in vocabulary.py and ops.py. There is no recursive codec
+here, so input cannot make the reader nest deeper than the declared types do."""
+
+from collections.abc import Callable, Mapping
+from enum import IntEnum
+from functools import lru_cache
+from operator import attrgetter
+from struct import Struct as Packed
+from typing import Any, Generic, TypeVar
+
+import msgspec
+
+T = TypeVar("T")
+A = TypeVar("A")
+B = TypeVar("B")
+E = TypeVar("E", bound=IntEnum)
+S = TypeVar("S", bound=msgspec.Struct)
+
+SEQ_LIMIT = 65_536
+_U32_MAX = 2**32 - 1
+_U64_MAX = 2**64 - 1
+_F64 = Packed("<d")
+
+
+class Malformed(ValueError):
+    """These bytes are not the encoding of a value, or this value has no encoding."""
+
+
+class UnknownVariant(Malformed):
+    """A tagged union carries a discriminant that is not in its table; the body's shape is therefore unknown."""
+
+    def __init__(self, discriminant: int) -> None:
+        super().__init__(f"unknown variant {discriminant}")
+        self.discriminant = discriminant
+
+
+class Reader:
+    """Bytes and a position in them."""
+
+    __slots__ = ("data", "pos")
+
+    def __init__(self, data: bytes, pos: int = 0) -> None:
+        self.data = bytes(data)
+        self.pos = pos
+
+    def remaining(self) -> int:
+        return len(self.data) - self.pos
+
+    def take(self, size: int) -> bytes:
+        start = self.pos
+        end = start + size
+        if end > len(self.data):
+            raise Malformed(f"input ends {end - len(self.data)} bytes early")
+        self.pos = end
+        return self.data[start:end]
+
+    def varint(self, limit: int = _U64_MAX) -> int:
+        data, pos = self.data, self.pos
+        try:
+            byte = data[pos]
+            pos += 1
+            value = byte & 0x7F
+            shift = 7
+            while byte > 0x7F:
+                byte = data[pos]
+                pos += 1
+                value |= (byte & 0x7F) << shift
+                shift += 7
+                if byte == 0 or value > limit or shift > 70:
+                    raise Malformed("a varint is over-long or beyond its width")
+        except IndexError:
+            raise Malformed("input ends within a varint") from None
+        self.pos = pos
+        return value
+
+
+class Codec(Generic[T]):
+    """A pair of functions. They are attributes, not methods, so that a call costs one look-up."""
+
+    __slots__ = ("read", "write")
+
+    def __init__(self, write: Callable[[bytearray, T], None], read: Callable[[Reader], T]) -> None:
+        self.write = write
+        self.read = read
+
+
+class StructCodec(Codec[T]):
+    """A codec that knows its class, by which a union finds it."""
+
+    __slots__ = ("cls",)
+
+    def __init__(self, cls: type[T], write: Callable[[bytearray, T], None], read: Callable[[Reader], T]) -> None:
+        super().__init__(write, read)
+        self.cls = cls
+
+
+def encode(codec: Codec[T], value: T) -> bytes:
+    out = bytearray()
+    codec.write(out, value)
+    return bytes(out)
+
+
+def decode(codec: Codec[T], data: bytes) -> T:
+    """The value that the whole of data encodes."""
+    r = Reader(data)
+    value = codec.read(r)
+    if r.pos != len(r.data):
+        raise Malformed(f"{r.remaining()} bytes follow the value")
+    return value
+
+
+@lru_cache(maxsize=4096)
+def _long_varint(n: int) -> bytes:
+    # Node ids take ten bytes and come again in every op, which is what makes remembering worthwhile.
+    out = bytearray()
+    while n > 0x7F:
+        out.append(n & 0x7F | 0x80)
+        n >>= 7
+    out.append(n)
+    return bytes(out)
+
+
+def write_varint(out: bytearray, n: int) -> None:
+    if 0 <= n <= 0x7F:
+        out.append(n)
+    elif 0 < n <= _U64_MAX:
+        out += _long_varint(n)
+    else:
+        raise Malformed(f"not an unsigned 64-bit integer: {n}")
+
+
+def _read_u64(r: Reader) -> int:
+    pos = r.pos
+    data = r.data
+    if pos < len(data) and (byte := data[pos]) <= 0x7F:
+        r.pos = pos + 1
+        return byte
+    return r.varint()
+
+
+def _read_u32(r: Reader) -> int:
+    pos = r.pos
+    data = r.data
+    if pos < len(data) and (byte := data[pos]) <= 0x7F:
+        r.pos = pos + 1
+        return byte
+    return r.varint(_U32_MAX)
+
+
+def _write_u32(out: bytearray, n: int) -> None:
+    if n > _U32_MAX:
+        raise Malformed(f"not an unsigned 32-bit integer: {n}")
+    write_varint(out, n)
+
+
+def _write_i64(out: bytearray, n: int) -> None:
+    # Zig-zag puts the sign in the lowest bit, so that small negative numbers stay short.
+    write_varint(out, n << 1 if n >= 0 else (-n << 1) - 1)
+
+
+def _read_i64(r: Reader) -> int:
+    n = _read_u64(r)
+    return n >> 1 ^ -(n & 1)
+
+
+def _write_bool(out: bytearray, value: bool) -> None:
+    if value is not True and value is not False:
+        raise Malformed(f"not a boolean: {value!r}")
+    out.append(value)
+
+
+def _read_flag(r: Reader) -> bool:
+    """The byte of a boolean or of an option: 0 or 1 and nothing else."""
+    pos = r.pos
+    if pos >= len(r.data):
+        raise Malformed("input ends before a flag")
+    byte = r.data[pos]
+    if byte > 1:
+        raise Malformed(f"a flag is 0 or 1, not {byte}")
+    r.pos = pos + 1
+    return byte == 1
+
+
+def _write_f64(out: bytearray, value: float) -> None:
+    out += _F64.pack(value)
+
+
+def _read_f64(r: Reader) -> float:
+    value: float = _F64.unpack(r.take(8))[0]
+    return value
+
+
+def _write_str(out: bytearray, value: str) -> None:
+    try:
+        data = value.encode()
+    except UnicodeEncodeError as error:
+        raise Malformed(f"text that UTF-8 cannot carry: {error}") from None
+    write_varint(out, len(data))
+    out += data
+
+
+def _read_str(r: Reader) -> str:
+    try:
+        return str(r.take(_read_u64(r)), "utf-8")
+    except UnicodeDecodeError as error:
+        raise Malformed(f"not UTF-8: {error}") from None
+
+
+def _write_bytes(out: bytearray, value: bytes) -> None:
+    write_varint(out, len(value))
+    out += value
+
+
+U32: Codec[int] = Codec(_write_u32, _read_u32)
+U64: Codec[int] = Codec(write_varint, _read_u64)
+I64: Codec[int] = Codec(_write_i64, _read_i64)
+BOOL: Codec[bool] = Codec(_write_bool, _read_flag)
+F64: Codec[float] = Codec(_write_f64, _read_f64)
+STR: Codec[str] = Codec(_write_str, _read_str)
+BYTES: Codec[bytes] = Codec(_write_bytes, lambda r: r.take(_read_u64(r)))
+
+
+def fixed(size: int) -> Codec[bytes]:
+    """Exactly size raw bytes, without a length."""
+
+    def write(out: bytearray, value: bytes) -> None:
+        if len(value) != size:
+            raise Malformed(f"{size} bytes wanted, not {len(value)}")
+        out += value
+
+    return Codec(write, lambda r: r.take(size))
+
+
+def option(inner: Codec[T]) -> Codec[T | None]:
+    inner_write, inner_read = inner.write, inner.read
+
+    def write(out: bytearray, value: T | None) -> None:
+        if value is None:
+            out.append(0)
+        else:
+            out.append(1)
+            inner_write(out, value)
+
+    return Codec(write, lambda r: inner_read(r) if _read_flag(r) else None)
+
+
+def seq(inner: Codec[T], limit: int = SEQ_LIMIT) -> Codec[tuple[T, ...]]:
+    inner_write, inner_read = inner.write, inner.read
+
+    def write(out: bytearray, values: tuple[T, ...]) -> None:
+        if len(values) > limit:
+            raise Malformed(f"a sequence of {len(values)} is longer than its bound of {limit}")
+        write_varint(out, len(values))
+        for value in values:
+            inner_write(out, value)
+
+    def read(r: Reader) -> tuple[T, ...]:
+        count = _read_u64(r)
+        if count == 0:
+            return ()
+        # Every element takes at least one byte, so a count beyond the input is a lie and allocates nothing.
+        if count > limit or count > r.remaining():
+            raise Malformed(f"a sequence of {count} is longer than its bound or its input")
+        return tuple([inner_read(r) for _ in range(count)])
+
+    return Codec(write, read)
+
+
+def tuple_of(*inner: Codec[Any]) -> Codec[tuple[Any, ...]]:
+    """A tuple with one codec for each place, without a length."""
+    if not inner:
+        raise TypeError("an empty tuple has no bytes, and a sequence of them no bound")
+    writes = tuple(c.write for c in inner)
+    reads = tuple(c.read for c in inner)
+
+    def write(out: bytearray, values: tuple[Any, ...]) -> None:
+        if len(values) != len(writes):
+            raise Malformed(f"{len(writes)} values wanted, not {len(values)}")
+        for write_one, value in zip(writes, values, strict=True):
+            write_one(out, value)
+
+    return Codec(write, lambda r: tuple([read_one(r) for read_one in reads]))
+
+
+def pair(first: Codec[A], second: Codec[B]) -> Codec[tuple[A, B]]:
+    def write(out: bytearray, value: tuple[A, B]) -> None:
+        a, b = value
+        first.write(out, a)
+        second.write(out, b)
+
+    return Codec(write, lambda r: (first.read(r), second.read(r)))
+
+
+def enum(cls: type[E]) -> Codec[E]:
+    """A choice without a body, as the varint of its number."""
+    members = {int(member): member for member in cls}
+
+    def write(out: bytearray, value: E) -> None:
+        if value not in members:
+            raise Malformed(f"not a {cls.__name__}: {value!r}")
+        write_varint(out, value)
+
+    def read(r: Reader) -> E:
+        number = _read_u64(r)
+        member = members.get(number)
+        if member is None:
+            raise Malformed(f"not a {cls.__name__}: {number}")
+        return member
+
+    return Codec(write, read)
+
+
+def struct(cls: type[S], *codecs: Codec[Any]) -> StructCodec[S]:
+    """The fields of a struct in their declared order, one codec for each."""
+    names = cls.__struct_fields__
+    if len(names) != len(codecs) or not names:
+        raise TypeError(f"{cls.__name__} has {len(names)} fields, and {len(codecs)} codecs were given")
+    writes = tuple(c.write for c in codecs)
+    reads = tuple(c.read for c in codecs)
+    get = attrgetter(*names)
+    if len(names) == 1:
+        (only_write,), (only_read,) = writes, reads
+        return StructCodec(cls, lambda out, value: only_write(out, get(value)), lambda r: cls(only_read(r)))
+
+    def write(out: bytearray, value: S) -> None:
+        for write_one, field in zip(writes, get(value), strict=True):
+            write_one(out, field)
+
+    return StructCodec(cls, write, lambda r: cls(*[read_one(r) for read_one in reads]))
+
+
+def union(variants: Mapping[int, StructCodec[Any]]) -> Codec[Any]:
+    """One of several structs, after the varint of its discriminant. The class says which one it is on the way out."""
+    reads = {number: codec.read for number, codec in variants.items()}
+    writes = {codec.cls: (encode(U64, number), codec.write) for number, codec in variants.items()}
+    if len(writes) != len(reads):
+        raise TypeError("a class stands twice in one union")
+
+    def write(out: bytearray, value: object) -> None:
+        found = writes.get(type(value))
+        if found is None:
+            raise Malformed(f"not a variant of this union: {type(value).__name__}")
+        tag, write_body = found
+        out += tag
+        write_body(out, value)
+
+    def read(r: Reader) -> Any:
+        number = _read_u64(r)
+        read_body = reads.get(number)
+        if read_body is None:
+            raise UnknownVariant(number)
+        return read_body(r)
+
+    return Codec(write, read)

@@ -1,0 +1,477 @@
+"""The vocabulary: every payload that an op can carry, the order and types of its fields, and its number on the wire.
+The Likewise document names the payloads and their fields but assigns no numbers; ours follow its chapters from 0, and
+Hocket's own payloads begin at 1024. What a payload means, and who may write it, is decided by the roster and by
+authority; this file only says what can be said."""
+
+from enum import IntEnum
+
+from msgspec import Struct
+
+from hocket.kernel.postcard import BOOL, BYTES, F64, STR, U64, Codec, StructCodec, enum, fixed, option, pair, seq
+from hocket.kernel.postcard import struct as fields
+from hocket.kernel.postcard import union as one_of
+
+EXTENSION_BASE = 1024
+
+ULID = fixed(16)
+ULIDS = seq(ULID)
+HASH = fixed(32)
+CONFIDENCE = seq(pair(STR, F64), limit=256)
+
+Confidence = tuple[tuple[str, float], ...]
+Ids = tuple[bytes, ...]
+
+
+class ClaimType(IntEnum):
+    ATTRIBUTE = 0
+    RELATIONSHIP = 1
+    MEMBERSHIP = 2
+    TEMPORAL = 3
+    SPATIAL = 4
+    BEHAVIORAL = 5
+    DERIVED = 6
+
+
+class ClaimStatus(IntEnum):
+    HINT = 0
+    CLAIM = 1
+    FACT = 2
+    DISPUTED = 3
+    REJECTED = 4
+    SUPERSEDED = 5
+    STALE = 6
+
+
+class AssertionType(IntEnum):
+    CONFIRM = 0
+    REJECT = 1
+    EDIT = 2
+    PIN = 3
+    HIDE = 4
+    LANE_RULE = 5
+
+
+class EpisodeStatus(IntEnum):
+    ACTIVE = 0
+    STALE = 1
+    ARCHIVED = 2
+
+
+class ActionStatus(IntEnum):
+    PROPOSED = 0
+    APPROVED = 1
+    EXECUTING = 2
+    COMPLETED = 3
+    REJECTED = 4
+    DISMISSED = 5
+    FAILED = 6
+    EXPIRED = 7
+
+
+# Parts of payloads.
+
+
+class Location(Struct, frozen=True):
+    latitude: float
+    longitude: float
+    altitude: float | None = None
+
+
+class Metadata(Struct, frozen=True):
+    timestamp_ms: int | None = None
+    location: Location | None = None
+    participants: tuple[str, ...] = ()
+    custom: tuple[tuple[str, str], ...] = ()
+
+
+class Provenance(Struct, frozen=True):
+    evidence: Ids = ()
+    claims: Ids = ()
+    jobs: Ids = ()
+    snapshots: Ids = ()
+
+
+class Telemetry(Struct, frozen=True):
+    duration_ms: int
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    model_latency_ms: int | None = None
+
+
+class EntityObject(Struct, frozen=True):
+    entity_id: bytes
+
+
+class TextObject(Struct, frozen=True):
+    text: str
+
+
+class NumberObject(Struct, frozen=True):
+    number: float
+
+
+class BooleanObject(Struct, frozen=True):
+    boolean: bool
+
+
+class TimestampObject(Struct, frozen=True):
+    timestamp_ms: int
+
+
+class StructuredObject(Struct, frozen=True):
+    data: bytes
+
+
+ClaimObject = EntityObject | TextObject | NumberObject | BooleanObject | TimestampObject | StructuredObject
+
+
+class ClaimTarget(Struct, frozen=True):
+    claim_id: bytes
+
+
+class EntityTarget(Struct, frozen=True):
+    entity_id: bytes
+
+
+class LaneTarget(Struct, frozen=True):
+    lane: str
+
+
+class EpisodeTarget(Struct, frozen=True):
+    episode_id: bytes
+
+
+class ActionTarget(Struct, frozen=True):
+    action_id: bytes
+
+
+AssertionTarget = ClaimTarget | EntityTarget | LaneTarget | EpisodeTarget | ActionTarget
+
+
+# Evidence, entities and claims.
+
+
+class IngestEvidence(Struct, frozen=True):
+    evidence_id: bytes
+    content_hash: bytes
+    source_type: str
+    source_anchor: str
+    metadata_snapshot: Metadata | None = None
+
+
+class TombstoneEvidence(Struct, frozen=True):
+    evidence_id: bytes
+    reason: str
+
+
+class CreateEntity(Struct, frozen=True):
+    entity_id: bytes
+    entity_type: str
+    initial_label: str
+    source_claims: Ids = ()
+
+
+class AddEntityAlias(Struct, frozen=True):
+    entity_id: bytes
+    alias: str
+
+
+class MergeEntities(Struct, frozen=True):
+    survivor: bytes
+    consumed: Ids
+    rationale: str
+
+
+class SplitEntity(Struct, frozen=True):
+    original: bytes
+    new_entities: Ids
+    rationale: str
+
+
+class CreateClaim(Struct, frozen=True):
+    claim_id: bytes
+    claim_type: ClaimType
+    subject: bytes
+    predicate: str
+    object: ClaimObject
+    initial_status: ClaimStatus
+    confidence: Confidence
+    provenance: Provenance
+
+
+class UpdateClaimStatus(Struct, frozen=True):
+    claim_id: bytes
+    new_status: ClaimStatus
+    rationale: str | None = None
+
+
+class UpdateClaimConfidence(Struct, frozen=True):
+    claim_id: bytes
+    new_confidence: Confidence
+
+
+class SupersedeClaim(Struct, frozen=True):
+    old_claim_id: bytes
+    new_claim_id: bytes
+    rationale: str
+
+
+# Work.
+
+
+class ScheduleJob(Struct, frozen=True):
+    job_id: bytes
+    kind: str
+    payload: bytes
+    policy_envelope: bytes
+
+
+class ClaimWork(Struct, frozen=True):
+    job_id: bytes
+    claimer: int
+    lease_duration_ms: int
+
+
+class CompleteJob(Struct, frozen=True):
+    job_id: bytes
+    output_claims: Ids
+    output_artifacts: Ids
+    telemetry: Telemetry
+
+
+class YieldWork(Struct, frozen=True):
+    job_id: bytes
+    claimer: int
+    reason: str
+
+
+class ExpireWork(Struct, frozen=True):
+    job_id: bytes
+    expired_claimer: int
+    reason: str
+
+
+# The user's word, artifacts, and what an application shows to the user.
+
+
+class UserAssert(Struct, frozen=True):
+    assertion_type: AssertionType
+    target: AssertionTarget
+    semantic_lane: str | None = None
+
+
+class CreateArtifact(Struct, frozen=True):
+    artifact_id: bytes
+    artifact_type: str
+    source_job: bytes | None
+    inputs_used: Ids
+    content_hash: bytes
+    content_inline: bytes | None
+    model_id: str | None
+    model_version: str | None
+    size_bytes: int
+    ttl_ms: int | None = None
+
+
+class EvictArtifact(Struct, frozen=True):
+    artifact_id: bytes
+
+
+class CreateEpisode(Struct, frozen=True):
+    episode_id: bytes
+    title: str
+    summary: str | None
+    temporal_start: int
+    temporal_end: int | None
+    evidence_ids: Ids
+    claim_ids: Ids
+    entity_ids: Ids
+    confidence: float
+
+
+class UpdateEpisode(Struct, frozen=True):
+    episode_id: bytes
+    title: str | None = None
+    summary: str | None = None
+    confidence: float | None = None
+    status: EpisodeStatus | None = None
+    claim_ids_add: Ids = ()
+    evidence_ids_add: Ids = ()
+
+
+class CreateSuggestedAction(Struct, frozen=True):
+    action_id: bytes
+    title: str
+    description: str
+    action_type: str
+    source_episode: bytes
+    supporting_claims: Ids
+    supporting_evidence: Ids
+    derivation_job: bytes | None
+    confidence: float
+
+
+class UpdateActionStatus(Struct, frozen=True):
+    action_id: bytes
+    new_status: ActionStatus
+    execution_result: str | None = None
+
+
+# The mesh itself.
+
+
+class DesignateCoordinator(Struct, frozen=True):
+    coordinator: int
+
+
+class DelegateUcan(Struct, frozen=True):
+    ucan_cid: bytes
+    ucan_bytes: bytes
+
+
+class RevokeUcan(Struct, frozen=True):
+    ucan_cid: bytes
+
+
+class RouteKind(Struct, frozen=True):
+    kind: str
+    route: int | None = None
+
+
+class CascadeTombstone(Struct, frozen=True):
+    evidence_id: bytes
+    claims: Ids = ()
+    entities: Ids = ()
+    episodes: Ids = ()
+    actions: Ids = ()
+    artifacts: Ids = ()
+
+
+# Hocket's own.
+
+
+class FailWork(Struct, frozen=True):
+    job_id: bytes
+    claimer: int
+    error: str
+    traceback: str
+    retry: bool
+
+
+class CancelJob(Struct, frozen=True):
+    job_id: bytes
+    reason: str
+
+
+class RetryJob(Struct, frozen=True):
+    job_id: bytes
+    reason: str
+
+
+class ReportProgress(Struct, frozen=True):
+    job_id: bytes
+    claimer: int
+    note: bytes
+
+
+class SetSchedule(Struct, frozen=True):
+    name: str
+    cron: str
+    timezone: str
+    kind: str
+    payload: bytes
+    policy_envelope: bytes
+
+
+class ClearSchedule(Struct, frozen=True):
+    name: str
+
+
+Payload = (
+    IngestEvidence | TombstoneEvidence | CreateEntity | AddEntityAlias | MergeEntities | SplitEntity
+    | CreateClaim | UpdateClaimStatus | UpdateClaimConfidence | SupersedeClaim
+    | ScheduleJob | ClaimWork | CompleteJob | YieldWork | ExpireWork
+    | UserAssert | CreateArtifact | EvictArtifact
+    | CreateEpisode | UpdateEpisode | CreateSuggestedAction | UpdateActionStatus
+    | DesignateCoordinator | DelegateUcan | RevokeUcan | RouteKind | CascadeTombstone
+    | FailWork | CancelJob | RetryJob | ReportProgress | SetSchedule | ClearSchedule
+)  # fmt: skip
+
+LOCATION = fields(Location, F64, F64, option(F64))
+METADATA = fields(Metadata, option(U64), option(LOCATION), seq(STR), seq(pair(STR, STR)))
+PROVENANCE = fields(Provenance, ULIDS, ULIDS, ULIDS, ULIDS)
+TELEMETRY = fields(Telemetry, U64, option(U64), option(U64), option(U64))
+CLAIM_OBJECT = one_of(
+    {
+        0: fields(EntityObject, ULID),
+        1: fields(TextObject, STR),
+        2: fields(NumberObject, F64),
+        3: fields(BooleanObject, BOOL),
+        4: fields(TimestampObject, U64),
+        5: fields(StructuredObject, BYTES),
+    }
+)
+ASSERTION_TARGET = one_of(
+    {
+        0: fields(ClaimTarget, ULID),
+        1: fields(EntityTarget, ULID),
+        2: fields(LaneTarget, STR),
+        3: fields(EpisodeTarget, ULID),
+        4: fields(ActionTarget, ULID),
+    }
+)
+
+VARIANTS: dict[int, StructCodec[Payload]] = {
+    0: fields(IngestEvidence, ULID, HASH, STR, STR, option(METADATA)),
+    1: fields(TombstoneEvidence, ULID, STR),
+    2: fields(CreateEntity, ULID, STR, STR, ULIDS),
+    3: fields(AddEntityAlias, ULID, STR),
+    4: fields(MergeEntities, ULID, ULIDS, STR),
+    5: fields(SplitEntity, ULID, ULIDS, STR),
+    6: fields(CreateClaim, ULID, enum(ClaimType), ULID, STR, CLAIM_OBJECT, enum(ClaimStatus), CONFIDENCE, PROVENANCE),
+    7: fields(UpdateClaimStatus, ULID, enum(ClaimStatus), option(STR)),
+    8: fields(UpdateClaimConfidence, ULID, CONFIDENCE),
+    9: fields(SupersedeClaim, ULID, ULID, STR),
+    10: fields(ScheduleJob, ULID, STR, BYTES, BYTES),
+    11: fields(ClaimWork, ULID, U64, U64),
+    12: fields(CompleteJob, ULID, ULIDS, ULIDS, TELEMETRY),
+    13: fields(YieldWork, ULID, U64, STR),
+    14: fields(ExpireWork, ULID, U64, STR),
+    15: fields(UserAssert, enum(AssertionType), ASSERTION_TARGET, option(STR)),
+    16: fields(
+        CreateArtifact,
+        *(ULID, STR, option(ULID), ULIDS, HASH, option(BYTES), option(STR), option(STR), U64, option(U64)),
+    ),
+    17: fields(EvictArtifact, ULID),
+    18: fields(CreateEpisode, ULID, STR, option(STR), U64, option(U64), ULIDS, ULIDS, ULIDS, F64),
+    19: fields(UpdateEpisode, ULID, option(STR), option(STR), option(F64), option(enum(EpisodeStatus)), ULIDS, ULIDS),
+    20: fields(CreateSuggestedAction, ULID, STR, STR, STR, ULID, ULIDS, ULIDS, option(ULID), F64),
+    21: fields(UpdateActionStatus, ULID, enum(ActionStatus), option(STR)),
+    22: fields(DesignateCoordinator, U64),
+    23: fields(DelegateUcan, HASH, BYTES),
+    24: fields(RevokeUcan, HASH),
+    25: fields(RouteKind, STR, option(U64)),
+    26: fields(CascadeTombstone, ULID, ULIDS, ULIDS, ULIDS, ULIDS, ULIDS),
+    1024: fields(FailWork, ULID, U64, STR, STR, BOOL),
+    1025: fields(CancelJob, ULID, STR),
+    1026: fields(RetryJob, ULID, STR),
+    1027: fields(ReportProgress, ULID, U64, BYTES),
+    1028: fields(SetSchedule, STR, STR, STR, STR, BYTES, BYTES),
+    1029: fields(ClearSchedule, STR),
+}
+
+PAYLOAD: Codec[Payload] = one_of(VARIANTS)
+NAMES: dict[int, str] = {number: codec.cls.__name__ for number, codec in VARIANTS.items()}
+EXTENSIONS: frozenset[int] = frozenset(number for number in VARIANTS if number >= EXTENSION_BASE)
+_NUMBERS: dict[type[Payload], int] = {codec.cls: number for number, codec in VARIANTS.items()}
+
+
+def discriminant(payload: Payload) -> int:
+    return _NUMBERS[type(payload)]
+
+
+def job_of(payload: Payload) -> bytes | None:
+    """The job that an op about a job touches. The field job_id stands in those payloads and in no others, so an
+    artifact, which only names the job that it came from, is not among them."""
+    job_id: bytes | None = getattr(payload, "job_id", None)
+    return job_id
