@@ -1,0 +1,315 @@
+"""The harness: which rows, in which order, how often; then one table.
+
+Each figure is the median of several repetitions. Within a repetition every subject takes its turn at the same row, and
+the order rotates, so that a machine that slows down slows everybody alike.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import importlib.util
+import json
+import os
+import platform
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+OURS = "bench.ours"
+PEERS = ("bench.peers.huey", "bench.peers.litequeue", "bench.peers.apsw")
+REFERENCE = "bench.peers.huey"
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@dataclass(frozen=True)
+class Size:
+    single: int = 20_000
+    batch: int = 100_000
+    batch_size: int = 1_000
+    drain: int = 20_000
+    samples: int = 200
+    finished: int = 1_000_000
+    refold: int = 300_000
+    repeat: int = 3
+
+
+QUICK = Size(single=2_000, batch=10_000, drain=2_000, samples=50, finished=20_000, refold=10_000, repeat=1)
+
+
+@dataclass(frozen=True)
+class Row:
+    key: str
+    title: str
+    function: str
+    arguments: dict[str, Any]
+    count: int = 0  # jobs or ops a run; 0 where the figure is not a rate
+    full: bool = False  # measured on the home that already holds the finished jobs
+    ours_only: bool = False
+
+
+@dataclass
+class Figures:
+    """What one subject gave for one row, all repetitions."""
+
+    results: list[dict[str, Any]] = field(default_factory=list)
+    error: str = ""
+
+    def median(self, of: Callable[[dict[str, Any]], float]) -> float | None:
+        return statistics.median(of(result) for result in self.results) if self.results else None
+
+
+def rows(size: Size) -> list[Row]:
+    single, batch = {"count": size.single}, {"count": size.batch, "size": size.batch_size}
+    drain_1, drain_2 = {"count": size.drain, "processes": 1}, {"count": size.drain, "processes": 2}
+    shipped, polled = {"samples": size.samples, "polled": False}, {"samples": size.samples, "polled": True}
+    finished = f"{size.finished:,} finished"
+    return [
+        Row("single", "single submits/s", "submit_single", single, size.single),
+        Row("batch", f"batch submits/s ({size.batch_size:,} a batch)", "submit_batch", batch, size.batch),
+        Row("drain-1", "no-op jobs/s, 1 worker process", "drain", drain_1, size.drain),
+        Row("drain-2", "no-op jobs/s, 2 worker processes", "drain", drain_2, size.drain),
+        Row("latency", "submit to start, as shipped", "latency", shipped),
+        Row("latency-polled", "submit to start, peers polling each ms", "latency", polled),
+        Row("full-single", f"single submits/s, {finished}", "submit_single", single, size.single, True, True),
+        Row("full-batch", f"batch submits/s, {finished}", "submit_batch", batch, size.batch, True, True),
+        Row("full-drain-1", f"no-op jobs/s, 1 worker, {finished}", "drain", drain_1, size.drain, True, True),
+        Row("full-drain-2", f"no-op jobs/s, 2 workers, {finished}", "drain", drain_2, size.drain, True, True),
+        Row("full-latency", f"submit to start, {finished}", "latency", shipped, 0, True, True),
+        Row(
+            "refold", f"refold of {size.refold:,} ops, ops/s", "refold", {"ops": size.refold}, size.refold, False, True
+        ),
+    ]
+
+
+def load_subjects() -> tuple[dict[str, ModuleType], list[str]]:
+    """Every subject that imports here, ours first, and a word on each that does not."""
+    found, missing = {}, []
+    for name in (OURS, *PEERS):
+        if importlib.util.find_spec(name) is None:
+            missing.append(f"{name} does not exist yet")
+            continue
+        try:
+            found[name] = importlib.import_module(name)
+        except ImportError as error:
+            missing.append(f"{name} cannot be imported: {error}")
+    return found, missing
+
+
+def measure(subject: str, function: str, home: Path, arguments: dict[str, Any], timeout_s: float) -> dict[str, Any]:
+    """One figure, in a process of its own."""
+    text = json.dumps({"home": str(home), **arguments})
+    command = [sys.executable, "-m", "bench.measure", subject, function, text]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=timeout_s)
+    if done.returncode != 0:
+        raise RuntimeError((done.stderr.strip() or done.stdout.strip() or "no output").splitlines()[-1])
+    result: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    return result
+
+
+class Run:
+    def __init__(self, directory: Path, size: Size, timeout_s: float, say: Callable[[str], None]) -> None:
+        self.directory = directory
+        self.size = size
+        self.timeout_s = timeout_s
+        self.say = say
+        self._full: Path | None = None
+
+    def full_home(self) -> Path:
+        """The home with many finished jobs, made once a run: filling it takes longer than measuring on it."""
+        if self._full is None:
+            home = self.directory / "full"
+            home.mkdir()
+            self.say(f"filling a log with {self.size.finished:,} finished jobs")
+            measure(OURS, "fill", home, {"finished": self.size.finished}, self.timeout_s * 4)
+            self._full = home
+        return self._full
+
+    def once(self, subject: str, row: Row) -> dict[str, Any]:
+        if row.full:
+            return measure(subject, row.function, self.full_home(), row.arguments, self.timeout_s)
+        home = Path(tempfile.mkdtemp(prefix=f"{row.key}-", dir=self.directory))
+        try:
+            return measure(subject, row.function, home, row.arguments, self.timeout_s)
+        finally:
+            shutil.rmtree(home, ignore_errors=True)
+
+    def row(self, row: Row, subjects: dict[str, ModuleType]) -> dict[str, Figures]:
+        able = [name for name, module in subjects.items() if hasattr(module, row.function)]
+        if row.ours_only:
+            able = [name for name in able if name == OURS]
+        figures = {name: Figures() for name in able}
+        for repetition in range(self.size.repeat):
+            turn = repetition % len(able) if able else 0
+            for name in able[turn:] + able[:turn]:
+                if figures[name].error:
+                    continue
+                self.say(f"{row.title}: {subjects[name].LABEL}, {repetition + 1} of {self.size.repeat}")
+                try:
+                    figures[name].results.append(self.once(name, row))
+                except (RuntimeError, subprocess.TimeoutExpired, ValueError) as error:
+                    figures[name].error = str(error)
+        return figures
+
+
+def percentile(values: list[float], share: float) -> float:
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+
+
+def lines(row: Row, figures: dict[str, Figures]) -> list[dict[str, Any]]:
+    """A row's lines in the table: a rate, or p50 and p99; and the workers' peak memory where there were workers."""
+    made: list[dict[str, Any]] = []
+
+    def line(key: str, title: str, unit: str, less_is_more: bool, of: Callable[[dict[str, Any]], float]) -> None:
+        values = {name: figure.median(of) for name, figure in figures.items()}
+        made.append({"key": key, "title": title, "unit": unit, "less_is_more": less_is_more, "values": values})
+
+    if row.function == "latency":
+        line(f"{row.key}-p50", f"{row.title}, p50", "ms", True, lambda result: percentile(result["latencies_ms"], 0.50))
+        line(f"{row.key}-p99", f"{row.title}, p99", "ms", True, lambda result: percentile(result["latencies_ms"], 0.99))
+    else:
+        line(row.key, row.title, "/s", False, lambda result: result.get("count", row.count) / result["seconds"])
+    if row.key == "refold":
+        line(
+            "refold-seconds",
+            f"{row.title.removesuffix(', ops/s')}, seconds",
+            "s",
+            True,
+            lambda result: result["seconds"],
+        )
+    if any("peak_kib" in result for figure in figures.values() for result in figure.results):
+        line(
+            f"{row.key}-memory",
+            "  peak memory of a worker",
+            "MiB",
+            True,
+            lambda result: max(result.get("peak_kib") or [0]) / 1024,
+        )
+    return made
+
+
+def show(value: float | None, unit: str) -> str:
+    if value is None:
+        return "–"
+    return f"{value:,.0f}" if unit == "/s" else f"{value:,.2f}" if unit in ("ms", "s") else f"{value:,.1f}"
+
+
+def ratio(line: dict[str, Any], empty: dict[str, float]) -> str:
+    """Ours over Huey's, or over our own on an empty log; above 1 is always better."""
+    ours = line["values"].get(OURS)
+    other, mark = line["values"].get(REFERENCE), "×"
+    if line["key"].startswith("full-"):
+        other, mark = empty.get(line["key"].removeprefix("full-")), "× of empty"
+    if not ours or not other:
+        return ""
+    return f"{(other / ours if line['less_is_more'] else ours / other):.2f}{mark}"
+
+
+def file_system(path: Path) -> str:
+    best, kind = "", "?"
+    for mount in Path("/proc/mounts").read_text().splitlines():
+        _, point, found = mount.split()[:3]
+        if str(path).startswith(point) and len(point) > len(best):
+            best, kind = point, found
+    return kind
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="small counts, one repetition: does it run at all")
+    parser.add_argument("--only", action="append", metavar="ROW", help="only this row (may be repeated)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write every single figure here")
+    parser.add_argument("--repeat", type=int, help="repetitions a figure")
+    parser.add_argument(
+        "--dir", type=Path, default=ROOT / ".cache" / "bench", help="where the databases go: a real disk"
+    )
+    parser.add_argument("--timeout", type=float, default=900, metavar="SECONDS", help="for one measurement")
+    parser.add_argument("--list", action="store_true", help="list the rows")
+    return parser.parse_args()
+
+
+def print_table(console: Console, table_lines: list[dict[str, Any]], subjects: dict[str, ModuleType]) -> None:
+    table = Table(title=None, title_justify="left")
+    table.add_column("")
+    for module in subjects.values():
+        table.add_column(module.LABEL, justify="right")
+    if OURS in subjects:
+        table.add_column("ours : Huey", justify="right")
+    empty = {line["key"]: line["values"].get(OURS) for line in table_lines}
+    for line in table_lines:
+        unit = "" if line["unit"] == "/s" else f" ({line['unit']})"
+        cells = [show(line["values"].get(name), line["unit"]) for name in subjects]
+        last = [ratio(line, empty)] if OURS in subjects else []
+        table.add_row(line["title"] + unit, *cells, *last)
+    console.print(table)
+
+
+def main() -> int:
+    options = parse()
+    size = QUICK if options.quick else Size()
+    if options.repeat:
+        size = Size(**{**size.__dict__, "repeat": options.repeat})
+    chosen = rows(size)
+    if options.list:
+        for row in chosen:
+            print(f"{row.key:16} {row.title}")
+        return 0
+    if options.only:
+        unknown = set(options.only) - {row.key for row in chosen}
+        if unknown:
+            print(f"no such row: {', '.join(sorted(unknown))}; --list shows them", file=sys.stderr)
+            return 2
+        chosen = [row for row in chosen if row.key in options.only]
+
+    subjects, missing = load_subjects()
+    options.dir.mkdir(parents=True, exist_ok=True)
+    progress = Console(stderr=True)
+    machine = (
+        f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}, "
+        f"databases on {file_system(options.dir.resolve())}, median of {size.repeat}, synchronous=FULL everywhere"
+    )
+    console = Console(width=None if sys.stdout.isatty() else 160)
+    console.print(machine, *(module.describe() for module in subjects.values()), sep="\n", highlight=False)
+    figures: dict[str, dict[str, Figures]] = {}
+    table_lines: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory(prefix="run-", dir=options.dir) as directory:
+        run = Run(
+            Path(directory), size, options.timeout, lambda text: progress.print(text, style="dim", highlight=False)
+        )
+        for row in chosen:
+            if row.ours_only and OURS not in subjects:
+                continue
+            figures[row.key] = run.row(row, subjects)
+            table_lines += lines(row, figures[row.key])
+
+    print_table(console, table_lines, subjects)
+    used = {row.function for row in chosen}
+    for note in [note for module in subjects.values() for key, note in module.NOTES.items() if key in used]:
+        console.print(f"- {note}", highlight=False)
+    failed = [
+        f"{key}, {subjects[name].LABEL}: {figure.error}"
+        for key, row_figures in figures.items()
+        for name, figure in row_figures.items()
+        if figure.error
+    ]
+    for text in [*missing, *failed]:
+        console.print(f"! {text}", highlight=False)
+    if options.json:
+        raw = {key: {name: figure.results for name, figure in row.items()} for key, row in figures.items()}
+        options.json.write_text(json.dumps({"machine": machine, "lines": table_lines, "results": raw}, indent=1))
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
