@@ -9,7 +9,7 @@ import msgspec
 from hocket.kernel.clock import Hlc
 from hocket.kernel.jws import detached, open_detached
 from hocket.kernel.keys import SigningKey, verify
-from hocket.kernel.postcard import BYTES, U32, U64, Malformed, Reader, fixed, option, seq, write_varint
+from hocket.kernel.postcard import BYTES, NODE, U32, U64, Malformed, Reader, fixed, option, seq, write_varint
 from hocket.kernel.vocabulary import PAYLOAD, Payload
 
 MAX_OP_BYTES = 4 * 1024 * 1024
@@ -19,7 +19,7 @@ SCHEMA_VERSION = 1
 
 _DEPS = seq(fixed(16), limit=MAX_DEPS)
 _SIGNATURE = option(BYTES)
-_read_u32, _read_u64 = U32.read, U64.read
+_read_u32, _read_u64, _read_node = U32.read, U64.read, NODE.read
 _read_deps, _write_deps = _DEPS.read, _DEPS.write
 _read_payload, _write_payload = PAYLOAD.read, PAYLOAD.write
 _read_signature = _SIGNATURE.read
@@ -88,17 +88,9 @@ def _read_envelope(r: Reader) -> Op:
     version = _read_u32(r)
     if version != SCHEMA_VERSION:
         raise Malformed(f"schema version {version} is not known here")
-    wall = _read_u64(r)
-    logical = _read_u32(r)
-    start = r.pos
-    node = node_id = _read_u64(r)
-    end = r.pos
-    # A varint has one spelling, so the same bytes again are the same node; this spares reading ten bytes one by one.
-    if r.data.startswith(r.data[start:end], end):
-        r.pos = end + end - start
-    else:
-        node_id = _read_u64(r)
-    return Op(op_id, Hlc(wall, logical, node), node_id, _read_deps(r), _read_payload(r), _read_signature(r), version)
+    timestamp = Hlc(_read_u64(r), _read_u32(r), _read_node(r))
+    node = _read_node(r)
+    return Op(op_id, timestamp, node, _read_deps(r), _read_payload(r), _read_signature(r), version)
 
 
 def read_op(r: Reader) -> Op:

@@ -57,23 +57,29 @@ class Reader:
         return self.data[start:end]
 
     def varint(self, limit: int = _U64_MAX) -> int:
-        data, pos = self.data, self.pos
-        try:
-            byte = data[pos]
-            pos += 1
-            value = byte & 0x7F
-            shift = 7
-            while byte > 0x7F:
-                byte = data[pos]
-                pos += 1
-                value |= (byte & 0x7F) << shift
-                shift += 7
-                if byte == 0 or value > limit or shift > 70:
-                    raise Malformed("a varint is over-long or beyond its width")
-        except IndexError:
-            raise Malformed("input ends within a varint") from None
-        self.pos = pos
+        value, size = _varint(self.data[self.pos : self.pos + 10])
+        if value > limit:
+            raise Malformed(f"a varint is beyond its width: {value}")
+        self.pos += size
         return value
+
+
+def _varint(window: bytes) -> tuple[int, int]:
+    """The number that these bytes begin with, and how many of them it takes. Ten bytes hold 64 bits, so a caller
+    passes no more, and a varint that goes on for ever costs no more than one that ends."""
+    value = shift = 0
+    for byte in window:
+        value |= (byte & 0x7F) << shift
+        shift += 7
+        if byte <= 0x7F:
+            if byte == 0 and shift > 7:
+                raise Malformed("a varint is longer than it need be")
+            return value, shift // 7
+    raise Malformed("a varint does not end")
+
+
+# Node ids take nine or ten bytes and come again in every op, which is what makes remembering them worthwhile.
+_varint_remembered = lru_cache(maxsize=4096)(_varint)
 
 
 class Codec(Generic[T]):
@@ -113,7 +119,6 @@ def decode(codec: Codec[T], data: bytes) -> T:
 
 @lru_cache(maxsize=4096)
 def _long_varint(n: int) -> bytes:
-    # Node ids take ten bytes and come again in every op, which is what makes remembering worthwhile.
     out = bytearray()
     while n > 0x7F:
         out.append(n & 0x7F | 0x80)
@@ -138,6 +143,14 @@ def _read_u64(r: Reader) -> int:
         r.pos = pos + 1
         return byte
     return r.varint()
+
+
+def _read_node(r: Reader) -> int:
+    value, size = _varint_remembered(r.data[r.pos : r.pos + 10])
+    if value > _U64_MAX:
+        raise Malformed(f"a varint is beyond its width: {value}")
+    r.pos += size
+    return value
 
 
 def _read_u32(r: Reader) -> int:
@@ -215,6 +228,7 @@ def _write_bytes(out: bytearray, value: bytes) -> None:
 
 U32: Codec[int] = Codec(_write_u32, _read_u32)
 U64: Codec[int] = Codec(write_varint, _read_u64)
+NODE: Codec[int] = Codec(write_varint, _read_node)
 I64: Codec[int] = Codec(_write_i64, _read_i64)
 BOOL: Codec[bool] = Codec(_write_bool, _read_flag)
 F64: Codec[float] = Codec(_write_f64, _read_f64)

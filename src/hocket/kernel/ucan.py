@@ -67,7 +67,8 @@ def issue(
     expires: int | None,
     proofs: Iterable[bytes] = (),
 ) -> bytes:
-    """A token by which the holder of user's key grants capabilities to a node, and says which key that node has."""
+    """A token by which the holder of user's key grants capabilities to a node, and says which key that node has. It
+    is read once before it is handed out, because a token that nobody can read is found too late."""
     claims = {
         "iss": did_key(user.public),
         "aud": did_key(node_public),
@@ -77,7 +78,9 @@ def issue(
         "exp": expires,
         "prf": [proof.hex() for proof in proofs],
     }
-    return compact(_HEADER, canonical_json(claims), user).encode("ascii")
+    token = compact(_HEADER, canonical_json(claims), user).encode("ascii")
+    read(token)
+    return token
 
 
 def read(token: bytes) -> Delegation:

@@ -7,7 +7,7 @@ from enum import IntEnum
 
 from msgspec import Struct
 
-from hocket.kernel.postcard import BOOL, BYTES, F64, STR, U64, Codec, StructCodec, enum, fixed, option, pair, seq
+from hocket.kernel.postcard import BOOL, BYTES, F64, NODE, STR, U64, Codec, StructCodec, enum, fixed, option, pair, seq
 from hocket.kernel.postcard import struct as fields
 from hocket.kernel.postcard import union as one_of
 
@@ -433,10 +433,10 @@ VARIANTS: dict[int, StructCodec[Payload]] = {
     8: fields(UpdateClaimConfidence, ULID, CONFIDENCE),
     9: fields(SupersedeClaim, ULID, ULID, STR),
     10: fields(ScheduleJob, ULID, STR, BYTES, BYTES),
-    11: fields(ClaimWork, ULID, U64, U64),
+    11: fields(ClaimWork, ULID, NODE, U64),
     12: fields(CompleteJob, ULID, ULIDS, ULIDS, TELEMETRY),
-    13: fields(YieldWork, ULID, U64, STR),
-    14: fields(ExpireWork, ULID, U64, STR),
+    13: fields(YieldWork, ULID, NODE, STR),
+    14: fields(ExpireWork, ULID, NODE, STR),
     15: fields(UserAssert, enum(AssertionType), ASSERTION_TARGET, option(STR)),
     16: fields(
         CreateArtifact,
@@ -447,15 +447,15 @@ VARIANTS: dict[int, StructCodec[Payload]] = {
     19: fields(UpdateEpisode, ULID, option(STR), option(STR), option(F64), option(enum(EpisodeStatus)), ULIDS, ULIDS),
     20: fields(CreateSuggestedAction, ULID, STR, STR, STR, ULID, ULIDS, ULIDS, option(ULID), F64),
     21: fields(UpdateActionStatus, ULID, enum(ActionStatus), option(STR)),
-    22: fields(DesignateCoordinator, U64),
+    22: fields(DesignateCoordinator, NODE),
     23: fields(DelegateUcan, HASH, BYTES),
     24: fields(RevokeUcan, HASH),
-    25: fields(RouteKind, STR, option(U64)),
+    25: fields(RouteKind, STR, option(NODE)),
     26: fields(CascadeTombstone, ULID, ULIDS, ULIDS, ULIDS, ULIDS, ULIDS),
-    1024: fields(FailWork, ULID, U64, STR, STR, BOOL),
+    1024: fields(FailWork, ULID, NODE, STR, STR, BOOL),
     1025: fields(CancelJob, ULID, STR),
     1026: fields(RetryJob, ULID, STR),
-    1027: fields(ReportProgress, ULID, U64, BYTES),
+    1027: fields(ReportProgress, ULID, NODE, BYTES),
     1028: fields(SetSchedule, STR, STR, STR, STR, BYTES, BYTES),
     1029: fields(ClearSchedule, STR),
 }

@@ -1,0 +1,190 @@
+"""Delegation tokens: what is issued can be read, and what can be read is exactly what was signed."""
+
+import base64
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hocket.kernel.canonical import canonical_json
+from hocket.kernel.ids import content_hash, node_id
+from hocket.kernel.jws import compact
+from hocket.kernel.keys import SigningKey, did_key, key_text
+from hocket.kernel.postcard import Malformed
+from hocket.kernel.ucan import ROOT, Capability, issue, read
+
+pytestmark = pytest.mark.req("LW-23")
+
+USER = SigningKey(b"u" * 32)
+NODE = SigningKey(b"n" * 32)
+OTHER = SigningKey(b"o" * 32)
+HEADER = {"alg": "EdDSA", "typ": "JWT", "ucv": "0.10.0"}
+TIMES = st.integers(0, 2**53 - 1)
+CAVEATS = st.dictionaries(
+    st.text(max_size=8),
+    st.booleans() | TIMES | st.lists(st.text(max_size=5), max_size=3),
+    max_size=3,
+)
+CAPABILITIES = st.builds(Capability, st.text(max_size=8), st.text(max_size=8), CAVEATS)
+HASHES = st.binary(min_size=32, max_size=32)
+
+
+def claims() -> dict[str, Any]:
+    return {
+        "iss": did_key(USER.public),
+        "aud": did_key(NODE.public),
+        "sub": {"node": str(node_id(NODE.public)), "key": key_text(NODE.public)},
+        "att": [{"resource": "Ops", "action": "*", "caveats": {}}],
+        "nbf": 10,
+        "exp": None,
+        "prf": [],
+    }
+
+
+def token(payload: object, key: SigningKey = USER, header: dict[str, str] = HEADER) -> bytes:
+    return compact(header, canonical_json(payload), key).encode()
+
+
+@given(HASHES, HASHES, st.lists(CAPABILITIES, max_size=3), TIMES, st.none() | TIMES, st.lists(HASHES, max_size=3))
+def test_what_is_issued_is_read(
+    user: bytes, node: bytes, capabilities: list[Capability], nbf: int, exp: int | None, proofs: list[bytes]
+) -> None:
+    issuer, holder = SigningKey(user), SigningKey(node)
+    made = issue(issuer, holder.public, capabilities, nbf, exp, proofs)
+    got = read(made)
+    assert got.cid == content_hash(made)
+    assert (got.issuer, got.audience) == (did_key(issuer.public), did_key(holder.public))
+    assert got.capabilities == tuple(capabilities)
+    assert (got.not_before, got.expires, got.proofs) == (nbf, exp, tuple(proofs))
+    assert (got.node, got.public) == (node_id(holder.public), holder.public)
+
+
+def test_a_root_token_by_its_json() -> None:
+    made = issue(USER, NODE.public, ROOT, 10, None)
+    assert made == token(claims())
+    head, body, _ = made.split(b".")
+    assert base64.urlsafe_b64decode(head + b"==") == b'{"alg":"EdDSA","typ":"JWT","ucv":"0.10.0"}'
+    assert json.loads(base64.urlsafe_b64decode(body + b"==")) == claims()
+    assert read(made).capabilities == ROOT
+
+
+def without(field: str) -> Callable[[dict[str, Any]], Any]:
+    return lambda c: {name: value for name, value in c.items() if name != field}
+
+
+def changed(**fields: object) -> Callable[[dict[str, Any]], Any]:
+    return lambda c: c | fields
+
+
+GRANT = {"resource": "Ops", "action": "*", "caveats": {}}
+SUBJECT = {"node": str(node_id(NODE.public)), "key": key_text(NODE.public)}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        *(without(field) for field in ("iss", "aud", "sub", "att", "nbf", "exp", "prf")),
+        changed(fct=[]),
+        changed(iss="did:web:example.org"),
+        changed(iss=did_key(OTHER.public)),
+        changed(aud=did_key(OTHER.public)),
+        changed(sub=SUBJECT | {"node": str(node_id(OTHER.public))}),
+        changed(sub=SUBJECT | {"node": node_id(NODE.public) % 1000}),
+        changed(sub=SUBJECT | {"node": "0" + SUBJECT["node"]}),
+        changed(sub=SUBJECT | {"key": key_text(OTHER.public)}),
+        changed(sub=SUBJECT | {"key": NODE.public.hex()}),
+        changed(sub=SUBJECT | {"more": "x"}),
+        changed(sub="node"),
+        changed(att={}),
+        changed(att=["Ops"]),
+        changed(att=[GRANT | {"caveats": []}]),
+        changed(att=[GRANT | {"nb": {}}]),
+        changed(att=[{"resource": "Ops", "action": "*"}]),
+        changed(nbf="10"),
+        changed(nbf=True),
+        changed(nbf=10.5),
+        changed(nbf=None),
+        changed(nbf=-1),
+        changed(exp=-1),
+        changed(exp="never"),
+        changed(prf=["00"]),
+        changed(prf=["AA" * 32]),
+        changed(prf=[7]),
+        lambda c: [],
+        lambda c: None,
+        lambda c: "text",
+    ],
+)
+def test_a_token_that_says_anything_else_is_refused(change: Callable[[dict[str, Any]], Any]) -> None:
+    assert read(token(claims())).node == node_id(NODE.public)
+    with pytest.raises(Malformed):
+        read(token(change(claims())))
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        {},
+        {"alg": "none", "typ": "JWT", "ucv": "0.10.0"},
+        {"alg": "EdDSA", "typ": "JWT", "ucv": "1.0.0"},
+        HEADER | {"kid": "x"},
+    ],
+)
+def test_another_header_is_refused(header: dict[str, str]) -> None:
+    with pytest.raises(Malformed):
+        read(token(claims(), header=header))
+
+
+def test_only_the_issuer_can_sign() -> None:
+    for key in (OTHER, NODE):
+        with pytest.raises(Malformed, match="not signed by its issuer"):
+            read(token(claims(), key))
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        json.dumps(claims()).encode(),
+        canonical_json(claims()).replace(b'"nbf":10', b'"nbf":9,"nbf":10'),
+        canonical_json(claims()).replace(b'"nbf":10', b'"nbf":10.0'),
+        canonical_json(claims()).replace(b'"caveats":{}', b'"caveats":{"a":1,"a":2}'),
+        canonical_json(claims()).replace(b'"caveats":{}', b'"caveats":{"a":%s}' % (b"[" * 5000 + b"]" * 5000)),
+        canonical_json(claims()) + b"\n",
+        b"\xff",
+        b"",
+    ],
+)
+def test_a_second_spelling_of_the_payload_is_refused(payload: bytes) -> None:
+    with pytest.raises(Malformed):
+        read(compact(HEADER, payload, USER).encode())
+
+
+@given(st.data())
+def test_a_changed_byte_is_noticed(data: st.DataObject) -> None:
+    made = bytearray(issue(USER, NODE.public, ROOT, 10, 20))
+    place = data.draw(st.integers(0, len(made) - 1))
+    made[place] ^= data.draw(st.integers(1, 255))
+    with pytest.raises(Malformed):
+        read(bytes(made))
+
+
+@given(st.binary(max_size=100))
+def test_random_bytes_are_malformed(data: bytes) -> None:
+    with pytest.raises(Malformed):
+        read(data)
+
+
+def test_what_nobody_could_read_is_not_issued() -> None:
+    for capabilities, nbf in (
+        ((Capability("Ops", "*", {"x": float(2**60)}),), 10),
+        ((Capability("Ops", "*", {"x": 2**60}),), 10),
+        ((Capability("Ops", "*", {"x": "y" * 20_000}),), 10),
+        (ROOT, -1),
+    ):
+        with pytest.raises(ValueError):
+            issue(USER, NODE.public, capabilities, nbf, None)
+    with pytest.raises(ValueError):
+        issue(USER, bytes(31), ROOT, 10, None)
