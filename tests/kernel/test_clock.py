@@ -92,6 +92,17 @@ def test_text_agrees_with_the_calendar_of_the_standard_library(wall: int, logica
     assert hlc_text(Hlc(wall, logical, 0)) == expected
 
 
+def test_the_turns_of_months_and_centuries() -> None:
+    epoch = datetime(1970, 1, 1, tzinfo=UTC)
+    for year in range(1971, 3300):
+        for month, day in ((1, 1), (2, 28), (3, 1), (12, 31)):
+            date = datetime(year, month, day, tzinfo=UTC)
+            for at in (date, date + timedelta(days=1)):
+                h = Hlc((at - epoch) // timedelta(milliseconds=1), 0, 0)
+                assert hlc_text(h) == f"{at:%Y-%m-%d}T00:00:00.000Z+0"
+                assert parse_hlc(hlc_text(h), 0) == h
+
+
 def test_text_by_example() -> None:
     assert hlc_text(Hlc(1_756_865_547_183, 17, 9)) == "2025-09-03T02:12:27.183Z+17"
     assert parse_hlc("2025-09-03T02:12:27.183Z+17", 9) == Hlc(1_756_865_547_183, 17, 9)

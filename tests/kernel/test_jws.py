@@ -69,6 +69,8 @@ def test_the_last_character_has_four_spare_bits_that_must_be_zero() -> None:
     [
         lambda t: t + b"==",
         lambda t: t + b"\n",
+        lambda t: t + b"AAAA",
+        lambda t: t[:-4],
         lambda t: t[:-1],
         lambda t: b"",
         lambda t: t.replace(b"..", b"."),

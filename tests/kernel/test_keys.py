@@ -53,6 +53,16 @@ def test_a_changed_bit_anywhere_is_noticed(seed: bytes, message: bytes, bit: int
     assert not verify(key.public, signature, message + b"\0")
 
 
+def test_lengths_are_looked_at() -> None:
+    key = SigningKey(bytes(32))
+    signature = key.sign(b"message")
+    assert verify(key.public, signature, b"message")
+    assert not verify(key.public + b"x", signature, b"message")
+    assert not verify(key.public[:31], signature, b"message")
+    assert not verify(key.public, signature + b"m", b"essage")
+    assert not verify(key.public, signature[:63], signature[63:] + b"message")
+
+
 def flip(data: bytes, bit: int) -> bytes:
     changed = bytearray(data)
     changed[bit // 8] ^= 1 << bit % 8

@@ -234,13 +234,20 @@ def test_bounds_are_reached_and_not_passed() -> None:
     beyond = make(v.ScheduleJob(JOB, "k", bytes(spare + 1), b""))
     with pytest.raises(Malformed):
         ops.encode(beyond)
-    with pytest.raises(Malformed):
+    with pytest.raises(Malformed, match=f"not {MAX_OP_BYTES + 1}"):
         ops.decode(ops.unsigned(beyond) + b"\0")
+    with pytest.raises(Malformed):
+        ops.read_op(Reader(ops.unsigned(beyond) + b"\0"))
     [(_, fault)] = ops.read_sequence(ops.encode_sequence([ops.unsigned(beyond) + b"\0"]))
     assert isinstance(fault, Malformed)
 
 
+@pytest.mark.req("LW-34")
 def test_another_schema_version_is_refused() -> None:
     good = ops.encode(make())
+    newer = good[:16] + b"\2" + good[17:]
     with pytest.raises(Malformed, match="schema version 2"):
-        ops.decode(good[:16] + b"\2" + good[17:])
+        ops.decode(newer)
+    # In a batch its end cannot be known either, so nothing behind it is believed.
+    [(raw, fault)] = ops.read_sequence(ops.encode_sequence([newer, good]))
+    assert raw == newer + good and isinstance(fault, Malformed)

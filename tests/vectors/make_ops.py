@@ -27,7 +27,8 @@ HASH = bytes(range(100, 132))
 A, B, C, D = ulid(1), ulid(2), ulid(3), ulid(4)
 PAYLOADS: tuple[v.Payload, ...] = (
     v.IngestEvidence(
-        A, HASH, "photo", "asset/7", v.Metadata(1_756_865_547_183, v.Location(52.5, -13.25, 34.0), ("ada",), (("k", "ü"),))
+        A, HASH, "photo", "asset/7",
+        v.Metadata(1_756_865_547_183, v.Location(52.5, -13.25, 34.0), ("ada",), (("k", "ü"),)),
     ),
     v.IngestEvidence(A, HASH, "calendar", "uid", None),
     v.TombstoneEvidence(A, "UserRequest"),
