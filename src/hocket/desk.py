@@ -1,0 +1,114 @@
+"""One node's parts put together for one process: home, store, log and bells, and every plain thing that can be asked of them. It blocks and
+has no event loop; `node` offers the same to async and to synchronous programs.
+"""
+
+import os
+from collections.abc import Iterable
+from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+from hocket.bus.bells import Bells
+from hocket.errors import Conflict, Usage
+from hocket.home import Home, default_home, read_user_key
+from hocket.kernel.ids import content_hash, ulid_text
+from hocket.kernel.keys import did_key
+from hocket.kernel.ucan import ROOT, issue
+from hocket.kernel.vocabulary import DelegateUcan
+from hocket.log import Log, Transaction
+from hocket.log.wall import SteadyWall
+from hocket.store import Session, Store
+from hocket.store.sqlite import SqliteStore
+from hocket.work import jobs, view
+from hocket.work.jobs import Draft, Submitted
+
+
+class Desk:
+    """Open one with `Desk.open`; close it when done. Safe to use from several threads."""
+
+    def __init__(self, home: Home, store: Store, helpers: Executor) -> None:
+        self.home = home
+        self.store = store
+        self.bells = Bells(home.processes)
+        self._helpers = helpers
+        user = did_key(home.user_key().public)
+        self.log = Log(
+            store,
+            home.node_key(),
+            user,
+            wall=SteadyWall(),
+            randomness=os.urandom,
+            helpers=helpers,
+            committed=self.bells.ring,
+        )
+
+    @classmethod
+    def open(cls, path: Path | str | None = None) -> "Desk":
+        home = Home(path or default_home())
+        home.check()
+        return cls(home, SqliteStore(home.database), _helpers())
+
+    @classmethod
+    def init(cls, path: Path | str | None = None, user_key: Path | None = None) -> "Desk":
+        """Creates a home: the user's key, the node's key, and the user's root delegation to the node as the first op."""
+        home = Home(path or default_home())
+        user = None if user_key is None else read_user_key(user_key)
+        with home.creation() as fresh:
+            if not fresh:
+                raise Conflict(f"the home {home.path} exists already; nothing was changed")
+            home.ensure_keys(user)
+            desk = cls(home, SqliteStore(home.database, create=True), _helpers())
+            desk.log.run(desk._root_delegation)
+        return desk
+
+    def _root_delegation(self, tx: Transaction) -> None:
+        if tx.session.nodes():
+            return
+        token = issue(self.home.user_key(), self.home.node_key().public, ROOT, tx.now // 1000, None)
+        tx.author(DelegateUcan(content_hash(token), token))
+
+    def close(self) -> None:
+        self.bells.close()
+        self._helpers.shutdown()
+        self.store.close()
+
+    def __enter__(self) -> "Desk":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def read(self) -> AbstractContextManager[Session]:
+        return self.store.read()
+
+    def submit(self, drafts: Iterable[Draft]) -> list[Submitted]:
+        """All of them in one transaction, or none."""
+        ready = list(drafts)
+        return self.log.run(lambda tx: jobs.submit(tx, ready))
+
+    def find(self, prefix: str) -> bytes:
+        """The id of the one job that the text begins."""
+        with self.read() as session:
+            return view.find(session, prefix).job.id
+
+    def show(self, prefix: str) -> dict[str, Any]:
+        with self.read() as session:
+            return view.full(session, view.find(session, prefix))
+
+    def brief(self, job_id: bytes) -> dict[str, Any]:
+        with self.read() as session:
+            entry = session.job(job_id)
+            if entry is None:
+                raise Usage(f"no job {ulid_text(job_id)}")
+            return view.brief(entry)
+
+    def cancel(self, job_id: bytes, reason: str) -> None:
+        self.log.run(lambda tx: jobs.cancel(tx, job_id, reason))
+
+    def retry(self, job_id: bytes, reason: str) -> None:
+        self.log.run(lambda tx: jobs.retry(tx, job_id, reason))
+
+
+def _helpers() -> Executor:
+    return ThreadPoolExecutor(max(1, (os.cpu_count() or 1) - 1), "hocket-sign")

@@ -1,0 +1,39 @@
+"""What can go wrong for a user, one class for each exit code. Every message is a sentence that says what was
+wrong, with which value, and what to do. Bugs are not in this family: they keep their traceback.
+"""
+
+
+class HocketError(Exception):
+    """Anything that a user is told in one sentence."""
+
+    exit_code = 1
+
+
+class Failed(HocketError):
+    """The job or the check failed."""
+
+
+class Usage(HocketError, ValueError):
+    """The request itself is wrong: an unknown job, a bad value, a home that is not there."""
+
+    exit_code = 2
+
+
+class Conflict(HocketError):
+    """Somebody else was first: a lost race, a stale fence, a job that is no longer what was expected."""
+
+    exit_code = 3
+
+
+class NotAuthorised(HocketError):
+    exit_code = 4
+
+
+class Unreachable(HocketError):
+    """The store or a peer does not answer."""
+
+    exit_code = 5
+
+
+class StoreError(Unreachable):
+    """The database cannot be read or written: read-only, full, damaged, locked for too long, or too new."""

@@ -1,0 +1,19 @@
+"""Lengths of time as people write them: `500ms`, `30s`, `5m`, `1h30m`, `2d`; a bare number is seconds."""
+
+import re
+
+_UNITS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
+_BARE = re.compile(r"\d+(?:\.\d+)?")
+
+
+def duration_ms(text: str | int | float) -> int:
+    """Milliseconds; ValueError names the value."""
+    if isinstance(text, int | float) and not isinstance(text, bool):
+        text = repr(text)
+    cleaned = str(text).strip().lower()
+    if _BARE.fullmatch(cleaned):
+        return round(float(cleaned) * 1000)
+    if cleaned and "".join(match.group(0) for match in _PART.finditer(cleaned)) == cleaned:
+        return round(sum(float(number) * _UNITS[unit] for number, unit in _PART.findall(cleaned)))
+    raise ValueError(f"not a length of time: {text!r}; write it like 500ms, 30s, 5m or 1h30m")

@@ -1,0 +1,87 @@
+"""The policy envelope of a job: what a submitter asks of whoever runs it. It travels inside ScheduleJob as
+JSON with the defaults left out, so that an ordinary job carries no bytes of it. This module says what may be
+asked and reads it strictly; the roster decides what follows per job (time, retries, order), and the transaction that admits a
+submit or a claim decides what spans jobs (unique keys, concurrency, rates).
+"""
+
+from typing import Annotated
+
+import msgspec
+
+from hocket.kernel.ids import parse_ulid
+
+LEASE_MS_MIN = 100
+LEASE_MS_MAX = 30 * 24 * 3600 * 1000
+LEASE_MS_DEFAULT = 30_000
+PRIORITY_MAX = 1_000_000
+RETRIES_MAX = 1_000
+AFTER_MAX = 1_000
+DELAY_MS_MAX = 30 * 24 * 3600 * 1000
+POLICY_BYTES_MAX = 64 * 1024
+
+Millis = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
+Delay = Annotated[int, msgspec.Meta(ge=0, le=DELAY_MS_MAX)]
+
+
+class Rate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """At most `count` starts of the kind in `per_ms` milliseconds, spread evenly."""
+
+    count: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
+    per_ms: Annotated[int, msgspec.Meta(ge=1, le=DELAY_MS_MAX)]
+
+
+class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """`None` for lease and retries leaves the choice to the handler that runs the job."""
+
+    priority: Annotated[int, msgspec.Meta(ge=-PRIORITY_MAX, le=PRIORITY_MAX)] = 0
+    not_before: Millis | None = None
+    lease_ms: Annotated[int, msgspec.Meta(ge=LEASE_MS_MIN, le=LEASE_MS_MAX)] | None = None
+    retries: Annotated[int, msgspec.Meta(ge=0, le=RETRIES_MAX)] | None = None
+    backoff_ms: Delay = 1_000
+    backoff_max_ms: Delay = 3_600_000
+    after: Annotated[tuple[str, ...], msgspec.Meta(max_length=AFTER_MAX)] = ()
+    unique: Annotated[str, msgspec.Meta(min_length=1, max_length=512)] | None = None
+    unique_for_ms: Delay | None = None
+    concurrency: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] | None = None
+    rate: Rate | None = None
+    schedule: Annotated[str, msgspec.Meta(min_length=1, max_length=128)] | None = None
+
+    def dependencies(self) -> tuple[bytes, ...]:
+        """The ids of the jobs that must have succeeded before this one may start."""
+        return tuple(parse_ulid(text) for text in self.after)
+
+
+DEFAULT = Policy()
+
+_encoder = msgspec.json.Encoder()
+_decoder = msgspec.json.Decoder(Policy)
+
+
+def encode_policy(policy: Policy) -> bytes:
+    """The envelope bytes; none at all for the default policy."""
+    return b"" if policy == DEFAULT else _encoder.encode(policy)
+
+
+def decode_policy(envelope: bytes) -> Policy:
+    """Raises ValueError, with the field named, for anything that is not exactly a policy of ours."""
+    if not envelope:
+        return DEFAULT
+    if len(envelope) > POLICY_BYTES_MAX:
+        raise ValueError(f"policy of {len(envelope)} bytes; at most {POLICY_BYTES_MAX}")
+    policy = _decoder.decode(envelope)
+    policy.dependencies()
+    return policy
+
+
+def check_policy(policy: Policy) -> Policy:
+    """The same checks on a policy built in Python; raises ValueError with the field named."""
+    return decode_policy(_encoder.encode(policy))
+
+
+def backoff_ms(policy: Policy, failures: int, spread: int) -> int:
+    """How long a job rests after its nth failure: doubled each time, capped, with up to half of it added
+    as jitter. `spread` (0..65535) comes from the id of the op that reports the failure, so every replica
+    adds the same jitter.
+    """
+    delay = min(policy.backoff_max_ms, policy.backoff_ms << min(failures - 1, 40))
+    return min(policy.backoff_max_ms, delay + delay * spread // (2 * 65536))

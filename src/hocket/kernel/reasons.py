@@ -1,0 +1,54 @@
+"""Why an op does not count. A rejection is a value: one of these, beside the op's id. The numbers are
+stored with the ops, so they never change their meaning; new reasons get new numbers. Who keeps, counts and
+shows rejections is decided elsewhere.
+"""
+
+from enum import IntEnum
+
+
+class Reason(IntEnum):
+    """Each reason carries the sentence that a person is shown."""
+
+    sentence: str
+
+    def __new__(cls, number: int, sentence: str) -> "Reason":
+        self = int.__new__(cls, number)
+        self._value_ = number
+        self.sentence = sentence
+        return self
+
+    # An op that waits is not refused: it counts as soon as what it depends on has arrived and counts.
+    WAITING = 1, "waits for an op that it depends on"
+
+    # Decided by the fold of one job.
+    UNKNOWN_JOB = 10, "no job with this id was scheduled before it"
+    DUPLICATE_JOB = 11, "a job with this id was scheduled earlier"
+    ALREADY_CLAIMED = 12, "another claim holds the job"
+    NOT_CLAIMED = 13, "nobody holds the job"
+    NOT_CLAIMER = 14, "its author does not hold the job"
+    STALE_CLAIM = 15, "it cites a claim that no longer holds the job"
+    LEASE_RUNNING = 16, "the lease has not passed its deadline"
+    LEASE_PASSED = 17, "the lease had passed its deadline"
+    COMPLETED = 18, "the job is completed"
+    TOO_EARLY = 19, "the job may not start before its time"
+    AFTER_UNMET = 20, "a job that it comes after has not succeeded"
+    ROUTED_ELSEWHERE = 21, "its kind is routed to another node"
+    BAD_LEASE = 22, "the lease is zero or longer than the bound"
+    BAD_POLICY = 23, "the policy envelope cannot be read"
+    BAD_KIND = 24, "the kind is empty, too long or has control characters"
+    NOT_FAILED = 25, "only a failed or cancelled job can be retried"
+
+    # Decided by what the op cites.
+    DEPENDENCY_REJECTED = 40, "an op that it depends on was rejected"
+    DEPENDENCY_CYCLE = 41, "it depends on itself or on a later op"
+
+    # Decided at the door, before an op is on the log; INTEGRITY also takes the earlier op off the roster.
+    INTEGRITY = 60, "two ops of one author carry the same timestamp"
+    MALFORMED = 61, "its bytes cannot be read"
+    UNKNOWN_VARIANT = 62, "its payload variant is unknown"
+    BAD_SIGNATURE = 63, "its signature does not fit its bytes and its author"
+    UNKNOWN_NODE = 64, "its author has not been introduced by a delegation"
+    FOREIGN_USER = 65, "its delegation was issued by another user"
+
+
+BY_NUMBER: dict[int, Reason] = {int(reason): reason for reason in Reason}

@@ -1,0 +1,326 @@
+"""The roster: what the ops say about each job. `apply` takes one job and the next op in HLC order and gives the
+job as it is afterwards, or the reason why the op does not count. It reads no clock and knows nothing of arrival: whoever keeps the log
+feeds it in HLC order and, when an op comes late, feeds it the whole job again.
+
+    Pending ──ClaimWork──► Claimed ──CompleteJob──► Completed (final)
+       ▲                     │
+       └─ Yield, Expire, Fail┘       Fail beyond the retries, Cancel ──► Completed (failed, cancelled) ──Retry──► Pending
+"""
+
+from collections.abc import Callable
+from enum import IntEnum
+from typing import Any, Protocol
+
+import msgspec
+from msgspec.structs import replace
+
+from hocket.kernel.clock import Hlc
+from hocket.kernel.ids import content_hash
+from hocket.kernel.ops import Op
+from hocket.kernel.policy import LEASE_MS_MAX, RETRIES_MAX, Policy, backoff_ms, decode_policy
+from hocket.kernel.reasons import Reason
+from hocket.kernel.vocabulary import (
+    CancelJob,
+    ClaimWork,
+    CompleteJob,
+    ExpireWork,
+    FailWork,
+    ReportProgress,
+    RetryJob,
+    ScheduleJob,
+    YieldWork,
+)
+
+# A job that was handed back or lost this often without an end is failed: it takes its workers down.
+RETURNS_MAX = 25
+# The first few returns are free; later ones rest, so that a job that kills its workers does so ever more slowly.
+RETURNS_FREE = 3
+RETURN_REST_MS_MAX = 60_000
+KIND_LENGTH_MAX = 255
+
+
+class State(IntEnum):
+    PENDING = 0
+    CLAIMED = 1
+    COMPLETED = 2
+
+
+class Outcome(IntEnum):
+    SUCCEEDED = 0
+    FAILED = 1
+    CANCELLED = 2
+
+
+class Job(msgspec.Struct, frozen=True):
+    """One job as the ops up to `last` make it."""
+
+    id: bytes
+    kind: str
+    schedule_op: bytes
+    scheduled: Hlc
+    policy: Policy
+    last: Hlc
+    state: State = State.PENDING
+    outcome: Outcome | None = None
+    fence: int = 0
+    failures: int = 0
+    returns: int = 0
+    claimer: int | None = None
+    claim_op: bytes | None = None
+    deadline: int | None = None
+    ready_at: int = 0
+    done: Hlc | None = None
+    artifacts: tuple[bytes, ...] = ()
+    error_op: bytes | None = None
+    progress: bytes | None = None
+
+
+class Context(Protocol):
+    """What the fold of one job may ask about the rest of the log, always as of the op's own HLC."""
+
+    def route(self, kind: str, at: Hlc) -> int | None:
+        """The node that the kind is routed to at that moment, if any."""
+
+    def succeeded(self, job_id: bytes) -> Hlc | None:
+        """When that job succeeded, if it did."""
+
+    def is_claim(self, op_id: bytes) -> bool:
+        """Whether that op is a ClaimWork."""
+
+
+Verdict = Job | Reason
+
+
+def apply(job: Job | None, op: Op, context: Context) -> Verdict:
+    """The job after this op, or why the op does not count."""
+    payload = op.payload
+    if job is None:
+        return _schedule(op, payload) if type(payload) is ScheduleJob else Reason.UNKNOWN_JOB
+    return _RULES[type(payload)](job, op, payload, context)
+
+
+def _schedule(op: Op, payload: ScheduleJob) -> Verdict:
+    kind = payload.kind
+    if not 0 < len(kind) <= KIND_LENGTH_MAX or not kind.isprintable():
+        return Reason.BAD_KIND
+    try:
+        policy = decode_policy(payload.policy_envelope)
+    except ValueError:
+        return Reason.BAD_POLICY
+    return Job(
+        id=payload.job_id,
+        kind=kind,
+        schedule_op=op.id,
+        scheduled=op.timestamp,
+        policy=policy,
+        last=op.timestamp,
+        ready_at=policy.not_before or 0,
+    )
+
+
+def _schedule_again(job: Job, op: Op, payload: ScheduleJob, context: Context) -> Verdict:
+    return Reason.DUPLICATE_JOB
+
+
+def _claim(job: Job, op: Op, payload: ClaimWork, context: Context) -> Verdict:
+    if job.state is State.COMPLETED:
+        return Reason.COMPLETED
+    if payload.claimer != op.node_id:
+        return Reason.NOT_CLAIMER
+    if not 0 < payload.lease_duration_ms <= LEASE_MS_MAX:
+        return Reason.BAD_LEASE
+    wall = op.timestamp.wall
+    if job.state is State.CLAIMED:
+        return _renew(job, op, payload, context)
+    if wall < job.ready_at:
+        return Reason.TOO_EARLY
+    routed = context.route(job.kind, op.timestamp)
+    if routed is not None and routed != payload.claimer:
+        return Reason.ROUTED_ELSEWHERE
+    if job.policy.after:
+        for dependency in job.policy.dependencies():
+            succeeded = context.succeeded(dependency)
+            if succeeded is None or succeeded > op.timestamp:
+                return Reason.AFTER_UNMET
+    return replace(
+        job,
+        state=State.CLAIMED,
+        fence=job.fence + 1,
+        claimer=payload.claimer,
+        claim_op=op.id,
+        deadline=wall + payload.lease_duration_ms,
+        last=op.timestamp,
+    )
+
+
+def _renew(job: Job, op: Op, payload: ClaimWork, context: Context) -> Verdict:
+    """A holder's fresh claim keeps the fence and moves the deadline; anybody else's comes too late."""
+    if payload.claimer != job.claimer:
+        return Reason.ALREADY_CLAIMED
+    stale = _stale(job, op, context)
+    if stale is not None:
+        return stale
+    assert job.deadline is not None
+    if op.timestamp.wall > job.deadline:
+        return Reason.LEASE_PASSED
+    return replace(job, deadline=op.timestamp.wall + payload.lease_duration_ms, last=op.timestamp)
+
+
+def _stale(job: Job, op: Op, context: Context) -> Reason | None:
+    """An op about a claim cites it. One that cites only other claims speaks for an older hold, perhaps of another
+    process of the same node; one that cites no claim at all comes from software that knows claims by their node.
+    """
+    if job.claim_op in op.causal_deps:
+        return None
+    if any(context.is_claim(dep) for dep in op.causal_deps):
+        return Reason.STALE_CLAIM
+    return None
+
+
+def _held(job: Job, op: Op, claimer: int, context: Context) -> Reason | None:
+    """Why the author may not speak for the claim in force, if so."""
+    if job.state is State.COMPLETED:
+        return Reason.COMPLETED
+    if job.state is State.PENDING:
+        return Reason.NOT_CLAIMED
+    if op.node_id != job.claimer or claimer != job.claimer:
+        return Reason.NOT_CLAIMER
+    return _stale(job, op, context)
+
+
+def _complete(job: Job, op: Op, payload: CompleteJob, context: Context) -> Verdict:
+    refused = _held(job, op, op.node_id, context)
+    if refused is not None:
+        return refused
+    return replace(
+        job,
+        state=State.COMPLETED,
+        outcome=Outcome.SUCCEEDED,
+        done=op.timestamp,
+        artifacts=payload.output_artifacts,
+        deadline=None,
+        last=op.timestamp,
+    )
+
+
+def _yield(job: Job, op: Op, payload: YieldWork, context: Context) -> Verdict:
+    refused = _held(job, op, payload.claimer, context)
+    return refused if refused is not None else _returned(job, op)
+
+
+def _expire(job: Job, op: Op, payload: ExpireWork, context: Context) -> Verdict:
+    if job.state is State.COMPLETED:
+        return Reason.COMPLETED
+    if job.state is State.PENDING:
+        return Reason.NOT_CLAIMED
+    if payload.expired_claimer != job.claimer:
+        return Reason.NOT_CLAIMER
+    assert job.deadline is not None
+    if op.timestamp.wall <= job.deadline:
+        return Reason.LEASE_RUNNING
+    return _returned(job, op)
+
+
+def _returned(job: Job, op: Op) -> Job:
+    returns = job.returns + 1
+    if returns >= RETURNS_MAX:
+        return _failed(replace(job, returns=returns), op)
+    rest = 0
+    if returns > RETURNS_FREE:
+        rest = min(RETURN_REST_MS_MAX, 1_000 << (returns - RETURNS_FREE - 1))
+    return _pending(replace(job, returns=returns), op, op.timestamp.wall + rest if rest else job.ready_at)
+
+
+def _fail(job: Job, op: Op, payload: FailWork, context: Context) -> Verdict:
+    refused = _held(job, op, payload.claimer, context)
+    if refused is not None:
+        return refused
+    failures = job.failures + 1
+    allowed = RETRIES_MAX if job.policy.retries is None else job.policy.retries
+    counted = replace(job, failures=failures, error_op=op.id)
+    if not payload.retry or failures > allowed:
+        return _failed(counted, op)
+    spread = int.from_bytes(content_hash(op.id)[:2], "big")
+    return _pending(counted, op, op.timestamp.wall + backoff_ms(job.policy, failures, spread))
+
+
+def _pending(job: Job, op: Op, ready_at: int) -> Job:
+    return replace(
+        job,
+        state=State.PENDING,
+        claimer=None,
+        claim_op=None,
+        deadline=None,
+        ready_at=ready_at,
+        progress=None,
+        last=op.timestamp,
+    )
+
+
+def _failed(job: Job, op: Op) -> Job:
+    return replace(
+        job, state=State.COMPLETED, outcome=Outcome.FAILED, done=op.timestamp, deadline=None, last=op.timestamp
+    )
+
+
+def _cancel(job: Job, op: Op, payload: CancelJob, context: Context) -> Verdict:
+    if job.state is State.COMPLETED:
+        return Reason.COMPLETED
+    return replace(
+        job,
+        state=State.COMPLETED,
+        outcome=Outcome.CANCELLED,
+        done=op.timestamp,
+        deadline=None,
+        error_op=op.id,
+        last=op.timestamp,
+    )
+
+
+def _retry(job: Job, op: Op, payload: RetryJob, context: Context) -> Verdict:
+    """A completion is final. What never completed, because it failed for good or was called off, may be tried anew."""
+    if job.state is not State.COMPLETED or job.outcome is Outcome.SUCCEEDED:
+        return Reason.NOT_FAILED
+    fresh = replace(job, outcome=None, done=None, failures=0, returns=0)
+    return _pending(fresh, op, 0)
+
+
+def _progress(job: Job, op: Op, payload: ReportProgress, context: Context) -> Verdict:
+    refused = _held(job, op, payload.claimer, context)
+    return refused if refused is not None else replace(job, progress=payload.note, last=op.timestamp)
+
+
+_RULES: dict[type, Callable[[Job, Op, Any, Context], Verdict]] = {
+    ScheduleJob: _schedule_again,
+    ClaimWork: _claim,
+    CompleteJob: _complete,
+    YieldWork: _yield,
+    ExpireWork: _expire,
+    FailWork: _fail,
+    CancelJob: _cancel,
+    RetryJob: _retry,
+    ReportProgress: _progress,
+}
+
+
+def fold(ops: list[Op], context: Context) -> tuple[Job | None, dict[bytes, Reason]]:
+    """A whole job from all its ops, in any order, with the reason of each op that does not count.
+    Ops whose own dependencies do not hold are the caller's to leave out.
+    """
+    job: Job | None = None
+    refused: dict[bytes, Reason] = {}
+    for op in sorted(ops, key=lambda op: op.timestamp):
+        verdict = apply(job, op, context)
+        if isinstance(verdict, Reason):
+            refused[op.id] = verdict
+            job = seen(job, op)
+        else:
+            job = verdict
+    return job, refused
+
+
+def seen(job: Job | None, op: Op) -> Job | None:
+    """A job after an op that does not count: `last` moves on all the same, since an op between the two, should it come
+    late, could make it count.
+    """
+    return None if job is None else replace(job, last=op.timestamp)

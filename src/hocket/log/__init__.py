@@ -1,0 +1,191 @@
+"""The one way in. Every change of what a node knows is an op that comes through `commit` (this node's own, written by requests
+inside one transaction) or `admit` (ops from elsewhere, each verified and then folded). Both end in the same store; nothing else writes there.
+"""
+
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Executor
+from typing import Any, NamedTuple, TypeVar
+
+from hocket.errors import HocketError
+from hocket.kernel.ids import next_ulid, node_id
+from hocket.kernel.jws import detached
+from hocket.kernel.keys import SigningKey
+from hocket.kernel.ops import Op, verify_op
+from hocket.kernel.postcard import Malformed, UnknownVariant
+from hocket.kernel.reasons import Reason
+from hocket.kernel.ucan import read as read_ucan
+from hocket.kernel.vocabulary import DelegateUcan
+from hocket.log.transaction import Transaction, Wall
+from hocket.store import Session, Store
+
+__all__ = ["Admission", "Log", "Transaction"]
+
+T = TypeVar("T")
+Request = Callable[[Transaction], Any]
+
+# Below this many, handing signatures to another thread costs more than it saves.
+PARALLEL_MIN = 8
+ADMIT_BATCH = 1_000
+
+
+class Admission(NamedTuple):
+    """What became of a batch of ops from elsewhere."""
+
+    appended: int
+    duplicated: int
+    rejected: int
+
+
+class Log:
+    """`wall` gives the time and `randomness` that many random bytes; both come from outside, so that a simulation can choose them.
+    `helpers` sign and verify in parallel; without them everything happens in the caller's thread.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        key: SigningKey,
+        user: str,
+        *,
+        wall: Wall,
+        randomness: Callable[[int], bytes],
+        helpers: Executor | None = None,
+        committed: Callable[[bool], None] = lambda stirring: None,
+    ) -> None:
+        self.store = store
+        self.node = node_id(key.public)
+        self.user = user
+        self._key = key
+        self._wall = wall
+        self._randomness = randomness
+        self._helpers = helpers
+        self._committed = committed
+        self._last_id = bytes(16)
+        self._id_lock = threading.Lock()
+
+    def commit(self, requests: Sequence[Request]) -> list[Any]:
+        """Runs the requests in one durable transaction and gives their results in order. A request that raises a HocketError gives that error as
+        its result and leaves nothing behind; the others are not disturbed by it.
+        """
+        try:
+            return self._transact(requests)
+        except HocketError as error:
+            if len(requests) == 1:
+                return [error]
+        results: list[Any] = []
+        for request in requests:
+            results += self.commit([request])
+        return results
+
+    def run(self, request: Callable[[Transaction], T]) -> T:
+        """One request in a transaction of its own; its error is raised."""
+        return self._transact([request])[0]  # type: ignore[no-any-return]
+
+    def _transact(self, requests: Iterable[Request]) -> list[Any]:
+        with self.store.write() as session:
+            transaction = Transaction(session, self.node, self._wall, self.new_id)
+            results = [request(transaction) for request in requests]
+            transaction.close(self._sign)
+        self._committed(transaction.projection.stirring)
+        return results
+
+    def new_id(self, ms: int) -> bytes:
+        """A fresh ULID, later than every other one of this process."""
+        with self._id_lock:
+            self._last_id = next_ulid(self._last_id, ms, self._randomness(10))
+            return self._last_id
+
+    def _sign(self, bodies: Sequence[bytes]) -> list[bytes]:
+        if self._helpers is None or len(bodies) < PARALLEL_MIN:
+            return self._sign_here(bodies)
+        half = len(bodies) // 2
+        helped = self._helpers.submit(self._sign_here, bodies[:half])
+        mine = self._sign_here(bodies[half:])
+        return helped.result() + mine
+
+    def _sign_here(self, bodies: Sequence[bytes]) -> list[bytes]:
+        sign, node = self._key.sign, self.node
+        return [detached(sign(body + b"\x00"), node) for body in bodies]
+
+    def admit(self, ops: Iterable[tuple[bytes, Op | Malformed]]) -> Admission:
+        """Takes in ops from elsewhere, in any order, any number of times. What cannot be verified is turned away and counted."""
+        total = Admission(0, 0, 0)
+        batch: list[tuple[bytes, Op | Malformed]] = []
+        for item in ops:
+            batch.append(item)
+            if len(batch) >= ADMIT_BATCH:
+                total = _add(total, self._admit(batch))
+                batch = []
+        return _add(total, self._admit(batch)) if batch else total
+
+    def _admit(self, batch: list[tuple[bytes, Op | Malformed]]) -> Admission:
+        with self.store.read() as session:
+            keys = self._keys(session)
+        good = sorted(((raw, op) for raw, op in batch if isinstance(op, Op)), key=lambda item: item[1].timestamp)
+        verdicts = self._verify(good, keys)
+
+        def request(tx: Transaction) -> Admission:
+            appended = duplicated = rejected = 0
+            for raw, op in batch:
+                if isinstance(op, Malformed):
+                    unknown = isinstance(op, UnknownVariant)
+                    tx.refuse(raw[:16].ljust(16, b"\0"), 0, Reason.UNKNOWN_VARIANT if unknown else Reason.MALFORMED)
+                    rejected += 1
+            taken: set[bytes] = set()
+            for (raw, op), reason in zip(good, verdicts, strict=True):
+                tx.hear(op.timestamp)
+                if op.id in taken or tx.session.op(op.id) is not None:
+                    duplicated += 1
+                elif reason is not None:
+                    tx.refuse(op.id, op.node_id, reason)
+                    rejected += 1
+                else:
+                    tx.admit(op, raw)
+                    taken.add(op.id)
+                    appended += 1
+            return Admission(appended, duplicated, rejected)
+
+        return self.run(request)
+
+    def _keys(self, session: Session) -> dict[int, bytes]:
+        return {int.from_bytes(node, "big"): public for node, (public, _) in session.nodes().items()}
+
+    def _verify(self, ops: Sequence[tuple[bytes, Op]], keys: dict[int, bytes]) -> list[Reason | None]:
+        """Who wrote each op, and whether they signed it. A node that nobody has heard of introduces itself by a delegation."""
+        checks: list[tuple[bytes, Op, bytes] | Reason] = []
+        for raw, op in ops:
+            key = self._key_of(op, keys)
+            checks.append(key if isinstance(key, Reason) else (raw, op, key))
+
+        def good(check: tuple[bytes, Op, bytes] | Reason) -> Reason | None:
+            if isinstance(check, Reason):
+                return check
+            return None if verify_op(*check) else Reason.BAD_SIGNATURE
+
+        def good_all(part: Sequence[tuple[bytes, Op, bytes] | Reason]) -> list[Reason | None]:
+            return [good(check) for check in part]
+
+        if self._helpers is None or len(checks) < PARALLEL_MIN:
+            return good_all(checks)
+        half = len(checks) // 2
+        helped = self._helpers.submit(good_all, checks[:half])
+        mine = good_all(checks[half:])
+        return helped.result() + mine
+
+    def _key_of(self, op: Op, keys: dict[int, bytes]) -> bytes | Reason:
+        if isinstance(op.payload, DelegateUcan):
+            try:
+                delegation = read_ucan(op.payload.ucan_bytes)
+            except Malformed:
+                return Reason.MALFORMED
+            if delegation.issuer != self.user:
+                return Reason.FOREIGN_USER
+            if delegation.cid != op.payload.ucan_cid:
+                return Reason.MALFORMED
+            keys.setdefault(delegation.node, delegation.public)
+        return keys.get(op.node_id, Reason.UNKNOWN_NODE)
+
+
+def _add(left: Admission, right: Admission) -> Admission:
+    return Admission(*(a + b for a, b in zip(left, right, strict=True)))

@@ -1,0 +1,379 @@
+"""Keeps the projections true to the log inside one transaction. The newest op of a job is applied in place; an op that comes
+late, or one whose dependencies change their standing, makes its job be folded again, and whatever leans on that job after it.
+The rules are the kernel's; this module only finds out which of them must be asked again.
+"""
+
+from collections import deque
+
+from hocket.kernel import roster
+from hocket.kernel.clock import Hlc, pack, unpack
+from hocket.kernel.ids import ulid_ms
+from hocket.kernel.ops import Op, decode
+from hocket.kernel.reasons import Reason
+from hocket.kernel.roster import Job, Outcome, State
+from hocket.kernel.ucan import read as read_ucan
+from hocket.kernel.vocabulary import (
+    NAMES,
+    ClaimWork,
+    ClearSchedule,
+    CreateArtifact,
+    DelegateUcan,
+    RouteKind,
+    SetSchedule,
+    job_of,
+)
+from hocket.store import Artifact, Entry, Schedule, Session, Stage
+
+_NUMBERS = {name: number for number, name in NAMES.items()}
+_CLAIM = _NUMBERS["ClaimWork"]
+_SCHEDULE_OPS = (_NUMBERS["SetSchedule"], _NUMBERS["ClearSchedule"])
+_COUNTS = 0
+
+
+class Projection:
+    """The roster and its neighbours, as of one transaction. It is the context that the kernel's fold asks."""
+
+    def __init__(self, session: Session, now: int) -> None:
+        self._session = session
+        self._now = now
+        self._entries: dict[bytes, Entry | None] = {}
+        self._dirty: set[bytes] = set()
+        self._fresh: dict[bytes, tuple[Op, int]] = {}
+        self._fresh_of_job: dict[bytes, list[bytes]] = {}
+        self._again: deque[bytes] = deque()
+        # Whether workers should look: something can start, or something that one of them runs was called off.
+        self.stirring = False
+
+    # What the fold asks.
+
+    def route(self, kind: str, at: Hlc) -> int | None:
+        node = self._session.route(kind, pack(at))
+        return None if node is None else int.from_bytes(node, "big")
+
+    def succeeded(self, job_id: bytes) -> Hlc | None:
+        entry = self.entry(job_id)
+        return entry.job.done if entry is not None and entry.job.outcome is Outcome.SUCCEEDED else None
+
+    def is_claim(self, op_id: bytes) -> bool:
+        if op_id in self._fresh:
+            return type(self._fresh[op_id][0].payload) is ClaimWork
+        row = self._session.op(op_id)
+        return row is not None and row.variant == _CLAIM
+
+    # Entries, read once and written together.
+
+    def entry(self, job_id: bytes) -> Entry | None:
+        if job_id not in self._entries:
+            self._entries[job_id] = self._session.job(job_id)
+        return self._entries[job_id]
+
+    def know(self, entry: Entry) -> Entry:
+        """Takes over an entry that a query has just read, unless this transaction holds a newer one."""
+        known = self._entries.setdefault(entry.job.id, entry)
+        assert known is not None
+        return known
+
+    def assign(self, job_id: bytes, worker: int | None) -> None:
+        """Notes which process of this node holds the job."""
+        entry = self.entry(job_id)
+        assert entry is not None
+        self._put(entry._replace(worker=worker))
+
+    def flush(self) -> None:
+        """Writes the changed entries, so that the store's queries see them."""
+        if self._dirty:
+            self._session.put_jobs([entry for i in self._dirty if (entry := self._entries[i]) is not None])
+            self._dirty.clear()
+
+    def _put(self, entry: Entry) -> None:
+        self._entries[entry.job.id] = entry
+        self._dirty.add(entry.job.id)
+        if entry.stage is Stage.READY:
+            self.stirring = True
+
+    # Ops that are later than everything on the log: this node's own.
+
+    def newest(self, op: Op) -> Reason | None:
+        """Applies an op that nothing on the log is later than. A refused one leaves no trace."""
+        reason = self._dependencies(op, {})
+        if reason is not None:
+            return reason
+        job_id = job_of(op.payload)
+        if job_id is None:
+            self._fresh[op.id] = (op, _COUNTS)
+            self._project(op)
+            return None
+        before = self.entry(job_id)
+        verdict = roster.apply(before.job if before else None, op, self)
+        if isinstance(verdict, Reason):
+            return verdict
+        self._fresh[op.id] = (op, _COUNTS)
+        self._keep(before, verdict)
+        return None
+
+    # Ops in any order: received, imported, or met again in a rebuild.
+
+    def arrived(self, op: Op, integrity: bool) -> None:
+        """Takes in an op that may be older than others, before its row is stored; `reason` tells afterwards whether it counts."""
+        job_id = job_of(op.payload)
+        self._fresh[op.id] = (op, Reason.INTEGRITY if integrity else Reason.WAITING)
+        if job_id is not None:
+            self._fresh_of_job.setdefault(job_id, []).append(op.id)
+        if integrity:
+            return
+        if job_id is None:
+            self._judge_again(op, Reason.WAITING)
+            return
+        before = self.entry(job_id)
+        if before is not None and op.timestamp > before.job.last:
+            self._fresh[op.id] = (op, self._in_place(before, op))
+        else:
+            self._again.append(job_id)
+        self._settle()
+        self._leaners(op.id)
+
+    def replayed(self, op: Op) -> int:
+        """Applies the next op of the whole log in HLC order, whose row is stored. Gives its reason, 0 if it counts."""
+        job_id = job_of(op.payload)
+        if job_id is not None:
+            return self._in_place(self.entry(job_id), op)
+        reason = self._dependencies(op, {})
+        if reason is None:
+            self._project(op)
+        return reason or _COUNTS
+
+    def reason(self, op_id: bytes) -> int:
+        """Whether an op of this transaction counts."""
+        return self._fresh[op_id][1]
+
+    def _in_place(self, before: Entry | None, op: Op) -> int:
+        verdict: Job | Reason | None = self._dependencies(op, {})
+        if verdict is None:
+            verdict = roster.apply(before.job if before else None, op, self)
+        if not isinstance(verdict, Reason):
+            self._keep(before, verdict)
+            return _COUNTS
+        if before is not None and (moved := roster.seen(before.job, op)) is not None:
+            self._put(before._replace(job=moved))
+        return verdict
+
+    def collide(self, op: Op) -> None:
+        """An op turns out to share its timestamp with another of its author: it does not count any more."""
+        self._set_reason(op, Reason.INTEGRITY)
+        job_id = job_of(op.payload)
+        if job_id is not None:
+            self._again.append(job_id)
+            self._settle()
+        else:
+            self._unproject(op)
+        self._leaners(op.id)
+
+    # Folding again.
+
+    def _leaners(self, op_id: bytes) -> None:
+        """Asks again about every op that cites this one, now that its standing may have changed."""
+        for citing in self._session.citing(op_id):
+            op, row_reason = self._known(citing)
+            if op is None:
+                continue
+            job_id = job_of(op.payload)
+            if job_id is not None:
+                self._again.append(job_id)
+            else:
+                self._judge_again(op, row_reason)
+        self._settle()
+
+    def _judge_again(self, op: Op, before: int) -> None:
+        reason = int(self._dependencies(op, {}) or _COUNTS)
+        if reason == before:
+            return
+        self._set_reason(op, reason)
+        if reason == _COUNTS:
+            self._project(op)
+        elif before == _COUNTS:
+            self._unproject(op)
+        self._leaners(op.id)
+
+    def _settle(self) -> None:
+        while self._again:
+            self._refold(self._again.popleft())
+
+    def _refold(self, job_id: bytes) -> None:
+        ops: dict[bytes, tuple[Op, int]] = {
+            row.id: (decode(row.body), row.reason) for row in self._session.ops_of_job(job_id)
+        }
+        ops.update((op_id, self._fresh[op_id]) for op_id in self._fresh_of_job.get(job_id, ()))
+        job: Job | None = None
+        verdicts: dict[bytes, tuple[Hlc, int]] = {}
+        for op, reason in sorted(ops.values(), key=lambda pair: pair[0].timestamp):
+            if reason == Reason.INTEGRITY:
+                verdicts[op.id] = (op.timestamp, reason)
+                continue
+            verdict: Job | Reason | None = self._dependencies(op, verdicts)
+            if verdict is None:
+                verdict = roster.apply(job, op, self)
+            if isinstance(verdict, Reason):
+                job = roster.seen(job, op)
+                verdicts[op.id] = (op.timestamp, int(verdict))
+            else:
+                job = verdict
+                verdicts[op.id] = (op.timestamp, _COUNTS)
+        flipped = [op for op, reason in ops.values() if verdicts[op.id][1] != reason]
+        for op in flipped:
+            self._set_reason(op, verdicts[op.id][1])
+        self._keep(self.entry(job_id), job, job_id)
+        for op in flipped:
+            self._leaners(op.id)
+
+    def _set_reason(self, op: Op, reason: int) -> None:
+        if op.id in self._fresh:
+            self._fresh[op.id] = (op, reason)
+        else:
+            self._session.set_reasons([(reason, op.id)])
+
+    def _known(self, op_id: bytes) -> tuple[Op | None, int]:
+        if op_id in self._fresh:
+            return self._fresh[op_id]
+        row = self._session.op(op_id)
+        return (None, _COUNTS) if row is None else (decode(row.body), row.reason)
+
+    def _dependencies(self, op: Op, verdicts: dict[bytes, tuple[Hlc, int]]) -> Reason | None:
+        """Whether everything that the op cites is on the log, earlier than itself, and counts."""
+        if not op.causal_deps:
+            return None
+        job_id = job_of(op.payload)
+        entry = self._entries.get(job_id) if job_id is not None else None
+        reason: Reason | None = None
+        for dep in op.causal_deps:
+            if entry is not None and not verdicts and dep == entry.job.claim_op:
+                continue
+            standing = verdicts.get(dep) or self._standing(dep, op.id, job_id)
+            if standing is None:
+                reason = reason or Reason.WAITING
+                continue
+            at, why = standing
+            if at >= op.timestamp:
+                return Reason.DEPENDENCY_CYCLE
+            if why == Reason.WAITING:
+                reason = reason or Reason.WAITING
+            elif why != _COUNTS:
+                reason = Reason.DEPENDENCY_REJECTED
+        return reason
+
+    def _standing(self, dep: bytes, op_id: bytes, job_id: bytes | None) -> tuple[Hlc, int] | None:
+        """When a cited op was written and whether it counts. Citations out of the job are remembered, so that a change there
+        is followed here.
+        """
+        if dep in self._fresh:
+            op, reason = self._fresh[dep]
+            at, cited_job = op.timestamp, job_of(op.payload)
+        else:
+            row = self._session.op(dep)
+            if row is None:
+                self._session.cite(dep, op_id)
+                return None
+            at, cited_job, reason = unpack(row.hlc), row.job, row.reason
+        if cited_job is None or cited_job != job_id:
+            self._session.cite(dep, op_id)
+        return at, reason
+
+    # What follows from a job's change.
+
+    def _keep(self, before: Entry | None, job: Job | None, job_id: bytes = b"") -> None:
+        """Stores a job's new record and lets the jobs that come after it know when its success begins or ends."""
+        if job is None:
+            if before is not None:
+                self._entries[job_id] = None
+                self._dirty.discard(job_id)
+                self._session.drop_job(job_id)
+                self._dependents(job_id, before.job.done, None)
+            return
+        if before is None or before.job.schedule_op != job.schedule_op:
+            self._scheduled(job)
+        held = before is not None and before.job.claim_op == job.claim_op and job.state is State.CLAIMED
+        self._put(Entry(job, self._stage(job), before.worker if before is not None and held else None))
+        if before is not None and before.stage is Stage.CLAIMED and job.state is not State.CLAIMED:
+            # The holder of a cancelled job must hear of it, and so must whoever waits for a place under a limit.
+            self.stirring |= job.outcome is Outcome.CANCELLED or job.policy.concurrency is not None
+        was = before.job.done if before is not None and before.job.outcome is Outcome.SUCCEEDED else None
+        now = job.done if job.outcome is Outcome.SUCCEEDED else None
+        if was != now:
+            self._dependents(job.id, was, now)
+
+    def _scheduled(self, job: Job) -> None:
+        if job.policy.after:
+            self._session.set_after(job.id, job.policy.dependencies())
+        if job.policy.schedule is not None:
+            self._session.ticked(job.policy.schedule, ulid_ms(job.id))
+
+    def _dependents(self, job_id: bytes, was: Hlc | None, now: Hlc | None) -> None:
+        changed_at = min(at for at in (was, now) if at is not None) if was or now else None
+        for dependent in self._session.dependents(job_id):
+            entry = self.entry(dependent)
+            if entry is None:
+                continue
+            if changed_at is not None and entry.job.last > changed_at:
+                self._again.append(dependent)
+            else:
+                self._put(entry._replace(stage=self._stage(entry.job)))
+
+    def _stage(self, job: Job) -> Stage:
+        if job.state is State.COMPLETED:
+            return Stage.DONE
+        if job.state is State.CLAIMED:
+            return Stage.CLAIMED
+        if job.policy.after and any(self.succeeded(dep) is None for dep in job.policy.dependencies()):
+            return Stage.BLOCKED
+        return Stage.DELAYED if job.ready_at > self._now else Stage.READY
+
+    # Everything that is not a job.
+
+    def _project(self, op: Op) -> None:
+        payload = op.payload
+        hlc = pack(op.timestamp)
+        if isinstance(payload, CreateArtifact):
+            artifact = Artifact(payload.artifact_id, op.id, payload.artifact_type, payload.source_job)
+            self._session.add_artifact(artifact)
+        elif isinstance(payload, DelegateUcan):
+            delegation = read_ucan(payload.ucan_bytes)
+            self._session.bind(delegation.node.to_bytes(8, "big"), delegation.public, delegation.issuer, hlc)
+        elif isinstance(payload, RouteKind):
+            node = None if payload.route is None else payload.route.to_bytes(8, "big")
+            self._session.set_route(payload.kind, hlc, node)
+            self._reroute(payload.kind, hlc)
+        elif isinstance(payload, SetSchedule):
+            self._session.set_schedule(
+                Schedule(
+                    payload.name,
+                    hlc,
+                    payload.cron,
+                    payload.timezone,
+                    payload.kind,
+                    payload.payload,
+                    payload.policy_envelope,
+                    op.timestamp.wall,
+                )
+            )
+        elif isinstance(payload, ClearSchedule):
+            self._session.set_schedule(Schedule(payload.name, hlc, None, "", "", b"", b"", 0))
+
+    def _unproject(self, op: Op) -> None:
+        """Takes back what an op projected that does not count any more."""
+        payload = op.payload
+        if isinstance(payload, CreateArtifact):
+            self._session.drop_artifact(payload.artifact_id)
+        elif isinstance(payload, RouteKind):
+            hlc = pack(op.timestamp)
+            self._session.drop_route(payload.kind, hlc)
+            self._reroute(payload.kind, hlc)
+        elif isinstance(payload, SetSchedule | ClearSchedule):
+            self._session.drop_schedule(payload.name)
+            for row in self._session.ops_of_variants(_SCHEDULE_OPS):
+                if row.reason == _COUNTS and row.id != op.id:
+                    self._project(decode(row.body))
+
+    def _reroute(self, kind: str, hlc: bytes) -> None:
+        """A route that comes late changes who could claim since then."""
+        self.flush()
+        self._again.extend(self._session.jobs_of_kind_since(kind, hlc))
+        self._settle()

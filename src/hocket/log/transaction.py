@@ -1,0 +1,106 @@
+"""One write transaction of the log: the only place where the clock ticks and a claim is decided. Requests run inside it one after the other; what
+they author is stamped, folded and counted at once, and signed, chained and stored together at the end, so that many requests cost one commit.
+"""
+
+import hashlib
+from collections.abc import Callable, Sequence
+
+from hocket.errors import StoreError
+from hocket.kernel.clock import U32_MAX, Hlc, pack, recv, tick
+from hocket.kernel.ops import Op, decode, sealed, unsigned
+from hocket.kernel.reasons import Reason
+from hocket.kernel.vocabulary import Payload, discriminant, job_of
+from hocket.log.projection import Projection
+from hocket.store import Head, OpRow, Refusal, Session
+
+# Gives the time in milliseconds, never less than the clock reading that it is told.
+Wall = Callable[[int], int]
+Signer = Callable[[Sequence[bytes]], list[bytes]]
+
+
+def link(previous: bytes, body: bytes) -> bytes:
+    """The next link of the chain: it covers the whole op, its signature included, and every op before it."""
+    return hashlib.sha3_256(previous + body).digest()
+
+
+class Transaction:
+    """`now` is the time that decisions are made by: the node's clock, never behind the wall."""
+
+    def __init__(self, session: Session, node: int, wall: Wall, new_id: Callable[[int], bytes]) -> None:
+        self.session = session
+        self.node = node
+        head = session.head()
+        if head.rebuilding is not None:
+            raise StoreError("the roster is being rebuilt; wait for `hocket log rebuild` to end, or run it again if it was stopped")
+        self._head = head
+        self._clock = Hlc(head.wall, head.logical, node)
+        self._wall_now = self.now = wall(head.wall)
+        self.new_id = new_id
+        self.projection = Projection(session, self.now)
+        self._bodies: list[tuple[Op, bytes, bool]] = []
+        self._stamps: dict[Hlc, Op] = {}
+        self._refusals: list[Refusal] = []
+
+    def author(self, payload: Payload, deps: tuple[bytes, ...] = ()) -> Op | Reason:
+        """Writes an op of this node's own. One that would not count is not written: the reason comes back instead."""
+        stamp = tick(self._clock, self._wall_now)
+        op = Op(self.new_id(stamp.wall), stamp, self.node, deps, payload)
+        reason = self.projection.newest(op)
+        if reason is not None:
+            return reason
+        self._clock = stamp
+        self._bodies.append((op, unsigned(op), False))
+        return op
+
+    def body(self, op_id: bytes) -> bytes:
+        """The bytes of an op that is on the log."""
+        row = self.session.op(op_id)
+        if row is not None:
+            return row.body
+        return next(body if done else body + b"\x00" for op, body, done in self._bodies if op.id == op_id)
+
+    def admits(self, kind: str) -> bool:
+        """Whether the route in force lets this node claim jobs of the kind."""
+        routed = self.projection.route(kind, Hlc(self.now, U32_MAX, self.node))
+        return routed is None or routed == self.node
+
+    def hear(self, stamp: Hlc) -> None:
+        """Moves the clock past a timestamp that came from outside, whether or not its op is taken in."""
+        self._clock = recv(self._clock, stamp, self._wall_now)
+
+    def admit(self, op: Op, body: bytes) -> None:
+        """Takes in an op from outside whose signature and author are good. It may be older than others."""
+        twins = [decode(row.body) for row in self.session.ops_at(pack(op.timestamp))]
+        if op.timestamp in self._stamps:
+            twins.append(self._stamps[op.timestamp])
+        self._stamps[op.timestamp] = op
+        for twin in twins:
+            self.projection.collide(twin)
+        self.projection.arrived(op, integrity=bool(twins))
+        self._bodies.append((op, body, True))
+
+    def refuse(self, op_id: bytes, author: int, reason: Reason) -> None:
+        self._refusals.append(Refusal(op_id, author.to_bytes(8, "big"), int(reason), self.now))
+
+    def close(self, sign: Signer) -> None:
+        """Signs and stores what was written; the caller's commit makes it durable."""
+        drafts = [body for _, body, is_sealed in self._bodies if not is_sealed]
+        signatures = iter(sign(drafts) if drafts else ())
+        chain, seq = self._head.chain, self._head.seq
+        rows = []
+        for op, body, is_sealed in self._bodies:
+            whole = body if is_sealed else sealed(body, next(signatures))
+            chain = link(chain, whole)
+            seq += 1
+            reason = self.projection.reason(op.id) if is_sealed else 0
+            rows.append(
+                OpRow(seq, op.id, pack(op.timestamp), discriminant(op.payload), job_of(op.payload), reason, whole, chain)
+            )
+        if rows:
+            self.session.add_ops(rows)
+        self.projection.flush()
+        if self._refusals:
+            self.session.refuse(self._refusals)
+        head = Head(self._clock.wall, self._clock.logical, seq, chain, None)
+        if head != self._head:
+            self.session.put_head(head)

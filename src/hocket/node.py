@@ -1,0 +1,367 @@
+"""A node as programs use it. `async with hocket.open() as node` gives a `Node`, `with hocket.open() as node` a `SyncNode`;
+both submit jobs, follow them by handles and run workers, over the same desk.
+"""
+
+import asyncio
+import os
+import select
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, TypeVar
+
+from hocket.bus.bells import Bell
+from hocket.desk import Desk
+from hocket.errors import Failed, HocketError
+from hocket.kernel.ids import parse_ulid, ulid_text
+from hocket.kernel.roster import Outcome
+from hocket.log import Log, Transaction
+from hocket.store import Session, Stage
+from hocket.work import jobs, view
+from hocket.work.handlers import JobType, kind
+from hocket.work.jobs import Draft, Submitted
+from hocket.work.worker import Worker, WorkerOptions
+
+T = TypeVar("T")
+
+REQUESTS_MAX = 10_000
+GROUP_MAX = 1_000
+# A hint can be lost; whoever waits looks again after this long.
+LOOK_AGAIN_S = 2.0
+
+
+class JobFailed(Failed):
+    """The job failed for good. `traceback` is the handler's, where there is one."""
+
+    def __init__(self, job_id: str, error: str | None, traceback: str | None) -> None:
+        super().__init__(f"job {job_id} failed: {error or 'no error was recorded'}")
+        self.job_id, self.error, self.traceback = job_id, error, traceback
+
+
+class JobCancelled(Failed):
+    """The job was cancelled."""
+
+    def __init__(self, job_id: str, reason: str | None) -> None:
+        super().__init__(f"job {job_id} was cancelled: {reason or 'no reason was given'}")
+        self.job_id, self.reason = job_id, reason
+
+
+class Opening:
+    """What `open` gives: enter it with `async with` or with `with`."""
+
+    def __init__(self, home: Path | str | None) -> None:
+        self._home = home
+        self._async: Node | None = None
+        self._sync: SyncNode | None = None
+
+    async def __aenter__(self) -> "Node":
+        desk = await asyncio.get_running_loop().run_in_executor(None, Desk.open, self._home)
+        self._async = Node(desk)
+        return self._async
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._async is not None:
+            await self._async.close()
+
+    def __enter__(self) -> "SyncNode":
+        self._sync = SyncNode(Desk.open(self._home))
+        return self._sync
+
+    def __exit__(self, *_: object) -> None:
+        if self._sync is not None:
+            self._sync.close()
+
+
+def open(home: Path | str | None = None) -> Opening:
+    """Opens the node whose home this is (default: $HOCKET_HOME, else ~/.hocket)."""
+    return Opening(home)
+
+
+def _drafts(pairs: Iterable[tuple[JobType | str, dict[str, Any]]]) -> list[Draft]:
+    return [(kind(job) if isinstance(job, str) else job).draft(payload) for job, payload in pairs]
+
+
+def _ending(session: Session, job_id: bytes) -> tuple[bool, Any]:
+    """Whether the job has ended, and its result; raises when it ended badly."""
+    entry = session.job(job_id)
+    if entry is None or entry.stage is not Stage.DONE:
+        return False, None
+    job = entry.job
+    if job.outcome is Outcome.SUCCEEDED:
+        return True, view.result(session, job)
+    shown = view.full(session, entry)
+    if job.outcome is Outcome.CANCELLED:
+        raise JobCancelled(ulid_text(job_id), shown["error"])
+    raise JobFailed(ulid_text(job_id), shown["error"], shown["traceback"])
+
+
+def _news(session: Session, job_id: bytes, seen: int) -> tuple[list[dict[str, Any]], bool]:
+    """The job's ops after `seen` as lines, and whether it has ended."""
+    entry = session.job(job_id)
+    lines = [view.op_line(row) for row in session.ops_of_job(job_id) if row.seq > seen]
+    return lines, entry is not None and entry.stage is Stage.DONE
+
+
+class Committer:
+    """Gathers the requests of one event loop and commits whatever has gathered, one group after the other. Nothing is delayed
+    when nothing is under way.
+    """
+
+    def __init__(self, log: Log, executor: Executor) -> None:
+        self._log = log
+        self._executor = executor
+        self._waiting: list[tuple[Callable[[Transaction], Any], asyncio.Future[Any]]] = []
+        self._room = asyncio.Semaphore(REQUESTS_MAX)
+        self._flushing: asyncio.Task[None] | None = None
+
+    async def run(self, request: Callable[[Transaction], T]) -> T:
+        """The request's result, once it is durable."""
+        async with self._room:
+            done: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+            self._waiting.append((request, done))
+            if self._flushing is None:
+                self._flushing = asyncio.create_task(self._flush())
+            return await done
+
+    async def _flush(self) -> None:
+        loop = asyncio.get_running_loop()
+        while self._waiting:
+            group, self._waiting = self._waiting[:GROUP_MAX], self._waiting[GROUP_MAX:]
+            try:
+                results = await loop.run_in_executor(self._executor, self._log.commit, [request for request, _ in group])
+            except Exception as error:
+                results = [error] * len(group)
+            for (_, done), result in zip(group, results, strict=True):
+                if done.cancelled():
+                    continue
+                if isinstance(result, Exception):
+                    done.set_exception(result)
+                else:
+                    done.set_result(result)
+        self._flushing = None
+
+    async def close(self) -> None:
+        while self._flushing is not None:
+            await asyncio.wait([self._flushing])
+
+
+class Node:
+    """The async face. Store calls run on an executor, so the event loop is never held up."""
+
+    def __init__(self, desk: Desk, executor: Executor | None = None) -> None:
+        self.desk = desk
+        self._executor = executor or ThreadPoolExecutor(2, "hocket-store")
+        self._committer = Committer(desk.log, self._executor)
+        self._bell: Bell | None = None
+        self._changed = asyncio.Event()
+
+    async def finish(self) -> None:
+        """Ends what this object began and leaves the desk open."""
+        await self._committer.close()
+        if self._bell is not None:
+            asyncio.get_running_loop().remove_reader(self._bell.fileno())
+            self._bell.close()
+        self._executor.shutdown()
+
+    async def close(self) -> None:
+        await self.finish()
+        self.desk.close()
+
+    async def submit(self, job: JobType | str, /, **payload: Any) -> "Handle":
+        """Submits one job; its payload's members are the handler's keyword arguments."""
+        return (await self.submit_many([(job, payload)]))[0]
+
+    async def submit_many(self, pairs: Iterable[tuple[JobType | str, dict[str, Any]]]) -> "list[Handle]":
+        """Submits many jobs in one transaction: all of them or none."""
+        drafts = _drafts(pairs)
+        made: list[Submitted] = await self.run(lambda tx: jobs.submit(tx, drafts))
+        return [Handle(self, each.job_id, each.created) for each in made]
+
+    def job(self, job_id: str) -> "Handle":
+        """A handle on a job that is there already, by its whole id."""
+        return Handle(self, parse_ulid(job_id), created=False)
+
+    @property
+    def node_id(self) -> int:
+        return self.desk.log.node
+
+    async def run(self, request: Callable[[Transaction], T]) -> T:
+        """Runs a request inside a transaction of the log, grouped with whatever else is waiting."""
+        return await self._committer.run(request)
+
+    async def read(self, query: Callable[[Session], T]) -> T:
+        """Runs a query over one consistent view of the store."""
+
+        def run() -> T:
+            with self.desk.read() as session:
+                return query(session)
+
+        return await asyncio.get_running_loop().run_in_executor(self._executor, run)
+
+    async def work(self, options: WorkerOptions) -> Worker:
+        """Runs a worker in this process until it is told to stop, or idle if the options say so."""
+        worker = Worker(self, self.desk.home.processes, options)
+        await worker.run()
+        return worker
+
+    def changes(self) -> asyncio.Event:
+        """An event that is set by the next change of anything. Take it before looking, then look, then wait."""
+        if self._bell is None:
+            self._bell = Bell(self.desk.home.processes, f"node-{os.getpid()}-{os.urandom(4).hex()}", "any")
+            asyncio.get_running_loop().add_reader(self._bell.fileno(), self._rung)
+        return self._changed
+
+    def _rung(self) -> None:
+        assert self._bell is not None
+        self._bell.clear()
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def until(self, look: Callable[[], Awaitable[tuple[bool, T]]], timeout: float | None) -> T:
+        """Looks, and looks again after each change, until there is something to see. Raises TimeoutError."""
+        async with asyncio.timeout(timeout):
+            while True:
+                changed = self.changes()
+                found, value = await look()
+                if found:
+                    return value
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(changed.wait(), LOOK_AGAIN_S)
+
+
+class Handle:
+    """A job that was submitted. `created` is False when a unique key led to one that was there already."""
+
+    def __init__(self, node: Node, job_id: bytes, created: bool) -> None:
+        self._node = node
+        self._id = job_id
+        self.job_id = ulid_text(job_id)
+        self.created = created
+
+    async def status(self) -> dict[str, Any]:
+        """Where the job stands now."""
+        return await self._node.read(lambda session: view.full(session, view.find(session, self.job_id)))
+
+    async def result(self, timeout: float | None = None) -> Any:
+        """Waits for the job and gives what its handler returned. Raises JobFailed, JobCancelled or TimeoutError."""
+        return await self._node.until(lambda: self._node.read(lambda session: _ending(session, self._id)), timeout)
+
+    async def cancel(self, reason: str = "cancelled by its submitter") -> None:
+        """Calls the job off, pending or running. Raises Conflict when it is completed."""
+        await self._node.run(lambda tx: jobs.cancel(tx, self._id, reason))
+
+    async def retry(self, reason: str = "retried by its submitter") -> None:
+        """Tries a failed or cancelled job anew."""
+        await self._node.run(lambda tx: jobs.retry(tx, self._id, reason))
+
+    async def events(self) -> AsyncIterator[dict[str, Any]]:
+        """The job's ops from the first on, each as it comes, until the job has ended."""
+        seen = 0
+
+        async def look() -> tuple[bool, tuple[list[dict[str, Any]], bool]]:
+            lines, ended = await self._node.read(lambda session: _news(session, self._id, seen))
+            return bool(lines) or ended, (lines, ended)
+
+        ended = False
+        while not ended:
+            lines, ended = await self._node.until(look, None)
+            for line in lines:
+                seen = line["seq"]
+                yield line
+
+
+class SyncNode:
+    """The synchronous face, for scripts. Safe to use from several threads."""
+
+    def __init__(self, desk: Desk) -> None:
+        self.desk = desk
+
+    def close(self) -> None:
+        self.desk.close()
+
+    def submit(self, job: JobType | str, /, **payload: Any) -> "SyncHandle":
+        """Submits one job; its payload's members are the handler's keyword arguments."""
+        return self.submit_many([(job, payload)])[0]
+
+    def submit_many(self, pairs: Iterable[tuple[JobType | str, dict[str, Any]]]) -> "list[SyncHandle]":
+        """Submits many jobs in one transaction: all of them or none."""
+        return [SyncHandle(self, each.job_id, each.created) for each in self.desk.submit(_drafts(pairs))]
+
+    def job(self, job_id: str) -> "SyncHandle":
+        """A handle on a job that is there already, by its whole id."""
+        return SyncHandle(self, parse_ulid(job_id), created=False)
+
+    def work(self, options: WorkerOptions) -> Worker:
+        """Runs a worker in this thread until it is told to stop, or idle if the options say so."""
+
+        async def run() -> Worker:
+            node = Node(self.desk)
+            try:
+                return await node.work(options)
+            finally:
+                await node.finish()
+
+        return asyncio.run(run())
+
+    def until(self, look: Callable[[Session], tuple[bool, T]], timeout: float | None = None) -> T:
+        """Looks, and looks again after each change, until there is something to see. Raises TimeoutError."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        bell = Bell(self.desk.home.processes, f"wait-{os.getpid()}-{os.urandom(4).hex()}", "any")
+        try:
+            while True:
+                bell.clear()
+                with self.desk.read() as session:
+                    found, value = look(session)
+                if found:
+                    return value
+                left = LOOK_AGAIN_S if deadline is None else min(LOOK_AGAIN_S, deadline - time.monotonic())
+                if left <= 0:
+                    raise TimeoutError(f"nothing came within {timeout} seconds")
+                select.select([bell], [], [], left)
+        finally:
+            bell.close()
+
+
+class SyncHandle:
+    """A job that was submitted. `created` is False when a unique key led to one that was there already."""
+
+    def __init__(self, node: SyncNode, job_id: bytes, created: bool) -> None:
+        self._node = node
+        self._id = job_id
+        self.job_id = ulid_text(job_id)
+        self.created = created
+
+    def status(self) -> dict[str, Any]:
+        """Where the job stands now."""
+        return self._node.desk.show(self.job_id)
+
+    def result(self, timeout: float | None = None) -> Any:
+        """Waits for the job and gives what its handler returned. Raises JobFailed, JobCancelled or TimeoutError."""
+        return self._node.until(lambda session: _ending(session, self._id), timeout)
+
+    def cancel(self, reason: str = "cancelled by its submitter") -> None:
+        """Calls the job off, pending or running. Raises Conflict when it is completed."""
+        self._node.desk.cancel(self._id, reason)
+
+    def retry(self, reason: str = "retried by its submitter") -> None:
+        """Tries a failed or cancelled job anew."""
+        self._node.desk.retry(self._id, reason)
+
+    def events(self) -> Iterator[dict[str, Any]]:
+        """The job's ops from the first on, each as it comes, until the job has ended."""
+        seen, ended = 0, False
+
+        def look(session: Session) -> tuple[bool, tuple[list[dict[str, Any]], bool]]:
+            lines, ended = _news(session, self._id, seen)
+            return bool(lines) or ended, (lines, ended)
+
+        while not ended:
+            lines, ended = self._node.until(look)
+            for line in lines:
+                seen = line["seq"]
+                yield line
+
+
+__all__ = ["Handle", "HocketError", "JobCancelled", "JobFailed", "Node", "SyncHandle", "SyncNode", "open"]

@@ -1,0 +1,142 @@
+"""The default store: one SQLite file in WAL mode with `synchronous=FULL`, shared by every process of a node. A commit has
+reached the disk when it returns. Writers exclude each other by SQLite's own lock, taken at the start of a transaction; a
+process that finds it taken tries again after a short random time, because SQLite's own waiting lets some processes starve.
+"""
+
+import random
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.resources import files
+from pathlib import Path
+
+import apsw
+
+from hocket.errors import StoreError
+from hocket.store.sqlite_session import SqliteSession
+
+APPLICATION_ID = 0x484F434B  # "HOCK"
+VERSION = 1
+LOCK_WAIT_S = 30.0
+RETRY_MIN_S, RETRY_MAX_S = 0.0001, 0.002
+CACHE_KIB = 16_384
+
+
+class SqliteStore:
+    """`path` is a file, or ":memory:" for a store that lives and dies with this object."""
+
+    def __init__(self, path: Path | str, *, create: bool = False) -> None:
+        self.path = str(path)
+        flags = apsw.SQLITE_OPEN_READWRITE | (apsw.SQLITE_OPEN_CREATE if create else 0)
+        self._write_lock = threading.RLock()
+        with _explained(self.path):
+            self._writer = self._connect(flags)
+            self._migrate()
+            if self.path == ":memory:":
+                self._reader, self._read_lock = self._writer, self._write_lock
+            else:
+                self._reader, self._read_lock = self._connect(apsw.SQLITE_OPEN_READWRITE), threading.RLock()
+        self._write_session = SqliteSession(self._writer)
+        self._read_session = SqliteSession(self._reader)
+
+    @contextmanager
+    def write(self) -> Iterator[SqliteSession]:
+        with self._write_lock, _explained(self.path):
+            self._begin()
+            try:
+                yield self._write_session
+                self._writer.execute("COMMIT")
+            except BaseException:
+                if self._writer.in_transaction:
+                    self._writer.execute("ROLLBACK")
+                raise
+
+    @contextmanager
+    def read(self) -> Iterator[SqliteSession]:
+        with self._read_lock, _explained(self.path):
+            if self._reader.in_transaction:
+                yield self._read_session
+                return
+            self._retried(self._reader, "BEGIN")
+            try:
+                yield self._read_session
+            finally:
+                self._reader.execute("ROLLBACK")
+
+    def close(self) -> None:
+        with self._write_lock, self._read_lock:
+            self._reader.close()
+            self._writer.close()
+
+    def _connect(self, flags: int) -> apsw.Connection:
+        connection = apsw.Connection(self.path, flags=flags)
+        connection.set_busy_timeout(0)
+        if self.path != ":memory:":
+            self._retried(connection, "PRAGMA journal_mode=WAL")
+        for pragma in ("synchronous=FULL", f"cache_size=-{CACHE_KIB}", "temp_store=MEMORY"):
+            connection.execute(f"PRAGMA {pragma}")
+        return connection
+
+    def _begin(self) -> None:
+        self._retried(self._writer, "BEGIN IMMEDIATE")
+
+    def _retried(self, connection: apsw.Connection, sql: str) -> None:
+        deadline = time.monotonic() + LOCK_WAIT_S
+        while True:
+            try:
+                connection.execute(sql)
+                return
+            except apsw.BusyError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(random.uniform(RETRY_MIN_S, RETRY_MAX_S))
+
+    def _migrate(self) -> None:
+        """Brings an empty file to the current version; refuses, untouched, a file of a newer program or another one's."""
+        version, owner = self._pragma("user_version"), self._pragma("application_id")
+        if version == VERSION and owner == APPLICATION_ID:
+            return
+        self._begin()
+        try:
+            version, owner = self._pragma("user_version"), self._pragma("application_id")
+            if owner not in (0, APPLICATION_ID) or (owner == 0 and self._has_tables()):
+                raise StoreError(f"{self.path} is not a Hocket database; choose another home")
+            if version > VERSION:
+                raise StoreError(
+                    f"{self.path} has version {version}, this program knows up to {VERSION}; upgrade Hocket, nothing was changed"
+                )
+            if version < 1:
+                self._writer.execute(files("hocket.store").joinpath("schema.sql").read_text())
+            self._writer.execute(f"PRAGMA application_id={APPLICATION_ID}; PRAGMA user_version={VERSION}")
+            self._writer.execute("COMMIT")
+        finally:
+            if self._writer.in_transaction:
+                self._writer.execute("ROLLBACK")
+
+    def _pragma(self, name: str) -> int:
+        return int(self._writer.pragma(name))
+
+    def _has_tables(self) -> bool:
+        return bool(self._writer.execute("SELECT 1 FROM sqlite_schema LIMIT 1").fetchall())
+
+
+@contextmanager
+def _explained(path: str) -> Iterator[None]:
+    """Turns what SQLite says into a sentence for the user."""
+    try:
+        yield
+    except apsw.FullError as error:
+        raise StoreError(f"no space left on the disk of {path}; nothing of this change was kept, make room and repeat it") from error
+    except (apsw.CorruptError, apsw.NotADBError) as error:
+        raise StoreError(
+            f"{path} is damaged ({error}); run `hocket log verify` to see which ops are still good, or restore a backup"
+        ) from error
+    except (apsw.ReadOnlyError, apsw.PermissionsError, apsw.AuthError) as error:
+        raise StoreError(f"{path} is read-only ({error}); Hocket needs to write there") from error
+    except apsw.CantOpenError as error:
+        raise StoreError(f"{path} cannot be opened ({error}); is the home there, and may you write in it?") from error
+    except apsw.BusyError as error:
+        raise StoreError(f"{path} was locked by another process for {LOCK_WAIT_S:.0f} seconds; find it and end it") from error
+    except apsw.IOError as error:
+        raise StoreError(f"{path}: reading or writing failed ({error}); check the disk, then repeat") from error

@@ -1,0 +1,362 @@
+"""Every SQL statement of the SQLite store, one method each. Node ids are eight big-endian bytes here, because SQLite's integers are signed;
+HLCs are packed, so that bytes compare as clocks do.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import apsw
+
+from hocket.kernel.clock import pack, unpack
+from hocket.kernel.policy import DEFAULT, decode_policy, encode_policy
+from hocket.kernel.roster import Job, Outcome, State
+from hocket.store import Artifact, Entry, Head, OpRow, Refusal, Schedule, Stage, Worker
+
+REFUSALS_KEPT = 10_000
+
+_OP = "seq, id, hlc, variant, job, reason, body, chain"
+_JOB = (
+    "id, kind, stage, priority, schedule_op, scheduled, policy, last, outcome, fence, failures, returns, claimer, claim_op,"
+    " deadline, ready_at, done, artifacts, error_op, progress, unique_key, worker"
+)
+_PUT_JOB = f"REPLACE INTO jobs ({_JOB}) VALUES ({', '.join('?' * 22)})"
+_PROJECTIONS = ("jobs", "after", "cites", "nodes", "routes", "schedules", "artifacts")
+
+_STAGES = tuple(Stage)
+_OUTCOMES = tuple(Outcome)
+_STATES = (State.PENDING, State.PENDING, State.PENDING, State.CLAIMED, State.COMPLETED)
+
+
+class SqliteSession:
+    def __init__(self, connection: apsw.Connection) -> None:
+        self._sql = connection.execute
+        self._many = connection.executemany
+
+    def _one(self, sql: str, *values: Any) -> Any:
+        """The first column of the first row, or None."""
+        row = self._sql(sql, values).fetchone()
+        return None if row is None else row[0]
+
+    # The log.
+
+    def head(self) -> Head:
+        row = self._sql("SELECT wall, logical, seq, chain, rebuilding FROM head").fetchone()
+        assert row is not None
+        return Head(*row)
+
+    def put_head(self, head: Head) -> None:
+        self._sql("UPDATE head SET wall = ?, logical = ?, seq = ?, chain = ?, rebuilding = ?", head)
+
+    def add_ops(self, rows: Sequence[OpRow]) -> None:
+        self._many(f"INSERT INTO ops ({_OP}) VALUES (?, ?, ?, ?, ?, ?, ?, ?)", rows)
+
+    def op(self, op_id: bytes) -> OpRow | None:
+        return self._op("id = ?", op_id)
+
+    def op_seq(self, seq: int) -> OpRow | None:
+        return self._op("seq = ?", seq)
+
+    def _op(self, where: str, value: bytes | int) -> OpRow | None:
+        row = self._sql(f"SELECT {_OP} FROM ops WHERE {where}", (value,)).fetchone()
+        return None if row is None else OpRow(*row)
+
+    def ops_after(self, seq: int, limit: int) -> list[OpRow]:
+        return self._ops("WHERE seq > ? ORDER BY seq LIMIT ?", seq, limit)
+
+    def last_ops(self, count: int) -> list[OpRow]:
+        return self._ops("ORDER BY seq DESC LIMIT ?", count)[::-1]
+
+    def ops_at(self, hlc: bytes) -> list[OpRow]:
+        return self._ops("WHERE substr(hlc, 13) = ? AND hlc = ?", hlc[12:], hlc)
+
+    def ops_of_job(self, job_id: bytes) -> list[OpRow]:
+        return self._ops("WHERE job = ? ORDER BY hlc", job_id)
+
+    def ops_in_order(self, after: bytes, limit: int) -> list[OpRow]:
+        """The next ops in HLC order, merged from the authors' own sequences, which are indexed."""
+        authors = self._authors()
+        if not authors:
+            return []
+        author = f"SELECT * FROM (SELECT {_OP} FROM ops WHERE substr(hlc, 13) = ? AND hlc > ? ORDER BY hlc LIMIT ?)"
+        values = [value for node in authors for value in (node, after, limit)]
+        sql = " UNION ALL ".join([author] * len(authors)) + " ORDER BY hlc LIMIT ?"
+        return [OpRow(*row) for row in self._sql(sql, (*values, limit))]
+
+    def ops_of_variants(self, variants: Sequence[int]) -> list[OpRow]:
+        return self._ops(f"WHERE variant IN ({', '.join('?' * len(variants))}) ORDER BY hlc", *variants)
+
+    def _ops(self, tail: str, *values: Any) -> list[OpRow]:
+        return [OpRow(*row) for row in self._sql(f"SELECT {_OP} FROM ops {tail}", values)]
+
+    def set_reasons(self, reasons: Iterable[tuple[int, bytes]]) -> None:
+        self._many("UPDATE ops SET reason = ? WHERE id = ?", reasons)
+
+    def _authors(self) -> list[bytes]:
+        return [
+            row[0]
+            for row in self._sql(
+                """WITH RECURSIVE authors(node) AS (
+                       SELECT min(substr(hlc, 13)) FROM ops
+                       UNION ALL SELECT (SELECT min(substr(hlc, 13)) FROM ops WHERE substr(hlc, 13) > node)
+                       FROM authors WHERE node IS NOT NULL)
+                   SELECT node FROM authors WHERE node IS NOT NULL"""
+            )
+        ]
+
+    def frontier(self) -> dict[bytes, bytes]:
+        return {
+            node: self._one("SELECT max(hlc) FROM ops WHERE substr(hlc, 13) = ?", node) for node in self._authors()
+        }
+
+    def refused_ops(self, limit: int) -> list[OpRow]:
+        return self._ops("WHERE reason != 0 ORDER BY seq DESC LIMIT ?", limit)
+
+    def cite(self, dep: bytes, op_id: bytes) -> None:
+        self._sql("INSERT OR IGNORE INTO cites VALUES (?, ?)", (dep, op_id))
+
+    def citing(self, dep: bytes) -> list[bytes]:
+        return [row[0] for row in self._sql("SELECT op FROM cites WHERE dep = ?", (dep,))]
+
+    def refuse(self, refusals: Sequence[Refusal]) -> None:
+        self._many("INSERT INTO refusals (op_id, author, reason, wall) VALUES (?, ?, ?, ?)", refusals)
+        self._sql("DELETE FROM refusals WHERE number <= (SELECT max(number) FROM refusals) - ?", (REFUSALS_KEPT,))
+
+    def refusals(self, limit: int) -> list[Refusal]:
+        rows = self._sql("SELECT op_id, author, reason, wall FROM refusals ORDER BY number DESC LIMIT ?", (limit,))
+        return [Refusal(*row) for row in rows]
+
+    def refusal_counts(self) -> dict[int, int]:
+        counts: dict[int, int] = {}
+        for table in ("refusals", "ops"):
+            for reason, count in self._sql(f"SELECT reason, count(*) FROM {table} WHERE reason != 0 GROUP BY reason"):
+                counts[reason] = counts.get(reason, 0) + count
+        return counts
+
+    # The roster.
+
+    def job(self, job_id: bytes) -> Entry | None:
+        row = self._sql(f"SELECT {_JOB} FROM jobs WHERE id = ?", (job_id,)).fetchone()
+        return None if row is None else _entry(row)
+
+    def put_jobs(self, entries: Sequence[Entry]) -> None:
+        self._many(_PUT_JOB, [_row(entry) for entry in entries])
+
+    def drop_job(self, job_id: bytes) -> None:
+        self._sql("DELETE FROM jobs WHERE id = ?", (job_id,))
+        self._sql("DELETE FROM after WHERE job = ?", (job_id,))
+
+    def job_ids(self, low: bytes, high: bytes, limit: int) -> list[bytes]:
+        rows = self._sql("SELECT id FROM jobs WHERE id BETWEEN ? AND ? ORDER BY id LIMIT ?", (low, high, limit))
+        return [row[0] for row in rows]
+
+    def jobs(self, stages: Sequence[Stage], kind: str | None, limit: int, newest_first: bool) -> list[Entry]:
+        where = "stage = " + str(int(stages[0])) if len(stages) == 1 else f"stage IN ({', '.join(str(int(s)) for s in stages)})"
+        values: list[Any] = []
+        if kind is not None:
+            where += " AND (kind = ? OR (kind > ? AND kind < ?))"
+            values += [kind, kind + ".", kind + "/"]
+        order = "DESC" if newest_first else "ASC"
+        rows = self._sql(f"SELECT {_JOB} FROM jobs WHERE {where} ORDER BY id {order} LIMIT ?", (*values, limit))
+        return [_entry(row) for row in rows]
+
+    def each_job(self) -> Iterator[Entry]:
+        for row in self._sql(f"SELECT {_JOB} FROM jobs ORDER BY id"):
+            yield _entry(row)
+
+    def jobs_of_kind_since(self, kind: str, hlc: bytes) -> list[bytes]:
+        return [row[0] for row in self._sql("SELECT id FROM jobs WHERE kind = ? AND last > ?", (kind, hlc))]
+
+    def jobs_by_unique_key(self, key: str) -> list[Entry]:
+        return [_entry(row) for row in self._sql(f"SELECT {_JOB} FROM jobs WHERE unique_key = ?", (key,))]
+
+    def counts(self) -> dict[tuple[Stage, int | None], int]:
+        rows = self._sql("SELECT stage, outcome, count(*) FROM jobs GROUP BY stage, outcome")
+        return {(Stage(stage), outcome): count for stage, outcome, count in rows}
+
+    def set_after(self, job_id: bytes, dependencies: Sequence[bytes]) -> None:
+        self._many("INSERT OR IGNORE INTO after VALUES (?, ?)", [(dependency, job_id) for dependency in dependencies])
+
+    def dependents(self, job_id: bytes) -> list[bytes]:
+        return [row[0] for row in self._sql("SELECT job FROM after WHERE dependency = ?", (job_id,))]
+
+    # The queue.
+
+    def promote(self, now: int) -> int:
+        """Delayed jobs whose time has come become ready."""
+        return len(self._sql("UPDATE jobs SET stage = 0 WHERE stage = 1 AND ready_at <= ? RETURNING 1", (now,)).fetchall())
+
+    def ready_kinds(self) -> list[str]:
+        """Each kind once, by hopping through the index from kind to kind."""
+        return [
+            row[0]
+            for row in self._sql(
+                """WITH RECURSIVE kinds(kind) AS (
+                       SELECT min(kind) FROM jobs WHERE stage = 0
+                       UNION ALL SELECT (SELECT min(kind) FROM jobs WHERE stage = 0 AND kind > kinds.kind)
+                       FROM kinds WHERE kinds.kind IS NOT NULL)
+                   SELECT kind FROM kinds WHERE kind IS NOT NULL"""
+            )
+        ]
+
+    def ready(self, kind: str, limit: int) -> list[Entry]:
+        rows = self._sql(
+            f"SELECT {_JOB} FROM jobs WHERE stage = 0 AND kind = ? ORDER BY priority DESC, id LIMIT ?", (kind, limit)
+        )
+        return [_entry(row) for row in rows]
+
+    def claimed_count(self, kind: str) -> int:
+        return int(self._one("SELECT count(*) FROM jobs WHERE stage = 3 AND kind = ?", kind))
+
+    def claimed(self) -> list[Entry]:
+        return [_entry(row) for row in self._sql(f"SELECT {_JOB} FROM jobs WHERE stage = 3")]
+
+    def overdue(self, now: int, limit: int) -> list[Entry]:
+        rows = self._sql(f"SELECT {_JOB} FROM jobs WHERE stage = 3 AND deadline < ? LIMIT ?", (now, limit))
+        return [_entry(row) for row in rows]
+
+    def next_ready_at(self) -> int | None:
+        return self._one("SELECT min(ready_at) FROM jobs WHERE stage = 1")  # type: ignore[no-any-return]
+
+    def next_deadline(self) -> int | None:
+        return self._one("SELECT min(deadline) FROM jobs WHERE stage = 3")  # type: ignore[no-any-return]
+
+    def busy_kinds(self) -> set[str]:
+        """The kinds of which something can start, is running, or rests before it is tried again."""
+        claimed = self._sql("SELECT DISTINCT kind FROM jobs WHERE stage = 3")
+        resting = "SELECT DISTINCT kind FROM jobs WHERE stage = 1 AND (failures > 0 OR returns > 0)"
+        return {*self.ready_kinds(), *(row[0] for row in claimed), *(row[0] for row in self._sql(resting))}
+
+    def rate(self, kind: str) -> int:
+        return self._one("SELECT due FROM rates WHERE kind = ?", kind) or 0
+
+    def set_rate(self, kind: str, due: int) -> None:
+        self._sql("REPLACE INTO rates VALUES (?, ?)", (kind, due))
+
+    # The mesh, schedules, artifacts.
+
+    def bind(self, node: bytes, public: bytes, issuer: str, hlc: bytes) -> None:
+        self._sql("INSERT OR IGNORE INTO nodes VALUES (?, ?, ?, ?)", (node, public, issuer, hlc))
+
+    def nodes(self) -> dict[bytes, tuple[bytes, str]]:
+        return {node: (public, issuer) for node, public, issuer in self._sql("SELECT node, public, issuer FROM nodes")}
+
+    def set_route(self, kind: str, hlc: bytes, node: bytes | None) -> None:
+        self._sql("REPLACE INTO routes VALUES (?, ?, ?)", (kind, hlc, node))
+
+    def drop_route(self, kind: str, hlc: bytes) -> None:
+        self._sql("DELETE FROM routes WHERE kind = ? AND hlc = ?", (kind, hlc))
+
+    def route(self, kind: str, hlc: bytes) -> bytes | None:
+        return self._one("SELECT node FROM routes WHERE kind = ? AND hlc <= ? ORDER BY hlc DESC LIMIT 1", kind, hlc)  # type: ignore[no-any-return]
+
+    def set_schedule(self, schedule: Schedule) -> None:
+        self._sql(
+            """INSERT INTO schedules VALUES (?, ?, ?, ?, ?, ?, ?, ?)
+               ON CONFLICT (name) DO UPDATE SET (hlc, cron, timezone, kind, payload, policy, last_tick) =
+                   (excluded.hlc, excluded.cron, excluded.timezone, excluded.kind, excluded.payload, excluded.policy,
+                    max(last_tick, excluded.last_tick))
+               WHERE excluded.hlc > schedules.hlc""",
+            schedule,
+        )
+
+    def drop_schedule(self, name: str) -> None:
+        self._sql("DELETE FROM schedules WHERE name = ?", (name,))
+
+    def schedules(self) -> list[Schedule]:
+        return [Schedule(*row) for row in self._sql("SELECT * FROM schedules WHERE cron IS NOT NULL ORDER BY name")]
+
+    def ticked(self, name: str, tick: int) -> None:
+        self._sql("UPDATE schedules SET last_tick = max(last_tick, ?) WHERE name = ?", (tick, name))
+
+    def add_artifact(self, artifact: Artifact) -> None:
+        self._sql("INSERT OR IGNORE INTO artifacts VALUES (?, ?, ?, ?)", artifact)
+
+    def drop_artifact(self, artifact_id: bytes) -> None:
+        self._sql("DELETE FROM artifacts WHERE id = ?", (artifact_id,))
+
+    def artifact(self, artifact_id: bytes) -> Artifact | None:
+        row = self._sql("SELECT id, op_id, type, source_job FROM artifacts WHERE id = ?", (artifact_id,)).fetchone()
+        return None if row is None else Artifact(*row)
+
+    # This node's processes.
+
+    def add_worker(self, name: str, pid: int, started: int) -> int:
+        return int(self._one("INSERT INTO workers (name, pid, started) VALUES (?, ?, ?) RETURNING number", name, pid, started))
+
+    def workers(self) -> list[Worker]:
+        return [Worker(*row) for row in self._sql("SELECT number, name, pid, started FROM workers ORDER BY number")]
+
+    def drop_worker(self, number: int) -> None:
+        self._sql("DELETE FROM workers WHERE number = ?", (number,))
+
+    # Upkeep.
+
+    def drop_projections(self) -> None:
+        for table in _PROJECTIONS:
+            self._sql(f"DELETE FROM {table}")
+
+    def damage(self) -> list[str]:
+        """What SQLite itself finds wrong with the file; nothing, ordinarily."""
+        return [row[0] for row in self._sql("PRAGMA integrity_check(20)") if row[0] != "ok"]
+
+    def meta(self, key: str) -> bytes | None:
+        return self._one("SELECT value FROM meta WHERE key = ?", key)  # type: ignore[no-any-return]
+
+    def set_meta(self, key: str, value: bytes) -> None:
+        self._sql("REPLACE INTO meta VALUES (?, ?)", (key, value))
+
+
+def _row(entry: Entry) -> tuple[Any, ...]:
+    job = entry.job
+    policy = job.policy
+    return (
+        job.id,
+        job.kind,
+        int(entry.stage),
+        policy.priority,
+        job.schedule_op,
+        pack(job.scheduled),
+        encode_policy(policy),
+        pack(job.last),
+        job.outcome,
+        job.fence,
+        job.failures,
+        job.returns,
+        None if job.claimer is None else job.claimer.to_bytes(8, "big"),
+        job.claim_op,
+        job.deadline,
+        job.ready_at,
+        None if job.done is None else pack(job.done),
+        b"".join(job.artifacts),
+        job.error_op,
+        job.progress,
+        policy.unique,
+        entry.worker,
+    )
+
+
+def _entry(row: tuple[Any, ...]) -> Entry:
+    (job_id, kind, stage, _, schedule_op, scheduled, policy, last, outcome, fence, failures, returns, claimer,
+     claim_op, deadline, ready_at, done, artifacts, error_op, progress, _, worker) = row  # fmt: skip
+    job = Job(
+        job_id,
+        kind,
+        schedule_op,
+        unpack(scheduled),
+        decode_policy(policy) if policy else DEFAULT,
+        unpack(last),
+        _STATES[stage],
+        None if outcome is None else _OUTCOMES[outcome],
+        fence,
+        failures,
+        returns,
+        None if claimer is None else int.from_bytes(claimer, "big"),
+        claim_op,
+        deadline,
+        ready_at,
+        None if done is None else unpack(done),
+        tuple(artifacts[i : i + 16] for i in range(0, len(artifacts), 16)) if artifacts else (),
+        error_op,
+        progress,
+    )
+    return Entry(job, _STAGES[stage], worker)

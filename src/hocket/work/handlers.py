@@ -1,0 +1,224 @@
+"""Job types: a kind, the options that its jobs carry, and the function that does them. `@job` makes one from a function; the worker
+finds the right one for a job by the kind, exact first, then by the longest prefix that ends with a dot.
+"""
+
+import importlib
+import importlib.util
+import inspect
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from hocket.errors import Usage
+from hocket.kernel.durations import duration_ms
+from hocket.kernel.ids import parse_ulid
+from hocket.kernel.policy import LEASE_MS_DEFAULT, LEASE_MS_MAX, LEASE_MS_MIN, Policy, Rate, check_policy
+from hocket.work.jobs import PAYLOAD_BYTES_MAX, Draft, check_kind
+
+Duration = str | int | float
+
+
+@dataclass(frozen=True)
+class JobType:
+    """What `@job` makes of a function. Calling it calls the function; submitting it makes a job."""
+
+    kind: str
+    policy: Policy = field(default_factory=Policy)
+    function: Callable[..., Any] | None = None
+    lease_ms: int = LEASE_MS_DEFAULT
+    retries: int = 0
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self.function is None:
+            raise TypeError(f"{self.kind} has no function here; submit it to a node instead")
+        return self.function(*args, **kwargs)
+
+    def set(self, **options: Any) -> "JobType":
+        """The same job type with other options for the jobs submitted through it (see `policy` for the names)."""
+        return replace(self, policy=policy(self.policy, **options))
+
+    def draft(self, payload: dict[str, Any]) -> Draft:
+        return draft(self.kind, payload, self.policy)
+
+    @property
+    def is_async(self) -> bool:
+        return inspect.iscoroutinefunction(self.function)
+
+
+def job(
+    kind: str, *, lease: Duration = "30s", retries: int = 0, **options: Any
+) -> Callable[[Callable[..., Any]], JobType]:
+    """Makes a job type of a function `(ctx, **payload)`, sync or async, and registers it for workers of this process.
+
+    `lease` is how long a worker holds a job before it must renew (it does so by itself), `retries` how often a failed job is tried again.
+    The other options are those of `policy`: priority, backoff, backoff_max, concurrency, rate, unique, unique_for, not_before, after.
+    A kind that ends with a dot stands for every kind below it.
+    """
+    check_kind(kind[:-1] if kind.endswith(".") else kind)
+    lease_ms = _lease(lease)
+    # What is as usual need not travel with every job.
+    own = ({"lease": lease} if lease_ms != LEASE_MS_DEFAULT else {}) | ({"retries": retries} if retries else {})
+    carried = policy(Policy(), **own, **options)
+
+    def make(function: Callable[..., Any]) -> JobType:
+        made = JobType(kind, carried, function, lease_ms, retries)
+        registered = REGISTRY.setdefault(kind, made)
+        if registered is not made and not _same_function(registered.function, function):
+            raise Usage(f"two handlers for the kind {kind}: {_where(registered.function)} and {_where(function)}")
+        REGISTRY[kind] = made
+        return made
+
+    return make
+
+
+def kind(name: str, **options: Any) -> JobType:
+    """A job type whose function lives elsewhere: enough to submit jobs of that kind."""
+    return JobType(check_kind(name), policy(Policy(), **options))
+
+
+REGISTRY: dict[str, JobType] = {}
+
+
+class Handlers:
+    """The job types that a worker serves, all of them or those under some prefixes."""
+
+    def __init__(self, types: Iterable[JobType], only: Iterable[str] = ()) -> None:
+        self._types = {each.kind: each for each in types if each.function is not None}
+        self._prefixes = sorted((kind for kind in self._types if kind.endswith(".")), key=len, reverse=True)
+        self._only = tuple(only)
+
+    def __len__(self) -> int:
+        return len(self._types)
+
+    def kinds(self) -> list[str]:
+        return sorted(self._types)
+
+    def find(self, kind: str) -> JobType | None:
+        if self._only and not any(kind == prefix or kind.startswith(prefix.rstrip(".") + ".") for prefix in self._only):
+            return None
+        exact = self._types.get(kind)
+        if exact is not None:
+            return exact
+        return next((self._types[prefix] for prefix in self._prefixes if kind.startswith(prefix)), None)
+
+    def lease_of(self, kind: str) -> int | None:
+        found = self.find(kind)
+        return None if found is None else found.lease_ms
+
+
+def policy(base: Policy, **options: Any) -> Policy:
+    """A policy with options as people write them. Raises Usage with the option named.
+
+    priority: higher is sooner · not_before: milliseconds since the epoch · lease, backoff, backoff_max, unique_for: durations ·
+    retries: a count · after: job ids or handles · unique: a key · concurrency: how many of the kind run at once · rate: "10/s", "100/1m".
+    """
+    changes: dict[str, Any] = {}
+    for name, value in options.items():
+        try:
+            changes |= _OPTIONS[name](value)
+        except KeyError:
+            raise Usage(f"unknown option {name!r}; known are {', '.join(sorted(_OPTIONS))}") from None
+        except (ValueError, TypeError, AttributeError) as error:
+            raise Usage(f"bad {name} {value!r}: {error}") from None
+    try:
+        return check_policy(msgspec.structs.replace(base, **changes))
+    except (ValueError, TypeError) as error:
+        raise Usage(f"bad options {', '.join(options)}: {error}") from None
+
+
+def draft(kind: str, payload: object, policy: Policy) -> Draft:
+    """A job to submit, its payload encoded. Raises Usage when it is no JSON object or too large."""
+    if not isinstance(payload, dict):
+        raise Usage(f"the payload of {kind} must be a JSON object, not {type(payload).__name__}")
+    try:
+        encoded = msgspec.json.encode(payload) if payload else b"{}"
+    except (TypeError, ValueError, msgspec.MsgspecError, RecursionError) as error:
+        raise Usage(f"the payload of {kind} cannot be written as JSON: {error}") from None
+    if len(encoded) > PAYLOAD_BYTES_MAX:
+        raise Usage(f"the payload of {kind} has {len(encoded)} bytes, at most {PAYLOAD_BYTES_MAX}; pass a reference instead")
+    return Draft(check_kind(kind), encoded, policy)
+
+
+def load(modules: Iterable[str]) -> list[JobType]:
+    """Imports modules by dotted name or by the path of a .py file, and gives every job type registered by then."""
+    if "" not in sys.path and str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    for name in modules:
+        try:
+            if name.endswith(".py") or "/" in name:
+                _import_file(Path(name))
+            else:
+                importlib.import_module(name)
+        except Usage:
+            raise
+        except BaseException as error:
+            if isinstance(error, KeyboardInterrupt):
+                raise
+            raise Usage(f"cannot import the handler module {name}: {type(error).__name__}: {error}") from error
+    return list(REGISTRY.values())
+
+
+def _import_file(path: Path) -> None:
+    if not path.is_file():
+        raise Usage(f"no handler module at {path}")
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None:
+        raise Usage(f"{path} is not a Python module")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    spec.loader.exec_module(module)
+
+
+def _lease(value: Duration) -> int:
+    try:
+        lease_ms = duration_ms(value)
+    except ValueError as error:
+        raise Usage(f"bad lease {value!r}: {error}") from None
+    if not LEASE_MS_MIN <= lease_ms <= LEASE_MS_MAX:
+        raise Usage(f"bad lease {value!r}: between {LEASE_MS_MIN} ms and {LEASE_MS_MAX // 86_400_000} days")
+    return lease_ms
+
+
+def _rate(value: object) -> Rate:
+    if isinstance(value, Rate):
+        return value
+    count, _, period = str(value).partition("/")
+    if not period:
+        raise ValueError("write it like 10/s or 100/5m")
+    return Rate(int(count), duration_ms(period if period[0].isdigit() else "1" + period))
+
+
+def _after(value: Any) -> tuple[str, ...]:
+    named = [value] if isinstance(value, str) or not isinstance(value, Iterable) else value
+    ids = tuple(each if isinstance(each, str) else each.job_id for each in named)
+    for text in ids:
+        parse_ulid(text)
+    return ids
+
+
+_OPTIONS: dict[str, Callable[[Any], dict[str, Any]]] = {
+    "priority": lambda value: {"priority": int(value)},
+    "not_before": lambda value: {"not_before": None if value is None else int(value)},
+    "lease": lambda value: {"lease_ms": None if value is None else _lease(value)},
+    "retries": lambda value: {"retries": None if value is None else int(value)},
+    "backoff": lambda value: {"backoff_ms": duration_ms(value)},
+    "backoff_max": lambda value: {"backoff_max_ms": duration_ms(value)},
+    "after": lambda value: {"after": _after(value)},
+    "unique": lambda value: {"unique": value},
+    "unique_for": lambda value: {"unique_for_ms": None if value is None else duration_ms(value)},
+    "concurrency": lambda value: {"concurrency": None if value is None else int(value)},
+    "rate": lambda value: {"rate": None if value is None else _rate(value)},
+}
+
+
+def _same_function(left: Callable[..., Any] | None, right: Callable[..., Any]) -> bool:
+    """A module that is imported again defines its handlers again; that is no conflict."""
+    return _where(left) == _where(right)
+
+
+def _where(function: Callable[..., Any] | None) -> str:
+    return f"{getattr(function, '__module__', '?')}.{getattr(function, '__qualname__', '?')}"

@@ -1,0 +1,307 @@
+"""What can be done with jobs, each as a request that runs inside one transaction of the log: submit, claim, renew, finish, fail, hand back,
+expire, cancel, retry. Here is decided what spans jobs (unique keys, limits, order of the queue), because only the transaction sees all of
+them at once; what concerns one job alone is the roster's decision.
+"""
+
+import re
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+from hocket.errors import Conflict, Usage
+from hocket.kernel.ids import content_hash, ulid_text
+from hocket.kernel.ops import Op
+from hocket.kernel.policy import Policy, Rate, encode_policy
+from hocket.kernel.reasons import Reason
+from hocket.kernel.roster import Job, Outcome, State
+from hocket.kernel.vocabulary import (
+    CancelJob,
+    ClaimWork,
+    CompleteJob,
+    CreateArtifact,
+    ExpireWork,
+    FailWork,
+    Payload,
+    ReportProgress,
+    RetryJob,
+    ScheduleJob,
+    Telemetry,
+    YieldWork,
+)
+from hocket.log import Transaction
+from hocket.store import Entry
+
+KIND = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
+KIND_LENGTH_MAX = 255
+PAYLOAD_BYTES_MAX = 1024 * 1024
+RESULT_BYTES_MAX = 1024 * 1024
+RESULT_TYPE = "hocket.result"
+NEVER = 2**62
+
+
+class Draft(NamedTuple):
+    """A job to be submitted. `payload` is JSON; an id is only given where it must be the same for every maker."""
+
+    kind: str
+    payload: bytes
+    policy: Policy
+    job_id: bytes | None = None
+
+
+class Submitted(NamedTuple):
+    """`created` is False when a unique key, or the id, led to a job that was there already."""
+
+    job_id: bytes
+    created: bool
+
+
+class Claim(NamedTuple):
+    """A hold on a job. `schedule` is the op that carries the payload, encoded."""
+
+    job: Job
+    schedule: bytes
+
+
+class Claims(NamedTuple):
+    """What was claimed, and when it is worth asking again: None for when a hint comes."""
+
+    taken: list[Claim]
+    again_at: int | None
+
+
+class Held(NamedTuple):
+    """Which job, and by which claim it is held."""
+
+    job_id: bytes
+    claim_op: bytes
+
+
+def check_kind(kind: str) -> str:
+    if len(kind) > KIND_LENGTH_MAX or not KIND.fullmatch(kind):
+        raise Usage(
+            f"illegal kind {kind!r}; use letters, digits, '-' and '_' in parts joined by dots, like acme.render,"
+            f" at most {KIND_LENGTH_MAX} characters"
+        )
+    return kind
+
+
+def submit(tx: Transaction, drafts: Iterable[Draft]) -> list[Submitted]:
+    """All of them or, when one is refused, none."""
+    return [_submit(tx, draft) for draft in drafts]
+
+
+def _submit(tx: Transaction, draft: Draft) -> Submitted:
+    policy = draft.policy
+    if draft.job_id is not None and tx.projection.entry(draft.job_id) is not None:
+        return Submitted(draft.job_id, created=False)
+    if policy.unique is not None:
+        holder = _unique_holder(tx, draft.kind, policy)
+        if holder is not None:
+            return Submitted(holder, created=False)
+    deps = tuple(_dependency(tx, job_id).schedule_op for job_id in policy.dependencies()) if policy.after else ()
+    job_id = draft.job_id or tx.new_id(tx.now)
+    _must(tx.author(ScheduleJob(job_id, draft.kind, draft.payload, encode_policy(policy)), deps), job_id)
+    return Submitted(job_id, created=True)
+
+
+def _unique_holder(tx: Transaction, kind: str, policy: Policy) -> bytes | None:
+    assert policy.unique is not None
+    tx.projection.flush()
+    for entry in tx.session.jobs_by_unique_key(policy.unique):
+        job = entry.job
+        recent = policy.unique_for_ms is not None and job.scheduled.wall + policy.unique_for_ms > tx.now
+        if job.kind == kind and (job.state is not State.COMPLETED or recent):
+            return job.id
+    return None
+
+
+def _dependency(tx: Transaction, job_id: bytes) -> Job:
+    entry = tx.projection.entry(job_id)
+    if entry is None:
+        raise Usage(f"no job {ulid_text(job_id)} to come after")
+    if entry.job.outcome in (Outcome.FAILED, Outcome.CANCELLED):
+        raise Conflict(
+            f"job {ulid_text(job_id)} has {'failed' if entry.job.outcome is Outcome.FAILED else 'been cancelled'};"
+            " nothing can come after it until it is retried"
+        )
+    return entry.job
+
+
+def claim(tx: Transaction, worker: int, limit: int, lease_of: Callable[[str], int | None]) -> Claims:
+    """Up to `limit` jobs, the most urgent first, of the kinds for which `lease_of` gives a lease."""
+    tx.projection.flush()
+    tx.session.promote(tx.now)
+    candidates: list[tuple[Entry, int]] = []
+    for kind in tx.session.ready_kinds():
+        lease = lease_of(kind)
+        if lease is not None and tx.admits(kind):
+            candidates += [(tx.projection.know(entry), lease) for entry in tx.session.ready(kind, limit)]
+    candidates.sort(key=lambda candidate: (-candidate[0].job.policy.priority, candidate[0].job.id))
+    taken: list[Claim] = []
+    turns: list[int] = []
+    for entry, lease in candidates:
+        if len(taken) == limit:
+            return Claims(taken, tx.now)
+        job = entry.job
+        turn = _turn(tx, job)
+        if turn > tx.now:
+            turns.append(turn)
+            continue
+        op = tx.author(ClaimWork(job.id, tx.node, job.policy.lease_ms or lease))
+        if isinstance(op, Reason):
+            continue
+        tx.projection.assign(job.id, worker)
+        taken.append(Claim(_job(tx, job.id), tx.body(job.schedule_op)))
+    delayed = tx.session.next_ready_at()
+    return Claims(taken, _earliest([*turns, delayed]))
+
+
+def _earliest(times: list[int | None]) -> int | None:
+    return min((each for each in times if each is not None and each < NEVER), default=None)
+
+
+def _turn(tx: Transaction, job: Job) -> int:
+    """When the kind's limits, as this job states them, leave room for one more: now, or later."""
+    policy = job.policy
+    if policy.concurrency is not None:
+        tx.projection.flush()
+        if tx.session.claimed_count(job.kind) >= policy.concurrency:
+            return NEVER
+    return tx.now if policy.rate is None else _next_turn(tx, job.kind, policy.rate)
+
+
+def _next_turn(tx: Transaction, kind: str, rate: Rate) -> int:
+    """Evenly spaced turns, with room for a burst of `count` after a rest: `due` is when the turns taken so far are used up."""
+    spacing = rate.per_ms * 1000 // rate.count
+    now = tx.now * 1000
+    due = max(tx.session.rate(kind), now)
+    early = due - now - (rate.per_ms * 1000 - spacing)
+    if early > 0:
+        return tx.now + 1 + early // 1000
+    tx.session.set_rate(kind, due + spacing)
+    return tx.now
+
+
+def renew(tx: Transaction, held: Held, lease_ms: int) -> Job | Reason:
+    return _speak(tx, held, ClaimWork(held.job_id, tx.node, lease_ms))
+
+
+def complete(tx: Transaction, held: Held, result: bytes | None, duration_ms: int) -> Job | Reason:
+    """Ends a job well. A result goes on the log as an artifact that the completion names."""
+    stale = _stale(tx, held)
+    if stale is not None:
+        return stale
+    artifacts: tuple[bytes, ...] = ()
+    deps: tuple[bytes, ...] = ()
+    if result is not None:
+        artifact_id = tx.new_id(tx.now)
+        made = tx.author(
+            CreateArtifact(
+                artifact_id, RESULT_TYPE, held.job_id, (), content_hash(result), result, None, None, len(result), None
+            )
+        )
+        artifacts, deps = (artifact_id,), (_must(made, held.job_id).id,)
+    return _speak(tx, held, CompleteJob(held.job_id, (), artifacts, Telemetry(duration_ms, None, None, None)), deps)
+
+
+def fail(tx: Transaction, held: Held, error: str, traceback: str, retry: bool) -> Job | Reason:
+    return _speak(tx, held, FailWork(held.job_id, tx.node, error, traceback, retry))
+
+
+def hand_back(tx: Transaction, held: Held, reason: str) -> Job | Reason:
+    return _speak(tx, held, YieldWork(held.job_id, tx.node, reason))
+
+
+def report(tx: Transaction, held: Held, note: bytes) -> Job | Reason:
+    return _speak(tx, held, ReportProgress(held.job_id, tx.node, note))
+
+
+def expire(tx: Transaction, limit: int) -> int:
+    """Returns to the queue what is held past its deadline, whoever holds it."""
+    overdue = tx.session.overdue(tx.now, limit)
+    for entry in overdue:
+        job = tx.projection.know(entry).job
+        if job.claimer is not None:
+            _author(tx, ExpireWork(job.id, job.claimer, "deadline_passed"))
+    return len(overdue)
+
+
+def reclaim(tx: Transaction, alive: set[int]) -> int:
+    """Returns to the queue what processes of this node held that are no more, whatever the lease."""
+    lost = [e for e in tx.session.claimed() if e.job.claimer == tx.node and e.worker not in alive]
+    for entry in lost:
+        job = tx.projection.know(entry).job
+        assert job.claim_op is not None
+        _author(tx, YieldWork(job.id, tx.node, "its worker process died"), (job.claim_op,))
+    for worker in tx.session.workers():
+        if worker.number not in alive:
+            tx.session.drop_worker(worker.number)
+    return len(lost)
+
+
+def cancel(tx: Transaction, job_id: bytes, reason: str) -> Job:
+    op = _author(tx, CancelJob(job_id, reason))
+    if op is Reason.COMPLETED:
+        raise Conflict(f"job {ulid_text(job_id)} is completed already; there is nothing to cancel")
+    _must(op, job_id)
+    return _job(tx, job_id)
+
+
+def retry(tx: Transaction, job_id: bytes, reason: str) -> Job:
+    op = _author(tx, RetryJob(job_id, reason))
+    if op is Reason.NOT_FAILED:
+        job = _job(tx, job_id)
+        state = "has succeeded" if job.outcome is Outcome.SUCCEEDED else f"is {job.state.name.lower()}"
+        raise Conflict(f"job {ulid_text(job_id)} {state}; only a failed or cancelled job can be retried")
+    _must(op, job_id)
+    return _job(tx, job_id)
+
+
+def _speak(tx: Transaction, held: Held, payload: Payload, deps: tuple[bytes, ...] = ()) -> Job | Reason:
+    """An op about a claim: it cites the claim, and is not written when that claim no longer holds."""
+    stale = _stale(tx, held)
+    if stale is not None:
+        return stale
+    op = _author(tx, payload, (held.claim_op, *deps))
+    return op if isinstance(op, Reason) else _job(tx, held.job_id)
+
+
+def _stale(tx: Transaction, held: Held) -> Reason | None:
+    entry = tx.projection.entry(held.job_id)
+    if entry is None:
+        return Reason.UNKNOWN_JOB
+    if entry.job.state is State.COMPLETED:
+        return Reason.COMPLETED
+    return None if entry.job.claim_op == held.claim_op else Reason.STALE_CLAIM
+
+
+def _author(tx: Transaction, payload: Payload, deps: tuple[bytes, ...] = ()) -> Op | Reason:
+    """Writes an op about a job. When the job thereby ends badly, the jobs that come after it are called off: nothing waits for ever."""
+    op = tx.author(payload, deps)
+    if not isinstance(op, Reason):
+        _call_off(tx, payload.job_id)  # type: ignore[union-attr]
+    return op
+
+
+def _call_off(tx: Transaction, job_id: bytes) -> None:
+    waiting = [job_id]
+    while waiting:
+        job = _job(tx, waiting.pop())
+        if job.outcome not in (Outcome.FAILED, Outcome.CANCELLED):
+            continue
+        verb = "failed" if job.outcome is Outcome.FAILED else "was cancelled"
+        for dependent in tx.session.dependents(job.id):
+            if not isinstance(tx.author(CancelJob(dependent, f"job {ulid_text(job.id)}, which it comes after, {verb}")), Reason):
+                waiting.append(dependent)
+
+
+def _job(tx: Transaction, job_id: bytes) -> Job:
+    entry = tx.projection.entry(job_id)
+    assert entry is not None
+    return entry.job
+
+
+def _must(op: Op | Reason, job_id: bytes) -> Op:
+    """For ops that can only be refused because the request itself was wrong."""
+    if isinstance(op, Reason):
+        raise Usage(f"job {ulid_text(job_id)}: {op.sentence}")
+    return op

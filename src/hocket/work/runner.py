@@ -1,0 +1,204 @@
+"""Runs handlers: plain functions on threads of their own, coroutines on an event loop of their own. Neither can hold up the worker's loop, which keeps
+renewing leases whatever a handler does. A handler can end in every way that Python knows, `sys.exit` included, and all of
+them become the run's outcome.
+"""
+
+import asyncio
+import ctypes
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from queue import SimpleQueue
+from typing import Any
+
+import msgspec
+
+from hocket.kernel.ids import ulid_text
+from hocket.kernel.ops import decode
+from hocket.kernel.vocabulary import ScheduleJob
+from hocket.work.handlers import JobType
+from hocket.work.jobs import RESULT_BYTES_MAX, Claim, Held
+
+TRACEBACK_CHARS_MAX = 16_384
+ERROR_CHARS_MAX = 500
+
+
+class Cancelled(BaseException):
+    """Raised inside a plain handler whose job was cancelled or whose lease is lost."""
+
+
+class Context:
+    """What a handler is told about its job."""
+
+    def __init__(self, run: "Run", claim: Claim) -> None:
+        self._run = run
+        self.job_id = ulid_text(claim.job.id)
+        self.kind = claim.job.kind
+        self.fence = claim.job.fence
+        """The number of this hold on the job. Pass it to the resource that you change, and let that refuse lower numbers."""
+        self.attempt = claim.job.fence
+        self.cancelled = False
+        """Whether to stop: the job was cancelled, or another worker may hold it by now."""
+
+    @property
+    def deadline(self) -> float:
+        """When the lease ends unless it is renewed, in seconds since the epoch. The worker renews it while the handler runs."""
+        return self._run.deadline_ms / 1000.0
+
+    def progress(self, note: Any) -> None:
+        """Notes how far the job is, as anything that JSON can say. Frequent notes are merged: the newest one counts."""
+        self._run.note = msgspec.json.encode(note)
+
+
+class Run:
+    """One execution of a job, from the claim to its outcome."""
+
+    def __init__(self, claim: Claim, job_type: JobType, lease_ms: int, claimed_at: float) -> None:
+        job = claim.job
+        assert job.claim_op is not None and job.deadline is not None
+        self.job = job
+        self.held = Held(job.id, job.claim_op)
+        self.job_type = job_type
+        self.lease_ms = lease_ms
+        self.deadline_ms = job.deadline
+        self.claimed_at = claimed_at
+        self.renewed_at = claimed_at
+        self.started_at: float | None = None
+        self.ended_at: float | None = None
+        self.result: bytes | None = None
+        self.error: str | None = None
+        self.traceback = ""
+        self.stopped = False
+        self.note: bytes | None = None
+        self.noted_at = 0.0
+        self.context = Context(self, claim)
+        self._schedule = claim.schedule
+        self._lock = threading.Lock()
+        self._revoked = False
+        self._thread: int | None = None
+        self.task: asyncio.Task[None] | None = None
+
+    def revoke(self) -> bool:
+        """Takes back a run that has not begun. False when it has."""
+        with self._lock:
+            self._revoked = self._revoked or self.started_at is None
+            return self._revoked
+
+    def begin(self) -> bool:
+        with self._lock:
+            if self._revoked:
+                return False
+            self.started_at = time.monotonic()
+            self._thread = threading.get_ident()
+            return True
+
+    def execute(self) -> None:
+        """Calls a plain handler in this thread."""
+        try:
+            self._keep(self.job_type(self.context, **self._arguments()))
+        except BaseException as error:
+            self._fail(error)
+        self._end()
+
+    async def execute_async(self) -> None:
+        try:
+            self._keep(await self.job_type(self.context, **self._arguments()))
+        except BaseException as error:
+            self._fail(error)
+        self.ended_at = time.monotonic()
+
+    def stop(self, loop: asyncio.AbstractEventLoop | None) -> None:
+        """Tells the handler to end: by the flag, and by an exception where it can be reached."""
+        self.context.cancelled = True
+        self.stopped = True
+        if self.task is not None and loop is not None:
+            loop.call_soon_threadsafe(self.task.cancel)
+            return
+        with self._lock:
+            if self._thread is not None and self.task is None:
+                _raise_in(self._thread, Cancelled)
+
+    def _arguments(self) -> dict[str, Any]:
+        schedule = decode(self._schedule).payload
+        assert isinstance(schedule, ScheduleJob)
+        arguments = msgspec.json.decode(schedule.payload) if schedule.payload else {}
+        if not isinstance(arguments, dict):
+            raise TypeError(f"the payload is a JSON {type(arguments).__name__}, not an object")
+        return arguments
+
+    def _keep(self, value: Any) -> None:
+        if value is None:
+            return
+        encoded = msgspec.json.encode(value)
+        if len(encoded) > RESULT_BYTES_MAX:
+            raise ValueError(f"the result has {len(encoded)} bytes, at most {RESULT_BYTES_MAX}; return a reference instead")
+        self.result = encoded
+
+    def _fail(self, error: BaseException) -> None:
+        if isinstance(error, Cancelled | asyncio.CancelledError) and self.stopped:
+            return
+        name = type(error).__name__
+        message = f"the handler called sys.exit({error.code!r})" if isinstance(error, SystemExit) else f"{name}: {error}"
+        self.error = (message.splitlines() or [name])[0][:ERROR_CHARS_MAX]
+        self.traceback = "".join(traceback.format_exception(error))[-TRACEBACK_CHARS_MAX:]
+
+    def _end(self) -> None:
+        # From here on nobody may raise in this thread on behalf of this run; what is under way arrives now or never.
+        while True:
+            try:
+                with self._lock:
+                    self._thread = None
+                _raise_in(threading.get_ident(), None)
+                self.ended_at = time.monotonic()
+                return
+            except Cancelled:
+                continue
+
+
+class Runner:
+    """Threads and a loop for the handlers of one worker. `finished` is called, from any thread, with each run that has ended."""
+
+    def __init__(self, slots: int, finished: Callable[[Run], None]) -> None:
+        self._slots = slots
+        self._finished = finished
+        self._queue: SimpleQueue[Run | None] = SimpleQueue()
+        self._threads = 0
+        self.loop: asyncio.AbstractEventLoop | None = None
+
+    def start(self, run: Run) -> None:
+        if run.job_type.is_async:
+            loop = self.loop or self._start_loop()
+            loop.call_soon_threadsafe(self._start_task, loop, run)
+            return
+        self._queue.put(run)
+        if self._threads < self._slots:
+            self._threads += 1
+            threading.Thread(target=self._slot, name=f"hocket-handler-{self._threads}", daemon=True).start()
+
+    def close(self) -> None:
+        """Lets the threads end when they are free; one that is stuck in a handler ends with the process."""
+        for _ in range(self._threads):
+            self._queue.put(None)
+        if self.loop is not None:
+            self.loop.call_soon_threadsafe(self.loop.stop)
+
+    def _slot(self) -> None:
+        while (run := self._queue.get()) is not None:
+            if run.begin():
+                run.execute()
+                self._finished(run)
+
+    def _start_loop(self) -> asyncio.AbstractEventLoop:
+        self.loop = asyncio.new_event_loop()
+        threading.Thread(target=self.loop.run_forever, name="hocket-async-handlers", daemon=True).start()
+        return self.loop
+
+    def _start_task(self, loop: asyncio.AbstractEventLoop, run: Run) -> None:
+        if run.begin():
+            run.task = loop.create_task(run.execute_async())
+            run.task.add_done_callback(lambda task: self._finished(run))
+
+
+def _raise_in(thread: int, error: type[BaseException] | None) -> None:
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(error) if error else None)

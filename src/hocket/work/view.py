@@ -1,0 +1,142 @@
+"""Jobs as people and programs are shown them: plain dictionaries made from the roster and the ops. Nothing here changes anything."""
+
+from typing import Any
+
+import msgspec
+
+from hocket.errors import Usage
+from hocket.kernel.clock import hlc_text, unpack
+from hocket.kernel.ids import node_text, ulid_prefix_range, ulid_text
+from hocket.kernel.ops import Op, decode
+from hocket.kernel.reasons import BY_NUMBER
+from hocket.kernel.roster import Job
+from hocket.kernel.vocabulary import NAMES, CancelJob, CreateArtifact, ExpireWork, FailWork, ScheduleJob, YieldWork
+from hocket.store import Entry, OpRow, Session, Stage
+from hocket.work.jobs import RESULT_TYPE
+
+AMBIGUOUS_SHOWN = 5
+
+
+def find(session: Session, prefix: str) -> Entry:
+    """The one job whose id begins so. Raises Usage for none or several."""
+    try:
+        low, high = ulid_prefix_range(prefix)
+    except ValueError:
+        raise Usage(f"{prefix!r} is not a job id; `hocket jobs` lists them") from None
+    found = session.job_ids(low, high, AMBIGUOUS_SHOWN + 1) if prefix else []
+    if not found:
+        raise Usage(f"no job {prefix!r}; `hocket jobs` lists them")
+    if len(found) > 1:
+        shown = ", ".join(ulid_text(each) for each in found[:AMBIGUOUS_SHOWN])
+        more = ", …" if len(found) > AMBIGUOUS_SHOWN else ""
+        raise Usage(f"{prefix!r} is the beginning of several job ids: {shown}{more}; give more of it")
+    entry = session.job(found[0])
+    assert entry is not None
+    return entry
+
+
+def brief(entry: Entry) -> dict[str, Any]:
+    """One line of a list."""
+    job = entry.job
+    return {
+        "job_id": ulid_text(job.id),
+        "kind": job.kind,
+        "state": job.state.name.lower(),
+        "stage": entry.stage.name.lower(),
+        "outcome": None if job.outcome is None else job.outcome.name.lower(),
+        "claimer": None if job.claimer is None else node_text(job.claimer),
+        "fence": job.fence,
+        "deadline_ms": job.deadline,
+        "attempts": job.fence,
+        "failures": job.failures,
+        "priority": job.policy.priority,
+        "scheduled_ms": job.scheduled.wall,
+        "ready_at_ms": job.ready_at if entry.stage is Stage.DELAYED else None,
+        "done_ms": None if job.done is None else job.done.wall,
+        "progress": None if job.progress is None else msgspec.json.decode(job.progress),
+    }
+
+
+def full(session: Session, entry: Entry) -> dict[str, Any]:
+    """Everything about one job, with its ops."""
+    job = entry.job
+    rows = session.ops_of_job(job.id)
+    schedule = decode(next(row.body for row in rows if row.id == job.schedule_op)).payload
+    assert isinstance(schedule, ScheduleJob)
+    error, traceback = _error(session, job)
+    return brief(entry) | {
+        "payload": _json(schedule.payload),
+        "options": msgspec.to_builtins(job.policy),
+        "after": list(job.policy.after),
+        "result": result(session, job),
+        "error": error,
+        "traceback": traceback,
+        "ops": [op_line(row) for row in rows],
+    }
+
+
+def result(session: Session, job: Job) -> Any:
+    """What the handler returned, None when nothing."""
+    for artifact_id in job.artifacts:
+        artifact = session.artifact(artifact_id)
+        row = None if artifact is None or artifact.type != RESULT_TYPE else session.op(artifact.op_id)
+        if row is not None:
+            payload = decode(row.body).payload
+            assert isinstance(payload, CreateArtifact)
+            return None if payload.content_inline is None else _json(payload.content_inline)
+    return None
+
+
+def error_of(session: Session, job: Job) -> str | None:
+    return _error(session, job)[0]
+
+
+def _error(session: Session, job: Job) -> tuple[str | None, str | None]:
+    """The last error, or why the job was called off, with the traceback where there is one."""
+    row = None if job.error_op is None else session.op(job.error_op)
+    if row is None:
+        if job.outcome is not None and job.returns and job.outcome.name == "FAILED":
+            return f"handed back or lost {job.returns} times without an end", None
+        return None, None
+    payload = decode(row.body).payload
+    if isinstance(payload, FailWork):
+        return payload.error, payload.traceback
+    assert isinstance(payload, CancelJob)
+    return payload.reason, None
+
+
+def op_line(row: OpRow) -> dict[str, Any]:
+    """One op as a line of the log."""
+    stamp = unpack(row.hlc)
+    line: dict[str, Any] = {
+        "seq": row.seq,
+        "id": ulid_text(row.id),
+        "type": NAMES.get(row.variant, str(row.variant)),
+        "hlc": hlc_text(stamp),
+        "author": node_text(stamp.node),
+        "job_id": None if row.job is None else ulid_text(row.job),
+        "counts": row.reason == 0,
+        "reason": BY_NUMBER[row.reason].sentence if row.reason else None,
+    }
+    return line | {"detail": _detail(decode(row.body))}
+
+
+def _detail(op: Op) -> str:
+    payload = op.payload
+    if isinstance(payload, ScheduleJob):
+        return payload.kind
+    if isinstance(payload, FailWork):
+        return payload.error
+    if isinstance(payload, YieldWork | ExpireWork | CancelJob):
+        return payload.reason
+    if isinstance(payload, CreateArtifact):
+        return payload.artifact_type
+    return str(getattr(payload, "name", ""))
+
+
+def _json(data: bytes) -> Any:
+    """Payloads of other software need not be JSON; they are shown as hexadecimal digits."""
+    try:
+        return msgspec.json.decode(data)
+    except msgspec.MsgspecError:
+        return {"hex": data.hex()}

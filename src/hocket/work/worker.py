@@ -1,0 +1,389 @@
+"""The worker loop: claims what it can finish, lets handlers run, renews their leases, and puts outcomes on the log, many in one commit. It also
+looks after its neighbours: claims past their deadline are expired, and claims of processes of this node that have died
+are handed back at once. One turn of the loop is one transaction; between turns it sleeps until something happens.
+"""
+
+import asyncio
+import os
+import random
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple, Protocol, TypeVar
+
+from hocket.bus.bells import Bell
+from hocket.errors import StoreError
+from hocket.kernel.ids import ulid_text
+from hocket.kernel.reasons import Reason
+from hocket.kernel.roster import Job, Outcome
+from hocket.log import Transaction
+from hocket.store import Session
+from hocket.work import cron, jobs
+from hocket.work.handlers import Handlers
+from hocket.work.jobs import Claim, Claims
+from hocket.work.processes import ProcessLock, is_alive
+from hocket.work.runner import Run, Runner
+
+T = TypeVar("T")
+
+# How often a worker looks after its neighbours. A dead process's jobs restart within this time.
+ROUND_S = 0.25
+# Work queued behind each slot, beyond what runs: enough to keep a slot busy during a commit, little enough to lose nothing.
+AHEAD_S = 0.05
+AHEAD_MAX = 256
+# A job that waits this long behind a slow one goes back, so that a free worker can take it.
+QUEUED_MAX_S = 1.0
+# A run younger than this is not checked for having been cancelled: it will be over before that matters.
+YOUNG_S = 0.05
+PROGRESS_S = 0.5
+BLOCKED_LOOP_S = 5.0
+STORE_REST_S = 0.5
+SWEEP_MAX = 500
+
+
+@dataclass
+class WorkerOptions:
+    """`grace` is how many seconds running handlers may go on after the worker is told to stop."""
+
+    handlers: Handlers
+    concurrency: int = 4
+    until_idle: bool = False
+    grace: float = 10.0
+    notice: Callable[[str], None] = lambda text: None
+    finished: Callable[[Run, Job | Reason], None] = lambda run, outcome: None
+
+
+class Access(Protocol):
+    """How the worker reaches the log: requests are grouped with those of the rest of the process, reads see one view."""
+
+    @property
+    def node_id(self) -> int: ...
+    async def run(self, request: Callable[[Transaction], T]) -> T: ...
+    async def read(self, query: Callable[[Session], T]) -> T: ...
+
+
+class Turn(NamedTuple):
+    """What one turn asks of the transaction."""
+
+    ended: list[Run]
+    unstarted: list[Run]
+    renewals: list[Run]
+    notes: list[tuple[Run, bytes]]
+    doubtful: list[Run]
+    wanted: int
+    alive: set[int] | None
+
+
+class Turned(NamedTuple):
+    """What came of it."""
+
+    outcomes: list[Job | Reason]
+    renewed: list[Job | Reason]
+    lost: list[Run]
+    claims: Claims
+    now_ms: int
+    idle: bool
+
+
+class Worker:
+    """Run it once. `stop` makes it finish or hand back what it holds; `stop` again makes it do so at once."""
+
+    def __init__(self, access: Access, processes: Path, options: WorkerOptions) -> None:
+        self._access = access
+        self._directory = processes
+        self._options = options
+        self._name = f"worker-{os.getpid()}-{os.urandom(4).hex()}"
+        self._number = 0
+        self._runner = Runner(options.concurrency, self._ended_in_thread)
+        self._held: dict[bytes, Run] = {}
+        self._ended: deque[Run] = deque()
+        self._wake = asyncio.Event()
+        self._waking = False
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._stopping: float | None = None
+        self._hurry = False
+        self._hungry = True
+        self._rang = False
+        self._next_round = 0.0
+        self._next_look = 0.0
+        self._pace_s = AHEAD_S
+        self._beat_sent: float | None = None
+        self.succeeded = 0
+        self.failed = 0
+        self.handed_back = 0
+
+    # The life of a worker.
+
+    async def run(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        lock = ProcessLock(self._directory, self._name)
+        bell = Bell(self._directory, self._name, "ready")
+        self._loop.add_reader(bell.fileno(), self._rung, bell)
+        try:
+            self._number = await self._access.run(self._register)
+            await self._turn_until_done()
+        finally:
+            self._loop.remove_reader(bell.fileno())
+            bell.close()
+            self._runner.close()
+            lock.close()
+            if self._number:
+                await self._access.run(lambda tx: tx.session.drop_worker(self._number))
+
+    def stop(self) -> None:
+        if self._stopping is None:
+            self._stopping = time.monotonic() + self._options.grace
+        else:
+            self._hurry = True
+        self._wake.set()
+
+    def _register(self, tx: Transaction) -> int:
+        return tx.session.add_worker(self._name, os.getpid(), tx.now)
+
+    def _rung(self, bell: Bell) -> None:
+        bell.clear()
+        self._hungry = self._rang = True
+        self._wake.set()
+
+    def _ended_in_thread(self, run: Run) -> None:
+        """Called by the runner's threads. However many runs end before the loop looks, it is woken once."""
+        self._ended.append(run)
+        if not self._waking and self._loop is not None:
+            self._waking = True
+            self._loop.call_soon_threadsafe(self._wake.set)
+
+    async def _turn_until_done(self) -> None:
+        while True:
+            self._wake.clear()
+            self._waking = False
+            turn = self._plan(await self._round())
+            turned: Turned | None = None
+            if _worth(turn):
+                before = time.monotonic()
+                turned = await self._commit(turn)
+                if turned is not None:
+                    self._take(turn, turned, before)
+            if self._stopping is not None and self._wind_down():
+                return
+            if turned is not None and turned.idle and self._options.until_idle and not self._held:
+                return
+            await self._sleep()
+
+    async def _commit(self, turn: Turn) -> Turned | None:
+        """One transaction. When the store cannot take it (full, locked, being rebuilt), what has ended is kept and tried again."""
+        try:
+            return await self._access.run(lambda tx: self._transact(tx, turn))
+        except StoreError as error:
+            self._options.notice(f"{error}; trying again")
+            self._ended.extendleft(reversed(turn.ended))
+            await asyncio.sleep(STORE_REST_S)
+            return None
+
+    async def _sleep(self) -> None:
+        if self._ended or self._hungry and self._room() > 0:
+            return
+        now = time.monotonic()
+        until = min(self._next_round, self._next_look)
+        if self._stopping is not None:
+            until = min(until, self._stopping)
+        if until > now:
+            try:
+                await asyncio.wait_for(self._wake.wait(), until - now)
+            except TimeoutError:
+                pass
+        if time.monotonic() >= self._next_look:
+            self._hungry = True
+
+    # Planning a turn.
+
+    def _plan(self, alive: set[int] | None) -> Turn:
+        now = time.monotonic()
+        popped = [self._ended.popleft() for _ in range(len(self._ended))]
+        ended = [run for run in dict.fromkeys(popped) if self._held.get(run.job.id) is run]
+        for run in ended:
+            assert run.started_at is not None and run.ended_at is not None
+            self._pace_s += (run.ended_at - run.started_at - self._pace_s) * 0.1
+        over = {run.job.id for run in ended}
+        current = [run for run in self._held.values() if run.job.id not in over]
+        unstarted = [run for run in current if run.started_at is None and self._overstayed(run, now) and run.revoke()]
+        gone = {run.job.id for run in unstarted}
+        live = [run for run in current if run.job.id not in gone and not run.stopped]
+        for run in live:
+            if now > run.renewed_at + run.lease_ms / 1000:
+                self._options.notice(f"job {ulid_text(run.job.id)}: the lease ran out here; its handler is stopped")
+                run.stop(self._runner.loop)
+        renewals = [run for run in live if not run.stopped and now > run.renewed_at + run.lease_ms / 3000]
+        notes = [(run, note) for run in live if (note := self._note(run, now)) is not None]
+        doubtful = [run for run in live if self._rang and run.started_at is not None and now - run.started_at > YOUNG_S]
+        self._rang = False
+        wanted = self._room() + len(ended) + len(unstarted) if self._hungry and self._stopping is None else 0
+        return Turn(ended, unstarted, renewals, notes, doubtful, max(0, wanted), alive)
+
+    def _overstayed(self, run: Run, now: float) -> bool:
+        return self._stopping is not None or now - run.claimed_at > QUEUED_MAX_S
+
+    def _note(self, run: Run, now: float) -> bytes | None:
+        if run.note is None or now - run.noted_at < PROGRESS_S:
+            return None
+        note, run.note = run.note, None
+        run.noted_at = now
+        return note
+
+    def _room(self) -> int:
+        """How many more jobs may be held: one for each slot, and ahead of that as much as is done in a moment."""
+        slots = self._options.concurrency
+        ahead = min(AHEAD_MAX, int(slots * AHEAD_S / max(self._pace_s, 1e-6)))
+        return slots + ahead - len(self._held)
+
+    async def _round(self) -> set[int] | None:
+        """Every now and then, looks whether anything is left lying: which processes of this node are alive, and does one that is
+        not, or a lease past its deadline, or a schedule, ask for a sweep? None when nothing does.
+        """
+        now = time.monotonic()
+        if now < self._next_round:
+            return None
+        self._next_round = now + ROUND_S * random.uniform(0.8, 1.2)
+        self._watch_loop(now)
+        return await self._access.read(self._survey)
+
+    def _survey(self, session: Session) -> set[int] | None:
+        now_ms = max(session.head().wall, int(time.time() * 1000))
+        workers = session.workers()
+        alive = {each.number for each in workers if is_alive(self._directory, each.name)} | {self._number}
+        lost = any(e.job.claimer == self._access.node_id and e.worker not in alive for e in session.claimed())
+        deadline = session.next_deadline()
+        ticks = any((tick := cron.last_tick(each, now_ms)) and tick > each.last_tick for each in session.schedules())
+        overdue = deadline is not None and deadline < now_ms
+        return alive if lost or overdue or ticks or len(alive) < len(workers) else None
+
+    def _watch_loop(self, now: float) -> None:
+        loop = self._runner.loop
+        if loop is None:
+            return
+        if self._beat_sent is None:
+            self._beat_sent = now
+            loop.call_soon_threadsafe(self._beaten)
+        elif now - self._beat_sent > BLOCKED_LOOP_S:
+            self._options.notice(f"an async handler has blocked the handlers' loop for {now - self._beat_sent:.0f} seconds")
+            self._beat_sent = now
+
+    def _beaten(self) -> None:
+        self._beat_sent = None
+
+    # The transaction.
+
+    def _transact(self, tx: Transaction, turn: Turn) -> Turned:
+        outcomes = [self._settle(tx, run) for run in turn.ended]
+        outcomes += [jobs.hand_back(tx, run.held, "the worker did not come to it") for run in turn.unstarted]
+        renewed = [jobs.renew(tx, run.held, run.lease_ms) for run in turn.renewals]
+        for run, note in turn.notes:
+            jobs.report(tx, run.held, note)
+        lost = [run for run in turn.doubtful if not _holds(tx, run)]
+        if turn.alive is not None:
+            self._sweep(tx, turn.alive)
+        claims = Claims([], None)
+        if turn.wanted:
+            claims = jobs.claim(tx, self._number, turn.wanted, self._options.handlers.lease_of)
+        idle = not claims.taken and self._options.until_idle and self._is_idle(tx)
+        return Turned(outcomes, renewed, lost, claims, tx.now, idle)
+
+    def _settle(self, tx: Transaction, run: Run) -> Job | Reason:
+        assert run.started_at is not None and run.ended_at is not None
+        if run.stopped:
+            return jobs.hand_back(tx, run.held, "the worker stopped it")
+        if run.error is None:
+            return jobs.complete(tx, run.held, run.result, int((run.ended_at - run.started_at) * 1000))
+        retry = run.job.policy.retries is not None or run.job.failures < run.job_type.retries
+        return jobs.fail(tx, run.held, run.error, run.traceback, retry)
+
+    def _sweep(self, tx: Transaction, alive: set[int]) -> None:
+        lost = jobs.reclaim(tx, alive)
+        if lost:
+            self._options.notice(f"handed back {lost} jobs of a worker process that died")
+        jobs.expire(tx, SWEEP_MAX)
+        cron.make_due(tx)
+
+    def _is_idle(self, tx: Transaction) -> bool:
+        tx.projection.flush()
+        return all(self._options.handlers.find(kind) is None for kind in tx.session.busy_kinds())
+
+    # What follows from a turn.
+
+    def _take(self, turn: Turn, turned: Turned, before: float) -> None:
+        for run, outcome in zip(turn.ended + turn.unstarted, turned.outcomes, strict=True):
+            self._held.pop(run.job.id, None)
+            self._count(run, outcome)
+        for run, renewed in zip(turn.renewals, turned.renewed, strict=True):
+            if isinstance(renewed, Reason):
+                self._lose(run, renewed.sentence)
+            else:
+                assert renewed.deadline is not None
+                run.renewed_at, run.deadline_ms = before, renewed.deadline
+        for run in turned.lost:
+            self._lose(run, "it was cancelled, or its lease was lost")
+        for claim in turned.claims.taken:
+            self._begin(claim, before)
+        if turn.wanted:
+            self._hungry = len(turned.claims.taken) == turn.wanted
+            self._next_look = time.monotonic() + _patience(turned)
+
+    def _begin(self, claim: Claim, before: float) -> None:
+        job_type = self._options.handlers.find(claim.job.kind)
+        assert job_type is not None
+        run = Run(claim, job_type, claim.job.policy.lease_ms or job_type.lease_ms, before)
+        self._held[claim.job.id] = run
+        self._runner.start(run)
+
+    def _lose(self, run: Run, why: str) -> None:
+        if not run.stopped:
+            self._options.notice(f"job {ulid_text(run.job.id)}: its handler is stopped: {why}")
+            run.stop(self._runner.loop)
+
+    def _count(self, run: Run, outcome: Job | Reason) -> None:
+        if isinstance(outcome, Reason):
+            self._options.notice(f"job {ulid_text(run.job.id)}: its end came too late: {outcome.sentence}")
+        elif outcome.outcome is Outcome.SUCCEEDED:
+            self.succeeded += 1
+        elif run.error is not None:
+            self.failed += 1
+        else:
+            self.handed_back += 1
+        self._options.finished(run, outcome)
+
+    def _wind_down(self) -> bool:
+        """While stopping: whether it is time to go. Past the grace, or when hurried, handlers are stopped and their jobs handed back."""
+        assert self._stopping is not None
+        if not self._held:
+            return True
+        if self._hurry or time.monotonic() > self._stopping:
+            for run in list(self._held.values()):
+                if run in self._ended:
+                    continue
+                if not run.stopped:
+                    run.stop(self._runner.loop)
+                run.started_at = run.started_at or time.monotonic()
+                run.ended_at = time.monotonic()
+                self._ended.append(run)
+        return False
+
+
+def _worth(turn: Turn) -> bool:
+    return bool(
+        turn.ended or turn.unstarted or turn.renewals or turn.notes or turn.doubtful or turn.wanted or turn.alive is not None
+    )
+
+
+def _holds(tx: Transaction, run: Run) -> bool:
+    entry = tx.projection.entry(run.job.id)
+    return entry is not None and entry.job.claim_op == run.held.claim_op and entry.job.deadline is not None
+
+
+def _patience(turned: Turned) -> float:
+    """How long until the queue is worth a look without a hint: when the next job falls due, else a slow, uneven beat."""
+    slow = random.uniform(1.0, 2.0)
+    again_at = turned.claims.again_at
+    return slow if again_at is None else min(slow, max(0.0, (again_at - turned.now_ms) / 1000.0) + 0.001)
+
+
