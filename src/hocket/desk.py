@@ -3,7 +3,8 @@ has no event loop; `node` offers the same to async and to synchronous programs.
 """
 
 import os
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -17,11 +18,20 @@ from hocket.kernel.keys import did_key
 from hocket.kernel.ucan import ROOT, issue
 from hocket.kernel.vocabulary import DelegateUcan
 from hocket.log import Log, Transaction
+from hocket.log.audit import Audit, verify
+from hocket.log.rebuild import Rebuilt, rebuild
 from hocket.log.wall import SteadyWall
 from hocket.store import Session, Store
 from hocket.store.sqlite import SqliteStore
 from hocket.work import jobs, view
 from hocket.work.jobs import Draft, Submitted
+from hocket.work.processes import is_alive
+
+Progress = Callable[[int, int], None]
+
+
+def _no_progress(done: int, total: int) -> None:
+    pass
 
 
 class Desk:
@@ -102,6 +112,19 @@ class Desk:
             if entry is None:
                 raise Usage(f"no job {ulid_text(job_id)}")
             return view.brief(entry)
+
+    def verify(self, expected: tuple[int, bytes] | None = None, progress: Progress = _no_progress) -> Audit:
+        """Checks every signature, the chain and its end."""
+        return verify(self.store, user=self.log.user, expected=expected, helpers=self._helpers, progress=progress)
+
+    def rebuild(self, progress: Progress = _no_progress) -> Rebuilt:
+        """Drops the roster and everything else that is derived, and makes it anew from the ops."""
+        with self.read() as session:
+            alive = [each for each in session.workers() if is_alive(self.home.processes, each.name)]
+        if alive:
+            pids = ", ".join(str(each.pid) for each in alive)
+            raise Conflict(f"workers are running (process {pids}); stop them before a rebuild")
+        return rebuild(self.store, int(time.time() * 1000), progress)
 
     def cancel(self, job_id: bytes, reason: str) -> None:
         self.log.run(lambda tx: jobs.cancel(tx, job_id, reason))

@@ -30,11 +30,17 @@ ADMIT_BATCH = 1_000
 
 
 class Admission(NamedTuple):
-    """What became of a batch of ops from elsewhere."""
+    """What became of ops from elsewhere. Those turned away at the door are counted by reason; an op that is on the log but does not
+    count there was appended.
+    """
 
     appended: int
     duplicated: int
-    rejected: int
+    refused: dict[Reason, int]
+
+    @property
+    def rejected(self) -> int:
+        return sum(self.refused.values())
 
 
 class Log:
@@ -110,7 +116,7 @@ class Log:
 
     def admit(self, ops: Iterable[tuple[bytes, Op | Malformed]]) -> Admission:
         """Takes in ops from elsewhere, in any order, any number of times. What cannot be verified is turned away and counted."""
-        total = Admission(0, 0, 0)
+        total = Admission(0, 0, {})
         batch: list[tuple[bytes, Op | Malformed]] = []
         for item in ops:
             batch.append(item)
@@ -126,25 +132,29 @@ class Log:
         verdicts = self._verify(good, keys)
 
         def request(tx: Transaction) -> Admission:
-            appended = duplicated = rejected = 0
+            appended = duplicated = 0
+            refused: dict[Reason, int] = {}
+
+            def refuse(op_id: bytes, author: int, reason: Reason) -> None:
+                tx.refuse(op_id, author, reason)
+                refused[reason] = refused.get(reason, 0) + 1
+
             for raw, op in batch:
                 if isinstance(op, Malformed):
                     unknown = isinstance(op, UnknownVariant)
-                    tx.refuse(raw[:16].ljust(16, b"\0"), 0, Reason.UNKNOWN_VARIANT if unknown else Reason.MALFORMED)
-                    rejected += 1
+                    refuse(raw[:16].ljust(16, b"\0"), 0, Reason.UNKNOWN_VARIANT if unknown else Reason.MALFORMED)
             taken: set[bytes] = set()
             for (raw, op), reason in zip(good, verdicts, strict=True):
                 tx.hear(op.timestamp)
                 if op.id in taken or tx.session.op(op.id) is not None:
                     duplicated += 1
                 elif reason is not None:
-                    tx.refuse(op.id, op.node_id, reason)
-                    rejected += 1
+                    refuse(op.id, op.node_id, reason)
                 else:
                     tx.admit(op, raw)
                     taken.add(op.id)
                     appended += 1
-            return Admission(appended, duplicated, rejected)
+            return Admission(appended, duplicated, refused)
 
         return self.run(request)
 
@@ -188,4 +198,6 @@ class Log:
 
 
 def _add(left: Admission, right: Admission) -> Admission:
-    return Admission(*(a + b for a, b in zip(left, right, strict=True)))
+    reasons = left.refused.keys() | right.refused.keys()
+    refused = {reason: left.refused.get(reason, 0) + right.refused.get(reason, 0) for reason in reasons}
+    return Admission(left.appended + right.appended, left.duplicated + right.duplicated, refused)

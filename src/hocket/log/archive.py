@@ -1,0 +1,56 @@
+"""A log as a file: the postcard sequence of its ops, which any Likewise software can read. Exporting and importing both stream, so
+the size of a log does not matter.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import BinaryIO
+
+from hocket.kernel.ops import MAX_OP_BYTES, Op, read_op
+from hocket.kernel.postcard import Malformed, Reader, write_varint
+from hocket.log import Admission, Log
+from hocket.store import Store
+
+BATCH = 1_000
+CHUNK = 4 * MAX_OP_BYTES
+
+
+def export_ops(store: Store, out: BinaryIO, progress: Callable[[int, int], None] = lambda done, total: None) -> int:
+    """Writes every op in the order of arrival; gives how many."""
+    with store.read() as session:
+        total = session.head().seq
+        count = bytearray()
+        write_varint(count, total)
+        out.write(count)
+        seq = 0
+        while rows := session.ops_after(seq, BATCH):
+            for row in rows:
+                out.write(row.body)
+            seq = rows[-1].seq
+            progress(seq, total)
+    return total
+
+
+def import_ops(log: Log, source: BinaryIO) -> Admission:
+    """Admits every op of an exported log. What was there already is counted and left alone."""
+    return log.admit(read_ops(source))
+
+
+def read_ops(source: BinaryIO) -> Iterator[tuple[bytes, Op | Malformed]]:
+    """The ops of a sequence with their bytes. Behind one that cannot be read nothing can be found, so it is the last."""
+    buffer = source.read(CHUNK)
+    reader = Reader(buffer)
+    start = 0
+    try:
+        count = reader.varint()
+        for _ in range(count):
+            if reader.remaining() < MAX_OP_BYTES and (more := source.read(CHUNK)):
+                buffer = buffer[reader.pos :] + more
+                reader = Reader(buffer)
+            start = reader.pos
+            op = read_op(reader)
+            yield buffer[start : reader.pos], op
+        start = reader.pos
+        if reader.remaining() or source.read(1):
+            raise Malformed("bytes follow the last op")
+    except Malformed as error:
+        yield buffer[start : start + 16], error

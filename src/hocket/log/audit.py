@@ -1,0 +1,158 @@
+"""Proves the log from its own bytes: every op is the one that its author signed, every link of the chain fits, nothing is missing in between,
+and the tail is not cut. It trusts no projection: the authors' keys come from the delegations on the log itself.
+"""
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
+from typing import NamedTuple
+
+from hocket.errors import StoreError
+from hocket.kernel.clock import pack
+from hocket.kernel.ids import ulid_text
+from hocket.kernel.ops import Op, decode, verify_op
+from hocket.kernel.postcard import Malformed
+from hocket.kernel.ucan import read as read_ucan
+from hocket.kernel.vocabulary import DelegateUcan, discriminant, job_of
+from hocket.log.transaction import link
+from hocket.store import Head, OpRow, Session, Store
+
+BATCH = 1_000
+FINDINGS_MAX = 100
+
+
+class Finding(NamedTuple):
+    """One thing that is wrong, with the op that it is wrong with."""
+
+    seq: int | None
+    op_id: str | None
+    what: str
+
+
+class Audit(NamedTuple):
+    """`head` is the last good place to compare with later: the number of ops and the chain's end."""
+
+    ops: int
+    head: tuple[int, bytes]
+    findings: list[Finding]
+
+
+def verify(
+    store: Store,
+    *,
+    user: str,
+    expected: tuple[int, bytes] | None = None,
+    helpers: Executor | None = None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> Audit:
+    """Reads the whole log. `expected` is a head that was kept elsewhere: the log must still contain it."""
+    with store.read() as session:
+        head = session.head()
+        auditor = _Auditor(user, expected, helpers)
+        auditor.findings += [Finding(None, None, f"the database is damaged: {what}") for what in _damage(session)]
+        try:
+            auditor.walk(session, head, progress)
+        except StoreError as error:
+            auditor.report(None, f"reading stopped after op {auditor.seq}: {error}")
+        auditor.check_tail(head)
+    return Audit(auditor.count, (head.seq, head.chain), auditor.findings)
+
+
+def _damage(session: Session) -> list[str]:
+    try:
+        return session.damage()
+    except StoreError as error:
+        return [str(error)]
+
+
+class _Auditor:
+    def __init__(self, user: str, expected: tuple[int, bytes] | None, helpers: Executor | None) -> None:
+        self._user = user
+        self._expected = expected
+        self._helpers = helpers
+        self._keys: dict[int, bytes] = {}
+        self._chain = bytes(32)
+        self._met_expected = expected is None or expected[0] == 0
+        self.seq = 0
+        self.count = 0
+        self.findings: list[Finding] = []
+
+    def report(self, row: OpRow | None, what: str) -> None:
+        if len(self.findings) < FINDINGS_MAX:
+            op_id = None if row is None or len(row.id) != 16 else ulid_text(row.id)
+            self.findings.append(Finding(None if row is None else row.seq, op_id, what))
+
+    def walk(self, session: Session, head: Head, progress: Callable[[int, int], None]) -> None:
+        while rows := session.ops_after(self.seq, BATCH):
+            ops = [self._decoded(row) for row in rows]
+            signed = self._signatures(rows, ops)
+            for row, op, is_signed in zip(rows, ops, signed, strict=True):
+                self._check(row, op, is_signed)
+            progress(self.count, head.seq)
+
+    def check_tail(self, head: Head) -> None:
+        if self.seq < head.seq:
+            self.report(None, f"the tail is cut: the head counts {head.seq} ops, the last one here is number {self.seq}")
+        elif self.seq > head.seq:
+            self.report(None, f"there are ops behind the head: it counts {head.seq}, the last one here is number {self.seq}")
+        elif self._chain != head.chain:
+            self.report(None, f"the head's chain value does not fit the last op, number {self.seq}")
+        if not self._met_expected and self._expected is not None:
+            self.report(None, f"the expected head {self._expected[0]}:{self._expected[1].hex()} is not on this log")
+
+    def _check(self, row: OpRow, op: Op | None, signed: bool) -> None:
+        if row.seq != self.seq + 1:
+            missing = f"op {self.seq + 1} is" if row.seq == self.seq + 2 else f"ops {self.seq + 1} to {row.seq - 1} are"
+            self.report(row, f"before this one {missing} missing")
+        self.seq = row.seq
+        self.count += 1
+        body_good = op is not None and signed and _columns_fit(row, op)
+        if op is None:
+            self.report(row, "its bytes cannot be read")
+        elif not _columns_fit(row, op):
+            self.report(row, "what is indexed of it differs from its bytes")
+        elif not signed:
+            self.report(row, "its signature does not fit its bytes and its author")
+        computed = link(self._chain, row.body)
+        if computed != row.chain:
+            self.report(row, "its link does not fit the chain")
+        # The chain goes on from whichever of the two is still to be trusted, so that one damaged op is not reported as many.
+        self._chain = computed if body_good else row.chain
+        if self._expected == (row.seq, self._chain):
+            self._met_expected = True
+
+    def _decoded(self, row: OpRow) -> Op | None:
+        """Reads an op, and the key of a node that a delegation introduces, which must be known before its first op is verified."""
+        try:
+            op = decode(row.body)
+            if isinstance(op.payload, DelegateUcan):
+                delegation = read_ucan(op.payload.ucan_bytes)
+                if delegation.issuer == self._user:
+                    self._keys.setdefault(delegation.node, delegation.public)
+        except Malformed:
+            return None
+        return op
+
+    def _signatures(self, rows: Sequence[OpRow], ops: Sequence[Op | None]) -> list[bool]:
+        keys = self._keys
+
+        def check(pairs: Sequence[tuple[OpRow, Op | None]]) -> list[bool]:
+            return [
+                op is not None and op.node_id in keys and verify_op(row.body, op, keys[op.node_id]) for row, op in pairs
+            ]
+
+        pairs = list(zip(rows, ops, strict=True))
+        if self._helpers is None:
+            return check(pairs)
+        half = len(pairs) // 2
+        helped = self._helpers.submit(check, pairs[:half])
+        mine = check(pairs[half:])
+        return helped.result() + mine
+
+
+def _columns_fit(row: OpRow, op: Op) -> bool:
+    return (row.id, row.hlc, row.variant, row.job) == (
+        op.id,
+        pack(op.timestamp),
+        discriminant(op.payload),
+        job_of(op.payload),
+    )

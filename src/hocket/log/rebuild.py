@@ -1,0 +1,73 @@
+"""Drops every projection and makes it anew from the ops, in HLC order. It works in steps, each a transaction that remembers how far it got; a
+rebuild that was stopped goes on where it was. Until it is done the log takes no other change.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import msgspec
+from blake3 import blake3
+
+from hocket.kernel.ops import decode
+from hocket.kernel.reasons import Reason
+from hocket.log.projection import Projection
+from hocket.store import Session, Store
+
+STEP = 2_000
+_START = bytes(20)
+
+
+class Rebuilt(NamedTuple):
+    ops: int
+    before: bytes | None
+    after: bytes
+
+    @property
+    def unchanged(self) -> bool:
+        return self.before == self.after
+
+
+def roster_digest(session: Session) -> bytes:
+    """One hash over everything that the fold says of every job. Equal digests mean equal rosters."""
+    hasher = blake3()
+    encoder = msgspec.msgpack.Encoder()
+    for entry in session.each_job():
+        hasher.update(encoder.encode(entry.job))
+    return hasher.digest()
+
+
+def rebuild(store: Store, now: int, progress: Callable[[int, int], None] = lambda done, total: None) -> Rebuilt:
+    """`now` decides which pending jobs are shown as delayed; it changes nothing else."""
+    with store.write() as session:
+        head = session.head()
+        before = None if head.rebuilding is not None else roster_digest(session)
+        if head.rebuilding is None:
+            session.drop_projections()
+            session.put_head(head._replace(rebuilding=_START))
+    done = 0
+    while taken := _step(store, now):
+        done += taken
+        progress(min(done, head.seq), head.seq)
+    with store.write() as session:
+        session.put_head(session.head()._replace(rebuilding=None))
+        return Rebuilt(head.seq, before, roster_digest(session))
+
+
+def _step(store: Store, now: int) -> int:
+    with store.write() as session:
+        head = session.head()
+        assert head.rebuilding is not None
+        rows = session.ops_in_order(head.rebuilding, STEP)
+        if not rows:
+            return 0
+        # Ops that share a timestamp belong together; the last of the batch may have twins beyond it.
+        rows = [row for row in rows if row.hlc != rows[-1].hlc] + session.ops_at(rows[-1].hlc)
+        projection = Projection(session, now)
+        for index, row in enumerate(rows):
+            twin = any(0 <= i < len(rows) and rows[i].hlc == row.hlc for i in (index - 1, index + 1))
+            reason = int(Reason.INTEGRITY) if twin else projection.replayed(decode(row.body))
+            if reason != row.reason:
+                session.set_reasons([(reason, row.id)])
+        projection.flush()
+        session.put_head(head._replace(rebuilding=rows[-1].hlc))
+        return len(rows)
