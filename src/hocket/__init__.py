@@ -1,5 +1,6 @@
-"""Hocket: many machines and agents share one stream of jobs; each job is held by exactly one of them under a lease and a fence, every step is a signed op on
-a log, and nothing waits for ever. This is the public face; everything else may change between versions.
+"""Hocket: many machines and agents share one stream of jobs; each job is held by exactly one of them under a
+lease and a fence, every step is a signed op on a log, and nothing waits for ever. This is the public face;
+everything else may change between versions.
 """
 
 from hocket.errors import Conflict, HocketError, StoreError, Usage

@@ -1,5 +1,5 @@
-"""One node's parts put together for one process: home, store, log and bells, and every plain thing that can be asked of them. It blocks and
-has no event loop; `node` offers the same to async and to synchronous programs.
+"""One node's parts put together for one process: home, store, log and bells, and every plain thing that can be
+asked of them. It blocks and has no event loop; `node` offers the same to async and to synchronous programs.
 """
 
 import os
@@ -61,7 +61,9 @@ class Desk:
 
     @classmethod
     def init(cls, path: Path | str | None = None, user_key: Path | None = None) -> "Desk":
-        """Creates a home: the user's key, the node's key, and the user's root delegation to the node as the first op."""
+        """Creates a home: the user's key, the node's key, and the user's root delegation to the node as the
+        first op.
+        """
         home = Home(path or default_home())
         user = None if user_key is None else read_user_key(user_key)
         with home.creation() as fresh:

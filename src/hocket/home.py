@@ -1,6 +1,6 @@
-"""A home: the directory that makes a machine a node. It holds the user's key, the node's key, the database, and one file for
-each living process. Creating one is safe against a second creator and against being killed half-way: whatever is missing
-is made by the next `init`, and nothing that is there is ever replaced.
+"""A home: the directory that makes a machine a node. It holds the user's key, the node's key, the database, and
+one file for each living process. Creating one is safe against a second creator and against being killed
+half-way: whatever is missing is made by the next `init`, and nothing that is there is ever replaced.
 """
 
 import fcntl
@@ -36,7 +36,9 @@ class Home:
             raise Usage(f"{self.path} is not a directory; choose another --home")
         if not self._complete.exists():
             if self._node_key.exists() or self._user_key.exists() or self.database.exists():
-                raise Usage(f"the home {self.path} is half-created; run `hocket --home {self.path} init` again to finish it")
+                raise Usage(
+                    f"the home {self.path} is half-created; run `hocket --home {self.path} init` again to finish it"
+                )
             raise Usage(f"{self.path} is not a Hocket home; create one with `hocket --home {self.path} init`")
         for part in (self._node_key, self._user_key, self.database):
             if not part.exists():
@@ -46,7 +48,9 @@ class Home:
 
     @contextmanager
     def creation(self) -> Iterator[bool]:
-        """Excludes every other creator. Gives False when the home is complete already; marks it complete at the end otherwise."""
+        """Excludes every other creator. Gives False when the home is complete already; marks it complete at the
+        end otherwise.
+        """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             self.processes.mkdir(exist_ok=True)
@@ -71,7 +75,9 @@ class Home:
         return _read_key(self._node_key)
 
     def ensure_keys(self, user: SigningKey | None = None) -> None:
-        """Makes the keys that are not there yet. A user's key from elsewhere makes this home another node of that user."""
+        """Makes the keys that are not there yet. A user's key from elsewhere makes this home another node of
+        that user.
+        """
         if user is not None and self._user_key.exists() and self.user_key().seed != user.seed:
             raise Conflict(f"the home {self.path} belongs to another user already")
         for path, key in ((self._user_key, user), (self._node_key, None)):

@@ -1,5 +1,5 @@
-"""A node as programs use it. `async with hocket.open() as node` gives a `Node`, `with hocket.open() as node` a `SyncNode`;
-both submit jobs, follow them by handles and run workers, over the same desk.
+"""A node as programs use it. `async with hocket.open() as node` gives a `Node`, `with hocket.open() as node` a
+`SyncNode`; both submit jobs, follow them by handles and run workers, over the same desk.
 """
 
 import asyncio
@@ -105,8 +105,8 @@ def _news(session: Session, job_id: bytes, seen: int) -> tuple[list[dict[str, An
 
 
 class Committer:
-    """Gathers the requests of one event loop and commits whatever has gathered, one group after the other. Nothing is delayed
-    when nothing is under way.
+    """Gathers the requests of one event loop and commits whatever has gathered, one group after the other.
+    Nothing is delayed when nothing is under way.
     """
 
     def __init__(self, log: Log, executor: Executor) -> None:
@@ -130,7 +130,9 @@ class Committer:
         while self._waiting:
             group, self._waiting = self._waiting[:GROUP_MAX], self._waiting[GROUP_MAX:]
             try:
-                results = await loop.run_in_executor(self._executor, self._log.commit, [request for request, _ in group])
+                results = await loop.run_in_executor(
+                    self._executor, self._log.commit, [request for request, _ in group]
+                )
             except Exception as error:
                 results = [error] * len(group)
             for (_, done), result in zip(group, results, strict=True):

@@ -1,6 +1,7 @@
-"""Wakes the other processes of a node. Whoever waits keeps a named pipe in the home; whoever commits writes a byte into each. The name says what
-the owner waits for: `ready` for what workers should look at, `any` for every change. A full pipe means that its owner will look
-anyway; a pipe without a reader belongs to a dead process and is removed.
+"""Wakes the other processes of a node. Whoever waits keeps a named pipe in the home; whoever commits writes a
+byte into each. The name says what the owner waits for: `ready` for what workers should look at, `any` for every
+change. A full pipe means that its owner will look anyway; a pipe without a reader belongs to a dead process and
+is removed.
 """
 
 import errno
@@ -68,7 +69,8 @@ class Bells:
             names = {name for name in os.listdir(self._directory) if name.endswith((".ready", ".any"))}
         except FileNotFoundError:
             return
-        # A directory's time stamp is coarse: a pipe made just after this look might not move it, so a fresh stamp is not trusted.
+        # A directory's time stamp is coarse: a pipe made just after this look might not move it, so a fresh
+        # stamp is not trusted.
         self._seen = changed if time.time_ns() - changed > STAMP_GRAIN_NS else -1
         for name in self._pipes.keys() - names:
             os.close(self._pipes.pop(name))

@@ -80,7 +80,9 @@ def _days(year: int, month: int, day: int) -> int:
 
 
 def hlc_text(h: Hlc) -> str:
-    """The form for people, `2025-09-03T02:12:27.183Z+17`: the logical part follows the plus, the node is left out."""
+    """The form for people, `2025-09-03T02:12:27.183Z+17`: the logical part follows the plus, the node is left
+    out.
+    """
     days, ms = divmod(h.wall, _DAY_MS)
     year, month, day = _civil(days)
     seconds, ms = divmod(ms, 1000)

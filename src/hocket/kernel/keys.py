@@ -38,7 +38,9 @@ class SigningKey:
 
 
 def verify(public: bytes, signature: bytes, message: bytes) -> bool:
-    """Whether this key made this signature over this message. Input of any shape gives an answer, never an error."""
+    """Whether this key made this signature over this message. Input of any shape gives an answer, never an
+    error.
+    """
     # The binding passes the key to C without looking at its length, so the length is looked at here.
     if len(public) != KEY_BYTES or len(signature) != SIGNATURE_BYTES:
         return False

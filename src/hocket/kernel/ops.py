@@ -1,6 +1,7 @@
-"""The envelope of an op: who says it, when, after what, and the signature over it. Here it is decided which bytes an
-op is and which of them are signed. Whether the author is known, allowed, or in time is decided by authority and
-the roster; keeping the bytes is the store's work."""
+"""The envelope of an op: who says it, when, after what, and the signature over it. Here it is decided which
+bytes an op is and which of them are signed. Whether the author is known, allowed, or in time is decided by
+authority and the roster; keeping the bytes is the store's work.
+"""
 
 from collections.abc import Iterator, Sequence
 
@@ -145,10 +146,11 @@ def read_sequence(data: bytes) -> Iterator[tuple[bytes, Op | Malformed]]:
     """Each op of a batch with its own bytes, or the reason why it is none.
 
     Postcard puts no length before a payload. An op whose bytes cannot be followed to their end (a variant or a
-    schema version that is not known here, input that stops early) therefore hides where the next one begins: it is
-    given as a Malformed together with all the bytes that are left, of which the first 16 are its id, and the reading
-    stops. Whoever sent the batch must be asked again from there, in smaller batches, to get at what lies behind. An
-    op that can be followed but breaks a rule is given as a Malformed with its own bytes, and the reading goes on.
+    schema version that is not known here, input that stops early) therefore hides where the next one begins: it
+    is given as a Malformed together with all the bytes that are left, of which the first 16 are its id, and the
+    reading stops. Whoever sent the batch must be asked again from there, in smaller batches, to get at what
+    lies behind. An op that can be followed but breaks a rule is given as a Malformed with its own bytes, and
+    the reading goes on.
     """
     r = Reader(data)
     start = 0

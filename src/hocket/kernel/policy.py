@@ -1,7 +1,7 @@
-"""The policy envelope of a job: what a submitter asks of whoever runs it. It travels inside ScheduleJob as
-JSON with the defaults left out, so that an ordinary job carries no bytes of it. This module says what may be
-asked and reads it strictly; the roster decides what follows per job (time, retries, order), and the transaction that admits a
-submit or a claim decides what spans jobs (unique keys, concurrency, rates).
+"""The policy envelope of a job: what a submitter asks of whoever runs it. It travels inside ScheduleJob as JSON
+with the defaults left out, so that an ordinary job carries no bytes of it. This module says what may be asked
+and reads it strictly; the roster decides what follows per job (time, retries, order), and the transaction that
+admits a submit or a claim decides what spans jobs (unique keys, concurrency, rates).
 """
 
 from typing import Annotated

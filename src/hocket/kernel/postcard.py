@@ -346,7 +346,9 @@ def struct(cls: type[S], *codecs: Codec[Any]) -> StructCodec[S]:
 
 
 def union(variants: Mapping[int, StructCodec[Any]]) -> Codec[Any]:
-    """One of several structs, after the varint of its discriminant. The class says which one it is on the way out."""
+    """One of several structs, after the varint of its discriminant. The class says which one it is on the way
+    out.
+    """
     reads = {number: codec.read for number, codec in variants.items()}
     writes = {codec.cls: (encode(U64, number), codec.write) for number, codec in variants.items()}
     if len(writes) != len(reads):

@@ -1,10 +1,9 @@
 """The roster: what the ops say about each job. `apply` takes one job and the next op in HLC order and gives the
-job as it is afterwards, or the reason why the op does not count. It reads no clock and knows nothing of arrival: whoever keeps the log
-feeds it in HLC order and, when an op comes late, feeds it the whole job again.
+job as it is afterwards, or the reason why the op does not count. It reads no clock and knows nothing of
+arrival: whoever keeps the log feeds it in HLC order and, when an op comes late, feeds it the whole job again.
 
-    Pending ──ClaimWork──► Claimed ──CompleteJob──► Completed (final)
-       ▲                     │
-       └─ Yield, Expire, Fail┘       Fail beyond the retries, Cancel ──► Completed (failed, cancelled) ──Retry──► Pending
+Pending ──ClaimWork──► Claimed ──CompleteJob──► Completed (final) ▲                     │ └─ Yield, Expire,
+Fail┘       Fail beyond the retries, Cancel ──► Completed (failed, cancelled) ──Retry──► Pending
 """
 
 from collections.abc import Callable
@@ -278,7 +277,9 @@ def _cancel(job: Job, op: Op, payload: CancelJob, context: Context) -> Verdict:
 
 
 def _retry(job: Job, op: Op, payload: RetryJob, context: Context) -> Verdict:
-    """A completion is final. What never completed, because it failed for good or was called off, may be tried anew."""
+    """A completion is final. What never completed, because it failed for good or was called off, may be tried
+    anew.
+    """
     if job.state is not State.COMPLETED or job.outcome is Outcome.SUCCEEDED:
         return Reason.NOT_FAILED
     fresh = replace(job, outcome=None, done=None, failures=0, returns=0)
@@ -320,7 +321,7 @@ def fold(ops: list[Op], context: Context) -> tuple[Job | None, dict[bytes, Reaso
 
 
 def seen(job: Job | None, op: Op) -> Job | None:
-    """A job after an op that does not count: `last` moves on all the same, since an op between the two, should it come
-    late, could make it count.
+    """A job after an op that does not count: `last` moves on all the same, since an op between the two, should
+    it come late, could make it count.
     """
     return None if job is None else replace(job, last=op.timestamp)

@@ -1,7 +1,8 @@
-"""The vocabulary: every payload that an op can carry, the order and types of its fields, and its number on the wire.
-The Likewise document names the payloads and their fields but assigns no numbers; ours follow its chapters from 0, and
-Hocket's own payloads begin at 1024. What a payload means, and who may write it, is decided by the roster and by
-authority; this file only says what can be said."""
+"""The vocabulary: every payload that an op can carry, the order and types of its fields, and its number on the
+wire. The Likewise document names the payloads and their fields but assigns no numbers; ours follow its chapters
+from 0, and Hocket's own payloads begin at 1024. What a payload means, and who may write it, is decided by the
+roster and by authority; this file only says what can be said.
+"""
 
 from enum import IntEnum
 

@@ -1,5 +1,6 @@
-"""The one way in. Every change of what a node knows is an op that comes through `commit` (this node's own, written by requests
-inside one transaction) or `admit` (ops from elsewhere, each verified and then folded). Both end in the same store; nothing else writes there.
+"""The one way in. Every change of what a node knows is an op that comes through `commit` (this node's own,
+written by requests inside one transaction) or `admit` (ops from elsewhere, each verified and then folded). Both
+end in the same store; nothing else writes there.
 """
 
 import threading
@@ -30,8 +31,8 @@ ADMIT_BATCH = 1_000
 
 
 class Admission(NamedTuple):
-    """What became of ops from elsewhere. Those turned away at the door are counted by reason; an op that is on the log but does not
-    count there was appended.
+    """What became of ops from elsewhere. Those turned away at the door are counted by reason; an op that is on
+    the log but does not count there was appended.
     """
 
     appended: int
@@ -44,8 +45,9 @@ class Admission(NamedTuple):
 
 
 class Log:
-    """`wall` gives the time and `randomness` that many random bytes; both come from outside, so that a simulation can choose them.
-    `helpers` sign and verify in parallel; without them everything happens in the caller's thread.
+    """`wall` gives the time and `randomness` that many random bytes; both come from outside, so that a
+    simulation can choose them. `helpers` sign and verify in parallel; without them everything happens in the
+    caller's thread.
     """
 
     def __init__(
@@ -71,8 +73,9 @@ class Log:
         self._id_lock = threading.Lock()
 
     def commit(self, requests: Sequence[Request]) -> list[Any]:
-        """Runs the requests in one durable transaction and gives their results in order. A request that raises a HocketError gives that error as
-        its result and leaves nothing behind; the others are not disturbed by it.
+        """Runs the requests in one durable transaction and gives their results in order. A request that raises
+        a HocketError gives that error as its result and leaves nothing behind; the others are not disturbed by
+        it.
         """
         try:
             return self._transact(requests)
@@ -115,7 +118,9 @@ class Log:
         return [detached(sign(body + b"\x00"), node) for body in bodies]
 
     def admit(self, ops: Iterable[tuple[bytes, Op | Malformed]]) -> Admission:
-        """Takes in ops from elsewhere, in any order, any number of times. What cannot be verified is turned away and counted."""
+        """Takes in ops from elsewhere, in any order, any number of times. What cannot be verified is turned
+        away and counted.
+        """
         total = Admission(0, 0, {})
         batch: list[tuple[bytes, Op | Malformed]] = []
         for item in ops:
@@ -162,7 +167,9 @@ class Log:
         return {int.from_bytes(node, "big"): public for node, (public, _) in session.nodes().items()}
 
     def _verify(self, ops: Sequence[tuple[bytes, Op]], keys: dict[int, bytes]) -> list[Reason | None]:
-        """Who wrote each op, and whether they signed it. A node that nobody has heard of introduces itself by a delegation."""
+        """Who wrote each op, and whether they signed it. A node that nobody has heard of introduces itself by a
+        delegation.
+        """
         checks: list[tuple[bytes, Op, bytes] | Reason] = []
         for raw, op in ops:
             key = self._key_of(op, keys)

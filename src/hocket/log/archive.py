@@ -1,5 +1,5 @@
-"""A log as a file: the postcard sequence of its ops, which any Likewise software can read. Exporting and importing both stream, so
-the size of a log does not matter.
+"""A log as a file: the postcard sequence of its ops, which any Likewise software can read. Exporting and
+importing both stream, so the size of a log does not matter.
 """
 
 from collections.abc import Callable, Iterator
@@ -36,7 +36,9 @@ def import_ops(log: Log, source: BinaryIO) -> Admission:
 
 
 def read_ops(source: BinaryIO) -> Iterator[tuple[bytes, Op | Malformed]]:
-    """The ops of a sequence with their bytes. Behind one that cannot be read nothing can be found, so it is the last."""
+    """The ops of a sequence with their bytes. Behind one that cannot be read nothing can be found, so it is the
+    last.
+    """
     buffer = source.read(CHUNK)
     reader = Reader(buffer)
     start = 0

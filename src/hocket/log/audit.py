@@ -1,5 +1,6 @@
-"""Proves the log from its own bytes: every op is the one that its author signed, every link of the chain fits, nothing is missing in between,
-and the tail is not cut. It trusts no projection: the authors' keys come from the delegations on the log itself.
+"""Proves the log from its own bytes: every op is the one that its author signed, every link of the chain fits,
+nothing is missing in between, and the tail is not cut. It trusts no projection: the authors' keys come from the
+delegations on the log itself.
 """
 
 from collections.abc import Callable, Sequence
@@ -91,9 +92,13 @@ class _Auditor:
 
     def check_tail(self, head: Head) -> None:
         if self.seq < head.seq:
-            self.report(None, f"the tail is cut: the head counts {head.seq} ops, the last one here is number {self.seq}")
+            self.report(
+                None, f"the tail is cut: the head counts {head.seq} ops, the last one here is number {self.seq}"
+            )
         elif self.seq > head.seq:
-            self.report(None, f"there are ops behind the head: it counts {head.seq}, the last one here is number {self.seq}")
+            self.report(
+                None, f"there are ops behind the head: it counts {head.seq}, the last one here is number {self.seq}"
+            )
         elif self._chain != head.chain:
             self.report(None, f"the head's chain value does not fit the last op, number {self.seq}")
         if not self._met_expected and self._expected is not None:
@@ -115,13 +120,16 @@ class _Auditor:
         computed = link(self._chain, row.body)
         if computed != row.chain:
             self.report(row, "its link does not fit the chain")
-        # The chain goes on from whichever of the two is still to be trusted, so that one damaged op is not reported as many.
+        # The chain goes on from whichever of the two is still to be trusted, so that one damaged op is not
+        # reported as many.
         self._chain = computed if body_good else row.chain
         if self._expected == (row.seq, self._chain):
             self._met_expected = True
 
     def _decoded(self, row: OpRow) -> Op | None:
-        """Reads an op, and the key of a node that a delegation introduces, which must be known before its first op is verified."""
+        """Reads an op, and the key of a node that a delegation introduces, which must be known before its first
+        op is verified.
+        """
         try:
             op = decode(row.body)
             if isinstance(op.payload, DelegateUcan):

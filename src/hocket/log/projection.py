@@ -1,6 +1,7 @@
-"""Keeps the projections true to the log inside one transaction. The newest op of a job is applied in place; an op that comes
-late, or one whose dependencies change their standing, makes its job be folded again, and whatever leans on that job after it.
-The rules are the kernel's; this module only finds out which of them must be asked again.
+"""Keeps the projections true to the log inside one transaction. The newest op of a job is applied in place; an
+op that comes late, or one whose dependencies change their standing, makes its job be folded again, and whatever
+leans on that job after it. The rules are the kernel's; this module only finds out which of them must be asked
+again.
 """
 
 from collections import deque
@@ -114,7 +115,9 @@ class Projection:
     # Ops in any order: received, imported, or met again in a rebuild.
 
     def arrived(self, op: Op, integrity: bool) -> None:
-        """Takes in an op that may be older than others, before its row is stored; `reason` tells afterwards whether it counts."""
+        """Takes in an op that may be older than others, before its row is stored; `reason` tells afterwards
+        whether it counts.
+        """
         job_id = job_of(op.payload)
         self._fresh[op.id] = (op, Reason.INTEGRITY if integrity else Reason.WAITING)
         if job_id is not None:
@@ -133,7 +136,9 @@ class Projection:
         self._leaners(op.id)
 
     def replayed(self, op: Op) -> int:
-        """Applies the next op of the whole log in HLC order, whose row is stored. Gives its reason, 0 if it counts."""
+        """Applies the next op of the whole log in HLC order, whose row is stored. Gives its reason, 0 if it
+        counts.
+        """
         job_id = job_of(op.payload)
         if job_id is not None:
             return self._in_place(self.entry(job_id), op)
@@ -261,8 +266,8 @@ class Projection:
         return reason
 
     def _standing(self, dep: bytes, op_id: bytes, job_id: bytes | None) -> tuple[Hlc, int] | None:
-        """When a cited op was written and whether it counts. Citations out of the job are remembered, so that a change there
-        is followed here.
+        """When a cited op was written and whether it counts. Citations out of the job are remembered, so that a
+        change there is followed here.
         """
         if dep in self._fresh:
             op, reason = self._fresh[dep]

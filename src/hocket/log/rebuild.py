@@ -1,5 +1,6 @@
-"""Drops every projection and makes it anew from the ops, in HLC order. It works in steps, each a transaction that remembers how far it got; a
-rebuild that was stopped goes on where it was. Until it is done the log takes no other change.
+"""Drops every projection and makes it anew from the ops, in HLC order. It works in steps, each a transaction
+that remembers how far it got; a rebuild that was stopped goes on where it was. Until it is done the log takes
+no other change.
 """
 
 from collections.abc import Callable

@@ -1,5 +1,6 @@
-"""One write transaction of the log: the only place where the clock ticks and a claim is decided. Requests run inside it one after the other; what
-they author is stamped, folded and counted at once, and signed, chained and stored together at the end, so that many requests cost one commit.
+"""One write transaction of the log: the only place where the clock ticks and a claim is decided. Requests run
+inside it one after the other; what they author is stamped, folded and counted at once, and signed, chained and
+stored together at the end, so that many requests cost one commit.
 """
 
 import hashlib
@@ -31,7 +32,9 @@ class Transaction:
         self.node = node
         head = session.head()
         if head.rebuilding is not None:
-            raise StoreError("the roster is being rebuilt; wait for `hocket log rebuild` to end, or run it again if it was stopped")
+            raise StoreError(
+                "the roster is being rebuilt; wait for `hocket log rebuild` to end, or run it again if it was stopped"
+            )
         self._head = head
         self._clock = Hlc(head.wall, head.logical, node)
         self._wall_now = self.now = wall(head.wall)
@@ -42,7 +45,9 @@ class Transaction:
         self._refusals: list[Refusal] = []
 
     def author(self, payload: Payload, deps: tuple[bytes, ...] = ()) -> Op | Reason:
-        """Writes an op of this node's own. One that would not count is not written: the reason comes back instead."""
+        """Writes an op of this node's own. One that would not count is not written: the reason comes back
+        instead.
+        """
         stamp = tick(self._clock, self._wall_now)
         op = Op(self.new_id(stamp.wall), stamp, self.node, deps, payload)
         reason = self.projection.newest(op)
@@ -94,7 +99,9 @@ class Transaction:
             seq += 1
             reason = self.projection.reason(op.id) if is_sealed else 0
             rows.append(
-                OpRow(seq, op.id, pack(op.timestamp), discriminant(op.payload), job_of(op.payload), reason, whole, chain)
+                OpRow(
+                    seq, op.id, pack(op.timestamp), discriminant(op.payload), job_of(op.payload), reason, whole, chain
+                )
             )
         if rows:
             self.session.add_ops(rows)

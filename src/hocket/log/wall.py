@@ -1,5 +1,6 @@
-"""The time of day as a node may use it: it never goes back. When the machine's clock is set back, or the log has already seen a later
-time, this one goes on at half speed until the machine's has caught up, so that leases and delays still end.
+"""The time of day as a node may use it: it never goes back. When the machine's clock is set back, or the log
+has already seen a later time, this one goes on at half speed until the machine's has caught up, so that leases
+and delays still end.
 """
 
 import time

@@ -1,7 +1,8 @@
-"""Keeps the log and what is derived from it. This is the contract of every store; `sqlite` is the default one. A store decides nothing:
-it gives out write transactions that exclude each other, and remembers. The ops are the truth, together with the head (the clock
-and the chain's end); jobs, dependencies, routes, nodes, schedules and artifacts are derived and can be dropped and made anew.
-Worker processes and rate counters are this node's own business and are on no log.
+"""Keeps the log and what is derived from it. This is the contract of every store; `sqlite` is the default one.
+A store decides nothing: it gives out write transactions that exclude each other, and remembers. The ops are the
+truth, together with the head (the clock and the chain's end); jobs, dependencies, routes, nodes, schedules and
+artifacts are derived and can be dropped and made anew. Worker processes and rate counters are this node's own
+business and are on no log.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -46,7 +47,9 @@ class Stage(IntEnum):
 
 
 class Entry(NamedTuple):
-    """A job in the roster: what the fold says, where it stands in the queue, and which process of this node holds it."""
+    """A job in the roster: what the fold says, where it stands in the queue, and which process of this node
+    holds it.
+    """
 
     job: Job
     stage: Stage
@@ -54,8 +57,8 @@ class Entry(NamedTuple):
 
 
 class Schedule(NamedTuple):
-    """A cron schedule, or what is left of a cleared one (`cron` is None). `last_tick` is the newest tick for which a job
-    exists, or the time at which it was set.
+    """A cron schedule, or what is left of a cleared one (`cron` is None). `last_tick` is the newest tick for
+    which a job exists, or the time at which it was set.
     """
 
     name: str

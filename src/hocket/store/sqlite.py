@@ -1,6 +1,7 @@
-"""The default store: one SQLite file in WAL mode with `synchronous=FULL`, shared by every process of a node. A commit has
-reached the disk when it returns. Writers exclude each other by SQLite's own lock, taken at the start of a transaction; a
-process that finds it taken tries again after a short random time, because SQLite's own waiting lets some processes starve.
+"""The default store: one SQLite file in WAL mode with `synchronous=FULL`, shared by every process of a node. A
+commit has reached the disk when it returns. Writers exclude each other by SQLite's own lock, taken at the start
+of a transaction; a process that finds it taken tries again after a short random time, because SQLite's own
+waiting lets some processes starve.
 """
 
 import random
@@ -93,7 +94,9 @@ class SqliteStore:
                 time.sleep(random.uniform(RETRY_MIN_S, RETRY_MAX_S))
 
     def _migrate(self) -> None:
-        """Brings an empty file to the current version; refuses, untouched, a file of a newer program or another one's."""
+        """Brings an empty file to the current version; refuses, untouched, a file of a newer program or another
+        one's.
+        """
         version, owner = self._pragma("user_version"), self._pragma("application_id")
         if version == VERSION and owner == APPLICATION_ID:
             return
@@ -104,7 +107,8 @@ class SqliteStore:
                 raise StoreError(f"{self.path} is not a Hocket database; choose another home")
             if version > VERSION:
                 raise StoreError(
-                    f"{self.path} has version {version}, this program knows up to {VERSION}; upgrade Hocket, nothing was changed"
+                    f"{self.path} has version {version}, this program knows up to {VERSION};"
+                    " upgrade Hocket, nothing was changed"
                 )
             if version < 1:
                 self._writer.execute(files("hocket.store").joinpath("schema.sql").read_text())
@@ -127,7 +131,9 @@ def _explained(path: str) -> Iterator[None]:
     try:
         yield
     except apsw.FullError as error:
-        raise StoreError(f"no space left on the disk of {path}; nothing of this change was kept, make room and repeat it") from error
+        raise StoreError(
+            f"no space left on the disk of {path}; nothing of this change was kept, make room and repeat it"
+        ) from error
     except (apsw.CorruptError, apsw.NotADBError) as error:
         raise StoreError(
             f"{path} is damaged ({error}); run `hocket log verify` to see which ops are still good, or restore a backup"
@@ -137,6 +143,8 @@ def _explained(path: str) -> Iterator[None]:
     except apsw.CantOpenError as error:
         raise StoreError(f"{path} cannot be opened ({error}); is the home there, and may you write in it?") from error
     except apsw.BusyError as error:
-        raise StoreError(f"{path} was locked by another process for {LOCK_WAIT_S:.0f} seconds; find it and end it") from error
+        raise StoreError(
+            f"{path} was locked by another process for {LOCK_WAIT_S:.0f} seconds; find it and end it"
+        ) from error
     except apsw.IOError as error:
         raise StoreError(f"{path}: reading or writing failed ({error}); check the disk, then repeat") from error

@@ -1,5 +1,5 @@
-"""Every SQL statement of the SQLite store, one method each. Node ids are eight big-endian bytes here, because SQLite's integers are signed;
-HLCs are packed, so that bytes compare as clocks do.
+"""Every SQL statement of the SQLite store, one method each. Node ids are eight big-endian bytes here, because
+SQLite's integers are signed; HLCs are packed, so that bytes compare as clocks do.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -16,8 +16,8 @@ REFUSALS_KEPT = 10_000
 
 _OP = "seq, id, hlc, variant, job, reason, body, chain"
 _JOB = (
-    "id, kind, stage, priority, schedule_op, scheduled, policy, last, outcome, fence, failures, returns, claimer, claim_op,"
-    " deadline, ready_at, done, artifacts, error_op, progress, unique_key, worker"
+    "id, kind, stage, priority, schedule_op, scheduled, policy, last, outcome, fence, failures, returns, claimer,"
+    " claim_op, deadline, ready_at, done, artifacts, error_op, progress, unique_key, worker"
 )
 _PUT_JOB = f"REPLACE INTO jobs ({_JOB}) VALUES ({', '.join('?' * 22)})"
 _PROJECTIONS = ("jobs", "after", "cites", "nodes", "routes", "schedules", "artifacts")
@@ -104,9 +104,7 @@ class SqliteSession:
         ]
 
     def frontier(self) -> dict[bytes, bytes]:
-        return {
-            node: self._one("SELECT max(hlc) FROM ops WHERE substr(hlc, 13) = ?", node) for node in self._authors()
-        }
+        return {node: self._one("SELECT max(hlc) FROM ops WHERE substr(hlc, 13) = ?", node) for node in self._authors()}
 
     def refused_ops(self, limit: int) -> list[OpRow]:
         return self._ops("WHERE reason != 0 ORDER BY seq DESC LIMIT ?", limit)
@@ -150,7 +148,11 @@ class SqliteSession:
         return [row[0] for row in rows]
 
     def jobs(self, stages: Sequence[Stage], kind: str | None, limit: int, newest_first: bool) -> list[Entry]:
-        where = "stage = " + str(int(stages[0])) if len(stages) == 1 else f"stage IN ({', '.join(str(int(s)) for s in stages)})"
+        where = (
+            "stage = " + str(int(stages[0]))
+            if len(stages) == 1
+            else f"stage IN ({', '.join(str(int(s)) for s in stages)})"
+        )
         values: list[Any] = []
         if kind is not None:
             where += " AND (kind = ? OR (kind > ? AND kind < ?))"
@@ -183,7 +185,9 @@ class SqliteSession:
 
     def promote(self, now: int) -> int:
         """Delayed jobs whose time has come become ready."""
-        return len(self._sql("UPDATE jobs SET stage = 0 WHERE stage = 1 AND ready_at <= ? RETURNING 1", (now,)).fetchall())
+        return len(
+            self._sql("UPDATE jobs SET stage = 0 WHERE stage = 1 AND ready_at <= ? RETURNING 1", (now,)).fetchall()
+        )
 
     def ready_kinds(self) -> list[str]:
         """Each kind once, by hopping through the index from kind to kind."""
@@ -281,7 +285,9 @@ class SqliteSession:
     # This node's processes.
 
     def add_worker(self, name: str, pid: int, started: int) -> int:
-        return int(self._one("INSERT INTO workers (name, pid, started) VALUES (?, ?, ?) RETURNING number", name, pid, started))
+        return int(
+            self._one("INSERT INTO workers (name, pid, started) VALUES (?, ?, ?) RETURNING number", name, pid, started)
+        )
 
     def workers(self) -> list[Worker]:
         return [Worker(*row) for row in self._sql("SELECT number, name, pid, started FROM workers ORDER BY number")]

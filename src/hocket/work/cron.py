@@ -1,5 +1,6 @@
-"""Schedules: when a cron expression's ticks fall, and the job that a tick makes. A tick's job has an id made from the schedule's name and the
-tick's time, so two makers make one job. A node that slept through several ticks makes up the last of them, once.
+"""Schedules: when a cron expression's ticks fall, and the job that a tick makes. A tick's job has an id made
+from the schedule's name and the tick's time, so two makers make one job. A node that slept through several
+ticks makes up the last of them, once.
 """
 
 from datetime import datetime, timedelta
@@ -82,7 +83,8 @@ def last_tick(schedule: Schedule, now_ms: int) -> int | None:
 
 def _tick(schedule: Schedule, at_ms: int, reverse: bool) -> int | None:
     assert schedule.cron is not None
-    # The search starts strictly beyond the given moment and ticks fall on whole seconds, so a part of a second must not hide one.
+    # The search starts strictly beyond the given moment and ticks fall on whole seconds, so a part of a second
+    # must not hide one.
     at = datetime.fromtimestamp(at_ms // 1000, _zone(schedule.timezone))
     if reverse and at_ms % 1000:
         at += timedelta(seconds=1)

@@ -1,5 +1,6 @@
-"""Job types: a kind, the options that its jobs carry, and the function that does them. `@job` makes one from a function; the worker
-finds the right one for a job by the kind, exact first, then by the longest prefix that ends with a dot.
+"""Job types: a kind, the options that its jobs carry, and the function that does them. `@job` makes one from a
+function; the worker finds the right one for a job by the kind, exact first, then by the longest prefix that
+ends with a dot.
 """
 
 import importlib
@@ -52,11 +53,13 @@ class JobType:
 def job(
     kind: str, *, lease: Duration = "30s", retries: int = 0, **options: Any
 ) -> Callable[[Callable[..., Any]], JobType]:
-    """Makes a job type of a function `(ctx, **payload)`, sync or async, and registers it for workers of this process.
+    """Makes a job type of a function `(ctx, **payload)`, sync or async, and registers it for workers of this
+    process.
 
-    `lease` is how long a worker holds a job before it must renew (it does so by itself), `retries` how often a failed job is tried again.
-    The other options are those of `policy`: priority, backoff, backoff_max, concurrency, rate, unique, unique_for, not_before, after.
-    A kind that ends with a dot stands for every kind below it.
+    `lease` is how long a worker holds a job before it must renew (it does so by itself), `retries` how often a
+    failed job is tried again. The other options are those of `policy`: priority, backoff, backoff_max,
+    concurrency, rate, unique, unique_for, not_before, after. A kind that ends with a dot stands for every kind
+    below it.
     """
     check_kind(kind[:-1] if kind.endswith(".") else kind)
     lease_ms = _lease(lease)
@@ -113,8 +116,9 @@ class Handlers:
 def policy(base: Policy, **options: Any) -> Policy:
     """A policy with options as people write them. Raises Usage with the option named.
 
-    priority: higher is sooner · not_before: milliseconds since the epoch · lease, backoff, backoff_max, unique_for: durations ·
-    retries: a count · after: job ids or handles · unique: a key · concurrency: how many of the kind run at once · rate: "10/s", "100/1m".
+    priority: higher is sooner · not_before: milliseconds since the epoch · lease, backoff, backoff_max,
+    unique_for: durations · retries: a count · after: job ids or handles · unique: a key · concurrency: how many
+    of the kind run at once · rate: "10/s", "100/1m".
     """
     changes: dict[str, Any] = {}
     for name, value in options.items():
@@ -139,7 +143,9 @@ def draft(kind: str, payload: object, policy: Policy) -> Draft:
     except (TypeError, ValueError, msgspec.MsgspecError, RecursionError) as error:
         raise Usage(f"the payload of {kind} cannot be written as JSON: {error}") from None
     if len(encoded) > PAYLOAD_BYTES_MAX:
-        raise Usage(f"the payload of {kind} has {len(encoded)} bytes, at most {PAYLOAD_BYTES_MAX}; pass a reference instead")
+        raise Usage(
+            f"the payload of {kind} has {len(encoded)} bytes, at most {PAYLOAD_BYTES_MAX}; pass a reference instead"
+        )
     return Draft(check_kind(kind), encoded, policy)
 
 

@@ -1,6 +1,7 @@
-"""What can be done with jobs, each as a request that runs inside one transaction of the log: submit, claim, renew, finish, fail, hand back,
-expire, cancel, retry. Here is decided what spans jobs (unique keys, limits, order of the queue), because only the transaction sees all of
-them at once; what concerns one job alone is the roster's decision.
+"""What can be done with jobs, each as a request that runs inside one transaction of the log: submit, claim,
+renew, finish, fail, hand back, expire, cancel, retry. Here is decided what spans jobs (unique keys, limits,
+order of the queue), because only the transaction sees all of them at once; what concerns one job alone is the
+roster's decision.
 """
 
 import re
@@ -170,7 +171,9 @@ def _turn(tx: Transaction, job: Job) -> int:
 
 
 def _next_turn(tx: Transaction, kind: str, rate: Rate) -> int:
-    """Evenly spaced turns, with room for a burst of `count` after a rest: `due` is when the turns taken so far are used up."""
+    """Evenly spaced turns, with room for a burst of `count` after a rest: `due` is when the turns taken so far
+    are used up.
+    """
     spacing = rate.per_ms * 1000 // rate.count
     now = tx.now * 1000
     due = max(tx.session.rate(kind), now)
@@ -275,7 +278,9 @@ def _stale(tx: Transaction, held: Held) -> Reason | None:
 
 
 def _author(tx: Transaction, payload: Payload, deps: tuple[bytes, ...] = ()) -> Op | Reason:
-    """Writes an op about a job. When the job thereby ends badly, the jobs that come after it are called off: nothing waits for ever."""
+    """Writes an op about a job. When the job thereby ends badly, the jobs that come after it are called off:
+    nothing waits for ever.
+    """
     op = tx.author(payload, deps)
     if not isinstance(op, Reason):
         _call_off(tx, payload.job_id)  # type: ignore[union-attr]
@@ -290,7 +295,9 @@ def _call_off(tx: Transaction, job_id: bytes) -> None:
             continue
         verb = "failed" if job.outcome is Outcome.FAILED else "was cancelled"
         for dependent in tx.session.dependents(job.id):
-            if not isinstance(tx.author(CancelJob(dependent, f"job {ulid_text(job.id)}, which it comes after, {verb}")), Reason):
+            if not isinstance(
+                tx.author(CancelJob(dependent, f"job {ulid_text(job.id)}, which it comes after, {verb}")), Reason
+            ):
                 waiting.append(dependent)
 
 

@@ -1,5 +1,6 @@
-"""Which processes of this node are alive. Each one that may hold claims keeps an exclusive OS lock on a file of its own in the home; the kernel lets go of
-it the moment the process ends, however it ends. So a lock that can be taken means a dead process, without a clock or a timeout.
+"""Which processes of this node are alive. Each one that may hold claims keeps an exclusive OS lock on a file of
+its own in the home; the kernel lets go of it the moment the process ends, however it ends. So a lock that can
+be taken means a dead process, without a clock or a timeout.
 """
 
 import fcntl

@@ -1,6 +1,6 @@
-"""Runs handlers: plain functions on threads of their own, coroutines on an event loop of their own. Neither can hold up the worker's loop, which keeps
-renewing leases whatever a handler does. A handler can end in every way that Python knows, `sys.exit` included, and all of
-them become the run's outcome.
+"""Runs handlers: plain functions on threads of their own, coroutines on an event loop of their own. Neither can
+hold up the worker's loop, which keeps renewing leases whatever a handler does. A handler can end in every way
+that Python knows, `sys.exit` included, and all of them become the run's outcome.
 """
 
 import asyncio
@@ -36,18 +36,22 @@ class Context:
         self.job_id = ulid_text(claim.job.id)
         self.kind = claim.job.kind
         self.fence = claim.job.fence
-        """The number of this hold on the job. Pass it to the resource that you change, and let that refuse lower numbers."""
+        """The number of this hold on the job. Pass it to what you change, and let that refuse lower numbers."""
         self.attempt = claim.job.fence
         self.cancelled = False
         """Whether to stop: the job was cancelled, or another worker may hold it by now."""
 
     @property
     def deadline(self) -> float:
-        """When the lease ends unless it is renewed, in seconds since the epoch. The worker renews it while the handler runs."""
+        """When the lease ends unless it is renewed, in seconds since the epoch. The worker renews it while the
+        handler runs.
+        """
         return self._run.deadline_ms / 1000.0
 
     def progress(self, note: Any) -> None:
-        """Notes how far the job is, as anything that JSON can say. Frequent notes are merged: the newest one counts."""
+        """Notes how far the job is, as anything that JSON can say. Frequent notes are merged: the newest one
+        counts.
+        """
         self._run.note = msgspec.json.encode(note)
 
 
@@ -132,14 +136,18 @@ class Run:
             return
         encoded = msgspec.json.encode(value)
         if len(encoded) > RESULT_BYTES_MAX:
-            raise ValueError(f"the result has {len(encoded)} bytes, at most {RESULT_BYTES_MAX}; return a reference instead")
+            raise ValueError(
+                f"the result has {len(encoded)} bytes, at most {RESULT_BYTES_MAX}; return a reference instead"
+            )
         self.result = encoded
 
     def _fail(self, error: BaseException) -> None:
         if isinstance(error, Cancelled | asyncio.CancelledError) and self.stopped:
             return
         name = type(error).__name__
-        message = f"the handler called sys.exit({error.code!r})" if isinstance(error, SystemExit) else f"{name}: {error}"
+        message = (
+            f"the handler called sys.exit({error.code!r})" if isinstance(error, SystemExit) else f"{name}: {error}"
+        )
         self.error = (message.splitlines() or [name])[0][:ERROR_CHARS_MAX]
         self.traceback = "".join(traceback.format_exception(error))[-TRACEBACK_CHARS_MAX:]
 
@@ -157,7 +165,9 @@ class Run:
 
 
 class Runner:
-    """Threads and a loop for the handlers of one worker. `finished` is called, from any thread, with each run that has ended."""
+    """Threads and a loop for the handlers of one worker. `finished` is called, from any thread, with each run
+    that has ended.
+    """
 
     def __init__(self, slots: int, finished: Callable[[Run], None]) -> None:
         self._slots = slots

@@ -1,4 +1,6 @@
-"""Jobs as people and programs are shown them: plain dictionaries made from the roster and the ops. Nothing here changes anything."""
+"""Jobs as people and programs are shown them: plain dictionaries made from the roster and the ops. Nothing here
+changes anything.
+"""
 
 from typing import Any
 

@@ -1,6 +1,7 @@
-"""The worker loop: claims what it can finish, lets handlers run, renews their leases, and puts outcomes on the log, many in one commit. It also
-looks after its neighbours: claims past their deadline are expired, and claims of processes of this node that have died
-are handed back at once. One turn of the loop is one transaction; between turns it sleeps until something happens.
+"""The worker loop: claims what it can finish, lets handlers run, renews their leases, and puts outcomes on the
+log, many in one commit. It also looks after its neighbours: claims past their deadline are expired, and claims
+of processes of this node that have died are handed back at once. One turn of the loop is one transaction;
+between turns it sleeps until something happens.
 """
 
 import asyncio
@@ -30,7 +31,8 @@ T = TypeVar("T")
 
 # How often a worker looks after its neighbours. A dead process's jobs restart within this time.
 ROUND_S = 0.25
-# Work queued behind each slot, beyond what runs: enough to keep a slot busy during a commit, little enough to lose nothing.
+# Work queued behind each slot, beyond what runs: enough to keep a slot busy during a commit, little enough to
+# lose nothing.
 AHEAD_S = 0.05
 AHEAD_MAX = 256
 # A job that waits this long behind a slow one goes back, so that a free worker can take it.
@@ -56,7 +58,9 @@ class WorkerOptions:
 
 
 class Access(Protocol):
-    """How the worker reaches the log: requests are grouped with those of the rest of the process, reads see one view."""
+    """How the worker reaches the log: requests are grouped with those of the rest of the process, reads see one
+    view.
+    """
 
     @property
     def node_id(self) -> int: ...
@@ -172,7 +176,9 @@ class Worker:
             await self._sleep()
 
     async def _commit(self, turn: Turn) -> Turned | None:
-        """One transaction. When the store cannot take it (full, locked, being rebuilt), what has ended is kept and tried again."""
+        """One transaction. When the store cannot take it (full, locked, being rebuilt), what has ended is kept
+        and tried again.
+        """
         try:
             return await self._access.run(lambda tx: self._transact(tx, turn))
         except StoreError as error:
@@ -182,7 +188,7 @@ class Worker:
             return None
 
     async def _sleep(self) -> None:
-        if self._ended or self._hungry and self._room() > 0:
+        if self._ended or (self._hungry and self._room() > 0):
             return
         now = time.monotonic()
         until = min(self._next_round, self._next_look)
@@ -238,8 +244,9 @@ class Worker:
         return slots + ahead - len(self._held)
 
     async def _round(self) -> set[int] | None:
-        """Every now and then, looks whether anything is left lying: which processes of this node are alive, and does one that is
-        not, or a lease past its deadline, or a schedule, ask for a sweep? None when nothing does.
+        """Every now and then, looks whether anything is left lying: which processes of this node are alive, and
+        does one that is not, or a lease past its deadline, or a schedule, ask for a sweep? None when nothing
+        does.
         """
         now = time.monotonic()
         if now < self._next_round:
@@ -266,7 +273,9 @@ class Worker:
             self._beat_sent = now
             loop.call_soon_threadsafe(self._beaten)
         elif now - self._beat_sent > BLOCKED_LOOP_S:
-            self._options.notice(f"an async handler has blocked the handlers' loop for {now - self._beat_sent:.0f} seconds")
+            self._options.notice(
+                f"an async handler has blocked the handlers' loop for {now - self._beat_sent:.0f} seconds"
+            )
             self._beat_sent = now
 
     def _beaten(self) -> None:
@@ -353,7 +362,9 @@ class Worker:
         self._options.finished(run, outcome)
 
     def _wind_down(self) -> bool:
-        """While stopping: whether it is time to go. Past the grace, or when hurried, handlers are stopped and their jobs handed back."""
+        """While stopping: whether it is time to go. Past the grace, or when hurried, handlers are stopped and
+        their jobs handed back.
+        """
         assert self._stopping is not None
         if not self._held:
             return True
@@ -371,7 +382,13 @@ class Worker:
 
 def _worth(turn: Turn) -> bool:
     return bool(
-        turn.ended or turn.unstarted or turn.renewals or turn.notes or turn.doubtful or turn.wanted or turn.alive is not None
+        turn.ended
+        or turn.unstarted
+        or turn.renewals
+        or turn.notes
+        or turn.doubtful
+        or turn.wanted
+        or turn.alive is not None
     )
 
 
@@ -381,9 +398,9 @@ def _holds(tx: Transaction, run: Run) -> bool:
 
 
 def _patience(turned: Turned) -> float:
-    """How long until the queue is worth a look without a hint: when the next job falls due, else a slow, uneven beat."""
+    """How long until the queue is worth a look without a hint: when the next job falls due, else a slow, uneven
+    beat.
+    """
     slow = random.uniform(1.0, 2.0)
     again_at = turned.claims.again_at
     return slow if again_at is None else min(slow, max(0.0, (again_at - turned.now_ms) / 1000.0) + 0.001)
-
-
