@@ -117,6 +117,11 @@ def measure(subject: str, function: str, home: Path, arguments: dict[str, Any], 
     return result
 
 
+def sockets(directory: str, names: list[str]) -> list[str]:
+    """What copytree must leave out: a socket or a pipe that a finished process left behind."""
+    return [name for name in names if (path := Path(directory, name)).is_socket() or path.is_fifo()]
+
+
 class Run:
     def __init__(self, directory: Path, size: Size, timeout_s: float, say: Callable[[str], None]) -> None:
         self.directory = directory
@@ -136,10 +141,12 @@ class Run:
         return self._full
 
     def once(self, subject: str, row: Row) -> dict[str, Any]:
-        if row.full:
-            return measure(subject, row.function, self.full_home(), row.arguments, self.timeout_s)
         home = Path(tempfile.mkdtemp(prefix=f"{row.key}-", dir=self.directory))
         try:
+            if row.full:
+                # A copy each time: jobs that a submit row leaves pending must not be drained by the next row.
+                shutil.copytree(self.full_home(), home, dirs_exist_ok=True, ignore=sockets)
+                os.sync()
             return measure(subject, row.function, home, row.arguments, self.timeout_s)
         finally:
             shutil.rmtree(home, ignore_errors=True)
