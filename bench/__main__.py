@@ -29,6 +29,7 @@ from rich.table import Table
 OURS = "bench.ours"
 PEERS = ("bench.peers.huey", "bench.peers.litequeue", "bench.peers.apsw")
 REFERENCE = "bench.peers.huey"
+EMPTY = "ours, empty log"  # the other side of the rows on the full log: ours again, in the same repetition
 ROOT = Path(__file__).resolve().parent.parent
 
 
@@ -117,6 +118,10 @@ def measure(subject: str, function: str, home: Path, arguments: dict[str, Any], 
     return result
 
 
+def label(name: str, subjects: dict[str, ModuleType]) -> str:
+    return EMPTY if name == EMPTY else str(subjects[name].LABEL)
+
+
 def sockets(directory: str, names: list[str]) -> list[str]:
     """What copytree must leave out: a socket or a pipe that a finished process left behind."""
     return [name for name in names if (path := Path(directory, name)).is_socket() or path.is_fifo()]
@@ -140,10 +145,11 @@ class Run:
             self._full = home
         return self._full
 
-    def once(self, subject: str, row: Row) -> dict[str, Any]:
+    def once(self, name: str, row: Row) -> dict[str, Any]:
+        subject = OURS if name == EMPTY else name
         home = Path(tempfile.mkdtemp(prefix=f"{row.key}-", dir=self.directory))
         try:
-            if row.full:
+            if row.full and name != EMPTY:
                 # A copy each time: jobs that a submit row leaves pending must not be drained by the next row.
                 shutil.copytree(self.full_home(), home, dirs_exist_ok=True, ignore=sockets)
                 os.sync()
@@ -155,13 +161,15 @@ class Run:
         able = [name for name, module in subjects.items() if hasattr(module, row.function)]
         if row.ours_only:
             able = [name for name in able if name == OURS]
+        if row.full and able:
+            able.append(EMPTY)
         figures = {name: Figures() for name in able}
         for repetition in range(self.size.repeat):
             turn = repetition % len(able) if able else 0
             for name in able[turn:] + able[:turn]:
                 if figures[name].error:
                     continue
-                self.say(f"{row.title}: {subjects[name].LABEL}, {repetition + 1} of {self.size.repeat}")
+                self.say(f"{row.title}: {label(name, subjects)}, {repetition + 1} of {self.size.repeat}")
                 try:
                     figures[name].results.append(self.once(name, row))
                 except (RuntimeError, subprocess.TimeoutExpired, ValueError) as error:
@@ -212,12 +220,11 @@ def show(value: float | None, unit: str) -> str:
     return f"{value:,.0f}" if unit == "/s" else f"{value:,.2f}" if unit in ("ms", "s") else f"{value:,.1f}"
 
 
-def ratio(line: dict[str, Any], empty: dict[str, float]) -> str:
+def ratio(line: dict[str, Any]) -> str:
     """Ours over Huey's, or over our own on an empty log; above 1 is always better."""
-    ours = line["values"].get(OURS)
-    other, mark = line["values"].get(REFERENCE), "×"
-    if line["key"].startswith("full-"):
-        other, mark = empty.get(line["key"].removeprefix("full-")), "× of empty"
+    values = line["values"]
+    other, mark = (values[EMPTY], "× of empty") if EMPTY in values else (values.get(REFERENCE), "×")
+    ours = values.get(OURS)
     if not ours or not other:
         return ""
     return f"{(other / ours if line['less_is_more'] else ours / other):.2f}{mark}"
@@ -253,11 +260,10 @@ def print_table(console: Console, table_lines: list[dict[str, Any]], subjects: d
         table.add_column(module.LABEL, justify="right")
     if OURS in subjects:
         table.add_column("ours : Huey", justify="right")
-    empty = {line["key"]: line["values"].get(OURS) for line in table_lines}
     for line in table_lines:
         unit = "" if line["unit"] == "/s" else f" ({line['unit']})"
         cells = [show(line["values"].get(name), line["unit"]) for name in subjects]
-        last = [ratio(line, empty)] if OURS in subjects else []
+        last = [ratio(line)] if OURS in subjects else []
         table.add_row(line["title"] + unit, *cells, *last)
     console.print(table)
 
@@ -305,7 +311,7 @@ def main() -> int:
     for note in [note for module in subjects.values() for key, note in module.NOTES.items() if key in used]:
         console.print(f"- {note}", highlight=False)
     failed = [
-        f"{key}, {subjects[name].LABEL}: {figure.error}"
+        f"{key}, {label(name, subjects)}: {figure.error}"
         for key, row_figures in figures.items()
         for name, figure in row_figures.items()
         if figure.error
