@@ -1,13 +1,17 @@
-"""Hocket: many machines and agents share one stream of jobs; each job is held by exactly one of them under a
-lease and a fence, every step is a signed op on a log, and nothing waits for ever. This is the public face;
-everything else may change between versions.
+"""Hocket: many machines and agents share one stream of jobs; each job is held by exactly one of them under a lease and a fence, every step is a signed op on
+a log, and nothing waits for ever. This is the public face; everything else may change between versions. A name is loaded when it is first
+used, so that the command line does not pay for what it does not need.
 """
 
-from hocket.errors import Conflict, HocketError, StoreError, Usage
-from hocket.node import Handle, JobCancelled, JobFailed, Node, SyncHandle, SyncNode, open
-from hocket.work.handlers import Handlers, JobType, job, kind
-from hocket.work.runner import Cancelled, Context
-from hocket.work.worker import WorkerOptions
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hocket.errors import Conflict, HocketError, StoreError, Usage
+    from hocket.node import Handle, JobCancelled, JobFailed, Node, SyncHandle, SyncNode, open
+    from hocket.work.handlers import Handlers, JobType, job, kind
+    from hocket.work.runner import Cancelled, Context
+    from hocket.work.worker import WorkerOptions
 
 __version__ = "0.1.0"
 
@@ -31,3 +35,24 @@ __all__ = [
     "kind",
     "open",
 ]
+
+_ROOMS = {
+    "errors": ("Conflict", "HocketError", "StoreError", "Usage"),
+    "node": ("Handle", "JobCancelled", "JobFailed", "Node", "SyncHandle", "SyncNode", "open"),
+    "work.handlers": ("Handlers", "JobType", "job", "kind"),
+    "work.runner": ("Cancelled", "Context"),
+    "work.worker": ("WorkerOptions",),
+}
+_HOMES = {name: room for room, names in _ROOMS.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *__all__]
