@@ -1,6 +1,7 @@
-"""Hocket: many machines and agents share one stream of jobs; each job is held by exactly one of them under a lease and a fence, every step is a signed op on
-a log, and nothing waits for ever. This is the public face; everything else may change between versions. A name is loaded when it is first
-used, so that the command line does not pay for what it does not need.
+"""Hocket: many machines and agents share one stream of jobs; each job is held by exactly one of them under a lease and
+a fence, every step is a signed op on a log, and nothing waits for ever. This is the public face; everything else may
+change between versions. A name is loaded when it is first used, so that the command line does not pay for what it does
+not need.
 """
 
 from importlib import import_module
