@@ -137,6 +137,7 @@ class Log:
         verdicts = self._verify(good, keys)
 
         def request(tx: Transaction) -> Admission:
+            tx.session.order_ops()
             appended = duplicated = 0
             refused: dict[Reason, int] = {}
 

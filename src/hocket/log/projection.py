@@ -68,6 +68,10 @@ class Projection:
             self._entries[job_id] = self._session.job(job_id)
         return self._entries[job_id]
 
+    def expect_new(self, job_id: bytes) -> None:
+        """Takes the caller's word that no job has this id, because it was made just now."""
+        self._entries[job_id] = None
+
     def know(self, entry: Entry) -> Entry:
         """Takes over an entry that a query has just read, unless this transaction holds a newer one."""
         known = self._entries.setdefault(entry.job.id, entry)

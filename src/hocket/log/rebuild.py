@@ -42,6 +42,7 @@ def rebuild(store: Store, now: int, progress: Callable[[int, int], None] = lambd
     with store.write() as session:
         head = session.head()
         before = None if head.rebuilding is not None else roster_digest(session)
+        session.order_ops()
         if head.rebuilding is None:
             session.drop_projections()
             session.put_head(head._replace(rebuilding=_START))

@@ -21,7 +21,6 @@ CREATE TABLE ops (
     body    BLOB    NOT NULL,             -- the whole op as it was signed and travels
     chain   BLOB    NOT NULL              -- SHA3-256(previous link, body)
 ) STRICT;
-CREATE INDEX ops_by_author ON ops (substr(hlc, 13), hlc);
 CREATE INDEX ops_by_job ON ops (job, hlc) WHERE job IS NOT NULL;
 CREATE INDEX ops_refused ON ops (seq) WHERE reason != 0;
 

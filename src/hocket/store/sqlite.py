@@ -22,6 +22,7 @@ VERSION = 1
 LOCK_WAIT_S = 30.0
 RETRY_MIN_S, RETRY_MAX_S = 0.0001, 0.002
 CACHE_KIB = 16_384
+PAGE_BYTES = 2048
 
 
 class SqliteStore:
@@ -41,17 +42,8 @@ class SqliteStore:
         self._write_session = SqliteSession(self._writer)
         self._read_session = SqliteSession(self._reader)
 
-    @contextmanager
-    def write(self) -> Iterator[SqliteSession]:
-        with self._write_lock, _explained(self.path):
-            self._begin()
-            try:
-                yield self._write_session
-                self._writer.execute("COMMIT")
-            except BaseException:
-                if self._writer.in_transaction:
-                    self._writer.execute("ROLLBACK")
-                raise
+    def write(self) -> "_Write":
+        return _Write(self)
 
     @contextmanager
     def read(self) -> Iterator[SqliteSession]:
@@ -74,6 +66,8 @@ class SqliteStore:
         connection = apsw.Connection(self.path, flags=flags)
         connection.set_busy_timeout(0)
         if self.path != ":memory:":
+            # Only counts for a new file. A commit writes whole pages, and an append touches a few bytes in several of them.
+            connection.execute(f"PRAGMA page_size={PAGE_BYTES}")
             self._retried(connection, "PRAGMA journal_mode=WAL")
         for pragma in ("synchronous=FULL", f"cache_size=-{CACHE_KIB}", "temp_store=MEMORY"):
             connection.execute(f"PRAGMA {pragma}")
@@ -125,26 +119,70 @@ class SqliteStore:
         return bool(self._writer.execute("SELECT 1 FROM sqlite_schema LIMIT 1").fetchall())
 
 
+class _Write:
+    """A write transaction. A class and not a generator, because every append pays for it."""
+
+    __slots__ = ("_store",)
+
+    def __init__(self, store: SqliteStore) -> None:
+        self._store = store
+
+    def __enter__(self) -> SqliteSession:
+        store = self._store
+        store._write_lock.acquire()
+        try:
+            store._begin()
+        except BaseException as error:
+            store._write_lock.release()
+            _explain(store.path, error)
+            raise
+        return store._write_session
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        store = self._store
+        try:
+            if error is None:
+                store._writer.execute("COMMIT")
+        except BaseException as failure:
+            error = failure
+            raise
+        finally:
+            try:
+                if error is not None and store._writer.in_transaction:
+                    store._writer.execute("ROLLBACK")
+            finally:
+                store._write_lock.release()
+                if error is not None:
+                    _explain(store.path, error)
+
+
 @contextmanager
 def _explained(path: str) -> Iterator[None]:
-    """Turns what SQLite says into a sentence for the user."""
     try:
         yield
-    except apsw.FullError as error:
-        raise StoreError(
-            f"no space left on the disk of {path}; nothing of this change was kept, make room and repeat it"
-        ) from error
-    except (apsw.CorruptError, apsw.NotADBError) as error:
-        raise StoreError(
-            f"{path} is damaged ({error}); run `hocket log verify` to see which ops are still good, or restore a backup"
-        ) from error
-    except (apsw.ReadOnlyError, apsw.PermissionsError, apsw.AuthError) as error:
-        raise StoreError(f"{path} is read-only ({error}); Hocket needs to write there") from error
-    except apsw.CantOpenError as error:
-        raise StoreError(f"{path} cannot be opened ({error}); is the home there, and may you write in it?") from error
-    except apsw.BusyError as error:
-        raise StoreError(
-            f"{path} was locked by another process for {LOCK_WAIT_S:.0f} seconds; find it and end it"
-        ) from error
-    except apsw.IOError as error:
-        raise StoreError(f"{path}: reading or writing failed ({error}); check the disk, then repeat") from error
+    except apsw.Error as error:
+        _explain(path, error)
+        raise
+
+
+def _explain(path: str, error: BaseException) -> None:
+    """Raises what SQLite says as a sentence for the user; does nothing about any other error."""
+    for kinds, sentence in _SENTENCES:
+        if isinstance(error, kinds):
+            raise StoreError(f"{path} {sentence.format(error=error)}") from error
+
+
+_SENTENCES: tuple[tuple[tuple[type[BaseException], ...], str], ...] = (
+    ((apsw.FullError,), "finds no space left on its disk; nothing of this change was kept, make room and repeat it"),
+    (
+        (apsw.CorruptError, apsw.NotADBError),
+        "is damaged ({error}); run `hocket log verify` to see which ops are still good, or restore a backup",
+    ),
+    (
+        (apsw.ReadOnlyError, apsw.PermissionsError, apsw.AuthError),
+        "is read-only ({error}); Hocket needs to write there",
+    ),
+    ((apsw.CantOpenError,), "cannot be opened ({error}); is the home there, and may you write in it?"),
+    ((apsw.BusyError,), f"was locked by another process for {LOCK_WAIT_S:.0f} seconds; find it and end it"),
+    ((apsw.IOError,), "could not be read or written ({error}); check the disk, then repeat"),
+)

@@ -99,7 +99,10 @@ def _submit(tx: Transaction, draft: Draft) -> Submitted:
         if holder is not None:
             return Submitted(holder, created=False)
     deps = tuple(_dependency(tx, job_id).schedule_op for job_id in policy.dependencies()) if policy.after else ()
-    job_id = draft.job_id or tx.new_id(tx.now)
+    job_id = draft.job_id
+    if job_id is None:
+        job_id = tx.new_id(tx.now)
+        tx.projection.expect_new(job_id)
     _must(tx.author(ScheduleJob(job_id, draft.kind, draft.payload, encode_policy(policy)), deps), job_id)
     return Submitted(job_id, created=True)
 
