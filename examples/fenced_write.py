@@ -1,0 +1,81 @@
+"""Why a fence: a worker is frozen in mid-job, another worker takes the job over and finishes it, and then the
+first one thaws and goes on where it was. The log refuses its completion. Its write is refused too, because the
+resource remembers the highest fence it has seen. Without that check the old text would overwrite the new.
+
+    hocket init
+    python examples/fenced_write.py
+"""
+
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import hocket
+
+
+class Page:
+    """What the job changes: a text kept in a database of its own, with the fence of the hold that wrote it."""
+
+    def __init__(self, path: Path | str) -> None:
+        self._db = sqlite3.connect(path, isolation_level=None, timeout=10)
+        self._db.execute("CREATE TABLE IF NOT EXISTS page (job TEXT PRIMARY KEY, fence INTEGER, text TEXT)")
+
+    def write(self, job_id: str, fence: int, text: str) -> bool:
+        """One statement compares and writes. False, and nothing is changed, for a fence lower than one seen before."""
+        changed = self._db.execute(
+            "INSERT INTO page VALUES (?, ?, ?)"
+            " ON CONFLICT (job) DO UPDATE SET fence = excluded.fence, text = excluded.text"
+            " WHERE excluded.fence >= fence",
+            (job_id, fence, text),
+        )
+        return changed.rowcount > 0
+
+    def read(self, job_id: str) -> tuple[int, str]:
+        return self._db.execute("SELECT fence, text FROM page WHERE job = ?", (job_id,)).fetchone()
+
+
+# The lease is short so that the frozen worker is given up soon.
+@hocket.job("example.publish", lease="500ms")
+def publish(ctx, path):
+    if ctx.fence == 1:
+        os.kill(os.getpid(), signal.SIGSTOP)  # the laptop's lid is closed, the virtual machine is paused, …
+    text = f"written under fence {ctx.fence}"
+    if not Page(path).write(ctx.job_id, ctx.fence, text):
+        raise RuntimeError(f"fence {ctx.fence} is too old; somebody else has this job")
+    return {"pid": os.getpid(), "fence": ctx.fence}
+
+
+def work() -> None:
+    with hocket.open() as node:
+        node.work(hocket.WorkerOptions(hocket.Handlers([publish]), until_idle=True, notice=print))
+
+
+def main() -> None:
+    with hocket.open() as node:
+        path = node.desk.home.path / "page.db"
+        handle = node.submit(publish, path=str(path))
+        workers = [subprocess.Popen([sys.executable, __file__, "--worker"]) for _ in range(2)]
+        try:
+            print("finished by", handle.result(timeout=60))
+            for worker in workers:
+                worker.send_signal(signal.SIGCONT)
+            for worker in workers:
+                worker.wait(timeout=60)
+        finally:
+            for worker in workers:
+                worker.kill()
+                worker.wait()
+        page = Page(path)
+        assert not page.write(handle.job_id, 1, "written under fence 1"), "a lower fence must be refused"
+        fence, text = page.read(handle.job_id)
+        print(f"the page says: {text!r}, fence {fence}")
+        ops = [op["type"] for op in handle.status()["ops"]]
+        print("the log says:", ", ".join(ops))
+        assert fence == 2 and ops.count("CompleteJob") == 1
+
+
+if __name__ == "__main__":
+    work() if "--worker" in sys.argv else main()
