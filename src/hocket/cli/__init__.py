@@ -1,0 +1,121 @@
+"""The command line's door. It decides how every run ends: which exit code, and which one sentence on stderr, whatever
+happened inside. No traceback gets past it. What the commands are is in `app`; each group has a file of its own.
+"""
+
+import os
+import sys
+from typing import NoReturn
+
+INTERRUPTED = 130
+PIPE_CLOSED = 141
+CRASH_LOG_BYTES_MAX = 1024 * 1024
+
+
+def main(arguments: list[str] | None = None) -> NoReturn:
+    """Runs one command and ends the process."""
+    # Loading makes no garbage, and looking for some meanwhile is a tenth of a short command's time. It is switched
+    # on again when the home is opened.
+    import gc
+
+    gc.disable()
+    try:
+        code = _run(sys.argv[1:] if arguments is None else arguments)
+    except KeyboardInterrupt:
+        code = INTERRUPTED
+    except BrokenPipeError:
+        code = PIPE_CLOSED
+    sys.exit(_flushed(code))
+
+
+def _run(arguments: list[str]) -> int:
+    from hocket.errors import HocketError
+
+    for stream in (sys.stdout, sys.stderr):
+        # A terminal that cannot show a character gets its number instead of an error.
+        getattr(stream, "reconfigure", lambda **_: None)(errors="backslashreplace")
+    try:
+        from hocket.cli.app import run
+
+        return run(arguments)
+    except HocketError as error:
+        _debug(error)
+        return _fail(str(error), error.exit_code)
+    except (KeyboardInterrupt, BrokenPipeError):
+        raise
+    except Exception as error:
+        if callable(message := getattr(error, "format_message", None)):
+            return _fail(_usage(error, str(message())), int(getattr(error, "exit_code", 2)))
+        if isinstance(error, OSError) and error.strerror:
+            _debug(error)
+            return _fail(f"{error.strerror}{f': {error.filename}' if error.filename else ''}", 5)
+        return _crash(error)
+
+
+def _usage(error: Exception, message: str) -> str:
+    """What typer says of a wrong command line, as one sentence that tells where to read on."""
+    path = getattr(getattr(error, "ctx", None), "command_path", None) or "hocket"
+    sentence = " ".join(message.split()).rstrip(".?")
+    return f"{sentence[:1].lower()}{sentence[1:]}; see `{path} --help`"
+
+
+def _fail(sentence: str, code: int) -> int:
+    from hocket.cli.voice import clean
+
+    print(f"hocket: {clean(sentence)}", file=sys.stderr)
+    return code
+
+
+def _debug(error: BaseException) -> None:
+    if os.environ.get("HOCKET_DEBUG") == "1":
+        import traceback
+
+        traceback.print_exception(error)
+
+
+def _crash(error: Exception) -> int:
+    """A bug, or damage that nothing noticed before: one sentence here, and the traceback where it can be found."""
+    import traceback
+
+    sentence = f"internal error: {type(error).__name__}: {error}".rstrip(": ")
+    text = "".join(traceback.format_exception(error))
+    if os.environ.get("HOCKET_DEBUG") == "1":
+        print(text, file=sys.stderr)
+        return _fail(sentence, 1)
+    kept = _keep(text)
+    where = "set HOCKET_DEBUG=1 to see the traceback" if kept is None else f"the traceback is in {kept}"
+    return _fail(f"{sentence}; {where}, and `hocket doctor` looks for damage", 1)
+
+
+def _keep(text: str) -> str | None:
+    """Writes a traceback into the home, if there is one that can be written to."""
+    import time
+
+    from hocket.cli.settings import settings
+    from hocket.home import Home, default_home
+
+    try:
+        home = Home(settings.home or default_home()).path
+        if not home.is_dir():
+            return None
+        path = home / "crash.log"
+        mode = "a" if not path.exists() or path.stat().st_size < CRASH_LOG_BYTES_MAX else "w"
+        with path.open(mode) as file:
+            file.write(f"{time.strftime('%Y-%m-%dT%H:%M:%S%z')} {' '.join(sys.argv)}\n{text}\n")
+        return str(path)
+    except (OSError, RuntimeError, ValueError):
+        return None
+
+
+def _flushed(code: int) -> int:
+    """What is still in the buffers goes out now, where a reader that has gone away can be taken quietly."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except BrokenPipeError:
+            code = PIPE_CLOSED
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+        except OSError as error:
+            if stream is sys.stdout:
+                code = _fail(f"cannot write the output: {error.strerror}", 5)
+                os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+    return code

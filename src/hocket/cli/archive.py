@@ -1,0 +1,90 @@
+"""`hocket log export` and `hocket log import`: the log as a file, or through a pipe. A file appears whole or not at
+all.
+"""
+
+import os
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from hocket.cli.settings import HomeOption, JsonOption, open_desk
+from hocket.cli.voice import emit, notice, on_terminal, progress, say
+from hocket.errors import Failed, StoreError, Usage
+
+REASONS_READ_MAX = 10_000
+
+
+def export_log(
+    file: Annotated[str, typer.Argument(metavar="FILE|-", help="Where to; - is standard output.")],
+    home: HomeOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Write every op to a file, as a postcard sequence.
+
+    \b
+      hocket log export backup.ops
+      hocket log export - | ssh other hocket log import -
+    """
+    from hocket.log.archive import export_ops
+
+    if file == "-" and on_terminal():
+        raise Usage("this would write bytes to your terminal; name a file, or redirect it")
+    with open_desk() as desk, progress("exporting") as bar:
+        if file == "-":
+            count = export_ops(desk.store, sys.stdout.buffer, bar)
+            sys.stdout.buffer.flush()
+            notice(f"{count} ops exported")
+            return
+        path = Path(file)
+        unfinished = path.with_name(f".{path.name}.{os.getpid()}.new")
+        try:
+            with unfinished.open("wb") as out:
+                count = export_ops(desk.store, out, bar)
+                out.flush()
+                os.fsync(out.fileno())
+            unfinished.replace(path)
+        except OSError as error:
+            raise StoreError(f"cannot write {file}: {error.strerror}") from None
+        finally:
+            unfinished.unlink(missing_ok=True)
+    emit({"ops": count, "file": file})
+    say(f"{count} ops exported to {file}")
+
+
+def import_log(
+    file: Annotated[str, typer.Argument(metavar="FILE|-", help="Where from; - is standard input.")],
+    home: HomeOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Take in the ops of an exported log: each is verified, and those that are here already are left alone.
+
+    Exit code 1 when some were rejected. Repeating an import changes nothing.
+
+    \b
+      hocket log import backup.ops
+    """
+    from hocket.kernel.reasons import BY_NUMBER
+    from hocket.log.archive import import_ops
+
+    with open_desk() as desk:
+        if file == "-":
+            admitted = import_ops(desk.log, sys.stdin.buffer)
+        else:
+            try:
+                source = open(file, "rb")  # noqa: SIM115
+            except OSError as error:
+                raise Usage(f"cannot read {file}: {error.strerror}") from None
+            with source:
+                admitted = import_ops(desk.log, source)
+        with desk.read() as session:
+            refused = session.refusals(min(admitted.rejected, REASONS_READ_MAX)) if admitted.rejected else []
+    reasons = Counter(BY_NUMBER[each.reason].sentence for each in refused)
+    emit(admitted._asdict() | {"reasons": dict(reasons)})
+    say(f"{admitted.appended} appended, {admitted.duplicated} duplicated, {admitted.rejected} rejected")
+    for sentence, count in reasons.most_common():
+        say(f"rejected {count}: {sentence}", "red")
+    if admitted.rejected:
+        raise Failed(f"{admitted.rejected} ops were rejected; the others are in")

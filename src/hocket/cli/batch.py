@@ -1,0 +1,213 @@
+"""A file of jobs, submitted in one transaction: all of them or none. Lines may name themselves and cite each other in
+any order; they are submitted in an order in which every job follows those that it comes after, and otherwise as they
+stand. Every error says which line it is about.
+"""
+
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+from hocket.cli.options import decoded, moment_ms
+from hocket.cli.settings import open_desk
+from hocket.cli.voice import Progress, emit, progress, say
+from hocket.errors import HocketError, Usage
+from hocket.kernel.ids import ulid_text
+from hocket.kernel.policy import Policy
+from hocket.log import Transaction
+from hocket.work import jobs, view
+from hocket.work.handlers import draft, policy
+from hocket.work.jobs import PAYLOAD_BYTES_MAX, Draft, Submitted
+
+LINES_MAX = 1_000_000
+LINE_BYTES_MAX = 2 * PAYLOAD_BYTES_MAX
+STEP = 1_000
+_OWN = {"kind", "payload", "name", "after"}
+
+
+class Line(NamedTuple):
+    """A job as its line asks for it. `after` holds names of other lines, or job ids."""
+
+    number: int
+    name: str | None
+    after: tuple[str, ...]
+    draft: Draft
+
+
+class Batch(NamedTuple):
+    """The lines of one file, and what the file is called."""
+
+    source: str
+    lines: list[Line]
+    named: dict[str, int]
+
+    @contextmanager
+    def at(self, line: Line) -> Iterator[None]:
+        with _placed(self.source, line.number):
+            yield
+
+
+@contextmanager
+def _placed(source: str, number: int) -> Iterator[None]:
+    try:
+        yield
+    except HocketError as error:
+        raise type(error)(f"{source} line {number}: {error}") from error
+
+
+def submit_batch(source: str) -> None:
+    """Reads, orders and submits a file, and says what became of each line."""
+    with open_desk() as desk:
+        name = "standard input" if source == "-" else source
+        with _opened(source) as file, progress("reading") as bar:
+            batch = _read(name, file, bar)
+        if not batch.lines:
+            raise Usage(f"{name}: nothing to submit")
+        order = _ordered(batch)
+        with progress("submitting") as bar:
+            made = desk.log.run(lambda tx: _submit(tx, batch, order, bar))
+    emit(
+        [
+            {
+                "line": line.number,
+                "job_id": ulid_text(made[index].job_id),
+                "kind": line.draft.kind,
+                "created": made[index].created,
+            }
+            for index, line in enumerate(batch.lines)
+        ]
+    )
+    for index, line in enumerate(batch.lines):
+        verb = f"submitted {line.draft.kind}" if made[index].created else "already there"
+        say(f"{verb} {ulid_text(made[index].job_id)}")
+
+
+@contextmanager
+def _opened(source: str) -> Iterator[BinaryIO]:
+    if source == "-":
+        yield sys.stdin.buffer
+        return
+    try:
+        with Path(source).open("rb") as file:
+            yield file
+    except OSError as error:
+        raise Usage(f"cannot read the batch {source}: {error.strerror}") from None
+
+
+def _read(source: str, file: BinaryIO, bar: Progress) -> Batch:
+    batch = Batch(source, [], {})
+    number = 0
+    while text := file.readline(LINE_BYTES_MAX + 1):
+        number += 1
+        if number > LINES_MAX:
+            raise Usage(f"{source} has more than {LINES_MAX} lines; split it")
+        if number % STEP == 0:
+            bar(number, number)
+        if text.isspace():
+            continue
+        with _placed(source, number):
+            if len(text) > LINE_BYTES_MAX:
+                raise Usage(f"longer than {LINE_BYTES_MAX} bytes; pass a reference instead of the data")
+            line = _line(number, text)
+            if line.name is not None and batch.named.setdefault(line.name, len(batch.lines)) != len(batch.lines):
+                first = batch.lines[batch.named[line.name]].number
+                raise Usage(f"the name {line.name!r} is that of line {first} already")
+        batch.lines.append(line)
+    return batch
+
+
+def _line(number: int, text: bytes) -> Line:
+    value = decoded(text.strip(), "this")
+    if not isinstance(value, dict):
+        raise Usage(f'a line is an object like {{"kind": "acme.render"}}, not {_called(value)}')
+    kind, name = value.get("kind"), value.get("name")
+    if not isinstance(kind, str):
+        raise Usage(f'"kind" must be a string, not {_called(kind)}' if "kind" in value else '"kind" is missing')
+    if name is not None and (not isinstance(name, str) or not name):
+        raise Usage(f'"name" must be a string of at least one character, not {_called(name)}')
+    options = {key: each for key, each in value.items() if key not in _OWN}
+    for key, each in options.items():
+        _check_option(key, each)
+    if isinstance(options.get("not_before"), str):
+        options["not_before"] = moment_ms(options["not_before"])
+    return Line(
+        number, name, _after(value.get("after")), draft(kind, value.get("payload", {}), policy(Policy(), **options))
+    )
+
+
+def _check_option(key: str, value: Any) -> None:
+    if isinstance(value, bool | list | dict) or (key == "unique" and not isinstance(value, str | None)):
+        raise Usage(f"bad {key}: {_called(value)} has no meaning here")
+    if isinstance(value, float) and key in ("priority", "retries", "concurrency", "not_before"):
+        raise Usage(f"bad {key} {value!r}: it must be a whole number")
+
+
+def _called(value: Any) -> str:
+    names = {dict: "an object", list: "a list", str: "a string", bool: "true or false", type(None): "null"}
+    return names.get(type(value), "a number")
+
+
+def _after(value: Any) -> tuple[str, ...]:
+    named = [value] if isinstance(value, str) else value if value is not None else []
+    if not isinstance(named, list) or not all(isinstance(each, str) and each for each in named):
+        raise Usage('"after" must be a job id or a name, or a list of them')
+    return tuple(named)
+
+
+def _ordered(batch: Batch) -> list[int]:
+    """The lines' indices, each behind those that it comes after. Raises Usage for a cycle."""
+    order: list[int] = []
+    seen: dict[int, bool] = {}  # False while it is on the path, True when it has its place
+    for start in range(len(batch.lines)):
+        path = [] if start in seen else [(start, _cited(batch, start))]
+        if path:
+            seen[start] = False
+        while path:
+            index, cited = path[-1]
+            following = next(cited, None)
+            if following is None:
+                path.pop()
+                seen[index] = True
+                order.append(index)
+            elif following not in seen:
+                seen[following] = False
+                path.append((following, _cited(batch, following)))
+            elif not seen[following]:
+                _refuse_cycle(batch, [each for each, _ in path], following)
+    return order
+
+
+def _cited(batch: Batch, index: int) -> Iterator[int]:
+    return iter([batch.named[each] for each in batch.lines[index].after if each in batch.named])
+
+
+def _refuse_cycle(batch: Batch, path: list[int], back_to: int) -> None:
+    cycle = [*path[path.index(back_to) :], back_to]
+    with batch.at(batch.lines[back_to]):
+        raise Usage(f"cycle in after: {' → '.join(str(batch.lines[index].name) for index in cycle)}")
+
+
+def _submit(tx: Transaction, batch: Batch, order: Iterable[int], bar: Progress) -> dict[int, Submitted]:
+    """What became of each line. Names stand for the jobs that their lines led to, which may have been there before."""
+    made: dict[int, Submitted] = {}
+    for index in order:
+        line = batch.lines[index]
+        with batch.at(line):
+            ready = line.draft
+            if line.after:
+                ids = [_job_id(tx, batch, made, each) for each in line.after]
+                ready = ready._replace(policy=policy(ready.policy, after=ids))
+            made[index] = jobs.submit(tx, [ready])[0]
+        if len(made) % STEP == 0:
+            bar(len(made), len(batch.lines))
+    return made
+
+
+def _job_id(tx: Transaction, batch: Batch, made: dict[int, Submitted], cited: str) -> str:
+    if cited in batch.named:
+        return ulid_text(made[batch.named[cited]].job_id)
+    try:
+        return ulid_text(view.find(tx.session, cited).job.id)
+    except Usage as error:
+        raise Usage(f"after {cited!r} is neither the name of a line nor a job: {error}") from None

@@ -1,0 +1,147 @@
+"""`hocket cron`: schedules, which make a job at each tick of a cron expression while any worker of the node runs."""
+
+import time
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from hocket.cli.app import new_app
+from hocket.cli.job import moment
+from hocket.cli.options import (
+    Backoff,
+    BackoffMax,
+    Concurrency,
+    Lease,
+    Priority,
+    Rate,
+    Retries,
+    given,
+    payload,
+)
+from hocket.cli.settings import HomeOption, JsonOption, open_desk
+from hocket.cli.voice import emit, say, table
+
+if TYPE_CHECKING:
+    from hocket.store import Schedule
+
+app = new_app()
+
+
+@app.callback()
+def cron_group(home: HomeOption = None, as_json: JsonOption = False) -> None:
+    """Jobs that are made at set times. A tick that nobody was awake for is made up once, when a worker runs again."""
+
+
+@app.command()
+def add(
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="What the schedule is called; one of that name is replaced.")
+    ],
+    expression: Annotated[str, typer.Argument(metavar="'EXPR'", help="Five fields: minute hour day month weekday.")],
+    kind: Annotated[str, typer.Argument(metavar="KIND", help="The kind of its jobs.")],
+    data: Annotated[
+        str | None, typer.Argument(metavar="[JSON|@FILE|-]", help="Their payload.", show_default=False)
+    ] = None,
+    timezone: Annotated[str, typer.Option("--timezone", metavar="NAME", help="Like Europe/Vienna.")] = "UTC",
+    priority: Priority = None,
+    retries: Retries = None,
+    lease: Lease = None,
+    concurrency: Concurrency = None,
+    rate: Rate = None,
+    backoff: Backoff = None,
+    backoff_max: BackoffMax = None,
+    home: HomeOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Set a schedule. Its first job comes with the next tick.
+
+    \b
+      hocket cron add nightly '30 2 * * *' acme.backup '{"full": true}' --timezone Europe/Vienna
+      hocket cron add pulse '*/5 * * * *' acme.ping --retries 2
+    """
+    from hocket.kernel.policy import Policy
+    from hocket.work import cron
+    from hocket.work.handlers import draft, policy
+
+    options = given(
+        priority=priority,
+        retries=retries,
+        lease=lease,
+        concurrency=concurrency,
+        rate=rate,
+        backoff=backoff,
+        backoff_max=backoff_max,
+    )
+    made = draft(kind, payload(data), policy(Policy(), **options))
+    plan = cron.check(cron.Plan(name, expression, timezone, made))
+    with open_desk() as desk:
+        desk.log.run(lambda tx: cron.add(tx, plan))
+        with desk.read() as session:
+            shown = [_shown(each) for each in session.schedules() if each.name == name]
+    emit(shown[0] if shown else None)
+    for each in shown:
+        say(f"schedule {name} set; next tick {moment(each['next_ms']) or 'never'}")
+
+
+@app.command("list")
+def list_schedules(home: HomeOption = None, as_json: JsonOption = False) -> None:
+    """List the schedules with their next ticks.
+
+    \b
+      hocket cron list
+    """
+    with open_desk() as desk, desk.read() as session:
+        shown = [_shown(each) for each in session.schedules()]
+    emit(shown)
+    table(
+        ("name", "cron", "timezone", "kind", "next tick", "last tick"),
+        [
+            (
+                each["name"],
+                each["cron"],
+                each["timezone"],
+                each["kind"],
+                moment(each["next_ms"]),
+                moment(each["last_ms"]),
+            )
+            for each in shown
+        ],
+        "no schedules",
+    )
+
+
+@app.command()
+def remove(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The schedule's name.")],
+    home: HomeOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Remove a schedule. Jobs that it has made stay.
+
+    \b
+      hocket cron remove nightly
+    """
+    from hocket.work import cron
+
+    with open_desk() as desk:
+        desk.log.run(lambda tx: cron.remove(tx, name))
+    emit({"name": name, "removed": True})
+    say(f"schedule {name} removed")
+
+
+def _shown(schedule: "Schedule") -> dict[str, Any]:
+    import msgspec
+
+    from hocket.kernel.policy import decode_policy
+    from hocket.work import cron
+
+    return {
+        "name": schedule.name,
+        "cron": schedule.cron,
+        "timezone": schedule.timezone,
+        "kind": schedule.kind,
+        "payload": msgspec.json.decode(schedule.payload),
+        "options": msgspec.to_builtins(decode_policy(schedule.policy)),
+        "next_ms": cron.next_tick(schedule, int(time.time() * 1000)),
+        "last_ms": schedule.last_tick,
+    }

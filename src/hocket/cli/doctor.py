@@ -1,0 +1,208 @@
+"""`hocket doctor`: looks at everything that a node stands on, from the interpreter to the log's first op, one thing
+after the other. It changes nothing and trusts nothing: whatever a look runs into becomes a line of the report.
+"""
+
+import fcntl
+import os
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Literal, NamedTuple
+
+from hocket.cli.app import new_app
+from hocket.cli.settings import HomeOption, JsonOption, settings
+from hocket.cli.voice import emit, span, table
+from hocket.errors import Failed, HocketError
+from hocket.home import Home, default_home
+from hocket.kernel.ids import node_id
+from hocket.kernel.keys import did_key
+from hocket.kernel.ops import decode
+from hocket.kernel.ucan import read as read_ucan
+from hocket.kernel.vocabulary import DelegateUcan
+from hocket.store import Session
+from hocket.store.sqlite import SqliteStore
+from hocket.work.processes import is_alive
+
+PYTHON_MIN = (3, 11)
+DISK_BAD, DISK_LOW = 16 * 1024 * 1024, 256 * 1024 * 1024
+CLOCK_BEHIND_MS_MAX = 60_000
+MIB = 1024 * 1024
+
+app = new_app()
+
+
+class Finding(NamedTuple):
+    verdict: Literal["ok", "warn", "bad"]
+    check: str
+    says: str
+
+
+Findings = Iterator[Finding]
+
+
+@app.command()
+def doctor(home: HomeOption = None, as_json: JsonOption = False) -> None:
+    """Look for whatever could be wrong with this node, and say what to do. Exit code 1 when something is bad.
+
+    \b
+      hocket doctor
+      hocket --home /srv/render doctor --json
+    """
+    findings = list(_examine(Home(settings.home or default_home())))
+    emit([each._asdict() for each in findings])
+    table(("", "check", "finding"), findings, "")
+    bad = sum(each.verdict == "bad" for each in findings)
+    if bad:
+        raise Failed(f"{bad} of {len(findings)} checks {'is' if bad == 1 else 'are'} bad")
+
+
+def _examine(home: Home) -> Findings:
+    yield from _guarded("python", _python)
+    yield from _guarded("home", lambda: _home(home))
+    if not home.path.is_dir():
+        return
+    yield from _guarded("keys", lambda: _keys(home))
+    yield from _guarded("disk", lambda: _disk(home))
+    if home.processes.is_dir() and os.access(home.processes, os.W_OK):
+        yield from _guarded("locks and pipes", lambda: _file_system(home))
+    if home.database.exists():
+        yield from _guarded("database", lambda: _database(home))
+    if (home.path / "crash.log").exists():
+        yield Finding("warn", "crash log", f"a command crashed; read {home.path / 'crash.log'}, then remove it")
+
+
+def _guarded(check: str, look: Callable[[], Findings]) -> Findings:
+    """What a look finds. One that fails has found something."""
+    try:
+        yield from look()
+    except HocketError as error:
+        yield Finding("bad", check, str(error))
+    except Exception as error:
+        yield Finding("bad", check, f"could not be examined: {type(error).__name__}: {error}")
+
+
+def _python() -> Findings:
+    version = ".".join(map(str, sys.version_info[:3]))
+    if sys.version_info < PYTHON_MIN:
+        yield Finding("bad", "python", f"{version} is too old; Hocket needs {PYTHON_MIN[0]}.{PYTHON_MIN[1]} or newer")
+    else:
+        yield Finding("ok", "python", version)
+
+
+def _home(home: Home) -> Findings:
+    home.check()
+    yield Finding("ok", "home", str(home.path))
+
+
+def _keys(home: Home) -> Findings:
+    for name, read in (("user.key", home.user_key), ("node.key", home.node_key)):
+        path = home.path / name
+        if not path.exists():
+            continue
+        mode = path.stat().st_mode & 0o777
+        read()
+        if mode & 0o077:
+            yield Finding("bad", "keys", f"others can read {path} (mode {mode:04o}); run `chmod 600 {path}`")
+        else:
+            yield Finding("ok", "keys", f"{name} is there and only its owner can read it")
+
+
+def _disk(home: Home) -> Findings:
+    free = shutil.disk_usage(home.path).free
+    if free >= DISK_LOW:
+        yield Finding("ok", "disk", f"{free // MIB} MiB free")
+    else:
+        yield Finding("bad" if free < DISK_BAD else "warn", "disk", f"only {free // MIB} MiB free; make room")
+
+
+def _file_system(home: Home) -> Findings:
+    """Whether the home's file system has what processes wake and notice each other by."""
+    path = home.processes / f"doctor-{os.getpid()}"
+    try:
+        os.mkfifo(path, 0o600)
+        path.unlink()
+        first = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        second = os.open(path, os.O_RDWR)
+        try:
+            fcntl.flock(first, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            try:
+                fcntl.flock(second, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                yield Finding("ok", "locks and pipes", "the file system has both")
+            else:
+                yield Finding("bad", "locks and pipes", "locks exclude nobody here; put the home on a local disk")
+        finally:
+            os.close(first)
+            os.close(second)
+    except OSError as error:
+        yield Finding("bad", "locks and pipes", f"{error.strerror}; put the home on a local disk")
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def _database(home: Home) -> Findings:
+    store = SqliteStore(home.database)
+    try:
+        with store.read() as session:
+            damage = session.damage()
+            yield from (Finding("bad", "database", f"damaged: {what}; restore a backup") for what in damage)
+            if not damage:
+                yield Finding("ok", "database", f"opens and is in order, {session.head().seq} ops")
+            yield from _guarded("first op", lambda: _first_op(home, session))
+            yield from _guarded("clock", lambda: _clock(session))
+            yield from _guarded("workers", lambda: _workers(home, session))
+            yield from _guarded("rebuild", lambda: _rebuild(session))
+    finally:
+        store.close()
+
+
+def _first_op(home: Home, session: Session) -> Findings:
+    """The log begins with the user's delegation to this very node."""
+    row = session.op_seq(1)
+    payload = None if row is None else decode(row.body).payload
+    if not isinstance(payload, DelegateUcan):
+        yield Finding("bad", "first op", "the log does not begin with a delegation; restore a backup")
+        return
+    delegation = read_ucan(payload.ucan_bytes)
+    if delegation.node != node_id(home.node_key().public):
+        yield Finding("bad", "first op", "node.key is not the key of this log; restore the key that belongs to it")
+    elif delegation.issuer != did_key(home.user_key().public):
+        yield Finding(
+            "bad", "first op", "user.key is not the key of this log's user; restore the key that belongs to it"
+        )
+    else:
+        yield Finding("ok", "first op", "the keys are those that the log begins with")
+
+
+def _clock(session: Session) -> Findings:
+    behind = session.head().wall - int(time.time() * 1000)
+    if behind > CLOCK_BEHIND_MS_MAX:
+        yield Finding(
+            "warn",
+            "clock",
+            f"this machine's clock is {span(behind)} behind the log's; set it right, or time here goes at half speed",
+        )
+    else:
+        yield Finding("ok", "clock", "not behind the log's")
+
+
+def _workers(home: Home, session: Session) -> Findings:
+    workers = session.workers()
+    dead = {each.number for each in workers if not is_alive(home.processes, each.name)}
+    held = sum(entry.worker in dead for entry in session.claimed())
+    if dead:
+        yield Finding(
+            "warn",
+            "workers",
+            f"{len(dead)} died and left {held} jobs behind; the next worker that runs hands them back and clears up",
+        )
+    else:
+        yield Finding("ok", "workers", f"{len(workers)} running, none died" if workers else "none running, none died")
+
+
+def _rebuild(session: Session) -> Findings:
+    if session.head().rebuilding is not None:
+        yield Finding("bad", "rebuild", "one is under way or was interrupted; run `hocket log rebuild` to finish it")
+    else:
+        yield Finding("ok", "rebuild", "none is unfinished")

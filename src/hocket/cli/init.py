@@ -1,0 +1,40 @@
+"""`hocket init`: makes a directory into a node's home."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from hocket.cli.app import new_app
+from hocket.cli.settings import HomeOption, JsonOption, settings
+from hocket.cli.voice import emit, fields, say
+
+app = new_app()
+
+
+@app.command()
+def init(
+    user_key: Annotated[
+        Path | None,
+        typer.Option("--user-key", metavar="FILE", help="The user.key of another home: one more node of that user."),
+    ] = None,
+    home: HomeOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Create a home: the user's key, the node's key, the database, and the root delegation as the first op.
+
+    A home that was left half-created is finished. One that is complete is not touched (exit code 3).
+
+    \b
+      hocket init
+      hocket --home /srv/render init
+      hocket --home /srv/second init --user-key /srv/render/user.key
+    """
+    from hocket.desk import Desk
+    from hocket.kernel.ids import node_text
+
+    with Desk.init(settings.home, user_key) as desk:
+        made = {"node": node_text(desk.log.node), "user": desk.log.user, "home": str(desk.home.path)}
+    emit(made)
+    say("created")
+    fields(list(made.items()))

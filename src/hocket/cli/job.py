@@ -1,0 +1,135 @@
+"""What is asked of one job, named by its id or a beginning of it that is unique: `show`, `cancel` and `retry`."""
+
+from typing import Annotated, Any
+
+import typer
+
+from hocket.cli.app import new_app
+from hocket.cli.settings import HomeOption, JsonOption, open_desk
+from hocket.cli.voice import emit, fields, say, table
+
+show_app, cancel_app, retry_app = new_app(), new_app(), new_app()
+
+JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="A job id, or a unique beginning of one.")]
+ReasonOption = Annotated[str, typer.Option("--reason", metavar="TEXT", help="Why; it goes on the log.")]
+
+REASON_CHARS_MAX = 500
+
+
+@show_app.command()
+def show(job: JobArgument, home: HomeOption = None, as_json: JsonOption = False) -> None:
+    """Show everything about one job: state, payload, result, error with traceback, and its ops.
+
+    \b
+      hocket show 01J9ZC
+      hocket show 01J9ZC --json | jq .result
+    """
+    with open_desk() as desk:
+        shown = desk.show(job)
+    emit(shown)
+    fields(_fields(shown))
+    for name in ("error", "traceback"):
+        if shown[name]:
+            say()
+            say(f"{name}:", "bold")
+            say(str(shown[name]).rstrip("\n"), lines=True)
+    say()
+    say("ops:", "bold")
+    rows = [
+        (op["seq"], op["hlc"], op["author"], op["type"], op["id"], op["detail"] if op["counts"] else rejected(op))
+        for op in shown["ops"]
+    ]
+    table(("seq", "hlc", "author", "type", "id", "detail"), rows, "none")
+
+
+def rejected(op: dict[str, Any]) -> str:
+    return f"REJECTED: {op['reason']}"
+
+
+def _fields(shown: dict[str, Any]) -> list[tuple[str, object]]:
+    import msgspec
+
+    def text(value: Any) -> str:
+        return msgspec.json.encode(value).decode()
+
+    stage = "" if shown["stage"] in (shown["state"], "ready", "done") else f" ({shown['stage']})"
+    pairs: list[tuple[str, object]] = [
+        ("job", shown["job_id"]),
+        ("kind", shown["kind"]),
+        ("state", shown["state"] + stage),
+        ("outcome", shown["outcome"] or "-"),
+        ("attempts", shown["attempts"]),
+        ("failures", shown["failures"]),
+        ("fence", shown["fence"]),
+        ("priority", shown["priority"]),
+        ("submitted", moment(shown["scheduled_ms"])),
+    ]
+    optional: list[tuple[str, Any]] = [
+        ("not before", moment(shown["ready_at_ms"])),
+        ("claimer", shown["claimer"]),
+        ("lease until", moment(shown["deadline_ms"])),
+        ("ended", moment(shown["done_ms"])),
+        ("after", " ".join(shown["after"])),
+        ("options", text(shown["options"]) if shown["options"] else None),
+        ("progress", None if shown["progress"] is None else text(shown["progress"])),
+    ]
+    pairs += [(name, value) for name, value in optional if value]
+    pairs.append(("payload", text(shown["payload"])))
+    if shown["outcome"] == "succeeded":
+        pairs.append(("result", text(shown["result"])))
+    return pairs
+
+
+def moment(ms: int | None) -> str | None:
+    """A time as people read it, in their own zone."""
+    from datetime import datetime
+
+    if ms is None:
+        return None
+    try:
+        return datetime.fromtimestamp(ms / 1000).astimezone().isoformat(sep=" ", timespec="milliseconds")
+    except (ValueError, OverflowError, OSError):
+        return f"{ms} ms after 1970"
+
+
+@cancel_app.command()
+def cancel(
+    job: JobArgument,
+    reason: ReasonOption = "cancelled from the command line",
+    home: HomeOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Call a job off, pending or running. A running handler is stopped; jobs that come after it are called off too.
+
+    \b
+      hocket cancel 01J9ZC --reason "wrong frame"
+    """
+    _change("cancel", job, reason)
+
+
+@retry_app.command()
+def retry(
+    job: JobArgument,
+    reason: ReasonOption = "retried from the command line",
+    home: HomeOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Try a failed or cancelled job anew, with all its retries. Its fence goes on counting.
+
+    \b
+      hocket retry 01J9ZC --reason "disk replaced"
+    """
+    _change("retry", job, reason)
+
+
+def _change(verb: str, prefix: str, reason: str) -> None:
+    from hocket.errors import Usage
+    from hocket.kernel.ids import ulid_text
+
+    if not 0 < len(reason) <= REASON_CHARS_MAX:
+        raise Usage(f"a reason has 1 to {REASON_CHARS_MAX} characters, not {len(reason)}")
+    with open_desk() as desk:
+        job_id = desk.find(prefix)
+        (desk.cancel if verb == "cancel" else desk.retry)(job_id, reason)
+        emit(desk.brief(job_id))
+    say(f"{'cancelled' if verb == 'cancel' else 'retried'} {ulid_text(job_id)}")

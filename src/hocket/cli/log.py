@@ -1,0 +1,204 @@
+"""`hocket log`: the ops themselves. Reading and following them is decided here; proving, rebuilding, exporting and
+importing are asked of the log.
+"""
+
+import sys
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import typer
+
+from hocket.cli.app import new_app
+from hocket.cli.archive import export_log, import_log
+from hocket.cli.job import rejected
+from hocket.cli.settings import HomeOption, JsonOption, open_desk, settings
+from hocket.cli.voice import clean, console, emit, on_terminal, progress, say
+from hocket.desk import Desk
+from hocket.errors import Failed, Usage
+from hocket.kernel.ids import ulid_text
+from hocket.store import OpRow, Session
+from hocket.work import view
+
+LIMIT_MAX = 1_000_000
+FOLLOW_STEP = 1_000
+
+app = new_app()
+app.command("export")(export_log)
+app.command("import")(import_log)
+
+
+@app.callback(invoke_without_command=True)
+def log(
+    ctx: typer.Context,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on, and show each op as it comes.")] = False,
+    limit: Annotated[int, typer.Option("--limit", metavar="N", min=0, max=LIMIT_MAX, help="Begin so far back.")] = 20,
+    job: Annotated[str | None, typer.Option("--job", metavar="JOB", help="Only the ops of this job.")] = None,
+    kind: Annotated[
+        str | None, typer.Option("--kind", metavar="PREFIX", help="Only jobs of this kind and those below it.")
+    ] = None,
+    home: HomeOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show the newest ops: sequence number, time, author, type, job, detail. Rejected ones say why.
+
+    \b
+      hocket log --limit 100 --kind acme.render
+      hocket log --follow --json
+      hocket log verify
+    """
+    if ctx.invoked_subcommand is not None:
+        return
+    with open_desk() as desk:
+        job_id = None if job is None else desk.find(job)
+        fits = _filter(job_id, kind)
+        with desk.read() as session:
+            seen = session.head().seq
+            lines = [_line(row) for row in _tail(session, fits, job_id, limit)]
+        if not follow:
+            emit(lines)
+        for line in lines:
+            _say(line, follow)
+        if follow:
+            _follow(desk, fits, seen)
+
+
+Filter = Callable[[Session, OpRow], bool]
+
+
+def _filter(job_id: bytes | None, kind: str | None) -> Filter:
+    def fits(session: Session, row: OpRow) -> bool:
+        if job_id is not None and row.job != job_id:
+            return False
+        if kind is None:
+            return True
+        entry = None if row.job is None else session.job(row.job)
+        return entry is not None and (entry.job.kind == kind or entry.job.kind.startswith(kind.rstrip(".") + "."))
+
+    return fits
+
+
+def _tail(session: Session, fits: Filter, job_id: bytes | None, limit: int) -> list[OpRow]:
+    """The newest ops that fit, oldest first; more and more of the log is read until there are enough."""
+    if limit == 0:
+        return []
+    if job_id is not None:
+        rows = sorted(session.ops_of_job(job_id), key=lambda row: row.seq)
+        return [row for row in rows if fits(session, row)][-limit:]
+    read = limit
+    while True:
+        rows = session.last_ops(read)
+        fitting = [row for row in rows if fits(session, row)]
+        if len(fitting) >= limit or len(rows) < read:
+            return fitting[-limit:]
+        read *= 8
+
+
+def _follow(desk: Desk, fits: Filter, seen: int) -> None:
+    from hocket.node import SyncNode
+
+    node = SyncNode(desk)
+
+    def look(session: Session) -> tuple[bool, tuple[int, list[dict[str, Any]]]]:
+        rows = session.ops_after(seen, FOLLOW_STEP)
+        return bool(rows), (rows[-1].seq if rows else seen, [_line(row) for row in rows if fits(session, row)])
+
+    sys.stdout.flush()
+    while True:
+        seen, lines = node.until(look)
+        for line in lines:
+            _say(line, follow=True)
+        sys.stdout.flush()
+
+
+def _line(row: OpRow) -> dict[str, Any]:
+    try:
+        return view.op_line(row)
+    except ValueError as error:
+        # Damage is for `log verify` to judge; here the rest of the log is still worth showing.
+        return {
+            "seq": row.seq,
+            "id": ulid_text(row.id) if len(row.id) == 16 else row.id.hex(),
+            "type": "unreadable",
+            "hlc": "-",
+            "author": "-",
+            "job_id": None,
+            "counts": False,
+            "reason": f"its bytes cannot be read: {error}",
+            "detail": "",
+        }
+
+
+def _say(line: dict[str, Any], follow: bool) -> None:
+    if follow and settings.as_json:
+        emit(line)
+    if settings.as_json:
+        return
+    cells = (line["seq"], line["hlc"], line["author"], line["type"], line["job_id"] or "-")
+    text = " ".join(clean(cell) for cell in cells)
+    detail = clean(line["detail"] if line["counts"] else rejected(line))
+    if on_terminal():
+        from rich.text import Text
+
+        console().print(Text.assemble(text, " ", (detail, "dim" if line["counts"] else "red")))
+    else:
+        print(f"{text} {detail}".rstrip())
+
+
+@app.command()
+def verify(
+    head: Annotated[
+        str | None,
+        typer.Option(
+            "--head", metavar="COUNT:HEX", help="A chain head that was noted earlier: is it still on this log?"
+        ),
+    ] = None,
+    home: HomeOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Check every signature, every link of the chain, and that the tail is not cut. Exit code 1 if anything is wrong.
+
+    Note the head that this prints somewhere else: only then can you tell later that nothing was cut together with
+    the head.
+
+    \b
+      hocket log verify
+      hocket log verify --head 120:9f2c...
+    """
+    expected = None if head is None else _head(head)
+    with open_desk() as desk, progress("verifying") as bar:
+        audit = desk.verify(expected, bar)
+    text = f"{audit.head[0]}:{audit.head[1].hex()}"
+    emit({"ops": audit.ops, "head": text, "findings": [each._asdict() for each in audit.findings]})
+    for each in audit.findings:
+        op = " ".join(part for part in ("" if each.seq is None else f"op {each.seq}", each.op_id or "") if part)
+        say(f"{op}: {each.what}" if op else each.what, "red")
+    if audit.findings:
+        count = len(audit.findings)
+        raise Failed(f"the log is not in order: {count} finding{'' if count == 1 else 's'} in {audit.ops} ops")
+    say(f"{audit.ops} ops verified, chain head {text}")
+
+
+def _head(text: str) -> tuple[int, bytes]:
+    count, _, chain = text.partition(":")
+    try:
+        link = bytes.fromhex(chain)
+        if not count.isdecimal() or len(link) != 32:
+            raise ValueError
+        return int(count), link
+    except ValueError:
+        raise Usage(f"bad --head {text!r}; give what `hocket log verify` printed, COUNT:HEX with 64 digits") from None
+
+
+@app.command()
+def rebuild(home: HomeOption = None, as_json: JsonOption = False) -> None:
+    """Drop everything that is derived from the log and make it anew. One that was stopped goes on where it was.
+
+    \b
+      hocket log rebuild
+    """
+    with open_desk() as desk, progress("rebuilding") as bar:
+        rebuilt = desk.rebuild(bar)
+    resumed = rebuilt.before is None
+    emit({"ops": rebuilt.ops, "roster": rebuilt.after.hex(), "resumed": resumed, "unchanged": rebuilt.unchanged})
+    outcome = "finished what was begun" if resumed else "nothing changed" if rebuilt.unchanged else "the roster changed"
+    say(f"{rebuilt.ops} ops refolded: {outcome}")

@@ -1,0 +1,104 @@
+"""The options that a job carries, as people write them on a command line, and payloads from wherever they come. What
+the options mean is decided by the policy; here is only decided how they are spelled.
+"""
+
+import sys
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from hocket.errors import Usage
+
+PAYLOAD_READ_MAX = 8 * 1024 * 1024
+
+Priority = Annotated[
+    int | None, typer.Option("--priority", metavar="N", help="Higher is sooner; 0 unless said otherwise.")
+]
+NotBefore = Annotated[
+    str | None,
+    typer.Option(
+        "--not-before", metavar="TIME", help="Start no earlier: ISO-8601, +30s from now, or milliseconds since 1970."
+    ),
+]
+Retries = Annotated[int | None, typer.Option("--retries", metavar="N", help="How often a failed job is tried again.")]
+Lease = Annotated[
+    str | None,
+    typer.Option("--lease", metavar="DURATION", help="How long a worker holds it before it must renew, like 30s."),
+]
+Concurrency = Annotated[
+    int | None, typer.Option("--concurrency", metavar="N", help="How many jobs of this kind run at once.")
+]
+Rate = Annotated[
+    str | None, typer.Option("--rate", metavar="N/TIME", help="How many of this kind start in a time: 10/s, 100/5m.")
+]
+Backoff = Annotated[
+    str | None,
+    typer.Option("--backoff", metavar="DURATION", help="The rest after the first failure; it doubles each time."),
+]
+BackoffMax = Annotated[
+    str | None, typer.Option("--backoff-max", metavar="DURATION", help="The longest rest between two tries.")
+]
+
+
+def given(**options: Any) -> dict[str, Any]:
+    """Those that were given, with the time to start in milliseconds."""
+    chosen = {name: value for name, value in options.items() if value is not None}
+    if "not_before" in chosen:
+        chosen["not_before"] = moment_ms(chosen["not_before"])
+    return chosen
+
+
+def moment_ms(text: str | int) -> int:
+    """A moment as milliseconds since the epoch. One without a time zone is local, as ISO-8601 has it."""
+    from datetime import datetime
+
+    from hocket.kernel.durations import duration_ms
+
+    written = str(text).strip()
+    if written.isascii() and written.isdigit():
+        return int(written)
+    try:
+        if written.startswith("+"):
+            return int(time.time() * 1000) + duration_ms(written[1:])
+        return int(datetime.fromisoformat(written).timestamp() * 1000)
+    except (ValueError, OverflowError, OSError):
+        raise Usage(
+            f"bad not_before {written!r}; write it like 2030-01-31T09:00:00Z, +30s, or milliseconds since 1970"
+        ) from None
+
+
+def payload(text: str | None) -> Any:
+    """The payload that an argument names: JSON itself, @FILE, or - for standard input."""
+    if text is None:
+        return {}
+    if text == "-":
+        return decoded(sys.stdin.buffer.read(PAYLOAD_READ_MAX), "standard input")
+    if text.startswith("@"):
+        try:
+            with Path(text[1:]).open("rb") as file:
+                return decoded(file.read(PAYLOAD_READ_MAX), text[1:])
+        except OSError as error:
+            raise Usage(f"cannot read the payload from {text[1:]}: {error.strerror}") from None
+    return decoded(text.encode(errors="surrogateescape"), "the payload")
+
+
+def decoded(data: bytes, where: str) -> Any:
+    import msgspec
+
+    try:
+        return msgspec.json.decode(data)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        reason = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
+        raise Usage(f"{where} is not JSON: {reason}") from None
+
+
+def seconds(text: str | None, name: str) -> float | None:
+    """A length of time from the command line, in seconds."""
+    from hocket.kernel.durations import duration_ms
+
+    try:
+        return None if text is None else duration_ms(text) / 1000
+    except ValueError as error:
+        raise Usage(f"bad {name}: {error}") from None

@@ -1,0 +1,52 @@
+"""What every command takes: which home, and whether a program reads the answer. Both options are declared on the
+program and on each command, so that they work on either side of its name; the last one given counts.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from hocket.desk import Desk
+
+
+@dataclass
+class Settings:
+    home: Path | None = None
+    as_json: bool = False
+
+
+settings = Settings()
+
+
+def _note_home(value: Path | None) -> Path | None:
+    if value is not None:
+        settings.home = value
+    return value
+
+
+def _note_json(value: bool) -> bool:
+    settings.as_json = settings.as_json or value
+    return value
+
+
+HomeOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--home", metavar="DIR", help="The node's home; default $HOCKET_HOME, else ~/.hocket.", callback=_note_home
+    ),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Answer in JSON, for programs.", callback=_note_json)]
+
+
+def open_desk() -> "Desk":
+    """The desk of the home that was asked for."""
+    import gc
+
+    from hocket.desk import Desk
+
+    # The door switched this off for the time of loading; from here on a command may run long.
+    gc.enable()
+    return Desk.open(settings.home)

@@ -1,0 +1,81 @@
+"""`hocket status`: one look at a node."""
+
+import time
+from typing import Any
+
+from hocket.cli.app import new_app
+from hocket.cli.settings import HomeOption, JsonOption, open_desk
+from hocket.cli.voice import ago, emit, fields
+from hocket.desk import Desk
+from hocket.kernel.clock import Hlc, hlc_text
+from hocket.kernel.ids import node_text
+from hocket.kernel.reasons import BY_NUMBER, Reason
+from hocket.kernel.roster import Outcome
+from hocket.store import Session, Stage
+from hocket.work.processes import is_alive
+
+app = new_app()
+
+
+@app.command()
+def status(home: HomeOption = None, as_json: JsonOption = False) -> None:
+    """Show how this node stands: identity, log, jobs, workers, schedules, and what was refused.
+
+    \b
+      hocket status
+      hocket status --json | jq .jobs
+    """
+    with open_desk() as desk, desk.read() as session:
+        shown = _status(desk, session)
+    emit(shown)
+    fields(_fields(shown))
+
+
+def _status(desk: Desk, session: Session) -> dict[str, Any]:
+    head = session.head()
+    refused = session.refusal_counts()
+    return {
+        "node": node_text(desk.log.node),
+        "user": desk.log.user,
+        "home": str(desk.home.path),
+        "ops": head.seq,
+        "clock": hlc_text(Hlc(head.wall, head.logical, desk.log.node)),
+        "chain_head": f"{head.seq}:{head.chain.hex()}",
+        "rebuilding": head.rebuilding is not None,
+        "jobs": _counts(session),
+        "workers": [
+            {"pid": each.pid, "started_ms": each.started}
+            for each in session.workers()
+            if is_alive(desk.home.processes, each.name)
+        ],
+        "waiting_ops": refused.pop(int(Reason.WAITING), 0),
+        "refusals": {BY_NUMBER[number].sentence: count for number, count in sorted(refused.items())},
+        "schedules": [each.name for each in session.schedules()],
+    }
+
+
+def _counts(session: Session) -> dict[str, int]:
+    """How many jobs there are of each state that people tell apart, in the order of a job's life."""
+    counts = dict.fromkeys(("ready", "delayed", "blocked", "claimed", *(each.name.lower() for each in Outcome)), 0)
+    for (stage, outcome), count in session.counts().items():
+        name = stage.name.lower() if stage is not Stage.DONE or outcome is None else Outcome(outcome).name.lower()
+        counts[name] = counts.get(name, 0) + count
+    return counts
+
+
+def _fields(shown: dict[str, Any]) -> list[tuple[str, object]]:
+    now = int(time.time() * 1000)
+    workers = ", ".join(f"process {each['pid']}, started {ago(each['started_ms'], now)}" for each in shown["workers"])
+    pairs: list[tuple[str, object]] = [
+        (name.replace("_", " "), shown[name]) for name in ("node", "user", "home", "ops", "clock", "chain_head")
+    ]
+    if shown["rebuilding"]:
+        pairs.append(("rebuild", "under way or interrupted; run `hocket log rebuild` to finish it"))
+    pairs += [
+        ("jobs", ", ".join(f"{count} {name}" for name, count in shown["jobs"].items() if count) or "none"),
+        ("workers", workers or "none"),
+        ("schedules", ", ".join(shown["schedules"]) or "none"),
+        ("waiting ops", shown["waiting_ops"]),
+    ]
+    pairs += [("refused", f"{count}: {sentence}") for sentence, count in shown["refusals"].items()]
+    return pairs

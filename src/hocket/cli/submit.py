@@ -1,0 +1,147 @@
+"""`hocket submit`: one job from the command line, or a batch from a file, and the wait for a result."""
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from hocket.cli.app import new_app
+from hocket.cli.options import (
+    Backoff,
+    BackoffMax,
+    Concurrency,
+    Lease,
+    NotBefore,
+    Priority,
+    Rate,
+    Retries,
+    given,
+    payload,
+    seconds,
+)
+from hocket.cli.settings import HomeOption, JsonOption, open_desk
+from hocket.cli.voice import emit, say
+from hocket.errors import Unreachable, Usage
+
+if TYPE_CHECKING:
+    from hocket.desk import Desk
+
+app = new_app()
+
+
+@app.command()
+def submit(
+    kind: Annotated[str | None, typer.Argument(metavar="KIND", help="Like acme.render.", show_default=False)] = None,
+    data: Annotated[
+        str | None,
+        typer.Argument(metavar="[JSON|@FILE|-]", help="A JSON object: the handler's arguments.", show_default=False),
+    ] = None,
+    priority: Priority = None,
+    after: Annotated[
+        list[str] | None,
+        typer.Option("--after", metavar="JOB", help="Start when that job has succeeded; may be repeated."),
+    ] = None,
+    not_before: NotBefore = None,
+    retries: Retries = None,
+    lease: Lease = None,
+    unique: Annotated[
+        str | None,
+        typer.Option("--unique", metavar="KEY", help="No second job of this kind and key while one is active."),
+    ] = None,
+    unique_for: Annotated[
+        str | None, typer.Option("--unique-for", metavar="DURATION", help="... and for this long after its submission.")
+    ] = None,
+    concurrency: Concurrency = None,
+    rate: Rate = None,
+    backoff: Backoff = None,
+    backoff_max: BackoffMax = None,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait for the job and print its result as JSON.")] = False,
+    timeout: Annotated[
+        str | None, typer.Option("--timeout", metavar="DURATION", help="How long to --wait; then exit code 5.")
+    ] = None,
+    batch: Annotated[
+        str | None,
+        typer.Option("--batch", metavar="FILE|-", help="Submit every line of a JSON Lines file, all or none."),
+    ] = None,
+    home: HomeOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Submit a job. Its id is the last word of the line that is printed.
+
+    \b
+      hocket submit acme.render '{"frame": 7}' --priority 5 --retries 3
+      hocket submit acme.report @args.json --after 01J9Z --not-before +10m
+      hocket submit acme.render '{"frame": 8}' --wait --timeout 1m
+      hocket submit --batch jobs.jsonl
+
+    A line of a batch is {"kind": "acme.render", "payload": {"frame": 7}, "priority": 5, ...}; the options are those
+    above, with _ for -. A line may have a "name", which the "after" of other lines can cite, in any order of lines.
+    """
+    options = given(
+        priority=priority,
+        after=after or None,
+        not_before=not_before,
+        retries=retries,
+        lease=lease,
+        unique=unique,
+        unique_for=unique_for,
+        concurrency=concurrency,
+        rate=rate,
+        backoff=backoff,
+        backoff_max=backoff_max,
+    )
+    patience = seconds(timeout, "--timeout")
+    if timeout is not None and not wait:
+        raise Usage("--timeout is for --wait; give both, or neither")
+    if batch is not None:
+        if kind is not None or options or wait:
+            raise Usage("a batch names its kinds and options line by line; give --batch alone")
+        from hocket.cli.batch import submit_batch
+
+        submit_batch(batch)
+    elif kind is None:
+        raise Usage("name a kind, like `hocket submit acme.render`, or a file with --batch")
+    else:
+        _submit_one(kind, data, options, wait, patience)
+
+
+def _submit_one(kind: str, data: str | None, options: dict[str, Any], wait: bool, patience: float | None) -> None:
+    from hocket.kernel.ids import ulid_text
+    from hocket.kernel.policy import Policy
+    from hocket.work.handlers import draft, policy
+    from hocket.work.jobs import check_kind
+
+    check_kind(kind)
+    arguments = payload(data)
+    with open_desk() as desk:
+        if "after" in options:
+            options["after"] = [ulid_text(desk.find(each)) for each in options["after"]]
+        made = desk.submit([draft(kind, arguments, policy(Policy(), **options))])[0]
+        job_id = ulid_text(made.job_id)
+        answer = {"job_id": job_id, "kind": kind, "created": made.created}
+        say(f"submitted {kind} {job_id}" if made.created else f"already there {job_id}")
+        if not wait:
+            emit(answer)
+            return
+        result = _result(desk, job_id, patience)
+        emit(answer | {"outcome": "succeeded", "result": result})
+        _say_json(result)
+
+
+def _result(desk: "Desk", job_id: str, patience: float | None) -> Any:
+    import sys
+
+    from hocket.node import SyncNode
+
+    sys.stdout.flush()
+    try:
+        return SyncNode(desk).job(job_id).result(patience)
+    except TimeoutError:
+        raise Unreachable(
+            f"job {job_id} has not ended within {patience:g} seconds; it goes on, see `hocket show {job_id}`"
+        ) from None
+
+
+def _say_json(value: Any) -> None:
+    import msgspec
+
+    say(msgspec.json.encode(value).decode())

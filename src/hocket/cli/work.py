@@ -1,0 +1,156 @@
+"""`hocket work`: runs a worker in this process until it is told to stop. A first SIGTERM or SIGINT lets running
+handlers finish within the grace, a second one hands their jobs back now, a third one ends the process whatever it is
+doing.
+"""
+
+import asyncio
+import os
+import signal
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from hocket.cli.app import new_app
+from hocket.cli.options import seconds
+from hocket.cli.settings import HomeOption, JsonOption, open_desk, settings
+from hocket.cli.voice import clean, console, emit, notice, on_terminal, say
+from hocket.desk import Desk
+from hocket.errors import Usage
+from hocket.node import Node
+from hocket.work.handlers import Handlers, load
+from hocket.work.worker import Worker, WorkerOptions
+
+if TYPE_CHECKING:
+    from rich.status import Status
+
+CONCURRENCY_MAX = 1_000
+
+app = new_app()
+
+
+@app.command()
+def work(
+    modules: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="MODULE...", help="Modules with handlers: dotted names or .py files.", show_default=False
+        ),
+    ] = None,
+    concurrency: Annotated[
+        int, typer.Option("--concurrency", metavar="N", min=1, max=CONCURRENCY_MAX, help="How many jobs at once.")
+    ] = 4,
+    kinds: Annotated[
+        list[str] | None,
+        typer.Option("--kinds", metavar="PREFIX", help="Only these kinds and those below them; may be repeated."),
+    ] = None,
+    until_idle: Annotated[
+        bool, typer.Option("--until-idle", help="End when nothing is left that this worker could do.")
+    ] = False,
+    grace: Annotated[
+        str,
+        typer.Option("--grace", metavar="DURATION", help="How long handlers may go on after the first signal."),
+    ] = "10s",
+    home: HomeOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Run a worker: claim jobs, run their handlers, put the outcomes on the log.
+
+    A handler is a function in one of the modules:
+
+    \b
+      import hocket
+      @hocket.job("acme.render", retries=3)
+      def render(ctx, frame):
+          return {"file": f"{frame}.png"}
+
+    \b
+      hocket work tasks.py
+      hocket work acme.tasks --concurrency 8 --kinds acme.render --until-idle
+
+    SIGTERM or Ctrl-C: handlers may finish within the grace, then their jobs are handed back. A second one: at once.
+    """
+    if not modules:
+        raise Usage("name the modules that hold the handlers, like `hocket work tasks.py`; see `hocket work --help`")
+    grace_s = seconds(grace, "--grace")
+    assert grace_s is not None
+    with open_desk() as desk:
+        handlers = Handlers(load(modules), kinds or ())
+        if not len(handlers):
+            raise Usage(f"no handlers in {', '.join(modules)}; decorate a function with @hocket.job(kind)")
+        shift = Shift(desk, WorkerOptions(handlers, concurrency, until_idle, grace_s))
+        asyncio.run(shift.run())
+    shift.report()
+
+
+class Shift:
+    """One run of a worker, with its signals and its counter."""
+
+    def __init__(self, desk: Desk, options: WorkerOptions) -> None:
+        self._desk = desk
+        self._options = options
+        self._options.notice = self._notice
+        self._worker: Worker | None = None
+        self._signals = 0
+        self._status: Status | None = None
+
+    async def run(self) -> None:
+        node = Node(self._desk)
+        self._worker = Worker(node, self._desk.home.processes, self._options)
+        loop = asyncio.get_running_loop()
+        for each in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(each, self._signalled)
+        try:
+            with self._counter():
+                await self._worker.run()
+        finally:
+            await node.finish()
+
+    def _signalled(self) -> None:
+        assert self._worker is not None
+        self._signals += 1
+        if self._signals == 1:
+            self._notice(
+                f"stopping; handlers may finish within {self._options.grace:g} seconds, a second signal stops now"
+            )
+        elif self._signals > 2:
+            os._exit(1)
+        self._worker.stop()
+
+    def _counter(self) -> Any:
+        """A line that counts, for a person who watches."""
+        from contextlib import nullcontext
+
+        kinds = ", ".join(self._options.handlers.kinds())
+        if settings.as_json or not on_terminal(sys.stderr):
+            self._notice(f"worker {os.getpid()} serves {kinds}")
+            return nullcontext()
+        self._status = console(sys.stderr).status(f"serving {clean(kinds)}")
+        self._options.finished = lambda run, outcome: self._count()
+        return self._status
+
+    def _count(self) -> None:
+        if self._status is not None:
+            self._status.update(self._sum())
+
+    def _notice(self, text: str) -> None:
+        if self._status is None:
+            notice(text)
+        else:
+            self._status.console.print(f"hocket: {clean(text)}", markup=False)
+
+    def _sum(self) -> str:
+        worker = self._worker
+        assert worker is not None
+        return f"{worker.succeeded} succeeded, {worker.failed} failed, {worker.handed_back} handed back"
+
+    def report(self) -> None:
+        worker = self._worker
+        assert worker is not None
+        emit({"succeeded": worker.succeeded, "failed": worker.failed, "handed_back": worker.handed_back})
+        say(f"done: {self._sum()}")
+        if self._signals:
+            # A handler that did not stop, or a thread that it left behind, must not hold up the end.
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(0)
