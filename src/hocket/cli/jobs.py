@@ -107,7 +107,7 @@ def _listed(session: Session, wanted: Wanted) -> tuple[list[dict[str, Any]], lis
     listed = [view.brief(entry) for entry in entries]
     now = max(int(time.time() * 1000), session.head().wall)
     pids = {worker.number: worker.pid for worker in session.workers()}
-    rows = []
+    rows: list[tuple[object, ...]] = []
     for entry, job in zip(entries, listed, strict=True):
         pid = pids.get(entry.worker) if entry.worker is not None and job["state"] == "claimed" else None
         holder = "-" if job["claimer"] is None else job["claimer"] if pid is None else f"{job['claimer']}/{pid}"
