@@ -5,20 +5,22 @@
 import asyncio
 import os
 import select
+import signal
+import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
 from hocket.bus.bells import Bell
 from hocket.desk import Desk
-from hocket.errors import Failed, HocketError
+from hocket.errors import Failed, HocketError, Usage
 from hocket.kernel.ids import parse_ulid, ulid_text
 from hocket.kernel.roster import Outcome
 from hocket.log import Log, Transaction
-from hocket.store import Session, Stage
+from hocket.store import Entry, Session, Stage
 from hocket.work import jobs, view
 from hocket.work.handlers import JobType, kind
 from hocket.work.jobs import Draft, Submitted
@@ -79,14 +81,33 @@ def open(home: Path | str | None = None) -> Opening:
     return Opening(home)
 
 
+@contextmanager
+def _signals(stop: Callable[[], None]) -> Iterator[None]:
+    """Only the main thread can listen to signals; elsewhere they stay what they were."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    loop = asyncio.get_running_loop()
+    kept = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    for number in kept:
+        loop.add_signal_handler(number, stop)
+    try:
+        yield
+    finally:
+        for number, handler in kept.items():
+            loop.remove_signal_handler(number)
+            if handler is not None:
+                signal.signal(number, handler)
+
+
 def _drafts(pairs: Iterable[tuple[JobType | str, dict[str, Any]]]) -> list[Draft]:
     return [(kind(job) if isinstance(job, str) else job).draft(payload) for job, payload in pairs]
 
 
 def _ending(session: Session, job_id: bytes) -> tuple[bool, Any]:
     """Whether the job has ended, and its result; raises when it ended badly."""
-    entry = session.job(job_id)
-    if entry is None or entry.stage is not Stage.DONE:
+    entry = _entry(session, job_id)
+    if entry.stage is not Stage.DONE:
         return False, None
     job = entry.job
     if job.outcome is Outcome.SUCCEEDED:
@@ -99,9 +120,24 @@ def _ending(session: Session, job_id: bytes) -> tuple[bool, Any]:
 
 def _news(session: Session, job_id: bytes, seen: int) -> tuple[list[dict[str, Any]], bool]:
     """The job's ops after `seen` as lines, and whether it has ended."""
-    entry = session.job(job_id)
+    entry = _entry(session, job_id)
     lines = [view.op_line(row) for row in session.ops_of_job(job_id) if row.seq > seen]
-    return lines, entry is not None and entry.stage is Stage.DONE
+    return lines, entry.stage is Stage.DONE
+
+
+def _entry(session: Session, job_id: bytes) -> Entry:
+    """Nobody waits for a job that is not there."""
+    entry = session.job(job_id)
+    if entry is None:
+        raise Usage(f"no job {ulid_text(job_id)}")
+    return entry
+
+
+def _id(text: str) -> bytes:
+    try:
+        return parse_ulid(text)
+    except ValueError as error:
+        raise Usage(f"{text!r} is not a job id: {error}") from None
 
 
 class Committer:
@@ -183,7 +219,7 @@ class Node:
 
     def job(self, job_id: str) -> "Handle":
         """A handle on a job that is there already, by its whole id."""
-        return Handle(self, parse_ulid(job_id), created=False)
+        return Handle(self, _id(job_id), created=False)
 
     @property
     def node_id(self) -> int:
@@ -203,9 +239,12 @@ class Node:
         return await asyncio.get_running_loop().run_in_executor(self._executor, run)
 
     async def work(self, options: WorkerOptions) -> Worker:
-        """Runs a worker in this process until it is told to stop, or idle if the options say so."""
+        """Runs a worker in this process until SIGTERM or SIGINT tells it to stop, or until it is idle if the options
+        say so. A second signal stops it at once.
+        """
         worker = Worker(self, self.desk.home.processes, options)
-        await worker.run()
+        with _signals(worker.stop):
+            await worker.run()
         return worker
 
     def changes(self) -> asyncio.Event:
@@ -293,7 +332,7 @@ class SyncNode:
 
     def job(self, job_id: str) -> "SyncHandle":
         """A handle on a job that is there already, by its whole id."""
-        return SyncHandle(self, parse_ulid(job_id), created=False)
+        return SyncHandle(self, _id(job_id), created=False)
 
     def work(self, options: WorkerOptions) -> Worker:
         """Runs a worker in this thread until it is told to stop, or idle if the options say so."""

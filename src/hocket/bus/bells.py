@@ -20,9 +20,12 @@ class Bell:
 
     def __init__(self, directory: Path, name: str, wish: Wish) -> None:
         self.path = directory / f"{name}.{wish}"
-        os.mkfifo(self.path, 0o600)
+        # It gets its name once it is open: a ringer that found it before would take its owner for dead and remove it.
+        unnamed = directory / f"{name}.new"
+        os.mkfifo(unnamed, 0o600)
         # Open for both ends, so that the pipe never reports its end when a ringer closes it.
-        self._fd = os.open(self.path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+        self._fd = os.open(unnamed, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+        os.rename(unnamed, self.path)
 
     def fileno(self) -> int:
         return self._fd

@@ -65,9 +65,12 @@ def make_due(tx: Transaction) -> int:
         tick = last_tick(schedule, tx.now)
         if tick is None or tick <= schedule.last_tick:
             continue
-        policy = _with_schedule(decode_policy(schedule.policy), schedule.name)
-        draft = Draft(schedule.kind, schedule.payload, policy, derived_ulid(tick, _ID_DOMAIN, schedule.name.encode()))
-        made += jobs.submit(tx, [draft])[0].created
+        try:
+            policy = _with_schedule(decode_policy(schedule.policy), schedule.name)
+            job_id = derived_ulid(tick, _ID_DOMAIN, schedule.name.encode())
+            made += jobs.submit(tx, [Draft(schedule.kind, schedule.payload, policy, job_id)])[0].created
+        except ValueError:
+            continue  # One that came from elsewhere and asks for what cannot be; it must not hold up the others.
     return made
 
 
@@ -82,15 +85,16 @@ def last_tick(schedule: Schedule, now_ms: int) -> int | None:
 
 
 def _tick(schedule: Schedule, at_ms: int, reverse: bool) -> int | None:
+    """None when there is no such tick, also when the schedule, which may come from elsewhere, cannot be read."""
     assert schedule.cron is not None
     # The search starts strictly beyond the given moment and ticks fall on whole seconds, so a part of a second
     # must not hide one.
-    at = datetime.fromtimestamp(at_ms // 1000, _zone(schedule.timezone))
-    if reverse and at_ms % 1000:
-        at += timedelta(seconds=1)
     try:
+        at = datetime.fromtimestamp(at_ms // 1000, _zone(schedule.timezone))
+        if reverse and at_ms % 1000:
+            at += timedelta(seconds=1)
         return int(next(CronSim(schedule.cron, at, reverse=reverse)).timestamp()) * 1000
-    except StopIteration:
+    except (StopIteration, CronSimError, Usage):
         return None
 
 

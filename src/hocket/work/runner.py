@@ -1,6 +1,6 @@
-"""Runs handlers: plain functions on threads of their own, coroutines on an event loop of their own. Neither can
-hold up the worker's loop, which keeps renewing leases whatever a handler does. A handler can end in every way
-that Python knows, `sys.exit` included, and all of them become the run's outcome.
+"""Runs handlers in as many slots as the worker has: plain functions on threads of their own, coroutines on an event
+loop of their own. Neither can hold up the worker's loop, which keeps renewing leases whatever a handler does. A
+handler can end in every way that Python knows, `sys.exit` included, and all of them become the run's outcome.
 """
 
 import asyncio
@@ -8,6 +8,7 @@ import ctypes
 import threading
 import time
 import traceback
+from collections import deque
 from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any
@@ -22,6 +23,7 @@ from hocket.work.jobs import RESULT_BYTES_MAX, Claim, Held
 
 TRACEBACK_CHARS_MAX = 16_384
 ERROR_CHARS_MAX = 500
+NOTE_BYTES_MAX = 64 * 1024
 
 
 class Cancelled(BaseException):
@@ -52,7 +54,10 @@ class Context:
         """Notes how far the job is, as anything that JSON can say. Frequent notes are merged: the newest one
         counts.
         """
-        self._run.note = msgspec.json.encode(note)
+        encoded = msgspec.json.encode(note)
+        if len(encoded) > NOTE_BYTES_MAX:
+            raise ValueError(f"the progress note has {len(encoded)} bytes, at most {NOTE_BYTES_MAX}")
+        self._run.note = encoded
 
 
 class Run:
@@ -68,6 +73,7 @@ class Run:
         self.deadline_ms = job.deadline
         self.claimed_at = claimed_at
         self.renewed_at = claimed_at
+        self.checked_at = claimed_at
         self.started_at: float | None = None
         self.ended_at: float | None = None
         self.result: bytes | None = None
@@ -94,23 +100,26 @@ class Run:
             if self._revoked:
                 return False
             self.started_at = time.monotonic()
-            self._thread = threading.get_ident()
             return True
 
     def execute(self) -> None:
         """Calls a plain handler in this thread."""
         try:
-            self._keep(self.job_type(self.context, **self._arguments()))
-        except BaseException as error:
-            self._fail(error)
-        self._end()
+            try:
+                if self._enter():
+                    self._keep(self.job_type(self.context, **self._arguments()))
+            except BaseException as error:
+                self._fail(error)
+            self._leave()
+        except Cancelled:
+            # It was under way when the handler ended. No second one can come: a run is stopped once.
+            self._leave()
 
     async def execute_async(self) -> None:
         try:
             self._keep(await self.job_type(self.context, **self._arguments()))
         except BaseException as error:
             self._fail(error)
-        self.ended_at = time.monotonic()
 
     def stop(self, loop: asyncio.AbstractEventLoop | None) -> None:
         """Tells the handler to end: by the flag, and by an exception where it can be reached."""
@@ -118,10 +127,23 @@ class Run:
         self.stopped = True
         if self.task is not None and loop is not None:
             loop.call_soon_threadsafe(self.task.cancel)
-            return
         with self._lock:
-            if self._thread is not None and self.task is None:
+            if self._thread is not None:
                 _raise_in(self._thread, Cancelled)
+
+    def _enter(self) -> bool:
+        """From here on the handler can be reached by an exception in this thread. False when it was stopped before."""
+        with self._lock:
+            if not self.stopped:
+                self._thread = threading.get_ident()
+            return not self.stopped
+
+    def _leave(self) -> None:
+        """From here on nobody may raise in this thread for this run; what is under way arrives now or never."""
+        with self._lock:
+            self._thread = None
+        _raise_in(threading.get_ident(), None)
+        self.ended_at = time.monotonic()
 
     def _arguments(self) -> dict[str, Any]:
         schedule = decode(self._schedule).payload
@@ -144,24 +166,17 @@ class Run:
     def _fail(self, error: BaseException) -> None:
         if isinstance(error, Cancelled | asyncio.CancelledError) and self.stopped:
             return
-        name = type(error).__name__
-        message = (
-            f"the handler called sys.exit({error.code!r})" if isinstance(error, SystemExit) else f"{name}: {error}"
-        )
-        self.error = (message.splitlines() or [name])[0][:ERROR_CHARS_MAX]
-        self.traceback = "".join(traceback.format_exception(error))[-TRACEBACK_CHARS_MAX:]
-
-    def _end(self) -> None:
-        # From here on nobody may raise in this thread on behalf of this run; what is under way arrives now or never.
-        while True:
-            try:
-                with self._lock:
-                    self._thread = None
-                _raise_in(threading.get_ident(), None)
-                self.ended_at = time.monotonic()
-                return
-            except Cancelled:
-                continue
+        self.error = type(error).__name__
+        try:
+            said = (
+                f"the handler called sys.exit({error.code!r})"
+                if isinstance(error, SystemExit)
+                else f"{self.error}: {error}"
+            )
+            self.error = _text(said.splitlines()[0][:ERROR_CHARS_MAX])
+            self.traceback = _text("".join(traceback.format_exception(error))[-TRACEBACK_CHARS_MAX:])
+        except Exception as second:
+            self.traceback = f"{self.error}, and describing it raised {type(second).__name__}"
 
 
 class Runner:
@@ -172,11 +187,27 @@ class Runner:
     def __init__(self, slots: int, finished: Callable[[Run], None]) -> None:
         self._slots = slots
         self._finished = finished
+        self._waiting: deque[Run] = deque()
+        self._busy = 0
+        self._lock = threading.Lock()
         self._queue: SimpleQueue[Run | None] = SimpleQueue()
         self._threads = 0
         self.loop: asyncio.AbstractEventLoop | None = None
 
     def start(self, run: Run) -> None:
+        """Starts the run as soon as a slot is free."""
+        self._waiting.append(run)
+        self._fill()
+
+    def _fill(self) -> None:
+        with self._lock:
+            while self._busy < self._slots and self._waiting:
+                run = self._waiting.popleft()
+                if run.begin():
+                    self._busy += 1
+                    self._launch(run)
+
+    def _launch(self, run: Run) -> None:
         if run.job_type.is_async:
             loop = self.loop or self._start_loop()
             loop.call_soon_threadsafe(self._start_task, loop, run)
@@ -186,8 +217,15 @@ class Runner:
             self._threads += 1
             threading.Thread(target=self._slot, name=f"hocket-handler-{self._threads}", daemon=True).start()
 
+    def _over(self, run: Run) -> None:
+        with self._lock:
+            self._busy -= 1
+        self._fill()
+        self._finished(run)
+
     def close(self) -> None:
         """Lets the threads end when they are free; one that is stuck in a handler ends with the process."""
+        self._waiting.clear()
         for _ in range(self._threads):
             self._queue.put(None)
         if self.loop is not None:
@@ -195,9 +233,8 @@ class Runner:
 
     def _slot(self) -> None:
         while (run := self._queue.get()) is not None:
-            if run.begin():
-                run.execute()
-                self._finished(run)
+            run.execute()
+            self._over(run)
 
     def _start_loop(self) -> asyncio.AbstractEventLoop:
         self.loop = asyncio.new_event_loop()
@@ -205,9 +242,19 @@ class Runner:
         return self.loop
 
     def _start_task(self, loop: asyncio.AbstractEventLoop, run: Run) -> None:
-        if run.begin():
-            run.task = loop.create_task(run.execute_async())
-            run.task.add_done_callback(lambda task: self._finished(run))
+        def ended(task: asyncio.Task[None]) -> None:
+            run.ended_at = time.monotonic()
+            self._over(run)
+
+        run.task = loop.create_task(run.execute_async())
+        run.task.add_done_callback(ended)
+        if run.stopped:
+            run.task.cancel()
+
+
+def _text(said: str) -> str:
+    """Text that can be written down: what stands for undecodable bytes (in the name of a file, say) is replaced."""
+    return said.encode("utf-8", "replace").decode()
 
 
 def _raise_in(thread: int, error: type[BaseException] | None) -> None:

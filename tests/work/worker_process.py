@@ -1,0 +1,34 @@
+"""A worker process for the tests: `worker_process.py HOME [OPTIONS]`, where the options are a JSON object of
+WorkerOptions, `modules` (files with handlers), and `constants` that replace those of the worker's module. It says `up`
+when its handlers are loaded, and each notice on a line of its own.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import hocket
+from hocket.work import worker
+from hocket.work.handlers import Handlers, load
+
+HANDLERS = str(Path(__file__).with_name("steps.py"))
+
+
+def say(text: str) -> None:
+    print(text, flush=True)
+
+
+def main(home: str, options: dict[str, object]) -> None:
+    for name, value in options.pop("constants", {}).items():
+        assert hasattr(worker, name)
+        setattr(worker, name, value)
+    only = options.pop("only", ())
+    handlers = Handlers(load(options.pop("modules", [HANDLERS])), only)
+    with hocket.open(home) as node:
+        say("up")
+        done = node.work(hocket.WorkerOptions(handlers, notice=say, **options))
+    say(f"ended {done.succeeded} {done.failed} {done.handed_back}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], json.loads(sys.argv[2]) if len(sys.argv) > 2 else {})
