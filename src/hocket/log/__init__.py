@@ -9,7 +9,7 @@ from concurrent.futures import Executor
 from typing import Any, NamedTuple, TypeVar
 
 from hocket.errors import HocketError
-from hocket.kernel.ids import next_ulid, node_id
+from hocket.kernel.ids import next_ulid, node_id, ulid_ms
 from hocket.kernel.jws import detached
 from hocket.kernel.keys import SigningKey
 from hocket.kernel.ops import Op, verify_op
@@ -102,7 +102,8 @@ class Log:
     def new_id(self, ms: int) -> bytes:
         """A fresh ULID, later than every other one of this process."""
         with self._id_lock:
-            self._last_id = next_ulid(self._last_id, ms, self._randomness(10))
+            randomness = self._randomness(10) if ms > ulid_ms(self._last_id) else b""
+            self._last_id = next_ulid(self._last_id, ms, randomness)
             return self._last_id
 
     def _sign(self, bodies: Sequence[bytes]) -> list[bytes]:

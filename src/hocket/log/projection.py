@@ -5,6 +5,7 @@ again.
 """
 
 from collections import deque
+from collections.abc import Iterable
 
 from hocket.kernel import roster
 from hocket.kernel.clock import Hlc, pack, unpack
@@ -42,12 +43,19 @@ class Projection:
         self._fresh: dict[bytes, tuple[Op, int]] = {}
         self._fresh_of_job: dict[bytes, list[bytes]] = {}
         self._again: deque[bytes] = deque()
+        # Asked once, when it matters: most logs have neither routes nor dependencies.
+        self._any_routes: bool | None = None
+        self._any_after: bool | None = None
         # Whether workers should look: something can start, or something that one of them runs was called off.
         self.stirring = False
 
     # What the fold asks.
 
     def route(self, kind: str, at: Hlc) -> int | None:
+        if self._any_routes is None:
+            self._any_routes = self._session.has_routes()
+        if not self._any_routes:
+            return None
         node = self._session.route(kind, pack(at))
         return None if node is None else int.from_bytes(node, "big")
 
@@ -67,6 +75,11 @@ class Projection:
         if job_id not in self._entries:
             self._entries[job_id] = self._session.job(job_id)
         return self._entries[job_id]
+
+    def load(self, job_ids: Iterable[bytes]) -> None:
+        """Reads many entries at once."""
+        for entry in self._session.jobs_by_id([i for i in job_ids if i not in self._entries]):
+            self._entries[entry.job.id] = entry
 
     def expect_new(self, job_id: bytes) -> None:
         """Takes the caller's word that no job has this id, because it was made just now."""
@@ -311,11 +324,16 @@ class Projection:
 
     def _scheduled(self, job: Job) -> None:
         if job.policy.after:
+            self._any_after = True
             self._session.set_after(job.id, job.policy.dependencies())
         if job.policy.schedule is not None:
             self._session.ticked(job.policy.schedule, ulid_ms(job.id))
 
     def _dependents(self, job_id: bytes, was: Hlc | None, now: Hlc | None) -> None:
+        if self._any_after is None:
+            self._any_after = self._session.has_after()
+        if not self._any_after:
+            return
         changed_at = min(at for at in (was, now) if at is not None) if was or now else None
         for dependent in self._session.dependents(job_id):
             entry = self.entry(dependent)
@@ -347,6 +365,7 @@ class Projection:
             delegation = read_ucan(payload.ucan_bytes)
             self._session.bind(delegation.node.to_bytes(8, "big"), delegation.public, delegation.issuer, hlc)
         elif isinstance(payload, RouteKind):
+            self._any_routes = True
             node = None if payload.route is None else payload.route.to_bytes(8, "big")
             self._session.set_route(payload.kind, hlc, node)
             self._reroute(payload.kind, hlc)

@@ -30,6 +30,7 @@ class SqliteStore:
 
     def __init__(self, path: Path | str, *, create: bool = False) -> None:
         self.path = str(path)
+        self._may_fill = create or self.path == ":memory:"
         flags = apsw.SQLITE_OPEN_READWRITE | (apsw.SQLITE_OPEN_CREATE if create else 0)
         self._write_lock = threading.RLock()
         with _explained(self.path):
@@ -88,7 +89,7 @@ class SqliteStore:
                 time.sleep(random.uniform(RETRY_MIN_S, RETRY_MAX_S))
 
     def _migrate(self) -> None:
-        """Brings an empty file to the current version; refuses, untouched, a file of a newer program or another
+        """Brings a new file to the current version; refuses, untouched, a file of a newer program or another
         one's.
         """
         version, owner = self._pragma("user_version"), self._pragma("application_id")
@@ -104,6 +105,9 @@ class SqliteStore:
                     f"{self.path} has version {version}, this program knows up to {VERSION};"
                     " upgrade Hocket, nothing was changed"
                 )
+            if version < 1 and not self._may_fill:
+                # Every database that was ever finished has its tables: this one has lost what was in it.
+                raise StoreError(f"{self.path} is empty; restore a backup")
             if version < 1:
                 self._writer.execute(files("hocket.store").joinpath("schema.sql").read_text())
             self._writer.execute(f"PRAGMA application_id={APPLICATION_ID}; PRAGMA user_version={VERSION}")

@@ -19,6 +19,7 @@ _JOB = (
     "id, kind, stage, priority, schedule_op, scheduled, policy, last, outcome, fence, failures, returns, claimer,"
     " claim_op, deadline, ready_at, done, artifacts, error_op, progress, unique_key, worker"
 )
+_JOB_OF_J = ", ".join("j." + column.strip() for column in _JOB.split(","))
 _PUT_JOB = f"REPLACE INTO jobs ({_JOB}) VALUES ({', '.join('?' * 22)})"
 _PROJECTIONS = ("jobs", "after", "cites", "nodes", "routes", "schedules", "artifacts")
 
@@ -142,6 +143,10 @@ class SqliteSession:
         row = self._sql(f"SELECT {_JOB} FROM jobs WHERE id = ?", (job_id,)).fetchone()
         return None if row is None else _entry(row)
 
+    def jobs_by_id(self, job_ids: Sequence[bytes]) -> list[Entry]:
+        rows = self._many(f"SELECT {_JOB} FROM jobs WHERE id = ?", [(job_id,) for job_id in job_ids])
+        return [_entry(row) for row in rows]
+
     def put_jobs(self, entries: Sequence[Entry]) -> None:
         self._many(_PUT_JOB, [_row(entry) for entry in entries])
 
@@ -184,6 +189,9 @@ class SqliteSession:
     def set_after(self, job_id: bytes, dependencies: Sequence[bytes]) -> None:
         self._many("INSERT OR IGNORE INTO after VALUES (?, ?)", [(dependency, job_id) for dependency in dependencies])
 
+    def has_after(self) -> bool:
+        return bool(self._one("SELECT EXISTS (SELECT 1 FROM after)"))
+
     def dependents(self, job_id: bytes) -> list[bytes]:
         return [row[0] for row in self._sql("SELECT job FROM after WHERE dependency = ?", (job_id,))]
 
@@ -208,11 +216,14 @@ class SqliteSession:
             )
         ]
 
-    def ready(self, kind: str, limit: int) -> list[Entry]:
+    def ready(self, kind: str, limit: int) -> list[tuple[Entry, bytes | None]]:
+        """The most urgent jobs of a kind, each with its ScheduleJob op (None when that is not stored yet)."""
         rows = self._sql(
-            f"SELECT {_JOB} FROM jobs WHERE stage = 0 AND kind = ? ORDER BY priority DESC, id LIMIT ?", (kind, limit)
+            f"""SELECT {_JOB_OF_J}, ops.body FROM jobs AS j LEFT JOIN ops ON ops.id = j.schedule_op
+                WHERE j.stage = 0 AND j.kind = ? ORDER BY j.priority DESC, j.id LIMIT ?""",
+            (kind, limit),
         )
-        return [_entry(row) for row in rows]
+        return [(_entry(row[:-1]), row[-1]) for row in rows]
 
     def claimed_count(self, kind: str) -> int:
         return int(self._one("SELECT count(*) FROM jobs WHERE stage = 3 AND kind = ?", kind))
@@ -255,6 +266,9 @@ class SqliteSession:
 
     def drop_route(self, kind: str, hlc: bytes) -> None:
         self._sql("DELETE FROM routes WHERE kind = ? AND hlc = ?", (kind, hlc))
+
+    def has_routes(self) -> bool:
+        return bool(self._one("SELECT EXISTS (SELECT 1 FROM routes)"))
 
     def route(self, kind: str, hlc: bytes) -> bytes | None:
         return self._one("SELECT node FROM routes WHERE kind = ? AND hlc <= ? ORDER BY hlc DESC LIMIT 1", kind, hlc)  # type: ignore[no-any-return]

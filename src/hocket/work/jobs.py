@@ -134,15 +134,16 @@ def claim(tx: Transaction, worker: int, limit: int, lease_of: Callable[[str], in
     """Up to `limit` jobs, the most urgent first, of the kinds for which `lease_of` gives a lease."""
     tx.projection.flush()
     tx.session.promote(tx.now)
-    candidates: list[tuple[Entry, int]] = []
+    candidates: list[tuple[Entry, bytes | None, int]] = []
     for kind in tx.session.ready_kinds():
         lease = lease_of(kind)
         if lease is not None and tx.admits(kind):
-            candidates += [(tx.projection.know(entry), lease) for entry in tx.session.ready(kind, limit)]
+            ready = tx.session.ready(kind, limit)
+            candidates += [(tx.projection.know(entry), schedule, lease) for entry, schedule in ready]
     candidates.sort(key=lambda candidate: (-candidate[0].job.policy.priority, candidate[0].job.id))
     taken: list[Claim] = []
     turns: list[int] = []
-    for entry, lease in candidates:
+    for entry, schedule, lease in candidates:
         if len(taken) == limit:
             return Claims(taken, tx.now)
         job = entry.job
@@ -154,7 +155,7 @@ def claim(tx: Transaction, worker: int, limit: int, lease_of: Callable[[str], in
         if isinstance(op, Reason):
             continue
         tx.projection.assign(job.id, worker)
-        taken.append(Claim(_job(tx, job.id), tx.body(job.schedule_op)))
+        taken.append(Claim(_job(tx, job.id), schedule or tx.body(job.schedule_op)))
     delayed = tx.session.next_ready_at()
     return Claims(taken, _earliest([*turns, delayed]))
 
@@ -193,12 +194,12 @@ def renew(tx: Transaction, held: Held, lease_ms: int) -> Job | Reason:
 
 def complete(tx: Transaction, held: Held, result: bytes | None, duration_ms: int) -> Job | Reason:
     """Ends a job well. A result goes on the log as an artifact that the completion names."""
-    stale = _stale(tx, held)
-    if stale is not None:
-        return stale
     artifacts: tuple[bytes, ...] = ()
     deps: tuple[bytes, ...] = ()
     if result is not None:
+        stale = _stale(tx, held)
+        if stale is not None:
+            return stale
         artifact_id = tx.new_id(tx.now)
         made = tx.author(
             CreateArtifact(
@@ -231,16 +232,18 @@ def expire(tx: Transaction, limit: int) -> int:
     return len(overdue)
 
 
-def reclaim(tx: Transaction, alive: set[int]) -> int:
-    """Returns to the queue what processes of this node held that are no more, whatever the lease."""
+def reclaim(tx: Transaction, dead: set[int]) -> int:
+    """Returns to the queue what processes of this node held that are no more, whatever the lease. `dead` are the
+    workers that were found so; one that has registered since that look is not among them.
+    """
+    alive = {worker.number for worker in tx.session.workers()} - dead
     lost = [e for e in tx.session.claimed() if e.job.claimer == tx.node and e.worker not in alive]
     for entry in lost:
         job = tx.projection.know(entry).job
         assert job.claim_op is not None
         _author(tx, YieldWork(job.id, tx.node, "its worker process died"), (job.claim_op,))
-    for worker in tx.session.workers():
-        if worker.number not in alive:
-            tx.session.drop_worker(worker.number)
+    for number in dead:
+        tx.session.drop_worker(number)
     return len(lost)
 
 
