@@ -10,6 +10,7 @@ import random
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, Protocol, TypeVar
@@ -77,7 +78,7 @@ class Turn(NamedTuple):
     notes: list[tuple[Run, bytes]]
     doubtful: list[Run]
     wanted: int
-    alive: set[int] | None
+    dead: set[int] | None
 
 
 class Turned(NamedTuple):
@@ -109,7 +110,9 @@ class Worker:
         self._stopping: float | None = None
         self._hurry = False
         self._hungry = True
-        self._rang = False
+        self._rang_at = 0.0
+        self._moved_at = time.monotonic()
+        self._now_ms = 0
         self._next_round = 0.0
         self._next_look = 0.0
         self._pace_s = AHEAD_S
@@ -129,12 +132,21 @@ class Worker:
             self._number = await self._access.run(self._register)
             await self._turn_until_done()
         finally:
+            self._abandon()
             self._loop.remove_reader(bell.fileno())
+            self._loop = None
             bell.close()
-            self._runner.close()
             lock.close()
             if self._number:
-                await self._access.run(lambda tx: tx.session.drop_worker(self._number))
+                with suppress(StoreError):
+                    await self._access.run(lambda tx: tx.session.drop_worker(self._number))
+
+    def _abandon(self) -> None:
+        """Nothing is held at the end, unless the end is an error: then the others hand back what was."""
+        self._runner.close()
+        for run in self._held.values():
+            if not run.revoke() and not run.stopped:
+                run.stop(self._runner.loop)
 
     def stop(self) -> None:
         if self._stopping is None:
@@ -148,15 +160,17 @@ class Worker:
 
     def _rung(self, bell: Bell) -> None:
         bell.clear()
-        self._hungry = self._rang = True
+        self._hungry = True
+        self._rang_at = time.monotonic()
         self._wake.set()
 
     def _ended_in_thread(self, run: Run) -> None:
         """Called by the runner's threads. However many runs end before the loop looks, it is woken once."""
         self._ended.append(run)
-        if not self._waking and self._loop is not None:
+        loop = self._loop
+        if not self._waking and loop is not None:
             self._waking = True
-            self._loop.call_soon_threadsafe(self._wake.set)
+            loop.call_soon_threadsafe(self._wake.set)
 
     async def _turn_until_done(self) -> None:
         while True:
@@ -184,14 +198,20 @@ class Worker:
         except StoreError as error:
             self._options.notice(f"{error}; trying again")
             self._ended.extendleft(reversed(turn.ended))
+            for run, note in turn.notes:
+                run.note = run.note or note
             await asyncio.sleep(STORE_REST_S)
             return None
 
     async def _sleep(self) -> None:
-        if self._ended or (self._hungry and self._room() > 0):
-            return
         now = time.monotonic()
-        until = min(self._next_round, self._next_look)
+        looking = self._stopping is None and self._room(now) > 0
+        if self._ended or (looking and self._hungry):
+            return
+        until = min((_renewal(run) for run in self._held.values() if not run.stopped), default=self._next_round)
+        until = min(until, self._next_round)
+        if looking:
+            until = min(until, self._next_look)
         if self._stopping is not None:
             until = min(until, self._stopping)
         if until > now:
@@ -204,13 +224,14 @@ class Worker:
 
     # Planning a turn.
 
-    def _plan(self, alive: set[int] | None) -> Turn:
+    def _plan(self, dead: set[int] | None) -> Turn:
         now = time.monotonic()
         popped = [self._ended.popleft() for _ in range(len(self._ended))]
         ended = [run for run in dict.fromkeys(popped) if self._held.get(run.job.id) is run]
         for run in ended:
             assert run.started_at is not None and run.ended_at is not None
             self._pace_s += (run.ended_at - run.started_at - self._pace_s) * 0.1
+            self._moved_at = now
         over = {run.job.id for run in ended}
         current = [run for run in self._held.values() if run.job.id not in over]
         unstarted = [run for run in current if run.started_at is None and self._overstayed(run, now) and run.revoke()]
@@ -220,12 +241,11 @@ class Worker:
             if now > run.renewed_at + run.lease_ms / 1000:
                 self._options.notice(f"job {ulid_text(run.job.id)}: the lease ran out here; its handler is stopped")
                 run.stop(self._runner.loop)
-        renewals = [run for run in live if not run.stopped and now > run.renewed_at + run.lease_ms / 3000]
+        renewals = [run for run in live if not run.stopped and now > _renewal(run)]
         notes = [(run, note) for run in live if (note := self._note(run, now)) is not None]
-        doubtful = [run for run in live if self._rang and run.started_at is not None and now - run.started_at > YOUNG_S]
-        self._rang = False
-        wanted = self._room() + len(ended) + len(unstarted) if self._hungry and self._stopping is None else 0
-        return Turn(ended, unstarted, renewals, notes, doubtful, max(0, wanted), alive)
+        doubtful = [run for run in live if run.checked_at < self._rang_at and now - (run.started_at or now) > YOUNG_S]
+        wanted = self._room(now) + len(ended) + len(unstarted) if self._hungry and self._stopping is None else 0
+        return Turn(ended, unstarted, renewals, notes, doubtful, max(0, wanted), dead)
 
     def _overstayed(self, run: Run, now: float) -> bool:
         return self._stopping is not None or now - run.claimed_at > QUEUED_MAX_S
@@ -237,33 +257,41 @@ class Worker:
         run.noted_at = now
         return note
 
-    def _room(self) -> int:
-        """How many more jobs may be held: one for each slot, and ahead of that as much as is done in a moment."""
+    def _room(self, now: float) -> int:
+        """How many more jobs may be held: one for each slot, and ahead of that as much as is done in a moment, going
+        by the runs that ended and by how long none has.
+        """
         slots = self._options.concurrency
-        ahead = min(AHEAD_MAX, int(slots * AHEAD_S / max(self._pace_s, 1e-6)))
-        return slots + ahead - len(self._held)
+        if len(self._held) < slots:
+            self._moved_at = now
+        pace = max(self._pace_s, now - self._moved_at, 1e-6)
+        return slots + min(AHEAD_MAX, int(slots * AHEAD_S / pace)) - len(self._held)
 
     async def _round(self) -> set[int] | None:
-        """Every now and then, looks whether anything is left lying: which processes of this node are alive, and
-        does one that is not, or a lease past its deadline, or a schedule, ask for a sweep? None when nothing
-        does.
+        """Every now and then, looks whether anything is left lying: which processes of this node have died, and
+        does one of them, or a lease past its deadline, or a schedule, ask for a sweep? None when nothing does.
         """
         now = time.monotonic()
         if now < self._next_round:
             return None
         self._next_round = now + ROUND_S * random.uniform(0.8, 1.2)
         self._watch_loop(now)
-        return await self._access.read(self._survey)
+        try:
+            return await self._access.read(self._survey)
+        except StoreError as error:
+            self._options.notice(f"{error}; trying again")
+            return None
 
     def _survey(self, session: Session) -> set[int] | None:
-        now_ms = max(session.head().wall, int(time.time() * 1000))
-        workers = session.workers()
-        alive = {each.number for each in workers if is_alive(self._directory, each.name)} | {self._number}
+        now_ms = max(session.head().wall, int(time.time() * 1000), self._now_ms)
+        known = {each.number: each.name for each in session.workers() if each.number != self._number}
+        dead = {number for number, name in known.items() if not is_alive(self._directory, name)}
+        alive = known.keys() - dead | {self._number}
         lost = any(e.job.claimer == self._access.node_id and e.worker not in alive for e in session.claimed())
         deadline = session.next_deadline()
         ticks = any((tick := cron.last_tick(each, now_ms)) and tick > each.last_tick for each in session.schedules())
         overdue = deadline is not None and deadline < now_ms
-        return alive if lost or overdue or ticks or len(alive) < len(workers) else None
+        return dead if lost or overdue or ticks or dead else None
 
     def _watch_loop(self, now: float) -> None:
         loop = self._runner.loop
@@ -284,31 +312,23 @@ class Worker:
     # The transaction.
 
     def _transact(self, tx: Transaction, turn: Turn) -> Turned:
-        outcomes = [self._settle(tx, run) for run in turn.ended]
+        tx.projection.load([run.job.id for run in turn.ended])
+        outcomes = [settle(tx, run) for run in turn.ended]
         outcomes += [jobs.hand_back(tx, run.held, "the worker did not come to it") for run in turn.unstarted]
         renewed = [jobs.renew(tx, run.held, run.lease_ms) for run in turn.renewals]
         for run, note in turn.notes:
             jobs.report(tx, run.held, note)
         lost = [run for run in turn.doubtful if not _holds(tx, run)]
-        if turn.alive is not None:
-            self._sweep(tx, turn.alive)
+        if turn.dead is not None:
+            self._sweep(tx, turn.dead)
         claims = Claims([], None)
         if turn.wanted:
             claims = jobs.claim(tx, self._number, turn.wanted, self._options.handlers.lease_of)
         idle = not claims.taken and self._options.until_idle and self._is_idle(tx)
         return Turned(outcomes, renewed, lost, claims, tx.now, idle)
 
-    def _settle(self, tx: Transaction, run: Run) -> Job | Reason:
-        assert run.started_at is not None and run.ended_at is not None
-        if run.stopped:
-            return jobs.hand_back(tx, run.held, "the worker stopped it")
-        if run.error is None:
-            return jobs.complete(tx, run.held, run.result, int((run.ended_at - run.started_at) * 1000))
-        retry = run.job.policy.retries is not None or run.job.failures < run.job_type.retries
-        return jobs.fail(tx, run.held, run.error, run.traceback, retry)
-
-    def _sweep(self, tx: Transaction, alive: set[int]) -> None:
-        lost = jobs.reclaim(tx, alive)
+    def _sweep(self, tx: Transaction, dead: set[int]) -> None:
+        lost = jobs.reclaim(tx, dead)
         if lost:
             self._options.notice(f"handed back {lost} jobs of a worker process that died")
         jobs.expire(tx, SWEEP_MAX)
@@ -316,11 +336,14 @@ class Worker:
 
     def _is_idle(self, tx: Transaction) -> bool:
         tx.projection.flush()
-        return all(self._options.handlers.find(kind) is None for kind in tx.session.busy_kinds())
+        return not tx.unsettled and all(self._options.handlers.find(kind) is None for kind in tx.session.busy_kinds())
 
     # What follows from a turn.
 
     def _take(self, turn: Turn, turned: Turned, before: float) -> None:
+        self._now_ms = max(self._now_ms, turned.now_ms)
+        for run in turn.doubtful:
+            run.checked_at = before
         for run, outcome in zip(turn.ended + turn.unstarted, turned.outcomes, strict=True):
             self._held.pop(run.job.id, None)
             self._count(run, outcome)
@@ -388,8 +411,24 @@ def _worth(turn: Turn) -> bool:
         or turn.notes
         or turn.doubtful
         or turn.wanted
-        or turn.alive is not None
+        or turn.dead is not None
     )
+
+
+def settle(tx: Transaction, run: Run) -> Job | Reason:
+    """Puts the end of a run on the log."""
+    assert run.started_at is not None and run.ended_at is not None
+    if run.stopped:
+        return jobs.hand_back(tx, run.held, "the worker stopped it")
+    if run.error is None:
+        return jobs.complete(tx, run.held, run.result, int((run.ended_at - run.started_at) * 1000))
+    retry = run.job.policy.retries is not None or run.job.failures < run.job_type.retries
+    return jobs.fail(tx, run.held, run.error, run.traceback, retry)
+
+
+def _renewal(run: Run) -> float:
+    """When the lease is due to be renewed."""
+    return run.renewed_at + run.lease_ms / 3000
 
 
 def _holds(tx: Transaction, run: Run) -> bool:
