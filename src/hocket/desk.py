@@ -3,7 +3,6 @@ asked of them. It blocks and has no event loop; `node` offers the same to async 
 """
 
 import os
-import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import AbstractContextManager
@@ -20,6 +19,7 @@ from hocket.kernel.vocabulary import DelegateUcan
 from hocket.log import Log, Transaction
 from hocket.log.audit import Audit, verify
 from hocket.log.rebuild import Rebuilt, rebuild
+from hocket.log.transaction import Wall
 from hocket.log.wall import SteadyWall
 from hocket.store import Session, Store
 from hocket.store.sqlite import SqliteStore
@@ -35,20 +35,31 @@ def _no_progress(done: int, total: int) -> None:
 
 
 class Desk:
-    """Open one with `Desk.open`; close it when done. Safe to use from several threads."""
+    """Open one with `Desk.open`; close it when done. Safe to use from several threads. Time, randomness and the threads
+    that help can come from outside, so that a test can choose them.
+    """
 
-    def __init__(self, home: Home, store: Store, helpers: Executor) -> None:
+    def __init__(
+        self,
+        home: Home,
+        store: Store,
+        helpers: Executor | None,
+        *,
+        wall: Wall | None = None,
+        randomness: Callable[[int], bytes] = os.urandom,
+    ) -> None:
         self.home = home
         self.store = store
         self.bells = Bells(home.processes)
         self._helpers = helpers
+        self._wall = wall or SteadyWall()
         user = did_key(home.user_key().public)
         self.log = Log(
             store,
             home.node_key(),
             user,
-            wall=SteadyWall(),
-            randomness=os.urandom,
+            wall=self._wall,
+            randomness=randomness,
             helpers=helpers,
             committed=self.bells.ring,
         )
@@ -71,10 +82,11 @@ class Desk:
                 raise Conflict(f"the home {home.path} exists already; nothing was changed")
             home.ensure_keys(user)
             desk = cls(home, SqliteStore(home.database, create=True), _helpers())
-            desk.log.run(desk._root_delegation)
+            desk.log.run(desk.introduce)
         return desk
 
-    def _root_delegation(self, tx: Transaction) -> None:
+    def introduce(self, tx: Transaction) -> None:
+        """Puts the user's root delegation to this node on the log, once."""
         if tx.session.nodes():
             return
         token = issue(self.home.user_key(), self.home.node_key().public, ROOT, tx.now // 1000, None)
@@ -82,7 +94,8 @@ class Desk:
 
     def close(self) -> None:
         self.bells.close()
-        self._helpers.shutdown()
+        if self._helpers is not None:
+            self._helpers.shutdown()
         self.store.close()
 
     def __enter__(self) -> "Desk":
@@ -126,7 +139,7 @@ class Desk:
         if alive:
             pids = ", ".join(str(each.pid) for each in alive)
             raise Conflict(f"workers are running (process {pids}); stop them before a rebuild")
-        return rebuild(self.store, int(time.time() * 1000), progress)
+        return rebuild(self.store, self._wall(0), progress)
 
     def cancel(self, job_id: bytes, reason: str) -> None:
         self.log.run(lambda tx: jobs.cancel(tx, job_id, reason))

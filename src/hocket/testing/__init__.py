@@ -1,0 +1,126 @@
+"""For tests of your own job code: a node in memory with real keys, a real log and real SQLite, but with a clock that
+you move, and without threads, processes or waiting. `drain` runs every job that can run, in the calling thread, and
+moves the clock forward to whatever is due next: a retry, a `not_before`, a turn under a rate limit.
+
+    with hocket.testing.node() as node:
+        handle = node.submit(render, frame=7)
+        node.drain()
+        assert handle.result() == "frame 7"
+
+The same with `async with` and `await`. From one seed everything comes out the same, down to the bytes of the log.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from concurrent.futures import Executor, Future
+from typing import Any, TypeVar
+
+from hocket.node import Node, SyncNode
+from hocket.store import Session
+from hocket.testing.bench import RUNS_MAX, Bench, Clock, Ran, Types
+
+__all__ = ["Clock", "MemoryNode", "MemorySyncNode", "Ran", "node"]
+
+T = TypeVar("T")
+
+START = 1_750_000_000.0
+STUCK = "nothing more can run, and what was waited for has not come; is a handler missing?"
+
+
+class _Inline(Executor):
+    def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
+        done: Future[T] = Future()
+        try:
+            done.set_result(fn(*args, **kwargs))
+        except Exception as error:
+            done.set_exception(error)
+        return done
+
+
+class MemorySyncNode(SyncNode):
+    """A `SyncNode` whose jobs run when `drain` is called, or when somebody waits for one."""
+
+    def __init__(self, bench: Bench) -> None:
+        super().__init__(bench)
+        self._bench, self.clock = bench, bench.clock
+
+    def drain(self, types: Types = None, limit: int = RUNS_MAX) -> list[Ran]:
+        """Runs every job that one of the types (default: all that are registered) can do, one after the other."""
+        ran: list[Ran] = []
+        for run in self._bench.runs(types, limit, ran):
+            asyncio.run(run.execute_async()) if run.job_type.is_async else run.execute()
+        return ran
+
+    def until(self, look: Callable[[Session], tuple[bool, T]], timeout: float | None = None) -> T:
+        for wait in (self.drain, None):
+            with self.desk.read() as session:
+                found, value = look(session)
+            if found:
+                return value
+            if wait is not None:
+                wait()
+        raise TimeoutError(STUCK)
+
+
+class MemoryNode(Node):
+    """A `Node` whose jobs run when `drain` is awaited, or when somebody waits for one."""
+
+    def __init__(self, bench: Bench) -> None:
+        super().__init__(bench, _Inline())
+        self._bench, self.clock = bench, bench.clock
+        self._running: set[asyncio.Task[None]] = set()
+
+    async def drain(self, types: Types = None, limit: int = RUNS_MAX) -> list[Ran]:
+        """Runs every job that one of the types (default: all that are registered) can do, one after the other."""
+        ran: list[Ran] = []
+        for run in self._bench.runs(types, limit, ran):
+            if run.job_type.is_async:
+                task = asyncio.create_task(run.execute_async())
+                self._running.add(task)
+                task.add_done_callback(self._running.discard)
+                await asyncio.wait([task])
+            else:
+                run.execute()
+        return ran
+
+    async def until(self, look: Callable[[], Awaitable[tuple[bool, T]]], timeout: float | None) -> T:
+        async with asyncio.timeout(timeout):
+            while True:
+                found, value = await look()
+                if found:
+                    return value
+                if not await self.drain():
+                    if not self._running:
+                        raise TimeoutError(STUCK)
+                    await asyncio.wait(self._running, return_when=asyncio.FIRST_COMPLETED)
+                    await asyncio.sleep(0)
+
+
+class Opening:
+    """What `node` gives: enter it with `async with` or with `with`."""
+
+    def __init__(self, seed: int, at: float) -> None:
+        self._seed, self._at = seed, at
+        self._bench: Bench | None = None
+        self._node: MemoryNode | None = None
+
+    def __enter__(self) -> MemorySyncNode:
+        self._bench = Bench(self._seed, self._at)
+        return MemorySyncNode(self._bench)
+
+    def __exit__(self, *_: object) -> None:
+        if self._bench is not None:
+            self._bench.close()
+
+    async def __aenter__(self) -> MemoryNode:
+        self._node = MemoryNode(Bench(self._seed, self._at))
+        return self._node
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._node is not None:
+            await self._node.close()
+
+
+def node(seed: int = 0, at: float = START) -> Opening:
+    """A fresh node in memory, whose clock stands at `at`."""
+    return Opening(seed, at)

@@ -1,0 +1,110 @@
+"""A desk in memory: real keys, a real log and real SQLite, a clock that stands until it is moved, and the next run of
+whatever can run. The nodes for tests are built on it.
+"""
+
+import random
+from collections.abc import Iterable, Iterator
+from tempfile import TemporaryDirectory
+from typing import NamedTuple
+
+from hocket.desk import Desk
+from hocket.errors import Conflict
+from hocket.home import Home
+from hocket.kernel.ids import ulid_text
+from hocket.kernel.keys import SigningKey
+from hocket.kernel.reasons import Reason
+from hocket.log import Transaction
+from hocket.store.sqlite import SqliteStore
+from hocket.work import cron, jobs
+from hocket.work.handlers import REGISTRY, Handlers, JobType
+from hocket.work.runner import Run
+from hocket.work.worker import settle
+
+Types = Iterable[JobType] | None
+
+RUNS_MAX = 10_000
+
+
+class Clock:
+    """The time of a test, `now`, in seconds since the epoch. It moves when it is told to, never back."""
+
+    def __init__(self, now: float) -> None:
+        self.now = now
+
+    def advance(self, seconds: float) -> None:
+        self.now += max(0.0, seconds)
+
+    def __call__(self, floor: int) -> int:
+        self.now = max(self.now, floor / 1000)
+        return round(self.now * 1000)
+
+
+class Ran(NamedTuple):
+    """One run of a handler. `error` is None when it ended well."""
+
+    job_id: str
+    kind: str
+    fence: int
+    error: str | None
+
+
+class _Home(Home):
+    """Keys in memory. The directory holds the pipes of whoever waits, and goes with the node."""
+
+    def __init__(self, chance: random.Random) -> None:
+        self.directory = TemporaryDirectory(prefix="hocket-test-")
+        super().__init__(self.directory.name)
+        self.processes.mkdir()
+        self._user, self._node = SigningKey(chance.randbytes(32)), SigningKey(chance.randbytes(32))
+
+    def user_key(self) -> SigningKey:
+        return self._user
+
+    def node_key(self) -> SigningKey:
+        return self._node
+
+
+class Bench(Desk):
+    def __init__(self, seed: int, at: float) -> None:
+        chance = random.Random(seed)
+        self.clock = Clock(at)
+        self._in_memory = _Home(chance)
+        store = SqliteStore(":memory:", create=True)
+        super().__init__(self._in_memory, store, None, wall=self.clock, randomness=chance.randbytes)
+        self.log.run(self.introduce)
+
+    def close(self) -> None:
+        super().close()
+        self._in_memory.directory.cleanup()
+
+    def runs(self, types: Types, limit: int, ran: list[Ran]) -> Iterator[Run]:
+        """Each next run, to be executed by the caller before it asks for the following one."""
+        handlers = Handlers(REGISTRY.values() if types is None else types)
+        while (run := self._claim(handlers)) is not None:
+            if len(ran) >= limit:
+                self.log.run(lambda tx, held=run.held: jobs.hand_back(tx, held, "beyond the limit"))  # type: ignore[misc]
+                raise Conflict(f"{limit} runs and no end; does a job submit itself again?")
+            run.begin()
+            run.started_at = self.clock.now
+            yield run
+            run.ended_at = self.clock.now
+            outcome = self.log.run(lambda tx, run=run: settle(tx, run))  # type: ignore[misc]
+            error = outcome.sentence if isinstance(outcome, Reason) else run.error
+            ran.append(Ran(ulid_text(run.job.id), run.job.kind, run.job.fence, error))
+
+    def _claim(self, handlers: Handlers) -> Run | None:
+        """The next job, with the clock moved to it if need be. None when nothing can run."""
+
+        def request(tx: Transaction) -> jobs.Claims:
+            jobs.expire(tx, RUNS_MAX)
+            cron.make_due(tx)
+            return jobs.claim(tx, 0, 1, handlers.lease_of)
+
+        while not (claims := self.log.run(request)).taken:
+            if claims.again_at is None:
+                return None
+            self.clock.now = max(self.clock.now, claims.again_at / 1000)
+        claim = claims.taken[0]
+        job_type = handlers.find(claim.job.kind)
+        assert job_type is not None
+        return Run(claim, job_type, job_type.lease_ms, 0.0)
