@@ -83,8 +83,8 @@ class Context(Protocol):
     def succeeded(self, job_id: bytes) -> Hlc | None:
         """When that job succeeded, if it did."""
 
-    def is_claim(self, op_id: bytes) -> bool:
-        """Whether that op is a ClaimWork."""
+    def is_claim(self, op_id: bytes, job_id: bytes) -> bool:
+        """Whether that op is a ClaimWork on that job."""
 
 
 Verdict = Job | Reason
@@ -131,11 +131,12 @@ def _claim(job: Job, op: Op, payload: ClaimWork, context: Context) -> Verdict:
     wall = op.timestamp.wall
     if job.state is State.CLAIMED:
         return _renew(job, op, payload, context)
+    # A renewal of a hold that has ended meanwhile is no new hold: its author would not know of the new fence.
+    refused = _stale(job, op, context) or _routed_elsewhere(job, op, context)
+    if refused is not None:
+        return refused
     if wall < job.ready_at:
         return Reason.TOO_EARLY
-    routed = context.route(job.kind, op.timestamp)
-    if routed is not None and routed != payload.claimer:
-        return Reason.ROUTED_ELSEWHERE
     if job.policy.after:
         for dependency in job.policy.dependencies():
             succeeded = context.succeeded(dependency)
@@ -156,22 +157,28 @@ def _renew(job: Job, op: Op, payload: ClaimWork, context: Context) -> Verdict:
     """A holder's fresh claim keeps the fence and moves the deadline; anybody else's comes too late."""
     if payload.claimer != job.claimer:
         return Reason.ALREADY_CLAIMED
-    stale = _stale(job, op, context)
-    if stale is not None:
-        return stale
+    refused = _stale(job, op, context) or _routed_elsewhere(job, op, context)
+    if refused is not None:
+        return refused
     assert job.deadline is not None
     if op.timestamp.wall > job.deadline:
         return Reason.LEASE_PASSED
     return replace(job, deadline=op.timestamp.wall + payload.lease_duration_ms, last=op.timestamp)
 
 
+def _routed_elsewhere(job: Job, op: Op, context: Context) -> Reason | None:
+    routed = context.route(job.kind, op.timestamp)
+    return None if routed is None or routed == op.node_id else Reason.ROUTED_ELSEWHERE
+
+
 def _stale(job: Job, op: Op, context: Context) -> Reason | None:
-    """An op about a claim cites it. One that cites only other claims speaks for an older hold, perhaps of another
-    process of the same node; one that cites no claim at all comes from software that knows claims by their node.
+    """An op about a claim cites it. One that cites only other claims on the job speaks for an older hold, perhaps
+    of another process of the same node; one that cites no claim at all comes from software that knows claims by
+    their node.
     """
     if job.claim_op in op.causal_deps:
         return None
-    if any(context.is_claim(dep) for dep in op.causal_deps):
+    if any(context.is_claim(dep, job.id) for dep in op.causal_deps):
         return Reason.STALE_CLAIM
     return None
 

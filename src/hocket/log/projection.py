@@ -5,7 +5,7 @@ again.
 """
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from hocket.kernel import roster
 from hocket.kernel.clock import Hlc, pack, unpack
@@ -22,12 +22,14 @@ from hocket.kernel.vocabulary import (
     DelegateUcan,
     RouteKind,
     SetSchedule,
+    discriminant,
     job_of,
 )
 from hocket.store import Artifact, Entry, Schedule, Session, Stage
 
 _NUMBERS = {name: number for number, name in NAMES.items()}
 _CLAIM = _NUMBERS["ClaimWork"]
+_ARTIFACT_OPS = (_NUMBERS["CreateArtifact"],)
 _SCHEDULE_OPS = (_NUMBERS["SetSchedule"], _NUMBERS["ClearSchedule"])
 _COUNTS = 0
 
@@ -42,7 +44,9 @@ class Projection:
         self._dirty: set[bytes] = set()
         self._fresh: dict[bytes, tuple[Op, int]] = {}
         self._fresh_of_job: dict[bytes, list[bytes]] = {}
+        # What is still to be asked again: jobs, and ops that are about no job.
         self._again: deque[bytes] = deque()
+        self._doubted: deque[bytes] = deque()
         # Asked once, when it matters: most logs have neither routes nor dependencies.
         self._any_routes: bool | None = None
         self._any_after: bool | None = None
@@ -63,11 +67,12 @@ class Projection:
         entry = self.entry(job_id)
         return entry.job.done if entry is not None and entry.job.outcome is Outcome.SUCCEEDED else None
 
-    def is_claim(self, op_id: bytes) -> bool:
+    def is_claim(self, op_id: bytes, job_id: bytes) -> bool:
         if op_id in self._fresh:
-            return type(self._fresh[op_id][0].payload) is ClaimWork
+            payload = self._fresh[op_id][0].payload
+            return type(payload) is ClaimWork and payload.job_id == job_id
         row = self._session.op(op_id)
-        return row is not None and row.variant == _CLAIM
+        return row is not None and row.variant == _CLAIM and row.job == job_id
 
     # Entries, read once and written together.
 
@@ -113,19 +118,22 @@ class Projection:
 
     def newest(self, op: Op) -> Reason | None:
         """Applies an op that nothing on the log is later than. A refused one leaves no trace."""
-        reason = self._dependencies(op, {})
+        reason = self._dependencies(op)
         if reason is not None:
             return reason
         job_id = job_of(op.payload)
         if job_id is None:
             self._fresh[op.id] = (op, _COUNTS)
+            self._introduce(op)
             self._project(op)
+            self._settle()
             return None
         before = self.entry(job_id)
         verdict = roster.apply(before.job if before else None, op, self)
         if isinstance(verdict, Reason):
             return verdict
         self._fresh[op.id] = (op, _COUNTS)
+        self._fresh_of_job.setdefault(job_id, []).append(op.id)
         self._keep(before, verdict)
         return None
 
@@ -137,29 +145,35 @@ class Projection:
         """
         job_id = job_of(op.payload)
         self._fresh[op.id] = (op, Reason.INTEGRITY if integrity else Reason.WAITING)
-        if job_id is not None:
-            self._fresh_of_job.setdefault(job_id, []).append(op.id)
-        if integrity:
-            return
         if job_id is None:
-            self._judge_again(op, Reason.WAITING)
-            return
+            self._introduce(op)
+            self._doubted.append(op.id)
+        else:
+            self._fresh_of_job.setdefault(job_id, []).append(op.id)
+            if not integrity:
+                self._arrived_at(job_id, op)
+        # Whoever cites it has waited for it, and now learns what it is, be it only that it is later than themselves.
+        self._leaners(op.id)
+        self._settle()
+
+    def _arrived_at(self, job_id: bytes, op: Op) -> None:
         before = self.entry(job_id)
         if before is not None and op.timestamp > before.job.last:
             self._fresh[op.id] = (op, self._in_place(before, op))
         else:
             self._again.append(job_id)
-        self._settle()
-        self._leaners(op.id)
 
-    def replayed(self, op: Op) -> int:
+    def replayed(self, op: Op, integrity: bool = False) -> int:
         """Applies the next op of the whole log in HLC order, whose row is stored. Gives its reason, 0 if it
         counts.
         """
+        self._introduce(op)
+        if integrity:
+            return Reason.INTEGRITY
         job_id = job_of(op.payload)
         if job_id is not None:
             return self._in_place(self.entry(job_id), op)
-        reason = self._dependencies(op, {})
+        reason = self._dependencies(op)
         if reason is None:
             self._project(op)
         return reason or _COUNTS
@@ -169,7 +183,7 @@ class Projection:
         return self._fresh[op_id][1]
 
     def _in_place(self, before: Entry | None, op: Op) -> int:
-        verdict: Job | Reason | None = self._dependencies(op, {})
+        verdict: Job | Reason | None = self._dependencies(op)
         if verdict is None:
             verdict = roster.apply(before.job if before else None, op, self)
         if not isinstance(verdict, Reason):
@@ -181,32 +195,47 @@ class Projection:
 
     def collide(self, op: Op) -> None:
         """An op turns out to share its timestamp with another of its author: it does not count any more."""
+        _, before = self._known(op.id)
+        if before == Reason.INTEGRITY:
+            return
         self._set_reason(op, Reason.INTEGRITY)
         job_id = job_of(op.payload)
         if job_id is not None:
             self._again.append(job_id)
-            self._settle()
-        else:
+        elif before == _COUNTS:
             self._unproject(op)
         self._leaners(op.id)
+        self._settle()
 
     # Folding again.
 
     def _leaners(self, op_id: bytes) -> None:
-        """Asks again about every op that cites this one, now that its standing may have changed."""
+        """Every op that cites this one is to be asked again, now that its standing may have changed."""
         for citing in self._session.citing(op_id):
-            op, row_reason = self._known(citing)
+            op, _ = self._known(citing)
             if op is None:
                 continue
             job_id = job_of(op.payload)
             if job_id is not None:
                 self._again.append(job_id)
             else:
-                self._judge_again(op, row_reason)
-        self._settle()
+                self._doubted.append(citing)
 
-    def _judge_again(self, op: Op, before: int) -> None:
-        reason = int(self._dependencies(op, {}) or _COUNTS)
+    def _settle(self) -> None:
+        """Asks until nothing is left to ask. That ends, because a verdict hangs on earlier ops alone."""
+        while self._again or self._doubted:
+            if self._again:
+                self._refold(self._again.popleft())
+            else:
+                self._judge(self._doubted.popleft())
+
+    def _judge(self, op_id: bytes) -> None:
+        """Asks again about an op that is about no job."""
+        op, before = self._known(op_id)
+        assert op is not None
+        if before == Reason.INTEGRITY:
+            return
+        reason = int(self._dependencies(op) or _COUNTS)
         if reason == before:
             return
         self._set_reason(op, reason)
@@ -214,11 +243,7 @@ class Projection:
             self._project(op)
         elif before == _COUNTS:
             self._unproject(op)
-        self._leaners(op.id)
-
-    def _settle(self) -> None:
-        while self._again:
-            self._refold(self._again.popleft())
+        self._leaners(op_id)
 
     def _refold(self, job_id: bytes) -> None:
         ops: dict[bytes, tuple[Op, int]] = {
@@ -259,17 +284,19 @@ class Projection:
         row = self._session.op(op_id)
         return (None, _COUNTS) if row is None else (decode(row.body), row.reason)
 
-    def _dependencies(self, op: Op, verdicts: dict[bytes, tuple[Hlc, int]]) -> Reason | None:
-        """Whether everything that the op cites is on the log, earlier than itself, and counts."""
+    def _dependencies(self, op: Op, verdicts: dict[bytes, tuple[Hlc, int]] | None = None) -> Reason | None:
+        """Whether everything that the op cites is on the log, earlier than itself, and counts. `verdicts` are
+        those of the job's earlier ops while it is folded again; without them the op is its job's newest.
+        """
         if not op.causal_deps:
             return None
         job_id = job_of(op.payload)
-        entry = self._entries.get(job_id) if job_id is not None else None
+        entry = self._entries.get(job_id) if job_id is not None and verdicts is None else None
         reason: Reason | None = None
         for dep in op.causal_deps:
-            if entry is not None and not verdicts and dep == entry.job.claim_op:
+            if entry is not None and dep == entry.job.claim_op:
                 continue
-            standing = verdicts.get(dep) or self._standing(dep, op.id, job_id)
+            standing = (verdicts and verdicts.get(dep)) or self._standing(dep, op.id, job_id)
             if standing is None:
                 reason = reason or Reason.WAITING
                 continue
@@ -311,6 +338,9 @@ class Projection:
                 self._dependents(job_id, before.job.done, None)
             return
         if before is None or before.job.schedule_op != job.schedule_op:
+            if before is not None:
+                # An earlier ScheduleJob has come to light: what the other one said that it comes after is void.
+                self._session.drop_job(job.id)
             self._scheduled(job)
         held = before is not None and before.job.claim_op == job.claim_op and job.state is State.CLAIMED
         self._put(Entry(job, self._stage(job), before.worker if before is not None and held else None))
@@ -360,10 +390,10 @@ class Projection:
         hlc = pack(op.timestamp)
         if isinstance(payload, CreateArtifact):
             artifact = Artifact(payload.artifact_id, op.id, payload.artifact_type, payload.source_job)
+            rival = self._session.artifact(artifact.id)
+            if rival is not None and (earlier := self._known(rival.op_id)[0]) and earlier.timestamp > op.timestamp:
+                self._session.drop_artifact(artifact.id)
             self._session.add_artifact(artifact)
-        elif isinstance(payload, DelegateUcan):
-            delegation = read_ucan(payload.ucan_bytes)
-            self._session.bind(delegation.node.to_bytes(8, "big"), delegation.public, delegation.issuer, hlc)
         elif isinstance(payload, RouteKind):
             self._any_routes = True
             node = None if payload.route is None else payload.route.to_bytes(8, "big")
@@ -389,19 +419,43 @@ class Projection:
         """Takes back what an op projected that does not count any more."""
         payload = op.payload
         if isinstance(payload, CreateArtifact):
+            artifact = self._session.artifact(payload.artifact_id)
+            if artifact is None or artifact.op_id != op.id:
+                return
             self._session.drop_artifact(payload.artifact_id)
+            for other in self._counting(_ARTIFACT_OPS):
+                if getattr(other.payload, "artifact_id", None) == payload.artifact_id:
+                    self._project(other)
         elif isinstance(payload, RouteKind):
             hlc = pack(op.timestamp)
             self._session.drop_route(payload.kind, hlc)
             self._reroute(payload.kind, hlc)
         elif isinstance(payload, SetSchedule | ClearSchedule):
             self._session.drop_schedule(payload.name)
-            for row in self._session.ops_of_variants(_SCHEDULE_OPS):
-                if row.reason == _COUNTS and row.id != op.id:
-                    self._project(decode(row.body))
+            for other in self._counting(_SCHEDULE_OPS):
+                if getattr(other.payload, "name", None) == payload.name:
+                    self._project(other)
+
+    def _counting(self, variants: tuple[int, ...]) -> Iterator[Op]:
+        """The ops of these variants that count, of the store and of this transaction."""
+        for row in self._session.ops_of_variants(variants):
+            if row.reason == _COUNTS:
+                yield decode(row.body)
+        for op, reason in self._fresh.values():
+            if reason == _COUNTS and discriminant(op.payload) in variants:
+                yield op
+
+    def _introduce(self, op: Op) -> None:
+        """Notes the key of a node that a delegation names, whether or not that op counts: which key a node has is
+        the user's signed word and must not hang on the order in which ops arrive. What the node may do is
+        another question.
+        """
+        if isinstance(op.payload, DelegateUcan):
+            delegation = read_ucan(op.payload.ucan_bytes)
+            node = delegation.node.to_bytes(8, "big")
+            self._session.bind(node, delegation.public, delegation.issuer, pack(op.timestamp))
 
     def _reroute(self, kind: str, hlc: bytes) -> None:
         """A route that comes late changes who could claim since then."""
         self.flush()
         self._again.extend(self._session.jobs_of_kind_since(kind, hlc))
-        self._settle()

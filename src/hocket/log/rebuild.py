@@ -10,7 +10,6 @@ import msgspec
 from blake3 import blake3
 
 from hocket.kernel.ops import decode
-from hocket.kernel.reasons import Reason
 from hocket.log.projection import Projection
 from hocket.store import Session, Store
 
@@ -58,7 +57,8 @@ def rebuild(store: Store, now: int, progress: Callable[[int, int], None] = lambd
 def _step(store: Store, now: int) -> int:
     with store.write() as session:
         head = session.head()
-        assert head.rebuilding is not None
+        if head.rebuilding is None:
+            return 0  # another process, which was at it too, has finished
         rows = session.ops_in_order(head.rebuilding, STEP)
         if not rows:
             return 0
@@ -67,7 +67,7 @@ def _step(store: Store, now: int) -> int:
         projection = Projection(session, now)
         for index, row in enumerate(rows):
             twin = any(0 <= i < len(rows) and rows[i].hlc == row.hlc for i in (index - 1, index + 1))
-            reason = int(Reason.INTEGRITY) if twin else projection.replayed(decode(row.body))
+            reason = int(projection.replayed(decode(row.body), integrity=twin))
             if reason != row.reason:
                 session.set_reasons([(reason, row.id)])
         projection.flush()

@@ -7,7 +7,7 @@ import hashlib
 from collections.abc import Callable, Sequence
 
 from hocket.errors import StoreError
-from hocket.kernel.clock import U32_MAX, Hlc, pack, recv, tick
+from hocket.kernel.clock import U32_MAX, ClockOverflow, Hlc, pack, recv, tick
 from hocket.kernel.ops import Op, decode, sealed, unsigned
 from hocket.kernel.reasons import Reason
 from hocket.kernel.vocabulary import Payload, discriminant, job_of
@@ -48,7 +48,7 @@ class Transaction:
         """Writes an op of this node's own. One that would not count is not written: the reason comes back
         instead.
         """
-        stamp = tick(self._clock, self._wall_now)
+        stamp = self._tick()
         op = Op(self.new_id(stamp.wall), stamp, self.node, deps, payload)
         reason = self.projection.newest(op)
         if reason is not None:
@@ -56,6 +56,12 @@ class Transaction:
         self._clock = stamp
         self._bodies.append((op, unsigned(op), False))
         return op
+
+    def _tick(self) -> Hlc:
+        try:
+            return tick(self._clock, self._wall_now)
+        except ClockOverflow as error:
+            raise StoreError(f"nothing can be written until the wall clock moves on: {error}") from error
 
     def body(self, op_id: bytes) -> bytes:
         """The bytes of an op that is on the log."""
@@ -71,7 +77,11 @@ class Transaction:
 
     def hear(self, stamp: Hlc) -> None:
         """Moves the clock past a timestamp that came from outside, whether or not its op is taken in."""
-        self._clock = recv(self._clock, stamp, self._wall_now)
+        try:
+            self._clock = recv(self._clock, stamp, self._wall_now)
+        except ClockOverflow:
+            # The counter is spent. That keeps this node from writing, not from hearing.
+            self._clock = Hlc(max(self._clock.wall, stamp.wall), U32_MAX, self.node)
 
     def admit(self, op: Op, body: bytes) -> None:
         """Takes in an op from outside whose signature and author are good. It may be older than others."""
@@ -97,7 +107,7 @@ class Transaction:
             whole = body if is_sealed else sealed(body, next(signatures))
             chain = link(chain, whole)
             seq += 1
-            reason = self.projection.reason(op.id) if is_sealed else 0
+            reason = self.projection.reason(op.id)
             rows.append(
                 OpRow(
                     seq, op.id, pack(op.timestamp), discriminant(op.payload), job_of(op.payload), reason, whole, chain
