@@ -336,7 +336,7 @@ class Worker:
 
     def _is_idle(self, tx: Transaction) -> bool:
         tx.projection.flush()
-        return not tx.unsettled and all(self._options.handlers.find(kind) is None for kind in tx.session.busy_kinds())
+        return all(self._options.handlers.find(kind) is None for kind in tx.session.busy_kinds())
 
     # What follows from a turn.
 
