@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -230,10 +230,16 @@ class Node:
         return await self._committer.run(request)
 
     async def read(self, query: Callable[[Session], T]) -> T:
-        """Runs a query over one consistent view of the store."""
+        """Runs a query over one consistent view, in which everything that was submitted is to be seen."""
+        return await self._query(self.desk.read, query)
 
+    async def peek(self, query: Callable[[Session], T]) -> T:
+        """The same without waiting for the newest submits to be in the roster."""
+        return await self._query(self.desk.store.read, query)
+
+    async def _query(self, view: Callable[[], AbstractContextManager[Session]], query: Callable[[Session], T]) -> T:
         def run() -> T:
-            with self.desk.read() as session:
+            with view() as session:
                 return query(session)
 
         return await asyncio.get_running_loop().run_in_executor(self._executor, run)

@@ -45,10 +45,8 @@ def make_ulid(ms: int, randomness: bytes) -> bytes:
     return ms.to_bytes(6, "big") + randomness
 
 
-def next_ulid(previous: bytes, ms: int, randomness: bytes) -> bytes:
-    """A ULID strictly greater than previous, also when the clock stands still or has gone back."""
-    if ms > ulid_ms(previous):
-        return make_ulid(ms, randomness)
+def next_ulid(previous: bytes) -> bytes:
+    """The least ULID that is greater than previous: the next one in the same millisecond."""
     n = int.from_bytes(previous, "big") + 1
     if n >> 128:
         raise ValueError("there is no ULID after the last one")

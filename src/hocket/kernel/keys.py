@@ -1,10 +1,14 @@
-"""Ed25519 keys: signing, verifying, and the two text forms of a key. Libsodium refuses keys and signatures of small
-order and scalars that are not reduced, which is why it is used and nothing is added to it. Where a seed comes
-from and where it is kept, and which node a key belongs to, are decided elsewhere."""
+"""Ed25519 keys: signing, verifying, and the two text forms of a key. Libsodium verifies, because it refuses keys and
+signatures of small order and scalars that are not reduced; OpenSSL signs, because it is faster at that and a signature has
+only one right value. Where a seed comes from and where it is kept, and which node a key belongs to, are decided
+elsewhere.
+"""
 
 import re
+from collections.abc import Callable
 
-from nacl.bindings import crypto_sign, crypto_sign_open, crypto_sign_seed_keypair
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from nacl.bindings import crypto_sign_open
 from nacl.exceptions import CryptoError
 
 KEY_BYTES = 32
@@ -20,18 +24,15 @@ _DID_CHARS_MAX = 64
 class SigningKey:
     """A private key, made from its 32-byte seed."""
 
-    __slots__ = ("_secret", "public", "seed")
+    __slots__ = ("public", "seed", "sign")
 
     def __init__(self, seed: bytes) -> None:
         if len(seed) != KEY_BYTES:
             raise ValueError(f"a seed has {KEY_BYTES} bytes, not {len(seed)}")
         self.seed = bytes(seed)
-        self.public: bytes
-        self._secret: bytes
-        self.public, self._secret = crypto_sign_seed_keypair(self.seed)
-
-    def sign(self, message: bytes) -> bytes:
-        return crypto_sign(message, self._secret)[:SIGNATURE_BYTES]
+        private = Ed25519PrivateKey.from_private_bytes(self.seed)
+        self.public = private.public_key().public_bytes_raw()
+        self.sign: Callable[[bytes], bytes] = private.sign
 
     def __repr__(self) -> str:
         return f"SigningKey({key_text(self.public)})"

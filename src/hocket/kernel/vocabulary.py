@@ -471,6 +471,10 @@ def discriminant(payload: Payload) -> int:
     return _NUMBERS[type(payload)]
 
 
+def number_of(variant: type[Payload]) -> int:
+    return _NUMBERS[variant]
+
+
 def job_of(payload: Payload) -> bytes | None:
     """The job that an op about a job touches. The field job_id stands in those payloads and in no others, so an
     artifact, which only names the job that it came from, is not among them."""

@@ -9,18 +9,19 @@ from concurrent.futures import Executor
 from typing import Any, NamedTuple, TypeVar
 
 from hocket.errors import HocketError
-from hocket.kernel.ids import next_ulid, node_id, ulid_ms
+from hocket.kernel.clock import Hlc, pack, tick
+from hocket.kernel.ids import make_ulid, next_ulid, node_id
 from hocket.kernel.jws import detached
 from hocket.kernel.keys import SigningKey
-from hocket.kernel.ops import Op, verify_op
+from hocket.kernel.ops import Op, sealed, unsigned, verify_op
 from hocket.kernel.postcard import Malformed, UnknownVariant
 from hocket.kernel.reasons import Reason
 from hocket.kernel.ucan import read as read_ucan
-from hocket.kernel.vocabulary import DelegateUcan
-from hocket.log.transaction import Transaction, Wall
-from hocket.store import Session, Store
+from hocket.kernel.vocabulary import DelegateUcan, ScheduleJob, number_of
+from hocket.log.transaction import Transaction, Wall, being_rebuilt, link
+from hocket.store import Head, OpRow, Session, Store
 
-__all__ = ["Admission", "Log", "Transaction"]
+__all__ = ["SETTLE_STEP", "Admission", "Log", "Transaction"]
 
 T = TypeVar("T")
 Request = Callable[[Transaction], Any]
@@ -28,6 +29,8 @@ Request = Callable[[Transaction], Any]
 # Below this many, handing signatures to another thread costs more than it saves.
 PARALLEL_MIN = 8
 ADMIT_BATCH = 1_000
+SETTLE_STEP = 1_000
+SCHEDULE_JOB = number_of(ScheduleJob)
 
 
 class Admission(NamedTuple):
@@ -70,6 +73,7 @@ class Log:
         self._helpers = helpers
         self._committed = committed
         self._last_id = bytes(16)
+        self._last_id_ms = 0
         self._id_lock = threading.Lock()
 
     def commit(self, requests: Sequence[Request]) -> list[Any]:
@@ -78,7 +82,7 @@ class Log:
         it.
         """
         try:
-            return self._transact(requests)
+            return self.run(lambda tx: [request(tx) for request in requests])
         except HocketError as error:
             if len(requests) == 1:
                 return [error]
@@ -89,21 +93,48 @@ class Log:
 
     def run(self, request: Callable[[Transaction], T]) -> T:
         """One request in a transaction of its own; its error is raised."""
-        return self._transact([request])[0]  # type: ignore[no-any-return]
-
-    def _transact(self, requests: Iterable[Request]) -> list[Any]:
         with self.store.write() as session:
             transaction = Transaction(session, self.node, self._wall, self.new_id)
-            results = [request(transaction) for request in requests]
+            result = request(transaction)
             transaction.close(self._sign)
-        self._committed(transaction.projection.stirring)
-        return results
+        self._committed(transaction.stirring)
+        return result
+
+    def append_plain(self, kind: str, payload: bytes) -> bytes:
+        """Schedules one new job that asks for nothing special, and gives its id, which is that of the op. This is the short
+        way for the commonest op of all: it always counts, so it is only signed, chained and put on the log. Folding and
+        indexing it is left to the next transaction that looks at the roster, which does so for many at once.
+        """
+        with self.store.write() as session:
+            head = session.head()
+            if head.rebuilding is not None:
+                raise being_rebuilt()
+            stamp = tick(Hlc(head.wall, head.logical, self.node), self._wall(head.wall))
+            job_id = self.new_id(stamp.wall)
+            body = unsigned(Op(job_id, stamp, self.node, (), ScheduleJob(job_id, kind, payload, b"")))
+            whole = sealed(body, detached(self._key.sign(body + b"\x00"), self.node))
+            seq, chain = head.seq + 1, link(head.chain, whole)
+            session.add_ops((OpRow(seq, job_id, pack(stamp), SCHEDULE_JOB, job_id, 0, 0, whole, chain),))
+            settled = head.settled if head.unsettled else head.seq
+            session.put_head(Head(stamp.wall, stamp.logical, seq, chain, settled, head.unsettled + 1, None))
+        self._committed(True)
+        return job_id
+
+    def settle(self) -> None:
+        """Brings the projections up to the log, in steps that do not hold up other writers for long."""
+        with self.store.read() as session:
+            unsettled = session.head().unsettled
+        while unsettled > 0:
+            unsettled = self.run(_settle_some)
 
     def new_id(self, ms: int) -> bytes:
         """A fresh ULID, later than every other one of this process."""
         with self._id_lock:
-            randomness = self._randomness(10) if ms > ulid_ms(self._last_id) else b""
-            self._last_id = next_ulid(self._last_id, ms, randomness)
+            if ms > self._last_id_ms:
+                self._last_id_ms = ms
+                self._last_id = make_ulid(ms, self._randomness(10))
+            else:
+                self._last_id = next_ulid(self._last_id)
             return self._last_id
 
     def _sign(self, bodies: Sequence[bytes]) -> list[bytes]:
@@ -139,6 +170,7 @@ class Log:
 
         def request(tx: Transaction) -> Admission:
             tx.session.order_ops()
+            tx.settle()
             appended = duplicated = 0
             refused: dict[Reason, int] = {}
 
@@ -204,6 +236,11 @@ class Log:
                 return Reason.MALFORMED
             keys.setdefault(delegation.node, delegation.public)
         return keys.get(op.node_id, Reason.UNKNOWN_NODE)
+
+
+def _settle_some(tx: Transaction) -> int:
+    tx.settle(SETTLE_STEP)
+    return tx.unsettled
 
 
 def _add(left: Admission, right: Admission) -> Admission:

@@ -5,7 +5,7 @@ again.
 """
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from hocket.kernel import roster
 from hocket.kernel.clock import Hlc, pack, unpack
@@ -15,7 +15,6 @@ from hocket.kernel.reasons import Reason
 from hocket.kernel.roster import Job, Outcome, State
 from hocket.kernel.ucan import read as read_ucan
 from hocket.kernel.vocabulary import (
-    NAMES,
     ClaimWork,
     ClearSchedule,
     CreateArtifact,
@@ -24,21 +23,23 @@ from hocket.kernel.vocabulary import (
     SetSchedule,
     discriminant,
     job_of,
+    number_of,
 )
 from hocket.store import Artifact, Entry, Schedule, Session, Stage
 
-_NUMBERS = {name: number for number, name in NAMES.items()}
-_CLAIM = _NUMBERS["ClaimWork"]
-_ARTIFACT_OPS = (_NUMBERS["CreateArtifact"],)
-_SCHEDULE_OPS = (_NUMBERS["SetSchedule"], _NUMBERS["ClearSchedule"])
+_CLAIM = number_of(ClaimWork)
+_ARTIFACT_OPS = (number_of(CreateArtifact),)
+_SCHEDULE_OPS = (number_of(SetSchedule), number_of(ClearSchedule))
 _COUNTS = 0
 
 
 class Projection:
     """The roster and its neighbours, as of one transaction. It is the context that the kernel's fold asks."""
 
-    def __init__(self, session: Session, now: int) -> None:
+    def __init__(self, session: Session, now: int, settle: Callable[[], bool] = lambda: False) -> None:
+        """`settle` folds what is on the log but not in the projections yet; it gives False when there is nothing."""
         self._session = session
+        self._settle_log = settle
         self._now = now
         self._entries: dict[bytes, Entry | None] = {}
         self._dirty: set[bytes] = set()
@@ -78,7 +79,10 @@ class Projection:
 
     def entry(self, job_id: bytes) -> Entry | None:
         if job_id not in self._entries:
-            self._entries[job_id] = self._session.job(job_id)
+            found = self._session.job(job_id)
+            if found is None and self._settle_log():
+                found = self._session.job(job_id)
+            self._entries[job_id] = found
         return self._entries[job_id]
 
     def load(self, job_ids: Iterable[bytes]) -> None:
@@ -318,6 +322,8 @@ class Projection:
             at, cited_job = op.timestamp, job_of(op.payload)
         else:
             row = self._session.op(dep)
+            if row is None and self._settle_log():
+                row = self._session.op(dep)
             if row is None:
                 self._session.cite(dep, op_id)
                 return None

@@ -44,7 +44,8 @@ def rebuild(store: Store, now: int, progress: Callable[[int, int], None] = lambd
         session.order_ops()
         if head.rebuilding is None:
             session.drop_projections()
-            session.put_head(head._replace(rebuilding=_START))
+            session.mark_settled(head.settled + 1, head.seq)
+            session.put_head(head._replace(settled=head.seq, unsettled=0, rebuilding=_START))
     done = 0
     while taken := _step(store, now):
         done += taken

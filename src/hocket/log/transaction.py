@@ -5,6 +5,7 @@ stored together at the end, so that many requests cost one commit.
 
 import hashlib
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from hocket.errors import StoreError
 from hocket.kernel.clock import U32_MAX, ClockOverflow, Hlc, pack, recv, tick
@@ -19,43 +20,107 @@ Wall = Callable[[int], int]
 Signer = Callable[[Sequence[bytes]], list[bytes]]
 
 
+SETTLE_ALL = 2**62
+
+
+def being_rebuilt() -> StoreError:
+    return StoreError(
+        "the roster is being rebuilt; wait for `hocket log rebuild` to end, or run it again if it was stopped"
+    )
+
+
 def link(previous: bytes, body: bytes) -> bytes:
     """The next link of the chain: it covers the whole op, its signature included, and every op before it."""
     return hashlib.sha3_256(previous + body).digest()
 
 
+class Draft(NamedTuple):
+    """An op of this transaction. `body` lacks the signature unless it is sealed."""
+
+    op: Op
+    body: bytes
+    is_sealed: bool
+
+    @property
+    def whole(self) -> bytes:
+        return self.body if self.is_sealed else self.body + b"\x00"
+
+
 class Transaction:
     """`now` is the time that decisions are made by: the node's clock, never behind the wall."""
+
+    __slots__ = (
+        "_clock",
+        "_drafts",
+        "_head",
+        "_projection",
+        "_refusals",
+        "_settled",
+        "_stamps",
+        "_wall_now",
+        "new_id",
+        "node",
+        "now",
+        "session",
+        "unsettled",
+    )
 
     def __init__(self, session: Session, node: int, wall: Wall, new_id: Callable[[int], bytes]) -> None:
         self.session = session
         self.node = node
         head = session.head()
         if head.rebuilding is not None:
-            raise StoreError(
-                "the roster is being rebuilt; wait for `hocket log rebuild` to end, or run it again if it was stopped"
-            )
+            raise being_rebuilt()
         self._head = head
         self._clock = Hlc(head.wall, head.logical, node)
         self._wall_now = self.now = wall(head.wall)
         self.new_id = new_id
-        self.projection = Projection(session, self.now)
-        self._bodies: list[tuple[Op, bytes, bool]] = []
+        self._projection: Projection | None = None
+        self._drafts: list[Draft] = []
         self._stamps: dict[Hlc, Op] = {}
         self._refusals: list[Refusal] = []
+        self._settled, self.unsettled = head.settled, head.unsettled
+
+    @property
+    def projection(self) -> Projection:
+        if self._projection is None:
+            self._projection = Projection(self.session, self.now, self.settle)
+        return self._projection
+
+    @property
+    def stirring(self) -> bool:
+        """Whether workers should look at what this transaction changed."""
+        return self.unsettled > 0 or (self._projection is not None and self._projection.stirring)
 
     def author(self, payload: Payload, deps: tuple[bytes, ...] = ()) -> Op | Reason:
         """Writes an op of this node's own. One that would not count is not written: the reason comes back
         instead.
         """
-        stamp = self._tick()
+        stamp = tick(self._clock, self._wall_now)
         op = Op(self.new_id(stamp.wall), stamp, self.node, deps, payload)
         reason = self.projection.newest(op)
         if reason is not None:
             return reason
         self._clock = stamp
-        self._bodies.append((op, unsigned(op), False))
+        self._drafts.append(Draft(op, unsigned(op), is_sealed=False))
         return op
+
+    def settle(self, limit: int = SETTLE_ALL) -> bool:
+        """Folds and indexes ops that were only put on the log so far, oldest first. False when there are none."""
+        if self._head.unsettled == 0 or self._settled >= self._head.seq:
+            return False
+        rows = self.session.unsettled_ops(self._settled, limit)
+        for row in rows:
+            op = decode(row.body)
+            assert job_of(op.payload) is not None
+            self.projection.expect_new(op.payload.job_id)  # type: ignore[union-attr]
+            self.projection.replayed(op)
+        if rows:
+            self.session.mark_settled(rows[0].seq, rows[-1].seq)
+            self.projection.flush()
+        self.unsettled -= len(rows)
+        self._settled = rows[-1].seq if len(rows) == limit else self._head.seq
+        return bool(rows)
 
     def _tick(self) -> Hlc:
         try:
@@ -66,9 +131,7 @@ class Transaction:
     def body(self, op_id: bytes) -> bytes:
         """The bytes of an op that is on the log."""
         row = self.session.op(op_id)
-        if row is not None:
-            return row.body
-        return next(body if done else body + b"\x00" for op, body, done in self._bodies if op.id == op_id)
+        return row.body if row is not None else next(draft.whole for draft in self._drafts if draft.op.id == op_id)
 
     def admits(self, kind: str) -> bool:
         """Whether the route in force lets this node claim jobs of the kind."""
@@ -92,32 +155,34 @@ class Transaction:
         for twin in twins:
             self.projection.collide(twin)
         self.projection.arrived(op, integrity=bool(twins))
-        self._bodies.append((op, body, True))
+        self._drafts.append(Draft(op, body, is_sealed=True))
 
     def refuse(self, op_id: bytes, author: int, reason: Reason) -> None:
         self._refusals.append(Refusal(op_id, author.to_bytes(8, "big"), int(reason), self.now))
 
     def close(self, sign: Signer) -> None:
         """Signs and stores what was written; the caller's commit makes it durable."""
-        drafts = [body for _, body, is_sealed in self._bodies if not is_sealed]
-        signatures = iter(sign(drafts) if drafts else ())
+        own = [draft.body for draft in self._drafts if not draft.is_sealed]
+        signatures = iter(sign(own) if own else ())
         chain, seq = self._head.chain, self._head.seq
         rows = []
-        for op, body, is_sealed in self._bodies:
+        for op, body, is_sealed in self._drafts:
             whole = body if is_sealed else sealed(body, next(signatures))
             chain = link(chain, whole)
             seq += 1
             reason = self.projection.reason(op.id)
+            payload = op.payload
+            stamp = pack(op.timestamp)
             rows.append(
-                OpRow(
-                    seq, op.id, pack(op.timestamp), discriminant(op.payload), job_of(op.payload), reason, whole, chain
-                )
+                OpRow(seq, op.id, stamp, discriminant(payload), job_of(payload), reason, 1, whole, chain)
             )
         if rows:
             self.session.add_ops(rows)
-        self.projection.flush()
+        if self._projection is not None:
+            self._projection.flush()
         if self._refusals:
             self.session.refuse(self._refusals)
-        head = Head(self._clock.wall, self._clock.logical, seq, chain, None)
+        settled = self._settled if self.unsettled else seq
+        head = Head(self._clock.wall, self._clock.logical, seq, chain, settled, self.unsettled, None)
         if head != self._head:
             self.session.put_head(head)

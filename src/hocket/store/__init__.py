@@ -14,17 +14,22 @@ from hocket.kernel.roster import Job
 
 
 class Head(NamedTuple):
-    """Where the log ends: the node's clock, the number of ops, and the last link of the chain."""
+    """Where the log ends: the node's clock, the number of ops, and the last link of the chain; and how far the projections
+    follow it. Every op up to `settled` is folded and can be found by its id and its job; `unsettled` of those behind it
+    are not yet.
+    """
 
     wall: int
     logical: int
     seq: int
     chain: bytes
+    settled: int
+    unsettled: int
     rebuilding: bytes | None
 
 
 class OpRow(NamedTuple):
-    """One op as it is kept. `hlc` is packed; `reason` is 0 for an op that counts."""
+    """One op as it is kept. `hlc` is packed; `reason` is 0 for an op that counts; `settled` is 1 when it is folded."""
 
     seq: int
     id: bytes
@@ -32,6 +37,7 @@ class OpRow(NamedTuple):
     variant: int
     job: bytes | None
     reason: int
+    settled: int
     body: bytes
     chain: bytes
 
@@ -104,6 +110,8 @@ class Session(Protocol):
     def put_head(self, head: Head) -> None: ...
     def add_ops(self, rows: Sequence[OpRow]) -> None: ...
     def order_ops(self) -> None: ...
+    def unsettled_ops(self, after: int, limit: int) -> list[OpRow]: ...
+    def mark_settled(self, first: int, last: int) -> None: ...
     def op(self, op_id: bytes) -> OpRow | None: ...
     def op_seq(self, seq: int) -> OpRow | None: ...
     def ops_after(self, seq: int, limit: int) -> list[OpRow]: ...

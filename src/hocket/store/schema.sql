@@ -5,23 +5,27 @@ CREATE TABLE head (
     logical    INTEGER NOT NULL,
     seq        INTEGER NOT NULL,          -- how many ops there are
     chain      BLOB    NOT NULL,          -- the last link
+    settled    INTEGER NOT NULL,          -- every op up to this one is folded and indexed
+    unsettled  INTEGER NOT NULL,          -- how many behind it are not
     rebuilding BLOB                       -- HLC of the last op refolded, while a rebuild is under way
 ) STRICT;
-INSERT INTO head VALUES (1, 0, 0, 0, zeroblob(32), NULL);
+INSERT INTO head VALUES (1, 0, 0, 0, zeroblob(32), 0, 0, NULL);
 
 CREATE TABLE meta (key TEXT PRIMARY KEY, value BLOB NOT NULL) STRICT, WITHOUT ROWID;
 
 CREATE TABLE ops (
     seq     INTEGER PRIMARY KEY,          -- order of arrival on this node
-    id      BLOB    NOT NULL UNIQUE,      -- ULID
+    id      BLOB    NOT NULL,             -- ULID
     hlc     BLOB    NOT NULL,             -- wall, logical, node: 20 bytes that sort as the HLC does
     variant INTEGER NOT NULL,
     job     BLOB,
     reason  INTEGER NOT NULL,             -- 0: it counts; else why it does not
+    settled INTEGER NOT NULL,             -- 0: a plain submit that is not folded and indexed yet
     body    BLOB    NOT NULL,             -- the whole op as it was signed and travels
     chain   BLOB    NOT NULL              -- SHA3-256(previous link, body)
 ) STRICT;
-CREATE INDEX ops_by_job ON ops (job, hlc) WHERE job IS NOT NULL;
+CREATE UNIQUE INDEX ops_by_id ON ops (id) WHERE settled = 1;
+CREATE INDEX ops_by_job ON ops (job, hlc) WHERE settled = 1 AND job IS NOT NULL;
 CREATE INDEX ops_refused ON ops (seq) WHERE reason != 0;
 
 CREATE TABLE refusals (

@@ -43,8 +43,8 @@ class SqliteStore:
         self._write_session = SqliteSession(self._writer)
         self._read_session = SqliteSession(self._reader)
 
-    def write(self) -> "_Write":
-        return _Write(self)
+    def write(self) -> "WriteTransaction":
+        return WriteTransaction(self._writer, self._write_session, self._write_lock, self.path)
 
     @contextmanager
     def read(self) -> Iterator[SqliteSession]:
@@ -52,7 +52,7 @@ class SqliteStore:
             if self._reader.in_transaction:
                 yield self._read_session
                 return
-            self._retried(self._reader, "BEGIN")
+            self._reader.execute("BEGIN")
             try:
                 yield self._read_session
             finally:
@@ -69,24 +69,10 @@ class SqliteStore:
         if self.path != ":memory:":
             # Only counts for a new file. A commit writes whole pages, and an append touches a few bytes in several of them.
             connection.execute(f"PRAGMA page_size={PAGE_BYTES}")
-            self._retried(connection, "PRAGMA journal_mode=WAL")
+            _persist(connection, "PRAGMA journal_mode=WAL")
         for pragma in ("synchronous=FULL", f"cache_size=-{CACHE_KIB}", "temp_store=MEMORY"):
             connection.execute(f"PRAGMA {pragma}")
         return connection
-
-    def _begin(self) -> None:
-        self._retried(self._writer, "BEGIN IMMEDIATE")
-
-    def _retried(self, connection: apsw.Connection, sql: str) -> None:
-        deadline = time.monotonic() + LOCK_WAIT_S
-        while True:
-            try:
-                connection.execute(sql)
-                return
-            except apsw.BusyError:
-                if time.monotonic() > deadline:
-                    raise
-                time.sleep(random.uniform(RETRY_MIN_S, RETRY_MAX_S))
 
     def _migrate(self) -> None:
         """Brings a new file to the current version; refuses, untouched, a file of a newer program or another
@@ -95,7 +81,7 @@ class SqliteStore:
         version, owner = self._pragma("user_version"), self._pragma("application_id")
         if version == VERSION and owner == APPLICATION_ID:
             return
-        self._begin()
+        _persist(self._writer, "BEGIN IMMEDIATE")
         try:
             version, owner = self._pragma("user_version"), self._pragma("application_id")
             if owner not in (0, APPLICATION_ID) or (owner == 0 and self._has_tables()):
@@ -123,41 +109,58 @@ class SqliteStore:
         return bool(self._writer.execute("SELECT 1 FROM sqlite_schema LIMIT 1").fetchall())
 
 
-class _Write:
-    """A write transaction. A class and not a generator, because every append pays for it."""
+class WriteTransaction:
+    """One write transaction. A class and not a generator, because every append pays for it."""
 
-    __slots__ = ("_store",)
+    __slots__ = ("_connection", "_lock", "_path", "_session")
 
-    def __init__(self, store: SqliteStore) -> None:
-        self._store = store
+    def __init__(
+        self, connection: apsw.Connection, session: SqliteSession, lock: threading.RLock, path: str
+    ) -> None:
+        self._connection = connection
+        self._session = session
+        self._lock = lock
+        self._path = path
 
     def __enter__(self) -> SqliteSession:
-        store = self._store
-        store._write_lock.acquire()
+        self._lock.acquire()
         try:
-            store._begin()
+            try:
+                self._connection.execute("BEGIN IMMEDIATE")
+            except apsw.BusyError:
+                _persist(self._connection, "BEGIN IMMEDIATE")
         except BaseException as error:
-            store._write_lock.release()
-            _explain(store.path, error)
+            self._lock.release()
+            _explain(self._path, error)
             raise
-        return store._write_session
+        return self._session
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        store = self._store
         try:
             if error is None:
-                store._writer.execute("COMMIT")
+                self._connection.execute("COMMIT")
+                return
         except BaseException as failure:
             error = failure
-            raise
         finally:
-            try:
-                if error is not None and store._writer.in_transaction:
-                    store._writer.execute("ROLLBACK")
-            finally:
-                store._write_lock.release()
-                if error is not None:
-                    _explain(store.path, error)
+            if error is not None and self._connection.in_transaction:
+                self._connection.execute("ROLLBACK")
+            self._lock.release()
+        _explain(self._path, error)
+        raise error
+
+
+def _persist(connection: apsw.Connection, sql: str) -> None:
+    """Tries a statement again, after short random times, for as long as another process holds the lock."""
+    deadline = time.monotonic() + LOCK_WAIT_S
+    while True:
+        try:
+            connection.execute(sql)
+            return
+        except apsw.BusyError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(random.uniform(RETRY_MIN_S, RETRY_MAX_S))
 
 
 @contextmanager

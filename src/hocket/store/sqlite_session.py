@@ -14,12 +14,16 @@ from hocket.store import Artifact, Entry, Head, OpRow, Refusal, Schedule, Stage,
 
 REFUSALS_KEPT = 10_000
 
-_OP = "seq, id, hlc, variant, job, reason, body, chain"
+_OP = "seq, id, hlc, variant, job, reason, settled, body, chain"
 _JOB = (
     "id, kind, stage, priority, schedule_op, scheduled, policy, last, outcome, fence, failures, returns, claimer,"
     " claim_op, deadline, ready_at, done, artifacts, error_op, progress, unique_key, worker"
 )
 _JOB_OF_J = ", ".join("j." + column.strip() for column in _JOB.split(","))
+_PUT_HEAD = (
+    "UPDATE head SET wall = ?, logical = ?, seq = ?, chain = ?, settled = ?, unsettled = ?, rebuilding = ? WHERE one = 1"
+)
+_ADD_OP = f"INSERT INTO ops ({_OP}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
 _PUT_JOB = f"REPLACE INTO jobs ({_JOB}) VALUES ({', '.join('?' * 22)})"
 _PROJECTIONS = ("jobs", "after", "cites", "nodes", "routes", "schedules", "artifacts")
 
@@ -41,15 +45,21 @@ class SqliteSession:
     # The log.
 
     def head(self) -> Head:
-        row = self._sql("SELECT wall, logical, seq, chain, rebuilding FROM head").fetchone()
+        row = self._sql("SELECT wall, logical, seq, chain, settled, unsettled, rebuilding FROM head").fetchone()
         assert row is not None
         return Head(*row)
 
     def put_head(self, head: Head) -> None:
-        self._sql("UPDATE head SET wall = ?, logical = ?, seq = ?, chain = ?, rebuilding = ?", head)
+        self._sql(_PUT_HEAD, head)
 
     def add_ops(self, rows: Sequence[OpRow]) -> None:
-        self._many(f"INSERT INTO ops ({_OP}) VALUES (?, ?, ?, ?, ?, ?, ?, ?)", rows)
+        self._many(_ADD_OP, rows)
+
+    def unsettled_ops(self, after: int, limit: int) -> list[OpRow]:
+        return self._ops("WHERE seq > ? AND settled = 0 ORDER BY seq LIMIT ?", after, limit)
+
+    def mark_settled(self, first: int, last: int) -> None:
+        self._sql("UPDATE ops SET settled = 1 WHERE seq BETWEEN ? AND ? AND settled = 0", (first, last))
 
     def order_ops(self) -> None:
         """Makes the index by author and HLC, if there is none. A node that only ever writes its own ops, which it does in
@@ -58,7 +68,7 @@ class SqliteSession:
         self._sql("CREATE INDEX IF NOT EXISTS ops_by_author ON ops (substr(hlc, 13), hlc)")
 
     def op(self, op_id: bytes) -> OpRow | None:
-        return self._op("id = ?", op_id)
+        return self._op("id = ? AND settled = 1", op_id)
 
     def op_seq(self, seq: int) -> OpRow | None:
         return self._op("seq = ?", seq)
@@ -77,7 +87,7 @@ class SqliteSession:
         return self._ops("WHERE substr(hlc, 13) = ? AND hlc = ?", hlc[12:], hlc)
 
     def ops_of_job(self, job_id: bytes) -> list[OpRow]:
-        return self._ops("WHERE job = ? ORDER BY hlc", job_id)
+        return self._ops("WHERE job = ? AND settled = 1 ORDER BY hlc", job_id)
 
     def ops_in_order(self, after: bytes, limit: int) -> list[OpRow]:
         """The next ops in HLC order, merged from the authors' own sequences, which are indexed."""
@@ -96,7 +106,7 @@ class SqliteSession:
         return [OpRow(*row) for row in self._sql(f"SELECT {_OP} FROM ops {tail}", values)]
 
     def set_reasons(self, reasons: Iterable[tuple[int, bytes]]) -> None:
-        self._many("UPDATE ops SET reason = ? WHERE id = ?", reasons)
+        self._many("UPDATE ops SET reason = ? WHERE id = ? AND settled = 1", reasons)
 
     def _authors(self) -> list[bytes]:
         return [
@@ -219,7 +229,7 @@ class SqliteSession:
     def ready(self, kind: str, limit: int) -> list[tuple[Entry, bytes | None]]:
         """The most urgent jobs of a kind, each with its ScheduleJob op (None when that is not stored yet)."""
         rows = self._sql(
-            f"""SELECT {_JOB_OF_J}, ops.body FROM jobs AS j LEFT JOIN ops ON ops.id = j.schedule_op
+            f"""SELECT {_JOB_OF_J}, ops.body FROM jobs AS j LEFT JOIN ops ON ops.id = j.schedule_op AND ops.settled = 1
                 WHERE j.stage = 0 AND j.kind = ? ORDER BY j.priority DESC, j.id LIMIT ?""",
             (kind, limit),
         )

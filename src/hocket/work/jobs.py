@@ -5,7 +5,7 @@ roster's decision.
 """
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from hocket.errors import Conflict, Usage
@@ -28,7 +28,7 @@ from hocket.kernel.vocabulary import (
     Telemetry,
     YieldWork,
 )
-from hocket.log import Transaction
+from hocket.log import SETTLE_STEP, Transaction
 from hocket.store import Entry
 
 KIND = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
@@ -85,7 +85,7 @@ def check_kind(kind: str) -> str:
     return kind
 
 
-def submit(tx: Transaction, drafts: Iterable[Draft]) -> list[Submitted]:
+def submit(tx: Transaction, drafts: Sequence[Draft]) -> list[Submitted]:
     """All of them or, when one is refused, none."""
     return [_submit(tx, draft) for draft in drafts]
 
@@ -132,6 +132,7 @@ def _dependency(tx: Transaction, job_id: bytes) -> Job:
 
 def claim(tx: Transaction, worker: int, limit: int, lease_of: Callable[[str], int | None]) -> Claims:
     """Up to `limit` jobs, the most urgent first, of the kinds for which `lease_of` gives a lease."""
+    tx.settle(SETTLE_STEP)
     tx.projection.flush()
     tx.session.promote(tx.now)
     candidates: list[tuple[Entry, bytes | None, int]] = []
@@ -156,8 +157,8 @@ def claim(tx: Transaction, worker: int, limit: int, lease_of: Callable[[str], in
             continue
         tx.projection.assign(job.id, worker)
         taken.append(Claim(_job(tx, job.id), schedule or tx.body(job.schedule_op)))
-    delayed = tx.session.next_ready_at()
-    return Claims(taken, _earliest([*turns, delayed]))
+    again = [*turns, tx.session.next_ready_at(), tx.now if tx.unsettled else None]
+    return Claims(taken, _earliest(again))
 
 
 def _earliest(times: list[int | None]) -> int | None:

@@ -66,7 +66,7 @@ class Access(Protocol):
     @property
     def node_id(self) -> int: ...
     async def run(self, request: Callable[[Transaction], T]) -> T: ...
-    async def read(self, query: Callable[[Session], T]) -> T: ...
+    async def peek(self, query: Callable[[Session], T]) -> T: ...
 
 
 class Turn(NamedTuple):
@@ -277,7 +277,7 @@ class Worker:
         self._next_round = now + ROUND_S * random.uniform(0.8, 1.2)
         self._watch_loop(now)
         try:
-            return await self._access.read(self._survey)
+            return await self._access.peek(self._survey)
         except StoreError as error:
             self._options.notice(f"{error}; trying again")
             return None
@@ -336,7 +336,7 @@ class Worker:
 
     def _is_idle(self, tx: Transaction) -> bool:
         tx.projection.flush()
-        return all(self._options.handlers.find(kind) is None for kind in tx.session.busy_kinds())
+        return not tx.unsettled and all(self._options.handlers.find(kind) is None for kind in tx.session.busy_kinds())
 
     # What follows from a turn.
 
