@@ -1,0 +1,280 @@
+"""The job rules once more, as plainly as they can be said: all ops, sorted by HLC, replayed from nothing over
+dictionaries. Written from the requirements (LW-02, 04 to 09, 12, 15, 16, 37 and the per-job part of 41) and, for
+Hocket's own ops, from the words of the roster's and the policy's documentation. It shares no logic with the roster.
+
+An op's verdict is the set of every reason against it; the empty set means that it counts. Which of several reasons is
+given is the roster's choice, so a comparison asks that its reason be one of these.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any
+
+from blake3 import blake3
+
+from hocket.kernel.clock import Hlc
+from hocket.kernel.ids import parse_ulid
+from hocket.kernel.ops import Op
+from hocket.kernel.reasons import Reason
+from hocket.kernel.vocabulary import (
+    CancelJob,
+    ClaimWork,
+    CompleteJob,
+    ExpireWork,
+    FailWork,
+    ReportProgress,
+    RetryJob,
+    RouteKind,
+    ScheduleJob,
+    YieldWork,
+)
+
+JOB_OPS = (
+    ScheduleJob,
+    ClaimWork,
+    CompleteJob,
+    YieldWork,
+    ExpireWork,
+    FailWork,
+    CancelJob,
+    RetryJob,
+    ReportProgress,
+)
+MONTH_MS = 30 * 24 * 3600 * 1000
+
+Verdict = set[Reason]
+
+
+class Mesh:
+    """Everything that a set of ops means. `jobs` by id, `verdicts` by op id."""
+
+    def __init__(self, ops: Iterable[Op]) -> None:
+        self.ops = {op.id: op for op in ops}
+        self.jobs: dict[bytes, dict[str, Any]] = {}
+        self.verdicts: dict[bytes, Verdict] = {}
+        self.routes: list[tuple[Hlc, str, int | None]] = []
+        self.claims_of: dict[bytes, set[bytes]] = {}
+        times = Counter(op.timestamp for op in self.ops.values())
+        for op in sorted(self.ops.values(), key=lambda op: op.timestamp):
+            if times[op.timestamp] > 1:
+                self.verdicts[op.id] = {Reason.INTEGRITY}
+            else:
+                self._meet(op)
+
+    def _meet(self, op: Op) -> None:
+        verdict = self._dependencies(op)
+        if not verdict:
+            if isinstance(op.payload, JOB_OPS):
+                verdict = self._job_op(op)
+            elif isinstance(op.payload, RouteKind):
+                self.routes.append((op.timestamp, op.payload.kind, op.payload.route))
+        self.verdicts[op.id] = verdict
+        if isinstance(op.payload, JOB_OPS) and op.payload.job_id in self.jobs:
+            self.jobs[op.payload.job_id]["last"] = op.timestamp
+
+    # LW-15, LW-16: an op waits for what it cites; it cannot cite what is not earlier; nothing follows from
+    # what was rejected.
+    def _dependencies(self, op: Op) -> Verdict:
+        cited = [self.ops.get(dep) for dep in op.causal_deps]
+        if any(dep is not None and dep.timestamp >= op.timestamp for dep in cited):
+            return {Reason.DEPENDENCY_CYCLE}
+        verdicts = [{Reason.WAITING} if dep is None else self.verdicts[dep.id] for dep in cited]
+        if any(verdict and verdict != {Reason.WAITING} for verdict in verdicts):
+            return {Reason.DEPENDENCY_REJECTED}
+        return {Reason.WAITING} if any(verdicts) else set()
+
+    def _job_op(self, op: Op) -> Verdict:
+        payload: Any = op.payload
+        job = self.jobs.get(payload.job_id)
+        if isinstance(payload, ClaimWork):
+            self.claims_of.setdefault(payload.job_id, set()).add(op.id)
+        if isinstance(payload, ScheduleJob):
+            if job is not None:
+                return {Reason.DUPLICATE_JOB}
+            policy = json.loads(payload.policy_envelope or b"{}")
+            self.jobs[payload.job_id] = {
+                "kind": payload.kind,
+                "policy": policy,
+                "state": "pending",
+                "outcome": None,
+                "fence": 0,
+                "failures": 0,
+                "returns": 0,
+                "claimer": None,
+                "claim_op": None,
+                "deadline": None,
+                "ready_at": policy.get("not_before") or 0,
+                "done": None,
+                "progress": None,
+                "error_op": None,
+                "artifacts": (),
+            }
+            return set()
+        if job is None:
+            return {Reason.UNKNOWN_JOB}
+        rule = {
+            ClaimWork: self._claim,
+            CompleteJob: self._complete,
+            YieldWork: self._yield,
+            ExpireWork: self._expire,
+            FailWork: self._fail,
+            CancelJob: self._cancel,
+            RetryJob: self._retry,
+            ReportProgress: self._progress,
+        }[type(payload)]
+        return rule(job, op, payload)
+
+    # LW-04, LW-08, LW-09, LW-12, LW-37; not-before and `after` of LW-41.
+    def _claim(self, job: dict[str, Any], op: Op, payload: ClaimWork) -> Verdict:
+        wall = op.timestamp.wall
+        against: Verdict = set()
+        if job["state"] == "completed":
+            against.add(Reason.COMPLETED)
+        if payload.claimer != op.node_id:
+            against.add(Reason.NOT_CLAIMER)
+        if payload.lease_duration_ms == 0 or payload.lease_duration_ms > MONTH_MS:
+            against.add(Reason.BAD_LEASE)
+        if self._routed(job["kind"], op.timestamp) not in (None, payload.claimer):
+            against.add(Reason.ROUTED_ELSEWHERE)
+        if self._cites_an_older_claim(job, op):
+            against.add(Reason.STALE_CLAIM)
+        if job["state"] == "claimed":
+            if job["claimer"] != payload.claimer:
+                against.add(Reason.ALREADY_CLAIMED)
+            elif wall > job["deadline"]:
+                against.add(Reason.LEASE_PASSED)
+        if job["state"] == "pending":
+            if wall < job["ready_at"]:
+                against.add(Reason.TOO_EARLY)
+            for name in job["policy"].get("after", ()):
+                before = self.jobs.get(parse_ulid(name))
+                if before is None or before["outcome"] != "succeeded":
+                    against.add(Reason.AFTER_UNMET)
+        if against:
+            return against
+        if job["state"] == "pending":
+            job.update(state="claimed", claimer=payload.claimer, claim_op=op.id, fence=job["fence"] + 1)
+        job["deadline"] = wall + payload.lease_duration_ms
+        return set()
+
+    def _routed(self, kind: str, at: Hlc) -> int | None:
+        so_far = [(when, node) for when, routed, node in self.routes if routed == kind and when <= at]
+        return max(so_far)[1] if so_far else None
+
+    # LW-37: a claim is known by its op id, whatever the node; software that cites no claim at all speaks as its node.
+    def _cites_an_older_claim(self, job: dict[str, Any], op: Op) -> bool:
+        cited = set(op.causal_deps) & self.claims_of.get(op.payload.job_id, set())  # type: ignore[union-attr]
+        return bool(cited) and job["claim_op"] not in cited
+
+    # LW-05: only the current claimer.
+    def _not_the_holder(self, job: dict[str, Any], op: Op, named: int) -> Verdict:
+        if job["state"] == "completed":
+            return {Reason.COMPLETED}
+        if job["state"] == "pending":
+            return {Reason.NOT_CLAIMED}
+        against: Verdict = set()
+        if not op.node_id == named == job["claimer"]:
+            against.add(Reason.NOT_CLAIMER)
+        if self._cites_an_older_claim(job, op):
+            against.add(Reason.STALE_CLAIM)
+        return against
+
+    def _complete(self, job: dict[str, Any], op: Op, payload: CompleteJob) -> Verdict:
+        against = self._not_the_holder(job, op, op.node_id)
+        if not against:
+            self._end(job, "succeeded", op)
+            job["artifacts"] = payload.output_artifacts
+        return against
+
+    def _yield(self, job: dict[str, Any], op: Op, payload: YieldWork) -> Verdict:
+        against = self._not_the_holder(job, op, payload.claimer)
+        if not against:
+            self._return(job, op)
+        return against
+
+    # LW-06, LW-07: anybody's, about the holder, once its own HLC wall is past the deadline.
+    def _expire(self, job: dict[str, Any], op: Op, payload: ExpireWork) -> Verdict:
+        if job["state"] == "completed":
+            return {Reason.COMPLETED}
+        if job["state"] == "pending":
+            return {Reason.NOT_CLAIMED}
+        against: Verdict = set()
+        if payload.expired_claimer != job["claimer"]:
+            against.add(Reason.NOT_CLAIMER)
+        if not op.timestamp.wall > job["deadline"]:
+            against.add(Reason.LEASE_RUNNING)
+        if not against:
+            self._return(job, op)
+        return against
+
+    # Three returns are free, then each rests twice as long as the one before, from a second to a minute; the 25th
+    # is the end.
+    def _return(self, job: dict[str, Any], op: Op) -> None:
+        job["returns"] += 1
+        if job["returns"] == 25:
+            self._end(job, "failed", op)
+            return
+        self._release(job)
+        if job["returns"] > 3:
+            job["ready_at"] = op.timestamp.wall + min(60_000, 1_000 * 2 ** (job["returns"] - 4))
+
+    # Retries with backoff; beyond them, or when the handler says so, the end.
+    def _fail(self, job: dict[str, Any], op: Op, payload: FailWork) -> Verdict:
+        against = self._not_the_holder(job, op, payload.claimer)
+        if against:
+            return against
+        job["failures"] += 1
+        job["error_op"] = op.id
+        policy = job["policy"]
+        if not payload.retry or job["failures"] > policy.get("retries", 1000):
+            self._end(job, "failed", op)
+            return set()
+        self._release(job)
+        cap = policy.get("backoff_max_ms", 3_600_000)
+        rest = min(cap, policy.get("backoff_ms", 1_000) * 2 ** (job["failures"] - 1))
+        spread = int.from_bytes(blake3(op.id).digest()[:2], "big")
+        job["ready_at"] = op.timestamp.wall + min(cap, rest + rest * spread // 131_072)
+        return set()
+
+    def _cancel(self, job: dict[str, Any], op: Op, payload: CancelJob) -> Verdict:
+        if job["state"] == "completed":
+            return {Reason.COMPLETED}
+        self._end(job, "cancelled", op)
+        job["error_op"] = op.id
+        return set()
+
+    # A job that failed for good or was called off begins anew; its fences go on.
+    def _retry(self, job: dict[str, Any], op: Op, payload: RetryJob) -> Verdict:
+        if job["outcome"] not in ("failed", "cancelled"):
+            return {Reason.NOT_FAILED}
+        self._release(job)
+        job.update(outcome=None, done=None, failures=0, returns=0, ready_at=0)
+        return set()
+
+    def _progress(self, job: dict[str, Any], op: Op, payload: ReportProgress) -> Verdict:
+        against = self._not_the_holder(job, op, payload.claimer)
+        if not against:
+            job["progress"] = payload.note
+        return against
+
+    def _release(self, job: dict[str, Any]) -> None:
+        job.update(state="pending", claimer=None, claim_op=None, deadline=None, progress=None)
+
+    def _end(self, job: dict[str, Any], outcome: str, op: Op) -> None:
+        job.update(state="completed", outcome=outcome, done=op.timestamp, deadline=None)
+
+    # LW-17.
+
+    def pending(self, kind: str, now: int) -> set[bytes]:
+        """The jobs of the kind that could be claimed now, routes apart."""
+        found = set()
+        for name, job in self.jobs.items():
+            after = [self.jobs.get(parse_ulid(each)) for each in job["policy"].get("after", ())]
+            met = all(each is not None and each["outcome"] == "succeeded" for each in after)
+            if job["kind"] == kind and job["state"] == "pending" and job["ready_at"] <= now and met:
+                found.add(name)
+        return found
+
+    def overdue(self, now: int) -> set[bytes]:
+        return {name for name, job in self.jobs.items() if job["state"] == "claimed" and job["deadline"] < now}
