@@ -20,6 +20,8 @@ ORDER = [
     "mesh",
     "gitplane",
     "rhythm",
+    "home",
+    "desk",
     "node",
     "server",
     "cli",
