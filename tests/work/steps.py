@@ -197,7 +197,6 @@ WAYS: dict[str, Any] = {
     "memory": _memory,
     "object": object,
     "large": lambda: "x" * (1024 * 1024 + 1),
-    "number": lambda: 2**80,
     "surrogate": lambda: _raise(OSError("cannot read \udcff")),
     "silent": lambda: _raise(Unspeakable()),
     "long": lambda: _raise(ValueError("x" * 100_000 + "\nsecond line")),
