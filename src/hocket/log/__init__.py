@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor
 from typing import Any, NamedTuple, TypeVar
 
-from hocket.errors import HocketError
+from hocket.errors import StoreError
 from hocket.kernel.clock import Hlc, pack, tick
 from hocket.kernel.ids import make_ulid, next_ulid, node_id
 from hocket.kernel.jws import detached
@@ -77,13 +77,15 @@ class Log:
         self._id_lock = threading.Lock()
 
     def commit(self, requests: Sequence[Request]) -> list[Any]:
-        """Runs the requests in one durable transaction and gives their results in order. A request that raises
-        a HocketError gives that error as its result and leaves nothing behind; the others are not disturbed by
-        it.
+        """Runs the requests in one durable transaction and gives their results in order. A request that raises gives
+        that error as its result and leaves nothing behind; the others are not disturbed by it. An error of the store
+        is everybody's, and is raised: nothing was kept.
         """
         try:
             return self.run(lambda tx: [request(tx) for request in requests])
-        except HocketError as error:
+        except StoreError:
+            raise
+        except Exception as error:
             if len(requests) == 1:
                 return [error]
         results: list[Any] = []
