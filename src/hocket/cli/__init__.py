@@ -24,7 +24,10 @@ def main(arguments: list[str] | None = None) -> NoReturn:
         code = INTERRUPTED
     except BrokenPipeError:
         code = PIPE_CLOSED
-    sys.exit(_flushed(code))
+    code = _flushed(code)
+    # Nothing that is still there needs to be looked through on the way out.
+    gc.freeze()
+    sys.exit(code)
 
 
 def _run(arguments: list[str]) -> int:
@@ -90,10 +93,10 @@ def _keep(text: str) -> str | None:
     """Writes a traceback into the home, if there is one that can be written to."""
     import time
 
-    from hocket.cli.settings import settings
-    from hocket.home import Home, default_home
-
     try:
+        from hocket.cli.settings import settings
+        from hocket.home import Home, default_home
+
         home = Home(settings.home or default_home()).path
         if not home.is_dir():
             return None
@@ -102,7 +105,8 @@ def _keep(text: str) -> str | None:
         with path.open(mode) as file:
             file.write(f"{time.strftime('%Y-%m-%dT%H:%M:%S%z')} {' '.join(sys.argv)}\n{text}\n")
         return str(path)
-    except (OSError, RuntimeError, ValueError):
+    except Exception:
+        # This is the last resort already; what goes wrong here must not hide what went wrong before.
         return None
 
 

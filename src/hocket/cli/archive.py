@@ -4,7 +4,6 @@ all.
 
 import os
 import sys
-from collections import Counter
 from pathlib import Path
 from typing import Annotated
 
@@ -13,8 +12,6 @@ import typer
 from hocket.cli.settings import HomeOption, JsonOption, open_desk
 from hocket.cli.voice import emit, notice, on_terminal, progress, say
 from hocket.errors import Failed, StoreError, Usage
-
-REASONS_READ_MAX = 10_000
 
 
 def export_log(
@@ -66,7 +63,6 @@ def import_log(
     \b
       hocket log import backup.ops
     """
-    from hocket.kernel.reasons import BY_NUMBER
     from hocket.log.archive import import_ops
 
     with open_desk() as desk:
@@ -79,12 +75,11 @@ def import_log(
                 raise Usage(f"cannot read {file}: {error.strerror}") from None
             with source:
                 admitted = import_ops(desk.log, source)
-        with desk.read() as session:
-            refused = session.refusals(min(admitted.rejected, REASONS_READ_MAX)) if admitted.rejected else []
-    reasons = Counter(BY_NUMBER[each.reason].sentence for each in refused)
-    emit(admitted._asdict() | {"reasons": dict(reasons)})
+    reasons = {reason.sentence: count for reason, count in admitted.refused.items()}
+    counts = {"appended": admitted.appended, "duplicated": admitted.duplicated, "rejected": admitted.rejected}
+    emit(counts | {"reasons": reasons})
     say(f"{admitted.appended} appended, {admitted.duplicated} duplicated, {admitted.rejected} rejected")
-    for sentence, count in reasons.most_common():
+    for sentence, count in reasons.items():
         say(f"rejected {count}: {sentence}", "red")
     if admitted.rejected:
         raise Failed(f"{admitted.rejected} ops were rejected; the others are in")

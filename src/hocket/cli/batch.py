@@ -12,11 +12,12 @@ from typing import Any, BinaryIO, NamedTuple
 from hocket.cli.options import decoded, moment_ms
 from hocket.cli.settings import open_desk
 from hocket.cli.voice import Progress, emit, progress, say
+from hocket.desk import Desk
 from hocket.errors import HocketError, Usage
 from hocket.kernel.ids import ulid_text
 from hocket.kernel.policy import Policy
 from hocket.log import Transaction
-from hocket.work import jobs, view
+from hocket.work import jobs
 from hocket.work.handlers import draft, policy
 from hocket.work.jobs import PAYLOAD_BYTES_MAX, Draft, Submitted
 
@@ -65,8 +66,9 @@ def submit_batch(source: str) -> None:
         if not batch.lines:
             raise Usage(f"{name}: nothing to submit")
         order = _ordered(batch)
+        there = _cited_jobs(desk, batch)
         with progress("submitting") as bar:
-            made = desk.log.run(lambda tx: _submit(tx, batch, order, bar))
+            made = desk.log.run(lambda tx: _submit(tx, batch, order, there, bar))
     emit(
         [
             {
@@ -188,26 +190,37 @@ def _refuse_cycle(batch: Batch, path: list[int], back_to: int) -> None:
         raise Usage(f"cycle in after: {' → '.join(str(batch.lines[index].name) for index in cycle)}")
 
 
-def _submit(tx: Transaction, batch: Batch, order: Iterable[int], bar: Progress) -> dict[int, Submitted]:
+def _cited_jobs(desk: Desk, batch: Batch) -> dict[str, str]:
+    """The whole ids of the jobs that lines cite and that are no lines themselves."""
+    there: dict[str, str] = {}
+    for line in batch.lines:
+        for cited in line.after:
+            if cited in batch.named or cited in there:
+                continue
+            with batch.at(line):
+                try:
+                    there[cited] = ulid_text(desk.find(cited))
+                except Usage as error:
+                    raise Usage(f"after {cited!r} is neither the name of a line nor a job: {error}") from None
+    return there
+
+
+def _submit(
+    tx: Transaction, batch: Batch, order: Iterable[int], there: dict[str, str], bar: Progress
+) -> dict[int, Submitted]:
     """What became of each line. Names stand for the jobs that their lines led to, which may have been there before."""
     made: dict[int, Submitted] = {}
     for index in order:
         line = batch.lines[index]
+        ready = line.draft
+        if line.name is not None:
+            # The jobs that come after it must be able to name it, in this very transaction.
+            ready = ready._replace(job_id=tx.new_id(tx.now))
         with batch.at(line):
-            ready = line.draft
             if line.after:
-                ids = [_job_id(tx, batch, made, each) for each in line.after]
+                ids = [there.get(each) or ulid_text(made[batch.named[each]].job_id) for each in line.after]
                 ready = ready._replace(policy=policy(ready.policy, after=ids))
             made[index] = jobs.submit(tx, [ready])[0]
         if len(made) % STEP == 0:
             bar(len(made), len(batch.lines))
     return made
-
-
-def _job_id(tx: Transaction, batch: Batch, made: dict[int, Submitted], cited: str) -> str:
-    if cited in batch.named:
-        return ulid_text(made[batch.named[cited]].job_id)
-    try:
-        return ulid_text(view.find(tx.session, cited).job.id)
-    except Usage as error:
-        raise Usage(f"after {cited!r} is neither the name of a line nor a job: {error}") from None

@@ -29,7 +29,12 @@ app = new_app()
 
 @app.callback()
 def cron_group(home: HomeOption = None, as_json: JsonOption = False) -> None:
-    """Jobs that are made at set times. A tick that nobody was awake for is made up once, when a worker runs again."""
+    """Jobs that are made at set times. A tick that nobody was awake for is made up once, when a worker runs again.
+
+    \b
+      hocket cron add nightly '30 2 * * *' acme.backup
+      hocket cron list
+    """
 
 
 @app.command()

@@ -1,0 +1,112 @@
+"""What `doctor` and `status` find."""
+
+import time
+from pathlib import Path
+
+import apsw
+import pytest
+
+from .conftest import Program
+
+
+def verdicts(hocket: Program, code: int = 0) -> dict[str, str]:
+    """The worst verdict of each check."""
+    order = ("ok", "warn", "bad")
+    found: dict[str, str] = {}
+    for each in hocket("doctor", "--json", code=code).json:
+        found[each["check"]] = max(found.get(each["check"], "ok"), each["verdict"], key=order.index)
+    return found
+
+
+def test_a_healthy_home(used: Program):
+    found = verdicts(used)
+    assert set(found.values()) == {"ok"}
+    expected = {
+        "python",
+        "home",
+        "keys",
+        "disk",
+        "locks and pipes",
+        "database",
+        "first op",
+        "clock",
+        "workers",
+        "rebuild",
+    }
+    assert set(found) == expected
+    assert all(line.startswith("ok\t") for line in used("doctor", code=0).out.splitlines())
+    assert [path.name for path in (used.home / "processes").iterdir()] == []
+
+
+def test_no_home_at_all(tmp_path: Path):
+    hocket = Program(tmp_path / "none")
+    assert verdicts(hocket, 1) == {"python": "ok", "home": "bad"}
+    assert not hocket.home.exists()
+
+
+def test_keys_that_others_can_read(hocket: Program):
+    (hocket.home / "node.key").chmod(0o644)
+    result = hocket("doctor", code=1)
+    assert "chmod 600" in result.out and "bad" in result.sentence
+
+
+def test_the_key_of_another_log(hocket: Program, used_home: Path, tmp_path: Path):
+    other = Program(tmp_path / "other")
+    other("init", code=0)
+    (hocket.home / "node.key").write_text((other.home / "node.key").read_text())
+    assert verdicts(hocket, 1)["first op"] == "bad"
+    (hocket.home / "node.key").write_text("gibberish")
+    assert verdicts(hocket, 1)["keys"] == "bad"
+    assert "does not hold a key" in hocket("jobs", code=5).sentence
+
+
+@pytest.mark.req("LW-22")
+def test_a_clock_that_was_set_back(hocket: Program):
+    """The log has seen a time an hour ahead of this machine's, as after a clock that was wrong and was put right."""
+    connection = apsw.Connection(str(hocket.home / "log.db"))
+    ahead = int(time.time() * 1000) + 3_600_000
+    connection.execute("UPDATE head SET wall = ?", (ahead,))
+    connection.close()
+    assert verdicts(hocket)["clock"] == "warn"
+    job_id = hocket.submit("test.echo")
+    hocket("work", "tasks.py", "--until-idle", code=0)
+    assert hocket.show(job_id)["outcome"] == "succeeded"
+    assert hocket.show(job_id)["scheduled_ms"] >= ahead
+
+
+@pytest.mark.req("LW-33")
+def test_an_interrupted_rebuild(used: Program):
+    connection = apsw.Connection(str(used.home / "log.db"))
+    connection.execute("UPDATE head SET rebuilding = zeroblob(20)")
+    connection.close()
+    assert verdicts(used, 1)["rebuild"] == "bad"
+    assert "being rebuilt" in used("submit", "test.echo", code=5).sentence
+    assert used("status", "--json").json["rebuilding"] is True
+    assert "finished what was begun" in used("log", "rebuild", code=0).out
+    assert verdicts(used)["rebuild"] == "ok"
+    used("submit", "test.echo", code=0)
+
+
+@pytest.mark.req("VX-01", "LW-17")
+def test_status(used: Program):
+    status = used("status", "--json", code=0).json
+    assert status["jobs"] == {
+        "ready": 1,
+        "delayed": 0,
+        "blocked": 0,
+        "claimed": 0,
+        "succeeded": 20,
+        "failed": 1,
+        "cancelled": 0,
+    }
+    assert status["workers"] == [] and status["waiting_ops"] == 0 and status["refusals"] == {}
+    assert status["chain_head"] == used("log", "verify", "--json").json["head"]
+    text = used("status", code=0).out
+    for part in (
+        status["node"],
+        status["user"],
+        status["home"],
+        status["chain_head"],
+        "1 ready, 20 succeeded, 1 failed",
+    ):
+        assert part in text

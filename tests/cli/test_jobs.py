@@ -1,0 +1,112 @@
+"""Lists of jobs, one job in full, and what can be done to it."""
+
+import json
+
+import pytest
+
+from .conftest import Program, until
+
+
+@pytest.mark.req("LW-17", "LW-19")
+def test_the_list_and_its_filters(used: Program):
+    everything = used("jobs", "--json", code=0).json
+    assert len(everything) == 22
+    ids = [job["job_id"] for job in everything]
+    assert ids == sorted(ids, reverse=True)
+    assert [job["kind"] for job in used("jobs", "--state", "pending", "--json").json] == ["other.kind"]
+    assert used("jobs", "--state", "claimed", "--json").json == []
+    assert len(used("jobs", "--state", "completed", "--json").json) == 21
+    assert [job["kind"] for job in used("jobs", "--outcome", "failed", "--json").json] == ["test.fail"]
+    assert len(used("jobs", "--outcome", "succeeded", "--limit", "7", "--json").json) == 7
+    assert used("jobs", "--outcome", "succeeded", "--state", "pending", "--json").json == []
+    assert len(used("jobs", "--kind", "test", "--json").json) == 21
+    assert used("jobs", "--kind", "tes", "--json").json == []
+    assert len(used("jobs", "--limit", "3", code=0).out.splitlines()) == 3
+    assert used("jobs", "--state", "claimed", code=0).out == ""
+
+
+def test_lines_for_a_pipe(used: Program):
+    line = used("jobs", "--outcome", "failed", code=0).out.rstrip("\n").split("\t")
+    assert len(line) == 7 and line[1:5] == ["test.fail", "failed", "1", "0"]
+
+
+@pytest.mark.req("LW-41")
+def test_show_tells_everything(used: Program):
+    failed = used("jobs", "--outcome", "failed", "--json").json[0]["job_id"]
+    text = used("show", failed, code=0).out
+    for part in (failed, "test.fail", "ValueError: it broke", "FailWork", "ScheduleJob", "ClaimWork", 'File "'):
+        assert part in text
+    done = used("jobs", "--outcome", "succeeded", "--limit", "1", "--json").json[0]["job_id"]
+    assert '\nresult\t{"n":' in used("show", done, code=0).out
+    shown = used.show(done)
+    assert [op["type"] for op in shown["ops"]] == ["ScheduleJob", "ClaimWork", "CompleteJob"]
+    assert all(op["author"] == shown["claimer"] and op["counts"] for op in shown["ops"])
+
+
+@pytest.mark.parametrize("command", ["show", "cancel", "retry"])
+def test_ids_that_name_no_job_or_several(used: Program, command: str):
+    assert "no job '7ZZZZZZZZZ'" in used(command, "7ZZZZZZZZZ", code=2).sentence
+    assert "is not a job id" in used(command, "no job!", code=2).sentence
+    assert "no job ''" in used(command, "", code=2).sentence
+    ambiguous = used(command, "0", code=2).sentence
+    assert "'0' is the beginning of several job ids" in ambiguous and ambiguous.endswith("give more of it")
+
+
+def test_a_unique_beginning_is_enough_in_either_case(hocket: Program):
+    job_id = hocket.submit("test.echo")
+    assert hocket.show(job_id[:6].lower())["job_id"] == job_id
+
+
+@pytest.mark.req("LW-41", "LW-02")
+def test_cancel_and_retry(hocket: Program):
+    job_id = hocket.submit("test.echo")
+    follower = hocket.submit("test.echo", "--after", job_id)
+    assert hocket("cancel", job_id, "--reason", "wrong frame", code=0).out == f"cancelled {job_id}\n"
+    shown = hocket.show(job_id)
+    assert (shown["state"], shown["outcome"], shown["error"]) == ("completed", "cancelled", "wrong frame")
+    assert hocket.show(follower)["outcome"] == "cancelled"
+    assert "completed already" in hocket("cancel", job_id, code=3).sentence
+    assert hocket("retry", job_id, "--json", code=0).json["state"] == "pending"
+    assert "only a failed or cancelled job can be retried" in hocket("retry", job_id, code=3).sentence
+    hocket("work", "tasks.py", "--until-idle", code=0)
+    assert "has succeeded" in hocket("retry", job_id, code=3).sentence
+    assert hocket.show(job_id)["outcome"] == "succeeded"
+
+
+@pytest.mark.req("LW-41")
+def test_a_dead_job_is_tried_anew(used: Program):
+    failed = used("jobs", "--outcome", "failed", "--json").json[0]["job_id"]
+    assert used("retry", failed, code=0).out == f"retried {failed}\n"
+    used("work", "tasks.py", "--until-idle", code=0)
+    shown = used.show(failed)
+    assert (shown["outcome"], shown["fence"]) == ("failed", 2)
+
+
+@pytest.mark.parametrize("reason", ["", "x" * 501])
+def test_reasons_are_bounded(hocket: Program, reason: str):
+    job_id = hocket.submit("test.echo")
+    assert "a reason has 1 to 500 characters" in hocket("cancel", job_id, "--reason", reason, code=2).sentence
+
+
+@pytest.mark.req("LW-17")
+def test_watch_prints_a_list_at_each_change(hocket: Program):
+    watch = hocket.start("jobs", "--watch", "--json")
+    assert watch.stdout is not None
+    assert json.loads(watch.stdout.readline()) == []
+    job_id = hocket.submit("test.echo")
+    assert [job["job_id"] for job in json.loads(watch.stdout.readline())] == [job_id]
+    hocket("cancel", job_id, code=0)
+    assert json.loads(watch.stdout.readline())[0]["outcome"] == "cancelled"
+
+
+def test_watch_in_a_pipe_prints_the_lines_that_change(hocket: Program):
+    first = hocket.submit("test.echo")
+    watch = hocket.start("jobs", "--watch")
+    assert watch.stdout is not None
+    assert watch.stdout.readline().startswith(first)
+    second = hocket.submit("test.echo")
+    assert watch.stdout.readline().startswith(second)
+    hocket("cancel", first, code=0)
+    line = watch.stdout.readline()
+    assert line.startswith(first) and "\tcancelled\t" in line
+    until(lambda: watch.poll() is None)
