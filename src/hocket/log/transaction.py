@@ -96,7 +96,7 @@ class Transaction:
         """Writes an op of this node's own. One that would not count is not written: the reason comes back
         instead.
         """
-        stamp = tick(self._clock, self._wall_now)
+        stamp = self._tick()
         op = Op(self.new_id(stamp.wall), stamp, self.node, deps, payload)
         reason = self.projection.newest(op)
         if reason is not None:
