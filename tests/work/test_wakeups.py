@@ -1,0 +1,219 @@
+"""The pipes by which processes wake each other, the sign of life of each, and schedules that cannot be read."""
+
+import os
+import select
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+import hocket
+import hocket.testing
+from hocket.bus.bells import Bell, Bells
+from hocket.kernel.vocabulary import SetSchedule
+from hocket.work import cron
+from hocket.work.processes import ProcessLock, is_alive
+from tests.work.mesh import PATIENCE_S
+
+pytestmark = pytest.mark.req("LW-18")
+
+
+def rung(bell: Bell, patience: float = 0.0) -> bool:
+    readable, _, _ = select.select([bell], [], [], patience)
+    bell.clear()
+    return bool(readable)
+
+
+def test_a_bell_hears_what_it_asked_for(tmp_path: Path) -> None:
+    ready, every, bells = Bell(tmp_path, "a", "ready"), Bell(tmp_path, "b", "any"), Bells(tmp_path)
+    bells.ring(True)
+    assert (rung(ready), rung(every)) == (True, True)
+    bells.ring(False)
+    assert (rung(ready), rung(every)) == (False, True)
+    bells.close()
+    ready.close()
+    every.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_bell_that_comes_later_is_found_and_one_that_goes_is_forgotten(tmp_path: Path) -> None:
+    bells = Bells(tmp_path)
+    for number in range(20):
+        bells.ring(True)
+        bell = Bell(tmp_path, str(number), "ready")
+        bells.ring(True)
+        assert rung(bell), "however soon after the last look it came"
+        bell.close()
+        bells.ring(True)
+    bells.close()
+
+
+def test_a_bell_is_not_taken_for_a_dead_ones_while_it_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bells, mkfifo = Bells(tmp_path), os.mkfifo
+
+    def watched(path: Path, mode: int) -> None:
+        mkfifo(path, mode)
+        bells.ring(True)
+
+    monkeypatch.setattr(os, "mkfifo", watched)
+    bell = Bell(tmp_path, "a", "ready")
+    bells.ring(True)
+    assert rung(bell)
+    bell.close()
+    bells.close()
+
+
+def test_the_pipe_of_a_killed_process_is_removed_and_a_full_one_is_no_trouble(tmp_path: Path) -> None:
+    code = (
+        "import sys, pathlib, hocket.bus.bells as b\n"
+        "bell = b.Bell(pathlib.Path(sys.argv[1]), 'a', 'any'); print(flush=True); sys.stdin.read()"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment()
+    )
+    assert process.stdout is not None
+    process.stdout.readline()
+    bells = Bells(tmp_path)
+    for _ in range(100_000):
+        bells.ring(True)
+    process.kill()
+    process.wait()
+    bells.ring(True)
+    assert list(tmp_path.iterdir()) == []
+    bells.close()
+
+
+def environment() -> dict[str, str]:
+    return os.environ | {"PYTHONPATH": str(Path(hocket.__file__).parents[1])}
+
+
+def test_many_ring_at_once(tmp_path: Path) -> None:
+    bell, bells = Bell(tmp_path, "a", "ready"), Bells(tmp_path)
+    threads = [threading.Thread(target=lambda: [bells.ring(True) for _ in range(200)]) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE_S)
+    assert rung(bell)
+    assert not rung(bell)
+    bells.close()
+    bell.close()
+
+
+def test_a_process_is_alive_until_it_ends_however_it_ends(tmp_path: Path) -> None:
+    code = (
+        "import sys, pathlib, hocket.work.processes as p\n"
+        "lock = p.ProcessLock(pathlib.Path(sys.argv[1]), 'a'); print(flush=True); sys.stdin.read()"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment()
+    )
+    assert process.stdout is not None
+    process.stdout.readline()
+    assert is_alive(tmp_path, "a")
+    assert is_alive(tmp_path, "a"), "looking does not end it"
+    process.kill()
+    process.wait()
+    assert not is_alive(tmp_path, "a")
+    assert list(tmp_path.iterdir()) == []
+    assert not is_alive(tmp_path, "never was")
+
+
+def test_a_forked_child_is_no_sign_of_life(tmp_path: Path) -> None:
+    lock = ProcessLock(tmp_path, "a")
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(write)
+        os.read(read, 1)
+        os._exit(0)
+    os.close(read)
+    assert is_alive(tmp_path, "a")
+    os.close(lock._fd)
+    lock._fd = -1
+    try:
+        deadline = time.monotonic() + PATIENCE_S
+        while is_alive(tmp_path, "a"):
+            assert time.monotonic() < deadline, "the child keeps the lock"
+            time.sleep(0.005)
+    finally:
+        os.close(write)
+        os.waitpid(child, 0)
+
+
+@pytest.mark.req("LW-41")
+@pytest.mark.parametrize(
+    "bad",
+    [
+        SetSchedule("bad", "no cron", "UTC", "w.tick", b"{}", b""),
+        SetSchedule("bad", "* * * * *", "Nowhere/Land", "w.tick", b"{}", b""),
+        SetSchedule("bad", "* * * * *", "UTC", "", b"{}", b""),
+        SetSchedule("bad", "* * * * *", "UTC", "w.tick", b"{}", b"no policy"),
+        SetSchedule("bad", "0 0 30 2 *", "UTC", "w.tick", b"{}", b""),
+    ],
+    ids=["cron", "zone", "kind", "policy", "never"],
+)
+def test_a_schedule_that_cannot_be_read_does_not_hold_up_the_others(bad: SetSchedule) -> None:
+    with hocket.testing.node() as node:
+        good = cron.check(cron.Plan("good", "* * * * *", "UTC", hocket.kind("w.tick").draft({})))
+        node.desk.log.run(lambda tx: tx.author(bad))
+        node.desk.log.run(lambda tx: cron.add(tx, good))
+        node.clock.advance(120)
+        assert node.desk.log.run(cron.make_due) == 1
+        assert node.desk.log.run(cron.make_due) == 0
+
+
+@pytest.mark.req("LW-41")
+@pytest.mark.parametrize(
+    ("at", "expected"),
+    [
+        (1_743_301_800, 1_743_301_800),
+        (1_743_301_800.999, 1_743_301_800),
+        (1_743_301_799.999, 1_743_215_400),
+    ],
+)
+def test_the_last_tick_is_the_newest_that_is_not_in_the_future(at: float, expected: int) -> None:
+    with hocket.testing.node(at=1_700_000_000) as node:
+        plan = cron.check(cron.Plan("x", "30 2 * * *", "UTC", hocket.kind("w.tick").draft({})))
+        node.desk.log.run(lambda tx: cron.add(tx, plan))
+        with node.desk.read() as session:
+            (schedule,) = session.schedules()
+        assert cron.last_tick(schedule, int(at * 1000)) == expected * 1000
+        following = cron.next_tick(schedule, expected * 1000)
+        assert following == (expected + 86_400) * 1000
+
+
+@pytest.mark.req("LW-41")
+def test_a_tick_near_a_clock_change_is_made_once_each_day() -> None:
+    """Half past two does not exist on one night in Vienna, and on another it comes twice."""
+    for start in (1_743_100_000, 1_761_250_000):
+        with hocket.testing.node(at=start) as node:
+            plan = cron.check(cron.Plan("x", "30 2 * * *", "Europe/Vienna", hocket.kind("w.tick").draft({})))
+            node.desk.log.run(lambda tx, plan=plan: cron.add(tx, plan))
+            made = 0
+            for _ in range(5 * 24 * 4):
+                node.clock.advance(900)
+                made += node.desk.log.run(cron.make_due)
+            assert made == 5
+
+
+@pytest.mark.req("LW-41")
+def test_a_schedule_that_is_removed_or_set_anew_ticks_accordingly() -> None:
+    with hocket.testing.node() as node:
+        log = node.desk.log
+        plan = cron.check(cron.Plan("x", "* * * * *", "UTC", hocket.kind("w.tick").draft({"n": 1})))
+        log.run(lambda tx: cron.add(tx, plan))
+        node.clock.advance(61)
+        assert log.run(cron.make_due) == 1
+        log.run(lambda tx: cron.add(tx, plan))
+        assert log.run(cron.make_due) == 0, "set anew in the same minute"
+        log.run(lambda tx: cron.remove(tx, "x"))
+        node.clock.advance(600)
+        assert log.run(cron.make_due) == 0
+        with pytest.raises(hocket.Usage, match="no schedule 'x'"):
+            log.run(lambda tx: cron.remove(tx, "x"))
+        assert node.desk.rebuild().unchanged
+        assert log.run(cron.make_due) == 0
