@@ -105,6 +105,15 @@ def test_a_reader_that_goes_away_is_taken_quietly(used: Program):
     assert process.stderr.read() == ""
 
 
+@pytest.mark.skipif(not Path("/dev/full").is_char_device(), reason="needs /dev/full")
+def test_output_that_cannot_be_written_is_said(hocket: Program):
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([*PROGRAM, "jobs", "--json"], stdout=full, stderr=-1, text=True, env=hocket.environment())
+    assert done.returncode == 5
+    assert done.stderr.startswith("hocket: ") and done.stderr.endswith("No space left on device\n")
+    assert len(done.stderr.splitlines()) == 1
+
+
 @pytest.mark.req("LW-41")
 @pytest.mark.parametrize(
     "arguments", [["jobs", "--watch"], ["log", "--follow"], ["submit", "test.echo", "--wait"]], ids=lambda each: each[0]

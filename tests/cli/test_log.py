@@ -1,12 +1,14 @@
 """The log from the command line: reading, following, proving, rebuilding, carrying elsewhere and back."""
 
 import json
+import os
+import subprocess
 from pathlib import Path
 
 import apsw
 import pytest
 
-from .conftest import Program
+from .conftest import PROGRAM, Program, until
 
 
 @pytest.mark.req("VX-07")
@@ -80,8 +82,6 @@ def test_rebuild_gives_the_same(used: Program):
 @pytest.mark.req("LW-33")
 @pytest.mark.xdist_group("processes")
 def test_rebuild_waits_for_no_worker(hocket: Program, tmp_path: Path):
-    from .conftest import until
-
     hocket.start("work", "tasks.py")
     until(lambda: hocket("status", "--json").json["workers"], "the worker")
     assert "workers are running" in hocket("log", "rebuild", code=3).sentence
@@ -112,10 +112,6 @@ def test_a_log_goes_to_another_node_and_back(used: Program, tmp_path: Path):
 
 @pytest.mark.req("LW-32")
 def test_through_a_pipe(used: Program, tmp_path: Path):
-    import subprocess
-
-    from .conftest import PROGRAM
-
     exported = subprocess.run([*PROGRAM, "log", "export", "-"], capture_output=True, env=used.environment(), check=True)
     assert exported.stderr.endswith(b"ops exported\n")
     total = used("status", "--json").json["ops"]
@@ -142,6 +138,15 @@ def test_files_that_cannot_be_read_or_written(hocket: Program, tmp_path: Path):
     assert "cannot read" in hocket("log", "import", tmp_path / "none", code=2).sentence
     assert hocket("log", "import", tmp_path).code in (2, 5)
     assert "cannot write" in hocket("log", "export", tmp_path / "no" / "where", code=5).sentence
-    (tmp_path / "old").write_text("kept")
-    hocket("log", "export", "/dev/full" if Path("/dev/full").exists() else tmp_path / "no" / "where")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["home", "old", "tasks.py"]
+    assert "cannot write" in hocket("log", "export", tmp_path, code=5).sentence
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["home", "tasks.py"]
+
+
+def test_an_export_replaces_a_file_and_goes_through_a_pipe(hocket: Program, tmp_path: Path):
+    (tmp_path / "old").write_bytes(b"old")
+    hocket("log", "export", tmp_path / "old", code=0)
+    os.mkfifo(tmp_path / "pipe")
+    export = hocket.start("log", "export", tmp_path / "pipe")
+    assert (tmp_path / "pipe").read_bytes() == (tmp_path / "old").read_bytes()
+    hocket.finished(export)
+    assert (tmp_path / "pipe").is_fifo()

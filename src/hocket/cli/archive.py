@@ -4,8 +4,10 @@ all.
 
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, BinaryIO
 
 import typer
 
@@ -35,20 +37,31 @@ def export_log(
             sys.stdout.buffer.flush()
             notice(f"{count} ops exported")
             return
-        path = Path(file)
-        unfinished = path.with_name(f".{path.name}.{os.getpid()}.new")
         try:
-            with unfinished.open("wb") as out:
+            with _written(Path(file)) as out:
                 count = export_ops(desk.store, out, bar)
-                out.flush()
-                os.fsync(out.fileno())
-            unfinished.replace(path)
         except OSError as error:
             raise StoreError(f"cannot write {file}: {error.strerror}") from None
-        finally:
-            unfinished.unlink(missing_ok=True)
     emit({"ops": count, "file": file})
     say(f"{count} ops exported to {file}")
+
+
+@contextmanager
+def _written(path: Path) -> Iterator[BinaryIO]:
+    """A file that takes its name when it is whole and on the disk. What is no file, like a pipe, is just written to."""
+    if path.exists() and not path.is_file():
+        with path.open("wb") as out:
+            yield out
+        return
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}.new")
+    try:
+        with unfinished.open("wb") as out:
+            yield out
+            out.flush()
+            os.fsync(out.fileno())
+        unfinished.replace(path)
+    finally:
+        unfinished.unlink(missing_ok=True)
 
 
 def import_log(
