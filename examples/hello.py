@@ -1,6 +1,7 @@
 """The smallest whole program: one job type, one job, one worker, all in this process and without async.
 
-hocket init python examples/hello.py World
+hocket init
+python examples/hello.py World
 """
 
 import sys

@@ -1,0 +1,133 @@
+"""A reader who follows a page to the letter, in an empty home directory of their own.
+
+A ```python block that begins with a comment like `# tasks.py` is saved under that name; the other ```python blocks
+of the page are one program, run at the end. In a ```console block a line after `$ ` is typed into one shell, which
+keeps its variables, and goes on in lines after `> `; a command must succeed. The lines below a command are what it
+prints, where `…` stands for anything; a command with nothing below it may print what it likes.
+"""
+
+import os
+import re
+import signal
+import stat
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+PATIENCE_S = 120
+
+_BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_FILE = re.compile(r"# ([\w./-]+\.(?:py|jsonl?|txt))\n")
+
+
+@dataclass
+class Block:
+    line: int
+    language: str
+    text: str
+
+
+@dataclass
+class Command:
+    line: int
+    text: str
+    shown: list[str] = field(default_factory=list)
+
+
+def blocks(page: Path) -> list[Block]:
+    text = page.read_text(encoding="utf-8")
+    return [Block(text.count("\n", 0, match.start(2)) + 1, match[1], match[2]) for match in _BLOCK.finditer(text)]
+
+
+def commands(block: Block) -> list[Command]:
+    found: list[Command] = []
+    for number, line in enumerate(block.text.splitlines(), start=block.line):
+        if line.startswith("$ "):
+            found.append(Command(number, line[2:]))
+        elif line.startswith("> ") and not found[-1].shown:
+            found[-1].text += "\n" + line[2:]
+        else:
+            found[-1].shown.append(line)
+    return found
+
+
+def environment(directory: Path) -> dict[str, str]:
+    """A shell where `hocket` and `python` are this checkout's, and the home directory is empty."""
+    tools = directory / "tools"
+    tools.mkdir()
+    for name, line in (
+        ("hocket", f'exec "{sys.executable}" -m hocket.cli "$@"'),
+        ("python", f'exec "{sys.executable}" "$@"'),
+    ):
+        (tools / name).write_text(f"#!/bin/sh\n{line}\n")
+        (tools / name).chmod((tools / name).stat().st_mode | stat.S_IXUSR)
+    home = directory / "me"
+    home.mkdir()
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("HOCKET_", "PYTEST_"))}
+    path = os.pathsep.join([str(tools), kept.get("PATH", os.defpath)])
+    modules = os.pathsep.join(filter(None, [str(ROOT / "src"), kept.get("PYTHONPATH", "")]))
+    return kept | {
+        "PATH": path,
+        "PYTHONPATH": modules,
+        "HOME": str(home),
+        "COLUMNS": "120",
+        "NO_COLOR": "1",
+        "TZ": "UTC",
+    }
+
+
+def shell(page: Path, directory: Path, env: dict[str, str]) -> list[tuple[Command, int, str]]:
+    """Saves the page's files and types its commands, in order. Gives each command with its exit code and output."""
+    typed: list[Command] = []
+    script = ["exec </dev/null"]
+    outputs = directory / "outputs"
+    outputs.mkdir()
+    for block in blocks(page):
+        named = _FILE.match(block.text)
+        if block.language == "python" and named:
+            script.append(f"cat > {named[1]} <<'END-OF-FILE'\n{block.text}END-OF-FILE")
+        elif block.language == "console":
+            for command in commands(block):
+                out = outputs / str(len(typed))
+                script.append(
+                    f"{{ {command.text}\n}} > {out} 2>&1; code=$?; echo $code > {out}.code; [ $code = 0 ] || exit 1"
+                )
+                typed.append(command)
+    typing = subprocess.Popen(["bash", "-c", "\n".join(script)], cwd=env["HOME"], env=env, start_new_session=True)
+    try:
+        typing.wait(timeout=PATIENCE_S)
+    except subprocess.TimeoutExpired:
+        pass  # the commands that did not end are missing from the answer
+    finally:
+        _end_group(typing)
+    return [
+        (command, int(path.with_suffix(".code").read_text()), path.read_text())
+        for command, path in ((command, outputs / str(i)) for i, command in enumerate(typed))
+        if path.with_suffix(".code").exists()
+    ]
+
+
+def _end_group(process: subprocess.Popen[bytes]) -> None:
+    """Whatever a page left in the background ends with it."""
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+    process.wait()
+
+
+def program(page: Path) -> str:
+    """The page's unnamed python blocks as one program in which every line has its number on the page."""
+    lines: list[str] = []
+    for block in blocks(page):
+        if block.language == "python" and not _FILE.match(block.text):
+            lines += [""] * (block.line - 1 - len(lines)) + block.text.splitlines()
+    return "\n".join(lines) + "\n" if lines else ""
+
+
+def matches(shown: list[str], output: str) -> bool:
+    """Whether the output is what the page shows. White space at the ends of lines does not count."""
+    pattern = r"\s*\n".join(".*".join(re.escape(part) for part in line.rstrip().split("…")) for line in shown)
+    return re.fullmatch(r"\s*" + pattern + r"\s*", output, re.DOTALL) is not None
