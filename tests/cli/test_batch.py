@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import apsw
 import pytest
 
 from .conftest import Program
@@ -114,7 +115,9 @@ def test_one_bad_line_is_named_and_nothing_is_submitted(hocket: Program, tmp_pat
     result = hocket("submit", "--batch", file, code=2)
     assert result.sentence.startswith(f"{file} line 4: ") and says in result.sentence
     assert result.out == ""
-    assert hocket("status", "--json").json["ops"] == 1
+    connection = apsw.Connection(str(hocket.home / "log.db"))
+    assert connection.execute("SELECT max(seq) FROM ops").fetchall() == [(1,)]
+    connection.close()
 
 
 @pytest.mark.req("LW-16")
