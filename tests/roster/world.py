@@ -62,9 +62,9 @@ class Clock:
         return max(self.now, floor)
 
 
-def randomness() -> Callable[[int], bytes]:
+def randomness(salt: bytes) -> Callable[[int], bytes]:
     numbers = count(1)
-    return lambda size: content_hash(next(numbers).to_bytes(8, "big"))[:size]
+    return lambda size: content_hash(salt + next(numbers).to_bytes(8, "big"))[:size]
 
 
 def new_log(store: Store | None = None, key: SigningKey = READER, wall: Callable[[int], int] | None = None) -> Log:
@@ -74,7 +74,7 @@ def new_log(store: Store | None = None, key: SigningKey = READER, wall: Callable
         key,
         did_key(USER.public),
         wall=wall or Clock(),
-        randomness=randomness(),
+        randomness=randomness(key.public),
     )
 
 
