@@ -3,7 +3,7 @@ asked of them. It blocks and has no event loop; `node` offers the same to async 
 """
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -110,12 +110,11 @@ class Desk:
         self.log.settle()
         return self.store.read()
 
-    def submit(self, drafts: Iterable[Draft]) -> list[Submitted]:
+    def submit(self, drafts: Sequence[Draft]) -> list[Submitted]:
         """All of them in one transaction, or none."""
-        ready = list(drafts)
-        if len(ready) == 1 and ready[0].policy == DEFAULT and ready[0].job_id is None:
-            return [Submitted(self.log.append_plain(ready[0].kind, ready[0].payload), created=True)]
-        return self.log.run(lambda tx: jobs.submit(tx, ready))
+        if len(drafts) == 1 and drafts[0].policy == DEFAULT and drafts[0].job_id is None:
+            return [Submitted(self.log.append_plain(drafts[0].kind, drafts[0].payload), created=True)]
+        return self.log.run(lambda tx: jobs.submit(tx, drafts))
 
     def find(self, prefix: str) -> bytes:
         """The id of the one job that the text begins."""

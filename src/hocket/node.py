@@ -284,8 +284,11 @@ class Handle:
     def __init__(self, node: Node, job_id: bytes, created: bool) -> None:
         self._node = node
         self._id = job_id
-        self.job_id = ulid_text(job_id)
         self.created = created
+
+    @property
+    def job_id(self) -> str:
+        return ulid_text(self._id)
 
     async def status(self) -> dict[str, Any]:
         """Where the job stands now."""
@@ -330,7 +333,9 @@ class SyncNode:
 
     def submit(self, job: JobType | str, /, **payload: Any) -> "SyncHandle":
         """Submits one job; its payload's members are the handler's keyword arguments."""
-        return self.submit_many([(job, payload)])[0]
+        job_type = kind(job) if isinstance(job, str) else job
+        made = self.desk.submit([job_type.draft(payload)])[0]
+        return SyncHandle(self, made.job_id, made.created)
 
     def submit_many(self, pairs: Iterable[tuple[JobType | str, dict[str, Any]]]) -> "list[SyncHandle]":
         """Submits many jobs in one transaction: all of them or none."""
@@ -377,8 +382,11 @@ class SyncHandle:
     def __init__(self, node: SyncNode, job_id: bytes, created: bool) -> None:
         self._node = node
         self._id = job_id
-        self.job_id = ulid_text(job_id)
         self.created = created
+
+    @property
+    def job_id(self) -> str:
+        return ulid_text(self._id)
 
     def status(self) -> dict[str, Any]:
         """Where the job stands now."""

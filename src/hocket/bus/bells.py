@@ -47,6 +47,7 @@ class Bells:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
+        self._name = str(directory)
         self._pipes: dict[str, int] = {}
         self._seen = -1
         self._lock = threading.Lock()
@@ -54,7 +55,7 @@ class Bells:
     def ring(self, stirring: bool) -> None:
         with self._lock:
             self._look()
-            for name, fd in list(self._pipes.items()):
+            for name, fd in list(self._pipes.items()) if self._pipes else ():
                 if stirring or name.endswith(".any"):
                     self._write(name, fd)
 
@@ -66,7 +67,7 @@ class Bells:
 
     def _look(self) -> None:
         try:
-            changed = os.stat(self._directory).st_mtime_ns
+            changed = os.stat(self._name).st_mtime_ns
             if changed == self._seen:
                 return
             names = {name for name in os.listdir(self._directory) if name.endswith((".ready", ".any"))}

@@ -43,7 +43,8 @@ class JobType:
         return replace(self, policy=policy(self.policy, **options))
 
     def draft(self, payload: dict[str, Any]) -> Draft:
-        return draft(self.kind, payload, self.policy)
+        """A job of this type to submit. Raises Usage when the payload is no JSON object or too large."""
+        return Draft(self.kind, encode_payload(self.kind, payload), self.policy)
 
     @property
     def is_async(self) -> bool:
@@ -135,18 +136,22 @@ def policy(base: Policy, **options: Any) -> Policy:
 
 
 def draft(kind: str, payload: object, policy: Policy) -> Draft:
-    """A job to submit, its payload encoded. Raises Usage when it is no JSON object or too large."""
+    """A job to submit, of a kind whose function lives elsewhere. Raises Usage when kind or payload will not do."""
+    return Draft(check_kind(kind), encode_payload(kind, payload), policy)
+
+
+def encode_payload(kind: str, payload: object) -> bytes:
     if not isinstance(payload, dict):
         raise Usage(f"the payload of {kind} must be a JSON object, not {type(payload).__name__}")
     try:
-        encoded = msgspec.json.encode(payload) if payload else b"{}"
+        encoded = msgspec.json.encode(payload)
     except (TypeError, ValueError, msgspec.MsgspecError, RecursionError) as error:
         raise Usage(f"the payload of {kind} cannot be written as JSON: {error}") from None
     if len(encoded) > PAYLOAD_BYTES_MAX:
         raise Usage(
             f"the payload of {kind} has {len(encoded)} bytes, at most {PAYLOAD_BYTES_MAX}; pass a reference instead"
         )
-    return Draft(check_kind(kind), encoded, policy)
+    return encoded
 
 
 def load(modules: Iterable[str]) -> list[JobType]:
