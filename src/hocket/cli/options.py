@@ -22,6 +22,17 @@ NotBefore = Annotated[
         "--not-before", metavar="TIME", help="Start no earlier: ISO-8601, +30s from now, or milliseconds since 1970."
     ),
 ]
+After = Annotated[
+    list[str] | None,
+    typer.Option("--after", metavar="JOB", help="Start when that job has succeeded; may be repeated."),
+]
+Unique = Annotated[
+    str | None,
+    typer.Option("--unique", metavar="KEY", help="No second job of this kind and key while one is active."),
+]
+UniqueFor = Annotated[
+    str | None, typer.Option("--unique-for", metavar="DURATION", help="... and for this long after its submission.")
+]
 Retries = Annotated[int | None, typer.Option("--retries", metavar="N", help="How often a failed job is tried again.")]
 Lease = Annotated[
     str | None,

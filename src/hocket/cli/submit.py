@@ -6,6 +6,7 @@ import typer
 
 from hocket.cli.app import new_app
 from hocket.cli.options import (
+    After,
     Backoff,
     BackoffMax,
     Concurrency,
@@ -14,6 +15,8 @@ from hocket.cli.options import (
     Priority,
     Rate,
     Retries,
+    Unique,
+    UniqueFor,
     given,
     payload,
     seconds,
@@ -36,20 +39,12 @@ def submit(
         typer.Argument(metavar="[JSON|@FILE|-]", help="A JSON object: the handler's arguments.", show_default=False),
     ] = None,
     priority: Priority = None,
-    after: Annotated[
-        list[str] | None,
-        typer.Option("--after", metavar="JOB", help="Start when that job has succeeded; may be repeated."),
-    ] = None,
+    after: After = None,
     not_before: NotBefore = None,
     retries: Retries = None,
     lease: Lease = None,
-    unique: Annotated[
-        str | None,
-        typer.Option("--unique", metavar="KEY", help="No second job of this kind and key while one is active."),
-    ] = None,
-    unique_for: Annotated[
-        str | None, typer.Option("--unique-for", metavar="DURATION", help="... and for this long after its submission.")
-    ] = None,
+    unique: Unique = None,
+    unique_for: UniqueFor = None,
     concurrency: Concurrency = None,
     rate: Rate = None,
     backoff: Backoff = None,
