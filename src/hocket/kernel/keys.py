@@ -1,7 +1,7 @@
-"""Ed25519 keys: signing, verifying, and the two text forms of a key. Libsodium verifies, because it refuses keys and
-signatures of small order and scalars that are not reduced; OpenSSL signs, because it is faster at that and a signature has
-only one right value. Where a seed comes from and where it is kept, and which node a key belongs to, are decided
-elsewhere.
+"""Ed25519 keys: signing, verifying, and the two text forms of a key. Libsodium verifies, because it refuses
+keys and signatures of small order and scalars that are not reduced; OpenSSL signs, because it is faster at that
+and a signature has only one right value. Where a seed comes from and where it is kept, and which node a key
+belongs to, are decided elsewhere.
 """
 
 import re

@@ -9,7 +9,7 @@ from concurrent.futures import Executor
 from typing import Any, NamedTuple, TypeVar
 
 from hocket.errors import StoreError
-from hocket.kernel.clock import Hlc, pack, tick
+from hocket.kernel.clock import Hlc, pack
 from hocket.kernel.ids import make_ulid, next_ulid, node_id
 from hocket.kernel.jws import detached
 from hocket.kernel.keys import SigningKey
@@ -18,7 +18,7 @@ from hocket.kernel.postcard import Malformed, UnknownVariant
 from hocket.kernel.reasons import Reason
 from hocket.kernel.ucan import read as read_ucan
 from hocket.kernel.vocabulary import DelegateUcan, ScheduleJob, number_of
-from hocket.log.transaction import Transaction, Wall, being_rebuilt, link
+from hocket.log.transaction import Transaction, Wall, being_rebuilt, link, next_stamp
 from hocket.store import Head, OpRow, Session, Store
 
 __all__ = ["SETTLE_STEP", "Admission", "Log", "Transaction"]
@@ -77,9 +77,9 @@ class Log:
         self._id_lock = threading.Lock()
 
     def commit(self, requests: Sequence[Request]) -> list[Any]:
-        """Runs the requests in one durable transaction and gives their results in order. A request that raises gives
-        that error as its result and leaves nothing behind; the others are not disturbed by it. An error of the store
-        is everybody's, and is raised: nothing was kept.
+        """Runs the requests in one durable transaction and gives their results in order. A request that raises
+        gives that error as its result and leaves nothing behind; the others are not disturbed by it. An error
+        of the store is everybody's, and is raised: nothing was kept.
         """
         try:
             return self.run(lambda tx: [request(tx) for request in requests])
@@ -103,15 +103,16 @@ class Log:
         return result
 
     def append_plain(self, kind: str, payload: bytes) -> bytes:
-        """Schedules one new job that asks for nothing special, and gives its id, which is that of the op. This is the short
-        way for the commonest op of all: it always counts, so it is only signed, chained and put on the log. Folding and
-        indexing it is left to the next transaction that looks at the roster, which does so for many at once.
+        """Schedules one new job that asks for nothing special, and gives its id, which is that of the op. This
+        is the short way for the commonest op of all: it always counts, so it is only signed, chained and put on
+        the log. Folding and indexing it is left to the next transaction that looks at the roster, which does so
+        for many at once.
         """
         with self.store.write() as session:
             head = session.head()
             if head.rebuilding is not None:
                 raise being_rebuilt()
-            stamp = tick(Hlc(head.wall, head.logical, self.node), self._wall(head.wall))
+            stamp = next_stamp(Hlc(head.wall, head.logical, self.node), self._wall(head.wall))
             job_id = self.new_id(stamp.wall)
             body = unsigned(Op(job_id, stamp, self.node, (), ScheduleJob(job_id, kind, payload, b"")))
             whole = sealed(body, detached(self._key.sign(body + b"\x00"), self.node))

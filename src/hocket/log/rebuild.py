@@ -3,6 +3,7 @@ that remembers how far it got; a rebuild that was stopped goes on where it was. 
 no other change.
 """
 
+import struct
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -36,11 +37,19 @@ def roster_digest(session: Session) -> bytes:
     return hasher.digest()
 
 
+def _digest_if_readable(session: Session) -> bytes | None:
+    """A roster can be too damaged to be read; that is what a rebuild is for."""
+    try:
+        return roster_digest(session)
+    except (ValueError, struct.error, IndexError):
+        return None
+
+
 def rebuild(store: Store, now: int, progress: Callable[[int, int], None] = lambda done, total: None) -> Rebuilt:
     """`now` decides which pending jobs are shown as delayed; it changes nothing else."""
     with store.write() as session:
         head = session.head()
-        before = None if head.rebuilding is not None else roster_digest(session)
+        before = None if head.rebuilding is not None else _digest_if_readable(session)
         session.order_ops()
         if head.rebuilding is None:
             session.drop_projections()

@@ -29,6 +29,14 @@ def being_rebuilt() -> StoreError:
     )
 
 
+def next_stamp(clock: Hlc, wall_now: int) -> Hlc:
+    """The time of the next op of this node's own."""
+    try:
+        return tick(clock, wall_now)
+    except ClockOverflow as error:
+        raise StoreError(f"nothing can be written until the wall clock moves on: {error}") from error
+
+
 def link(previous: bytes, body: bytes) -> bytes:
     """The next link of the chain: it covers the whole op, its signature included, and every op before it."""
     return hashlib.sha3_256(previous + body).digest()
@@ -96,7 +104,7 @@ class Transaction:
         """Writes an op of this node's own. One that would not count is not written: the reason comes back
         instead.
         """
-        stamp = self._tick()
+        stamp = next_stamp(self._clock, self._wall_now)
         op = Op(self.new_id(stamp.wall), stamp, self.node, deps, payload)
         reason = self.projection.newest(op)
         if reason is not None:
@@ -121,12 +129,6 @@ class Transaction:
         self.unsettled -= len(rows)
         self._settled = rows[-1].seq if len(rows) == limit else self._head.seq
         return bool(rows)
-
-    def _tick(self) -> Hlc:
-        try:
-            return tick(self._clock, self._wall_now)
-        except ClockOverflow as error:
-            raise StoreError(f"nothing can be written until the wall clock moves on: {error}") from error
 
     def body(self, op_id: bytes) -> bytes:
         """The bytes of an op that is on the log."""
@@ -173,9 +175,7 @@ class Transaction:
             reason = self.projection.reason(op.id)
             payload = op.payload
             stamp = pack(op.timestamp)
-            rows.append(
-                OpRow(seq, op.id, stamp, discriminant(payload), job_of(payload), reason, 1, whole, chain)
-            )
+            rows.append(OpRow(seq, op.id, stamp, discriminant(payload), job_of(payload), reason, 1, whole, chain))
         if rows:
             self.session.add_ops(rows)
         if self._projection is not None:

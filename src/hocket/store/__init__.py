@@ -14,9 +14,9 @@ from hocket.kernel.roster import Job
 
 
 class Head(NamedTuple):
-    """Where the log ends: the node's clock, the number of ops, and the last link of the chain; and how far the projections
-    follow it. Every op up to `settled` is folded and can be found by its id and its job; `unsettled` of those behind it
-    are not yet.
+    """Where the log ends: the node's clock, the number of ops, and the last link of the chain; and how far the
+    projections follow it. Every op up to `settled` is folded and can be found by its id and its job;
+    `unsettled` of those behind it are not yet.
     """
 
     wall: int
@@ -29,7 +29,9 @@ class Head(NamedTuple):
 
 
 class OpRow(NamedTuple):
-    """One op as it is kept. `hlc` is packed; `reason` is 0 for an op that counts; `settled` is 1 when it is folded."""
+    """One op as it is kept. `hlc` is packed; `reason` is 0 for an op that counts; `settled` is 1 when it is
+    folded.
+    """
 
     seq: int
     id: bytes

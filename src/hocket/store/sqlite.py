@@ -67,7 +67,8 @@ class SqliteStore:
         connection = apsw.Connection(self.path, flags=flags)
         connection.set_busy_timeout(0)
         if self.path != ":memory:":
-            # Only counts for a new file. A commit writes whole pages, and an append touches a few bytes in several of them.
+            # Only counts for a new file. A commit writes whole pages, and an append touches a few bytes in
+            # several of them.
             connection.execute(f"PRAGMA page_size={PAGE_BYTES}")
             _persist(connection, "PRAGMA journal_mode=WAL")
         for pragma in ("synchronous=FULL", f"cache_size=-{CACHE_KIB}", "temp_store=MEMORY"):
@@ -114,9 +115,7 @@ class WriteTransaction:
 
     __slots__ = ("_connection", "_lock", "_path", "_session")
 
-    def __init__(
-        self, connection: apsw.Connection, session: SqliteSession, lock: threading.RLock, path: str
-    ) -> None:
+    def __init__(self, connection: apsw.Connection, session: SqliteSession, lock: threading.RLock, path: str) -> None:
         self._connection = connection
         self._session = session
         self._lock = lock
@@ -183,7 +182,7 @@ _SENTENCES: tuple[tuple[tuple[type[BaseException], ...], str], ...] = (
     ((apsw.FullError,), "finds no space left on its disk; nothing of this change was kept, make room and repeat it"),
     (
         (apsw.CorruptError, apsw.NotADBError),
-        "is damaged ({error}); run `hocket log verify` to see which ops are still good, or restore a backup",
+        "is damaged ({error}); run `hocket doctor` to see what is wrong, and restore a backup if need be",
     ),
     (
         (apsw.ReadOnlyError, apsw.PermissionsError, apsw.AuthError),

@@ -20,9 +20,7 @@ _JOB = (
     " claim_op, deadline, ready_at, done, artifacts, error_op, progress, unique_key, worker"
 )
 _JOB_OF_J = ", ".join("j." + column.strip() for column in _JOB.split(","))
-_PUT_HEAD = (
-    "UPDATE head SET wall = ?, logical = ?, seq = ?, chain = ?, settled = ?, unsettled = ?, rebuilding = ? WHERE one = 1"
-)
+_PUT_HEAD = "UPDATE head SET wall = ?, logical = ?, seq = ?, chain = ?, settled = ?, unsettled = ?, rebuilding = ? WHERE one = 1"
 _ADD_OP = f"INSERT INTO ops ({_OP}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
 _PUT_JOB = f"REPLACE INTO jobs ({_JOB}) VALUES ({', '.join('?' * 22)})"
 _PROJECTIONS = ("jobs", "after", "cites", "nodes", "routes", "schedules", "artifacts")
@@ -62,8 +60,9 @@ class SqliteSession:
         self._sql("UPDATE ops SET settled = 1 WHERE seq BETWEEN ? AND ? AND settled = 0", (first, last))
 
     def order_ops(self) -> None:
-        """Makes the index by author and HLC, if there is none. A node that only ever writes its own ops, which it does in
-        HLC order, needs none and is spared the cost; it is made for good when ops from elsewhere come, or for a rebuild.
+        """Makes the index by author and HLC, if there is none. A node that only ever writes its own ops, which
+        it does in HLC order, needs none and is spared the cost; it is made for good when ops from elsewhere
+        come, or for a rebuild.
         """
         self._sql("CREATE INDEX IF NOT EXISTS ops_by_author ON ops (substr(hlc, 13), hlc)")
 

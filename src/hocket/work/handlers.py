@@ -212,16 +212,16 @@ def _after(value: Any) -> tuple[str, ...]:
 
 
 _OPTIONS: dict[str, Callable[[Any], dict[str, Any]]] = {
-    "priority": lambda value: {"priority": int(value)},
-    "not_before": lambda value: {"not_before": None if value is None else int(value)},
+    "priority": lambda value: {"priority": value},
+    "not_before": lambda value: {"not_before": value},
     "lease": lambda value: {"lease_ms": None if value is None else _lease(value)},
-    "retries": lambda value: {"retries": None if value is None else int(value)},
+    "retries": lambda value: {"retries": value},
     "backoff": lambda value: {"backoff_ms": duration_ms(value)},
     "backoff_max": lambda value: {"backoff_max_ms": duration_ms(value)},
     "after": lambda value: {"after": _after(value)},
     "unique": lambda value: {"unique": value},
     "unique_for": lambda value: {"unique_for_ms": None if value is None else duration_ms(value)},
-    "concurrency": lambda value: {"concurrency": None if value is None else int(value)},
+    "concurrency": lambda value: {"concurrency": value},
     "rate": lambda value: {"rate": None if value is None else _rate(value)},
 }
 
