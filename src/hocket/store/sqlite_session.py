@@ -20,7 +20,10 @@ _JOB = (
     " claim_op, deadline, ready_at, done, artifacts, error_op, progress, unique_key, worker"
 )
 _JOB_OF_J = ", ".join("j." + column.strip() for column in _JOB.split(","))
-_PUT_HEAD = "UPDATE head SET wall = ?, logical = ?, seq = ?, chain = ?, settled = ?, unsettled = ?, rebuilding = ? WHERE one = 1"
+_PUT_HEAD = (
+    "UPDATE head SET wall = ?, logical = ?, seq = ?, chain = ?, settled = ?, unsettled = ?, rebuilding = ?"
+    " WHERE one = 1"
+)
 _ADD_OP = f"INSERT INTO ops ({_OP}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
 _PUT_JOB = f"REPLACE INTO jobs ({_JOB}) VALUES ({', '.join('?' * 22)})"
 _PROJECTIONS = ("jobs", "after", "cites", "nodes", "routes", "schedules", "artifacts")
