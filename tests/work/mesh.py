@@ -77,8 +77,9 @@ class Process:
         self.popen.wait()
 
     def stop(self) -> int:
-        """Asks it to end, and gives its exit code."""
+        """Asks it to end, once it is up and listens to signals, and gives its exit code."""
         if self.popen.poll() is None:
+            self.up()
             self.popen.terminate()
         return self.popen.wait(PATIENCE_S)
 

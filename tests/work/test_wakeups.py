@@ -13,6 +13,7 @@ import pytest
 import hocket
 import hocket.testing
 from hocket.bus.bells import Bell, Bells
+from hocket.kernel.ids import ulid_ms
 from hocket.kernel.vocabulary import SetSchedule
 from hocket.work import cron
 from hocket.work.processes import ProcessLock, is_alive
@@ -184,6 +185,22 @@ def test_the_last_tick_is_the_newest_that_is_not_in_the_future(at: float, expect
         assert cron.last_tick(schedule, int(at * 1000)) == expected * 1000
         following = cron.next_tick(schedule, expected * 1000)
         assert following == (expected + 86_400) * 1000
+
+
+@pytest.mark.req("LW-41")
+def test_a_tick_has_one_id_whoever_makes_it_and_whenever() -> None:
+    ids = set()
+    for seed, late in ((1, 0), (2, 30), (3, 50)):
+        with hocket.testing.node(seed, at=1_743_301_700) as node:
+            plan = cron.check(cron.Plan("x", "30 2 * * *", "UTC", hocket.kind("w.tick").draft({})))
+            node.desk.log.run(lambda tx, plan=plan: cron.add(tx, plan))
+            node.clock.now = 1_743_301_800 + late
+            assert node.desk.log.run(cron.make_due) == 1
+            with node.desk.read() as session:
+                (entry,) = session.each_job()
+            assert ulid_ms(entry.job.id) == 1_743_301_800_000
+            ids.add(entry.job.id)
+    assert len(ids) == 1
 
 
 @pytest.mark.req("LW-41")

@@ -160,7 +160,7 @@ def test_a_handler_that_takes_its_process_along_is_tried_by_the_next(mesh: Mesh)
 @pytest.mark.req("LW-08", "LW-18")
 def test_an_async_handler_that_blocks_its_loop_costs_nobody_else_a_lease(mesh: Mesh) -> None:
     kinds = ["step.hold_loop", "step.rest", "step.arest"]
-    handles = mesh.node.submit_many([(hocket.kind(kind, lease="1s"), {"ms": 2_500}) for kind in kinds])
+    handles = mesh.node.submit_many([(hocket.kind(kind, lease="1500ms"), {"ms": 2_500}) for kind in kinds])
     worker = mesh.worker(concurrency=3, constants={"BLOCKED_LOOP_S": 0.5}).up()
     assert [handle.result(PATIENCE_S) for handle in handles] == [1, 1, 1]
     assert worker.stop() == 0
