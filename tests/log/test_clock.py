@@ -1,0 +1,189 @@
+"""A node's time: strictly rising for every op that it writes, past everything that it has heard of, and never stuck,
+whatever the machine's clock does.
+"""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hocket.errors import StoreError
+from hocket.kernel.clock import U32_MAX, Hlc, unpack
+from hocket.kernel.ops import Op
+from hocket.kernel.policy import Policy
+from hocket.kernel.reasons import Reason
+from hocket.kernel.roster import State
+from hocket.kernel.vocabulary import RouteKind, ScheduleJob
+from hocket.log import Log
+from hocket.log.wall import SteadyWall
+from hocket.store.sqlite import SqliteStore
+from hocket.work import jobs
+from hocket.work.jobs import Draft
+from tests.roster.world import INTRODUCTIONS, NODES, STRANGER, Clock, introduction, job_id, new_log, sent, signed
+
+pytestmark = pytest.mark.req("LW-22")
+
+HOUR_S = 3_600.0
+
+
+class Machine:
+    """A machine's two clocks: one that can be set, one that only goes on."""
+
+    def __init__(self) -> None:
+        self.time = 1_700_000_000.0
+        self.monotonic = 50.0
+
+    def pass_s(self, seconds: float) -> None:
+        self.time += seconds
+        self.monotonic += seconds
+
+    def wall(self) -> SteadyWall:
+        return SteadyWall(lambda: self.time, lambda: self.monotonic)
+
+
+def times(log: Log) -> list[Hlc]:
+    with log.store.read() as session:
+        return [unpack(row.hlc) for row in session.ops_after(0, 100_000)]
+
+
+@given(st.lists(st.sampled_from((-5_000, -1, 0, 0, 1, 1_000)), min_size=1, max_size=30), st.data())
+def test_every_op_is_later_than_the_one_before_whatever_the_wall_does(moves: list[int], data: st.DataObject) -> None:
+    clock = Clock()
+    log = Log(SqliteStore(":memory:", create=True), STRANGER, "", wall=lambda floor: clock.now, randomness=bytes)
+    ids = iter(range(1, 1_000))
+    log._randomness = lambda size: next(ids).to_bytes(size, "big")
+    for move in moves:
+        clock.now += move
+        if data.draw(st.booleans()):
+            log.append_plain("k", b"{}")
+        else:
+            log.run(lambda tx: jobs.submit(tx, [Draft("k", b"{}", Policy(priority=1))] * 2))
+    written = times(log)
+    assert written == sorted(set(written))
+
+
+def test_the_clock_goes_on_from_where_it_was_after_a_restart(tmp_path: Path) -> None:
+    machine = Machine()
+    path = tmp_path / "log.db"
+    for back_s in (0.0, HOUR_S, 0.0, HOUR_S):
+        machine.time -= back_s
+        log = new_log(SqliteStore(path, create=True), wall=machine.wall())
+        for _ in range(3):
+            log.append_plain("k", b"{}")
+        log.store.close()
+    log = new_log(SqliteStore(path))
+    written = times(log)
+    log.store.close()
+    assert written == sorted(set(written)) and len(written) == 12
+    assert written[-1].wall >= 1_700_000_000_000
+
+
+@pytest.mark.parametrize("why", [Reason.UNKNOWN_NODE, Reason.BAD_SIGNATURE, Reason.FOREIGN_USER, None])
+def test_time_is_heard_from_refused_ops_too(why: Reason | None) -> None:
+    clock = Clock()
+    log = new_log(wall=clock)
+    log.admit(sent(INTRODUCTIONS))
+    far = Hlc(clock.now + 60_000, 9, NODES[0])
+    op = Op(job_id(1), far, NODES[0], (), RouteKind("k", None))
+    item = signed(op)
+    if why is Reason.UNKNOWN_NODE:
+        item = signed(Op(job_id(1), far._replace(node=77), 77, (), RouteKind("k", None)), STRANGER)
+    elif why is Reason.BAD_SIGNATURE:
+        item = signed(op, STRANGER)
+    elif why is Reason.FOREIGN_USER:
+        item = signed(introduction(STRANGER, user=STRANGER, wall=far.wall), STRANGER)
+    admission = log.admit([item])
+    assert admission.refused == ({} if why is None else {why: 1})
+    log.append_plain("k", b"{}")
+    assert times(log)[-1][:2] > (far.wall, 0)
+
+
+def test_a_spent_counter_refuses_to_write_and_keeps_what_is_there() -> None:
+    clock = Clock()
+    log = new_log(wall=clock)
+    log.append_plain("k", b"{}")
+    with log.store.write() as session:
+        session.put_head(session.head()._replace(logical=U32_MAX))
+    before = times(log)
+    with pytest.raises(StoreError, match="wall clock"):
+        log.append_plain("k", b"{}")
+    with pytest.raises(StoreError, match="wall clock"):
+        log.run(lambda tx: jobs.submit(tx, [Draft("k", b"{}", Policy(priority=1))]))
+    assert times(log) == before
+    clock.now += 1
+    log.run(lambda tx: jobs.submit(tx, [Draft("k", b"{}", Policy(priority=1))]))
+    assert times(log)[-1] == Hlc(clock.now, 0, log.node)
+
+
+@given(st.lists(st.tuples(st.floats(0, 10_000), st.floats(-2 * HOUR_S, HOUR_S)), min_size=1, max_size=30))
+def test_the_steady_wall_never_goes_back_and_never_stands(steps: list[tuple[float, float]]) -> None:
+    machine = Machine()
+    wall = machine.wall()
+    last = wall()
+    for elapsed, jump in steps:
+        machine.pass_s(elapsed)
+        machine.time += jump
+        now = wall(0)
+        # At half speed at least, up to the millisecond that rounding takes.
+        assert now >= last + int(elapsed * 500) - 1
+        assert now >= int(machine.time * 1000)
+        last = now
+
+
+def test_the_steady_wall_takes_the_time_of_day_again_when_that_has_caught_up() -> None:
+    machine = Machine()
+    wall = machine.wall()
+    before = wall()
+    machine.time -= HOUR_S
+    machine.pass_s(60)
+    assert wall() == before + 30_000
+    machine.pass_s(2 * HOUR_S)
+    assert wall() == int(machine.time * 1000)
+
+
+def test_the_steady_wall_stays_with_the_log_that_is_ahead() -> None:
+    machine = Machine()
+    wall = machine.wall()
+    ahead = int(machine.time * 1000) + 5_000
+    assert wall(ahead) == ahead
+    machine.pass_s(2)
+    assert wall(ahead) == ahead + 1_000
+
+
+@pytest.mark.req("LW-07", "LW-41")
+def test_leases_and_delays_end_although_the_clock_was_set_back_an_hour() -> None:
+    machine = Machine()
+    log = new_log(wall=machine.wall())
+    log.run(lambda tx: jobs.submit(tx, [Draft("leased", b"{}", Policy())]))
+    soon = int(machine.time * 1000) + 20_000
+    log.run(lambda tx: jobs.submit(tx, [Draft("delayed", b"{}", Policy(not_before=soon))]))
+    claimed = log.run(lambda tx: jobs.claim(tx, 1, 9, lambda kind: 20_000))
+    assert [claim.job.kind for claim in claimed.taken] == ["leased"]
+    machine.time -= HOUR_S
+    machine.pass_s(39)
+    assert log.run(lambda tx: jobs.expire(tx, 9)) == 0
+    assert log.run(lambda tx: jobs.claim(tx, 1, 9, lambda kind: 20_000)).taken == []
+    machine.pass_s(3)
+    assert log.run(lambda tx: jobs.expire(tx, 9)) == 1
+    taken = log.run(lambda tx: jobs.claim(tx, 1, 9, lambda kind: 20_000)).taken
+    assert {claim.job.kind for claim in taken} == {"leased", "delayed"}
+    with log.store.read() as session:
+        assert all(entry.job.state is State.CLAIMED for entry in session.each_job())
+    written = times(log)
+    assert written == sorted(set(written))
+
+
+@pytest.mark.req("LW-10")
+def test_a_twin_of_ones_own_op_from_elsewhere_takes_both_out() -> None:
+    """A node whose home was copied writes at one time twice; nobody can say which of the two is meant."""
+    log = new_log()
+    token = introduction(log._key).payload
+    log.run(lambda tx: tx.author(token))
+    job = log.append_plain("k", b"{}")
+    stamp = times(log)[-1]
+    twin = signed(Op(job_id(1), stamp, log.node, (), ScheduleJob(job_id(2), "k", b"", b"")))
+    log.admit([twin])
+    with log.store.read() as session:
+        assert session.refusal_counts() == {Reason.INTEGRITY: 2}
+        assert session.job(job) is None and session.job(job_id(2)) is None

@@ -1,0 +1,150 @@
+"""Group commit: many requests are one transaction, and a bad one among them harms no other."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from hocket.errors import Conflict, StoreError, Usage
+from hocket.kernel.policy import Policy
+from hocket.kernel.vocabulary import RouteKind
+from hocket.log import Log, Transaction
+from hocket.log.audit import verify
+from hocket.store import Session
+from hocket.work import jobs
+from hocket.work.jobs import Draft, Submitted
+from tests.roster.world import introduction, job_id, new_log
+
+pytestmark = pytest.mark.req("VX-07")
+
+
+class Counted:
+    """A store that counts its write transactions."""
+
+    def __init__(self, store: Any) -> None:
+        self._store = store
+        self.writes = 0
+        self.read, self.close = store.read, store.close
+
+    @contextmanager
+    def write(self) -> Iterator[Session]:
+        with self._store.write() as session:
+            yield session
+        self.writes += 1
+
+
+@pytest.fixture
+def log() -> Log:
+    log = new_log()
+    log.store = Counted(log.store)
+    log.run(lambda tx: tx.author(introduction(log._key).payload))
+    return log
+
+
+def writes(log: Log) -> int:
+    return log.store.writes  # type: ignore[attr-defined, no-any-return]
+
+
+def submit(tx: Transaction) -> list[Submitted]:
+    return jobs.submit(tx, [Draft("k", b"{}", Policy(priority=1))])
+
+
+def bad(tx: Transaction) -> None:
+    """Writes a good deal before it finds out."""
+    submit(tx)
+    tx.author(RouteKind("k", 7))
+    jobs.cancel(tx, job_id(404), "")
+
+
+def kinds(log: Log) -> list[str]:
+    with log.store.read() as session:
+        return [entry.job.kind for entry in session.each_job()]
+
+
+def test_many_requests_are_one_transaction(log: Log) -> None:
+    before = writes(log)
+    results = log.commit([submit] * 50)
+    assert writes(log) == before + 1
+    assert len({made.job_id for (made,) in results}) == 50 == len(kinds(log))
+    assert verify(log.store, user=log.user).findings == []
+
+
+def test_later_requests_see_what_earlier_ones_did(log: Log) -> None:
+    unique = [Draft("k", b"{}", Policy(unique="one"))]
+    (first,), (second,) = log.commit([lambda tx: jobs.submit(tx, unique)] * 2)
+    assert (first.created, second.created) == (True, False)
+    assert first.job_id == second.job_id
+
+
+@pytest.mark.parametrize("place", [0, 2, 4])
+def test_a_bad_request_gives_its_error_and_harms_no_other(log: Log, place: int) -> None:
+    requests: list[Any] = [submit] * 4
+    requests.insert(place, bad)
+    results = log.commit(requests)
+    assert isinstance(results[place], Usage)
+    good = [result for result in results if not isinstance(result, Exception)]
+    assert len(good) == 4
+    with log.store.read() as session:
+        assert {entry.job.id for entry in session.each_job()} == {made.job_id for (made,) in good}
+        assert session.route("k", b"\xff" * 20) is None
+        assert session.head().seq == 5
+    assert verify(log.store, user=log.user).findings == []
+
+
+def test_one_bad_request_alone_gives_its_error_and_run_raises_it(log: Log) -> None:
+    (error,) = log.commit([bad])
+    assert isinstance(error, Usage)
+    with pytest.raises(Usage):
+        log.run(bad)
+    assert kinds(log) == []
+
+
+def test_a_bug_in_a_request_is_its_own_result_and_leaves_nothing(log: Log) -> None:
+    def bug(tx: Transaction) -> None:
+        submit(tx)
+        raise ZeroDivisionError
+
+    good, error, also_good = log.commit([submit, bug, submit])
+    assert isinstance(error, ZeroDivisionError)
+    with log.store.read() as session:
+        assert {entry.job.id for entry in session.each_job()} == {good[0].job_id, also_good[0].job_id}
+    with pytest.raises(ZeroDivisionError):
+        log.run(bug)
+    assert len(kinds(log)) == 2
+    assert verify(log.store, user=log.user).findings == []
+
+
+def test_an_error_of_the_store_is_everybodys_and_nothing_is_kept(log: Log) -> None:
+    def full(tx: Transaction) -> None:
+        raise StoreError("no space left")
+
+    with pytest.raises(StoreError):
+        log.commit([submit, full, submit])
+    assert kinds(log) == []
+    log.commit([submit])
+    assert kinds(log) == ["k"]
+
+
+def test_a_refused_author_writes_nothing_and_spends_no_time(log: Log) -> None:
+    (made,) = log.run(submit)
+    with log.store.read() as session:
+        before = session.head()
+    with pytest.raises(Conflict):
+        log.run(lambda tx: jobs.retry(tx, made.job_id, ""))
+    with log.store.read() as session:
+        assert session.head() == before
+
+
+def test_whoever_waits_is_told_after_the_commit_and_once() -> None:
+    told: list[tuple[bool, int]] = []
+    log = new_log()
+
+    def look(stirring: bool) -> None:
+        with log.store.read() as session:
+            told.append((stirring, session.head().seq))
+
+    log._committed = look
+    log.commit([submit] * 3)
+    log.append_plain("k", b"{}")
+    assert told == [(True, 3), (True, 4)]

@@ -1,0 +1,369 @@
+"""The contract of every store, shown on each of them. A new store gets one line in KINDS: how to make one at a place,
+and how another process finds it there.
+"""
+
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from hocket.kernel.policy import Policy
+from hocket.log import Log
+from hocket.log.audit import verify
+from hocket.store import Schedule, Stage, Store
+from hocket.store.sqlite import SqliteStore
+from hocket.work import jobs
+from hocket.work.jobs import Draft
+from tests.roster.world import introduction, job_id, new_log
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+CHILD = Path(__file__).parent / "child.py"
+
+
+class Kind(NamedTuple):
+    make: Callable[[Path], Store]
+    # What child.py opens the same store by; None for one that lives and dies with its object.
+    address: Callable[[Path], str] | None
+
+
+KINDS = {
+    "sqlite file": Kind(
+        lambda place: SqliteStore(place / "log.db", create=True), lambda place: f"sqlite:{place / 'log.db'}"
+    ),
+    "sqlite memory": Kind(lambda place: SqliteStore(":memory:", create=True), None),
+}
+SHARED = [name for name, kind in KINDS.items() if kind.address is not None]
+
+
+class Place:
+    """Where a store is kept. `open` gives another way to it, as another process has."""
+
+    def __init__(self, kind: Kind, path: Path) -> None:
+        self.kind = kind
+        self.path = path
+        self.store = kind.make(path)
+        self._others: list[Store] = []
+
+    def open(self) -> Store:
+        other = self.kind.make(self.path)
+        self._others.append(other)
+        return other
+
+    def start(self, verb: str, *words: object) -> "subprocess.Popen[str]":
+        assert self.kind.address is not None
+        command = [sys.executable, str(CHILD), verb, self.kind.address(self.path), *map(str, words)]
+        return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT)
+
+    def close(self) -> None:
+        for store in (self.store, *self._others):
+            store.close()
+
+
+@pytest.fixture(params=KINDS)
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
+    place = Place(KINDS[request.param], tmp_path)
+    yield place
+    place.close()
+
+
+@pytest.fixture(params=SHARED)
+def shared(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
+    place = Place(KINDS[request.param], tmp_path)
+    yield place
+    place.close()
+
+
+def note(store: Store, key: str) -> bytes | None:
+    with store.read() as session:
+        return session.meta(key)
+
+
+class Trouble(Exception):
+    pass
+
+
+@pytest.mark.req("VX-01")
+def test_what_is_written_is_there(place: Place) -> None:
+    with place.store.write() as session:
+        session.set_meta("a", b"1")
+        assert session.meta("a") == b"1"
+    assert note(place.store, "a") == b"1"
+    assert note(place.store, "b") is None
+
+
+@pytest.mark.req("VX-07")
+def test_a_transaction_that_raises_is_undone_whole(place: Place) -> None:
+    log = new_log(place.store)
+    log.append_plain("k", b"{}")
+    with place.store.read() as session:
+        before = session.head()
+    with pytest.raises(Trouble):
+        with place.store.write() as session:
+            session.set_meta("a", b"1")
+            session.set_rate("k", 5)
+            number = session.add_worker("w", 1, 1)
+            session.put_head(before._replace(wall=2**40, seq=99))
+            assert number > 0
+            raise Trouble
+    with place.store.read() as session:
+        assert (session.meta("a"), session.rate("k"), session.workers(), session.head()) == (None, 0, [], before)
+    # And the next one is none the worse for it.
+    log.append_plain("k", b"{}")
+    with place.store.read() as session:
+        assert session.head().seq == before.seq + 1
+
+
+@pytest.mark.req("VX-07")
+@pytest.mark.parametrize("trouble", [KeyboardInterrupt, SystemExit])
+def test_also_by_what_is_no_ordinary_error(place: Place, trouble: type[BaseException]) -> None:
+    with pytest.raises(trouble):
+        with place.store.write() as session:
+            session.set_meta("a", b"1")
+            raise trouble
+    assert note(place.store, "a") is None
+    with place.store.write() as session:
+        session.set_meta("a", b"2")
+    assert note(place.store, "a") == b"2"
+
+
+@pytest.mark.req("VX-01")
+def test_threads_of_one_store_exclude_each_other(place: Place) -> None:
+    def add() -> None:
+        for _ in range(50):
+            with place.store.write() as session:
+                session.set_rate("k", session.rate("k") + 1)
+
+    run_together(add, add, add, add)
+    with place.store.read() as session:
+        assert session.rate("k") == 200
+
+
+def run_together(*targets: Callable[[], None]) -> None:
+    errors: list[BaseException] = []
+
+    def guarded(target: Callable[[], None]) -> None:
+        try:
+            target()
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=guarded, args=(target,)) for target in targets]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not errors and not any(thread.is_alive() for thread in threads)
+
+
+@pytest.mark.req("VX-01")
+def test_stores_at_one_place_exclude_each_other(shared: Place) -> None:
+    def adder(store: Store) -> Callable[[], None]:
+        def add() -> None:
+            for _ in range(25):
+                with store.write() as session:
+                    session.set_rate("k", session.rate("k") + 1)
+
+        return add
+
+    run_together(*(adder(shared.open()) for _ in range(4)))
+    with shared.store.read() as session:
+        assert session.rate("k") == 100
+
+
+@pytest.mark.req("VX-01")
+@pytest.mark.xdist_group("processes")
+def test_processes_at_one_place_exclude_each_other(shared: Place) -> None:
+    children = [shared.start("add", 50) for _ in range(4)]
+    for child in children:
+        child.communicate(timeout=60)
+        assert child.returncode == 0
+    with shared.store.read() as session:
+        assert session.rate("k") == 200
+
+
+@pytest.mark.req("VX-07")
+@pytest.mark.xdist_group("processes")
+def test_what_was_committed_survives_a_kill(shared: Place) -> None:
+    for number in range(5):
+        child = shared.start("commit", number)
+        assert child.stdout is not None
+        assert child.stdout.readline() == "committed\n"
+        child.kill()
+        child.wait()
+        assert note(shared.store, f"n{number}") == b"x" * 1_000
+
+
+@pytest.mark.req("VX-07")
+@pytest.mark.xdist_group("processes")
+def test_a_transaction_cut_short_by_a_kill_leaves_nothing(shared: Place) -> None:
+    for number in range(5):
+        child = shared.start("half", number)
+        assert child.stdout is not None
+        assert child.stdout.readline() == "half\n"
+        # Readers are not held up by it.
+        assert note(shared.store, f"n{number}") is None
+        child.kill()
+        child.wait()
+        assert note(shared.store, f"n{number}") is None
+        with shared.store.write() as session:
+            assert session.meta(f"n{number}") is None
+            session.set_meta("after", b"%d" % number)
+    assert note(shared.open(), "after") == b"4"
+
+
+@pytest.mark.req("VX-02")
+@pytest.mark.xdist_group("processes")
+@pytest.mark.parametrize("name", SHARED)
+def test_many_processes_can_create_it_at_once(name: str, tmp_path: Path) -> None:
+    kind = KINDS[name]
+    assert kind.address is not None
+    for turn in range(3):
+        path = tmp_path / str(turn)
+        path.mkdir()
+        command = [sys.executable, str(CHILD), "create", kind.address(path)]
+        children = [
+            subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT)
+            for _ in range(6)
+        ]
+        for child in children:
+            assert child.stdout is not None
+            assert child.stdout.readline() == "ready\n"
+        for child in children:
+            assert child.stdin is not None
+            child.stdin.write("go\n")
+            child.stdin.flush()
+        for child in children:
+            child.communicate(timeout=60)
+            assert child.returncode == 0
+        store = kind.make(path)
+        with store.read() as session:
+            assert session.rate("k") == 6
+            assert session.head().seq == 0
+        store.close()
+
+
+@pytest.mark.req("VX-01")
+def test_a_view_stays_as_it_was_while_writers_commit(shared: Place) -> None:
+    other = shared.open()
+    with shared.store.write() as session:
+        session.set_meta("a", b"1")
+    with other.read() as view:
+        assert view.meta("a") == b"1"
+        for number in range(5):
+            with shared.store.write() as session:
+                session.set_meta("a", b"2")
+                session.set_rate("k", number + 1)
+        assert (view.meta("a"), view.rate("k")) == (b"1", 0)
+    assert note(other, "a") == b"2"
+
+
+@pytest.mark.req("VX-01")
+def test_readers_are_not_held_up_by_a_writer(shared: Place) -> None:
+    with shared.store.write() as session:
+        session.set_meta("a", b"1")
+        # In the same process, in the same thread even, and through another door.
+        assert note(shared.store, "a") is None
+        assert note(shared.open(), "a") is None
+    assert note(shared.store, "a") == b"1"
+
+
+@pytest.mark.req("VX-01")
+def test_a_view_within_a_view(place: Place) -> None:
+    with place.store.read() as outer, place.store.read() as inner:
+        assert outer.head() == inner.head()
+    with place.store.write() as session:
+        session.set_meta("a", b"1")
+    assert note(place.store, "a") == b"1"
+
+
+@pytest.mark.req("VX-01", "LW-17")
+def test_the_queue_gives_the_most_urgent_first_and_the_oldest_of_those(place: Place) -> None:
+    log = new_log(place.store)
+    priorities = [0, 5, -1, 5, 0, 7]
+    made = log.run(lambda tx: jobs.submit(tx, [Draft("k", b"{}", Policy(priority=p)) for p in priorities]))
+    order = [5, 1, 3, 0, 4, 2]
+    with place.store.read() as session:
+        assert [entry.job.id for entry, _ in session.ready("k", 10)] == [made[i].job_id for i in order]
+        assert [entry.job.id for entry, _ in session.ready("k", 2)] == [made[i].job_id for i in order[:2]]
+        assert session.ready("kk", 10) == []
+        assert session.ready_kinds() == ["k"]
+        assert session.counts() == {(Stage.READY, None): 6}
+
+
+@pytest.mark.req("VX-01")
+def test_ops_by_id_place_time_job_and_author(place: Place) -> None:
+    log = new_log(place.store)
+    log.run(lambda tx: tx.author(introduction(log._key).payload))
+    made = log.run(lambda tx: jobs.submit(tx, [Draft("k", b"{}", Policy(priority=1)) for _ in range(3)]))
+    log.run(lambda tx: jobs.cancel(tx, made[1].job_id, ""))
+    with place.store.write() as session:
+        session.order_ops()
+        rows = session.ops_after(0, 100)
+        assert [row.seq for row in rows] == [1, 2, 3, 4, 5]
+        assert session.ops_after(2, 2) == rows[2:4]
+        assert session.last_ops(2) == rows[3:]
+        assert [session.op(row.id) for row in rows] == [session.op_seq(row.seq) for row in rows] == rows
+        assert session.op(job_id(404)) is None and session.op_seq(404) is None
+        assert session.ops_at(rows[2].hlc) == [rows[2]]
+        assert session.ops_of_job(made[1].job_id) == [rows[2], rows[4]]
+        assert session.ops_in_order(bytes(20), 100) == rows
+        assert session.ops_in_order(rows[1].hlc, 2) == rows[2:4]
+        assert session.frontier() == {log.node.to_bytes(8, "big"): rows[4].hlc}
+        assert session.ops_of_variants([rows[0].variant]) == rows[:1]
+        session.set_reasons([(11, rows[3].id)])
+        assert session.refused_ops(5) == [rows[3]._replace(reason=11)]
+
+
+@pytest.mark.req("VX-01")
+def test_routes_are_what_held_at_a_time(place: Place) -> None:
+    with place.store.write() as session:
+        for wall, node in ((1, b"A" * 8), (3, None), (5, b"B" * 8)):
+            session.set_route("k", wall.to_bytes(20, "big"), node)
+        seen = [session.route("k", wall.to_bytes(20, "big")) for wall in range(7)]
+        assert seen == [None, b"A" * 8, b"A" * 8, None, None, b"B" * 8, b"B" * 8]
+        assert session.route("other", b"\xff" * 20) is None
+        session.drop_route("k", (5).to_bytes(20, "big"))
+        assert session.route("k", b"\xff" * 20) is None
+
+
+@pytest.mark.req("VX-01")
+def test_the_later_schedule_stands(place: Place) -> None:
+    def schedule(cron: str | None, hlc: int) -> Schedule:
+        return Schedule("nightly", hlc.to_bytes(20, "big"), cron, "UTC", "k", b"{}", b"", hlc)
+
+    with place.store.write() as session:
+        session.set_schedule(schedule("1", 5))
+        session.set_schedule(schedule("2", 3))
+        assert [each.cron for each in session.schedules()] == ["1"]
+        session.ticked("nightly", 900)
+        session.set_schedule(schedule("3", 7))
+        assert [(each.cron, each.last_tick) for each in session.schedules()] == [("3", 900)]
+        session.set_schedule(schedule(None, 9))
+        session.set_schedule(schedule("4", 8))
+        assert session.schedules() == []
+
+
+@pytest.mark.req("LW-33")
+def test_dropping_the_projections_keeps_the_truth(place: Place) -> None:
+    log: Log = new_log(place.store)
+    log.run(lambda tx: tx.author(introduction(log._key).payload))
+    log.run(lambda tx: jobs.submit(tx, [Draft("k", b"{}", Policy(priority=1))]))
+    with place.store.write() as session:
+        before = session.head(), session.ops_after(0, 10)
+        session.set_rate("k", 5)
+        session.drop_projections()
+    with place.store.read() as session:
+        assert (session.head(), session.ops_after(0, 10)) == before
+        assert list(session.each_job()) == [] and session.nodes() == {}
+        assert session.rate("k") == 5
+    assert verify(place.store, user=log.user).findings == []
+
+
+@pytest.mark.req("VX-01")
+def test_an_undamaged_store_says_so(place: Place) -> None:
+    with place.store.read() as session:
+        assert session.damage() == []
