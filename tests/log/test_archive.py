@@ -11,7 +11,7 @@ from hocket.kernel.keys import did_key
 from hocket.kernel.ops import decode, encode_sequence
 from hocket.kernel.policy import Policy
 from hocket.kernel.reasons import Reason
-from hocket.log import Admission, Log
+from hocket.log import Log
 from hocket.log import archive as archives
 from hocket.log.archive import export_ops, import_ops
 from hocket.log.audit import verify
@@ -46,7 +46,7 @@ def test_a_log_comes_out_the_same_in_another_home(source: Log) -> None:
     data = exported(source)
     target = new_log()
     admission = import_ops(target, io.BytesIO(data))
-    assert admission == Admission(len(state(source)[1]), 0, {})  # type: ignore[index]
+    assert admission[:3] == (len(state(source)[1]), 0, {})  # type: ignore[index]
     assert state(target) == state(source)
     assert verify(target.store, user=target.user).findings == []
     assert exported(target) != b"" and len(exported(target)) == len(data)
@@ -103,7 +103,7 @@ def test_a_file_cut_anywhere_gives_what_is_before_the_cut(source: Log) -> None:
         for body in bodies:
             end += len(body)
             whole += end <= place
-        assert admission == Admission(whole, 0, {Reason.MALFORMED: 1})
+        assert admission[:3] == (whole, 0, {Reason.MALFORMED: 1})
         assert verify(target.store, user=target.user).findings == []
         # And the rest comes with the whole file.
         assert import_ops(target, io.BytesIO(data)).appended == len(bodies) - whole
@@ -116,7 +116,7 @@ def test_a_file_cut_anywhere_gives_what_is_before_the_cut(source: Log) -> None:
 def test_a_file_that_is_no_log_is_refused_and_nothing_changes(source: Log, data: bytes) -> None:
     before = state(source)
     admission = import_ops(source, io.BytesIO(data))
-    assert admission == Admission(0, 0, {Reason.MALFORMED: 1})
+    assert admission[:3] == (0, 0, {Reason.MALFORMED: 1})
     assert state(source) == before
     assert verify(source.store, user=source.user).findings == []
 
@@ -124,8 +124,8 @@ def test_a_file_that_is_no_log_is_refused_and_nothing_changes(source: Log, data:
 def test_an_empty_log_is_a_log() -> None:
     target = new_log()
     assert exported(target) == b"\x00"
-    assert import_ops(target, io.BytesIO(b"\x00")) == Admission(0, 0, {})
-    assert import_ops(target, io.BytesIO(b"\x00\x00")) == Admission(0, 0, {Reason.MALFORMED: 1})
+    assert import_ops(target, io.BytesIO(b"\x00"))[:3] == (0, 0, {})
+    assert import_ops(target, io.BytesIO(b"\x00\x00"))[:3] == (0, 0, {Reason.MALFORMED: 1})
 
 
 def test_an_unknown_variant_hides_what_is_behind_it_and_harms_nothing_before_it(source: Log) -> None:
@@ -133,7 +133,7 @@ def test_an_unknown_variant_hides_what_is_behind_it_and_harms_nothing_before_it(
     strange = with_variant(bodies[4], 4_000)
     target = new_log()
     admission = import_ops(target, io.BytesIO(encode_sequence([*bodies[:4], strange, *bodies[4:]])))
-    assert admission == Admission(4, 0, {Reason.UNKNOWN_VARIANT: 1})
+    assert admission[:3] == (4, 0, {Reason.UNKNOWN_VARIANT: 1})
     with target.store.read() as session:
         (refusal,) = session.refusals(5)
         assert refusal.op_id == decode(bodies[4]).id

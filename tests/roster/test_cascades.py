@@ -15,12 +15,14 @@ from hocket.kernel.vocabulary import (
     ClaimWork,
     CompleteJob,
     CreateArtifact,
+    ReportProgress,
     RouteKind,
     ScheduleJob,
     SetSchedule,
     Telemetry,
 )
 from hocket.log import Log
+from hocket.log.projection import Projection
 from hocket.log.rebuild import rebuild, roster_digest
 from tests.roster.world import (
     INTRODUCTIONS,
@@ -220,6 +222,25 @@ def test_a_very_long_chain_of_citations_is_followed_to_its_end() -> None:
     with log.store.read() as session:
         assert session.refusal_counts() == {}
         assert sum(1 for _ in session.each_job()) == 1_500
+
+
+@pytest.mark.req("LW-15")
+def test_a_job_that_many_of_its_ops_wait_in_is_folded_again_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a late claim on a job with long progress would cost the square of it."""
+    script = Script()
+    script.say(A, 0, ScheduleJob(J, "k", b"", b""))
+    claim = script.say(A, 1, ClaimWork(J, NODES[A], 100_000))
+    for number in range(300):
+        script.say(A, 2 + number, ReportProgress(J, NODES[A], b"x"), (claim.id,))
+    log = new_log()
+    log.admit(sent([*INTRODUCTIONS, *(op for op in script.ops if op is not claim)]))
+    refolds = []
+    plain = Projection._refold
+    monkeypatch.setattr(Projection, "_refold", lambda self, job: (refolds.append(job), plain(self, job)))
+    log.admit(sent([claim]))
+    with log.store.read() as session:
+        assert session.refusal_counts() == {}
+    assert 1 <= len(refolds) <= 3
 
 
 @pytest.mark.req("LW-23")

@@ -4,7 +4,7 @@ leans on that job after it. The rules are the kernel's; this module only finds o
 again.
 """
 
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 
 from hocket.kernel import roster
@@ -45,9 +45,9 @@ class Projection:
         self._dirty: set[bytes] = set()
         self._fresh: dict[bytes, tuple[Op, int]] = {}
         self._fresh_of_job: dict[bytes, list[bytes]] = {}
-        # What is still to be asked again: jobs, and ops that are about no job.
-        self._again: deque[bytes] = deque()
-        self._doubted: deque[bytes] = deque()
+        # What is still to be asked again, each once: jobs, and ops that are about no job.
+        self._again: OrderedDict[bytes, None] = OrderedDict()
+        self._doubted: OrderedDict[bytes, None] = OrderedDict()
         # Asked once, when it matters: most logs have neither routes nor dependencies.
         self._any_routes: bool | None = None
         self._any_after: bool | None = None
@@ -151,7 +151,7 @@ class Projection:
         self._fresh[op.id] = (op, Reason.INTEGRITY if integrity else Reason.WAITING)
         if job_id is None:
             self._introduce(op)
-            self._doubted.append(op.id)
+            self._doubted[op.id] = None
         else:
             self._fresh_of_job.setdefault(job_id, []).append(op.id)
             if not integrity:
@@ -165,7 +165,7 @@ class Projection:
         if before is not None and op.timestamp > before.job.last:
             self._fresh[op.id] = (op, self._in_place(before, op))
         else:
-            self._again.append(job_id)
+            self._again[job_id] = None
 
     def replayed(self, op: Op, integrity: bool = False) -> int:
         """Applies the next op of the whole log in HLC order, whose row is stored. Gives its reason, 0 if it
@@ -205,7 +205,7 @@ class Projection:
         self._set_reason(op, Reason.INTEGRITY)
         job_id = job_of(op.payload)
         if job_id is not None:
-            self._again.append(job_id)
+            self._again[job_id] = None
         elif before == _COUNTS:
             self._unproject(op)
         self._leaners(op.id)
@@ -221,17 +221,17 @@ class Projection:
                 continue
             job_id = job_of(op.payload)
             if job_id is not None:
-                self._again.append(job_id)
+                self._again[job_id] = None
             else:
-                self._doubted.append(citing)
+                self._doubted[citing] = None
 
     def _settle(self) -> None:
         """Asks until nothing is left to ask. That ends, because a verdict hangs on earlier ops alone."""
         while self._again or self._doubted:
             if self._again:
-                self._refold(self._again.popleft())
+                self._refold(self._again.popitem(last=False)[0])
             else:
-                self._judge(self._doubted.popleft())
+                self._judge(self._doubted.popitem(last=False)[0])
 
     def _judge(self, op_id: bytes) -> None:
         """Asks again about an op that is about no job."""
@@ -376,7 +376,7 @@ class Projection:
             if entry is None:
                 continue
             if changed_at is not None and entry.job.last > changed_at:
-                self._again.append(dependent)
+                self._again[dependent] = None
             else:
                 self._put(entry._replace(stage=self._stage(entry.job)))
 
@@ -464,4 +464,4 @@ class Projection:
     def _reroute(self, kind: str, hlc: bytes) -> None:
         """A route that comes late changes who could claim since then."""
         self.flush()
-        self._again.extend(self._session.jobs_of_kind_since(kind, hlc))
+        self._again.update(dict.fromkeys(self._session.jobs_of_kind_since(kind, hlc)))
