@@ -3,7 +3,9 @@ WorkerOptions, `modules` (files with handlers), and `constants` that replace tho
 when its handlers are loaded, and each notice on a line of its own.
 """
 
+import ctypes
 import json
+import signal
 import sys
 from pathlib import Path
 
@@ -11,6 +13,7 @@ import hocket
 from hocket.work import worker
 from hocket.work.handlers import Handlers, load
 
+PR_SET_PDEATHSIG = 1
 HANDLERS = str(Path(__file__).with_name("steps.py"))
 
 
@@ -31,4 +34,6 @@ def main(home: str, options: dict[str, object]) -> None:
 
 
 if __name__ == "__main__":
+    # A test run that is itself killed leaves nobody behind.
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     main(sys.argv[1], json.loads(sys.argv[2]) if len(sys.argv) > 2 else {})
