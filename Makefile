@@ -74,4 +74,4 @@ pin: ## renew requirements/*.txt (needs uv on the PATH)
 	$$compile --extra bench -c requirements/dev.txt -o requirements/bench.txt
 
 clean: ## remove .venv and every cache
-	rm -rf $(VENV) .cache build dist src/*.egg-info
+	rm -rf $(VENV) .cache .run build dist src/*.egg-info

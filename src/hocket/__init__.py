@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from hocket.errors import Conflict, HocketError, StoreError, Usage
-    from hocket.node import Handle, JobCancelled, JobFailed, Node, SyncHandle, SyncNode, open
+    from hocket.node import Handle, JobCancelled, JobFailed, Node, SyncHandle, SyncNode, init, open
     from hocket.work.handlers import Handlers, JobType, job, kind
     from hocket.work.runner import Cancelled, Context
     from hocket.work.worker import WorkerOptions
@@ -32,6 +32,7 @@ __all__ = [
     "SyncNode",
     "Usage",
     "WorkerOptions",
+    "init",
     "job",
     "kind",
     "open",
@@ -39,7 +40,7 @@ __all__ = [
 
 _ROOMS = {
     "errors": ("Conflict", "HocketError", "StoreError", "Usage"),
-    "node": ("Handle", "JobCancelled", "JobFailed", "Node", "SyncHandle", "SyncNode", "open"),
+    "node": ("Handle", "JobCancelled", "JobFailed", "Node", "SyncHandle", "SyncNode", "init", "open"),
     "work.handlers": ("Handlers", "JobType", "job", "kind"),
     "work.runner": ("Cancelled", "Context"),
     "work.worker": ("WorkerOptions",),

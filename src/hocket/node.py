@@ -76,6 +76,14 @@ class Opening:
             self._sync.close()
 
 
+def init(home: Path | str | None = None, user_key: Path | None = None) -> None:
+    """Creates a home: the user's key, the node's key, and the user's root delegation to the node as the first
+    op. With a `user_key` from another home, this one becomes another node of the same user. Raises Conflict
+    when it exists already.
+    """
+    Desk.init(home, user_key).close()
+
+
 def open(home: Path | str | None = None) -> Opening:
     """Opens the node whose home this is (default: $HOCKET_HOME, else ~/.hocket)."""
     return Opening(home)
@@ -245,8 +253,8 @@ class Node:
         return await asyncio.get_running_loop().run_in_executor(self._executor, run)
 
     async def work(self, options: WorkerOptions) -> Worker:
-        """Runs a worker in this process until SIGTERM or SIGINT tells it to stop, or until it is idle if the options
-        say so. A second signal stops it at once.
+        """Runs a worker in this process until SIGTERM or SIGINT tells it to stop, or until it is idle if the
+        options say so. A second signal stops it at once.
         """
         worker = Worker(self, self.desk.home.processes, options)
         with _signals(worker.stop):
@@ -419,4 +427,4 @@ class SyncHandle:
                 yield line
 
 
-__all__ = ["Handle", "HocketError", "JobCancelled", "JobFailed", "Node", "SyncHandle", "SyncNode", "open"]
+__all__ = ["Handle", "HocketError", "JobCancelled", "JobFailed", "Node", "SyncHandle", "SyncNode", "init", "open"]

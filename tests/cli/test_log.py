@@ -98,6 +98,7 @@ def test_a_log_goes_to_another_node_and_back(used: Program, tmp_path: Path):
         "appended": total,
         "duplicated": 0,
         "rejected": 0,
+        "unread": 0,
         "reasons": {},
     }
     assert other("log", "import", file, code=0).out == f"0 appended, {total} duplicated, 0 rejected\n"
@@ -126,9 +127,9 @@ def test_what_is_rejected_says_why(used: Program, fresh_home: Path, tmp_path: Pa
     other("log", "export", stranger, code=0)
     result = used("log", "import", stranger, code=1)
     assert "0 appended, 0 duplicated, 1 rejected" in result.out and "issued by another user" in result.out
-    assert "1 ops were rejected" in result.sentence
+    assert "what was rejected is not on the log" in result.sentence
     result = used("log", "import", "-", input=b"\x05nonsense", code=1)
-    assert "its bytes cannot be read" in result.out
+    assert "its bytes cannot be read" in result.out and "4 more ops behind that place are not in" in result.sentence
     refusals = used("status", "--json").json["refusals"]
     assert sum(refusals.values()) == 2
     used("log", "verify", code=0)

@@ -90,9 +90,11 @@ def import_log(
                 admitted = import_ops(desk.log, source)
     reasons = {reason.sentence: count for reason, count in admitted.refused.items()}
     counts = {"appended": admitted.appended, "duplicated": admitted.duplicated, "rejected": admitted.rejected}
-    emit(counts | {"reasons": reasons})
+    emit(counts | {"unread": admitted.unread, "reasons": reasons})
     say(f"{admitted.appended} appended, {admitted.duplicated} duplicated, {admitted.rejected} rejected")
     for sentence, count in reasons.items():
         say(f"rejected {count}: {sentence}", "red")
+    if admitted.unread:
+        raise Failed(f"the file is damaged: {admitted.unread} more ops behind that place are not in; find a good copy")
     if admitted.rejected:
-        raise Failed(f"{admitted.rejected} ops were rejected; the others are in")
+        raise Failed("what was rejected is not on the log; everything else is")

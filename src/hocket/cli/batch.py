@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-from hocket.cli.options import decoded, moment_ms
+from hocket.cli.options import decoded
 from hocket.cli.settings import open_desk
 from hocket.cli.voice import Progress, emit, progress, say
 from hocket.desk import Desk
@@ -131,8 +131,6 @@ def _line(number: int, text: bytes) -> Line:
     options = {key: each for key, each in value.items() if key not in _OWN}
     for key, each in options.items():
         _check_option(key, each)
-    if isinstance(options.get("not_before"), str):
-        options["not_before"] = moment_ms(options["not_before"])
     return Line(
         number, name, _after(value.get("after")), draft(kind, value.get("payload", {}), policy(Policy(), **options))
     )

@@ -3,7 +3,6 @@ the options mean is decided by the policy; here is only decided how they are spe
 """
 
 import sys
-import time
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -54,30 +53,8 @@ BackoffMax = Annotated[
 
 
 def given(**options: Any) -> dict[str, Any]:
-    """Those that were given, with the time to start in milliseconds."""
-    chosen = {name: value for name, value in options.items() if value is not None}
-    if "not_before" in chosen:
-        chosen["not_before"] = moment_ms(chosen["not_before"])
-    return chosen
-
-
-def moment_ms(text: str | int) -> int:
-    """A moment as milliseconds since the epoch. One without a time zone is local, as ISO-8601 has it."""
-    from datetime import datetime
-
-    from hocket.kernel.durations import duration_ms
-
-    written = str(text).strip()
-    if written.isascii() and written.isdigit():
-        return int(written)
-    try:
-        if written.startswith("+"):
-            return int(time.time() * 1000) + duration_ms(written[1:])
-        return int(datetime.fromisoformat(written).timestamp() * 1000)
-    except (ValueError, OverflowError, OSError):
-        raise Usage(
-            f"bad not_before {written!r}; write it like 2030-01-31T09:00:00Z, +30s, or milliseconds since 1970"
-        ) from None
+    """Those that were given."""
+    return {name: value for name, value in options.items() if value is not None}
 
 
 def payload(text: str | None) -> Any:

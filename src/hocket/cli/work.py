@@ -17,6 +17,7 @@ from hocket.cli.settings import HomeOption, JsonOption, open_desk, settings
 from hocket.cli.voice import clean, console, emit, notice, on_terminal, say
 from hocket.desk import Desk
 from hocket.errors import Usage
+from hocket.home import ENVIRONMENT
 from hocket.node import Node
 from hocket.work.handlers import Handlers, load
 from hocket.work.worker import Worker, WorkerOptions
@@ -75,6 +76,8 @@ def work(
     grace_s = seconds(grace, "--grace")
     assert grace_s is not None
     with open_desk() as desk:
+        # A handler that opens the node means this one.
+        os.environ[ENVIRONMENT] = str(desk.home.path)
         handlers = Handlers(load(modules), kinds or ())
         if not len(handlers):
             raise Usage(f"no handlers in {', '.join(modules)}; decorate a function with @hocket.job(kind)")

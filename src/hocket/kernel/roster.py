@@ -2,8 +2,11 @@
 job as it is afterwards, or the reason why the op does not count. It reads no clock and knows nothing of
 arrival: whoever keeps the log feeds it in HLC order and, when an op comes late, feeds it the whole job again.
 
-Pending ──ClaimWork──► Claimed ──CompleteJob──► Completed (final) ▲                     │ └─ Yield, Expire,
-Fail┘       Fail beyond the retries, Cancel ──► Completed (failed, cancelled) ──Retry──► Pending
+    Pending ──ClaimWork──► Claimed ──CompleteJob──► Completed, for good
+       ▲                      │
+       ├─ Yield, Expire, Fail ┤
+       │                      └─ Fail for the last time, Cancel ──► Completed, failed or cancelled
+       └──────────────────────────────── Retry ◄─────────────────────────┘
 """
 
 from collections.abc import Callable

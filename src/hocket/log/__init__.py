@@ -35,12 +35,14 @@ SCHEDULE_JOB = number_of(ScheduleJob)
 
 class Admission(NamedTuple):
     """What became of ops from elsewhere. Those turned away at the door are counted by reason; an op that is on
-    the log but does not count there was appended.
+    the log but does not count there was appended. `unread` ones lie behind bytes that cannot be read, and
+    nobody can tell where they begin.
     """
 
     appended: int
     duplicated: int
     refused: dict[Reason, int]
+    unread: int = 0
 
     @property
     def rejected(self) -> int:

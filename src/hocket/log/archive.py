@@ -32,27 +32,35 @@ def export_ops(store: Store, out: BinaryIO, progress: Callable[[int, int], None]
 
 def import_ops(log: Log, source: BinaryIO) -> Admission:
     """Admits every op of an exported log. What was there already is counted and left alone."""
-    return log.admit(read_ops(source))
+    reading = OpReader(source)
+    return log.admit(reading)._replace(unread=reading.unread)
 
 
-def read_ops(source: BinaryIO) -> Iterator[tuple[bytes, Op | Malformed]]:
-    """The ops of a sequence with their bytes. Behind one that cannot be read nothing can be found, so it is the
-    last.
+class OpReader:
+    """The ops of a sequence with their bytes. Behind one that cannot be read nothing can be found, so it is the last;
+    `unread` then counts the others.
     """
-    buffer = source.read(CHUNK)
-    reader = Reader(buffer)
-    start = 0
-    try:
-        count = reader.varint()
-        for _ in range(count):
-            if reader.remaining() < MAX_OP_BYTES and (more := source.read(CHUNK)):
-                buffer = buffer[reader.pos :] + more
-                reader = Reader(buffer)
+
+    def __init__(self, source: BinaryIO) -> None:
+        self._source = source
+        self.unread = 0
+
+    def __iter__(self) -> Iterator[tuple[bytes, Op | Malformed]]:
+        buffer = self._source.read(CHUNK)
+        reader = Reader(buffer)
+        start = 0
+        try:
+            self.unread = reader.varint()
+            while self.unread:
+                self.unread -= 1
+                if reader.remaining() < MAX_OP_BYTES and (more := self._source.read(CHUNK)):
+                    buffer = buffer[reader.pos :] + more
+                    reader = Reader(buffer)
+                start = reader.pos
+                op = read_op(reader)
+                yield buffer[start : reader.pos], op
             start = reader.pos
-            op = read_op(reader)
-            yield buffer[start : reader.pos], op
-        start = reader.pos
-        if reader.remaining() or source.read(1):
-            raise Malformed("bytes follow the last op")
-    except Malformed as error:
-        yield buffer[start : start + 16], error
+            if reader.remaining() or self._source.read(1):
+                raise Malformed("bytes follow the last op")
+        except Malformed as error:
+            yield buffer[start : start + 16], error

@@ -7,8 +7,10 @@ import importlib
 import importlib.util
 import inspect
 import sys
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -117,22 +119,19 @@ class Handlers:
 def policy(base: Policy, **options: Any) -> Policy:
     """A policy with options as people write them. Raises Usage with the option named.
 
-    priority: higher is sooner · not_before: milliseconds since the epoch · lease, backoff, backoff_max,
-    unique_for: durations · retries: a count · after: job ids or handles · unique: a key · concurrency: how many
-    of the kind run at once · rate: "10/s", "100/1m".
+    priority: higher is sooner · not_before: a datetime, ISO-8601, "+30s" or milliseconds since the epoch ·
+    lease, backoff, backoff_max, unique_for: durations · retries: a count · after: job ids or handles · unique:
+    a key · concurrency: how many of the kind run at once · rate: "10/s", "100/1m".
     """
-    changes: dict[str, Any] = {}
+    made = base
     for name, value in options.items():
+        if name not in _OPTIONS:
+            raise Usage(f"unknown option {name!r}; known are {', '.join(sorted(_OPTIONS))}")
         try:
-            changes |= _OPTIONS[name](value)
-        except KeyError:
-            raise Usage(f"unknown option {name!r}; known are {', '.join(sorted(_OPTIONS))}") from None
+            made = check_policy(msgspec.structs.replace(made, **_OPTIONS[name](value)))
         except (ValueError, TypeError, AttributeError) as error:
             raise Usage(f"bad {name} {value!r}: {error}") from None
-    try:
-        return check_policy(msgspec.structs.replace(base, **changes))
-    except (ValueError, TypeError) as error:
-        raise Usage(f"bad options {', '.join(options)}: {error}") from None
+    return made
 
 
 def draft(kind: str, payload: object, policy: Policy) -> Draft:
@@ -194,6 +193,23 @@ def _lease(value: Duration) -> int:
     return lease_ms
 
 
+def _moment(value: int | str | datetime) -> int:
+    """Milliseconds since the epoch. A time of day without a zone is local, as ISO-8601 has it."""
+    if isinstance(value, int):
+        return value
+    if isinstance(value, datetime):
+        return int(value.timestamp() * 1000)
+    written = value.strip()
+    if written.isascii() and written.isdigit():
+        return int(written)
+    try:
+        if written.startswith("+"):
+            return int(time.time() * 1000) + duration_ms(written[1:])
+        return int(datetime.fromisoformat(written).timestamp() * 1000)
+    except (ValueError, OverflowError, OSError):
+        raise ValueError("write it like 2030-01-31T09:00:00Z, +30s, or milliseconds since 1970") from None
+
+
 def _rate(value: object) -> Rate:
     if isinstance(value, Rate):
         return value
@@ -213,7 +229,7 @@ def _after(value: Any) -> tuple[str, ...]:
 
 _OPTIONS: dict[str, Callable[[Any], dict[str, Any]]] = {
     "priority": lambda value: {"priority": value},
-    "not_before": lambda value: {"not_before": value},
+    "not_before": lambda value: {"not_before": None if value is None else _moment(value)},
     "lease": lambda value: {"lease_ms": None if value is None else _lease(value)},
     "retries": lambda value: {"retries": value},
     "backoff": lambda value: {"backoff_ms": duration_ms(value)},

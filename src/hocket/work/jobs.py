@@ -257,6 +257,9 @@ def cancel(tx: Transaction, job_id: bytes, reason: str) -> Job:
 
 
 def retry(tx: Transaction, job_id: bytes, reason: str) -> Job:
+    entry = tx.projection.entry(job_id)
+    for dependency in entry.job.policy.dependencies() if entry is not None else ():
+        _dependency(tx, dependency)
     op = _author(tx, RetryJob(job_id, reason))
     if op is Reason.NOT_FAILED:
         job = _job(tx, job_id)

@@ -12,7 +12,16 @@ from hocket.kernel.ids import node_text, ulid_prefix_range, ulid_text
 from hocket.kernel.ops import Op, decode
 from hocket.kernel.reasons import BY_NUMBER
 from hocket.kernel.roster import Job
-from hocket.kernel.vocabulary import NAMES, CancelJob, CreateArtifact, ExpireWork, FailWork, ScheduleJob, YieldWork
+from hocket.kernel.vocabulary import (
+    NAMES,
+    CancelJob,
+    CreateArtifact,
+    ExpireWork,
+    FailWork,
+    ReportProgress,
+    ScheduleJob,
+    YieldWork,
+)
 from hocket.store import Entry, OpRow, Session, Stage
 from hocket.work.jobs import RESULT_TYPE
 
@@ -133,6 +142,8 @@ def _detail(op: Op) -> str:
         return payload.reason
     if isinstance(payload, CreateArtifact):
         return payload.artifact_type
+    if isinstance(payload, ReportProgress):
+        return payload.note.decode(errors="replace")
     return str(getattr(payload, "name", ""))
 
 
