@@ -161,9 +161,10 @@ def test_the_earliest_of_two_artifacts_with_one_id_stands() -> None:
 def test_an_earlier_schedule_voids_what_the_later_one_comes_after() -> None:
     script = Script()
     before, other = job_id(2), job_id(3)
-    script.say(A, 1, ScheduleJob(J, "k", b"", encode_policy(Policy(after=(ulid_text(other),)))))
-    script.say(A, 2, ScheduleJob(J, "k", b"", encode_policy(Policy(after=(ulid_text(before),)))))
-    script.say(A, 3, ScheduleJob(before, "k", b"", b""))
+    script.say(A, 0, ScheduleJob(other, "k", b"", b""))
+    script.say(A, 1, ScheduleJob(before, "k", b"", b""))
+    script.say(A, 2, ScheduleJob(J, "k", b"", encode_policy(Policy(after=(ulid_text(other),)))))
+    script.say(A, 3, ScheduleJob(J, "k", b"", encode_policy(Policy(after=(ulid_text(before),)))))
     log = everywhere_the_same(script.ops)
     with log.store.read() as session:
         assert (session.dependents(before), session.dependents(other)) == ([], [J])
@@ -205,6 +206,37 @@ def test_a_success_travels_through_every_job_that_comes_after() -> None:
     with log.store.read() as session, straight.store.read() as other:
         assert all(entry.job.outcome is not None for entry in session.each_job())
         assert roster_digest(session) == roster_digest(other)
+
+
+@pytest.mark.req("LW-17", "LW-41")
+def test_a_job_is_ready_when_the_one_before_it_succeeds_in_the_very_same_batch() -> None:
+    script = Script()
+    for number in (1, 2):
+        after = (ulid_text(job_id(number - 1)),) if number > 1 else ()
+        script.say(A, number, ScheduleJob(job_id(number), "k", b"", encode_policy(Policy(after=after))))
+        if number == 1:
+            # Something else ends first, when no job comes after any other yet.
+            script.say(B, 1, ScheduleJob(job_id(9), "k", b"", b""))
+            script.say(B, 2, ClaimWork(job_id(9), NODES[B], 1_000))
+            script.say(B, 3, CompleteJob(job_id(9), (), (), Telemetry(1)))
+            script.say(A, 4, ClaimWork(job_id(1), NODES[A], 1_000))
+    script.say(A, 5, CompleteJob(job_id(1), (), (), Telemetry(1)))
+    ops = [
+        op if op.timestamp.wall != START + 2 or op.node_id != NODES[A] else _at(op, START + 4, 1) for op in script.ops
+    ]
+    log = everywhere_ready([*INTRODUCTIONS, *ops])
+    with log.store.read() as session:
+        assert [entry.job.id for entry, _ in session.ready("k", 9)] == [job_id(2)]
+
+
+def _at(op: Op, wall: int, logical: int) -> Op:
+    return Op(op.id, op.timestamp._replace(wall=wall, logical=logical), op.node_id, op.causal_deps, op.payload)
+
+
+def everywhere_ready(ops: list[Op]) -> Log:
+    log = new_log()
+    assert log.admit(sent(ops)).appended == len(ops)
+    return log
 
 
 @pytest.mark.req("LW-15")
@@ -283,3 +315,19 @@ def test_own_and_foreign_ops_in_one_transaction_see_each_other() -> None:
     before = shown(log)
     rebuild(log.store, NOW)
     assert shown(log) == before
+
+
+@pytest.mark.req("LW-16")
+def test_jobs_that_come_after_each_other_are_refused_whatever_comes_first() -> None:
+    """Without citing each other's ops, as other software might write them."""
+    script = Script()
+    other, third = job_id(2), job_id(3)
+    first = script.say(A, 1, ScheduleJob(J, "k", b"", encode_policy(Policy(after=(ulid_text(other),)))))
+    second = script.say(A, 2, ScheduleJob(other, "k", b"", encode_policy(Policy(after=(ulid_text(J),)))))
+    itself = script.say(A, 3, ScheduleJob(third, "k", b"", encode_policy(Policy(after=(ulid_text(third),)))))
+    log = everywhere_the_same(script.ops)
+    with log.store.read() as session:
+        reasons = {row.id: row.reason for row in session.last_ops(10)}
+        assert (session.job(J), session.job(other), session.job(third)) == (None, None, None)
+    assert reasons[first.id] == reasons[itself.id] == Reason.DEPENDENCY_CYCLE
+    assert reasons[second.id] == Reason.DEPENDENCY_REJECTED

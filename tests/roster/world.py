@@ -81,9 +81,10 @@ def new_log(store: Store | None = None, key: SigningKey = READER, wall: Callable
 class Script:
     """Writes a history by hand, op after op, each at a time of one's choosing."""
 
-    def __init__(self) -> None:
+    def __init__(self, first: int = 1) -> None:
+        """`first` numbers the first op; two scripts for one log count from different numbers."""
         self.ops: list[Op] = []
-        self._numbers = count(1)
+        self._numbers = count(first)
 
     def say(
         self,
