@@ -89,7 +89,7 @@ class Run:
         elif self.chance(12):
             self.stray(job, mesh)
         elif state["state"] == "pending":
-            self.wall = max(self.wall, state["ready_at"]) if self.chance(85) else self.wall
+            self.wall = max(self.wall, state["ready_at"]) if self.chance(75) else self.wall
             routed = mesh._routed(state["kind"], Hlc(self.wall, 0, 0))
             node = routed if routed is not None and self.chance(80) else self.pick(self.nodes)
             self.say(node, ClaimWork(job, node, self.pick(LEASES)), self.any_deps(4))
@@ -104,7 +104,7 @@ class Run:
         others = self.jobs if self.chance(5) else self.jobs[:index]
         after = tuple(ulid_text(other) for other in others if self.chance(35))
         policy = Policy(
-            not_before=self.wall + 700 if self.chance(10) else None,
+            not_before=self.wall + 700 if self.chance(20) else None,
             retries=self.pick((None, 0, 1, 2)),
             backoff_ms=self.pick((0, 300, 1_000)),
             backoff_max_ms=self.pick((3_600_000, 1_200)),

@@ -80,9 +80,23 @@ class Mesh:
         if any(dep is not None and dep.timestamp >= op.timestamp for dep in cited):
             return {Reason.DEPENDENCY_CYCLE}
         verdicts = [{Reason.WAITING} if dep is None else self.verdicts[dep.id] for dep in cited]
+        if isinstance(op.payload, ScheduleJob):
+            for name in json.loads(op.payload.policy_envelope or b"{}").get("after", ()):
+                schedules = self._schedules(parse_ulid(name))
+                earlier = [self.verdicts[each.id] for each in schedules if each.timestamp < op.timestamp]
+                if schedules and not earlier:
+                    return {Reason.DEPENDENCY_CYCLE}
+                # Of several the best: one that counts, else one that waits.
+                verdicts.append(min(earlier, key=lambda v: (bool(v), v != {Reason.WAITING}), default={Reason.WAITING}))
         if any(verdict and verdict != {Reason.WAITING} for verdict in verdicts):
             return {Reason.DEPENDENCY_REJECTED}
         return {Reason.WAITING} if any(verdicts) else set()
+
+    # LW-16: a job comes after jobs that were scheduled before it, so there are no cycles.
+    def _schedules(self, job_id: bytes) -> list[Op]:
+        times = Counter(each.timestamp for each in self.ops.values())
+        ops = [each for each in self.ops.values() if isinstance(each.payload, ScheduleJob)]
+        return [each for each in ops if each.payload.job_id == job_id and times[each.timestamp] == 1]  # type: ignore[union-attr]
 
     def _job_op(self, op: Op) -> Verdict:
         payload: Any = op.payload

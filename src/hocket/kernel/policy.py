@@ -73,6 +73,14 @@ def decode_policy(envelope: bytes) -> Policy:
     return policy
 
 
+def dependencies(envelope: bytes) -> tuple[bytes, ...]:
+    """The jobs that an envelope says must come first; none when it cannot be read."""
+    try:
+        return decode_policy(envelope).dependencies()
+    except ValueError:
+        return ()
+
+
 def check_policy(policy: Policy) -> Policy:
     """The same checks on a policy built in Python; raises ValueError with the field named."""
     return decode_policy(_encoder.encode(policy))

@@ -11,6 +11,7 @@ from hocket.kernel import roster
 from hocket.kernel.clock import Hlc, pack, unpack
 from hocket.kernel.ids import ulid_ms
 from hocket.kernel.ops import Op, decode
+from hocket.kernel.policy import dependencies
 from hocket.kernel.reasons import Reason
 from hocket.kernel.roster import Job, Outcome, State
 from hocket.kernel.ucan import read as read_ucan
@@ -20,6 +21,7 @@ from hocket.kernel.vocabulary import (
     CreateArtifact,
     DelegateUcan,
     RouteKind,
+    ScheduleJob,
     SetSchedule,
     discriminant,
     job_of,
@@ -43,6 +45,7 @@ class Projection:
         self._now = now
         self._entries: dict[bytes, Entry | None] = {}
         self._dirty: set[bytes] = set()
+        self._new: set[bytes] = set()
         self._fresh: dict[bytes, tuple[Op, int]] = {}
         self._fresh_of_job: dict[bytes, list[bytes]] = {}
         # What is still to be asked again, each once: jobs, and ops that are about no job.
@@ -91,8 +94,9 @@ class Projection:
             self._entries[entry.job.id] = entry
 
     def expect_new(self, job_id: bytes) -> None:
-        """Takes the caller's word that no job has this id, because it was made just now."""
+        """Takes the caller's word that no job has this id and nobody cites it, because it was made just now."""
         self._entries[job_id] = None
+        self._new.add(job_id)
 
     def know(self, entry: Entry) -> Entry:
         """Takes over an entry that a query has just read, unless this transaction holds a newer one."""
@@ -139,6 +143,10 @@ class Projection:
         self._fresh[op.id] = (op, _COUNTS)
         self._fresh_of_job.setdefault(job_id, []).append(op.id)
         self._keep(before, verdict)
+        if type(op.payload) is ScheduleJob and job_id not in self._new:
+            # An id that others could make too, like that of a schedule's tick, may have been waited for.
+            self._leaners(op)
+            self._settle()
         return None
 
     # Ops in any order: received, imported, or met again in a rebuild.
@@ -157,7 +165,7 @@ class Projection:
             if not integrity:
                 self._arrived_at(job_id, op)
         # Whoever cites it has waited for it, and now learns what it is, be it only that it is later than themselves.
-        self._leaners(op.id)
+        self._leaners(op)
         self._settle()
 
     def _arrived_at(self, job_id: bytes, op: Op) -> None:
@@ -208,14 +216,17 @@ class Projection:
             self._again[job_id] = None
         elif before == _COUNTS:
             self._unproject(op)
-        self._leaners(op.id)
+        self._leaners(op)
         self._settle()
 
     # Folding again.
 
-    def _leaners(self, op_id: bytes) -> None:
+    def _leaners(self, leaned_on: Op) -> None:
         """Every op that cites this one is to be asked again, now that its standing may have changed."""
-        for citing in self._session.citing(op_id):
+        citing_ops = self._session.citing(leaned_on.id)
+        if type(leaned_on.payload) is ScheduleJob:
+            citing_ops += self._session.citing(leaned_on.payload.job_id)
+        for citing in citing_ops:
             op, _ = self._known(citing)
             if op is None:
                 continue
@@ -247,7 +258,7 @@ class Projection:
             self._project(op)
         elif before == _COUNTS:
             self._unproject(op)
-        self._leaners(op_id)
+        self._leaners(op)
 
     def _refold(self, job_id: bytes) -> None:
         ops: dict[bytes, tuple[Op, int]] = {
@@ -274,7 +285,7 @@ class Projection:
             self._set_reason(op, verdicts[op.id][1])
         self._keep(self.entry(job_id), job, job_id)
         for op in flipped:
-            self._leaners(op.id)
+            self._leaners(op)
 
     def _set_reason(self, op: Op, reason: int) -> None:
         if op.id in self._fresh:
@@ -292,15 +303,12 @@ class Projection:
         """Whether everything that the op cites is on the log, earlier than itself, and counts. `verdicts` are
         those of the job's earlier ops while it is folded again; without them the op is its job's newest.
         """
-        if not op.causal_deps:
+        payload = op.payload
+        if not op.causal_deps and not (type(payload) is ScheduleJob and payload.policy_envelope):
             return None
-        job_id = job_of(op.payload)
-        entry = self._entries.get(job_id) if job_id is not None and verdicts is None else None
+        job_id = job_of(payload)
         reason: Reason | None = None
-        for dep in op.causal_deps:
-            if entry is not None and dep == entry.job.claim_op:
-                continue
-            standing = (verdicts and verdicts.get(dep)) or self._standing(dep, op.id, job_id)
+        for standing in self._cited(op, job_id, verdicts):
             if standing is None:
                 reason = reason or Reason.WAITING
                 continue
@@ -312,6 +320,38 @@ class Projection:
             elif why != _COUNTS:
                 reason = Reason.DEPENDENCY_REJECTED
         return reason
+
+    def _cited(
+        self, op: Op, job_id: bytes | None, verdicts: dict[bytes, tuple[Hlc, int]] | None
+    ) -> Iterator[tuple[Hlc, int] | None]:
+        """When each cited op was written and whether it counts; None for one that is not here. A ScheduleJob cites, beside what
+        it says, the schedules of the jobs that it comes after: so no job can come after one that is scheduled later, and
+        there are no cycles.
+        """
+        entry = self._entries.get(job_id) if job_id is not None and verdicts is None else None
+        for dep in op.causal_deps:
+            if entry is None or dep != entry.job.claim_op:
+                yield (verdicts and verdicts.get(dep)) or self._standing(dep, op.id, job_id)
+        payload = op.payload
+        if type(payload) is ScheduleJob and payload.policy_envelope:
+            for earlier in dependencies(payload.policy_envelope):
+                yield self._schedule_standing(earlier, op)
+
+    def _schedule_standing(self, job_id: bytes, op: Op) -> tuple[Hlc, int] | None:
+        """The same for the schedule of a job that the op's comes after. Of several the best of the earlier ones is taken."""
+        self._session.cite(job_id, op.id)
+        entry = self.entry(job_id)
+        if entry is not None and entry.job.scheduled < op.timestamp:
+            return entry.job.scheduled, _COUNTS
+        known = [(decode(row.body), row.reason) for row in self._session.ops_of_job(job_id)]
+        known += [self._fresh[op_id] for op_id in self._fresh_of_job.get(job_id, ())]
+        schedules = [
+            (each.timestamp, reason)
+            for each, reason in known
+            if type(each.payload) is ScheduleJob and reason != Reason.INTEGRITY
+        ]
+        earlier = [standing for standing in schedules if standing[0] < op.timestamp]
+        return min(earlier, key=lambda standing: standing[1], default=None) or min(schedules, default=None)
 
     def _standing(self, dep: bytes, op_id: bytes, job_id: bytes | None) -> tuple[Hlc, int] | None:
         """When a cited op was written and whether it counts. Citations out of the job are remembered, so that a
