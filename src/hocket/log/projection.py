@@ -39,7 +39,9 @@ class Projection:
     """The roster and its neighbours, as of one transaction. It is the context that the kernel's fold asks."""
 
     def __init__(self, session: Session, now: int, settle: Callable[[], bool] = lambda: False) -> None:
-        """`settle` folds what is on the log but not in the projections yet; it gives False when there is nothing."""
+        """`settle` folds what is on the log but not in the projections yet; it gives False when there is
+        nothing.
+        """
         self._session = session
         self._settle_log = settle
         self._now = now
@@ -324,9 +326,9 @@ class Projection:
     def _cited(
         self, op: Op, job_id: bytes | None, verdicts: dict[bytes, tuple[Hlc, int]] | None
     ) -> Iterator[tuple[Hlc, int] | None]:
-        """When each cited op was written and whether it counts; None for one that is not here. A ScheduleJob cites, beside what
-        it says, the schedules of the jobs that it comes after: so no job can come after one that is scheduled later, and
-        there are no cycles.
+        """When each cited op was written and whether it counts; None for one that is not here. A ScheduleJob
+        cites, beside what it says, the schedules of the jobs that it comes after: so no job can come after one
+        that is scheduled later, and there are no cycles.
         """
         entry = self._entries.get(job_id) if job_id is not None and verdicts is None else None
         for dep in op.causal_deps:
@@ -338,7 +340,9 @@ class Projection:
                 yield self._schedule_standing(earlier, op)
 
     def _schedule_standing(self, job_id: bytes, op: Op) -> tuple[Hlc, int] | None:
-        """The same for the schedule of a job that the op's comes after. Of several the best of the earlier ones is taken."""
+        """The same for the schedule of a job that the op's comes after. Of several the best of the earlier ones
+        is taken.
+        """
         self._session.cite(job_id, op.id)
         entry = self.entry(job_id)
         if entry is not None and entry.job.scheduled < op.timestamp:
