@@ -1,6 +1,6 @@
-"""Hocket itself, as its users run it: the synchronous API for submits, `Node.work` in processes of their own for the rest.
-Signatures and `synchronous=FULL` are on. A job counts as done when its completion is on the log, not when its handler
-returns.
+"""Hocket itself, as its users run it: the synchronous API for submits, `Node.work` in processes of their own for the
+rest. Signatures and `synchronous=FULL` are on. A job counts as done when its completion is on the log, not when its
+handler returns.
 """
 
 from __future__ import annotations

@@ -342,8 +342,8 @@ class SyncNode:
     def submit(self, job: JobType | str, /, **payload: Any) -> "SyncHandle":
         """Submits one job; its payload's members are the handler's keyword arguments."""
         job_type = kind(job) if isinstance(job, str) else job
-        made = self.desk.submit([job_type.draft(payload)])[0]
-        return SyncHandle(self, made.job_id, made.created)
+        job_id, created = self.desk.submit_one(job_type.draft(payload))
+        return SyncHandle(self, job_id, created)
 
     def submit_many(self, pairs: Iterable[tuple[JobType | str, dict[str, Any]]]) -> "list[SyncHandle]":
         """Submits many jobs in one transaction: all of them or none."""
@@ -386,6 +386,8 @@ class SyncNode:
 
 class SyncHandle:
     """A job that was submitted. `created` is False when a unique key led to one that was there already."""
+
+    __slots__ = ("_id", "_node", "created")
 
     def __init__(self, node: SyncNode, job_id: bytes, created: bool) -> None:
         self._node = node

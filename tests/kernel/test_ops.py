@@ -40,6 +40,17 @@ def some_ops(draw: st.DrawFn) -> Op:
     return Op(draw(second.ULIDS), stamp, node, deps, draw(second.PAYLOADS), signature)
 
 
+@given(
+    second.ULIDS, second.U64S, st.integers(0, 2**32 - 1), second.U64S, st.text(max_size=200), st.binary(max_size=300)
+)
+def test_the_short_way_to_a_plain_schedule_gives_the_same_bytes(
+    job: bytes, wall: int, logical: int, node: int, kind: str, payload: bytes
+) -> None:
+    stamp = Hlc(wall, logical, node)
+    op = Op(job, stamp, node, (), v.ScheduleJob(job, kind, payload, b""))
+    assert ops.plain_schedule(job, stamp, kind, payload) == ops.unsigned(op)
+
+
 @given(some_ops())
 def test_an_op_comes_back_and_two_encoders_agree(op: Op) -> None:
     data = ops.encode(op)

@@ -82,7 +82,6 @@ def test_another_programs_database_is_refused_and_untouched(path: Path, create: 
     assert apsw.Connection(str(path)).execute("SELECT * FROM sqlite_schema").fetchall() == content
 
 
-@pytest.mark.xfail(strict=True, reason="another program's file is turned to WAL before it is looked at")
 def test_not_even_the_journal_mode_of_another_programs_database_changes(path: Path) -> None:
     before = made_by(path, "CREATE TABLE bookmarks (url TEXT)")
     with pytest.raises(StoreError):

@@ -47,27 +47,29 @@ class Bells:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._name = str(directory)
+        self._fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         self._pipes: dict[str, int] = {}
         self._seen = -1
         self._lock = threading.Lock()
 
     def ring(self, stirring: bool) -> None:
+        if not self._pipes and os.fstat(self._fd).st_mtime_ns == self._seen:
+            return
         with self._lock:
             self._look()
-            for name, fd in list(self._pipes.items()) if self._pipes else ():
+            for name, fd in list(self._pipes.items()):
                 if stirring or name.endswith(".any"):
                     self._write(name, fd)
 
     def close(self) -> None:
         with self._lock:
-            for fd in self._pipes.values():
+            for fd in (*self._pipes.values(), self._fd):
                 os.close(fd)
             self._pipes.clear()
 
     def _look(self) -> None:
         try:
-            changed = os.stat(self._name).st_mtime_ns
+            changed = os.fstat(self._fd).st_mtime_ns
             if changed == self._seen:
                 return
             names = {name for name in os.listdir(self._directory) if name.endswith((".ready", ".any"))}

@@ -15,7 +15,7 @@ from hocket.cli.voice import Progress, emit, progress, say
 from hocket.desk import Desk
 from hocket.errors import HocketError, Usage
 from hocket.kernel.ids import ulid_text
-from hocket.kernel.policy import Policy
+from hocket.kernel.policy import DEFAULT
 from hocket.log import Transaction
 from hocket.work import jobs
 from hocket.work.handlers import draft, policy
@@ -132,7 +132,7 @@ def _line(number: int, text: bytes) -> Line:
     for key, each in options.items():
         _check_option(key, each)
     return Line(
-        number, name, _after(value.get("after")), draft(kind, value.get("payload", {}), policy(Policy(), **options))
+        number, name, _after(value.get("after")), draft(kind, value.get("payload", {}), policy(DEFAULT, **options))
     )
 
 

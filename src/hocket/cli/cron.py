@@ -64,7 +64,7 @@ def add(
       hocket cron add nightly '30 2 * * *' acme.backup '{"full": true}' --timezone Europe/Vienna
       hocket cron add pulse '*/5 * * * *' acme.ping --retries 2
     """
-    from hocket.kernel.policy import Policy
+    from hocket.kernel.policy import DEFAULT
     from hocket.work import cron
     from hocket.work.handlers import draft, policy
 
@@ -77,7 +77,7 @@ def add(
         backoff=backoff,
         backoff_max=backoff_max,
     )
-    made = draft(kind, payload(data), policy(Policy(), **options))
+    made = draft(kind, payload(data), policy(DEFAULT, **options))
     plan = cron.check(cron.Plan(name, expression, timezone, made))
     with open_desk() as desk:
         desk.log.run(lambda tx: cron.add(tx, plan))

@@ -101,7 +101,7 @@ def submit(
 
 def _submit_one(kind: str, data: str | None, options: dict[str, Any], wait: bool, patience: float | None) -> None:
     from hocket.kernel.ids import ulid_text
-    from hocket.kernel.policy import Policy
+    from hocket.kernel.policy import DEFAULT
     from hocket.work.handlers import draft, policy
     from hocket.work.jobs import check_kind
 
@@ -110,7 +110,7 @@ def _submit_one(kind: str, data: str | None, options: dict[str, Any], wait: bool
     with open_desk() as desk:
         if "after" in options:
             options["after"] = [ulid_text(desk.find(each)) for each in options["after"]]
-        made = desk.submit([draft(kind, arguments, policy(Policy(), **options))])[0]
+        made = desk.submit([draft(kind, arguments, policy(DEFAULT, **options))])[0]
         job_id = ulid_text(made.job_id)
         answer = {"job_id": job_id, "kind": kind, "created": made.created}
         say(f"submitted {kind} {job_id}" if made.created else f"already there {job_id}")

@@ -49,6 +49,7 @@ class Reason(IntEnum):
     BAD_SIGNATURE = 63, "its signature does not fit its bytes and its author"
     UNKNOWN_NODE = 64, "its author has not been introduced by a delegation"
     FOREIGN_USER = 65, "its delegation was issued by another user"
+    BEYOND_TIME = 66, "its time lies beyond what an id can hold"
 
 
 BY_NUMBER: dict[int, Reason] = {int(reason): reason for reason in Reason}

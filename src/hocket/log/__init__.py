@@ -13,11 +13,12 @@ from hocket.kernel.clock import Hlc, pack
 from hocket.kernel.ids import make_ulid, next_ulid, node_id
 from hocket.kernel.jws import detached
 from hocket.kernel.keys import SigningKey
-from hocket.kernel.ops import Op, sealed, unsigned, verify_op
+from hocket.kernel.ops import Op, plain_schedule, sealed
 from hocket.kernel.postcard import Malformed, UnknownVariant
 from hocket.kernel.reasons import Reason
-from hocket.kernel.ucan import read as read_ucan
-from hocket.kernel.vocabulary import DelegateUcan, ScheduleJob, number_of
+from hocket.kernel.vocabulary import ScheduleJob, number_of
+from hocket.log.door import judge
+from hocket.log.parallel import in_parallel
 from hocket.log.transaction import Transaction, Wall, being_rebuilt, link, next_stamp
 from hocket.store import Head, OpRow, Session, Store
 
@@ -26,8 +27,6 @@ __all__ = ["SETTLE_STEP", "Admission", "Log", "Transaction"]
 T = TypeVar("T")
 Request = Callable[[Transaction], Any]
 
-# Below this many, handing signatures to another thread costs more than it saves.
-PARALLEL_MIN = 8
 ADMIT_BATCH = 1_000
 SETTLE_STEP = 1_000
 SCHEDULE_JOB = number_of(ScheduleJob)
@@ -116,7 +115,7 @@ class Log:
                 raise being_rebuilt()
             stamp = next_stamp(Hlc(head.wall, head.logical, self.node), self._wall(head.wall))
             job_id = self.new_id(stamp.wall)
-            body = unsigned(Op(job_id, stamp, self.node, (), ScheduleJob(job_id, kind, payload, b"")))
+            body = plain_schedule(job_id, stamp, kind, payload)
             whole = sealed(body, detached(self._key.sign(body + b"\x00"), self.node))
             seq, chain = head.seq + 1, link(head.chain, whole)
             session.add_ops((OpRow(seq, job_id, pack(stamp), SCHEDULE_JOB, job_id, 0, 0, whole, chain),))
@@ -143,12 +142,7 @@ class Log:
             return self._last_id
 
     def _sign(self, bodies: Sequence[bytes]) -> list[bytes]:
-        if self._helpers is None or len(bodies) < PARALLEL_MIN:
-            return self._sign_here(bodies)
-        half = len(bodies) // 2
-        helped = self._helpers.submit(self._sign_here, bodies[:half])
-        mine = self._sign_here(bodies[half:])
-        return helped.result() + mine
+        return in_parallel(self._helpers, self._sign_here, bodies)
 
     def _sign_here(self, bodies: Sequence[bytes]) -> list[bytes]:
         sign, node = self._key.sign, self.node
@@ -171,7 +165,7 @@ class Log:
         with self.store.read() as session:
             keys = self._keys(session)
         good = sorted(((raw, op) for raw, op in batch if isinstance(op, Op)), key=lambda item: item[1].timestamp)
-        verdicts = self._verify(good, keys)
+        verdicts = judge(good, keys, self.user, self._helpers)
 
         def request(tx: Transaction) -> Admission:
             tx.session.order_ops()
@@ -189,7 +183,8 @@ class Log:
                     refuse(raw[:16].ljust(16, b"\0"), 0, Reason.UNKNOWN_VARIANT if unknown else Reason.MALFORMED)
             taken: set[bytes] = set()
             for (raw, op), reason in zip(good, verdicts, strict=True):
-                tx.hear(op.timestamp)
+                if reason is not Reason.BEYOND_TIME:
+                    tx.hear(op.timestamp)
                 if op.id in taken or tx.session.op(op.id) is not None:
                     duplicated += 1
                 elif reason is not None:
@@ -204,43 +199,6 @@ class Log:
 
     def _keys(self, session: Session) -> dict[int, bytes]:
         return {int.from_bytes(node, "big"): public for node, (public, _) in session.nodes().items()}
-
-    def _verify(self, ops: Sequence[tuple[bytes, Op]], keys: dict[int, bytes]) -> list[Reason | None]:
-        """Who wrote each op, and whether they signed it. A node that nobody has heard of introduces itself by a
-        delegation.
-        """
-        checks: list[tuple[bytes, Op, bytes] | Reason] = []
-        for raw, op in ops:
-            key = self._key_of(op, keys)
-            checks.append(key if isinstance(key, Reason) else (raw, op, key))
-
-        def good(check: tuple[bytes, Op, bytes] | Reason) -> Reason | None:
-            if isinstance(check, Reason):
-                return check
-            return None if verify_op(*check) else Reason.BAD_SIGNATURE
-
-        def good_all(part: Sequence[tuple[bytes, Op, bytes] | Reason]) -> list[Reason | None]:
-            return [good(check) for check in part]
-
-        if self._helpers is None or len(checks) < PARALLEL_MIN:
-            return good_all(checks)
-        half = len(checks) // 2
-        helped = self._helpers.submit(good_all, checks[:half])
-        mine = good_all(checks[half:])
-        return helped.result() + mine
-
-    def _key_of(self, op: Op, keys: dict[int, bytes]) -> bytes | Reason:
-        if isinstance(op.payload, DelegateUcan):
-            try:
-                delegation = read_ucan(op.payload.ucan_bytes)
-            except Malformed:
-                return Reason.MALFORMED
-            if delegation.issuer != self.user:
-                return Reason.FOREIGN_USER
-            if delegation.cid != op.payload.ucan_cid:
-                return Reason.MALFORMED
-            keys.setdefault(delegation.node, delegation.public)
-        return keys.get(op.node_id, Reason.UNKNOWN_NODE)
 
 
 def _settle_some(tx: Transaction) -> int:

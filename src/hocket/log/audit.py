@@ -14,6 +14,7 @@ from hocket.kernel.ops import Op, decode, verify_op
 from hocket.kernel.postcard import Malformed
 from hocket.kernel.ucan import read as read_ucan
 from hocket.kernel.vocabulary import DelegateUcan, discriminant, job_of
+from hocket.log.parallel import in_parallel
 from hocket.log.transaction import link
 from hocket.store import Head, OpRow, Session, Store
 
@@ -148,13 +149,7 @@ class _Auditor:
                 op is not None and op.node_id in keys and verify_op(row.body, op, keys[op.node_id]) for row, op in pairs
             ]
 
-        pairs = list(zip(rows, ops, strict=True))
-        if self._helpers is None:
-            return check(pairs)
-        half = len(pairs) // 2
-        helped = self._helpers.submit(check, pairs[:half])
-        mine = check(pairs[half:])
-        return helped.result() + mine
+        return in_parallel(self._helpers, check, list(zip(rows, ops, strict=True)))
 
 
 def _columns_fit(row: OpRow, op: Op) -> bool:

@@ -4,18 +4,22 @@ of a transaction; a process that finds it taken tries again after a short random
 waiting lets some processes starve.
 """
 
+import functools
 import random
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.resources import files
 from pathlib import Path
+from typing import TypeVar
 
 import apsw
 
 from hocket.errors import StoreError
 from hocket.store.sqlite_session import SqliteSession
+
+T = TypeVar("T")
 
 APPLICATION_ID = 0x484F434B  # "HOCK"
 VERSION = 1
@@ -35,12 +39,17 @@ class SqliteStore:
         self._write_lock = threading.RLock()
         with _explained(self.path):
             self._writer = self._connect(flags)
+            _persist(self._check_owner)
+            if self.path != ":memory:":
+                # The page size only counts for a new file. A commit writes whole pages, and an append touches a few
+                # bytes in several of them.
+                _set(self._writer, f"page_size={PAGE_BYTES}", "journal_mode=WAL")
             self._migrate()
             if self.path == ":memory:":
                 self._reader, self._read_lock = self._writer, self._write_lock
             else:
                 self._reader, self._read_lock = self._connect(apsw.SQLITE_OPEN_READWRITE), threading.RLock()
-        self._write_session = SqliteSession(self._writer)
+        self._write_session = SqliteSession(self._writer, remember_head=True)
         self._read_session = SqliteSession(self._reader)
 
     def write(self) -> "WriteTransaction":
@@ -66,32 +75,28 @@ class SqliteStore:
     def _connect(self, flags: int) -> apsw.Connection:
         connection = apsw.Connection(self.path, flags=flags)
         connection.set_busy_timeout(0)
-        if self.path != ":memory:":
-            # Only counts for a new file. A commit writes whole pages, and an append touches a few bytes in
-            # several of them.
-            connection.execute(f"PRAGMA page_size={PAGE_BYTES}")
-            _persist(connection, "PRAGMA journal_mode=WAL")
-        for pragma in ("synchronous=FULL", f"cache_size=-{CACHE_KIB}", "temp_store=MEMORY"):
-            connection.execute(f"PRAGMA {pragma}")
+        _set(connection, "synchronous=FULL", f"cache_size=-{CACHE_KIB}", "temp_store=MEMORY")
         return connection
 
-    def _migrate(self) -> None:
-        """Brings a new file to the current version; refuses, untouched, a file of a newer program or another
-        one's.
-        """
+    def _check_owner(self) -> int:
+        """The file's version, 0 for a new one. Refuses, untouched, another program's file and a newer Hocket's."""
         version, owner = self._pragma("user_version"), self._pragma("application_id")
-        if version == VERSION and owner == APPLICATION_ID:
+        if owner not in (0, APPLICATION_ID) or (owner == 0 and self._has_tables()):
+            raise StoreError(f"{self.path} is not a Hocket database; choose another home")
+        if version > VERSION:
+            raise StoreError(
+                f"{self.path} has version {version}, this program knows up to {VERSION};"
+                " upgrade Hocket, nothing was changed"
+            )
+        return version
+
+    def _migrate(self) -> None:
+        """Brings a new file to the current version."""
+        if _persist(self._check_owner) == VERSION:
             return
-        _persist(self._writer, "BEGIN IMMEDIATE")
+        _persist(lambda: self._writer.execute("BEGIN IMMEDIATE"))
         try:
-            version, owner = self._pragma("user_version"), self._pragma("application_id")
-            if owner not in (0, APPLICATION_ID) or (owner == 0 and self._has_tables()):
-                raise StoreError(f"{self.path} is not a Hocket database; choose another home")
-            if version > VERSION:
-                raise StoreError(
-                    f"{self.path} has version {version}, this program knows up to {VERSION};"
-                    " upgrade Hocket, nothing was changed"
-                )
+            version = self._check_owner()
             if version < 1 and not self._may_fill:
                 # Every database that was ever finished has its tables: this one has lost what was in it.
                 raise StoreError(f"{self.path} is empty; restore a backup")
@@ -127,7 +132,7 @@ class WriteTransaction:
             try:
                 self._connection.execute("BEGIN IMMEDIATE")
             except apsw.BusyError:
-                _persist(self._connection, "BEGIN IMMEDIATE")
+                _persist(lambda: self._connection.execute("BEGIN IMMEDIATE"))
         except BaseException as error:
             self._lock.release()
             _explain(self._path, error)
@@ -138,24 +143,31 @@ class WriteTransaction:
         try:
             if error is None:
                 self._connection.execute("COMMIT")
+                self._session.committed()
                 return
         except BaseException as failure:
             error = failure
         finally:
-            if error is not None and self._connection.in_transaction:
-                self._connection.execute("ROLLBACK")
+            if error is not None:
+                self._session.undone()
+                if self._connection.in_transaction:
+                    self._connection.execute("ROLLBACK")
             self._lock.release()
         _explain(self._path, error)
         raise error
 
 
-def _persist(connection: apsw.Connection, sql: str) -> None:
-    """Tries a statement again, after short random times, for as long as another process holds the lock."""
+def _set(connection: apsw.Connection, *pragmas: str) -> None:
+    for pragma in pragmas:
+        _persist(functools.partial(connection.execute, f"PRAGMA {pragma}"))
+
+
+def _persist(act: Callable[[], T]) -> T:
+    """Tries again, after short random times, for as long as another process holds the lock."""
     deadline = time.monotonic() + LOCK_WAIT_S
     while True:
         try:
-            connection.execute(sql)
-            return
+            return act()
         except apsw.BusyError:
             if time.monotonic() > deadline:
                 raise

@@ -34,9 +34,15 @@ _STATES = (State.PENDING, State.PENDING, State.PENDING, State.CLAIMED, State.COM
 
 
 class SqliteSession:
-    def __init__(self, connection: apsw.Connection) -> None:
+    """`remember_head` is for the session of a write transaction, which excludes every other writer."""
+
+    def __init__(self, connection: apsw.Connection, remember_head: bool = False) -> None:
+        self._remember_head = remember_head
         self._sql = connection.execute
         self._many = connection.executemany
+        self._data_version = connection.data_version
+        self._head: Head | None = None
+        self._head_version = -1
 
     def _one(self, sql: str, *values: Any) -> Any:
         """The first column of the first row, or None."""
@@ -46,15 +52,31 @@ class SqliteSession:
     # The log.
 
     def head(self) -> Head:
+        """The head, read again only when another connection has written since this one last read or wrote it."""
+        version = self._data_version("main")
+        if self._remember_head and self._head is not None and version == self._head_version:
+            return self._head
         row = self._sql("SELECT wall, logical, seq, chain, settled, unsettled, rebuilding FROM head").fetchone()
         assert row is not None
-        return Head(*row)
+        self._head, self._head_version = Head(*row), version
+        return self._head
 
     def put_head(self, head: Head) -> None:
         self._sql(_PUT_HEAD, head)
+        self._head = head
+
+    def committed(self) -> None:
+        """The head that was written is the one in force, until somebody else's commit changes the version."""
+        self._head_version = self._data_version("main")
+
+    def undone(self) -> None:
+        self._head = None
 
     def add_ops(self, rows: Sequence[OpRow]) -> None:
-        self._many(_ADD_OP, rows)
+        if len(rows) == 1:
+            self._sql(_ADD_OP, rows[0])
+        else:
+            self._many(_ADD_OP, rows)
 
     def unsettled_ops(self, after: int, limit: int) -> list[OpRow]:
         return self._ops("WHERE seq > ? AND settled = 0 ORDER BY seq LIMIT ?", after, limit)

@@ -9,7 +9,7 @@ import inspect
 import sys
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ import msgspec
 from hocket.errors import Usage
 from hocket.kernel.durations import duration_ms
 from hocket.kernel.ids import parse_ulid
-from hocket.kernel.policy import LEASE_MS_DEFAULT, LEASE_MS_MAX, LEASE_MS_MIN, Policy, Rate, check_policy
+from hocket.kernel.policy import DEFAULT, LEASE_MS_DEFAULT, LEASE_MS_MAX, LEASE_MS_MIN, Policy, Rate, check_policy
 from hocket.work.jobs import PAYLOAD_BYTES_MAX, Draft, check_kind
 
 Duration = str | int | float
@@ -30,7 +30,7 @@ class JobType:
     """What `@job` makes of a function. Calling it calls the function; submitting it makes a job."""
 
     kind: str
-    policy: Policy = field(default_factory=Policy)
+    policy: Policy = DEFAULT
     function: Callable[..., Any] | None = None
     lease_ms: int = LEASE_MS_DEFAULT
     retries: int = 0
@@ -68,7 +68,7 @@ def job(
     lease_ms = _lease(lease)
     # What is as usual need not travel with every job.
     own = ({"lease": lease} if lease_ms != LEASE_MS_DEFAULT else {}) | ({"retries": retries} if retries else {})
-    carried = policy(Policy(), **own, **options)
+    carried = policy(DEFAULT, **own, **options)
 
     def make(function: Callable[..., Any]) -> JobType:
         made = JobType(kind, carried, function, lease_ms, retries)
@@ -83,7 +83,7 @@ def job(
 
 def kind(name: str, **options: Any) -> JobType:
     """A job type whose function lives elsewhere: enough to submit jobs of that kind."""
-    return JobType(check_kind(name), policy(Policy(), **options))
+    return JobType(check_kind(name), policy(DEFAULT, **options))
 
 
 REGISTRY: dict[str, JobType] = {}
