@@ -14,24 +14,11 @@ from hocket.kernel.ops import Op, decode
 from hocket.kernel.policy import dependencies
 from hocket.kernel.reasons import Reason
 from hocket.kernel.roster import Job, Outcome, State
-from hocket.kernel.ucan import read as read_ucan
-from hocket.kernel.vocabulary import (
-    ClaimWork,
-    ClearSchedule,
-    CreateArtifact,
-    DelegateUcan,
-    RouteKind,
-    ScheduleJob,
-    SetSchedule,
-    discriminant,
-    job_of,
-    number_of,
-)
-from hocket.store import Artifact, Entry, Schedule, Session, Stage
+from hocket.kernel.vocabulary import ClaimWork, RouteKind, ScheduleJob, discriminant, job_of, number_of
+from hocket.log.registers import Registers
+from hocket.store import Entry, Session, Stage
 
 _CLAIM = number_of(ClaimWork)
-_ARTIFACT_OPS = (number_of(CreateArtifact),)
-_SCHEDULE_OPS = (number_of(SetSchedule), number_of(ClearSchedule))
 _COUNTS = 0
 
 
@@ -53,8 +40,8 @@ class Projection:
         # What is still to be asked again, each once: jobs, and ops that are about no job.
         self._again: OrderedDict[bytes, None] = OrderedDict()
         self._doubted: OrderedDict[bytes, None] = OrderedDict()
-        # Asked once, when it matters: most logs have neither routes nor dependencies.
-        self._any_routes: bool | None = None
+        self._registers = Registers(session, lambda op_id: self._known(op_id)[0], self._counting)
+        # Asked once, when it matters: most logs have no dependencies.
         self._any_after: bool | None = None
         # Whether workers should look: something can start, or something that one of them runs was called off.
         self.stirring = False
@@ -62,12 +49,7 @@ class Projection:
     # What the fold asks.
 
     def route(self, kind: str, at: Hlc) -> int | None:
-        if self._any_routes is None:
-            self._any_routes = self._session.has_routes()
-        if not self._any_routes:
-            return None
-        node = self._session.route(kind, pack(at))
-        return None if node is None else int.from_bytes(node, "big")
+        return self._registers.route(kind, at)
 
     def succeeded(self, job_id: bytes) -> Hlc | None:
         entry = self.entry(job_id)
@@ -134,7 +116,7 @@ class Projection:
         job_id = job_of(op.payload)
         if job_id is None:
             self._fresh[op.id] = (op, _COUNTS)
-            self._introduce(op)
+            self._registers.introduce(op)
             self._project(op)
             self._settle()
             return None
@@ -160,7 +142,7 @@ class Projection:
         job_id = job_of(op.payload)
         self._fresh[op.id] = (op, Reason.INTEGRITY if integrity else Reason.WAITING)
         if job_id is None:
-            self._introduce(op)
+            self._registers.introduce(op)
             self._doubted[op.id] = None
         else:
             self._fresh_of_job.setdefault(job_id, []).append(op.id)
@@ -181,7 +163,7 @@ class Projection:
         """Applies the next op of the whole log in HLC order, whose row is stored. Gives its reason, 0 if it
         counts.
         """
-        self._introduce(op)
+        self._registers.introduce(op)
         if integrity:
             return Reason.INTEGRITY
         job_id = job_of(op.payload)
@@ -436,55 +418,13 @@ class Projection:
     # Everything that is not a job.
 
     def _project(self, op: Op) -> None:
-        payload = op.payload
-        hlc = pack(op.timestamp)
-        if isinstance(payload, CreateArtifact):
-            artifact = Artifact(payload.artifact_id, op.id, payload.artifact_type, payload.source_job)
-            rival = self._session.artifact(artifact.id)
-            if rival is not None and (earlier := self._known(rival.op_id)[0]) and earlier.timestamp > op.timestamp:
-                self._session.drop_artifact(artifact.id)
-            self._session.add_artifact(artifact)
-        elif isinstance(payload, RouteKind):
-            self._any_routes = True
-            node = None if payload.route is None else payload.route.to_bytes(8, "big")
-            self._session.set_route(payload.kind, hlc, node)
-            self._reroute(payload.kind, hlc)
-        elif isinstance(payload, SetSchedule):
-            self._session.set_schedule(
-                Schedule(
-                    payload.name,
-                    hlc,
-                    payload.cron,
-                    payload.timezone,
-                    payload.kind,
-                    payload.payload,
-                    payload.policy_envelope,
-                    op.timestamp.wall,
-                )
-            )
-        elif isinstance(payload, ClearSchedule):
-            self._session.set_schedule(Schedule(payload.name, hlc, None, "", "", b"", b"", 0))
+        self._registers.enter(op)
+        self._reroute(op)
 
     def _unproject(self, op: Op) -> None:
         """Takes back what an op projected that does not count any more."""
-        payload = op.payload
-        if isinstance(payload, CreateArtifact):
-            artifact = self._session.artifact(payload.artifact_id)
-            if artifact is None or artifact.op_id != op.id:
-                return
-            self._session.drop_artifact(payload.artifact_id)
-            for other in self._counting(_ARTIFACT_OPS):
-                if getattr(other.payload, "artifact_id", None) == payload.artifact_id:
-                    self._project(other)
-        elif isinstance(payload, RouteKind):
-            hlc = pack(op.timestamp)
-            self._session.drop_route(payload.kind, hlc)
-            self._reroute(payload.kind, hlc)
-        elif isinstance(payload, SetSchedule | ClearSchedule):
-            self._session.drop_schedule(payload.name)
-            for other in self._counting(_SCHEDULE_OPS):
-                if getattr(other.payload, "name", None) == payload.name:
-                    self._project(other)
+        self._registers.strike(op)
+        self._reroute(op)
 
     def _counting(self, variants: tuple[int, ...]) -> Iterator[Op]:
         """The ops of these variants that count, of the store and of this transaction."""
@@ -495,17 +435,9 @@ class Projection:
             if reason == _COUNTS and discriminant(op.payload) in variants:
                 yield op
 
-    def _introduce(self, op: Op) -> None:
-        """Notes the key of a node that a delegation names, whether or not that op counts: which key a node has is
-        the user's signed word and must not hang on the order in which ops arrive. What the node may do is
-        another question.
-        """
-        if isinstance(op.payload, DelegateUcan):
-            delegation = read_ucan(op.payload.ucan_bytes)
-            node = delegation.node.to_bytes(8, "big")
-            self._session.bind(node, delegation.public, delegation.issuer, pack(op.timestamp))
-
-    def _reroute(self, kind: str, hlc: bytes) -> None:
+    def _reroute(self, op: Op) -> None:
         """A route that comes late changes who could claim since then."""
-        self.flush()
-        self._again.update(dict.fromkeys(self._session.jobs_of_kind_since(kind, hlc)))
+        if isinstance(op.payload, RouteKind):
+            self.flush()
+            since = self._session.jobs_of_kind_since(op.payload.kind, pack(op.timestamp))
+            self._again.update(dict.fromkeys(since))

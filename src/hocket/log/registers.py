@@ -1,0 +1,97 @@
+"""What is derived from ops that are about no job: which key a node has, where kinds are routed, which schedules
+are set, which artifacts exist. Each register is entered when an op counts and struck when it does not any more;
+whether it counts is the projection's question.
+"""
+
+from collections.abc import Callable, Iterable
+
+from hocket.kernel.clock import Hlc, pack
+from hocket.kernel.ops import Op
+from hocket.kernel.ucan import read as read_ucan
+from hocket.kernel.vocabulary import (
+    ClearSchedule,
+    CreateArtifact,
+    DelegateUcan,
+    RouteKind,
+    SetSchedule,
+    number_of,
+)
+from hocket.store import Artifact, Schedule, Session
+
+_ARTIFACT_OPS = (number_of(CreateArtifact),)
+_SCHEDULE_OPS = (number_of(SetSchedule), number_of(ClearSchedule))
+
+
+class Registers:
+    """`known` gives an op by its id; `counting` gives every op of some variants that counts."""
+
+    def __init__(
+        self,
+        session: Session,
+        known: Callable[[bytes], Op | None],
+        counting: Callable[[tuple[int, ...]], Iterable[Op]],
+    ) -> None:
+        self._session = session
+        self._known = known
+        self._counting = counting
+        # Asked once, when it matters: most logs have no routes.
+        self._any_routes: bool | None = None
+
+    def route(self, kind: str, at: Hlc) -> int | None:
+        """The node that the kind is routed to at that time, if any."""
+        if self._any_routes is None:
+            self._any_routes = self._session.has_routes()
+        if not self._any_routes:
+            return None
+        node = self._session.route(kind, pack(at))
+        return None if node is None else int.from_bytes(node, "big")
+
+    def introduce(self, op: Op) -> None:
+        """Notes the key of a node that a delegation names, whether or not that op counts: which key a node has
+        is the user's signed word and must not hang on the order in which ops arrive. What the node may do is
+        another question.
+        """
+        if isinstance(op.payload, DelegateUcan):
+            delegation = read_ucan(op.payload.ucan_bytes)
+            node = delegation.node.to_bytes(8, "big")
+            self._session.bind(node, delegation.public, delegation.issuer, pack(op.timestamp))
+
+    def enter(self, op: Op) -> None:
+        payload = op.payload
+        hlc = pack(op.timestamp)
+        if isinstance(payload, CreateArtifact):
+            artifact = Artifact(payload.artifact_id, op.id, payload.artifact_type, payload.source_job)
+            rival = self._session.artifact(artifact.id)
+            if rival is not None and (other := self._known(rival.op_id)) and other.timestamp > op.timestamp:
+                self._session.drop_artifact(artifact.id)
+            self._session.add_artifact(artifact)
+        elif isinstance(payload, RouteKind):
+            self._any_routes = True
+            node = None if payload.route is None else payload.route.to_bytes(8, "big")
+            self._session.set_route(payload.kind, hlc, node)
+        elif isinstance(payload, SetSchedule):
+            what = payload.kind, payload.payload, payload.policy_envelope
+            self._session.set_schedule(
+                Schedule(payload.name, hlc, payload.cron, payload.timezone, *what, op.timestamp.wall)
+            )
+        elif isinstance(payload, ClearSchedule):
+            self._session.set_schedule(Schedule(payload.name, hlc, None, "", "", b"", b"", 0))
+
+    def strike(self, op: Op) -> None:
+        payload = op.payload
+        if isinstance(payload, CreateArtifact):
+            artifact = self._session.artifact(payload.artifact_id)
+            if artifact is not None and artifact.op_id == op.id:
+                self._session.drop_artifact(payload.artifact_id)
+                self._enter_again(_ARTIFACT_OPS, "artifact_id", payload.artifact_id)
+        elif isinstance(payload, RouteKind):
+            self._session.drop_route(payload.kind, pack(op.timestamp))
+        elif isinstance(payload, SetSchedule | ClearSchedule):
+            self._session.drop_schedule(payload.name)
+            self._enter_again(_SCHEDULE_OPS, "name", payload.name)
+
+    def _enter_again(self, variants: tuple[int, ...], field: str, value: object) -> None:
+        """What else was said of the same thing has force again."""
+        for other in self._counting(variants):
+            if getattr(other.payload, field, None) == value:
+                self.enter(other)
