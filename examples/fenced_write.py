@@ -11,6 +11,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import hocket
@@ -41,7 +42,8 @@ class Page:
 @hocket.job("example.publish", lease="500ms")
 def publish(ctx, path):
     if ctx.fence == 1:
-        os.kill(os.getpid(), signal.SIGSTOP)  # the laptop's lid is closed, the virtual machine is paused, …
+        # The laptop's lid is closed, the virtual machine is paused, … Sent to this thread, it stops right here.
+        signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
     text = f"written under fence {ctx.fence}"
     if not Page(path).write(ctx.job_id, ctx.fence, text):
         raise RuntimeError(f"fence {ctx.fence} is too old; somebody else has this job")

@@ -222,8 +222,8 @@ def deliveries(draw: Any, ops: list[Op]) -> list[list[Op]]:
         order = draw(st.permutations(ops))
     else:
         order = sorted(ops, key=lambda op: op.timestamp, reverse=shape == "reversed")
-        if shape == "nearly in order":
-            for place in draw(st.lists(st.integers(0, max(0, len(order) - 2)), max_size=8)):
+        if shape == "nearly in order" and len(order) > 1:
+            for place in draw(st.lists(st.integers(0, len(order) - 2), max_size=8)):
                 order.insert(draw(st.integers(0, len(order) - 1)), order.pop(place))
     twice = draw(st.lists(st.sampled_from(ops), max_size=4)) if ops else []
     for op in twice:

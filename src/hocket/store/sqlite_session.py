@@ -7,6 +7,7 @@ from typing import Any
 
 import apsw
 
+from hocket.errors import StoreError
 from hocket.kernel.clock import pack, unpack
 from hocket.kernel.policy import DEFAULT, decode_policy, encode_policy
 from hocket.kernel.roster import Job, Outcome, State
@@ -27,6 +28,9 @@ _PUT_HEAD = (
 _ADD_OP = f"INSERT INTO ops ({_OP}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
 _PUT_JOB = f"REPLACE INTO jobs ({_JOB}) VALUES ({', '.join('?' * 22)})"
 _PROJECTIONS = ("jobs", "after", "cites", "nodes", "routes", "schedules", "artifacts")
+
+# What comes of a statement that is good when the schema or the text in the file is not.
+_UNREADABLE = (apsw.SQLError, UnicodeDecodeError)
 
 _STAGES = tuple(Stage)
 _OUTCOMES = tuple(Outcome)
@@ -56,8 +60,12 @@ class SqliteSession:
         version = self._data_version("main")
         if self._remember_head and self._head is not None and version == self._head_version:
             return self._head
-        row = self._sql("SELECT wall, logical, seq, chain, settled, unsettled, rebuilding FROM head").fetchone()
-        assert row is not None
+        try:
+            row = self._sql("SELECT wall, logical, seq, chain, settled, unsettled, rebuilding FROM head").fetchone()
+        except _UNREADABLE as error:
+            raise _damaged(str(error)) from error
+        if row is None or type(row[2]) is not int or type(row[3]) is not bytes:
+            raise _damaged("it has lost the end of its log")
         self._head, self._head_version = Head(*row), version
         return self._head
 
@@ -99,10 +107,15 @@ class SqliteSession:
 
     def _op(self, where: str, value: bytes | int) -> OpRow | None:
         row = self._sql(f"SELECT {_OP} FROM ops WHERE {where}", (value,)).fetchone()
-        return None if row is None else OpRow(*row)
+        return None if row is None else _op_row(row)
 
     def ops_after(self, seq: int, limit: int) -> list[OpRow]:
-        return self._ops("WHERE seq > ? ORDER BY seq LIMIT ?", seq, limit)
+        rows = self._ops("WHERE seq > ? ORDER BY seq LIMIT ?", seq, limit)
+        # Whoever walks through the log goes on from the last one; a file whose order is lost must not turn that
+        # into a circle.
+        if any(later.seq <= earlier for later, earlier in zip(rows, (seq, *(row.seq for row in rows)), strict=False)):
+            raise _damaged("its ops are out of order")
+        return rows
 
     def last_ops(self, count: int) -> list[OpRow]:
         return self._ops("ORDER BY seq DESC LIMIT ?", count)[::-1]
@@ -127,7 +140,10 @@ class SqliteSession:
         return self._ops(f"WHERE variant IN ({', '.join('?' * len(variants))}) ORDER BY hlc", *variants)
 
     def _ops(self, tail: str, *values: Any) -> list[OpRow]:
-        return [OpRow(*row) for row in self._sql(f"SELECT {_OP} FROM ops {tail}", values)]
+        try:
+            return [_op_row(row) for row in self._sql(f"SELECT {_OP} FROM ops {tail}", values)]
+        except _UNREADABLE as error:
+            raise _damaged(str(error)) from error
 
     def set_reasons(self, reasons: Iterable[tuple[int, bytes]]) -> None:
         self._many("UPDATE ops SET reason = ? WHERE id = ? AND settled = 1", reasons)
@@ -364,6 +380,24 @@ class SqliteSession:
 
     def set_meta(self, key: str, value: bytes) -> None:
         self._sql("REPLACE INTO meta VALUES (?, ?)", (key, value))
+
+
+def _damaged(how: str) -> StoreError:
+    return StoreError(f"the database is damaged ({how}); restore a backup")
+
+
+def _op_row(row: tuple[Any, ...]) -> OpRow:
+    """An op's row. A damaged file can hold anything where bytes were stored; an empty string is given then, which
+    whoever checks the op finds to be wrong.
+    """
+    op = OpRow(*row)
+    if type(op.id) is type(op.hlc) is type(op.body) is type(op.chain) is bytes:
+        return op
+    return op._replace(id=_bytes(op.id), hlc=_bytes(op.hlc), body=_bytes(op.body), chain=_bytes(op.chain))
+
+
+def _bytes(value: Any) -> bytes:
+    return value if type(value) is bytes else b""
 
 
 def _row(entry: Entry) -> tuple[Any, ...]:
