@@ -373,7 +373,10 @@ class SqliteSession:
 
     def damage(self) -> list[str]:
         """What SQLite itself finds wrong with the file; nothing, ordinarily."""
-        return [row[0] for row in self._sql("PRAGMA integrity_check(20)") if row[0] != "ok"]
+        try:
+            return [row[0] for row in self._sql("PRAGMA integrity_check(20)") if row[0] != "ok"]
+        except _UNREADABLE as error:
+            return [str(error)]
 
     def meta(self, key: str) -> bytes | None:
         return self._one("SELECT value FROM meta WHERE key = ?", key)  # type: ignore[no-any-return]
