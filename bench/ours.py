@@ -112,11 +112,7 @@ def refold(home: Path, ops: int) -> Result:
 def work(home: Path, for_ever: bool) -> None:
     with hocket.open(_home(home)) as node:
         meter.wait_for_gate()
-        node.work(
-            hocket.WorkerOptions(
-                hocket.Handlers([noop, stamp]), until_idle=not for_ever, finished=lambda run, outcome: meter.hit()
-            )
-        )
+        node.work([noop, stamp], until_idle=not for_ever, finished=lambda run, outcome: meter.hit())
 
 
 if __name__ == "__main__":

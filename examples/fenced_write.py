@@ -52,7 +52,7 @@ def publish(ctx, path):
 
 def work() -> None:
     with hocket.open() as node:
-        node.work(hocket.WorkerOptions(hocket.Handlers([publish]), until_idle=True, notice=print))
+        node.work([publish], until_idle=True, notice=print)
 
 
 def main() -> None:

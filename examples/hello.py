@@ -19,7 +19,7 @@ def main() -> None:
     with hocket.open() as node:
         handle = node.submit(hello, name=name)
         # A worker usually runs in a process of its own: `hocket work examples/hello.py`.
-        node.work(hocket.WorkerOptions(hocket.Handlers([hello]), until_idle=True))
+        node.work([hello], until_idle=True)
         print(handle.result(timeout=30))
 
 

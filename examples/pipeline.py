@@ -39,8 +39,7 @@ async def main() -> None:
         chapters = await node.submit_many([(count, {"title": t, "text": text}) for t, text in CHAPTERS.items()])
         last = await node.submit(report.set(after=chapters), chapters=[chapter.job_id for chapter in chapters])
 
-        options = hocket.WorkerOptions(hocket.Handlers([count, report]), until_idle=True)
-        worker = asyncio.create_task(node.work(options))
+        worker = asyncio.create_task(node.work([count, report], until_idle=True))
         async for event in chapters[0].events():
             print(f"chapter one: {event['type']}")
         print(await last.result(timeout=30))

@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from hocket.node import Handle, JobCancelled, JobFailed, Node, SyncHandle, SyncNode, init, open
     from hocket.work.handlers import Handlers, JobType, job, kind
     from hocket.work.runner import Cancelled, Context
-    from hocket.work.worker import WorkerOptions
 
 __version__ = "0.1.0"
 
@@ -31,7 +30,6 @@ __all__ = [
     "SyncHandle",
     "SyncNode",
     "Usage",
-    "WorkerOptions",
     "init",
     "job",
     "kind",
@@ -43,7 +41,6 @@ _ROOMS = {
     "node": ("Handle", "JobCancelled", "JobFailed", "Node", "SyncHandle", "SyncNode", "init", "open"),
     "work.handlers": ("Handlers", "JobType", "job", "kind"),
     "work.runner": ("Cancelled", "Context"),
-    "work.worker": ("WorkerOptions",),
 }
 _HOMES = {name: room for room, names in _ROOMS.items() for name in names}
 

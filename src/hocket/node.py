@@ -22,7 +22,7 @@ from hocket.kernel.roster import Outcome
 from hocket.log import Log, Transaction
 from hocket.store import Entry, Session, Stage
 from hocket.work import jobs, view
-from hocket.work.handlers import JobType, kind
+from hocket.work.handlers import Handlers, JobType, kind
 from hocket.work.jobs import Draft, Submitted
 from hocket.work.worker import Worker, WorkerOptions
 
@@ -252,11 +252,14 @@ class Node:
 
         return await asyncio.get_running_loop().run_in_executor(self._executor, run)
 
-    async def work(self, options: WorkerOptions) -> Worker:
-        """Runs a worker in this process until SIGTERM or SIGINT tells it to stop, or until it is idle if the
-        options say so. A second signal stops it at once.
+    async def work(self, handlers: Handlers | Iterable[JobType], **options: Any) -> Worker:
+        """Runs a worker in this process until SIGTERM or SIGINT tells it to stop; a second signal stops it at once.
+        Options: `concurrency` (how many jobs at once, 4), `until_idle` (end when nothing is left to do), `grace`
+        (seconds that handlers may go on after the first signal, 10), `notice` (is told of what is unusual),
+        `finished` (is called with each run and its outcome).
         """
-        worker = Worker(self, self.desk.home.processes, options)
+        served = handlers if isinstance(handlers, Handlers) else Handlers(handlers)
+        worker = Worker(self, self.desk.home.processes, WorkerOptions(served, **options))
         with _signals(worker.stop):
             await worker.run()
         return worker
@@ -353,13 +356,13 @@ class SyncNode:
         """A handle on a job that is there already, by its whole id."""
         return SyncHandle(self, _id(job_id), created=False)
 
-    def work(self, options: WorkerOptions) -> Worker:
-        """Runs a worker in this thread until it is told to stop, or idle if the options say so."""
+    def work(self, handlers: Handlers | Iterable[JobType], **options: Any) -> Worker:
+        """Runs a worker in this thread until it is told to stop; the options are those of `Node.work`."""
 
         async def run() -> Worker:
             node = Node(self.desk)
             try:
-                return await node.work(options)
+                return await node.work(handlers, **options)
             finally:
                 await node.finish()
 

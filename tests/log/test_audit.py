@@ -278,7 +278,6 @@ def test_a_rollback_is_found_by_the_head_that_was_kept(tmp_path: Path) -> None:
 HEADER_BYTES = 100
 
 
-@pytest.mark.xfail(strict=True, reason="a schema format of the future is told in SQLite's words")
 def test_any_damage_of_the_files_header_is_told_in_a_sentence(tmp_path: Path) -> None:
     path = tmp_path / "log.db"
     fill(new_log(SqliteStore(path, create=True))).store.close()

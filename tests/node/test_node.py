@@ -33,7 +33,7 @@ def fail(ctx: hocket.Context) -> None:
 
 
 HANDLERS = Handlers([add, aadd, fail])
-DRAIN = hocket.WorkerOptions(HANDLERS, until_idle=True)
+DRAIN = {"until_idle": True}
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def home(tmp_path: Path) -> Path:
 @asynccontextmanager
 async def working(node: hocket.Node) -> AsyncIterator[None]:
     """A worker in the same event loop, for as long as the block lasts."""
-    task = asyncio.create_task(node.work(hocket.WorkerOptions(HANDLERS)))
+    task = asyncio.create_task(node.work(HANDLERS))
     try:
         yield
     finally:
@@ -90,7 +90,7 @@ def test_async_from_submit_to_result(home: Path) -> None:
 def test_sync_from_submit_to_result(home: Path) -> None:
     with hocket.open(str(home)) as node:
         handle = node.submit(add, a=1, b=2)
-        worker = node.work(DRAIN)
+        worker = node.work(HANDLERS, **DRAIN)
         assert handle.result() == 3
         assert (worker.succeeded, worker.failed, worker.handed_back) == (1, 0, 0)
         assert node.job(handle.job_id).status()["fence"] == 1
@@ -101,7 +101,7 @@ def test_a_result_is_waited_for_while_another_thread_works(home: Path) -> None:
         handle = node.submit(add, a=1, b=2)
         events = handle.events()
         assert next(events)["type"] == "ScheduleJob"
-        thread = threading.Thread(target=other.work, args=(DRAIN,))
+        thread = threading.Thread(target=other.work, args=(HANDLERS,), kwargs=DRAIN)
         thread.start()
         assert handle.result(PATIENCE_S) == 3
         assert [line["type"] for line in events][-1] == "CompleteJob"
@@ -239,13 +239,13 @@ def test_many_threads_share_one_node(home: Path) -> None:
         threads = [threading.Thread(target=submit, args=(number,)) for number in range(8)]
         for thread in threads:
             thread.start()
-        waiting = threading.Thread(target=node.work, args=(DRAIN,))
+        waiting = threading.Thread(target=node.work, args=(HANDLERS,), kwargs=DRAIN)
         waiting.start()
         for thread in [*threads, waiting]:
             thread.join(PATIENCE_S)
         assert not errors
         assert len(set(ids)) == 160
-        node.work(DRAIN)
+        node.work(HANDLERS, **DRAIN)
         assert {node.job(each).result(PATIENCE_S) is not None for each in ids} == {True}
         assert node.desk.verify().findings == []
         assert node.desk.rebuild().unchanged
@@ -306,7 +306,7 @@ def test_waiting_ends_at_the_timeout(home: Path) -> None:
 def test_a_failure_carries_its_error_and_its_traceback(home: Path) -> None:
     with hocket.open(home) as node:
         handle = node.submit(fail)
-        node.work(DRAIN)
+        node.work(HANDLERS, **DRAIN)
         with pytest.raises(hocket.JobFailed, match="LookupError: nothing there") as caught:
             handle.result()
         assert caught.value.job_id == handle.job_id
@@ -382,7 +382,7 @@ def test_nothing_of_a_closed_node_is_left(home: Path) -> None:
     assert list((home / "processes").iterdir()) == []
     with hocket.open(home) as node:
         node.submit(add, a=1, b=2)
-        node.work(DRAIN)
+        node.work(HANDLERS, **DRAIN)
     assert list((home / "processes").iterdir()) == []
     for thread in threading.enumerate():
         if thread.name.startswith("hocket-"):

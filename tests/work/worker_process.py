@@ -1,5 +1,5 @@
 """A worker process for the tests: `worker_process.py HOME [OPTIONS]`, where the options are a JSON object of
-WorkerOptions, `modules` (files with handlers), and `constants` that replace those of the worker's module. It says `up`
+`Node.work`, `modules` (files with handlers), and `constants` that replace those of the worker's module. It says `up`
 when its handlers are loaded, and each notice on a line of its own.
 """
 
@@ -29,7 +29,7 @@ def main(home: str, options: dict[str, object]) -> None:
     handlers = Handlers(load(options.pop("modules", [HANDLERS])), only)
     with hocket.open(home) as node:
         say("up")
-        done = node.work(hocket.WorkerOptions(handlers, notice=say, **options))
+        done = node.work(handlers, notice=say, **options)
     say(f"ended {done.succeeded} {done.failed} {done.handed_back}")
 
 

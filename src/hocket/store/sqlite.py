@@ -37,7 +37,7 @@ class SqliteStore:
         self._may_fill = create or self.path == ":memory:"
         flags = apsw.SQLITE_OPEN_READWRITE | (apsw.SQLITE_OPEN_CREATE if create else 0)
         self._write_lock = threading.RLock()
-        with _explained(self.path):
+        with _explained(self.path), _readable(self.path):
             self._writer = self._connect(flags)
             _persist(self._check_owner)
             if self.path != ":memory:":
@@ -172,6 +172,15 @@ def _persist(act: Callable[[], T]) -> T:
             if time.monotonic() > deadline:
                 raise
             time.sleep(random.uniform(RETRY_MIN_S, RETRY_MAX_S))
+
+
+@contextmanager
+def _readable(path: str) -> Iterator[None]:
+    """While a file is opened, SQLite's general error means a header that no SQLite of today has written."""
+    try:
+        yield
+    except apsw.SQLError as error:
+        raise StoreError(f"{path} is damaged ({error}); restore a backup") from error
 
 
 @contextmanager
