@@ -43,8 +43,17 @@ class Projection:
         self._registers = Registers(session, lambda op_id: self._known(op_id)[0], self._counting)
         # Asked once, when it matters: most logs have no dependencies.
         self._any_after: bool | None = None
-        # Whether workers should look: something can start, or something that one of them runs was called off.
-        self.stirring = False
+        self._made_ready: set[bytes] = set()
+        self._called_off = False
+
+    @property
+    def stirring(self) -> bool:
+        """Whether workers should look: something can start that nobody has claimed, or something that one of
+        them runs was called off.
+        """
+        return self._called_off or any(
+            (entry := self._entries[job_id]) is not None and entry.stage is Stage.READY for job_id in self._made_ready
+        )
 
     # What the fold asks.
 
@@ -104,7 +113,7 @@ class Projection:
         self._entries[entry.job.id] = entry
         self._dirty.add(entry.job.id)
         if entry.stage is Stage.READY:
-            self.stirring = True
+            self._made_ready.add(entry.job.id)
 
     # Ops that are later than everything on the log: this node's own.
 
@@ -378,7 +387,7 @@ class Projection:
         self._put(Entry(job, self._stage(job), before.worker if before is not None and held else None))
         if before is not None and before.stage is Stage.CLAIMED and job.state is not State.CLAIMED:
             # The holder of a cancelled job must hear of it, and so must whoever waits for a place under a limit.
-            self.stirring |= job.outcome is Outcome.CANCELLED or job.policy.concurrency is not None
+            self._called_off |= job.outcome is Outcome.CANCELLED or job.policy.concurrency is not None
         was = before.job.done if before is not None and before.job.outcome is Outcome.SUCCEEDED else None
         now = job.done if job.outcome is Outcome.SUCCEEDED else None
         if was != now:
