@@ -29,6 +29,7 @@ def test_a_healthy_home(used: Program):
         "locks and pipes",
         "database",
         "first op",
+        "integrity",
         "clock",
         "workers",
         "rebuild",

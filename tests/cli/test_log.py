@@ -8,6 +8,12 @@ from pathlib import Path
 import apsw
 import pytest
 
+from hocket.kernel.clock import Hlc
+from hocket.kernel.ids import node_id
+from hocket.kernel.keys import SigningKey, parse_key
+from hocket.kernel.ops import Op, encode, encode_sequence, sign
+from hocket.kernel.vocabulary import RouteKind
+
 from .conftest import PROGRAM, Program, until
 
 
@@ -98,6 +104,7 @@ def test_a_log_goes_to_another_node_and_back(used: Program, tmp_path: Path):
         "appended": total,
         "duplicated": 0,
         "rejected": 0,
+        "collided": 0,
         "unread": 0,
         "reasons": {},
     }
@@ -151,3 +158,17 @@ def test_an_export_replaces_a_file_and_goes_through_a_pipe(hocket: Program, tmp_
     assert (tmp_path / "pipe").read_bytes() == (tmp_path / "old").read_bytes()
     hocket.finished(export)
     assert (tmp_path / "pipe").is_fifo()
+
+
+@pytest.mark.req("LW-10")
+def test_two_ops_of_one_author_with_one_timestamp_are_loud(used: Program, tmp_path: Path):
+    key = SigningKey(parse_key((used.home / "node.key").read_text().strip()))
+    node = node_id(key.public)
+    stamp = Hlc(1_000, 0, node)
+    twins = [sign(Op(bytes([n] * 16), stamp, node, (), RouteKind(f"k{n}", None)), key) for n in (1, 2)]
+    file = tmp_path / "twins.ops"
+    file.write_bytes(encode_sequence([encode(op) for op in twins]))
+    assert "integrity failure: 2 ops carry the timestamp of another" in used("log", "import", file, code=1).sentence
+    assert "two ops of one author carry the same timestamp" in used("status").out
+    assert "integrity" in used("doctor", code=1).out
+    used("log", "verify", code=0)

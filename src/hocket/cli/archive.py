@@ -15,6 +15,11 @@ from hocket.cli.settings import HomeOption, JsonOption, open_desk
 from hocket.cli.voice import emit, notice, on_terminal, progress, say
 from hocket.errors import Failed, StoreError, Usage
 
+TWINS = (
+    "{count} ops carry the timestamp of another op of their author, so neither counts; that node's key is in use in two"
+    " places, or its clock was set back behind its log's"
+)
+
 
 def export_log(
     file: Annotated[str, typer.Argument(metavar="FILE|-", help="Where to; - is standard output.")],
@@ -90,10 +95,12 @@ def import_log(
                 admitted = import_ops(desk.log, source)
     reasons = {reason.sentence: count for reason, count in admitted.refused.items()}
     counts = {"appended": admitted.appended, "duplicated": admitted.duplicated, "rejected": admitted.rejected}
-    emit(counts | {"unread": admitted.unread, "reasons": reasons})
+    emit(counts | {"collided": admitted.collided, "unread": admitted.unread, "reasons": reasons})
     say(f"{admitted.appended} appended, {admitted.duplicated} duplicated, {admitted.rejected} rejected")
     for sentence, count in reasons.items():
         say(f"rejected {count}: {sentence}", "red")
+    if admitted.collided:
+        raise Failed(f"integrity failure: {TWINS.format(count=admitted.collided)}")
     if admitted.unread:
         raise Failed(f"the file is damaged: {admitted.unread} more ops behind that place are not in; find a good copy")
     if admitted.rejected:

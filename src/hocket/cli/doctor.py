@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Literal, NamedTuple
 
 from hocket.cli.app import new_app
+from hocket.cli.archive import TWINS
 from hocket.cli.settings import HomeOption, JsonOption, settings
 from hocket.cli.voice import emit, span, table
 from hocket.errors import Failed, HocketError
@@ -18,6 +19,7 @@ from hocket.home import Home, default_home
 from hocket.kernel.ids import node_id
 from hocket.kernel.keys import did_key
 from hocket.kernel.ops import decode
+from hocket.kernel.reasons import Reason
 from hocket.kernel.ucan import read as read_ucan
 from hocket.kernel.vocabulary import DelegateUcan
 from hocket.store import Session
@@ -150,11 +152,21 @@ def _database(home: Home) -> Findings:
             if not damage:
                 yield Finding("ok", "database", f"opens and is in order, {session.head().seq} ops")
             yield from _guarded("first op", lambda: _first_op(home, session))
+            yield from _guarded("integrity", lambda: _integrity(session))
             yield from _guarded("clock", lambda: _clock(session))
             yield from _guarded("workers", lambda: _workers(home, session))
             yield from _guarded("rebuild", lambda: _rebuild(session))
     finally:
         store.close()
+
+
+def _integrity(session: Session) -> Findings:
+    """Two ops of one author with the same timestamp."""
+    count = session.refusal_counts().get(Reason.INTEGRITY, 0)
+    if count:
+        yield Finding("bad", "integrity", f"{TWINS.format(count=count)}; `hocket log` marks them")
+    else:
+        yield Finding("ok", "integrity", "no two ops of one author share a timestamp")
 
 
 def _first_op(home: Home, session: Session) -> Findings:

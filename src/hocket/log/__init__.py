@@ -34,13 +34,15 @@ SCHEDULE_JOB = number_of(ScheduleJob)
 
 class Admission(NamedTuple):
     """What became of ops from elsewhere. Those turned away at the door are counted by reason; an op that is on
-    the log but does not count there was appended. `unread` ones lie behind bytes that cannot be read, and
-    nobody can tell where they begin.
+    the log but does not count there was appended. `collided` of those share their timestamp with another op of
+    their author: an integrity failure, which must be loud. `unread` ones lie behind bytes that cannot be read,
+    and nobody can tell where they begin.
     """
 
     appended: int
     duplicated: int
     refused: dict[Reason, int]
+    collided: int = 0
     unread: int = 0
 
     @property
@@ -193,7 +195,8 @@ class Log:
                     tx.admit(op, raw)
                     taken.add(op.id)
                     appended += 1
-            return Admission(appended, duplicated, refused)
+            collided = sum(tx.projection.reason(op_id) == Reason.INTEGRITY for op_id in taken)
+            return Admission(appended, duplicated, refused, collided)
 
         return self.run(request)
 
@@ -209,4 +212,5 @@ def _settle_some(tx: Transaction) -> int:
 def _add(left: Admission, right: Admission) -> Admission:
     reasons = left.refused.keys() | right.refused.keys()
     refused = {reason: left.refused.get(reason, 0) + right.refused.get(reason, 0) for reason in reasons}
-    return Admission(left.appended + right.appended, left.duplicated + right.duplicated, refused)
+    collided = left.collided + right.collided
+    return Admission(left.appended + right.appended, left.duplicated + right.duplicated, refused, collided)
