@@ -2,8 +2,9 @@
 compact, for delegations and bearer tokens. Here it is decided how a token is spelled and taken apart, strictly, so
 that one signature has one spelling; whether the signature is good and what the payload means is for the caller."""
 
-from base64 import urlsafe_b64decode, urlsafe_b64encode
+from base64 import urlsafe_b64decode
 from binascii import Error as Base64Error
+from binascii import b2a_base64
 from functools import lru_cache
 
 import msgspec
@@ -16,8 +17,11 @@ TOKEN_BYTES_MAX = 16 * 1024
 _SIGNATURE_CHARS = 86
 
 
+_URL_SAFE = bytes.maketrans(b"+/", b"-_")
+
+
 def _b64(data: bytes) -> bytes:
-    return urlsafe_b64encode(data).rstrip(b"=")
+    return b2a_base64(data, newline=False).translate(_URL_SAFE).rstrip(b"=")
 
 
 def _unb64(text: bytes) -> bytes:
