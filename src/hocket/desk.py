@@ -14,7 +14,6 @@ from hocket.errors import Conflict, Usage
 from hocket.home import Home, default_home, read_user_key
 from hocket.kernel.ids import content_hash, ulid_text
 from hocket.kernel.keys import did_key
-from hocket.kernel.policy import DEFAULT
 from hocket.kernel.ucan import ROOT, issue
 from hocket.kernel.vocabulary import DelegateUcan
 from hocket.log import Log, Transaction
@@ -112,16 +111,7 @@ class Desk:
 
     def submit(self, drafts: Sequence[Draft]) -> list[Submitted]:
         """All of them in one transaction, or none."""
-        if len(drafts) == 1:
-            return [self.submit_one(drafts[0])]
         return self.log.run(lambda tx: jobs.submit(tx, drafts))
-
-    def submit_one(self, draft: Draft) -> Submitted:
-        """A job that asks for nothing special takes the short way in."""
-        kind, payload, policy, job_id = draft
-        if job_id is None and (policy is DEFAULT or policy == DEFAULT):
-            return Submitted(self.log.append_plain(kind, payload), True)
-        return self.log.run(lambda tx: jobs.submit(tx, [draft]))[0]
 
     def find(self, prefix: str) -> bytes:
         """The id of the one job that the text begins."""
