@@ -129,6 +129,8 @@ def policy(base: Policy, **options: Any) -> Policy:
             raise Usage(f"unknown option {name!r}; known are {', '.join(sorted(_OPTIONS))}")
         try:
             made = check_policy(msgspec.structs.replace(made, **_OPTIONS[name](value)))
+        except Usage:
+            raise
         except (ValueError, TypeError, AttributeError) as error:
             raise Usage(f"bad {name} {value!r}: {error}") from None
     return made
