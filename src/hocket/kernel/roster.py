@@ -9,7 +9,7 @@ arrival: whoever keeps the log feeds it in HLC order and, when an op comes late,
        └──────────────────────────────── Retry ◄─────────────────────────┘
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from enum import IntEnum
 from typing import Any, Protocol
 
@@ -314,20 +314,33 @@ _RULES: dict[type, Callable[[Job, Op, Any, Context], Verdict]] = {
 }
 
 
-def fold(ops: list[Op], context: Context) -> tuple[Job | None, dict[bytes, Reason]]:
-    """A whole job from all its ops, in any order, with the reason of each op that does not count.
-    Ops whose own dependencies do not hold are the caller's to leave out.
+# When each op was written and its reason, 0 if it counts.
+Standings = dict[bytes, tuple[Hlc, int]]
+
+
+def fold(
+    ops: Iterable[Op],
+    context: Context,
+    dependencies: Callable[[Op, Standings], Reason | None],
+    standings: Standings,
+) -> Job | None:
+    """A whole job from all its ops, in any order. `standings` holds the ops that are out of the question, and at the
+    end all of them. `dependencies` says why an op does not count for the sake of what it cites, if so.
     """
     job: Job | None = None
-    refused: dict[bytes, Reason] = {}
     for op in sorted(ops, key=lambda op: op.timestamp):
-        verdict = apply(job, op, context)
+        if op.id in standings:
+            continue
+        verdict: Job | Reason | None = dependencies(op, standings)
+        if verdict is None:
+            verdict = apply(job, op, context)
         if isinstance(verdict, Reason):
-            refused[op.id] = verdict
+            standings[op.id] = (op.timestamp, int(verdict))
             job = seen(job, op)
         else:
+            standings[op.id] = (op.timestamp, 0)
             job = verdict
-    return job, refused
+    return job
 
 
 def seen(job: Job | None, op: Op) -> Job | None:

@@ -13,7 +13,7 @@ from hocket.kernel.ids import ulid_ms
 from hocket.kernel.ops import Op, decode
 from hocket.kernel.policy import dependencies
 from hocket.kernel.reasons import Reason
-from hocket.kernel.roster import Job, Outcome, State
+from hocket.kernel.roster import Job, Outcome, Standings, State
 from hocket.kernel.vocabulary import ClaimWork, RouteKind, ScheduleJob, discriminant, job_of, number_of
 from hocket.log.registers import Registers
 from hocket.store import Entry, Session, Stage
@@ -258,21 +258,8 @@ class Projection:
             row.id: (decode(row.body), row.reason) for row in self._session.ops_of_job(job_id)
         }
         ops.update((op_id, self._fresh[op_id]) for op_id in self._fresh_of_job.get(job_id, ()))
-        job: Job | None = None
-        verdicts: dict[bytes, tuple[Hlc, int]] = {}
-        for op, reason in sorted(ops.values(), key=lambda pair: pair[0].timestamp):
-            if reason == Reason.INTEGRITY:
-                verdicts[op.id] = (op.timestamp, reason)
-                continue
-            verdict: Job | Reason | None = self._dependencies(op, verdicts)
-            if verdict is None:
-                verdict = roster.apply(job, op, self)
-            if isinstance(verdict, Reason):
-                job = roster.seen(job, op)
-                verdicts[op.id] = (op.timestamp, int(verdict))
-            else:
-                job = verdict
-                verdicts[op.id] = (op.timestamp, _COUNTS)
+        verdicts = {op.id: (op.timestamp, reason) for op, reason in ops.values() if reason == Reason.INTEGRITY}
+        job = roster.fold((op for op, _ in ops.values()), self, self._dependencies, verdicts)
         flipped = [op for op, reason in ops.values() if verdicts[op.id][1] != reason]
         for op in flipped:
             self._set_reason(op, verdicts[op.id][1])
@@ -292,7 +279,7 @@ class Projection:
         row = self._session.op(op_id)
         return (None, _COUNTS) if row is None else (decode(row.body), row.reason)
 
-    def _dependencies(self, op: Op, verdicts: dict[bytes, tuple[Hlc, int]] | None = None) -> Reason | None:
+    def _dependencies(self, op: Op, verdicts: Standings | None = None) -> Reason | None:
         """Whether everything that the op cites is on the log, earlier than itself, and counts. `verdicts` are
         those of the job's earlier ops while it is folded again; without them the op is its job's newest.
         """
@@ -314,9 +301,7 @@ class Projection:
                 reason = Reason.DEPENDENCY_REJECTED
         return reason
 
-    def _cited(
-        self, op: Op, job_id: bytes | None, verdicts: dict[bytes, tuple[Hlc, int]] | None
-    ) -> Iterator[tuple[Hlc, int] | None]:
+    def _cited(self, op: Op, job_id: bytes | None, verdicts: Standings | None) -> Iterator[tuple[Hlc, int] | None]:
         """When each cited op was written and whether it counts; None for one that is not here. A ScheduleJob
         cites, beside what it says, the schedules of the jobs that it comes after: so no job can come after one
         that is scheduled later, and there are no cycles.

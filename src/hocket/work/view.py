@@ -98,10 +98,6 @@ def result(session: Session, job: Job) -> Any:
     return None
 
 
-def error_of(session: Session, job: Job) -> str | None:
-    return _error(session, job)[0]
-
-
 def _error(session: Session, job: Job) -> tuple[str | None, str | None]:
     """The last error, or why the job was called off, with the traceback where there is one."""
     row = None if job.error_op is None else session.op(job.error_op)
