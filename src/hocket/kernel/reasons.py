@@ -19,6 +19,9 @@ class Reason(IntEnum):
 
     # An op that waits is not refused: it counts as soon as what it depends on has arrived and counts.
     WAITING = 1, "waits for an op that it depends on"
+    # Nor is an offer refused: it counts from the arbiter's acceptance on, if there is one.
+    OFFERED = 2, "is offered to the arbiter, who decides"
+    NOT_ACCEPTED = 3, "the arbiter did not accept it"
 
     # Decided by the fold of one job.
     UNKNOWN_JOB = 10, "no job with this id was scheduled before it"
@@ -37,6 +40,9 @@ class Reason(IntEnum):
     BAD_POLICY = 23, "the policy envelope cannot be read"
     BAD_KIND = 24, "the kind is empty, too long or has control characters"
     NOT_FAILED = 25, "only a failed or cancelled job can be retried"
+    NOT_ARBITER = 26, "only the arbiter may decide this"
+    NOT_COORDINATOR = 27, "derivation counts only from the coordinator in force"
+    NO_SNAPSHOT = 28, "an audited output must name a snapshot that is on the log"
 
     # Decided by what the op cites.
     DEPENDENCY_REJECTED = 40, "an op that it depends on was rejected"
@@ -50,6 +56,15 @@ class Reason(IntEnum):
     UNKNOWN_NODE = 64, "its author has not been introduced by a delegation"
     FOREIGN_USER = 65, "its delegation was issued by another user"
     BEYOND_TIME = 66, "its time lies beyond what an id can hold"
+    BAD_MARKER = 67, "it is unsigned and no delegation admits its sanitisation"
+    HELD_FULL = 68, "too many ops wait for the clock"
+
+    # Decided by authority: what the delegations on the log allow the author at the op's time.
+    UNAUTHORISED = 70, "no delegation in force allows it"
+    REVOKED = 71, "the delegation that it leans on was revoked"
+    UNRESOLVED = 72, "a delegation that it leans on is not on the log"
+    WIDENED = 73, "the delegation grants more than its parent"
+    OWNER_ONLY = 74, "only the owner may write it"
 
 
 BY_NUMBER: dict[int, Reason] = {int(reason): reason for reason in Reason}
