@@ -63,6 +63,8 @@ def put(kind: str, value: Any) -> bytes:
         return varint(number) + put_fields(fields, value)
     if kind in PARTS:
         return put_fields(PARTS[kind], value)
+    if kind == "payload":
+        return put_payload(value)
     inner = arguments(kind)
     if kind.startswith("option("):
         return b"\x00" if value is None else b"\x01" + put(inner[0], value)
@@ -131,6 +133,9 @@ def values(kind: str) -> st.SearchStrategy[Any]:
         return st.one_of([build(name, fields) for name, (_, fields) in UNIONS[kind].items()])
     if kind in PARTS:
         return build(kind, PARTS[kind])
+    if kind == "payload":
+        plain_ones = sorted(VARIANTS.keys() - {"Sanitised"})
+        return st.sampled_from(plain_ones).flatmap(lambda name: build(name, VARIANTS[name][1]))
     inner = [values(one) for one in arguments(kind)]
     if kind.startswith("option("):
         return st.none() | inner[0]

@@ -20,8 +20,8 @@ def test_numbers_and_fields_are_those_of_the_page() -> None:
     page = {name: (number, [field for field, _ in fields]) for name, (number, fields) in second.VARIANTS.items()}
     assert ours == page
     assert {number: name for name, (number, _) in page.items()} == v.NAMES
-    assert sorted(v.NAMES) == [*range(27), *range(1024, 1030)]
-    assert frozenset(range(1024, 1030)) == v.EXTENSIONS
+    assert sorted(v.NAMES) == [*range(27), *range(1024, 1032)]
+    assert frozenset(range(1024, 1032)) == v.EXTENSIONS
 
 
 @pytest.mark.parametrize("name", sorted(second.CHOICES))
@@ -61,7 +61,7 @@ def test_random_bodies_are_refused_or_are_the_only_spelling(number: int, body: b
 
 
 @pytest.mark.req("LW-34")
-@pytest.mark.parametrize("number", [27, 127, 1023, 1030, 2**64 - 1])
+@pytest.mark.parametrize("number", [27, 127, 1023, 1032, 2**64 - 1])
 def test_a_number_outside_the_table_is_an_unknown_variant(number: int) -> None:
     with pytest.raises(UnknownVariant) as caught:
         decode(v.PAYLOAD, second.varint(number) + bytes(40))
@@ -71,13 +71,19 @@ def test_a_number_outside_the_table_is_an_unknown_variant(number: int) -> None:
 def test_the_job_that_an_op_touches() -> None:
     touching = {
         "ScheduleJob", "ClaimWork", "CompleteJob", "YieldWork", "ExpireWork",
-        "FailWork", "CancelJob", "RetryJob", "ReportProgress",
+        "FailWork", "CancelJob", "RetryJob", "ReportProgress", "AcceptWork",
     }  # fmt: skip
     assert touching == {codec.cls.__name__ for codec in v.VARIANTS.values() if "job_id" in codec.cls.__struct_fields__}
     assert v.job_of(v.ClaimWork(JOB, 1, 2)) == JOB
     assert v.job_of(v.CancelJob(JOB, "")) == JOB
     assert v.job_of(v.CreateArtifact(JOB, "t", JOB, (), bytes(32), None, None, None, 0, None)) is None
     assert v.job_of(v.RouteKind("k", None)) is None
+
+
+def test_what_is_sanitised_is_wrapped_once() -> None:
+    inner = v.Sanitised(("StripGeo",), v.CancelJob(JOB, ""))
+    with pytest.raises(Malformed):
+        encode(v.PAYLOAD, v.Sanitised(("StripGeo",), inner))
 
 
 def test_payloads_cannot_be_changed() -> None:

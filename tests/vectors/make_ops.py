@@ -72,6 +72,8 @@ PAYLOADS: tuple[v.Payload, ...] = (
     v.ReportProgress(A, NODE, b"\x00\xff"),
     v.SetSchedule("nightly", "0 3 * * *", "Europe/Berlin", "acme.render", b"{}", b""),
     v.ClearSchedule("nightly"),
+    v.AcceptWork(A, B),
+    v.Sanitised(("StripGeo", "TruncateContent(8)"), v.IngestEvidence(A, HASH, "photo", "asset/7", v.Metadata())),
 )  # fmt: skip
 
 

@@ -388,6 +388,20 @@ class ClearSchedule(Struct, frozen=True):
     name: str
 
 
+class AcceptWork(Struct, frozen=True):
+    """The arbiter's word that an offered op about a job counts, from now on."""
+
+    job_id: bytes
+    offer: bytes
+
+
+class Sanitised(Struct, frozen=True):
+    """A payload from which a sender has taken what the receiver may not see, by these rules in this order."""
+
+    rules: tuple[str, ...]
+    payload: "Payload"
+
+
 Payload = (
     IngestEvidence | TombstoneEvidence | CreateEntity | AddEntityAlias | MergeEntities | SplitEntity
     | CreateClaim | UpdateClaimStatus | UpdateClaimConfidence | SupersedeClaim
@@ -395,7 +409,7 @@ Payload = (
     | UserAssert | CreateArtifact | EvictArtifact
     | CreateEpisode | UpdateEpisode | CreateSuggestedAction | UpdateActionStatus
     | DesignateCoordinator | DelegateUcan | RevokeUcan | RouteKind | CascadeTombstone
-    | FailWork | CancelJob | RetryJob | ReportProgress | SetSchedule | ClearSchedule
+    | FailWork | CancelJob | RetryJob | ReportProgress | SetSchedule | ClearSchedule | AcceptWork | Sanitised
 )  # fmt: skip
 
 LOCATION = fields(Location, F64, F64, option(F64))
@@ -459,7 +473,10 @@ VARIANTS: dict[int, StructCodec[Payload]] = {
     1027: fields(ReportProgress, ULID, NODE, BYTES),
     1028: fields(SetSchedule, STR, STR, STR, STR, BYTES, BYTES),
     1029: fields(ClearSchedule, STR),
+    1030: fields(AcceptWork, ULID, ULID),
 }
+# What was sanitised twice carries the rules of both, not two wrappings.
+VARIANTS[1031] = fields(Sanitised, seq(STR, limit=64), one_of(VARIANTS))
 
 PAYLOAD: Codec[Payload] = one_of(VARIANTS)
 NAMES: dict[int, str] = {number: codec.cls.__name__ for number, codec in VARIANTS.items()}
