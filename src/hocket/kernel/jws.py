@@ -16,35 +16,36 @@ from hocket.kernel.postcard import Malformed
 TOKEN_BYTES_MAX = 16 * 1024
 _SIGNATURE_CHARS = 86
 
-
 _URL_SAFE = bytes.maketrans(b"+/", b"-_")
 
 
-def _b64(data: bytes) -> bytes:
+def base64url(data: bytes) -> bytes:
+    """The URL-safe alphabet without padding."""
     return b2a_base64(data, newline=False).translate(_URL_SAFE).rstrip(b"=")
 
 
-def _unb64(text: bytes) -> bytes:
+def from_base64url(text: bytes) -> bytes:
+    """The bytes that are spelled so, if this is their one spelling."""
     try:
         data = urlsafe_b64decode(text + b"=" * (-len(text) % 4))
     except Base64Error as error:
         raise Malformed(f"not base64url: {error}") from None
     # The library skips foreign characters and ignores spare bits; spelling it again finds both.
-    if _b64(data) != text:
+    if base64url(data) != text:
         raise Malformed("not canonical base64url")
     return data
 
 
 @lru_cache(maxsize=4096)
 def _detached_prefix(node: int) -> bytes:
-    return _b64(b'{"alg":"EdDSA","kid":"node-%d"}' % node) + b".."
+    return base64url(b'{"alg":"EdDSA","kid":"node-%d"}' % node) + b".."
 
 
 def detached(signature: bytes, node: int) -> bytes:
     """The signature field of an op by this node: header and signature, with nothing between the two dots."""
     if len(signature) != SIGNATURE_BYTES:
         raise Malformed(f"a signature has {SIGNATURE_BYTES} bytes, not {len(signature)}")
-    return _detached_prefix(node) + _b64(signature)
+    return _detached_prefix(node) + base64url(signature)
 
 
 def open_detached(token: bytes, node: int) -> bytes:
@@ -52,12 +53,12 @@ def open_detached(token: bytes, node: int) -> bytes:
     prefix = _detached_prefix(node)
     if len(token) != len(prefix) + _SIGNATURE_CHARS or not token.startswith(prefix):
         raise Malformed(f"not a detached signature of node {node}")
-    return _unb64(token[len(prefix) :])
+    return from_base64url(token[len(prefix) :])
 
 
 def compact(header: dict[str, str], payload: bytes, key: SigningKey) -> str:
-    signing_input = _b64(canonical_json(header)) + b"." + _b64(payload)
-    token = signing_input + b"." + _b64(key.sign(signing_input))
+    signing_input = base64url(canonical_json(header)) + b"." + base64url(payload)
+    token = signing_input + b"." + base64url(key.sign(signing_input))
     if len(token) > TOKEN_BYTES_MAX:
         raise Malformed(f"a token of {len(token)} bytes is longer than {TOKEN_BYTES_MAX}")
     return token.decode("ascii")
@@ -72,7 +73,7 @@ def open_compact(token: str) -> tuple[dict[str, object], bytes, bytes, bytes]:
     if len(parts) != 2:
         raise Malformed("a compact token has three parts")
     try:
-        header = msgspec.json.decode(_unb64(parts[0]), type=dict[str, object])
+        header = msgspec.json.decode(from_base64url(parts[0]), type=dict[str, object])
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise Malformed(f"a token's header is not a JSON object: {error}") from None
-    return header, _unb64(parts[1]), _unb64(signature), signing_input
+    return header, from_base64url(parts[1]), from_base64url(signature), signing_input

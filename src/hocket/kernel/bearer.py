@@ -1,0 +1,124 @@
+"""Bearer tokens: how a node says over HTTP which node it is, for the length of one request. A token is a compact JWS
+that the node signs itself; here it is decided how one is spelled, when it is good, and that it is good only once.
+Which key a node has, and what that node may read or write, is known elsewhere; the time is the caller's.
+"""
+
+from collections import Counter
+from collections.abc import Collection
+from heapq import heappop, heappush
+from typing import Annotated, NamedTuple
+
+import msgspec
+
+from hocket.kernel.canonical import canonical_json
+from hocket.kernel.clock import U64_MAX
+from hocket.kernel.ids import node_id
+from hocket.kernel.jws import base64url, compact, open_compact
+from hocket.kernel.keys import SigningKey, verify
+from hocket.kernel.postcard import Malformed
+
+LIFETIME_S_DEFAULT = 300
+LIFETIME_S_MAX = 3600
+LEEWAY_S = 60
+NONCES_MAX = 100_000
+
+Number = Annotated[str, msgspec.Meta(min_length=1, max_length=20)]
+Text = Annotated[str, msgspec.Meta(min_length=1, max_length=512)]
+Seconds = Annotated[int, msgspec.Meta(ge=0, le=2**53 - 1)]
+
+
+class Bearer(NamedTuple):
+    """What a token says; nothing of it is believed before check_bearer has found it good."""
+
+    node: int
+    audience: str
+    issued: int
+    expires: int
+    nonce: str
+
+
+class _Claims(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    iss: Number
+    aud: Text
+    iat: Seconds
+    exp: Seconds
+    nonce: Text
+
+
+def _header(node: int) -> dict[str, str]:
+    return {"alg": "EdDSA", "kid": f"node-{node}"}
+
+
+def make_bearer(key: SigningKey, audience: str, now_s: int, nonce: str, lifetime_s: int = LIFETIME_S_DEFAULT) -> str:
+    """A token of the node that holds this key, for one request to the audience: a node id in decimal, or an origin."""
+    node = node_id(key.public)
+    claims = {"iss": str(node), "aud": audience, "iat": now_s, "exp": now_s + lifetime_s, "nonce": nonce}
+    return compact(_header(node), canonical_json(claims), key)
+
+
+def read_bearer(token: str) -> Bearer:
+    """What a token says, or Malformed. This looks at the shape alone: the signature is not verified yet."""
+    _, payload, _, signing_input = open_compact(token)
+    try:
+        claims = msgspec.json.decode(payload, type=_Claims)
+        node = int(claims.iss)
+    except (ValueError, msgspec.MsgspecError, RecursionError) as error:
+        raise Malformed(f"not a bearer token: {error}") from None
+    if not 0 <= node <= U64_MAX or str(node) != claims.iss:
+        raise Malformed("a bearer token's issuer is not a node id in decimal")
+    # The header has one spelling, so a second algorithm, a repeated field or another node's name cannot hide in it.
+    if not signing_input.startswith(base64url(canonical_json(_header(node))) + b"."):
+        raise Malformed("a bearer token's header is not that of its issuer")
+    return Bearer(node, claims.aud, claims.iat, claims.exp, claims.nonce)
+
+
+def check_bearer(token: str, bearer: Bearer, public: bytes, audiences: Collection[str], now_s: int) -> str | None:
+    """Why this token, of which bearer is the reading, is no good here and now, in words for the operator; None when it
+    is good. Clocks may differ by LEEWAY_S. That it is used only once is left to Nonces."""
+    if not 0 < bearer.expires - bearer.issued <= LIFETIME_S_MAX:
+        return f"the token is made for {bearer.expires - bearer.issued} seconds; at most {LIFETIME_S_MAX}"
+    if bearer.issued > now_s + LEEWAY_S:
+        return f"the token was issued {bearer.issued - now_s} seconds in the future; compare the clocks"
+    if bearer.expires + LEEWAY_S <= now_s:
+        return f"the token expired {now_s - bearer.expires} seconds ago; compare the clocks"
+    if bearer.audience not in audiences:
+        return f"the token is made for {bearer.audience!r}"
+    _, _, signature, signing_input = open_compact(token)
+    if not verify(public, signature, signing_input):
+        return "the token is not signed by the node that it names"
+    return None
+
+
+class Nonces:
+    """The nonces that were used, kept for as long as their tokens could be good. There is room for `limit` of them;
+    when it is full, only nodes with less than their even share get in, so that no node can shut out the others."""
+
+    def __init__(self, limit: int = NONCES_MAX) -> None:
+        self._limit = limit
+        self._seen: set[tuple[int, str]] = set()
+        self._by_end: list[tuple[int, int, str]] = []
+        self._of_node: Counter[int] = Counter()
+        self._latest = 0
+
+    def use(self, node: int, nonce: str, expires: int, now_s: int) -> bool:
+        """Whether this nonce of this node is new; from now on it is not. Ask after the token was found good."""
+        # A clock that was set back does not bring back what was forgotten.
+        self._latest = max(self._latest, now_s)
+        while self._by_end and self._by_end[0][0] <= self._latest:
+            _, past_node, past_nonce = heappop(self._by_end)
+            self._seen.remove((past_node, past_nonce))
+            self._of_node[past_node] -= 1
+            if not self._of_node[past_node]:
+                del self._of_node[past_node]
+        end = expires + LEEWAY_S
+        if end <= self._latest or (node, nonce) in self._seen:
+            return False
+        if len(self._seen) >= self._limit and self._of_node[node] >= self._limit // max(1, len(self._of_node)):
+            return False
+        self._seen.add((node, nonce))
+        self._of_node[node] += 1
+        heappush(self._by_end, (end, node, nonce))
+        return True
+
+    def __len__(self) -> int:
+        return len(self._seen)

@@ -1,0 +1,82 @@
+"""The mesh-rules document: what every node of a mesh must agree on before it exchanges a single op. Two nodes compare
+its hash; what happens when the hashes differ is the exchange's affair. The Likewise document names what belongs in
+it and leaves its layout open; ours is a version, the caveat names and the sanitisation names, in the order of
+its chapters. A mesh that uses Hocket's extensions says so in a block behind these, so that a mesh without them has
+exactly the bytes, and the hash, of a strict one.
+"""
+
+from msgspec import Struct
+
+from hocket.kernel.ids import content_hash
+from hocket.kernel.postcard import BOOL, STR, U32, U64, Malformed, Reader, encode, pair, seq
+from hocket.kernel.postcard import struct as fields
+from hocket.kernel.vocabulary import EXTENSION_BASE, EXTENSIONS, NAMES
+
+RULES_BYTES_MAX = 64 * 1024
+SKEW_MS_DEFAULT = 300_000
+
+CAVEATS = ("source_types", "predicates", "kind_prefix", "time_range", "sanitize", "audit_inference")
+SANITIZE = ("StripGeo", "RedactParticipants", "TruncateContent", "StripCustomMetadata")
+
+
+class Extensions(Struct, frozen=True):
+    """What a mesh of Hocket nodes agrees on beyond Likewise v0.1: the numbers and names of the extra payloads; whether
+    claims are decided by the coordinator; how far ahead of a receiver's clock an op may lie before it is held; and
+    which payloads and which kinds of job count only from the coordinator in force."""
+
+    variants: tuple[tuple[int, str], ...]
+    arbiter: bool
+    skew_ms: int
+    derivation_ops: tuple[str, ...] = ()
+    derivation_kinds: tuple[str, ...] = ()
+
+
+class Rules(Struct, frozen=True):
+    version: str = "0.1"
+    caveats: tuple[str, ...] = CAVEATS
+    sanitize: tuple[str, ...] = SANITIZE
+    extensions: Extensions | None = None
+
+
+STRICT = Rules()
+HOCKET = Rules(
+    extensions=Extensions(
+        variants=tuple((number, NAMES[number]) for number in sorted(EXTENSIONS)),
+        arbiter=True,
+        skew_ms=SKEW_MS_DEFAULT,
+    )
+)
+
+_NAMES = seq(STR, limit=1024)
+_EXTENSIONS = fields(Extensions, seq(pair(U32, STR), limit=1024), BOOL, U64, _NAMES, _NAMES)
+
+
+def encode_rules(rules: Rules) -> bytes:
+    data = encode(STR, rules.version) + encode(_NAMES, rules.caveats) + encode(_NAMES, rules.sanitize)
+    if rules.extensions is not None:
+        data += encode(_EXTENSIONS, rules.extensions)
+    _check(rules, len(data))
+    return data
+
+
+def decode_rules(data: bytes) -> Rules:
+    r = Reader(data)
+    version, caveats, sanitize = STR.read(r), _NAMES.read(r), _NAMES.read(r)
+    rules = Rules(version, caveats, sanitize, _EXTENSIONS.read(r) if r.remaining() else None)
+    if r.remaining():
+        raise Malformed(f"{r.remaining()} bytes follow the rules")
+    _check(rules, len(data))
+    return rules
+
+
+def rules_hash(rules: Rules) -> bytes:
+    return content_hash(encode_rules(rules))
+
+
+def _check(rules: Rules, size: int) -> None:
+    if size > RULES_BYTES_MAX:
+        raise Malformed(f"rules of {size} bytes; at most {RULES_BYTES_MAX}")
+    if rules.extensions is not None:
+        numbers = [number for number, _ in rules.extensions.variants]
+        if numbers != sorted(set(numbers)) or any(number < EXTENSION_BASE for number in numbers):
+            raise Malformed(f"extra payloads are numbered from {EXTENSION_BASE} on, ascending")

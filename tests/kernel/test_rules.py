@@ -1,0 +1,101 @@
+"""The mesh-rules document: the bytes that every node of a mesh must agree on."""
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hocket.kernel.ids import content_hash
+from hocket.kernel.postcard import Malformed
+from hocket.kernel.rules import HOCKET, STRICT, Extensions, Rules, decode_rules, encode_rules, rules_hash
+from hocket.kernel.vocabulary import EXTENSIONS, NAMES
+
+pytestmark = pytest.mark.req("LW-30")
+
+WORDS = st.lists(st.text(max_size=8), max_size=4).map(tuple)
+VARIANTS = st.dictionaries(st.integers(1024, 2**32 - 1), st.text(max_size=8), max_size=4).map(
+    lambda found: tuple(sorted(found.items()))
+)
+RULES = st.builds(
+    Rules,
+    st.text(max_size=5),
+    WORDS,
+    WORDS,
+    st.none() | st.builds(Extensions, VARIANTS, st.booleans(), st.integers(0, 2**64 - 1), WORDS, WORDS),
+)
+
+
+def words(*texts: str) -> bytes:
+    return bytes([len(texts)]) + b"".join(bytes([len(text)]) + text.encode() for text in texts)
+
+
+def test_the_strict_document_by_exact_bytes() -> None:
+    strict = (
+        b"\x030.1"
+        + words("source_types", "predicates", "kind_prefix", "time_range", "sanitize", "audit_inference")
+        + words("StripGeo", "RedactParticipants", "TruncateContent", "StripCustomMetadata")
+    )
+    assert encode_rules(STRICT) == strict
+    assert rules_hash(STRICT) == content_hash(strict)
+    assert encode_rules(msgspec.structs.replace(HOCKET, extensions=None)) == strict
+
+
+def test_extensions_come_behind_a_strict_document() -> None:
+    data = encode_rules(HOCKET)
+    assert data.startswith(encode_rules(STRICT))
+    assert rules_hash(HOCKET) != rules_hash(STRICT)
+    assert HOCKET.extensions is not None
+    assert dict(HOCKET.extensions.variants) == {number: NAMES[number] for number in EXTENSIONS}
+    assert (HOCKET.extensions.arbiter, HOCKET.extensions.skew_ms) == (True, 300_000)
+    block = data[len(encode_rules(STRICT)) :]
+    count = bytes([len(EXTENSIONS)])
+    assert block.startswith(count + b"\x80\x08" + words("FailWork")[1:])
+    assert block.endswith(words(NAMES[max(EXTENSIONS)])[1:] + b"\x01" + b"\xe0\xa7\x12" + b"\x00\x00")
+
+
+@given(RULES)
+def test_rules_come_back(rules: Rules) -> None:
+    assert decode_rules(encode_rules(rules)) == rules
+
+
+@given(RULES, RULES)
+def test_other_rules_have_another_hash(a: Rules, b: Rules) -> None:
+    assert (rules_hash(a) == rules_hash(b)) == (a == b)
+
+
+@given(st.binary(max_size=60))
+def test_what_is_read_has_no_second_spelling(data: bytes) -> None:
+    try:
+        rules = decode_rules(data)
+    except Malformed:
+        return
+    assert encode_rules(rules) == data
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"\x030.1",
+        encode_rules(STRICT)[:-1],
+        encode_rules(STRICT) + b"\x00",
+        encode_rules(HOCKET)[:-1],
+        encode_rules(HOCKET) + b"\x00",
+        b"\x030.1\x00\x00" + b"\x01\xff\x07\x01x" + b"\x01\x00\x00\x00",
+        b"\x030.1\x00\x00" + b"\x02\x81\x08\x01x\x80\x08\x01y" + b"\x01\x00\x00\x00",
+        b"\x030.1\x00\x00" + b"\x02\x80\x08\x01x\x80\x08\x01y" + b"\x01\x00\x00\x00",
+    ],
+)
+def test_other_bytes_are_refused(data: bytes) -> None:
+    with pytest.raises(Malformed):
+        decode_rules(data)
+
+
+def test_rules_are_bounded_both_ways() -> None:
+    big = Rules(caveats=tuple("x" * 1000 for _ in range(100)))
+    with pytest.raises(Malformed):
+        encode_rules(big)
+    with pytest.raises(Malformed):
+        decode_rules(b"\x00\x64" + (b"\xe8\x07" + b"x" * 1000) * 100 + b"\x00")
+    with pytest.raises(Malformed):
+        encode_rules(Rules(extensions=Extensions(((7, "x"),), True, 0)))
