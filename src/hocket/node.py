@@ -23,6 +23,7 @@ from hocket.kernel.roster import Outcome
 from hocket.log import Log, Transaction
 from hocket.store import Entry, Session, Stage
 from hocket.work import jobs, view
+from hocket.work.ground import Closing, Ground, Machine
 from hocket.work.handlers import Handlers, JobType, encode_payload, kind
 from hocket.work.jobs import Draft, Submitted
 from hocket.work.worker import Worker, WorkerOptions
@@ -197,18 +198,18 @@ class Committer:
 class Node:
     """The async face. Store calls run on an executor, so the event loop is never held up."""
 
-    def __init__(self, desk: Desk, executor: Executor | None = None) -> None:
+    def __init__(self, desk: Desk, executor: Executor | None = None, ground: Ground | None = None) -> None:
         self.desk = desk
+        self.ground: Ground = ground or Machine(desk.home.processes)
         self._executor = executor or ThreadPoolExecutor(2, "hocket-store")
         self._committer = Committer(desk.log, self._executor)
-        self._bell: Bell | None = None
+        self._bell: Closing | None = None
         self._changed = asyncio.Event()
 
     async def finish(self) -> None:
         """Ends what this object began and leaves the desk open."""
         await self._committer.close()
         if self._bell is not None:
-            asyncio.get_running_loop().remove_reader(self._bell.fileno())
             self._bell.close()
         self._executor.shutdown()
 
@@ -260,7 +261,7 @@ class Node:
         `finished` (is called with each run and its outcome).
         """
         served = handlers if isinstance(handlers, Handlers) else Handlers(handlers)
-        worker = Worker(self, self.desk.home.processes, WorkerOptions(served, **options))
+        worker = Worker(self, self.ground, WorkerOptions(served, **options))
         with _signals(worker.stop):
             await worker.run()
         return worker
@@ -268,13 +269,10 @@ class Node:
     def changes(self) -> asyncio.Event:
         """An event that is set by the next change of anything. Take it before looking, then look, then wait."""
         if self._bell is None:
-            self._bell = Bell(self.desk.home.processes, f"node-{os.getpid()}-{os.urandom(4).hex()}", "any")
-            asyncio.get_running_loop().add_reader(self._bell.fileno(), self._rung)
+            self._bell = self.ground.listen(self.ground.name("node"), "any", self._rung)
         return self._changed
 
     def _rung(self) -> None:
-        assert self._bell is not None
-        self._bell.clear()
         self._changed.set()
         self._changed = asyncio.Event()
 

@@ -99,7 +99,7 @@ class Shift:
 
     async def run(self) -> None:
         node = Node(self._desk)
-        self._worker = Worker(node, self._desk.home.processes, self._options)
+        self._worker = Worker(node, node.ground, self._options)
         loop = asyncio.get_running_loop()
         for each in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(each, self._signalled)

@@ -84,8 +84,7 @@ class Bench(Desk):
             if len(ran) >= limit:
                 self.log.run(lambda tx, held=run.held: jobs.hand_back(tx, held, "beyond the limit"))  # type: ignore[misc]
                 raise Conflict(f"{limit} runs and no end; does a job submit itself again?")
-            run.begin()
-            run.started_at = self.clock.now
+            run.begin(self.clock.now)
             yield run
             run.ended_at = self.clock.now
             outcome = self.log.run(lambda tx, run=run: settle(tx, run))  # type: ignore[misc]

@@ -6,7 +6,6 @@ handler can end in every way that Python knows, `sys.exit` included, and all of 
 import asyncio
 import ctypes
 import threading
-import time
 import traceback
 from collections import deque
 from collections.abc import Callable
@@ -95,11 +94,11 @@ class Run:
             self._revoked = self._revoked or self.started_at is None
             return self._revoked
 
-    def begin(self) -> bool:
+    def begin(self, now: float) -> bool:
         with self._lock:
             if self._revoked:
                 return False
-            self.started_at = time.monotonic()
+            self.started_at = now
             return True
 
     def execute(self) -> None:
@@ -143,7 +142,6 @@ class Run:
         with self._lock:
             self._thread = None
         _raise_in(threading.get_ident(), None)
-        self.ended_at = time.monotonic()
 
     def _arguments(self) -> dict[str, Any]:
         schedule = decode(self._schedule).payload
@@ -181,12 +179,13 @@ class Run:
 
 class Runner:
     """Threads and a loop for the handlers of one worker. `finished` is called, from any thread, with each run
-    that has ended.
+    that has ended; `monotonic` tells when.
     """
 
-    def __init__(self, slots: int, finished: Callable[[Run], None]) -> None:
+    def __init__(self, slots: int, finished: Callable[[Run], None], monotonic: Callable[[], float]) -> None:
         self._slots = slots
         self._finished = finished
+        self._monotonic = monotonic
         self._waiting: deque[Run] = deque()
         self._busy = 0
         self._lock = threading.Lock()
@@ -203,7 +202,7 @@ class Runner:
         with self._lock:
             while self._busy < self._slots and self._waiting:
                 run = self._waiting.popleft()
-                if run.begin():
+                if run.begin(self._monotonic()):
                     self._busy += 1
                     self._launch(run)
 
@@ -234,6 +233,7 @@ class Runner:
     def _slot(self) -> None:
         while (run := self._queue.get()) is not None:
             run.execute()
+            run.ended_at = self._monotonic()
             self._over(run)
 
     def _start_loop(self) -> asyncio.AbstractEventLoop:
@@ -243,7 +243,7 @@ class Runner:
 
     def _start_task(self, loop: asyncio.AbstractEventLoop, run: Run) -> None:
         def ended(task: asyncio.Task[None]) -> None:
-            run.ended_at = time.monotonic()
+            run.ended_at = self._monotonic()
             self._over(run)
 
         run.task = loop.create_task(run.execute_async())

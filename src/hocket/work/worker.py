@@ -5,17 +5,13 @@ between turns it sleeps until something happens.
 """
 
 import asyncio
-import os
 import random
-import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import NamedTuple, Protocol, TypeVar
 
-from hocket.bus.bells import Bell
 from hocket.errors import StoreError
 from hocket.kernel.ids import ulid_text
 from hocket.kernel.reasons import Reason
@@ -23,10 +19,10 @@ from hocket.kernel.roster import Job, Outcome
 from hocket.log import Transaction
 from hocket.store import Session
 from hocket.work import cron, jobs
+from hocket.work.ground import Ground
 from hocket.work.handlers import Handlers
 from hocket.work.jobs import Claim, Claims
-from hocket.work.processes import ProcessLock, is_alive
-from hocket.work.runner import Run, Runner
+from hocket.work.runner import Run
 
 T = TypeVar("T")
 
@@ -95,13 +91,14 @@ class Turned(NamedTuple):
 class Worker:
     """Run it once. `stop` makes it finish or hand back what it holds; `stop` again makes it do so at once."""
 
-    def __init__(self, access: Access, processes: Path, options: WorkerOptions) -> None:
+    def __init__(self, access: Access, ground: Ground, options: WorkerOptions) -> None:
         self._access = access
-        self._directory = processes
+        self._ground = ground
+        self._monotonic = ground.monotonic
         self._options = options
-        self._name = f"worker-{os.getpid()}-{os.urandom(4).hex()}"
+        self._name = ground.name("worker")
         self._number = 0
-        self._runner = Runner(options.concurrency, self._ended_in_thread)
+        self._runner = ground.slots(options.concurrency, self._ended_in_thread)
         self._held: dict[bytes, Run] = {}
         self._ended: deque[Run] = deque()
         self._wake = asyncio.Event()
@@ -111,7 +108,7 @@ class Worker:
         self._hurry = False
         self._hungry = True
         self._rang_at = 0.0
-        self._moved_at = time.monotonic()
+        self._moved_at = self._monotonic()
         self._now_ms = 0
         self._next_round = 0.0
         self._next_look = 0.0
@@ -125,18 +122,16 @@ class Worker:
 
     async def run(self) -> None:
         self._loop = asyncio.get_running_loop()
-        lock = ProcessLock(self._directory, self._name)
-        bell = Bell(self._directory, self._name, "ready")
-        self._loop.add_reader(bell.fileno(), self._rung, bell)
+        life = self._ground.live(self._name)
+        bell = self._ground.listen(self._name, "ready", self._rung)
         try:
             self._number = await self._access.run(self._register)
             await self._turn_until_done()
         finally:
             self._abandon()
-            self._loop.remove_reader(bell.fileno())
             self._loop = None
             bell.close()
-            lock.close()
+            life.close()
             if self._number:
                 with suppress(StoreError):
                     await self._access.run(lambda tx: tx.session.drop_worker(self._number))
@@ -150,18 +145,17 @@ class Worker:
 
     def stop(self) -> None:
         if self._stopping is None:
-            self._stopping = time.monotonic() + self._options.grace
+            self._stopping = self._monotonic() + self._options.grace
         else:
             self._hurry = True
         self._wake.set()
 
     def _register(self, tx: Transaction) -> int:
-        return tx.session.add_worker(self._name, os.getpid(), tx.now)
+        return tx.session.add_worker(self._name, self._ground.process, tx.now)
 
-    def _rung(self, bell: Bell) -> None:
-        bell.clear()
+    def _rung(self) -> None:
         self._hungry = True
-        self._rang_at = time.monotonic()
+        self._rang_at = self._monotonic()
         self._wake.set()
 
     def _ended_in_thread(self, run: Run) -> None:
@@ -179,7 +173,7 @@ class Worker:
             turn = self._plan(await self._round())
             turned: Turned | None = None
             if _worth(turn):
-                before = time.monotonic()
+                before = self._monotonic()
                 turned = await self._commit(turn)
                 if turned is not None:
                     self._take(turn, turned, before)
@@ -204,7 +198,7 @@ class Worker:
             return None
 
     async def _sleep(self) -> None:
-        now = time.monotonic()
+        now = self._monotonic()
         looking = self._stopping is None and self._room(now) > 0
         if self._ended or (looking and self._hungry):
             return
@@ -219,13 +213,13 @@ class Worker:
                 await asyncio.wait_for(self._wake.wait(), until - now)
             except TimeoutError:
                 pass
-        if time.monotonic() >= self._next_look:
+        if self._monotonic() >= self._next_look:
             self._hungry = True
 
     # Planning a turn.
 
     def _plan(self, dead: set[int] | None) -> Turn:
-        now = time.monotonic()
+        now = self._monotonic()
         popped = [self._ended.popleft() for _ in range(len(self._ended))]
         ended = [run for run in dict.fromkeys(popped) if self._held.get(run.job.id) is run]
         for run in ended:
@@ -271,10 +265,10 @@ class Worker:
         """Every now and then, looks whether anything is left lying: which processes of this node have died, and
         does one of them, or a lease past its deadline, or a schedule, ask for a sweep? None when nothing does.
         """
-        now = time.monotonic()
+        now = self._monotonic()
         if now < self._next_round:
             return None
-        self._next_round = now + ROUND_S * random.uniform(0.8, 1.2)
+        self._next_round = now + ROUND_S * self._ground.chance.uniform(0.8, 1.2)
         self._watch_loop(now)
         try:
             return await self._access.peek(self._survey)
@@ -283,9 +277,9 @@ class Worker:
             return None
 
     def _survey(self, session: Session) -> set[int] | None:
-        now_ms = max(session.head().wall, int(time.time() * 1000), self._now_ms)
+        now_ms = max(session.head().wall, self._ground.physical_ms(), self._now_ms)
         known = {each.number: each.name for each in session.workers() if each.number != self._number}
-        dead = {number for number, name in known.items() if not is_alive(self._directory, name)}
+        dead = {number for number, name in known.items() if not self._ground.is_alive(name)}
         alive = known.keys() - dead | {self._number}
         lost = any(e.job.claimer == self._access.node_id and e.worker not in alive for e in session.claimed())
         deadline = session.next_deadline()
@@ -359,7 +353,7 @@ class Worker:
             self._begin(claim, before)
         if turn.wanted:
             self._hungry = len(turned.claims.taken) == turn.wanted
-            self._next_look = time.monotonic() + _patience(turned)
+            self._next_look = self._monotonic() + _patience(turned, self._ground.chance)
 
     def _begin(self, claim: Claim, before: float) -> None:
         job_type = self._options.handlers.find(claim.job.kind)
@@ -391,14 +385,14 @@ class Worker:
         assert self._stopping is not None
         if not self._held:
             return True
-        if self._hurry or time.monotonic() > self._stopping:
+        if self._hurry or self._monotonic() > self._stopping:
             for run in list(self._held.values()):
                 if run in self._ended:
                     continue
                 if not run.stopped:
                     run.stop(self._runner.loop)
-                run.started_at = run.started_at or time.monotonic()
-                run.ended_at = time.monotonic()
+                run.started_at = run.started_at or self._monotonic()
+                run.ended_at = self._monotonic()
                 self._ended.append(run)
         return False
 
@@ -436,10 +430,10 @@ def _holds(tx: Transaction, run: Run) -> bool:
     return entry is not None and entry.job.claim_op == run.held.claim_op and entry.job.deadline is not None
 
 
-def _patience(turned: Turned) -> float:
+def _patience(turned: Turned, chance: random.Random) -> float:
     """How long until the queue is worth a look without a hint: when the next job falls due, else a slow, uneven
     beat.
     """
-    slow = random.uniform(1.0, 2.0)
+    slow = chance.uniform(1.0, 2.0)
     again_at = turned.claims.again_at
     return slow if again_at is None else min(slow, max(0.0, (again_at - turned.now_ms) / 1000.0) + 0.001)

@@ -1,0 +1,95 @@
+"""What a worker stands on: two clocks, chance, the signs of life of its node's processes, the bells that wake it, and
+the slots that its handlers run in. `Machine` is the real one. A simulation hands in its own, and the same worker runs
+on virtual time, every choice drawn from a seed.
+"""
+
+import asyncio
+import os
+import random
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+from hocket.bus.bells import Bell, Wish
+from hocket.work.processes import ProcessLock, is_alive
+from hocket.work.runner import Run, Runner
+
+
+class Closing(Protocol):
+    def close(self) -> None: ...
+
+
+class Ground(Protocol):
+    """`monotonic` counts seconds and never jumps; `physical_ms` is what the machine takes for the time of day. They
+    are told nothing of what other nodes say.
+    """
+
+    @property
+    def chance(self) -> random.Random: ...
+    @property
+    def monotonic(self) -> Callable[[], float]: ...
+    @property
+    def process(self) -> int:
+        """The number of this process, for people."""
+
+    def physical_ms(self) -> int: ...
+    def name(self, role: str) -> str:
+        """A name that no other process of this node has, or ever had."""
+
+    def live(self, name: str) -> Closing:
+        """A sign of life under that name, until it is closed or the process ends."""
+
+    def is_alive(self, name: str) -> bool: ...
+    def listen(self, name: str, wish: Wish, rung: Callable[[], None]) -> Closing:
+        """Calls `rung` on the running event loop after each change that the wish covers, until it is closed."""
+
+    def slots(self, count: int, finished: Callable[[Run], None]) -> Runner:
+        """Where handlers run, that many at once."""
+
+
+class Machine:
+    """This machine, and a home's directory for the signs of life of its processes."""
+
+    monotonic = staticmethod(time.monotonic)
+
+    def __init__(self, processes: Path) -> None:
+        self._processes = processes
+        self.chance = random.Random()
+
+    @property
+    def process(self) -> int:
+        return os.getpid()
+
+    def physical_ms(self) -> int:
+        return time.time_ns() // 1_000_000
+
+    def name(self, role: str) -> str:
+        return f"{role}-{os.getpid()}-{os.urandom(4).hex()}"
+
+    def live(self, name: str) -> Closing:
+        return ProcessLock(self._processes, name)
+
+    def is_alive(self, name: str) -> bool:
+        return is_alive(self._processes, name)
+
+    def listen(self, name: str, wish: Wish, rung: Callable[[], None]) -> Closing:
+        return _Listening(Bell(self._processes, name, wish), rung)
+
+    def slots(self, count: int, finished: Callable[[Run], None]) -> Runner:
+        return Runner(count, finished, self.monotonic)
+
+
+class _Listening:
+    def __init__(self, bell: Bell, rung: Callable[[], None]) -> None:
+        self._bell, self._rung = bell, rung
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(bell.fileno(), self._heard)
+
+    def _heard(self) -> None:
+        self._bell.clear()
+        self._rung()
+
+    def close(self) -> None:
+        self._loop.remove_reader(self._bell.fileno())
+        self._bell.close()
