@@ -122,7 +122,7 @@ class Log:
             seq, chain = head.seq + 1, link(head.chain, whole)
             session.add_ops((OpRow(seq, job_id, pack(stamp), SCHEDULE_JOB, job_id, 0, 0, whole, chain),))
             settled = head.settled if head.unsettled else head.seq
-            session.put_head(Head(stamp.wall, stamp.logical, seq, chain, settled, head.unsettled + 1, None))
+            session.put_head(Head(stamp.wall, stamp.logical, seq, chain, settled, head.unsettled + 1, None, head.law))
         self._committed(True)
         return job_id
 

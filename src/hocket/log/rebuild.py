@@ -51,7 +51,7 @@ def rebuild(store: Store, now: int, progress: Callable[[int, int], None] = lambd
         head = session.head()
         before = None if head.rebuilding is not None else _digest_if_readable(session)
         session.order_ops()
-        if head.rebuilding is None:
+        if head.rebuilding in (None, _START):
             session.drop_projections()
             session.mark_settled(head.settled + 1, head.seq)
             session.put_head(head._replace(settled=head.seq, unsettled=0, rebuilding=_START))

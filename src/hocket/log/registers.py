@@ -19,6 +19,8 @@ from hocket.kernel.vocabulary import (
 from hocket.store import Artifact, Schedule, Session
 
 _ARTIFACT_OPS = (number_of(CreateArtifact),)
+# What SQLite's integers can hold.
+NEVER = 2**62
 _SCHEDULE_OPS = (number_of(SetSchedule), number_of(ClearSchedule))
 
 
@@ -60,7 +62,9 @@ class Registers:
         payload = op.payload
         hlc = pack(op.timestamp)
         if isinstance(payload, CreateArtifact):
-            artifact = Artifact(payload.artifact_id, op.id, payload.artifact_type, payload.source_job)
+            expires = None if payload.ttl_ms is None else min(op.timestamp.wall + payload.ttl_ms, NEVER)
+            what = payload.artifact_type, payload.source_job, payload.content_hash, min(payload.size_bytes, NEVER)
+            artifact = Artifact(payload.artifact_id, op.id, *what, expires)
             rival = self._session.artifact(artifact.id)
             if rival is not None and (other := self._known(rival.op_id)) and other.timestamp > op.timestamp:
                 self._session.drop_artifact(artifact.id)
@@ -70,9 +74,9 @@ class Registers:
             node = None if payload.route is None else payload.route.to_bytes(8, "big")
             self._session.set_route(payload.kind, hlc, node)
         elif isinstance(payload, SetSchedule):
-            what = payload.kind, payload.payload, payload.policy_envelope
+            job = payload.kind, payload.payload, payload.policy_envelope
             self._session.set_schedule(
-                Schedule(payload.name, hlc, payload.cron, payload.timezone, *what, op.timestamp.wall)
+                Schedule(payload.name, hlc, payload.cron, payload.timezone, *job, op.timestamp.wall)
             )
         elif isinstance(payload, ClearSchedule):
             self._session.set_schedule(Schedule(payload.name, hlc, None, "", "", b"", b"", 0))

@@ -183,6 +183,6 @@ class Transaction:
         if self._refusals:
             self.session.refuse(self._refusals)
         settled = self._settled if self.unsettled else seq
-        head = Head(self._clock.wall, self._clock.logical, seq, chain, settled, self.unsettled, None)
+        head = Head(self._clock.wall, self._clock.logical, seq, chain, settled, self.unsettled, None, self._head.law)
         if head != self._head:
             self.session.put_head(head)

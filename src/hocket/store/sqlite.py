@@ -22,7 +22,8 @@ from hocket.store.sqlite_session import SqliteSession
 T = TypeVar("T")
 
 APPLICATION_ID = 0x484F434B  # "HOCK"
-VERSION = 1
+VERSION = 2
+_SCHEMA = ("schema.sql", "schema_2.sql")
 LOCK_WAIT_S = 30.0
 RETRY_MIN_S, RETRY_MAX_S = 0.0001, 0.002
 CACHE_KIB = 16_384
@@ -91,7 +92,7 @@ class SqliteStore:
         return version
 
     def _migrate(self) -> None:
-        """Brings a new file to the current version."""
+        """Brings a new or an older file to the current version."""
         if _persist(self._check_owner) == VERSION:
             return
         _persist(lambda: self._writer.execute("BEGIN IMMEDIATE"))
@@ -100,8 +101,8 @@ class SqliteStore:
             if version < 1 and not self._may_fill:
                 # Every database that was ever finished has its tables: this one has lost what was in it.
                 raise StoreError(f"{self.path} is empty; restore a backup")
-            if version < 1:
-                self._writer.execute(files("hocket.store").joinpath("schema.sql").read_text())
+            for step in _SCHEMA[version:]:
+                self._writer.execute(files("hocket.store").joinpath(step).read_text())
             self._writer.execute(f"PRAGMA application_id={APPLICATION_ID}; PRAGMA user_version={VERSION}")
             self._writer.execute("COMMIT")
         finally:

@@ -1,8 +1,11 @@
-"""Every SQL statement of the SQLite store, one method each. Node ids are eight big-endian bytes here, because
-SQLite's integers are signed; HLCs are packed, so that bytes compare as clocks do.
+"""The SQL statements of the SQLite store, one method each; those about other nodes are in `sqlite_mesh`. Node ids are
+eight big-endian bytes here, because SQLite's integers are signed; HLCs are packed, so that bytes compare as clocks do.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from heapq import merge
+from itertools import islice
+from operator import itemgetter
 from typing import Any
 
 import apsw
@@ -11,10 +14,12 @@ from hocket.errors import StoreError
 from hocket.kernel.clock import pack, unpack
 from hocket.kernel.policy import DEFAULT, decode_policy, encode_policy
 from hocket.kernel.roster import Job, Outcome, State
-from hocket.store import Artifact, Entry, Head, OpRow, Refusal, Schedule, Stage, Worker
+from hocket.store import Entry, Head, OpRow, Refusal, Stage, Worker
+from hocket.store.sqlite_mesh import MeshStatements
 
 REFUSALS_KEPT = 10_000
 
+_HEAD = "wall, logical, seq, chain, settled, unsettled, rebuilding, law"
 _OP = "seq, id, hlc, variant, job, reason, settled, body, chain"
 _JOB = (
     "id, kind, stage, priority, schedule_op, scheduled, policy, last, outcome, fence, failures, returns, claimer,"
@@ -22,12 +27,15 @@ _JOB = (
 )
 _JOB_OF_J = ", ".join("j." + column.strip() for column in _JOB.split(","))
 _PUT_HEAD = (
-    "UPDATE head SET wall = ?, logical = ?, seq = ?, chain = ?, settled = ?, unsettled = ?, rebuilding = ?"
+    "UPDATE head SET wall = ?, logical = ?, seq = ?, chain = ?, settled = ?, unsettled = ?, rebuilding = ?, law = ?"
     " WHERE one = 1"
 )
 _ADD_OP = f"INSERT INTO ops ({_OP}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
 _PUT_JOB = f"REPLACE INTO jobs ({_JOB}) VALUES ({', '.join('?' * 22)})"
-_PROJECTIONS = ("jobs", "after", "cites", "nodes", "routes", "schedules", "artifacts")
+_PROJECTIONS = (
+    *("jobs", "after", "cites", "nodes", "routes", "schedules", "artifacts"),
+    *("evictions", "delegations", "revocations", "coordinators"),
+)
 
 # What comes of a statement that is good when the schema or the text in the file is not.
 _UNREADABLE = (apsw.SQLError, UnicodeDecodeError)
@@ -37,11 +45,12 @@ _OUTCOMES = tuple(Outcome)
 _STATES = (State.PENDING, State.PENDING, State.PENDING, State.CLAIMED, State.COMPLETED)
 
 
-class SqliteSession:
+class SqliteSession(MeshStatements):
     """`remember_head` is for the session of a write transaction, which excludes every other writer."""
 
     def __init__(self, connection: apsw.Connection, remember_head: bool = False) -> None:
         self._remember_head = remember_head
+        self._connection = connection
         self._sql = connection.execute
         self._many = connection.executemany
         self._data_version = connection.data_version
@@ -61,7 +70,7 @@ class SqliteSession:
         if self._remember_head and self._head is not None and version == self._head_version:
             return self._head
         try:
-            row = self._sql("SELECT wall, logical, seq, chain, settled, unsettled, rebuilding FROM head").fetchone()
+            row = self._sql(f"SELECT {_HEAD} FROM head").fetchone()
         except _UNREADABLE as error:
             raise _damaged(str(error)) from error
         if row is None or type(row[2]) is not int or type(row[3]) is not bytes:
@@ -127,14 +136,21 @@ class SqliteSession:
         return self._ops("WHERE job = ? AND settled = 1 ORDER BY hlc", job_id)
 
     def ops_in_order(self, after: bytes, limit: int) -> list[OpRow]:
-        """The next ops in HLC order, merged from the authors' own sequences, which are indexed."""
-        authors = self._authors()
-        if not authors:
-            return []
-        author = f"SELECT * FROM (SELECT {_OP} FROM ops WHERE substr(hlc, 13) = ? AND hlc > ? ORDER BY hlc LIMIT ?)"
-        values = [value for node in authors for value in (node, after, limit)]
-        sql = " UNION ALL ".join([author] * len(authors)) + " ORDER BY hlc LIMIT ?"
-        return [OpRow(*row) for row in self._sql(sql, (*values, limit))]
+        """The next ops of all authors in HLC order."""
+        return self._merged({node: after for node in self._authors()}, limit)
+
+    def ops_since(self, frontier: Mapping[bytes, bytes], limit: int) -> list[OpRow]:
+        """The first ops in HLC order that whoever knows each author up to the frontier does not know."""
+        return self._merged({node: frontier.get(node, bytes(20)) for node in self._authors()}, limit)
+
+    def _merged(self, after: Mapping[bytes, bytes], limit: int) -> list[OpRow]:
+        """Merges the authors' own sequences, which are indexed."""
+        sql = f"SELECT {_OP} FROM ops WHERE substr(hlc, 13) = ? AND hlc > ? ORDER BY hlc LIMIT ?"
+        authors = [self._connection.cursor().execute(sql, (node, hlc, limit)) for node, hlc in after.items()]
+        return [_op_row(row) for row in islice(merge(*authors, key=itemgetter(2)), limit)]
+
+    def ops_of_author(self, node: bytes, after: bytes, limit: int) -> list[OpRow]:
+        return self._ops("WHERE substr(hlc, 13) = ? AND hlc > ? ORDER BY hlc LIMIT ?", node, after, limit)
 
     def ops_of_variants(self, variants: Sequence[int]) -> list[OpRow]:
         return self._ops(f"WHERE variant IN ({', '.join('?' * len(variants))}) ORDER BY hlc", *variants)
@@ -187,6 +203,18 @@ class SqliteSession:
                 counts[reason] = counts.get(reason, 0) + count
         return counts
 
+    def hold(self, op_id: bytes, wall: int, body: bytes) -> None:
+        self._sql("INSERT OR IGNORE INTO held VALUES (?, ?, ?)", (op_id, wall, body))
+
+    def release(self, wall: int, limit: int) -> list[bytes]:
+        """Takes out the ops whose time has come, the earliest first."""
+        sql = "DELETE FROM held WHERE id IN (SELECT id FROM held WHERE wall <= ? ORDER BY wall LIMIT ?) RETURNING body"
+        return [bytes(body) for (body,) in self._sql(sql, (wall, limit)).fetchall()]  # type: ignore[arg-type]
+
+    def held(self) -> tuple[int, int | None]:
+        """How many ops are held, and the wall of the earliest."""
+        return self._one("SELECT count(*) FROM held"), self._one("SELECT min(wall) FROM held")
+
     # The roster.
 
     def job(self, job_id: bytes) -> Entry | None:
@@ -228,6 +256,9 @@ class SqliteSession:
 
     def jobs_of_kind_since(self, kind: str, hlc: bytes) -> list[bytes]:
         return [row[0] for row in self._sql("SELECT id FROM jobs WHERE kind = ? AND last > ?", (kind, hlc))]
+
+    def jobs_since(self, hlc: bytes) -> list[bytes]:
+        return [row[0] for row in self._sql("SELECT id FROM jobs WHERE last > ?", (hlc,))]
 
     def jobs_by_unique_key(self, key: str) -> list[Entry]:
         return [_entry(row) for row in self._sql(f"SELECT {_JOB} FROM jobs WHERE unique_key = ?", (key,))]
@@ -303,55 +334,6 @@ class SqliteSession:
     def set_rate(self, kind: str, due: int) -> None:
         self._sql("REPLACE INTO rates VALUES (?, ?)", (kind, due))
 
-    # The mesh, schedules, artifacts.
-
-    def bind(self, node: bytes, public: bytes, issuer: str, hlc: bytes) -> None:
-        self._sql("INSERT OR IGNORE INTO nodes VALUES (?, ?, ?, ?)", (node, public, issuer, hlc))
-
-    def nodes(self) -> dict[bytes, tuple[bytes, str]]:
-        return {node: (public, issuer) for node, public, issuer in self._sql("SELECT node, public, issuer FROM nodes")}
-
-    def set_route(self, kind: str, hlc: bytes, node: bytes | None) -> None:
-        self._sql("REPLACE INTO routes VALUES (?, ?, ?)", (kind, hlc, node))
-
-    def drop_route(self, kind: str, hlc: bytes) -> None:
-        self._sql("DELETE FROM routes WHERE kind = ? AND hlc = ?", (kind, hlc))
-
-    def has_routes(self) -> bool:
-        return bool(self._one("SELECT EXISTS (SELECT 1 FROM routes)"))
-
-    def route(self, kind: str, hlc: bytes) -> bytes | None:
-        return self._one("SELECT node FROM routes WHERE kind = ? AND hlc <= ? ORDER BY hlc DESC LIMIT 1", kind, hlc)  # type: ignore[no-any-return]
-
-    def set_schedule(self, schedule: Schedule) -> None:
-        self._sql(
-            """INSERT INTO schedules VALUES (?, ?, ?, ?, ?, ?, ?, ?)
-               ON CONFLICT (name) DO UPDATE SET (hlc, cron, timezone, kind, payload, policy, last_tick) =
-                   (excluded.hlc, excluded.cron, excluded.timezone, excluded.kind, excluded.payload, excluded.policy,
-                    max(last_tick, excluded.last_tick))
-               WHERE excluded.hlc > schedules.hlc""",
-            schedule,
-        )
-
-    def drop_schedule(self, name: str) -> None:
-        self._sql("DELETE FROM schedules WHERE name = ?", (name,))
-
-    def schedules(self) -> list[Schedule]:
-        return [Schedule(*row) for row in self._sql("SELECT * FROM schedules WHERE cron IS NOT NULL ORDER BY name")]
-
-    def ticked(self, name: str, tick: int) -> None:
-        self._sql("UPDATE schedules SET last_tick = max(last_tick, ?) WHERE name = ?", (tick, name))
-
-    def add_artifact(self, artifact: Artifact) -> None:
-        self._sql("INSERT OR IGNORE INTO artifacts VALUES (?, ?, ?, ?)", artifact)
-
-    def drop_artifact(self, artifact_id: bytes) -> None:
-        self._sql("DELETE FROM artifacts WHERE id = ?", (artifact_id,))
-
-    def artifact(self, artifact_id: bytes) -> Artifact | None:
-        row = self._sql("SELECT id, op_id, type, source_job FROM artifacts WHERE id = ?", (artifact_id,)).fetchone()
-        return None if row is None else Artifact(*row)
-
     # This node's processes.
 
     def add_worker(self, name: str, pid: int, started: int) -> int:
@@ -364,6 +346,15 @@ class SqliteSession:
 
     def drop_worker(self, number: int) -> None:
         self._sql("DELETE FROM workers WHERE number = ?", (number,))
+
+    def offer(self, op_id: bytes, worker: int) -> None:
+        self._sql("REPLACE INTO offers VALUES (?, ?)", (op_id, worker))
+
+    def offered_by(self, op_id: bytes) -> int | None:
+        return self._one("SELECT worker FROM offers WHERE op = ?", op_id)  # type: ignore[no-any-return]
+
+    def drop_offer(self, op_id: bytes) -> None:
+        self._sql("DELETE FROM offers WHERE op = ?", (op_id,))
 
     # Upkeep.
 

@@ -1,0 +1,149 @@
+"""The half of the SQLite store's statements that is about other nodes: who may do what, where kinds are routed,
+schedules, artifacts, peers and invitations. `sqlite_session` is the other half.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import apsw
+
+from hocket.store import Artifact, Coordinator, Delegated, Invitation, Peer, Revoked, Schedule
+
+_ARTIFACT = "id, op_id, type, source_job, hash, size, expires"
+_INVITATION = "secret_hash, name, grants, expires, used_by, made"
+
+
+class MeshStatements:
+    _sql: Callable[..., apsw.Cursor]
+    _one: Callable[..., Any]
+
+    def bind(self, node: bytes, public: bytes, issuer: str, hlc: bytes) -> None:
+        self._sql("INSERT OR IGNORE INTO nodes VALUES (?, ?, ?, ?)", (node, public, issuer, hlc))
+
+    def nodes(self) -> dict[bytes, tuple[bytes, str]]:
+        return {node: (public, issuer) for node, public, issuer in self._sql("SELECT node, public, issuer FROM nodes")}
+
+    def set_delegation(self, delegated: Delegated) -> None:
+        self._sql("INSERT OR IGNORE INTO delegations (op, cid, hlc, token) VALUES (?, ?, ?, ?)", delegated)
+
+    def drop_delegation(self, op_id: bytes) -> None:
+        self._sql("DELETE FROM delegations WHERE op = ?", (op_id,))
+
+    def delegations(self) -> list[Delegated]:
+        return [Delegated(*row) for row in self._sql("SELECT op, cid, hlc, token FROM delegations ORDER BY hlc")]
+
+    def set_revocation(self, revoked: Revoked) -> None:
+        self._sql("INSERT OR IGNORE INTO revocations (op, cid, hlc) VALUES (?, ?, ?)", revoked)
+
+    def drop_revocation(self, op_id: bytes) -> None:
+        self._sql("DELETE FROM revocations WHERE op = ?", (op_id,))
+
+    def revocations(self) -> list[Revoked]:
+        return [Revoked(*row) for row in self._sql("SELECT op, cid, hlc FROM revocations ORDER BY hlc")]
+
+    def set_coordinator(self, coordinator: Coordinator) -> None:
+        self._sql("REPLACE INTO coordinators (hlc, op, node) VALUES (?, ?, ?)", coordinator)
+
+    def drop_coordinator(self, op_id: bytes) -> None:
+        self._sql("DELETE FROM coordinators WHERE op = ?", (op_id,))
+
+    def coordinators(self) -> list[Coordinator]:
+        return [Coordinator(*row) for row in self._sql("SELECT hlc, op, node FROM coordinators ORDER BY hlc")]
+
+    def set_route(self, kind: str, hlc: bytes, node: bytes | None) -> None:
+        self._sql("REPLACE INTO routes VALUES (?, ?, ?)", (kind, hlc, node))
+
+    def drop_route(self, kind: str, hlc: bytes) -> None:
+        self._sql("DELETE FROM routes WHERE kind = ? AND hlc = ?", (kind, hlc))
+
+    def has_routes(self) -> bool:
+        return bool(self._one("SELECT EXISTS (SELECT 1 FROM routes)"))
+
+    def route(self, kind: str, hlc: bytes) -> bytes | None:
+        return self._one("SELECT node FROM routes WHERE kind = ? AND hlc <= ? ORDER BY hlc DESC LIMIT 1", kind, hlc)  # type: ignore[no-any-return]
+
+    def routes(self) -> list[tuple[str, bytes, bytes | None]]:
+        """What holds now: each kind that was ever routed, since when, and to which node."""
+        return list(self._sql("SELECT kind, max(hlc), node FROM routes GROUP BY kind ORDER BY kind"))
+
+    def set_schedule(self, schedule: Schedule) -> None:
+        self._sql(
+            """INSERT INTO schedules VALUES (?, ?, ?, ?, ?, ?, ?, ?)
+               ON CONFLICT (name) DO UPDATE SET (hlc, cron, timezone, kind, payload, policy, last_tick) =
+                   (excluded.hlc, excluded.cron, excluded.timezone, excluded.kind, excluded.payload, excluded.policy,
+                    max(last_tick, excluded.last_tick))
+               WHERE excluded.hlc > schedules.hlc""",
+            schedule,
+        )
+
+    def drop_schedule(self, name: str) -> None:
+        self._sql("DELETE FROM schedules WHERE name = ?", (name,))
+
+    def schedules(self) -> list[Schedule]:
+        return [Schedule(*row) for row in self._sql("SELECT * FROM schedules WHERE cron IS NOT NULL ORDER BY name")]
+
+    def ticked(self, name: str, tick: int) -> None:
+        self._sql("UPDATE schedules SET last_tick = max(last_tick, ?) WHERE name = ?", (tick, name))
+
+    def add_artifact(self, artifact: Artifact) -> None:
+        self._sql(f"INSERT OR IGNORE INTO artifacts ({_ARTIFACT}) VALUES (?, ?, ?, ?, ?, ?, ?)", artifact)
+
+    def drop_artifact(self, artifact_id: bytes) -> None:
+        self._sql("DELETE FROM artifacts WHERE id = ?", (artifact_id,))
+
+    def artifact(self, artifact_id: bytes) -> Artifact | None:
+        return next(iter(self._artifacts("WHERE id = ?", artifact_id)), None)
+
+    def artifacts_of_job(self, job_id: bytes) -> list[Artifact]:
+        return self._artifacts("WHERE source_job = ? ORDER BY id", job_id)
+
+    def artifacts_of_hash(self, content_hash: bytes) -> list[Artifact]:
+        return self._artifacts("WHERE hash = ? ORDER BY id", content_hash)
+
+    def artifacts(self, after: bytes, limit: int) -> list[Artifact]:
+        return self._artifacts("WHERE id > ? ORDER BY id LIMIT ?", after, limit)
+
+    def expired_artifacts(self, now: int, limit: int) -> list[Artifact]:
+        """Those whose time to live is over and that nobody has evicted yet."""
+        return self._artifacts(
+            "WHERE expires <= ? AND NOT EXISTS (SELECT 1 FROM evictions WHERE artifact = artifacts.id) LIMIT ?",
+            now,
+            limit,
+        )
+
+    def _artifacts(self, tail: str, *values: Any) -> list[Artifact]:
+        return [Artifact(*row) for row in self._sql(f"SELECT {_ARTIFACT} FROM artifacts {tail}", values)]
+
+    def add_eviction(self, op_id: bytes, artifact_id: bytes) -> None:
+        self._sql("INSERT OR IGNORE INTO evictions VALUES (?, ?)", (op_id, artifact_id))
+
+    def drop_eviction(self, op_id: bytes) -> None:
+        self._sql("DELETE FROM evictions WHERE op = ?", (op_id,))
+
+    def is_evicted(self, artifact_id: bytes) -> bool:
+        return bool(self._one("SELECT EXISTS (SELECT 1 FROM evictions WHERE artifact = ?)", artifact_id))
+
+    # Other nodes, as this one deals with them.
+
+    def put_peer(self, peer: Peer) -> None:
+        self._sql(
+            "REPLACE INTO peers (address, node, pulled, state, detail, seen, added) VALUES (?, ?, ?, ?, ?, ?, ?)", peer
+        )
+
+    def drop_peer(self, address: str) -> bool:
+        return bool(self._sql("DELETE FROM peers WHERE address = ? RETURNING 1", (address,)).fetchall())
+
+    def peers(self) -> list[Peer]:
+        rows = self._sql("SELECT address, node, pulled, state, detail, seen, added FROM peers ORDER BY added, address")
+        return [Peer(*row) for row in rows]
+
+    def put_invitation(self, invitation: Invitation) -> None:
+        self._sql(f"REPLACE INTO invitations ({_INVITATION}) VALUES (?, ?, ?, ?, ?, ?)", invitation)
+
+    def invitation(self, secret_hash: bytes) -> Invitation | None:
+        sql = f"SELECT {_INVITATION} FROM invitations WHERE secret_hash = ?"
+        row = self._sql(sql, (secret_hash,)).fetchone()
+        return None if row is None else Invitation(*row)
+
+    def invitations(self) -> list[Invitation]:
+        return [Invitation(*row) for row in self._sql(f"SELECT {_INVITATION} FROM invitations ORDER BY made")]
