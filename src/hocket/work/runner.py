@@ -23,6 +23,8 @@ from hocket.work.jobs import RESULT_BYTES_MAX, Claim, Held
 TRACEBACK_CHARS_MAX = 16_384
 ERROR_CHARS_MAX = 500
 NOTE_BYTES_MAX = 64 * 1024
+# A holder counts its lease a little short, so that it stops in time even if its clock runs slower than the arbiter's.
+LEASE_COUNTED = 0.99
 
 
 class Cancelled(BaseException):
@@ -87,6 +89,15 @@ class Run:
         self._revoked = False
         self._thread: int | None = None
         self.task: asyncio.Task[None] | None = None
+
+    @property
+    def ends_at(self) -> float:
+        """When the lease is over by this process's own count, unless it is renewed."""
+        return self.renewed_at + self.lease_ms * LEASE_COUNTED / 1000
+
+    @property
+    def renews_at(self) -> float:
+        return self.renewed_at + self.lease_ms / 3000
 
     def revoke(self) -> bool:
         """Takes back a run that has not begun. False when it has."""

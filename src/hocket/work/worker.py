@@ -114,6 +114,8 @@ class Worker:
         self._next_look = 0.0
         self._pace_s = AHEAD_S
         self._beat_sent: float | None = None
+        self._watch: asyncio.TimerHandle | None = None
+        self._watch_at = 0.0
         self.succeeded = 0
         self.failed = 0
         self.handed_back = 0
@@ -139,6 +141,8 @@ class Worker:
     def _abandon(self) -> None:
         """Nothing is held at the end, unless the end is an error: then the others hand back what was."""
         self._runner.close()
+        if self._watch is not None:
+            self._watch.cancel()
         for run in self._held.values():
             if not run.revoke() and not run.stopped:
                 run.stop(self._runner.loop)
@@ -202,7 +206,7 @@ class Worker:
         looking = self._stopping is None and self._room(now) > 0
         if self._ended or (looking and self._hungry):
             return
-        until = min((_renewal(run) for run in self._held.values() if not run.stopped), default=self._next_round)
+        until = min((run.renews_at for run in self._held.values() if not run.stopped), default=self._next_round)
         until = min(until, self._next_round)
         if looking:
             until = min(until, self._next_look)
@@ -220,6 +224,8 @@ class Worker:
 
     def _plan(self, dead: set[int] | None) -> Turn:
         now = self._monotonic()
+        if self._watch is not None and now >= self._watch_at:
+            self._look_at_leases()
         popped = [self._ended.popleft() for _ in range(len(self._ended))]
         ended = [run for run in dict.fromkeys(popped) if self._held.get(run.job.id) is run]
         for run in ended:
@@ -231,18 +237,14 @@ class Worker:
         unstarted = [run for run in current if run.started_at is None and self._overstayed(run, now) and run.revoke()]
         gone = {run.job.id for run in unstarted}
         live = [run for run in current if run.job.id not in gone and not run.stopped]
-        for run in live:
-            if now > run.renewed_at + run.lease_ms / 1000:
-                self._options.notice(f"job {ulid_text(run.job.id)}: the lease ran out here; its handler is stopped")
-                run.stop(self._runner.loop)
-        renewals = [run for run in live if not run.stopped and now > _renewal(run)]
+        renewals = [run for run in live if now > run.renews_at]
         notes = [(run, note) for run in live if (note := self._note(run, now)) is not None]
         doubtful = [run for run in live if run.checked_at < self._rang_at and now - (run.started_at or now) > YOUNG_S]
         wanted = self._room(now) + len(ended) + len(unstarted) if self._hungry and self._stopping is None else 0
         return Turn(ended, unstarted, renewals, notes, doubtful, max(0, wanted), dead)
 
     def _overstayed(self, run: Run, now: float) -> bool:
-        return self._stopping is not None or now - run.claimed_at > QUEUED_MAX_S
+        return self._stopping is not None or now - run.claimed_at > QUEUED_MAX_S or now >= run.ends_at
 
     def _note(self, run: Run, now: float) -> bytes | None:
         if run.note is None or now - run.noted_at < PROGRESS_S:
@@ -360,7 +362,32 @@ class Worker:
         assert job_type is not None
         run = Run(claim, job_type, claim.job.policy.lease_ms or job_type.lease_ms, before)
         self._held[claim.job.id] = run
-        self._runner.start(run)
+        if run.ends_at > self._monotonic():
+            self._runner.start(run)
+            self._watch_leases(run.ends_at)
+
+    def _watch_leases(self, until: float) -> None:
+        """Handlers are stopped when the count is up, whatever the loop is waiting for just then."""
+        assert self._loop is not None
+        if self._watch is None or until < self._watch_at:
+            if self._watch is not None:
+                self._watch.cancel()
+            self._watch_at = until
+            self._watch = self._loop.call_later(max(0.0, until - self._monotonic()), self._look_at_leases)
+
+    def _look_at_leases(self) -> None:
+        if self._watch is not None:
+            self._watch.cancel()
+            self._watch = None
+        now = self._monotonic()
+        live = [run for run in self._held.values() if not run.stopped and run.ended_at is None]
+        for run in live:
+            if now >= run.ends_at and not run.revoke():
+                self._options.notice(f"job {ulid_text(run.job.id)}: the lease ran out here; its handler is stopped")
+                run.stop(self._runner.loop)
+        following = min((run.ends_at for run in live if now < run.ends_at), default=None)
+        if following is not None:
+            self._watch_leases(following)
 
     def _lose(self, run: Run, why: str) -> None:
         if not run.stopped:
@@ -418,11 +445,6 @@ def settle(tx: Transaction, run: Run) -> Job | Reason:
         return jobs.complete(tx, run.held, run.result, int((run.ended_at - run.started_at) * 1000))
     retry = run.job.policy.retries is not None or run.job.failures < run.job_type.retries
     return jobs.fail(tx, run.held, run.error, run.traceback, retry)
-
-
-def _renewal(run: Run) -> float:
-    """When the lease is due to be renewed."""
-    return run.renewed_at + run.lease_ms / 3000
 
 
 def _holds(tx: Transaction, run: Run) -> bool:
