@@ -14,7 +14,7 @@ from hocket.kernel.ids import content_hash, node_id
 from hocket.kernel.jws import compact
 from hocket.kernel.keys import SigningKey, did_key, key_text
 from hocket.kernel.postcard import Malformed
-from hocket.kernel.ucan import ROOT, Capability, issue, read
+from hocket.kernel.ucan import CAPABILITIES_MAX, PROOFS_MAX, ROOT, Capability, issue, read
 
 pytestmark = pytest.mark.req("LW-23")
 
@@ -71,6 +71,22 @@ def test_a_root_token_by_its_json() -> None:
     assert read(made).capabilities == ROOT
 
 
+def test_a_name_is_the_issuers_word() -> None:
+    made = issue(USER, NODE.public, ROOT, 10, None, name="the box in the cellar")
+    assert made == token(claims() | {"fct": {"name": "the box in the cellar"}})
+    assert read(made).name == "the box in the cellar"
+    assert read(issue(USER, NODE.public, ROOT, 10, None)).name is None
+    for name in ("", "x" * 65, "two\nlines"):
+        with pytest.raises(Malformed):
+            issue(USER, NODE.public, ROOT, 10, None, name=name)
+
+
+def test_as_much_as_a_token_may_hold() -> None:
+    capabilities = [Capability("Job", "Claim", {}) for _ in range(CAPABILITIES_MAX)]
+    made = read(issue(USER, NODE.public, capabilities, 10, None, [bytes(32)] * PROOFS_MAX))
+    assert (len(made.capabilities), len(made.proofs)) == (CAPABILITIES_MAX, PROOFS_MAX)
+
+
 def without(field: str) -> Callable[[dict[str, Any]], Any]:
     return lambda c: {name: value for name, value in c.items() if name != field}
 
@@ -88,6 +104,15 @@ SUBJECT = {"node": str(node_id(NODE.public)), "key": key_text(NODE.public)}
     [
         *(without(field) for field in ("iss", "aud", "sub", "att", "nbf", "exp", "prf")),
         changed(fct=[]),
+        changed(fct=None),
+        changed(fct={}),
+        changed(fct={"name": 7}),
+        changed(fct={"name": None}),
+        changed(fct={"name": ""}),
+        changed(fct={"name": "x" * 65}),
+        changed(fct={"name": "a\nb"}),
+        changed(fct={"name": "a\u202eb"}),
+        changed(fct={"name": "box", "more": 1}),
         changed(iss="did:web:example.org"),
         changed(iss=did_key(OTHER.public)),
         changed(aud=did_key(OTHER.public)),
@@ -113,6 +138,8 @@ SUBJECT = {"node": str(node_id(NODE.public)), "key": key_text(NODE.public)}
         changed(prf=["00"]),
         changed(prf=["AA" * 32]),
         changed(prf=[7]),
+        changed(prf=["00" * 32] * (PROOFS_MAX + 1)),
+        changed(att=[{"resource": "Ops", "action": "*", "caveats": {}}] * (CAPABILITIES_MAX + 1)),
         lambda c: [],
         lambda c: None,
         lambda c: "text",

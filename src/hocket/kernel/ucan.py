@@ -4,6 +4,7 @@ by authority, which starts from the Delegation that is read here."""
 
 import re
 from collections.abc import Iterable
+from typing import Annotated
 
 import msgspec
 
@@ -15,6 +16,9 @@ from hocket.kernel.postcard import Malformed
 
 _HEADER = {"alg": "EdDSA", "typ": "JWT", "ucv": "0.10.0"}
 _PROOF = re.compile("[0-9a-f]{64}")
+CAPABILITIES_MAX = 64
+PROOFS_MAX = 16
+NAME_CHARS_MAX = 64
 
 
 class Capability(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -24,7 +28,8 @@ class Capability(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Delegation(msgspec.Struct, frozen=True):
-    """What a token grants, to which node, and by whom. `cid` is the hash of the token's bytes."""
+    """What a token grants, to which node, and by whom. `cid` is the hash of the token's bytes; `name` is what the
+    issuer calls the node, if it says so."""
 
     cid: bytes
     issuer: str
@@ -35,6 +40,7 @@ class Delegation(msgspec.Struct, frozen=True):
     proofs: tuple[bytes, ...]
     node: int
     public: bytes
+    name: str | None = None
 
 
 ROOT = (Capability("Ops", "*", {}),)
@@ -49,28 +55,35 @@ class _Subject(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     key: str
 
 
+class _Facts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    name: Annotated[str, msgspec.Meta(min_length=1, max_length=NAME_CHARS_MAX)]
+
+
 class _Claims(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     iss: str
     aud: str
     sub: _Subject
-    att: tuple[Capability, ...]
+    att: Annotated[tuple[Capability, ...], msgspec.Meta(max_length=CAPABILITIES_MAX)]
     nbf: int
     exp: int | None
-    prf: tuple[str, ...]
+    prf: Annotated[tuple[str, ...], msgspec.Meta(max_length=PROOFS_MAX)]
+    fct: _Facts | msgspec.UnsetType = msgspec.UNSET
 
 
 def issue(
-    user: SigningKey,
+    issuer: SigningKey,
     node_public: bytes,
     capabilities: Iterable[Capability],
     not_before: int,
     expires: int | None,
     proofs: Iterable[bytes] = (),
+    name: str | None = None,
 ) -> bytes:
-    """A token by which the holder of user's key grants capabilities to a node, and says which key that node has. It
-    is read once before it is handed out, because a token that nobody can read is found too late."""
-    claims = {
-        "iss": did_key(user.public),
+    """A token by which the holder of a key, the user's or an inviting node's, grants capabilities to a node, and says
+    which key that node has and what it is called. It is read once before it is handed out, because a token that
+    nobody can read is found too late."""
+    claims: dict[str, object] = {
+        "iss": did_key(issuer.public),
         "aud": did_key(node_public),
         "sub": {"node": str(node_id(node_public)), "key": key_text(node_public)},
         "att": [{"resource": c.resource, "action": c.action, "caveats": c.caveats} for c in capabilities],
@@ -78,7 +91,9 @@ def issue(
         "exp": expires,
         "prf": [proof.hex() for proof in proofs],
     }
-    token = compact(_HEADER, canonical_json(claims), user).encode("ascii")
+    if name is not None:
+        claims["fct"] = {"name": name}
+    token = compact(_HEADER, canonical_json(claims), issuer).encode("ascii")
     read(token)
     return token
 
@@ -105,6 +120,9 @@ def read(token: bytes) -> Delegation:
         raise Malformed("a token's subject, key and audience are not one node")
     if claims.nbf < 0 or (claims.exp is not None and claims.exp < 0):
         raise Malformed("a token's time bounds lie before the epoch")
+    name = None if claims.fct is msgspec.UNSET else claims.fct.name
+    if name is not None and not name.isprintable():
+        raise Malformed("a token gives its node a name that cannot be shown")
     if not verify(issuer, signature, signing_input):
         raise Malformed("a token is not signed by its issuer")
     return Delegation(
@@ -117,6 +135,7 @@ def read(token: bytes) -> Delegation:
         proofs=proofs,
         node=node,
         public=public,
+        name=name,
     )
 
 
