@@ -208,7 +208,7 @@ def test_ops_of_the_rest_of_the_vocabulary_are_kept_and_passed_on() -> None:
 @pytest.mark.req("LW-22", "LW-34")
 @pytest.mark.parametrize("wall", [2**48, 2**63, 2**64 - 1])
 def test_a_time_beyond_all_bounds_is_refused_and_harms_no_other(wall: int) -> None:
-    log = new_log()
+    log = new_log(key=KEYS[2])
     log.admit(sent(INTRODUCTIONS))
     far = Op(op_id(901), Hlc(wall, 0, NODES[A]), NODES[A], (), RouteKind("k", None))
     admission = log.admit(sent([far, *GOOD.ops]))

@@ -20,7 +20,7 @@ from hocket.log.wall import SteadyWall
 from hocket.store.sqlite import SqliteStore
 from hocket.work import jobs
 from hocket.work.jobs import Draft
-from tests.roster.world import INTRODUCTIONS, NODES, STRANGER, Clock, introduction, job_id, new_log, sent, signed
+from tests.roster.world import INTRODUCTIONS, KEYS, NODES, STRANGER, Clock, introduction, job_id, new_log, sent, signed
 
 pytestmark = pytest.mark.req("LW-22")
 
@@ -82,7 +82,7 @@ def test_the_clock_goes_on_from_where_it_was_after_a_restart(tmp_path: Path) -> 
 @pytest.mark.parametrize("why", [Reason.UNKNOWN_NODE, Reason.BAD_SIGNATURE, Reason.FOREIGN_USER, None])
 def test_time_is_heard_from_refused_ops_too(why: Reason | None) -> None:
     clock = Clock()
-    log = new_log(wall=clock)
+    log = new_log(key=KEYS[2], wall=clock)
     log.admit(sent(INTRODUCTIONS))
     far = Hlc(clock.now + 60_000, 9, NODES[0])
     op = Op(job_id(1), far, NODES[0], (), RouteKind("k", None))
@@ -185,5 +185,5 @@ def test_a_twin_of_ones_own_op_from_elsewhere_takes_both_out() -> None:
     twin = signed(Op(job_id(1), stamp, log.node, (), ScheduleJob(job_id(2), "k", b"", b"")))
     log.admit([twin])
     with log.store.read() as session:
-        assert session.refusal_counts() == {Reason.INTEGRITY: 2}
+        assert session.refusal_counts() == {Reason.INTEGRITY: 2, Reason.TWIN: 1}
         assert session.job(job) is None and session.job(job_id(2)) is None

@@ -50,7 +50,7 @@ def test_every_derived_table_comes_out_the_same(log: Log) -> None:
     before = derived(log)
     reasons = {reason for _, reason in before["reasons"]}
     assert reasons >= {0, Reason.WAITING, Reason.ALREADY_CLAIMED, Reason.INTEGRITY}
-    assert rebuild(log.store, NOW).unchanged
+    assert rebuild(log.store, log.laws, NOW).unchanged
     assert derived(log) == before
     assert verify(log.store, user=log.user).findings == []
 
@@ -60,7 +60,7 @@ def test_whatever_the_size_of_its_steps(log: Log, step: int, monkeypatch: pytest
     log.settle()
     before = derived(log)
     monkeypatch.setattr(rebuilding, "STEP", step)
-    rebuild(log.store, NOW)
+    rebuild(log.store, log.laws, NOW)
     assert derived(log) == before
 
 
@@ -82,7 +82,7 @@ def test_what_was_spoilt_is_mended(log: Log, spoil: str) -> None:
     before = derived(log)
     sql(log, spoil)
     assert derived(log) != before
-    rebuild(log.store, NOW)
+    rebuild(log.store, log.laws, NOW)
     assert derived(log) == before
 
 
@@ -93,13 +93,13 @@ def test_submits_that_were_not_folded_yet_are_not_lost(log: Log) -> None:
     with log.store.read() as session:
         other.admit(sent(INTRODUCTIONS))
         count = sum(1 for _ in session.each_job())
-    after = rebuild(log.store, NOW).after
+    after = rebuild(log.store, log.laws, NOW).after
     with log.store.read() as session:
         assert session.head().unsettled == 0
         assert sum(1 for _ in session.each_job()) == count + 1
         assert roster_digest(session) == after
     log.settle()
-    assert rebuild(log.store, NOW).unchanged
+    assert rebuild(log.store, log.laws, NOW).unchanged
 
 
 @pytest.mark.req("LW-32")
@@ -118,7 +118,7 @@ def test_submits_are_folded_in_steps_until_none_is_left(step: int) -> None:
         assert session.head().unsettled == 0
         assert {entry.job.id for entry, _ in session.ready("k", 100)} >= set(made)
         assert session.counts() == {(Stage.READY, None): 14}
-    assert rebuild(log.store, NOW).unchanged
+    assert rebuild(log.store, log.laws, NOW).unchanged
 
 
 def test_a_submit_that_is_not_folded_yet_can_be_asked_for_by_whoever_decides() -> None:

@@ -66,7 +66,7 @@ def everywhere_the_same(ops: list[Op], before: Iterable[Op] = INTRODUCTIONS) -> 
             for batch in batches:
                 log.admit(sent(batch))
             seen.append(shown(log))
-            rebuild(log.store, NOW)
+            rebuild(log.store, log.laws, NOW)
             seen.append(shown(log))
     for other in seen[1:]:
         assert other == seen[0]
@@ -276,7 +276,7 @@ def test_a_nodes_key_does_not_hang_on_the_fate_of_its_delegation(trouble: str) -
     if trouble == "has a twin":
         log.admit(sent([twin]))
     before = shown(log)
-    rebuild(log.store, NOW)
+    rebuild(log.store, log.laws, NOW)
     assert shown(log) == before
     assert log.admit(sent(script.ops)).appended == 1
 
@@ -299,7 +299,7 @@ def test_own_and_foreign_ops_in_one_transaction_see_each_other() -> None:
         entry = session.job(J)
         assert entry is not None and entry.job.schedule_op == late.id
     before = shown(log)
-    rebuild(log.store, NOW)
+    rebuild(log.store, log.laws, NOW)
     assert shown(log) == before
 
 

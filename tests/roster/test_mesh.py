@@ -141,7 +141,7 @@ def test_nodes_that_have_heard_everything_agree(steps: list[tuple[int, str, int]
     for node in nodes:
         check(node.log, mesh, introductions=False)
         assert verify(node.log.store, user=node.log.user).findings == []
-        assert rebuild(node.log.store, NOW).unchanged
+        assert rebuild(node.log.store, node.log.laws, NOW).unchanged
         check(node.log, mesh, introductions=False)
     assert all_the_same([node.log for node in nodes]) == digest
 

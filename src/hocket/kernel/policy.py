@@ -31,7 +31,9 @@ class Rate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """`None` for lease and retries leaves the choice to the handler that runs the job."""
+    """`None` for lease and retries leaves the choice to the handler that runs the job. An `open` job may be claimed
+    without asking the arbiter; then two nodes that do not hear of each other can both run it, and the fence tells.
+    """
 
     priority: Annotated[int, msgspec.Meta(ge=-PRIORITY_MAX, le=PRIORITY_MAX)] = 0
     not_before: Millis | None = None
@@ -45,6 +47,7 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     concurrency: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] | None = None
     rate: Rate | None = None
     schedule: Annotated[str, msgspec.Meta(min_length=1, max_length=128)] | None = None
+    open: bool = False
 
     def dependencies(self) -> tuple[bytes, ...]:
         """The ids of the jobs that must have succeeded before this one may start."""

@@ -58,6 +58,7 @@ class Reason(IntEnum):
     BEYOND_TIME = 66, "its time lies beyond what an id can hold"
     BAD_MARKER = 67, "it is unsigned and no delegation admits its sanitisation"
     HELD_FULL = 68, "too many ops wait for the clock"
+    TWIN = 69, "another machine writes with this node's key, or this one has lost what it wrote"
 
     # Decided by authority: what the delegations on the log allow the author at the op's time.
     UNAUTHORISED = 70, "no delegation in force allows it"

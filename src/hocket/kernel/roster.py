@@ -7,6 +7,10 @@ arrival: whoever keeps the log feeds it in HLC order and, when an op comes late,
        ├─ Yield, Expire, Fail ┤
        │                      └─ Fail for the last time, Cancel ──► Completed, failed or cancelled
        └──────────────────────────────── Retry ◄─────────────────────────┘
+
+While a coordinator is in force it is the arbiter of every job that is not `open`: what others write about such a job
+is only an offer, and counts when the arbiter accepts it, at the time of the acceptance. So all that happens to the job
+is one sequence, the arbiter's own, and nothing that arrives late can change it.
 """
 
 from collections.abc import Callable, Iterable
@@ -22,6 +26,7 @@ from hocket.kernel.ops import Op
 from hocket.kernel.policy import LEASE_MS_MAX, RETRIES_MAX, Policy, backoff_ms, decode_policy
 from hocket.kernel.reasons import Reason
 from hocket.kernel.vocabulary import (
+    AcceptWork,
     CancelJob,
     ClaimWork,
     CompleteJob,
@@ -80,6 +85,15 @@ class Job(msgspec.Struct, frozen=True):
 class Context(Protocol):
     """What the fold of one job may ask about the rest of the log, always as of the op's own HLC."""
 
+    def refusal(self, op: Op, kind: str) -> Reason | None:
+        """Why the author had no authority to write this op about a job of this kind, if so."""
+
+    def arbiter(self, at: Hlc) -> int | None:
+        """The node that decides about jobs which are not open, if any."""
+
+    def offered(self, op_id: bytes, job_id: bytes) -> Op | None:
+        """That op, if it is about that job."""
+
     def route(self, kind: str, at: Hlc) -> int | None:
         """The node that the kind is routed to at that moment, if any."""
 
@@ -87,7 +101,7 @@ class Context(Protocol):
         """When that job succeeded, if it did."""
 
     def is_claim(self, op_id: bytes, job_id: bytes) -> bool:
-        """Whether that op is a ClaimWork on that job."""
+        """Whether that op is a claim on that job, or the acceptance of one."""
 
 
 Verdict = Job | Reason
@@ -97,8 +111,50 @@ def apply(job: Job | None, op: Op, context: Context) -> Verdict:
     """The job after this op, or why the op does not count."""
     payload = op.payload
     if job is None:
-        return _schedule(op, payload) if type(payload) is ScheduleJob else Reason.UNKNOWN_JOB
+        if type(payload) is not ScheduleJob:
+            return Reason.UNKNOWN_JOB
+        return context.refusal(op, payload.kind) or _schedule(op, payload)
+    refused = context.refusal(op, job.kind)
+    if refused is not None:
+        return refused
+    if type(payload) in _DECIDED and not job.policy.open and context.arbiter(op.timestamp) not in (None, op.node_id):
+        return Reason.OFFERED
     return _RULES[type(payload)](job, op, payload, context)
+
+
+def _accept(job: Job, op: Op, payload: AcceptWork, context: Context) -> Verdict:
+    """The arbiter's acceptance puts the offered op in force, under the acceptance's own id and time."""
+    if job.policy.open or context.arbiter(op.timestamp) != op.node_id:
+        return Reason.NOT_ARBITER
+    offered = context.offered(payload.offer, job.id)
+    if offered is None or type(offered.payload) not in _DECIDED:
+        return Reason.NOT_ARBITER
+    accepted = replace(offered, id=op.id, timestamp=op.timestamp)
+    return _RULES[type(offered.payload)](job, accepted, offered.payload, _Decided(context))
+
+
+class _Decided:
+    """For what the arbiter has accepted: what hangs on the rest of the log was decided then, in its own store, and is
+    not asked again when more of the log is known.
+    """
+
+    def __init__(self, context: Context) -> None:
+        self.is_claim = context.is_claim
+
+    def refusal(self, op: Op, kind: str) -> Reason | None:
+        return None
+
+    def arbiter(self, at: Hlc) -> int | None:
+        return None
+
+    def offered(self, op_id: bytes, job_id: bytes) -> Op | None:
+        return None
+
+    def route(self, kind: str, at: Hlc) -> int | None:
+        return None
+
+    def succeeded(self, job_id: bytes) -> Hlc | None:
+        return _LONG_AGO
 
 
 def _schedule(op: Op, payload: ScheduleJob) -> Verdict:
@@ -301,6 +357,8 @@ def _progress(job: Job, op: Op, payload: ReportProgress, context: Context) -> Ve
     return refused if refused is not None else replace(job, progress=payload.note, last=op.timestamp)
 
 
+_LONG_AGO = Hlc(0, 0, 0)
+_DECIDED = frozenset((ClaimWork, CompleteJob, YieldWork, ExpireWork, FailWork, CancelJob, RetryJob))
 _RULES: dict[type, Callable[[Job, Op, Any, Context], Verdict]] = {
     ScheduleJob: _schedule_again,
     ClaimWork: _claim,
@@ -311,6 +369,7 @@ _RULES: dict[type, Callable[[Job, Op, Any, Context], Verdict]] = {
     CancelJob: _cancel,
     RetryJob: _retry,
     ReportProgress: _progress,
+    AcceptWork: _accept,
 }
 
 

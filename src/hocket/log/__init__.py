@@ -6,53 +6,42 @@ end in the same store; nothing else writes there.
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
-from hocket.errors import StoreError
+from hocket.errors import NotAuthorised, StoreError
+from hocket.kernel.authority import Authority
 from hocket.kernel.clock import Hlc, pack
 from hocket.kernel.ids import make_ulid, next_ulid, node_id
 from hocket.kernel.jws import detached
 from hocket.kernel.keys import SigningKey
-from hocket.kernel.ops import Op, plain_schedule, sealed
-from hocket.kernel.postcard import Malformed, UnknownVariant
-from hocket.kernel.reasons import Reason
+from hocket.kernel.ops import Op, decode, plain_schedule, sealed
+from hocket.kernel.postcard import Malformed
+from hocket.kernel.rules import HOCKET, Rules, decode_rules
 from hocket.kernel.vocabulary import ScheduleJob, number_of
-from hocket.log.door import judge
+from hocket.log.door import WALL_MAX, Door
+from hocket.log.intake import Admission, Intake, add
+from hocket.log.law import Law, Laws
 from hocket.log.parallel import in_parallel
 from hocket.log.transaction import Transaction, Wall, being_rebuilt, link, next_stamp
-from hocket.store import Head, OpRow, Session, Store
+from hocket.store import Head, OpRow, Store
 
 __all__ = ["SETTLE_STEP", "Admission", "Log", "Transaction"]
 
 T = TypeVar("T")
 Request = Callable[[Transaction], Any]
+Decide = Callable[[Transaction, Sequence[Op]], object]
 
 ADMIT_BATCH = 1_000
 SETTLE_STEP = 1_000
+# Where the store keeps the mesh-rules document.
+RULES = "rules"
 SCHEDULE_JOB = number_of(ScheduleJob)
-
-
-class Admission(NamedTuple):
-    """What became of ops from elsewhere. Those turned away at the door are counted by reason; an op that is on
-    the log but does not count there was appended. `collided` of those share their timestamp with another op of
-    their author: an integrity failure, which must be loud. `unread` ones lie behind bytes that cannot be read,
-    and nobody can tell where they begin.
-    """
-
-    appended: int
-    duplicated: int
-    refused: dict[Reason, int]
-    collided: int = 0
-    unread: int = 0
-
-    @property
-    def rejected(self) -> int:
-        return sum(self.refused.values())
 
 
 class Log:
     """`wall` gives the time and `randomness` that many random bytes; both come from outside, so that a
-    simulation can choose them. `helpers` sign and verify in parallel; without them everything happens in the
+    simulation can choose them. `physical` is the machine's own clock in milliseconds; `wall` may run ahead of it after
+    what was heard from others. `helpers` sign and verify in parallel; without them everything happens in the
     caller's thread.
     """
 
@@ -64,6 +53,7 @@ class Log:
         *,
         wall: Wall,
         randomness: Callable[[int], bytes],
+        physical: Callable[[], int] | None = None,
         helpers: Executor | None = None,
         committed: Callable[[bool], None] = lambda stirring: None,
     ) -> None:
@@ -72,9 +62,13 @@ class Log:
         self.user = user
         self._key = key
         self._wall = wall
+        self.physical = physical or (lambda: wall(0))
         self._randomness = randomness
         self._helpers = helpers
         self._committed = committed
+        with store.read() as session:
+            kept = session.meta(RULES)
+        self.laws = Laws(user, HOCKET if kept is None else decode_rules(kept))
         self._last_id = bytes(16)
         self._last_id_ms = 0
         self._id_lock = threading.Lock()
@@ -99,7 +93,7 @@ class Log:
     def run(self, request: Callable[[Transaction], T]) -> T:
         """One request in a transaction of its own; its error is raised."""
         with self.store.write() as session:
-            transaction = Transaction(session, self.node, self._wall, self.new_id)
+            transaction = Transaction(session, self.node, self.laws, self._wall, self.physical(), self.new_id)
             result = request(transaction)
             transaction.close(self._sign)
         self._committed(transaction.stirring)
@@ -117,6 +111,12 @@ class Log:
                 raise being_rebuilt()
             stamp = next_stamp(Hlc(head.wall, head.logical, self.node), self._wall(head.wall))
             job_id = self.new_id(stamp.wall)
+            law = self.laws.read(session, head.law)
+            if law.delegations:
+                schedule = ScheduleJob(job_id, kind, b"", b"")
+                refused = law.authority.refusal(self.node, schedule, stamp.wall, kind)
+                if refused is not None:
+                    raise NotAuthorised(f"this node may not submit {kind} jobs: {refused.sentence}")
             body = plain_schedule(job_id, stamp, kind, payload)
             whole = sealed(body, detached(self._key.sign(body + b"\x00"), self.node))
             seq, chain = head.seq + 1, link(head.chain, whole)
@@ -150,67 +150,74 @@ class Log:
         sign, node = self._key.sign, self.node
         return [detached(sign(body + b"\x00"), node) for body in bodies]
 
-    def admit(self, ops: Iterable[tuple[bytes, Op | Malformed]]) -> Admission:
+    def law(self) -> Law:
+        """The law in force."""
+        with self.store.read() as session:
+            return self.laws.read(session, session.head().law)
+
+    def authority(self) -> Authority:
+        return self.law().authority
+
+    @property
+    def rules(self) -> Rules:
+        return self.laws.rules
+
+    def admit(self, ops: Iterable[tuple[bytes, Op | Malformed]], decide: Decide | None = None) -> Admission:
         """Takes in ops from elsewhere, in any order, any number of times. What cannot be verified is turned
-        away and counted.
+        away and counted. `decide` is called with what is new, inside the transaction that takes it in.
         """
         total = Admission(0, 0, {})
         batch: list[tuple[bytes, Op | Malformed]] = []
         for item in ops:
             batch.append(item)
             if len(batch) >= ADMIT_BATCH:
-                total = _add(total, self._admit(batch))
+                total = add(total, self._admit(batch, decide))
                 batch = []
-        return _add(total, self._admit(batch)) if batch else total
+        return add(total, self._admit(batch, decide)) if batch else total
 
-    def _admit(self, batch: list[tuple[bytes, Op | Malformed]]) -> Admission:
+    def _admit(self, batch: list[tuple[bytes, Op | Malformed]], decide: Decide | None) -> Admission:
+        limit = self.physical() + self._skew
         with self.store.read() as session:
-            keys = self._keys(session)
+            keys = {int.from_bytes(node, "big"): public for node, (public, _) in session.nodes().items()}
+            law = self.laws.read(session, session.head().law)
         good = sorted(((raw, op) for raw, op in batch if isinstance(op, Op)), key=lambda item: item[1].timestamp)
-        verdicts = judge(good, keys, self.user, self._helpers)
+        verdicts = Door(self.user, keys, law, self.node, self._wall(0)).judge(good, self._helpers)
 
         def request(tx: Transaction) -> Admission:
             tx.session.order_ops()
             tx.settle()
-            appended = duplicated = 0
-            refused: dict[Reason, int] = {}
-
-            def refuse(op_id: bytes, author: int, reason: Reason) -> None:
-                tx.refuse(op_id, author, reason)
-                refused[reason] = refused.get(reason, 0) + 1
-
+            intake = Intake(tx, limit)
             for raw, op in batch:
                 if isinstance(op, Malformed):
-                    unknown = isinstance(op, UnknownVariant)
-                    refuse(raw[:16].ljust(16, b"\0"), 0, Reason.UNKNOWN_VARIANT if unknown else Reason.MALFORMED)
-            taken: set[bytes] = set()
+                    intake.unreadable(raw, op)
             for (raw, op), reason in zip(good, verdicts, strict=True):
-                if reason is not Reason.BEYOND_TIME:
-                    tx.hear(op.timestamp)
-                if op.id in taken or tx.session.op(op.id) is not None:
-                    duplicated += 1
-                elif reason is not None:
-                    refuse(op.id, op.node_id, reason)
-                else:
-                    tx.admit(op, raw)
-                    taken.add(op.id)
-                    appended += 1
-            collided = sum(tx.projection.reason(op_id) == Reason.INTEGRITY for op_id in taken)
-            return Admission(appended, duplicated, refused, collided)
+                intake.take(raw, op, reason)
+            if decide is not None and intake.taken:
+                decide(tx, intake.taken)
+            return intake.admission()
 
         return self.run(request)
 
-    def _keys(self, session: Session) -> dict[int, bytes]:
-        return {int.from_bytes(node, "big"): public for node, (public, _) in session.nodes().items()}
+    def release(self) -> Admission | None:
+        """Takes in the ops whose time has come; None when there are none."""
+        until = self.physical() + self._skew
+        with self.store.read() as session:
+            first = session.held()[1]
+        if first is None or first > until:
+            return None
+        with self.store.read() as session:
+            due = session.due(until, ADMIT_BATCH)
+        admission = self.admit((body, decode(body)) for body in due)
+        self.run(lambda tx: tx.session.drop_held([body[:16] for body in due]))
+        return admission
+
+    @property
+    def _skew(self) -> int:
+        """How far ahead of this machine's clock an op may be."""
+        extensions = self.rules.extensions
+        return WALL_MAX if extensions is None else extensions.skew_ms
 
 
 def _settle_some(tx: Transaction) -> int:
     tx.settle(SETTLE_STEP)
     return tx.unsettled
-
-
-def _add(left: Admission, right: Admission) -> Admission:
-    reasons = left.refused.keys() | right.refused.keys()
-    refused = {reason: left.refused.get(reason, 0) + right.refused.get(reason, 0) for reason in reasons}
-    collided = left.collided + right.collided
-    return Admission(left.appended + right.appended, left.duplicated + right.duplicated, refused, collided)

@@ -8,12 +8,14 @@ from concurrent.futures import Executor
 from typing import NamedTuple
 
 from hocket.errors import StoreError
+from hocket.kernel.authority import Authority
 from hocket.kernel.clock import pack
 from hocket.kernel.ids import ulid_text
 from hocket.kernel.ops import Op, decode, verify_op
 from hocket.kernel.postcard import Malformed
+from hocket.kernel.ucan import Delegation
 from hocket.kernel.ucan import read as read_ucan
-from hocket.kernel.vocabulary import DelegateUcan, discriminant, job_of
+from hocket.kernel.vocabulary import DelegateUcan, Sanitised, discriminant, job_of
 from hocket.log.parallel import in_parallel
 from hocket.log.transaction import link
 from hocket.store import Head, OpRow, Session, Store
@@ -72,6 +74,7 @@ class _Auditor:
         self._expected = expected
         self._helpers = helpers
         self._keys: dict[int, bytes] = {}
+        self._delegations: list[Delegation] = []
         self._chain = bytes(32)
         self._met_expected = expected is None or expected[0] == 0
         self.seq = 0
@@ -134,22 +137,31 @@ class _Auditor:
         try:
             op = decode(row.body)
             if isinstance(op.payload, DelegateUcan):
-                delegation = read_ucan(op.payload.ucan_bytes)
-                if delegation.issuer == self._user:
-                    self._keys.setdefault(delegation.node, delegation.public)
+                self._meet(read_ucan(op.payload.ucan_bytes))
         except Malformed:
             return None
         return op
+
+    def _meet(self, delegation: Delegation) -> None:
+        """Notes the key of a node that was introduced by a delegation which leads back to the user."""
+        self._delegations.append(delegation)
+        if Authority(self._user, self._delegations, ()).fault(delegation) is None:
+            self._keys.setdefault(delegation.node, delegation.public)
 
     def _signatures(self, rows: Sequence[OpRow], ops: Sequence[Op | None]) -> list[bool]:
         keys = self._keys
 
         def check(pairs: Sequence[tuple[OpRow, Op | None]]) -> list[bool]:
-            return [
-                op is not None and op.node_id in keys and verify_op(row.body, op, keys[op.node_id]) for row, op in pairs
-            ]
+            return [op is not None and op.node_id in keys and _is_good(row, op, keys[op.node_id]) for row, op in pairs]
 
         return in_parallel(self._helpers, check, list(zip(rows, ops, strict=True)))
+
+
+def _is_good(row: OpRow, op: Op, public: bytes) -> bool:
+    """What was sanitised for this node has lost its signature, and only that may be without."""
+    if isinstance(op.payload, Sanitised):
+        return op.signature is None
+    return verify_op(row.body, op, public)
 
 
 def _columns_fit(row: OpRow, op: Op) -> bool:

@@ -1,58 +1,104 @@
 """Who gets in: whether an op from elsewhere was signed by a node that this user has introduced. A node that
-nobody has heard of introduces itself by a delegation of the user's, in an op that it signed itself. What an op
-then means, and whether it counts, is decided by the fold.
+nobody has heard of introduces itself by a delegation that leads back to the user, in an op that it signed itself. What
+an op then means, whether its author may write it and whether it counts, is decided by the fold.
 """
 
 from collections.abc import Sequence
 from concurrent.futures import Executor
 
+from hocket.kernel.authority import Authority
 from hocket.kernel.ops import Op, verify_op
 from hocket.kernel.postcard import Malformed
 from hocket.kernel.reasons import Reason
+from hocket.kernel.ucan import Delegation
 from hocket.kernel.ucan import read as read_ucan
-from hocket.kernel.vocabulary import DelegateUcan
+from hocket.kernel.vocabulary import DelegateUcan, Sanitised
+from hocket.log.law import Law
 from hocket.log.parallel import in_parallel
 
 # The last millisecond that a ULID can hold, in the year 10889.
 WALL_MAX = 2**48 - 1
 
+# Reasons that can pass: what is missing may come later, and then the op must be sent again.
+CURABLE = frozenset((Reason.UNKNOWN_NODE, Reason.UNRESOLVED, Reason.HELD_FULL))
+
 Received = tuple[bytes, Op]
 
 
-def judge(ops: Sequence[Received], keys: dict[int, bytes], user: str, helpers: Executor | None) -> list[Reason | None]:
-    """Why each op is turned away, None for those that may come in. `keys` are the nodes known so far; those
-    that are introduced here are added.
+class Door:
+    """`keys` are the nodes known so far; those that are introduced are added. `reader` is the node whose door it is,
+    and `now` its time.
     """
-    # Introductions are few and come first, since the others hang on them; the rest is verified on all cores.
-    introductions = {op.id: _introduce(raw, op, keys, user) for raw, op in ops if isinstance(op.payload, DelegateUcan)}
 
-    def check(part: Sequence[Received]) -> list[Reason | None]:
-        return [introductions[op.id] if op.id in introductions else _check(raw, op, keys) for raw, op in part]
+    def __init__(self, user: str, keys: dict[int, bytes], law: Law, reader: int, now: int) -> None:
+        self._user = user
+        self._keys = keys
+        self._law = law
+        self._authority = law.authority
+        self._reader = reader
+        self._now = now
 
-    return in_parallel(helpers, check, ops)
+    def judge(self, ops: Sequence[Received], helpers: Executor | None) -> list[Reason | None]:
+        """Why each op is turned away, None for those that may come in."""
+        # Introductions are few and come first, since the others hang on them; the rest is verified on all cores.
+        introductions = self._introductions(ops)
+
+        def check(part: Sequence[Received]) -> list[Reason | None]:
+            return [introductions[op.id] if op.id in introductions else self._check(raw, op) for raw, op in part]
+
+        return in_parallel(helpers, check, ops)
+
+    def _introductions(self, ops: Sequence[Received]) -> dict[bytes, Reason | None]:
+        tokens = {op.id: _read(op) for _, op in ops if isinstance(op.payload, DelegateUcan)}
+        new = {each.cid: each for each in tokens.values() if isinstance(each, Delegation)}
+        if new:
+            delegations = {each.cid: each for each in self._law.delegations} | new
+            # What is revoked is judged by the fold, which looks back.
+            self._authority = Authority(self._user, delegations.values(), ())
+        return {op.id: self._introduce(raw, op, tokens[op.id]) for raw, op in ops if op.id in tokens}
+
+    def _introduce(self, raw: bytes, op: Op, delegation: Delegation | Reason) -> Reason | None:
+        if isinstance(delegation, Reason):
+            return delegation
+        fault = self._authority.fault(delegation)
+        if fault is not None and not (fault is Reason.UNRESOLVED and op.node_id in self._keys):
+            return fault
+        introduces_itself = delegation.node == op.node_id and op.node_id not in self._keys
+        refused = self._verified(raw, op, delegation.public if introduces_itself else self._keys.get(op.node_id))
+        if refused is None:
+            self._keys.setdefault(delegation.node, delegation.public)
+        return refused
+
+    def _check(self, raw: bytes, op: Op) -> Reason | None:
+        key = self._keys.get(op.node_id)
+        if isinstance(op.payload, Sanitised) or op.signature is None:
+            return self._unsigned(op, key)
+        return self._verified(raw, op, key)
+
+    def _verified(self, raw: bytes, op: Op, key: bytes | None) -> Reason | None:
+        if op.timestamp.wall > WALL_MAX:
+            return Reason.BEYOND_TIME
+        if key is None:
+            return Reason.UNKNOWN_NODE
+        return None if verify_op(raw, op, key) else Reason.BAD_SIGNATURE
+
+    def _unsigned(self, op: Op, key: bytes | None) -> Reason | None:
+        """An op without a signature is taken in only by one who may read no more of it than is left."""
+        payload = op.payload
+        if op.signature is not None or not isinstance(payload, Sanitised):
+            return Reason.BAD_SIGNATURE
+        if op.timestamp.wall > WALL_MAX:
+            return Reason.BEYOND_TIME
+        if key is None:
+            return Reason.UNKNOWN_NODE
+        admitted = self._law.authority.sanitizes(self._reader, payload.rules, self._now)
+        return None if admitted else Reason.BAD_MARKER
 
 
-def _introduce(raw: bytes, op: Op, keys: dict[int, bytes], user: str) -> Reason | None:
+def _read(op: Op) -> Delegation | Reason:
     assert isinstance(op.payload, DelegateUcan)
     try:
         delegation = read_ucan(op.payload.ucan_bytes)
     except Malformed:
         return Reason.MALFORMED
-    if delegation.issuer != user:
-        return Reason.FOREIGN_USER
-    if delegation.cid != op.payload.ucan_cid:
-        return Reason.MALFORMED
-    known = keys if op.node_id in keys or delegation.node != op.node_id else {op.node_id: delegation.public}
-    refused = _check(raw, op, known)
-    if refused is None:
-        keys.setdefault(delegation.node, delegation.public)
-    return refused
-
-
-def _check(raw: bytes, op: Op, keys: dict[int, bytes]) -> Reason | None:
-    if op.timestamp.wall > WALL_MAX:
-        return Reason.BEYOND_TIME
-    key = keys.get(op.node_id)
-    if key is None:
-        return Reason.UNKNOWN_NODE
-    return None if verify_op(raw, op, key) else Reason.BAD_SIGNATURE
+    return delegation if delegation.cid == op.payload.ucan_cid else Reason.MALFORMED

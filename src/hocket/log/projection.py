@@ -8,43 +8,71 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 
 from hocket.kernel import roster
-from hocket.kernel.clock import Hlc, pack, unpack
+from hocket.kernel.clock import Hlc, pack
 from hocket.kernel.ids import ulid_ms
 from hocket.kernel.ops import Op, decode
-from hocket.kernel.policy import dependencies
 from hocket.kernel.reasons import Reason
-from hocket.kernel.roster import Job, Outcome, Standings, State
-from hocket.kernel.vocabulary import ClaimWork, RouteKind, ScheduleJob, discriminant, job_of, number_of
+from hocket.kernel.roster import Job, Outcome, State
+from hocket.kernel.vocabulary import (
+    NAMES,
+    AcceptWork,
+    ClaimWork,
+    CreateArtifact,
+    DelegateUcan,
+    DesignateCoordinator,
+    RevokeUcan,
+    RouteKind,
+    ScheduleJob,
+    discriminant,
+    job_of,
+    number_of,
+)
+from hocket.log.citations import Citations, Fresh
+from hocket.log.law import Law, Laws, trace
+from hocket.log.links import unlinked
 from hocket.log.registers import Registers
-from hocket.store import Entry, Session, Stage
+from hocket.store import Entry, OpRow, Session, Stage
 
-_CLAIM = number_of(ClaimWork)
+_CLAIMS = (number_of(ClaimWork), number_of(AcceptWork))
 _COUNTS = 0
+_FIRST = bytes(20)
+_AUTHOR_BATCH = 1_000
 
 
 class Projection:
     """The roster and its neighbours, as of one transaction. It is the context that the kernel's fold asks."""
 
-    def __init__(self, session: Session, now: int, settle: Callable[[], bool] = lambda: False) -> None:
-        """`settle` folds what is on the log but not in the projections yet; it gives False when there is
-        nothing.
+    def __init__(
+        self, session: Session, now: int, laws: Laws, law: int, settle: Callable[[], bool] = lambda: False
+    ) -> None:
+        """`law` is the number of the law in force. `settle` folds what is on the log but not in the projections
+        yet; it gives False when there is nothing.
         """
         self._session = session
         self._settle_log = settle
         self._now = now
+        self._laws = laws
+        self.law_state = law
+        self._law: Law | None = None
         self._entries: dict[bytes, Entry | None] = {}
         self._dirty: set[bytes] = set()
         self._new: set[bytes] = set()
-        self._fresh: dict[bytes, tuple[Op, int]] = {}
-        self._fresh_of_job: dict[bytes, list[bytes]] = {}
+        self._fresh = Fresh()
         # What is still to be asked again, each once: jobs, and ops that are about no job.
         self._again: OrderedDict[bytes, None] = OrderedDict()
         self._doubted: OrderedDict[bytes, None] = OrderedDict()
+        self._citations = Citations(session, self._fresh, self.entry, settle)
         self._registers = Registers(session, lambda op_id: self._known(op_id)[0], self._counting)
         # Asked once, when it matters: most logs have no dependencies.
         self._any_after: bool | None = None
         self._made_ready: set[bytes] = set()
         self._called_off = False
+
+    @property
+    def law(self) -> Law:
+        if self._law is None:
+            self._law = self._laws.read(self._session, self.law_state)
+        return self._law
 
     @property
     def stirring(self) -> bool:
@@ -57,6 +85,16 @@ class Projection:
 
     # What the fold asks.
 
+    def refusal(self, op: Op, kind: str) -> Reason | None:
+        return self.law.refusal(op, kind)
+
+    def arbiter(self, at: Hlc) -> int | None:
+        return self.law.arbiter(at)
+
+    def offered(self, op_id: bytes, job_id: bytes) -> Op | None:
+        op, _ = self._known(op_id)
+        return op if op is not None and job_of(op.payload) == job_id else None
+
     def route(self, kind: str, at: Hlc) -> int | None:
         return self._registers.route(kind, at)
 
@@ -65,11 +103,11 @@ class Projection:
         return entry.job.done if entry is not None and entry.job.outcome is Outcome.SUCCEEDED else None
 
     def is_claim(self, op_id: bytes, job_id: bytes) -> bool:
-        if op_id in self._fresh:
-            payload = self._fresh[op_id][0].payload
-            return type(payload) is ClaimWork and payload.job_id == job_id
+        if op_id in self._fresh.ops:
+            payload = self._fresh.ops[op_id][0].payload
+            return isinstance(payload, ClaimWork | AcceptWork) and payload.job_id == job_id
         row = self._session.op(op_id)
-        return row is not None and row.variant == _CLAIM and row.job == job_id
+        return row is not None and row.variant in _CLAIMS and row.job == job_id
 
     # Entries, read once and written together.
 
@@ -115,26 +153,38 @@ class Projection:
         if entry.stage is Stage.READY:
             self._made_ready.add(entry.job.id)
 
+    def _note(self, before: Entry | None, op: Op) -> None:
+        """An op that changes nothing was written about the job all the same."""
+        if before is not None and (moved := roster.seen(before.job, op)) is not None:
+            self._entries[before.job.id] = before._replace(job=moved)
+            self._dirty.add(before.job.id)
+
     # Ops that are later than everything on the log: this node's own.
 
     def newest(self, op: Op) -> Reason | None:
-        """Applies an op that nothing on the log is later than. A refused one leaves no trace."""
-        reason = self._dependencies(op)
+        """Applies an op that nothing on the log is later than. A refused one leaves no trace; an offer does."""
+        reason = self._citing_fault(op)
         if reason is not None:
             return reason
         job_id = job_of(op.payload)
         if job_id is None:
-            self._fresh[op.id] = (op, _COUNTS)
-            self._registers.introduce(op)
-            self._project(op)
-            self._settle()
-            return None
+            reason = self.law.refusal(op) or self._unlinked(op)
+            if reason is None:
+                self._fresh.put(op, _COUNTS)
+                self._registers.introduce(op)
+                self._enact(op)
+                self._project(op)
+                self._settle()
+            return reason
         before = self.entry(job_id)
         verdict = roster.apply(before.job if before else None, op, self)
+        if verdict is Reason.OFFERED:
+            self._fresh.put(op, Reason.OFFERED)
+            self._note(before, op)
+            return None
         if isinstance(verdict, Reason):
             return verdict
-        self._fresh[op.id] = (op, _COUNTS)
-        self._fresh_of_job.setdefault(job_id, []).append(op.id)
+        self._fresh.put(op, _COUNTS)
         self._keep(before, verdict)
         if type(op.payload) is ScheduleJob and job_id not in self._new:
             # An id that others could make too, like that of a schedule's tick, may have been waited for.
@@ -149,14 +199,12 @@ class Projection:
         whether it counts.
         """
         job_id = job_of(op.payload)
-        self._fresh[op.id] = (op, Reason.INTEGRITY if integrity else Reason.WAITING)
+        self._fresh.put(op, Reason.INTEGRITY if integrity else Reason.WAITING)
         if job_id is None:
             self._registers.introduce(op)
             self._doubted[op.id] = None
-        else:
-            self._fresh_of_job.setdefault(job_id, []).append(op.id)
-            if not integrity:
-                self._arrived_at(job_id, op)
+        elif not integrity:
+            self._arrived_at(job_id, op)
         # Whoever cites it has waited for it, and now learns what it is, be it only that it is later than themselves.
         self._leaners(op)
         self._settle()
@@ -164,38 +212,42 @@ class Projection:
     def _arrived_at(self, job_id: bytes, op: Op) -> None:
         before = self.entry(job_id)
         if before is not None and op.timestamp > before.job.last:
-            self._fresh[op.id] = (op, self._in_place(before, op))
+            self._fresh.put(op, self._in_place(before, op))
         else:
             self._again[job_id] = None
+
+    def legislate(self, op: Op, integrity: bool) -> None:
+        """Before a whole log is replayed: enters its delegations and revocations, since the law looks back."""
+        self._registers.introduce(op)
+        if not integrity and self._citations.are_here(op) and self._registers.enact(op):
+            self._change_law(op)
 
     def replayed(self, op: Op, integrity: bool = False) -> int:
         """Applies the next op of the whole log in HLC order, whose row is stored. Gives its reason, 0 if it
         counts.
         """
-        self._registers.introduce(op)
         if integrity:
             return Reason.INTEGRITY
         job_id = job_of(op.payload)
         if job_id is not None:
             return self._in_place(self.entry(job_id), op)
-        reason = self._dependencies(op)
+        reason = self._citing_fault(op) or self.law.refusal(op) or self._unlinked(op)
         if reason is None:
             self._project(op)
         return reason or _COUNTS
 
     def reason(self, op_id: bytes) -> int:
         """Whether an op of this transaction counts."""
-        return self._fresh[op_id][1]
+        return self._fresh.ops[op_id][1]
 
     def _in_place(self, before: Entry | None, op: Op) -> int:
-        verdict: Job | Reason | None = self._dependencies(op)
+        verdict: Job | Reason | None = self._citing_fault(op)
         if verdict is None:
             verdict = roster.apply(before.job if before else None, op, self)
         if not isinstance(verdict, Reason):
             self._keep(before, verdict)
             return _COUNTS
-        if before is not None and (moved := roster.seen(before.job, op)) is not None:
-            self._put(before._replace(job=moved))
+        self._note(before, op)
         return verdict
 
     def collide(self, op: Op) -> None:
@@ -207,27 +259,43 @@ class Projection:
         job_id = job_of(op.payload)
         if job_id is not None:
             self._again[job_id] = None
-        elif before == _COUNTS:
-            self._unproject(op)
+        else:
+            self._repeal(op)
+            if before == _COUNTS:
+                self._unproject(op)
         self._leaners(op)
         self._settle()
+
+    def _citing_fault(self, op: Op) -> Reason | None:
+        """For the newest op of its job: the claim in force needs no looking up."""
+        if not op.causal_deps or (job_id := job_of(op.payload)) is None:
+            return self._citations.fault(op)
+        entry = self._entries.get(job_id)
+        return self._citations.fault(op, newest_claim=None if entry is None else entry.job.claim_op)
+
+    def _unlinked(self, op: Op) -> Reason | None:
+        return unlinked(op, self.law.authority, self._session)
 
     # Folding again.
 
     def _leaners(self, leaned_on: Op) -> None:
         """Every op that cites this one is to be asked again, now that its standing may have changed."""
+        payload = leaned_on.payload
         citing_ops = self._session.citing(leaned_on.id)
-        if type(leaned_on.payload) is ScheduleJob:
-            citing_ops += self._session.citing(leaned_on.payload.job_id)
+        if type(payload) is ScheduleJob:
+            citing_ops += self._session.citing(payload.job_id)
+        elif type(payload) is CreateArtifact and payload.artifact_id != leaned_on.id:
+            citing_ops += self._session.citing(payload.artifact_id)
         for citing in citing_ops:
             op, _ = self._known(citing)
-            if op is None:
-                continue
-            job_id = job_of(op.payload)
-            if job_id is not None:
-                self._again[job_id] = None
-            else:
-                self._doubted[citing] = None
+            if op is not None:
+                self._doubt(op.id, job_of(op.payload))
+
+    def _doubt(self, op_id: bytes, job_id: bytes | None) -> None:
+        if job_id is not None:
+            self._again[job_id] = None
+        else:
+            self._doubted[op_id] = None
 
     def _settle(self) -> None:
         """Asks until nothing is left to ask. That ends, because a verdict hangs on earlier ops alone."""
@@ -243,7 +311,8 @@ class Projection:
         assert op is not None
         if before == Reason.INTEGRITY:
             return
-        reason = int(self._dependencies(op) or _COUNTS)
+        self._enact(op)
+        reason = int(self._citations.fault(op) or self.law.refusal(op) or self._unlinked(op) or _COUNTS)
         if reason == before:
             return
         self._set_reason(op, reason)
@@ -257,9 +326,9 @@ class Projection:
         ops: dict[bytes, tuple[Op, int]] = {
             row.id: (decode(row.body), row.reason) for row in self._session.ops_of_job(job_id)
         }
-        ops.update((op_id, self._fresh[op_id]) for op_id in self._fresh_of_job.get(job_id, ()))
+        ops.update((op.id, (op, reason)) for op, reason in self._fresh.of_job(job_id))
         verdicts = {op.id: (op.timestamp, reason) for op, reason in ops.values() if reason == Reason.INTEGRITY}
-        job = roster.fold((op for op, _ in ops.values()), self, self._dependencies, verdicts)
+        job = roster.fold((op for op, _ in ops.values()), self, self._citations.fault, verdicts)
         flipped = [op for op, reason in ops.values() if verdicts[op.id][1] != reason]
         for op in flipped:
             self._set_reason(op, verdicts[op.id][1])
@@ -268,89 +337,16 @@ class Projection:
             self._leaners(op)
 
     def _set_reason(self, op: Op, reason: int) -> None:
-        if op.id in self._fresh:
-            self._fresh[op.id] = (op, reason)
+        if op.id in self._fresh.ops:
+            self._fresh.put(op, reason)
         else:
             self._session.set_reasons([(reason, op.id)])
 
     def _known(self, op_id: bytes) -> tuple[Op | None, int]:
-        if op_id in self._fresh:
-            return self._fresh[op_id]
+        if op_id in self._fresh.ops:
+            return self._fresh.ops[op_id]
         row = self._session.op(op_id)
         return (None, _COUNTS) if row is None else (decode(row.body), row.reason)
-
-    def _dependencies(self, op: Op, verdicts: Standings | None = None) -> Reason | None:
-        """Whether everything that the op cites is on the log, earlier than itself, and counts. `verdicts` are
-        those of the job's earlier ops while it is folded again; without them the op is its job's newest.
-        """
-        payload = op.payload
-        if not op.causal_deps and not (type(payload) is ScheduleJob and payload.policy_envelope):
-            return None
-        job_id = job_of(payload)
-        reason: Reason | None = None
-        for standing in self._cited(op, job_id, verdicts):
-            if standing is None:
-                reason = reason or Reason.WAITING
-                continue
-            at, why = standing
-            if at >= op.timestamp:
-                return Reason.DEPENDENCY_CYCLE
-            if why == Reason.WAITING:
-                reason = reason or Reason.WAITING
-            elif why != _COUNTS:
-                reason = Reason.DEPENDENCY_REJECTED
-        return reason
-
-    def _cited(self, op: Op, job_id: bytes | None, verdicts: Standings | None) -> Iterator[tuple[Hlc, int] | None]:
-        """When each cited op was written and whether it counts; None for one that is not here. A ScheduleJob
-        cites, beside what it says, the schedules of the jobs that it comes after: so no job can come after one
-        that is scheduled later, and there are no cycles.
-        """
-        entry = self._entries.get(job_id) if job_id is not None and verdicts is None else None
-        for dep in op.causal_deps:
-            if entry is None or dep != entry.job.claim_op:
-                yield (verdicts and verdicts.get(dep)) or self._standing(dep, op.id, job_id)
-        payload = op.payload
-        if type(payload) is ScheduleJob and payload.policy_envelope:
-            for earlier in dependencies(payload.policy_envelope):
-                yield self._schedule_standing(earlier, op)
-
-    def _schedule_standing(self, job_id: bytes, op: Op) -> tuple[Hlc, int] | None:
-        """The same for the schedule of a job that the op's comes after. Of several the best of the earlier ones
-        is taken.
-        """
-        self._session.cite(job_id, op.id)
-        entry = self.entry(job_id)
-        if entry is not None and entry.job.scheduled < op.timestamp:
-            return entry.job.scheduled, _COUNTS
-        known = [(decode(row.body), row.reason) for row in self._session.ops_of_job(job_id)]
-        known += [self._fresh[op_id] for op_id in self._fresh_of_job.get(job_id, ())]
-        schedules = [
-            (each.timestamp, reason)
-            for each, reason in known
-            if type(each.payload) is ScheduleJob and reason != Reason.INTEGRITY
-        ]
-        earlier = [standing for standing in schedules if standing[0] < op.timestamp]
-        return min(earlier, key=lambda standing: standing[1], default=None) or min(schedules, default=None)
-
-    def _standing(self, dep: bytes, op_id: bytes, job_id: bytes | None) -> tuple[Hlc, int] | None:
-        """When a cited op was written and whether it counts. Citations out of the job are remembered, so that a
-        change there is followed here.
-        """
-        if dep in self._fresh:
-            op, reason = self._fresh[dep]
-            at, cited_job = op.timestamp, job_of(op.payload)
-        else:
-            row = self._session.op(dep)
-            if row is None and self._settle_log():
-                row = self._session.op(dep)
-            if row is None:
-                self._session.cite(dep, op_id)
-                return None
-            at, cited_job, reason = unpack(row.hlc), row.job, row.reason
-        if cited_job is None or cited_job != job_id:
-            self._session.cite(dep, op_id)
-        return at, reason
 
     # What follows from a job's change.
 
@@ -368,8 +364,7 @@ class Projection:
                 # An earlier ScheduleJob has come to light: what the other one said that it comes after is void.
                 self._session.drop_job(job.id)
             self._scheduled(job)
-        held = before is not None and before.job.claim_op == job.claim_op and job.state is State.CLAIMED
-        self._put(Entry(job, self._stage(job), before.worker if before is not None and held else None))
+        self._put(Entry(job, self._stage(job), self._worker(before, job)))
         if before is not None and before.stage is Stage.CLAIMED and job.state is not State.CLAIMED:
             # The holder of a cancelled job must hear of it, and so must whoever waits for a place under a limit.
             self._called_off |= job.outcome is Outcome.CANCELLED or job.policy.concurrency is not None
@@ -377,6 +372,15 @@ class Projection:
         now = job.done if job.outcome is Outcome.SUCCEEDED else None
         if was != now:
             self._dependents(job.id, was, now)
+
+    def _worker(self, before: Entry | None, job: Job) -> int | None:
+        """Which process of this node holds the job: the one that did, or the one whose offer was accepted."""
+        if job.state is not State.CLAIMED or job.claim_op is None:
+            return None
+        if before is not None and before.job.claim_op == job.claim_op:
+            return before.worker
+        claim, _ = self._known(job.claim_op)
+        return self._session.offered_by(claim.payload.offer) if claim and type(claim.payload) is AcceptWork else None
 
     def _scheduled(self, job: Job) -> None:
         if job.policy.after:
@@ -413,25 +417,78 @@ class Projection:
 
     def _project(self, op: Op) -> None:
         self._registers.enter(op)
-        self._reroute(op)
+        self._follow(op)
 
     def _unproject(self, op: Op) -> None:
         """Takes back what an op projected that does not count any more."""
         self._registers.strike(op)
-        self._reroute(op)
+        self._follow(op)
 
     def _counting(self, variants: tuple[int, ...]) -> Iterator[Op]:
         """The ops of these variants that count, of the store and of this transaction."""
         for row in self._session.ops_of_variants(variants):
             if row.reason == _COUNTS:
                 yield decode(row.body)
-        for op, reason in self._fresh.values():
+        for op, reason in list(self._fresh.ops.values()):
             if reason == _COUNTS and discriminant(op.payload) in variants:
                 yield op
 
-    def _reroute(self, op: Op) -> None:
-        """A route that comes late changes who could claim since then."""
-        if isinstance(op.payload, RouteKind):
+    def _follow(self, op: Op) -> None:
+        """A route that comes late changes who could claim since then; a coordinator, who could decide."""
+        payload = op.payload
+        if isinstance(payload, RouteKind):
             self.flush()
-            since = self._session.jobs_of_kind_since(op.payload.kind, pack(op.timestamp))
+            since = self._session.jobs_of_kind_since(payload.kind, pack(op.timestamp))
             self._again.update(dict.fromkeys(since))
+        elif isinstance(payload, DesignateCoordinator):
+            self._change_law(op)
+            self.flush()
+            self._again.update(dict.fromkeys(self._session.jobs_since(pack(op.timestamp))))
+            derivations = tuple(number for number, name in NAMES.items() if name in self.law.derivation_ops)
+            for row in self._session.ops_of_variants(derivations) if derivations else ():
+                if row.hlc > pack(op.timestamp):
+                    self._doubted[row.id] = None
+
+    # The law.
+
+    def _enact(self, op: Op) -> None:
+        """A delegation or a revocation has force as soon as all that it cites is here."""
+        if not isinstance(op.payload, DelegateUcan | RevokeUcan) or not self._citations.are_here(op):
+            return
+        if self._registers.enact(op):
+            self._judge_anew(op)
+
+    def _repeal(self, op: Op) -> None:
+        if isinstance(op.payload, DelegateUcan | RevokeUcan) and self._registers.repeal(op):
+            self._judge_anew(op)
+
+    def _change_law(self, op: Op) -> None:
+        self.law_state ^= trace(op.id)
+        self._law = None
+
+    def _judge_anew(self, op: Op) -> None:
+        """The law has changed by this op. What is written by the nodes whose delegations it made or broke is to be
+        asked again, and so are the revocations.
+        """
+        before = self.law.standing()
+        self._change_law(op)
+        after = self.law.standing()
+        self._doubted.update((revoked.op_id, None) for revoked in self._session.revocations())
+        losers = {node for node, held in before.items() if held - after.get(node, frozenset())}
+        gainers = {node for node, held in after.items() if held - before.get(node, frozenset())}
+        for fresh, _ in list(self._fresh.ops.values()):
+            if fresh.node_id in losers | gainers and fresh.id != op.id:
+                self._doubt(fresh.id, job_of(fresh.payload))
+        for node in losers:
+            for row in self._written_by(node):
+                self._doubt(row.id, row.job)
+        if gainers:
+            for row in self._session.ops_refused_for((Reason.UNAUTHORISED, Reason.REVOKED)):
+                self._doubt(row.id, row.job)
+
+    def _written_by(self, node: int) -> Iterator[OpRow]:
+        self._session.order_ops()
+        after = _FIRST
+        while rows := self._session.ops_of_author(node.to_bytes(8, "big"), after, _AUTHOR_BATCH):
+            yield from rows
+            after = rows[-1].hlc

@@ -11,11 +11,14 @@ import msgspec
 from blake3 import blake3
 
 from hocket.kernel.ops import decode
+from hocket.kernel.vocabulary import DelegateUcan, RevokeUcan, number_of
+from hocket.log.law import Laws
 from hocket.log.projection import Projection
 from hocket.store import Session, Store
 
 STEP = 2_000
 _START = bytes(20)
+_LAW_OPS = (number_of(DelegateUcan), number_of(RevokeUcan))
 
 
 class Rebuilt(NamedTuple):
@@ -45,7 +48,9 @@ def _digest_if_readable(session: Session) -> bytes | None:
         return None
 
 
-def rebuild(store: Store, now: int, progress: Callable[[int, int], None] = lambda done, total: None) -> Rebuilt:
+def rebuild(
+    store: Store, laws: Laws, now: int, progress: Callable[[int, int], None] = lambda done, total: None
+) -> Rebuilt:
     """`now` decides which pending jobs are shown as delayed; it changes nothing else."""
     with store.write() as session:
         head = session.head()
@@ -54,9 +59,10 @@ def rebuild(store: Store, now: int, progress: Callable[[int, int], None] = lambd
         if head.rebuilding in (None, _START):
             session.drop_projections()
             session.mark_settled(head.settled + 1, head.seq)
-            session.put_head(head._replace(settled=head.seq, unsettled=0, rebuilding=_START))
+            law = _legislate(session, laws, now)
+            session.put_head(head._replace(settled=head.seq, unsettled=0, rebuilding=_START, law=law))
     done = 0
-    while taken := _step(store, now):
+    while taken := _step(store, laws, now):
         done += taken
         progress(min(done, head.seq), head.seq)
     with store.write() as session:
@@ -64,7 +70,15 @@ def rebuild(store: Store, now: int, progress: Callable[[int, int], None] = lambd
         return Rebuilt(head.seq, before, roster_digest(session))
 
 
-def _step(store: Store, now: int) -> int:
+def _legislate(session: Session, laws: Laws, now: int) -> int:
+    """Enters every delegation and revocation: a revocation takes back what was written before it."""
+    projection = Projection(session, now, laws, 0)
+    for row in session.ops_of_variants(_LAW_OPS):
+        projection.legislate(decode(row.body), integrity=len(session.ops_at(row.hlc)) > 1)
+    return projection.law_state
+
+
+def _step(store: Store, laws: Laws, now: int) -> int:
     with store.write() as session:
         head = session.head()
         if head.rebuilding is None:
@@ -74,12 +88,12 @@ def _step(store: Store, now: int) -> int:
             return 0
         # Ops that share a timestamp belong together; the last of the batch may have twins beyond it.
         rows = [row for row in rows if row.hlc != rows[-1].hlc] + session.ops_at(rows[-1].hlc)
-        projection = Projection(session, now)
+        projection = Projection(session, now, laws, head.law)
         for index, row in enumerate(rows):
             twin = any(0 <= i < len(rows) and rows[i].hlc == row.hlc for i in (index - 1, index + 1))
             reason = int(projection.replayed(decode(row.body), integrity=twin))
             if reason != row.reason:
                 session.set_reasons([(reason, row.id)])
         projection.flush()
-        session.put_head(head._replace(rebuilding=rows[-1].hlc))
+        session.put_head(head._replace(rebuilding=rows[-1].hlc, law=projection.law_state))
         return len(rows)

@@ -1,6 +1,6 @@
-"""What is derived from ops that are about no job: which key a node has, where kinds are routed, which schedules
-are set, which artifacts exist. Each register is entered when an op counts and struck when it does not any more;
-whether it counts is the projection's question.
+"""What is derived from ops that are about no job: which key a node has, what is delegated and revoked, who is the
+coordinator, where kinds are routed, which schedules are set, which artifacts exist. Each register is entered when an
+op counts and struck when it does not any more; whether it counts is the projection's question.
 """
 
 from collections.abc import Callable, Iterable
@@ -12,11 +12,14 @@ from hocket.kernel.vocabulary import (
     ClearSchedule,
     CreateArtifact,
     DelegateUcan,
+    DesignateCoordinator,
+    EvictArtifact,
+    RevokeUcan,
     RouteKind,
     SetSchedule,
     number_of,
 )
-from hocket.store import Artifact, Schedule, Session
+from hocket.store import Artifact, Coordinator, Delegated, Revoked, Schedule, Session
 
 _ARTIFACT_OPS = (number_of(CreateArtifact),)
 # What SQLite's integers can hold.
@@ -58,10 +61,28 @@ class Registers:
             node = delegation.node.to_bytes(8, "big")
             self._session.bind(node, delegation.public, delegation.issuer, pack(op.timestamp))
 
+    def enact(self, op: Op) -> bool:
+        """Enters a delegation or a revocation in the law, whatever its author may do: what each of them is worth is
+        found out by reading all of them together. False when it is there already.
+        """
+        hlc = pack(op.timestamp)
+        if isinstance(op.payload, DelegateUcan):
+            return self._session.set_delegation(Delegated(op.id, op.payload.ucan_cid, hlc, op.payload.ucan_bytes))
+        assert isinstance(op.payload, RevokeUcan)
+        return self._session.set_revocation(Revoked(op.id, op.payload.ucan_cid, hlc))
+
+    def repeal(self, op: Op) -> bool:
+        """Takes it out again. False when it was not there."""
+        return self._session.drop_delegation(op.id) or self._session.drop_revocation(op.id)
+
     def enter(self, op: Op) -> None:
         payload = op.payload
         hlc = pack(op.timestamp)
-        if isinstance(payload, CreateArtifact):
+        if isinstance(payload, DesignateCoordinator):
+            self._session.set_coordinator(Coordinator(hlc, op.id, payload.coordinator.to_bytes(8, "big")))
+        elif isinstance(payload, EvictArtifact):
+            self._session.add_eviction(op.id, payload.artifact_id)
+        elif isinstance(payload, CreateArtifact):
             expires = None if payload.ttl_ms is None else min(op.timestamp.wall + payload.ttl_ms, NEVER)
             what = payload.artifact_type, payload.source_job, payload.content_hash, min(payload.size_bytes, NEVER)
             artifact = Artifact(payload.artifact_id, op.id, *what, expires)
@@ -83,7 +104,11 @@ class Registers:
 
     def strike(self, op: Op) -> None:
         payload = op.payload
-        if isinstance(payload, CreateArtifact):
+        if isinstance(payload, DesignateCoordinator):
+            self._session.drop_coordinator(op.id)
+        elif isinstance(payload, EvictArtifact):
+            self._session.drop_eviction(op.id)
+        elif isinstance(payload, CreateArtifact):
             artifact = self._session.artifact(payload.artifact_id)
             if artifact is not None and artifact.op_id == op.id:
                 self._session.drop_artifact(payload.artifact_id)

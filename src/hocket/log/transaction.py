@@ -10,8 +10,10 @@ from typing import NamedTuple
 from hocket.errors import StoreError
 from hocket.kernel.clock import U32_MAX, ClockOverflow, Hlc, pack, recv, tick
 from hocket.kernel.ops import Op, decode, sealed, unsigned
+from hocket.kernel.policy import Policy
 from hocket.kernel.reasons import Reason
 from hocket.kernel.vocabulary import Payload, discriminant, job_of
+from hocket.log.law import Laws
 from hocket.log.projection import Projection
 from hocket.store import Head, OpRow, Refusal, Session
 
@@ -55,12 +57,15 @@ class Draft(NamedTuple):
 
 
 class Transaction:
-    """`now` is the time that decisions are made by: the node's clock, never behind the wall."""
+    """`now` is the time that decisions are made by: the node's clock, never behind the wall. `physical` is what the
+    machine's own clock says, whatever was heard from others.
+    """
 
     __slots__ = (
         "_clock",
         "_drafts",
         "_head",
+        "_laws",
         "_projection",
         "_refusals",
         "_settled",
@@ -69,13 +74,18 @@ class Transaction:
         "new_id",
         "node",
         "now",
+        "physical",
         "session",
         "unsettled",
     )
 
-    def __init__(self, session: Session, node: int, wall: Wall, new_id: Callable[[int], bytes]) -> None:
+    def __init__(
+        self, session: Session, node: int, laws: Laws, wall: Wall, physical: int, new_id: Callable[[int], bytes]
+    ) -> None:
         self.session = session
         self.node = node
+        self.physical = physical
+        self._laws = laws
         head = session.head()
         if head.rebuilding is not None:
             raise being_rebuilt()
@@ -92,7 +102,7 @@ class Transaction:
     @property
     def projection(self) -> Projection:
         if self._projection is None:
-            self._projection = Projection(self.session, self.now, self.settle)
+            self._projection = Projection(self.session, self.now, self._laws, self._head.law, self.settle)
         return self._projection
 
     @property
@@ -102,7 +112,7 @@ class Transaction:
 
     def author(self, payload: Payload, deps: tuple[bytes, ...] = ()) -> Op | Reason:
         """Writes an op of this node's own. One that would not count is not written: the reason comes back
-        instead.
+        instead. What is for the arbiter to decide, and that is another node, is written as an offer: see `is_offer`.
         """
         stamp = next_stamp(self._clock, self._wall_now)
         op = Op(self.new_id(stamp.wall), stamp, self.node, deps, payload)
@@ -112,6 +122,10 @@ class Transaction:
         self._clock = stamp
         self._drafts.append(Draft(op, unsigned(op), is_sealed=False))
         return op
+
+    def is_offer(self, op: Op) -> bool:
+        """Whether an op of this transaction waits for the arbiter's word."""
+        return self.projection.reason(op.id) == Reason.OFFERED
 
     def settle(self, limit: int = SETTLE_ALL) -> bool:
         """Folds and indexes ops that were only put on the log so far, oldest first. False when there are none."""
@@ -136,9 +150,23 @@ class Transaction:
         return row.body if row is not None else next(draft.whole for draft in self._drafts if draft.op.id == op_id)
 
     def admits(self, kind: str) -> bool:
-        """Whether the route in force lets this node claim jobs of the kind."""
-        routed = self.projection.route(kind, Hlc(self.now, U32_MAX, self.node))
-        return routed is None or routed == self.node
+        """Whether the route in force and this node's delegations let it claim jobs of the kind, and end them."""
+        routed = self.projection.route(kind, self.latest)
+        if routed not in (None, self.node):
+            return False
+        law = self.projection.law
+        return not law.delegations or all(
+            law.authority.may(self.node, "Job", action, kind, self.now) is not None for action in ("Claim", "Complete")
+        )
+
+    def decides(self, policy: Policy) -> bool:
+        """Whether this node may put an end to jobs of such a policy by itself."""
+        return policy.open or self.projection.arbiter(self.latest) in (None, self.node)
+
+    @property
+    def latest(self) -> Hlc:
+        """Now, after everything that can have happened by now."""
+        return Hlc(self.now, U32_MAX, self.node)
 
     def hear(self, stamp: Hlc) -> None:
         """Moves the clock past a timestamp that came from outside, whether or not its op is taken in."""
@@ -183,6 +211,7 @@ class Transaction:
         if self._refusals:
             self.session.refuse(self._refusals)
         settled = self._settled if self.unsettled else seq
-        head = Head(self._clock.wall, self._clock.logical, seq, chain, settled, self.unsettled, None, self._head.law)
+        law = self._head.law if self._projection is None else self._projection.law_state
+        head = Head(self._clock.wall, self._clock.logical, seq, chain, settled, self.unsettled, None, law)
         if head != self._head:
             self.session.put_head(head)

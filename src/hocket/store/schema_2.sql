@@ -43,7 +43,11 @@ CREATE TABLE held (
 CREATE INDEX held_by_wall ON held (wall);
 
 -- This node's own business.
-CREATE TABLE offers (op BLOB PRIMARY KEY, worker INTEGER NOT NULL) STRICT, WITHOUT ROWID;
+CREATE TABLE offers (                     -- claims that wait for the arbiter, and the process that wants them
+    op     BLOB PRIMARY KEY,
+    job    BLOB NOT NULL,
+    worker INTEGER NOT NULL
+) STRICT, WITHOUT ROWID;
 
 CREATE TABLE peers (
     address TEXT PRIMARY KEY,

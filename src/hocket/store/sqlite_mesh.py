@@ -23,20 +23,24 @@ class MeshStatements:
     def nodes(self) -> dict[bytes, tuple[bytes, str]]:
         return {node: (public, issuer) for node, public, issuer in self._sql("SELECT node, public, issuer FROM nodes")}
 
-    def set_delegation(self, delegated: Delegated) -> None:
-        self._sql("INSERT OR IGNORE INTO delegations (op, cid, hlc, token) VALUES (?, ?, ?, ?)", delegated)
+    def set_delegation(self, delegated: Delegated) -> bool:
+        """False when it was there already."""
+        sql = "INSERT OR IGNORE INTO delegations (op, cid, hlc, token) VALUES (?, ?, ?, ?) RETURNING 1"
+        return bool(self._sql(sql, delegated).fetchall())
 
-    def drop_delegation(self, op_id: bytes) -> None:
-        self._sql("DELETE FROM delegations WHERE op = ?", (op_id,))
+    def drop_delegation(self, op_id: bytes) -> bool:
+        return bool(self._sql("DELETE FROM delegations WHERE op = ? RETURNING 1", (op_id,)).fetchall())
 
     def delegations(self) -> list[Delegated]:
         return [Delegated(*row) for row in self._sql("SELECT op, cid, hlc, token FROM delegations ORDER BY hlc")]
 
-    def set_revocation(self, revoked: Revoked) -> None:
-        self._sql("INSERT OR IGNORE INTO revocations (op, cid, hlc) VALUES (?, ?, ?)", revoked)
+    def set_revocation(self, revoked: Revoked) -> bool:
+        """False when it was there already."""
+        sql = "INSERT OR IGNORE INTO revocations (op, cid, hlc) VALUES (?, ?, ?) RETURNING 1"
+        return bool(self._sql(sql, revoked).fetchall())
 
-    def drop_revocation(self, op_id: bytes) -> None:
-        self._sql("DELETE FROM revocations WHERE op = ?", (op_id,))
+    def drop_revocation(self, op_id: bytes) -> bool:
+        return bool(self._sql("DELETE FROM revocations WHERE op = ? RETURNING 1", (op_id,)).fetchall())
 
     def revocations(self) -> list[Revoked]:
         return [Revoked(*row) for row in self._sql("SELECT op, cid, hlc FROM revocations ORDER BY hlc")]

@@ -62,6 +62,9 @@ class SqliteSession(MeshStatements):
         row = self._sql(sql, values).fetchone()
         return None if row is None else row[0]
 
+    def _rows(self, sql: str, *values: Any) -> Iterable[Any]:
+        return self._sql(sql, values)
+
     # The log.
 
     def head(self) -> Head:
@@ -182,6 +185,10 @@ class SqliteSession(MeshStatements):
     def refused_ops(self, limit: int) -> list[OpRow]:
         return self._ops("WHERE reason != 0 ORDER BY seq DESC LIMIT ?", limit)
 
+    def ops_refused_for(self, reasons: Sequence[int]) -> list[OpRow]:
+        marks = ", ".join("?" * len(reasons))
+        return self._ops(f"WHERE reason != 0 AND reason IN ({marks}) ORDER BY seq", *reasons)
+
     def cite(self, dep: bytes, op_id: bytes) -> None:
         self._sql("INSERT OR IGNORE INTO cites VALUES (?, ?)", (dep, op_id))
 
@@ -206,10 +213,14 @@ class SqliteSession(MeshStatements):
     def hold(self, op_id: bytes, wall: int, body: bytes) -> None:
         self._sql("INSERT OR IGNORE INTO held VALUES (?, ?, ?)", (op_id, wall, body))
 
-    def release(self, wall: int, limit: int) -> list[bytes]:
-        """Takes out the ops whose time has come, the earliest first."""
-        sql = "DELETE FROM held WHERE id IN (SELECT id FROM held WHERE wall <= ? ORDER BY wall LIMIT ?) RETURNING body"
-        return [bytes(body) for (body,) in self._sql(sql, (wall, limit)).fetchall()]  # type: ignore[arg-type]
+    def due(self, wall: int, limit: int) -> list[bytes]:
+        """The held ops whose time has come, the earliest first."""
+        return [
+            row[0] for row in self._rows("SELECT body FROM held WHERE wall <= ? ORDER BY wall LIMIT ?", wall, limit)
+        ]
+
+    def drop_held(self, op_ids: Sequence[bytes]) -> None:
+        self._many("DELETE FROM held WHERE id = ?", [(op_id,) for op_id in op_ids])
 
     def held(self) -> tuple[int, int | None]:
         """How many ops are held, and the wall of the earliest."""
@@ -347,14 +358,20 @@ class SqliteSession(MeshStatements):
     def drop_worker(self, number: int) -> None:
         self._sql("DELETE FROM workers WHERE number = ?", (number,))
 
-    def offer(self, op_id: bytes, worker: int) -> None:
-        self._sql("REPLACE INTO offers VALUES (?, ?)", (op_id, worker))
+    def put_offer(self, op_id: bytes, job_id: bytes, worker: int) -> None:
+        self._sql("REPLACE INTO offers VALUES (?, ?, ?)", (op_id, job_id, worker))
+
+    def offered_jobs(self) -> set[bytes]:
+        return {row[0] for row in self._rows("SELECT job FROM offers")}
 
     def offered_by(self, op_id: bytes) -> int | None:
         return self._one("SELECT worker FROM offers WHERE op = ?", op_id)  # type: ignore[no-any-return]
 
     def drop_offer(self, op_id: bytes) -> None:
         self._sql("DELETE FROM offers WHERE op = ?", (op_id,))
+
+    def drop_offers_of(self, worker: int) -> None:
+        self._sql("DELETE FROM offers WHERE worker = ?", (worker,))
 
     # Upkeep.
 

@@ -8,13 +8,14 @@ import re
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from hocket.errors import Conflict, Usage
+from hocket.errors import Conflict, NotAuthorised, Usage
 from hocket.kernel.ids import content_hash, ulid_text
-from hocket.kernel.ops import Op
+from hocket.kernel.ops import Op, decode
 from hocket.kernel.policy import Policy, Rate, encode_policy
 from hocket.kernel.reasons import Reason
 from hocket.kernel.roster import Job, Outcome, State
 from hocket.kernel.vocabulary import (
+    AcceptWork,
     CancelJob,
     ClaimWork,
     CompleteJob,
@@ -27,6 +28,7 @@ from hocket.kernel.vocabulary import (
     ScheduleJob,
     Telemetry,
     YieldWork,
+    number_of,
 )
 from hocket.log import SETTLE_STEP, Transaction
 from hocket.store import Entry
@@ -37,6 +39,7 @@ PAYLOAD_BYTES_MAX = 1024 * 1024
 RESULT_BYTES_MAX = 1024 * 1024
 RESULT_TYPE = "hocket.result"
 NEVER = 2**62
+_ENDS = tuple(number_of(end) for end in (CompleteJob, FailWork, YieldWork))
 
 
 class Draft(NamedTuple):
@@ -62,11 +65,29 @@ class Claim(NamedTuple):
     schedule: bytes
 
 
+class Offer(NamedTuple):
+    """An op about a job that counts if the arbiter, another node, accepts it."""
+
+    op_id: bytes
+    job_id: bytes
+
+
+class Wanted(NamedTuple):
+    """A claim that is offered. `schedule` is the op that carries the payload, encoded; `lease_ms` what is asked for."""
+
+    offer: Offer
+    schedule: bytes
+    lease_ms: int
+
+
 class Claims(NamedTuple):
-    """What was claimed, and when it is worth asking again: None for when a hint comes."""
+    """What was claimed, what was offered to be claimed, and when it is worth asking again: None for when a hint
+    comes.
+    """
 
     taken: list[Claim]
     again_at: int | None
+    wanted: list[Wanted] = []  # noqa: RUF012
 
 
 class Held(NamedTuple):
@@ -74,6 +95,10 @@ class Held(NamedTuple):
 
     job_id: bytes
     claim_op: bytes
+
+
+# What comes of an op about a job: the job after it, why it was not written, or the arbiter's to decide.
+Result = Job | Reason | Offer
 
 
 def check_kind(kind: str) -> str:
@@ -130,8 +155,12 @@ def _dependency(tx: Transaction, job_id: bytes) -> Job:
     return entry.job
 
 
-def claim(tx: Transaction, worker: int, limit: int, lease_of: Callable[[str], int | None]) -> Claims:
-    """Up to `limit` jobs, the most urgent first, of the kinds for which `lease_of` gives a lease."""
+def claim(
+    tx: Transaction, worker: int, limit: int, lease_of: Callable[[str], int | None], offering: bool = False
+) -> Claims:
+    """Up to `limit` jobs, the most urgent first, of the kinds for which `lease_of` gives a lease. Jobs that another
+    node arbitrates are left alone unless `offering`; then claims on them are offered.
+    """
     tx.settle(SETTLE_STEP)
     tx.projection.flush()
     tx.session.promote(tx.now)
@@ -142,23 +171,33 @@ def claim(tx: Transaction, worker: int, limit: int, lease_of: Callable[[str], in
             ready = tx.session.ready(kind, limit)
             candidates += [(tx.projection.know(entry), schedule, lease) for entry, schedule in ready]
     candidates.sort(key=lambda candidate: (-candidate[0].job.policy.priority, candidate[0].job.id))
+    offered = tx.session.offered_jobs() if candidates else set()
     taken: list[Claim] = []
+    wanted: list[Wanted] = []
     turns: list[int] = []
     for entry, schedule, lease in candidates:
-        if len(taken) == limit:
-            return Claims(taken, tx.now)
+        if len(taken) + len(wanted) == limit:
+            return Claims(taken, tx.now, wanted)
         job = entry.job
+        if job.id in offered or not (offering or tx.decides(job.policy)):
+            continue
         turn = _turn(tx, job)
         if turn > tx.now:
             turns.append(turn)
             continue
-        op = tx.author(ClaimWork(job.id, tx.node, job.policy.lease_ms or lease))
+        lease_ms = job.policy.lease_ms or lease
+        op = tx.author(ClaimWork(job.id, tx.node, lease_ms))
         if isinstance(op, Reason):
             continue
-        tx.projection.assign(job.id, worker)
-        taken.append(Claim(_job(tx, job.id), schedule or tx.body(job.schedule_op)))
+        body = schedule or tx.body(job.schedule_op)
+        if tx.is_offer(op):
+            tx.session.put_offer(op.id, job.id, worker)
+            wanted.append(Wanted(Offer(op.id, job.id), body, lease_ms))
+        else:
+            tx.projection.assign(job.id, worker)
+            taken.append(Claim(_job(tx, job.id), body))
     again = [*turns, tx.session.next_ready_at(), tx.now if tx.unsettled else None]
-    return Claims(taken, _earliest(again))
+    return Claims(taken, _earliest(again), wanted)
 
 
 def _earliest(times: list[int | None]) -> int | None:
@@ -189,11 +228,11 @@ def _next_turn(tx: Transaction, kind: str, rate: Rate) -> int:
     return tx.now
 
 
-def renew(tx: Transaction, held: Held, lease_ms: int) -> Job | Reason:
+def renew(tx: Transaction, held: Held, lease_ms: int) -> Result:
     return _speak(tx, held, ClaimWork(held.job_id, tx.node, lease_ms))
 
 
-def complete(tx: Transaction, held: Held, result: bytes | None, duration_ms: int) -> Job | Reason:
+def complete(tx: Transaction, held: Held, result: bytes | None, duration_ms: int) -> Result:
     """Ends a job well. A result goes on the log as an artifact that the completion names."""
     artifacts: tuple[bytes, ...] = ()
     deps: tuple[bytes, ...] = ()
@@ -211,26 +250,31 @@ def complete(tx: Transaction, held: Held, result: bytes | None, duration_ms: int
     return _speak(tx, held, CompleteJob(held.job_id, (), artifacts, Telemetry(duration_ms, None, None, None)), deps)
 
 
-def fail(tx: Transaction, held: Held, error: str, traceback: str, retry: bool) -> Job | Reason:
+def fail(tx: Transaction, held: Held, error: str, traceback: str, retry: bool) -> Result:
     return _speak(tx, held, FailWork(held.job_id, tx.node, error, traceback, retry))
 
 
-def hand_back(tx: Transaction, held: Held, reason: str) -> Job | Reason:
+def hand_back(tx: Transaction, held: Held, reason: str) -> Result:
     return _speak(tx, held, YieldWork(held.job_id, tx.node, reason))
 
 
-def report(tx: Transaction, held: Held, note: bytes) -> Job | Reason:
+def report(tx: Transaction, held: Held, note: bytes) -> Result:
     return _speak(tx, held, ReportProgress(held.job_id, tx.node, note))
 
 
 def expire(tx: Transaction, limit: int) -> int:
-    """Returns to the queue what is held past its deadline, whoever holds it."""
-    overdue = tx.session.overdue(tx.now, limit)
-    for entry in overdue:
+    """Returns to the queue what is held past its deadline, whoever holds it. The arbiter waits until its own machine's
+    clock has passed the deadline: then the holder, which counts by its own, has stopped.
+    """
+    expired = 0
+    for entry in tx.session.overdue(tx.now, limit):
         job = tx.projection.know(entry).job
-        if job.claimer is not None:
-            _author(tx, ExpireWork(job.id, job.claimer, "deadline_passed"))
-    return len(overdue)
+        if job.claimer is None or job.deadline is None or not tx.decides(job.policy):
+            continue
+        if not job.policy.open and job.claimer != tx.node and tx.physical <= job.deadline:
+            continue
+        expired += not isinstance(_author(tx, ExpireWork(job.id, job.claimer, "deadline_passed")), Reason)
+    return expired
 
 
 def reclaim(tx: Transaction, dead: set[int]) -> int:
@@ -242,21 +286,28 @@ def reclaim(tx: Transaction, dead: set[int]) -> int:
     for entry in lost:
         job = tx.projection.know(entry).job
         assert job.claim_op is not None
-        _author(tx, YieldWork(job.id, tx.node, "its worker process died"), (job.claim_op,))
+        if not _end_is_offered(tx, job):
+            _author(tx, YieldWork(job.id, tx.node, "its worker process died"), (job.claim_op,))
     for number in dead:
         tx.session.drop_worker(number)
+        tx.session.drop_offers_of(number)
     return len(lost)
 
 
-def cancel(tx: Transaction, job_id: bytes, reason: str) -> Job:
+def _end_is_offered(tx: Transaction, job: Job) -> bool:
+    """Whether the arbiter has yet to decide on an end of this hold that was offered before."""
+    offered = [row for row in tx.session.ops_of_job(job.id) if row.reason == Reason.OFFERED and row.variant in _ENDS]
+    return any(job.claim_op in decode(row.body).causal_deps for row in offered)
+
+
+def cancel(tx: Transaction, job_id: bytes, reason: str) -> Job | Offer:
     op = _author(tx, CancelJob(job_id, reason))
     if op is Reason.COMPLETED:
         raise Conflict(f"job {ulid_text(job_id)} is completed already; there is nothing to cancel")
-    _must(op, job_id)
-    return _job(tx, job_id)
+    return _said(tx, _must(op, job_id), job_id)
 
 
-def retry(tx: Transaction, job_id: bytes, reason: str) -> Job:
+def retry(tx: Transaction, job_id: bytes, reason: str) -> Job | Offer:
     entry = tx.projection.entry(job_id)
     for dependency in entry.job.policy.dependencies() if entry is not None else ():
         _dependency(tx, dependency)
@@ -265,17 +316,57 @@ def retry(tx: Transaction, job_id: bytes, reason: str) -> Job:
         job = _job(tx, job_id)
         state = "has succeeded" if job.outcome is Outcome.SUCCEEDED else f"is {job.state.name.lower()}"
         raise Conflict(f"job {ulid_text(job_id)} {state}; only a failed or cancelled job can be retried")
-    _must(op, job_id)
-    return _job(tx, job_id)
+    return _said(tx, _must(op, job_id), job_id)
 
 
-def _speak(tx: Transaction, held: Held, payload: Payload, deps: tuple[bytes, ...] = ()) -> Job | Reason:
+def accept(tx: Transaction, offers: Sequence[Op]) -> int:
+    """The arbiter's part: decides on what others offer about jobs, in the order of the offers' own times. What spans
+    jobs, and what hangs on the rest of the log, is decided here and now; the fold asks for it no more. Gives how many
+    were accepted.
+    """
+    return sum(_accept(tx, op) for op in sorted(offers, key=lambda op: op.timestamp) if tx.is_offer(op))
+
+
+def _accept(tx: Transaction, op: Op) -> bool:
+    payload = op.payload
+    if isinstance(payload, ExpireWork) or tx.projection.arbiter(tx.latest) != tx.node:
+        return False  # the arbiter expires by its own clock
+    job_id: bytes = payload.job_id  # type: ignore[union-attr]
+    entry = tx.projection.entry(job_id)
+    if entry is None:
+        return False
+    if (
+        isinstance(payload, ClaimWork)
+        and entry.job.state is State.PENDING
+        and not _may_start(tx, op, payload, entry.job)
+    ):
+        return False
+    return not isinstance(_author(tx, AcceptWork(job_id, op.id)), Reason)
+
+
+def _may_start(tx: Transaction, op: Op, payload: ClaimWork, job: Job) -> bool:
+    """Whether a claim from elsewhere, were it accepted, would be of any use and break no limit. One that was made so
+    long ago that its lease would be over has lost its claimer.
+    """
+    routed = tx.projection.route(job.kind, tx.latest)
+    if routed not in (None, op.node_id) or op.timestamp.wall + payload.lease_duration_ms < tx.now:
+        return False
+    if any(tx.projection.succeeded(dependency) is None for dependency in job.policy.dependencies()):
+        return False
+    return _turn(tx, job) <= tx.now
+
+
+def _speak(tx: Transaction, held: Held, payload: Payload, deps: tuple[bytes, ...] = ()) -> Result:
     """An op about a claim: it cites the claim, and is not written when that claim no longer holds."""
     stale = _stale(tx, held)
     if stale is not None:
         return stale
     op = _author(tx, payload, (held.claim_op, *deps))
-    return op if isinstance(op, Reason) else _job(tx, held.job_id)
+    return op if isinstance(op, Reason) else _said(tx, op, held.job_id)
+
+
+def _said(tx: Transaction, op: Op, job_id: bytes) -> Job | Offer:
+    return Offer(op.id, job_id) if tx.is_offer(op) else _job(tx, job_id)
 
 
 def _stale(tx: Transaction, held: Held) -> Reason | None:
@@ -319,6 +410,8 @@ def _job(tx: Transaction, job_id: bytes) -> Job:
 
 def _must(op: Op | Reason, job_id: bytes) -> Op:
     """For ops that can only be refused because the request itself was wrong."""
+    if op in (Reason.UNAUTHORISED, Reason.REVOKED):
+        raise NotAuthorised(f"this node may not do that to job {ulid_text(job_id)}: {op.sentence}")
     if isinstance(op, Reason):
         raise Usage(f"job {ulid_text(job_id)}: {op.sentence}")
     return op

@@ -1,0 +1,131 @@
+"""What an op hangs on: whether everything that it cites is on the log, earlier than itself, and counts. Citations that
+lead out of a job are remembered, so that a change there is followed here.
+"""
+
+from collections.abc import Callable, Iterator
+
+from hocket.kernel.clock import Hlc, unpack
+from hocket.kernel.ops import Op, decode
+from hocket.kernel.policy import dependencies
+from hocket.kernel.reasons import Reason
+from hocket.kernel.roster import Standings
+from hocket.kernel.vocabulary import AcceptWork, Payload, ScheduleJob, job_of
+from hocket.store import Entry, Session
+
+_COUNTS = 0
+
+
+class Fresh:
+    """The ops of one transaction that are not stored yet, each with its reason, 0 if it counts."""
+
+    def __init__(self) -> None:
+        self.ops: dict[bytes, tuple[Op, int]] = {}
+        self._of_job: dict[bytes, list[bytes]] = {}
+
+    def put(self, op: Op, reason: int) -> None:
+        if op.id not in self.ops and (job_id := job_of(op.payload)) is not None:
+            self._of_job.setdefault(job_id, []).append(op.id)
+        self.ops[op.id] = (op, reason)
+
+    def of_job(self, job_id: bytes) -> list[tuple[Op, int]]:
+        return [self.ops[op_id] for op_id in self._of_job.get(job_id, ())]
+
+
+class Citations:
+    """`entry` gives a job that is known to the transaction; `settle` folds what is on the log but not in the
+    projections yet, and gives False when there is nothing.
+    """
+
+    def __init__(
+        self, session: Session, fresh: Fresh, entry: Callable[[bytes], Entry | None], settle: Callable[[], bool]
+    ) -> None:
+        self._session = session
+        self._fresh = fresh
+        self._entry = entry
+        self._settle_log = settle
+
+    def fault(self, op: Op, verdicts: Standings | None = None, newest_claim: bytes | None = None) -> Reason | None:
+        """Why the op does not count for the sake of what it cites, if so. `verdicts` are those of the job's earlier
+        ops while it is folded again; without them the op is its job's newest, and `newest_claim` is known to count.
+        """
+        payload = op.payload
+        if not op.causal_deps and not _hangs(payload):
+            return None
+        reason: Reason | None = None
+        for standing in self._cited(op, verdicts, newest_claim):
+            if standing is None:
+                reason = reason or Reason.WAITING
+                continue
+            at, why = standing
+            if at >= op.timestamp:
+                return Reason.DEPENDENCY_CYCLE
+            if why == Reason.WAITING:
+                reason = reason or Reason.WAITING
+            elif why != _COUNTS:
+                reason = Reason.DEPENDENCY_REJECTED
+        return reason
+
+    def are_here(self, op: Op) -> bool:
+        """Whether everything that the op cites is on the log, be it worth anything or not."""
+        return all(self._standing(dep, op.id, None) is not None for dep in op.causal_deps)
+
+    def _cited(
+        self, op: Op, verdicts: Standings | None, newest_claim: bytes | None
+    ) -> Iterator[tuple[Hlc, int] | None]:
+        """When each cited op was written and whether it counts; None for one that is not here. A ScheduleJob
+        cites, beside what it says, the schedules of the jobs that it comes after: so no job can come after one
+        that is scheduled later, and there are no cycles. An acceptance needs its offer to be here, and no more: what
+        the offer is worth is what the acceptance says.
+        """
+        payload = op.payload
+        job_id = job_of(payload)
+        for dep in op.causal_deps:
+            if newest_claim is None or dep != newest_claim:
+                yield (verdicts and verdicts.get(dep)) or self._standing(dep, op.id, job_id)
+        if type(payload) is ScheduleJob and payload.policy_envelope:
+            for earlier in dependencies(payload.policy_envelope):
+                yield self._schedule_standing(earlier, op)
+        elif type(payload) is AcceptWork:
+            offer = (verdicts and verdicts.get(payload.offer)) or self._standing(payload.offer, op.id, job_id)
+            yield None if offer is None else (offer[0], _COUNTS)
+
+    def _schedule_standing(self, job_id: bytes, op: Op) -> tuple[Hlc, int] | None:
+        """The same for the schedule of a job that the op's comes after. Of several the best of the earlier ones
+        is taken.
+        """
+        self._session.cite(job_id, op.id)
+        entry = self._entry(job_id)
+        if entry is not None and entry.job.scheduled < op.timestamp:
+            return entry.job.scheduled, _COUNTS
+        known = [(decode(row.body), row.reason) for row in self._session.ops_of_job(job_id)]
+        known += self._fresh.of_job(job_id)
+        schedules = [
+            (each.timestamp, reason)
+            for each, reason in known
+            if type(each.payload) is ScheduleJob and reason != Reason.INTEGRITY
+        ]
+        earlier = [standing for standing in schedules if standing[0] < op.timestamp]
+        return min(earlier, key=lambda standing: standing[1], default=None) or min(schedules, default=None)
+
+    def _standing(self, dep: bytes, op_id: bytes, job_id: bytes | None) -> tuple[Hlc, int] | None:
+        """When a cited op was written and whether it counts."""
+        if dep in self._fresh.ops:
+            op, reason = self._fresh.ops[dep]
+            at, cited_job = op.timestamp, job_of(op.payload)
+        else:
+            row = self._session.op(dep)
+            if row is None and self._settle_log():
+                row = self._session.op(dep)
+            if row is None:
+                self._session.cite(dep, op_id)
+                return None
+            at, cited_job, reason = unpack(row.hlc), row.job, row.reason
+        if cited_job is None or cited_job != job_id:
+            self._session.cite(dep, op_id)
+        return at, reason
+
+
+def _hangs(payload: Payload) -> bool:
+    """Whether the payload itself names ops or jobs that it hangs on."""
+    kind = type(payload)
+    return kind is AcceptWork or (kind is ScheduleJob and bool(payload.policy_envelope))  # type: ignore[union-attr]
