@@ -1,0 +1,400 @@
+"""Authority: which delegations stand, and what they allow a node to write, to read and to revoke at a given time. It is
+built from all the delegations and revocations of a log and then only asked; when the log brings new ones, a new
+Authority is built. The tokens behind the delegations are read in ucan.py; what a capability admits is said in
+capabilities.py and what an op asks for in needs.py; asking again for the ops that a change concerns is the log's work.
+
+A delegation stands when it leads back to the user: it is the user's own, or all the delegations that it cites stand,
+were given to its issuer, contain its times, and each of its capabilities is within one of theirs. What it cites must
+hold for a delegation of the user too, if it cites any. Because a standing delegation is inside its parents in every
+respect, an op need only be held against the delegation itself and not against the chain above it.
+
+Revocation reaches down and back: whatever leans on a revoked delegation, directly or not, counts for nothing, whenever
+it was written. Revocations themselves are judged one after another in the order of time, each by what was still in
+force after the earlier ones; so two nodes that revoke each other do not both disappear.
+"""
+
+from collections import deque
+from collections.abc import Collection, Iterable, Iterator
+from enum import Enum
+from typing import NamedTuple
+
+from hocket.kernel import vocabulary as v
+from hocket.kernel.capabilities import Grant, grant_of, is_known
+from hocket.kernel.clock import U64_MAX, Hlc
+from hocket.kernel.needs import JUDGED, Judged
+from hocket.kernel.needs import Need as Need
+from hocket.kernel.needs import need_of as need_of
+from hocket.kernel.reasons import Reason
+from hocket.kernel.ucan import ROOT, Delegation
+from hocket.kernel.vocabulary import Payload
+
+CHAIN_MAX = 16
+_OWNERS_OPS = frozenset({v.DesignateCoordinator, v.RouteKind})
+_AUDITED = (Need("Job", "Claim"), Need("Job", "Complete"), Need("Claim", "Write"), Need("Artifact", "Write"))
+
+
+class Standing(Enum):
+    ACTIVE = "active"
+    SUSPENDED = "suspended"
+    REVOKED = "revoked"
+    UNKNOWN = "unknown"
+
+
+class _Write(NamedTuple):
+    """One way to be allowed to write: between two times, and with the op's word within a limit."""
+
+    start: int
+    end: int
+    limit: Collection[str] | None
+
+
+class _Read(NamedTuple):
+    start: int
+    end: int
+    low: int
+    high: int
+    limit: Collection[str] | None
+    rules: tuple[str, ...]
+
+
+class _Writes(NamedTuple):
+    """The ways for one node and one payload, by what became of the delegation behind each."""
+
+    judged: Judged
+    live: tuple[_Write, ...]
+    revoked: tuple[_Write, ...]
+    unresolved: tuple[_Write, ...]
+
+
+class _Graph:
+    """The delegations of a log and what is wrong with each, revocations aside."""
+
+    def __init__(self, user: str, delegations: Iterable[Delegation]) -> None:
+        self.user = user
+        self.by_cid = {delegation.cid: delegation for delegation in delegations}
+        self.of_node: dict[int, list[Delegation]] = {}
+        self.children: dict[bytes, list[Delegation]] = {}
+        self.grants: dict[bytes, tuple[Grant, ...]] = {}
+        self._depths: dict[bytes, int] = {}
+        # Whatever is not reached from above leans on a delegation that is not here, or on itself.
+        self.faults: dict[bytes, Reason | None] = dict.fromkeys(self.by_cid, Reason.UNRESOLVED)
+        missing: dict[bytes, int] = {}
+        ready: deque[Delegation] = deque()
+        for delegation in self.by_cid.values():
+            self.of_node.setdefault(delegation.node, []).append(delegation)
+            grants = (grant_of(capability) for capability in delegation.capabilities)
+            self.grants[delegation.cid] = tuple(grant for grant in grants if grant is not None)
+            parents = set(delegation.proofs)
+            missing[delegation.cid] = len(parents)
+            for parent in parents:
+                self.children.setdefault(parent, []).append(delegation)
+            if not parents:
+                ready.append(delegation)
+        while ready:
+            delegation = ready.popleft()
+            self.faults[delegation.cid] = self._fault(delegation)
+            for child in self.children.get(delegation.cid, ()):
+                missing[child.cid] -= 1
+                if not missing[child.cid]:
+                    ready.append(child)
+
+    def _fault(self, delegation: Delegation) -> Reason | None:
+        """What is wrong with a delegation whose parents are all here and judged."""
+        parents = [self.by_cid[cid] for cid in delegation.proofs]
+        depth = 1 + max((self._depths[parent.cid] for parent in parents), default=0)
+        self._depths[delegation.cid] = depth
+        if depth > CHAIN_MAX:
+            return Reason.UNRESOLVED
+        for parent in parents:
+            if fault := self.faults[parent.cid]:
+                return fault
+        if delegation.issuer != self.user:
+            if not parents:
+                return Reason.FOREIGN_USER
+            if any(parent.audience != delegation.issuer for parent in parents):
+                return Reason.UNAUTHORISED
+        if not all(map(is_known, delegation.capabilities)):
+            return Reason.UNAUTHORISED
+        if parents:
+            if not all(_in_time(delegation, parent) for parent in parents):
+                return Reason.WIDENED
+            above = [grant for parent in parents for grant in self.grants[parent.cid]]
+            if not all(any(map(grant.within, above)) for grant in self.grants[delegation.cid]):
+                return Reason.WIDENED
+        return None
+
+    def below(self, cids: Iterable[bytes], reached: set[bytes]) -> None:
+        """Adds to reached these delegations and all that lean on them."""
+        waiting = [cid for cid in cids if cid not in reached]
+        reached.update(waiting)
+        while waiting:
+            for child in self.children.get(waiting.pop(), ()):
+                if child.cid not in reached:
+                    reached.add(child.cid)
+                    waiting.append(child.cid)
+
+    def above(self, cid: bytes) -> Iterator[Delegation]:
+        """The delegation itself and all that it leans on, so far as they are here."""
+        seen = {cid}
+        waiting = [cid]
+        while waiting:
+            delegation = self.by_cid.get(waiting.pop())
+            if delegation is not None:
+                yield delegation
+                waiting += [parent for parent in delegation.proofs if parent not in seen]
+                seen.update(delegation.proofs)
+
+    def chain(self, delegation: Delegation, grant: Grant) -> list[Delegation]:
+        """A way from the user down to this delegation, along which the grant was passed on."""
+        chain = [delegation]
+        while chain[-1].issuer != self.user:
+            parent, grant = next(
+                (self.by_cid[cid], wider)
+                for cid in chain[-1].proofs
+                for wider in self.grants[cid]
+                if grant.within(wider)
+            )
+            chain.append(parent)
+        return chain[::-1]
+
+    def in_force(self, node: int, at_ms: int, revoked: set[bytes]) -> Iterator[Delegation]:
+        for delegation in self.of_node.get(node, ()):
+            if self.faults[delegation.cid] is None and delegation.cid not in revoked:
+                start, end = _window(delegation)
+                if start <= at_ms < end:
+                    yield delegation
+
+    def owns(self, delegation: Delegation) -> bool:
+        return delegation.issuer == self.user and any(capability in ROOT for capability in delegation.capabilities)
+
+    def may_revoke(self, node: int, cid: bytes, at_ms: int, revoked: set[bytes]) -> bool:
+        held = list(self.in_force(node, at_ms, revoked))
+        if any(map(self.owns, held)):
+            return True
+        names = {delegation.audience for delegation in held}
+        return bool(names) and any(delegation.issuer in names for delegation in self.above(cid))
+
+
+def _window(delegation: Delegation) -> tuple[int, int]:
+    """The milliseconds in which a delegation is in force; the last one is outside."""
+    end = U64_MAX + 1 if delegation.expires is None else delegation.expires * 1000
+    return delegation.not_before * 1000, end
+
+
+def _in_time(child: Delegation, parent: Delegation) -> bool:
+    if parent.expires is not None and (child.expires is None or child.expires > parent.expires):
+        return False
+    return child.not_before >= parent.not_before
+
+
+def _otherwise(variant: type[Payload]) -> Reason:
+    return Reason.OWNER_ONLY if variant in _OWNERS_OPS else Reason.UNAUTHORISED
+
+
+def _limit(grant: Grant, judged: Judged) -> Collection[str] | None:
+    """What a grant's caveat asks of the word that such ops are judged by; empty when nothing can satisfy it."""
+    if judged.caveat is None:
+        return None
+    limit: Collection[str] | None = getattr(grant, judged.caveat)
+    return () if limit is not None and judged.field == "" else limit
+
+
+def _admits(limit: Collection[str] | None, word: str | None) -> bool:
+    """Prefixes stand in a tuple and words in a set, as Grant keeps them."""
+    if limit is None:
+        return True
+    if word is None:
+        return False
+    return word.startswith(limit) if isinstance(limit, tuple) else word in limit
+
+
+class Authority:
+    """What the delegations of a log allow, under these revocations. Building it looks at every delegation once;
+    afterwards a question costs the same however many nodes there are."""
+
+    def __init__(self, user: str, delegations: Iterable[Delegation], revoked: Collection[bytes]) -> None:
+        self._graph = _Graph(user, delegations)
+        self._revoked: set[bytes] = set()
+        self._graph.below(revoked, self._revoked)
+        self._writes: dict[tuple[int, type[Payload]], _Writes] = {}
+        self._reads: dict[tuple[int, type[Payload]], tuple[_Read, ...]] = {}
+
+    def fault(self, delegation: Delegation) -> Reason | None:
+        """Why a delegation of this log grants nothing whatever the time; None when it stands. That it is badly made
+        comes before that it was revoked: what never granted anything has nothing to lose."""
+        fault = self._graph.faults.get(delegation.cid, Reason.UNRESOLVED)
+        if fault is None and delegation.cid in self._revoked:
+            return Reason.REVOKED
+        return fault
+
+    def refusal(self, node: int, payload: Payload, wall_ms: int, kind: str | None) -> Reason | None:
+        """Why this node may not write this op at this time; None when it may. `kind` is that of the job which an op
+        about a job touches. REVOKED and UNRESOLVED say that a delegation would allow it which was revoked, or of
+        which a parent is not here."""
+        ways = self._writes.get((node, type(payload)))
+        if ways is None:
+            if isinstance(payload, v.Sanitised):
+                return self.refusal(node, payload.payload, wall_ms, kind)
+            if isinstance(payload, v.DelegateUcan):
+                return None
+            if isinstance(payload, v.RevokeUcan):
+                return self._revocation_refusal(node, payload.ucan_cid, wall_ms)
+            if node not in self._graph.of_node:
+                return _otherwise(type(payload))
+            ways = self._writes[node, type(payload)] = self._ways(node, type(payload))
+        field = ways.judged.field
+        word = getattr(payload, field) if field else kind
+        for start, end, limit in ways.live:
+            if start <= wall_ms < end and (limit is None or _admits(limit, word)):
+                return None
+        for other, reason in ((ways.revoked, Reason.REVOKED), (ways.unresolved, Reason.UNRESOLVED)):
+            if any(start <= wall_ms < end and _admits(limit, word) for start, end, limit in other):
+                return reason
+        return _otherwise(type(payload))
+
+    def _ways(self, node: int, variant: type[Payload]) -> _Writes:
+        judged = JUDGED[variant]
+        by_fate: dict[Reason | None, list[_Write]] = {None: [], Reason.REVOKED: [], Reason.UNRESOLVED: []}
+        for delegation in self._graph.of_node[node]:
+            ways = by_fate.get(self.fault(delegation))
+            if ways is None:
+                continue
+            start, end = _window(delegation)
+            if judged.action is None:
+                ways.append(_Write(start, end, None))
+            elif variant in _OWNERS_OPS:
+                ways += [_Write(start, end, None)] if self._graph.owns(delegation) else []
+            else:
+                for grant in self._graph.grants[delegation.cid]:
+                    if grant.covers(judged.resource, judged.action):
+                        low, high = grant.time_range or (start, end)
+                        ways.append(_Write(max(start, low), min(end, high), _limit(grant, judged)))
+        return _Writes(
+            judged,
+            tuple(by_fate[None]),
+            tuple(by_fate[Reason.REVOKED]),
+            tuple(by_fate[Reason.UNRESOLVED]),
+        )
+
+    def _revocation_refusal(self, node: int, cid: bytes, wall_ms: int) -> Reason | None:
+        if self.may_revoke(node, cid, wall_ms):
+            return None
+        return Reason.REVOKED if self._graph.may_revoke(node, cid, wall_ms, set()) else Reason.UNAUTHORISED
+
+    def reading(
+        self, node: int, payload: Payload, wall_ms: int, kind: str | None, now_ms: int
+    ) -> tuple[str, ...] | None:
+        """By which rules an op of this time must be sanitised before this node may have it now; empty when it may have
+        it as it is, None when it may not have it at all. Of several capabilities the one with the fewest rules counts,
+        and always one of them whole, since the reader must find the rules in a delegation of its own."""
+        if isinstance(payload, v.Sanitised):
+            return self.reading(node, payload.payload, wall_ms, kind, now_ms)
+        key = node, type(payload)
+        ways = self._reads.get(key)
+        if ways is None:
+            if node not in self._graph.of_node:
+                return None
+            ways = self._reads[key] = self._read_ways(node, JUDGED[type(payload)])
+        field = JUDGED[type(payload)].field
+        word = getattr(payload, field) if field else kind
+        for start, end, low, high, limit, rules in ways:
+            if start <= now_ms < end and low <= wall_ms < high and (limit is None or _admits(limit, word)):
+                return rules
+        return None
+
+    def _read_ways(self, node: int, judged: Judged) -> tuple[_Read, ...]:
+        ways = [
+            _Read(*_window(delegation), *(grant.time_range or (0, U64_MAX + 1)), _limit(grant, judged), grant.sanitize)
+            for delegation, grant in self._grants(node)
+            if grant.covers(judged.resource, "Read")
+        ]
+        return tuple(sorted(ways, key=lambda way: len(way.rules)))
+
+    def _grants(self, node: int, at_ms: int | None = None) -> Iterator[tuple[Delegation, Grant]]:
+        """What a node holds that stands; with a time, what of it is in force then."""
+        for delegation in self._graph.of_node.get(node, ()):
+            start, end = _window(delegation)
+            if self.fault(delegation) is None and (at_ms is None or start <= at_ms < end):
+                for grant in self._graph.grants[delegation.cid]:
+                    yield delegation, grant
+
+    def reads_everything(self, node: int, now_ms: int) -> bool:
+        """Whether this node may now have every op as it is, so that nobody need look at them."""
+        whole = {Grant("Ops", "Read"), Grant("Ops", "*")}
+        return any(grant._replace(audit_inference=False) in whole for _, grant in self._grants(node, now_ms))
+
+    def sanitizes(self, node: int, rules: tuple[str, ...], now_ms: int) -> bool:
+        """Whether a capability to read, in force for this node now, carries exactly these rules."""
+        return rules != () and any(
+            grant.sanitize == rules and grant.action in ("Read", "*") for _, grant in self._grants(node, now_ms)
+        )
+
+    def is_owner(self, node: int, wall_ms: int) -> bool:
+        """Whether the node holds a root delegation in force: the user's own, for everything, without caveats."""
+        return any(map(self._graph.owns, self._graph.in_force(node, wall_ms, self._revoked)))
+
+    def audited(self, node: int, wall_ms: int, kind: str | None) -> bool:
+        """Whether the node owes a snapshot for every model call that it makes in a job of this kind: under the root
+        delegation always, else when a capability that its outputs can lean on asks for it. Audit is a duty, so where
+        the kind is not known (None) it is owed if it is for any."""
+        return self.is_owner(node, wall_ms) or any(
+            grant.audit_inference
+            and (kind is None or grant.resource not in ("Job", "Ops") or _admits(grant.kind_prefix, kind))
+            and _at(grant, wall_ms)
+            and any(grant.covers(*need) for need in _AUDITED)
+            for _, grant in self._grants(node, wall_ms)
+        )
+
+    def may(self, node: int, resource: str, action: str, kind: str | None, wall_ms: int) -> list[Delegation] | None:
+        """The chain of delegations, the user's first, that lets a node do this at this time; None when there is none.
+        Caveats that only an op itself can answer (its source type, its predicate) are not asked."""
+        for delegation, grant in self._grants(node, wall_ms):
+            of_kind = resource != "Job" or _admits(grant.kind_prefix, kind)
+            if of_kind and grant.covers(resource, action) and _at(grant, wall_ms):
+                return self._graph.chain(delegation, grant)
+        return None
+
+    def may_revoke(self, node: int, cid: bytes, wall_ms: int) -> bool:
+        """Whether the node owns the mesh, or issued the delegation or one that it leans on; and is itself in force."""
+        return self._graph.may_revoke(node, cid, wall_ms, self._revoked)
+
+    def standing(self, node: int, now_ms: int) -> Standing:
+        """ACTIVE while any delegation is in force; SUSPENDED when one stands whose time is past or has not come."""
+        if any(self._graph.in_force(node, now_ms, self._revoked)):
+            return Standing.ACTIVE
+        faults = {self.fault(delegation) for delegation in self.held(node)}
+        if None in faults:
+            return Standing.SUSPENDED
+        return Standing.REVOKED if Reason.REVOKED in faults else Standing.UNKNOWN
+
+    def held(self, node: int) -> list[Delegation]:
+        """Every delegation to this node, whether it stands or not."""
+        return list(self._graph.of_node.get(node, ()))
+
+
+def _at(grant: Grant, wall_ms: int) -> bool:
+    return grant.time_range is None or grant.time_range[0] <= wall_ms < grant.time_range[1]
+
+
+Revocation = tuple[Hlc, int, bytes]
+
+
+def counting_revocations(
+    user: str, delegations: Iterable[Delegation], revocations: Iterable[Revocation]
+) -> list[Revocation]:
+    """Those of the revocations (when, by which node, of which delegation) that count, in the order of time. Each is
+    judged with the earlier ones in force, so one by a node that had lost its authority by then does not count."""
+    graph = _Graph(user, delegations)
+    revoked: set[bytes] = set()
+    counting = []
+    for revocation in sorted(revocations):
+        when, node, cid = revocation
+        if graph.may_revoke(node, cid, when.wall, revoked):
+            counting.append(revocation)
+            graph.below((cid,), revoked)
+    return counting
+
+
+def read_revocations(user: str, delegations: Iterable[Delegation], revocations: Iterable[Revocation]) -> set[bytes]:
+    """The delegations whose revocation counts."""
+    return {cid for _, _, cid in counting_revocations(user, delegations, revocations)}

@@ -1,0 +1,148 @@
+"""What one capability of a delegation admits: the resources and actions that there are, the six caveats, and when one
+capability is no wider than another. It is read once into a Grant, by which ops are judged quickly. Which delegations
+stand, and so whose grants count, is decided by authority.
+
+Readings of our own, where the Likewise document leaves a choice or contradicts itself:
+
+- A Job op is an op: (Ops, Write) admits every op about a job, as if Job's Schedule, Claim and Complete were meant too.
+- Each caveat narrows the ops of its own class and leaves the others alone: source_types those about evidence,
+  predicates those about claims, kind_prefix those about jobs, under Ops as well as under the class itself. time_range
+  narrows all. What cannot be judged is not admitted: under source_types the tombstone of some evidence, under
+  predicates a change of some claim, under kind_prefix an op about a job that is not known.
+- An unknown caveat, or a known one with a value of another type, empties its capability and leaves the others of the
+  delegation as they are. An unknown resource or action spoils the delegation whole.
+- A caveat that the parent has and the child lacks widens, even where it would have no effect on the child's resource.
+- A child's sanitize list must contain every rule of the parent's as it is spelled there.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from hocket.kernel.postcard import Malformed
+from hocket.kernel.sanitise import parse_rule
+from hocket.kernel.ucan import Capability
+
+RESOURCES = frozenset(
+    {
+        *("Ops", "Evidence", "Entity", "Claim", "Job", "Episode", "Artifact", "Action", "Mesh", "UserAssertion"),
+        "Registration",
+    }
+)
+ACTIONS = frozenset({"*", "Read", "Write", "Schedule", "Claim", "Complete"})
+_JOB_WRITES = frozenset({"Schedule", "Claim", "Complete"})
+
+Words = frozenset[str]
+Range = tuple[int, int]
+
+
+class Grant(NamedTuple):
+    """A capability whose caveats are understood. None is "no restriction along this axis"."""
+
+    resource: str
+    action: str
+    source_types: Words | None = None
+    predicates: Words | None = None
+    kind_prefix: tuple[str, ...] | None = None
+    time_range: Range | None = None
+    sanitize: tuple[str, ...] = ()
+    audit_inference: bool = False
+
+    def covers(self, resource: str, action: str) -> bool:
+        if self.resource != resource and self.resource != "Ops":
+            return False
+        if self.action == action or self.action == "*":
+            return True
+        return self.resource == "Ops" and self.action == "Write" and resource == "Job" and action in _JOB_WRITES
+
+    def within(self, parent: "Grant") -> bool:
+        """Whether every op that this one admits is also admitted by the parent, under the same duties."""
+        return (
+            parent.covers(self.resource, self.action)
+            and _subset(self.source_types, parent.source_types)
+            and _subset(self.predicates, parent.predicates)
+            and _narrower_prefixes(self.kind_prefix, parent.kind_prefix)
+            and _inside(self.time_range, parent.time_range)
+            and set(parent.sanitize) <= set(self.sanitize)
+            and (self.audit_inference or not parent.audit_inference)
+        )
+
+
+def is_known(capability: Capability) -> bool:
+    return capability.resource in RESOURCES and capability.action in ACTIONS
+
+
+def grant_of(capability: Capability) -> Grant | None:
+    """The capability with its caveats understood, or None when it has one that cannot be, and so admits nothing."""
+    values: dict[str, object] = {}
+    for name, value in capability.caveats.items():
+        read = READERS.get(name)
+        if read is None:
+            return None
+        understood = read(value)
+        if understood is None:
+            return None
+        values[name] = understood
+    return Grant(capability.resource, capability.action, **values)  # type: ignore[arg-type]
+
+
+def _texts(value: object) -> list[str] | None:
+    if isinstance(value, list) and all(isinstance(text, str) for text in value):
+        return value
+    return None
+
+
+def _read_words(value: object) -> Words | None:
+    texts = _texts(value)
+    return None if texts is None else frozenset(texts)
+
+
+def _read_prefixes(value: object) -> tuple[str, ...] | None:
+    texts = _texts(value)
+    return None if texts is None else tuple(texts)
+
+
+def _read_range(value: object) -> Range | None:
+    # The type is compared, because True is an int to isinstance.
+    if isinstance(value, list) and len(value) == 2 and all(type(bound) is int for bound in value):
+        return value[0], value[1]
+    return None
+
+
+def _read_sanitize(value: object) -> tuple[str, ...] | None:
+    texts = _texts(value)
+    if texts is None:
+        return None
+    try:
+        for text in texts:
+            parse_rule(text)
+    except Malformed:
+        return None
+    return tuple(texts)
+
+
+def _read_flag(value: object) -> bool | None:
+    return value if isinstance(value, bool) else None
+
+
+READERS: dict[str, Callable[[object], object | None]] = {
+    "source_types": _read_words,
+    "predicates": _read_words,
+    "kind_prefix": _read_prefixes,
+    "time_range": _read_range,
+    "sanitize": _read_sanitize,
+    "audit_inference": _read_flag,
+}
+
+
+def _subset(child: Words | None, parent: Words | None) -> bool:
+    return parent is None or (child is not None and child <= parent)
+
+
+def _narrower_prefixes(child: tuple[str, ...] | None, parent: tuple[str, ...] | None) -> bool:
+    # The document's sentence on this caveat has child and parent the wrong way round; by its general rule, that what
+    # satisfies the child satisfies the parent, every prefix of the child must begin with one of the parent's.
+    return parent is None or (child is not None and all(prefix.startswith(parent) for prefix in child))
+
+
+def _inside(child: Range | None, parent: Range | None) -> bool:
+    return parent is None or (child is not None and parent[0] <= child[0] and child[1] <= parent[1])

@@ -1,0 +1,82 @@
+"""What an op asks for: of every payload, the resource that it belongs to, the action that it takes to write one, and
+which caveat narrows it by which word. The capabilities that answer are read in capabilities.py, and authority puts
+the two together.
+"""
+
+from typing import NamedTuple
+
+from hocket.kernel import vocabulary as v
+from hocket.kernel.vocabulary import Payload
+
+
+class Need(NamedTuple):
+    resource: str
+    action: str
+
+
+class Judged(NamedTuple):
+    """How ops with one payload are judged. An action of None: no capability decides who writes them. The field is
+    the one whose word the caveat looks at; None stands for the kind of the job, which the caller knows, and an empty
+    one for a word that the payload does not tell."""
+
+    resource: str
+    action: str | None
+    caveat: str | None = None
+    field: str | None = None
+
+
+_EVIDENCE = Judged("Evidence", "Write", "source_types", "")
+_CLAIM = Judged("Claim", "Write", "predicates", "")
+_SCHEDULE = Judged("Job", "Schedule", "kind_prefix")
+_COMPLETE = Judged("Job", "Complete", "kind_prefix")
+_ENTITY = Judged("Entity", "Write")
+_EPISODE = Judged("Episode", "Write")
+_ARTIFACT = Judged("Artifact", "Write")
+_ACTION = Judged("Action", "Write")
+_MESH = Judged("Mesh", "Write")
+_REGISTRATION = Judged("Registration", None)
+
+JUDGED: dict[type[Payload], Judged] = {
+    v.IngestEvidence: _EVIDENCE._replace(field="source_type"),
+    v.TombstoneEvidence: _EVIDENCE,
+    v.CascadeTombstone: _EVIDENCE,
+    v.CreateEntity: _ENTITY,
+    v.AddEntityAlias: _ENTITY,
+    v.MergeEntities: _ENTITY,
+    v.SplitEntity: _ENTITY,
+    v.CreateClaim: _CLAIM._replace(field="predicate"),
+    v.UpdateClaimStatus: _CLAIM,
+    v.UpdateClaimConfidence: _CLAIM,
+    v.SupersedeClaim: _CLAIM,
+    v.ScheduleJob: _SCHEDULE._replace(field="kind"),
+    v.SetSchedule: _SCHEDULE._replace(field="kind"),
+    # It has a name and no kind, so no kind_prefix can be asked of it.
+    v.ClearSchedule: _SCHEDULE._replace(caveat=None),
+    v.CancelJob: _SCHEDULE,
+    v.RetryJob: _SCHEDULE,
+    v.ClaimWork: Judged("Job", "Claim", "kind_prefix"),
+    v.CompleteJob: _COMPLETE,
+    v.YieldWork: _COMPLETE,
+    v.ExpireWork: _COMPLETE,
+    v.FailWork: _COMPLETE,
+    v.ReportProgress: _COMPLETE,
+    v.AcceptWork: Judged("Job", None, "kind_prefix"),
+    v.UserAssert: Judged("UserAssertion", "Write"),
+    v.CreateArtifact: _ARTIFACT,
+    v.EvictArtifact: _ARTIFACT,
+    v.CreateEpisode: _EPISODE,
+    v.UpdateEpisode: _EPISODE,
+    v.CreateSuggestedAction: _ACTION,
+    v.UpdateActionStatus: _ACTION,
+    v.DesignateCoordinator: _MESH,
+    v.RouteKind: _MESH,
+    v.DelegateUcan: _REGISTRATION,
+    v.RevokeUcan: _REGISTRATION,
+}
+
+
+def need_of(payload: Payload) -> Need | None:
+    """The capability that it takes to write such an op. None: no capability decides it. A delegation carries its own
+    authority, a revocation is judged by who issued what it revokes, and an acceptance needs any delegation in force."""
+    judged = JUDGED[type(payload.payload if isinstance(payload, v.Sanitised) else payload)]
+    return None if judged.action is None else Need(judged.resource, judged.action)
