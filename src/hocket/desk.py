@@ -24,8 +24,10 @@ from hocket.log.wall import SteadyWall
 from hocket.store import Session, Store
 from hocket.store.sqlite import SqliteStore
 from hocket.work import jobs, view
+from hocket.work.blobs import Blobs
 from hocket.work.jobs import Draft, Submitted
 from hocket.work.processes import is_alive
+from hocket.work.products import Kit
 
 Progress = Callable[[int, int], None]
 
@@ -51,6 +53,7 @@ class Desk:
         self.home = home
         self.store = store
         self.bells = Bells(home.processes)
+        self.blobs = Blobs(home.blobs)
         self._helpers = helpers
         self._wall = wall or SteadyWall()
         user = did_key(home.user_key().public)
@@ -94,6 +97,7 @@ class Desk:
 
     def close(self) -> None:
         self.bells.close()
+        self.blobs.close()
         if self._helpers is not None:
             self._helpers.shutdown()
         self.store.close()
@@ -141,6 +145,15 @@ class Desk:
             pids = ", ".join(str(each.pid) for each in alive)
             raise Conflict(f"workers are running (process {pids}); stop them before a rebuild")
         return rebuild(self.store, self._wall(0), progress)
+
+    def kit(self, kind: str, monotonic: Callable[[], float]) -> Kit:
+        """What a run of a job of that kind is handed."""
+
+        def audited() -> bool:
+            law = self.log.laws.latest
+            return law is None or law.authority.audited(self.log.node, self.log.reading().wall, kind)
+
+        return Kit(self.blobs, self.log.reading, self.log.new_id, monotonic, audited)
 
     def cancel(self, job_id: bytes, reason: str) -> None:
         self.log.run(lambda tx: jobs.cancel(tx, job_id, reason))

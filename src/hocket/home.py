@@ -24,6 +24,7 @@ class Home:
         self.path = Path(path).expanduser().absolute()
         self.database = self.path / "log.db"
         self.processes = self.path / "processes"
+        self.blobs = self.path / "blobs"
         self._user_key = self.path / "user.key"
         self._node_key = self.path / "node.key"
         self._complete = self.path / "complete"

@@ -26,6 +26,7 @@ from hocket.work import jobs, view
 from hocket.work.ground import Closing, Ground, Machine
 from hocket.work.handlers import Handlers, JobType, encode_payload, kind
 from hocket.work.jobs import Draft, Submitted
+from hocket.work.products import Kit
 from hocket.work.worker import Worker, WorkerOptions
 
 T = TypeVar("T")
@@ -234,6 +235,9 @@ class Node:
     @property
     def node_id(self) -> int:
         return self.desk.log.node
+
+    def kit(self, kind: str) -> Kit:
+        return self.desk.kit(kind, self.ground.monotonic)
 
     async def run(self, request: Callable[[Transaction], T]) -> T:
         """Runs a request inside a transaction of the log, grouped with whatever else is waiting."""

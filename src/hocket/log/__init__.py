@@ -133,6 +133,12 @@ class Log:
         while unsettled > 0:
             unsettled = self.run(_settle_some)
 
+    def reading(self) -> Hlc:
+        """What the log's clock shows now, as far as this process knows: not behind the wall, and no later than an op
+        that is written after. Any thread may ask; the store is not touched.
+        """
+        return Hlc(self._wall(0), 0, self.node)
+
     def new_id(self, ms: int) -> bytes:
         """A fresh ULID, later than every other one of this process."""
         with self._id_lock:

@@ -68,12 +68,15 @@ class Law:
 
 
 class Laws:
-    """Reads the law of a session, once for each state that it is in."""
+    """Reads the law of a session, once for each state that it is in. `latest` is what was read last, for those who may
+    not touch the store.
+    """
 
     def __init__(self, user: str, rules: Rules) -> None:
         self._user = user
         self.rules = rules
         self._known: dict[int, Law] = {}
+        self.latest: Law | None = None
         self._tokens: dict[bytes, Delegation] = {}
 
     def read(self, session: Session, state: int) -> Law:
@@ -83,6 +86,7 @@ class Laws:
             while len(self._known) >= REMEMBERED:
                 del self._known[next(iter(self._known))]
             self._known[state] = law
+        self.latest = law
         return law
 
     def _read(self, session: Session) -> Law:

@@ -110,12 +110,13 @@ class Transaction:
         """Whether workers should look at what this transaction changed."""
         return self.unsettled > 0 or (self._projection is not None and self._projection.stirring)
 
-    def author(self, payload: Payload, deps: tuple[bytes, ...] = ()) -> Op | Reason:
+    def author(self, payload: Payload, deps: tuple[bytes, ...] = (), op_id: bytes | None = None) -> Op | Reason:
         """Writes an op of this node's own. One that would not count is not written: the reason comes back
         instead. What is for the arbiter to decide, and that is another node, is written as an offer: see `is_offer`.
+        An id is only given where something else has the same one; it must be new.
         """
         stamp = next_stamp(self._clock, self._wall_now)
-        op = Op(self.new_id(stamp.wall), stamp, self.node, deps, payload)
+        op = Op(op_id or self.new_id(stamp.wall), stamp, self.node, deps, payload)
         reason = self.projection.newest(op)
         if reason is not None:
             return reason

@@ -107,12 +107,15 @@ class MeshStatements:
     def artifacts(self, after: bytes, limit: int) -> list[Artifact]:
         return self._artifacts("WHERE id > ? ORDER BY id LIMIT ?", after, limit)
 
-    def expired_artifacts(self, now: int, limit: int) -> list[Artifact]:
-        """Those whose time to live is over and that nobody has evicted yet."""
+    def expired_artifacts(self, now: int, limit: int, kept: str) -> list[Artifact]:
+        """Those whose time to live is over and that nobody has evicted yet, without those of the kept type that an op
+        cites.
+        """
         return self._artifacts(
-            "WHERE expires <= ? AND NOT EXISTS (SELECT 1 FROM evictions WHERE artifact = artifacts.id) LIMIT ?",
-            now,
-            limit,
+            """WHERE expires <= ? AND NOT EXISTS (SELECT 1 FROM evictions WHERE artifact = artifacts.id)
+               AND NOT (type = ? AND EXISTS (SELECT 1 FROM cites WHERE dep IN (artifacts.id, artifacts.op_id)))
+               LIMIT ?""",
+            *(now, kept, limit),
         )
 
     def _artifacts(self, tail: str, *values: Any) -> list[Artifact]:

@@ -106,4 +106,4 @@ class Bench(Desk):
         claim = claims.taken[0]
         job_type = handlers.find(claim.job.kind)
         assert job_type is not None
-        return Run(claim, job_type, job_type.lease_ms, 0.0)
+        return Run(claim, job_type, job_type.lease_ms, 0.0, self.kit(claim.job.kind, lambda: self.clock.now))

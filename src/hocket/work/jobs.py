@@ -19,7 +19,6 @@ from hocket.kernel.vocabulary import (
     CancelJob,
     ClaimWork,
     CompleteJob,
-    CreateArtifact,
     ExpireWork,
     FailWork,
     Payload,
@@ -32,6 +31,7 @@ from hocket.kernel.vocabulary import (
 )
 from hocket.log import SETTLE_STEP, Transaction
 from hocket.store import Entry
+from hocket.work.products import NOTHING, Content, Written, creation
 
 KIND = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
 KIND_LENGTH_MAX = 255
@@ -232,22 +232,24 @@ def renew(tx: Transaction, held: Held, lease_ms: int) -> Result:
     return _speak(tx, held, ClaimWork(held.job_id, tx.node, lease_ms))
 
 
-def complete(tx: Transaction, held: Held, result: bytes | None, duration_ms: int) -> Result:
-    """Ends a job well. A result goes on the log as an artifact that the completion names."""
-    artifacts: tuple[bytes, ...] = ()
-    deps: tuple[bytes, ...] = ()
+def complete(tx: Transaction, held: Held, result: bytes | None, duration_ms: int, made: Written = NOTHING) -> Result:
+    """Ends a job well. A result goes on the log as an artifact; the completion names and cites it, and whatever else
+    the run made.
+    """
+    artifacts = made.snapshots + made.artifacts
     if result is not None:
-        stale = _stale(tx, held)
+        stale = stale_claim(tx, held)
         if stale is not None:
             return stale
         artifact_id = tx.new_id(tx.now)
-        made = tx.author(
-            CreateArtifact(
-                artifact_id, RESULT_TYPE, held.job_id, (), content_hash(result), result, None, None, len(result), None
-            )
-        )
-        artifacts, deps = (artifact_id,), (_must(made, held.job_id).id,)
-    return _speak(tx, held, CompleteJob(held.job_id, (), artifacts, Telemetry(duration_ms, None, None, None)), deps)
+        content = Content(content_hash(result), len(result), result, None)
+        payload = creation(artifact_id, RESULT_TYPE, held.job_id, (), content, None)
+        written = tx.author(payload, made.snapshots, artifact_id)
+        if isinstance(written, Reason):
+            return fail(tx, held, f"its result would not count: {written.sentence}", "", retry=False)
+        artifacts = (*artifacts, artifact_id)
+    completion = CompleteJob(held.job_id, made.claims, artifacts, Telemetry(duration_ms, None, None, None))
+    return _speak(tx, held, completion, artifacts + made.others)
 
 
 def fail(tx: Transaction, held: Held, error: str, traceback: str, retry: bool) -> Result:
@@ -358,7 +360,7 @@ def _may_start(tx: Transaction, op: Op, payload: ClaimWork, job: Job) -> bool:
 
 def _speak(tx: Transaction, held: Held, payload: Payload, deps: tuple[bytes, ...] = ()) -> Result:
     """An op about a claim: it cites the claim, and is not written when that claim no longer holds."""
-    stale = _stale(tx, held)
+    stale = stale_claim(tx, held)
     if stale is not None:
         return stale
     op = _author(tx, payload, (held.claim_op, *deps))
@@ -369,7 +371,8 @@ def _said(tx: Transaction, op: Op, job_id: bytes) -> Job | Offer:
     return Offer(op.id, job_id) if tx.is_offer(op) else _job(tx, job_id)
 
 
-def _stale(tx: Transaction, held: Held) -> Reason | None:
+def stale_claim(tx: Transaction, held: Held) -> Reason | None:
+    """Why the claim no longer holds, None while it does."""
     entry = tx.projection.entry(held.job_id)
     if entry is None:
         return Reason.UNKNOWN_JOB

@@ -8,17 +8,21 @@ import ctypes
 import threading
 import traceback
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from os import PathLike
 from queue import SimpleQueue
 from typing import Any
 
 import msgspec
 
+from hocket.errors import NotAuthorised
 from hocket.kernel.ids import ulid_text
 from hocket.kernel.ops import decode
-from hocket.kernel.vocabulary import ScheduleJob
+from hocket.kernel.vocabulary import Payload, ScheduleJob
 from hocket.work.handlers import JobType
+from hocket.work.inference import infer, question
 from hocket.work.jobs import RESULT_BYTES_MAX, Claim, Held
+from hocket.work.products import Kit, Products
 
 TRACEBACK_CHARS_MAX = 16_384
 ERROR_CHARS_MAX = 500
@@ -60,11 +64,64 @@ class Context:
             raise ValueError(f"the progress note has {len(encoded)} bytes, at most {NOTE_BYTES_MAX}")
         self._run.note = encoded
 
+    @property
+    def audited(self) -> bool:
+        """Whether every model call of this node must be recorded."""
+        return self._run.products.kit.audited()
+
+    def artifact(
+        self,
+        content: bytes | PathLike[str],
+        *,
+        type: str,
+        ttl: str | float | None = None,
+        inputs: Iterable[str | bytes] = (),
+    ) -> str:
+        """Keeps bytes, or a copy of a file, as an artifact of this job, and gives its id. It goes on the log when the
+        job completes, and comes to nothing when the job does not. After `ttl` it may be evicted; `inputs` are the ids
+        of the evidence that it was made from.
+        """
+        return ulid_text(self._run.products.artifact(content, type, ttl, inputs))
+
+    def emit(self, payload: Payload) -> str:
+        """Writes an op about a knowledge graph, like a CreateClaim, when the job completes, and gives the op's id.
+        After model calls it is linked to their records.
+        """
+        return ulid_text(self._run.products.emit(payload))
+
+    def new_id(self) -> bytes:
+        """A fresh id, for a claim or an entity."""
+        return self._run.products.new_id()
+
+    def infer(
+        self,
+        *,
+        model: str,
+        version: str,
+        prompt: str,
+        call: Callable[..., Any],
+        context: Iterable[str | bytes] = (),
+        backend: str = "python",
+        audit: bool = True,
+        **options: Any,
+    ) -> Any:
+        """Calls a model, `call(prompt, **options)`, and records the call: the model and its version, the prompt, what
+        it was made from (`context`: ids as `evidence:ID`, `claim:ID`, `entity:ID`; a bare id is evidence), the answer,
+        times and token counts. Gives what the call gives; await it when the call is async. The record goes on the log
+        however the job ends. `audit=False` records nothing, which is an error on an audited node.
+        """
+        asked = question(model, version, backend, prompt, context)
+        if audit:
+            return infer(self._run.products, asked, call, options)
+        if self.audited:
+            raise NotAuthorised("every model call of this node must be recorded; call it without audit=False")
+        return call(asked.prompt, **options)
+
 
 class Run:
     """One execution of a job, from the claim to its outcome."""
 
-    def __init__(self, claim: Claim, job_type: JobType, lease_ms: int, claimed_at: float) -> None:
+    def __init__(self, claim: Claim, job_type: JobType, lease_ms: int, claimed_at: float, kit: Kit) -> None:
         job = claim.job
         assert job.claim_op is not None and job.deadline is not None
         self.job = job
@@ -83,6 +140,7 @@ class Run:
         self.stopped = False
         self.note: bytes | None = None
         self.noted_at = 0.0
+        self.products = Products(kit, job.id)
         self.context = Context(self, claim)
         self._schedule = claim.schedule
         self._lock = threading.Lock()

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from hocket.errors import Usage
+from hocket.errors import Failed, Usage
 from hocket.kernel.clock import hlc_text, unpack
 from hocket.kernel.ids import node_text, ulid_prefix_range, ulid_text
 from hocket.kernel.ops import Op, decode
@@ -22,7 +22,7 @@ from hocket.kernel.vocabulary import (
     ScheduleJob,
     YieldWork,
 )
-from hocket.store import Entry, OpRow, Session, Stage
+from hocket.store import Artifact, Entry, OpRow, Session, Stage
 from hocket.work.jobs import RESULT_TYPE
 
 AMBIGUOUS_SHOWN = 5
@@ -75,11 +75,13 @@ def full(session: Session, entry: Entry) -> dict[str, Any]:
     schedule = decode(next(row.body for row in rows if row.id == job.schedule_op)).payload
     assert isinstance(schedule, ScheduleJob)
     error, traceback = _error(session, job)
+    result_of = _result_artifact(session, job)
     return brief(entry) | {
         "payload": _json(schedule.payload),
         "options": msgspec.to_builtins(job.policy),
         "after": list(job.policy.after),
-        "result": result(session, job),
+        "result": None if result_of is None or session.is_evicted(result_of.id) else _content(session, result_of),
+        "artifacts": [_artifact_line(session, each) for each in session.artifacts_of_job(job.id)],
         "error": error,
         "traceback": traceback,
         "ops": [op_line(row) for row in rows],
@@ -87,15 +89,35 @@ def full(session: Session, entry: Entry) -> dict[str, Any]:
 
 
 def result(session: Session, job: Job) -> Any:
-    """What the handler returned, None when nothing."""
-    for artifact_id in job.artifacts:
-        artifact = session.artifact(artifact_id)
-        row = None if artifact is None or artifact.type != RESULT_TYPE else session.op(artifact.op_id)
-        if row is not None:
-            payload = decode(row.body).payload
-            assert isinstance(payload, CreateArtifact)
-            return None if payload.content_inline is None else _json(payload.content_inline)
-    return None
+    """What the handler returned, None when nothing. Raises Failed when it was evicted since."""
+    artifact = _result_artifact(session, job)
+    if artifact is None:
+        return None
+    if session.is_evicted(artifact.id):
+        raise Failed(f"the result of job {ulid_text(job.id)} was evicted; its content is gone")
+    return _content(session, artifact)
+
+
+def _result_artifact(session: Session, job: Job) -> Artifact | None:
+    named = (session.artifact(artifact_id) for artifact_id in job.artifacts)
+    return next((each for each in named if each is not None and each.type == RESULT_TYPE), None)
+
+
+def _content(session: Session, artifact: Artifact) -> Any:
+    row = session.op(artifact.op_id)
+    assert row is not None
+    payload = decode(row.body).payload
+    assert isinstance(payload, CreateArtifact)
+    return None if payload.content_inline is None else _json(payload.content_inline)
+
+
+def _artifact_line(session: Session, artifact: Artifact) -> dict[str, Any]:
+    return {
+        "artifact_id": ulid_text(artifact.id),
+        "type": artifact.type,
+        "size": artifact.size,
+        "evicted": session.is_evicted(artifact.id),
+    }
 
 
 def _error(session: Session, job: Job) -> tuple[str | None, str | None]:

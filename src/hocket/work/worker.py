@@ -22,6 +22,7 @@ from hocket.work import cron, jobs
 from hocket.work.ground import Ground
 from hocket.work.handlers import Handlers
 from hocket.work.jobs import Claim, Claims
+from hocket.work.products import NOTHING, Kit
 from hocket.work.runner import Run
 
 T = TypeVar("T")
@@ -61,6 +62,9 @@ class Access(Protocol):
 
     @property
     def node_id(self) -> int: ...
+    def kit(self, kind: str) -> Kit:
+        """What a run of a job of that kind is handed."""
+
     async def run(self, request: Callable[[Transaction], T]) -> T: ...
     async def peek(self, query: Callable[[Session], T]) -> T: ...
 
@@ -360,7 +364,8 @@ class Worker:
     def _begin(self, claim: Claim, before: float) -> None:
         job_type = self._options.handlers.find(claim.job.kind)
         assert job_type is not None
-        run = Run(claim, job_type, claim.job.policy.lease_ms or job_type.lease_ms, before)
+        lease_ms = claim.job.policy.lease_ms or job_type.lease_ms
+        run = Run(claim, job_type, lease_ms, before, self._access.kit(claim.job.kind))
         self._held[claim.job.id] = run
         if run.ends_at > self._monotonic():
             self._runner.start(run)
@@ -439,10 +444,14 @@ def _worth(turn: Turn) -> bool:
 def settle(tx: Transaction, run: Run) -> Job | Reason:
     """Puts the end of a run on the log."""
     assert run.started_at is not None and run.ended_at is not None
+    is_whole = not run.stopped and run.error is None and jobs.stale_claim(tx, run.held) is None
+    made = run.products.write(tx, is_whole)
+    if isinstance(made, Reason):
+        run.error, made = f"what the handler made would not count: {made.sentence}", NOTHING
     if run.stopped:
         return jobs.hand_back(tx, run.held, "the worker stopped it")
     if run.error is None:
-        return jobs.complete(tx, run.held, run.result, int((run.ended_at - run.started_at) * 1000))
+        return jobs.complete(tx, run.held, run.result, int((run.ended_at - run.started_at) * 1000), made)
     retry = run.job.policy.retries is not None or run.job.failures < run.job_type.retries
     return jobs.fail(tx, run.held, run.error, run.traceback, retry)
 

@@ -1,0 +1,226 @@
+"""Artifacts as they are found, read, put, evicted and cleared away. An artifact's op stays on the log for ever; its
+content is shown until an EvictArtifact says that it is gone, and a blob is deleted when no artifact needs it any more.
+Blobs are moved to their places and deleted inside write transactions only, which exclude each other: so none is
+deleted while an op that names it is being written.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+from hocket.errors import Conflict, NotAuthorised, Unreachable, Usage
+from hocket.kernel.clock import hlc_text
+from hocket.kernel.ids import content_hash, hash_text, node_text, ulid_prefix_range, ulid_text
+from hocket.kernel.ops import Op, decode
+from hocket.kernel.reasons import Reason
+from hocket.kernel.snapshot import SNAPSHOT_TYPE
+from hocket.kernel.vocabulary import CreateArtifact, EvictArtifact, Payload
+from hocket.log import Transaction
+from hocket.store import Artifact, Session, Store
+from hocket.work.blobs import Blobs
+from hocket.work.products import Content, creation
+
+T = TypeVar("T")
+
+AMBIGUOUS_SHOWN = 5
+EVICT_MAX = 500
+COLLECT_STEP = 500
+# A blob that no op names may belong to an op that is on its way from another node.
+GARBAGE_AGE_S = 3600.0
+
+# Gives the content with that hash and size from another node, or None.
+Fetch = Callable[[bytes, int], bytes | None]
+
+
+def between(session: Session, low: bytes, high: bytes, limit: int) -> list[Artifact]:
+    """The artifacts whose ids lie between these, both included."""
+    first = session.artifact(low)
+    found = session.artifacts(low, limit)
+    return ([first] if first is not None else []) + [each for each in found if each.id <= high]
+
+
+def find(session: Session, prefix: str) -> Artifact:
+    """The one artifact whose id begins so. Raises Usage for none or several."""
+    try:
+        low, high = ulid_prefix_range(prefix)
+    except ValueError:
+        raise Usage(f"{prefix!r} is not an artifact id; `hocket artifacts list` lists them") from None
+    found = between(session, low, high, AMBIGUOUS_SHOWN + 1) if prefix else []
+    if not found:
+        raise Usage(f"no artifact {prefix!r}; `hocket artifacts list` lists them")
+    if len(found) > 1:
+        shown = ", ".join(ulid_text(each.id) for each in found[:AMBIGUOUS_SHOWN])
+        more = ", …" if len(found) > AMBIGUOUS_SHOWN else ""
+        raise Usage(f"{prefix!r} is the beginning of several artifact ids: {shown}{more}; give more of it")
+    return found[0]
+
+
+def every(session: Session, step: int = COLLECT_STEP) -> Iterator[Artifact]:
+    after = bytes(16)
+    while found := session.artifacts(after, step):
+        yield from found
+        after = found[-1].id
+
+
+def creation_of(session: Session, artifact: Artifact) -> tuple[Op, CreateArtifact]:
+    row = session.op(artifact.op_id)
+    assert row is not None
+    op = decode(row.body)
+    assert isinstance(op.payload, CreateArtifact)
+    return op, op.payload
+
+
+def brief(session: Session, blobs: Blobs, artifact: Artifact) -> dict[str, Any]:
+    """One line of a list. `content` is where the content is: inline, blob, elsewhere or evicted."""
+    op, payload = creation_of(session, artifact)
+    return {
+        "artifact_id": ulid_text(artifact.id),
+        "type": artifact.type,
+        "job_id": None if artifact.source_job is None else ulid_text(artifact.source_job),
+        "hash": hash_text(artifact.hash),
+        "size": payload.size_bytes,
+        "content": _where(session, blobs, artifact, payload),
+        "created_ms": op.timestamp.wall,
+        "expires_ms": artifact.expires,
+    }
+
+
+def full(session: Session, blobs: Blobs, artifact: Artifact) -> dict[str, Any]:
+    op, payload = creation_of(session, artifact)
+    return brief(session, blobs, artifact) | {
+        "op_id": ulid_text(op.id),
+        "author": node_text(op.node_id),
+        "created": hlc_text(op.timestamp),
+        "inputs": [ulid_text(each) for each in payload.inputs_used],
+        "cites": [ulid_text(each) for each in op.causal_deps],
+        "model_id": payload.model_id,
+        "model_version": payload.model_version,
+    }
+
+
+def _where(session: Session, blobs: Blobs, artifact: Artifact, payload: CreateArtifact) -> str:
+    if session.is_evicted(artifact.id):
+        return "evicted"
+    if payload.content_inline is not None:
+        return "inline"
+    return "blob" if blobs.has(artifact.hash) else "elsewhere"
+
+
+def content(session: Session, blobs: Blobs, artifact: Artifact, fetch: Fetch | None = None) -> bytes:
+    """The bytes of an artifact, fetched from another node when they are not here and it can be asked. Whatever they
+    come from, they are those that the op promises.
+    """
+    name = ulid_text(artifact.id)
+    if session.is_evicted(artifact.id):
+        raise Conflict(f"artifact {name} was evicted; its content is gone")
+    _, payload = creation_of(session, artifact)
+    data = payload.content_inline
+    if data is None:
+        data = blobs.read(artifact.hash)
+    if data is None and fetch is not None:
+        data = fetch(artifact.hash, artifact.size)
+        if data is not None and content_hash(data) == artifact.hash:
+            blobs.keep(blobs.stage(data))
+    if data is None:
+        raise Unreachable(f"the content of artifact {name} is on another node and not here")
+    if content_hash(data) != artifact.hash:
+        raise Unreachable(f"what came for artifact {name} is not its content: it is not {hash_text(artifact.hash)}")
+    return data
+
+
+def put(tx: Transaction, blobs: Blobs, type: str, content: Content, ttl_ms: int | None) -> bytes:
+    """An artifact that comes from no job."""
+    if content.staged is not None:
+        blobs.keep(content.staged)
+    artifact_id = tx.new_id(tx.now)
+    _must(tx, creation(artifact_id, type, None, (), content, ttl_ms), (), artifact_id)
+    return artifact_id
+
+
+# Eviction.
+
+
+def evict(tx: Transaction, artifact: Artifact) -> None:
+    """Says on the log that the content is gone."""
+    if tx.session.is_evicted(artifact.id):
+        raise Conflict(f"artifact {ulid_text(artifact.id)} is evicted already")
+    _must(tx, EvictArtifact(artifact.id), (artifact.op_id,), None)
+
+
+def is_due(session: Session, node: int, now: int) -> bool:
+    """Whether this node has something to evict: the time of an artifact is over, and no other node is the coordinator.
+    Records of model calls that something leans on stay.
+    """
+    coordinators = session.coordinators()
+    if coordinators and int.from_bytes(coordinators[-1].node, "big") != node:
+        return False
+    return bool(session.expired_artifacts(now, 1, SNAPSHOT_TYPE))
+
+
+def evict_due(tx: Transaction, limit: int = EVICT_MAX) -> list[bytes]:
+    """Evicts what is due; gives the hashes whose blobs may go once this is committed."""
+    if not is_due(tx.session, tx.node, tx.now):
+        return []
+    freed = []
+    for artifact in tx.session.expired_artifacts(tx.now, limit, SNAPSHOT_TYPE):
+        if not isinstance(tx.author(EvictArtifact(artifact.id), (artifact.op_id,)), Reason):
+            freed.append(artifact.hash)
+    return freed
+
+
+class Commits(Protocol):
+    async def run(self, request: Callable[[Transaction], T]) -> T: ...
+
+
+async def upkeep(access: Commits, blobs: Blobs) -> int:
+    """Evicts what is due and deletes its blobs; gives how many artifacts it was."""
+    freed = await access.run(evict_due)
+    if freed:
+        await access.run(lambda tx: collect(tx.session, blobs, freed))
+    return len(freed)
+
+
+# Blobs that nobody needs.
+
+
+class Cleared(NamedTuple):
+    blobs: int
+    bytes: int
+
+
+def collect(session: Session, blobs: Blobs, hashes: Iterable[bytes]) -> Cleared:
+    """Deletes those of the blobs that no artifact needs. Only inside a write transaction that writes nothing, so that
+    what it goes by cannot be undone.
+    """
+    sizes = [blobs.remove(each) for each in dict.fromkeys(hashes) if not _is_needed(session, each)]
+    return Cleared(sum(size > 0 for size in sizes), sum(sizes))
+
+
+def _is_needed(session: Session, hash: bytes) -> bool:
+    return any(not session.is_evicted(each.id) for each in session.artifacts_of_hash(hash))
+
+
+def clear(store: Store, blobs: Blobs, now: Callable[[], float] = time.time) -> Cleared:
+    """Deletes what is left lying: blobs of evicted artifacts, blobs that no op names and that are not new, and what
+    processes staged that have died.
+    """
+    with store.read() as session:
+        unneeded = [hash for hash, written in blobs.all() if _is_garbage(session, hash, now() - written)]
+    total = Cleared(0, blobs.clear_shelves())
+    for start in range(0, len(unneeded), COLLECT_STEP):
+        with store.write() as session:
+            cleared = collect(session, blobs, unneeded[start : start + COLLECT_STEP])
+        total = Cleared(total.blobs + cleared.blobs, total.bytes + cleared.bytes)
+    return total
+
+
+def _is_garbage(session: Session, hash: bytes, age_s: float) -> bool:
+    if not session.artifacts_of_hash(hash):
+        return age_s > GARBAGE_AGE_S
+    return not _is_needed(session, hash)
+
+
+def _must(tx: Transaction, payload: Payload, deps: tuple[bytes, ...], op_id: bytes | None) -> None:
+    op = tx.author(payload, deps, op_id)
+    if isinstance(op, Reason):
+        raise NotAuthorised(f"this {type(payload).__name__} would not count: {op.sentence}")

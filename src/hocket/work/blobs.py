@@ -1,0 +1,202 @@
+"""Content that is too large for the log, kept in the home under its own hash. A blob is there whole or not at all: it
+is written to a shelf of this process first, put on the disk, and moved to its place when an op names it. What is read
+is hashed again, so that a damaged blob is never taken for the real one.
+"""
+
+import os
+import shutil
+import stat
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import count
+from pathlib import Path
+from typing import IO, NamedTuple
+
+from blake3 import blake3
+
+from hocket.errors import StoreError, Usage
+from hocket.kernel.ids import hash_text
+from hocket.work.processes import ProcessLock, is_alive
+
+BLOB_BYTES_MAX = 1024 * 1024 * 1024
+CHUNK_BYTES = 1024 * 1024
+_HEX_DIGITS = 64
+
+
+class Damaged(StoreError):
+    """A blob whose bytes are not those that its name promises."""
+
+
+class Staged(NamedTuple):
+    """A blob that is whole and on the disk, but not yet in its place."""
+
+    hash: bytes
+    size: int
+    path: Path
+
+
+class Blobs:
+    """The blobs of one home. The directory is made when the first one comes. Safe to use from several threads."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._shelves = directory / "staged"
+        self._lock = threading.Lock()
+        self._shelf: tuple[Path, ProcessLock] | None = None
+        self._numbers = count()
+
+    def close(self) -> None:
+        """Clears what was staged and never kept."""
+        with self._lock:
+            if self._shelf is not None:
+                path, alive = self._shelf
+                shutil.rmtree(path, ignore_errors=True)
+                alive.close()
+                self._shelf = None
+
+    def stage(self, content: bytes | Path) -> Staged:
+        """Writes the content down, from memory or from a file. Raises Usage when it is too large or no file."""
+        with _explained("write a blob"):
+            target = self._own_shelf() / str(next(self._numbers))
+            with open(target, "xb", opener=_private) as out:
+                try:
+                    hash, size = _copy(_chunks_of(content), out)
+                    out.flush()
+                    os.fsync(out.fileno())
+                except BaseException:
+                    target.unlink(missing_ok=True)
+                    raise
+        return Staged(hash, size, target)
+
+    def keep(self, staged: Staged) -> None:
+        """Moves a staged blob to its place, for good. A second time does nothing."""
+        place = self._place(staged.hash)
+        with _explained("keep a blob"):
+            place.parent.mkdir(mode=0o700, exist_ok=True)
+            try:
+                os.replace(staged.path, place)
+            except FileNotFoundError:
+                if not place.exists():
+                    raise
+            for directory in (place.parent, self._directory):
+                _sync(directory)
+
+    def drop(self, staged: Staged) -> None:
+        """Forgets a staged blob."""
+        staged.path.unlink(missing_ok=True)
+
+    def has(self, hash: bytes) -> bool:
+        return self._place(hash).exists()
+
+    def read(self, hash: bytes) -> bytes | None:
+        """The whole content, None when it is not here. Raises Damaged when it is not what its name says."""
+        parts = list(self.chunks(hash))
+        return b"".join(parts) if parts or self.has(hash) else None
+
+    def chunks(self, hash: bytes) -> Iterator[bytes]:
+        """The content part by part, nothing when it is not here. Damage comes to light after the last part."""
+        hasher = blake3()
+        with _explained(f"read the blob {hash_text(hash)}"):
+            try:
+                file = self._place(hash).open("rb")
+            except FileNotFoundError:
+                return
+            with file:
+                while part := file.read(CHUNK_BYTES):
+                    hasher.update(part)
+                    yield part
+        if hasher.digest() != hash:
+            raise Damaged(f"the blob {hash_text(hash)} is damaged; restore {self._place(hash)} from a backup")
+
+    def remove(self, hash: bytes) -> int:
+        """Deletes it; gives the number of bytes that are free now."""
+        place = self._place(hash)
+        with _explained("delete a blob"):
+            try:
+                size = place.stat().st_size
+                place.unlink()
+            except FileNotFoundError:
+                return 0
+        return size
+
+    def all(self) -> Iterator[tuple[bytes, float]]:
+        """Every blob in its place: its hash, and when it was written, in seconds since the epoch."""
+        for path in self._directory.glob("[0-9a-f][0-9a-f]/*"):
+            try:
+                hash = bytes.fromhex(path.name)
+                if len(path.name) == _HEX_DIGITS and path == self._place(hash):
+                    yield hash, path.stat().st_mtime
+            except (ValueError, FileNotFoundError):
+                continue
+
+    def clear_shelves(self) -> int:
+        """Deletes what processes staged that have died since; gives the number of bytes that are free now."""
+        freed = 0
+        for shelf in self._shelves.glob("*/"):
+            if not is_alive(self._shelves, shelf.name):
+                freed += sum(path.stat().st_size for path in shelf.iterdir())
+                shutil.rmtree(shelf, ignore_errors=True)
+        return freed
+
+    def _place(self, hash: bytes) -> Path:
+        name = hash.hex()
+        return self._directory / name[:2] / name
+
+    def _own_shelf(self) -> Path:
+        """A directory that is this object's alone, with a sign of life for as long as it is in use."""
+        with self._lock:
+            if self._shelf is None:
+                self._shelves.mkdir(mode=0o700, parents=True, exist_ok=True)
+                name = f"{os.getpid()}-{os.urandom(4).hex()}"
+                alive = ProcessLock(self._shelves, name)
+                path = self._shelves / name
+                path.mkdir(mode=0o700)
+                self._shelf = path, alive
+            return self._shelf[0]
+
+
+def _chunks_of(content: bytes | Path) -> Iterator[bytes]:
+    if isinstance(content, bytes):
+        yield content
+        return
+    try:
+        # Without O_NONBLOCK a pipe would be waited for before anybody could see that it is one.
+        with open(os.open(content, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise Usage(f"{content} is not a file")
+            while part := file.read(CHUNK_BYTES):
+                yield part
+    except OSError as error:
+        raise Usage(f"cannot read {content}: {error.strerror}") from None
+
+
+def _copy(parts: Iterator[bytes], out: IO[bytes]) -> tuple[bytes, int]:
+    hasher, size = blake3(), 0
+    for part in parts:
+        size += len(part)
+        if size > BLOB_BYTES_MAX:
+            raise Usage(f"the content has more than {BLOB_BYTES_MAX} bytes; keep it elsewhere and note where")
+        hasher.update(part)
+        out.write(part)
+    return hasher.digest(), size
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_CLOEXEC, 0o600)
+
+
+def _sync(directory: Path) -> None:
+    handle = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+@contextmanager
+def _explained(what: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise StoreError(f"cannot {what}: {error.strerror}") from error

@@ -1,0 +1,195 @@
+"""Records of model calls. Each call leaves a snapshot: which model, what it was told and from which context, what it
+said, how long it took. The record is an artifact that goes on the log with the end of the run, however the run ends,
+and what the run makes afterwards is linked to it. So every output can be traced to what it was made from.
+"""
+
+import inspect
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any, NamedTuple
+
+import msgspec
+
+from hocket.errors import Usage
+from hocket.kernel.clock import Hlc
+from hocket.kernel.snapshot import SNAPSHOT_TYPE, Snapshot, encode_snapshot
+from hocket.kernel.vocabulary import CreateArtifact, Ids, Telemetry
+from hocket.work.products import Content, Product, Products, check_id, contain
+
+PROMPT_BYTES_MAX = 8 * 1024 * 1024
+OUTPUT_BYTES_MAX = 8 * 1024 * 1024
+NAME_CHARS_MAX = 255
+CONTEXT_MAX = 1_000
+_LISTS = ("evidence", "claim", "entity")
+
+
+class Question(NamedTuple):
+    """What a model is asked, and what went into the prompt."""
+
+    model: str
+    version: str
+    backend: str
+    prompt: str
+    evidence: Ids
+    claims: Ids
+    entities: Ids
+
+
+class Answer(NamedTuple):
+    """What a call may return to say more than its value: the literal output, the version that really answered, token
+    counts, and an error that is raised once the call is recorded.
+    """
+
+    value: Any
+    text: str | bytes
+    version: str | None = None
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    error: Exception | None = None
+
+
+def question(model: str, version: str, backend: str, prompt: str, context: Iterable[Any]) -> Question:
+    """Raises Usage before anything is asked, when the call could not be recorded."""
+    for name, value in (("model", model), ("version", version), ("backend", backend)):
+        if not isinstance(value, str) or not 0 < len(value) <= NAME_CHARS_MAX:
+            raise Usage(
+                f"a model call is recorded with its {name}: 1 to {NAME_CHARS_MAX} characters, not {value!r:.99}"
+            )
+    if not isinstance(prompt, str):
+        raise Usage(f"the prompt is text, not {type(prompt).__name__}; give the literal text that the model is sent")
+    size = len(prompt.encode(errors="surrogatepass"))
+    if size > PROMPT_BYTES_MAX:
+        raise Usage(f"the prompt has {size} bytes, at most {PROMPT_BYTES_MAX}")
+    lists: dict[str, dict[bytes, None]] = {name: {} for name in _LISTS}
+    for each in context:
+        name, given = _sorted_out(each)
+        lists[name][given] = None
+    if sum(map(len, lists.values())) > CONTEXT_MAX:
+        raise Usage(f"the context has more than {CONTEXT_MAX} ids")
+    return Question(model, version, backend, _writable(prompt), *(tuple(lists[name]) for name in _LISTS))
+
+
+def _sorted_out(each: Any) -> tuple[str, bytes]:
+    """`evidence:ID`, `claim:ID` or `entity:ID`; an id alone is evidence."""
+    if not isinstance(each, str):
+        return "evidence", check_id(each)
+    name, colon, rest = each.rpartition(":")
+    if colon and name not in _LISTS:
+        raise Usage(f"{each!r} in the context begins with none of {', '.join(_LISTS)}")
+    return name or "evidence", check_id(rest)
+
+
+def infer(products: Products, asked: Question, call: Callable[..., Any], options: dict[str, Any]) -> Any:
+    """Calls the model and records it. Gives what the call gives, or something to await when that is what it gives."""
+    record = _Record(products, asked)
+    try:
+        value = call(asked.prompt, **options)
+    except BaseException as error:
+        record.failed(error)
+        raise
+    return _awaited(record, value) if inspect.isawaitable(value) else record.answered(value)
+
+
+async def _awaited(record: "_Record", coming: Awaitable[Any]) -> Any:
+    try:
+        value = await coming
+    except BaseException as error:
+        record.failed(error)
+        raise
+    return record.answered(value)
+
+
+class _Record:
+    """One call from its beginning to its end."""
+
+    def __init__(self, products: Products, asked: Question) -> None:
+        self._products = products
+        self._asked = asked
+        kit = products.kit
+        self._began = kit.monotonic()
+        self._started_at = kit.now()
+        self._id = kit.new_id(self._started_at.wall)
+        products.begin(self._id, self._unanswered)
+
+    def answered(self, value: Any) -> Any:
+        answer = value if isinstance(value, Answer) else _read(value)
+        text = _writable(answer.text)
+        size = len(text.encode())
+        if size > OUTPUT_BYTES_MAX:
+            cut = text.encode()[:OUTPUT_BYTES_MAX].decode(errors="ignore")
+            self._end(answer, f"{cut}\n[cut: {size} bytes in all]")
+            raise Usage(f"the model's output has {size} bytes, at most {OUTPUT_BYTES_MAX}; it is recorded cut")
+        self._end(answer, text)
+        if answer.error is not None:
+            raise answer.error
+        return answer.value
+
+    def failed(self, error: BaseException) -> None:
+        self._end(Answer(None, ""), _writable(f"[no answer: {type(error).__name__}: {error}]"))
+
+    def _end(self, answer: Answer, text: str) -> None:
+        self._products.end(self._made(answer, text, self._products.kit.now()))
+
+    def _unanswered(self, now: Hlc) -> Product:
+        return self._made(Answer(None, ""), "[no answer: the run was over before one came]", now)
+
+    def _made(self, answer: Answer, text: str, now: Hlc) -> Product:
+        asked, kit = self._asked, self._products.kit
+        version = answer.version or asked.version
+        taken_ms = max(0, int((kit.monotonic() - self._began) * 1000))
+        snapshot = Snapshot(
+            model_id=asked.model,
+            model_version=version,
+            backend=asked.backend,
+            evidence=asked.evidence,
+            claims=asked.claims,
+            entities=asked.entities,
+            prompt=asked.prompt,
+            output=text,
+            telemetry=Telemetry(taken_ms, answer.prompt_tokens, answer.completion_tokens, None),
+            started_at=self._started_at,
+            completed_at=max(self._started_at, now),
+        )
+        content = contain(kit.blobs, encode_snapshot(snapshot))
+        payload = _creation(self._id, self._products.job_id, snapshot, content)
+        return Product(self._id, payload, (), content.staged, is_snapshot=True)
+
+
+def _creation(artifact_id: bytes, job_id: bytes, snapshot: Snapshot, content: Content) -> CreateArtifact:
+    model = snapshot.model_id, snapshot.model_version
+    return CreateArtifact(
+        artifact_id, SNAPSHOT_TYPE, job_id, snapshot.evidence, content.hash, content.inline, *model, content.size, None
+    )
+
+
+def _read(value: Any) -> Answer:
+    """What a plain value tells of itself. Clients of models give token counts as `usage`."""
+    usage = _member(value, "usage")
+    prompt_tokens = _count(_member(usage, "prompt_tokens"), _member(usage, "input_tokens"))
+    completion_tokens = _count(_member(usage, "completion_tokens"), _member(usage, "output_tokens"))
+    return Answer(value, _said(value), None, prompt_tokens, completion_tokens)
+
+
+def _said(value: Any) -> str | bytes:
+    """The output as text: itself, else as JSON, else as Python shows it."""
+    if isinstance(value, str | bytes):
+        return value
+    dump = getattr(value, "model_dump_json", None)
+    try:
+        return str(dump()) if callable(dump) else msgspec.json.encode(value)
+    except Exception:
+        return repr(value)
+
+
+def _member(value: Any, name: str) -> Any:
+    return value.get(name) if isinstance(value, dict) else getattr(value, name, None)
+
+
+def _count(*values: Any) -> int | None:
+    return next((v for v in values if isinstance(v, int) and not isinstance(v, bool) and 0 <= v < 2**63), None)
+
+
+def _writable(text: str | bytes) -> str:
+    """Text that can be written down: what is no UTF-8 is shown as `\\xff`, and half a character as its number."""
+    if isinstance(text, bytes):
+        return text.decode(errors="backslashreplace")
+    return text.encode(errors="backslashreplace").decode()
