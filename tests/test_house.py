@@ -17,6 +17,7 @@ ORDER = [
     "coordination",
     "bus",
     "work",
+    "inference",
     "mesh",
     "gitplane",
     "rhythm",

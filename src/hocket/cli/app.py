@@ -19,6 +19,8 @@ COMMANDS = {
     "show": ("job:show_app", "Show everything about one job."),
     "cancel": ("job:cancel_app", "Call a job off, pending or running."),
     "retry": ("job:retry_app", "Try a failed or cancelled job anew."),
+    "artifacts": ("artifacts:app", "What jobs made and people put: list, read, evict."),
+    "why": ("why:app", "How an output came about: model, prompt, context, evidence."),
     "cron": ("cron:app", "Jobs that are made at set times."),
     "log": ("log:app", "Read, verify, rebuild, export and import the log."),
     "status": ("status:app", "How this node stands."),

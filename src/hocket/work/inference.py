@@ -163,9 +163,9 @@ def _creation(artifact_id: bytes, job_id: bytes, snapshot: Snapshot, content: Co
 
 def _read(value: Any) -> Answer:
     """What a plain value tells of itself. Clients of models give token counts as `usage`."""
-    usage = _member(value, "usage")
-    prompt_tokens = _count(_member(usage, "prompt_tokens"), _member(usage, "input_tokens"))
-    completion_tokens = _count(_member(usage, "completion_tokens"), _member(usage, "output_tokens"))
+    usage = member(value, "usage")
+    prompt_tokens = count(member(usage, "prompt_tokens"), member(usage, "input_tokens"))
+    completion_tokens = count(member(usage, "completion_tokens"), member(usage, "output_tokens"))
     return Answer(value, _said(value), None, prompt_tokens, completion_tokens)
 
 
@@ -180,11 +180,13 @@ def _said(value: Any) -> str | bytes:
         return repr(value)
 
 
-def _member(value: Any, name: str) -> Any:
+def member(value: Any, name: str) -> Any:
+    """What a dictionary or an object has under that name."""
     return value.get(name) if isinstance(value, dict) else getattr(value, name, None)
 
 
-def _count(*values: Any) -> int | None:
+def count(*values: Any) -> int | None:
+    """The first that is a number of tokens."""
     return next((v for v in values if isinstance(v, int) and not isinstance(v, bool) and 0 <= v < 2**63), None)
 
 
