@@ -203,6 +203,8 @@ class Node:
         self.desk = desk
         self.ground: Ground = ground or Machine(desk.home.processes)
         self._executor = executor or ThreadPoolExecutor(2, "hocket-store")
+        # Taking in a peer's ops is long work; it has threads of its own, so that nobody else waits for it.
+        self._mesh_executor = executor or ThreadPoolExecutor(2, "hocket-mesh")
         self._committer = Committer(desk.log, self._executor)
         self._bell: Closing | None = None
         self._changed = asyncio.Event()
@@ -213,6 +215,7 @@ class Node:
         if self._bell is not None:
             self._bell.close()
         self._executor.shutdown()
+        self._mesh_executor.shutdown()
 
     async def close(self) -> None:
         await self.finish()
@@ -235,6 +238,14 @@ class Node:
     @property
     def node_id(self) -> int:
         return self.desk.log.node
+
+    @property
+    def log(self) -> Log:
+        return self.desk.log
+
+    async def call(self, work: Callable[[], T]) -> T:
+        """Runs what blocks off the event loop, beside the requests and queries."""
+        return await asyncio.get_running_loop().run_in_executor(self._mesh_executor, work)
 
     def kit(self, kind: str) -> Kit:
         return self.desk.kit(kind, self.ground.monotonic)

@@ -1,0 +1,279 @@
+"""One peer as this node asks it: the tokens and headers of every request, what each status of a reply means, and which
+node has answered. What is asked, and what is done with the answers, is decided in `sync`.
+"""
+
+import os
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+from urllib.parse import urlencode, urlsplit
+
+import msgspec
+
+from hocket.errors import HocketError, Unreachable
+from hocket.kernel.bearer import check_bearer, make_bearer, read_bearer
+from hocket.kernel.frontier import Frontier, frontier_text, parse_frontier
+from hocket.kernel.ids import node_text, parse_node
+from hocket.kernel.keys import SigningKey
+from hocket.kernel.ops import encode_sequence
+from hocket.kernel.postcard import Malformed
+from hocket.kernel.rules import rules_hash
+from hocket.kernel.vocabulary import DelegateUcan, number_of
+from hocket.mesh import wire
+from hocket.mesh.outgoing import PAGE_OPS_MAX
+from hocket.mesh.wire import Access, Reply, Request, Transport, look
+from hocket.store import Session
+from hocket.work.ground import Ground
+
+# A token is for one request; this is how long that may take to arrive.
+TOKEN_S = 120
+# A peer may correct the time that this node's tokens carry by this much.
+OFFSET_S_MAX = 600
+RETRY_AFTER_S_MAX = 3600.0
+RETRY_AFTER_S_DEFAULT = 5.0
+
+
+class Paused(HocketError):
+    """The peer stands under other rules. Nothing is exchanged until somebody has seen to that."""
+
+
+class Refused(HocketError):
+    """The peer does not let this node in, or is not who it should be."""
+
+    exit_code = 4
+
+
+class Busy(Unreachable):
+    """The peer asks to be left alone for a while."""
+
+    def __init__(self, sentence: str, seconds: float) -> None:
+        super().__init__(sentence)
+        self.seconds = seconds
+
+
+class TooLarge(HocketError):
+    """The peer takes only smaller bodies."""
+
+
+class Answer(NamedTuple):
+    """What a pull brought. `frontier` is the server's own, given when the answer is complete."""
+
+    body: bytes
+    following: Frontier
+    frontier: Frontier | None
+
+
+class Counts(msgspec.Struct):
+    appended: int
+    duplicated: int
+    rejected: int
+
+
+class _Health(msgspec.Struct):
+    node: str
+    protocol: int
+
+
+class Client:
+    """`node` is who answers there, once that was proved; `claims` who it says that it is. `is_hocket` tells whether it
+    knows what Hocket adds to the protocol.
+    """
+
+    def __init__(
+        self,
+        access: Access,
+        key: SigningKey,
+        transport: Transport,
+        ground: Ground,
+        address: str,
+        node: int | None,
+        randomness: Callable[[int], bytes] = os.urandom,
+    ) -> None:
+        self._access, self._key, self._transport, self._ground = access, key, transport, ground
+        self._randomness = randomness
+        self.address = address
+        self._expected = node
+        self.claims: int | None = None
+        self.node: int | None = None
+        self.is_hocket = False
+        self._has_met = False
+        self._offset_s = 0
+        self._last_proof: tuple[str, str] | None = None
+
+    # What can be asked.
+
+    async def meet(self) -> None:
+        """Finds out who answers at the address, once."""
+        if self._has_met:
+            return
+        reply = await self._transport.send(self.address, Request("GET", wire.HEALTH))
+        if reply.status == 200:
+            try:
+                health = msgspec.json.decode(reply.body, type=_Health)
+                self.claims, self.is_hocket = parse_node(health.node), health.protocol == wire.PROTOCOL
+            except (msgspec.MsgspecError, ValueError):
+                pass  # another kind of server; it is asked to the letter
+        if self.claims is not None and self._expected not in (None, self.claims):
+            raise Refused(
+                f"node {node_text(self.claims)} answers at {self.address} where {node_text(self._expected or 0)} did;"
+                " if that is right, remove the peer and add it again"
+            )
+        self._has_met = True
+
+    async def pull(self, since: Frontier, limit: int = PAGE_OPS_MAX) -> Answer:
+        reply = await self._ask("GET", wire.OPS, _query(since, limit))
+        return self._answer(reply)
+
+    async def push(self, bodies: list[bytes]) -> Counts:
+        reply = await self._ask("POST", wire.OPS, body=encode_sequence(bodies))
+        try:
+            return msgspec.json.decode(reply.body, type=Counts)
+        except msgspec.MsgspecError:
+            raise Unreachable(f"{self.address} answers a push with something else than counts") from None
+
+    async def exchange(self, bodies: list[bytes], since: Frontier) -> tuple[Counts, Answer]:
+        """Both in one round trip, where the peer knows how."""
+        reply = await self._ask("POST", wire.EXCHANGE, _query(since, PAGE_OPS_MAX), encode_sequence(bodies))
+        numbers = [reply.headers.get(name, "") for name in (wire.APPENDED, wire.DUPLICATED, wire.REJECTED)]
+        if not all(number.isascii() and number.isdigit() for number in numbers):
+            raise Unreachable(f"{self.address} answers an exchange without counts")
+        return Counts(*map(int, numbers)), self._answer(reply)
+
+    def hint_headers(self) -> Mapping[str, str]:
+        """The headers of a request for hints."""
+        return self._headers(self._nonce())
+
+    async def prove(self) -> int | None:
+        """Who has answered the last request, if its token says so and its key is known here by now."""
+        if self.node is None and self.claims is not None and self._last_proof is not None:
+            token, nonce = self._last_proof
+            self.node = await self._access.call(lambda: self._proved(token, nonce))
+        return self.node
+
+    def _proved(self, token: str, nonce: str) -> int | None:
+        log = self._access.log
+        try:
+            bearer = read_bearer(token)
+        except Malformed:
+            return None
+        with log.store.read() as session:
+            known = session.nodes().get(bearer.node.to_bytes(8, "big"))
+        now_s = self._now_s()
+        if known is None or bearer.node != self.claims or bearer.nonce != nonce:
+            return None
+        fault = check_bearer(token, bearer, known[0], (str(log.node),), now_s)
+        return bearer.node if fault is None else None
+
+    # How it is asked.
+
+    async def _ask(self, method: str, path: str, query: str = "", body: bytes = b"") -> Reply:
+        reply = await self._send(method, path, query, body)
+        if reply.status == 401 and self._learn_time(reply):
+            reply = await self._send(method, path, query, body)
+        if reply.status == 401 and self.is_hocket and await self._introduce():
+            reply = await self._send(method, path, query, body)
+        self._check(reply)
+        return reply
+
+    async def _send(self, method: str, path: str, query: str, body: bytes) -> Reply:
+        nonce = self._nonce()
+        headers = dict(self._headers(nonce))
+        if body:
+            headers["content-type"] = wire.OCTETS
+        reply = await self._transport.send(self.address, Request(method, path, query, headers, body))
+        proof = reply.headers.get(wire.NODE)
+        if proof is not None:
+            self._last_proof = proof, nonce
+        return reply
+
+    def _headers(self, nonce: str) -> Mapping[str, str]:
+        audience = _origin(self.address) if self.claims is None else str(self.claims)
+        token = make_bearer(self._key, audience, self._now_s(), nonce, TOKEN_S)
+        return {"authorization": f"Bearer {token}", wire.RULES_HASH: rules_hash(self._access.log.rules).hex()}
+
+    def _nonce(self) -> str:
+        return self._randomness(16).hex()
+
+    def _now_s(self) -> int:
+        return self._ground.physical_ms() // 1000 + self._offset_s
+
+    def _learn_time(self, reply: Reply) -> bool:
+        """Takes over the server's time for the tokens that it gets, if that is another one but not far off."""
+        said = reply.headers.get(wire.TIME, "")
+        if not (said.isascii() and said.isdigit() and len(said) < 16):
+            return False
+        offset = int(said) - self._ground.physical_ms() // 1000
+        if abs(offset) > OFFSET_S_MAX or abs(offset - self._offset_s) < 1:
+            return False
+        self._offset_s = offset
+        return True
+
+    async def _introduce(self) -> bool:
+        """Brings the op by which this node introduced itself."""
+        op = await look(self._access, lambda session: _introduction(session, self._access.log.node))
+        if op is None:
+            return False
+        headers = {"content-type": wire.OCTETS, wire.RULES_HASH: rules_hash(self._access.log.rules).hex()}
+        request = Request("POST", wire.INTRODUCE, "", headers, encode_sequence([op]))
+        return (await self._transport.send(self.address, request)).status == 204
+
+    def _check(self, reply: Reply) -> None:
+        """Whether the reply is one that can be read; else what its status means."""
+        status = reply.status
+        if status in (401, 403):
+            raise Refused(
+                f"{self.address} does not let this node in ({status}); has it been invited there, or was it revoked?"
+            )
+        ours = rules_hash(self._access.log.rules).hex()
+        theirs = reply.headers.get(wire.RULES_HASH)
+        if status == 409 or (status < 300 and theirs != ours):
+            raise Paused(paused(ours, theirs))
+        if status in (429, 503):
+            seconds = _retry_after(reply)
+            raise Busy(f"{self.address} asks to be left alone for {seconds:.0f} seconds", seconds)
+        if status == 413:
+            raise TooLarge(f"{self.address} takes only smaller bodies")
+        if status != 200:
+            raise Unreachable(f"{self.address} answers with status {status}")
+
+    def _answer(self, reply: Reply) -> Answer:
+        try:
+            following = parse_frontier(reply.headers.get(wire.NEXT_FRONTIER, ""))
+            said = reply.headers.get(wire.FRONTIER)
+            return Answer(reply.body, following, None if said is None else parse_frontier(said))
+        except Malformed:
+            raise Unreachable(f"{self.address} answers without a frontier that can be read") from None
+
+
+def paused(ours: str, theirs: str | None) -> str:
+    there = "not said" if theirs is None else f"blake3:{theirs[:64]}"
+    return (
+        f"the mesh rules here are blake3:{ours}, those there {there}; give both nodes the same rules,"
+        " then `hocket peers resume` the peer"
+    )
+
+
+def is_paused_by(detail: str, ours: str) -> bool:
+    """Whether a pause was for these rules of this node; if they have changed since, it is worth another try."""
+    return f"here are blake3:{ours}" in detail
+
+
+def _introduction(session: Session, node: int) -> bytes | None:
+    """The op by which a node introduced itself: its first one."""
+    rows = session.ops_of_author(node.to_bytes(8, "big"), bytes(20), 1)
+    return rows[0].body if rows and rows[0].variant == number_of(DelegateUcan) else None
+
+
+def _query(since: Frontier, limit: int) -> str:
+    return urlencode({"since": frontier_text(since), "limit": limit})
+
+
+def _origin(address: str) -> str:
+    parts = urlsplit(address)
+    return f"{parts.scheme}://{parts.netloc}"
+
+
+def _retry_after(reply: Reply) -> float:
+    said = reply.headers.get("retry-after", "")
+    if not (said.isascii() and said.isdigit() and len(said) < 9):
+        return RETRY_AFTER_S_DEFAULT
+    return min(RETRY_AFTER_S_MAX, float(said))

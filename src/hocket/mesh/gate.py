@@ -1,0 +1,367 @@
+"""The server side of the exchange: who is asking, whether it may, and what it gets. A caller learns a status code and
+nothing of why; every refusal is counted by reason, and the operator is told. What an op then means is the log's
+affair, and what may leave this node is decided in `outgoing`.
+"""
+
+from collections import Counter, OrderedDict
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+from urllib.parse import parse_qsl
+
+import msgspec
+
+from hocket.kernel.authority import Standing
+from hocket.kernel.bearer import Bearer, Nonces, check_bearer, make_bearer, read_bearer
+from hocket.kernel.frontier import Frontier, frontier_text, parse_frontier
+from hocket.kernel.ids import node_text
+from hocket.kernel.keys import SigningKey
+from hocket.kernel.ops import Op, encode_sequence, read_sequence
+from hocket.kernel.postcard import Malformed
+from hocket.kernel.reasons import Reason
+from hocket.kernel.rules import rules_hash
+from hocket.kernel.ucan import read as read_ucan
+from hocket.kernel.vocabulary import DelegateUcan
+from hocket.log import Transaction
+from hocket.mesh import wire
+from hocket.mesh.bucket import Buckets
+from hocket.mesh.hub import Hub
+from hocket.mesh.outgoing import PAGE_OPS_MAX, Page, Reader, order_ops, page
+from hocket.mesh.wire import Access, Reply, Request
+from hocket.work.ground import Ground
+from hocket.work.jobs import accept
+
+RATE_PER_S = 50.0
+BURST = 200.0
+# Whoever is not known yet shares one bucket with all the others, and may bring nothing but its introduction.
+STRANGERS_RATE_PER_S = 10.0
+STRANGERS_BURST = 50.0
+INTRODUCTION_BYTES_MAX = 64 * 1024
+PAGE_OPS_DEFAULT = 1_000
+# The same refusal of the same caller is told again after this long.
+TELL_AGAIN_S = 60.0
+TOLD_MAX = 1_000
+SCANNED_MAX = 1_000
+
+Received = tuple[bytes, Op | Malformed]
+Handler = Callable[[Request], Awaitable[Reply]]
+Routes = dict[tuple[str, str], Handler]
+
+# What the fold finds when no delegation allows an op.
+_UNAUTHORISED = {Reason.UNAUTHORISED, Reason.REVOKED, Reason.UNRESOLVED, Reason.WIDENED, Reason.OWNER_ONLY}
+
+
+class Caller(NamedTuple):
+    reader: Reader
+    standing: Standing
+    nonce: str
+    law: int
+
+    @property
+    def node(self) -> int:
+        return self.reader.node
+
+
+class Counts(NamedTuple):
+    appended: int
+    duplicated: int
+    rejected: int
+
+
+class _Refused(Exception):
+    """Ends a request: a status for the caller, a reason for the operator."""
+
+    def __init__(self, status: int, reason: str, node: int | None = None, **headers: str) -> None:
+        super().__init__(reason)
+        self.status, self.reason, self.node = status, reason, node
+        self.headers = {name.replace("_", "-"): value for name, value in headers.items()}
+
+
+class Gate:
+    """Answers requests. `origins` are the addresses that tokens may name in the place of this node's id; `routes` are
+    further paths, each with its own idea of who may come; `met` is told of every node that came in.
+    """
+
+    def __init__(
+        self,
+        access: Access,
+        key: SigningKey,
+        ground: Ground,
+        *,
+        origins: Callable[[], Collection[str]] = tuple,
+        routes: Routes | None = None,
+        notice: Callable[[str], None] = lambda text: None,
+        met: Callable[[int], None] = lambda node: None,
+    ) -> None:
+        self._access, self._key, self._ground = access, key, ground
+        self._origins, self._notice, self._met = origins, notice, met
+        self._routes: Routes = {
+            ("GET", wire.HEALTH): self._health,
+            ("GET", wire.OPS): self._get_ops,
+            ("POST", wire.OPS): self._post_ops,
+            ("POST", wire.EXCHANGE): self._exchange,
+            ("GET", wire.HINTS): self._hints,
+            ("POST", wire.INTRODUCE): self._introduce,
+            **(routes or {}),
+        }
+        self._nonces = Nonces()
+        self._began_s = ground.physical_ms() // 1000
+        self._callers = Buckets(RATE_PER_S, BURST, ground.monotonic)
+        self._strangers = Buckets(STRANGERS_RATE_PER_S, STRANGERS_BURST, ground.monotonic)
+        self._hub = Hub(access)
+        self._told: OrderedDict[tuple[str, int | None], float] = OrderedDict()
+        self._scanned: OrderedDict[tuple[int, str, int], Frontier] = OrderedDict()
+        self.refusals: Counter[str] = Counter()
+        self.drift: dict[int, str] = {}
+
+    async def open(self) -> None:
+        await self._access.call(lambda: order_ops(self._access.log.store))
+
+    async def close(self) -> None:
+        """Ends the streams of hints."""
+        await self._hub.close()
+
+    async def answer(self, request: Request) -> Reply:
+        """Whatever happens, the reply says under which rules this node stands."""
+        try:
+            reply = await self._handler(request)(request)
+        except _Refused as refused:
+            self._count(refused)
+            reply = Reply(refused.status, refused.headers)
+        return self.stamped(reply)
+
+    def too_large(self) -> Reply:
+        """For a body that was not even read to its end."""
+        refused = _Refused(413, "a body that is too large")
+        self._count(refused)
+        return self.stamped(Reply(refused.status))
+
+    def stamped(self, reply: Reply) -> Reply:
+        return reply._replace(headers={**reply.headers, wire.RULES_HASH: self._rules()})
+
+    def _handler(self, request: Request) -> Handler:
+        handler = self._routes.get((request.method, request.path))
+        if handler is None:
+            methods = sorted(method for method, path in self._routes if path == request.path)
+            if methods:
+                raise _Refused(405, "a method that its path does not have", allow=", ".join(methods))
+            raise _Refused(404, "a path that is not there")
+        return handler
+
+    def _rules(self) -> str:
+        return rules_hash(self._access.log.rules).hex()
+
+    def _count(self, refused: _Refused) -> None:
+        self.refusals[refused.reason] += 1
+        now, told = self._ground.monotonic(), (refused.reason, refused.node)
+        if now - self._told.get(told, -TELL_AGAIN_S) < TELL_AGAIN_S:
+            return
+        self._told[told] = now
+        if len(self._told) > TOLD_MAX:
+            self._told.popitem(last=False)
+        who = "somebody" if refused.node is None else f"node {node_text(refused.node)}"
+        self._notice(f"{who} was refused ({refused.status}): {refused.reason}")
+
+    # Who is asking.
+
+    async def _caller(self, request: Request) -> Caller:
+        scheme, _, token = request.headers.get("authorization", "").partition(" ")
+        if scheme.lower() != "bearer":
+            raise self._unknown("no token")
+        try:
+            bearer = read_bearer(token.strip())
+        except Malformed:
+            raise self._unknown("a token that cannot be read") from None
+        caller = await self._access.call(lambda: self._recognise(token.strip(), bearer))
+        if not self._nonces.use(bearer.node, bearer.nonce, bearer.expires, self._ground.physical_ms() // 1000):
+            raise self._unknown("a token that was used before", bearer.node)
+        if caller.standing is not Standing.ACTIVE:
+            raise _Refused(403, f"its delegation is {caller.standing.value}", caller.node)
+        if wait := self._callers.take(caller.node):
+            raise _Refused(429, "too many requests", caller.node, retry_after=str(max(1, round(wait))))
+        self._check_rules(request, caller.node)
+        self._met(caller.node)
+        return caller
+
+    def _unknown(self, reason: str, node: int | None = None) -> _Refused:
+        # A caller whose clock is wrong can learn from this what time it is here.
+        time = str(self._ground.physical_ms() // 1000)
+        return _Refused(401, reason, node, **{"www_authenticate": "Bearer", wire.TIME: time})
+
+    def _recognise(self, token: str, bearer: Bearer) -> Caller:
+        log, node = self._access.log, bearer.node
+        now_ms = self._ground.physical_ms()
+        with log.store.read() as session:
+            state = session.head().law
+            authority = log.laws.read(session, state).authority
+            known = session.nodes().get(node.to_bytes(8, "big"))
+        if known is None:
+            raise self._unknown("a node that was not introduced", node)
+        audiences = {str(log.node), *self._origins()}
+        fault = check_bearer(token, bearer, known[0], audiences, now_ms // 1000)
+        if fault is None and bearer.issued < self._began_s:
+            # What was used before this process began is not known any more, so nothing from then is good.
+            fault = "the token was issued before this server started"
+        if fault is not None:
+            raise self._unknown(fault, node)
+        whole = authority.reads_everything(node, now_ms)
+        return Caller(Reader(node, authority, now_ms, whole), authority.standing(node, now_ms), bearer.nonce, state)
+
+    def _check_rules(self, request: Request, node: int | None) -> None:
+        ours, theirs = self._rules(), request.headers.get(wire.RULES_HASH)
+        if theirs == ours:
+            if node is not None:
+                self.drift.pop(node, None)
+            return
+        if node is not None:
+            self.drift[node] = (theirs or "")[:64]
+        said = "none" if theirs is None else f"blake3:{theirs[:64]}"
+        raise _Refused(409, f"its mesh rules are {said}, those of this node blake3:{ours}", node)
+
+    # What it gets.
+
+    async def _health(self, request: Request) -> Reply:
+        return _json(200, {"node": node_text(self._access.log.node), "protocol": wire.PROTOCOL})
+
+    async def _get_ops(self, request: Request) -> Reply:
+        caller = await self._caller(request)
+        since, limit = _asked(request, caller.node)
+        return await self._access.call(lambda: self._answer(caller, since, limit))
+
+    async def _post_ops(self, request: Request) -> Reply:
+        caller = await self._caller(request)
+        _check_body(request, caller.node)
+        counts = await self._access.call(lambda: self._admit(caller, request.body))
+        return _json(200, counts._asdict(), self._proof(caller))
+
+    async def _exchange(self, request: Request) -> Reply:
+        """A push and a pull in one: for a worker that offers claims and waits for the answer."""
+        caller = await self._caller(request)
+        _check_body(request, caller.node)
+        since, limit = _asked(request, caller.node)
+
+        def work() -> Reply:
+            counts = self._admit(caller, request.body)
+            reply = self._answer(caller, since, limit)
+            said = zip((wire.APPENDED, wire.DUPLICATED, wire.REJECTED), map(str, counts), strict=True)
+            return reply._replace(headers={**reply.headers, **dict(said)})
+
+        return await self._access.call(work)
+
+    async def _hints(self, request: Request) -> Reply:
+        caller = await self._caller(request)
+        if not self._hub.has_room(caller.node):
+            raise _Refused(429, "too many listeners", caller.node, retry_after="60")
+        headers = {"content-type": wire.EVENTS, "cache-control": "no-store", **self._proof(caller)}
+        return Reply(200, headers, stream=self._hub.listen(caller.node))
+
+    async def _introduce(self, request: Request) -> Reply:
+        """A node that is not known here brings the op that introduces it. It does not learn what became of it."""
+        if wait := self._strangers.take(None):
+            raise _Refused(429, "too many introductions", None, retry_after=str(max(1, round(wait))))
+        self._check_rules(request, None)
+        _check_body(request, None)
+        if len(request.body) > INTRODUCTION_BYTES_MAX:
+            raise _Refused(413, "an introduction that is too long")
+        received = list(read_sequence(request.body))
+        if len(received) != 1 or not _introduces(received[0][1]):
+            raise _Refused(400, "an introduction that is none")
+        await self._access.call(lambda: self._access.log.admit(received))
+        return Reply(204)
+
+    def _answer(self, caller: Caller, since: Frontier, limit: int) -> Reply:
+        made = self._page(caller, since, limit)
+        headers = {"content-type": wire.OCTETS, wire.NEXT_FRONTIER: frontier_text(made.seen), **self._proof(caller)}
+        if made.whole:
+            whole = caller.reader.reads_everything
+            told = made.ours if whole else {n: at for n, at in made.ours.items() if n == caller.node}
+            headers[wire.FRONTIER] = frontier_text(told)
+        return Reply(200, headers, encode_sequence(made.bodies))
+
+    def _page(self, caller: Caller, since: Frontier, limit: int) -> Page:
+        """For a reader from whom ops are kept, it is remembered here, and not told it, how far was looked."""
+        to, log = caller.reader, self._access.log
+        if to.reads_everything:
+            return page(log, to, since, limit=limit)
+        before = self._scanned.pop((to.node, frontier_text(since), caller.law), None)
+        made = page(log, to, since, limit=limit, before=before)
+        self._scanned[to.node, frontier_text(made.seen), caller.law] = made.scanned
+        if len(self._scanned) > SCANNED_MAX:
+            self._scanned.popitem(last=False)
+        return made
+
+    def _proof(self, caller: Caller) -> Mapping[str, str]:
+        """The server's own token, for this caller and this request: so the caller knows which node has answered."""
+        now_s = self._ground.physical_ms() // 1000
+        return {wire.NODE: make_bearer(self._key, str(caller.node), now_s, caller.nonce)}
+
+    def _admit(self, caller: Caller, body: bytes) -> Counts:
+        unauthorised, log = 0, self._access.log
+
+        def decide(tx: Transaction, ops: Sequence[Op]) -> None:
+            nonlocal unauthorised
+            unauthorised += sum(tx.projection.reason(op.id) in _UNAUTHORISED for op in ops)
+            accept(tx, ops)
+
+        received = list(read_sequence(body))
+        wanted = list(brought(received, caller.reader))
+        admission = log.admit(wanted, decide=decide)
+        relayed = len(received) - len(wanted)
+        if relayed:
+            self.refusals["ops of others from a node that does not read everything"] += relayed
+        if admission.collided:
+            self._notice(
+                f"{admission.collided} ops from node {node_text(caller.node)} carry timestamps that others of their"
+                " authors carry too; is a home in use twice?"
+            )
+        rejected = admission.rejected + unauthorised + relayed
+        return Counts(admission.appended - unauthorised, admission.duplicated, rejected)
+
+
+def brought(received: Iterable[Received], sender: Reader) -> Iterator[Received]:
+    """What of a batch is taken from this sender. One that may not read everything has gaps in what it holds of others;
+    taking that in would hide the gaps for good.
+    """
+    for raw, op in received:
+        if sender.reads_everything or isinstance(op, Malformed) or op.node_id == sender.node:
+            yield raw, op
+
+
+def _asked(request: Request, node: int) -> tuple[Frontier, int]:
+    try:
+        asked = parse_qsl(request.query, keep_blank_values=True, strict_parsing=True, max_num_fields=8)
+    except ValueError:
+        raise _Refused(400, "a query that cannot be read", node) from None
+    values = dict(asked)
+    if len(values) != len(asked) or not values.keys() <= {"since", "limit"} or "since" not in values:
+        raise _Refused(400, "a query without since, or with more than since and limit", node)
+    try:
+        since = parse_frontier(values["since"])
+    except Malformed:
+        raise _Refused(400, "a frontier that cannot be read", node) from None
+    limit = values.get("limit", str(PAGE_OPS_DEFAULT))
+    if not limit.isascii() or not limit.isdigit():
+        raise _Refused(400, "a limit that is no number", node)
+    return since, PAGE_OPS_MAX if len(limit) > 9 else min(PAGE_OPS_MAX, int(limit))
+
+
+def _check_body(request: Request, node: int | None) -> None:
+    if len(request.body) > wire.BODY_BYTES_MAX:
+        raise _Refused(413, "a body that is too large", node)
+    content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if content_type != wire.OCTETS:
+        raise _Refused(415, "a body of another type", node)
+    if not request.body:
+        raise _Refused(400, "a body that is empty", node)
+
+
+def _introduces(op: Op | Malformed) -> bool:
+    if isinstance(op, Malformed) or not isinstance(op.payload, DelegateUcan):
+        return False
+    try:
+        return read_ucan(op.payload.ucan_bytes).node == op.node_id
+    except Malformed:
+        return False
+
+
+def _json(status: int, value: object, headers: Mapping[str, str] | None = None) -> Reply:
+    return Reply(status, {"content-type": wire.JSON, **(headers or {})}, msgspec.json.encode(value))

@@ -1,0 +1,153 @@
+"""Requests over real sockets, with aiohttp. Every answer is bounded in size and in time, however slowly it drips in;
+redirects, cookies, proxies and compressed bodies are not taken. Certificates are checked against the system's
+authorities, a CA file of the peer's own, or one pinned certificate.
+"""
+
+import asyncio
+import ssl
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from contextlib import aclosing
+from types import TracebackType
+from urllib.parse import quote
+
+import aiohttp
+from yarl import URL
+
+from hocket.errors import Unreachable, Usage
+from hocket.mesh import wire
+from hocket.mesh.peers import Trust
+from hocket.mesh.wire import Reply, Request
+
+CONNECT_S = 5.0
+# A whole request with its answer. The peer may have eight mebibytes to verify before it answers.
+ANSWER_S = 60.0
+# A line of hints is given up when not even a sign of life came for this long.
+QUIET_S = 45.0
+CONNECTIONS_PER_PEER = 4
+HEADER_BYTES_MAX = 1024 * 1024
+EVENT_BYTES_MAX = 64 * 1024
+_CHUNK = 256 * 1024
+
+
+class HttpTransport:
+    """`trust` tells how to check the certificate of an address. Close it when done."""
+
+    def __init__(self, trust: Callable[[str], Trust] = lambda address: Trust(), answer_s: float = ANSWER_S) -> None:
+        self._trust, self._answer_s = trust, answer_s
+        self._sessions: dict[Trust, aiohttp.ClientSession] = {}
+
+    async def __aenter__(self) -> "HttpTransport":
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        for session in self._sessions.values():
+            await session.close()
+        self._sessions.clear()
+
+    async def send(self, address: str, request: Request) -> Reply:
+        try:
+            async with asyncio.timeout(self._answer_s):
+                async with self._session(address).request(
+                    request.method,
+                    _url(address, request),
+                    headers=dict(request.headers),
+                    data=request.body or None,
+                    allow_redirects=False,
+                ) as response:
+                    headers = {name.lower(): value for name, value in response.headers.items()}
+                    return Reply(response.status, headers, await _body(response, address))
+        except TimeoutError:
+            raise Unreachable(f"{address} did not answer in time") from None
+        except (aiohttp.ClientError, OSError, ValueError) as error:
+            raise Unreachable(f"{address} cannot be reached: {_said(error)}") from error
+
+    async def hints(self, address: str, headers: Mapping[str, str]) -> AsyncIterator[None]:
+        quiet = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S, sock_read=QUIET_S)
+        try:
+            async with self._session(address).get(
+                _url(address, Request("GET", wire.HINTS)),
+                headers={**headers, "accept": wire.EVENTS},
+                timeout=quiet,
+                allow_redirects=False,
+            ) as response:
+                if response.status != 200 or response.content_type != wire.EVENTS:
+                    raise Unreachable(f"{address} gives no hints")
+                async with aclosing(_events(response.content)) as events:
+                    async for _ in events:
+                        yield None
+        except TimeoutError:
+            raise Unreachable(f"{address} has fallen silent") from None
+        except (aiohttp.ClientError, OSError, ValueError) as error:
+            raise Unreachable(f"{address} cannot be reached: {_said(error)}") from error
+
+    def _session(self, address: str) -> aiohttp.ClientSession:
+        trust = self._trust(address)
+        if trust not in self._sessions:
+            self._sessions[trust] = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit_per_host=CONNECTIONS_PER_PEER, ssl=_ssl(trust)),
+                timeout=aiohttp.ClientTimeout(total=self._answer_s, sock_connect=CONNECT_S),
+                cookie_jar=aiohttp.DummyCookieJar(),
+                headers={"accept-encoding": "identity"},
+                auto_decompress=False,
+                max_field_size=HEADER_BYTES_MAX,
+                max_line_size=HEADER_BYTES_MAX,
+            )
+        return self._sessions[trust]
+
+
+def _url(address: str, request: Request) -> URL:
+    query = f"?{request.query}" if request.query else ""
+    return URL(f"{address}{quote(request.path)}{query}", encoded=True)
+
+
+async def _body(response: aiohttp.ClientResponse, address: str) -> bytes:
+    parts: list[bytes] = []
+    left = wire.BODY_BYTES_MAX
+    async for chunk in response.content.iter_chunked(_CHUNK):
+        left -= len(chunk)
+        if left < 0:
+            response.close()
+            raise Unreachable(f"{address} sent more than {wire.BODY_BYTES_MAX} bytes at once")
+        parts.append(chunk)
+    return b"".join(parts)
+
+
+async def _events(content: aiohttp.StreamReader) -> AsyncGenerator[None, None]:
+    """Something for each event of the stream; lines that only keep it alive are none."""
+    size, has_data = 0, False
+    while line := await content.readline():
+        size += len(line)
+        if size > EVENT_BYTES_MAX:
+            raise ValueError("an event that is too long")
+        has_data = has_data or line.startswith(b"data:")
+        if line in (b"\n", b"\r\n"):
+            if has_data:
+                yield None
+            size, has_data = 0, False
+
+
+def _ssl(trust: Trust) -> ssl.SSLContext | aiohttp.Fingerprint | bool:
+    if trust.pin is not None:
+        return aiohttp.Fingerprint(bytes.fromhex(trust.pin))
+    if trust.ca is not None:
+        try:
+            return ssl.create_default_context(cafile=trust.ca)
+        except (OSError, ssl.SSLError) as error:
+            raise Usage(f"{trust.ca} is not a file of CA certificates: {error}") from error
+    return True
+
+
+def _said(error: BaseException) -> str:
+    """What went wrong, in few words."""
+    if isinstance(error, aiohttp.ServerFingerprintMismatch):
+        return f"its certificate is {error.got.hex()}, not the pinned one"
+    if isinstance(error, aiohttp.ClientConnectorCertificateError):
+        return f"its certificate is not trusted ({error.certificate_error})"
+    if isinstance(error, aiohttp.ClientConnectorError):
+        return error.os_error.strerror or str(error.os_error)
+    return str(error) or type(error).__name__

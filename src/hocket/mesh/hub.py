@@ -1,0 +1,115 @@
+"""Hints to peers that listen: one event after each growth of the log that brings something which the listener may have
+and did not write. A hint carries nothing; the listener pulls. Lines without meaning keep a quiet connection alive.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import suppress
+
+from hocket.kernel.authority import Standing
+from hocket.mesh.outgoing import is_readable, reader
+from hocket.mesh.wire import Access, look
+from hocket.store import Session
+
+# Growth within this time of a hint is told by the next one.
+GAP_S = 0.02
+# A bell can be lost; whoever waits looks again after this long.
+LOOK_AGAIN_S = 2.0
+KEEP_ALIVE_S = 15.0
+LISTENERS_MAX = 256
+LISTENERS_OF_NODE_MAX = 8
+# More new ops than this are taken for readable without a look.
+LOOK_OPS_MAX = 256
+
+HINT = b"event: ops\ndata: {}\n\n"
+ALIVE = b":\n\n"
+
+
+class _Listener:
+    def __init__(self, node: int, seq: int) -> None:
+        self.node, self.seq = node, seq
+        self.due = asyncio.Event()
+        self.is_over = False
+
+
+class Hub:
+    def __init__(self, access: Access) -> None:
+        self._access = access
+        self._listeners: set[_Listener] = set()
+        self._watching: asyncio.Task[None] | None = None
+
+    def has_room(self, node: int) -> bool:
+        of_node = sum(listener.node == node for listener in self._listeners)
+        return len(self._listeners) < LISTENERS_MAX and of_node < LISTENERS_OF_NODE_MAX
+
+    async def listen(self, node: int) -> AsyncIterator[bytes]:
+        """The lines of one listener's stream. It begins with a hint, since anything may have happened before."""
+        listener = _Listener(node, await look(self._access, _seq))
+        self._listeners.add(listener)
+        if self._watching is None:
+            self._watching = asyncio.create_task(self._watch())
+        try:
+            yield HINT
+            while not listener.is_over:
+                try:
+                    async with asyncio.timeout(KEEP_ALIVE_S):
+                        await listener.due.wait()
+                except TimeoutError:
+                    if not await self._access.call(lambda: self._is_active(node)):
+                        return
+                    yield ALIVE
+                    continue
+                listener.due.clear()
+                if not listener.is_over:
+                    yield HINT
+        finally:
+            self._listeners.discard(listener)
+
+    async def close(self) -> None:
+        """Ends every stream."""
+        if self._watching is not None:
+            self._watching.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._watching
+        for listener in self._listeners:
+            listener.is_over = True
+            listener.due.set()
+
+    async def _watch(self) -> None:
+        seq = -1
+        while True:
+            changed = self._access.changes()
+            now = await look(self._access, _seq)
+            if now != seq:
+                seq = now
+                for listener in await self._access.call(self._with_news):
+                    listener.due.set()
+                await asyncio.sleep(GAP_S)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_AGAIN_S):
+                    await changed.wait()
+
+    def _with_news(self) -> list[_Listener]:
+        """Whoever has something to pull; those that have lost their standing are sent away."""
+        found = []
+        log = self._access.log
+        for listener in list(self._listeners):
+            to = reader(log, listener.node)
+            with log.store.read() as session:
+                rows = session.ops_after(listener.seq, LOOK_OPS_MAX)
+                if not rows:
+                    continue
+                is_news = len(rows) == LOOK_OPS_MAX or is_readable(session, to, rows)
+                listener.seq = _seq(session) if len(rows) == LOOK_OPS_MAX else rows[-1].seq
+            listener.is_over = listener.is_over or not self._is_active(listener.node)
+            if is_news or listener.is_over:
+                found.append(listener)
+        return found
+
+    def _is_active(self, node: int) -> bool:
+        log = self._access.log
+        return log.authority().standing(node, log.physical()) is Standing.ACTIVE
+
+
+def _seq(session: Session) -> int:
+    return session.head().seq

@@ -1,0 +1,200 @@
+"""When to exchange with whom: with every peer now and then, at once when it hints that it has something new, and at
+once when there is something new here. A peer that does not answer is tried ever less often; one under other rules is
+left alone until the rules or the operator say otherwise. One process of a node does this for all of them.
+"""
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+
+from hocket.errors import HocketError, StoreError
+from hocket.kernel.ids import node_text
+from hocket.kernel.rules import rules_hash
+from hocket.mesh import peers
+from hocket.mesh.client import is_paused_by
+from hocket.mesh.outgoing import order_ops
+from hocket.mesh.sync import Exchanged, Exchanges
+from hocket.mesh.wire import Access, look
+from hocket.store import Peer
+from hocket.work.ground import Closing, Ground
+
+# How often a peer is visited when nothing is known to have happened; each time a random part of it is left out.
+CADENCE_S = 30.0
+JITTER = 0.3
+BACKOFF_S, BACKOFF_S_MAX = 1.0, 300.0
+# How often it is looked whether the process that keeps in touch is gone, and whether the list of peers has changed.
+TURN_S = 1.0
+ROUND_S = 2.0
+# Changes here within this time of a push are told by the next one.
+GAP_S = 0.02
+
+
+class _Visitor:
+    """Keeps in touch with one peer."""
+
+    def __init__(self, loop: "SyncLoop", address: str) -> None:
+        self._loop, self._address = loop, address
+        self._wake = asyncio.Event()
+        self._is_hinted = self._is_changed = self._is_forced = False
+        self._is_resting = False
+        self._is_welcome = asyncio.Event()
+        self._failures = 0
+        self.task = asyncio.create_task(self._run())
+
+    def changed(self) -> None:
+        self._is_changed = True
+        self._wake.set()
+
+    def forced(self) -> None:
+        """Ends the rest, whatever it is for."""
+        self._is_forced = self._is_resting
+        self._wake.set()
+
+    async def _run(self) -> None:
+        listening = asyncio.create_task(self._listen())
+        try:
+            idle = False
+            while True:
+                self._is_hinted = self._is_changed = self._is_forced = False
+                try:
+                    done = await self._loop.exchanges.visit(self._address, unless_idle=idle)
+                except StoreError as error:
+                    # This node's own trouble. It is tried again as if the peer had not answered.
+                    done = Exchanged(self._address, None, peers.UNREACHABLE, str(error))
+                if done.state == peers.OK:
+                    self._is_welcome.set()
+                else:
+                    self._is_welcome.clear()
+                self._is_resting = True
+                idle = await self._rest(done)
+                self._is_resting = False
+        finally:
+            listening.cancel()
+            with suppress(asyncio.CancelledError):
+                await listening
+
+    async def _rest(self, done: Exchanged) -> bool:
+        """Waits until the next visit is due. True when all that calls for it is a change here."""
+        ground = self._loop.ground
+        is_well = done.state == peers.OK and not done.retry_s
+        self._failures = 0 if done.state == peers.OK else self._failures + 1
+        if is_well:
+            wait = CADENCE_S * ground.chance.uniform(1.0 - JITTER, 1.0)
+            await asyncio.sleep(GAP_S)
+        elif done.retry_s:
+            wait = done.retry_s * ground.chance.uniform(1.0, 1.0 + JITTER)
+        else:
+            wait = min(BACKOFF_S_MAX, BACKOFF_S * 2.0 ** min(self._failures, 16)) * ground.chance.uniform(0.5, 1.0)
+        until = ground.monotonic() + wait
+        is_paused = done.state == peers.PAUSED
+        while (left := until - ground.monotonic()) > 0 or is_paused:
+            if self._is_forced or (is_well and (self._is_hinted or self._is_changed)):
+                break
+            self._wake.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(None if is_paused else left):
+                    await self._wake.wait()
+        if self._is_forced:
+            self._failures = 0
+        idle = is_well and self._is_changed and not self._is_hinted and not self._is_forced and left > 0
+        return idle
+
+    async def _listen(self) -> None:
+        """Listens for the hints of a peer that lets this node in, and tries again when the line is broken."""
+        failures = 0
+        while True:
+            await self._is_welcome.wait()
+            try:
+                headers = await self._loop.exchanges.hint_headers(self._address)
+                async for _ in self._loop.exchanges.transport.hints(self._address, headers):
+                    failures = 0
+                    self._is_hinted = True
+                    self._wake.set()
+            except HocketError:
+                pass  # the visits say how it stands
+            failures += 1
+            chance = self._loop.ground.chance.uniform(0.5, 1.0)
+            await asyncio.sleep(min(BACKOFF_S_MAX, BACKOFF_S * 2.0 ** min(failures, 16)) * chance)
+
+
+class SyncLoop:
+    """Run it in every process of a node that stays: `turn` lets one of them be the one that does it. Cancel it to end
+    it.
+    """
+
+    def __init__(
+        self,
+        access: Access,
+        exchanges: Exchanges,
+        ground: Ground,
+        turn: Callable[[], Closing | None],
+        notice: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        self._access, self.exchanges, self.ground = access, exchanges, ground
+        self._turn, self._notice = turn, notice
+        self._visitors: dict[str, _Visitor] = {}
+        self._seq = -1
+        self._next_round = 0.0
+        self._is_silent = False
+        self.is_on = False
+
+    async def run(self) -> None:
+        while (mine := self._turn()) is None:
+            await asyncio.sleep(TURN_S)
+        self.is_on = True
+        try:
+            await self._access.call(lambda: order_ops(self._access.log.store))
+            while True:
+                changed = self._access.changes()
+                if self.ground.monotonic() >= self._next_round:
+                    await self._round()
+                await self._tell()
+                await asyncio.sleep(GAP_S)
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(ROUND_S):
+                        await changed.wait()
+        finally:
+            self.is_on = False
+            await self._end(list(self._visitors))
+            mine.close()
+
+    async def _tell(self) -> None:
+        """Wakes whoever has to push."""
+        seq = await look(self._access, lambda session: session.head().seq)
+        if seq != self._seq:
+            self._seq = seq
+            for visitor in self._visitors.values():
+                visitor.changed()
+
+    async def _round(self) -> None:
+        """Follows the list of peers; and looks after what only time brings: ops that were held, a silence."""
+        self._next_round = self.ground.monotonic() + ROUND_S
+        log = self._access.log
+        known, held, silence = await look(
+            self._access, lambda session: (session.peers(), session.held()[0], peers.silence(log, session))
+        )
+        if held:
+            await self._access.call(log.release)
+        await self._follow({peer.address: peer for peer in known})
+        if silence is not None and not self._is_silent:
+            self._notice(f"nothing was heard of the coordinator {node_text(silence.node)} for long")
+        self._is_silent = silence is not None
+
+    async def _follow(self, known: dict[str, Peer]) -> None:
+        await self._end([address for address in self._visitors if address not in known])
+        ours = rules_hash(self._access.log.rules).hex()
+        for address, peer in known.items():
+            is_paused = peer.state == peers.PAUSED and is_paused_by(peer.detail, ours)
+            if address not in self._visitors:
+                if not is_paused:
+                    self._visitors[address] = _Visitor(self, address)
+            elif peer.state == peers.NEW:
+                self._visitors[address].forced()
+
+    async def _end(self, addresses: list[str]) -> None:
+        leaving = [self._visitors.pop(address).task for address in addresses]
+        for task in leaving:
+            task.cancel()
+        for task in leaving:
+            with suppress(asyncio.CancelledError, HocketError):
+                await task

@@ -1,0 +1,185 @@
+"""What may leave this node for another: the next ops in HLC order behind a frontier, without those that the reader may
+not have, and with those sanitised that it may have only in part. The answer to a pull and the body of a push are made
+alike. Nothing of what was left out can be told from what is sent: for a reader from whom ops are kept, the frontier
+that it gets speaks only of ops that it has.
+
+A node that may not read everything has gaps in what it holds of others. It passes on only what it wrote itself, so that
+a frontier never claims more than a node has.
+"""
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import msgspec
+
+from hocket.kernel.authority import Authority
+from hocket.kernel.clock import pack, unpack
+from hocket.kernel.frontier import Frontier, merge
+from hocket.kernel.ops import decode, encode
+from hocket.kernel.sanitise import sanitised
+from hocket.kernel.vocabulary import Sanitised, ScheduleJob
+from hocket.log import Log
+from hocket.mesh.wire import BODY_BYTES_MAX
+from hocket.store import OpRow, Session, Store
+
+PAGE_OPS_MAX = 5_000
+# The count before the ops takes a few bytes too.
+PAGE_BYTES_MAX = BODY_BYTES_MAX - 16
+# Ops are taken from the store in steps, each of them a short read; a step never holds many large ops.
+STEP_OPS_MAX = 500
+STEP_BYTES = 4 * 1024 * 1024
+_FIRST_STEP = 16
+
+
+class Page(NamedTuple):
+    """Ops in HLC order. `seen` is how far the page reaches and may be told to the reader; `scanned` is how far this
+    node looked. A `whole` page leaves nothing out that the reader could have now; then `ours` is this node's own
+    frontier at that moment.
+    """
+
+    bodies: list[bytes]
+    seen: Frontier
+    scanned: Frontier
+    whole: bool
+    ours: Frontier
+
+
+class Reader(NamedTuple):
+    """Whom ops are for, and by which law."""
+
+    node: int
+    authority: Authority
+    now_ms: int
+    reads_everything: bool
+
+
+def reader(log: Log, node: int) -> Reader:
+    authority, now_ms = log.authority(), log.physical()
+    return Reader(node, authority, now_ms, authority.reads_everything(node, now_ms))
+
+
+def is_whole(log: Log) -> bool:
+    """Whether this node may read everything, so that what it holds of others has no gaps."""
+    return log.authority().reads_everything(log.node, log.physical())
+
+
+def page(
+    log: Log, to: Reader, since: Frontier, *, limit: int, size: int = PAGE_BYTES_MAX, before: Frontier | None = None
+) -> Page:
+    """The next ops for a reader who knows each author up to `since`: at most so many, and so many bytes. `before` is
+    how far this node has looked for that reader already.
+    """
+    own_only = None if is_whole(log) else log.node
+    if not to.reads_everything:
+        # Which job an op is about decides who may read it, so the roster must be up to date.
+        log.settle()
+    gathered = _Gathered(to, since, merge(since, before or {}), size)
+    step = _FIRST_STEP
+    while limit > len(gathered.bodies):
+        asked = min(step, limit - len(gathered.bodies))
+        with log.store.read() as session:
+            rows = _rows(session, gathered.at, own_only, asked)
+            ours = own_frontier(session) if len(rows) < asked else {}
+            if not all(gathered.take(session, row) for row in rows):
+                break
+        if len(rows) < asked:
+            return Page(gathered.bodies, gathered.seen, gathered.scanned, True, ours)
+        largest = max(len(row.body) for row in rows)
+        step = max(1, min(STEP_OPS_MAX, 2 * step, STEP_BYTES // largest))
+    return Page(gathered.bodies, gathered.seen, gathered.scanned, False, {})
+
+
+class _Gathered:
+    """A page in the making. An op about a job that has not come yet cannot be judged: from there on its author is left
+    for another time, so that the reader misses nothing.
+    """
+
+    def __init__(self, to: Reader, since: Frontier, scanned: Frontier, size: int) -> None:
+        self._to, self._left = to, size
+        self._left_for_later: set[int] = set()
+        self.bodies: list[bytes] = []
+        self.seen, self.at, self.scanned = dict(since), dict(scanned), dict(scanned)
+
+    def take(self, session: Session, row: OpRow) -> bool:
+        """False when the page is full before this op."""
+        stamp = unpack(row.hlc)
+        author = stamp.node
+        try:
+            body = _outgoing(session, self._to, row)
+        except _Undecided:
+            self._left_for_later.add(author)
+            body = None
+        if author not in self._left_for_later:
+            if body is not None:
+                if len(body) > self._left:
+                    return False
+                self.bodies.append(body)
+                self._left -= len(body)
+                self.seen[author] = stamp
+            self.scanned[author] = stamp
+        self.at[author] = stamp
+        return True
+
+
+def _rows(session: Session, since: Frontier, own_only: int | None, limit: int) -> list[OpRow]:
+    if own_only is None:
+        return session.ops_since({_key(node): pack(stamp) for node, stamp in since.items()}, limit)
+    after = pack(since[own_only]) if own_only in since else bytes(20)
+    return session.ops_of_author(_key(own_only), after, limit)
+
+
+def _outgoing(session: Session, to: Reader, row: OpRow) -> bytes | None:
+    """The bytes of an op as the reader may have it; None when it may not."""
+    if to.reads_everything or row.hlc[12:] == _key(to.node):
+        return row.body
+    op = decode(row.body)
+    kind = None if row.job is None else _kind(session, row.job)
+    rules = to.authority.reading(to.node, op.payload, op.timestamp.wall, kind, to.now_ms)
+    if rules is None:
+        return None
+    if isinstance(op.payload, Sanitised):
+        return row.body
+    payload = sanitised(op.payload, rules)
+    if payload is op.payload:
+        return row.body
+    return encode(msgspec.structs.replace(op, payload=Sanitised(rules, payload), signature=None))
+
+
+class _Undecided(Exception):
+    """The job that an op is about is not here."""
+
+
+def _kind(session: Session, job_id: bytes) -> str:
+    entry = session.job(job_id)
+    if entry is not None:
+        return entry.job.kind
+    for row in session.ops_of_job(job_id):
+        payload = decode(row.body).payload
+        if isinstance(payload, ScheduleJob):
+            return payload.kind
+    raise _Undecided
+
+
+def is_readable(session: Session, to: Reader, rows: Iterable[OpRow]) -> bool:
+    """Whether any of these ops is news for the reader: by another author, and one that it may have."""
+    for row in rows:
+        try:
+            if row.hlc[12:] != _key(to.node) and _outgoing(session, to, row) is not None:
+                return True
+        except _Undecided:
+            continue
+    return False
+
+
+def own_frontier(session: Session) -> Frontier:
+    return {int.from_bytes(node, "big"): unpack(stamp) for node, stamp in session.frontier().items()}
+
+
+def order_ops(store: Store) -> None:
+    """Makes sure that the store finds ops by author and time; a node that was alone until now does not."""
+    with store.write() as session:
+        session.order_ops()
+
+
+def _key(node: int) -> bytes:
+    return node.to_bytes(8, "big")

@@ -1,0 +1,161 @@
+"""The peers of a node as its store keeps them: their addresses, how far each was pulled, and how it stands with each.
+Also what a person is told of them, the coordinator's silence included.
+"""
+
+import ipaddress
+from collections.abc import Callable
+from typing import NamedTuple
+from urllib.parse import urlsplit
+
+import msgspec
+
+from hocket.errors import Conflict, Usage
+from hocket.kernel.clock import U32_MAX, Hlc, unpack
+from hocket.kernel.frontier import Frontier, decode_frontier, encode_frontier
+from hocket.kernel.postcard import Malformed
+from hocket.log import Log
+from hocket.store import Peer, Session
+
+ADDRESS_CHARS_MAX = 512
+PEERS_MAX = 1_000
+# A coordinator of whom nothing was heard for this long is reported. Nobody takes its place by itself.
+QUIET_MS = 10 * 60 * 1000
+
+NEW, OK, PAUSED, REFUSED, UNREACHABLE = "new", "ok", "paused", "refused", "unreachable"
+
+# Where the store keeps the address of this node's own server, and how to trust the certificates of others.
+ADDRESS = "address"
+TRUST = "trust"
+
+
+class Trust(msgspec.Struct, frozen=True, omit_defaults=True):
+    """How a peer's certificate is checked: against a CA's file, or by its own SHA-256. Neither: as the system does."""
+
+    ca: str | None = None
+    pin: str | None = None
+
+
+class Silence(NamedTuple):
+    """The coordinator from whom nothing was heard, and when it was heard last; None for never."""
+
+    node: int
+    last_ms: int | None
+
+
+def check_address(text: str) -> str:
+    """An address in its one spelling, `http://host:port`. A scheme that is left out is http."""
+    whole = text.strip().rstrip("/")
+    if "://" not in whole:
+        whole = f"http://{whole}"
+    try:
+        parts = urlsplit(whole)
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        host = port = None
+    if (
+        not host
+        or parts.scheme not in ("http", "https")
+        or parts.username is not None
+        or parts.query
+        or parts.fragment
+        or len(whole) > ADDRESS_CHARS_MAX
+        or not whole.isprintable()
+        or " " in whole
+    ):
+        raise Usage(f"{text!r} is not an address; write it like http://host:7315 or https://host:7315")
+    shown = f"[{host}]" if ":" in host else host
+    place = shown if port is None else f"{shown}:{port}"
+    return f"{parts.scheme}://{place}{parts.path}"
+
+
+def is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def find(session: Session, address: str) -> Peer | None:
+    return next((peer for peer in session.peers() if peer.address == address), None)
+
+
+def add(session: Session, address: str, now_ms: int, node: int | None = None, trust: Trust | None = None) -> Peer:
+    """Remembers a peer. One that is there already keeps what is known of it."""
+    if len(session.peers()) >= PEERS_MAX:
+        raise Conflict(f"this node has {PEERS_MAX} peers already; remove some that are no longer there")
+    known = None if node is None else node.to_bytes(8, "big")
+    peer = find(session, address) or Peer(address, known, encode_frontier({}), NEW, "", 0, now_ms)
+    session.put_peer(peer._replace(node=known or peer.node))
+    if trust is not None and trust != Trust():
+        set_trust(session, trusts(session) | {address: trust})
+    return peer
+
+
+def remove(session: Session, address: str) -> None:
+    if not session.drop_peer(address):
+        raise Usage(f"no peer at {address}; see `hocket peers list`")
+    set_trust(session, {other: trust for other, trust in trusts(session).items() if other != address})
+
+
+def resume(session: Session, address: str) -> None:
+    """Lets the next round try a peer again, whatever stood in the way."""
+    if find(session, address) is None:
+        raise Usage(f"no peer at {address}; see `hocket peers list`")
+    change(session, address, lambda peer: peer._replace(state=NEW, detail=""))
+
+
+def resume_node(session: Session, node: int) -> bool:
+    """The same for whoever is that node and was paused: it came by itself, and under the rules of this node."""
+    paused = [peer for peer in session.peers() if peer.state == PAUSED and peer.node == node.to_bytes(8, "big")]
+    for peer in paused:
+        resume(session, peer.address)
+    return bool(paused)
+
+
+def change(session: Session, address: str, edit: Callable[[Peer], Peer]) -> None:
+    """Changes what is kept of a peer, if it is still there."""
+    peer = find(session, address)
+    if peer is not None and (edited := edit(peer)) != peer:
+        session.put_peer(edited)
+
+
+def pulled(peer: Peer | None) -> Frontier:
+    """How far a peer was pulled; from the beginning when that cannot be read."""
+    try:
+        return {} if peer is None else decode_frontier(peer.pulled)
+    except Malformed:
+        return {}
+
+
+def trusts(session: Session) -> dict[str, Trust]:
+    return msgspec.json.decode(session.meta(TRUST) or b"{}", type=dict[str, Trust])
+
+
+def set_trust(session: Session, trust: dict[str, Trust]) -> None:
+    session.set_meta(TRUST, msgspec.json.encode(trust))
+
+
+def coordinator(log: Log, session: Session) -> int | None:
+    """Who is the coordinator now."""
+    law = log.laws.read(session, session.head().law)
+    return law.coordinator(Hlc(max(session.head().wall, log.physical()), U32_MAX, log.node))
+
+
+def address_of(session: Session, node: int) -> str | None:
+    """Where a node was met; of several addresses the one that answered last."""
+    known = [peer for peer in session.peers() if peer.node == node.to_bytes(8, "big")]
+    return max(known, key=lambda peer: (peer.state == OK, peer.seen)).address if known else None
+
+
+def silence(log: Log, session: Session) -> Silence | None:
+    """Whether the coordinator, another node, has been quiet for long: no op of it, and no exchange with it."""
+    node = coordinator(log, session)
+    if node is None or node == log.node:
+        return None
+    key = node.to_bytes(8, "big")
+    heard = [peer.seen for peer in session.peers() if peer.node == key and peer.seen]
+    if (last := session.frontier().get(key)) is not None:
+        heard.append(unpack(last).wall)
+    if not heard:
+        return Silence(node, None)
+    return Silence(node, max(heard)) if log.physical() - max(heard) > QUIET_MS else None

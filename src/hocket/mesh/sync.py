@@ -1,0 +1,354 @@
+"""The client side of the exchange: pull from a peer until there is nothing more, then push what the peer lacks. A
+batch is verified while the next one is on its way, and how far the peer was pulled is remembered after each, so that a
+first sync of a long log streams and goes on where it was stopped. When to exchange with whom is decided in `loop`.
+"""
+
+import asyncio
+import os
+from collections.abc import Callable, Collection
+from contextlib import suppress
+from typing import NamedTuple
+
+from hocket.errors import HocketError, StoreError, Unreachable
+from hocket.kernel.frontier import Frontier, encode_frontier, merge
+from hocket.kernel.ids import content_hash, node_text
+from hocket.kernel.keys import SigningKey
+from hocket.kernel.ops import read_sequence
+from hocket.kernel.postcard import Malformed, Reader
+from hocket.log import Admission, Log
+from hocket.mesh import outgoing, peers
+from hocket.mesh.client import Answer, Busy, Client, Paused, Refused, TooLarge
+from hocket.mesh.gate import brought
+from hocket.mesh.outgoing import PAGE_BYTES_MAX, PAGE_OPS_MAX, Page, own_frontier, page
+from hocket.mesh.wire import Access, Transport, look, note
+from hocket.store import Peer, Session
+from hocket.work.ground import Ground
+from hocket.work.jobs import accept
+
+# An exchange that goes on for longer than this many batches is ended; the next one goes on from there.
+PULLS_MAX = 10_000
+PUSH_BYTES_MIN = 64 * 1024
+# For how long a worker waits for the arbiter's answer.
+CONSULT_S = 5.0
+# That an exchange went well is written down again after this long, if nothing else is to be written.
+SEEN_AGAIN_MS = 10_000
+# Where the store keeps by which delegations this node reads, and that it has not always read everything.
+READING, GAPS = "reading", "gaps"
+
+
+class Exchanged(NamedTuple):
+    """What came of an exchange: how it stands with the peer, ops that are new here and there, and ops that were
+    refused on either side.
+    """
+
+    address: str
+    node: int | None
+    state: str
+    detail: str = ""
+    pulled: int = 0
+    pushed: int = 0
+    refused: int = 0
+    retry_s: float = 0.0
+
+
+class _Start(NamedTuple):
+    """How an exchange begins: who the peer was, and from where on it is pulled."""
+
+    peer: Peer | None
+    since: Frontier
+
+
+class _Tally:
+    def __init__(self) -> None:
+        self.pulled = self.pushed = self.refused = 0
+
+    def add(self, admission: Admission) -> None:
+        self.pulled += admission.appended
+        self.refused += admission.rejected
+
+
+class _Line:
+    """What this process knows of one peer, and the lock that makes exchanges with it one after the other."""
+
+    def __init__(self, client: Client) -> None:
+        self.client = client
+        self.lock = asyncio.Lock()
+        self.theirs: Frontier | None = None
+
+
+class Exchanges:
+    """Exchanges with any peer, by its address. Use it on one event loop."""
+
+    def __init__(
+        self,
+        access: Access,
+        key: SigningKey,
+        transport: Transport,
+        ground: Ground,
+        *,
+        randomness: Callable[[int], bytes] = os.urandom,
+        notice: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        self._access, self._key, self.transport, self._ground = access, key, transport, ground
+        self._randomness = randomness
+        self._notice = notice
+        self._lines: dict[str, _Line] = {}
+
+    async def visit(self, address: str, *, unless_idle: bool = False) -> Exchanged:
+        """One exchange, whatever comes of it: how it went is remembered for the operator. `unless_idle`: only if there
+        is something to push.
+        """
+        try:
+            done = await self.exchange(address, unless_idle=unless_idle)
+        except StoreError:
+            raise
+        except Paused as error:
+            done = Exchanged(address, None, peers.PAUSED, str(error))
+        except Refused as error:
+            done = Exchanged(address, None, peers.REFUSED, str(error))
+        except Busy as error:
+            done = Exchanged(address, None, peers.OK, str(error), retry_s=error.seconds)
+        except HocketError as error:
+            done = Exchanged(address, None, peers.UNREACHABLE, str(error))
+        if done.state != peers.OK:
+            # Whoever answers next time may be somebody else.
+            self._lines.pop(address, None)
+        await self._record(done)
+        return done
+
+    async def exchange(self, address: str, *, unless_idle: bool = False) -> Exchanged:
+        """Pulls everything and pushes everything. Raises Paused, Refused or Unreachable."""
+        line = await self._line(address)
+        async with line.lock:
+            return await self._exchange(line, unless_idle)
+
+    async def hint_headers(self, address: str) -> dict[str, str]:
+        line = await self._line(address)
+        await line.client.meet()
+        return dict(line.client.hint_headers())
+
+    async def consult(self) -> None:
+        """Exchanges with the coordinator, so that it decides on what was offered to it and its word is here. Raises
+        Unreachable when it is not to be reached now.
+        """
+        log = self._access.log
+        node, address = await look(self._access, lambda session: _coordinator(log, session))
+        if node is None or node == log.node:
+            return
+        if address is None:
+            raise Unreachable(
+                f"no address of the coordinator {node_text(node)} is known; add it with `hocket peers add`"
+            )
+        try:
+            async with asyncio.timeout(CONSULT_S):
+                done = await self.visit(address)
+        except TimeoutError:
+            raise Unreachable(f"the coordinator at {address} does not answer") from None
+        if done.state != peers.OK or done.retry_s:
+            raise Unreachable(done.detail)
+
+    async def _line(self, address: str) -> _Line:
+        if address not in self._lines:
+            peer = await look(self._access, lambda session: peers.find(session, address))
+            known = None if peer is None or peer.node is None else int.from_bytes(peer.node, "big")
+            client = Client(self._access, self._key, self.transport, self._ground, address, known, self._randomness)
+            # Somebody else may have been faster while this one looked.
+            self._lines.setdefault(address, _Line(client))
+        return self._lines[address]
+
+    async def _exchange(self, line: _Line, unless_idle: bool) -> Exchanged:
+        client, tally = line.client, _Tally()
+        await client.meet()
+        start = await self._access.call(lambda: self._begin(client))
+        out: Page | None = None
+        if line.theirs is not None and client.node is not None:
+            out = await self._next_page(line, PAGE_BYTES_MAX)
+        if unless_idle and (out is None or not out.bodies):
+            return Exchanged(client.address, client.node, peers.OK)
+        first: Answer | None = None
+        if out is not None and out.bodies and client.is_hocket:
+            counts, first = await client.exchange(out.bodies, start.since)
+            tally.pushed += counts.appended
+            tally.refused += counts.rejected
+        theirs = await self._pull(client, start, first, tally)
+        node = await client.prove()
+        if first is not None and out is not None and theirs is not None:
+            theirs = merge(theirs, out.scanned)
+        if theirs is not None:
+            line.theirs = theirs
+        detail = ""
+        if node is None:
+            detail = "which node it is could not be verified, so nothing was pushed"
+        elif line.theirs is not None and (first is None or out is None or not out.whole):
+            await self._push(line, tally)
+        return Exchanged(client.address, node, peers.OK, detail, tally.pulled, tally.pushed, tally.refused)
+
+    # Pulling.
+
+    def _begin(self, client: Client) -> _Start:
+        """A node that reads everything, and always did, has no gaps: it asks a Hocket peer for what it lacks itself.
+        Anybody else, and any other peer, is asked from where its own last answer ended.
+        """
+        log = self._access.log
+        is_whole = outgoing.is_whole(log)
+        with log.store.read() as session:
+            reading = _reading(log, session)
+            own, has_gaps = own_frontier(session), session.meta(GAPS) is not None
+            is_news = session.meta(READING) != reading
+        if is_news or (not is_whole and not has_gaps and len(own) > 1):
+            with log.store.write() as session:
+                if session.meta(READING) not in (None, reading) and (has_gaps or not is_whole):
+                    # What was kept from this node may be given to it now.
+                    for peer in session.peers():
+                        session.put_peer(peer._replace(pulled=encode_frontier({})))
+                session.set_meta(READING, reading)
+                if not is_whole and len(own) > 1:
+                    session.set_meta(GAPS, b"1")
+                    has_gaps = True
+        with log.store.read() as session:
+            found = peers.find(session, client.address)
+        since = peers.pulled(found)
+        if client.is_hocket:
+            mine = own if is_whole and not has_gaps else {n: at for n, at in own.items() if n == log.node}
+            since = merge(since, mine)
+        return _Start(found, since)
+
+    async def _pull(self, client: Client, start: _Start, first: Answer | None, tally: _Tally) -> Frontier | None:
+        """Pulls until there is nothing more. Gives the peer's frontier, None when it could not be told."""
+        since, limit = start.since, PAGE_OPS_MAX
+        kept = peers.pulled(start.peer)
+        late: set[int] = set()
+        fetching: asyncio.Task[Answer] | None = None
+        answer = first or await client.pull(since, limit)
+        try:
+            for _ in range(PULLS_MAX):
+                is_last = answer.frontier is not None or answer.following == since
+                if not is_last:
+                    fetching = asyncio.create_task(client.pull(answer.following, limit))
+                admission, is_cut = await self._admit(client, answer.body, late)
+                tally.add(admission)
+                if is_cut and limit > 1 and not is_last:
+                    # Something in there cannot be read, and what lies behind it cannot be found: smaller batches.
+                    await _drop(fetching)
+                    limit = limit // 2
+                    fetching = asyncio.create_task(client.pull(since, limit))
+                    answer = await fetching
+                    continue
+                if is_cut:
+                    limit = PAGE_OPS_MAX
+                late |= admission.curable.keys()
+                kept = _cursor(client, kept, answer.following, late)
+                await self._keep(client, kept)
+                if is_last:
+                    return answer.following if answer.frontier is None else answer.frontier
+                assert fetching is not None
+                since, answer = answer.following, await fetching
+        finally:
+            await _drop(fetching)
+        return None
+
+    async def _admit(self, client: Client, body: bytes, late: Collection[int]) -> tuple[Admission, bool]:
+        """Takes in a batch; also tells whether some of it could not be found. Of the authors in `late` earlier ops
+        could not be taken in, so the later ones have to wait as well.
+        """
+        log = self._access.log
+        sender = client.node
+
+        def work() -> tuple[Admission, bool]:
+            received = list(read_sequence(body))
+            try:
+                is_cut = Reader(body).varint() > len(received)
+            except Malformed:
+                is_cut = False
+            taken = received if sender is None else list(brought(received, outgoing.reader(log, sender)))
+            if late:
+                taken = [(raw, op) for raw, op in taken if isinstance(op, Malformed) or op.node_id not in late]
+            return log.admit(taken, decide=accept), is_cut
+
+        return await self._access.call(work)
+
+    async def _keep(self, client: Client, kept: Frontier) -> None:
+        encoded = encode_frontier(kept)
+        found = await look(self._access, lambda session: peers.find(session, client.address))
+        if found is not None and found.pulled != encoded:
+            edit: Callable[[Peer], Peer] = lambda peer: peer._replace(pulled=encoded)  # noqa: E731
+            await note(self._access, lambda session: peers.change(session, client.address, edit))
+
+    # Pushing.
+
+    async def _next_page(self, line: _Line, size: int) -> Page:
+        assert line.theirs is not None and line.client.node is not None
+        log, node, theirs = self._access.log, line.client.node, line.theirs
+        return await self._access.call(
+            lambda: page(log, outgoing.reader(log, node), theirs, limit=PAGE_OPS_MAX, size=size)
+        )
+
+    async def _push(self, line: _Line, tally: _Tally) -> None:
+        size = PAGE_BYTES_MAX
+        for _ in range(PULLS_MAX):
+            out = await self._next_page(line, size)
+            if out.bodies:
+                try:
+                    counts = await line.client.push(out.bodies)
+                except TooLarge:
+                    if size <= PUSH_BYTES_MIN or len(out.bodies) == 1:
+                        raise
+                    size = size // 2
+                    continue
+                tally.pushed += counts.appended
+                tally.refused += counts.rejected
+            line.theirs = merge(line.theirs or {}, out.scanned)
+            if out.whole:
+                return
+
+    # The operator's view.
+
+    async def _record(self, done: Exchanged) -> None:
+        now = self._ground.physical_ms()
+
+        def edit(peer: Peer) -> Peer:
+            node = peer.node if done.node is None else done.node.to_bytes(8, "big")
+            is_due = done.state == peers.OK and now - peer.seen >= SEEN_AGAIN_MS
+            return peer._replace(node=node, state=done.state, detail=done.detail, seen=now if is_due else peer.seen)
+
+        found = await look(self._access, lambda session: peers.find(session, done.address))
+        if found is None or edit(found) == found:
+            return
+        await note(self._access, lambda session: peers.change(session, done.address, edit))
+        if (found.state, found.detail) != (done.state, done.detail) and (done.detail or found.state != peers.NEW):
+            said = f": {done.detail}" if done.detail else ""
+            self._notice(f"peer {done.address} is {done.state}{said}")
+
+
+def _cursor(client: Client, kept: Frontier, following: Frontier, late: Collection[int]) -> Frontier:
+    """How far the peer counts as pulled after a batch. Ops that may be taken in later must be sent again: of a Hocket
+    peer the cursor stays where it was for their authors; another's cursor is only ever repeated, so all of it stays.
+    """
+    if not client.is_hocket:
+        return kept if late else following
+    moved = merge(kept, following)
+    for author in late:
+        if author in kept:
+            moved[author] = kept[author]
+        else:
+            moved.pop(author, None)
+    return moved
+
+
+async def _drop(task: asyncio.Task[Answer] | None) -> None:
+    if task is not None and not task.done():
+        task.cancel()
+    if task is not None:
+        with suppress(asyncio.CancelledError, HocketError):
+            await task
+
+
+def _coordinator(log: Log, session: Session) -> tuple[int | None, str | None]:
+    node = peers.coordinator(log, session)
+    return node, None if node is None else peers.address_of(session, node)
+
+
+def _reading(log: Log, session: Session) -> bytes:
+    """Tells one state of what this node may read from another."""
+    law = log.laws.read(session, session.head().law)
+    return content_hash(b"".join(sorted(law.standing().get(log.node, ()))))

@@ -1,0 +1,97 @@
+"""What crosses between two nodes, as plain values: requests, replies, the names of headers and paths, and the bounds
+that both sides keep. `Transport` is how a request gets to an address, `Access` how this room reaches its own node;
+the real ones are in `http` and in the node, and a simulation hands in its own.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import NamedTuple, Protocol, TypeVar
+
+from hocket.log import Log
+from hocket.store import Session
+
+T = TypeVar("T")
+
+BODY_BYTES_MAX = 8 * 1024 * 1024
+PROTOCOL = 1
+
+OPS = "/ops"
+EXCHANGE = "/exchange"
+HINTS = "/hints"
+INTRODUCE = "/introduce"
+HEALTH = "/healthz"
+
+OCTETS = "application/octet-stream"
+JSON = "application/json"
+EVENTS = "text/event-stream"
+
+# Header names are lower-case everywhere here, as HTTP does not tell the cases apart.
+RULES_HASH = "x-likewise-mesh-rules-hash"
+NEXT_FRONTIER = "x-likewise-next-frontier"
+# Ours. The frontier of a server whose answer leaves nothing out; the token by which the server says which node it is;
+# its time in seconds, for a client whose token it found too old or too new; and the counts of an exchange.
+FRONTIER = "x-hocket-frontier"
+NODE = "x-hocket-node"
+TIME = "x-hocket-time"
+APPENDED, DUPLICATED, REJECTED = "x-hocket-appended", "x-hocket-duplicated", "x-hocket-rejected"
+
+
+class Request(NamedTuple):
+    """`query` is raw, as it stood behind the question mark; header names are lower-case."""
+
+    method: str
+    path: str
+    query: str = ""
+    headers: Mapping[str, str] = {}
+    body: bytes = b""
+
+
+class Reply(NamedTuple):
+    """With a `stream`, the body is whatever that gives, for as long as it goes on."""
+
+    status: int
+    headers: Mapping[str, str] = {}
+    body: bytes = b""
+    stream: AsyncIterator[bytes] | None = None
+
+
+class Transport(Protocol):
+    """Both raise Unreachable when the address does not answer, or not in time, or with more than it may."""
+
+    async def send(self, address: str, request: Request) -> Reply: ...
+
+    def hints(self, address: str, headers: Mapping[str, str]) -> AsyncIterator[None]:
+        """Something for each hint that comes, until the connection ends. The first one says that it stands."""
+
+
+class Access(Protocol):
+    """How this room reaches its own node."""
+
+    @property
+    def log(self) -> Log: ...
+
+    async def call(self, work: Callable[[], T]) -> T:
+        """Runs what blocks (the store, signatures) off the event loop."""
+
+    def changes(self) -> asyncio.Event:
+        """An event that the next change of anything sets. Take it before looking, then look, then wait."""
+
+
+async def look(access: Access, query: Callable[[Session], T]) -> T:
+    """Runs a query over one consistent view of the store."""
+
+    def work() -> T:
+        with access.log.store.read() as session:
+            return query(session)
+
+    return await access.call(work)
+
+
+async def note(access: Access, change: Callable[[Session], T]) -> T:
+    """Changes what this node keeps about other nodes. Nobody is woken: it is on no log."""
+
+    def work() -> T:
+        with access.log.store.write() as session:
+            return change(session)
+
+    return await access.call(work)

@@ -1,0 +1,148 @@
+"""A server that runs inside a program: it binds its socket first, so that the port is known and a taken one is told in
+a sentence; it starts, answers, and stops without a trace. Signals are the program's affair.
+"""
+
+import asyncio
+import logging
+import socket
+import ssl
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import uvicorn
+
+from hocket.errors import Unreachable, Usage
+from hocket.mesh.gate import Gate
+from hocket.mesh.peers import is_loopback
+from hocket.server.app import web_app
+from hocket.server.connections import BoundedProtocol
+
+CONNECTIONS_MAX = 512
+KEEP_ALIVE_S = 75
+STOP_S = 5
+BACKLOG = 256
+
+
+class _Uvicorn(uvicorn.Server):
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class Server:
+    """Answers for a gate. `host` may be a name or an address; port 0 takes any that is free."""
+
+    def __init__(
+        self,
+        gate: Gate,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        *,
+        cert: Path | None = None,
+        key: Path | None = None,
+        protocol: type[BoundedProtocol] = BoundedProtocol,
+    ) -> None:
+        if (cert is None) != (key is None):
+            raise Usage("a certificate and its key are given together")
+        self._gate, self._host, self._protocol = gate, host, protocol
+        self._cert, self._key = cert, key
+        self._check_certificate()
+        self._socket = _bound(host, port)
+        self.port: int = self._socket.getsockname()[1]
+        self._server: _Uvicorn | None = None
+        self._serving: asyncio.Task[None] | None = None
+
+    @property
+    def scheme(self) -> str:
+        return "http" if self._cert is None else "https"
+
+    @property
+    def is_exposed(self) -> bool:
+        """Whether others than this machine can reach it."""
+        return not is_loopback(self._host)
+
+    @property
+    def address(self) -> str:
+        """Where it can be reached, as far as this machine can tell: for a server on every interface, the one that
+        leads to the world.
+        """
+        host = self._host
+        if host in ("0.0.0.0", "::", ""):
+            host = outward_host()
+        return f"{self.scheme}://{f'[{host}]' if ':' in host else host}:{self.port}"
+
+    async def start(self) -> None:
+        """Returns when it answers."""
+        config = uvicorn.Config(
+            web_app(self._gate),
+            http=self._protocol,
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            limit_concurrency=CONNECTIONS_MAX,
+            timeout_keep_alive=KEEP_ALIVE_S,
+            timeout_graceful_shutdown=STOP_S,
+            ssl_certfile=None if self._cert is None else str(self._cert),
+            ssl_keyfile=None if self._key is None else str(self._key),
+        )
+        # What a stranger sends is no news; what the gate refuses, it tells itself.
+        logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
+        await self._gate.open()
+        self._server = _Uvicorn(config)
+        self._serving = asyncio.create_task(self._server.serve(sockets=[self._socket]))
+        while not self._server.started:
+            if self._serving.done():
+                await self._serving
+                raise Unreachable(f"the server on port {self.port} ended at once")
+            await asyncio.sleep(0.005)
+
+    async def stop(self) -> None:
+        """Lets running requests end, within a few seconds."""
+        await self._gate.close()
+        if self._server is not None and self._serving is not None:
+            self._server.should_exit = True
+            await self._serving
+        self._socket.close()
+
+    def _check_certificate(self) -> None:
+        if self._cert is None or self._key is None:
+            return
+        for path in (self._cert, self._key):
+            if not path.is_file():
+                raise Usage(f"no file at {path}")
+        try:
+            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(self._cert, self._key)
+        except ssl.SSLError as error:
+            raise Usage(f"{self._cert} and {self._key} are not a certificate and its key: {error.reason}") from error
+
+
+def _bound(host: str, port: int) -> socket.socket:
+    try:
+        family, kind, protocol, _, place = socket.getaddrinfo(
+            host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        made = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise Usage(f"{host!r} is not a host of this machine: {error.strerror}") from error
+    try:
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        made.bind(place)
+        made.listen(BACKLOG)
+        made.setblocking(False)
+    except OSError as error:
+        made.close()
+        raise Unreachable(f"cannot listen on {host} port {port}: {error.strerror}; choose another --port") from error
+    return made
+
+
+def outward_host() -> str:
+    """The address of this machine on the way to the world. Nothing is sent."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))
+            return str(probe.getsockname()[0])
+        except OSError:
+            return "127.0.0.1"

@@ -1,0 +1,189 @@
+"""Real nodes for the tests of the mesh: homes on disk, real keys, a real server on loopback and a real client. Nothing
+sleeps for luck: whoever waits, waits for something, with a deadline.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from hocket.desk import Desk
+from hocket.kernel.bearer import make_bearer
+from hocket.kernel.frontier import Frontier, frontier_text
+from hocket.kernel.ids import content_hash, node_id
+from hocket.kernel.keys import SigningKey
+from hocket.kernel.ops import Op, encode, sign
+from hocket.kernel.rules import rules_hash
+from hocket.kernel.ucan import Capability, issue
+from hocket.kernel.vocabulary import DelegateUcan
+from hocket.log.rebuild import roster_digest
+from hocket.mesh import peers, wire
+from hocket.mesh.gate import Gate
+from hocket.mesh.http import HttpTransport
+from hocket.mesh.loop import SyncLoop
+from hocket.mesh.sync import Exchanges
+from hocket.mesh.turn import Turn
+from hocket.mesh.wire import Reply, Request
+from hocket.node import Node
+from hocket.server.running import Server
+from hocket.work.handlers import kind
+
+PATIENCE_S = 20.0
+
+READ = ("Job", "Artifact", "Registration", "Mesh")
+WORKER = (
+    *(Capability("Job", action, {}) for action in ("Schedule", "Claim", "Complete")),
+    Capability("Artifact", "Write", {}),
+    *(Capability(resource, "Read", {}) for resource in READ),
+)
+
+
+class Place:
+    """One node with everything that it has to do with others."""
+
+    def __init__(self, desk: Desk) -> None:
+        self.desk, self.log = desk, desk.log
+        self.node = Node(desk)
+        self.key = desk.home.node_key()
+        self.notices: list[str] = []
+        self.gate = Gate(self.node, self.key, self.node.ground, notice=self.notices.append)
+        self.transport = HttpTransport()
+        self.exchanges = Exchanges(self.node, self.key, self.transport, self.node.ground, notice=self.notices.append)
+        self.server: Server | None = None
+        self._syncing: asyncio.Task[None] | None = None
+
+    @property
+    def id(self) -> int:
+        return self.log.node
+
+    @property
+    def address(self) -> str:
+        assert self.server is not None
+        return self.server.address
+
+    async def serve(self, **options: Any) -> None:
+        self.server = Server(self.gate, **options)
+        await self.server.start()
+
+    async def stop_serving(self) -> None:
+        if self.server is not None:
+            await self.server.stop()
+            self.server = None
+
+    def sync_loop(self) -> SyncLoop:
+        turn = lambda: Turn.take(self.desk.home.processes)  # noqa: E731
+        return SyncLoop(self.node, self.exchanges, self.node.ground, turn, self.notices.append)
+
+    def keep_in_touch(self) -> None:
+        self._syncing = asyncio.create_task(self.sync_loop().run())
+
+    async def close(self) -> None:
+        if self._syncing is not None:
+            self._syncing.cancel()
+            await asyncio.wait([self._syncing])
+        await self.stop_serving()
+        await self.transport.close()
+        await self.node.close()
+
+    def befriend(self, address: str, node: int | None = None) -> None:
+        with self.desk.store.write() as session:
+            peers.add(session, address, self.log.physical(), node)
+
+    def peer(self, address: str) -> Any:
+        with self.desk.store.read() as session:
+            return peers.find(session, address)
+
+    def digest(self) -> bytes:
+        with self.desk.read() as session:
+            return roster_digest(session)
+
+    def count(self) -> int:
+        with self.desk.store.read() as session:
+            return session.head().seq
+
+    def ids(self) -> set[bytes]:
+        with self.desk.store.read() as session:
+            return {row.id for row in session.ops_after(0, 1_000_000)}
+
+    def submit(self, count: int, name: str = "test.kind", size: int = 20) -> None:
+        self.desk.submit([kind(name).draft({"n": n, "text": "x" * size}) for n in range(count)])
+
+    def headers(self, audience: str | int, **changes: Any) -> dict[str, str]:
+        """Headers as this node would send them, unless changed."""
+        key = changes.get("key", self.key)
+        now = changes.get("now", self.log.physical() // 1000)
+        nonce = (
+            changes.get("nonce")
+            or content_hash(repr(object()).encode() + str(asyncio.get_running_loop().time()).encode()).hex()
+        )
+        token = make_bearer(key, str(audience), now, nonce, changes.get("lifetime", 60))
+        return {"authorization": f"Bearer {token}", wire.RULES_HASH: rules_hash(self.log.rules).hex()}
+
+    async def ask(
+        self,
+        other: "Place",
+        method: str = "GET",
+        path: str = wire.OPS,
+        query: str = "since=AA",
+        body: bytes = b"",
+        headers: dict[str, str] | None = None,
+    ) -> Reply:
+        """One request to another place's server, over the wire."""
+        sent = self.headers(other.id) if headers is None else dict(headers)
+        if body and headers is None:
+            sent["content-type"] = wire.OCTETS
+        return await self.transport.send(other.address, Request(method, path, query, sent, body))
+
+
+def since(frontier: Frontier, limit: int | None = None) -> str:
+    return f"since={frontier_text(frontier)}" + ("" if limit is None else f"&limit={limit}")
+
+
+@asynccontextmanager
+async def world(directory: Path, *names: str) -> AsyncIterator[list[Place]]:
+    """Nodes of one user, each with a server; the first one made the user and is the coordinator."""
+    async with AsyncExitStack() as stack:
+        places: list[Place] = []
+        for name in names:
+            user_key = None if not places else places[0].desk.home.path / "user.key"
+            place = Place(await asyncio.to_thread(Desk.init, directory / name, user_key))
+            places.append(place)
+            stack.push_async_callback(place.close)
+            await place.serve()
+        yield places
+
+
+def delegation(owner: Place, public: bytes, grants: tuple[Capability, ...], expires: int | None = None) -> DelegateUcan:
+    """A token of the user's, made where the user's key is."""
+    token = issue(owner.desk.home.user_key(), public, grants, owner.log.physical() // 1000 - 60, expires)
+    return DelegateUcan(content_hash(token), token)
+
+
+class Guest:
+    """A node that is only a key: what it sends is made by hand."""
+
+    def __init__(self, seed: int) -> None:
+        self.key = SigningKey(bytes([seed]) * 32)
+        self.id = node_id(self.key.public)
+        self._count = 0
+
+    def op(self, payload: Any, wall: int, logical: int | None = None) -> bytes:
+        from hocket.kernel.clock import Hlc
+
+        self._count += 1
+        stamp = Hlc(wall, self._count if logical is None else logical, self.id)
+        op_id = wall.to_bytes(6, "big") + content_hash(b"%d %d" % (self.id, self._count))[:10]
+        return encode(sign(Op(op_id, stamp, self.id, (), payload), self.key))
+
+
+async def until(condition: Callable[[], Any] | Callable[[], Awaitable[Any]], what: str = "it") -> Any:
+    """Waits for a condition to become true; gives its value."""
+    async with asyncio.timeout(PATIENCE_S):
+        while True:
+            value = condition()
+            if isinstance(value, Awaitable):
+                value = await value
+            if value:
+                return value
+            await asyncio.sleep(0.01)
