@@ -7,16 +7,16 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hocket.bus.bells import Bells
 from hocket.errors import Conflict, Usage
-from hocket.home import Home, default_home, read_user_key
+from hocket.home import Ask, Home, Remembered, default_home, read_user_key
 from hocket.kernel.ids import content_hash, ulid_text
-from hocket.kernel.keys import did_key
+from hocket.kernel.rules import encode_rules
 from hocket.kernel.ucan import ROOT, issue
-from hocket.kernel.vocabulary import DelegateUcan
-from hocket.log import Log, Transaction
+from hocket.kernel.vocabulary import DelegateUcan, DesignateCoordinator
+from hocket.log import RULES, Log, Transaction
 from hocket.log.audit import Audit, verify
 from hocket.log.rebuild import Rebuilt, rebuild
 from hocket.log.transaction import Wall
@@ -28,6 +28,10 @@ from hocket.work.blobs import Blobs
 from hocket.work.jobs import Draft, Submitted
 from hocket.work.processes import is_alive
 from hocket.work.products import Kit
+
+if TYPE_CHECKING:
+    from hocket.mesh.enrolment import Send
+    from hocket.mesh.tickets import Ticket
 
 Progress = Callable[[int, int], None]
 
@@ -56,11 +60,10 @@ class Desk:
         self.blobs = Blobs(home.blobs)
         self._helpers = helpers
         self._wall = wall or SteadyWall()
-        user = did_key(home.user_key().public)
         self.log = Log(
             store,
             home.node_key(),
-            user,
+            home.user_did(),
             wall=self._wall,
             randomness=randomness,
             helpers=helpers,
@@ -74,26 +77,83 @@ class Desk:
         return cls(home, SqliteStore(home.database), _helpers())
 
     @classmethod
-    def init(cls, path: Path | str | None = None, user_key: Path | None = None) -> "Desk":
-        """Creates a home: the user's key, the node's key, and the user's root delegation to the node as the
-        first op.
+    def init(
+        cls,
+        path: Path | str | None = None,
+        user_key: Path | None = None,
+        *,
+        passphrase: str | None = None,
+        ask: Ask | None = None,
+    ) -> "Desk":
+        """Creates a home: the user's key, the node's key, and the user's root delegation to the node as the first op.
+        A `passphrase` locks the user's key; `ask` is called for that of a `user_key` which is locked, and locks the
+        copy too.
         """
         home = Home(path or default_home())
-        user = None if user_key is None else read_user_key(user_key)
+        known = Remembered(ask)
+        user = None if user_key is None else read_user_key(user_key, known)
+        if passphrase is not None:
+            known.passphrase = passphrase
         with home.creation() as fresh:
             if not fresh:
                 raise Conflict(f"the home {home.path} exists already; nothing was changed")
-            home.ensure_keys(user)
-            desk = cls(home, SqliteStore(home.database, create=True), _helpers())
-            desk.log.run(desk.introduce)
+            home.ensure_keys(user, known.passphrase)
+            desk = cls(home, SqliteStore(home.new_database(), create=True), _helpers())
+            desk.log.run(lambda tx: desk.introduce(tx, known, _machine_name()))
         return desk
 
-    def introduce(self, tx: Transaction) -> None:
-        """Puts the user's root delegation to this node on the log, once."""
-        if tx.session.nodes():
+    @classmethod
+    def join(cls, path: Path | str | None, token: str, send: "Send", name: str | None = None) -> "Desk":
+        """Makes a home an invited node's: its key is made here, and the inviting node is asked to delegate to it. A
+        home that is an invited node's of the same user already gets a further delegation.
+        """
+        from hocket.mesh import enrolment
+
+        ticket = enrolment.parse(token)
+        home = Home(path or default_home())
+        if home.is_complete():
+            return cls._rejoin(home, ticket, send, name)
+        with home.creation() as fresh:
+            if not fresh:
+                raise Conflict(f"the home {home.path} was made meanwhile by somebody else; join again")
+            if home.has_user_key():
+                raise Conflict(
+                    f"the home {home.path} was begun by `hocket init`; finish that, or choose another --home"
+                )
+            home.ensure_node_key()
+            entry = enrolment.ask(ticket, home.node_key(), name, send, SteadyWall())
+            home.note_user(ticket.user_did)
+            if home.user_did() != ticket.user_did:
+                raise Conflict(f"the home {home.path} has begun to join another user's mesh; choose another --home")
+            store = SqliteStore(home.new_database(), create=True)
+            with store.write() as session:
+                session.set_meta(RULES, encode_rules(entry.rules))
+            desk = cls(home, store, _helpers())
+            enrolment.enter(desk.log, entry)
+        return desk
+
+    @classmethod
+    def _rejoin(cls, home: Home, ticket: "Ticket", send: "Send", name: str | None) -> "Desk":
+        from hocket.mesh import enrolment
+
+        home.check()
+        if home.user_did() != ticket.user_did:
+            raise Conflict(f"the home {home.path} belongs to another user; choose another --home")
+        if home.has_user_key():
+            raise Conflict(f"the home {home.path} exists already and is its owner's; choose another --home")
+        entry = enrolment.ask(ticket, home.node_key(), name, send, SteadyWall())
+        desk = cls.open(home.path)
+        enrolment.enter(desk.log, entry)
+        return desk
+
+    def introduce(self, tx: Transaction, ask: Ask | None = None, name: str | None = None) -> None:
+        """Puts the user's root delegation to this node on the log, once. The user's first node is the coordinator."""
+        if tx.node.to_bytes(8, "big") in tx.session.nodes():
             return
-        token = issue(self.home.user_key(), self.home.node_key().public, ROOT, tx.now // 1000, None)
+        token = issue(self.home.user_key(ask), self.home.node_key().public, ROOT, tx.now // 1000, None, name=name)
         tx.author(DelegateUcan(content_hash(token), token))
+        if self.home.made_user():
+            tx.author(DesignateCoordinator(tx.node))
 
     def close(self) -> None:
         self.bells.close()
@@ -144,7 +204,7 @@ class Desk:
         if alive:
             pids = ", ".join(str(each.pid) for each in alive)
             raise Conflict(f"workers are running (process {pids}); stop them before a rebuild")
-        return rebuild(self.store, self._wall(0), progress)
+        return rebuild(self.store, self.log.laws, self._wall(0), progress)
 
     def kit(self, kind: str, monotonic: Callable[[], float]) -> Kit:
         """What a run of a job of that kind is handed."""
@@ -164,3 +224,11 @@ class Desk:
 
 def _helpers() -> Executor:
     return ThreadPoolExecutor(max(1, (os.cpu_count() or 1) - 1), "hocket-sign")
+
+
+def _machine_name() -> str | None:
+    """What this machine is called, if that can be a node's name."""
+    from hocket.mesh.tickets import is_name
+
+    name = os.uname().nodename.partition(".")[0]
+    return name if is_name(name) else None

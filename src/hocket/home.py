@@ -1,18 +1,39 @@
-"""A home: the directory that makes a machine a node. It holds the user's key, the node's key, the database, and
-one file for each living process. Creating one is safe against a second creator and against being killed
-half-way: whatever is missing is made by the next `init`, and nothing that is there is ever replaced.
+"""A home: the directory that makes a machine a node. It holds the node's key, the database, one file for each living
+process, and says whose node it is: an owner's home by the user's key, which may be locked with a passphrase, an
+invited node's by the user's did:key alone. Creating one is safe against a second creator and against being killed
+half-way: whatever is missing is made by the next `init` or `join`, and nothing that is there is ever replaced.
 """
 
 import fcntl
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from hocket.errors import Conflict, StoreError, Usage
-from hocket.kernel.keys import SigningKey, key_text, parse_key
+from hocket.errors import Conflict, NotAuthorised, StoreError, Usage
+from hocket.kernel.keys import SigningKey, did_key, key_text, parse_did_key, parse_key
+from hocket.kernel.postcard import Malformed
+from hocket.kernel.strongbox import RANDOM_BYTES, WrongPassphrase, is_locked, lock, owner, unlock
 
 ENVIRONMENT = "HOCKET_HOME"
+
+# Gives the passphrase when it turns out to be needed.
+Ask = Callable[[], str]
+
+
+class Remembered:
+    """Asks for a passphrase at most once, and remembers it."""
+
+    def __init__(self, ask: Ask | None) -> None:
+        self._ask = ask
+        self.passphrase: str | None = None
+
+    def __call__(self) -> str:
+        if self.passphrase is None:
+            if self._ask is None:
+                raise Usage("the key is locked with a passphrase, which was not given")
+            self.passphrase = self._ask()
+        return self.passphrase
 
 
 def default_home() -> Path:
@@ -26,6 +47,7 @@ class Home:
         self.processes = self.path / "processes"
         self.blobs = self.path / "blobs"
         self._user_key = self.path / "user.key"
+        self._user_did = self.path / "user.did"
         self._node_key = self.path / "node.key"
         self._complete = self.path / "complete"
 
@@ -35,17 +57,32 @@ class Home:
             raise Usage(f"no home at {self.path}; create it with `hocket --home {self.path} init`")
         if not self.path.is_dir():
             raise Usage(f"{self.path} is not a directory; choose another --home")
-        if not self._complete.exists():
+        if not self.is_complete():
+            if self.is_joining():
+                raise Usage(f"the home {self.path} has not joined yet; run `hocket join` with its token again")
             if self._node_key.exists() or self._user_key.exists() or self.database.exists():
                 raise Usage(
                     f"the home {self.path} is half-created; run `hocket --home {self.path} init` again to finish it"
                 )
             raise Usage(f"{self.path} is not a Hocket home; create one with `hocket --home {self.path} init`")
-        for part in (self._node_key, self._user_key, self.database):
+        whose = self._user_did if self._user_did.exists() else self._user_key
+        for part in (self._node_key, whose, self.database):
             if not part.exists():
                 raise Usage(f"the home {self.path} has lost {part.name}; restore it from a backup")
         if not os.access(self.path, os.W_OK) or not os.access(self.database, os.W_OK):
             raise StoreError(f"the home {self.path} is read-only; Hocket needs to write there")
+        for exposed in filter(None, map(exposure, self.key_files())):
+            raise Usage(exposed)
+
+    def is_complete(self) -> bool:
+        return self._complete.exists()
+
+    def is_joining(self) -> bool:
+        """Whether a `join` has begun here: it makes the node's key first, `init` the user's."""
+        return self._node_key.exists() and not self._user_key.exists() and not self.is_complete()
+
+    def key_files(self) -> list[Path]:
+        return [path for path in (self._user_key, self._node_key) if path.exists()]
 
     @contextmanager
     def creation(self) -> Iterator[bool]:
@@ -53,61 +90,168 @@ class Home:
         end otherwise.
         """
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
+            # A directory that was there before keeps its permissions if there is anything else in it.
+            ours = not self.path.is_dir() or not any(self.path.iterdir())
+            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
             self.processes.mkdir(exist_ok=True)
-            lock = os.open(self.path / "init.lock", os.O_RDWR | os.O_CREAT, 0o600)
+            lock_file = os.open(self.path / "init.lock", os.O_RDWR | os.O_CREAT, 0o600)
         except FileExistsError as error:
             raise Usage(f"{error.filename} is in the way and is not a directory; choose another --home") from error
         except OSError as error:
             raise StoreError(f"cannot create the home {self.path}: {error.strerror}") from error
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            fresh = not self._complete.exists()
+            fcntl.flock(lock_file, fcntl.LOCK_EX)
+            if ours:
+                with suppress(PermissionError):  # then it belongs to somebody else, who decides about it
+                    self.path.chmod(0o700)
+            fresh = not self.is_complete()
             yield fresh
             if fresh:
-                _write_once(self._complete, b"1\n")
+                _write(self._complete, "1")
         finally:
-            os.close(lock)
+            os.close(lock_file)
 
-    def user_key(self) -> SigningKey:
-        return _read_key(self._user_key)
+    def new_database(self) -> Path:
+        """Where the database is to be made. The empty file is there, because SQLite takes over its permissions for
+        all that it puts beside it.
+        """
+        os.close(os.open(self.database, os.O_RDWR | os.O_CREAT, 0o600))
+        return self.database
+
+    # Whose node this is.
+
+    def user_did(self) -> str:
+        """The user's did:key. It takes no passphrase to know it."""
+        try:
+            if self._user_did.exists():
+                did = self._user_did.read_text().strip()
+                parse_did_key(did)
+                return did
+            return key_owner(self._user_key)
+        except (ValueError, UnicodeDecodeError) as error:
+            raise StoreError(f"{self._user_did} does not say whose node this is; restore it from a backup") from error
+        except OSError as error:
+            raise StoreError(f"cannot read {error.filename}: {error.strerror}") from error
+
+    def has_user_key(self) -> bool:
+        return self._user_key.exists()
+
+    def is_locked(self) -> bool:
+        """Whether the user's key is under a passphrase."""
+        return is_locked(_read_text(self._user_key))
+
+    def user_key(self, ask: Ask | None = None) -> SigningKey:
+        """The user's key; `ask` is called when it is locked."""
+        if not self._user_key.exists():
+            raise NotAuthorised(
+                f"the home {self.path} is an invited node's and holds no user's key; do this on the owner's machine"
+            )
+        return read_user_key(self._user_key, ask)
 
     def node_key(self) -> SigningKey:
         return _read_key(self._node_key)
 
-    def ensure_keys(self, user: SigningKey | None = None) -> None:
+    def ensure_keys(self, user: SigningKey | None = None, passphrase: str | None = None) -> None:
         """Makes the keys that are not there yet. A user's key from elsewhere makes this home another node of
-        that user.
+        that user; that it came from elsewhere is noted by the user's did:key beside it.
         """
-        if user is not None and self._user_key.exists() and self.user_key().seed != user.seed:
+        if self.is_joining():
+            raise Conflict(f"the home {self.path} has begun to join a mesh; finish that, or choose another --home")
+        known = self._user_key.exists() or self._user_did.exists()
+        if user is not None and known and self.user_did() != did_key(user.public):
             raise Conflict(f"the home {self.path} belongs to another user already")
-        for path, key in ((self._user_key, user), (self._node_key, None)):
-            if not path.exists():
-                _write_once(path, (key_text((key or SigningKey(os.urandom(32))).seed) + "\n").encode())
+        if user is not None:
+            self.note_user(did_key(user.public))
+        if not self._user_key.exists():
+            if user is None and self._user_did.exists():
+                raise Usage(f"the home {self.path} was begun for {self.user_did()}; give its --user-key again")
+            self.put_user_key(user or new_key(), passphrase)
+        self.ensure_node_key()
+
+    def ensure_node_key(self) -> None:
+        if not self._node_key.exists():
+            _write(self._node_key, key_text(new_key().seed))
+
+    def note_user(self, did: str) -> None:
+        """Writes down whose node this is, once."""
+        if not self._user_did.exists():
+            _write(self._user_did, did)
+
+    def made_user(self) -> bool:
+        """Whether the user's key was made here, so that this is the user's first node."""
+        return not self._user_did.exists()
+
+    def put_user_key(self, key: SigningKey, passphrase: str | None) -> None:
+        """Writes the user's key, under a passphrase if there is one. Whatever was there is replaced."""
+        write_user_key(self._user_key, key, passphrase)
 
 
-def read_user_key(path: Path) -> SigningKey:
-    """A user's key from a file that another home holds."""
+def new_key() -> SigningKey:
+    return SigningKey(os.urandom(32))
+
+
+def exposure(path: Path) -> str | None:
+    """What to do about a key file that others can read, None if they cannot."""
+    mode = path.stat().st_mode & 0o777
+    return f"others can read {path} (mode {mode:04o}); run `chmod 600 {path}`" if mode & 0o077 else None
+
+
+def write_user_key(path: Path, key: SigningKey, passphrase: str | None) -> None:
+    _write(path, key_text(key.seed) if passphrase is None else lock(key, passphrase, os.urandom(RANDOM_BYTES)))
+
+
+def key_owner(path: Path) -> str:
+    """The did:key of the user whose key is in a file, locked or not."""
+    text = _read_text(path)
+    if not is_locked(text):
+        return did_key(_read_key(path).public)
+    try:
+        return owner(text)
+    except Malformed as error:
+        raise StoreError(f"cannot read {path}: {error}") from None
+
+
+def read_user_key(path: Path, ask: Ask | None = None) -> SigningKey:
+    """A user's key from a file: another home's, or a backup. `ask` is called when it is locked."""
     if not path.is_file():
         raise Usage(f"no key file at {path}")
-    return _read_key(path)
-
-
-def _read_key(path: Path) -> SigningKey:
+    text = _read_text(path)
+    if not is_locked(text):
+        return _read_key(path)
+    if ask is None:
+        raise Usage(f"{path} is locked with a passphrase, which was not given")
     try:
-        return SigningKey(parse_key(path.read_text().strip()))
-    except (ValueError, UnicodeDecodeError) as error:
+        return unlock(text, ask())
+    except WrongPassphrase:
+        raise NotAuthorised(f"that is not the passphrase of {path}") from None
+    except Malformed as error:
+        raise StoreError(f"cannot read {path}: {error}") from None
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except UnicodeDecodeError as error:
         raise StoreError(f"{path} does not hold a key; restore it from a backup") from error
     except OSError as error:
         raise StoreError(f"cannot read {path}: {error.strerror}") from error
 
 
-def _write_once(path: Path, content: bytes) -> None:
+def _read_key(path: Path) -> SigningKey:
+    try:
+        return SigningKey(parse_key(_read_text(path)))
+    except ValueError as error:
+        raise StoreError(f"{path} does not hold a key; restore it from a backup") from error
+
+
+def _write(path: Path, text: str) -> None:
     """Writes a whole file or none, readable by its owner alone, and on the disk when this returns."""
     temporary = path.with_name(path.name + ".new")
-    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    # What a killed writer left may have other permissions, and permissions only count when a file is made.
+    temporary.unlink(missing_ok=True)
+    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
-        os.write(handle, content)
+        os.write(handle, f"{text}\n".encode())
         os.fsync(handle)
     finally:
         os.close(handle)

@@ -74,7 +74,7 @@ def test_a_long_chain_and_many_lines(hocket: Program, tmp_path: Path):
     ]
     result = hocket("submit", "--batch", written(tmp_path / "jobs.jsonl", *lines), code=0)
     assert len(set(line.split()[-1] for line in result.out.splitlines())) == count
-    assert hocket("status", "--json").json["ops"] == count + 1
+    assert hocket("status", "--json").json["ops"] == count + 2
 
 
 GOOD = {"kind": "test.echo"}
@@ -116,7 +116,7 @@ def test_one_bad_line_is_named_and_nothing_is_submitted(hocket: Program, tmp_pat
     assert result.sentence.startswith(f"{file} line 4: ") and says in result.sentence
     assert result.out == ""
     connection = apsw.Connection(str(hocket.home / "log.db"))
-    assert connection.execute("SELECT max(seq) FROM ops").fetchall() == [(1,)]
+    assert connection.execute("SELECT max(seq) FROM ops").fetchall() == [(2,)]
     connection.close()
 
 

@@ -63,7 +63,7 @@ def test_many_inits_at_once_make_one_home(tmp_path: Path):
     assert sorted(result.code for result in results) == [0] + [3] * 7
     winner = next(result for result in results if result.code == 0)
     assert hocket("status", "--json", code=0).json["node"] == winner.json["node"]
-    assert hocket("log", "verify", "--json", code=0).json["ops"] == 1
+    assert hocket("log", "verify", "--json", code=0).json["ops"] == 2
     hocket("submit", "test.echo", code=0)
 
 

@@ -45,10 +45,10 @@ def test_the_ops_of_a_job_and_of_a_kind(used: Program):
 def test_follow_shows_ops_as_they_come(hocket: Program):
     follow = hocket.start("log", "--follow", "--json", "--limit", "1")
     assert follow.stdout is not None
-    assert json.loads(follow.stdout.readline())["type"] == "DelegateUcan"
+    assert json.loads(follow.stdout.readline())["type"] == "DesignateCoordinator"
     job_id = hocket.submit("test.echo")
     scheduled = json.loads(follow.stdout.readline())
-    assert (scheduled["type"], scheduled["job_id"], scheduled["seq"]) == ("ScheduleJob", job_id, 2)
+    assert (scheduled["type"], scheduled["job_id"], scheduled["seq"]) == ("ScheduleJob", job_id, 3)
     hocket("cancel", job_id, "--reason", "seen", code=0)
     assert json.loads(follow.stdout.readline())["detail"] == "seen"
 
@@ -133,12 +133,12 @@ def test_what_is_rejected_says_why(used: Program, fresh_home: Path, tmp_path: Pa
     other("init", code=0)
     other("log", "export", stranger, code=0)
     result = used("log", "import", stranger, code=1)
-    assert "0 appended, 0 duplicated, 1 rejected" in result.out and "issued by another user" in result.out
+    assert "0 appended, 0 duplicated, 2 rejected" in result.out and "issued by another user" in result.out
     assert "what was rejected is not on the log" in result.sentence
     result = used("log", "import", "-", input=b"\x05nonsense", code=1)
     assert "its bytes cannot be read" in result.out and "4 more ops behind that place are not in" in result.sentence
     refusals = used("status", "--json").json["refusals"]
-    assert sum(refusals.values()) == 2
+    assert sum(refusals.values()) == 3
     used("log", "verify", code=0)
 
 

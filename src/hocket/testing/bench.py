@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 from hocket.desk import Desk
 from hocket.errors import Conflict
-from hocket.home import Home
+from hocket.home import Ask, Home
 from hocket.kernel.ids import ulid_text
-from hocket.kernel.keys import SigningKey
+from hocket.kernel.keys import SigningKey, did_key
 from hocket.kernel.reasons import Reason
 from hocket.log import Transaction
 from hocket.store.sqlite import SqliteStore
@@ -57,7 +57,10 @@ class _Home(Home):
         self.processes.mkdir()
         self._user, self._node = SigningKey(chance.randbytes(32)), SigningKey(chance.randbytes(32))
 
-    def user_key(self) -> SigningKey:
+    def user_did(self) -> str:
+        return did_key(self._user.public)
+
+    def user_key(self, ask: Ask | None = None) -> SigningKey:
         return self._user
 
     def node_key(self) -> SigningKey:

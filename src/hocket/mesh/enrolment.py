@@ -1,0 +1,413 @@
+"""How a node gets into a mesh. One that is in it makes an invitation, a token that says where it answers and by which
+secret; the new one makes its own key, which never leaves its machine, and asks to be let in; the inviting one issues
+the delegation with its own node's key, so the user's key is needed nowhere. An invitation is good for one key, for a
+while. Asking again with the same key gives the same answer, so a join that was cut off is simply repeated.
+
+`invite`, `cancel` and `answer` are the inviting side, `ask`, `welcomed` and `enter` the joining one, in this order.
+What a node may do, and whether it may hand it on, is decided by the kernel's authority.
+"""
+
+import os
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from hocket.errors import Conflict, Failed, HocketError, NotAuthorised, Unreachable, Usage
+from hocket.kernel.authority import Authority, Standing
+from hocket.kernel.capabilities import grant_of
+from hocket.kernel.clock import Hlc
+from hocket.kernel.ids import content_hash, node_id, node_text
+from hocket.kernel.keys import SigningKey, did_key, parse_did_key
+from hocket.kernel.postcard import Malformed
+from hocket.kernel.reasons import Reason
+from hocket.kernel.rules import Rules, decode_rules, encode_rules
+from hocket.kernel.ucan import Capability, Delegation, issue
+from hocket.kernel.ucan import read as read_ucan
+from hocket.kernel.vocabulary import DelegateUcan
+from hocket.log import Log, Transaction
+from hocket.mesh import peers, tickets
+from hocket.mesh.grants import words
+from hocket.mesh.tickets import Ticket, Welcome, is_name
+from hocket.mesh.wire import JSON, Reply, Request
+from hocket.store import Invitation
+
+JOIN = "/v1/join"
+VALID_MS_DEFAULT = 3_600_000
+VALID_MS_MAX = 30 * 86_400_000
+INVITATIONS_MAX = 1_000
+CANCELLED = 0
+
+Send = Callable[[str, Request], Reply]
+
+
+class Terms(msgspec.Struct, frozen=True):
+    """What an invitation grants, as it is kept: `lifetime_s` counts from the joining. `cid` is the delegation that was
+    issued under it.
+    """
+
+    att: tuple[Capability, ...]
+    lifetime_s: int | None = None
+    cid: str | None = None
+
+
+class Invited(NamedTuple):
+    """An invitation that was just made. `expires` is the delegation's, in seconds, if it is known already."""
+
+    token: str
+    ticket: Ticket
+    name: str
+    capabilities: tuple[Capability, ...]
+    lifetime_s: int | None
+    renews: int | None
+
+
+# The inviting side.
+
+
+def invite(
+    log: Log,
+    key: SigningKey,
+    name: str,
+    capabilities: tuple[Capability, ...],
+    *,
+    addresses: Sequence[str],
+    valid_ms: int = VALID_MS_DEFAULT,
+    lifetime_s: int | None = None,
+    randomness: Callable[[int], bytes] = os.urandom,
+) -> Invited:
+    """Makes an invitation. Raises NotAuthorised when this node may not hand on what is to be granted. One by a name
+    that a node in the mesh has is for that node: it gets a further delegation.
+    """
+    if not is_name(name):
+        raise Usage(f"{name!r} cannot be a node's name; take letters, digits, dots and dashes, like gpu-box")
+    if not 0 < valid_ms <= VALID_MS_MAX:
+        raise Usage(f"an invitation is good for up to {VALID_MS_MAX // 86_400_000} days")
+    if lifetime_s is not None and lifetime_s <= 0:
+        raise Usage("a delegation must last longer than that")
+    if not 0 < len(addresses) <= tickets.ADDRESSES_MAX:
+        raise Usage(f"an invitation carries 1 to {tickets.ADDRESSES_MAX} addresses")
+    secret = randomness(tickets.SECRET_BYTES)
+
+    def request(tx: Transaction) -> Invited:
+        open_ones = [each for each in tx.session.invitations() if is_open(each, tx.now)]
+        if any(each.name == name for each in open_ones):
+            raise Conflict(f"{name} is invited already; `hocket invite --cancel {name}` takes that back")
+        if len(open_ones) >= INVITATIONS_MAX:
+            raise Conflict(f"{len(open_ones)} invitations are open; cancel some")
+        # Whether it can be granted is tried out with a key that nobody will have.
+        terms = Terms(capabilities, lifetime_s)
+        _issue(tx, log.user, key, SigningKey(randomness(32)).public, name, terms, trial=True)
+        expires = tx.now + valid_ms
+        grants = msgspec.json.encode(terms)
+        tx.session.put_invitation(Invitation(tickets.key_of(secret), name, grants, expires, None, tx.now))
+        ticket = Ticket(parse_did_key(log.user), key.public, secret, expires // 1000, tuple(addresses))
+        return Invited(tickets.token(ticket), ticket, name, capabilities, lifetime_s, _called(tx, name))
+
+    return log.run(request)
+
+
+def is_open(invitation: Invitation, now: int) -> bool:
+    return invitation.used_by is None and invitation.expires > now
+
+
+def terms_of(invitation: Invitation) -> Terms:
+    return msgspec.json.decode(invitation.grants, type=Terms)
+
+
+def cancel(log: Log, name: str) -> None:
+    """Takes back the open invitation of that name."""
+
+    def request(tx: Transaction) -> None:
+        for each in tx.session.invitations():
+            if each.name == name and is_open(each, tx.now):
+                tx.session.put_invitation(each._replace(expires=CANCELLED))
+                return
+        raise Usage(f"no open invitation for {name!r}; `hocket invite --list` shows them")
+
+    log.run(request)
+
+
+def answer(log: Log, key: SigningKey, request: Request) -> Reply:
+    """What the inviting node answers to a request to join. Whoever does not know an invitation's secret learns nothing
+    but that; whoever does is told what is wrong.
+    """
+    if len(request.body) > tickets.MESSAGE_BYTES_MAX:
+        return _refused(413, "unknown", "the request is too long")
+    try:
+        asked = tickets.read_request(request.body)
+    except Malformed:
+        return _refused(403, "unknown", "the invitation is not known here")
+    try:
+        return log.run(lambda tx: _let_in(tx, log, key, asked))
+    except _Refused as refused:
+        return refused.reply
+
+
+class _Refused(Exception):
+    def __init__(self, status: int, code: str, message: str) -> None:
+        self.reply = _refused(status, code, message)
+
+
+def _refused(status: int, code: str, message: str) -> Reply:
+    return Reply(status, {"content-type": JSON}, msgspec.json.encode({"error": code, "message": message}))
+
+
+def _let_in(tx: Transaction, log: Log, key: SigningKey, asked: tickets.JoinRequest) -> Reply:
+    invitation = next(
+        (each for each in tx.session.invitations() if tickets.id_of(each.secret_hash) == asked.invitation), None
+    )
+    if invitation is None or not asked.is_vouched_for(invitation.secret_hash):
+        raise _Refused(403, "unknown", "the invitation is not known here")
+    terms = terms_of(invitation)
+    if invitation.used_by is None:
+        if not is_open(invitation, tx.now):
+            cancelled = invitation.expires == CANCELLED
+            raise _Refused(410, "cancelled" if cancelled else "expired", "the invitation is no longer good")
+        terms = _admit(tx, log, key, asked, invitation, terms)
+    elif invitation.used_by != asked.public:
+        raise _Refused(410, "used", "the invitation was used by another node")
+    return _welcome(tx, log, asked.public, invitation, terms)
+
+
+def _admit(
+    tx: Transaction,
+    log: Log,
+    key: SigningKey,
+    asked: tickets.JoinRequest,
+    invitation: Invitation,
+    terms: Terms,
+) -> Terms:
+    """Delegates to the node and marks the invitation used."""
+    name = invitation.name if asked.name is None else asked.name
+    if not is_name(name):
+        raise _Refused(409, "name", "a node cannot be called that")
+    node = node_id(asked.public)
+    # A key that is in the mesh already is that of one node; a second one with it would be taken for the first.
+    known = _name(tx, node)
+    if node == tx.node or (known is not None and known != name):
+        raise _Refused(409, "key", "a node with this key is in the mesh already, by another name")
+    if _called(tx, name) not in (None, node):
+        raise _Refused(409, "name", "another node of this name is in the mesh already")
+    try:
+        token = _issue(tx, log.user, key, asked.public, name, terms)
+    except NotAuthorised:
+        raise _Refused(403, "authority", "the inviting node may no longer grant what it offered") from None
+    written = tx.author(DelegateUcan(content_hash(token), token))
+    if isinstance(written, Reason):
+        raise _Refused(403, "authority", "the inviting node may no longer grant what it offered")
+    terms = msgspec.structs.replace(terms, cid=content_hash(token).hex())
+    tx.session.put_invitation(invitation._replace(used_by=asked.public, grants=msgspec.json.encode(terms)))
+    return terms
+
+
+def _welcome(tx: Transaction, log: Log, public: bytes, invitation: Invitation, terms: Terms) -> Reply:
+    assert terms.cid is not None
+    by_cid = {each.cid: each.token for each in tx.session.delegations()}
+    cid = bytes.fromhex(terms.cid)
+    law = tx.projection.law
+    delegation = read_ucan(by_cid[cid])
+    if law.authority.fault(delegation) is not None:
+        raise _Refused(403, "revoked", "the node was let in and revoked since")
+    chain: list[bytes] = []
+    waiting = list(delegation.proofs)
+    while waiting:
+        parent = waiting.pop()
+        if parent not in chain:
+            chain.append(parent)
+            waiting += read_ucan(by_cid[parent]).proofs
+    welcome = Welcome(
+        by_cid[cid].decode("ascii"),
+        tuple(by_cid[each].decode("ascii") for each in reversed(chain)),
+        encode_rules(log.rules).hex(),
+        tx.now,
+    )
+    return Reply(200, {"content-type": JSON}, tickets.make_answer(invitation.secret_hash, public, welcome))
+
+
+def _issue(
+    tx: Transaction, user: str, key: SigningKey, public: bytes, name: str, terms: Terms, *, trial: bool = False
+) -> bytes:
+    """The delegation of a node by this one. Raises NotAuthorised when this node does not hold what it would grant. Time
+    that went by since the trial may have shortened it.
+    """
+    law = tx.projection.law
+    now_s = tx.now // 1000
+    held = [
+        each
+        for each in law.authority.held(tx.node)
+        if law.authority.fault(each) is None and each.not_before <= now_s and _before(now_s, each.expires)
+    ]
+    parents = _parents(held, terms.att)
+    ends = [each.expires for each in parents if each.expires is not None]
+    expires = None if terms.lifetime_s is None else now_s + terms.lifetime_s
+    if expires is None:
+        expires = min(ends, default=None)
+    elif ends and expires > min(ends):
+        if trial:
+            days = (min(ends) - now_s) / 86_400
+            raise NotAuthorised(f"this node's own delegation ends in {days:.1f} days; grant no more than that")
+        expires = min(ends)
+    try:
+        token = issue(key, public, terms.att, now_s, expires, [each.cid for each in parents], name)
+    except Malformed as error:
+        raise Usage(f"that cannot be granted: {error}") from None
+    delegation = read_ucan(token)
+    fault = Authority(user, [*law.delegations, delegation], ()).fault(delegation)
+    if fault is not None:
+        raise NotAuthorised(f"this node cannot grant that: {fault.sentence}")
+    return token
+
+
+def _before(now_s: int, end: int | None) -> bool:
+    return end is None or now_s < end
+
+
+def _parents(held: list[Delegation], att: tuple[Capability, ...]) -> list[Delegation]:
+    """Delegations of this node's own that cover what is to be granted: one if one is enough, the longest first."""
+    held = sorted(held, key=lambda each: (each.expires is not None, -(each.expires or 0)))
+    for each in held:
+        if all(_covers(each, capability) for capability in att):
+            return [each]
+    chosen: list[Delegation] = []
+    for capability in att:
+        parent = next((each for each in held if _covers(each, capability)), None)
+        if parent is None:
+            raise NotAuthorised(f"this node may not let another {words([capability])[0]}: it may not do that itself")
+        if parent not in chosen:
+            chosen.append(parent)
+    return chosen
+
+
+def _covers(parent: Delegation, capability: Capability) -> bool:
+    grant = grant_of(capability)
+    wider = [each for each in map(grant_of, parent.capabilities) if each is not None]
+    return grant is not None and any(map(grant.within, wider))
+
+
+def _name(tx: Transaction, node: int) -> str | None:
+    """What a node in the mesh is called; its id when it was given no name, None when it is not in it."""
+    held = tx.projection.law.authority.held(node)
+    names = [each.name for each in held if each.name is not None]
+    return names[-1] if names else node_text(node) if held else None
+
+
+def _called(tx: Transaction, name: str) -> int | None:
+    """The node in the mesh that has this name, unless it was revoked."""
+    law = tx.projection.law
+    for delegation in law.delegations:
+        gone = law.authority.standing(delegation.node, tx.now) in (Standing.REVOKED, Standing.UNKNOWN)
+        if not gone and _name(tx, delegation.node) == name:
+            return delegation.node
+    return None
+
+
+# The joining side.
+
+
+class Entry(NamedTuple):
+    """What a node has to know to begin: checked, and leading back to the user whom the token names."""
+
+    delegation: Delegation
+    tokens: tuple[bytes, ...]
+    rules: Rules
+    wall: int
+    inviter: bytes
+    address: str
+
+
+_SENTENCES = {
+    "unknown": "the inviting node does not know this invitation; was it made for another mesh, or by another node?",
+    "expired": "the invitation has expired; ask for a new one",
+    "cancelled": "the invitation was cancelled; ask for a new one",
+    "used": "the invitation was used by another node already; ask for a new one",
+    "key": "a node with this home's key is in the mesh already, by another name; choose another --home",
+    "name": "another node has this name already, or none may have it; choose another with --name",
+    "authority": "the inviting node may no longer grant what it offered; ask the owner for an invitation",
+    "revoked": "this node was let in and revoked since; choose another --home and ask for a new invitation",
+}
+_CONFLICTS = frozenset({"used", "key", "name"})
+
+
+def parse(text: str) -> Ticket:
+    """What a token says; Usage when it is cut, mistyped, or none at all."""
+    try:
+        return tickets.parse_token(text)
+    except Malformed as error:
+        raise Usage(f"this is not a whole invitation: {error}; copy the token again") from None
+
+
+def ask(ticket: Ticket, node: SigningKey, name: str | None, send: Send, physical: Callable[[], int]) -> Entry:
+    """Asks the inviting node, at one of its addresses after the other, to be let in; checks what it answers."""
+    if name is not None and not is_name(name):
+        raise Usage(f"{name!r} cannot be a node's name; take letters, digits, dots and dashes, like gpu-box")
+    request = Request("POST", JOIN, headers={"content-type": JSON}, body=tickets.make_request(ticket, node, name))
+    silent: list[str] = []
+    for address in ticket.addresses:
+        try:
+            reply = send(address, request)
+        except Unreachable as error:
+            silent.append(f"{address}: {error}")
+            continue
+        if reply.status == 200:
+            return welcomed(ticket, node, reply.body, address, physical())
+        if reply.status < 500 and reply.status != 429:
+            raise _refusal(reply)
+        silent.append(f"{address}: it answered {reply.status}")
+    late = ticket.expires * 1000 < physical()
+    raise Unreachable(
+        f"the inviting node does not answer ({'; '.join(silent)}); is `hocket serve` running there?"
+        + (" By this machine's clock the invitation has expired, too." if late else " Join again with the same token.")
+    )
+
+
+def _refusal(reply: Reply) -> HocketError:
+    try:
+        code = msgspec.json.decode(reply.body, type=dict[str, str]).get("error", "")
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        code = ""
+    sentence = _SENTENCES.get(code, f"the inviting node refused (status {reply.status}); is that its address?")
+    return Conflict(sentence) if code in _CONFLICTS else NotAuthorised(sentence)
+
+
+def welcomed(ticket: Ticket, node: SigningKey, body: bytes, address: str, physical: int) -> Entry:
+    """Checks an answer: that the inviting node gave it, to this node, in the mesh of the user whom the token names."""
+    try:
+        welcome = tickets.read_answer(ticket, node.public, body)
+        tokens = tuple(text.encode("ascii") for text in (welcome.ucan, *welcome.chain))
+        delegations = [read_ucan(each) for each in tokens]
+        rules = decode_rules(bytes.fromhex(welcome.rules))
+    except (Malformed, ValueError) as error:
+        raise NotAuthorised(f"the answer at {address} cannot be trusted: {error}") from None
+    mine = delegations[0]
+    if mine.public != node.public or mine.issuer != did_key(ticket.inviter):
+        raise NotAuthorised(f"the answer at {address} delegates to another node, or was issued by another")
+    fault = Authority(ticket.user_did, delegations, ()).fault(mine)
+    if fault is not None:
+        raise NotAuthorised(f"the delegation from {address} does not lead back to the user: {fault.sentence}")
+    apart = abs(welcome.wall - physical)
+    bound = None if rules.extensions is None else rules.extensions.skew_ms
+    if bound is not None and apart > bound:
+        raise Failed(
+            f"this machine's clock and the inviting node's are {apart // 1000} seconds apart; set them right"
+            " and join again with the same token"
+        )
+    return Entry(mine, tokens, rules, welcome.wall, ticket.inviter, address)
+
+
+def enter(log: Log, entry: Entry) -> None:
+    """Writes what makes this node one of the mesh: first its own delegation, which says which key it has, then those
+    that it leans on, so that everyone who hears of it can follow it to the user; and the inviting node as a peer. They
+    are ops of this node's own: another author's may not be taken in without all that came before them.
+    """
+
+    def request(tx: Transaction) -> None:
+        # Nothing of this node may be older than its delegation.
+        tx.hear(Hlc(entry.wall, 0, node_id(entry.inviter)))
+        known = {each.cid for each in tx.session.delegations()}
+        for token in entry.tokens:
+            if content_hash(token) not in known:
+                tx.author(DelegateUcan(content_hash(token), token))
+        peers.add(tx.session, entry.address, tx.physical, node_id(entry.inviter))
+
+    log.run(request)

@@ -1,0 +1,165 @@
+"""What a node may do, as people write and read it: `job:claim:acme.render.` on a command line becomes a capability of
+a delegation, and the capabilities of a delegation become words. Whether a capability may be handed on, and what it
+admits, is decided by the kernel.
+"""
+
+from collections.abc import Iterable, Sequence
+
+from hocket.errors import Usage
+from hocket.kernel.postcard import Malformed
+from hocket.kernel.roster import KIND_LENGTH_MAX
+from hocket.kernel.sanitise import parse_rule
+from hocket.kernel.ucan import CAPABILITIES_MAX, ROOT, Capability
+
+_RESOURCES = {
+    name.lower(): name
+    for name in (
+        *("Ops", "Evidence", "Entity", "Claim", "Job", "Episode", "Artifact", "Action", "Mesh", "UserAssertion"),
+        "Registration",
+    )
+}
+_OF_JOBS = {"read": "Read", "schedule": "Schedule", "claim": "Claim", "complete": "Complete", "all": "*"}
+_OF_OTHERS = {"read": "Read", "write": "Write", "all": "*"}
+# Without these a node could not verify what it is sent.
+_NEEDED = ("Registration", "Mesh")
+_READ_BY_DEFAULT = ("Job", "Artifact", *_NEEDED)
+_AUDITED = frozenset({("Job", "Claim"), ("Job", "Complete"), ("Claim", "Write"), ("Artifact", "Write")})
+_MANY = {
+    "Ops": "everything",
+    "Evidence": "evidence",
+    "Entity": "entities",
+    "Claim": "claims",
+    "Job": "jobs",
+    "Episode": "episodes",
+    "Artifact": "artifacts",
+    "Action": "suggested actions",
+    "Mesh": "routes",
+    "UserAssertion": "user assertions",
+    "Registration": "delegations",
+}
+_VERBS = {"Read": "read", "Write": "write", "Schedule": "submit", "Claim": "claim", "Complete": "complete"}
+
+_Wanted = dict[tuple[str, str], list[str] | None]
+
+
+def parse_action(text: str) -> tuple[str, str]:
+    """A resource and an action from `resource:action`; an action of jobs may stand alone."""
+    resource, colon, action = text.partition(":")
+    if not colon and resource.lower() in _OF_JOBS:
+        resource, action = "job", resource
+    return _pair(text, resource, action)
+
+
+def parse_grants(texts: Iterable[str], *, audit: bool = False, sanitize: Sequence[str] = ()) -> tuple[Capability, ...]:
+    """The capabilities that these grants ask for, with what goes without saying: whoever completes jobs writes
+    artifacts, and every node reads delegations, routes and coordinators, and jobs and artifacts unless the grants say
+    what it reads.
+    """
+    for rule in sanitize:
+        try:
+            parse_rule(rule)
+        except Malformed:
+            raise Usage(
+                f"{rule!r} is not a rule of sanitisation; there are StripGeo, RedactParticipants, TruncateContent(N)"
+                " and StripCustomMetadata"
+            ) from None
+    wanted: _Wanted = {}
+    for text in texts:
+        _want(wanted, text)
+    if not wanted:
+        raise Usage("nothing was granted; say what the node may do, like --may job:claim:acme.render.")
+    if ("Job", "Complete") in wanted or ("Job", "*") in wanted:
+        wanted.setdefault(("Artifact", "Write"), None)
+    reads = {resource for resource, action in wanted if action in ("Read", "*")}
+    if "Ops" not in reads:
+        for resource in _NEEDED if reads else _READ_BY_DEFAULT:
+            wanted.setdefault((resource, "Read"), None)
+    if len(wanted) > CAPABILITIES_MAX:
+        raise Usage(f"{len(wanted)} grants are too many for one node; at most {CAPABILITIES_MAX}")
+    return tuple(
+        Capability(resource, action, _caveats(resource, action, prefixes, audit, list(sanitize)))
+        for (resource, action), prefixes in wanted.items()
+    )
+
+
+def _want(wanted: _Wanted, text: str) -> None:
+    if text.strip().lower() == "all":
+        wanted[ROOT[0].resource, ROOT[0].action] = None
+        return
+    resource, _, rest = text.strip().partition(":")
+    action, colon, prefix = rest.partition(":")
+    pair = _pair(text, resource, action)
+    if not colon:
+        wanted[pair] = None
+    elif pair[0] != "Job":
+        raise Usage(f"bad grant {text!r}: only jobs have kinds; leave out {prefix!r}")
+    elif not prefix or len(prefix) > KIND_LENGTH_MAX or not prefix.isprintable():
+        raise Usage(f"bad grant {text!r}: a kind's beginning has 1 to {KIND_LENGTH_MAX} printable characters")
+    elif (known := wanted.setdefault(pair, [])) is not None and prefix not in known:
+        known.append(prefix)
+
+
+def _pair(text: str, resource: str, action: str) -> tuple[str, str]:
+    name = _RESOURCES.get(resource.strip().lower())
+    if name is None:
+        raise Usage(
+            f"bad grant {text!r}: there is no resource {resource!r}; write `all`, or resource:action with one of "
+            + ", ".join(_RESOURCES)
+        )
+    actions = _OF_JOBS if name == "Job" else _OF_OTHERS
+    if action.strip().lower() not in actions:
+        raise Usage(f"bad grant {text!r}: {resource} has no action {action!r}; it has " + ", ".join(actions))
+    return name, actions[action.strip().lower()]
+
+
+def _caveats(
+    resource: str, action: str, prefixes: list[str] | None, audit: bool, sanitize: list[str]
+) -> dict[str, object]:
+    caveats: dict[str, object] = {}
+    if prefixes is not None:
+        caveats["kind_prefix"] = prefixes
+    is_write = action == "*" and resource in ("Job", "Claim", "Artifact")
+    if audit and (is_write or (resource, action) in _AUDITED or (resource == "Ops" and action != "Read")):
+        caveats["audit_inference"] = True
+    if sanitize and action in ("Read", "*") and resource not in _NEEDED:
+        caveats["sanitize"] = sanitize
+    return caveats
+
+
+def words(capabilities: Iterable[Capability]) -> list[str]:
+    """What capabilities allow, each in a few words; those that only read come last, together."""
+    reads: dict[str, list[str]] = {}
+    said = []
+    for capability in capabilities:
+        what, conditions = _what(capability), _conditions(capability)
+        if capability.action == "Read":
+            reads.setdefault(conditions, []).append(what)
+        elif (capability.resource, capability.action) == ("Ops", "*"):
+            said.append("do everything" + conditions)
+        else:
+            said.append(f"{_VERBS.get(capability.action, 'do everything with')} {what}{conditions}")
+    return said + [f"read {_joined(what)}{conditions}" for conditions, what in reads.items()]
+
+
+def _what(capability: Capability) -> str:
+    what = _MANY.get(capability.resource, capability.resource)
+    prefixes = capability.caveats.get("kind_prefix")
+    if isinstance(prefixes, list):
+        what += " of kind " + (" or ".join(f"{prefix}*" for prefix in prefixes) or "(none)")
+    return what
+
+
+def _conditions(capability: Capability) -> str:
+    said = []
+    for name, value in sorted(capability.caveats.items()):
+        if name == "audit_inference" and value is True:
+            said.append("with every model call on record")
+        elif name == "sanitize" and isinstance(value, list):
+            said.append("after " + _joined([str(rule) for rule in value]))
+        elif name not in ("kind_prefix", "audit_inference"):
+            said.append(f"{name} {value}")
+    return f" ({', '.join(said)})" if said else ""
+
+
+def _joined(parts: list[str]) -> str:
+    return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"

@@ -1,0 +1,181 @@
+"""An invitation as it travels: the one line of text that a person carries from the inviting machine to the joining
+one, and the messages between the two machines that its secret vouches for. The secret itself is never sent: both
+sides make a key from it, the inviting one keeps only that key, and whoever can use the key knows the secret. What an
+invitation grants, and to whom it was given, is decided by enrolment.
+"""
+
+import hmac
+import re
+from typing import NamedTuple
+
+import msgspec
+from blake3 import blake3
+
+from hocket.kernel.ids import content_hash
+from hocket.kernel.jws import base64url, from_base64url
+from hocket.kernel.keys import KEY_BYTES, SIGNATURE_BYTES, SigningKey, did_key, key_text, parse_key, verify
+from hocket.kernel.postcard import STR, U64, Malformed, Reader, encode, fixed, seq
+from hocket.kernel.postcard import struct as fields
+
+PREFIX = "hocket-1-"
+SECRET_BYTES = 16
+ADDRESSES_MAX = 8
+TICKET_CHARS_MAX = 4096
+MESSAGE_BYTES_MAX = 512 * 1024
+_CHECKSUM_BYTES = 4
+_KEY_CONTEXT = "hocket 2025 invitation key"
+_REQUEST, _ANSWER = b"hocket join request 1\0", b"hocket join answer 1\0"
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_ID = re.compile("[0-9a-fA-F]{16}")
+
+
+class Ticket(msgspec.Struct, frozen=True):
+    """What the token says: whose mesh it is, who invites, by which secret, until when (in seconds), and where."""
+
+    user: bytes
+    inviter: bytes
+    secret: bytes
+    expires: int
+    addresses: tuple[str, ...]
+
+    @property
+    def user_did(self) -> str:
+        return did_key(self.user)
+
+
+_TICKET = fields(Ticket, fixed(KEY_BYTES), fixed(KEY_BYTES), fixed(SECRET_BYTES), U64, seq(STR, limit=ADDRESSES_MAX))
+
+
+def is_name(text: str) -> bool:
+    """Whether a node can be called so: letters, digits, dots, dashes; and nothing that looks like a node's id."""
+    return _NAME.fullmatch(text) is not None and _ID.fullmatch(text) is None
+
+
+def token(ticket: Ticket) -> str:
+    data = encode(_TICKET, ticket)
+    return PREFIX + base64url(data + content_hash(data)[:_CHECKSUM_BYTES]).decode("ascii")
+
+
+def parse_token(text: str) -> Ticket:
+    """What a token says. Malformed when it is not one, or not the whole of one. Line breaks and spaces that came in by
+    copying do no harm.
+    """
+    body = "".join(text.split())
+    if not body.startswith(PREFIX):
+        raise Malformed(f"an invitation begins with {PREFIX}")
+    if len(body) > TICKET_CHARS_MAX or not body.isascii():
+        raise Malformed("it is not the token that was printed")
+    data = from_base64url(body.removeprefix(PREFIX).encode("ascii"))
+    data, checksum = data[:-_CHECKSUM_BYTES], data[-_CHECKSUM_BYTES:]
+    if content_hash(data)[:_CHECKSUM_BYTES] != checksum:
+        raise Malformed("it was cut or mistyped")
+    reader = Reader(data)
+    ticket = _TICKET.read(reader)
+    if reader.remaining():
+        raise Malformed(f"{reader.remaining()} bytes follow the invitation")
+    return ticket
+
+
+def key_of(secret: bytes) -> bytes:
+    """What both sides make from the secret; all that the inviting one keeps of it."""
+    return bytes(blake3(secret, derive_key_context=_KEY_CONTEXT).digest())
+
+
+def id_of(key: bytes) -> bytes:
+    """How an invitation is named in the open."""
+    return content_hash(key)[:16]
+
+
+def _mac(key: bytes, context: bytes, message: bytes) -> bytes:
+    return bytes(blake3(context + message, key=key).digest())
+
+
+class JoinRequest(NamedTuple):
+    """A node asks to be let in: under which invitation, with which key, and by what name if not the invitation's."""
+
+    invitation: bytes
+    public: bytes
+    name: str | None
+    signed: bytes
+    mac: bytes
+
+    def is_vouched_for(self, key: bytes) -> bool:
+        """Whether whoever sent it knows the secret behind this key."""
+        return hmac.compare_digest(_mac(key, _REQUEST, self.signed), self.mac)
+
+
+class _Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    invitation: str
+    key: str
+    signature: str
+    mac: str
+    name: str | None = None
+
+
+def _signed(invitation: bytes, public: bytes, name: str | None) -> bytes:
+    return _REQUEST + invitation + public + (name or "").encode()
+
+
+def make_request(ticket: Ticket, node: SigningKey, name: str | None) -> bytes:
+    """The request of the node that holds this key, signed with it."""
+    key = key_of(ticket.secret)
+    invitation = id_of(key)
+    message = _signed(invitation, node.public, name)
+    signature = node.sign(message)
+    mac = _mac(key, _REQUEST, message + signature)
+    request = _Request(invitation.hex(), key_text(node.public), key_text(signature), mac.hex(), name)
+    return msgspec.json.encode(request)
+
+
+def read_request(body: bytes) -> JoinRequest:
+    """What a request says, or Malformed. It is signed by the key that it names when this returns; whether it is
+    vouched for is to be asked next.
+    """
+    try:
+        request = msgspec.json.decode(body, type=_Request)
+        invitation, mac = bytes.fromhex(request.invitation), bytes.fromhex(request.mac)
+        public, signature = parse_key(request.key), parse_key(request.signature, SIGNATURE_BYTES)
+    except (ValueError, msgspec.MsgspecError, RecursionError) as error:
+        raise Malformed(f"not a request to join: {error}") from None
+    message = _signed(invitation, public, request.name)
+    if not verify(public, signature, message):
+        raise Malformed("a request to join is not signed by the key that it names")
+    return JoinRequest(invitation, public, request.name, message + signature, mac)
+
+
+class Welcome(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What the inviting node gives: the delegation, those that it leans on with the user's first, the mesh rules, and
+    the time of the inviting node's log.
+    """
+
+    ucan: str
+    chain: tuple[str, ...]
+    rules: str
+    wall: int
+
+
+class _Answer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    mac: str
+    welcome: msgspec.Raw
+
+
+def make_answer(key: bytes, public: bytes, welcome: Welcome) -> bytes:
+    encoded = msgspec.json.encode(welcome)
+    return msgspec.json.encode(_Answer(_mac(key, _ANSWER, public + encoded).hex(), msgspec.Raw(encoded)))
+
+
+def read_answer(ticket: Ticket, public: bytes, body: bytes) -> Welcome:
+    """What the inviting node gives to the node with this key, or Malformed: the answer of somebody who does not know
+    the secret, or an answer to somebody else.
+    """
+    try:
+        answer = msgspec.json.decode(body, type=_Answer)
+        encoded = bytes(answer.welcome)
+        mac = bytes.fromhex(answer.mac)
+        if not hmac.compare_digest(_mac(key_of(ticket.secret), _ANSWER, public + encoded), mac):
+            raise Malformed("the answer is not from the node that made the invitation")
+        return msgspec.json.decode(encoded, type=Welcome)
+    except Malformed:
+        raise
+    except (ValueError, msgspec.MsgspecError, RecursionError) as error:
+        raise Malformed(f"not an answer to a request to join: {error}") from None
