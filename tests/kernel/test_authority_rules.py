@@ -234,6 +234,33 @@ def test_what_the_vocabulary_does_not_know() -> None:
         assert authority.refusal(2, CLAIM, 5, None) is Reason.UNAUTHORISED
 
 
+@pytest.mark.req("LW-24", "LW-25")
+@pytest.mark.parametrize(
+    ("caveat", "good", "bad"),
+    [
+        ("source_types", ["a"], [None, "a", 7, {}, ["a", 7], [None]]),
+        ("predicates", ["a"], [None, "a", 7, {}, ["a", 7], [None]]),
+        ("kind_prefix", ["a"], [None, "a", 7, {}, ["a", 7], [None]]),
+        ("time_range", [0, 9], [None, 9, [0], [0, 9, 9], [0, "9"], [0, 9.5], [False, 9], [0, None], {}]),
+        ("sanitize", ["StripGeo"], [None, "StripGeo", ["Blur"], ["StripGeo", "Blur"], ["TruncateContent"], [7]]),
+        ("audit_inference", True, [None, 0, 1, "true", []]),
+    ],
+)
+def test_a_caveat_with_a_strange_value_grants_nothing(caveat: str, good: object, bad: list[object]) -> None:
+    assert refusal(Capability("Job", "Claim", {caveat: good}), kind="a") is None
+    for value in bad:
+        granted = Capability("Job", "Claim", {caveat: value})
+        assert refusal(granted, kind="a") is Reason.UNAUTHORISED, value
+        reader = made(2, did(1), 2, Capability("Ops", "Read", {caveat: value}), prf=[1])
+        assert Authority(USER, [OWNER, reader], ()).reading(2, CLAIM, 5, "a", 5) is None, value
+
+
+@pytest.mark.req("LW-26")
+def test_a_delegation_without_an_end_has_none() -> None:
+    assert refusal(job("Claim"), at=2**64 - 1) is None
+    assert Authority(USER, [OWNER], ()).standing(1, 2**64 - 1) is Standing.ACTIVE
+
+
 @pytest.mark.req("LW-25")
 def test_what_cannot_be_judged_is_not_admitted() -> None:
     sources = Capability("Ops", "Write", {"source_types": ["a"]})

@@ -271,11 +271,14 @@ def test_one_node_cannot_shut_out_another() -> None:
 @given(st.lists(st.tuples(st.integers(1, 2), st.integers(0, 2), st.integers(0, 900), st.integers(-50, 300))))
 def test_no_nonce_is_taken_twice_while_its_token_is_good(steps: list[tuple[int, int, int, int]]) -> None:
     nonces = Nonces()
-    now_s = NOW
+    now_s = latest = NOW
     ends: dict[tuple[int, int], int] = {}
+    used: set[tuple[int, int, int]] = set()
     for node, nonce, life, step in steps:
         now_s += step
-        good = now_s + life + LEEWAY_S
+        latest = max(latest, now_s)
         if nonces.use(node, str(nonce), now_s + life, now_s):
-            assert ends.get((node, nonce), 0) <= now_s
-            ends[node, nonce] = good
+            assert ends.get((node, nonce), 0) <= latest
+            ends[node, nonce] = now_s + life + LEEWAY_S
+            assert (node, nonce, now_s + life) not in used
+            used.add((node, nonce, now_s + life))
