@@ -11,11 +11,14 @@ from hocket.kernel.clock import Hlc
 from hocket.kernel.ids import ulid_text
 from hocket.kernel.ops import Op
 from hocket.kernel.policy import Policy, encode_policy
+from hocket.kernel.reasons import Reason
 from hocket.kernel.vocabulary import (
+    AcceptWork,
     CancelJob,
     ClaimWork,
     CompleteJob,
     CreateArtifact,
+    DesignateCoordinator,
     ExpireWork,
     FailWork,
     Payload,
@@ -60,6 +63,8 @@ class Run:
         self.ops: list[Op] = []
         self.wall = START
         self._stamps: set[Hlc] = set()
+        self._accepted: set[bytes] = set()
+        self.arbitrated = self.chance(50)
 
     def pick(self, options: Any) -> Any:
         return self._draw(st.sampled_from(options))
@@ -71,6 +76,11 @@ class Run:
     def step(self) -> None:
         self.wall += self.pick((1, 1, 5, 400, 1_500, 20_000))
         mesh = Mesh(self.ops)
+        if self.arbitrated and (not mesh.coordinators or self.chance(2)):
+            self.say(self.pick(self.nodes), DesignateCoordinator(self.pick(self.nodes)), self.any_deps(4))
+            return
+        if self.accept(mesh):
+            return
         if self.chance(6):
             self.say(
                 self.pick(self.nodes), RouteKind(self.pick(KINDS), self.pick((None, *self.nodes))), self.any_deps(40)
@@ -98,6 +108,19 @@ class Run:
         else:
             self.ended(job)
 
+    def accept(self, mesh: Mesh) -> bool:
+        """The arbiter decides on something that was offered; now and then somebody else tries to, or on anything."""
+        arbiter = mesh.coordinator(Hlc(self.wall, 2**32 - 1, 2**64 - 1))
+        offers = [op for op in self.ops if mesh.verdicts[op.id] == {Reason.OFFERED} and op.id not in self._accepted]
+        if arbiter is None or not offers or not self.chance(70):
+            return False
+        offer = self.pick(offers) if not self.chance(4) else self.pick(self.ops)
+        self._accepted.add(offer.id)
+        job = getattr(offer.payload, "job_id", self.jobs[0]) if not self.chance(2) else self.pick(self.jobs)
+        node = arbiter if not self.chance(4) else self.pick(self.nodes)
+        self.say(node, AcceptWork(job, offer.id), self.any_deps(2))
+        return True
+
     def schedule(self, job: bytes) -> None:
         index = self.jobs.index(job)
         # Mostly after jobs that were made before, now and then in a circle.
@@ -109,6 +132,7 @@ class Run:
             backoff_ms=self.pick((0, 300, 1_000)),
             backoff_max_ms=self.pick((3_600_000, 1_200)),
             after=after,
+            open=self.chance(25),
         )
         self.say(
             self.pick(self.nodes), ScheduleJob(job, KINDS[index % 2], b"{}", encode_policy(policy)), self.any_deps(8)

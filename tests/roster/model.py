@@ -18,9 +18,11 @@ from hocket.kernel.ids import parse_ulid
 from hocket.kernel.ops import Op
 from hocket.kernel.reasons import Reason
 from hocket.kernel.vocabulary import (
+    AcceptWork,
     CancelJob,
     ClaimWork,
     CompleteJob,
+    DesignateCoordinator,
     ExpireWork,
     FailWork,
     ReportProgress,
@@ -40,6 +42,7 @@ JOB_OPS = (
     CancelJob,
     RetryJob,
     ReportProgress,
+    AcceptWork,
 )
 MONTH_MS = 30 * 24 * 3600 * 1000
 
@@ -54,7 +57,12 @@ class Mesh:
         self.jobs: dict[bytes, dict[str, Any]] = {}
         self.verdicts: dict[bytes, Verdict] = {}
         self.routes: list[tuple[Hlc, str, int | None]] = []
+        self.coordinators: list[tuple[Hlc, int]] = []
         self.claims_of: dict[bytes, set[bytes]] = {}
+        self.settled_by_arbiter = False
+        for op in self.ops.values():
+            if isinstance(op.payload, ClaimWork | AcceptWork):
+                self.claims_of.setdefault(op.payload.job_id, set()).add(op.id)
         times = Counter(op.timestamp for op in self.ops.values())
         for op in sorted(self.ops.values(), key=lambda op: op.timestamp):
             if times[op.timestamp] > 1:
@@ -69,6 +77,8 @@ class Mesh:
                 verdict = self._job_op(op)
             elif isinstance(op.payload, RouteKind):
                 self.routes.append((op.timestamp, op.payload.kind, op.payload.route))
+            elif isinstance(op.payload, DesignateCoordinator):
+                self.coordinators.append((op.timestamp, op.payload.coordinator))
         self.verdicts[op.id] = verdict
         if isinstance(op.payload, JOB_OPS) and op.payload.job_id in self.jobs:
             self.jobs[op.payload.job_id]["last"] = op.timestamp
@@ -80,6 +90,11 @@ class Mesh:
         if any(dep is not None and dep.timestamp >= op.timestamp for dep in cited):
             return {Reason.DEPENDENCY_CYCLE}
         verdicts = [{Reason.WAITING} if dep is None else self.verdicts[dep.id] for dep in cited]
+        if isinstance(op.payload, AcceptWork):
+            offer = self.ops.get(op.payload.offer)
+            if offer is not None and offer.timestamp >= op.timestamp:
+                return {Reason.DEPENDENCY_CYCLE}
+            verdicts.append({Reason.WAITING} if offer is None else set())
         if isinstance(op.payload, ScheduleJob):
             for name in json.loads(op.payload.policy_envelope or b"{}").get("after", ()):
                 schedules = self._schedules(parse_ulid(name))
@@ -101,8 +116,6 @@ class Mesh:
     def _job_op(self, op: Op) -> Verdict:
         payload: Any = op.payload
         job = self.jobs.get(payload.job_id)
-        if isinstance(payload, ClaimWork):
-            self.claims_of.setdefault(payload.job_id, set()).add(op.id)
         if isinstance(payload, ScheduleJob):
             if job is not None:
                 return {Reason.DUPLICATE_JOB}
@@ -127,6 +140,31 @@ class Mesh:
             return set()
         if job is None:
             return {Reason.UNKNOWN_JOB}
+        arbiter = None if job["policy"].get("open") else self.coordinator(op.timestamp)
+        if isinstance(payload, AcceptWork):
+            return self._accept(job, op, payload, arbiter)
+        if arbiter not in (None, op.node_id) and not isinstance(payload, ReportProgress):
+            return {Reason.OFFERED}
+        return self._rule(job, op, payload)
+
+    def coordinator(self, at: Hlc) -> int | None:
+        return max([each for each in self.coordinators if each[0] <= at], default=(None, None))[1]
+
+    # LW-39: what the arbiter accepts happens when it accepts it; routes and other jobs were its business then.
+    def _accept(self, job: dict[str, Any], op: Op, payload: AcceptWork, arbiter: int | None) -> Verdict:
+        offer = self.ops[payload.offer]
+        if arbiter != op.node_id or not isinstance(offer.payload, JOB_OPS) or offer.payload.job_id != payload.job_id:
+            return {Reason.NOT_ARBITER}
+        if isinstance(offer.payload, ScheduleJob | ReportProgress | AcceptWork):
+            return {Reason.NOT_ARBITER}
+        accepted = Op(op.id, op.timestamp, offer.node_id, offer.causal_deps, offer.payload)
+        self.settled_by_arbiter = True
+        try:
+            return self._rule(job, accepted, offer.payload)
+        finally:
+            self.settled_by_arbiter = False
+
+    def _rule(self, job: dict[str, Any], op: Op, payload: Any) -> Verdict:
         rule = {
             ClaimWork: self._claim,
             CompleteJob: self._complete,
@@ -149,7 +187,8 @@ class Mesh:
             against.add(Reason.NOT_CLAIMER)
         if payload.lease_duration_ms == 0 or payload.lease_duration_ms > MONTH_MS:
             against.add(Reason.BAD_LEASE)
-        if self._routed(job["kind"], op.timestamp) not in (None, payload.claimer):
+        routed = None if self.settled_by_arbiter else self._routed(job["kind"], op.timestamp)
+        if routed not in (None, payload.claimer):
             against.add(Reason.ROUTED_ELSEWHERE)
         if self._cites_an_older_claim(job, op):
             against.add(Reason.STALE_CLAIM)
@@ -161,7 +200,7 @@ class Mesh:
         if job["state"] == "pending":
             if wall < job["ready_at"]:
                 against.add(Reason.TOO_EARLY)
-            for name in job["policy"].get("after", ()):
+            for name in () if self.settled_by_arbiter else job["policy"].get("after", ()):
                 before = self.jobs.get(parse_ulid(name))
                 if before is None or before["outcome"] != "succeeded":
                     against.add(Reason.AFTER_UNMET)

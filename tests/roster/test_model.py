@@ -12,7 +12,16 @@ from hypothesis import strategies as st
 from hocket.kernel.ops import Op
 from hocket.kernel.reasons import Reason
 from hocket.kernel.roster import Outcome, State
-from hocket.kernel.vocabulary import ClaimWork, CompleteJob, ExpireWork, FailWork, RetryJob, RouteKind, YieldWork
+from hocket.kernel.vocabulary import (
+    AcceptWork,
+    ClaimWork,
+    CompleteJob,
+    ExpireWork,
+    FailWork,
+    RetryJob,
+    RouteKind,
+    YieldWork,
+)
 from hocket.log import Log
 from hocket.log.rebuild import rebuild, roster_digest
 from hocket.store import Session
@@ -83,7 +92,7 @@ def check(log: Log, mesh: Mesh, introductions: bool = True) -> tuple[bytes, dict
 @pytest.mark.req(
     "LW-02", "LW-04", "LW-05", "LW-06", "LW-08", "LW-09", "LW-10", "LW-12", "LW-15", "LW-16", "LW-32", "LW-33"
 )
-@pytest.mark.req("LW-37", "LW-41")
+@pytest.mark.req("LW-37", "LW-39", "LW-41")
 @MANY
 @given(st.data())
 def test_the_log_says_what_the_model_says_in_every_order(data: st.DataObject) -> None:
@@ -146,11 +155,11 @@ def test_the_histories_reach_the_deep_states() -> None:
         seed(number)(short(given(histories())(look)))()
     for payload in (ClaimWork, CompleteJob, FailWork, ExpireWork):
         assert histories_with[payload.__name__] > total * 0.25, (payload, dict(histories_with))
-    for payload in (YieldWork, RetryJob, RouteKind):
+    for payload in (YieldWork, RetryJob, RouteKind, AcceptWork):
         assert histories_with[payload.__name__] > total * 0.1, (payload, dict(histories_with))
     for what in ("renewal", "fence 2", "fence 3", "succeeded", "failed", "cancelled", "a dependent job began"):
         assert histories_with[what] > total * 0.03, (what, dict(histories_with))
-    beyond = (Reason.BAD_KIND, Reason.BAD_POLICY, Reason.OFFERED, Reason.NOT_ACCEPTED, *map(Reason, (26, 27, 28)))
+    beyond = (Reason.BAD_KIND, Reason.BAD_POLICY, Reason.NOT_ACCEPTED, Reason.NOT_COORDINATOR, Reason.NO_SNAPSHOT)
     by_the_fold = [r.name for r in Reason if r < 60 and r not in beyond] + ["INTEGRITY"]
     for name in by_the_fold:
         assert histories_with[name] >= 3, (name, dict(histories_with))
