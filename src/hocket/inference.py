@@ -112,6 +112,8 @@ class OpenAI:
                     raise TimeoutError
                 if connection.sock is not None:
                     connection.sock.settimeout(max(0.001, until - time.monotonic()))
+            if response.length:
+                raise http.client.HTTPException("the response broke off")
             return response.status, bytes(parts)
         finally:
             connection.close()
