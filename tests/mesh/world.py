@@ -18,12 +18,9 @@ from hocket.kernel.rules import rules_hash
 from hocket.kernel.ucan import Capability, issue
 from hocket.kernel.vocabulary import DelegateUcan
 from hocket.log.rebuild import roster_digest
-from hocket.mesh import peers, wire
-from hocket.mesh.gate import Gate
-from hocket.mesh.http import HttpTransport
+from hocket.mesh import enrolment, peers, wire
 from hocket.mesh.loop import SyncLoop
-from hocket.mesh.sync import Exchanges
-from hocket.mesh.turn import Turn
+from hocket.mesh.station import Station
 from hocket.mesh.wire import Reply, Request
 from hocket.node import Node
 from hocket.server.running import Server
@@ -47,9 +44,9 @@ class Place:
         self.node = Node(desk)
         self.key = desk.home.node_key()
         self.notices: list[str] = []
-        self.gate = Gate(self.node, self.key, self.node.ground, notice=self.notices.append)
-        self.transport = HttpTransport()
-        self.exchanges = Exchanges(self.node, self.key, self.transport, self.node.ground, notice=self.notices.append)
+        self.station = Station(self.node, self.key, self.node.ground, desk.home.processes, notice=self.notices.append)
+        self.gate = self.station.gate()
+        self.transport, self.exchanges = self.station.transport, self.station.exchanges
         self.server: Server | None = None
         self._syncing: asyncio.Task[None] | None = None
 
@@ -71,19 +68,18 @@ class Place:
             await self.server.stop()
             self.server = None
 
-    def sync_loop(self) -> SyncLoop:
-        turn = lambda: Turn.take(self.desk.home.processes)  # noqa: E731
-        return SyncLoop(self.node, self.exchanges, self.node.ground, turn, self.notices.append)
-
-    def keep_in_touch(self) -> None:
-        self._syncing = asyncio.create_task(self.sync_loop().run())
+    def keep_in_touch(self) -> SyncLoop:
+        self.station.exchanges = self.exchanges
+        loop = self.station.loop()
+        self._syncing = asyncio.create_task(loop.run())
+        return loop
 
     async def close(self) -> None:
         if self._syncing is not None:
             self._syncing.cancel()
             await asyncio.wait([self._syncing])
         await self.stop_serving()
-        await self.transport.close()
+        await self.station.close()
         await self.node.close()
 
     def befriend(self, address: str, node: int | None = None) -> None:
@@ -158,6 +154,17 @@ def delegation(owner: Place, public: bytes, grants: tuple[Capability, ...], expi
     """A token of the user's, made where the user's key is."""
     token = issue(owner.desk.home.user_key(), public, grants, owner.log.physical() // 1000 - 60, expires)
     return DelegateUcan(content_hash(token), token)
+
+
+async def enrolled(directory: Path, owner: Place, grants: tuple[Capability, ...]) -> Place:
+    """A node that was invited by the owner and holds these grants."""
+    invited = enrolment.invite(owner.log, owner.key, directory.name, grants, addresses=[owner.address])
+    loop = asyncio.get_running_loop()
+
+    def send(address: str, request: Request) -> Reply:
+        return asyncio.run_coroutine_threadsafe(owner.transport.send(address, request), loop).result()
+
+    return Place(await asyncio.to_thread(Desk.join, directory, invited.token, send))
 
 
 class Guest:

@@ -78,7 +78,8 @@ class _Refused(Exception):
 
 class Gate:
     """Answers requests. `origins` are the addresses that tokens may name in the place of this node's id; `routes` are
-    further paths, each with its own idea of who may come; `met` is told of every node that came in.
+    further paths, each with its own idea of who may come; `met` is told of a node that stands under the same rules when
+    it comes for the first time, or for the first time after it did not.
     """
 
     def __init__(
@@ -90,7 +91,7 @@ class Gate:
         origins: Callable[[], Collection[str]] = tuple,
         routes: Routes | None = None,
         notice: Callable[[str], None] = lambda text: None,
-        met: Callable[[int], None] = lambda node: None,
+        met: Callable[[int], Awaitable[None]] | None = None,
     ) -> None:
         self._access, self._key, self._ground = access, key, ground
         self._origins, self._notice, self._met = origins, notice, met
@@ -112,6 +113,7 @@ class Gate:
         self._scanned: OrderedDict[tuple[int, str, int], Frontier] = OrderedDict()
         self.refusals: Counter[str] = Counter()
         self.drift: dict[int, str] = {}
+        self._agreeing: set[int] = set()
 
     async def open(self) -> None:
         await self._access.call(lambda: order_ops(self._access.log.store))
@@ -178,8 +180,9 @@ class Gate:
             raise _Refused(403, f"its delegation is {caller.standing.value}", caller.node)
         if wait := self._callers.take(caller.node):
             raise _Refused(429, "too many requests", caller.node, retry_after=str(max(1, round(wait))))
-        self._check_rules(request, caller.node)
-        self._met(caller.node)
+        is_new = self._check_rules(request, caller.node)
+        if is_new and self._met is not None:
+            await self._met(caller.node)
         return caller
 
     def _unknown(self, reason: str, node: int | None = None) -> _Refused:
@@ -206,14 +209,18 @@ class Gate:
         whole = authority.reads_everything(node, now_ms)
         return Caller(Reader(node, authority, now_ms, whole), authority.standing(node, now_ms), bearer.nonce, state)
 
-    def _check_rules(self, request: Request, node: int | None) -> None:
+    def _check_rules(self, request: Request, node: int | None) -> bool:
+        """Whether it is news that this node stands under the same rules."""
         ours, theirs = self._rules(), request.headers.get(wire.RULES_HASH)
         if theirs == ours:
+            is_new = node is not None and node not in self._agreeing
             if node is not None:
                 self.drift.pop(node, None)
-            return
+                self._agreeing.add(node)
+            return is_new
         if node is not None:
             self.drift[node] = (theirs or "")[:64]
+            self._agreeing.discard(node)
         said = "none" if theirs is None else f"blake3:{theirs[:64]}"
         raise _Refused(409, f"its mesh rules are {said}, those of this node blake3:{ours}", node)
 

@@ -44,7 +44,7 @@ class Silence(NamedTuple):
 
 def check_address(text: str) -> str:
     """An address in its one spelling, `http://host:port`. A scheme that is left out is http."""
-    whole = text.strip().rstrip("/")
+    whole = text.strip()
     if "://" not in whole:
         whole = f"http://{whole}"
     try:
@@ -65,7 +65,7 @@ def check_address(text: str) -> str:
         raise Usage(f"{text!r} is not an address; write it like http://host:7315 or https://host:7315")
     shown = f"[{host}]" if ":" in host else host
     place = shown if port is None else f"{shown}:{port}"
-    return f"{parts.scheme}://{place}{parts.path}"
+    return f"{parts.scheme}://{place}{parts.path.rstrip('/')}"
 
 
 def is_loopback(host: str) -> bool:

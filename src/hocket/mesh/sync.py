@@ -225,17 +225,16 @@ class Exchanges:
                 is_last = answer.frontier is not None or answer.following == since
                 if not is_last:
                     fetching = asyncio.create_task(client.pull(answer.following, limit))
-                admission, is_cut = await self._admit(client, answer.body, late)
+                admission, found = await self._admit(client, answer.body, late)
                 tally.add(admission)
-                if is_cut and limit > 1 and not is_last:
-                    # Something in there cannot be read, and what lies behind it cannot be found: smaller batches.
+                if found is not None and limit > 1:
+                    # One op cannot be read, and what lies behind it cannot be found: what lies before it is asked for
+                    # again, then that one alone, then the rest.
                     await _drop(fetching)
-                    limit = limit // 2
-                    fetching = asyncio.create_task(client.pull(since, limit))
-                    answer = await fetching
+                    limit = max(1, found)
+                    answer = await client.pull(since, limit)
                     continue
-                if is_cut:
-                    limit = PAGE_OPS_MAX
+                limit = PAGE_OPS_MAX
                 late |= admission.curable.keys()
                 kept = _cursor(client, kept, answer.following, late)
                 await self._keep(client, kept)
@@ -247,23 +246,23 @@ class Exchanges:
             await _drop(fetching)
         return None
 
-    async def _admit(self, client: Client, body: bytes, late: Collection[int]) -> tuple[Admission, bool]:
-        """Takes in a batch; also tells whether some of it could not be found. Of the authors in `late` earlier ops
-        could not be taken in, so the later ones have to wait as well.
+    async def _admit(self, client: Client, body: bytes, late: Collection[int]) -> tuple[Admission, int | None]:
+        """Takes in a batch. If there is more of it behind an op that cannot be read, also tells how many could be. Of
+        the authors in `late` earlier ops could not be taken in, so the later ones have to wait as well.
         """
         log = self._access.log
         sender = client.node
 
-        def work() -> tuple[Admission, bool]:
+        def work() -> tuple[Admission, int | None]:
             received = list(read_sequence(body))
             try:
-                is_cut = Reader(body).varint() > len(received)
+                found = len(received) - 1 if Reader(body).varint() > len(received) else None
             except Malformed:
-                is_cut = False
+                found = None
             taken = received if sender is None else list(brought(received, outgoing.reader(log, sender)))
             if late:
                 taken = [(raw, op) for raw, op in taken if isinstance(op, Malformed) or op.node_id not in late]
-            return log.admit(taken, decide=accept), is_cut
+            return log.admit(taken, decide=accept), found
 
         return await self._access.call(work)
 

@@ -1,6 +1,6 @@
 """Connections that end. uvicorn waits for ever for the end of a request's head and for a slow reader of its answer;
-here every request has a deadline from its first byte to the last one of its answer, and its head a size. A connection that
-keeps to neither is cut.
+here every request has a deadline from its first byte to the last one of its answer, and its head a size. A connection
+that keeps to neither is cut.
 """
 
 import asyncio

@@ -1,0 +1,81 @@
+"""Everything that one process of a node needs to deal with others, put together: the transport, the exchanges, the loop
+that keeps in touch, and the gate with all its paths.
+"""
+
+from collections.abc import Callable, Collection
+from pathlib import Path
+
+from hocket.kernel.keys import SigningKey
+from hocket.mesh import enrolment, peers
+from hocket.mesh.gate import Gate
+from hocket.mesh.http import HttpTransport
+from hocket.mesh.loop import SyncLoop
+from hocket.mesh.peers import Trust
+from hocket.mesh.sync import Exchanges
+from hocket.mesh.turn import Turn
+from hocket.mesh.wire import Access, Reply, Request, look, note
+from hocket.work.ground import Ground
+
+# How peers' certificates are checked is looked up again after this long.
+TRUST_S = 2.0
+
+
+class Station:
+    """`processes` is the home's directory for what processes share. Use it on one event loop; close it when done."""
+
+    def __init__(
+        self,
+        access: Access,
+        key: SigningKey,
+        ground: Ground,
+        processes: Path,
+        notice: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        self._access, self._key, self._ground, self._processes = access, key, ground, processes
+        self._notice = notice
+        self._trusts: dict[str, Trust] = {}
+        self._trusts_until = 0.0
+        self.transport = HttpTransport(self._trust)
+        self.exchanges = Exchanges(access, key, self.transport, ground, notice=notice)
+
+    async def close(self) -> None:
+        await self.transport.close()
+
+    def loop(self) -> SyncLoop:
+        """The loop that keeps in touch with the peers."""
+        return SyncLoop(
+            self._access, self.exchanges, self._ground, lambda: Turn.take(self._processes), notice=self._notice
+        )
+
+    def gate(self, origins: Callable[[], Collection[str]] = tuple) -> Gate:
+        """The gate for a server, with the path by which invited nodes come in."""
+        return Gate(
+            self._access,
+            self._key,
+            self._ground,
+            origins=origins,
+            routes={("POST", enrolment.JOIN): self._join},
+            notice=self._notice,
+            met=self._met,
+        )
+
+    async def has_peers(self) -> bool:
+        return bool(await look(self._access, lambda session: session.peers()))
+
+    async def _join(self, request: Request) -> Reply:
+        return await self._access.call(lambda: enrolment.answer(self._access.log, self._key, request))
+
+    async def _met(self, node: int) -> None:
+        """A node that came in stands under the rules of this one: if it was paused for its rules, it is no longer."""
+        key = node.to_bytes(8, "big")
+        known = await look(self._access, lambda session: session.peers())
+        if any(peer.state == peers.PAUSED and peer.node == key for peer in known):
+            await note(self._access, lambda session: peers.resume_node(session, node))
+
+    def _trust(self, address: str) -> Trust:
+        now = self._ground.monotonic()
+        if now >= self._trusts_until:
+            with self._access.log.store.read() as session:
+                self._trusts = peers.trusts(session)
+            self._trusts_until = now + TRUST_S
+        return self._trusts.get(address, Trust())
