@@ -19,7 +19,7 @@ from tests.kernel import naive_authority as naive
 from tests.kernel.naive_authority import ID, NODES, USER, Naive, cid
 
 SEEDS = st.integers(0, 2**32 - 1)
-MANY = settings(max_examples=250, deadline=None)
+MANY = settings(max_examples=150, deadline=None)
 
 
 def judges(r: Random) -> tuple[list[Any], Authority, Naive]:
@@ -184,5 +184,5 @@ def test_both_say_the_same(question: Callable[[Random], Iterator[object]], seed:
 )
 @pytest.mark.req("LW-24")
 def test_the_random_graphs_reach_every_answer(question: Callable[[Random], Iterator[object]], often: set[Any]) -> None:
-    seen = Counter(answer for seed in range(400) for answer in question(Random(seed)))
-    assert {answer for answer, times in seen.items() if times >= 5} >= often, seen
+    seen = Counter(answer for seed in range(250) for answer in question(Random(seed)))
+    assert {answer for answer, times in seen.items() if times >= 3} >= often, seen

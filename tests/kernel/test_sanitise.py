@@ -68,6 +68,7 @@ def test_evidence_loses_its_place() -> None:
         ('{"LAT":1,"Latitude":2,"gpsLatitude":3,"GPSLongitude":4,"start_lat":5,"latex":6}', '{"latex":6}'),
         ('[{"a":[{"lat":1}]},7]', '[{"a":[{}]},7]'),
         ('{"a":{"lat":1},"a":{}}', '{"a":{}}'),
+        ('{"a":1,"a":2}', '{"a":1,"a":2}'),
         ('{"a":"lat: 1"}', ""),
         (r'{"a":"{\"lat\": 1}"}', ""),
         ('{"my lat":1}', "{}"),

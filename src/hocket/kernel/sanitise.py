@@ -121,9 +121,8 @@ def _text_without_geo(text: str) -> str:
     def kept(pairs: list[tuple[str, object]]) -> dict[str, object]:
         # Called for every object, also for one that a repeated name hides from whoever reads the result.
         nonlocal removed
-        fields = {name: value for name, value in pairs if not _is_geo(name)}
-        removed = removed or len(fields) < len(pairs)
-        return fields
+        removed = removed or any(_is_geo(name) for name, _ in pairs)
+        return {name: value for name, value in pairs if not _is_geo(name)}
 
     try:
         value = json.loads(text, object_pairs_hook=kept)
