@@ -29,7 +29,7 @@ class Law:
         self.delegations = tuple(delegations)
         self.coordinators = coordinators
         self._since = [at for at, _ in coordinators]
-        self._arbiter = extensions is None or extensions.arbiter
+        self._arbiter = extensions is not None and extensions.arbiter
         self.derivation_ops = frozenset(extensions.derivation_ops if extensions else ())
         self._derivation_kinds = tuple(extensions.derivation_kinds if extensions else ())
 
