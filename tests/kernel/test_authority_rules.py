@@ -362,10 +362,11 @@ def test_who_owes_snapshots() -> None:
         made(4, did(1), 4, Capability("Claim", "Write", {"audit_inference": True}), prf=[1]),
         made(5, did(1), 5, Capability("Job", "Schedule", {"audit_inference": True}), exp=1, prf=[1]),
         made(6, did(1), 6, *ROOT, prf=[1]),
+        made(7, did(1), 7, Capability("Artifact", "Write", caveat), prf=[1]),
     ]
     authority = Authority(USER, graph, ())
-    for kind, owing in (("a.b", {1, 2, 4}), ("b", {1, 4}), (None, {1, 2, 4})):
-        assert {node for node in range(1, 8) if authority.audited(node, 5, kind)} == owing
+    for kind, owing in (("a.b", {1, 2, 4, 7}), ("b", {1, 4, 7}), (None, {1, 2, 4, 7})):
+        assert {node for node in range(1, 9) if authority.audited(node, 5, kind)} == owing
 
 
 @pytest.mark.req("LW-29")
