@@ -17,7 +17,7 @@ from hocket.errors import Failed, Unreachable, Usage
 from hocket.work.inference import Answer, count, member
 from hocket.work.runner import Context
 
-__all__ = ["OpenAI"]
+__all__ = ["Answer", "OpenAI"]
 
 T = TypeVar("T")
 

@@ -4,7 +4,9 @@ import asyncio
 import errno
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,6 +14,8 @@ import hocket
 import hocket.testing
 from hocket.errors import Conflict, NotAuthorised, Unreachable
 from hocket.kernel.ids import content_hash, ulid_text
+from hocket.kernel.ops import Op
+from hocket.kernel.reasons import Reason
 from hocket.kernel.roster import Outcome
 from hocket.kernel.vocabulary import (
     ClaimStatus,
@@ -19,10 +23,12 @@ from hocket.kernel.vocabulary import (
     CreateArtifact,
     CreateClaim,
     EvictArtifact,
+    Payload,
     Provenance,
     ScheduleJob,
     TextObject,
 )
+from hocket.log import Transaction
 from hocket.testing import MemorySyncNode
 from hocket.work import artifacts, products
 from hocket.work.blobs import Damaged
@@ -197,6 +203,24 @@ def test_content_is_fetched_and_believed_by_its_hash_alone(given: bytes | None):
                     artifacts.content(session, node.desk.blobs, artifact, fetch)
         assert asked == [(artifact.hash, len(LARGE))]
         assert node.desk.blobs.has(artifact.hash) == (given == LARGE)
+
+
+def test_other_nodes_get_what_they_may_read_and_no_more():
+    with hocket.testing.node() as node:
+        desk = node.desk
+        [artifact] = of_job(node, run(node, lambda ctx: ctx.artifact(LARGE, type="t.bytes") and None))
+        asked: list[bytes] = []
+
+        def answer(may: bool, hash: bytes = artifact.hash) -> bytes | None:
+            with desk.read() as session:
+                return artifacts.serve(session, desk.blobs, hash, lambda op: asked.append(op.id) or may)
+
+        assert answer(True) == LARGE and answer(False) is None and asked == [artifact.id] * 2
+        orphan = desk.blobs.stage(b"orphan")
+        desk.blobs.keep(orphan)
+        assert answer(True, orphan.hash) is None and answer(True, bytes(32)) is None
+        desk.log.run(lambda tx: artifacts.evict(tx, artifact))
+        assert answer(True) is None
 
 
 # Eviction.
@@ -402,9 +426,6 @@ def test_ids_are_found_by_a_beginning():
 
 
 def test_an_eviction_that_would_not_count_is_refused(monkeypatch: pytest.MonkeyPatch):
-    from hocket.kernel.reasons import Reason
-    from hocket.log import Transaction
-
     with hocket.testing.node() as node:
         [artifact] = of_job(node, run(node, lambda ctx: ctx.artifact(b"", type="t.x", ttl="1s") and None))
         node.clock.advance(2)
@@ -412,3 +433,28 @@ def test_an_eviction_that_would_not_count_is_refused(monkeypatch: pytest.MonkeyP
         with pytest.raises(NotAuthorised):
             node.desk.log.run(lambda tx: artifacts.evict(tx, artifact))
         assert node.desk.log.run(artifacts.evict_due) == []
+
+
+@pytest.mark.parametrize(
+    ("handler", "why"),
+    [
+        (lambda ctx: "result", "its result would not count"),
+        (lambda ctx: ctx.artifact(LARGE, type="t.x") and None, "what the handler made would not count"),
+    ],
+)
+def test_a_node_that_may_not_write_artifacts_fails_the_job_and_says_why(
+    monkeypatch: pytest.MonkeyPatch, handler: Callable[[hocket.Context], str | None], why: str
+):
+    author = Transaction.author
+
+    def refusing(tx: Transaction, payload: Payload, *more: Any) -> Op | Reason:
+        return Reason.UNAUTHORISED if isinstance(payload, CreateArtifact) else author(tx, payload, *more)
+
+    with hocket.testing.node() as node:
+        monkeypatch.setattr(Transaction, "author", refusing)
+        handle = run(node, handler)
+        status = handle.status()
+        assert status["outcome"] == "failed" and status["error"].startswith(f"{why}: ")
+        assert of_job(node, handle) == []
+        artifacts.clear(node.desk.store, node.desk.blobs, lambda: time.time() + 4000)
+        assert blob_count(node) == 0

@@ -73,14 +73,15 @@ class Blobs:
         """Moves a staged blob to its place, for good. A second time does nothing."""
         place = self._place(staged.hash)
         with _explained("keep a blob"):
-            place.parent.mkdir(mode=0o700, exist_ok=True)
+            if not place.parent.exists():
+                place.parent.mkdir(mode=0o700, exist_ok=True)
+                _sync(self._directory)
             try:
                 os.replace(staged.path, place)
             except FileNotFoundError:
                 if not place.exists():
                     raise
-            for directory in (place.parent, self._directory):
-                _sync(directory)
+            _sync(place.parent)
 
     def drop(self, staged: Staged) -> None:
         """Forgets a staged blob."""

@@ -53,10 +53,13 @@ def _find(session: Session, text: str) -> Entry | Artifact | Op:
     except ValueError:
         raise Usage(f"{text!r} is not the id of a job, an artifact or a claim") from None
     found: list[tuple[str, bytes]] = []
+    claims: dict[bytes, Op] = {}
     if text:
         found += [("job", each) for each in session.job_ids(low, high, SHOWN_MAX + 1)]
         found += [("artifact", each.id) for each in artifacts.between(session, low, high, SHOWN_MAX + 1)]
-    claims = {claim.claim_id: op for op, claim in _claims(session) if low <= claim.claim_id <= high} if text else {}
+    if text and not (found and low == high):
+        # Claims are in no register, so all of them are looked through, unless there is nothing left to find.
+        claims = {claim.claim_id: op for op, claim in _claims(session) if low <= claim.claim_id <= high}
     found += [("claim", each) for each in list(claims)[: SHOWN_MAX + 1]]
     if not found:
         raise Usage(f"no job, artifact or claim {text!r}")
