@@ -3,6 +3,7 @@
 import json
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -157,11 +158,17 @@ def test_bodies_are_cut(body: bytes, size: int, left: bytes) -> None:
     assert sanitised(claim(v.StructuredObject(body)), rules) == claim(v.StructuredObject(left))
     assert sanitised(v.ScheduleJob(ID, "kind", body, b"{}"), rules) == v.ScheduleJob(ID, "kind", left, b"{}")
     assert sanitised(v.ReportProgress(ID, 1, body), rules) == v.ReportProgress(ID, 1, left)
+    schedule = v.SetSchedule("nightly", "@daily", "UTC", "kind", body, b"{}")
+    assert sanitised(schedule, rules) == msgspec.structs.replace(schedule, payload=left)
     if body[0] != 0xFF:
         text, rest = body.decode(), left.decode()
         assert sanitised(claim(v.TextObject(text)), rules) == claim(v.TextObject(rest))
         assert sanitised(v.FailWork(ID, 1, text, text, True), rules) == v.FailWork(ID, 1, rest, rest, True)
         assert sanitised(v.UpdateEpisode(ID, summary=text), rules) == v.UpdateEpisode(ID, summary=rest)
+        episode = v.CreateEpisode(ID, "a title", text, 0, None, (), (), (), 0.5)
+        assert sanitised(episode, rules) == msgspec.structs.replace(episode, summary=rest)
+        action = v.CreateSuggestedAction(ID, "a title", text, "type", ID, (), (), None, 0.5)
+        assert sanitised(action, rules) == msgspec.structs.replace(action, description=rest)
         assert sanitised(v.UpdateActionStatus(ID, v.ActionStatus.FAILED, text), rules) == v.UpdateActionStatus(
             ID, v.ActionStatus.FAILED, rest
         )
