@@ -45,15 +45,20 @@ class _Door:
 
 
 async def _body(request: WebRequest) -> bytes | None:
-    """The whole body; None when it is too large."""
+    """The whole body; None when it is too large. A little more than the bound is read and thrown away, so that a sender
+    who has just begun to exceed it gets to hear of that.
+    """
     parts: list[bytes] = []
-    left = wire.BODY_BYTES_MAX
+    size = 0
     async for chunk in request.stream():
-        left -= len(chunk)
-        if left < 0:
+        size += len(chunk)
+        if size > 2 * wire.BODY_BYTES_MAX:
             return None
-        parts.append(chunk)
-    return b"".join(parts)
+        if size <= wire.BODY_BYTES_MAX:
+            parts.append(chunk)
+        else:
+            parts.clear()
+    return b"".join(parts) if size <= wire.BODY_BYTES_MAX else None
 
 
 async def _closing(stream: AsyncIterator[bytes]) -> AsyncIterator[bytes]:

@@ -56,6 +56,9 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         self._disarm()
         super().on_response_complete()
+        if self.transport.get_write_buffer_size():
+            # It is complete, but not gone yet: a reader that does not read holds it up.
+            self._deadline = self.loop.call_later(self.request_s, self._unread)
 
     def _arm(self, seconds: float) -> None:
         self._disarm()
@@ -71,6 +74,10 @@ class BoundedProtocol(HttpToolsProtocol):
         if cycle is not None and not cycle.response_complete and cycle.response_started and self._is_hints(cycle.scope):
             return
         self.transport.abort()
+
+    def _unread(self) -> None:
+        if self.transport.get_write_buffer_size():
+            self.transport.abort()
 
     @staticmethod
     def _is_hints(scope: Any) -> bool:
