@@ -266,6 +266,9 @@ def test_one_node_cannot_shut_out_another() -> None:
     later = NOW + 300 + LEEWAY_S
     assert nonces.use(1, "more", later + 300, later)
     assert len(nonces) == 1
+    # What was forgotten counts in nobody's share.
+    assert all(nonces.use(1, str(n), later + 300, later) for n in range(9))
+    assert nonces.use(2, "b", later + 300, later)
 
 
 @given(st.lists(st.tuples(st.integers(1, 2), st.integers(0, 2), st.integers(0, 900), st.integers(-50, 300))))
