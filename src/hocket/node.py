@@ -8,7 +8,7 @@ import select
 import signal
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
@@ -16,16 +16,17 @@ from typing import Any, TypeVar
 
 from hocket.bus.bells import Bell
 from hocket.desk import Desk
-from hocket.errors import Failed, HocketError, Usage
+from hocket.errors import Failed, HocketError, Unreachable, Usage
 from hocket.kernel.ids import parse_ulid, ulid_text
 from hocket.kernel.policy import DEFAULT
 from hocket.kernel.roster import Outcome
 from hocket.log import Log, Transaction
 from hocket.store import Entry, Session, Stage
 from hocket.work import jobs, view
+from hocket.work.docket import Decision, decisions
 from hocket.work.ground import Closing, Ground, Machine
 from hocket.work.handlers import Handlers, JobType, encode_payload, kind
-from hocket.work.jobs import Draft, Submitted
+from hocket.work.jobs import Draft, Offer, Submitted
 from hocket.work.products import Kit
 from hocket.work.worker import Worker, WorkerOptions
 
@@ -206,6 +207,8 @@ class Node:
         # Taking in a peer's ops is long work; it has threads of its own, so that nobody else waits for it.
         self._mesh_executor = executor or ThreadPoolExecutor(2, "hocket-mesh")
         self._committer = Committer(desk.log, self._executor)
+        self.reach: Callable[[], Awaitable[None]] | None = None
+        """Exchanges with the arbiter, if this process is in touch with other nodes. Raises Unreachable."""
         self._bell: Closing | None = None
         self._changed = asyncio.Event()
 
@@ -261,6 +264,13 @@ class Node:
     async def peek(self, query: Callable[[Session], T]) -> T:
         """The same without waiting for the newest submits to be in the roster."""
         return await self._query(self.desk.store.read, query)
+
+    async def consult(self, offers: Sequence[Offer]) -> list[Decision]:
+        """Puts offers to the arbiter; gives, for each, the job if it was accepted, else the reason."""
+        if self.reach is None:
+            raise Unreachable("this process is not in touch with the arbiter")
+        await self.reach()
+        return await self.peek(lambda session: decisions(session, offers))
 
     async def _query(self, view: Callable[[], AbstractContextManager[Session]], query: Callable[[Session], T]) -> T:
         def run() -> T:

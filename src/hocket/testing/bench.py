@@ -18,7 +18,7 @@ from hocket.store.sqlite import SqliteStore
 from hocket.work import cron, jobs
 from hocket.work.handlers import REGISTRY, Handlers, JobType
 from hocket.work.runner import Run
-from hocket.work.worker import settle
+from hocket.work.turn import settle
 
 Types = Iterable[JobType] | None
 

@@ -5,6 +5,7 @@ handler can end in every way that Python knows, `sys.exit` included, and all of 
 
 import asyncio
 import ctypes
+import math
 import threading
 import traceback
 from collections import deque
@@ -138,6 +139,7 @@ class Run:
         self.error: str | None = None
         self.traceback = ""
         self.stopped = False
+        self.renewing = False
         self.note: bytes | None = None
         self.noted_at = 0.0
         self.products = Products(kit, job.id)
@@ -155,7 +157,8 @@ class Run:
 
     @property
     def renews_at(self) -> float:
-        return self.renewed_at + self.lease_ms / 3000
+        """When the lease is due to be renewed; not while that is under way."""
+        return math.inf if self.renewing else self.renewed_at + self.lease_ms / 3000
 
     def revoke(self) -> bool:
         """Takes back a run that has not begun. False when it has."""

@@ -1,16 +1,18 @@
 """The worker loop: claims what it can finish, lets handlers run, renews their leases, and puts outcomes on the
 log, many in one commit. It also looks after its neighbours: claims past their deadline are expired, and claims
 of processes of this node that have died are handed back at once. One turn of the loop is one transaction;
-between turns it sleeps until something happens.
+between turns it sleeps until something happens. Where another node is the arbiter, what it writes is an offer: a job
+begins when the arbiter has accepted the claim, and an end counts when the arbiter has accepted that.
 """
 
 import asyncio
+import functools
 import random
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 from hocket.errors import StoreError
 from hocket.kernel.ids import ulid_text
@@ -18,12 +20,14 @@ from hocket.kernel.reasons import Reason
 from hocket.kernel.roster import Job, Outcome
 from hocket.log import Transaction
 from hocket.store import Session
-from hocket.work import cron, jobs
+from hocket.work import cron
+from hocket.work.docket import Decision, Docket
 from hocket.work.ground import Ground
 from hocket.work.handlers import Handlers
-from hocket.work.jobs import Claim, Claims
-from hocket.work.products import NOTHING, Kit
+from hocket.work.jobs import Claim, Held, Offer, Result, Wanted
+from hocket.work.products import Kit
 from hocket.work.runner import Run
+from hocket.work.turn import Transact, Turn, Turned
 
 T = TypeVar("T")
 
@@ -40,7 +44,10 @@ YOUNG_S = 0.05
 PROGRESS_S = 0.5
 BLOCKED_LOOP_S = 5.0
 STORE_REST_S = 0.5
-SWEEP_MAX = 500
+# A job whose claim the arbiter did not accept is not claimed again for this long, unless something happens to it.
+REFUSED_REST_S = 1.0
+# At the end, what has yet to be decided is put to the arbiter once more, for this long.
+LAST_ASK_S = 1.0
 
 
 @dataclass
@@ -67,29 +74,10 @@ class Access(Protocol):
 
     async def run(self, request: Callable[[Transaction], T]) -> T: ...
     async def peek(self, query: Callable[[Session], T]) -> T: ...
-
-
-class Turn(NamedTuple):
-    """What one turn asks of the transaction."""
-
-    ended: list[Run]
-    unstarted: list[Run]
-    renewals: list[Run]
-    notes: list[tuple[Run, bytes]]
-    doubtful: list[Run]
-    wanted: int
-    dead: set[int] | None
-
-
-class Turned(NamedTuple):
-    """What came of it."""
-
-    outcomes: list[Job | Reason]
-    renewed: list[Job | Reason]
-    lost: list[Run]
-    claims: Claims
-    now_ms: int
-    idle: bool
+    async def consult(self, offers: Sequence[Offer]) -> list[Decision]:
+        """Puts offers to the arbiter and gives, for each, the job if it was accepted, else the reason. Raises
+        Unreachable when the arbiter cannot be asked.
+        """
 
 
 class Worker:
@@ -103,7 +91,11 @@ class Worker:
         self._name = ground.name("worker")
         self._number = 0
         self._runner = ground.slots(options.concurrency, self._ended_in_thread)
+        self._transact = Transact(options.handlers, options.until_idle, options.notice)
+        self._docket = Docket(access.consult, ground, self._heard, options.notice)
         self._held: dict[bytes, Run] = {}
+        self._spare: list[Held] = []
+        self._closed: list[tuple[float, bytes]] = []
         self._ended: deque[Run] = deque()
         self._wake = asyncio.Event()
         self._waking = False
@@ -133,6 +125,8 @@ class Worker:
         try:
             self._number = await self._access.run(self._register)
             await self._turn_until_done()
+            if not self._docket.is_empty:
+                await self._docket.last_ask(LAST_ASK_S)
         finally:
             self._abandon()
             self._loop = None
@@ -145,6 +139,7 @@ class Worker:
     def _abandon(self) -> None:
         """Nothing is held at the end, unless the end is an error: then the others hand back what was."""
         self._runner.close()
+        self._docket.close()
         if self._watch is not None:
             self._watch.cancel()
         for run in self._held.values():
@@ -160,6 +155,9 @@ class Worker:
 
     def _register(self, tx: Transaction) -> int:
         return tx.session.add_worker(self._name, self._ground.process, tx.now)
+
+    def _heard(self) -> None:
+        self._wake.set()
 
     def _rung(self) -> None:
         self._hungry = True
@@ -178,25 +176,31 @@ class Worker:
         while True:
             self._wake.clear()
             self._waking = False
+            self._docket.settle()
             turn = self._plan(await self._round())
             turned: Turned | None = None
-            if _worth(turn):
+            if turn.is_worth_it:
                 before = self._monotonic()
                 turned = await self._commit(turn)
                 if turned is not None:
                     self._take(turn, turned, before)
+            self._docket.ask(self._monotonic())
             if self._stopping is not None and self._wind_down():
                 return
-            if turned is not None and turned.idle and self._options.until_idle and not self._held:
+            if turned is not None and turned.idle and self._has_nothing:
                 return
             await self._sleep()
+
+    @property
+    def _has_nothing(self) -> bool:
+        return not self._held and not self._spare and self._docket.is_empty
 
     async def _commit(self, turn: Turn) -> Turned | None:
         """One transaction. When the store cannot take it (full, locked, being rebuilt), what has ended is kept
         and tried again.
         """
         try:
-            return await self._access.run(lambda tx: self._transact(tx, turn))
+            return await self._access.run(lambda tx: self._transact(tx, self._number, turn))
         except StoreError as error:
             self._options.notice(f"{error}; trying again")
             self._ended.extendleft(reversed(turn.ended))
@@ -208,10 +212,13 @@ class Worker:
     async def _sleep(self) -> None:
         now = self._monotonic()
         looking = self._stopping is None and self._room(now) > 0
-        if self._ended or (looking and self._hungry):
+        if self._ended or self._spare or (looking and self._hungry):
             return
         until = min((run.renews_at for run in self._held.values() if not run.stopped), default=self._next_round)
         until = min(until, self._next_round)
+        is_resting = self._docket.is_resting(now)
+        if is_resting:
+            until = min(until, self._docket.rests_until)
         if looking:
             until = min(until, self._next_look)
         if self._stopping is not None:
@@ -221,7 +228,8 @@ class Worker:
                 await asyncio.wait_for(self._wake.wait(), until - now)
             except TimeoutError:
                 pass
-        if self._monotonic() >= self._next_look:
+        now = self._monotonic()
+        if now >= self._next_look or (is_resting and not self._docket.is_resting(now)):
             self._hungry = True
 
     # Planning a turn.
@@ -241,11 +249,14 @@ class Worker:
         unstarted = [run for run in current if run.started_at is None and self._overstayed(run, now) and run.revoke()]
         gone = {run.job.id for run in unstarted}
         live = [run for run in current if run.job.id not in gone and not run.stopped]
-        renewals = [run for run in live if now > run.renews_at]
+        renewals = [run for run in live if now >= run.renews_at]
         notes = [(run, note) for run in live if (note := self._note(run, now)) is not None]
         doubtful = [run for run in live if run.checked_at < self._rang_at and now - (run.started_at or now) > YOUNG_S]
+        closed = [op_id for due, op_id in self._closed if due <= now]
         wanted = self._room(now) + len(ended) + len(unstarted) if self._hungry and self._stopping is None else 0
-        return Turn(ended, unstarted, renewals, notes, doubtful, max(0, wanted), dead)
+        offering = not self._docket.is_resting(now)
+        spare = list(self._spare)
+        return Turn(ended, unstarted, spare, renewals, notes, doubtful, closed, max(0, wanted), offering, dead)
 
     def _overstayed(self, run: Run, now: float) -> bool:
         return self._stopping is not None or now - run.claimed_at > QUEUED_MAX_S or now >= run.ends_at
@@ -265,7 +276,7 @@ class Worker:
         if len(self._held) < slots:
             self._moved_at = now
         pace = max(self._pace_s, now - self._moved_at, 1e-6)
-        return slots + min(AHEAD_MAX, int(slots * AHEAD_S / pace)) - len(self._held)
+        return slots + min(AHEAD_MAX, int(slots * AHEAD_S / pace)) - len(self._held) - self._docket.claims
 
     async def _round(self) -> set[int] | None:
         """Every now and then, looks whether anything is left lying: which processes of this node have died, and
@@ -309,35 +320,6 @@ class Worker:
     def _beaten(self) -> None:
         self._beat_sent = None
 
-    # The transaction.
-
-    def _transact(self, tx: Transaction, turn: Turn) -> Turned:
-        tx.projection.load([run.job.id for run in turn.ended])
-        outcomes = [settle(tx, run) for run in turn.ended]
-        outcomes += [jobs.hand_back(tx, run.held, "the worker did not come to it") for run in turn.unstarted]
-        renewed = [jobs.renew(tx, run.held, run.lease_ms) for run in turn.renewals]
-        for run, note in turn.notes:
-            jobs.report(tx, run.held, note)
-        lost = [run for run in turn.doubtful if not _holds(tx, run)]
-        if turn.dead is not None:
-            self._sweep(tx, turn.dead)
-        claims = Claims([], None)
-        if turn.wanted:
-            claims = jobs.claim(tx, self._number, turn.wanted, self._options.handlers.lease_of)
-        idle = not claims.taken and self._options.until_idle and self._is_idle(tx)
-        return Turned(outcomes, renewed, lost, claims, tx.now, idle)
-
-    def _sweep(self, tx: Transaction, dead: set[int]) -> None:
-        lost = jobs.reclaim(tx, dead)
-        if lost:
-            self._options.notice(f"handed back {lost} jobs of a worker process that died")
-        jobs.expire(tx, SWEEP_MAX)
-        cron.make_due(tx)
-
-    def _is_idle(self, tx: Transaction) -> bool:
-        tx.projection.flush()
-        return not tx.unsettled and all(self._options.handlers.find(kind) is None for kind in tx.session.busy_kinds())
-
     # What follows from a turn.
 
     def _take(self, turn: Turn, turned: Turned, before: float) -> None:
@@ -346,20 +328,53 @@ class Worker:
             run.checked_at = before
         for run, outcome in zip(turn.ended + turn.unstarted, turned.outcomes, strict=True):
             self._held.pop(run.job.id, None)
-            self._count(run, outcome)
+            self._when_decided(outcome, functools.partial(self._count, run))
+        for spared in turned.spared:
+            self._when_decided(spared, lambda decision: None)
         for run, renewed in zip(turn.renewals, turned.renewed, strict=True):
-            if isinstance(renewed, Reason):
-                self._lose(run, renewed.sentence)
-            else:
-                assert renewed.deadline is not None
-                run.renewed_at, run.deadline_ms = before, renewed.deadline
+            run.renewing = True
+            self._when_decided(renewed, functools.partial(self._renewed, run, before))
+        del self._spare[: len(turn.spare)]
+        self._closed = [each for each in self._closed if each[1] not in turn.closed]
         for run in turned.lost:
             self._lose(run, "it was cancelled, or its lease was lost")
         for claim in turned.claims.taken:
             self._begin(claim, before)
+        for wanted in turned.claims.wanted:
+            self._docket.add(wanted.offer, functools.partial(self._claimed, wanted, before), is_claim=True)
         if turn.wanted:
-            self._hungry = len(turned.claims.taken) == turn.wanted
+            self._hungry = len(turned.claims.taken) + len(turned.claims.wanted) == turn.wanted
             self._next_look = self._monotonic() + _patience(turned, self._ground.chance)
+
+    def _when_decided(self, result: Result, follow: Callable[[Decision], None]) -> None:
+        if isinstance(result, Offer):
+            self._docket.add(result, lambda decision, dropped: follow(decision))
+        else:
+            follow(result)
+
+    def _renewed(self, run: Run, before: float, decision: Decision) -> None:
+        run.renewing = False
+        if self._held.get(run.job.id) is not run:
+            return
+        if isinstance(decision, Reason):
+            self._lose(run, decision.sentence)
+        elif decision.claim_op != run.held.claim_op or decision.deadline is None:
+            self._lose(run, Reason.STALE_CLAIM.sentence)
+        else:
+            run.renewed_at, run.deadline_ms = before, decision.deadline
+
+    def _claimed(self, wanted: Wanted, before: float, decision: Decision, dropped: bool) -> None:
+        """The arbiter's word on a claim. One that was given up meanwhile, or comes too late to be of use, goes back."""
+        now = self._monotonic()
+        is_held = isinstance(decision, Job)
+        self._closed.append((now if is_held else now + REFUSED_REST_S, wanted.offer.op_id))
+        if isinstance(decision, Reason):
+            return
+        if dropped or self._stopping is not None:
+            assert decision.claim_op is not None
+            self._spare.append(Held(decision.id, decision.claim_op))
+        else:
+            self._begin(Claim(decision, wanted.schedule), before)
 
     def _begin(self, claim: Claim, before: float) -> None:
         job_type = self._options.handlers.find(claim.job.kind)
@@ -416,8 +431,8 @@ class Worker:
         """
         assert self._stopping is not None
         if not self._held:
-            return True
-        if self._hurry or self._monotonic() > self._stopping:
+            return self._has_nothing or (not self._spare and (self._hurry or self._monotonic() >= self._stopping))
+        if self._hurry or self._monotonic() >= self._stopping:
             for run in list(self._held.values()):
                 if run in self._ended:
                     continue
@@ -427,38 +442,6 @@ class Worker:
                 run.ended_at = self._monotonic()
                 self._ended.append(run)
         return False
-
-
-def _worth(turn: Turn) -> bool:
-    return bool(
-        turn.ended
-        or turn.unstarted
-        or turn.renewals
-        or turn.notes
-        or turn.doubtful
-        or turn.wanted
-        or turn.dead is not None
-    )
-
-
-def settle(tx: Transaction, run: Run) -> Job | Reason:
-    """Puts the end of a run on the log."""
-    assert run.started_at is not None and run.ended_at is not None
-    is_whole = not run.stopped and run.error is None and jobs.stale_claim(tx, run.held) is None
-    made = run.products.write(tx, is_whole)
-    if isinstance(made, Reason):
-        run.error, made = f"what the handler made would not count: {made.sentence}", NOTHING
-    if run.stopped:
-        return jobs.hand_back(tx, run.held, "the worker stopped it")
-    if run.error is None:
-        return jobs.complete(tx, run.held, run.result, int((run.ended_at - run.started_at) * 1000), made)
-    retry = run.job.policy.retries is not None or run.job.failures < run.job_type.retries
-    return jobs.fail(tx, run.held, run.error, run.traceback, retry)
-
-
-def _holds(tx: Transaction, run: Run) -> bool:
-    entry = tx.projection.entry(run.job.id)
-    return entry is not None and entry.job.claim_op == run.held.claim_op and entry.job.deadline is not None
 
 
 def _patience(turned: Turned, chance: random.Random) -> float:

@@ -1,0 +1,1 @@
+"""A whole mesh in one process, on virtual time: see `loop` and `ground`."""

@@ -1,0 +1,93 @@
+"""What a simulated node stands on: clocks that are wrong in their own way, chance from the seed, and handlers as tasks
+on the one event loop. Processes and bells are entries in a table that goes with the node's life.
+"""
+
+import asyncio
+import random
+from collections.abc import Callable
+
+from hocket.bus.bells import Wish
+from hocket.testing.sim.loop import Life
+from hocket.work.ground import Closing
+from hocket.work.runner import Run, Runner
+
+EPOCH_S = 1_750_000_000.0
+
+
+class Clocks:
+    """A machine's two clocks. Both run at its own `rate`; the time of day is off by `skew` seconds as well."""
+
+    def __init__(self, rate: float, skew: float) -> None:
+        self._rate = rate
+        self.skew = skew
+        self._true = asyncio.get_running_loop().time
+
+    def monotonic(self) -> float:
+        return self._true() * self._rate
+
+    def day(self) -> float:
+        """The time of day as this machine has it, in seconds since the epoch."""
+        return EPOCH_S + self._true() * self._rate + self.skew
+
+
+class SimGround:
+    """The ground of one life of a node."""
+
+    def __init__(self, clocks: Clocks, chance: random.Random, life: Life) -> None:
+        self.chance = chance
+        self.monotonic = clocks.monotonic
+        self.process = 1
+        self._clocks = clocks
+        self._life = life
+        self._names: set[str] = set()
+        self._bells: dict[str, tuple[Wish, Callable[[], None]]] = {}
+
+    def physical_ms(self) -> int:
+        return int(self._clocks.day() * 1000)
+
+    def name(self, role: str) -> str:
+        return f"{role}-{self.chance.randbytes(4).hex()}"
+
+    def live(self, name: str) -> Closing:
+        self._names.add(name)
+        return _Closing(lambda: self._names.discard(name))
+
+    def is_alive(self, name: str) -> bool:
+        return name in self._names
+
+    def listen(self, name: str, wish: Wish, rung: Callable[[], None]) -> Closing:
+        self._bells[name] = (wish, rung)
+        return _Closing(lambda: self._bells.pop(name, None))
+
+    def ring(self, stirring: bool) -> None:
+        """Wakes whoever listens, as a commit does."""
+        loop = asyncio.get_running_loop()
+        for wish, rung in list(self._bells.values()):
+            if stirring or wish == "any":
+                loop.call_soon(self._rung, rung)
+
+    def _rung(self, rung: Callable[[], None]) -> None:
+        if not self._life.is_over:
+            rung()
+
+    def slots(self, count: int, finished: Callable[[Run], None]) -> Runner:
+        return Tasks(count, finished, self.monotonic)
+
+
+class Tasks(Runner):
+    """Handlers, which must be coroutines, as tasks of the running loop."""
+
+    def __init__(self, slots: int, finished: Callable[[Run], None], monotonic: Callable[[], float]) -> None:
+        super().__init__(slots, finished, monotonic)
+        self.loop = asyncio.get_running_loop()
+
+    def close(self) -> None:
+        self._waiting.clear()
+
+
+class _Closing:
+    def __init__(self, close: Callable[[], object]) -> None:
+        self._close = close
+
+    def close(self) -> None:
+        self._close()

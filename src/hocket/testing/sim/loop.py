@@ -1,0 +1,122 @@
+"""An event loop on virtual time. When nothing is ready it does not wait: time jumps to the next thing that is due. What
+is handed to an executor is done on the spot, there are no threads and no files, and what is ready runs in the order in
+which it became so. Each task belongs to the life of a node that started it, so that the whole of it can be ended
+between two steps, as a power cut would.
+"""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Executor
+from contextvars import Context, ContextVar
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+# The least time that passes between something and what is due after it: a clock that runs a little slow must not make
+# somebody wait for ever smaller rests.
+GRAIN_S = 0.0001
+
+
+class Stuck(Exception):
+    """Everybody waits and nothing is due."""
+
+
+class Life:
+    """One life of a node, from its start to its crash: whatever it began ends with it."""
+
+    def __init__(self) -> None:
+        self.is_over = False
+        self._tasks: dict[asyncio.Task[Any], None] = {}
+
+    def adopt(self, task: asyncio.Task[Any]) -> None:
+        self._tasks[task] = None
+        task.add_done_callback(self._tasks.pop)
+
+    def end(self) -> None:
+        self.is_over = True
+        for task in list(self._tasks):
+            task.cancel()
+
+    def start(self, work: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
+        """A task of this life; so are all tasks that it starts."""
+        token = _living.set(self)
+        try:
+            return asyncio.get_running_loop().create_task(work, name=name)
+        finally:
+            _living.reset(token)
+
+
+_living: ContextVar[Life | None] = ContextVar("hocket-sim-life", default=None)
+
+
+class VirtualLoop(asyncio.BaseEventLoop):
+    """`now` is the true time of the simulation, in seconds; no node can read it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 0.0
+        self._selector = _Jump(self)
+        self._clock_resolution = 1e-9
+        self.set_task_factory(_task)
+
+    def time(self) -> float:
+        return self.now
+
+    def call_at(  # type: ignore[override]
+        self, when: float, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> asyncio.TimerHandle:
+        return super().call_at(max(when, self.now + GRAIN_S), callback, *args, context=context)
+
+    def run_in_executor(self, executor: Executor | None, func: Callable[..., T], *args: Any) -> "asyncio.Future[T]":  # type: ignore[override]
+        if executor is not None:
+            return super().run_in_executor(executor, func, *args)
+        done: asyncio.Future[T] = self.create_future()
+        try:
+            done.set_result(func(*args))
+        except Exception as error:
+            done.set_exception(error)
+        return done
+
+    def _process_events(self, event_list: object) -> None:
+        pass
+
+    def _write_to_self(self) -> None:
+        pass
+
+
+class _Jump:
+    """Stands where a real loop waits for files and for time."""
+
+    def __init__(self, loop: VirtualLoop) -> None:
+        self._loop = loop
+
+    def select(self, timeout: float | None) -> None:
+        loop = self._loop
+        if timeout is None:
+            raise Stuck("everybody waits, and nothing is due")
+        if timeout > 0:
+            loop.now = max(loop.now, loop._scheduled[0].when())  # type: ignore[attr-defined]
+
+    def close(self) -> None:
+        pass
+
+
+def _task(loop: asyncio.AbstractEventLoop, work: Any, context: Context | None = None) -> "asyncio.Task[Any]":
+    task: asyncio.Task[Any] = asyncio.Task(work, loop=loop, context=context)
+    life = _living.get()
+    if life is not None:
+        life.adopt(task)
+        if life.is_over:
+            task.cancel()
+    return task
+
+
+def run(main: Coroutine[Any, Any, T]) -> T:
+    """Runs one coroutine to its end on a loop of its own."""
+    loop = VirtualLoop()
+    try:
+        asyncio.set_event_loop(loop)
+        return loop.run_until_complete(main)
+    finally:
+        asyncio.set_event_loop(None)
+        loop.close()
