@@ -13,11 +13,12 @@ from hocket.bus.bells import Bells
 from hocket.errors import Conflict, Usage
 from hocket.home import Ask, Home, Remembered, default_home, read_user_key
 from hocket.kernel.ids import content_hash, ulid_text
-from hocket.kernel.rules import encode_rules
+from hocket.kernel.rules import Rules, encode_rules
 from hocket.kernel.ucan import ROOT, issue
 from hocket.kernel.vocabulary import DelegateUcan, DesignateCoordinator
 from hocket.log import RULES, Log, Transaction
 from hocket.log.audit import Audit, verify
+from hocket.log.law import Laws
 from hocket.log.rebuild import Rebuilt, rebuild
 from hocket.log.transaction import Wall
 from hocket.log.wall import SteadyWall
@@ -31,7 +32,7 @@ from hocket.work.products import Kit
 
 if TYPE_CHECKING:
     from hocket.mesh.enrolment import Send
-    from hocket.mesh.tickets import Ticket
+    from hocket.mesh.peers import Trust
 
 Progress = Callable[[int, int], None]
 
@@ -103,47 +104,36 @@ class Desk:
         return desk
 
     @classmethod
-    def join(cls, path: Path | str | None, token: str, send: "Send", name: str | None = None) -> "Desk":
+    def join(
+        cls,
+        path: Path | str | None,
+        token: str,
+        send: "Send",
+        name: str | None = None,
+        *,
+        trust: "Trust | None" = None,
+        wall: Wall | None = None,
+    ) -> "Desk":
         """Makes a home an invited node's: its key is made here, and the inviting node is asked to delegate to it. A
-        home that is an invited node's of the same user already gets a further delegation.
+        home that is an invited node's of the same user already gets a further delegation. `trust` is how to check the
+        inviting node's certificate from now on.
         """
         from hocket.mesh import enrolment
 
         ticket = enrolment.parse(token)
         home = Home(path or default_home())
-        if home.is_complete():
-            return cls._rejoin(home, ticket, send, name)
+        wall = wall or SteadyWall()
         with home.creation() as fresh:
-            if not fresh:
-                raise Conflict(f"the home {home.path} was made meanwhile by somebody else; join again")
-            if home.has_user_key():
-                raise Conflict(
-                    f"the home {home.path} was begun by `hocket init`; finish that, or choose another --home"
-                )
+            home.check_joinable(ticket.user_did)
             home.ensure_node_key()
-            entry = enrolment.ask(ticket, home.node_key(), name, send, SteadyWall())
+            entry = enrolment.ask(ticket, home.node_key(), name, send, wall)
             home.note_user(ticket.user_did)
-            if home.user_did() != ticket.user_did:
-                raise Conflict(f"the home {home.path} has begun to join another user's mesh; choose another --home")
             store = SqliteStore(home.new_database(), create=True)
-            with store.write() as session:
-                session.set_meta(RULES, encode_rules(entry.rules))
-            desk = cls(home, store, _helpers())
-            enrolment.enter(desk.log, entry)
-        return desk
-
-    @classmethod
-    def _rejoin(cls, home: Home, ticket: "Ticket", send: "Send", name: str | None) -> "Desk":
-        from hocket.mesh import enrolment
-
-        home.check()
-        if home.user_did() != ticket.user_did:
-            raise Conflict(f"the home {home.path} belongs to another user; choose another --home")
-        if home.has_user_key():
-            raise Conflict(f"the home {home.path} exists already and is its owner's; choose another --home")
-        entry = enrolment.ask(ticket, home.node_key(), name, send, SteadyWall())
-        desk = cls.open(home.path)
-        enrolment.enter(desk.log, entry)
+            if fresh:
+                with store.write() as session:
+                    session.set_meta(RULES, encode_rules(entry.rules))
+            desk = cls(home, store, _helpers(), wall=wall)
+            enrolment.enter(desk.log, entry, trust)
         return desk
 
     def introduce(self, tx: Transaction, ask: Ask | None = None, name: str | None = None) -> None:
@@ -197,14 +187,25 @@ class Desk:
         """Checks every signature, the chain and its end."""
         return verify(self.store, user=self.log.user, expected=expected, helpers=self._helpers, progress=progress)
 
+    def set_rules(self, rules: Rules, progress: Progress = _no_progress) -> Rebuilt:
+        """Puts this node under other mesh rules, and judges every op anew by them."""
+        self._nobody_works("this")
+        with self.store.write() as session:
+            session.set_meta(RULES, encode_rules(rules))
+        self.log.laws = Laws(self.log.user, rules)
+        return self.rebuild(progress)
+
     def rebuild(self, progress: Progress = _no_progress) -> Rebuilt:
         """Drops the roster and everything else that is derived, and makes it anew from the ops."""
+        self._nobody_works("a rebuild")
+        return rebuild(self.store, self.log.laws, self._wall(0), progress)
+
+    def _nobody_works(self, before: str) -> None:
         with self.read() as session:
             alive = [each for each in session.workers() if is_alive(self.home.processes, each.name)]
         if alive:
             pids = ", ".join(str(each.pid) for each in alive)
-            raise Conflict(f"workers are running (process {pids}); stop them before a rebuild")
-        return rebuild(self.store, self.log.laws, self._wall(0), progress)
+            raise Conflict(f"workers are running (process {pids}); stop them before {before}")
 
     def kit(self, kind: str, monotonic: Callable[[], float]) -> Kit:
         """What a run of a job of that kind is handed."""

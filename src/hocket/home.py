@@ -74,6 +74,15 @@ class Home:
         for exposed in filter(None, map(exposure, self.key_files())):
             raise Usage(exposed)
 
+    def check_joinable(self, did: str) -> None:
+        """Raises Conflict when this cannot be the home of an invited node of that user."""
+        if self.is_complete():
+            self.check()
+        if (self.has_user_key() or self._user_did.exists()) and self.user_did() != did:
+            raise Conflict(f"the home {self.path} belongs to another user; choose another --home")
+        if self.has_user_key():
+            raise Conflict(f"the home {self.path} is its owner's and needs no invitation; choose another --home")
+
     def is_complete(self) -> bool:
         return self._complete.exists()
 
@@ -184,6 +193,10 @@ class Home:
     def put_user_key(self, key: SigningKey, passphrase: str | None) -> None:
         """Writes the user's key, under a passphrase if there is one. Whatever was there is replaced."""
         write_user_key(self._user_key, key, passphrase)
+
+    def copy_user_key(self, file: Path) -> None:
+        """Writes the user's key to another file, as it is here."""
+        _write(file, _read_text(self._user_key))
 
 
 def new_key() -> SigningKey:

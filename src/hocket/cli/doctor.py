@@ -15,9 +15,9 @@ from hocket.cli.archive import TWINS
 from hocket.cli.settings import HomeOption, JsonOption, settings
 from hocket.cli.voice import emit, span, table
 from hocket.errors import Failed, HocketError
-from hocket.home import Home, default_home
+from hocket.home import Home, default_home, exposure, key_owner
+from hocket.kernel.authority import Authority
 from hocket.kernel.ids import node_id
-from hocket.kernel.keys import did_key
 from hocket.kernel.ops import decode
 from hocket.kernel.reasons import Reason
 from hocket.kernel.ucan import read as read_ucan
@@ -98,16 +98,17 @@ def _home(home: Home) -> Findings:
 
 
 def _keys(home: Home) -> Findings:
-    for name, read in (("user.key", home.user_key), ("node.key", home.node_key)):
-        path = home.path / name
-        if not path.exists():
-            continue
-        mode = path.stat().st_mode & 0o777
-        read()
-        if mode & 0o077:
-            yield Finding("bad", "keys", f"others can read {path} (mode {mode:04o}); run `chmod 600 {path}`")
+    for path in home.key_files():
+        whose = key_owner(path)
+        exposed = exposure(path)
+        if exposed is not None:
+            yield Finding("bad", "keys", exposed)
+        elif path.name == "user.key" and home.user_did() != whose:
+            yield Finding("bad", "keys", f"{path} is not the key of this home's user; restore the right one")
         else:
-            yield Finding("ok", "keys", f"{name} is there and only its owner can read it")
+            locked = path.name == "user.key" and home.is_locked()
+            said = "locked" if locked else "there and only its owner can read it"
+            yield Finding("ok", "keys", f"{path.name} is {said}")
 
 
 def _disk(home: Home) -> Findings:
@@ -170,19 +171,19 @@ def _integrity(session: Session) -> Findings:
 
 
 def _first_op(home: Home, session: Session) -> Findings:
-    """The log begins with the user's delegation to this very node."""
+    """The log begins with a delegation to this very node, which leads back to the user."""
     row = session.op_seq(1)
     payload = None if row is None else decode(row.body).payload
     if not isinstance(payload, DelegateUcan):
         yield Finding("bad", "first op", "the log does not begin with a delegation; restore a backup")
         return
     delegation = read_ucan(payload.ucan_bytes)
+    known = [read_ucan(each.token) for each in session.delegations()]
     if delegation.node != node_id(home.node_key().public):
         yield Finding("bad", "first op", "node.key is not the key of this log; restore the key that belongs to it")
-    elif delegation.issuer != did_key(home.user_key().public):
-        yield Finding(
-            "bad", "first op", "user.key is not the key of this log's user; restore the key that belongs to it"
-        )
+    elif Authority(home.user_did(), [delegation, *known], ()).fault(delegation) is not None:
+        whose = "user.key is not the key of this log's user" if home.has_user_key() else "user.did names another user"
+        yield Finding("bad", "first op", f"{whose}; restore the one that belongs to it")
     else:
         yield Finding("ok", "first op", "the keys are those that the log begins with")
 

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from hocket.cli.app import new_app
+from hocket.cli.passphrases import PassphraseFile, known, new
 from hocket.cli.settings import HomeOption, JsonOption, settings
 from hocket.cli.voice import emit, fields, say
 
@@ -18,22 +19,28 @@ def init(
         Path | None,
         typer.Option("--user-key", metavar="FILE", help="The user.key of another home: one more node of that user."),
     ] = None,
+    passphrase: Annotated[
+        bool, typer.Option("--passphrase", help="Lock the user's key; the node works without it.")
+    ] = False,
+    passphrase_file: PassphraseFile = None,
     home: HomeOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Create a home: the user's key, the node's key, the database, and the root delegation as the first op.
 
-    A home that was left half-created is finished. One that is complete is not touched (exit code 3).
+    The user's first node is also the coordinator, until another one is designated. A home that was left half-created
+    is finished. One that is complete is not touched (exit code 3).
 
     \b
       hocket init
-      hocket --home /srv/render init
+      hocket --home /srv/render init --passphrase
       hocket --home /srv/second init --user-key /srv/render/user.key
     """
     from hocket.desk import Desk
     from hocket.kernel.ids import node_text
 
-    with Desk.init(settings.home, user_key) as desk:
+    chosen = new(passphrase_file) if passphrase else None
+    with Desk.init(settings.home, user_key, passphrase=chosen, ask=known(passphrase_file)) as desk:
         made = {"node": node_text(desk.log.node), "user": desk.log.user, "home": str(desk.home.path)}
     emit(made)
     say("created")

@@ -26,6 +26,7 @@ from hocket.kernel.ucan import Capability, Delegation, issue
 from hocket.kernel.ucan import read as read_ucan
 from hocket.kernel.vocabulary import DelegateUcan
 from hocket.log import Log, Transaction
+from hocket.log.transaction import Wall
 from hocket.mesh import peers, tickets
 from hocket.mesh.grants import words
 from hocket.mesh.tickets import Ticket, Welcome, is_name
@@ -193,8 +194,11 @@ def _admit(
         token = _issue(tx, log.user, key, asked.public, name, terms)
     except NotAuthorised:
         raise _Refused(403, "authority", "the inviting node may no longer grant what it offered") from None
-    written = tx.author(DelegateUcan(content_hash(token), token))
-    if isinstance(written, Reason):
+    law = tx.projection.law
+    if any(each.cid == content_hash(token) and law.authority.fault(each) for each in law.delegations):
+        # The same words in the same second make the same delegation, and that one was revoked.
+        raise _Refused(503, "again", "ask again in a second")
+    if isinstance(tx.author(DelegateUcan(content_hash(token), token)), Reason):
         raise _Refused(403, "authority", "the inviting node may no longer grant what it offered")
     terms = msgspec.structs.replace(terms, cid=content_hash(token).hex())
     tx.session.put_invitation(invitation._replace(used_by=asked.public, grants=msgspec.json.encode(terms)))
@@ -337,7 +341,7 @@ def parse(text: str) -> Ticket:
         raise Usage(f"this is not a whole invitation: {error}; copy the token again") from None
 
 
-def ask(ticket: Ticket, node: SigningKey, name: str | None, send: Send, physical: Callable[[], int]) -> Entry:
+def ask(ticket: Ticket, node: SigningKey, name: str | None, send: Send, wall: Wall) -> Entry:
     """Asks the inviting node, at one of its addresses after the other, to be let in; checks what it answers."""
     if name is not None and not is_name(name):
         raise Usage(f"{name!r} cannot be a node's name; take letters, digits, dots and dashes, like gpu-box")
@@ -347,14 +351,14 @@ def ask(ticket: Ticket, node: SigningKey, name: str | None, send: Send, physical
         try:
             reply = send(address, request)
         except Unreachable as error:
-            silent.append(f"{address}: {error}")
+            silent.append(str(error))
             continue
         if reply.status == 200:
-            return welcomed(ticket, node, reply.body, address, physical())
+            return welcomed(ticket, node, reply.body, address, wall(0))
         if reply.status < 500 and reply.status != 429:
             raise _refusal(reply)
-        silent.append(f"{address}: it answered {reply.status}")
-    late = ticket.expires * 1000 < physical()
+        silent.append(f"{address} answered with status {reply.status}")
+    late = ticket.expires * 1000 < wall(0)
     raise Unreachable(
         f"the inviting node does not answer ({'; '.join(silent)}); is `hocket serve` running there?"
         + (" By this machine's clock the invitation has expired, too." if late else " Join again with the same token.")
@@ -395,7 +399,7 @@ def welcomed(ticket: Ticket, node: SigningKey, body: bytes, address: str, physic
     return Entry(mine, tokens, rules, welcome.wall, ticket.inviter, address)
 
 
-def enter(log: Log, entry: Entry) -> None:
+def enter(log: Log, entry: Entry, trust: peers.Trust | None = None) -> None:
     """Writes what makes this node one of the mesh: first its own delegation, which says which key it has, then those
     that it leans on, so that everyone who hears of it can follow it to the user; and the inviting node as a peer. They
     are ops of this node's own: another author's may not be taken in without all that came before them.
@@ -408,6 +412,6 @@ def enter(log: Log, entry: Entry) -> None:
         for token in entry.tokens:
             if content_hash(token) not in known:
                 tx.author(DelegateUcan(content_hash(token), token))
-        peers.add(tx.session, entry.address, tx.physical, node_id(entry.inviter))
+        peers.add(tx.session, entry.address, tx.physical, node_id(entry.inviter), trust)
 
     log.run(request)

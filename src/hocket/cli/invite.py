@@ -1,0 +1,195 @@
+"""`hocket invite`: lets another machine into the mesh. It prints one token, to be carried there by hand."""
+
+import sys
+import time
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from hocket.cli.app import new_app
+from hocket.cli.job import moment
+from hocket.cli.options import seconds
+from hocket.cli.settings import HomeOption, JsonOption, open_desk, settings
+from hocket.cli.voice import emit, fields, on_terminal, say, span, table
+from hocket.errors import Usage
+
+if TYPE_CHECKING:
+    from hocket.desk import Desk
+    from hocket.kernel.ucan import Capability
+    from hocket.store import Invitation
+
+app = new_app()
+
+
+@app.command()
+def invite(
+    name: Annotated[
+        str | None, typer.Argument(metavar="NAME", help="What the node will be called.", show_default=False)
+    ] = None,
+    may: Annotated[
+        list[str] | None,
+        typer.Option("--may", metavar="GRANT", help="resource:action[:kind-prefix], or `all`; may be repeated."),
+    ] = None,
+    audit: Annotated[bool, typer.Option("--audit", help="It must put every model call on record.")] = False,
+    sanitize: Annotated[
+        str | None, typer.Option("--sanitize", metavar="RULES", help="What it reads goes through these first.")
+    ] = None,
+    expires: Annotated[
+        str | None, typer.Option("--expires", metavar="DURATION", help="How long it stays in the mesh, like 30d.")
+    ] = None,
+    valid: Annotated[
+        str, typer.Option("--valid", metavar="DURATION", help="How long the invitation can be used.")
+    ] = "1h",
+    address: Annotated[
+        list[str] | None,
+        typer.Option("--address", metavar="URL", help="Where this node answers; default: where `hocket serve` does."),
+    ] = None,
+    list_them: Annotated[bool, typer.Option("--list", help="List the invitations.")] = False,
+    cancel: Annotated[str | None, typer.Option("--cancel", metavar="NAME", help="Take one back.")] = None,
+    home: HomeOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Invite another machine. The token that this prints is good for one node, once; its key is made over there.
+
+    Resources are ops, evidence, entity, claim, job, episode, artifact, action, mesh, userassertion and registration;
+    actions read, write and all, for jobs read, schedule, claim, complete and all. Whoever completes jobs may write
+    artifacts. Reading jobs and artifacts goes without saying unless a read is granted by name.
+
+    \b
+      hocket invite gpu-box --may job:claim:acme.render. --may job:complete:acme.render. --expires 30d
+      hocket invite phone --may job:schedule --address http://192.168.1.7:7315
+      hocket invite --list
+    """
+    if list_them:
+        _list()
+    elif cancel is not None:
+        _cancel(cancel)
+    elif name is None:
+        raise Usage("say what the node will be called, like `hocket invite gpu-box --may …`")
+    else:
+        with open_desk() as desk:
+            _invite(desk, name, may or [], audit, sanitize, seconds(expires, "--expires"), valid, address)
+
+
+def _invite(
+    desk: "Desk",
+    name: str,
+    may: list[str],
+    audit: bool,
+    sanitize: str | None,
+    lifetime: float | None,
+    valid: str,
+    address: list[str] | None,
+) -> None:
+    import msgspec
+
+    from hocket.mesh import enrolment
+    from hocket.mesh.grants import parse_grants, words
+
+    rules = [rule.strip() for rule in sanitize.split(",")] if sanitize else []
+    capabilities = parse_grants(may, audit=audit, sanitize=rules)
+    made = enrolment.invite(
+        desk.log,
+        desk.home.node_key(),
+        name,
+        capabilities,
+        addresses=_addresses(desk, address),
+        valid_ms=round((seconds(valid, "--valid") or 0) * 1000),
+        lifetime_s=None if lifetime is None else round(lifetime),
+    )
+    shown: dict[str, Any] = {
+        "name": name,
+        "token": made.token,
+        "addresses": list(made.ticket.addresses),
+        "good_until_ms": made.ticket.expires * 1000,
+        "lifetime_s": made.lifetime_s,
+        "may": words(capabilities),
+        "capabilities": msgspec.to_builtins(capabilities),
+    }
+    emit(shown)
+    say(made.token)
+    if on_terminal() and not settings.as_json:
+        _draw(made.token)
+    fields(
+        [
+            ("node", name if made.renews is None else f"{name}, which is in the mesh already and gets this besides"),
+            ("may", "; ".join(shown["may"])),
+            ("stays", "until it is revoked" if lifetime is None else f"for {span(round(lifetime * 1000))}"),
+            ("answers at", ", ".join(made.ticket.addresses)),
+            ("good until", moment(shown["good_until_ms"])),
+        ]
+    )
+    if _claims_in_vain(made.capabilities):
+        say("it may claim jobs and not complete them, so it will claim none; grant job:complete too", "warn")
+    say("on the other machine: hocket --home DIR join TOKEN", "dim")
+
+
+def _addresses(desk: "Desk", given: list[str] | None) -> list[str]:
+    from hocket.mesh.peers import ADDRESS, check_address
+
+    if given:
+        return [check_address(each) for each in given]
+    with desk.read() as session:
+        own = session.meta(ADDRESS)
+    if own is None:
+        raise Usage("nobody could answer the invitation: start `hocket serve` here first, or give an --address")
+    return [own.decode()]
+
+
+def _claims_in_vain(capabilities: "tuple[Capability, ...]") -> bool:
+    actions = {each.action for each in capabilities if each.resource in ("Job", "Ops")}
+    return "Claim" in actions and not actions & {"Complete", "*", "Write"}
+
+
+def _draw(token: str) -> None:
+    """The token as a QR code, where that can be drawn."""
+    try:
+        import segno
+    except ImportError:
+        return
+    segno.make(token, error="l").terminal(out=sys.stdout, compact=True)
+
+
+def _list() -> None:
+    now = int(time.time() * 1000)
+    with open_desk() as desk, desk.read() as session:
+        shown = [_shown(each, now) for each in session.invitations()]
+    emit(shown)
+    rows = [
+        (
+            *(each["name"], each["state"], moment(each["good_until_ms"]) or "-"),
+            *(each["used_by"] or "-", "; ".join(each["may"])),
+        )
+        for each in shown
+    ]
+    table(("name", "state", "good until", "used by", "may"), rows, "no invitations")
+
+
+def _cancel(name: str) -> None:
+    from hocket.mesh import enrolment
+
+    with open_desk() as desk:
+        enrolment.cancel(desk.log, name)
+    emit({"name": name, "cancelled": True})
+    say(f"the invitation for {name} is cancelled")
+
+
+def _shown(invitation: "Invitation", now: int) -> dict[str, Any]:
+    from hocket.kernel.ids import node_id, node_text
+    from hocket.mesh.enrolment import CANCELLED, is_open, terms_of
+    from hocket.mesh.grants import words
+
+    if invitation.used_by is not None:
+        state = "used"
+    elif invitation.expires == CANCELLED:
+        state = "cancelled"
+    else:
+        state = "open" if is_open(invitation, now) else "expired"
+    return {
+        "name": invitation.name,
+        "state": state,
+        "made_ms": invitation.made,
+        "good_until_ms": invitation.expires or None,
+        "used_by": None if invitation.used_by is None else node_text(node_id(invitation.used_by)),
+        "may": words(terms_of(invitation).att),
+    }

@@ -1,0 +1,105 @@
+"""`hocket join`: makes this machine a node of the mesh that an invitation is for."""
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from hocket.cli.app import new_app
+from hocket.cli.job import moment
+from hocket.cli.settings import HomeOption, JsonOption, settings
+from hocket.cli.voice import emit, fields, say
+from hocket.errors import Usage
+
+if TYPE_CHECKING:
+    from hocket.mesh.enrolment import Send
+    from hocket.mesh.peers import Trust
+
+TOKEN_READ_MAX = 16 * 1024
+
+app = new_app()
+
+
+@app.command()
+def join(
+    token: Annotated[str, typer.Argument(metavar="TOKEN", help="What `hocket invite` printed; - reads it from stdin.")],
+    name: Annotated[
+        str | None, typer.Option("--name", metavar="NAME", help="Be called this, not what the invitation says.")
+    ] = None,
+    ca: Annotated[
+        Path | None, typer.Option("--ca", metavar="FILE", help="The CA that vouches for the inviting node's server.")
+    ] = None,
+    pin: Annotated[
+        str | None, typer.Option("--pin", metavar="SHA256", help="The one certificate to trust, by its fingerprint.")
+    ] = None,
+    home: HomeOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Join a mesh by an invitation. The node's key is made in the home and never leaves it.
+
+    A join that was cut off is repeated with the same token. In the home of an invited node, a further invitation by
+    the same name adds what it grants.
+
+    \b
+      hocket --home /srv/gpu join hocket-1-…
+      ssh gpu-box hocket join - < token
+    """
+    from hocket.desk import Desk
+    from hocket.kernel.ids import node_text
+    from hocket.mesh import roll
+    from hocket.mesh.grants import words
+    from hocket.mesh.peers import Trust
+
+    trust = Trust(None if ca is None else str(ca.absolute()), _fingerprint(pin))
+    text = sys.stdin.read(TOKEN_READ_MAX) if token == "-" else token
+    with Desk.join(settings.home, text, _sender(trust), name, trust=trust) as desk:
+        with desk.read() as session:
+            here = next(each for each in roll.members(desk.log, session) if each.is_here)
+            peers = [each.address for each in session.peers()]
+        shown: dict[str, Any] = {
+            "node": here.id,
+            "name": here.name,
+            "user": desk.log.user,
+            "home": str(desk.home.path),
+            "inviter": None if here.inviter is None else node_text(here.inviter),
+            "peers": peers,
+            "may": words(here.capabilities),
+            "expires_ms": None if here.expires is None else here.expires * 1000,
+        }
+    emit(shown)
+    say("joined")
+    fields(
+        [
+            *((each, shown[each]) for each in ("node", "name", "user", "home", "inviter")),
+            ("peers", ", ".join(peers)),
+            ("may", "; ".join(shown["may"])),
+            ("until", moment(shown["expires_ms"]) or "it is revoked"),
+        ]
+    )
+
+
+def _sender(trust: "Trust") -> "Send":
+    import asyncio
+
+    from hocket.mesh.wire import Reply, Request
+
+    try:
+        from hocket.mesh.http import HttpTransport
+    except ImportError as error:
+        raise Usage(f"joining needs {error.name}; install hocket[server]") from None
+
+    async def send(address: str, request: Request) -> Reply:
+        async with HttpTransport(lambda _: trust) as transport:
+            return await transport.send(address, request)
+
+    return lambda address, request: asyncio.run(send(address, request))
+
+
+def _fingerprint(pin: str | None) -> str | None:
+    if pin is None:
+        return None
+    digits = pin.replace(":", "").lower()
+    if len(digits) != 64 or any(digit not in "0123456789abcdef" for digit in digits):
+        raise Usage(f"{pin!r} is not a SHA-256 fingerprint: 64 hexadecimal digits")
+    return digits

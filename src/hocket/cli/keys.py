@@ -1,0 +1,218 @@
+"""`hocket keys`: the keys of a home, as far as they may be shown; the user's key backed up, restored and locked; and a
+new root delegation by it. A node's key is never shown, copied or asked for: it stays where it was made.
+"""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from hocket.cli.app import new_app
+from hocket.cli.passphrases import PassphraseFile, known, new
+from hocket.cli.settings import HomeOption, JsonOption, open_desk, settings
+from hocket.cli.voice import emit, fields, say
+from hocket.errors import Conflict, NotAuthorised, StoreError, Usage
+
+if TYPE_CHECKING:
+    from hocket.home import Home
+
+app = new_app()
+
+BackupArgument = Annotated[Path, typer.Argument(metavar="FILE", help="The backup.")]
+STAYS = "a node's key stays on the machine where it was made: it is in no backup, and a lost node is invited anew"
+
+
+@app.callback()
+def keys_group(home: HomeOption = None, as_json: JsonOption = False) -> None:
+    """The keys of this home. The user's key stands for you and makes nodes the owner's; it can be backed up and locked.
+    The node's key stands for this machine and never leaves it.
+
+    \b
+      hocket keys show
+      hocket keys backup /media/stick/user.key
+    """
+
+
+@app.command()
+def show(home: HomeOption = None, as_json: JsonOption = False) -> None:
+    """Show whose keys these are: ids and fingerprints, never a secret.
+
+    \b
+      hocket keys show
+    """
+    from hocket.kernel.ids import hash_text, node_id, node_text
+    from hocket.kernel.keys import did_key, parse_did_key
+
+    there = _home()
+    there.check()
+    node = there.node_key().public
+    user = there.user_did()
+    locked = there.has_user_key() and there.is_locked()
+    shown: dict[str, Any] = {
+        "node": node_text(node_id(node)),
+        "node_did": did_key(node),
+        "node_fingerprint": hash_text(_fingerprint(node)),
+        "user_did": user,
+        "user_fingerprint": hash_text(_fingerprint(parse_did_key(user))),
+        "user_key": "locked" if locked else "here" if there.has_user_key() else "elsewhere",
+    }
+    emit(shown)
+    said = {
+        "locked": "in this home, locked with a passphrase",
+        "here": "in this home, not locked",
+        "elsewhere": "not in this home: it is an invited node's",
+    }
+    fields([(name.replace("_", " "), said.get(value, value)) for name, value in shown.items()])
+    say(STAYS, "dim")
+
+
+@app.command()
+def backup(
+    file: BackupArgument,
+    plain: Annotated[bool, typer.Option("--plain", help="Do not lock it with a passphrase.")] = False,
+    passphrase_file: PassphraseFile = None,
+    home: HomeOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Copy the user's key to a file, locked with a passphrase. A key that is locked here is copied as it is.
+
+    \b
+      hocket keys backup /media/stick/user.key
+      hocket keys backup user.key.locked --passphrase-file secret
+    """
+    from hocket.home import write_user_key
+
+    there = _home()
+    there.check()
+    if file.exists():
+        raise Conflict(f"{file} exists already; nothing was changed")
+    if not plain and there.has_user_key() and there.is_locked():
+        there.copy_user_key(file)
+    else:
+        key = there.user_key(known(passphrase_file))
+        write_user_key(file, key, None if plain else new(passphrase_file))
+    emit({"file": str(file), "user": there.user_did(), "locked": not plain})
+    say(f"the user's key is in {file}" + (", and anyone who reads it can act as you" if plain else ", locked"))
+    say(STAYS, "dim")
+
+
+@app.command()
+def restore(
+    file: BackupArgument, passphrase_file: PassphraseFile = None, home: HomeOption = None, as_json: JsonOption = False
+) -> None:
+    """Put the user's key back into this home, from a backup. An invited node's home becomes one that can act for the
+    owner: `hocket keys reissue` then makes it the owner's node.
+
+    \b
+      hocket keys restore /media/stick/user.key
+    """
+    from hocket.home import Remembered, key_owner, read_user_key
+    from hocket.kernel.keys import did_key
+
+    there = _home()
+    if not there.is_complete():
+        there.check()
+    asked = Remembered(known(passphrase_file))
+    key = read_user_key(file, asked)
+    if did_key(key.public) != _user_of(there):
+        raise Conflict(f"{file} holds the key of another user than this home's; nothing was changed")
+    if there.has_user_key():
+        try:
+            key_owner(there.path / "user.key")
+        except StoreError:
+            pass  # what is there is no key, and gives way
+        else:
+            raise Conflict(f"the home {there.path} has its user's key; nothing was changed")
+    there.put_user_key(key, asked.passphrase)
+    emit({"user": did_key(key.public), "locked": asked.passphrase is not None})
+    say("the user's key is in this home again" + (", locked as in the backup" if asked.passphrase else ", not locked"))
+    say("`hocket keys reissue` gives this node a root delegation, if it has none", "dim")
+
+
+@app.command()
+def passphrase(
+    remove: Annotated[bool, typer.Option("--remove", help="Keep the key unlocked from now on.")] = False,
+    passphrase_file: PassphraseFile = None,
+    new_passphrase_file: Annotated[
+        Path | None, typer.Option("--new-passphrase-file", metavar="FILE", help="The new one; else it is asked for.")
+    ] = None,
+    home: HomeOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Lock the user's key, change its passphrase, or remove it.
+
+    \b
+      hocket keys passphrase
+      hocket keys passphrase --remove
+    """
+    there = _home()
+    there.check()
+    if remove and there.has_user_key() and not there.is_locked():
+        raise Conflict("the user's key is not locked; nothing was changed")
+    key = there.user_key(known(passphrase_file))
+    chosen = None if remove else new(new_passphrase_file, environment=not there.is_locked())
+    there.put_user_key(key, chosen)
+    emit({"locked": chosen is not None})
+    say("the user's key is not locked any more" if remove else "the user's key is locked with the new passphrase")
+
+
+@app.command()
+def reissue(passphrase_file: PassphraseFile = None, home: HomeOption = None, as_json: JsonOption = False) -> None:
+    """Give this node a new root delegation with the user's key: after its own was revoked, or when the owner's machine
+    is lost and the user's key was restored here.
+
+    \b
+      hocket keys reissue
+    """
+    from hocket.kernel.ids import hash_text, node_text
+    from hocket.mesh import roll
+
+    with open_desk() as desk:
+        with desk.read() as session:
+            here = next((each for each in roll.members(desk.log, session) if each.is_here), None)
+        key = desk.home.user_key(known(passphrase_file))
+        name = None if here is None else here.name
+        made = roll.reissue(desk.log, key, desk.home.node_key().public, name)
+        with desk.read() as session:
+            after = roll.members(desk.log, session)
+            coordinator = roll.coordinator(desk.log, session)
+        if not roll.is_owner(desk.log):
+            raise NotAuthorised("the new delegation does not make this node the owner's")
+    emit({"node": node_text(made.node), "delegation": hash_text(made.cid)})
+    say(f"this node, {node_text(made.node)}, is the owner's by {hash_text(made.cid)}")
+    if not any(each.node == coordinator and each.standing in ("active", "pending") for each in after):
+        say("no node in force is the coordinator; `hocket coordinator` designates one", "warn")
+
+
+def _home() -> "Home":
+    from hocket.home import Home, default_home
+
+    return Home(settings.home or default_home())
+
+
+def _fingerprint(public: bytes) -> bytes:
+    from hocket.kernel.ids import content_hash
+
+    return content_hash(public)
+
+
+def _user_of(home: "Home") -> str:
+    """Whose home it is. One that has lost its user's key can still tell: the log begins with the user's delegation."""
+    from hocket.kernel.ops import decode
+    from hocket.kernel.ucan import read
+    from hocket.kernel.vocabulary import DelegateUcan
+    from hocket.store.sqlite import SqliteStore
+
+    try:
+        return home.user_did()
+    except StoreError:
+        store = SqliteStore(home.database)
+        try:
+            with store.read() as session:
+                row = session.op_seq(1)
+        finally:
+            store.close()
+        payload = None if row is None else decode(row.body).payload
+        if not isinstance(payload, DelegateUcan):
+            raise Usage(f"the home {home.path} does not say whose it is; restore all of it from a backup") from None
+        return read(payload.ucan_bytes).issuer

@@ -1,0 +1,67 @@
+"""`hocket nodes`: the roll of the mesh, and how one of its nodes is named on a command line."""
+
+import time
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from hocket.cli.app import new_app
+from hocket.cli.settings import HomeOption, JsonOption, open_desk
+from hocket.cli.voice import ago, emit, table
+
+if TYPE_CHECKING:
+    from hocket.mesh.roll import Member
+
+app = new_app()
+
+NodeArgument = Annotated[str, typer.Argument(metavar="NODE", help="A node's name, or the beginning of its id.")]
+
+
+@app.command()
+def nodes(home: HomeOption = None, as_json: JsonOption = False) -> None:
+    """List the nodes of the mesh: name, id, standing, roles, when it was last seen and until when it may stay, and what
+    it may do. A pending node was let in and nothing of it has arrived yet.
+
+    \b
+      hocket nodes
+      hocket nodes --json | jq '.[] | select(.standing == "active") | .name'
+    """
+    from hocket.mesh import roll
+
+    with open_desk() as desk, desk.read() as session:
+        shown = [member_shown(each) for each in roll.members(desk.log, session)]
+    emit(shown)
+    now = int(time.time() * 1000)
+    table(
+        ("name", "id", "standing", "roles", "seen", "expires", "may"),
+        [
+            (
+                (each["name"] or "-") + (" (here)" if each["here"] else ""),
+                each["node"],
+                each["standing"],
+                ", ".join(each["roles"]),
+                ago(each["seen_ms"], now) if each["seen_ms"] else "never",
+                ago(each["expires_ms"], now) if each["expires_ms"] else "-",
+                "; ".join(each["may"]),
+            )
+            for each in shown
+        ],
+        "no nodes",
+    )
+
+
+def member_shown(member: "Member") -> dict[str, Any]:
+    from hocket.kernel.ids import node_text
+    from hocket.mesh.grants import words
+
+    return {
+        "node": member.id,
+        "name": member.name,
+        "standing": member.standing,
+        "roles": list(member.roles),
+        "may": words(member.capabilities),
+        "expires_ms": None if member.expires is None else member.expires * 1000,
+        "seen_ms": member.seen or None,
+        "inviter": None if member.inviter is None else node_text(member.inviter),
+        "here": member.is_here,
+    }

@@ -1,0 +1,68 @@
+"""Where a passphrase comes from: a file that is named, the environment, or a person at the terminal. It is never an
+argument, since everybody on the machine can read those.
+"""
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from hocket.cli.voice import on_terminal
+from hocket.errors import Usage
+from hocket.home import Ask
+
+ENVIRONMENT = "HOCKET_PASSPHRASE"
+PASSPHRASE_CHARS_MAX = 1024
+
+PassphraseFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--passphrase-file",
+        metavar="FILE",
+        help=f"The passphrase, on the file's first line; else ${ENVIRONMENT}, else it is asked for.",
+    ),
+]
+
+
+def known(file: Path | None) -> Ask:
+    """Asks for the passphrase of a key that is locked."""
+    return lambda: _given(file) or _prompted("passphrase of the user's key: ")
+
+
+def new(file: Path | None, *, environment: bool = True) -> str:
+    """A passphrase for a key that is to be locked. A person types it twice."""
+    given = _given(file, environment=environment)
+    if given is None:
+        given = _prompted("new passphrase: ")
+        if given != _prompted("once more: "):
+            raise Usage("the two passphrases are not the same; nothing was changed")
+    return given
+
+
+def _given(file: Path | None, *, environment: bool = True) -> str | None:
+    if file is not None:
+        try:
+            lines = file.read_text().splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "it is not text"
+            raise Usage(f"cannot read a passphrase from {file}: {reason}") from None
+        return _checked(lines[0] if lines else "")
+    if environment and ENVIRONMENT in os.environ:
+        return _checked(os.environ[ENVIRONMENT])
+    return None
+
+
+def _prompted(prompt: str) -> str:
+    if not on_terminal(sys.stdin):
+        raise Usage(f"a passphrase is needed; give --passphrase-file or set {ENVIRONMENT}")
+    from getpass import getpass
+
+    return _checked(getpass(prompt))
+
+
+def _checked(passphrase: str) -> str:
+    if not 0 < len(passphrase) <= PASSPHRASE_CHARS_MAX:
+        raise Usage(f"a passphrase has 1 to {PASSPHRASE_CHARS_MAX} characters")
+    return passphrase

@@ -1,0 +1,64 @@
+"""`hocket revoke`: takes from a node all that it may do."""
+
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from hocket.cli.app import new_app
+from hocket.cli.nodes import NodeArgument
+from hocket.cli.settings import HomeOption, JsonOption, open_desk, settings
+from hocket.cli.voice import emit, on_terminal, say
+from hocket.errors import Conflict
+
+if TYPE_CHECKING:
+    from hocket.mesh.roll import Revocation
+
+app = new_app()
+
+
+@app.command()
+def revoke(
+    node: NodeArgument,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    home: HomeOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Revoke every delegation by which a node holds anything, and with them all that lean on those. It cannot be
+    undone; the machine can be invited anew.
+
+    It reaches back: whatever the node wrote no longer counts, so open jobs that it did are to be done again. What the
+    coordinator accepted from it stands.
+
+    \b
+      hocket revoke gpu-box
+      hocket revoke 3f9a01 --yes
+    """
+    from hocket.mesh import roll
+
+    with open_desk() as desk:
+        planned = roll.revocable(desk.log, node)
+        if not yes and on_terminal(sys.stdin) and not settings.as_json:
+            _explain(planned)
+            if not typer.confirm("revoke it?"):
+                raise Conflict("nothing was revoked")
+        done = roll.revoke(desk.log, planned.member.id)
+    emit(
+        {
+            "node": done.member.id,
+            "name": done.member.name,
+            "delegations": done.delegations,
+            "cascade": [{"node": each.id, "name": each.name} for each in done.cascade],
+        }
+    )
+    say(f"{done.member.shown} is revoked ({done.delegations} delegation{'s' if done.delegations > 1 else ''})")
+    for each in done.cascade:
+        say(f"{each.shown} has lost what it held through it")
+    say("open jobs that it did are taken back and done again; what the coordinator accepted from it stands")
+    say("other nodes hear of it with their next exchange", "dim")
+
+
+def _explain(planned: "Revocation") -> None:
+    say(f"{planned.member.shown} ({planned.member.id}) loses {planned.delegations} delegation(s)")
+    for each in planned.cascade:
+        say(f"{each.shown} ({each.id}) loses what it holds through it")

@@ -1,0 +1,150 @@
+"""`hocket rules`: the mesh rules that this node stands under. Nodes under other rules exchange nothing with it."""
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from hocket.cli.app import new_app
+from hocket.cli.options import seconds
+from hocket.cli.settings import HomeOption, JsonOption, open_desk
+from hocket.cli.voice import emit, fields, progress, say, span
+from hocket.errors import Usage
+
+if TYPE_CHECKING:
+    from hocket.kernel.rules import Rules
+
+SKEW_MS_MAX = 86_400_000
+
+app = new_app()
+
+
+@app.callback()
+def rules_group(home: HomeOption = None, as_json: JsonOption = False) -> None:
+    """What every node of the mesh must agree on. Nodes compare the hash of their rules and exchange nothing when it
+    differs.
+
+    \b
+      hocket rules show
+      hocket rules set --skew 2m
+    """
+
+
+@app.command()
+def show(home: HomeOption = None, as_json: JsonOption = False) -> None:
+    """Show the rules and their hash.
+
+    \b
+      hocket rules show
+    """
+    with open_desk() as desk:
+        rules = desk.log.rules
+    emit(_shown(rules))
+    fields(_fields(rules))
+
+
+@app.command("set")
+def set_rules(
+    skew: Annotated[
+        str | None, typer.Option("--skew", metavar="DURATION", help="How far ahead of a receiver's clock an op may be.")
+    ] = None,
+    derivation_op: Annotated[
+        list[str] | None,
+        typer.Option("--derivation-op", metavar="TYPE", help="Ops that count from the coordinator alone; '' for none."),
+    ] = None,
+    derivation_kind: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--derivation-kind", metavar="PREFIX", help="Kinds that the coordinator alone may do; '' for none."
+        ),
+    ] = None,
+    home: HomeOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Change the rules of this node, and judge its whole log anew by them. Every other node needs the same change;
+    until then nothing is exchanged with it. Running servers and workers take them up when they are started again.
+
+    \b
+      hocket rules set --skew 2m
+      hocket rules set --derivation-op CreateEntity --derivation-op MergeEntities
+      hocket rules set --derivation-kind acme.derive.
+    """
+    from msgspec.structs import replace
+
+    with open_desk() as desk:
+        rules = desk.log.rules
+        if rules.extensions is None:
+            raise Usage("this mesh is a strict one, whose rules cannot be changed")
+        changes: dict[str, Any] = {}
+        if skew is not None:
+            changes["skew_ms"] = _skew(skew)
+        if derivation_op is not None:
+            changes["derivation_ops"] = _ops(derivation_op)
+        if derivation_kind is not None:
+            changes["derivation_kinds"] = _kinds(derivation_kind)
+        if not changes:
+            raise Usage("say what to change: --skew, --derivation-op or --derivation-kind")
+        changed = replace(rules, extensions=replace(rules.extensions, **changes))
+        if changed != rules:
+            with progress("judging anew") as bar:
+                desk.set_rules(changed, bar)
+    emit(_shown(changed))
+    say("changed" if changed != rules else "nothing to change")
+    fields(_fields(changed))
+    say("every node needs the same rules; running servers and workers take them up when they are started again")
+
+
+def _skew(text: str) -> int:
+    skew_ms = round((seconds(text, "--skew") or 0) * 1000)
+    if not 0 < skew_ms <= SKEW_MS_MAX:
+        raise Usage(f"bad --skew {text!r}: more than 0 and at most {SKEW_MS_MAX // 3_600_000}h")
+    return skew_ms
+
+
+def _ops(names: list[str]) -> tuple[str, ...]:
+    from hocket.kernel.vocabulary import NAMES
+
+    chosen = tuple(sorted({name for name in names if name}))
+    for name in chosen:
+        if name not in NAMES.values():
+            raise Usage(f"there is no op {name!r}; there are {', '.join(sorted(NAMES.values()))}")
+    return chosen
+
+
+def _kinds(prefixes: list[str]) -> tuple[str, ...]:
+    from hocket.kernel.roster import KIND_LENGTH_MAX
+
+    chosen = tuple(sorted({prefix for prefix in prefixes if prefix}))
+    for prefix in chosen:
+        if len(prefix) > KIND_LENGTH_MAX or not prefix.isprintable():
+            raise Usage(f"a kind's beginning has at most {KIND_LENGTH_MAX} printable characters")
+    return chosen
+
+
+def _shown(rules: "Rules") -> dict[str, Any]:
+    import msgspec
+
+    from hocket.kernel.ids import hash_text
+    from hocket.kernel.rules import rules_hash
+
+    return {"hash": hash_text(rules_hash(rules)), **msgspec.to_builtins(rules)}
+
+
+def _fields(rules: "Rules") -> list[tuple[str, object]]:
+    shown = _shown(rules)
+    pairs: list[tuple[str, object]] = [
+        ("hash", shown["hash"]),
+        ("version", rules.version),
+        ("caveats", ", ".join(rules.caveats)),
+        ("sanitisation", ", ".join(rules.sanitize)),
+    ]
+    extensions = rules.extensions
+    if extensions is None:
+        return [*pairs, ("extensions", "none")]
+    return [
+        *pairs,
+        ("extensions", ", ".join(name for _, name in extensions.variants)),
+        ("arbiter", "the coordinator decides claims" if extensions.arbiter else "claims are decided by time alone"),
+        ("skew bound", span(extensions.skew_ms)),
+        ("derivation ops", ", ".join(extensions.derivation_ops) or "none"),
+        ("derivation kinds", ", ".join(extensions.derivation_kinds) or "none"),
+    ]

@@ -1,0 +1,121 @@
+"""Grants as people write them, and in words."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hocket.errors import Usage
+from hocket.kernel.capabilities import grant_of, is_known
+from hocket.kernel.ucan import ROOT, Capability
+from hocket.mesh.grants import parse_action, parse_grants, words
+
+pytestmark = pytest.mark.req("LW-24")
+
+
+def pairs(*texts: str) -> dict[tuple[str, str], dict[str, object]]:
+    return {(each.resource, each.action): each.caveats for each in parse_grants(texts)}
+
+
+def test_a_worker_gets_what_it_needs() -> None:
+    assert pairs("job:claim:acme.render.", "job:complete:acme.render.") == {
+        ("Job", "Claim"): {"kind_prefix": ["acme.render."]},
+        ("Job", "Complete"): {"kind_prefix": ["acme.render."]},
+        ("Artifact", "Write"): {},
+        ("Job", "Read"): {},
+        ("Artifact", "Read"): {},
+        ("Registration", "Read"): {},
+        ("Mesh", "Read"): {},
+    }
+
+
+def test_named_reads_replace_what_goes_without_saying_but_for_what_every_node_needs() -> None:
+    assert pairs("job:read:acme.") == {
+        ("Job", "Read"): {"kind_prefix": ["acme."]},
+        ("Registration", "Read"): {},
+        ("Mesh", "Read"): {},
+    }
+
+
+@pytest.mark.parametrize("text", ["all", "ALL", "ops:all"])
+def test_all_is_everything_and_needs_nothing_beside_it(text: str) -> None:
+    assert parse_grants([text]) == ROOT
+
+
+def test_several_kinds_are_one_grant_and_the_widest_counts() -> None:
+    assert pairs("job:claim:a.", "JOB:Claim:b.", "job:claim:a.")["Job", "Claim"] == {"kind_prefix": ["a.", "b."]}
+    assert pairs("job:claim:a.", "job:claim")["Job", "Claim"] == {}
+    assert pairs("job:claim", "job:claim:a.")["Job", "Claim"] == {}
+    assert pairs("job:claim:odd:kind")["Job", "Claim"] == {"kind_prefix": ["odd:kind"]}
+
+
+@pytest.mark.req("LW-25")
+def test_audit_and_sanitize_go_where_they_have_a_meaning() -> None:
+    made = parse_grants(
+        ["job:claim", "job:complete", "claim:write", "evidence:read", "job:schedule"],
+        audit=True,
+        sanitize=["StripGeo", "TruncateContent(100)"],
+    )
+    audited = {(each.resource, each.action) for each in made if each.caveats.get("audit_inference")}
+    assert audited == {("Job", "Claim"), ("Job", "Complete"), ("Claim", "Write"), ("Artifact", "Write")}
+    rules = {(each.resource, each.action): each.caveats.get("sanitize") for each in made}
+    assert rules["Evidence", "Read"] == ["StripGeo", "TruncateContent(100)"]
+    assert rules["Registration", "Read"] is None and rules["Job", "Claim"] is None
+    (everything,) = parse_grants(["all"], audit=True, sanitize=["StripGeo"])
+    assert everything.caveats == {"audit_inference": True, "sanitize": ["StripGeo"]}
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        ("jobs:claim", "no resource 'jobs'"),
+        ("job", "no action ''"),
+        ("job:write", "no action 'write'; it has read, schedule, claim, complete, all"),
+        ("artifact:claim", "it has read, write, all"),
+        ("", "no resource ''"),
+        ("artifact:write:acme.", "only jobs have kinds"),
+        ("job:claim:", "1 to 255"),
+        ("job:claim:a\x1bb", "1 to 255"),
+        ("job:claim:" + "x" * 256, "1 to 255"),
+    ],
+)
+def test_a_bad_grant_is_named_with_what_is_legal(text: str, part: str) -> None:
+    with pytest.raises(Usage, match="bad grant") as caught:
+        parse_grants([text])
+    assert part in str(caught.value)
+
+
+def test_bad_rules_and_no_grants() -> None:
+    with pytest.raises(Usage, match=r"'Strip' is not a rule.*StripGeo"):
+        parse_grants(["all"], sanitize=["Strip"])
+    with pytest.raises(Usage, match="nothing was granted"):
+        parse_grants([])
+
+
+@given(st.lists(st.text(max_size=30), max_size=3))
+def test_any_text_gives_capabilities_that_mean_something_or_a_sentence(texts: list[str]) -> None:
+    try:
+        made = parse_grants(texts)
+    except Usage:
+        return
+    assert all(is_known(each) and grant_of(each) is not None for each in made)
+
+
+def test_actions() -> None:
+    assert parse_action("claim") == ("Job", "Claim")
+    assert parse_action("artifact:write") == ("Artifact", "Write")
+    assert parse_action("Job:Complete") == ("Job", "Complete")
+    with pytest.raises(Usage):
+        parse_action("write")
+
+
+def test_words() -> None:
+    assert words(parse_grants(["job:claim:a.", "job:claim:b."], audit=True)) == [
+        "claim jobs of kind a.* or b.* (with every model call on record)",
+        "read jobs, artifacts, delegations and routes",
+    ]
+    assert words(ROOT) == ["do everything"]
+    assert words(parse_grants(["evidence:read"], sanitize=["StripGeo"])) == [
+        "read evidence (after StripGeo)",
+        "read delegations and routes",
+    ]
+    assert words([Capability("Job", "*", {"time_range": [1, 2]})]) == ["do everything with jobs (time_range [1, 2])"]

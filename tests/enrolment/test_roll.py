@@ -1,0 +1,336 @@
+"""Who is in the mesh, and what its owner decides: revocations with all that leans on them, routes, coordinators."""
+
+import os
+
+import pytest
+
+from hocket.desk import Desk
+from hocket.errors import Conflict, NotAuthorised, Unreachable, Usage
+from hocket.kernel.clock import U32_MAX, Hlc
+from hocket.kernel.ids import node_text
+from hocket.kernel.keys import SigningKey
+from hocket.kernel.reasons import Reason
+from hocket.kernel.vocabulary import ClaimWork, CompleteJob, DesignateCoordinator, RouteKind, Telemetry
+from hocket.mesh import roll
+
+from .people import Mesh, exchange
+
+
+def answers(desk: Desk, node: int, action: str, kind: str | None, resource: str = "Job") -> roll.Answer:
+    with desk.read() as session:
+        return roll.may(desk.log, session, node, resource, action, kind)
+
+
+@pytest.mark.req("LW-01")
+def test_the_roles(mesh: Mesh):
+    (owner,) = [mesh.member(node_text(mesh.owner.log.node))]
+    assert owner.roles == ("owner", "coordinator", "worker") and owner.is_here and owner.inviter is None
+    gpu = mesh.join(mesh.invite())
+    assert mesh.member("gpu").roles == ("worker",) and mesh.member("gpu").standing == "pending"
+    mesh.join(mesh.invite("phone", ["job:schedule"]), "phone")
+    assert mesh.member("phone").roles == ("peer",)
+    exchange(gpu, mesh.owner)
+    assert mesh.member("gpu").standing == "active" and mesh.member("gpu").seen > 0
+    assert mesh.member("gpu", gpu).is_here and mesh.member(owner.id, gpu).roles == owner.roles
+    # Everything, but by a node's hand and not the user's: that is not the owner.
+    mesh.join(mesh.invite("twin", ["all"]), "twin")
+    assert mesh.member("twin").roles == ("worker",)
+    roll.designate(mesh.owner.log, gpu.log.node)
+    assert mesh.member("gpu").roles == ("coordinator", "worker")
+    assert mesh.member(owner.id).roles == ("owner", "worker")
+
+
+def test_nodes_are_found_by_name_and_id(mesh: Mesh):
+    gpu = mesh.join(mesh.invite())
+    for text in ("gpu", node_text(gpu.log.node), node_text(gpu.log.node)[:6].upper()):
+        assert mesh.member(text).node == gpu.log.node
+    for text in ("", "gp", "nobody", "zzzz", node_text(gpu.log.node)[:3]):
+        with pytest.raises(Usage, match="hocket nodes"):
+            mesh.member(text)
+
+
+def test_a_name_that_two_nodes_have_is_asked_back(mesh: Mesh):
+    """As with two homes that `init` made on one machine."""
+    Desk.init(mesh.directory / "second", mesh.owner.home.path / "user.key").close()
+    second = mesh.open("second")
+    exchange(second, mesh.owner)
+    name = mesh.member(node_text(second.log.node)).name
+    if name is not None:
+        with pytest.raises(Usage, match="say which by its id"):
+            mesh.member(name)
+        roll.revoke(mesh.owner.log, node_text(second.log.node))
+        assert mesh.member(name).node == mesh.owner.log.node
+
+
+@pytest.mark.req("LW-01", "LW-13")
+def test_a_second_root_node_is_an_owner_and_not_the_coordinator(mesh: Mesh):
+    Desk.init(mesh.directory / "second", mesh.owner.home.path / "user.key").close()
+    second = mesh.open("second")
+    assert [each.roles for each in [mesh.member(node_text(second.log.node), second)]] == [("owner", "worker")]
+    exchange(second, mesh.owner)
+    with second.read() as session:
+        assert roll.coordinator(second.log, session) == mesh.owner.log.node
+    roll.designate(second.log, second.log.node)
+    exchange(second, mesh.owner)
+    with mesh.owner.read() as session:
+        assert roll.coordinator(mesh.owner.log, session) == second.log.node
+
+
+# May.
+
+
+@pytest.mark.req("LW-26")
+def test_may_tells_the_chain(mesh: Mesh):
+    gpu = mesh.join(mesh.invite())
+    chain = answers(mesh.owner, gpu.log.node, "Claim", "acme.x").chain
+    assert chain is not None and [each.node for each in chain] == [mesh.owner.log.node, gpu.log.node]
+    assert chain[0].issuer == mesh.owner.log.user
+    for action, kind in (("Claim", "other"), ("Schedule", "acme.x"), ("Claim", None)):
+        assert answers(mesh.owner, gpu.log.node, action, kind).chain is None
+    twin = mesh.join(mesh.invite("twin", ["all"]), "twin")
+    assert answers(mesh.owner, twin.log.node, "Claim", None).chain is not None
+    assert answers(mesh.owner, twin.log.node, "Write", None, "Mesh").chain is None
+    assert answers(mesh.owner, mesh.owner.log.node, "Write", None, "Mesh").chain is not None
+    roll.route(mesh.owner.log, "acme.x", twin.log.node)
+    assert answers(mesh.owner, gpu.log.node, "Claim", "acme.x").routed == twin.log.node
+    assert answers(mesh.owner, twin.log.node, "Claim", "acme.x").routed is None
+
+
+# Revocation.
+
+
+@pytest.mark.req("LW-27")
+def test_revocation_reaches_down(mesh: Mesh):
+    gpu = mesh.join(mesh.invite())
+    helper = mesh.join(mesh.invite("helper", ["job:claim:acme."], by=gpu), "helper", by=gpu)
+    mesh.join(mesh.invite("phone", ["job:schedule"]), "phone")
+    exchange(helper, mesh.owner)
+    planned = roll.revocable(mesh.owner.log, "gpu")
+    assert [each.name for each in planned.cascade] == ["helper"] and planned.delegations == 1
+    assert mesh.member("gpu").standing == "pending"
+    assert roll.revoke(mesh.owner.log, "gpu") == planned
+    for name, standing in (("gpu", "revoked"), ("helper", "revoked"), ("phone", "pending")):
+        assert mesh.member(name).standing == standing
+    assert mesh.member("gpu").roles == ("peer",) and mesh.member("gpu").capabilities == ()
+    with pytest.raises(Conflict, match="holds nothing any more"):
+        roll.revoke(mesh.owner.log, "gpu")
+    assert answers(mesh.owner, helper.log.node, "Claim", "acme.x").chain is None
+    # They hear of it, and know.
+    exchange(gpu, mesh.owner)
+    assert mesh.member("gpu", gpu).standing == "revoked"
+
+
+@pytest.mark.req("LW-27")
+def test_what_a_revoked_node_wrote_drops_out_and_stays_logged(mesh: Mesh):
+    phone = mesh.join(mesh.invite("phone", ["job:schedule"]), "phone")
+    job = phone.log.append_plain("acme.render", b"{}")
+    exchange(phone, mesh.owner)
+    with mesh.owner.read() as session:
+        assert session.job(job) is not None
+    roll.revoke(mesh.owner.log, "phone")
+    with mesh.owner.read() as session:
+        assert session.job(job) is None
+        row = session.op(job)
+        assert row is not None and row.reason == Reason.REVOKED
+    exchange(phone, mesh.owner)
+    with phone.read() as session:
+        assert session.job(job) is None
+    with pytest.raises(NotAuthorised):
+        phone.log.append_plain("acme.render", b"{}")
+
+
+@pytest.mark.req("LW-27")
+def test_all_delegations_of_a_node_go_together(mesh: Mesh):
+    gpu = mesh.join(mesh.invite())
+    mesh.join(mesh.invite("gpu", ["job:claim:more."]))
+    assert roll.revoke(mesh.owner.log, "gpu").delegations == 2
+    assert mesh.owner.log.authority().held(gpu.log.node)
+    assert mesh.member("gpu").standing == "revoked"
+
+
+def test_who_may_revoke(mesh: Mesh):
+    gpu = mesh.join(mesh.invite())
+    helper = mesh.join(mesh.invite("helper", ["job:claim:acme."], by=gpu), "helper", by=gpu)
+    phone = mesh.join(mesh.invite("phone", ["all"]), "phone")
+    for desk in (helper, phone):
+        exchange(desk, mesh.owner)
+        exchange(desk, gpu)
+    owner = node_text(mesh.owner.log.node)
+    for desk, target in ((gpu, owner), (helper, "gpu"), (phone, "gpu"), (phone, owner)):
+        with pytest.raises(NotAuthorised, match="only the owner, or the node that invited it"):
+            roll.revoke(desk.log, target)
+    for desk in (mesh.owner, gpu):
+        with pytest.raises(Usage, match="does not revoke itself"):
+            roll.revoke(desk.log, node_text(desk.log.node))
+    # The one that invited it may.
+    roll.revoke(gpu.log, "helper")
+    exchange(gpu, mesh.owner)
+    assert mesh.member("helper").standing == "revoked" and mesh.member("gpu").standing == "active"
+
+
+def test_a_revoked_machine_is_invited_anew(mesh: Mesh):
+    gpu = mesh.join(mesh.invite())
+    roll.revoke(mesh.owner.log, "gpu")
+    # In the same second it would be the same delegation.
+    token = mesh.invite()
+    with pytest.raises(Unreachable, match="answered with status 503"):
+        mesh.join(token)
+    mesh.clock.advance(1)
+    again = mesh.join(token)
+    assert again.log.node == gpu.log.node
+    exchange(again, mesh.owner)
+    assert mesh.member("gpu").standing == "active"
+    # Or another machine takes the name.
+    roll.revoke(mesh.owner.log, "gpu")
+    other = mesh.join(mesh.invite(), "replacement")
+    assert mesh.member("gpu").node == other.log.node
+
+
+# Routes and the coordinator.
+
+
+@pytest.mark.req("LW-12")
+def test_routes_are_the_owners(mesh: Mesh):
+    gpu = mesh.join(mesh.invite("gpu", ["all"]))
+    exchange(gpu, mesh.owner)
+    roll.route(mesh.owner.log, "acme.render", gpu.log.node)
+    with mesh.owner.read() as session:
+        assert roll.route_of(session, "acme.render") == gpu.log.node
+    job = mesh.owner.log.append_plain("acme.render", b"{}")
+    refused = mesh.owner.log.run(lambda tx: tx.author(ClaimWork(job, tx.node, 10_000)))
+    assert refused is Reason.ROUTED_ELSEWHERE
+    roll.route(mesh.owner.log, "acme.render", mesh.owner.log.node)
+    roll.route(mesh.owner.log, "acme.render", None)
+    with mesh.owner.read() as session:
+        assert roll.route_of(session, "acme.render") is None
+    with pytest.raises(NotAuthorised, match="only the owner's node may route a kind"):
+        roll.route(gpu.log, "acme.render", gpu.log.node)
+    for kind in ("", "x" * 256, "a\nb"):
+        with pytest.raises(Usage):
+            roll.route(mesh.owner.log, kind, None)
+
+
+@pytest.mark.req("LW-12", "LW-13")
+def test_owners_ops_of_another_node_reach_no_projection(mesh: Mesh):
+    """Its own software may not ask; its ops are refused all the same."""
+    gpu = mesh.join(mesh.invite("gpu", ["all"]))
+    exchange(gpu, mesh.owner)
+    laws = gpu.log.laws
+    gpu.log.laws = type("Lawless", (), {"read": lambda self, session, state: _Free(laws.read(session, state))})()  # type: ignore[assignment]
+    for payload in (RouteKind("acme.render", gpu.log.node), DesignateCoordinator(gpu.log.node)):
+        gpu.log.run(lambda tx, payload=payload: tx.author(payload))  # type: ignore[misc]
+    gpu.log.laws = laws
+    exchange(gpu, mesh.owner)
+    with mesh.owner.read() as session:
+        assert roll.route_of(session, "acme.render") is None
+        assert roll.coordinator(mesh.owner.log, session) == mesh.owner.log.node
+        assert session.refusal_counts()[Reason.OWNER_ONLY] == 2
+
+
+class _Free:
+    """A law that forbids nothing."""
+
+    def __init__(self, law: object) -> None:
+        self._law = law
+
+    def refusal(self, *_: object) -> None:
+        return None
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._law, name)
+
+
+@pytest.mark.req("LW-13")
+def test_the_coordinator_is_designated(mesh: Mesh):
+    gpu = mesh.join(mesh.invite())
+    owner = mesh.owner.log
+    with mesh.owner.read() as session:
+        assert roll.coordinator(owner, session) == owner.node
+    before = owner.law()
+    mesh.clock.advance(1)
+    done = roll.designate(owner, gpu.log.node)
+    assert (done.previous, done.hears) == (owner.node, True)
+    # It holds from its own time on.
+    assert owner.law().coordinator(Hlc(int(mesh.clock.now * 1000) - 500, U32_MAX, 0)) == owner.node
+    assert owner.law().coordinator(Hlc(int(mesh.clock.now * 1000) + 500, 0, 0)) == gpu.log.node
+    assert before.coordinators == owner.law().coordinators[:1]
+    with pytest.raises(Conflict, match="is the coordinator already"):
+        roll.designate(owner, gpu.log.node)
+    # From the one before nothing was heard, so nobody knows whether it knows.
+    done = roll.designate(owner, owner.node)
+    assert (done.previous, done.hears) == (gpu.log.node, False)
+    exchange(gpu, mesh.owner)
+    with pytest.raises(NotAuthorised, match="only the owner's node may designate"):
+        roll.designate(gpu.log, gpu.log.node)
+
+
+@pytest.mark.req("LW-13")
+def test_a_coordinator_that_was_met_lately_will_hear_of_it(mesh: Mesh):
+    gpu = mesh.join(mesh.invite())
+    roll.designate(mesh.owner.log, gpu.log.node)
+    now = mesh.owner.log.physical()
+    with mesh.owner.store.write() as session:
+        from hocket.mesh import peers
+
+        peer = peers.add(session, "http://gpu:7315", now, gpu.log.node)
+        session.put_peer(peer._replace(node=gpu.log.node.to_bytes(8, "big"), seen=now, state=peers.OK))
+    assert roll.designate(mesh.owner.log, mesh.owner.log.node).hears
+
+
+# The user's own hand.
+
+
+@pytest.mark.req("LW-24")
+def test_a_new_root_delegation_after_the_node_was_revoked(mesh: Mesh):
+    Desk.init(mesh.directory / "second", mesh.owner.home.path / "user.key").close()
+    second = mesh.open("second")
+    exchange(second, mesh.owner)
+    roll.revoke(second.log, node_text(mesh.owner.log.node))
+    exchange(second, mesh.owner)
+    assert not roll.is_owner(mesh.owner.log)
+    with pytest.raises(NotAuthorised):
+        mesh.owner.log.append_plain("acme.render", b"{}")
+    with pytest.raises(NotAuthorised, match="another user"):
+        roll.reissue(mesh.owner.log, SigningKey(os.urandom(32)), mesh.owner.home.node_key().public, None)
+    made = roll.reissue(mesh.owner.log, mesh.owner.home.user_key(), mesh.owner.home.node_key().public, "phoenix")
+    with pytest.raises(Conflict, match="within the last second"):
+        roll.reissue(mesh.owner.log, mesh.owner.home.user_key(), mesh.owner.home.node_key().public, "phoenix")
+    assert roll.is_owner(mesh.owner.log) and made.name == "phoenix"
+    assert mesh.owner.log.append_plain("acme.render", b"{}")
+    exchange(second, mesh.owner)
+    assert mesh.member("phoenix", second).roles[0] == "owner"
+
+
+def test_what_the_coordinator_accepted_stands(mesh: Mesh):
+    """The promise that `revoke` makes to people."""
+    from hocket.work.jobs import accept
+
+    gpu = mesh.join(mesh.invite())
+    job = mesh.owner.log.append_plain("acme.render", b"{}")
+    mesh.owner.log.settle()
+    exchange(gpu, mesh.owner)
+    claim = gpu.log.run(lambda tx: tx.author(ClaimWork(job, tx.node, 60_000)))
+    assert not isinstance(claim, Reason)
+    _offer(gpu, mesh.owner, accept)
+    done = gpu.log.run(lambda tx: tx.author(CompleteJob(job, (), (), Telemetry(5))))
+    assert not isinstance(done, Reason)
+    _offer(gpu, mesh.owner, accept)
+    with mesh.owner.read() as session:
+        before = session.job(job)
+    assert before is not None and before.job.outcome is not None
+    roll.revoke(mesh.owner.log, "gpu")
+    with mesh.owner.read() as session:
+        after = session.job(job)
+    assert after is not None and after.job.outcome == before.job.outcome
+
+
+def _offer(worker: Desk, arbiter: Desk, decide: object) -> None:
+    import io
+
+    from hocket.log.archive import OpReader, export_ops
+
+    file = io.BytesIO()
+    export_ops(worker.store, file)
+    file.seek(0)
+    arbiter.log.admit(OpReader(file), decide)  # type: ignore[arg-type]
+    exchange(arbiter, worker)
