@@ -4,8 +4,9 @@ end in the same store; nothing else writes there.
 """
 
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor
+from itertools import islice
 from typing import Any, TypeVar
 
 from hocket.errors import NotAuthorised, StoreError
@@ -16,6 +17,7 @@ from hocket.kernel.jws import detached
 from hocket.kernel.keys import SigningKey
 from hocket.kernel.ops import Op, decode, plain_schedule, sealed
 from hocket.kernel.postcard import Malformed
+from hocket.kernel.reasons import Reason
 from hocket.kernel.rules import HOCKET, Rules, decode_rules
 from hocket.kernel.vocabulary import ScheduleJob, number_of
 from hocket.log.door import WALL_MAX, Door
@@ -29,6 +31,7 @@ __all__ = ["SETTLE_STEP", "Admission", "Log", "Transaction"]
 
 T = TypeVar("T")
 Request = Callable[[Transaction], Any]
+Received = tuple[bytes, Op | Malformed]
 Decide = Callable[[Transaction, Sequence[Op]], object]
 
 ADMIT_BATCH = 1_000
@@ -168,31 +171,38 @@ class Log:
     def rules(self) -> Rules:
         return self.laws.rules
 
-    def admit(self, ops: Iterable[tuple[bytes, Op | Malformed]], decide: Decide | None = None) -> Admission:
+    def admit(self, ops: Iterable[Received], decide: Decide | None = None) -> Admission:
         """Takes in ops from elsewhere, in any order, any number of times. What cannot be verified is turned
         away and counted. `decide` is called with what is new, inside the transaction that takes it in.
         """
-        total = Admission(0, 0, {})
-        batch: list[tuple[bytes, Op | Malformed]] = []
-        for item in ops:
-            batch.append(item)
-            if len(batch) >= ADMIT_BATCH:
-                total = add(total, self._admit(batch, decide))
-                batch = []
-        return add(total, self._admit(batch, decide)) if batch else total
-
-    def _admit(self, batch: list[tuple[bytes, Op | Malformed]], decide: Decide | None) -> Admission:
-        limit = self.physical() + self._skew
         with self.store.read() as session:
             keys = {int.from_bytes(node, "big"): public for node, (public, _) in session.nodes().items()}
             law = self.laws.read(session, session.head().law)
-        good = sorted(((raw, op) for raw, op in batch if isinstance(op, Op)), key=lambda item: item[1].timestamp)
-        verdicts = Door(self.user, keys, law, self.node, self._wall(0)).judge(good, self._helpers)
+        door = Door(self.user, keys, law, self.node, self._wall(0))
+        total = Admission(0, 0, {})
+        waiting: Callable[[], Admission] | None = None
+        for batch in _batches(ops):
+            # While one batch is folded, the helpers verify the next.
+            following = self._begin(batch, door, decide)
+            if waiting is not None:
+                total = add(total, waiting())
+            waiting = following
+        return total if waiting is None else add(total, waiting())
 
-        def request(tx: Transaction) -> Admission:
+    def _begin(self, batch: list[Received], door: Door, decide: Decide | None) -> Callable[[], Admission]:
+        """Begins to verify a batch; what it gives ends that, and takes in what is good."""
+        good = sorted(((raw, op) for raw, op in batch if isinstance(op, Op)), key=lambda item: item[1].timestamp)
+        judging = door.judge(good, self._helpers)
+
+        def finish() -> Admission:
+            verdicts = judging.finish()
+            limit = self.physical() + self._skew
+            return self.run(lambda tx: request(tx, verdicts, limit))
+
+        def request(tx: Transaction, verdicts: list[Reason | None], limit: int) -> Admission:
             tx.session.order_ops()
             tx.settle()
-            intake = Intake(tx, limit)
+            intake = Intake(tx, limit, [op for _, op in good])
             for raw, op in batch:
                 if isinstance(op, Malformed):
                     intake.unreadable(raw, op)
@@ -202,7 +212,7 @@ class Log:
                 decide(tx, intake.taken)
             return intake.admission()
 
-        return self.run(request)
+        return finish
 
     def release(self) -> Admission | None:
         """Takes in the ops whose time has come; None when there are none."""
@@ -227,3 +237,9 @@ class Log:
 def _settle_some(tx: Transaction) -> int:
     tx.settle(SETTLE_STEP)
     return tx.unsettled
+
+
+def _batches(ops: Iterable[Received]) -> Iterator[list[Received]]:
+    ops = iter(ops)
+    while batch := list(islice(ops, ADMIT_BATCH)):
+        yield batch

@@ -2,7 +2,7 @@
 lead out of a job are remembered, so that a change there is followed here.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from hocket.kernel.clock import Hlc, unpack
 from hocket.kernel.ops import Op, decode
@@ -43,6 +43,22 @@ class Citations:
         self._fresh = fresh
         self._entry = entry
         self._settle_log = settle
+        # Of the expected ones only those that are known to be cited are worth a question.
+        self._expected: set[bytes] = set()
+        self._cited_ones: set[bytes] = set()
+
+    def expect(self, names: Sequence[bytes]) -> None:
+        """Finds out at once which of these anything cites."""
+        self._expected.update(names)
+        self._cited_ones |= self._session.cited_among(names)
+
+    def citing(self, name: bytes) -> list[bytes]:
+        """The ops that cite this op, job or artifact."""
+        return [] if name in self._expected and name not in self._cited_ones else self._session.citing(name)
+
+    def cite(self, name: bytes, op_id: bytes) -> None:
+        self._cited_ones.add(name)
+        self._session.cite(name, op_id)
 
     def fault(self, op: Op, verdicts: Standings | None = None, newest_claim: bytes | None = None) -> Reason | None:
         """Why the op does not count for the sake of what it cites, if so. `verdicts` are those of the job's earlier
@@ -93,7 +109,7 @@ class Citations:
         """The same for the schedule of a job that the op's comes after. Of several the best of the earlier ones
         is taken.
         """
-        self._session.cite(job_id, op.id)
+        self.cite(job_id, op.id)
         entry = self._entry(job_id)
         if entry is not None and entry.job.scheduled < op.timestamp:
             return entry.job.scheduled, _COUNTS
@@ -117,11 +133,11 @@ class Citations:
             if row is None and self._settle_log():
                 row = self._session.op(dep)
             if row is None:
-                self._session.cite(dep, op_id)
+                self.cite(dep, op_id)
                 return None
             at, cited_job, reason = unpack(row.hlc), row.job, row.reason
         if cited_job is None or cited_job != job_id:
-            self._session.cite(dep, op_id)
+            self.cite(dep, op_id)
         return at, reason
 
 

@@ -14,7 +14,7 @@ from hocket.kernel.ucan import Delegation
 from hocket.kernel.ucan import read as read_ucan
 from hocket.kernel.vocabulary import DelegateUcan, Sanitised
 from hocket.log.law import Law
-from hocket.log.parallel import in_parallel
+from hocket.log.parallel import Shared
 
 # The last millisecond that a ULID can hold, in the year 10889.
 WALL_MAX = 2**48 - 1
@@ -35,26 +35,29 @@ class Door:
         self._keys = keys
         self._law = law
         self._authority = law.authority
+        self._delegations = {each.cid: each for each in law.delegations}
         self._reader = reader
         self._now = now
 
-    def judge(self, ops: Sequence[Received], helpers: Executor | None) -> list[Reason | None]:
-        """Why each op is turned away, None for those that may come in."""
+    def judge(self, ops: Sequence[Received], helpers: Executor | None) -> Shared[Received, Reason | None]:
+        """Begins to find out why each op is turned away, None for those that may come in. Ops that come later may be
+        given to it before this is finished.
+        """
         # Introductions are few and come first, since the others hang on them; the rest is verified on all cores.
         introductions = self._introductions(ops)
 
         def check(part: Sequence[Received]) -> list[Reason | None]:
             return [introductions[op.id] if op.id in introductions else self._check(raw, op) for raw, op in part]
 
-        return in_parallel(helpers, check, ops)
+        return Shared(helpers, check, ops)
 
     def _introductions(self, ops: Sequence[Received]) -> dict[bytes, Reason | None]:
         tokens = {op.id: _read(op) for _, op in ops if isinstance(op.payload, DelegateUcan)}
         new = {each.cid: each for each in tokens.values() if isinstance(each, Delegation)}
         if new:
-            delegations = {each.cid: each for each in self._law.delegations} | new
+            self._delegations |= new
             # What is revoked is judged by the fold, which looks back.
-            self._authority = Authority(self._user, delegations.values(), ())
+            self._authority = Authority(self._user, self._delegations.values(), ())
         return {op.id: self._introduce(raw, op, tokens[op.id]) for raw, op in ops if op.id in tokens}
 
     def _introduce(self, raw: bytes, op: Op, delegation: Delegation | Reason) -> Reason | None:

@@ -2,6 +2,7 @@
 time has come; and every one of them, but for those from clocks too far ahead, moves this node's clock.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from hocket.kernel.clock import Hlc
@@ -37,11 +38,15 @@ class Admission(NamedTuple):
 
 
 class Intake:
-    """`limit` is the latest wall that is taken in now."""
+    """`limit` is the latest wall that is taken in now, `expected` are the ops that may be: what is known about them is
+    read from the store once for all.
+    """
 
-    def __init__(self, tx: Transaction, limit: int) -> None:
+    def __init__(self, tx: Transaction, limit: int, expected: Sequence[Op]) -> None:
         self._tx = tx
         self._limit = limit
+        self._known = tx.session.known_ops([op.id for op in expected])
+        tx.projection.prepare(expected)
         self._room = HELD_MAX - tx.session.held()[0]
         self.taken: list[Op] = []
         self._ids: set[bytes] = set()
@@ -59,7 +64,7 @@ class Intake:
         early = op.timestamp.wall > self._limit
         if not early:
             tx.hear(op.timestamp)
-        if op.id in self._ids or tx.session.op(op.id) is not None:
+        if op.id in self._ids or op.id in self._known:
             self._duplicated += 1
         elif reason is not None:
             self._refuse(op.id, op.node_id, reason, op.timestamp)

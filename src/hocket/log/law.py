@@ -5,7 +5,7 @@ revocations and designations on the log and kept until one of them changes, sinc
 from bisect import bisect
 from collections.abc import Iterable
 
-from hocket.kernel.authority import Authority, read_revocations
+from hocket.kernel.authority import Authority, Revocation, counting_revocations
 from hocket.kernel.clock import Hlc, unpack
 from hocket.kernel.ids import content_hash
 from hocket.kernel.ops import Op
@@ -13,7 +13,7 @@ from hocket.kernel.reasons import Reason
 from hocket.kernel.rules import Rules
 from hocket.kernel.ucan import Delegation
 from hocket.kernel.ucan import read as read_ucan
-from hocket.kernel.vocabulary import ClaimWork, CompleteJob, Payload
+from hocket.kernel.vocabulary import ClaimWork, CompleteJob, Payload, RevokeUcan
 from hocket.store import Session
 
 # How many laws are remembered: the one in force, and those of transactions that were undone.
@@ -21,12 +21,20 @@ REMEMBERED = 4
 
 
 class Law:
+    """`revocations` are those that count: each was judged by what was in force when it was written."""
+
     def __init__(
-        self, rules: Rules, authority: Authority, delegations: Iterable[Delegation], coordinators: list[tuple[Hlc, int]]
+        self,
+        rules: Rules,
+        authority: Authority,
+        delegations: Iterable[Delegation],
+        revocations: Iterable[Revocation],
+        coordinators: list[tuple[Hlc, int]],
     ) -> None:
         extensions = rules.extensions
         self.authority = authority
         self.delegations = tuple(delegations)
+        self._revocations = frozenset(revocations)
         self.coordinators = coordinators
         self._since = [at for at, _ in coordinators]
         self._arbiter = extensions is not None and extensions.arbiter
@@ -48,6 +56,8 @@ class Law:
         if not self.delegations:
             return None
         payload = op.payload
+        if isinstance(payload, RevokeUcan) and (op.timestamp, op.node_id, payload.ucan_cid) in self._revocations:
+            return None
         refused = self.authority.refusal(op.node_id, payload, op.timestamp.wall, kind)
         if refused is None and self._is_derivation(payload, kind) and op.node_id != self.coordinator(op.timestamp):
             return Reason.NOT_COORDINATOR
@@ -58,13 +68,13 @@ class Law:
             return kind.startswith(self._derivation_kinds)
         return type(payload).__name__ in self.derivation_ops
 
-    def standing(self) -> dict[int, frozenset[bytes]]:
-        """Of each node, which delegations it holds that are good: when that changes, its ops are to be judged anew."""
-        good: dict[int, set[bytes]] = {}
-        for delegation in self.delegations:
-            if self.authority.fault(delegation) is None:
-                good.setdefault(delegation.node, set()).add(delegation.cid)
-        return {node: frozenset(cids) for node, cids in good.items()}
+    def compared_with(self, before: "Law") -> tuple[set[int], set[int]]:
+        """The nodes that have lost delegations since, and those that have got some: their ops are to be judged anew."""
+        then, now = before._standing(), self._standing()
+        return {node for node, _ in then - now}, {node for node, _ in now - then}
+
+    def _standing(self) -> set[tuple[int, bytes]]:
+        return {(each.node, each.cid) for each in self.delegations if self.authority.fault(each) is None}
 
 
 class Laws:
@@ -92,10 +102,10 @@ class Laws:
     def _read(self, session: Session) -> Law:
         delegations = {each.cid: self._delegation(each.cid, each.token) for each in session.delegations()}
         revocations = [(unpack(each.hlc), unpack(each.hlc).node, each.cid) for each in session.revocations()]
-        revoked = read_revocations(self._user, delegations.values(), revocations)
-        authority = Authority(self._user, delegations.values(), revoked)
+        counting = counting_revocations(self._user, delegations.values(), revocations)
+        authority = Authority(self._user, delegations.values(), {cid for _, _, cid in counting})
         coordinators = [(unpack(each.hlc), int.from_bytes(each.node, "big")) for each in session.coordinators()]
-        return Law(self.rules, authority, delegations.values(), coordinators)
+        return Law(self.rules, authority, delegations.values(), counting, coordinators)
 
     def _delegation(self, cid: bytes, token: bytes) -> Delegation:
         if cid not in self._tokens:

@@ -2,6 +2,8 @@
 without naming the snapshot of that call, and the snapshot must be on the log.
 """
 
+from collections.abc import Callable
+
 from hocket.kernel.authority import Authority
 from hocket.kernel.ops import Op
 from hocket.kernel.reasons import Reason
@@ -9,8 +11,10 @@ from hocket.kernel.snapshot import SNAPSHOT_TYPE
 from hocket.kernel.vocabulary import ClaimType, CreateClaim, CreateSuggestedAction
 from hocket.store import Session
 
+Cite = Callable[[bytes, bytes], None]
 
-def unlinked(op: Op, authority: Authority, session: Session) -> Reason | None:
+
+def unlinked(op: Op, authority: Authority, session: Session, cite: Cite) -> Reason | None:
     """NO_SNAPSHOT when the op is an audited output that names none that is here. Claims that say of themselves that
     they were derived, and actions that say by which job, are outputs; a claim names its snapshots in its provenance,
     an action cites them.
@@ -24,12 +28,13 @@ def unlinked(op: Op, authority: Authority, session: Session) -> Reason | None:
         return None
     if not authority.audited(op.node_id, op.timestamp.wall, None):
         return None
-    here = [_is_snapshot(session, artifact_id, op.id) for artifact_id in named]
+    for artifact_id in named:
+        # Should it come later, the op that names it is judged anew.
+        cite(artifact_id, op.id)
+    here = [_is_snapshot(session, artifact_id) for artifact_id in named]
     return None if here and (all(here) if all_of_them else any(here)) else Reason.NO_SNAPSHOT
 
 
-def _is_snapshot(session: Session, artifact_id: bytes, op_id: bytes) -> bool:
-    """Whether it is here; when it comes later, the op that names it is judged anew."""
-    session.cite(artifact_id, op_id)
+def _is_snapshot(session: Session, artifact_id: bytes) -> bool:
     artifact = session.artifact(artifact_id)
     return artifact is not None and artifact.type == SNAPSHOT_TYPE

@@ -5,7 +5,7 @@ again.
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from hocket.kernel import roster
 from hocket.kernel.clock import Hlc, pack
@@ -124,6 +124,17 @@ class Projection:
         for entry in self._session.jobs_by_id([i for i in job_ids if i not in self._entries]):
             self._entries[entry.job.id] = entry
 
+    def prepare(self, ops: Sequence[Op]) -> None:
+        """Reads at once what will be asked about ops that are about to arrive. The log must be settled."""
+        jobs = list({job_id for op in ops if (job_id := job_of(op.payload)) is not None})
+        self.load(jobs)
+        for job_id in jobs:
+            self._entries.setdefault(job_id, None)
+        self._new |= set(jobs) - self._session.jobs_written_of(jobs)
+        names = [op.id for op in ops] + jobs
+        names += [op.payload.artifact_id for op in ops if type(op.payload) is CreateArtifact]
+        self._citations.expect(names)
+
     def expect_new(self, job_id: bytes) -> None:
         """Takes the caller's word that no job has this id and nobody cites it, because it was made just now."""
         self._entries[job_id] = None
@@ -213,8 +224,11 @@ class Projection:
         before = self.entry(job_id)
         if before is not None and op.timestamp > before.job.last:
             self._fresh.put(op, self._in_place(before, op))
+        elif before is None and job_id in self._new and type(op.payload) is ScheduleJob:
+            self._fresh.put(op, self._in_place(None, op))
         else:
             self._again[job_id] = None
+        self._new.discard(job_id)
 
     def legislate(self, op: Op, integrity: bool) -> None:
         """Before a whole log is replayed: enters its delegations and revocations, since the law looks back."""
@@ -274,18 +288,19 @@ class Projection:
         return self._citations.fault(op, newest_claim=None if entry is None else entry.job.claim_op)
 
     def _unlinked(self, op: Op) -> Reason | None:
-        return unlinked(op, self.law.authority, self._session)
+        return unlinked(op, self.law.authority, self._session, self._citations.cite)
 
     # Folding again.
 
     def _leaners(self, leaned_on: Op) -> None:
         """Every op that cites this one is to be asked again, now that its standing may have changed."""
         payload = leaned_on.payload
-        citing_ops = self._session.citing(leaned_on.id)
+        names = {leaned_on.id}
         if type(payload) is ScheduleJob:
-            citing_ops += self._session.citing(payload.job_id)
-        elif type(payload) is CreateArtifact and payload.artifact_id != leaned_on.id:
-            citing_ops += self._session.citing(payload.artifact_id)
+            names.add(payload.job_id)
+        elif type(payload) is CreateArtifact:
+            names.add(payload.artifact_id)
+        citing_ops = [citing for name in names for citing in self._citations.citing(name)]
         for citing in citing_ops:
             op, _ = self._known(citing)
             if op is not None:
@@ -470,12 +485,10 @@ class Projection:
         """The law has changed by this op. What is written by the nodes whose delegations it made or broke is to be
         asked again, and so are the revocations.
         """
-        before = self.law.standing()
+        before = self.law
         self._change_law(op)
-        after = self.law.standing()
+        losers, gainers = self.law.compared_with(before)
         self._doubted.update((revoked.op_id, None) for revoked in self._session.revocations())
-        losers = {node for node, held in before.items() if held - after.get(node, frozenset())}
-        gainers = {node for node, held in after.items() if held - before.get(node, frozenset())}
         for fresh, _ in list(self._fresh.ops.values()):
             if fresh.node_id in losers | gainers and fresh.id != op.id:
                 self._doubt(fresh.id, job_of(fresh.payload))

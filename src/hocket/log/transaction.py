@@ -65,6 +65,7 @@ class Transaction:
         "_clock",
         "_drafts",
         "_head",
+        "_latest",
         "_laws",
         "_projection",
         "_refusals",
@@ -96,6 +97,7 @@ class Transaction:
         self._projection: Projection | None = None
         self._drafts: list[Draft] = []
         self._stamps: dict[Hlc, Op] = {}
+        self._latest: dict[int, bytes] = {}
         self._refusals: list[Refusal] = []
         self._settled, self.unsettled = head.settled, head.unsettled
 
@@ -179,7 +181,12 @@ class Transaction:
 
     def admit(self, op: Op, body: bytes) -> None:
         """Takes in an op from outside whose signature and author are good. It may be older than others."""
-        twins = [decode(row.body) for row in self.session.ops_at(pack(op.timestamp))]
+        packed = pack(op.timestamp)
+        latest = self._latest.get(op.node_id)
+        if latest is None:
+            latest = self.session.latest_of(packed[12:])
+        twins = [decode(row.body) for row in self.session.ops_at(packed)] if packed <= latest else []
+        self._latest[op.node_id] = max(latest, packed)
         if op.timestamp in self._stamps:
             twins.append(self._stamps[op.timestamp])
         self._stamps[op.timestamp] = op

@@ -65,6 +65,14 @@ class SqliteSession(MeshStatements):
     def _rows(self, sql: str, *values: Any) -> Iterable[Any]:
         return self._sql(sql, values)
 
+    def _among(self, sql: str, values: Sequence[bytes]) -> set[bytes]:
+        """The one column that a statement gives for any of the values."""
+        found: set[bytes] = set()
+        for start in range(0, len(values), 1_000):
+            part = values[start : start + 1_000]
+            found.update(row[0] for row in self._rows(f"{sql}({', '.join('?' * len(part))})", *part))
+        return found
+
     # The log.
 
     def head(self) -> Head:
@@ -113,6 +121,14 @@ class SqliteSession(MeshStatements):
 
     def op(self, op_id: bytes) -> OpRow | None:
         return self._op("id = ? AND settled = 1", op_id)
+
+    def known_ops(self, op_ids: Sequence[bytes]) -> set[bytes]:
+        """Which of these are on the log."""
+        return self._among("SELECT id FROM ops WHERE settled = 1 AND id IN ", op_ids)
+
+    def latest_of(self, node: bytes) -> bytes:
+        """The HLC of the author's latest op, or one before all others."""
+        return self._one("SELECT max(hlc) FROM ops WHERE substr(hlc, 13) = ?", node) or bytes(20)
 
     def op_seq(self, seq: int) -> OpRow | None:
         return self._op("seq = ?", seq)
@@ -195,6 +211,10 @@ class SqliteSession(MeshStatements):
     def citing(self, dep: bytes) -> list[bytes]:
         return [row[0] for row in self._sql("SELECT op FROM cites WHERE dep = ?", (dep,))]
 
+    def cited_among(self, deps: Sequence[bytes]) -> set[bytes]:
+        """Which of these something cites."""
+        return self._among("SELECT dep FROM cites WHERE dep IN ", deps)
+
     def refuse(self, refusals: Sequence[Refusal]) -> None:
         self._many("INSERT INTO refusals (op_id, author, reason, wall) VALUES (?, ?, ?, ?)", refusals)
         self._sql("DELETE FROM refusals WHERE number <= (SELECT max(number) FROM refusals) - ?", (REFUSALS_KEPT,))
@@ -235,6 +255,10 @@ class SqliteSession(MeshStatements):
     def jobs_by_id(self, job_ids: Sequence[bytes]) -> list[Entry]:
         rows = self._many(f"SELECT {_JOB} FROM jobs WHERE id = ?", [(job_id,) for job_id in job_ids])
         return [_entry(row) for row in rows]
+
+    def jobs_written_of(self, job_ids: Sequence[bytes]) -> set[bytes]:
+        """Which of these jobs any op on the log is about."""
+        return self._among("SELECT job FROM ops WHERE settled = 1 AND job IS NOT NULL AND job IN ", job_ids)
 
     def put_jobs(self, entries: Sequence[Entry]) -> None:
         self._many(_PUT_JOB, [_row(entry) for entry in entries])
