@@ -10,9 +10,9 @@ import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from hocket.bus.bells import Bell
 from hocket.desk import Desk
@@ -29,6 +29,9 @@ from hocket.work.handlers import Handlers, JobType, encode_payload, kind
 from hocket.work.jobs import Draft, Offer, Submitted
 from hocket.work.products import Kit
 from hocket.work.worker import Worker, WorkerOptions
+
+if TYPE_CHECKING:
+    from hocket.mesh.station import Station
 
 T = TypeVar("T")
 
@@ -211,9 +214,12 @@ class Node:
         """Exchanges with the arbiter, if this process is in touch with other nodes. Raises Unreachable."""
         self._bell: Closing | None = None
         self._changed = asyncio.Event()
+        self._station: Station | None = None
 
     async def finish(self) -> None:
         """Ends what this object began and leaves the desk open."""
+        if self._station is not None:
+            await self._station.close()
         await self._committer.close()
         if self._bell is not None:
             self._bell.close()
@@ -249,6 +255,33 @@ class Node:
     async def call(self, work: Callable[[], T]) -> T:
         """Runs what blocks off the event loop, beside the requests and queries."""
         return await asyncio.get_running_loop().run_in_executor(self._mesh_executor, work)
+
+    def station(self, notice: Callable[[str], None] = lambda text: None) -> "Station":
+        """This process's dealings with other nodes; made when it is first asked for."""
+        if self._station is None:
+            try:
+                from hocket.mesh.station import Station
+            except ImportError as error:
+                raise Usage(f"dealing with other nodes needs {error.name}; install hocket[server]") from None
+            home = self.desk.home
+            self._station = Station(self, home.node_key(), self.ground, home.processes, notice)
+        return self._station
+
+    @asynccontextmanager
+    async def in_touch(self, notice: Callable[[str], None]) -> AsyncIterator[None]:
+        """Keeps in touch with the peers meanwhile, if there are any, unless another process of this node does."""
+        if not await self.peek(lambda session: session.peers()):
+            yield
+            return
+        station = self.station(notice)
+        self.reach = station.exchanges.consult
+        keeping = asyncio.create_task(station.loop().run())
+        try:
+            yield
+        finally:
+            self.reach = None
+            keeping.cancel()
+            await asyncio.wait([keeping])
 
     def kit(self, kind: str) -> Kit:
         return self.desk.kit(kind, self.ground.monotonic)
@@ -286,9 +319,11 @@ class Node:
         `finished` (is called with each run and its outcome).
         """
         served = handlers if isinstance(handlers, Handlers) else Handlers(handlers)
-        worker = Worker(self, self.ground, WorkerOptions(served, **options))
+        chosen = WorkerOptions(served, **options)
+        worker = Worker(self, self.ground, chosen)
         with _signals(worker.stop):
-            await worker.run()
+            async with self.in_touch(chosen.notice):
+                await worker.run()
         return worker
 
     def changes(self) -> asyncio.Event:

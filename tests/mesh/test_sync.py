@@ -144,7 +144,7 @@ def test_nothing_is_sent_twice_to_whoever_has_it(tmp_path: Path):
         # Of b's ops c knows all from a; b lacks those of c.
         assert done.pulled == 0
         replies = [request for request in between.asked if request.method == "GET" and request.path == wire.OPS]
-        assert between.paths() == ["GET /healthz", "GET /ops", "POST /introduce", "GET /ops", "POST /ops"]
+        assert between.paths() == ["GET /healthz", "POST /introduce", "GET /ops", "POST /ops"]
         assert parse_frontier(replies[0].query.split("=")[1].split("&")[0]).keys() >= {a.id, b.id, c.id}
         assert a.ids() == c.ids() == b.ids()
 

@@ -105,7 +105,8 @@ class Shift:
             loop.add_signal_handler(each, self._signalled)
         try:
             with self._counter():
-                await self._worker.run()
+                async with node.in_touch(self._notice):
+                    await self._worker.run()
         finally:
             await node.finish()
 

@@ -95,7 +95,7 @@ class Client:
         self.claims: int | None = None
         self.node: int | None = None
         self.is_hocket = False
-        self._has_met = False
+        self._has_met = self._has_introduced = False
         self._offset_s = 0
         self._last_proof: tuple[str, str] | None = None
 
@@ -117,6 +117,9 @@ class Client:
                 f"node {node_text(self.claims)} answers at {self.address} where {node_text(self._expected or 0)} did;"
                 " if that is right, remove the peer and add it again"
             )
+        if self.is_hocket and self._expected is None:
+            # It may never have heard of this node.
+            await self._introduce()
         self._has_met = True
 
     async def pull(self, since: Frontier, limit: int = PAGE_OPS_MAX) -> Answer:
@@ -208,7 +211,10 @@ class Client:
         return True
 
     async def _introduce(self) -> bool:
-        """Brings the op by which this node introduced itself."""
+        """Brings the op by which this node introduced itself, once. False when that was of no use."""
+        if self._has_introduced:
+            return False
+        self._has_introduced = True
         op = await look(self._access, lambda session: _introduction(session, self._access.log.node))
         if op is None:
             return False

@@ -4,6 +4,7 @@ authorities, a CA file of the peer's own, or one pinned certificate.
 """
 
 import asyncio
+import os
 import ssl
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import aclosing
@@ -149,5 +150,6 @@ def _said(error: BaseException) -> str:
     if isinstance(error, aiohttp.ClientConnectorCertificateError):
         return f"its certificate is not trusted ({error.certificate_error})"
     if isinstance(error, aiohttp.ClientConnectorError):
-        return error.os_error.strerror or str(error.os_error)
+        number = error.os_error.errno
+        return os.strerror(number) if number and number > 0 else error.os_error.strerror or str(error.os_error)
     return str(error) or type(error).__name__

@@ -146,9 +146,13 @@ class SyncLoop:
             await self._access.call(lambda: order_ops(self._access.log.store))
             while True:
                 changed = self._access.changes()
-                if self.ground.monotonic() >= self._next_round:
-                    await self._round()
-                await self._tell()
+                try:
+                    if self.ground.monotonic() >= self._next_round:
+                        await self._round()
+                    await self._tell()
+                except StoreError as error:
+                    self._notice(f"{error}; trying again")
+                    await asyncio.sleep(ROUND_S)
                 await asyncio.sleep(GAP_S)
                 with suppress(TimeoutError):
                     async with asyncio.timeout(ROUND_S):

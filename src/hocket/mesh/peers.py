@@ -68,6 +68,16 @@ def check_address(text: str) -> str:
     return f"{parts.scheme}://{place}{parts.path.rstrip('/')}"
 
 
+def check_pin(text: str | None) -> str | None:
+    """A certificate's SHA-256 in plain digits, as other programs print it with colons too."""
+    if text is None:
+        return None
+    digits = text.replace(":", "").strip().lower()
+    if len(digits) != 64 or any(digit not in "0123456789abcdef" for digit in digits):
+        raise Usage(f"{text!r} is not a SHA-256 fingerprint: 64 hexadecimal digits")
+    return digits
+
+
 def is_loopback(host: str) -> bool:
     try:
         return ipaddress.ip_address(host).is_loopback

@@ -38,7 +38,8 @@ READING, GAPS = "reading", "gaps"
 
 class Exchanged(NamedTuple):
     """What came of an exchange: how it stands with the peer, ops that are new here and there, and ops that were
-    refused on either side.
+    refused on either side. It is not `answered` if ops were pushed after the last pull, so that what the peer makes of
+    them is not here.
     """
 
     address: str
@@ -49,6 +50,7 @@ class Exchanged(NamedTuple):
     pushed: int = 0
     refused: int = 0
     retry_s: float = 0.0
+    answered: bool = True
 
 
 class _Start(NamedTuple):
@@ -142,6 +144,8 @@ class Exchanges:
         try:
             async with asyncio.timeout(CONSULT_S):
                 done = await self.visit(address)
+                while not done.answered:
+                    done = await self.visit(address)
         except TimeoutError:
             raise Unreachable(f"the coordinator at {address} does not answer") from None
         if done.state != peers.OK or done.retry_s:
@@ -176,12 +180,14 @@ class Exchanges:
             theirs = merge(theirs, out.scanned)
         if theirs is not None:
             line.theirs = theirs
-        detail = ""
+        detail, answered = "", True
         if node is None:
             detail = "which node it is could not be verified, so nothing was pushed"
         elif line.theirs is not None and (first is None or out is None or not out.whole):
-            await self._push(line, tally)
-        return Exchanged(client.address, node, peers.OK, detail, tally.pulled, tally.pushed, tally.refused)
+            answered = not await self._push(line, tally)
+        return Exchanged(
+            client.address, node, peers.OK, detail, tally.pulled, tally.pushed, tally.refused, answered=answered
+        )
 
     # Pulling.
 
@@ -282,8 +288,9 @@ class Exchanges:
             lambda: page(log, outgoing.reader(log, node), theirs, limit=PAGE_OPS_MAX, size=size)
         )
 
-    async def _push(self, line: _Line, tally: _Tally) -> None:
-        size = PAGE_BYTES_MAX
+    async def _push(self, line: _Line, tally: _Tally) -> bool:
+        """Whether there was anything to push."""
+        size, has_pushed = PAGE_BYTES_MAX, False
         for _ in range(PULLS_MAX):
             out = await self._next_page(line, size)
             if out.bodies:
@@ -294,11 +301,13 @@ class Exchanges:
                         raise
                     size = size // 2
                     continue
+                has_pushed = True
                 tally.pushed += counts.appended
                 tally.refused += counts.rejected
             line.theirs = merge(line.theirs or {}, out.scanned)
             if out.whole:
-                return
+                break
+        return has_pushed
 
     # The operator's view.
 
@@ -349,5 +358,6 @@ def _coordinator(log: Log, session: Session) -> tuple[int | None, str | None]:
 
 def _reading(log: Log, session: Session) -> bytes:
     """Tells one state of what this node may read from another."""
-    law = log.laws.read(session, session.head().law)
-    return content_hash(b"".join(sorted(law.standing().get(log.node, ()))))
+    authority = log.laws.read(session, session.head().law).authority
+    good = [each.cid for each in authority.held(log.node) if authority.fault(each) is None]
+    return content_hash(b"".join(sorted(good)))

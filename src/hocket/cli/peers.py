@@ -1,0 +1,184 @@
+"""`hocket peers`: which other nodes this one exchanges with, and how it stands with each."""
+
+import asyncio
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from hocket.cli.app import new_app
+from hocket.cli.settings import HomeOption, JsonOption, open_desk
+from hocket.cli.voice import ago, emit, say, table
+from hocket.errors import Usage
+
+if TYPE_CHECKING:
+    from hocket.store import Peer
+
+app = new_app()
+
+Address = Annotated[str, typer.Argument(metavar="ADDRESS", help="Like http://192.168.1.7:7315.")]
+
+
+@app.callback()
+def peers_group(home: HomeOption = None, as_json: JsonOption = False) -> None:
+    """Other nodes that this one exchanges with. While `hocket serve` or a worker runs, it happens by itself.
+
+    \b
+      hocket peers add http://192.168.1.7:7315
+      hocket peers list
+    """
+
+
+@app.command()
+def add(
+    address: Address,
+    ca: Annotated[
+        Path | None, typer.Option("--ca", metavar="FILE", help="The CA that vouches for its certificate.")
+    ] = None,
+    pin: Annotated[
+        str | None, typer.Option("--pin", metavar="SHA256", help="The one certificate to trust, by its fingerprint.")
+    ] = None,
+    home: HomeOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Add a peer. Nothing is exchanged yet; `hocket sync` does it now.
+
+    \b
+      hocket peers add 192.168.1.7:7315
+      hocket peers add https://mesh.example.org:7315 --ca ca.pem
+    """
+    from hocket.mesh import peers
+
+    where = peers.check_address(address)
+    trust = peers.Trust(_file(ca), peers.check_pin(pin))
+    if trust != peers.Trust() and not where.startswith("https://"):
+        raise Usage("only an https:// address has a certificate to check")
+    with open_desk() as desk:
+        with desk.store.write() as session:
+            peers.add(session, where, int(time.time() * 1000), trust=trust)
+        desk.bells.ring(False)
+    emit({"address": where, "added": True})
+    say(f"peer {where} added; exchange with it by `hocket sync`")
+
+
+@app.command("list")
+def list_peers(home: HomeOption = None, as_json: JsonOption = False) -> None:
+    """List the peers with how it stands with each, and whether the coordinator has fallen silent.
+
+    \b
+      hocket peers list
+      hocket peers list --json | jq '.peers[] | select(.state != "ok")'
+    """
+    from hocket.kernel.ids import node_text
+    from hocket.mesh.peers import silence
+
+    with open_desk() as desk, desk.read() as session:
+        shown = [_shown(each) for each in session.peers()]
+        quiet = silence(desk.log, session)
+    told = None if quiet is None else {"node": node_text(quiet.node), "last_ms": quiet.last_ms}
+    emit({"peers": shown, "silent_coordinator": told})
+    now = int(time.time() * 1000)
+    table(
+        ("address", "node", "state", "last exchange", "detail"),
+        [
+            (
+                each["address"],
+                each["node"] or "",
+                each["state"],
+                ago(each["seen_ms"], now) if each["seen_ms"] else "never",
+                each["detail"],
+            )
+            for each in shown
+        ],
+        "no peers; add one with `hocket peers add ADDRESS`",
+    )
+    if quiet is not None:
+        last = "yet" if quiet.last_ms is None else f"since {ago(quiet.last_ms, now)}"
+        say(
+            f"nothing was heard of the coordinator {node_text(quiet.node)} {last};"
+            " `hocket coordinator` designates another"
+        )
+
+
+@app.command()
+def remove(address: Address, home: HomeOption = None, as_json: JsonOption = False) -> None:
+    """Remove a peer. What came from it stays.
+
+    \b
+      hocket peers remove http://192.168.1.7:7315
+    """
+    from hocket.mesh import peers
+
+    where = peers.check_address(address)
+    with open_desk() as desk, desk.store.write() as session:
+        peers.remove(session, where)
+    emit({"address": where, "removed": True})
+    say(f"peer {where} removed")
+
+
+@app.command()
+def resume(address: Address, home: HomeOption = None, as_json: JsonOption = False) -> None:
+    """Try a peer again that is paused, after both nodes were given the same rules.
+
+    \b
+      hocket peers resume http://192.168.1.7:7315
+    """
+    from hocket.mesh import peers
+
+    where = peers.check_address(address)
+    with open_desk() as desk:
+        with desk.store.write() as session:
+            peers.resume(session, where)
+        desk.bells.ring(False)
+    emit({"address": where, "resumed": True})
+    say(f"peer {where} is tried again; `hocket sync` does it now")
+
+
+@app.command()
+def find(
+    seconds: Annotated[
+        float, typer.Option("--seconds", metavar="N", min=0.1, max=60.0, help="How long to look around.")
+    ] = 3.0,
+    home: HomeOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Find servers on the local network that were started with `hocket serve --announce`.
+
+    Whatever is found is only an address: a node is trusted for its delegation, and not for being near.
+
+    \b
+      hocket peers find
+    """
+    try:
+        from hocket.mesh import lan
+    except ImportError as error:
+        raise Usage(f"looking around needs {error.name}; install hocket[server]") from None
+    with open_desk() as desk:
+        found = asyncio.run(lan.find(desk.log.user, seconds))
+        shown = [each._asdict() for each in found if each.node != f"{desk.log.node:016x}"]
+    emit(shown)
+    table(
+        ("address", "node", "mesh"),
+        [(each["address"], each["node"], "this one" if each["is_ours"] else "another") for each in shown],
+        "nobody answers on the local network",
+    )
+
+
+def _file(path: Path | None) -> str | None:
+    if path is None:
+        return None
+    if not path.is_file():
+        raise Usage(f"no file at {path}")
+    return str(path.absolute())
+
+
+def _shown(peer: "Peer") -> dict[str, Any]:
+    return {
+        "address": peer.address,
+        "node": None if peer.node is None else peer.node.hex(),
+        "state": peer.state,
+        "detail": peer.detail,
+        "seen_ms": peer.seen or None,
+        "added_ms": peer.added,
+    }

@@ -1,0 +1,137 @@
+"""`hocket serve`: answers other nodes, and keeps in touch with the peers of this one, until it is told to stop."""
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from hocket.cli.app import new_app
+from hocket.cli.settings import HomeOption, JsonOption, open_desk
+from hocket.cli.voice import emit, fields, notice
+from hocket.errors import Usage
+
+if TYPE_CHECKING:
+    from hocket.desk import Desk
+    from hocket.mesh.gate import Gate
+    from hocket.server.running import Server
+
+PORT = 7315
+
+app = new_app()
+
+
+@app.command()
+def serve(
+    host: Annotated[
+        str, typer.Option("--host", metavar="HOST", help="Where to listen; 0.0.0.0 for every interface.")
+    ] = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option("--port", metavar="N", min=0, max=65535, help="0 takes any that is free.")
+    ] = PORT,
+    address: Annotated[
+        str | None,
+        typer.Option("--address", metavar="URL", help="How others reach it; goes into invitations. Default: a guess."),
+    ] = None,
+    cert: Annotated[
+        Path | None, typer.Option("--cert", metavar="FILE", help="A certificate, with the chain if there is one.")
+    ] = None,
+    key: Annotated[Path | None, typer.Option("--key", metavar="FILE", help="The certificate's key.")] = None,
+    announce: Annotated[bool, typer.Option("--announce", help="Be found on the local network.")] = False,
+    home: HomeOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Answer other nodes of this mesh, and exchange with this node's own peers.
+
+    Prints its address once it answers. Invitations that are made from then on carry that address. Nodes show with a
+    signed token who they are; without --cert what they say can be read on the way, so use it, or a private network.
+    SIGTERM or Ctrl-C ends it.
+
+    \b
+      hocket serve
+      hocket serve --host 0.0.0.0 --announce
+      hocket serve --host 0.0.0.0 --cert cert.pem --key key.pem --address https://mesh.example.org:7315
+    """
+    from hocket.mesh.peers import check_address
+
+    known = None if address is None else check_address(address)
+    with open_desk() as desk:
+        asyncio.run(_serve(desk, host, port, known, cert, key, announce))
+
+
+async def _serve(
+    desk: "Desk", host: str, port: int, address: str | None, cert: Path | None, key: Path | None, announce: bool
+) -> None:
+    from hocket.node import Node
+
+    node = Node(desk)
+    try:
+        station = node.station(notice)
+        from hocket.mesh.wire import note
+        from hocket.server.running import Server
+
+        gate = station.gate(lambda: {server.address, *([] if address is None else [address])})
+        server = Server(gate, host, port, cert=cert, key=key)
+        told = address or server.address
+        ended = asyncio.Event()
+        for each in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(each, ended.set)
+        await server.start()
+        keeping = asyncio.create_task(station.loop().run())
+        try:
+            await note(node, lambda session: session.set_meta("address", told.encode()))
+            async with _announced(desk, server, announce):
+                _say(desk, told, server)
+                await asyncio.wait([keeping, asyncio.create_task(ended.wait())], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            keeping.cancel()
+            await asyncio.wait([keeping])
+            await server.stop()
+        _report(gate)
+        if not ended.is_set():
+            keeping.result()
+    except ImportError as error:
+        raise Usage(f"serving needs {error.name}; install hocket[server]") from None
+    finally:
+        await node.finish()
+
+
+def _say(desk: "Desk", address: str, server: "Server") -> None:
+    import sys
+
+    from hocket.kernel.ids import node_text
+
+    shown: dict[str, Any] = {"address": address, "node": node_text(desk.log.node), "process": os.getpid()}
+    emit(shown)
+    fields(list(shown.items()))
+    sys.stdout.flush()
+    if server.is_exposed and server.scheme == "http":
+        notice("what nodes exchange here is not encrypted; give --cert and --key, or keep to a private network")
+
+
+def _report(gate: "Gate") -> None:
+    """What was refused while it ran, for the operator."""
+    for reason, count in sorted(gate.refusals.items()):
+        notice(f"refused {count}: {reason}")
+
+
+@asynccontextmanager
+async def _announced(desk: "Desk", server: "Server", wanted: bool) -> AsyncIterator[None]:
+    if not wanted:
+        yield
+        return
+    if not server.is_exposed:
+        raise Usage("only this machine can reach the server; announce one on another --host, like 0.0.0.0")
+    from hocket.mesh.lan import Announcement
+    from hocket.server.running import outward_host
+
+    announcement = Announcement(desk.log.node, desk.log.user, server.scheme, [outward_host()], server.port)
+    await announcement.open()
+    try:
+        yield
+    finally:
+        await announcement.close()
