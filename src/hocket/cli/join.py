@@ -49,9 +49,9 @@ def join(
     from hocket.kernel.ids import node_text
     from hocket.mesh import roll
     from hocket.mesh.grants import words
-    from hocket.mesh.peers import Trust
+    from hocket.mesh.peers import Trust, check_pin
 
-    trust = Trust(None if ca is None else str(ca.absolute()), _fingerprint(pin))
+    trust = Trust(None if ca is None else str(ca.absolute()), check_pin(pin))
     text = sys.stdin.read(TOKEN_READ_MAX) if token == "-" else token
     with Desk.join(settings.home, text, _sender(trust), name, trust=trust) as desk:
         with desk.read() as session:
@@ -94,12 +94,3 @@ def _sender(trust: "Trust") -> "Send":
             return await transport.send(address, request)
 
     return lambda address, request: asyncio.run(send(address, request))
-
-
-def _fingerprint(pin: str | None) -> str | None:
-    if pin is None:
-        return None
-    digits = pin.replace(":", "").lower()
-    if len(digits) != 64 or any(digit not in "0123456789abcdef" for digit in digits):
-        raise Usage(f"{pin!r} is not a SHA-256 fingerprint: 64 hexadecimal digits")
-    return digits
