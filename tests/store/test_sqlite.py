@@ -1,6 +1,7 @@
 """What is SQLite's alone: its file, its versions, its errors, and the settings that durability hangs on."""
 
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import apsw
@@ -209,3 +210,19 @@ def test_a_read_only_file_is_told(path: Path) -> None:
     log.append_plain("k", b"{}")
     assert len(bodies(log)) == 2
     log.store.close()
+
+
+def test_a_change_that_does_not_look_at_the_head_does_not_make_an_old_one_new(tmp_path: Path):
+    """Two stores on one file, as two processes have them."""
+    with (
+        closing(SqliteStore(tmp_path / "log.db", create=True)) as one,
+        closing(SqliteStore(tmp_path / "log.db")) as two,
+    ):
+        with one.write() as session:
+            before = session.head()
+        with two.write() as session:
+            session.put_head(before._replace(seq=before.seq + 1))
+        with one.write() as session:
+            session.set_meta("something", b"else")
+        with one.write() as session:
+            assert session.head().seq == before.seq + 1

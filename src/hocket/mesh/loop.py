@@ -157,6 +157,9 @@ class SyncLoop:
                 with suppress(TimeoutError):
                     async with asyncio.timeout(ROUND_S):
                         await changed.wait()
+        except Exception as error:
+            self._notice(f"this process is no longer in touch with the peers: {type(error).__name__}: {error}")
+            raise
         finally:
             self.is_on = False
             await self._end(list(self._visitors))
@@ -185,6 +188,9 @@ class SyncLoop:
         self._is_silent = silence is not None
 
     async def _follow(self, known: dict[str, Peer]) -> None:
+        for visitor in self._visitors.values():
+            if visitor.task.done():
+                visitor.task.result()  # only a bug ends it
         await self._end([address for address in self._visitors if address not in known])
         ours = rules_hash(self._access.log.rules).hex()
         for address, peer in known.items():
@@ -200,5 +206,4 @@ class SyncLoop:
         for task in leaving:
             task.cancel()
         for task in leaving:
-            with suppress(asyncio.CancelledError, HocketError):
-                await task
+            await asyncio.wait([task])

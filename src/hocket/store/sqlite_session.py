@@ -56,6 +56,7 @@ class SqliteSession(MeshStatements):
         self._data_version = connection.data_version
         self._head: Head | None = None
         self._head_version = -1
+        self._head_seen = False
 
     def _one(self, sql: str, *values: Any) -> Any:
         """The first column of the first row, or None."""
@@ -78,6 +79,7 @@ class SqliteSession(MeshStatements):
     def head(self) -> Head:
         """The head, read again only when another connection has written since this one last read or wrote it."""
         version = self._data_version("main")
+        self._head_seen = True
         if self._remember_head and self._head is not None and version == self._head_version:
             return self._head
         try:
@@ -91,14 +93,20 @@ class SqliteSession(MeshStatements):
 
     def put_head(self, head: Head) -> None:
         self._sql(_PUT_HEAD, head)
-        self._head = head
+        self._head, self._head_seen = head, True
 
     def committed(self) -> None:
-        """The head that was written is the one in force, until somebody else's commit changes the version."""
-        self._head_version = self._data_version("main")
+        """The head that was read or written is the one in force, until somebody else's commit changes the version. A
+        transaction that did not look at it cannot tell.
+        """
+        if self._head_seen:
+            self._head_version = self._data_version("main")
+        else:
+            self._head = None
+        self._head_seen = False
 
     def undone(self) -> None:
-        self._head = None
+        self._head, self._head_seen = None, False
 
     def add_ops(self, rows: Sequence[OpRow]) -> None:
         if len(rows) == 1:
