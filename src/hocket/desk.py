@@ -216,12 +216,6 @@ class Desk:
 
         return Kit(self.blobs, self.log.reading, self.log.new_id, monotonic, audited)
 
-    def cancel(self, job_id: bytes, reason: str) -> None:
-        self.log.run(lambda tx: jobs.cancel(tx, job_id, reason))
-
-    def retry(self, job_id: bytes, reason: str) -> None:
-        self.log.run(lambda tx: jobs.retry(tx, job_id, reason))
-
 
 def _helpers() -> Executor:
     return ThreadPoolExecutor(max(1, (os.cpu_count() or 1) - 1), "hocket-sign")

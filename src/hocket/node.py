@@ -16,17 +16,20 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from hocket.bus.bells import Bell
 from hocket.desk import Desk
-from hocket.errors import Failed, HocketError, Unreachable, Usage
+from hocket.errors import Conflict, Failed, HocketError, Usage
 from hocket.kernel.ids import parse_ulid, ulid_text
 from hocket.kernel.policy import DEFAULT
-from hocket.kernel.roster import Outcome
+from hocket.kernel.reasons import Reason
+from hocket.kernel.roster import Job, Outcome
 from hocket.log import Log, Transaction
+from hocket.log.committer import Committer
 from hocket.store import Entry, Session, Stage
 from hocket.work import jobs, view
+from hocket.work.arbiter import decided
 from hocket.work.docket import Decision, decisions
 from hocket.work.ground import Closing, Ground, Machine
 from hocket.work.handlers import Handlers, JobType, encode_payload, kind
-from hocket.work.jobs import Draft, Offer, Submitted
+from hocket.work.jobs import Draft, Offer, Result, Submitted
 from hocket.work.products import Kit
 from hocket.work.worker import Worker, WorkerOptions
 
@@ -35,8 +38,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-REQUESTS_MAX = 10_000
-GROUP_MAX = 1_000
 # A hint can be lost; whoever waits looks again after this long.
 LOOK_AGAIN_S = 2.0
 
@@ -148,56 +149,17 @@ def _entry(session: Session, job_id: bytes) -> Entry:
     return entry
 
 
+def _accepted(decision: Decision) -> Job:
+    if isinstance(decision, Reason):
+        raise Conflict(f"it was not accepted: {decision.sentence}")
+    return decision
+
+
 def _id(text: str) -> bytes:
     try:
         return parse_ulid(text)
     except ValueError as error:
         raise Usage(f"{text!r} is not a job id: {error}") from None
-
-
-class Committer:
-    """Gathers the requests of one event loop and commits whatever has gathered, one group after the other.
-    Nothing is delayed when nothing is under way.
-    """
-
-    def __init__(self, log: Log, executor: Executor) -> None:
-        self._log = log
-        self._executor = executor
-        self._waiting: list[tuple[Callable[[Transaction], Any], asyncio.Future[Any]]] = []
-        self._room = asyncio.Semaphore(REQUESTS_MAX)
-        self._flushing: asyncio.Task[None] | None = None
-
-    async def run(self, request: Callable[[Transaction], T]) -> T:
-        """The request's result, once it is durable."""
-        async with self._room:
-            done: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-            self._waiting.append((request, done))
-            if self._flushing is None:
-                self._flushing = asyncio.create_task(self._flush())
-            return await done
-
-    async def _flush(self) -> None:
-        loop = asyncio.get_running_loop()
-        while self._waiting:
-            group, self._waiting = self._waiting[:GROUP_MAX], self._waiting[GROUP_MAX:]
-            try:
-                results = await loop.run_in_executor(
-                    self._executor, self._log.commit, [request for request, _ in group]
-                )
-            except Exception as error:
-                results = [error] * len(group)
-            for (_, done), result in zip(group, results, strict=True):
-                if done.cancelled():
-                    continue
-                if isinstance(result, Exception):
-                    done.set_exception(result)
-                else:
-                    done.set_result(result)
-        self._flushing = None
-
-    async def close(self) -> None:
-        while self._flushing is not None:
-            await asyncio.wait([self._flushing])
 
 
 class Node:
@@ -282,6 +244,8 @@ class Node:
             self.reach = None
             keeping.cancel()
             await asyncio.wait([keeping])
+            if not keeping.cancelled():
+                keeping.result()
 
     def kit(self, kind: str) -> Kit:
         return self.desk.kit(kind, self.ground.monotonic)
@@ -300,10 +264,13 @@ class Node:
 
     async def consult(self, offers: Sequence[Offer]) -> list[Decision]:
         """Puts offers to the arbiter; gives, for each, the job if it was accepted, else the reason."""
-        if self.reach is None:
-            raise Unreachable("this process is not in touch with the arbiter")
-        await self.reach()
+        await (self.reach or self.station().exchanges.consult)()
         return await self.peek(lambda session: decisions(session, offers))
+
+    async def decide(self, request: Callable[[Transaction], Result]) -> Job:
+        """What a request makes of a job, once it is decided. Raises Conflict when it was not accepted."""
+        (decision,) = await decided(self, lambda tx: [request(tx)])
+        return _accepted(decision)
 
     async def _query(self, view: Callable[[], AbstractContextManager[Session]], query: Callable[[Session], T]) -> T:
         def run() -> T:
@@ -370,11 +337,11 @@ class Handle:
 
     async def cancel(self, reason: str = "cancelled by its submitter") -> None:
         """Calls the job off, pending or running. Raises Conflict when it is completed."""
-        await self._node.run(lambda tx: jobs.cancel(tx, self._id, reason))
+        await self._node.decide(lambda tx: jobs.cancel(tx, self._id, reason))
 
     async def retry(self, reason: str = "retried by its submitter") -> None:
         """Tries a failed or cancelled job anew."""
-        await self._node.run(lambda tx: jobs.retry(tx, self._id, reason))
+        await self._node.decide(lambda tx: jobs.retry(tx, self._id, reason))
 
     async def events(self) -> AsyncIterator[dict[str, Any]]:
         """The job's ops from the first on, each as it comes, until the job has ended."""
@@ -422,10 +389,23 @@ class SyncNode:
     def work(self, handlers: Handlers | Iterable[JobType], **options: Any) -> Worker:
         """Runs a worker in this thread until it is told to stop; the options are those of `Node.work`."""
 
-        async def run() -> Worker:
+        return self._with_node(lambda node: node.work(handlers, **options))
+
+    def decide(self, request: Callable[[Transaction], Result]) -> Job:
+        """What a request makes of a job, once it is decided. Raises Conflict when it was not accepted."""
+        result = self.desk.log.run(request)
+        if isinstance(result, Offer):
+            offer = result
+            (result,) = self._with_node(lambda node: node.consult([offer]))
+        return _accepted(result)
+
+    def _with_node(self, act: Callable[[Node], Awaitable[T]]) -> T:
+        """Does something on an event loop of its own."""
+
+        async def run() -> T:
             node = Node(self.desk)
             try:
-                return await node.work(handlers, **options)
+                return await act(node)
             finally:
                 await node.finish()
 
@@ -474,11 +454,11 @@ class SyncHandle:
 
     def cancel(self, reason: str = "cancelled by its submitter") -> None:
         """Calls the job off, pending or running. Raises Conflict when it is completed."""
-        self._node.desk.cancel(self._id, reason)
+        self._node.decide(lambda tx: jobs.cancel(tx, self._id, reason))
 
     def retry(self, reason: str = "retried by its submitter") -> None:
         """Tries a failed or cancelled job anew."""
-        self._node.desk.retry(self._id, reason)
+        self._node.decide(lambda tx: jobs.retry(tx, self._id, reason))
 
     def events(self) -> Iterator[dict[str, Any]]:
         """The job's ops from the first on, each as it comes, until the job has ended."""

@@ -30,7 +30,7 @@ from hocket.kernel.vocabulary import (
 )
 from hocket.log import Transaction
 from hocket.testing import MemorySyncNode
-from hocket.work import artifacts, products
+from hocket.work import artifacts, jobs, products
 from hocket.work.blobs import Damaged
 from tests.artifacts.handlers import completion, content, creation, of_job, ops, run, succeeded
 
@@ -93,7 +93,8 @@ def test_what_a_run_made_whose_claim_is_lost_comes_to_nothing():
 
         def lose(ctx: hocket.Context) -> None:
             ctx.artifact(LARGE, type="t.bytes")
-            node.desk.cancel(node.desk.find(ctx.job_id), "called off meanwhile")
+            job_id = node.desk.find(ctx.job_id)
+            node.desk.log.run(lambda tx: jobs.cancel(tx, job_id, "called off meanwhile"))
 
         handle = run(node, lose)
         assert handle.status()["outcome"] == "cancelled"

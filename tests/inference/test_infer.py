@@ -26,7 +26,7 @@ from hocket.kernel.vocabulary import (
 )
 from hocket.node import SyncHandle
 from hocket.testing import MemorySyncNode
-from hocket.work import inference
+from hocket.work import inference, jobs
 from hocket.work.handlers import JobType
 from hocket.work.inference import Answer
 from tests.artifacts.handlers import completion, content, creation, of_job, ops, run, succeeded
@@ -207,7 +207,8 @@ def test_a_run_that_lost_its_claim_still_records_its_calls():
 
         def handler(ctx: hocket.Context) -> str:
             said = ask(ctx)
-            node.desk.cancel(node.desk.find(ctx.job_id), "called off meanwhile")
+            job_id = node.desk.find(ctx.job_id)
+            node.desk.log.run(lambda tx: jobs.cancel(tx, job_id, "called off meanwhile"))
             return said
 
         handle = run(node, handler)
@@ -216,7 +217,7 @@ def test_a_run_that_lost_its_claim_still_records_its_calls():
 
 
 def test_a_call_under_way_when_the_run_is_stopped_is_recorded_without_its_answer():
-    from hocket.work.worker import settle
+    from hocket.work.turn import settle
 
     with hocket.testing.node() as node:
         bench = node._bench

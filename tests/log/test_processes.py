@@ -118,7 +118,7 @@ def test_a_rebuild_killed_half_way_goes_on_where_it_was(home: Path, kill_after: 
         with pytest.raises(StoreError, match="rebuil"):
             desk.submit([Draft("plain", b"{}", Policy())])
         with pytest.raises(StoreError, match="rebuil"):
-            desk.cancel(made[0].job_id, "")
+            desk.log.run(lambda tx: jobs.cancel(tx, made[0].job_id, ""))
         steps: list[int] = []
         rebuilt = desk.rebuild(lambda done, total: steps.append(done))
         assert (rebuilt.before, rebuilt.after) == (None, digest)
@@ -129,7 +129,7 @@ def test_a_rebuild_killed_half_way_goes_on_where_it_was(home: Path, kill_after: 
             assert [row.reason for row in session.ops_after(0, 1_000)] == reasons
             assert session.head().seq == total
         assert desk.rebuild().unchanged
-        desk.cancel(made[0].job_id, "")
+        desk.log.run(lambda tx: jobs.cancel(tx, made[0].job_id, ""))
     proved(home)
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from hocket.mesh import wire
 from hocket.mesh.gate import BURST
 from hocket.mesh.outgoing import PAGE_OPS_MAX
 from hocket.mesh.wire import Reply
+from hocket.work.jobs import cancel
 from tests.mesh.world import WORKER, Guest, Place, delegation, since, until, world
 
 
@@ -266,7 +268,7 @@ def test_ops_about_a_job_go_to_whoever_may_read_its_kind(tmp_path: Path):
         with a.desk.read() as session:
             jobs = {entry.job.kind: entry.job.id for entry in session.each_job()}
         for job_id in jobs.values():
-            a.desk.cancel(job_id, "for a test")
+            a.log.run(partial(cancel, job_id=job_id, reason="for a test"))
         ops = received(await ask(a, guest))
         assert {op.payload.job_id for op in ops} == {jobs["acme.render"]}  # type: ignore[union-attr]
         assert sum(isinstance(op.payload, CancelJob) for op in ops) == 1

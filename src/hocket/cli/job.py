@@ -125,11 +125,13 @@ def retry(
 def _change(verb: str, prefix: str, reason: str) -> None:
     from hocket.errors import Usage
     from hocket.kernel.ids import ulid_text
+    from hocket.node import SyncNode
 
     if not 0 < len(reason) <= REASON_CHARS_MAX:
         raise Usage(f"a reason has 1 to {REASON_CHARS_MAX} characters, not {len(reason)}")
     with open_desk() as desk:
         job_id = desk.find(prefix)
-        (desk.cancel if verb == "cancel" else desk.retry)(job_id, reason)
+        job = SyncNode(desk).job(ulid_text(job_id))
+        (job.cancel if verb == "cancel" else job.retry)(reason)
         emit(desk.brief(job_id))
     say(f"{'cancelled' if verb == 'cancel' else 'retried'} {ulid_text(job_id)}")
