@@ -191,7 +191,8 @@ def test_the_coordinator(gpu: Program, served: Program):
     assert "is the coordinator already" in served("coordinator", "gpu", code=3).sentence
     assert "cannot confirm" in served("coordinator", here(served), code=0).out
     assert "say a node" in served("coordinator", code=2).sentence
-    served("revoke", "gpu", "--yes", code=0)
+    served("coordinator", "gpu", code=0)
+    assert "it was the coordinator" in served("revoke", "gpu", "--yes", code=0).out
     assert "gpu is revoked" in served("coordinator", "gpu", code=3).sentence
 
 

@@ -1,6 +1,7 @@
 """How a node gets in, and how nobody else does. Every refusal leaves both sides as they were."""
 
 import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
@@ -221,6 +222,16 @@ def test_a_node_that_was_let_in_and_revoked_is_not_let_in_again_by_its_old_token
     with pytest.raises(NotAuthorised, match="revoked since"):
         mesh.join(token)
     assert gpu.home.is_complete()
+
+
+def test_many_at_once_with_one_token(mesh: Mesh):
+    ticket = tickets.parse_token(mesh.invite())
+    bodies = [tickets.make_request(ticket, SigningKey(os.urandom(32)), None) for _ in range(8)]
+    with ThreadPoolExecutor(8) as pool:
+        replies = list(pool.map(lambda body: mesh.answer(Request("POST", enrolment.JOIN, body=body)), bodies))
+    assert sorted(reply.status for reply in replies) == [200] + [410] * 7
+    with mesh.owner.read() as session:
+        assert len(session.delegations()) == 2
 
 
 # What is not let in.

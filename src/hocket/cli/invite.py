@@ -102,7 +102,7 @@ def _invite(
         "token": made.token,
         "addresses": list(made.ticket.addresses),
         "good_until_ms": made.ticket.expires * 1000,
-        "lifetime_s": made.lifetime_s,
+        "ends_ms": None if made.ends is None else made.ends * 1000,
         "may": words(capabilities),
         "capabilities": msgspec.to_builtins(capabilities),
     }
@@ -114,14 +114,20 @@ def _invite(
         [
             ("node", name if made.renews is None else f"{name}, which is in the mesh already and gets this besides"),
             ("may", "; ".join(shown["may"])),
-            ("stays", "until it is revoked" if lifetime is None else f"for {span(round(lifetime * 1000))}"),
+            ("stays", _stay(lifetime, shown["ends_ms"])),
             ("answers at", ", ".join(made.ticket.addresses)),
             ("good until", moment(shown["good_until_ms"])),
         ]
     )
-    if _claims_in_vain(made.capabilities):
+    if _claims_in_vain(capabilities):
         say("it may claim jobs and not complete them, so it will claim none; grant job:complete too", "warn")
     say("on the other machine: hocket --home DIR join TOKEN", "dim")
+
+
+def _stay(lifetime: float | None, ends_ms: int | None) -> str:
+    if lifetime is not None:
+        return f"for {span(round(lifetime * 1000))} from its joining"
+    return "until it is revoked" if ends_ms is None else f"as long as this node may, until {moment(ends_ms)}"
 
 
 def _addresses(desk: "Desk", given: list[str] | None) -> list[str]:

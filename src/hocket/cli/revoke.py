@@ -54,6 +54,8 @@ def revoke(
     say(f"{done.member.shown} is revoked ({done.delegations} delegation{'s' if done.delegations > 1 else ''})")
     for each in done.cascade:
         say(f"{each.shown} has lost what it held through it")
+    if "coordinator" in done.member.roles:
+        say("it was the coordinator, and nobody decides claims now; `hocket coordinator` designates another", "warn")
     say("open jobs that it did are taken back and done again; what the coordinator accepted from it stands")
     say("other nodes hear of it with their next exchange", "dim")
 

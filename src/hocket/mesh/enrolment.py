@@ -31,7 +31,7 @@ from hocket.mesh import peers, tickets
 from hocket.mesh.grants import words
 from hocket.mesh.tickets import Ticket, Welcome, is_name
 from hocket.mesh.wire import JSON, Reply, Request
-from hocket.store import Invitation
+from hocket.store import Invitation, Session
 
 JOIN = "/v1/join"
 VALID_MS_DEFAULT = 3_600_000
@@ -53,13 +53,13 @@ class Terms(msgspec.Struct, frozen=True):
 
 
 class Invited(NamedTuple):
-    """An invitation that was just made. `expires` is the delegation's, in seconds, if it is known already."""
+    """An invitation that was just made. `ends` is when the delegation would end, in seconds, if the node joined now;
+    `renews` is the node that has the name already.
+    """
 
     token: str
     ticket: Ticket
-    name: str
-    capabilities: tuple[Capability, ...]
-    lifetime_s: int | None
+    ends: int | None
     renews: int | None
 
 
@@ -98,12 +98,12 @@ def invite(
             raise Conflict(f"{len(open_ones)} invitations are open; cancel some")
         # Whether it can be granted is tried out with a key that nobody will have.
         terms = Terms(capabilities, lifetime_s)
-        _issue(tx, log.user, key, SigningKey(randomness(32)).public, name, terms, trial=True)
+        tried = _issue(tx, log.user, key, SigningKey(randomness(32)).public, name, terms, trial=True)
         expires = tx.now + valid_ms
         grants = msgspec.json.encode(terms)
         tx.session.put_invitation(Invitation(tickets.key_of(secret), name, grants, expires, None, tx.now))
         ticket = Ticket(parse_did_key(log.user), key.public, secret, expires // 1000, tuple(addresses))
-        return Invited(tickets.token(ticket), ticket, name, capabilities, lifetime_s, _called(tx, name))
+        return Invited(tickets.token(ticket), ticket, read_ucan(tried).expires, _called(tx, name))
 
     return log.run(request)
 
@@ -139,10 +139,34 @@ def answer(log: Log, key: SigningKey, request: Request) -> Reply:
         asked = tickets.read_request(request.body)
     except Malformed:
         return _refused(403, "unknown", "the invitation is not known here")
+    with log.store.read() as session:
+        # Strangers are sent away before they could hold up anybody who writes.
+        if _invited(session, asked) is None:
+            return _refused(403, "unknown", "the invitation is not known here")
     try:
         return log.run(lambda tx: _let_in(tx, log, key, asked))
     except _Refused as refused:
         return refused.reply
+
+
+def refusal_of(reply: Reply) -> str:
+    """Why a node was not let in, in one word; empty when the reply does not say."""
+    try:
+        return msgspec.json.decode(reply.body, type=dict[str, str]).get("error", "")
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        return ""
+
+
+def _invited(session: Session, asked: tickets.JoinRequest) -> Invitation | None:
+    """The invitation that a request is vouched for by."""
+    return next(
+        (
+            each
+            for each in session.invitations()
+            if tickets.id_of(each.secret_hash) == asked.invitation and asked.is_vouched_for(each.secret_hash)
+        ),
+        None,
+    )
 
 
 class _Refused(Exception):
@@ -155,11 +179,8 @@ def _refused(status: int, code: str, message: str) -> Reply:
 
 
 def _let_in(tx: Transaction, log: Log, key: SigningKey, asked: tickets.JoinRequest) -> Reply:
-    invitation = next(
-        (each for each in tx.session.invitations() if tickets.id_of(each.secret_hash) == asked.invitation), None
-    )
-    if invitation is None or not asked.is_vouched_for(invitation.secret_hash):
-        raise _Refused(403, "unknown", "the invitation is not known here")
+    invitation = _invited(tx.session, asked)
+    assert invitation is not None
     terms = terms_of(invitation)
     if invitation.used_by is None:
         if not is_open(invitation, tx.now):
@@ -366,10 +387,7 @@ def ask(ticket: Ticket, node: SigningKey, name: str | None, send: Send, wall: Wa
 
 
 def _refusal(reply: Reply) -> HocketError:
-    try:
-        code = msgspec.json.decode(reply.body, type=dict[str, str]).get("error", "")
-    except (msgspec.MsgspecError, ValueError, RecursionError):
-        code = ""
+    code = refusal_of(reply)
     sentence = _SENTENCES.get(code, f"the inviting node refused (status {reply.status}); is that its address?")
     return Conflict(sentence) if code in _CONFLICTS else NotAuthorised(sentence)
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from hocket.kernel.keys import SigningKey
 from hocket.mesh import enrolment, peers
+from hocket.mesh.bucket import Buckets
 from hocket.mesh.gate import Gate
 from hocket.mesh.http import HttpTransport
 from hocket.mesh.loop import SyncLoop
@@ -18,6 +19,7 @@ from hocket.work.ground import Ground
 
 # How peers' certificates are checked is looked up again after this long.
 TRUST_S = 2.0
+JOIN_RATE_PER_S, JOIN_BURST = 2.0, 20.0
 
 
 class Station:
@@ -33,6 +35,7 @@ class Station:
     ) -> None:
         self._access, self._key, self._ground, self._processes = access, key, ground, processes
         self._notice = notice
+        self._knocks = Buckets(JOIN_RATE_PER_S, JOIN_BURST, ground.monotonic)
         self._trusts: dict[str, Trust] = {}
         self._trusts_until = 0.0
         self.transport = HttpTransport(self._trust)
@@ -63,7 +66,13 @@ class Station:
         return bool(await look(self._access, lambda session: session.peers()))
 
     async def _join(self, request: Request) -> Reply:
-        return await self._access.call(lambda: enrolment.answer(self._access.log, self._key, request))
+        """Anybody may knock here, so nobody may knock often; and the operator hears of whoever is sent away."""
+        if wait := self._knocks.take(None):
+            return Reply(429, {"retry-after": str(max(1, round(wait)))})
+        reply = await self._access.call(lambda: enrolment.answer(self._access.log, self._key, request))
+        if reply.status != 200:
+            self._notice(f"a request to join was refused ({reply.status}): {enrolment.refusal_of(reply)}")
+        return reply
 
     async def _met(self, node: int) -> None:
         """A node that came in stands under the rules of this one: if it was paused for its rules, it is no longer."""
