@@ -22,7 +22,8 @@ def test_every_line_becomes_a_job(hocket: Program, tmp_path: Path):
         {"kind": "test.echo", "payload": {"n": 1}, "priority": 5},
         "",
         "   ",
-        {"kind": "test.other", "lease": "1m", "retries": 2, "not_before": "+1h", "unique": "k", "rate": "5/s"},
+        {"kind": "test.other", "lease": "1m", "retries": 2, "not_before": "+1h", "unique": "k", "rate": "5/s"}
+        | {"open": True},
     )
     result = hocket("submit", "--batch", file, code=0)
     lines = result.out.splitlines()
@@ -30,6 +31,7 @@ def test_every_line_becomes_a_job(hocket: Program, tmp_path: Path):
     first, second = (hocket.show(line.split()[-1]) for line in lines)
     assert first["payload"] == {"n": 1} and first["priority"] == 5
     assert second["options"]["lease_ms"] == 60_000 and second["stage"] == "delayed"
+    assert second["options"]["open"] and "open" not in first["options"]
 
     again = hocket("submit", "--batch", "-", "--json", input=file.read_text(), code=0).json
     assert [(each["line"], each["created"]) for each in again] == [(1, True), (4, False)]
@@ -99,6 +101,7 @@ GOOD = {"kind": "test.echo"}
         ({"kind": "a.b", "priority": "high"}, "bad priority 'high'"),
         ({"kind": "a.b", "priority": True}, "bad priority"),
         ({"kind": "a.b", "unique": 7}, "bad unique"),
+        ({"kind": "a.b", "open": "yes"}, "bad open"),
         ({"kind": "a.b", "not_before": "soon"}, "bad not_before 'soon'"),
         ({"kind": "a.b", "colour": "red"}, "unknown option 'colour'"),
         ({"kind": "a.b", "after": "nobody"}, "neither the name of a line nor a job"),

@@ -37,12 +37,12 @@ def test_a_payload_from_a_file_and_from_standard_input(hocket: Program, tmp_path
 @pytest.mark.req("LW-41")
 def test_options_travel_with_the_job(hocket: Program):
     first = hocket.submit("test.echo")
-    options = "--priority 7 --retries 2 --lease 1m30s --concurrency 3 --rate 10/s --backoff 2s --backoff-max 1h"
+    options = "--priority 7 --retries 2 --lease 1m30s --concurrency 3 --rate 10/s --backoff 2s --backoff-max 1h --open"
     job_id = hocket.submit("test.echo", *options.split(), "--unique", "key", "--unique-for", "1d", "--after", first)
     shown = hocket.show(job_id)
     assert shown["priority"] == 7 and shown["after"] == [first] and shown["stage"] == "blocked"
     expected = {"retries": 2, "lease_ms": 90_000, "concurrency": 3, "backoff_ms": 2_000, "backoff_max_ms": 3_600_000}
-    expected |= {"unique": "key", "unique_for_ms": 86_400_000, "rate": {"count": 10, "per_ms": 1_000}}
+    expected |= {"unique": "key", "unique_for_ms": 86_400_000, "rate": {"count": 10, "per_ms": 1_000}, "open": True}
     assert shown["options"].items() >= expected.items()
 
 

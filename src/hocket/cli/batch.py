@@ -137,7 +137,8 @@ def _line(number: int, text: bytes) -> Line:
 
 
 def _check_option(key: str, value: Any) -> None:
-    if isinstance(value, bool | list | dict) or (key == "unique" and not isinstance(value, str | None)):
+    wrong = not isinstance(value, bool) if key == "open" else isinstance(value, bool | list | dict)
+    if wrong or (key == "unique" and not isinstance(value, str | None)):
         raise Usage(f"bad {key}: {_called(value)} has no meaning here")
     if isinstance(value, float) and key in ("priority", "retries", "concurrency", "not_before"):
         raise Usage(f"bad {key} {value!r}: it must be a whole number")

@@ -50,6 +50,9 @@ Backoff = Annotated[
 BackoffMax = Annotated[
     str | None, typer.Option("--backoff-max", metavar="DURATION", help="The longest rest between two tries.")
 ]
+Open = Annotated[
+    bool, typer.Option("--open", help="Any node may claim it without asking the arbiter; two may then both run it.")
+]
 
 
 def given(**options: Any) -> dict[str, Any]:

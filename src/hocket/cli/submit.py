@@ -12,6 +12,7 @@ from hocket.cli.options import (
     Concurrency,
     Lease,
     NotBefore,
+    Open,
     Priority,
     Rate,
     Retries,
@@ -49,6 +50,7 @@ def submit(
     rate: Rate = None,
     backoff: Backoff = None,
     backoff_max: BackoffMax = None,
+    open_job: Open = False,
     wait: Annotated[bool, typer.Option("--wait", help="Wait for the job and print its result as JSON.")] = False,
     timeout: Annotated[
         str | None, typer.Option("--timeout", metavar="DURATION", help="How long to --wait; then exit code 5.")
@@ -83,6 +85,7 @@ def submit(
         rate=rate,
         backoff=backoff,
         backoff_max=backoff_max,
+        open=open_job or None,
     )
     patience = seconds(timeout, "--timeout")
     if timeout is not None and not wait:

@@ -61,8 +61,8 @@ def job(
 
     `lease` is how long a worker holds a job before it must renew (it does so by itself), `retries` how often a
     failed job is tried again. The other options are those of `policy`: priority, backoff, backoff_max,
-    concurrency, rate, unique, unique_for, not_before, after. A kind that ends with a dot stands for every kind
-    below it.
+    concurrency, rate, unique, unique_for, not_before, after, open. A kind that ends with a dot stands for every
+    kind below it.
     """
     check_kind(kind[:-1] if kind.endswith(".") else kind)
     lease_ms = _lease(lease)
@@ -121,7 +121,8 @@ def policy(base: Policy, **options: Any) -> Policy:
 
     priority: higher is sooner · not_before: a datetime, ISO-8601, "+30s" or milliseconds since the epoch ·
     lease, backoff, backoff_max, unique_for: durations · retries: a count · after: job ids or handles · unique:
-    a key · concurrency: how many of the kind run at once · rate: "10/s", "100/1m".
+    a key · concurrency: how many of the kind run at once · rate: "10/s", "100/1m" · open: True for jobs that may be
+    claimed without asking the arbiter.
     """
     made = base
     for name, value in options.items():
@@ -241,6 +242,7 @@ _OPTIONS: dict[str, Callable[[Any], dict[str, Any]]] = {
     "unique_for": lambda value: {"unique_for_ms": None if value is None else duration_ms(value)},
     "concurrency": lambda value: {"concurrency": value},
     "rate": lambda value: {"rate": None if value is None else _rate(value)},
+    "open": lambda value: {"open": value},
 }
 
 
