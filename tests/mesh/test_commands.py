@@ -163,3 +163,16 @@ def test_a_worker_keeps_in_touch(program: Callable[[str], Program]):
     until(lambda: a("show", job).code == 0, "the job to be known elsewhere")
     listed = until(lambda: b("peers", "list", "--json").json["peers"], "the peer")
     assert listed[0]["state"] == peers.OK
+
+
+@pytest.mark.req("LW-39")
+def test_a_worker_elsewhere_runs_what_the_owner_submits(program: Callable[[str], Program]):
+    """The owner's node is the arbiter: the claim goes there, its word comes back, and so does the result."""
+    a, b = program("a"), program("b")
+    address, _ = serving(a)
+    b("peers", "add", address, code=0)
+    b.start("work", "tasks.py")
+    done = a("submit", "test.echo", '{"n": 7}', "--wait", "--json", code=0).json
+    assert done["result"] == {"n": 7}
+    job = done["id"] if "id" in done else done["job_id"]
+    until(lambda: b.show(job)["state"] == "completed", "the worker's own node to know")

@@ -4,7 +4,7 @@ affair, and what may leave this node is decided in `outgoing`.
 """
 
 from collections import Counter, OrderedDict
-from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple
 from urllib.parse import parse_qsl
 
@@ -310,10 +310,18 @@ class Gate:
             unauthorised += sum(tx.projection.reason(op.id) in _UNAUTHORISED for op in ops)
             accept(tx, ops)
 
-        received = list(read_sequence(body))
-        wanted = list(brought(received, caller.reader))
-        admission = log.admit(wanted, decide=decide)
-        relayed = len(received) - len(wanted)
+        relayed = 0
+
+        def received() -> Iterator[Received]:
+            """They are read while those before them are verified."""
+            nonlocal relayed
+            for item in read_sequence(body):
+                if is_brought(item, caller.reader):
+                    yield item
+                else:
+                    relayed += 1
+
+        admission = log.admit(received(), decide=decide)
         if relayed:
             self.refusals["ops of others from a node that does not read everything"] += relayed
         if admission.collided:
@@ -325,13 +333,12 @@ class Gate:
         return Counts(admission.appended - unauthorised, admission.duplicated, rejected)
 
 
-def brought(received: Iterable[Received], sender: Reader) -> Iterator[Received]:
-    """What of a batch is taken from this sender. One that may not read everything has gaps in what it holds of others;
+def is_brought(received: Received, sender: Reader) -> bool:
+    """Whether an op is taken from this sender. One that may not read everything has gaps in what it holds of others;
     taking that in would hide the gaps for good.
     """
-    for raw, op in received:
-        if sender.reads_everything or isinstance(op, Malformed) or op.node_id == sender.node:
-            yield raw, op
+    op = received[1]
+    return sender.reads_everything or isinstance(op, Malformed) or op.node_id == sender.node
 
 
 def _asked(request: Request, node: int) -> tuple[Frontier, int]:

@@ -5,7 +5,7 @@ first sync of a long log streams and goes on where it was stopped. When to excha
 
 import asyncio
 import os
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -13,12 +13,12 @@ from hocket.errors import HocketError, StoreError, Unreachable
 from hocket.kernel.frontier import Frontier, encode_frontier, merge
 from hocket.kernel.ids import content_hash, node_text
 from hocket.kernel.keys import SigningKey
-from hocket.kernel.ops import read_sequence
+from hocket.kernel.ops import Op, read_sequence
 from hocket.kernel.postcard import Malformed, Reader
 from hocket.log import Admission, Log
 from hocket.mesh import outgoing, peers
 from hocket.mesh.client import Answer, Busy, Client, Paused, Refused, TooLarge
-from hocket.mesh.gate import brought
+from hocket.mesh.gate import Received, is_brought
 from hocket.mesh.outgoing import PAGE_BYTES_MAX, PAGE_OPS_MAX, Page, own_frontier, page
 from hocket.mesh.wire import Access, Transport, look, note
 from hocket.store import Peer, Session
@@ -260,15 +260,25 @@ class Exchanges:
         sender = client.node
 
         def work() -> tuple[Admission, int | None]:
-            received = list(read_sequence(body))
-            try:
-                found = len(received) - 1 if Reader(body).varint() > len(received) else None
-            except Malformed:
-                found = None
-            taken = received if sender is None else list(brought(received, outgoing.reader(log, sender)))
-            if late:
-                taken = [(raw, op) for raw, op in taken if isinstance(op, Malformed) or op.node_id not in late]
-            return log.admit(taken, decide=accept), found
+            found = 0
+            last: Op | Malformed | None = None
+
+            by = None if sender is None else outgoing.reader(log, sender)
+
+            def received() -> Iterator[Received]:
+                """They are read while those before them are verified."""
+                nonlocal found, last
+                for item in read_sequence(body):
+                    last = item[1]
+                    found += 1
+                    if isinstance(last, Op) and last.node_id in late:
+                        continue
+                    if by is None or is_brought(item, by):
+                        yield item
+
+            admission = log.admit(received(), decide=accept)
+            is_cut = isinstance(last, Malformed) and found < Reader(body).varint()
+            return admission, found - 1 if is_cut else None
 
         return await self._access.call(work)
 
