@@ -15,7 +15,7 @@ app = new_app()
 @app.command()
 def coordinator(
     node: Annotated[
-        str | None, typer.Argument(metavar="NODE", help="A node's name, or the beginning of its id.")
+        str | None, typer.Argument(metavar="NODE", help="A node's name, the beginning of its id, or `here`.")
     ] = None,
     show: Annotated[bool, typer.Option("--show", help="Say who it is.")] = False,
     home: HomeOption = None,

@@ -182,12 +182,12 @@ def _cancel(name: str) -> None:
 
 def _shown(invitation: "Invitation", now: int) -> dict[str, Any]:
     from hocket.kernel.ids import node_id, node_text
-    from hocket.mesh.enrolment import CANCELLED, is_open, terms_of
+    from hocket.mesh.enrolment import is_cancelled, is_open, terms_of
     from hocket.mesh.grants import words
 
     if invitation.used_by is not None:
         state = "used"
-    elif invitation.expires == CANCELLED:
+    elif is_cancelled(invitation):
         state = "cancelled"
     else:
         state = "open" if is_open(invitation, now) else "expired"

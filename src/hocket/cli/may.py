@@ -10,7 +10,7 @@ from hocket.cli.nodes import NodeArgument
 from hocket.cli.settings import HomeOption, JsonOption, open_desk
 from hocket.cli.voice import emit, say, table
 
-NO = 4
+_NO = 4
 
 app = new_app()
 
@@ -71,4 +71,4 @@ def may(
         "",
     )
     if not allowed:
-        raise typer.Exit(NO)
+        raise typer.Exit(_NO)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 app = new_app()
 
-NodeArgument = Annotated[str, typer.Argument(metavar="NODE", help="A node's name, or the beginning of its id.")]
+NodeArgument = Annotated[str, typer.Argument(metavar="NODE", help="A node's name, the beginning of its id, or `here`.")]
 
 
 @app.command()

@@ -16,7 +16,7 @@ app = new_app()
 def route(
     kind: Annotated[str | None, typer.Argument(metavar="KIND", help="The whole kind.", show_default=False)] = None,
     node: Annotated[
-        str | None, typer.Argument(metavar="NODE", help="A node's name, or the beginning of its id.")
+        str | None, typer.Argument(metavar="NODE", help="A node's name, the beginning of its id, or `here`.")
     ] = None,
     clear: Annotated[bool, typer.Option("--clear", help="Whoever may do them, does them again.")] = False,
     list_them: Annotated[bool, typer.Option("--list", help="List the routes in force.")] = False,

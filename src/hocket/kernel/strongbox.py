@@ -14,8 +14,8 @@ from hocket.kernel.postcard import Malformed
 # What a guess at the passphrase costs. A file says what its own guesses cost, within the bounds.
 PASSES, MEMORY_KIB = 3, 64 * 1024
 PASSES_MAX, MEMORY_KIB_MAX = 16, 1024 * 1024
-SALT_BYTES, NONCE_BYTES = 16, 24
-RANDOM_BYTES = SALT_BYTES + NONCE_BYTES
+_SALT_BYTES, _NONCE_BYTES = 16, 24
+RANDOM_BYTES = _SALT_BYTES + _NONCE_BYTES
 
 _LOCKED = re.compile(
     r"hocket-key-1 (did:key:z[0-9A-Za-z]+) argon2id ([0-9]{1,4}) ([0-9]{1,9}) ([0-9a-f]{80}) ([0-9a-f]{96})"
@@ -34,7 +34,7 @@ def lock(key: SigningKey, passphrase: str, randomness: bytes) -> str:
     """The key under a passphrase. The random bytes must be fresh."""
     if len(randomness) != RANDOM_BYTES:
         raise ValueError(f"locking a key takes {RANDOM_BYTES} random bytes, not {len(randomness)}")
-    salt, nonce = randomness[:SALT_BYTES], randomness[SALT_BYTES:]
+    salt, nonce = randomness[:_SALT_BYTES], randomness[_SALT_BYTES:]
     box = crypto_secretbox(key.seed, nonce, _stretch(passphrase, salt, PASSES, MEMORY_KIB))
     return f"hocket-key-1 {did_key(key.public)} argon2id {PASSES} {MEMORY_KIB} {randomness.hex()} {box.hex()}"
 
@@ -52,9 +52,9 @@ def owner(text: str) -> str:
 def unlock(text: str, passphrase: str) -> SigningKey:
     """The key, or WrongPassphrase. Malformed when the text is not one that this program can read."""
     did, passes, memory_kib, randomness, box = _parts(text)
-    stretched = _stretch(passphrase, randomness[:SALT_BYTES], passes, memory_kib)
+    stretched = _stretch(passphrase, randomness[:_SALT_BYTES], passes, memory_kib)
     try:
-        seed = crypto_secretbox_open(box, randomness[SALT_BYTES:], stretched)
+        seed = crypto_secretbox_open(box, randomness[_SALT_BYTES:], stretched)
     except CryptoError:
         raise WrongPassphrase from None
     key = SigningKey(seed)

@@ -37,7 +37,7 @@ JOIN = "/v1/join"
 VALID_MS_DEFAULT = 3_600_000
 VALID_MS_MAX = 30 * 86_400_000
 INVITATIONS_MAX = 1_000
-CANCELLED = 0
+_CANCELLED = 0
 
 Send = Callable[[str, Request], Reply]
 
@@ -112,6 +112,10 @@ def is_open(invitation: Invitation, now: int) -> bool:
     return invitation.used_by is None and invitation.expires > now
 
 
+def is_cancelled(invitation: Invitation) -> bool:
+    return invitation.expires == _CANCELLED
+
+
 def terms_of(invitation: Invitation) -> Terms:
     return msgspec.json.decode(invitation.grants, type=Terms)
 
@@ -122,7 +126,7 @@ def cancel(log: Log, name: str) -> None:
     def request(tx: Transaction) -> None:
         for each in tx.session.invitations():
             if each.name == name and is_open(each, tx.now):
-                tx.session.put_invitation(each._replace(expires=CANCELLED))
+                tx.session.put_invitation(each._replace(expires=_CANCELLED))
                 return
         raise Usage(f"no open invitation for {name!r}; `hocket invite --list` shows them")
 
@@ -184,8 +188,8 @@ def _let_in(tx: Transaction, log: Log, key: SigningKey, asked: tickets.JoinReque
     terms = terms_of(invitation)
     if invitation.used_by is None:
         if not is_open(invitation, tx.now):
-            cancelled = invitation.expires == CANCELLED
-            raise _Refused(410, "cancelled" if cancelled else "expired", "the invitation is no longer good")
+            code = "cancelled" if is_cancelled(invitation) else "expired"
+            raise _Refused(410, code, "the invitation is no longer good")
         terms = _admit(tx, log, key, asked, invitation, terms)
     elif invitation.used_by != asked.public:
         raise _Refused(410, "used", "the invitation was used by another node")

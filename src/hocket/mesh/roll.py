@@ -21,6 +21,7 @@ from hocket.log.law import Law
 from hocket.store import Session
 
 ID_DIGITS_MIN = 4
+HERE = "here"
 # A coordinator that was met within this time will soon hear that it is no longer the one.
 RECENT_MS = 60_000
 
@@ -86,11 +87,11 @@ def members(log: Log, session: Session) -> list[Member]:
 
 
 def find(roll: Iterable[Member], text: str) -> Member:
-    """The one node of that name, or whose id begins so. Of those with one name the revoked are left out, if they can
-    be.
+    """The one node of that name, or whose id begins so; `here` is this one, unless another is called that. Of those
+    with one name the revoked are left out, if they can be.
     """
     roll = list(roll)
-    named = [each for each in roll if each.name == text]
+    named = [each for each in roll if each.name == text] or [each for each in roll if text == HERE and each.is_here]
     if len(named) > 1:
         named = [each for each in named if each.standing != "revoked"] or named
     if not named and len(text) >= ID_DIGITS_MIN:
