@@ -137,6 +137,9 @@ def read_request(body: bytes) -> JoinRequest:
         public, signature = parse_key(request.key), parse_key(request.signature, SIGNATURE_BYTES)
     except (ValueError, msgspec.MsgspecError, RecursionError) as error:
         raise Malformed(f"not a request to join: {error}") from None
+    if request.name == "":
+        # It would be signed like no name at all, so whoever carries the request could put one for the other.
+        raise Malformed("a request to join with an empty name")
     message = _signed(invitation, public, request.name)
     if not verify(public, signature, message):
         raise Malformed("a request to join is not signed by the key that it names")
