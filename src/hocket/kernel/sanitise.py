@@ -22,6 +22,10 @@ from hocket.kernel.vocabulary import Payload
 
 S = TypeVar("S", bound=Struct)
 
+# Names times characters: every name is looked for at every place, and both are the author's choice. To get ready for a
+# name costs about as much as to look for it at so many places.
+_SEARCH_MAX = 10_000_000
+_NAME_COST = 1_000
 _TRUNCATE = re.compile(r"TruncateContent\((0|[1-9][0-9]{0,9})\)")
 _GEO_WORDS = frozenset({"lat", "lon", "lng", "latitude", "longitude", "altitude", "geo", "coordinates"})
 # The words of a name such as gps_latitude, startLat or GPSLatitude.
@@ -151,20 +155,22 @@ def _without_participants(payload: Payload) -> Payload:
     names = {name: f"participant-{n}" for n, name in enumerate(dict.fromkeys(metadata.participants), 1)}
     if all(name == placeholder for name, placeholder in names.items()):
         return payload
+    redacted = replace(metadata, participants=tuple(names[name] for name in metadata.participants))
+    texts = (payload.source_anchor, *(text for pair in metadata.custom for text in pair))
+    if len(names) * (_NAME_COST + sum(map(len, texts))) > _SEARCH_MAX:
+        # The names cannot be cut out in reasonable time, so the texts go.
+        return replace(payload, source_anchor="", metadata_snapshot=replace(redacted, custom=()))
     # The longest first, so that a name is not taken for a shorter one that it begins with.
     anywhere = re.compile("|".join(re.escape(name) for name in sorted(names, key=len, reverse=True) if name) or r"\Z.")
 
-    def redacted(text: str) -> str:
+    def without_names(text: str) -> str:
         return anywhere.sub(lambda found: names[found[0]], text)
 
+    custom = tuple((without_names(name), without_names(text)) for name, text in metadata.custom)
     return replace(
         payload,
-        source_anchor=redacted(payload.source_anchor),
-        metadata_snapshot=replace(
-            metadata,
-            participants=tuple(names[name] for name in metadata.participants),
-            custom=tuple((redacted(name), redacted(text)) for name, text in metadata.custom),
-        ),
+        source_anchor=without_names(payload.source_anchor),
+        metadata_snapshot=replace(redacted, custom=custom),
     )
 
 

@@ -16,6 +16,7 @@ from hocket.kernel.authority import Authority
 from hocket.kernel.clock import pack, unpack
 from hocket.kernel.frontier import Frontier, merge
 from hocket.kernel.ops import decode, encode
+from hocket.kernel.postcard import Malformed
 from hocket.kernel.sanitise import sanitised
 from hocket.kernel.vocabulary import Sanitised, ScheduleJob
 from hocket.log import Log
@@ -142,7 +143,11 @@ def _outgoing(session: Session, to: Reader, row: OpRow) -> bytes | None:
     payload = sanitised(op.payload, rules)
     if payload is op.payload:
         return row.body
-    return encode(msgspec.structs.replace(op, payload=Sanitised(rules, payload), signature=None))
+    try:
+        return encode(msgspec.structs.replace(op, payload=Sanitised(rules, payload), signature=None))
+    except Malformed:
+        # Placeholders can be longer than what they stand for, so that the rest no longer fits into an op.
+        return None
 
 
 class _Undecided(Exception):
