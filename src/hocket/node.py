@@ -8,7 +8,7 @@ import select
 import signal
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, suppress
 from pathlib import Path
@@ -31,6 +31,7 @@ from hocket.work.ground import Closing, Ground, Machine
 from hocket.work.handlers import Handlers, JobType, encode_payload, kind
 from hocket.work.jobs import Draft, Offer, Result, Submitted
 from hocket.work.products import Kit
+from hocket.work.upkeep import Upkeep
 from hocket.work.worker import Worker, WorkerOptions
 
 if TYPE_CHECKING:
@@ -95,6 +96,17 @@ def init(home: Path | str | None = None, user_key: Path | None = None) -> None:
 def open(home: Path | str | None = None) -> Opening:
     """Opens the node whose home this is (default: $HOCKET_HOME, else ~/.hocket)."""
     return Opening(home)
+
+
+@asynccontextmanager
+async def _beside(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+    """Does something else at the same time, until the end."""
+    task = asyncio.create_task(work)
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
 
 
 @contextmanager
@@ -170,7 +182,7 @@ class Node:
         self.ground: Ground = ground or Machine(desk.home.processes)
         self._executor = executor or ThreadPoolExecutor(2, "hocket-store")
         # Taking in a peer's ops is long work; it has threads of its own, so that nobody else waits for it.
-        self._mesh_executor = executor or ThreadPoolExecutor(2, "hocket-mesh")
+        self._mesh_executor = executor or ThreadPoolExecutor(4, "hocket-mesh")
         self._committer = Committer(desk.log, self._executor)
         self.reach: Callable[[], Awaitable[None]] | None = None
         """Exchanges with the arbiter, if this process is in touch with other nodes. Raises Unreachable."""
@@ -230,22 +242,24 @@ class Node:
         return self._station
 
     @asynccontextmanager
+    async def kept_up(self, notice: Callable[[str], None]) -> AsyncIterator[None]:
+        """Sees to what falls due meanwhile."""
+        upkeep = Upkeep(self, self.ground, self.desk.blobs, notice)
+        async with _beside(upkeep.run()):
+            yield
+
+    @asynccontextmanager
     async def in_touch(self, notice: Callable[[str], None]) -> AsyncIterator[None]:
         """Keeps in touch with the peers meanwhile, if there are any, unless another process of this node does."""
-        if not await self.peek(lambda session: session.peers()):
-            yield
-            return
-        station = self.station(notice)
-        self.reach = station.exchanges.consult
-        keeping = asyncio.create_task(station.loop().run())
-        try:
-            yield
-        finally:
+        async with self.kept_up(notice):
+            if not await self.peek(lambda session: session.peers()):
+                yield
+                return
+            station = self.station(notice)
+            self.reach = station.exchanges.consult
+            async with _beside(station.loop().run()):
+                yield
             self.reach = None
-            keeping.cancel()
-            await asyncio.wait([keeping])
-            if not keeping.cancelled():
-                keeping.result()
 
     def kit(self, kind: str) -> Kit:
         return self.desk.kit(kind, self.ground.monotonic)

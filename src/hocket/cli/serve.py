@@ -84,7 +84,7 @@ async def _serve(
         keeping = asyncio.create_task(station.loop().run())
         try:
             await note(node, lambda session: session.set_meta("address", told.encode()))
-            async with _announced(desk, server, announce):
+            async with _announced(desk, server, announce), node.kept_up(notice):
                 _say(desk, told, server)
                 await asyncio.wait([keeping, asyncio.create_task(ended.wait())], return_when=asyncio.FIRST_COMPLETED)
         finally:

@@ -3,6 +3,7 @@ nothing of why; every refusal is counted by reason, and the operator is told. Wh
 affair, and what may leave this node is decided in `outgoing`.
 """
 
+import asyncio
 from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple
@@ -42,6 +43,8 @@ PAGE_OPS_DEFAULT = 1_000
 TELL_AGAIN_S = 60.0
 TOLD_MAX = 1_000
 SCANNED_MAX = 1_000
+# So many bodies are verified at the same time; the others wait for their turn.
+ADMISSIONS_MAX = 2
 
 Received = tuple[bytes, Op | Malformed]
 Handler = Callable[[Request], Awaitable[Reply]]
@@ -109,7 +112,9 @@ class Gate:
         self._began_s = ground.physical_ms() // 1000
         self._callers = Buckets(RATE_PER_S, BURST, ground.monotonic)
         self._strangers = Buckets(STRANGERS_RATE_PER_S, STRANGERS_BURST, ground.monotonic)
+        self._admissions = asyncio.Semaphore(ADMISSIONS_MAX)
         self._hub = Hub(access)
+        self._keys: tuple[int, dict[bytes, tuple[bytes, str]]] = (-1, {})
         self._told: OrderedDict[tuple[str, int | None], float] = OrderedDict()
         self._scanned: OrderedDict[tuple[int, str, int], Frontier] = OrderedDict()
         self.refusals: Counter[str] = Counter()
@@ -137,6 +142,13 @@ class Gate:
         refused = _Refused(413, "a body that is too large")
         self._count(refused)
         return self.stamped(Reply(refused.status))
+
+    def failed(self, status: int, error: Exception | None) -> Reply:
+        """For a request that this node could not answer, through no fault of the caller's: it is to come back."""
+        why = "there was no room for it" if error is None else f"{type(error).__name__}: {error}"
+        refused = _Refused(status, f"this node failed: {why}", None, retry_after="5")
+        self._count(refused)
+        return self.stamped(Reply(status, refused.headers))
 
     def stamped(self, reply: Reply) -> Reply:
         return reply._replace(headers={**reply.headers, wire.RULES_HASH: self._rules()})
@@ -197,7 +209,11 @@ class Gate:
         with log.store.read() as session:
             state = session.head().law
             authority = log.laws.read(session, state).authority
-            known = session.nodes().get(node.to_bytes(8, "big"))
+            known_by, keys = self._keys
+            if known_by != state:
+                keys = session.nodes()
+                self._keys = state, keys
+        known = keys.get(node.to_bytes(8, "big"))
         if known is None:
             raise self._unknown("a node that was not introduced", node)
         audiences = {str(log.node), *self._origins()}
@@ -238,7 +254,8 @@ class Gate:
     async def _post_ops(self, request: Request) -> Reply:
         caller = await self._caller(request)
         _check_body(request, caller.node)
-        counts = await self._access.call(lambda: self._admit(caller, request.body))
+        async with self._admissions:
+            counts = await self._access.call(lambda: self._admit(caller, request.body))
         return _json(200, counts._asdict(), self._proof(caller))
 
     async def _exchange(self, request: Request) -> Reply:
@@ -253,7 +270,8 @@ class Gate:
             said = zip((wire.APPENDED, wire.DUPLICATED, wire.REJECTED), map(str, counts), strict=True)
             return reply._replace(headers={**reply.headers, **dict(said)})
 
-        return await self._access.call(work)
+        async with self._admissions:
+            return await self._access.call(work)
 
     async def _hints(self, request: Request) -> Reply:
         caller = await self._caller(request)
@@ -290,7 +308,7 @@ class Gate:
         to, log = caller.reader, self._access.log
         if to.reads_everything:
             return page(log, to, since, limit=limit)
-        before = self._scanned.pop((to.node, frontier_text(since), caller.law), None)
+        before = self._scanned.get((to.node, frontier_text(since), caller.law))
         made = page(log, to, since, limit=limit, before=before)
         self._scanned[to.node, frontier_text(made.seen), caller.law] = made.scanned
         if len(self._scanned) > SCANNED_MAX:

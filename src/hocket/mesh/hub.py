@@ -93,8 +93,11 @@ class Hub:
         """Whoever has something to pull; those that have lost their standing are sent away."""
         found = []
         log = self._access.log
-        for listener in list(self._listeners):
-            to = reader(log, listener.node)
+        listening = [(listener, reader(log, listener.node)) for listener in list(self._listeners)]
+        if not all(to.reads_everything for _, to in listening):
+            # Which job an op is about decides who may read it, so the roster must be up to date.
+            log.settle()
+        for listener, to in listening:
             with log.store.read() as session:
                 rows = session.ops_after(listener.seq, LOOK_OPS_MAX)
                 if not rows:

@@ -27,6 +27,8 @@ from hocket.work.jobs import accept
 
 # An exchange that goes on for longer than this many batches is ended; the next one goes on from there.
 PULLS_MAX = 10_000
+# What is pushed is verified before the peer answers, so it comes in smaller parts than what is pulled.
+PUSH_OPS_MAX = 2_000
 PUSH_BYTES_MIN = 64 * 1024
 # For how long a worker waits for the arbiter's answer.
 CONSULT_S = 5.0
@@ -54,10 +56,11 @@ class Exchanged(NamedTuple):
 
 
 class _Start(NamedTuple):
-    """How an exchange begins: who the peer was, and from where on it is pulled."""
+    """How an exchange begins: who the peer was, from where on it is pulled, and by which right to read."""
 
     peer: Peer | None
     since: Frontier
+    reading: bytes
 
 
 class _Tally:
@@ -217,7 +220,7 @@ class Exchanges:
         if client.is_hocket:
             mine = own if is_whole and not has_gaps else {n: at for n, at in own.items() if n == log.node}
             since = merge(since, mine)
-        return _Start(found, since)
+        return _Start(found, since, reading)
 
     async def _pull(self, client: Client, start: _Start, first: Answer | None, tally: _Tally) -> Frontier | None:
         """Pulls until there is nothing more. Gives the peer's frontier, None when it could not be told."""
@@ -243,7 +246,7 @@ class Exchanges:
                 limit = PAGE_OPS_MAX
                 late |= admission.curable.keys()
                 kept = _cursor(client, kept, answer.following, late)
-                await self._keep(client, kept)
+                await self._keep(client, kept, start.reading)
                 if is_last:
                     return answer.following if answer.frontier is None else answer.frontier
                 assert fetching is not None
@@ -282,12 +285,18 @@ class Exchanges:
 
         return await self._access.call(work)
 
-    async def _keep(self, client: Client, kept: Frontier) -> None:
+    async def _keep(self, client: Client, kept: Frontier, reading: bytes) -> None:
         encoded = encode_frontier(kept)
         found = await look(self._access, lambda session: peers.find(session, client.address))
-        if found is not None and found.pulled != encoded:
-            edit: Callable[[Peer], Peer] = lambda peer: peer._replace(pulled=encoded)  # noqa: E731
-            await note(self._access, lambda session: peers.change(session, client.address, edit))
+        if found is None or found.pulled == encoded:
+            return
+
+        def change(session: Session) -> None:
+            # If this node may read more by now, everything is asked for anew, and this does not count.
+            if session.meta(READING) == reading:
+                peers.change(session, client.address, lambda peer: peer._replace(pulled=encoded))
+
+        await note(self._access, change)
 
     # Pushing.
 
@@ -295,7 +304,7 @@ class Exchanges:
         assert line.theirs is not None and line.client.node is not None
         log, node, theirs = self._access.log, line.client.node, line.theirs
         return await self._access.call(
-            lambda: page(log, outgoing.reader(log, node), theirs, limit=PAGE_OPS_MAX, size=size)
+            lambda: page(log, outgoing.reader(log, node), theirs, limit=PUSH_OPS_MAX, size=size)
         )
 
     async def _push(self, line: _Line, tally: _Tally) -> bool:
