@@ -608,6 +608,23 @@ def test_a_hint_comes_with_what_the_listener_may_have_and_with_nothing_else(tmp_
     run(tmp_path, test, "a")
 
 
+@pytest.mark.req("LW-40")
+def test_a_job_that_came_the_short_way_in_is_hinted_at(tmp_path: Path):
+    """Such a job is not in the roster yet when the log grows."""
+
+    async def test(a: Place) -> None:
+        guest = Guest(7)
+        introduced(a, guest, (Capability("Job", "Read", {"kind_prefix": ["acme."]}),))
+        hints = a.transport.hints(a.address, a.headers(a.id, key=guest.key))
+        await anext(hints)
+        a.log.append_plain("acme.render", b"{}")
+        async with asyncio.timeout(5):
+            await anext(hints)
+        await hints.aclose()  # type: ignore[attr-defined]
+
+    run(tmp_path, test, "a")
+
+
 def test_a_listener_that_loses_its_standing_is_sent_away(tmp_path: Path):
     async def test(a: Place) -> None:
         guest = Guest(7)
