@@ -11,6 +11,7 @@ from hocket.kernel.clock import Hlc, hlc_text
 from hocket.kernel.ids import node_text
 from hocket.kernel.reasons import BY_NUMBER, Reason
 from hocket.kernel.roster import Outcome
+from hocket.mesh.peers import coordinator, silence
 from hocket.store import Session, Stage
 from hocket.work.processes import is_alive
 
@@ -49,9 +50,31 @@ def _status(desk: Desk, session: Session) -> dict[str, Any]:
             if is_alive(desk.home.processes, each.name)
         ],
         "waiting_ops": refused.pop(int(Reason.WAITING), 0),
+        "offered_ops": refused.pop(int(Reason.OFFERED), 0),
         "refusals": {BY_NUMBER[number].sentence: count for number, count in sorted(refused.items())},
         "schedules": [each.name for each in session.schedules()],
+        "held_ops": session.held()[0],
+        "held_until_ms": session.held()[1],
+        "coordinator": None if (node := coordinator(desk.log, session)) is None else node_text(node),
+        "coordinator_is_quiet": silence(desk.log, session) is not None,
+        "peers": [
+            {"address": each.address, "state": each.state, "detail": each.detail, "seen_ms": each.seen or None}
+            for each in session.peers()
+        ],
     }
+
+
+def _mesh(shown: dict[str, Any]) -> list[tuple[str, Any]]:
+    """What concerns other nodes, as far as there is something to tell."""
+    pairs: list[tuple[str, Any]] = []
+    if shown["coordinator"] not in (None, shown["node"]):
+        quiet = " (nothing heard of it for long; `hocket coordinator NODE` names another)"
+        pairs.append(("coordinator", shown["coordinator"] + (quiet if shown["coordinator_is_quiet"] else "")))
+    for peer in shown["peers"]:
+        pairs.append(("peer", " ".join(part for part in (peer["address"], peer["state"], peer["detail"]) if part)))
+    if shown["held_ops"]:
+        pairs.append(("held", f"{shown['held_ops']} ops from clocks that are too far ahead; is this machine's right?"))
+    return pairs
 
 
 def _counts(session: Session) -> dict[str, int]:
@@ -77,5 +100,6 @@ def _fields(shown: dict[str, Any]) -> list[tuple[str, object]]:
         ("schedules", ", ".join(shown["schedules"]) or "none"),
         ("waiting ops", shown["waiting_ops"]),
     ]
+    pairs += _mesh(shown)
     pairs += [("refused", f"{count}: {sentence}") for sentence, count in shown["refusals"].items()]
     return pairs

@@ -14,7 +14,7 @@ from hocket.kernel.ids import derived_ulid
 from hocket.kernel.policy import Policy, decode_policy, encode_policy
 from hocket.kernel.vocabulary import ClearSchedule, SetSchedule
 from hocket.log import Transaction
-from hocket.store import Schedule
+from hocket.store import Schedule, Session
 from hocket.work import jobs
 from hocket.work.jobs import Draft
 
@@ -56,6 +56,11 @@ def remove(tx: Transaction, name: str) -> None:
     if all(schedule.name != name for schedule in tx.session.schedules()):
         raise Usage(f"no schedule {name!r}; `hocket cron list` shows them")
     tx.author(ClearSchedule(name))
+
+
+def is_due(session: Session, now: int) -> bool:
+    """Whether a schedule has a tick for which there is no job yet."""
+    return any((tick := last_tick(each, now)) and tick > each.last_tick for each in session.schedules())
 
 
 def make_due(tx: Transaction) -> int:

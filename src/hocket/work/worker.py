@@ -300,9 +300,8 @@ class Worker:
         alive = known.keys() - dead | {self._number}
         lost = any(e.job.claimer == self._access.node_id and e.worker not in alive for e in session.claimed())
         deadline = session.next_deadline()
-        ticks = any((tick := cron.last_tick(each, now_ms)) and tick > each.last_tick for each in session.schedules())
         overdue = deadline is not None and deadline < now_ms
-        return dead if lost or overdue or ticks or dead else None
+        return dead if lost or overdue or dead or cron.is_due(session, now_ms) else None
 
     def _watch_loop(self, now: float) -> None:
         loop = self._runner.loop
