@@ -1,0 +1,5 @@
+"""What all scenarios share."""
+
+from tests.cli.conftest import compiled
+
+__all__ = ["compiled"]

@@ -1,0 +1,312 @@
+"""Machines for the scenarios: each has a home and runs the installed program, nothing else. Commands run to their end;
+servers and workers stay, in a process group of their machine's own, and can be killed as a power cut kills them. What
+the tests look at they read from the machine's database; what they do they do by the program.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import msgspec
+
+from hocket.desk import Desk
+from hocket.kernel.clock import Hlc, unpack
+from hocket.kernel.ids import parse_ulid, ulid_text
+from hocket.kernel.reasons import Reason
+from hocket.kernel.roster import Job, Outcome
+from hocket.kernel.vocabulary import NAMES
+from hocket.log.rebuild import roster_digest
+from hocket.store import Session, Stage
+from tests.cli.conftest import Result
+
+T = TypeVar("T")
+
+# Only there to end a test that has failed: no test measures by it.
+PATIENCE_S = 60.0
+HANDLERS = str(Path(__file__).with_name("handlers.py"))
+
+# The program as pip has installed it. It ends with the test run, even if that is killed.
+_INSTALLED = Path(sys.executable).with_name("hocket")
+_PROGRAM = [str(_INSTALLED)] if _INSTALLED.exists() else [sys.executable, "-m", "hocket.cli"]
+_MORTAL = "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 9); os.execvp(sys.argv[1], sys.argv[1:])"
+MORTAL = [sys.executable, "-I", "-S", "-c", _MORTAL]
+
+
+def until(look: Callable[[], T], what: str, patience: float = PATIENCE_S) -> T:
+    """Looks until there is something to see, and gives it."""
+    deadline = time.monotonic() + patience
+    while not (seen := look()):
+        assert time.monotonic() < deadline, f"waited in vain for {what}"
+        time.sleep(0.01)
+    return seen
+
+
+class OpLine(NamedTuple):
+    """An op as a log has it."""
+
+    type: str
+    author: str
+    job: str | None
+    reason: int
+    at: Hlc
+
+
+class Process:
+    """A process that stays. Its two outputs go to files, so that it never waits for a reader."""
+
+    def __init__(self, machine: "Machine", arguments: Sequence[object], environment: dict[str, str]) -> None:
+        name = f"{arguments[0]}-{os.urandom(3).hex()}"
+        self.out, self.err = machine.root / f"{name}.out", machine.root / f"{name}.err"
+        with self.out.open("wb") as out, self.err.open("wb") as err:
+            self.popen = subprocess.Popen(
+                [*MORTAL, *machine.program, *map(str, arguments)],
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                cwd=machine.root,
+                env=machine.environment | environment,
+                process_group=machine.group(),
+            )
+
+    @property
+    def pid(self) -> int:
+        return self.popen.pid
+
+    @property
+    def is_alive(self) -> bool:
+        return self.popen.poll() is None
+
+    @property
+    def notices(self) -> list[str]:
+        return self.err.read_text().splitlines()
+
+    def says(self, text: str, patience: float = PATIENCE_S) -> str:
+        """Waits for a line of its notices that has this in it."""
+
+        def look() -> str | None:
+            found = next((line for line in self.notices if text in line), None)
+            assert found is not None or self.is_alive, f"{self.popen.args} ended: {self.err.read_text()}"
+            return found
+
+        found = until(look, f"{text!r}, it said {self.notices}", patience)
+        assert found is not None
+        return found
+
+    def kill(self) -> None:
+        self.popen.kill()
+        self.popen.wait()
+
+    def stop(self) -> Result:
+        """Asks it to end and gives how it did."""
+        if self.is_alive:
+            self.popen.terminate()
+        return self.ended()
+
+    def ended(self) -> Result:
+        code = self.popen.wait(PATIENCE_S)
+        result = Result(code, self.out.read_text(), self.err.read_text())
+        assert "Traceback" not in result.err, result.err
+        return result
+
+
+class Machine:
+    """`reached` are the words by which a program is started where this machine's network is."""
+
+    def __init__(self, root: Path, name: str, reached: Sequence[str] = ()) -> None:
+        self.root = root / name
+        self.root.mkdir(parents=True)
+        self.name = name
+        self.home = self.root / "home"
+        self.program = [*reached, *_PROGRAM]
+        self.environment = dict(os.environ) | {
+            "HOCKET_HOME": str(self.home),
+            "HOCKET_TEST_JOURNAL": str(root / "journal"),
+            "HOCKET_TEST_MACHINE": name,
+            "HOCKET_TEST_ROOT": str(root),
+        }
+        self.processes: list[Process] = []
+        self._desk: Desk | None = None
+
+    # What a person does there.
+
+    def __call__(self, *arguments: object, input: str | None = None, code: int | None = 0) -> Result:
+        done = subprocess.run(
+            [*self.program, *map(str, arguments)],
+            input=None if input is None else input.encode(),
+            stdin=subprocess.DEVNULL if input is None else None,
+            capture_output=True,
+            cwd=self.root,
+            env=self.environment,
+            timeout=2 * PATIENCE_S,
+        )
+        result = Result(done.returncode, done.stdout.decode(), done.stderr.decode())
+        assert "Traceback" not in result.err, result.err
+        assert code is None or result.code == code, (arguments, result)
+        return result
+
+    def submit(self, *arguments: object) -> str:
+        return self("submit", *arguments).job_id
+
+    def submit_all(self, lines: Sequence[dict[str, Any]]) -> list[str]:
+        """Submits many jobs at once; gives their ids."""
+        made = self("submit", "--batch", "-", "--json", input="\n".join(map(json.dumps, lines))).json
+        return [each["job_id"] for each in made]
+
+    def show(self, job_id: str) -> dict[str, Any]:
+        shown: dict[str, Any] = self("show", job_id, "--json").json
+        return shown
+
+    def start(self, *arguments: object, **environment: str) -> Process:
+        process = Process(self, arguments, environment)
+        self.processes.append(process)
+        return process
+
+    def serve(self, *arguments: object) -> str:
+        """Starts a server; gives its address once it answers."""
+        process = self.start("serve", "--json", *(arguments or ("--port", "0")))
+
+        def look() -> str:
+            assert process.is_alive, process.err.read_text()
+            return process.out.read_text()
+
+        address: str = json.loads(until(look, "the server's address"))["address"]
+        return address
+
+    def work(self, *arguments: object, module: str = HANDLERS, **environment: str) -> Process:
+        """Starts a worker; it is up when this returns."""
+        process = self.start("work", module, *arguments, **environment)
+        process.says("serves")
+        return process
+
+    def invite(self, name: str, *grants: str, address: str | None = None) -> str:
+        may = [word for grant in grants for word in ("--may", grant)]
+        where = () if address is None else ("--address", address)
+        token: str = self("invite", name, *may, *where, "--json").json["token"]
+        return token
+
+    # What becomes of it.
+
+    def group(self) -> int:
+        """The process group of this machine: that of its first process that lives, else a new one."""
+        alive = [each for each in self.processes if each.is_alive]
+        return os.getpgid(alive[0].pid) if alive else 0
+
+    def cut_power(self) -> None:
+        """Kills everything that runs here, at one moment."""
+        alive = [each for each in self.processes if each.is_alive]
+        if alive:
+            os.killpg(os.getpgid(alive[0].pid), signal.SIGKILL)
+        for process in alive:
+            process.popen.wait()
+
+    def stop(self) -> None:
+        """Ends everything that runs here in good order."""
+        alive = [each for each in self.processes if each.is_alive]
+        for process in alive:
+            process.popen.terminate()
+        for process in alive:
+            assert process.ended().code == 0, process.notices
+
+    def close(self) -> None:
+        if self._desk is not None:
+            self._desk.close()
+        for process in self.processes:
+            if process.is_alive:
+                process.kill()
+
+    # What is there to see.
+
+    @property
+    def desk(self) -> Desk:
+        if self._desk is None:
+            self._desk = Desk.open(self.home)
+        return self._desk
+
+    def look(self, query: Callable[[Session], T]) -> T:
+        with self.desk.read() as session:
+            return query(session)
+
+    @property
+    def node(self) -> str:
+        return f"{self.desk.log.node:016x}"
+
+    def digest(self) -> bytes:
+        return self.look(roster_digest)
+
+    def jobs(self) -> list[Job]:
+        """Every job, without the time of the last op that was written about it, be it one that does not count."""
+        jobs = self.look(lambda session: [entry.job for entry in session.each_job()])
+        return [msgspec.structs.replace(job, last=job.scheduled) for job in jobs]
+
+    def ops(self) -> list[OpLine]:
+        with self.desk.read() as session:
+            rows = session.ops_after(0, 10_000_000)
+        return [
+            OpLine(
+                NAMES.get(row.variant, "?"),
+                f"{unpack(row.hlc).node:016x}",
+                None if row.job is None else ulid_text(row.job),
+                row.reason,
+                unpack(row.hlc),
+            )
+            for row in rows
+        ]
+
+    def ops_of(self, job_id: str) -> list[str]:
+        """The types of the ops that count for a job, in the order of their time."""
+        lines = [line for line in self.ops() if line.job == job_id and line.reason == 0]
+        return [line.type for line in sorted(lines, key=lambda line: line.at)]
+
+    def reasons(self, type: str) -> Counter[int]:
+        return Counter(line.reason for line in self.ops() if line.type == type)
+
+    def has(self, job_id: str) -> bool:
+        return self.look(lambda session: session.job(parse_ulid(job_id))) is not None
+
+    def state(self, job_id: str) -> str | None:
+        """pending, claimed or completed; None when the job is not known here."""
+        entry = self.look(lambda session: session.job(parse_ulid(job_id)))
+        return None if entry is None else entry.job.state.name.lower()
+
+    def is_done(self, job_id: str) -> bool:
+        entry = self.look(lambda session: session.job(parse_ulid(job_id)))
+        return entry is not None and entry.job.outcome is Outcome.SUCCEEDED
+
+    def done(self) -> int:
+        counts = self.look(lambda session: session.counts())
+        return sum(number for (stage, _), number in counts.items() if stage is Stage.DONE)
+
+    def verify(self) -> None:
+        assert "ops verified" in self("log", "verify").out
+
+
+@contextmanager
+def machines(root: Path, *names: str, reached: Callable[[str], Sequence[str]] = lambda name: ()) -> Iterator[list[Any]]:
+    made = [Machine(root, name, reached(name)) for name in names]
+    (root / "journal").touch()
+    try:
+        yield made
+    finally:
+        for machine in made:
+            machine.close()
+
+
+def journal(root: Path) -> list[dict[str, Any]]:
+    """What handlers wrote, in the order of writing. The last line may be under way."""
+    return [json.loads(line) for line in (root / "journal").read_text().rpartition("\n")[0].splitlines()]
+
+
+def agree(*places: Machine) -> None:
+    """Waits until all of them have the same roster, byte for byte."""
+    until(lambda: len({place.digest() for place in places}) == 1, "one roster on every machine")
+
+
+__all__ = ["HANDLERS", "PATIENCE_S", "Machine", "OpLine", "Process", "Reason", "agree", "journal", "machines", "until"]

@@ -1,0 +1,54 @@
+"""Scenarios on one machine: work without any mesh, and a machine that loses its power in the middle of work."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.scenarios.machines import HANDLERS, journal, machines, until
+
+
+@pytest.mark.req("LW-36", "LW-01", "LW-02")
+def test_solo(tmp_path: Path):
+    """One home is a whole mesh: its node is owner, coordinator and worker."""
+    with machines(tmp_path, "solo") as [solo]:
+        solo("init")
+        job = solo.submit("acme.greet", '{"name": "world"}')
+        assert solo.state(job) == "pending"
+        worker = solo.start("work", HANDLERS, "--until-idle")
+        assert worker.ended().out == "done: 1 succeeded, 0 failed, 0 handed back\n"
+        shown = solo.show(job)
+        assert (shown["state"], shown["outcome"], shown["result"]) == ("completed", "succeeded", {"name": "world"})
+        assert solo.ops_of(job) == ["ScheduleJob", "ClaimWork", "CompleteJob"]
+        assert [line["event"] for line in journal(tmp_path)] == ["start", "end"]
+        solo.verify()
+
+
+@pytest.mark.req("LW-36", "LW-02", "LW-33", "LW-37")
+def test_warm_restart(tmp_path: Path):
+    """Two power cuts in the middle of work. Whatever was acknowledged is there afterwards, and gets done."""
+    with machines(tmp_path, "box") as [box]:
+        box("init")
+        ids: list[str] = []
+        for cut in range(2):
+            ids += box.submit_all([{"kind": "acme.step", "payload": {"ms": 15, "n": n}} for n in range(40)])
+            box.serve()
+            box.work("--concurrency", "4")
+            until(lambda at=20 * (cut + 1): len(journal(tmp_path)) >= at, "work to be under way")
+            box.cut_power()
+            assert all(box.has(job) for job in ids)
+        assert box.done() < len(ids)
+        box.serve()
+        box.work("--concurrency", "4")
+        until(lambda: box.done() == len(ids), "all jobs to be done")
+        box.stop()
+        runs: dict[str, list[int]] = {job: [] for job in ids}
+        for line in journal(tmp_path):
+            if line["event"] == "start":
+                runs[line["job"]].append(line["fence"])
+        # A run that was cut off was done again under a new fence, and every job was completed once.
+        assert any(len(fences) > 1 for fences in runs.values())
+        assert all(fences == sorted(set(fences)) for fences in runs.values())
+        completed = sorted(line.job or "" for line in box.ops() if line.type == "CompleteJob" and line.reason == 0)
+        assert completed == sorted(ids)
+        box.verify()
+        assert "nothing changed" in box("log", "rebuild").out

@@ -1,0 +1,128 @@
+"""Scenarios of two machines and more: one lets others in, for all kinds of work or for one, and they work for it."""
+
+from http.client import HTTPConnection
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import msgspec
+import pytest
+
+from hocket.kernel.bearer import make_bearer
+from hocket.kernel.clock import Hlc
+from hocket.kernel.ids import parse_ulid
+from hocket.kernel.ops import Op, encode, encode_sequence, sign
+from hocket.kernel.rules import rules_hash
+from hocket.kernel.vocabulary import ClaimWork, CompleteJob, Payload, Telemetry
+from hocket.mesh import wire
+from tests.scenarios.machines import Machine, Reason, agree, journal, machines, until
+
+
+@pytest.mark.req("LW-36", "LW-01", "LW-23", "LW-24", "LW-39", "LW-40")
+def test_enrollment(tmp_path: Path):
+    with machines(tmp_path, "owner", "gpu") as [owner, gpu]:
+        owner("init")
+        owner.serve()
+        token = owner.invite("gpu", "job:claim:acme.", "job:complete:acme.")
+        joined = gpu("join", token, "--json").json
+        assert joined["inviter"] == owner.node and joined["peers"]
+        # The key was made there and is nowhere else; the owner's stayed where it was.
+        assert (gpu.home / "node.key").exists() and not (gpu.home / "user.key").exists()
+        assert standing(owner, "gpu") == "pending"
+        worker = gpu.work()
+        until(lambda: standing(owner, "gpu") == "active", "the new node to be seen")
+        # The owner has no handlers: whoever answers is the other machine.
+        done = owner("submit", "acme.add", '{"sum": 42}', "--wait", "--timeout", "60s", "--json").json
+        assert done["result"] == {"sum": 42}
+        [run] = [line for line in journal(tmp_path) if line["event"] == "start"]
+        assert (run["job"], run["machine"], run["fence"]) == (done["job_id"], "gpu", 1)
+        # What the worker offered counts by the coordinator's word.
+        assert owner.ops_of(done["job_id"]) == ["ScheduleJob", "AcceptWork", "AcceptWork"]
+        assert worker.stop().out == "done: 1 succeeded, 0 failed, 0 handed back\n"
+        agree(owner, gpu)
+        owner.stop()
+        owner.verify()
+        gpu.verify()
+
+
+@pytest.mark.req("LW-36", "LW-24", "LW-25", "LW-26", "LW-28", "LW-29", "LW-31")
+def test_scoped_enrollment(tmp_path: Path):
+    """A worker for one prefix of kinds does those and no others, sees those and no others, and trying does not help."""
+    with machines(tmp_path, "owner", "gpu", "phone") as [owner, gpu, phone]:
+        owner("init")
+        address = owner.serve()
+        prefix = "acme.render."
+        grants = (f"job:claim:{prefix}", f"job:complete:{prefix}", f"job:read:{prefix}")
+        gpu("join", owner.invite("gpu", *grants))
+        secret, mine = owner.submit_all(
+            [{"kind": "acme.bank.pay", "payload": {"sum": 9}}, {"kind": "acme.render.frame", "payload": {"frame": 1}}]
+        )
+        # It has handlers for both, and the one that it may not do was there first.
+        worker = gpu.work()
+        until(lambda: owner.is_done(mine), "the job that it may do")
+        assert worker.stop().out == "done: 1 succeeded, 0 failed, 0 handed back\n"
+        assert owner.state(secret) == "pending"
+        assert {line["job"] for line in journal(tmp_path)} == {mine}
+        # It has heard nothing of the other job, and may not make one.
+        gpu("sync")
+        assert not gpu.has(secret) and b"acme.bank" not in bodies(gpu)
+        assert "no job" in gpu("show", secret, code=2).sentence
+        assert gpu("submit", "acme.render.frame", code=4) and gpu("submit", "acme.bank.pay", code=4)
+        for place in (owner, gpu):
+            assert place("may", "gpu", "claim", "acme.render.frame").out.startswith("yes")
+            assert place("may", "gpu", "claim", "acme.bank.pay", code=4).out.startswith("no")
+        # Ops made by hand, with its key and past its own law, straight to the server: they are on the log and nowhere
+        # else, also on a machine that only ever heard of them.
+        job_id = parse_ulid(secret)
+        payloads: list[Payload] = [
+            ClaimWork(job_id, gpu.desk.log.node, 60_000),
+            CompleteJob(job_id, (), (), Telemetry(1, None, None, None)),
+        ]
+        before = owner.jobs()
+        assert push(gpu, owner, address, payloads) == {"appended": 0, "duplicated": 0, "rejected": 2}
+        phone("init", "--user-key", owner.home / "user.key")
+        phone("peers", "add", address)
+        phone("sync")
+        for place in (owner, phone):
+            made = [line for line in place.ops() if line.author == gpu.node][-2:]
+            assert [(line.type, line.reason) for line in made] == [
+                ("ClaimWork", Reason.UNAUTHORISED),
+                ("CompleteJob", Reason.UNAUTHORISED),
+            ]
+            assert place.jobs() == before and place.state(secret) == "pending"
+        agree(owner, phone)
+        owner.stop()
+        for place in (owner, gpu, phone):
+            place.verify()
+
+
+def standing(owner: Machine, name: str) -> str:
+    [found] = [each["standing"] for each in owner("nodes", "--json").json if each["name"] == name]
+    return str(found)
+
+
+def bodies(machine: Machine) -> bytes:
+    return b"".join(machine.look(lambda session: [row.body for row in session.ops_after(0, 1_000_000)]))
+
+
+def push(machine: Machine, to: Machine, address: str, payloads: list[Payload]) -> dict[str, int]:
+    """One POST /ops of ops that the machine's key has signed and its log knows nothing of."""
+    log, key = machine.desk.log, machine.desk.home.node_key()
+    now = log.reading()
+    made = []
+    for number, payload in enumerate(payloads):
+        op = Op(log.new_id(now.wall), Hlc(now.wall + 1, number, log.node), log.node, (), payload)
+        made.append(encode(sign(op, key)))
+    headers = {
+        "authorization": f"Bearer {make_bearer(key, str(to.desk.log.node), log.physical() // 1000, 'by-hand')}",
+        "content-type": wire.OCTETS,
+        wire.RULES_HASH: rules_hash(log.rules).hex(),
+    }
+    connection = HTTPConnection(urlsplit(address).netloc, timeout=30)
+    try:
+        connection.request("POST", wire.OPS, encode_sequence(made), headers)
+        response = connection.getresponse()
+        body = response.read()
+        assert response.status == 200, (response.status, body)
+        return msgspec.json.decode(body, type=dict[str, int])
+    finally:
+        connection.close()
