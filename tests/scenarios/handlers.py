@@ -1,24 +1,14 @@
-"""Handlers for the scenarios. Each run leaves a line at its start and one at its end in a journal that all machines
-write to, with the clock that they share; a line is written whole or not at all.
-"""
+"""Handlers for the scenarios: one that takes a while, and one that waits to be let go."""
 
-import json
 import os
 import time
 from pathlib import Path
 from typing import Any
 
 import hocket
+from tests.scenarios.noting import MACHINE, note
 
 ROOT = Path(os.environ["HOCKET_TEST_ROOT"])
-MACHINE = os.environ["HOCKET_TEST_MACHINE"]
-JOURNAL = os.open(os.environ["HOCKET_TEST_JOURNAL"], os.O_WRONLY | os.O_APPEND)
-
-
-def note(ctx: hocket.Context, event: str, **more: Any) -> None:
-    line = {"event": event, "job": ctx.job_id, "kind": ctx.kind, "fence": ctx.fence, "machine": MACHINE}
-    line |= {"pid": os.getpid(), "at": time.monotonic()} | more
-    os.write(JOURNAL, json.dumps(line).encode() + b"\n")
 
 
 @hocket.job("acme.")

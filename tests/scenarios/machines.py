@@ -31,6 +31,7 @@ T = TypeVar("T")
 
 # Only there to end a test that has failed: no test measures by it.
 PATIENCE_S = 60.0
+CHECKOUT = str(Path(__file__).parents[2])
 HANDLERS = str(Path(__file__).with_name("handlers.py"))
 
 # The program as pip has installed it. It ends with the test run, even if that is killed.
@@ -131,6 +132,7 @@ class Machine:
             "HOCKET_TEST_JOURNAL": str(root / "journal"),
             "HOCKET_TEST_MACHINE": name,
             "HOCKET_TEST_ROOT": str(root),
+            "PYTHONPATH": os.pathsep.join(filter(None, [CHECKOUT, os.environ.get("PYTHONPATH")])),
         }
         self.processes: list[Process] = []
         self._desk: Desk | None = None
