@@ -103,8 +103,10 @@ class Docket:
             case.decided(decision, case.dropped)
 
     def ask(self, now: float) -> None:
-        """Puts the open cases to the arbiter, unless that is under way or resting."""
-        if self._cases and self._asking is None and not self.is_resting(now):
+        """Puts the open cases to the arbiter, unless that is under way or resting, or has just brought decisions that
+        are still to be handed out.
+        """
+        if self._cases and self._asking is None and not self._decisions and not self.is_resting(now):
             self._asking = asyncio.get_running_loop().create_task(self._ask(list(self._cases)))
 
     async def last_ask(self, patience: float) -> None:
