@@ -22,7 +22,7 @@ export HYPOTHESIS_STORAGE_DIRECTORY := $(CURDIR)/.cache/hypothesis
 # Tests that share a resource or watch the clock say so with xdist_group; loadgroup keeps each group in one process.
 PYTEST := $(BIN)/python -m pytest -q -n $(JOBS) --dist=loadgroup -o cache_dir=.cache/pytest
 
-.PHONY: help setup run test lint soak bench conformance pin clean
+.PHONY: help setup run test lint soak fuzz bench conformance pin clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -59,6 +59,9 @@ test: lint ## lint, then all tests but the soak
 
 soak: setup ## the same tests, twenty times the examples, and the long runs
 	HYPOTHESIS_PROFILE=soak $(PYTEST) -m "soak or not soak" --timeout=7200 $(ARGS)
+
+fuzz: setup ## a million damaged inputs for everything that reads foreign bytes
+	$(BIN)/python -m tests.fuzz $(ARGS)
 
 bench: $(BENCH_READY) ## our figures beside the peers', in one run
 	$(BIN)/python -m bench $(ARGS)
