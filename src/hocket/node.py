@@ -238,7 +238,7 @@ class Node:
             except ImportError as error:
                 raise Usage(f"dealing with other nodes needs {error.name}; install hocket[server]") from None
             home = self.desk.home
-            self._station = Station(self, home.node_key(), self.ground, home.processes, notice)
+            self._station = Station(self, home.node_key(), self.ground, home.processes, notice, self.desk.blobs)
         return self._station
 
     @asynccontextmanager
@@ -412,6 +412,16 @@ class SyncNode:
             offer = result
             (result,) = self._with_node(lambda node: node.consult([offer]))
         return _accepted(result)
+
+    def fetch(self, hash: bytes, size: int) -> bytes | None:
+        """A blob from another node, None when this one knows of no other. The caller may be reading: this has a desk of
+        its own.
+        """
+        with Desk.open(self.desk.home.path) as desk:
+            with desk.store.read() as session:
+                if not session.peers():
+                    return None
+            return SyncNode(desk)._with_node(lambda node: node.station().exchanges.fetch(hash, size))
 
     def _with_node(self, act: Callable[[Node], Awaitable[T]]) -> T:
         """Does something on an event loop of its own."""

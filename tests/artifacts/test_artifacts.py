@@ -212,16 +212,16 @@ def test_other_nodes_get_what_they_may_read_and_no_more():
         [artifact] = of_job(node, run(node, lambda ctx: ctx.artifact(LARGE, type="t.bytes") and None))
         asked: list[bytes] = []
 
-        def answer(may: bool, hash: bytes = artifact.hash) -> bytes | None:
+        def answer(may: bool, hash: bytes = artifact.hash) -> bool:
             with desk.read() as session:
-                return artifacts.serve(session, desk.blobs, hash, lambda op: asked.append(op.id) or may)
+                return artifacts.is_readable(session, hash, lambda op: asked.append(op.id) or may)
 
-        assert answer(True) == LARGE and answer(False) is None and asked == [artifact.id] * 2
+        assert answer(True) and not answer(False) and asked == [artifact.id] * 2
         orphan = desk.blobs.stage(b"orphan")
         desk.blobs.keep(orphan)
-        assert answer(True, orphan.hash) is None and answer(True, bytes(32)) is None
+        assert not answer(True, orphan.hash) and not answer(True, bytes(32))
         desk.log.run(lambda tx: artifacts.evict(tx, artifact))
-        assert answer(True) is None
+        assert not answer(True)
 
 
 # Eviction.

@@ -44,7 +44,9 @@ class Place:
         self.node = Node(desk)
         self.key = desk.home.node_key()
         self.notices: list[str] = []
-        self.station = Station(self.node, self.key, self.node.ground, desk.home.processes, notice=self.notices.append)
+        self.station = Station(
+            self.node, self.key, self.node.ground, desk.home.processes, self.notices.append, desk.blobs
+        )
         self.gate = self.station.gate()
         self.transport, self.exchanges = self.station.transport, self.station.exchanges
         self.server: Server | None = None

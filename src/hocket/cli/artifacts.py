@@ -101,13 +101,14 @@ def get(
     """
     from hocket.errors import Usage
     from hocket.kernel.ids import ulid_text
+    from hocket.node import SyncNode
     from hocket.work import artifacts
 
     if output is None and (settings.as_json or on_terminal()):
         raise Usage("give -o FILE; the content of an artifact is no text for a terminal")
     with open_desk() as desk, desk.read() as session:
         found = artifacts.find(session, id)
-        data = artifacts.content(session, desk.blobs, found)
+        data = artifacts.content(session, desk.blobs, found, SyncNode(desk).fetch)
     if output is None:
         sys.stdout.buffer.write(data)
         return

@@ -141,6 +141,14 @@ class Client:
             raise Unreachable(f"{self.address} answers an exchange without counts")
         return Counts(*map(int, numbers)), self._answer(reply)
 
+    async def blob(self, hash: bytes, start: int) -> bytes | None:
+        """Part of a blob from there on, None when the peer does not have it or does not give it."""
+        reply = await self._send("GET", wire.BLOBS, f"hash={hash.hex()}&from={start}", b"")
+        if reply.status == 404:
+            return None
+        self._check(reply)
+        return reply.body
+
     def hint_headers(self) -> Mapping[str, str]:
         """The headers of a request for hints."""
         return self._headers(self._nonce())

@@ -27,7 +27,9 @@ from hocket.mesh import wire
 from hocket.mesh.bucket import Buckets
 from hocket.mesh.hub import Hub
 from hocket.mesh.outgoing import PAGE_OPS_MAX, Page, Reader, order_ops, page
+from hocket.mesh.shelf import answer as answer_blob
 from hocket.mesh.wire import Access, Reply, Request
+from hocket.work.blobs import Blobs
 from hocket.work.ground import Ground
 from hocket.work.jobs import accept
 
@@ -96,8 +98,10 @@ class Gate:
         routes: Routes | None = None,
         notice: Callable[[str], None] = lambda text: None,
         met: Callable[[int], Awaitable[None]] | None = None,
+        blobs: Blobs | None = None,
     ) -> None:
         self._access, self._key, self._ground = access, key, ground
+        self._blobs = blobs
         self._origins, self._notice, self._met = origins, notice, met
         self._routes: Routes = {
             ("GET", wire.HEALTH): self._health,
@@ -106,6 +110,7 @@ class Gate:
             ("POST", wire.EXCHANGE): self._exchange,
             ("GET", wire.HINTS): self._hints,
             ("POST", wire.INTRODUCE): self._introduce,
+            ("GET", wire.BLOBS): self._blob,
             **(routes or {}),
         }
         self._nonces = Nonces()
@@ -279,6 +284,13 @@ class Gate:
             raise _Refused(429, "too many listeners", caller.node, retry_after="60")
         headers = {"content-type": wire.EVENTS, "cache-control": "no-store", **self._proof(caller)}
         return Reply(200, headers, stream=self._hub.listen(caller.node))
+
+    async def _blob(self, request: Request) -> Reply:
+        caller = await self._caller(request)
+        blobs = self._blobs
+        if blobs is None:
+            raise _Refused(404, "a blob where there are none", caller.node)
+        return await self._access.call(lambda: answer_blob(self._access.log, blobs, caller.reader, request.query))
 
     async def _introduce(self, request: Request) -> Reply:
         """A node that is not known here brings the op that introduces it. It does not learn what became of it."""

@@ -15,6 +15,7 @@ from hocket.mesh.peers import Trust
 from hocket.mesh.sync import Exchanges
 from hocket.mesh.turn import Turn
 from hocket.mesh.wire import Access, Reply, Request, look, note
+from hocket.work.blobs import Blobs
 from hocket.work.ground import Ground
 
 # How peers' certificates are checked is looked up again after this long.
@@ -32,7 +33,9 @@ class Station:
         ground: Ground,
         processes: Path,
         notice: Callable[[str], None] = lambda text: None,
+        blobs: Blobs | None = None,
     ) -> None:
+        self._blobs = blobs
         self._access, self._key, self._ground, self._processes = access, key, ground, processes
         self._notice = notice
         self._knocks = Buckets(JOIN_RATE_PER_S, JOIN_BURST, ground.monotonic)
@@ -60,6 +63,7 @@ class Station:
             routes={("POST", enrolment.JOIN): self._join},
             notice=self._notice,
             met=self._met,
+            blobs=self._blobs,
         )
 
     async def has_peers(self) -> bool:

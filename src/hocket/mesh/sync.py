@@ -16,7 +16,7 @@ from hocket.kernel.keys import SigningKey
 from hocket.kernel.ops import Op, read_sequence
 from hocket.kernel.postcard import Malformed, Reader
 from hocket.log import Admission, Log
-from hocket.mesh import outgoing, peers
+from hocket.mesh import outgoing, peers, shelf
 from hocket.mesh.client import Answer, Busy, Client, Paused, Refused, TooLarge
 from hocket.mesh.gate import Received, is_brought
 from hocket.mesh.outgoing import PAGE_BYTES_MAX, PAGE_OPS_MAX, Page, own_frontier, page
@@ -153,6 +153,12 @@ class Exchanges:
             raise Unreachable(f"the coordinator at {address} does not answer") from None
         if done.state != peers.OK or done.retry_s:
             raise Unreachable(done.detail)
+
+    async def fetch(self, hash: bytes, size: int) -> bytes:
+        """A blob from whichever peer has it. Raises Unreachable when none does that can be reached."""
+        known = await look(self._access, lambda session: session.peers())
+        lines = [await self._line(peer.address) for peer in known if peer.state != peers.PAUSED]
+        return await shelf.fetch([line.client for line in lines], hash, size)
 
     async def _line(self, address: str) -> _Line:
         if address not in self._lines:

@@ -20,6 +20,7 @@ EXCHANGE = "/exchange"
 HINTS = "/hints"
 INTRODUCE = "/introduce"
 HEALTH = "/healthz"
+BLOBS = "/v1/blobs"
 
 OCTETS = "application/octet-stream"
 JSON = "application/json"

@@ -128,12 +128,10 @@ def content(session: Session, blobs: Blobs, artifact: Artifact, fetch: Fetch | N
     return data
 
 
-def serve(session: Session, blobs: Blobs, hash: bytes, may_read: Callable[[Op], bool]) -> bytes | None:
-    """The blob for another node: only while an artifact has it that is not evicted and that the node may read."""
-    for artifact in session.artifacts_of_hash(hash):
-        if not session.is_evicted(artifact.id) and may_read(creation_of(session, artifact)[0]):
-            return blobs.read(hash)
-    return None
+def is_readable(session: Session, hash: bytes, may_read: Callable[[Op], bool]) -> bool:
+    """Whether another node may have the blob: only while an artifact that it may read has it and is not evicted."""
+    found = session.artifacts_of_hash(hash)
+    return any(not session.is_evicted(each.id) and may_read(creation_of(session, each)[0]) for each in found)
 
 
 def put(tx: Transaction, blobs: Blobs, type: str, content: Content, ttl_ms: int | None) -> bytes:

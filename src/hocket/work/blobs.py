@@ -95,6 +95,16 @@ class Blobs:
         parts = list(self.chunks(hash))
         return b"".join(parts) if parts or self.has(hash) else None
 
+    def part(self, hash: bytes, start: int, size: int) -> bytes | None:
+        """Some of the content, None when it is not here. Whoever puts the parts together checks the whole."""
+        with _explained(f"read the blob {hash_text(hash)}"):
+            try:
+                with self._place(hash).open("rb") as file:
+                    file.seek(start)
+                    return file.read(size)
+            except FileNotFoundError:
+                return None
+
     def chunks(self, hash: bytes) -> Iterator[bytes]:
         """The content part by part, nothing when it is not here. Damage comes to light after the last part."""
         hasher = blake3()
