@@ -78,6 +78,7 @@ def test_a_first_sync_streams_and_the_next_batch_is_fetched_while_one_is_verifie
         done = await b.exchanges.visit(a.address)
         assert done.pulled == 12_000 + 2
         assert between.paths().count("GET /ops") >= 3
+        assert overlapped >= 1
         kept = decode_frontier(b.peer(a.address).pulled)
         assert kept[a.id].wall > 0
         assert a.digest() == b.digest()
@@ -220,6 +221,52 @@ def test_other_rules_pause_a_peer_until_somebody_says_otherwise(tmp_path: Path):
         assert a.ids() == b.ids()
 
     run(tmp_path, test)
+
+
+@pytest.mark.req("LW-30")
+def test_a_paused_peer_that_comes_by_itself_under_the_same_rules_is_tried_again(tmp_path: Path):
+    async def test(a: Place, b: Place) -> None:
+        b.befriend(a.address)
+        await b.exchanges.visit(a.address)
+        a.log.laws.rules = STRICT
+        assert (await b.exchanges.visit(a.address)).state == peers.PAUSED
+        a.befriend(b.address)
+        assert (await a.exchanges.visit(b.address)).state == peers.PAUSED
+        assert b.peer(a.address).state == peers.PAUSED
+        a.log.laws.rules = b.log.rules
+        assert (await a.exchanges.visit(b.address)).state == peers.OK
+        assert b.peer(a.address).state == peers.NEW
+
+    run(tmp_path, test)
+
+
+def test_two_nodes_with_one_key_are_noticed(tmp_path: Path):
+    """A home that was copied: each copy hears of ops that it should have written itself."""
+
+    async def test(a: Place) -> None:
+        import shutil
+
+        from hocket.desk import Desk
+        from hocket.kernel.reasons import Reason
+
+        first = Place(await asyncio.to_thread(Desk.init, tmp_path / "first", tmp_path / "a" / "user.key"))
+        first.desk.close()
+        shutil.copytree(tmp_path / "first", tmp_path / "second")
+        copies = [Place(Desk.open(tmp_path / name)) for name in ("first", "second")]
+        try:
+            for copy in copies:
+                copy.submit(2)
+                await copy.exchanges.exchange(a.address)
+            for copy in copies:
+                await copy.exchanges.exchange(a.address)
+            with copies[0].desk.store.read() as one, copies[1].desk.store.read() as two:
+                counts = one.refusal_counts().get(Reason.TWIN, 0) + two.refusal_counts().get(Reason.TWIN, 0)
+            assert counts >= 2
+        finally:
+            for copy in copies:
+                await copy.close()
+
+    run(tmp_path, test, "a")
 
 
 @pytest.mark.req("LW-30")

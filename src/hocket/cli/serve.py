@@ -71,6 +71,7 @@ async def _serve(
     node = Node(desk)
     try:
         station = node.station(notice)
+        from hocket.mesh.peers import ADDRESS
         from hocket.mesh.wire import note
         from hocket.server.running import Server
 
@@ -83,7 +84,7 @@ async def _serve(
         await server.start()
         keeping = asyncio.create_task(station.loop().run())
         try:
-            await note(node, lambda session: session.set_meta("address", told.encode()))
+            await note(node, lambda session: session.set_meta(ADDRESS, told.encode()))
             async with _announced(desk, server, announce), node.kept_up(notice):
                 _say(desk, told, server)
                 await asyncio.wait([keeping, asyncio.create_task(ended.wait())], return_when=asyncio.FIRST_COMPLETED)

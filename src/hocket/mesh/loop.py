@@ -174,14 +174,10 @@ class SyncLoop:
                 visitor.changed()
 
     async def _round(self) -> None:
-        """Follows the list of peers; and looks after what only time brings: ops that were held, a silence."""
+        """Follows the list of peers, and listens for a silence."""
         self._next_round = self.ground.monotonic() + ROUND_S
         log = self._access.log
-        known, held, silence = await look(
-            self._access, lambda session: (session.peers(), session.held()[0], peers.silence(log, session))
-        )
-        if held:
-            await self._access.call(log.release)
+        known, silence = await look(self._access, lambda session: (session.peers(), peers.silence(log, session)))
         await self._follow({peer.address: peer for peer in known})
         if silence is not None and not self._is_silent:
             self._notice(f"nothing was heard of the coordinator {node_text(silence.node)} for long")
