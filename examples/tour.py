@@ -1,6 +1,6 @@
-"""The tour, which `make run` starts: a home, three worker processes, a few hundred jobs of every sort, one worker
-killed in the middle of a job, and at the end a table of what happened and a proof of the log. Leaves with 1 if
-anything is not as it should be.
+"""The tour, which `make run` starts. First one machine: a home, three worker processes, a few hundred jobs of every
+sort, one worker killed in the middle of a job, a table of what happened and a proof of the log. Then a mesh of three
+nodes, in `tour_mesh`. Leaves with 1 if anything is not as it should be.
 
     python examples/tour.py [--base DIR]
 """
@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import tour_jobs as jobs
+import tour_mesh
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
@@ -259,6 +260,10 @@ async def tour(home: Path) -> list[str]:
     return wrong
 
 
+def say(text: str) -> None:
+    console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
 def since(hlc: str, moment: float) -> float:
     """Seconds from a moment to an op's time as `show` writes it."""
     return datetime.fromisoformat(hlc.partition("+")[0].replace("Z", "+00:00")).timestamp() - moment
@@ -281,8 +286,11 @@ def main() -> int:
     try:
         subprocess.run(hocket_command(home, "init"), check=True)
         wrong = asyncio.run(tour(home))
+        if not wrong:
+            say("\nThat was one machine. Now a mesh: three nodes, each with a home of its own, over HTTP.")
+            wrong = tour_mesh.tour(base, say)
     except KeyboardInterrupt:
-        console.print("interrupted; the workers are stopped")
+        console.print("interrupted; all processes are stopped")
         return 130
     except (hocket.HocketError, TimeoutError, subprocess.SubprocessError) as error:
         wrong = [f"{type(error).__name__}: {error}"]

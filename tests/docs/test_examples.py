@@ -46,41 +46,57 @@ def test_fenced_write(tmp_path: Path):
     assert "the log says: ScheduleJob, ClaimWork, ExpireWork, ClaimWork" in out
 
 
-@pytest.mark.req("LW-02", "LW-05", "LW-37", "LW-41", "VX-01", "VX-07")
+@pytest.mark.req("LW-02", "LW-05", "LW-37", "LW-39", "LW-40", "LW-41", "VX-01", "VX-07")
 def test_the_tour(tmp_path: Path):
     done = run(tmp_path, EXAMPLES / "tour.py", "--base", tmp_path / "run")
     assert re.search(r"^log verified: \d+ ops, chain head [0-9a-f]{64}$", done.stdout, re.MULTILINE), done.stdout
     assert "is killed with SIGKILL while it runs the slow job" in done.stdout
+    for said in ("owner", "gpu", "post"):
+        assert re.search(rf"^log of {said} verified: \d+ ops, chain head [0-9a-f]{{64}}$", done.stdout, re.MULTILINE)
+    assert "is killed with SIGKILL in the middle of a job" in done.stdout
     assert "not as it should be" not in done.stdout
+    assert not list((tmp_path / "run").glob("mesh-*"))
 
 
-def test_the_tour_says_what_is_wrong(tmp_path: Path):
+@pytest.mark.parametrize(
+    ("name", "handler", "right", "wrong", "said"),
+    [
+        ("tour", "tour_jobs", '"sum": sum(numbers)', '"sum": sum(numbers) + (len(numbers) == 100)', "a sum is wrong"),
+        ("tour_mesh", "tour_mesh_jobs", '"node": NODE, "index"', '"node": "gpu", "index"', "the wrong nodes did the"),
+    ],
+)
+def test_the_tour_says_what_is_wrong(tmp_path: Path, name: str, handler: str, right: str, wrong: str, said: str):
     """A tour that cannot fail proves nothing: here a handler gives wrong answers."""
-    (tmp_path / "tour.py").write_text((EXAMPLES / "tour.py").read_text())
-    jobs = (EXAMPLES / "tour_jobs.py").read_text()
-    (tmp_path / "tour_jobs.py").write_text(
-        jobs.replace('"sum": sum(numbers)', '"sum": sum(numbers) + (len(numbers) == 100)')
-    )
+    for file in EXAMPLES.glob("tour*.py"):
+        (tmp_path / file.name).write_text(file.read_text())
+    handlers = (EXAMPLES / f"{handler}.py").read_text()
+    assert right in handlers
+    (tmp_path / f"{handler}.py").write_text(handlers.replace(right, wrong))
     env = reader.environment(tmp_path)
-    words = [sys.executable, tmp_path / "tour.py", "--base", tmp_path / "run"]
+    words = [sys.executable, tmp_path / f"{name}.py", "--base", tmp_path / "run"]
     done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=reader.PATIENCE_S)
     assert done.returncode == 1
-    assert "not as it should be: a sum is wrong" in done.stdout
+    assert f"not as it should be: {said}" in done.stdout
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_tour_leaves_no_process_behind(tmp_path: Path, how: signal.Signals):
+@pytest.mark.parametrize(
+    ("name", "where"),
+    [("tour", "workers start"), ("tour_mesh", "serves at"), ("tour_mesh", "both workers run")],
+)
+def test_an_interrupted_tour_leaves_nothing_behind(tmp_path: Path, name: str, where: str, how: signal.Signals):
     base = tmp_path / "run"
-    words = [sys.executable, EXAMPLES / "tour.py", "--base", base]
+    words = [sys.executable, "-u", EXAMPLES / f"{name}.py", "--base", base]
     with subprocess.Popen(
         words, env=reader.environment(tmp_path), stdout=subprocess.PIPE, text=True, start_new_session=True
     ) as tour:
         assert tour.stdout is not None
         for line in tour.stdout:
-            if "workers start" in line:
+            if where in line:
                 break
         tour.send_signal(how)
         assert tour.wait(timeout=reader.PATIENCE_S) == 130
+    assert not list(base.glob("mesh-*"))
     deadline = time.monotonic() + reader.PATIENCE_S
     while _group_lives(tour.pid):
         assert time.monotonic() < deadline, "a worker outlived the tour"

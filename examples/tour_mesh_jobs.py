@@ -1,0 +1,64 @@
+"""The handlers of the tour's second part. Every node runs all of them; which jobs come to it is decided by what it may
+do. Each handler begins with a line in a journal outside of Hocket, so that the tour can check the log's word against
+what really ran.
+"""
+
+import os
+import time
+from pathlib import Path
+
+import hocket
+
+# The tour says where. A module that is only imported to submit jobs needs neither.
+FOLDER = Path(os.environ.get("TOUR_FOLDER", "."))
+NODE = Path(os.environ.get("HOCKET_HOME", "nobody")).name
+
+
+def begin(ctx):
+    line = f"{ctx.job_id} {ctx.fence} {NODE}\n"
+    with (FOLDER / "journal").open("ab", buffering=0) as journal:
+        journal.write(line.encode())
+
+
+@hocket.job("acme.render.frame")
+def frame(ctx, number):
+    begin(ctx)
+    return {"node": NODE, "frame": number}
+
+
+@hocket.job("acme.mail.letter")
+def letter(ctx, number):
+    begin(ctx)
+    return {"node": NODE, "letter": number}
+
+
+@hocket.job("acme.pack.index")
+def index(ctx, number):
+    begin(ctx)
+    return {"node": NODE, "index": number}
+
+
+@hocket.job("acme.pack.slow", lease="1500ms")
+def slow(ctx):
+    """The first hold waits to be killed. The second finds out that it is not the first, and ends at once."""
+    begin(ctx)
+    give_up = time.monotonic() + 60
+    while ctx.fence == 1 and time.monotonic() < give_up:
+        time.sleep(0.05)
+    return {"node": NODE, "fence": ctx.fence}
+
+
+@hocket.job("acme.render.long")
+def long(ctx):
+    """Ends when the tour says so."""
+    begin(ctx)
+    give_up = time.monotonic() + 60
+    while not (FOLDER / "go").exists() and time.monotonic() < give_up:
+        time.sleep(0.02)
+    return {"node": NODE, "fence": ctx.fence}
+
+
+@hocket.job("acme.render.note", open=True)
+def note(ctx):
+    begin(ctx)
+    return {"node": NODE}
