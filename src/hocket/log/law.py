@@ -40,6 +40,7 @@ class Law:
         self._arbiter = extensions is not None and extensions.arbiter
         self.derivation_ops = frozenset(extensions.derivation_ops if extensions else ())
         self._derivation_kinds = tuple(extensions.derivation_kinds if extensions else ())
+        self._derives = bool(self.derivation_ops or self._derivation_kinds)
 
     def coordinator(self, at: Hlc) -> int | None:
         """The coordinator in force at that time, if one was designated."""
@@ -56,11 +57,12 @@ class Law:
         if not self.delegations:
             return None
         payload = op.payload
-        if isinstance(payload, RevokeUcan) and (op.timestamp, op.node_id, payload.ucan_cid) in self._revocations:
-            return None
         refused = self.authority.refusal(op.node_id, payload, op.timestamp.wall, kind)
-        if refused is None and self._is_derivation(payload, kind) and op.node_id != self.coordinator(op.timestamp):
-            return Reason.NOT_COORDINATOR
+        if refused is None:
+            if self._derives and self._is_derivation(payload, kind) and op.node_id != self.coordinator(op.timestamp):
+                return Reason.NOT_COORDINATOR
+        elif type(payload) is RevokeUcan and (op.timestamp, op.node_id, payload.ucan_cid) in self._revocations:
+            return None
         return refused
 
     def _is_derivation(self, payload: Payload, kind: str | None) -> bool:

@@ -31,12 +31,10 @@ from hocket.log.citations import Citations, Fresh
 from hocket.log.law import Law, Laws, trace
 from hocket.log.links import unlinked
 from hocket.log.registers import Registers
-from hocket.store import Entry, OpRow, Session, Stage
+from hocket.store import Entry, Session, Stage
 
 _CLAIMS = (number_of(ClaimWork), number_of(AcceptWork))
 _COUNTS = 0
-_FIRST = bytes(20)
-_AUTHOR_BATCH = 1_000
 
 
 class Projection:
@@ -493,15 +491,9 @@ class Projection:
             if fresh.node_id in losers | gainers and fresh.id != op.id:
                 self._doubt(fresh.id, job_of(fresh.payload))
         for node in losers:
-            for row in self._written_by(node):
-                self._doubt(row.id, row.job)
+            self._session.order_ops()
+            for op_id, job_id in self._session.written_by(node.to_bytes(8, "big")):
+                self._doubt(op_id, job_id)
         if gainers:
-            for row in self._session.ops_refused_for((Reason.UNAUTHORISED, Reason.REVOKED)):
+            for row in self._session.ops_refused_for((Reason.UNAUTHORISED, Reason.REVOKED, Reason.UNRESOLVED)):
                 self._doubt(row.id, row.job)
-
-    def _written_by(self, node: int) -> Iterator[OpRow]:
-        self._session.order_ops()
-        after = _FIRST
-        while rows := self._session.ops_of_author(node.to_bytes(8, "big"), after, _AUTHOR_BATCH):
-            yield from rows
-            after = rows[-1].hlc

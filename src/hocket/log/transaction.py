@@ -23,6 +23,8 @@ Signer = Callable[[Sequence[bytes]], list[bytes]]
 
 
 SETTLE_ALL = 2**62
+# Where the store keeps that this node came into a mesh that was there before it, so that somebody is the coordinator.
+NEWCOMER = "newcomer"
 
 
 def being_rebuilt() -> StoreError:
@@ -164,7 +166,16 @@ class Transaction:
 
     def decides(self, policy: Policy) -> bool:
         """Whether this node may put an end to jobs of such a policy by itself."""
-        return policy.open or self.projection.arbiter(self.latest) in (None, self.node)
+        if policy.open:
+            return True
+        return self.projection.arbiter(self.latest) in (None, self.node) and not self.is_uninformed
+
+    @property
+    def is_uninformed(self) -> bool:
+        """Whether somebody else decides here, and this node has not heard yet who."""
+        extensions = self._laws.rules.extensions
+        has_arbiter = extensions is not None and extensions.arbiter
+        return has_arbiter and not self.projection.law.coordinators and self.session.meta(NEWCOMER) is not None
 
     @property
     def latest(self) -> Hlc:

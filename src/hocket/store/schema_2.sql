@@ -25,11 +25,13 @@ CREATE TABLE artifacts (
     source_job BLOB,
     hash       BLOB NOT NULL,
     size       INTEGER NOT NULL,
-    expires    INTEGER                    -- when it may be evicted, by the HLC's wall; NULL: never
+    expires    INTEGER,                   -- when it may be evicted, by the HLC's wall; NULL: never
+    inline     INTEGER NOT NULL           -- 1: its content is in its op, and no blob is needed
 ) STRICT, WITHOUT ROWID;
-CREATE INDEX artifacts_by_job ON artifacts (source_job) WHERE source_job IS NOT NULL;
+-- Most artifacts are the results of jobs, small and found from the job; they are spared the indexes.
+CREATE INDEX artifacts_by_job ON artifacts (source_job) WHERE type <> 'hocket.result' AND source_job IS NOT NULL;
 CREATE INDEX artifacts_by_expiry ON artifacts (expires) WHERE expires IS NOT NULL;
-CREATE INDEX artifacts_by_hash ON artifacts (hash);
+CREATE INDEX artifacts_by_hash ON artifacts (hash) WHERE inline = 0;
 
 CREATE TABLE evictions (op BLOB PRIMARY KEY, artifact BLOB NOT NULL) STRICT, WITHOUT ROWID;
 CREATE INDEX evictions_by_artifact ON evictions (artifact);

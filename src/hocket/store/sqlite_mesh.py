@@ -9,7 +9,7 @@ import apsw
 
 from hocket.store import Artifact, Coordinator, Delegated, Invitation, Peer, Revoked, Schedule
 
-_ARTIFACT = "id, op_id, type, source_job, hash, size, expires"
+_ARTIFACT = "id, op_id, type, source_job, hash, size, expires, inline"
 _INVITATION = "secret_hash, name, grants, expires, used_by, made"
 
 
@@ -90,7 +90,7 @@ class MeshStatements:
         self._sql("UPDATE schedules SET last_tick = max(last_tick, ?) WHERE name = ?", (tick, name))
 
     def add_artifact(self, artifact: Artifact) -> None:
-        self._sql(f"INSERT OR IGNORE INTO artifacts ({_ARTIFACT}) VALUES (?, ?, ?, ?, ?, ?, ?)", artifact)
+        self._sql(f"INSERT OR IGNORE INTO artifacts ({_ARTIFACT}) VALUES (?, ?, ?, ?, ?, ?, ?, ?)", artifact)
 
     def drop_artifact(self, artifact_id: bytes) -> None:
         self._sql("DELETE FROM artifacts WHERE id = ?", (artifact_id,))
@@ -99,10 +99,15 @@ class MeshStatements:
         return next(iter(self._artifacts("WHERE id = ?", artifact_id)), None)
 
     def artifacts_of_job(self, job_id: bytes) -> list[Artifact]:
-        return self._artifacts("WHERE source_job = ? ORDER BY id", job_id)
+        """What a job's runs made, and its result, which is listed with the job."""
+        listed: bytes = self._one("SELECT artifacts FROM jobs WHERE id = ?", job_id) or b""
+        found = self._artifacts("WHERE source_job = ? AND type <> 'hocket.result'", job_id)
+        found += self._artifacts_of([listed[i : i + 16] for i in range(0, len(listed), 16)])
+        return sorted({each.id: each for each in found if each.source_job == job_id}.values())
 
     def artifacts_of_hash(self, content_hash: bytes) -> list[Artifact]:
-        return self._artifacts("WHERE hash = ? ORDER BY id", content_hash)
+        """The artifacts whose content is that blob."""
+        return self._artifacts("WHERE hash = ? AND inline = 0 ORDER BY id", content_hash)
 
     def artifacts(self, after: bytes, limit: int) -> list[Artifact]:
         return self._artifacts("WHERE id > ? ORDER BY id LIMIT ?", after, limit)
@@ -117,6 +122,9 @@ class MeshStatements:
                LIMIT ?""",
             *(now, kept, limit),
         )
+
+    def _artifacts_of(self, ids: list[bytes]) -> list[Artifact]:
+        return [found for each in ids if (found := self.artifact(each)) is not None]
 
     def _artifacts(self, tail: str, *values: Any) -> list[Artifact]:
         return [Artifact(*row) for row in self._sql(f"SELECT {_ARTIFACT} FROM artifacts {tail}", values)]
