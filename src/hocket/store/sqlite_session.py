@@ -176,6 +176,9 @@ class SqliteSession(MeshStatements):
         authors = [self._connection.cursor().execute(sql, (node, hlc, limit)) for node, hlc in after.items()]
         return [_op_row(row) for row in islice(merge(*authors, key=itemgetter(2)), limit)]
 
+    def ops_of_author(self, node: bytes, after: bytes, limit: int) -> list[OpRow]:
+        return self._ops("WHERE substr(hlc, 13) = ? AND hlc > ? ORDER BY hlc LIMIT ?", node, after, limit)
+
     def written_by(self, node: bytes) -> list[tuple[bytes, bytes | None]]:
         """The ids of an author's ops and of the jobs that they are about."""
         return list(self._rows("SELECT id, job FROM ops WHERE substr(hlc, 13) = ? ORDER BY hlc", node))
