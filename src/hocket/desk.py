@@ -66,6 +66,7 @@ class Desk:
             home.node_key(),
             home.user_did(),
             wall=self._wall,
+            physical=SteadyWall() if wall is None else None,
             randomness=randomness,
             helpers=helpers,
             committed=self.bells.ring,

@@ -175,6 +175,11 @@ class Log:
         """Takes in ops from elsewhere, in any order, any number of times. What cannot be verified is turned
         away and counted. `decide` is called with what is new, inside the transaction that takes it in.
         """
+        # What was held of an author comes before what the author has written since.
+        self.release(decide)
+        return self._admit(ops, decide)
+
+    def _admit(self, ops: Iterable[Received], decide: Decide | None) -> Admission:
         with self.store.read() as session:
             keys = {int.from_bytes(node, "big"): public for node, (public, _) in session.nodes().items()}
             law = self.laws.read(session, session.head().law)
@@ -214,8 +219,8 @@ class Log:
 
         return finish
 
-    def release(self) -> Admission | None:
-        """Takes in the ops whose time has come; None when there are none."""
+    def release(self, decide: Decide | None = None) -> Admission | None:
+        """Takes in the ops whose time has come; None when there are none. `decide` is that of `admit`."""
         until = self.physical() + self._skew
         with self.store.read() as session:
             first = session.held()[1]
@@ -223,7 +228,7 @@ class Log:
             return None
         with self.store.read() as session:
             due = session.due(until, ADMIT_BATCH)
-        admission = self.admit((body, decode(body)) for body in due)
+        admission = self._admit(((body, decode(body)) for body in due), decide)
         self.run(lambda tx: tx.session.drop_held([body[:16] for body in due]))
         return admission
 

@@ -35,7 +35,7 @@ class _Listener:
 class Hub:
     def __init__(self, access: Access) -> None:
         self._access = access
-        self._listeners: set[_Listener] = set()
+        self._listeners: dict[_Listener, None] = {}
         self._watching: asyncio.Task[None] | None = None
 
     def has_room(self, node: int) -> bool:
@@ -45,7 +45,7 @@ class Hub:
     async def listen(self, node: int) -> AsyncIterator[bytes]:
         """The lines of one listener's stream. It begins with a hint, since anything may have happened before."""
         listener = _Listener(node, await look(self._access, _seq))
-        self._listeners.add(listener)
+        self._listeners[listener] = None
         if self._watching is None:
             self._watching = asyncio.create_task(self._watch())
         try:
@@ -63,7 +63,7 @@ class Hub:
                 if not listener.is_over:
                     yield HINT
         finally:
-            self._listeners.discard(listener)
+            self._listeners.pop(listener, None)
 
     async def close(self) -> None:
         """Ends every stream."""

@@ -10,6 +10,7 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from hocket.errors import HocketError, StoreError, Unreachable
+from hocket.kernel.clock import Hlc
 from hocket.kernel.frontier import Frontier, encode_frontier, merge
 from hocket.kernel.ids import content_hash, node_text
 from hocket.kernel.keys import SigningKey
@@ -17,7 +18,7 @@ from hocket.kernel.ops import Op, read_sequence
 from hocket.kernel.postcard import Malformed, Reader
 from hocket.log import Admission, Log
 from hocket.mesh import outgoing, peers, shelf
-from hocket.mesh.client import Answer, Busy, Client, Paused, Refused, TooLarge
+from hocket.mesh.client import Answer, Busy, Client, Counts, Paused, Refused, TooLarge
 from hocket.mesh.gate import Received, is_brought
 from hocket.mesh.outgoing import PAGE_BYTES_MAX, PAGE_OPS_MAX, Page, own_frontier, page
 from hocket.mesh.wire import Access, Transport, look, note
@@ -66,10 +67,16 @@ class _Start(NamedTuple):
 class _Tally:
     def __init__(self) -> None:
         self.pulled = self.pushed = self.refused = 0
+        self.is_refused = False
 
     def add(self, admission: Admission) -> None:
         self.pulled += admission.appended
         self.refused += admission.rejected
+
+    def push(self, counts: Counts) -> None:
+        self.pushed += counts.appended
+        self.refused += counts.rejected
+        self.is_refused = self.is_refused or counts.rejected > 0
 
 
 class _Line:
@@ -176,13 +183,12 @@ class Exchanges:
         out: Page | None = None
         if line.theirs is not None and client.node is not None:
             out = await self._next_page(line, PAGE_BYTES_MAX)
-        if unless_idle and (out is None or not out.bodies):
+        if unless_idle and line.theirs is not None and (out is None or not out.bodies):
             return Exchanged(client.address, client.node, peers.OK)
         first: Answer | None = None
         if out is not None and out.bodies and client.is_hocket:
             counts, first = await client.exchange(out.bodies, start.since)
-            tally.pushed += counts.appended
-            tally.refused += counts.rejected
+            tally.push(counts)
         theirs = await self._pull(client, start, first, tally)
         node = await client.prove()
         if first is not None and out is not None and theirs is not None:
@@ -194,6 +200,9 @@ class Exchanges:
             detail = "which node it is could not be verified, so nothing was pushed"
         elif line.theirs is not None and (first is None or out is None or not out.whole):
             answered = not await self._push(line, tally)
+        if tally.is_refused:
+            # What was refused there now may be taken in later; what the peer has is asked anew.
+            line.theirs = None
         return Exchanged(
             client.address, node, peers.OK, detail, tally.pulled, tally.pushed, tally.refused, answered=answered
         )
@@ -270,6 +279,7 @@ class Exchanges:
 
         def work() -> tuple[Admission, int | None]:
             found = 0
+            left: dict[int, Hlc] = {}
             last: Op | Malformed | None = None
 
             by = None if sender is None else outgoing.reader(log, sender)
@@ -284,10 +294,13 @@ class Exchanges:
                         continue
                     if by is None or is_brought(item, by):
                         yield item
+                    elif isinstance(last, Op):
+                        # Perhaps the sender's delegation begins in a moment, and it is taken in then.
+                        left.setdefault(last.node_id, last.timestamp)
 
             admission = log.admit(received(), decide=accept)
             is_cut = isinstance(last, Malformed) and found < Reader(body).varint()
-            return admission, found - 1 if is_cut else None
+            return admission._replace(curable={**left, **admission.curable}), found - 1 if is_cut else None
 
         return await self._access.call(work)
 
@@ -327,8 +340,7 @@ class Exchanges:
                     size = size // 2
                     continue
                 has_pushed = True
-                tally.pushed += counts.appended
-                tally.refused += counts.rejected
+                tally.push(counts)
             line.theirs = merge(line.theirs or {}, out.scanned)
             if out.whole:
                 break

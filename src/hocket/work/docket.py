@@ -84,12 +84,13 @@ class Docket:
 
     @property
     def is_empty(self) -> bool:
-        return not self._cases
+        return not self._cases and not self._decisions
 
     @property
     def claims(self) -> int:
         """How many jobs may yet be handed to this worker."""
-        return sum(case.is_claim and not case.dropped for case in self._cases)
+        decided = [case for case, _ in self._decisions]
+        return sum(case.is_claim and not case.dropped for case in (*self._cases, *decided))
 
     def is_resting(self, now: float) -> bool:
         """Whether nothing new should be offered: the arbiter was away when last asked."""
@@ -99,7 +100,6 @@ class Docket:
         """Hands out the decisions that have come."""
         decisions, self._decisions = self._decisions, []
         for case, decision in decisions:
-            self._cases.remove(case)
             case.decided(decision, case.dropped)
 
     def ask(self, now: float) -> None:
@@ -130,8 +130,11 @@ class Docket:
                 self._notice(f"the arbiter cannot be reached ({error}); jobs that need its word wait")
             self._rest(cases)
         else:
+            decided = [(c, d) for c, d in zip(cases, decisions, strict=True) if d not in _OPEN]
             undecided = [case for case, decision in zip(cases, decisions, strict=True) if decision in _OPEN]
-            self._decisions += [(c, d) for c, d in zip(cases, decisions, strict=True) if d not in _OPEN]
+            # What has come since the question was asked is behind those that were asked about.
+            self._cases = undecided + self._cases[len(cases) :]
+            self._decisions += decided
             if undecided:
                 # It was reached but has not said anything yet: asking again at once would not help.
                 self._rest(undecided)

@@ -273,7 +273,7 @@ def expire(tx: Transaction, limit: int) -> int:
         job = tx.projection.know(entry).job
         if job.claimer is None or job.deadline is None or not tx.decides(job.policy):
             continue
-        if not job.policy.open and job.claimer != tx.node and tx.physical <= job.deadline:
+        if not job.policy.open and tx.physical <= job.deadline:
             continue
         expired += not isinstance(_author(tx, ExpireWork(job.id, job.claimer, "deadline_passed")), Reason)
     return expired

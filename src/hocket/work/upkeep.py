@@ -46,7 +46,7 @@ class Upkeep:
 
     async def _round(self) -> None:
         access, log = self._access, self._access.log
-        await access.call(log.release)
+        await access.call(lambda: log.release(jobs.accept))
         if await access.peek(self._is_due):
             await access.run(_sweep)
         if await access.peek(lambda session: artifacts.is_due(session, log.node, self._now(session))):
