@@ -27,6 +27,7 @@ from rich.console import Console
 from rich.table import Table
 
 OURS = "bench.ours"
+MESH = "bench.mesh"
 PEERS = ("bench.peers.huey", "bench.peers.litequeue", "bench.peers.apsw")
 REFERENCE = "bench.peers.huey"
 EMPTY = "ours, empty log"  # the other side of the rows on the full log: ours again, in the same repetition
@@ -42,10 +43,17 @@ class Size:
     samples: int = 200
     finished: int = 1_000_000
     refold: int = 300_000
+    admitted: int = 60_000
+    synced: int = 200_000
+    questions: int = 300_000
+    mesh_samples: int = 300
     repeat: int = 3
 
 
-QUICK = Size(single=2_000, batch=10_000, drain=2_000, samples=50, finished=20_000, refold=10_000, repeat=1)
+QUICK = Size(
+    **{"single": 2_000, "batch": 10_000, "drain": 2_000, "samples": 50, "finished": 20_000, "refold": 10_000},
+    **{"admitted": 10_000, "synced": 10_000, "questions": 50_000, "mesh_samples": 30, "repeat": 1},
+)
 
 
 @dataclass(frozen=True)
@@ -57,6 +65,7 @@ class Row:
     count: int = 0  # jobs or ops a run; 0 where the figure is not a rate
     full: bool = False  # measured on the home that already holds the finished jobs
     ours_only: bool = False
+    module: str = OURS  # where the function is, if it is only ours
 
 
 @dataclass
@@ -90,6 +99,27 @@ def rows(size: Size) -> list[Row]:
         Row(
             "refold", f"refold of {size.refold:,} ops, ops/s", "refold", {"ops": size.refold}, size.refold, False, True
         ),
+        *mesh_rows(size),
+    ]
+
+
+def mesh_rows(size: Size) -> list[Row]:
+    def row(key: str, title: str, function: str, arguments: dict[str, Any]) -> Row:
+        return Row(key, title, function, arguments, ours_only=True, module=MESH)
+
+    return [
+        row("admit", "ops admitted/s, without the network", "admit", {"ops": size.admitted}),
+        row("sync", f"first sync of {size.synced:,} ops, ops/s", "first_sync", {"ops": size.synced}),
+        *(
+            row(
+                f"authorise-{count}",
+                f"authorisations/s, {count:,} delegations",
+                "authorise",
+                {"delegations": count, "questions": size.questions},
+            )
+            for count in (10, 100, 1_000)
+        ),
+        row("hint", "submit to start on another node", "hint_to_claim", {"samples": size.mesh_samples}),
     ]
 
 
@@ -146,7 +176,7 @@ class Run:
         return self._full
 
     def once(self, name: str, row: Row) -> dict[str, Any]:
-        subject = OURS if name == EMPTY else name
+        subject = row.module if name in (OURS, EMPTY) else name
         home = Path(tempfile.mkdtemp(prefix=f"{row.key}-", dir=self.directory))
         try:
             if row.full and name != EMPTY:
@@ -160,7 +190,7 @@ class Run:
     def row(self, row: Row, subjects: dict[str, ModuleType]) -> dict[str, Figures]:
         able = [name for name, module in subjects.items() if hasattr(module, row.function)]
         if row.ours_only:
-            able = [name for name in able if name == OURS]
+            able = [OURS]
         if row.full and able:
             able.append(EMPTY)
         figures = {name: Figures() for name in able}
@@ -190,14 +220,20 @@ def lines(row: Row, figures: dict[str, Figures]) -> list[dict[str, Any]]:
         values = {name: figure.median(of) for name, figure in figures.items()}
         made.append({"key": key, "title": title, "unit": unit, "less_is_more": less_is_more, "values": values})
 
-    if row.function == "latency":
+    if row.function in ("latency", "hint_to_claim"):
         line(f"{row.key}-p50", f"{row.title}, p50", "ms", True, lambda result: percentile(result["latencies_ms"], 0.50))
         line(f"{row.key}-p99", f"{row.title}, p99", "ms", True, lambda result: percentile(result["latencies_ms"], 0.99))
     else:
         line(row.key, row.title, "/s", False, lambda result: result.get("count", row.count) / result["seconds"])
-    if row.key == "refold":
+    if row.function == "admit":
         line(
-            "refold-seconds",
+            "verify", "signatures verified/s by pynacl alone, all cores", "/s", False, lambda result: result["raw_rate"]
+        )
+        rate = lambda result: result["count"] / result["seconds"] / result["raw_rate"]  # noqa: E731
+        line("admit-share", "  ops admitted for each signature that could be verified", "×", False, rate)
+    if row.key in ("refold", "sync"):
+        line(
+            f"{row.key}-seconds",
             f"{row.title.removesuffix(', ops/s')}, seconds",
             "s",
             True,
@@ -206,7 +242,7 @@ def lines(row: Row, figures: dict[str, Figures]) -> list[dict[str, Any]]:
     if any("peak_kib" in result for figure in figures.values() for result in figure.results):
         line(
             f"{row.key}-memory",
-            "  peak memory of a worker",
+            "  peak memory of the receiver" if row.function == "first_sync" else "  peak memory of a worker",
             "MiB",
             True,
             lambda result: max(result.get("peak_kib") or [0]) / 1024,
@@ -217,7 +253,7 @@ def lines(row: Row, figures: dict[str, Figures]) -> list[dict[str, Any]]:
 def show(value: float | None, unit: str) -> str:
     if value is None:
         return "–"
-    return f"{value:,.0f}" if unit == "/s" else f"{value:,.2f}" if unit in ("ms", "s") else f"{value:,.1f}"
+    return f"{value:,.0f}" if unit == "/s" else f"{value:,.2f}" if unit in ("ms", "s", "×") else f"{value:,.1f}"
 
 
 def ratio(line: dict[str, Any]) -> str:
