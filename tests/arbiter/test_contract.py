@@ -13,12 +13,13 @@ import pytest
 
 from hocket.desk import Desk
 from hocket.errors import Unreachable
+from hocket.kernel.ids import ulid_text
 from hocket.kernel.reasons import Reason
 from hocket.kernel.roster import Job, Outcome, State
 from hocket.kernel.vocabulary import RouteKind
 from hocket.log import Log, Transaction
 from hocket.node import Node
-from hocket.work import jobs
+from hocket.work import jobs, view
 from hocket.work.arbiter import decided
 from hocket.work.docket import Decision
 from hocket.work.handlers import kind
@@ -134,6 +135,13 @@ def complete(job: Job) -> Callable[[Transaction], Result]:
     return lambda tx: jobs.complete(tx, held(job), None, 1)
 
 
+def shown(at: Table, job: Job) -> tuple[str | None, str | None]:
+    """The error and the traceback that a person is shown."""
+    with at.log.store.read() as session:
+        told = view.full(session, view.find(session, ulid_text(job.id)))
+    return told["error"], told["traceback"]
+
+
 @on_a_loop
 async def test_of_two_who_want_the_same_job_one_gets_it(table, tmp_path):
     async with table(tmp_path) as at:
@@ -229,8 +237,9 @@ async def test_a_failure_comes_back_to_be_tried_again(table, tmp_path):
         assert isinstance(failed, Job) and (failed.state, failed.failures) == (State.PENDING, 1)
         await at.look()
         second = await at.seats[1].hold()
-        dead = await at.seats[1].ask(lambda tx: jobs.fail(tx, held(second), "E", "", True))
+        dead = await at.seats[1].ask(lambda tx: jobs.fail(tx, held(second), "no disk", "where", True))
         assert isinstance(dead, Job) and dead.outcome is Outcome.FAILED
+        assert shown(at, job) == ("no disk", "where")
 
 
 @on_a_loop
@@ -241,6 +250,7 @@ async def test_a_cancelled_job_has_no_holder_any_more(table, tmp_path):
         await at.look()
         off = await at.seats[1].ask(lambda tx: jobs.cancel(tx, job.id, "not needed"))
         assert isinstance(off, Job) and off.outcome is Outcome.CANCELLED
+        assert shown(at, job) == ("not needed", None)
         await at.look()
         assert isinstance(await at.seats[0].ask(complete(job)), Reason)
 

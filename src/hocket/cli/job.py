@@ -43,7 +43,11 @@ def show(job: JobArgument, home: HomeOption = None, as_json: JsonOption = False)
 
 
 def rejected(op: dict[str, Any]) -> str:
-    return f"REJECTED: {op['reason']}"
+    """Why an op does not count, or not yet: one that waits, or is offered, was not rejected."""
+    from hocket.kernel.reasons import Reason
+
+    is_open = op["reason"] in (Reason.WAITING.sentence, Reason.OFFERED.sentence)
+    return str(op["reason"]) if is_open else f"REJECTED: {op['reason']}"
 
 
 def _fields(shown: dict[str, Any]) -> list[tuple[str, object]]:

@@ -14,10 +14,12 @@ from hocket.kernel.reasons import BY_NUMBER
 from hocket.kernel.roster import Job
 from hocket.kernel.vocabulary import (
     NAMES,
+    AcceptWork,
     CancelJob,
     CreateArtifact,
     ExpireWork,
     FailWork,
+    Payload,
     ReportProgress,
     ScheduleJob,
     YieldWork,
@@ -122,16 +124,22 @@ def _artifact_line(session: Session, artifact: Artifact) -> dict[str, Any]:
 
 def _error(session: Session, job: Job) -> tuple[str | None, str | None]:
     """The last error, or why the job was called off, with the traceback where there is one."""
-    row = None if job.error_op is None else session.op(job.error_op)
-    if row is None:
+    payload = None if job.error_op is None else _payload(session, job.error_op)
+    if payload is None:
         if job.outcome is not None and job.returns and job.outcome.name == "FAILED":
             return f"handed back or lost {job.returns} times without an end", None
         return None, None
-    payload = decode(row.body).payload
     if isinstance(payload, FailWork):
         return payload.error, payload.traceback
     assert isinstance(payload, CancelJob)
     return payload.reason, None
+
+
+def _payload(session: Session, op_id: bytes) -> Payload | None:
+    """What an op says; for an acceptance, what the accepted op says."""
+    row = session.op(op_id)
+    payload = None if row is None else decode(row.body).payload
+    return _payload(session, payload.offer) if isinstance(payload, AcceptWork) else payload
 
 
 def op_line(row: OpRow) -> dict[str, Any]:
@@ -162,6 +170,8 @@ def _detail(op: Op) -> str:
         return payload.artifact_type
     if isinstance(payload, ReportProgress):
         return payload.note.decode(errors="replace")
+    if isinstance(payload, AcceptWork):
+        return f"accepts {ulid_text(payload.offer)}"
     return str(getattr(payload, "name", ""))
 
 
