@@ -20,7 +20,7 @@ from hocket.log import RULES, Log, Transaction
 from hocket.log.audit import Audit, verify
 from hocket.log.law import Laws
 from hocket.log.rebuild import Rebuilt, rebuild
-from hocket.log.transaction import Wall
+from hocket.log.transaction import NEWCOMER, Wall
 from hocket.log.wall import SteadyWall
 from hocket.store import Session, Store
 from hocket.store.sqlite import SqliteStore
@@ -145,6 +145,8 @@ class Desk:
         tx.author(DelegateUcan(content_hash(token), token))
         if self.home.made_user():
             tx.author(DesignateCoordinator(tx.node))
+        else:
+            tx.session.set_meta(NEWCOMER, b"1")
 
     def close(self) -> None:
         self.bells.close()

@@ -95,6 +95,23 @@ def test_scoped_enrollment(tmp_path: Path):
             place.verify()
 
 
+@pytest.mark.req("LW-13", "LW-39")
+def test_a_newcomer_that_has_not_heard_who_decides_starts_nothing(tmp_path: Path):
+    """The inviting machine is gone before the first exchange. An open job needs nobody's word."""
+    with machines(tmp_path, "owner", "gpu") as [owner, gpu]:
+        owner("init")
+        address = owner.serve()
+        gpu("join", owner.invite("gpu", "job:all:acme."))
+        owner.cut_power()
+        job = gpu.submit("acme.one")
+        gpu.work().says("cannot be reached")
+        assert gpu("submit", "acme.open", '{"n": 1}', "--open", "--wait", "--timeout", "60s").code == 0
+        assert gpu.state(job) == "pending" and job not in {line["job"] for line in journal(tmp_path)}
+        owner.serve("--port", urlsplit(address).port)
+        until(lambda: owner.is_done(job), "the job")
+        assert [line["fence"] for line in journal(tmp_path) if line["job"] == job] == [1, 1]
+
+
 def standing(owner: Machine, name: str) -> str:
     [found] = [each["standing"] for each in owner("nodes", "--json").json if each["name"] == name]
     return str(found)

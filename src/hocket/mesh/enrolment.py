@@ -26,7 +26,7 @@ from hocket.kernel.ucan import Capability, Delegation, issue
 from hocket.kernel.ucan import read as read_ucan
 from hocket.kernel.vocabulary import DelegateUcan
 from hocket.log import Log, Transaction
-from hocket.log.transaction import Wall
+from hocket.log.transaction import NEWCOMER, Wall
 from hocket.mesh import peers, tickets
 from hocket.mesh.grants import words
 from hocket.mesh.tickets import Ticket, Welcome, is_name
@@ -434,6 +434,7 @@ def enter(log: Log, entry: Entry, trust: peers.Trust | None = None) -> None:
         for token in entry.tokens:
             if content_hash(token) not in known:
                 tx.author(DelegateUcan(content_hash(token), token))
+        tx.session.set_meta(NEWCOMER, b"1")
         peers.add(tx.session, entry.address, tx.physical, node_id(entry.inviter), trust)
 
     log.run(request)

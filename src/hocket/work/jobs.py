@@ -179,7 +179,7 @@ def claim(
         if len(taken) + len(wanted) == limit:
             return Claims(taken, tx.now, wanted)
         job = entry.job
-        if job.id in offered or not (offering or tx.decides(job.policy)):
+        if job.id in offered or not (tx.decides(job.policy) or (offering and not tx.is_uninformed)):
             continue
         turn = _turn(tx, job)
         if turn > tx.now:
