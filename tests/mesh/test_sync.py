@@ -1,7 +1,7 @@
 """The client side: what it asks, what it makes of every answer, and how it stands with its peers."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
@@ -11,19 +11,11 @@ from hocket.kernel.frontier import decode_frontier, frontier_text, parse_frontie
 from hocket.kernel.ops import encode_sequence, read_sequence
 from hocket.kernel.rules import STRICT, rules_hash
 from hocket.kernel.ucan import Capability
-from hocket.kernel.vocabulary import DesignateCoordinator, RevokeUcan, ScheduleJob
+from hocket.kernel.vocabulary import RevokeUcan, ScheduleJob
 from hocket.mesh import peers, wire
 from hocket.mesh.sync import Exchanges
 from hocket.mesh.wire import Reply, Request
-from tests.mesh.world import WORKER, Guest, Place, delegation, enrolled, world
-
-
-def run(directory: Path, test: Callable[..., Awaitable[None]], *names: str) -> None:
-    async def inside() -> None:
-        async with world(directory, *(names or ("a", "b"))) as places:
-            await test(*places)
-
-    asyncio.run(inside())
+from tests.mesh.world import Guest, Place, delegation, run
 
 
 class Between:
@@ -499,140 +491,3 @@ def test_a_wrong_clock_is_put_right_for_the_tokens(tmp_path: Path):
         assert (await b.exchanges.visit(a.address)).state == peers.OK
 
     run(tmp_path, test)
-
-
-# Restricted nodes.
-
-
-@pytest.mark.req("LW-29")
-def test_a_restricted_node_gets_its_part_and_more_when_it_may(tmp_path: Path):
-    async def test(a: Place) -> None:
-        grants = (
-            Capability("Job", "Read", {"kind_prefix": ["acme."]}),
-            *(Capability(resource, "Read", {}) for resource in ("Registration", "Mesh")),
-        )
-        w = await enrolled(tmp_path / "w", a, grants)
-        try:
-            a.submit(4, "acme.render")
-            a.submit(4, "secret.kind")
-            assert (await w.exchanges.visit(a.address)).state == peers.OK
-            assert (await w.exchanges.visit(a.address)).state == peers.OK
-            assert len(a.ids() - w.ids()) == 4
-            assert w.ids() <= a.ids()
-            wider = delegation(a, w.key.public, (Capability("Job", "Read", {}),))
-            a.log.run(lambda tx: tx.author(wider))
-            await w.exchanges.visit(a.address)
-            await w.exchanges.visit(a.address)
-            assert a.ids() == w.ids()
-        finally:
-            await w.close()
-
-    run(tmp_path, test, "a")
-
-
-def test_a_restricted_node_is_asked_only_for_what_it_wrote(tmp_path: Path):
-    async def test(a: Place, b: Place) -> None:
-        w = await enrolled(tmp_path / "w", a, WORKER)
-        try:
-            await w.serve()
-            await b.exchanges.exchange(a.address)
-            await w.exchanges.exchange(a.address)
-            await b.exchanges.exchange(a.address)
-            a.submit(5)
-            await w.exchanges.exchange(a.address)
-            w.submit(2)
-            # b has not seen a's new ops, and does not get them from w.
-            missing = a.ids() - b.ids()
-            done = await b.exchanges.exchange(w.address)
-            assert done.pulled == 2
-            assert not missing & b.ids()
-            await b.exchanges.exchange(a.address)
-            assert missing <= b.ids()
-        finally:
-            await w.close()
-
-    run(tmp_path, test)
-
-
-# The coordinator.
-
-
-@pytest.mark.req("LW-39")
-def test_consulting_needs_a_coordinator_that_answers(tmp_path: Path):
-    async def test(a: Place, b: Place) -> None:
-        await b.exchanges.exchange(a.address)
-        await a.exchanges.consult()
-        with pytest.raises(Unreachable, match="no address"):
-            await b.exchanges.consult()
-        b.befriend(a.address)
-        with pytest.raises(Unreachable, match="no address"):
-            await b.exchanges.consult()
-        await b.exchanges.visit(a.address)
-        await b.exchanges.consult()
-        await a.stop_serving()
-        with pytest.raises(Unreachable):
-            await b.exchanges.consult()
-
-    run(tmp_path, test)
-
-
-@pytest.mark.req("LW-14")
-def test_a_quiet_coordinator_is_noticed_and_nobody_takes_its_place(tmp_path: Path):
-    async def test(a: Place, b: Place) -> None:
-        b.befriend(a.address)
-        await b.exchanges.visit(a.address)
-        with b.desk.store.read() as session:
-            assert peers.coordinator(b.log, session) == a.id
-            assert peers.silence(b.log, session) is None
-            real = b.log.physical
-            b.log.physical = lambda: real() + peers.QUIET_MS + 60_000
-            silence = peers.silence(b.log, session)
-            assert silence is not None
-            assert silence.node == a.id
-            assert silence.last_ms is not None
-            with a.desk.store.read() as own:
-                assert peers.silence(a.log, own) is None
-        await a.stop_serving()
-        b.keep_in_touch()
-        async with asyncio.timeout(10):
-            while not any("coordinator" in notice for notice in b.notices):
-                await asyncio.sleep(0.02)
-        with b.desk.store.read() as session:
-            assert peers.coordinator(b.log, session) == a.id
-            assert [op for op in session.ops_after(0, 99) if op.variant == _designations()] != []
-
-    run(tmp_path, test)
-
-
-def _designations() -> int:
-    from hocket.kernel.vocabulary import number_of
-
-    return number_of(DesignateCoordinator)
-
-
-# Addresses.
-
-
-@pytest.mark.parametrize(
-    ("text", "address"),
-    [
-        ("host:7315", "http://host:7315"),
-        ("http://host:7315/", "http://host:7315"),
-        ("https://Host.example", "https://host.example"),
-        ("http://[::1]:80", "http://[::1]:80"),
-        ("http://host/behind/proxy/", "http://host/behind/proxy"),
-    ],
-)
-def test_an_address_has_one_spelling(text: str, address: str):
-    assert peers.check_address(text) == address
-
-
-@pytest.mark.parametrize(
-    "text",
-    ["", "ftp://host", "http://", "http://user:pass@host", "http://host?x=1", "http://host:port", "a b", "http://h#f"],
-)
-def test_what_is_no_address_is_refused(text: str):
-    from hocket.errors import Usage
-
-    with pytest.raises(Usage):
-        peers.check_address(text)

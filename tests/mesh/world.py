@@ -13,10 +13,10 @@ from hocket.kernel.bearer import make_bearer
 from hocket.kernel.frontier import Frontier, frontier_text
 from hocket.kernel.ids import content_hash, node_id
 from hocket.kernel.keys import SigningKey
-from hocket.kernel.ops import Op, encode, sign
+from hocket.kernel.ops import Op, encode, read_sequence, sign
 from hocket.kernel.rules import rules_hash
 from hocket.kernel.ucan import Capability, issue
-from hocket.kernel.vocabulary import DelegateUcan
+from hocket.kernel.vocabulary import CreateArtifact, DelegateUcan
 from hocket.log.rebuild import roster_digest
 from hocket.mesh import enrolment, peers, wire
 from hocket.mesh.loop import SyncLoop
@@ -196,3 +196,35 @@ async def until(condition: Callable[[], Any] | Callable[[], Awaitable[Any]], wha
             if value:
                 return value
             await asyncio.sleep(0.01)
+
+
+def run(directory: Path, test: Callable[..., Awaitable[None]], *names: str) -> None:
+    async def inside() -> None:
+        async with world(directory, *(names or ("a", "b"))) as places:
+            await test(*places)
+
+    asyncio.run(inside())
+
+
+def introduced(a: Place, guest: Guest, grants: tuple[Capability, ...] = WORKER, **bounds: Any) -> bytes:
+    """Lets a guest in: its delegation is on the log, and so its key is known. Gives the token's hash."""
+    payload = delegation(a, guest.key.public, grants, **bounds)
+    a.log.run(lambda tx: tx.author(payload))
+    return payload.ucan_cid
+
+
+def received(reply: Reply) -> list[Op]:
+    assert reply.status == 200
+    return [op for _, op in read_sequence(reply.body) if isinstance(op, Op)]
+
+
+async def ask(a: Place, guest: Guest, **request: Any) -> Reply:
+    changes = request.pop("changes", {})
+    headers = a.headers(a.id, key=guest.key, **changes) | request.pop("headers", {})
+    if request.get("body"):
+        headers.setdefault("content-type", wire.OCTETS)
+    return await a.ask(a, headers={k: v for k, v in headers.items() if v is not None}, **request)
+
+
+def artifact(artifact_id: bytes, content: bytes) -> CreateArtifact:
+    return CreateArtifact(artifact_id, "test.blob", None, (), content_hash(content), content, None, None, len(content))
