@@ -181,6 +181,7 @@ class Exchanges:
         await client.meet()
         start = await self._access.call(lambda: self._begin(client))
         out: Page | None = None
+        before = line.theirs or {}
         if line.theirs is not None and client.node is not None:
             out = await self._next_page(line, PAGE_BYTES_MAX)
         if unless_idle and line.theirs is not None and (out is None or not out.bodies):
@@ -195,10 +196,13 @@ class Exchanges:
             theirs = merge(theirs, out.scanned)
         if theirs is not None:
             line.theirs = theirs
+        # If there was nothing to push, and the peer still has what it had, then whatever was written here meanwhile is
+        # left to the next exchange, which brings back at once what the peer makes of it.
+        is_even = out is not None and out.whole and not out.bodies and merge(line.theirs or {}, before) == line.theirs
         detail, answered = "", True
         if node is None:
             detail = "which node it is could not be verified, so nothing was pushed"
-        elif line.theirs is not None and (first is None or out is None or not out.whole):
+        elif line.theirs is not None and not is_even and (first is None or out is None or not out.whole):
             answered = not await self._push(line, tally)
         if tally.is_refused:
             # What was refused there now may be taken in later; what the peer has is asked anew.
