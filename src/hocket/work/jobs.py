@@ -165,13 +165,15 @@ def claim(
     tx.projection.flush()
     tx.session.promote(tx.now)
     candidates: list[tuple[Entry, bytes | None, int]] = []
-    for kind in tx.session.ready_kinds():
+    kinds = tx.session.ready_kinds()
+    # Jobs whose claims wait for the arbiter's word are as ready as before; whoever comes next looks past them.
+    offered = tx.session.offered_jobs() if kinds else set()
+    for kind in kinds:
         lease = lease_of(kind)
         if lease is not None and tx.admits(kind):
-            ready = tx.session.ready(kind, limit)
+            ready = tx.session.ready(kind, limit + len(offered))
             candidates += [(tx.projection.know(entry), schedule, lease) for entry, schedule in ready]
     candidates.sort(key=lambda candidate: (-candidate[0].job.policy.priority, candidate[0].job.id))
-    offered = tx.session.offered_jobs() if candidates else set()
     taken: list[Claim] = []
     wanted: list[Wanted] = []
     turns: list[int] = []
