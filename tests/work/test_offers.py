@@ -502,10 +502,12 @@ async def test_until_idle_waits_for_what_is_undecided() -> None:
     assert mesh.worker.succeeded == 1, ulid_text(job_id)
 
 
-def test_whoever_claims_looks_past_jobs_whose_claims_wait_for_the_arbiter() -> None:
+@virtually
+async def test_whoever_claims_looks_past_jobs_whose_claims_wait_for_the_arbiter() -> None:
     mesh = Mesh([])
     ids = [mesh.home.submit("a") for _ in range(5)]
     claims = [
         mesh.home.log.run(lambda tx: jobs.claim(tx, 1, 2, {"a": 60_000}.get, offering=True)).wanted for _ in range(3)
     ]
     assert [[each.offer.job_id for each in some] for some in claims] == [ids[:2], ids[2:4], ids[4:]]
+    await mesh.stop()
