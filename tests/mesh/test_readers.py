@@ -18,6 +18,7 @@ from hocket.kernel.vocabulary import (
     ScheduleJob,
 )
 from hocket.mesh import wire
+from hocket.mesh.hub import _Listener
 from hocket.work.jobs import cancel
 from tests.mesh.world import (
     Guest,
@@ -208,6 +209,22 @@ def test_a_job_that_came_the_short_way_in_is_hinted_at(tmp_path: Path):
         async with asyncio.timeout(5):
             await anext(hints)
         await hints.aclose()  # type: ignore[attr-defined]
+
+    run(tmp_path, test, "a")
+
+
+@pytest.mark.req("LW-40")
+def test_what_a_listener_was_given_is_not_hinted_at(tmp_path: Path):
+    async def test(a: Place) -> None:
+        guest, hub = Guest(7), a.gate._hub
+        introduced(a, guest)
+        listener = _Listener(guest.id, a.count())
+        hub._listeners[listener] = None
+        a.submit(1)
+        assert (await ask(a, guest)).status == 200
+        assert hub._with_news() == []
+        a.submit(1)
+        assert hub._with_news() == [listener]
 
     run(tmp_path, test, "a")
 

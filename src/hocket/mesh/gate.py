@@ -308,6 +308,7 @@ class Gate:
 
     def _answer(self, caller: Caller, since: Frontier, limit: int) -> Reply:
         made = self._page(caller, since, limit)
+        self._hub.gave(caller.node, made.scanned)
         headers = {"content-type": wire.OCTETS, wire.NEXT_FRONTIER: frontier_text(made.seen), **self._proof(caller)}
         if made.whole:
             whole = caller.reader.reads_everything

@@ -1,5 +1,6 @@
-"""Hints to peers that listen: one event after each growth of the log that brings something which the listener may have
-and did not write. A hint carries nothing; the listener pulls. Lines without meaning keep a quiet connection alive.
+"""Hints to peers that listen: one event after each growth of the log that brings something which the listener may
+have, did not write, and was not given yet. A hint carries nothing; the listener pulls. Lines without meaning keep a
+quiet connection alive.
 """
 
 import asyncio
@@ -7,9 +8,11 @@ from collections.abc import AsyncIterator
 from contextlib import suppress
 
 from hocket.kernel.authority import Standing
+from hocket.kernel.clock import unpack
+from hocket.kernel.frontier import Frontier, merge
 from hocket.mesh.outgoing import is_readable, reader
 from hocket.mesh.wire import Access, look
-from hocket.store import Session
+from hocket.store import OpRow, Session
 
 # Growth within this time of a hint is told by the next one.
 GAP_S = 0.02
@@ -28,6 +31,7 @@ ALIVE = b":\n\n"
 class _Listener:
     def __init__(self, node: int, seq: int) -> None:
         self.node, self.seq = node, seq
+        self.given: Frontier = {}
         self.due = asyncio.Event()
         self.is_over = False
 
@@ -64,6 +68,12 @@ class Hub:
                     yield HINT
         finally:
             self._listeners.pop(listener, None)
+
+    def gave(self, node: int, frontier: Frontier) -> None:
+        """A node was given everything up to there. It need not be hinted at any of that."""
+        for listener in list(self._listeners):
+            if listener.node == node:
+                listener.given = merge(listener.given, frontier)
 
     async def close(self) -> None:
         """Ends every stream."""
@@ -102,7 +112,8 @@ class Hub:
                 rows = session.ops_after(listener.seq, LOOK_OPS_MAX)
                 if not rows:
                     continue
-                is_news = len(rows) == LOOK_OPS_MAX or is_readable(session, to, rows)
+                new = [row for row in rows if not _is_within(row, listener.given)]
+                is_news = len(rows) == LOOK_OPS_MAX or is_readable(session, to, new)
                 listener.seq = _seq(session) if len(rows) == LOOK_OPS_MAX else rows[-1].seq
             listener.is_over = listener.is_over or not self._is_active(listener.node)
             if is_news or listener.is_over:
@@ -112,6 +123,11 @@ class Hub:
     def _is_active(self, node: int) -> bool:
         log = self._access.log
         return log.authority().standing(node, log.physical()) is Standing.ACTIVE
+
+
+def _is_within(row: OpRow, frontier: Frontier) -> bool:
+    stamp = unpack(row.hlc)
+    return stamp.node in frontier and stamp <= frontier[stamp.node]
 
 
 def _seq(session: Session) -> int:
