@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import hocket
+from hocket.kernel.rules import HOCKET, STRICT, encode_rules, rules_hash
 from tests.docs import reader
 from tests.docs.reader import ROOT
 
@@ -62,7 +63,7 @@ def test_the_python_on_the_page_runs(page: Path, tmp_path: Path):
 
 
 def test_the_pages_with_commands_are_the_ones_we_think():
-    assert {"README.md", "docs/quickstart.md", "docs/cli.md"} <= {name(page) for page in LITERAL}
+    assert {"README.md", "docs/quickstart.md", "docs/mesh.md", "docs/cli.md"} <= {name(page) for page in LITERAL}
 
 
 def test_every_public_name_is_in_the_reference():
@@ -114,6 +115,13 @@ def test_every_bound_is_on_the_page():
                 ):
                     missing.append(f"{module}.{constant}")
     assert missing == [], "each needs its line in the table of docs/operations.md"
+
+
+@pytest.mark.req("LW-30")
+def test_the_hashes_of_the_rules_are_on_the_page():
+    text = (ROOT / "docs" / "wire-format.md").read_text(encoding="utf-8")
+    assert rules_hash(STRICT).hex() in text and rules_hash(HOCKET).hex() in text
+    assert f"{len(encode_rules(STRICT))} bytes" in text
 
 
 def test_links_between_pages_lead_somewhere():
