@@ -8,7 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from hocket.errors import Conflict, HocketError, StoreError, Usage
+    from hocket.errors import Conflict, HocketError, NotAuthorised, StoreError, Unreachable, Usage
     from hocket.node import Handle, JobCancelled, JobFailed, Node, SyncHandle, SyncNode, init, open
     from hocket.work.handlers import Handlers, JobType, job, kind
     from hocket.work.runner import Cancelled, Context
@@ -26,9 +26,11 @@ __all__ = [
     "JobFailed",
     "JobType",
     "Node",
+    "NotAuthorised",
     "StoreError",
     "SyncHandle",
     "SyncNode",
+    "Unreachable",
     "Usage",
     "init",
     "job",
@@ -37,7 +39,7 @@ __all__ = [
 ]
 
 _ROOMS = {
-    "errors": ("Conflict", "HocketError", "StoreError", "Usage"),
+    "errors": ("Conflict", "HocketError", "NotAuthorised", "StoreError", "Unreachable", "Usage"),
     "node": ("Handle", "JobCancelled", "JobFailed", "Node", "SyncHandle", "SyncNode", "init", "open"),
     "work.handlers": ("Handlers", "JobType", "job", "kind"),
     "work.runner": ("Cancelled", "Context"),
