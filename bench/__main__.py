@@ -51,8 +51,17 @@ class Size:
 
 
 QUICK = Size(
-    **{"single": 2_000, "batch": 10_000, "drain": 2_000, "samples": 50, "finished": 20_000, "refold": 10_000},
-    **{"admitted": 10_000, "synced": 10_000, "questions": 50_000, "mesh_samples": 30, "repeat": 1},
+    single=2_000,
+    batch=10_000,
+    drain=2_000,
+    samples=50,
+    finished=20_000,
+    refold=10_000,
+    admitted=10_000,
+    synced=10_000,
+    questions=50_000,
+    mesh_samples=30,
+    repeat=1,
 )
 
 
