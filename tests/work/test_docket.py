@@ -1,4 +1,4 @@
-"""The offers that wait for the arbiter: each is decided once, whatever comes between its decision and its handing out."""
+"""The offers that wait for the arbiter: each is decided once, whatever comes between decision and handing out."""
 
 import asyncio
 import random
