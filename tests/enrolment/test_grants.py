@@ -28,6 +28,14 @@ def test_a_worker_gets_what_it_needs() -> None:
     }
 
 
+def test_all_that_can_be_done_with_jobs_includes_what_they_made() -> None:
+    assert pairs("job:all").keys() == {
+        *(("Job", "*"), ("Artifact", "Write"), ("Artifact", "Read"), ("Job", "Read")),
+        *(("Registration", "Read"), ("Mesh", "Read")),
+    }
+    assert ("Artifact", "Read") not in pairs("job:all:acme.")
+
+
 def test_named_reads_replace_what_goes_without_saying_but_for_what_every_node_needs() -> None:
     assert pairs("job:read:acme.") == {
         ("Job", "Read"): {"kind_prefix": ["acme."]},

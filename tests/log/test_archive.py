@@ -68,7 +68,7 @@ def test_into_a_home_that_has_a_log_of_its_own(tmp_path: Path) -> None:
         (made,) = one.submit([Draft("k", b"{}", Policy(priority=2))])
         one.submit([Draft("k", b"{}", Policy())])
         with Desk.init(tmp_path / "two", user_key=tmp_path / "one" / "user.key") as two:
-            two.submit([Draft("other", b"{}", Policy())])
+            two.submit([Draft("other", b"{}", Policy(open=True))])
             claim = two.log.run(lambda tx: jobs.claim(tx, 1, 1, lambda kind: 60_000)).taken[0]
             two.log.run(lambda tx: jobs.complete(tx, jobs.Held(claim.job.id, claim.job.claim_op or b""), None, 1))
             for desk, data in ((two, exported(one.log)), (one, exported(two.log)), (two, exported(one.log))):

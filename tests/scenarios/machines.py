@@ -44,9 +44,11 @@ MORTAL = [sys.executable, "-I", "-S", "-c", _MORTAL]
 def until(look: Callable[[], T], what: str, patience: float = PATIENCE_S) -> T:
     """Looks until there is something to see, and gives it."""
     deadline = time.monotonic() + patience
+    pause = 0.01
     while not (seen := look()):
         assert time.monotonic() < deadline, f"waited in vain for {what}"
-        time.sleep(0.01)
+        time.sleep(pause)
+        pause = min(0.1, pause * 1.5)
     return seen
 
 
@@ -286,9 +288,6 @@ class Machine:
         counts = self.look(lambda session: session.counts())
         return sum(number for (stage, _), number in counts.items() if stage is Stage.DONE)
 
-    def verify(self) -> None:
-        assert "ops verified" in self("log", "verify").out
-
 
 @contextmanager
 def machines(root: Path, *names: str, reached: Callable[[str], Sequence[str]] = lambda name: ()) -> Iterator[list[Any]]:
@@ -301,9 +300,31 @@ def machines(root: Path, *names: str, reached: Callable[[str], Sequence[str]] = 
             machine.close()
 
 
-def journal(root: Path) -> list[dict[str, Any]]:
-    """What handlers wrote, in the order of writing. The last line may be under way."""
-    return [json.loads(line) for line in (root / "journal").read_text().rpartition("\n")[0].splitlines()]
+class Journal:
+    """What handlers wrote, in the order of writing. It grows: only what is new is read."""
+
+    def __init__(self) -> None:
+        self._lines: dict[Path, tuple[int, list[dict[str, Any]]]] = {}
+
+    def __call__(self, root: Path) -> list[dict[str, Any]]:
+        at, lines = self._lines.get(root, (0, []))
+        with (root / "journal").open("rb") as file:
+            file.seek(at)
+            whole = file.read().rpartition(b"\n")[0]  # the last line may be under way
+        if whole:
+            lines += [json.loads(line) for line in whole.splitlines()]
+            at += len(whole) + 1
+        self._lines[root] = at, lines
+        return lines
+
+
+journal = Journal()
+
+
+def verify(*places: Machine) -> None:
+    """Every log proves itself."""
+    audits = [place.start("log", "verify") for place in places]
+    assert all(audit.ended().code == 0 and "ops verified" in audit.ended().out for audit in audits)
 
 
 def agree(*places: Machine) -> None:
@@ -311,4 +332,16 @@ def agree(*places: Machine) -> None:
     until(lambda: len({place.digest() for place in places}) == 1, "one roster on every machine")
 
 
-__all__ = ["HANDLERS", "PATIENCE_S", "Machine", "OpLine", "Process", "Reason", "agree", "journal", "machines", "until"]
+__all__ = [
+    "HANDLERS",
+    "PATIENCE_S",
+    "Machine",
+    "OpLine",
+    "Process",
+    "Reason",
+    "agree",
+    "journal",
+    "machines",
+    "until",
+    "verify",
+]

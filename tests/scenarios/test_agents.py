@@ -10,7 +10,7 @@ import pytest
 from hocket.kernel.ids import parse_ulid
 from hocket.kernel.snapshot import SNAPSHOT_TYPE
 from tests.inference.endpoint import Endpoint, Handler, chat, endpoint
-from tests.scenarios.machines import Machine, agree, journal, machines, until
+from tests.scenarios.machines import Machine, agree, journal, machines, until, verify
 
 AGENT = str(Path(__file__).with_name("agent.py"))
 QUESTION = {"messages": [{"role": "user", "content": "How many people live in Paris and Lyon?"}]}
@@ -84,7 +84,7 @@ def test_tool_use_agent_loop(tmp_path: Path, model: Endpoint):
         assert snapshots(box, thoughts) == 3 and len(model.asked) == 3
         check_why(box, thoughts[-1])
         box.stop()
-        box.verify()
+        verify(box)
 
 
 @pytest.mark.req("LW-36", "LW-01", "LW-12", "LW-13", "LW-16", "LW-35", "LW-39", "LW-40")
@@ -118,5 +118,5 @@ def test_mesh_agent_loop(tmp_path: Path, model: Endpoint):
         # Why can be asked wherever the records are.
         for place in (phone, thinker, toolbox):
             assert snapshots(place, thoughts) == 3
-            place.verify()
+        verify(phone, thinker, toolbox)
         check_why(phone, thoughts[-1])

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.scenarios.machines import HANDLERS, journal, machines, until
+from tests.scenarios.machines import HANDLERS, journal, machines, until, verify
 
 
 @pytest.mark.req("LW-36", "LW-01", "LW-02")
@@ -20,7 +20,7 @@ def test_solo(tmp_path: Path):
         assert (shown["state"], shown["outcome"], shown["result"]) == ("completed", "succeeded", {"name": "world"})
         assert solo.ops_of(job) == ["ScheduleJob", "ClaimWork", "CompleteJob"]
         assert [line["event"] for line in journal(tmp_path)] == ["start", "end"]
-        solo.verify()
+        verify(solo)
 
 
 @pytest.mark.req("LW-36", "LW-02", "LW-33", "LW-37")
@@ -50,5 +50,5 @@ def test_warm_restart(tmp_path: Path):
         assert all(fences == sorted(set(fences)) for fences in runs.values())
         completed = sorted(line.job or "" for line in box.ops() if line.type == "CompleteJob" and line.reason == 0)
         assert completed == sorted(ids)
-        box.verify()
+        verify(box)
         assert "nothing changed" in box("log", "rebuild").out

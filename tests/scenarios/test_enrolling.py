@@ -14,7 +14,7 @@ from hocket.kernel.ops import Op, encode, encode_sequence, sign
 from hocket.kernel.rules import rules_hash
 from hocket.kernel.vocabulary import ClaimWork, CompleteJob, Payload, Telemetry
 from hocket.mesh import wire
-from tests.scenarios.machines import Machine, Reason, agree, journal, machines, until
+from tests.scenarios.machines import Machine, Reason, agree, journal, machines, until, verify
 
 
 @pytest.mark.req("LW-36", "LW-01", "LW-23", "LW-24", "LW-39", "LW-40")
@@ -40,8 +40,7 @@ def test_enrollment(tmp_path: Path):
         assert worker.stop().out == "done: 1 succeeded, 0 failed, 0 handed back\n"
         agree(owner, gpu)
         owner.stop()
-        owner.verify()
-        gpu.verify()
+        verify(owner, gpu)
 
 
 @pytest.mark.req("LW-36", "LW-24", "LW-25", "LW-26", "LW-28", "LW-29", "LW-31")
@@ -91,8 +90,7 @@ def test_scoped_enrollment(tmp_path: Path):
             assert place.jobs() == before and place.state(secret) == "pending"
         agree(owner, phone)
         owner.stop()
-        for place in (owner, gpu, phone):
-            place.verify()
+        verify(owner, gpu, phone)
 
 
 @pytest.mark.req("LW-13", "LW-39")

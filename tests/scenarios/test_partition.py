@@ -17,7 +17,7 @@ from hocket.kernel.ids import ulid_text
 from hocket.kernel.ops import decode
 from hocket.kernel.vocabulary import AcceptWork, CompleteJob, number_of
 from tests.scenarios.cables import Cable, namespaces, proxies
-from tests.scenarios.machines import Machine, Reason, agree, journal, machines, until
+from tests.scenarios.machines import Machine, Reason, agree, journal, machines, until, verify
 
 pytestmark = [pytest.mark.xdist_group("processes")]
 
@@ -140,8 +140,7 @@ def test_cut_heal_and_cut_again(mesh: Mesh, request: pytest.FixtureRequest, reco
     assert sum(late.values()) > 0, "two did an open job, and one of them was too late"
     for place in mesh.all:
         assert {reason: count for reason, count in open_completions(place).items() if reason} == late
-    audits = [place.start("log", "verify") for place in mesh.all]
-    assert all(audit.ended().code == 0 for audit in audits)
+    verify(*mesh.all)
     counts = {place.name: (mesh.runs(ONE, place), mesh.runs(OPEN, place)) for place in mesh.all}
     said = f"{elapsed:.1f} s; runs {counts}; {lost} lost with a process, {expired} after a lease; late completions "
     said += ", ".join(f"{count} × {Reason(reason).name}" for reason, count in late.items())
@@ -198,3 +197,94 @@ def check_runs(mesh: Mesh, killed: int, died: float) -> tuple[int, int]:
             assert earlier.pid == killed or job in expired, f"{job} was run twice for no reason: {those}"
             lost, after = lost + (earlier.pid == killed), after + (earlier.pid != killed)
     return lost, after
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Iterator[tuple[Machine, Machine, Cable]]:
+    """The owner's machine, another one that may do everything with jobs, and the way between them."""
+    with machines(tmp_path, "owner", "gpu") as [owner, gpu], proxies() as proxy:
+        owner("init")
+        way = proxy(owner.serve())
+        gpu("join", owner.invite("gpu", "job:all", address=way.address))
+        gpu("sync")
+        yield owner, gpu, way
+
+
+def ends(root: Path, job: str) -> list[dict[str, Any]]:
+    return [line for line in journal(root) if line["job"] == job and line["event"] == "end"]
+
+
+@pytest.mark.req("LW-07", "LW-37", "LW-39")
+def test_a_holder_that_is_cut_off_stops_in_time(pair: tuple[Machine, Machine, Cable], tmp_path: Path):
+    """It holds on to what it has until the deadline and stops then, before anybody else begins; what it could not ask
+    for it does not start. Its late word is refused.
+    """
+    owner, gpu, way = pair
+    worker = gpu.work()
+    held = owner.submit("hold.one", '{"gate": "gate"}', "--lease", "2s")
+    until(lambda: any(line["job"] == held for line in journal(tmp_path)), "the job to run on the other machine")
+    way.cut(silent=True)
+    unasked = gpu.submit("acme.one")
+    owner.work()
+    worker.says(f"job {held}")
+    until(lambda: ends(tmp_path, held), "the holder to stop")
+    until(
+        lambda: sum(line["job"] == held and line["event"] == "start" for line in journal(tmp_path)) == 2, "a second run"
+    )
+    (tmp_path / "gate").touch()
+    until(lambda: owner.is_done(held), "the second run's end")
+    first, *others = [line for line in journal(tmp_path) if line["job"] == held]
+    assert [(first["machine"], first["fence"])] + [(line["machine"], line["fence"]) for line in others] == [
+        ("gpu", 1),
+        ("gpu", 1),
+        ("owner", 2),
+        ("owner", 2),
+    ]
+    assert unasked not in {line["job"] for line in journal(tmp_path)}
+    way.heal()
+    until(lambda: gpu.is_done(held) and gpu.is_done(unasked) and owner.is_done(unasked), "everybody to know")
+    agree(owner, gpu)
+    assert owner.desk.show(held)["result"] == gpu.desk.show(held)["result"] == "owner"
+    assert owner.ops_of(held).count("ExpireWork") == 1
+    owner.stop()
+    gpu.stop()
+    verify(owner, gpu)
+
+
+@pytest.mark.req("LW-09", "LW-37", "LW-39")
+def test_a_displaced_holder_of_an_open_job_is_stopped_and_its_end_refused(
+    pair: tuple[Machine, Machine, Cable], tmp_path: Path
+):
+    """Both sides of a cut claim the same two open jobs. The first claim stands; the other's handler is stopped while it
+    runs, and if it has ended, its completion does not count.
+    """
+    owner, gpu, way = pair
+    done, held = owner.submit_all(
+        [
+            {"kind": "hold.open", "payload": {"gate": "first"}, "open": True},
+            {"kind": "hold.open", "payload": {"gate": "second"}, "open": True},
+        ]
+    )
+    gpu("sync")
+    way.cut(silent=True)
+    owner.work()
+    until(lambda: len(journal(tmp_path)) == 2, "both jobs to run here")
+    displaced = gpu.work()
+    until(lambda: len(journal(tmp_path)) == 4, "both jobs to run there too")
+    (tmp_path / "first").touch()
+    until(lambda: len(ends(tmp_path, done)) == 2, "both ends of the first job")
+    until(lambda: owner.is_done(done) and gpu.is_done(done), "each to believe in its own")
+    way.heal()
+    displaced.says(f"job {held}")
+    [stopped] = until(lambda: ends(tmp_path, held), "the displaced handler to end")
+    assert stopped["machine"] == "gpu" and stopped["cancelled"]
+    (tmp_path / "second").touch()
+    until(lambda: owner.is_done(held) and gpu.is_done(held), "the second job")
+    agree(owner, gpu)
+    for place in (owner, gpu):
+        assert [place.desk.show(job)["result"] for job in (done, held)] == ["owner", "owner"]
+        by = Counter((line.author, line.reason != 0) for line in place.ops() if line.type == "CompleteJob")
+        assert by == {(owner.node, False): 2, (gpu.node, True): 1}
+    owner.stop()
+    gpu.stop()
+    verify(owner, gpu)

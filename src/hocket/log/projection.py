@@ -378,9 +378,12 @@ class Projection:
                 self._session.drop_job(job.id)
             self._scheduled(job)
         self._put(Entry(job, self._stage(job), self._worker(before, job)))
-        if before is not None and before.stage is Stage.CLAIMED and job.state is not State.CLAIMED:
-            # The holder of a cancelled job must hear of it, and so must whoever waits for a place under a limit.
-            self._called_off |= job.outcome is Outcome.CANCELLED or job.policy.concurrency is not None
+        if before is not None and before.stage is Stage.CLAIMED:
+            # A holder here must hear that it is one no more, and whoever waits for a place under a limit of a free one.
+            is_lost = before.worker is not None and job.claim_op != before.job.claim_op
+            is_free = job.state is not State.CLAIMED
+            limited = job.outcome is Outcome.CANCELLED or job.policy.concurrency is not None
+            self._called_off |= is_lost or (is_free and limited)
         was = before.job.done if before is not None and before.job.outcome is Outcome.SUCCEEDED else None
         now = job.done if job.outcome is Outcome.SUCCEEDED else None
         if was != now:

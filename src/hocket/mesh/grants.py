@@ -70,7 +70,12 @@ def parse_grants(texts: Iterable[str], *, audit: bool = False, sanitize: Sequenc
         raise Usage("nothing was granted; say what the node may do, like --may job:claim:acme.render.")
     if ("Job", "Complete") in wanted or ("Job", "*") in wanted:
         wanted.setdefault(("Artifact", "Write"), None)
-    reads = {resource for resource, action in wanted if action in ("Read", "*")}
+    # All that can be done with all jobs is no word about reading; a read, or a prefix, is.
+    reads = {
+        resource
+        for (resource, action), prefixes in wanted.items()
+        if action == "Read" or (action == "*" and (resource != "Job" or prefixes is not None))
+    }
     if "Ops" not in reads:
         for resource in _NEEDED if reads else _READ_BY_DEFAULT:
             wanted.setdefault((resource, "Read"), None)

@@ -154,6 +154,8 @@ class Worker:
         self._wake.set()
 
     def _register(self, tx: Transaction) -> int:
+        if tx.is_uninformed:
+            self._options.notice("this node has yet to hear who the coordinator is; jobs that need its word wait")
         return tx.session.add_worker(self._name, self._ground.process, tx.now)
 
     def _heard(self) -> None:

@@ -1,0 +1,68 @@
+"""A machine that is revoked while it works. It is refused from then on, and told so; what it did on its own word is
+taken back and done again; what the coordinator accepted from it stands; and whatever it writes later counts nowhere,
+by whichever way it comes.
+"""
+
+from pathlib import Path
+
+import pytest
+
+from tests.scenarios.machines import Machine, Reason, agree, journal, machines, until, verify
+
+
+@pytest.mark.req("LW-26", "LW-27", "LW-39")
+def test_a_revoked_node(tmp_path: Path):
+    with machines(tmp_path, "owner", "gpu", "phone") as [owner, gpu, phone]:
+        owner("init")
+        owner.serve()
+        gpu("join", owner.invite("gpu", "job:schedule:acme.", "job:claim:acme.", "job:complete:acme."))
+        phone("join", owner.invite("phone", "all"))
+        phone.serve()
+        worker = gpu.work()
+        accepted, on_its_word = owner.submit_all(
+            [
+                {"kind": "acme.one", "payload": {"n": 1}},
+                {"kind": "acme.open", "payload": {"n": 2}, "open": True},
+            ]
+        )
+        until(lambda: all(phone.is_done(job) for job in (accepted, on_its_word)), "both jobs, on every machine")
+        agree(owner, gpu, phone)
+
+        said = owner("revoke", "gpu", "--yes").out
+        assert "gpu is revoked" in said
+        for place in (owner, phone):
+            until(
+                lambda place=place: place.state(on_its_word) == "pending",
+                "what it did on its own word to be taken back",
+            )
+            assert place.is_done(accepted)
+        assert reasons(owner, gpu) == reasons(phone, gpu) == {Reason.REVOKED, Reason.DEPENDENCY_REJECTED}
+        # Its processes are refused and say so, and nothing of what they go on to write gets out.
+        late = gpu.submit("acme.late", "--open")
+        until(lambda: gpu.is_done(late), "the revoked machine to go on by itself")
+        worker.says("refused")
+        assert "took no part" in gpu("sync", code=1).sentence
+        assert gpu("peers", "list", "--json").json["peers"][0]["state"] == "refused"
+        assert worker.stop().code == 0
+        assert not owner.has(late) and not phone.has(late)
+        # Carried over by hand, its later ops are on the log and in no roster.
+        gpu("log", "export", gpu.root / "all.ops")
+        owner("log", "import", gpu.root / "all.ops")
+        until(lambda: {line.type for line in phone.ops() if line.job == late} >= {"CompleteJob"}, "the ops to be known")
+        for place in (owner, phone):
+            assert not place.has(late)
+            assert 0 not in {line.reason for line in place.ops() if line.job == late}
+        # Somebody else does what was taken back.
+        phone.work()
+        until(lambda: owner.is_done(on_its_word), "the job to be done again")
+        runs = [(line["job"], line["machine"]) for line in journal(tmp_path) if line["event"] == "start"]
+        assert runs.count((on_its_word, "phone")) == 1 and (accepted, "phone") not in runs
+        agree(owner, phone)
+        owner.stop()
+        phone.stop()
+        verify(owner, gpu, phone)
+
+
+def reasons(place: Machine, author: Machine) -> set[int]:
+    """What becomes of the ops that a machine wrote about jobs."""
+    return {line.reason for line in place.ops() if line.author == author.node and line.job is not None}
