@@ -91,9 +91,14 @@ def full(session: Session, entry: Entry) -> dict[str, Any]:
 
 
 def result(session: Session, job: Job) -> Any:
-    """What the handler returned, None when nothing. Raises Failed when it was evicted since."""
+    """What the handler returned, None when nothing. Raises Failed when it was evicted since, or is not known here."""
     artifact = _result_artifact(session, job)
     if artifact is None:
+        if any(session.artifact(artifact_id) is None for artifact_id in job.artifacts):
+            raise Failed(
+                f"the result of job {ulid_text(job.id)} is not on this log: its author was revoked, or this node may"
+                " not read artifacts"
+            )
         return None
     if session.is_evicted(artifact.id):
         raise Failed(f"the result of job {ulid_text(job.id)} was evicted; its content is gone")
