@@ -29,16 +29,19 @@ def test_warm_restart(tmp_path: Path):
     with machines(tmp_path, "box") as [box]:
         box("init")
         ids: list[str] = []
-        for cut in range(2):
-            ids += box.submit_all([{"kind": "acme.step", "payload": {"ms": 15, "n": n}} for n in range(40)])
+        held: list[str] = []
+        for _ in range(2):
+            jobs = [{"kind": "acme.step", "payload": {"ms": 5, "n": n}} for n in range(30)]
+            made = box.submit_all(jobs + [{"kind": "hold.step", "payload": {"gate": "gate"}}] * 2)
+            ids, held = ids + made, held + made[-2:]
             box.serve()
-            box.work("--concurrency", "4")
-            until(lambda at=20 * (cut + 1): len(journal(tmp_path)) >= at, "work to be under way")
+            box.work("--concurrency", "6")
+            until(lambda new=set(made[-2:]): new <= {line["job"] for line in journal(tmp_path)}, "runs to be under way")
             box.cut_power()
             assert all(box.has(job) for job in ids)
-        assert box.done() < len(ids)
+        (tmp_path / "gate").touch()
         box.serve()
-        box.work("--concurrency", "4")
+        box.work("--concurrency", "6")
         until(lambda: box.done() == len(ids), "all jobs to be done")
         box.stop()
         runs: dict[str, list[int]] = {job: [] for job in ids}
@@ -46,7 +49,7 @@ def test_warm_restart(tmp_path: Path):
             if line["event"] == "start":
                 runs[line["job"]].append(line["fence"])
         # A run that was cut off was done again under a new fence, and every job was completed once.
-        assert any(len(fences) > 1 for fences in runs.values())
+        assert all(len(runs[job]) > 1 for job in held)
         assert all(fences == sorted(set(fences)) for fences in runs.values())
         completed = sorted(line.job or "" for line in box.ops() if line.type == "CompleteJob" and line.reason == 0)
         assert completed == sorted(ids)

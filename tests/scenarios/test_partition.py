@@ -123,7 +123,7 @@ def test_cut_heal_and_cut_again(mesh: Mesh, request: pytest.FixtureRequest, reco
 
     assert len(ids) == len(set(ids)) == total
     ids += held
-    until(lambda: all(place.done() == len(ids) for place in mesh.all), "all jobs to be done, everywhere")
+    until(lambda: all(place.done() == len(ids) for place in mesh.all), "all jobs to be done, everywhere", 150)
     agree(*mesh.all)
     elapsed = time.monotonic() - began
     for place in mesh.all:
@@ -210,6 +210,10 @@ def pair(tmp_path: Path) -> Iterator[tuple[Machine, Machine, Cable]]:
         yield owner, gpu, way
 
 
+def starts(root: Path, job: str) -> list[dict[str, Any]]:
+    return [line for line in journal(root) if line["job"] == job and line["event"] == "start"]
+
+
 def ends(root: Path, job: str) -> list[dict[str, Any]]:
     return [line for line in journal(root) if line["job"] == job and line["event"] == "end"]
 
@@ -221,31 +225,25 @@ def test_a_holder_that_is_cut_off_stops_in_time(pair: tuple[Machine, Machine, Ca
     """
     owner, gpu, way = pair
     worker = gpu.work()
-    held = owner.submit("hold.one", '{"gate": "gate"}', "--lease", "2s")
-    until(lambda: any(line["job"] == held for line in journal(tmp_path)), "the job to run on the other machine")
+    held = owner.submit("hold.one", '{"gate": "gate"}', "--lease", "3s")
+    until(lambda: starts(tmp_path, held), "the job to run on the other machine")
     way.cut(silent=True)
     unasked = gpu.submit("acme.one")
     owner.work()
     worker.says(f"job {held}")
     until(lambda: ends(tmp_path, held), "the holder to stop")
-    until(
-        lambda: sum(line["job"] == held and line["event"] == "start" for line in journal(tmp_path)) == 2, "a second run"
-    )
+    until(lambda: starts(tmp_path, held)[-1]["machine"] == "owner", "a second run")
     (tmp_path / "gate").touch()
     until(lambda: owner.is_done(held), "the second run's end")
-    first, *others = [line for line in journal(tmp_path) if line["job"] == held]
-    assert [(first["machine"], first["fence"])] + [(line["machine"], line["fence"]) for line in others] == [
-        ("gpu", 1),
-        ("gpu", 1),
-        ("owner", 2),
-        ("owner", 2),
-    ]
+    for earlier, later in pairwise(starts(tmp_path, held)):
+        [end] = [line["at"] for line in ends(tmp_path, held) if line["fence"] == earlier["fence"]]
+        assert later["fence"] > earlier["fence"] and later["at"] >= end
     assert unasked not in {line["job"] for line in journal(tmp_path)}
     way.heal()
     until(lambda: gpu.is_done(held) and gpu.is_done(unasked) and owner.is_done(unasked), "everybody to know")
     agree(owner, gpu)
     assert owner.desk.show(held)["result"] == gpu.desk.show(held)["result"] == "owner"
-    assert owner.ops_of(held).count("ExpireWork") == 1
+    assert owner.ops_of(held).count("ExpireWork") >= 1
     owner.stop()
     gpu.stop()
     verify(owner, gpu)
