@@ -165,10 +165,12 @@ class Namespaces:
             for space, device, last in ((owner, near, 1), (there, far, 2)):
                 _ip("-n", space, "address", "add", f"10.77.{number}.{last}/24", "dev", device)
                 _ip("-n", space, "link", "set", device, "up")
+        _ip("netns", "exec", owner, "true")
 
     def close(self) -> None:
         for machine in (self._owner, *self._others):
-            subprocess.run(["ip", "netns", "delete", self.name(machine)], capture_output=True)
+            with suppress(OSError):
+                _ip("netns", "delete", self.name(machine))
 
     def cable(self, machine: str, port: int) -> "Wire":
         number = self._others.index(machine)
