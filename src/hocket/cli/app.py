@@ -37,6 +37,7 @@ COMMANDS = {
     "cron": ("cron:app", "Jobs that are made at set times."),
     "log": ("log:app", "Read, verify, rebuild, export and import the log."),
     "status": ("status:app", "How this node stands."),
+    "sim": ("sim:app", "Simulate a mesh with faults, from a seed, and check that nothing was lost or held twice."),
     "doctor": ("doctor:app", "Look for whatever could be wrong, and say what to do."),
 }
 

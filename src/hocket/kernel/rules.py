@@ -5,6 +5,8 @@ its chapters. A mesh that uses Hocket's extensions says so in a block behind the
 exactly the bytes, and the hash, of a strict one.
 """
 
+from functools import lru_cache
+
 from msgspec import Struct
 
 from hocket.kernel.ids import content_hash
@@ -69,6 +71,7 @@ def decode_rules(data: bytes) -> Rules:
     return rules
 
 
+@lru_cache(maxsize=16)
 def rules_hash(rules: Rules) -> bytes:
     return content_hash(encode_rules(rules))
 

@@ -28,6 +28,8 @@ LOCK_WAIT_S = 30.0
 RETRY_MIN_S, RETRY_MAX_S = 0.0001, 0.002
 CACHE_KIB = 16_384
 PAGE_BYTES = 2048
+# Statements that stay prepared: there are more than the hundred that apsw keeps by itself.
+STATEMENTS = 512
 
 
 class SqliteStore:
@@ -74,7 +76,7 @@ class SqliteStore:
             self._writer.close()
 
     def _connect(self, flags: int) -> apsw.Connection:
-        connection = apsw.Connection(self.path, flags=flags)
+        connection = apsw.Connection(self.path, flags=flags, statementcachesize=STATEMENTS)
         connection.set_busy_timeout(0)
         _set(connection, "synchronous=FULL", f"cache_size=-{CACHE_KIB}", "temp_store=MEMORY")
         return connection

@@ -37,6 +37,11 @@ class Life:
         for task in list(self._tasks):
             task.cancel()
 
+    async def ended(self) -> None:
+        """Waits until nothing of it is left."""
+        while self._tasks:
+            await asyncio.wait(self._tasks)
+
     def start(self, work: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
         """A task of this life; so are all tasks that it starts."""
         token = _living.set(self)
@@ -47,6 +52,13 @@ class Life:
 
 
 _living: ContextVar[Life | None] = ContextVar("hocket-sim-life", default=None)
+
+
+class Inline(Executor):
+    """An executor that does its work on the loop's own time."""
+
+    def start(self, work: Callable[..., T], *args: Any) -> "asyncio.Future[T]":
+        raise NotImplementedError
 
 
 class VirtualLoop(asyncio.BaseEventLoop):
@@ -68,8 +80,8 @@ class VirtualLoop(asyncio.BaseEventLoop):
         return super().call_at(max(when, self.now + GRAIN_S), callback, *args, context=context)
 
     def run_in_executor(self, executor: Executor | None, func: Callable[..., T], *args: Any) -> "asyncio.Future[T]":  # type: ignore[override]
-        if executor is not None:
-            return super().run_in_executor(executor, func, *args)
+        if isinstance(executor, Inline):
+            return executor.start(func, *args)
         done: asyncio.Future[T] = self.create_future()
         try:
             done.set_result(func(*args))

@@ -1,0 +1,183 @@
+"""What must be true of every run, whatever went wrong in it. Some of it is watched while the run goes on, the rest is
+asked at its end, when the network is whole again and everybody has had time to catch up.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+from hocket.kernel.ids import node_id, ulid_text
+from hocket.kernel.roster import Outcome
+from hocket.log.rebuild import roster_digest
+from hocket.store import Stage
+from hocket.testing.sim.load import OPEN, Held, Journal
+from hocket.testing.sim.node import SimNode
+from hocket.work import view
+
+
+class Violation(NamedTuple):
+    """`about` is the job or op that shows it, where there is one."""
+
+    rule: str
+    about: bytes | None
+    sentence: str
+
+
+class Shown(NamedTuple):
+    """What a replica has shown of a job that is decided by an arbiter."""
+
+    artifacts: bytes
+    node: int
+
+
+class Watch:
+    """Looks at the replicas while the run goes on: what the arbiter has decided never looks otherwise later, or
+    elsewhere.
+    """
+
+    def __init__(self, found: Callable[[Violation], None]) -> None:
+        self._found = found
+        self._holders: dict[tuple[bytes, int], tuple[bytes, int]] = {}
+        self._done: dict[bytes, Shown] = {}
+        self._done_at: dict[int, set[bytes]] = {}
+
+    def look(self, node: SimNode) -> None:
+        done_here = self._done_at.setdefault(node.number, set())
+        for job_id, outcome, fence, claim, artifacts in node.store.decided(OPEN):
+            if claim is not None:
+                self._holder(node.number, job_id, fence, claim)
+            if outcome == Outcome.SUCCEEDED:
+                self._final(node.number, job_id, artifacts)
+                done_here.add(job_id)
+            elif job_id in done_here:
+                self._say("completed is final", job_id, f"node {node.number} has taken its completion back")
+
+    def _holder(self, node: int, job_id: bytes, fence: int, claim: bytes) -> None:
+        known = self._holders.setdefault((job_id, fence), (claim, node))
+        if known[0] != claim:
+            self._say(
+                "one holder per fence",
+                job_id,
+                f"fence {fence} is held by {ulid_text(known[0])} at node {known[1]}"
+                f" and by {ulid_text(claim)} at node {node}",
+            )
+
+    def _final(self, node: int, job_id: bytes, artifacts: bytes) -> None:
+        known = self._done.setdefault(job_id, Shown(artifacts, node))
+        if known.artifacts != artifacts:
+            self._say("completed is final", job_id, f"nodes {known.node} and {node} show different results")
+
+    def _say(self, rule: str, about: bytes, sentence: str) -> None:
+        self._found(Violation(rule, about, f"job {ulid_text(about)}: {sentence}"))
+
+
+def settled(nodes: Sequence[SimNode]) -> bool:
+    """Whether every replica has the same ops and every job has ended."""
+    seen: tuple[object, ...] | None = None
+    for node in nodes:
+        with node.store.read() as session:
+            if session.head().unsettled or any(stage is not Stage.DONE for stage, _ in session.counts()):
+                return False
+            here = (session.head().seq, tuple(sorted(session.frontier().items())))
+        if seen is not None and here != seen:
+            return False
+        seen = here
+    return True
+
+
+def at_the_end(nodes: Sequence[SimNode], journal: Journal, acknowledged: dict[bytes, int]) -> Iterator[Violation]:
+    yield from _lost(nodes, acknowledged)
+    yield from _differ(nodes)
+    yield from _unfinished(nodes)
+    yield from _stale_results(nodes[0])
+    for node in nodes:
+        yield from _unaware(node)
+    yield from overlaps(journal.runs)
+
+
+def _ops(node: SimNode) -> dict[bytes, bytes | None]:
+    with node.store.read() as session:
+        return {row.id: row.job for row in session.ops_after(0, 10_000_000)}
+
+
+def _lost(nodes: Sequence[SimNode], acknowledged: dict[bytes, int]) -> Iterator[Violation]:
+    for node in nodes:
+        here = _ops(node)
+        for op_id, by in acknowledged.items():
+            if op_id not in here:
+                sentence = f"node {node.number} lacks op {ulid_text(op_id)}, which node {by} has acknowledged"
+                yield Violation("no acknowledged op is lost", op_id, sentence)
+                break
+
+
+def _differ(nodes: Sequence[SimNode]) -> Iterator[Violation]:
+    first = nodes[0]
+    ops = _ops(first)
+    with first.store.read() as session:
+        digest = roster_digest(session)
+        entries = {entry.job.id: entry.job for entry in session.each_job()}
+    for node in nodes[1:]:
+        here = _ops(node)
+        if here != ops:
+            odd = next(iter(sorted(here.keys() ^ ops.keys())), None)
+            sentence = f"nodes {first.number} and {node.number} hold different ops"
+            yield Violation("replicas agree", odd and (here.get(odd) or ops.get(odd) or odd), sentence)
+            continue
+        with node.store.read() as session:
+            if roster_digest(session) == digest:
+                continue
+            others = {entry.job.id: entry.job for entry in session.each_job()}
+        odd = next(i for i in sorted(entries.keys() | others.keys()) if entries.get(i) != others.get(i))
+        sentence = f"from the same ops nodes {first.number} and {node.number} show different jobs"
+        yield Violation("replicas agree", odd, f"job {ulid_text(odd)}: {sentence}")
+
+
+def _unfinished(nodes: Sequence[SimNode]) -> Iterator[Violation]:
+    for node in nodes:
+        with node.store.read() as session:
+            stuck = [entry for entry in session.each_job() if entry.stage is not Stage.DONE]
+        for entry in stuck:
+            sentence = f"job {ulid_text(entry.job.id)} is still {entry.stage.name.lower()} at node {node.number}"
+            yield Violation("every job ends", entry.job.id, sentence)
+
+
+def _stale_results(node: SimNode) -> Iterator[Violation]:
+    """What counts as the result of a job is what its last holder made. The fences of an open job are counted anew when
+    something about it comes late.
+    """
+    with node.store.read() as session:
+        for job in [entry.job for entry in session.each_job()]:
+            said = view.result(session, job) if job.outcome is Outcome.SUCCEEDED and job.kind != OPEN else None
+            if said is not None and said["fence"] != job.fence:
+                sentence = f"job {ulid_text(job.id)}: its fence is {job.fence}, its result was made under {said}"
+                yield Violation("only the holder ends a job", job.id, sentence)
+
+
+def _unaware(node: SimNode) -> Iterator[Violation]:
+    """Whatever a node writes is later than everything that it knew."""
+    me = node_id(node.key.public).to_bytes(8, "big")
+    latest = bytes(20)
+    with node.store.read() as session:
+        rows = session.ops_after(0, 10_000_000)
+    for row in rows:
+        if row.hlc[12:] == me and row.hlc < latest:
+            sentence = f"node {node.number} wrote op {ulid_text(row.id)} as if it had not known of a later one"
+            yield Violation("clocks never go back", row.job or row.id, sentence)
+            return
+        latest = max(latest, row.hlc)
+
+
+def overlaps(runs: Iterable[Held]) -> Iterator[Violation]:
+    """Runs of one job that is decided by an arbiter, at the same time on two nodes, in true time."""
+    by_job: dict[bytes, list[Held]] = {}
+    for run in runs:
+        if run.kind != OPEN:
+            by_job.setdefault(run.job_id, []).append(run)
+    for job_id, held in by_job.items():
+        for one, other in pairwise(sorted(held, key=lambda run: run.start)):
+            if one.end is None or one.end > other.start:
+                sentence = (
+                    f"job {ulid_text(job_id)} runs at node {other.node} (fence {other.fence}) from {other.start:.3f} on"
+                    f" while node {one.node} (fence {one.fence}) runs it from {one.start:.3f} to {one.end}"
+                )
+                yield Violation("no two holders at once", job_id, sentence)

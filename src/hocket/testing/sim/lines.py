@@ -1,0 +1,70 @@
+"""How a simulated node reaches the others: requests to their gates, and streams of hints from them. It is the mesh's
+transport, over the simulated network.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from hocket.errors import Unreachable
+from hocket.mesh import wire
+from hocket.mesh.hub import HINT
+from hocket.mesh.wire import Reply, Request
+from hocket.testing.sim.network import Network
+
+if TYPE_CHECKING:
+    from hocket.testing.sim.node import SimNode
+
+_PREFIX = "http://node-"
+# A stream on which nothing comes for this long is taken for dead.
+QUIET_S = 45.0
+
+
+def address(number: int) -> str:
+    return f"{_PREFIX}{number}"
+
+
+class Lines:
+    def __init__(self, me: int, network: Network, nodes: "Sequence[SimNode]") -> None:
+        self._me = me
+        self._network = network
+        self._nodes = nodes
+
+    async def send(self, address: str, request: Request) -> Reply:
+        there = int(address.removeprefix(_PREFIX))
+        return await self._network.call(self._me, there, lambda: self._serve(there, request))
+
+    async def _serve(self, there: int, request: Request) -> Reply:
+        up = self._nodes[there].up
+        assert up is not None
+        return await up.gate.answer(request)
+
+    async def hints(self, address: str, headers: Mapping[str, str]) -> AsyncIterator[None]:
+        there = int(address.removeprefix(_PREFIX))
+        reply = await self.send(address, Request("GET", wire.HINTS, "", headers))
+        up = self._nodes[there].up
+        if reply.status != 200 or reply.stream is None or up is None:
+            raise Unreachable(f"{address} gives no hints")
+        came: asyncio.Queue[bytes | None] = asyncio.Queue()
+        pump = up.life.start(self._pump(there, reply.stream, came), "hints")
+        pump.add_done_callback(lambda done: came.put_nowait(None))
+        try:
+            while True:
+                async with asyncio.timeout(QUIET_S):
+                    line = await came.get()
+                if line is None:
+                    return
+                if line == HINT:
+                    yield None
+        except TimeoutError:
+            raise Unreachable(f"{address} has gone quiet") from None
+        finally:
+            pump.cancel()
+
+    async def _pump(self, there: int, stream: AsyncIterator[bytes], came: "asyncio.Queue[bytes | None]") -> None:
+        """At the far end. A line that is cut is gone: whoever listened has to ask again."""
+        async for line in stream:
+            if self._network.weather.cuts(there, self._me):
+                return
+            await asyncio.sleep(self._network.delay())
+            came.put_nowait(line)

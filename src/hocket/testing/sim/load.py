@@ -1,0 +1,155 @@
+"""The work that simulated nodes are given: jobs of both kinds, short ones and ones that outlast their lease, some that
+fail before they succeed, some that come after others, some that are cancelled or tried anew. Each is asked for at one
+of the nodes, whether that is in a state to answer or not.
+"""
+
+import asyncio
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from hocket.errors import HocketError
+from hocket.kernel.ids import parse_ulid, ulid_text
+from hocket.kernel.policy import Policy
+from hocket.log import Transaction
+from hocket.testing.sim.node import SimNode
+from hocket.work import jobs
+from hocket.work.handlers import Handlers, JobType, encode_payload
+from hocket.work.jobs import Draft
+from hocket.work.runner import Context
+
+SOLE, OPEN = "sim.sole", "sim.open"
+LEASE_MS = (800, 6_000)
+RETRIES = 20
+BACKOFF_MS = 200
+
+
+@dataclass
+class Held:
+    """One run of a handler, in true time."""
+
+    job_id: bytes
+    kind: str
+    fence: int
+    node: int
+    start: float
+    end: float | None = None
+
+
+@dataclass
+class Journal:
+    """What the handlers and the clients of a run did."""
+
+    runs: list[Held] = field(default_factory=list)
+    submitted: dict[bytes, str] = field(default_factory=dict)
+
+
+class Wish(NamedTuple):
+    """Something that a client asks of a node at a time."""
+
+    at: float
+    node: int
+    what: str
+    kind: str
+    payload: dict[str, object]
+    lease_ms: int
+    after: bool
+
+
+def draw(chance: random.Random, nodes: int, seconds: float, count: int) -> list[Wish]:
+    wishes = []
+    for _ in range(count):
+        lease = chance.randint(*LEASE_MS)
+        ms = chance.choice((20, 300, 1_500, lease * 2)) * chance.uniform(0.2, 1.5)
+        fails = chance.choice((0, 0, 0, 1, 2))
+        kind = chance.choice((SOLE, SOLE, OPEN))
+        at = chance.uniform(0, seconds * 0.9)
+        node = chance.randrange(nodes)
+        payload: dict[str, object] = {"ms": int(ms), "fails": fails}
+        wishes.append(Wish(at, node, "submit", kind, payload, lease, chance.random() < 0.1))
+    for what, share in (("cancel", 0.1), ("retry", 0.1)):
+        for _ in range(round(count * share)):
+            wishes.append(Wish(chance.uniform(0, seconds), chance.randrange(nodes), what, "", {}, 0, False))
+    return sorted(wishes, key=lambda wish: wish.at)
+
+
+def handlers(node: int, journal: Journal, note: Callable[[str, bytes, str], None]) -> Handlers:
+    """The handlers of one node. What they do is put down in the journal."""
+    now = asyncio.get_running_loop().time
+
+    async def work(ctx: Context, ms: int, fails: int) -> dict[str, int]:
+        job_id = parse_ulid(ctx.job_id)
+        held = Held(job_id, ctx.kind, ctx.fence, node, now())
+        journal.runs.append(held)
+        note("begins", job_id, f"fence {ctx.fence}")
+        try:
+            await asyncio.sleep(ms / 1000)
+            if ctx.attempt <= fails:
+                raise ValueError(f"attempt {ctx.attempt}")
+            return {"node": node, "fence": ctx.fence}
+        finally:
+            held.end = now()
+            note("ends", job_id, f"fence {ctx.fence}{', stopped' if ctx.cancelled else ''}")
+
+    return Handlers(JobType(kind, function=work, lease_ms=LEASE_MS[1]) for kind in (SOLE, OPEN))
+
+
+class Clients:
+    """Fulfils the wishes, each in the life of the node that it is asked of."""
+
+    def __init__(
+        self,
+        chance: random.Random,
+        nodes: list[SimNode],
+        journal: Journal,
+        note: Callable[[int, str, bytes, str], None],
+    ) -> None:
+        self._chance = chance
+        self._nodes = nodes
+        self._journal = journal
+        self._note = note
+
+    async def run(self, wishes: list[Wish]) -> None:
+        loop = asyncio.get_running_loop()
+        start = loop.time()
+        for wish in wishes:
+            await asyncio.sleep(start + wish.at - loop.time())
+            up = self._nodes[wish.node].up
+            if up is not None:
+                up.life.start(self._fulfil(wish), "client")
+
+    async def _fulfil(self, wish: Wish) -> None:
+        known = list(self._journal.submitted)
+        chosen = self._chance.choice(known) if known else None
+        try:
+            if wish.what == "submit":
+                await self._submit(wish, chosen if wish.after else None)
+            elif chosen is not None:
+                up = self._nodes[wish.node].up
+                assert up is not None
+                act = jobs.cancel if wish.what == "cancel" else jobs.retry
+                await up.run(lambda tx: act(tx, chosen, "a client's wish"))
+                self._note(wish.node, wish.what, chosen, "")
+        except HocketError as error:
+            self._note(wish.node, f"refuses to {wish.what}", chosen or b"", str(error))
+
+    async def _submit(self, wish: Wish, after: bytes | None) -> None:
+        up = self._nodes[wish.node].up
+        assert up is not None
+        policy = Policy(
+            lease_ms=wish.lease_ms,
+            retries=RETRIES,
+            backoff_ms=BACKOFF_MS,
+            backoff_max_ms=BACKOFF_MS * 10,
+            after=() if after is None else (ulid_text(after),),
+            open=wish.kind == OPEN,
+        )
+        draft = Draft(wish.kind, encode_payload(wish.kind, wish.payload), policy)
+
+        def request(tx: Transaction) -> bytes:
+            return jobs.submit(tx, [draft])[0].job_id
+
+        job_id = await up.run(request)
+        self._journal.submitted[job_id] = wish.kind
+        self._note(wish.node, "submits", job_id, f"{wish.kind} {wish.payload} lease {wish.lease_ms}")

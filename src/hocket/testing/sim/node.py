@@ -1,0 +1,139 @@
+"""A simulated node: the real log, store, committer, worker, gate and exchanges, on a ground and over a network that the
+seed chooses. It can crash at any moment and start again on what its disk has kept.
+"""
+
+import asyncio
+import random
+from collections.abc import Callable, Sequence
+from typing import Protocol, TypeVar, cast
+
+from hocket.desk import Desk
+from hocket.kernel.ids import content_hash
+from hocket.kernel.keys import SigningKey, did_key
+from hocket.kernel.rules import Rules, encode_rules
+from hocket.kernel.ucan import ROOT, issue
+from hocket.kernel.vocabulary import DelegateUcan
+from hocket.log import RULES, Log, Transaction
+from hocket.log.wall import SteadyWall
+from hocket.mesh import peers
+from hocket.mesh.gate import Gate
+from hocket.mesh.loop import SyncLoop
+from hocket.mesh.sync import Exchanges
+from hocket.node import Node
+from hocket.testing.sim.disk import Disk, SimStore
+from hocket.testing.sim.ground import Clocks, SimGround
+from hocket.testing.sim.lines import Lines, address
+from hocket.testing.sim.loop import Life
+from hocket.testing.sim.network import Network
+from hocket.work.blobs import Blobs
+from hocket.work.handlers import Handlers
+from hocket.work.worker import Worker, WorkerOptions
+
+T = TypeVar("T")
+
+CONCURRENCY = 2
+
+
+class Witness(Protocol):
+    """Whoever keeps the books of a run."""
+
+    def committed(self, node: int) -> None: ...
+    def acknowledged(self, node: int, op_ids: Sequence[bytes]) -> None: ...
+    def crashed(self, node: int) -> None: ...
+    def noticed(self, node: int, text: str) -> None: ...
+
+
+class SimNode:
+    """What outlives a crash: the keys, the disk, the clocks, and the place in the network."""
+
+    def __init__(self, number: int, user: SigningKey, clocks: Clocks, chance: random.Random, witness: Witness) -> None:
+        self.number = number
+        self.user = user
+        self.key = SigningKey(chance.randbytes(32))
+        self.clocks = clocks
+        self.chance = chance
+        self.witness = witness
+        self.store = SimStore(lambda: witness.committed(number))
+        self.slow_s = 0.0
+        self.up: Up | None = None
+
+    def install(self, rules: Rules, friends: Sequence[int]) -> None:
+        """What a node has from the beginning: rules, its introduction by the user, and whom to keep in touch with."""
+        with self.store.write() as session:
+            session.set_meta(RULES, encode_rules(rules))
+            for friend in friends:
+                peers.add(session, address(friend), 0)
+        Up(self).log.run(self._introduce)
+
+    def _introduce(self, tx: Transaction) -> None:
+        token = issue(self.user, self.key.public, ROOT, tx.now // 1000, None)
+        tx.author(DelegateUcan(content_hash(token), token))
+
+    def start(self, handlers: Handlers, network: Network, nodes: "Sequence[SimNode]") -> None:
+        self.up = Up(self)
+        self.up.start(handlers, Lines(self.number, network, nodes))
+
+    def crash(self) -> None:
+        """Everything stops between two steps; what was not committed is gone."""
+        if self.up is not None:
+            up, self.up = self.up, None
+            up.life.end()
+            self.witness.crashed(self.number)
+
+
+class _Desk(Desk):
+    """A desk without a home: nothing that a simulated node does needs files."""
+
+    def __init__(self, log: Log) -> None:
+        self.store = log.store
+        self.log = log
+        self.blobs = cast(Blobs, None)
+
+
+class Up(Node):
+    """One life of a node."""
+
+    def __init__(self, node: SimNode) -> None:
+        self.node = node
+        self.life = Life()
+        chance = random.Random(node.chance.getrandbits(64))
+        ground = SimGround(node.clocks, chance, self.life)
+        log = Log(
+            node.store,
+            node.key,
+            did_key(node.user.public),
+            wall=SteadyWall(node.clocks.day, node.clocks.monotonic),
+            physical=ground.physical_ms,
+            randomness=chance.randbytes,
+            committed=ground.ring,
+        )
+        super().__init__(_Desk(log), Disk(node, chance, self.life), ground)
+        self.gate = Gate(self, node.key, ground, notice=self._notice)
+        self._chance = chance
+
+    def start(self, handlers: Handlers, lines: Lines) -> None:
+        exchanges = Exchanges(
+            self, self.node.key, lines, self.ground, randomness=self._chance.randbytes, notice=self._notice
+        )
+        self.reach = exchanges.consult
+        touch = SyncLoop(self, exchanges, self.ground, lambda: self.ground.live("touch"), notice=self._notice)
+        worker = Worker(self, self.ground, WorkerOptions(handlers, CONCURRENCY, notice=self._notice))
+        self.life.start(self.gate.open(), "gate")
+        self.life.start(touch.run(), "touch")
+        self.life.start(worker.run(), "worker")
+
+    def _notice(self, text: str) -> None:
+        self.node.witness.noticed(self.node.number, text)
+
+    async def run(self, request: Callable[[Transaction], T]) -> T:
+        """As every node does it; and when the answer is here, what was written counts as acknowledged."""
+
+        def noted(tx: Transaction) -> tuple[T, list[bytes]]:
+            before = len(tx._drafts)
+            return request(tx), [draft.op.id for draft in tx._drafts[before:]]
+
+        if self.life.is_over:
+            raise asyncio.CancelledError
+        result, op_ids = await super().run(noted)
+        self.node.witness.acknowledged(self.node.number, op_ids)
+        return result

@@ -1,0 +1,49 @@
+"""What happened in a simulated run, in order: one line for each event, and one hash over all of them. Two runs from the
+same seed have the same hash, in whatever process and on whatever day.
+"""
+
+from typing import NamedTuple
+
+from blake3 import blake3
+
+from hocket.kernel.ids import ulid_text
+
+
+class Event(NamedTuple):
+    """`node` is its number, or -1 for what happens to all; `about` is the job or op, where there is one."""
+
+    at: float
+    node: int
+    what: str
+    about: bytes
+    detail: str
+
+    def __str__(self) -> str:
+        who = f"node {self.node}" if self.node >= 0 else "mesh"
+        about = f" {ulid_text(self.about)}" if self.about else ""
+        return f"{self.at:10.3f}  {who:8} {self.what}{about}{' ' if self.detail else ''}{self.detail}"
+
+
+class Trace:
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+        self.now = 0.0
+
+    def add(self, at: float, node: int, what: str, about: bytes = b"", detail: str = "") -> None:
+        self.events.append(Event(at, node, what, about, detail))
+
+    def digest(self) -> str:
+        hasher = blake3()
+        for event in self.events:
+            hasher.update(f"{event.at:.9f}|{event.node}|{event.what}|{event.about.hex()}|{event.detail}\n".encode())
+        return hasher.hexdigest()
+
+    def around(self, about: bytes | None, last: int) -> list[Event]:
+        """The events about one thing, and what happened to whole nodes meanwhile; the last of them."""
+        if about is None:
+            return self.events[-last:]
+        chosen = [event for event in self.events if event.about == about or (not event.about and event.what in _LARGE)]
+        return chosen[-last:]
+
+
+_LARGE = frozenset(("crash", "restart", "cut", "heal", "slow disk", "good disk", "clock", "quiet"))

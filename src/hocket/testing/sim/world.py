@@ -1,0 +1,313 @@
+"""One run: makes the nodes, lets clients and faults loose on them, waits until all is quiet, and asks whether
+everything that must be true is true.
+"""
+
+import asyncio
+import functools
+import gc
+import random
+import time
+import traceback
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from msgspec.structs import replace
+
+from hocket.kernel import ops
+from hocket.kernel.keys import SigningKey, verify
+from hocket.kernel.ops import Op, decode
+from hocket.kernel.postcard import Malformed
+from hocket.kernel.rules import HOCKET
+from hocket.kernel.vocabulary import DesignateCoordinator
+from hocket.testing.sim import checks, faults, load, loop
+from hocket.testing.sim.checks import Violation
+from hocket.testing.sim.faults import FAULTS, Fault
+from hocket.testing.sim.ground import Clocks
+from hocket.testing.sim.load import Clients, Journal
+from hocket.testing.sim.loop import Life
+from hocket.testing.sim.network import Network
+from hocket.testing.sim.node import SimNode, Up
+from hocket.testing.sim.trace import Event, Trace
+
+# When the nodes start, in the simulation's own time. They have met before.
+BEGIN_S = 100.0
+# How often the replicas are looked at while the run goes on.
+LOOK_S = 0.5
+# After the faults end, everything must be settled within this time.
+SETTLE_S = 180.0
+# The rules that simulated nodes stand under: clocks may differ by less than usual, so that a run can outlast it.
+SKEW_S = 10.0
+assert HOCKET.extensions is not None
+RULES = replace(HOCKET, extensions=replace(HOCKET.extensions, skew_ms=int(SKEW_S * 1000)))
+TRACE_SHOWN = 40
+GC_EVERY = 50_000
+VERIFIED = 20_000
+
+
+@dataclass(frozen=True)
+class Report:
+    """What came of a run. `settled_s` is how long it took after the faults ended until everything was done and
+    everybody agreed; None when that did not happen. `seconds` are real ones.
+    """
+
+    seed: int
+    nodes: int
+    faults: tuple[str, ...]
+    virtual_s: float
+    seconds: float
+    settled_s: float | None
+    jobs: int
+    ops: int
+    runs: int
+    digest: str
+    violations: tuple[Violation, ...]
+    events: tuple[Event, ...]
+
+    @property
+    def node_minutes_per_second(self) -> float:
+        return self.nodes * self.virtual_s / 60 / self.seconds
+
+    def __str__(self) -> str:
+        lines = [
+            f"seed {self.seed}: {self.nodes} nodes, {self.virtual_s:.0f} s, {self.jobs} jobs, {self.runs} runs,"
+            f" {self.ops} ops; faults: {', '.join(self.faults) or 'none'}; trace {self.digest[:16]}"
+        ]
+        for violation in self.violations:
+            lines.append(f"  {violation.rule}: {violation.sentence}")
+        if self.violations:
+            lines += [f"  {event}" for event in self.events]
+            lines.append(f"  again with: hocket sim --seed {self.seed} --nodes {self.nodes}")
+        return "\n".join(lines)
+
+
+def run(
+    seed: int,
+    *,
+    nodes: int = 5,
+    minutes: float = 2.0,
+    faults: Iterable[str] = FAULTS,
+    jobs: int | None = None,
+) -> Report:
+    """One simulated run. `jobs` is how many are submitted; without it, ten for each minute."""
+    # The same op is verified by every node; the answer is the same.
+    vars(ops)["verify"] = functools.lru_cache(maxsize=VERIFIED)(verify)
+    # A run makes much that is soon garbage and refers to itself; looking for it that often is a tenth of the time.
+    before = gc.get_threshold()
+    gc.set_threshold(GC_EVERY, 20, 20)
+    try:
+        return loop.run(World(seed, nodes, minutes * 60, tuple(faults), jobs).run())
+    finally:
+        gc.set_threshold(*before)
+        vars(ops)["verify"] = verify
+
+
+def _ops(node: SimNode) -> list[tuple[bytes, Op | Malformed]]:
+    with node.store.read() as session:
+        return [(row.body, decode(row.body)) for row in session.ops_after(0, 1_000)]
+
+
+class World:
+    def __init__(self, seed: int, nodes: int, seconds: float, names: Sequence[str], jobs: int | None) -> None:
+        if nodes < 1 or seconds <= 0:
+            raise ValueError("a simulation needs at least one node and some time")
+        self._seed = seed
+        self._names = faults.check(names)
+        self._seconds = seconds
+        self._count = nodes
+        self._chance = random.Random(seed)
+        self._plan = faults.draw(self._chance, nodes, seconds, self._names, SKEW_S)
+        self._wishes = load.draw(self._chance, nodes, seconds, round(seconds / 6) if jobs is None else jobs)
+        self._trace = Trace()
+        self._journal = Journal()
+        self._nodes: list[SimNode] = []
+        self._stirred: dict[int, None] = {}
+        self._acknowledged: dict[bytes, int] = {}
+        self._violations: dict[tuple[str, bytes | None], Violation] = {}
+        self._watch = checks.Watch(self._found)
+
+    async def run(self) -> Report:
+        began = time.perf_counter()
+        loop_here = asyncio.get_running_loop()
+        assert isinstance(loop_here, loop.VirtualLoop)
+        self._loop = loop_here
+        self._loop.set_exception_handler(self._failed)
+        self._network = Network(random.Random(self._chance.getrandbits(64)), self._life)
+        self._make_nodes()
+        clients = Clients(random.Random(self._chance.getrandbits(64)), self._nodes, self._journal, self._note)
+        world = Life()
+        world.start(clients.run(self._wishes), "clients")
+        world.start(self._look_on(), "watch")
+        for fault in self._plan.faults:
+            await self._until(fault.at)
+            self._strike(fault)
+        await self._until(self._seconds)
+        self._calm()
+        settled = await self._settle()
+        virtual = self._loop.time() - BEGIN_S
+        self._look()
+        for violation in checks.at_the_end(self._nodes, self._journal, self._acknowledged):
+            self._found(violation)
+        lives = [world, *(node.up.life for node in self._nodes if node.up is not None)]
+        for life in lives:
+            life.end()
+        for life in lives:
+            await life.ended()
+        return self._report(virtual, time.perf_counter() - began, settled)
+
+    # Making it.
+
+    def _make_nodes(self) -> None:
+        user = SigningKey(self._chance.randbytes(32))
+        for number, rate in enumerate(self._plan.rates):
+            chance = random.Random(self._chance.getrandbits(64))
+            self._nodes.append(SimNode(number, user, Clocks(rate, 0.0), chance, self))
+        for node in self._nodes:
+            # The arbiter, and one more: so that news gets around even when the arbiter is away.
+            friends = dict.fromkeys(n for n in (0, (node.number + 1) % self._count) if n != node.number)
+            node.install(RULES, list(friends))
+        self._acquaint()
+        # That was long ago, and the clocks were right then.
+        self._loop.now = BEGIN_S
+        for node, skew in zip(self._nodes, self._plan.skews, strict=True):
+            node.clocks.skew = skew
+            self._start(node)
+
+    def _acquaint(self) -> None:
+        """Everybody has met the arbiter, and by it the others, before the run begins."""
+        arbiter = Up(self._nodes[0]).log
+        arbiter.run(lambda tx: tx.author(DesignateCoordinator(tx.node)))
+        for node in self._nodes[1:]:
+            arbiter.admit(_ops(node))
+        for node in self._nodes[1:]:
+            Up(node).log.admit(_ops(self._nodes[0]))
+
+    def _start(self, node: SimNode) -> None:
+        def note(what: str, about: bytes, detail: str) -> None:
+            self._note(node.number, what, about, detail)
+
+        node.start(load.handlers(node.number, self._journal, note), self._network, self._nodes)
+
+    def _life(self, number: int) -> Life | None:
+        up = self._nodes[number].up
+        return None if up is None else up.life
+
+    async def _until(self, at: float) -> None:
+        await asyncio.sleep(max(0.0, BEGIN_S + at - self._loop.time()))
+
+    # Breaking it.
+
+    def _strike(self, fault: Fault) -> None:
+        weather = self._network.weather
+        node = self._nodes[fault.node]
+        if fault.what == "cut":
+            weather.groups = {number: int(fault.size) >> number & 1 for number in range(self._count)}
+            self._note(-1, "cut", b"", " ".join(str(side) for side in weather.groups.values()))
+        elif fault.what == "heal":
+            weather.groups = {}
+            self._note(-1, "heal")
+        elif fault.what == "loss":
+            weather.loss = fault.size
+        elif fault.what == "duplicate":
+            weather.duplicate = fault.size
+        elif fault.what == "jitter":
+            weather.jitter_s = fault.size
+        elif fault.what == "slow":
+            node.slow_s = fault.size
+            self._note(node.number, "slow disk" if fault.size else "good disk", b"", f"{fault.size:.2f}")
+        elif fault.what == "clock":
+            node.clocks.skew = fault.size
+            self._note(node.number, "clock", b"", f"{fault.size:.3f}")
+        elif fault.what == "restart":
+            self._restart(node)
+        elif fault.mode == "now":
+            node.crash()
+        else:
+            node.store.cut = fault.mode  # type: ignore[assignment]
+
+    def _restart(self, node: SimNode) -> None:
+        node.store.cut = None
+        if node.up is None:
+            self._note(node.number, "restart")
+            self._start(node)
+
+    def _calm(self) -> None:
+        weather = self._network.weather
+        weather.groups, weather.loss, weather.duplicate, weather.jitter_s = {}, 0.0, 0.0, 0.0
+        for node in self._nodes:
+            node.slow_s = 0.0
+            self._restart(node)
+        self._note(-1, "quiet")
+
+    async def _settle(self) -> float | None:
+        start = self._loop.time()
+        while not checks.settled(self._nodes):
+            if self._loop.time() - start > SETTLE_S:
+                return None
+            await asyncio.sleep(LOOK_S)
+        return self._loop.time() - start
+
+    # Watching it.
+
+    def _note(self, node: int, what: str, about: bytes = b"", detail: str = "") -> None:
+        self._trace.add(self._loop.time() - BEGIN_S, node, what, about, detail)
+
+    def committed(self, node: int) -> None:
+        self._stirred[node] = None
+
+    def acknowledged(self, node: int, op_ids: Sequence[bytes]) -> None:
+        self._acknowledged.update(dict.fromkeys(op_ids, node))
+
+    def crashed(self, node: int) -> None:
+        self._note(node, "crash")
+
+    def noticed(self, node: int, text: str) -> None:
+        self._note(node, "says", b"", text)
+
+    async def _look_on(self) -> None:
+        while True:
+            await asyncio.sleep(LOOK_S)
+            self._look()
+
+    def _look(self) -> None:
+        stirred, self._stirred = self._stirred, {}
+        for number in stirred:
+            self._watch.look(self._nodes[number])
+
+    def _found(self, violation: Violation) -> None:
+        if (violation.rule, violation.about) not in self._violations:
+            self._violations[violation.rule, violation.about] = violation
+            self._note(-1, "violation", violation.about or b"", violation.rule)
+
+    def _failed(self, event_loop: object, context: dict[str, Any]) -> None:
+        """Nothing in a node may raise what nobody expects."""
+        error = context.get("exception")
+        text = "".join(traceback.format_exception(error)) if error is not None else ""
+        self._found(Violation("no unexpected errors", None, f"{context['message']}\n{text}"))
+
+    def _report(self, virtual: float, seconds: float, settled: float | None) -> Report:
+        longest = 0
+        for node in self._nodes:
+            with node.store.read() as session:
+                head = session.head()
+            longest = max(longest, head.seq)
+            self._note(node.number, "ends", b"", f"{head.seq} {head.chain.hex()}")
+        violations = tuple(self._violations.values())
+        about = violations[0].about if violations else None
+        report = Report(
+            self._seed,
+            self._count,
+            self._names,
+            virtual,
+            seconds,
+            settled,
+            len(self._journal.submitted),
+            longest,
+            len(self._journal.runs),
+            self._trace.digest(),
+            violations,
+            tuple(self._trace.around(about, TRACE_SHOWN)) if violations else (),
+        )
+        for node in self._nodes:
+            node.store.close()
+        return report

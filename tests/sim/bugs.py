@@ -1,0 +1,110 @@
+"""Mistakes that can be planted in the real code, each of which the simulator has to find."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from hocket.errors import StoreError
+from hocket.kernel import roster
+from hocket.kernel.reasons import Reason
+from hocket.kernel.roster import State
+from hocket.log import Log, Transaction
+from hocket.log.intake import Intake
+from hocket.work import jobs
+
+Plant = Callable[[pytest.MonkeyPatch], None]
+
+
+def late_claim_wins(patch: pytest.MonkeyPatch) -> None:
+    """A claim on a job that somebody holds is not refused: it takes the job away."""
+    renew = roster._renew
+
+    def take_over(job: Any, op: Any, payload: Any, context: Any) -> Any:
+        if payload.claimer == job.claimer:
+            return renew(job, op, payload, context)
+        deadline = op.timestamp.wall + payload.lease_duration_ms
+        taken = {"claimer": payload.claimer, "claim_op": op.id, "deadline": deadline, "last": op.timestamp}
+        return replace(job, fence=job.fence + 1, **taken)
+
+    patch.setattr(roster, "_renew", take_over)
+
+
+def fence_not_checked(patch: pytest.MonkeyPatch) -> None:
+    """Whoever once held a job may end it while somebody else does."""
+
+    def held(job: Any, op: Any, claimer: int, context: Any) -> Reason | None:
+        if job.state is State.COMPLETED:
+            return Reason.COMPLETED
+        return Reason.NOT_CLAIMED if job.state is State.PENDING else None
+
+    def stale(tx: Transaction, held: Any) -> Reason | None:
+        entry = tx.projection.entry(held.job_id)
+        return None if entry is not None and entry.job.state is State.CLAIMED else Reason.STALE_CLAIM
+
+    patch.setattr(roster, "_held", held)
+    patch.setattr(jobs, "stale_claim", stale)
+
+
+def clock_not_advanced(patch: pytest.MonkeyPatch) -> None:
+    """An op that does not count does not move the clock of whoever hears of it."""
+    take = Intake.take
+
+    def deaf(self: Intake, raw: bytes, op: Any, reason: Reason | None) -> None:
+        before = self._tx._clock
+        taken = len(self.taken)
+        take(self, raw, op, reason)
+        if len(self.taken) == taken or self._tx.projection.reason(op.id) != 0:
+            self._tx._clock = before
+
+    patch.setattr(Intake, "take", deaf)
+
+
+def expiry_by_wall_clock(patch: pytest.MonkeyPatch) -> None:
+    """The arbiter ends leases by a clock that others can move."""
+    expire = jobs.expire
+
+    def hasty(tx: Transaction, limit: int) -> int:
+        tx.physical = tx.now
+        return expire(tx, limit)
+
+    patch.setattr(jobs, "expire", hasty)
+
+
+def lost_group_commit(patch: pytest.MonkeyPatch) -> None:
+    """Of several requests in one commit the answers go out although nothing was kept."""
+    commit = Log.commit
+
+    class Undone(Exception):
+        pass
+
+    def careless(self: Log, requests: Sequence[Any]) -> list[Any]:
+        if len(requests) < 2:
+            return commit(self, requests)
+        results: list[Any] = []
+
+        def all_of_them(tx: Transaction) -> None:
+            results.extend(request(tx) for request in requests)
+            raise Undone
+
+        try:
+            self.run(all_of_them)
+        except Undone:
+            pass
+        except StoreError:
+            raise
+        except Exception:
+            return commit(self, requests)
+        return results
+
+    patch.setattr(Log, "commit", careless)
+
+
+BUGS: dict[str, Plant] = {
+    "late claim wins": late_claim_wins,
+    "fence not checked": fence_not_checked,
+    "clock not advanced on refused ops": clock_not_advanced,
+    "expiry by wall clock": expiry_by_wall_clock,
+    "lost group commit": lost_group_commit,
+}
