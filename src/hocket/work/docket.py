@@ -57,9 +57,8 @@ def _decision(session: Session, offer: Offer) -> Decision:
         payload = decode(row.body).payload
         if isinstance(payload, AcceptWork) and payload.offer == offer.op_id:
             op = decode(offered.body)
-            if isinstance(op.payload, ClaimWork) and entry.job.claim_op not in (row.id, *op.causal_deps):
-                return Reason.STALE_CLAIM
-            return entry.job
+            is_held = entry.job.deadline is not None and entry.job.claim_op in (row.id, *op.causal_deps)
+            return entry.job if is_held or not isinstance(op.payload, ClaimWork) else Reason.STALE_CLAIM
     return Reason.NOT_ACCEPTED
 
 
