@@ -10,8 +10,9 @@ from hocket.kernel.clock import Hlc
 from hocket.kernel.ids import content_hash, node_id
 from hocket.kernel.keys import SigningKey
 from hocket.kernel.ops import Op, encode
+from hocket.kernel.policy import DEFAULT, Policy
 from hocket.kernel.reasons import Reason
-from hocket.kernel.roster import Outcome, State
+from hocket.kernel.roster import Job, Outcome, State
 from hocket.kernel.rules import HOCKET, STRICT, Extensions, Rules, encode_rules
 from hocket.kernel.snapshot import SNAPSHOT_TYPE
 from hocket.kernel.ucan import ROOT, Capability, issue, read
@@ -41,6 +42,7 @@ from hocket.log import RULES, Log
 from hocket.log.audit import verify
 from hocket.log.intake import Admission
 from hocket.store.sqlite import SqliteStore
+from hocket.work import jobs
 from tests.roster.test_cascades import everywhere_the_same, reason
 from tests.roster.world import (
     INTRODUCTIONS,
@@ -469,3 +471,30 @@ def test_a_users_other_node_introduced_late_is_heard() -> None:
     key = SigningKey(b"home" * 8)
     log = admitted()
     assert log.admit([signed(introduction(key, USER, wall=START), key)]).appended == 1
+
+
+@pytest.mark.req("LW-38", "LW-39")
+def test_a_fast_clock_ends_nobodys_lease_with_the_arbiter() -> None:
+    """What it hears moves the arbiter's log ahead of its machine; leases go by the machine."""
+    clock = Clock()
+    log = new_log(key=KEYS[OWNER], wall=clock)
+    log.admit(sent(INTRODUCTIONS))
+    log.run(lambda tx: tx.author(DesignateCoordinator(log.node)))
+    log.run(lambda tx: jobs.submit(tx, [jobs.Draft("k", b"{}", DEFAULT), jobs.Draft("k", b"{}", Policy(open=True))]))
+    arbitrated, opened = log.run(lambda tx: jobs.claim(tx, 1, 2, lambda kind: 30_000)).taken
+    fast = Op(op_id(800), Hlc(NOW + 240_000, 0, NODES[OTHER]), NODES[OTHER], (), RouteKind("other", None))
+    log.admit(sent([fast]))
+
+    def renewed(claim: jobs.Claim) -> object:
+        held = jobs.Held(claim.job.id, claim.job.claim_op or b"")
+        return log.run(lambda tx: jobs.renew(tx, held, 30_000))
+
+    assert log.run(lambda tx: jobs.expire(tx, 9)) == 1  # the open one: there the log's clock is all there is
+    assert isinstance(renewed(opened), Reason)
+    again = renewed(arbitrated)
+    assert isinstance(again, Job) and again.fence == 1 and again.deadline == NOW + 270_000
+    clock.now += 270_000
+    assert isinstance(renewed(arbitrated), Job)
+    clock.now += 300_001
+    assert renewed(arbitrated) is Reason.LEASE_PASSED
+    assert log.run(lambda tx: jobs.expire(tx, 9)) == 1

@@ -130,7 +130,7 @@ def _accept(job: Job, op: Op, payload: AcceptWork, context: Context) -> Verdict:
     if offered is None or type(offered.payload) not in _DECIDED:
         return Reason.NOT_ARBITER
     accepted = replace(offered, id=op.id, timestamp=op.timestamp)
-    return _RULES[type(offered.payload)](job, accepted, offered.payload, _Decided(context))
+    return _RULES[type(offered.payload)](job, accepted, offered.payload, _Decided(context, offered.node_id))
 
 
 class _Decided:
@@ -138,14 +138,16 @@ class _Decided:
     not asked again when more of the log is known.
     """
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: Context, node: int) -> None:
         self.is_claim = context.is_claim
+        self._node = node
 
     def refusal(self, op: Op, kind: str) -> Reason | None:
         return None
 
     def arbiter(self, at: Hlc) -> int | None:
-        return None
+        """The node whose op it was: it speaks with the arbiter's word."""
+        return self._node
 
     def offered(self, op_id: bytes, job_id: bytes) -> Op | None:
         return None
@@ -220,7 +222,9 @@ def _renew(job: Job, op: Op, payload: ClaimWork, context: Context) -> Verdict:
     if refused is not None:
         return refused
     assert job.deadline is not None
-    if op.timestamp.wall > job.deadline:
+    # The arbiter goes by its machine's own clock, since what it hears from others may move the log's far ahead.
+    is_decided = not job.policy.open and context.arbiter(op.timestamp) == op.node_id
+    if op.timestamp.wall > job.deadline and not is_decided:
         return Reason.LEASE_PASSED
     return replace(job, deadline=op.timestamp.wall + payload.lease_duration_ms, last=op.timestamp)
 

@@ -231,7 +231,17 @@ def _next_turn(tx: Transaction, kind: str, rate: Rate) -> int:
 
 
 def renew(tx: Transaction, held: Held, lease_ms: int) -> Result:
+    entry = tx.projection.entry(held.job_id)
+    if entry is not None and _has_run_out(tx, entry.job):
+        return Reason.LEASE_PASSED
     return _speak(tx, held, ClaimWork(held.job_id, tx.node, lease_ms))
+
+
+def _has_run_out(tx: Transaction, job: Job) -> bool:
+    """Whether this node is the arbiter of the job, and its machine's own clock has passed the deadline."""
+    if job.policy.open or job.deadline is None or tx.projection.arbiter(tx.latest) != tx.node:
+        return False
+    return tx.physical > job.deadline
 
 
 def complete(tx: Transaction, held: Held, result: bytes | None, duration_ms: int, made: Written = NOTHING) -> Result:
