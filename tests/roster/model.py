@@ -145,12 +145,16 @@ class Mesh:
             return self._accept(job, op, payload, arbiter)
         if arbiter not in (None, op.node_id) and not isinstance(payload, ReportProgress):
             return {Reason.OFFERED}
-        return self._rule(job, op, payload)
+        self.settled_by_arbiter = arbiter is not None and not isinstance(payload, ReportProgress)
+        try:
+            return self._rule(job, op, payload)
+        finally:
+            self.settled_by_arbiter = False
 
     def coordinator(self, at: Hlc) -> int | None:
         return max([each for each in self.coordinators if each[0] <= at], default=(None, None))[1]
 
-    # LW-39: what the arbiter accepts happens when it accepts it; routes and other jobs were its business then.
+    # LW-39: what the arbiter writes or accepts happens then; routes and other jobs were its business at that time.
     def _accept(self, job: dict[str, Any], op: Op, payload: AcceptWork, arbiter: int | None) -> Verdict:
         offer = self.ops[payload.offer]
         if arbiter != op.node_id or not isinstance(offer.payload, JOB_OPS) or offer.payload.job_id != payload.job_id:

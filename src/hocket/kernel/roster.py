@@ -117,8 +117,12 @@ def apply(job: Job | None, op: Op, context: Context) -> Verdict:
     refused = context.refusal(op, job.kind)
     if refused is not None:
         return refused
-    if type(payload) in _DECIDED and not job.policy.open and context.arbiter(op.timestamp) not in (None, op.node_id):
-        return Reason.OFFERED
+    if type(payload) in _DECIDED and not job.policy.open:
+        arbiter = context.arbiter(op.timestamp)
+        if arbiter == op.node_id:
+            context = _Decided(context, op.node_id)
+        elif arbiter is not None:
+            return Reason.OFFERED
     return _RULES[type(payload)](job, op, payload, context)
 
 
@@ -134,8 +138,8 @@ def _accept(job: Job, op: Op, payload: AcceptWork, context: Context) -> Verdict:
 
 
 class _Decided:
-    """For what the arbiter has accepted: what hangs on the rest of the log was decided then, in its own store, and is
-    not asked again when more of the log is known.
+    """For what the arbiter has written or accepted: what hangs on the rest of the log was decided then, in its own
+    store, and is not asked again when more of the log is known.
     """
 
     def __init__(self, context: Context, node: int) -> None:

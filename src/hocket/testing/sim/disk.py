@@ -35,7 +35,7 @@ class SimStore(SqliteStore):
         return _Write(self)
 
     def read(self) -> "_Read":  # type: ignore[override]
-        return _Read(self._read_session)
+        return _Read(self._write_session)
 
     def decided(self, open_kind: str) -> Iterable[tuple[bytes, int | None, int, bytes | None, bytes]]:
         """Of each job that is not of that kind: id, outcome, fence, claim and results. It is asked for so often that
