@@ -77,12 +77,15 @@ def full(session: Session, entry: Entry) -> dict[str, Any]:
     schedule = decode(next(row.body for row in rows if row.id == job.schedule_op)).payload
     assert isinstance(schedule, ScheduleJob)
     error, traceback = _error(session, job)
-    result_of = _result_artifact(session, job)
+    try:
+        returned = result(session, job)
+    except Failed:
+        returned = None
     return brief(entry) | {
         "payload": _json(schedule.payload),
         "options": msgspec.to_builtins(job.policy),
         "after": list(job.policy.after),
-        "result": None if result_of is None or session.is_evicted(result_of.id) else _content(session, result_of),
+        "result": returned,
         "artifacts": [_artifact_line(session, each) for each in session.artifacts_of_job(job.id)],
         "error": error,
         "traceback": traceback,
@@ -92,30 +95,25 @@ def full(session: Session, entry: Entry) -> dict[str, Any]:
 
 def result(session: Session, job: Job) -> Any:
     """What the handler returned, None when nothing. Raises Failed when it was evicted since, or is not known here."""
-    artifact = _result_artifact(session, job)
-    if artifact is None:
-        if any(session.artifact(artifact_id) is None for artifact_id in job.artifacts):
-            raise Failed(
-                f"the result of job {ulid_text(job.id)} is not on this log: its author was revoked, or this node may"
-                " not read artifacts"
-            )
+    named = [_creation(session, artifact_id) for artifact_id in job.artifacts]
+    made = next((each for each in named if each is not None and each.artifact_type == RESULT_TYPE), None)
+    if made is None:
+        if None in named:
+            raise Failed(f"the result of job {ulid_text(job.id)} is not on this log; may this node read artifacts?")
         return None
-    if session.is_evicted(artifact.id):
+    if session.is_evicted(made.artifact_id):
         raise Failed(f"the result of job {ulid_text(job.id)} was evicted; its content is gone")
-    return _content(session, artifact)
+    return None if made.content_inline is None else _json(made.content_inline)
 
 
-def _result_artifact(session: Session, job: Job) -> Artifact | None:
-    named = (session.artifact(artifact_id) for artifact_id in job.artifacts)
-    return next((each for each in named if each is not None and each.type == RESULT_TYPE), None)
-
-
-def _content(session: Session, artifact: Artifact) -> Any:
-    row = session.op(artifact.op_id)
-    assert row is not None
-    payload = decode(row.body).payload
-    assert isinstance(payload, CreateArtifact)
-    return None if payload.content_inline is None else _json(payload.content_inline)
+def _creation(session: Session, artifact_id: bytes) -> CreateArtifact | None:
+    """The op that made an artifact which a completion names. When the arbiter has accepted the completion, that holds
+    up what it names, too, whatever becomes of its author's delegation.
+    """
+    artifact = session.artifact(artifact_id)
+    row = session.op(artifact_id if artifact is None else artifact.op_id)
+    payload = None if row is None else decode(row.body).payload
+    return payload if isinstance(payload, CreateArtifact) else None
 
 
 def _artifact_line(session: Session, artifact: Artifact) -> dict[str, Any]:
