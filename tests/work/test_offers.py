@@ -260,6 +260,27 @@ async def test_an_answer_that_comes_after_the_lease_starts_nothing_and_goes_back
 
 
 @virtually
+async def test_a_second_claim_is_no_renewal_of_one_that_its_author_does_not_know_of() -> None:
+    """A worker's claim was accepted, but the answer did not come before it died; its successor claims the job too."""
+    arbiter, home = Home(1, Clocks(1.0, 0.0)), Home(2, Clocks(1.0, 0.0))
+    arbiter.log.run(lambda tx: tx.author(DesignateCoordinator(tx.node)))
+    home.take(arbiter.bodies())
+    job_id = home.submit("w.job")
+    claims = home.log.run(lambda tx: jobs.claim(tx, 1, 1, lambda kind: 60_000, offering=True))
+    arbiter.take(home.bodies())
+    first = arbiter.job(job_id)
+    assert first.state is State.CLAIMED
+    home.log.run(lambda tx: jobs.reclaim(tx, {1}))
+    again = home.log.run(lambda tx: jobs.claim(tx, 2, 1, lambda kind: 60_000, offering=True))
+    assert claims.wanted and again.wanted
+    arbiter.take(home.bodies())
+    home.take(arbiter.bodies())
+    assert arbiter.job(job_id).claim_op == home.job(job_id).claim_op == first.claim_op
+    with home.store.read() as session:
+        assert decisions(session, [again.wanted[0].offer]) == [Reason.NOT_ACCEPTED]
+
+
+@virtually
 async def test_a_claim_that_is_not_accepted_starts_nothing_and_is_not_repeated_at_once() -> None:
     work = Work()
     mesh = Mesh([work.type])

@@ -349,12 +349,11 @@ def _accept(tx: Transaction, op: Op) -> bool:
     entry = tx.projection.entry(job_id)
     if entry is None:
         return False
-    if (
-        isinstance(payload, ClaimWork)
-        and entry.job.state is State.PENDING
-        and not _may_start(tx, op, payload, entry.job)
-    ):
+    job = entry.job
+    if isinstance(payload, ClaimWork) and job.state is State.PENDING and not _may_start(tx, op, payload, job):
         return False
+    if isinstance(payload, ClaimWork) and job.state is State.CLAIMED and job.claim_op not in op.causal_deps:
+        return False  # somebody's second claim is no renewal of the first, of which its author may know nothing
     return not isinstance(_author(tx, AcceptWork(job_id, op.id)), Reason)
 
 
