@@ -72,9 +72,6 @@ async def test_a_result_stands_with_the_completion_that_the_arbiter_accepted() -
     assert result(pair.arbiter, job_id) == "paid"
 
 
-@pytest.mark.xfail(
-    strict=True, reason="a completion cites its artifacts, and waits for ever where they may not be read"
-)
 @virtually
 async def test_a_node_that_may_not_read_artifacts_hears_of_completions_all_the_same() -> None:
     pair = Pair()

@@ -245,8 +245,8 @@ def _has_run_out(tx: Transaction, job: Job) -> bool:
 
 
 def complete(tx: Transaction, held: Held, result: bytes | None, duration_ms: int, made: Written = NOTHING) -> Result:
-    """Ends a job well. A result goes on the log as an artifact; the completion names and cites it, and whatever else
-    the run made.
+    """Ends a job well. A result goes on the log as an artifact, before the completion that names it. Only records of
+    model calls are cited as well: a completion must count, too, where artifacts may not be read.
     """
     artifacts = made.snapshots + made.artifacts
     if result is not None:
@@ -261,7 +261,7 @@ def complete(tx: Transaction, held: Held, result: bytes | None, duration_ms: int
             return fail(tx, held, f"its result would not count: {written.sentence}", "", retry=False)
         artifacts = (*artifacts, artifact_id)
     completion = CompleteJob(held.job_id, made.claims, artifacts, Telemetry(duration_ms, None, None, None))
-    return _speak(tx, held, completion, artifacts + made.others)
+    return _speak(tx, held, completion, made.snapshots)
 
 
 def fail(tx: Transaction, held: Held, error: str, traceback: str, retry: bool) -> Result:

@@ -44,7 +44,7 @@ from hocket.work.blobs import Blobs, Staged
 INLINE_BYTES_MAX = 64 * 1024
 TYPE_CHARS_MAX = 255
 INPUTS_MAX = 1_000
-# An op can cite a little more than a thousand others, and the completion cites all of these.
+# An op can cite a little more than a thousand others, and the completion cites every record of a model call.
 PRODUCTS_MAX = 1_000
 EMIT_BYTES_MAX = 1024 * 1024
 TTL_MS_MAX = 100 * 365 * 86_400_000
@@ -85,7 +85,6 @@ class Written(NamedTuple):
     snapshots: Ids = ()
     artifacts: Ids = ()
     claims: Ids = ()
-    others: Ids = ()
 
 
 NOTHING = Written()
@@ -214,10 +213,9 @@ def _added(done: Written, product: Product) -> Written:
         return done._replace(snapshots=(*done.snapshots, product.id))
     if isinstance(payload, CreateArtifact):
         return done._replace(artifacts=(*done.artifacts, product.id))
-    others = (*done.others, product.id)
     if isinstance(payload, CreateClaim):
-        return done._replace(claims=(*done.claims, payload.claim_id), others=others)
-    return done._replace(others=others)
+        return done._replace(claims=(*done.claims, payload.claim_id))
+    return done
 
 
 def _linked(payload: Payload, snapshots: Ids, job_id: bytes) -> Payload:

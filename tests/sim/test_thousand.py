@@ -1,0 +1,18 @@
+"""A thousand seeds, every fault at once: no acknowledged op lost, all replicas alike, one holder for each fence, no job
+of the arbiter's run twice at a time, nothing completed that is not completed for good, nothing stuck.
+"""
+
+import pytest
+
+from hocket.testing import sim
+
+SEEDS = 1_000
+PARTS = 50
+
+
+@pytest.mark.req("LW-22", "LW-32", "LW-37", "LW-38", "LW-39")
+@pytest.mark.parametrize("part", range(PARTS))
+def test_no_rule_is_broken_in_a_thousand_meshes(part: int) -> None:
+    for seed in range(part, SEEDS, PARTS):
+        report = sim.run(seed, nodes=4, minutes=0.4, jobs=8)
+        assert not report.violations, report
