@@ -31,7 +31,7 @@ def test_help_teaches(hocket: Program):
 def test_every_command_has_a_sentence_and_an_example(hocket: Program, command: str):
     out = hocket(*command.split(), "--help", code=0).out
     assert f"  hocket {command}" in out or f"hocket --home /srv/render {command}" in out
-    assert "--home" in out and "--json" in out
+    assert ("--home" in out or command == "sim") and "--json" in out
 
 
 def test_without_a_command_it_shows_the_help_and_fails(hocket: Program):

@@ -42,7 +42,7 @@ def join(
     the same name adds what it grants.
 
     \b
-      hocket --home /srv/gpu join hocket-1-…
+      hocket join hocket-1-… --home /srv/gpu
       ssh gpu-box hocket join - < token
     """
     from hocket.desk import Desk
