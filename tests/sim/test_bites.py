@@ -18,6 +18,7 @@ FOUND_BY = {
 
 
 @pytest.mark.req("LW-39", "LW-40")
+@pytest.mark.soak
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("bug", BUGS)
 def test_a_planted_bug_is_found(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
