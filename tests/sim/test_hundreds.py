@@ -1,5 +1,6 @@
-"""Hundreds of seeds, every fault at once; a thousand of larger meshes are in the soak: no acknowledged op lost, all replicas alike, one holder for each fence, no job
-of the arbiter's run twice at a time, nothing completed that is not completed for good, nothing stuck.
+"""Hundreds of seeds, every fault at once: no acknowledged op lost, all replicas alike, one holder for each fence, no job
+of the arbiter's run twice at a time, nothing completed that is not completed for good, nothing stuck. The soak has a
+thousand, of larger meshes.
 """
 
 import pytest
