@@ -1,6 +1,6 @@
-"""Hundreds of seeds, every fault at once: no acknowledged op lost, all replicas alike, one holder for each fence, no job
-of the arbiter's run twice at a time, nothing completed that is not completed for good, nothing stuck. The soak has a
-thousand, of larger meshes.
+"""Hundreds of seeds, every fault at once: no acknowledged op lost, all replicas alike, one holder for each fence, none
+of the arbiter's jobs run twice at a time, nothing completed that is not completed for good, nothing stuck. The soak has
+a thousand, of larger meshes.
 """
 
 import pytest
