@@ -47,6 +47,7 @@ class Size:
     synced: int = 200_000
     questions: int = 300_000
     mesh_samples: int = 300
+    simulated: float = 3.0
     repeat: int = 3
 
 
@@ -61,6 +62,7 @@ QUICK = Size(
     synced=10_000,
     questions=50_000,
     mesh_samples=30,
+    simulated=0.5,
     repeat=1,
 )
 
@@ -129,6 +131,7 @@ def mesh_rows(size: Size) -> list[Row]:
             for count in (10, 100, 1_000)
         ),
         row("hint", "submit to start on another node", "hint_to_claim", {"samples": size.mesh_samples}),
+        row("sim", "simulated node-minutes/s, 20 nodes, every fault", "simulate", {"minutes": size.simulated}),
     ]
 
 
@@ -262,7 +265,9 @@ def lines(row: Row, figures: dict[str, Figures]) -> list[dict[str, Any]]:
 def show(value: float | None, unit: str) -> str:
     if value is None:
         return "–"
-    return f"{value:,.0f}" if unit == "/s" else f"{value:,.2f}" if unit in ("ms", "s", "×") else f"{value:,.1f}"
+    if unit == "/s":
+        return f"{value:,.0f}" if value >= 100 else f"{value:,.1f}"
+    return f"{value:,.2f}" if unit in ("ms", "s", "×") else f"{value:,.1f}"
 
 
 def ratio(line: dict[str, Any]) -> str:

@@ -36,6 +36,7 @@ from hocket.mesh import peers
 from hocket.mesh.grants import parse_grants
 from hocket.mesh.outgoing import PAGE_OPS_MAX
 from hocket.node import Node
+from hocket.testing import sim
 from hocket.work.jobs import accept
 
 GRANTS = ("job:claim:bench.", "job:complete:bench.")
@@ -187,6 +188,14 @@ def hint_to_claim(home: Path, samples: int) -> Result:
                     latencies.append(elapsed_ms)
             reports = team.stop()
     return {"latencies_ms": latencies, "peak_kib": [report["peak_kib"] for report in reports]}
+
+
+def simulate(home: Path, minutes: float) -> Result:
+    """A mesh of twenty nodes on virtual time, for that many minutes and until it has settled, in this process."""
+    report = sim.run(1, nodes=20, minutes=minutes)
+    if report.violations:
+        raise RuntimeError(str(report))
+    return {"seconds": report.seconds, "count": report.nodes * report.virtual_s / 60}
 
 
 def _hocket(home: Path, *words: str) -> Any:

@@ -10,6 +10,7 @@ from hocket.errors import StoreError
 from hocket.kernel import roster
 from hocket.kernel.reasons import Reason
 from hocket.kernel.roster import State
+from hocket.kernel.vocabulary import AcceptWork, ClaimWork
 from hocket.log import Log, Transaction
 from hocket.log.intake import Intake
 from hocket.work import jobs
@@ -18,8 +19,8 @@ Plant = Callable[[pytest.MonkeyPatch], None]
 
 
 def late_claim_wins(patch: pytest.MonkeyPatch) -> None:
-    """A claim on a job that somebody holds is not refused: it takes the job away."""
-    renew = roster._renew
+    """A claim on a job that somebody holds is not refused, by the fold or by the arbiter: it takes the job away."""
+    renew, accept = roster._renew, jobs._accept
 
     def take_over(job: Any, op: Any, payload: Any, context: Any) -> Any:
         if payload.claimer == job.claimer:
@@ -28,11 +29,19 @@ def late_claim_wins(patch: pytest.MonkeyPatch) -> None:
         taken = {"claimer": payload.claimer, "claim_op": op.id, "deadline": deadline, "last": op.timestamp}
         return replace(job, fence=job.fence + 1, **taken)
 
+    def accept_always(tx: Transaction, op: Any) -> bool:
+        entry = tx.projection.entry(op.payload.job_id)
+        if isinstance(op.payload, ClaimWork) and entry is not None and entry.job.state is State.CLAIMED:
+            return not isinstance(tx.author(AcceptWork(entry.job.id, op.id)), Reason)
+        return accept(tx, op)
+
     patch.setattr(roster, "_renew", take_over)
+    patch.setattr(jobs, "_accept", accept_always)
 
 
 def fence_not_checked(patch: pytest.MonkeyPatch) -> None:
-    """Whoever once held a job may end it while somebody else does."""
+    """Whoever once held a job may end it while somebody else does: an end does not name the claim that it is under."""
+    speak = jobs._speak
 
     def held(job: Any, op: Any, claimer: int, context: Any) -> Reason | None:
         if job.state is State.COMPLETED:
@@ -43,8 +52,16 @@ def fence_not_checked(patch: pytest.MonkeyPatch) -> None:
         entry = tx.projection.entry(held.job_id)
         return None if entry is not None and entry.job.state is State.CLAIMED else Reason.STALE_CLAIM
 
+    def uncited(tx: Transaction, held: Any, payload: Any, deps: tuple[bytes, ...] = ()) -> Any:
+        if isinstance(payload, ClaimWork):
+            return speak(tx, held, payload, deps)
+        refused = stale(tx, held)
+        op = refused or jobs._author(tx, payload, deps)
+        return op if isinstance(op, Reason) else jobs._said(tx, op, held.job_id)
+
     patch.setattr(roster, "_held", held)
     patch.setattr(jobs, "stale_claim", stale)
+    patch.setattr(jobs, "_speak", uncited)
 
 
 def clock_not_advanced(patch: pytest.MonkeyPatch) -> None:

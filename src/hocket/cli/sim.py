@@ -64,7 +64,8 @@ def sim(
             emit(_record(report))
             if report.violations or len(wanted) == 1:
                 say(report, lines=True)
-    say(f"{len(wanted)} runs, {bad} with violations; {node_minutes / seconds:.0f} node-minutes a second")
+    runs = "1 run" if len(wanted) == 1 else f"{len(wanted)} runs"
+    say(f"{runs}, {bad} with violations; {node_minutes / seconds:.1f} node-minutes for each second of a core")
     if bad:
         raise Failed(f"{bad} of {len(wanted)} runs broke a rule")
 

@@ -89,7 +89,7 @@ def at_the_end(nodes: Sequence[SimNode], journal: Journal, acknowledged: dict[by
     yield from _lost(nodes, acknowledged)
     yield from _differ(nodes)
     yield from _unfinished(nodes)
-    yield from _stale_results(nodes[0])
+    yield from _stale_results(nodes)
     for node in nodes:
         yield from _unaware(node)
     yield from overlaps(journal.runs)
@@ -141,15 +141,19 @@ def _unfinished(nodes: Sequence[SimNode]) -> Iterator[Violation]:
             yield Violation("every job ends", entry.job.id, sentence)
 
 
-def _stale_results(node: SimNode) -> Iterator[Violation]:
-    """What counts as the result of a job is what its last holder made. The fences of an open job are counted anew when
-    something about it comes late.
+def _stale_results(nodes: Sequence[SimNode]) -> Iterator[Violation]:
+    """What counts as the result of a job is what its last holder made under that hold. The fences of an open job are
+    counted anew when something about it comes late.
     """
-    with node.store.read() as session:
+    numbers = {node_id(node.key.public): node.number for node in nodes}
+    with nodes[0].store.read() as session:
         for job in [entry.job for entry in session.each_job()]:
-            said = view.result(session, job) if job.outcome is Outcome.SUCCEEDED and job.kind != OPEN else None
-            if said is not None and said["fence"] != job.fence:
-                sentence = f"job {ulid_text(job.id)}: its fence is {job.fence}, its result was made under {said}"
+            said = view.result(session, job) if job.outcome is Outcome.SUCCEEDED else None
+            if said is None or job.claimer is None:
+                continue
+            if said["node"] != numbers[job.claimer] or (job.kind != OPEN and said["fence"] != job.fence):
+                held = f"node {numbers[job.claimer]} holds it under fence {job.fence}"
+                sentence = f"job {ulid_text(job.id)}: {held}, its result was made by {said}"
                 yield Violation("only the holder ends a job", job.id, sentence)
 
 

@@ -23,6 +23,8 @@ SOLE, OPEN = "sim.sole", "sim.open"
 LEASE_MS = (800, 6_000)
 RETRIES = 20
 BACKOFF_MS = 200
+# Some machines are faster than others.
+PACE = (0.4, 1.6)
 
 
 @dataclass
@@ -74,8 +76,12 @@ def draw(chance: random.Random, nodes: int, seconds: float, count: int) -> list[
     return sorted(wishes, key=lambda wish: wish.at)
 
 
-def handlers(node: int, journal: Journal, note: Callable[[str, bytes, str], None]) -> Handlers:
-    """The handlers of one node. What they do is put down in the journal."""
+def paces(chance: random.Random, nodes: int) -> list[float]:
+    return [chance.uniform(*PACE) for _ in range(nodes)]
+
+
+def handlers(node: int, pace: float, journal: Journal, note: Callable[[str, bytes, str], None]) -> Handlers:
+    """The handlers of one node, which takes `pace` times as long as it should. The journal says what they do."""
     now = asyncio.get_running_loop().time
 
     async def work(ctx: Context, ms: int, fails: int) -> dict[str, int]:
@@ -84,7 +90,7 @@ def handlers(node: int, journal: Journal, note: Callable[[str, bytes, str], None
         journal.runs.append(held)
         note("begins", job_id, f"fence {ctx.fence}")
         try:
-            await asyncio.sleep(ms / 1000)
+            await asyncio.sleep(ms / 1000 * pace)
             if ctx.attempt <= fails:
                 raise ValueError(f"attempt {ctx.attempt}")
             return {"node": node, "fence": ctx.fence}

@@ -118,6 +118,7 @@ class World:
         self._chance = random.Random(seed)
         self._plan = faults.draw(self._chance, nodes, seconds, self._names, SKEW_S)
         self._wishes = load.draw(self._chance, nodes, seconds, round(seconds / 6) if jobs is None else jobs)
+        self._paces = load.paces(self._chance, nodes)
         self._trace = Trace()
         self._journal = Journal()
         self._nodes: list[SimNode] = []
@@ -186,7 +187,8 @@ class World:
         def note(what: str, about: bytes, detail: str) -> None:
             self._note(node.number, what, about, detail)
 
-        node.start(load.handlers(node.number, self._journal, note), self._network, self._nodes)
+        handlers = load.handlers(node.number, self._paces[node.number], self._journal, note)
+        node.start(handlers, self._network, self._nodes)
 
     def _life(self, number: int) -> Life | None:
         up = self._nodes[number].up
