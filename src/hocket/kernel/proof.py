@@ -1,0 +1,351 @@
+"""Proof of execution: which command ran, on which runner, how it ended, what it used and made, signed by the worker
+that ran it. The envelope is canonical JSON and keeps to GATOS' schema; what that has no field for is in one object of
+kind `run` among the outputs. A proof has one spelling and is checked with nothing but itself.
+"""
+
+import re
+from typing import Annotated, Any
+
+import msgspec
+
+from hocket.kernel.canonical import canonical_json
+from hocket.kernel.clock import parse_hlc
+from hocket.kernel.ids import content_hash, hash_text, parse_ulid, ulid_text
+from hocket.kernel.intoto import enclose, moment_text, signing_bytes, statement
+from hocket.kernel.keys import KEY_BYTES, SIGNATURE_BYTES, SigningKey, key_text, parse_key, verify
+
+PROOF_TYPE = "hocket.proof"
+PROOF_BYTES_MAX = 4 * 1024 * 1024
+_FORMAT = "hocket proof 1"
+_DOMAIN = b"hocket proof 1\0"
+_HASH_BYTES = 32
+_HASH = re.compile("blake3:([0-9a-f]{64})")
+
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**53 - 1)]
+Amount = Annotated[float, msgspec.Meta(ge=0)]
+Words = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
+
+
+class BadProof(ValueError):
+    """Not a proof, or not one of what it is held to be."""
+
+
+class Output(msgspec.Struct, frozen=True):
+    """A file that the command made; the path is relative to the job's directory."""
+
+    path: str
+    hash: bytes
+    size: int
+
+
+class Stream(msgspec.Struct, frozen=True):
+    """What was kept of stdout or stderr, and how many bytes the command wrote to it."""
+
+    hash: bytes
+    size: int
+    written: int
+
+
+class Resources(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a command used. `None` is what could not be measured."""
+
+    wall_s: Amount = 0.0
+    cpu_s: Amount = 0.0
+    memory_peak_bytes: Count = 0
+    memory_gb_s: Amount = 0.0
+    disk_read_bytes: Count = 0
+    disk_written_bytes: Count = 0
+    network_bytes: Count | None = None
+    gpu_s: dict[str, Amount] = {}
+
+
+class Runner(msgspec.Struct, frozen=True):
+    """What ran the command: the hash of its program, its version, and the platform, like `linux/x86_64`."""
+
+    program: bytes
+    version: str
+    platform: str
+
+
+class Execution(msgspec.Struct, frozen=True):
+    """One run of a command. `job` is its ULID on the log; `signal` is the number of the signal that ended it, and
+    then there is no exit code."""
+
+    content_id: bytes
+    argv: tuple[str, ...]
+    exit_code: int | None
+    signal: int | None
+    timed_out: bool
+    started_at_ms: int
+    finished_at_ms: int
+    inputs: tuple[bytes, ...]
+    outputs: tuple[Output, ...]
+    resources: Resources
+    fence: int
+    job: str
+    runner: Runner
+    stdout: Stream | None = None
+    stderr: Stream | None = None
+
+
+class Proof(msgspec.Struct, frozen=True):
+    """`signature` is over the content id and the envelope, `statement_signature` over the same in in-toto's words."""
+
+    envelope: bytes
+    worker: bytes
+    signature: bytes
+    statement_signature: bytes
+
+
+# The structs below are the JSON of an envelope; a field that is missing, unknown or of another type is refused.
+
+
+class _Runner(msgspec.Struct, forbid_unknown_fields=True):
+    program: str
+    version: Words
+    platform: Words
+
+
+class _Stream(msgspec.Struct, forbid_unknown_fields=True):
+    hash: str
+    size: Count
+    written: Count
+
+
+class _Pointer(msgspec.Struct, forbid_unknown_fields=True, tag_field="kind", tag="blobptr"):
+    algo: str
+    hash: str
+    size: Count
+    path: Annotated[str, msgspec.Meta(min_length=1)]
+
+
+class _Run(msgspec.Struct, forbid_unknown_fields=True, tag_field="kind", tag="run"):
+    argv: Annotated[list[str], msgspec.Meta(min_length=1)]
+    exit_code: Count | None
+    signal: Count | None
+    timed_out: bool
+    fence: Count
+    job: str
+    inputs: list[str]
+    resources: Resources
+    stdout: _Stream | None
+    stderr: _Stream | None
+
+
+class _Envelope(msgspec.Struct, forbid_unknown_fields=True):
+    job_id: str
+    runner: _Runner
+    outputs: list[_Pointer | _Run]
+    started_at: str
+    finished_at: str
+
+
+class _File(msgspec.Struct, forbid_unknown_fields=True):
+    envelope: msgspec.Raw
+    format: str
+    signature: str
+    statement_signature: str
+    worker: str
+
+
+_envelopes = msgspec.json.Decoder(_Envelope)
+_files = msgspec.json.Decoder(_File)
+
+
+def envelope(execution: Execution) -> bytes:
+    """The envelope's bytes; BadProof when the execution cannot be written down so that it can be read again."""
+    made = _written(execution)
+    if read_envelope(made) != execution:
+        raise BadProof("this execution does not survive being written down")
+    return made
+
+
+def read_envelope(raw: bytes) -> Execution:
+    """What an envelope says. Whoever signed it is not asked."""
+    if len(raw) > PROOF_BYTES_MAX:
+        raise BadProof(f"the envelope has {len(raw)} bytes; at most {PROOF_BYTES_MAX}")
+    try:
+        found = _envelopes.decode(raw)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise BadProof(f"not a proof envelope: {error}") from None
+    if not found.outputs or not isinstance(run := found.outputs[-1], _Run):
+        raise BadProof("the last of the envelope's outputs is not the run")
+    execution = Execution(
+        content_id=_hash("job_id", found.job_id),
+        argv=tuple(run.argv),
+        exit_code=run.exit_code,
+        signal=run.signal,
+        timed_out=run.timed_out,
+        started_at_ms=_moment("started_at", found.started_at),
+        finished_at_ms=_moment("finished_at", found.finished_at),
+        inputs=tuple(_hash("inputs", each) for each in run.inputs),
+        outputs=tuple(map(_output, found.outputs[:-1])),
+        resources=run.resources,
+        fence=run.fence,
+        job=run.job,
+        runner=Runner(_hash("runner.program", found.runner.program), found.runner.version, found.runner.platform),
+        stdout=_stream("stdout", run.stdout),
+        stderr=_stream("stderr", run.stderr),
+    )
+    _check_sense(execution)
+    # A repeated key or a second spelling could be read differently by two readers, so there is only one spelling.
+    if _written(execution) != raw:
+        raise BadProof("the envelope is not canonical JSON")
+    return execution
+
+
+def prove(execution: Execution, key: SigningKey) -> Proof:
+    made = envelope(execution)
+    digest = content_hash(made)
+    said = statement(execution, digest, key.public)
+    return Proof(made, key.public, key.sign(_signed(execution.content_id, digest)), key.sign(signing_bytes(said)))
+
+
+def check(proof: Proof, content_id: bytes | None = None, worker: bytes | None = None) -> Execution:
+    """What is proven, or BadProof. The command and the worker are held against those that are given."""
+    if worker is not None and proof.worker != worker:
+        raise BadProof(f"the proof is by {key_text(proof.worker)}, not by {key_text(worker)}")
+    execution = read_envelope(proof.envelope)
+    if content_id is not None and execution.content_id != content_id:
+        raise BadProof(f"the proof is of {hash_text(execution.content_id)}, not of {hash_text(content_id)}")
+    digest = content_hash(proof.envelope)
+    if not verify(proof.worker, proof.signature, _signed(execution.content_id, digest)):
+        raise BadProof(f"the envelope is not signed by {key_text(proof.worker)}")
+    said = statement(execution, digest, proof.worker)
+    if not verify(proof.worker, proof.statement_signature, signing_bytes(said)):
+        raise BadProof(f"the in-toto statement is not signed by {key_text(proof.worker)}")
+    return execution
+
+
+def digest(proof: Proof) -> bytes:
+    """The name of a proof: the hash of its envelope."""
+    return content_hash(proof.envelope)
+
+
+def dsse(proof: Proof) -> dict[str, Any]:
+    """The proof as an in-toto Statement in a DSSE envelope. No key is needed: the statement was signed with it."""
+    said = statement(read_envelope(proof.envelope), digest(proof), proof.worker)
+    return enclose(said, proof.worker, proof.statement_signature)
+
+
+def encode_proof(proof: Proof) -> bytes:
+    """A proof as a file: one line of canonical JSON."""
+    return b'{"envelope":%b,"format":"%b","signature":"%b","statement_signature":"%b","worker":"%b"}' % (
+        proof.envelope,
+        _FORMAT.encode(),
+        key_text(proof.signature).encode(),
+        key_text(proof.statement_signature).encode(),
+        key_text(proof.worker).encode(),
+    )
+
+
+def decode_proof(raw: bytes) -> Proof:
+    """The proof in a file. That it is spelled right is all that this says; `check` says whether it is true."""
+    if len(raw) > PROOF_BYTES_MAX:
+        raise BadProof(f"{len(raw)} bytes are too many for a proof; at most {PROOF_BYTES_MAX}")
+    try:
+        found = _files.decode(raw)
+        if found.format != _FORMAT:
+            raise BadProof(f"a proof of the format {found.format!r} is not known here, only {_FORMAT!r}")
+        proof = Proof(
+            bytes(found.envelope),
+            parse_key(found.worker, KEY_BYTES),
+            parse_key(found.signature, SIGNATURE_BYTES),
+            parse_key(found.statement_signature, SIGNATURE_BYTES),
+        )
+    except BadProof:
+        raise
+    except (ValueError, msgspec.MsgspecError, RecursionError) as error:
+        raise BadProof(f"not a proof: {error}") from None
+    if encode_proof(proof) != raw:
+        raise BadProof("not a proof: it is not spelled in the one way that Hocket writes it")
+    return proof
+
+
+def _signed(content_id: bytes, digest: bytes) -> bytes:
+    return _DOMAIN + content_id + digest
+
+
+def _written(execution: Execution) -> bytes:
+    """The one spelling of an execution."""
+    used = execution.resources
+    run = {
+        "kind": "run",
+        "argv": list(execution.argv),
+        "exit_code": execution.exit_code,
+        "signal": execution.signal,
+        "timed_out": execution.timed_out,
+        "fence": execution.fence,
+        "job": execution.job,
+        "inputs": [hash_text(each) for each in execution.inputs],
+        "resources": {name: getattr(used, name) for name in used.__struct_fields__},
+        "stdout": _stream_json(execution.stdout),
+        "stderr": _stream_json(execution.stderr),
+    }
+    runner = execution.runner
+    outputs: list[dict[str, Any]] = [
+        {"kind": "blobptr", "algo": "blake3", "hash": hash_text(each.hash), "size": each.size, "path": each.path}
+        for each in execution.outputs
+    ]
+    try:
+        return canonical_json(
+            {
+                "job_id": hash_text(execution.content_id),
+                "runner": {
+                    "program": hash_text(runner.program),
+                    "version": runner.version,
+                    "platform": runner.platform,
+                },
+                "outputs": [*outputs, run],
+                "started_at": moment_text(execution.started_at_ms),
+                "finished_at": moment_text(execution.finished_at_ms),
+            }
+        )
+    except (ValueError, TypeError) as error:
+        raise BadProof(f"an execution that cannot be written as canonical JSON: {error}") from None
+
+
+def _check_sense(execution: Execution) -> None:
+    """What the types alone do not say."""
+    if execution.finished_at_ms < execution.started_at_ms:
+        raise BadProof("the command ended before it began")
+    if execution.exit_code is not None and execution.signal is not None:
+        raise BadProof("the command ended with an exit code and by a signal")
+    try:
+        if ulid_text(parse_ulid(execution.job)) != execution.job:
+            raise BadProof(f"the job {execution.job!r} is not spelled as a ULID is")
+    except ValueError as error:
+        raise BadProof(f"the job: {error}") from None
+    paths = [each.path for each in execution.outputs]
+    if len(set(paths)) < len(paths):
+        raise BadProof("two outputs have one path")
+    for path in paths:
+        if path.startswith("/") or any(step in ("", ".", "..") for step in path.split("/")):
+            raise BadProof(f"the output {path!r} is not inside the job's directory")
+
+
+def _hash(field: str, text: str) -> bytes:
+    if (found := _HASH.fullmatch(text)) is None:
+        raise BadProof(f"{field}: {text[:80]!r} is no BLAKE3 hash")
+    return bytes.fromhex(found[1])
+
+
+def _moment(field: str, text: str) -> int:
+    try:
+        return parse_hlc(f"{text}+0", 0).wall
+    except ValueError:
+        raise BadProof(f"{field}: {text[:80]!r} is no time in UTC with milliseconds") from None
+
+
+def _output(found: _Pointer | _Run) -> Output:
+    if not isinstance(found, _Pointer) or found.algo != "blake3":
+        raise BadProof("an output is not a pointer with a BLAKE3 hash")
+    return Output(found.path, _hash("outputs", found.hash), found.size)
+
+
+def _stream(field: str, found: _Stream | None) -> Stream | None:
+    return None if found is None else Stream(_hash(field, found.hash), found.size, found.written)
+
+
+def _stream_json(stream: Stream | None) -> dict[str, Any] | None:
+    return None if stream is None else {"hash": hash_text(stream.hash), "size": stream.size, "written": stream.written}

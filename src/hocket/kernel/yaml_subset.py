@@ -1,0 +1,164 @@
+"""YAML as far as manifests need it: mappings, lists and scalars of one document. What makes a reader do more than read
+(tags, anchors, aliases, directives), what two readers read differently, and what is too deep or too long is refused
+with its line. JSON is read by a JSON reader, because a YAML reader takes some of its escapes in another way.
+"""
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+TEXT_BYTES_MAX = 1024 * 1024
+DEPTH_MAX = 8
+_SHOWN_CHARS = 60
+
+_WHOLE = re.compile("-?(?:0|[1-9][0-9]*)")
+_POINT = re.compile("-?(?:0|[1-9][0-9]*)[.][0-9]+")
+_DIGITS_MAX = 20  # one more than any number that a manifest may hold
+_NULLS = frozenset(("", "~", "null", "Null", "NULL"))
+_TRUTHS = {spelling: word == "true" for word in ("true", "false") for spelling in (word, word.title(), word.upper())}
+# A boolean in YAML 1.1, a text in 1.2; likewise the merge key and the value key.
+_SWITCHES = frozenset(
+    spelling for word in ("y", "n", "yes", "no", "on", "off") for spelling in (word, word.title(), word.upper())
+)
+_DISPUTED = _SWITCHES | {"<<", "="}
+# Line ends in YAML 1.1, ordinary characters in 1.2.
+_LINE_ENDS = re.compile("[\x85\u2028\u2029]")
+# Whatever a reader of YAML 1.1 or 1.2 might take for a number or a time.
+_NUMBER = re.compile(
+    r"""[-+]?(?: 0b[01_]+ | 0o?[0-7_]+ | 0x[0-9a-fA-F_]+ | [0-9][0-9_]*(?::[0-5]?[0-9])+(?:[.][0-9_]*)?
+            | (?:[0-9][0-9_]*[.]?[0-9_]* | [.][0-9_]+)(?:[eE][-+]?[0-9]+)? | [.](?:inf|Inf|INF) )
+        | [.](?:nan|NaN|NAN)
+        | [0-9]{4}-[0-9]{1,2}-[0-9]{1,2}(?:(?:[Tt]|[ \t]+).*)?""",
+    re.VERBOSE,
+)
+
+
+class BadText(ValueError):
+    """Neither JSON nor the YAML that is read here."""
+
+
+def read_text(text: bytes) -> object:
+    """The value in a text: dicts with text keys, lists, texts, numbers, booleans and None."""
+    if len(text) > TEXT_BYTES_MAX:
+        raise BadText(f"{len(text)} bytes are too many; at most {TEXT_BYTES_MAX}")
+    try:
+        decoded = text.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise BadText(f"not UTF-8 text: byte {error.start} is {text[error.start]:#04x}") from None
+    if decoded.lstrip(" \t\r\n").startswith("{"):
+        try:
+            return json.loads(
+                decoded, object_pairs_hook=_pairs, parse_int=_whole, parse_constant=_no_constant, parse_float=float
+            )
+        except json.JSONDecodeError:
+            pass  # a mapping in YAML's flow style begins so, too
+        except RecursionError:
+            raise BadText("nested too deeply") from None
+    return _yaml(decoded)
+
+
+def _pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise BadText(f"the key {_shown(next(name for name in names if names.count(name) > 1))} is there twice")
+    return found
+
+
+def _whole(digits: str) -> int:
+    if len(digits) > _DIGITS_MAX:
+        raise BadText(f"the number {_shown(digits)} is too great")
+    return int(digits)
+
+
+def _no_constant(name: str) -> object:
+    raise BadText(f"{name} is not a number")
+
+
+def _yaml(text: str) -> object:
+    # Loading this takes as long as everything else that a short command does, and JSON does not need it.
+    import yaml
+
+    if found := _LINE_ENDS.search(text):
+        line = text.count("\n", 0, found.start()) + 1
+        raise BadText(f"line {line}: the character U+{ord(found[0]):04X} ends a line for some readers; escape it")
+    # The two parsers read the same language, but only the one in C is quick enough for a megabyte.
+    loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    events: Iterator[Any] = iter(yaml.parse(text, Loader=loader))
+    try:
+        next(events)
+        start = next(events)
+        if isinstance(start, yaml.StreamEndEvent):
+            raise BadText("there is nothing in it")
+        if start.version or start.tags:
+            raise BadText(f"line {_line(start)}: directives are not read here; leave them out")
+        value = _value(events, next(events), 0)
+        next(events)
+        end = next(events)
+        if not isinstance(end, yaml.StreamEndEvent):
+            raise BadText(f"line {_line(end)}: a second document begins; only one is read")
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        where = "" if mark is None else f"line {mark.line + 1}: "
+        raise BadText(f"{where}{error.problem or error.context or 'not YAML'}") from None
+    except yaml.YAMLError as error:
+        raise BadText(" ".join(str(error).split())) from None
+    return value
+
+
+def _value(events: Iterator[Any], event: Any, depth: int) -> object:
+    """The value that begins with this event; what it consists of is taken from events."""
+    kind = type(event).__name__
+    if kind == "AliasEvent" or event.anchor is not None:
+        raise BadText(f"line {_line(event)}: anchors and aliases are not read here; write the value out")
+    if event.tag is not None:
+        raise BadText(f"line {_line(event)}: the tag {_shown(event.tag)} is not read here; leave it out")
+    if depth > DEPTH_MAX:
+        raise BadText(f"line {_line(event)}: nested deeper than {DEPTH_MAX} levels")
+    if kind == "ScalarEvent":
+        return _plain(event) if event.implicit[0] else event.value
+    if kind == "SequenceStartEvent":
+        items = []
+        while type(item := next(events)).__name__ != "SequenceEndEvent":
+            items.append(_value(events, item, depth + 1))
+        return items
+    members: dict[str, object] = {}
+    while type(key := next(events)).__name__ != "MappingEndEvent":
+        name = _value(events, key, depth + 1)
+        if not isinstance(name, str):
+            raise BadText(f"line {_line(key)}: a key is a text, not {_kind(name)}; quote it")
+        if name in members:
+            raise BadText(f"line {_line(key)}: the key {_shown(name)} is there twice")
+        members[name] = _value(events, next(events), depth + 1)
+    return members
+
+
+def _plain(event: Any) -> object:
+    """What a scalar without quotes is, when all readers agree."""
+    text: str = event.value
+    if text in _NULLS:
+        return None
+    if text in _TRUTHS:
+        return _TRUTHS[text]
+    if _WHOLE.fullmatch(text):
+        return _whole(text)
+    if _POINT.fullmatch(text):
+        return float(text)
+    if text in _DISPUTED or _NUMBER.fullmatch(text):
+        raise BadText(f"line {_line(event)}: {_shown(text)} is not the same to all readers of YAML; quote it")
+    return text
+
+
+def _line(event: Any) -> int:
+    return int(event.start_mark.line) + 1
+
+
+def _kind(value: object) -> str:
+    if isinstance(value, dict | list):
+        return "a mapping" if isinstance(value, dict) else "a list"
+    return _shown("null" if value is None else str(value).lower() if isinstance(value, bool) else str(value))
+
+
+def _shown(text: str) -> str:
+    return repr(text if len(text) <= _SHOWN_CHARS else text[: _SHOWN_CHARS - 1] + "…")
