@@ -5,7 +5,7 @@ it comes from the execution, so it can be written anew from the proof alone; onl
 from base64 import b64encode
 from typing import TYPE_CHECKING, Any
 
-from hocket.kernel.canonical import canonical_json
+from hocket.kernel.canonical import canonical_plain
 from hocket.kernel.clock import Hlc, hlc_text
 from hocket.kernel.ids import hash_text
 from hocket.kernel.keys import did_key
@@ -27,7 +27,7 @@ def statement(execution: "Execution", envelope_digest: bytes, worker: bytes) -> 
     subjects += [_resource("./job" if each.path == "job" else each.path, each.hash) for each in execution.outputs]
     streams = (("stdout", execution.stdout), ("stderr", execution.stderr))
     ended = {"exit_code": execution.exit_code, "signal": execution.signal, "timed_out": execution.timed_out}
-    return canonical_json(
+    return canonical_plain(
         {
             "_type": STATEMENT_TYPE,
             "subject": subjects,

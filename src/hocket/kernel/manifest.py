@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeVar, cast
 
 import msgspec
 
-from hocket.kernel.canonical import canonical_json
+from hocket.kernel.canonical import canonical_plain
 from hocket.kernel.ids import content_hash, parse_ulid, ulid_text
 from hocket.kernel.yaml_subset import BadText, read_text
 
@@ -133,7 +133,7 @@ def canonical(manifest: Manifest) -> bytes:
     """The bytes that are hashed. The ulid is a nickname and not among them."""
     found = manifest_json(manifest)
     found.pop("ulid", None)
-    return canonical_json(found)
+    return canonical_plain(found)
 
 
 def content_id(manifest: Manifest) -> bytes:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from hocket.kernel.canonical import canonical_json
+from hocket.kernel.canonical import canonical_json, canonical_plain
 from hocket.kernel.clock import parse_hlc
 from hocket.kernel.ids import content_hash, hash_text, parse_ulid, ulid_text
 from hocket.kernel.intoto import enclose, moment_text, signing_bytes, statement
@@ -18,7 +18,6 @@ PROOF_TYPE = "hocket.proof"
 PROOF_BYTES_MAX = 4 * 1024 * 1024
 _FORMAT = "hocket proof 1"
 _DOMAIN = b"hocket proof 1\0"
-_HASH_BYTES = 32
 _HASH = re.compile("blake3:([0-9a-f]{64})")
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**53 - 1)]
@@ -268,7 +267,18 @@ def _signed(content_id: bytes, digest: bytes) -> bytes:
 
 def _written(execution: Execution) -> bytes:
     """The one spelling of an execution."""
-    used = execution.resources
+    try:
+        return canonical_plain(_as_json(execution))
+    except (ValueError, TypeError, AttributeError) as error:
+        raise BadProof(f"an execution that has no canonical JSON: {error}") from None
+
+
+def _as_json(execution: Execution) -> dict[str, Any]:
+    used = {name: getattr(execution.resources, name) for name in execution.resources.__struct_fields__}
+    outputs: list[dict[str, Any]] = [
+        {"kind": "blobptr", "algo": "blake3", "hash": hash_text(each.hash), "size": each.size, "path": each.path}
+        for each in execution.outputs
+    ]
     run = {
         "kind": "run",
         "argv": list(execution.argv),
@@ -278,31 +288,19 @@ def _written(execution: Execution) -> bytes:
         "fence": execution.fence,
         "job": execution.job,
         "inputs": [hash_text(each) for each in execution.inputs],
-        "resources": {name: getattr(used, name) for name in used.__struct_fields__},
+        # Only here are floats, which have a spelling of their own, and names that need not be ASCII.
+        "resources": msgspec.Raw(canonical_json(used)),
         "stdout": _stream_json(execution.stdout),
         "stderr": _stream_json(execution.stderr),
     }
     runner = execution.runner
-    outputs: list[dict[str, Any]] = [
-        {"kind": "blobptr", "algo": "blake3", "hash": hash_text(each.hash), "size": each.size, "path": each.path}
-        for each in execution.outputs
-    ]
-    try:
-        return canonical_json(
-            {
-                "job_id": hash_text(execution.content_id),
-                "runner": {
-                    "program": hash_text(runner.program),
-                    "version": runner.version,
-                    "platform": runner.platform,
-                },
-                "outputs": [*outputs, run],
-                "started_at": moment_text(execution.started_at_ms),
-                "finished_at": moment_text(execution.finished_at_ms),
-            }
-        )
-    except (ValueError, TypeError) as error:
-        raise BadProof(f"an execution that cannot be written as canonical JSON: {error}") from None
+    return {
+        "job_id": hash_text(execution.content_id),
+        "runner": {"program": hash_text(runner.program), "version": runner.version, "platform": runner.platform},
+        "outputs": [*outputs, run],
+        "started_at": moment_text(execution.started_at_ms),
+        "finished_at": moment_text(execution.finished_at_ms),
+    }
 
 
 def _check_sense(execution: Execution) -> None:

@@ -59,11 +59,12 @@ def read_text(text: bytes) -> object:
 
 
 def _pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        names = [name for name, _ in pairs]
-        raise BadText(f"the key {_shown(next(name for name in names if names.count(name) > 1))} is there twice")
-    return found
+    members: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in members:
+            raise BadText(f"the key {_shown(name)} is there twice")
+        members[name] = value
+    return members
 
 
 def _whole(digits: str) -> int:
