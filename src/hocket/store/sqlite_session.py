@@ -344,12 +344,16 @@ class SqliteSession(MeshStatements):
             )
         ]
 
-    def ready(self, kind: str, limit: int) -> list[tuple[Entry, bytes | None]]:
+    def ready(self, kind: str, limit: int, after: Entry | None = None) -> list[tuple[Entry, bytes | None]]:
         """The most urgent jobs of a kind, each with its ScheduleJob op (None when that is not stored yet)."""
+        beyond, place = "", ()
+        if after is not None:
+            beyond = "AND j.priority <= ? AND (j.priority < ? OR j.id > ?)"
+            place = (after.job.policy.priority, after.job.policy.priority, after.job.id)
         rows = self._sql(
             f"""SELECT {_JOB_OF_J}, ops.body FROM jobs AS j LEFT JOIN ops ON ops.id = j.schedule_op AND ops.settled = 1
-                WHERE j.stage = 0 AND j.kind = ? ORDER BY j.priority DESC, j.id LIMIT ?""",
-            (kind, limit),
+                WHERE j.stage = 0 AND j.kind = ? {beyond} ORDER BY j.priority DESC, j.id LIMIT ?""",
+            (kind, *place, limit),
         )
         return [(_entry(row[:-1]), row[-1]) for row in rows]
 
@@ -374,6 +378,12 @@ class SqliteSession(MeshStatements):
         claimed = self._sql("SELECT DISTINCT kind FROM jobs WHERE stage = 3")
         resting = "SELECT DISTINCT kind FROM jobs WHERE stage = 1 AND (failures > 0 OR returns > 0)"
         return {*self.ready_kinds(), *(row[0] for row in claimed), *(row[0] for row in self._sql(resting))}
+
+    def busy(self, kind: str, limit: int) -> list[Entry]:
+        """Jobs of a kind that can start, or rest before they are tried again."""
+        resting = "stage = 1 AND (failures > 0 OR returns > 0)"
+        rows = self._sql(f"SELECT {_JOB} FROM jobs WHERE kind = ? AND (stage = 0 OR {resting}) LIMIT ?", (kind, limit))
+        return [_entry(row) for row in rows]
 
     def rate(self, kind: str) -> int:
         return self._one("SELECT due FROM rates WHERE kind = ?", kind) or 0

@@ -34,6 +34,8 @@ class JobType:
     function: Callable[..., Any] | None = None
     lease_ms: int = LEASE_MS_DEFAULT
     retries: int = 0
+    wants: Callable[[bytes], bool] | None = None
+    """Which jobs of the kind a worker takes, by their encoded ScheduleJob; None for all."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self.function is None:
@@ -110,6 +112,15 @@ class Handlers:
         if exact is not None:
             return exact
         return next((self._types[prefix] for prefix in self._prefixes if kind.startswith(prefix)), None)
+
+    def takes_all(self, kind: str) -> bool:
+        found = self.find(kind)
+        return found is not None and found.wants is None
+
+    def wants(self, kind: str, schedule: bytes) -> bool:
+        """Whether this very job would be taken, by the op that scheduled it."""
+        found = self.find(kind)
+        return found is not None and (found.wants is None or found.wants(schedule))
 
     def lease_of(self, kind: str) -> int | None:
         found = self.find(kind)

@@ -4,8 +4,10 @@ order of the queue), because only the transaction sees all of them at once; what
 roster's decision.
 """
 
+import heapq
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 from typing import NamedTuple
 
 from hocket.errors import Conflict, NotAuthorised, Usage
@@ -39,6 +41,8 @@ PAYLOAD_BYTES_MAX = 1024 * 1024
 RESULT_BYTES_MAX = 1024 * 1024
 RESULT_TYPE = "hocket.result"
 NEVER = 2**62
+# How many jobs a claim looks past that are not for this worker.
+LOOKED_AT_MAX = 5_000
 _ENDS = tuple(number_of(end) for end in (CompleteJob, FailWork, YieldWork))
 
 
@@ -156,50 +160,70 @@ def _dependency(tx: Transaction, job_id: bytes) -> Job:
 
 
 def claim(
-    tx: Transaction, worker: int, limit: int, lease_of: Callable[[str], int | None], offering: bool = False
+    tx: Transaction,
+    worker: int,
+    limit: int,
+    lease_of: Callable[[str], int | None],
+    offering: bool = False,
+    wants: Callable[[str, bytes], bool] = lambda kind, schedule: True,
 ) -> Claims:
-    """Up to `limit` jobs, the most urgent first, of the kinds for which `lease_of` gives a lease. Jobs that another
-    node arbitrates are left alone unless `offering`; then claims on them are offered.
+    """Up to `limit` jobs, the most urgent first, of the kinds for which `lease_of` gives a lease, and only those that
+    the claimer `wants`, by the kind and the op that carries the payload. Jobs that another node arbitrates are left
+    alone unless `offering`; then claims on them are offered.
     """
     tx.settle(SETTLE_STEP)
     tx.projection.flush()
     tx.session.promote(tx.now)
-    candidates: list[tuple[Entry, bytes | None, int]] = []
-    kinds = tx.session.ready_kinds()
+    leases = {kind: lease_of(kind) for kind in tx.session.ready_kinds()}
+    kinds = [kind for kind, lease in leases.items() if limit and lease is not None and tx.admits(kind)]
     # Jobs whose claims wait for the arbiter's word are as ready as before; whoever comes next looks past them.
     offered = tx.session.offered_jobs() if kinds else set()
-    for kind in kinds:
-        lease = lease_of(kind)
-        if lease is not None and tx.admits(kind):
-            ready = tx.session.ready(kind, limit + len(offered))
-            candidates += [(tx.projection.know(entry), schedule, lease) for entry, schedule in ready]
-    candidates.sort(key=lambda candidate: (-candidate[0].job.policy.priority, candidate[0].job.id))
     taken: list[Claim] = []
     wanted: list[Wanted] = []
     turns: list[int] = []
-    for entry, schedule, lease in candidates:
-        if len(taken) + len(wanted) == limit:
-            return Claims(taken, tx.now, wanted)
-        job = entry.job
+    for entry, schedule in _by_urgency(tx, kinds, limit + len(offered)):
+        job = tx.projection.know(entry).job
         if job.id in offered or not (tx.decides(job.policy) or (offering and not tx.is_uninformed)):
+            continue
+        body = schedule or tx.body(job.schedule_op)
+        if not wants(job.kind, body):
             continue
         turn = _turn(tx, job)
         if turn > tx.now:
             turns.append(turn)
             continue
-        lease_ms = job.policy.lease_ms or lease
+        lease_ms = job.policy.lease_ms or leases[job.kind]
+        assert lease_ms is not None
         op = tx.author(ClaimWork(job.id, tx.node, lease_ms))
         if isinstance(op, Reason):
             continue
-        body = schedule or tx.body(job.schedule_op)
         if tx.is_offer(op):
             tx.session.put_offer(op.id, job.id, worker)
             wanted.append(Wanted(Offer(op.id, job.id), body, lease_ms))
         else:
             tx.projection.assign(job.id, worker)
             taken.append(Claim(_job(tx, job.id), body))
+        if len(taken) + len(wanted) == limit:
+            return Claims(taken, tx.now, wanted)
     again = [*turns, tx.session.next_ready_at(), tx.now if tx.unsettled else None]
     return Claims(taken, _earliest(again), wanted)
+
+
+def _by_urgency(tx: Transaction, kinds: list[str], page: int) -> Iterator[tuple[Entry, bytes | None]]:
+    """The ready jobs of those kinds, each with its ScheduleJob op: as many as are asked for, up to a bound. It is read
+    page by page, since those at the front may be for somebody else.
+    """
+
+    def of(kind: str) -> Iterator[tuple[Entry, bytes | None]]:
+        last: Entry | None = None
+        while rows := tx.session.ready(kind, page, last):
+            yield from rows
+            if len(rows) < page:
+                return
+            last = rows[-1][0]
+
+    urgency = lambda row: (-row[0].job.policy.priority, row[0].job.id)  # noqa: E731
+    return islice(heapq.merge(*map(of, kinds), key=urgency), page + LOOKED_AT_MAX)
 
 
 def _earliest(times: list[int | None]) -> int | None:

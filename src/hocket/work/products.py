@@ -1,6 +1,7 @@
 """What a run makes besides its result: artifacts, ops for a knowledge graph, and the records of its model calls. They
-are gathered while the handler runs and go on the log together with its end. Of a run that fails or is stopped only the
-records of model calls are kept: what it made is void, but the calls have happened.
+are gathered while the handler runs and go on the log together with its end. Of a run that fails only the records of
+model calls and the evidence of what it did are kept, and of one that is stopped only the former: what it made is void,
+but the calls have happened.
 """
 
 import threading
@@ -70,13 +71,14 @@ class Kit(NamedTuple):
 
 
 class Product(NamedTuple):
-    """One op to come. `id` will be the op's id; an artifact has the same one."""
+    """One op to come. `id` will be the op's id; an artifact has the same one. Evidence is kept of a failed run, too."""
 
     id: bytes
     payload: Payload
     deps: Ids = ()
     staged: Staged | None = None
     is_snapshot: bool = False
+    is_evidence: bool = False
 
 
 class Written(NamedTuple):
@@ -114,10 +116,19 @@ class Products:
         self, content: bytes | PathLike[str], type: str, ttl: str | float | None, inputs: Iterable[str | bytes]
     ) -> bytes:
         check_type(type)
+        return self._keep(content, type, check_ttl(ttl), check_inputs(inputs), is_evidence=False)
+
+    def evidence(self, content: bytes | PathLike[str], type: str) -> bytes:
+        """An artifact of one of our own types that says what the run did, however it ends."""
+        return self._keep(content, type, None, (), is_evidence=True)
+
+    def _keep(
+        self, content: bytes | PathLike[str], type: str, ttl_ms: int | None, inputs: Ids, is_evidence: bool
+    ) -> bytes:
         kept = contain(self.kit.blobs, content)
         try:
-            payload = creation(self.new_id(), type, self.job_id, check_inputs(inputs), kept, check_ttl(ttl))
-            self._add(Product(payload.artifact_id, payload, self.snapshots, kept.staged))
+            payload = creation(self.new_id(), type, self.job_id, inputs, kept, ttl_ms)
+            self._add(Product(payload.artifact_id, payload, self.snapshots, kept.staged, is_evidence=is_evidence))
         except BaseException:
             self._drop(kept.staged)
             raise
@@ -179,13 +190,13 @@ class Products:
 
     # The end of the run.
 
-    def write(self, tx: Transaction, whole: bool) -> Written | Reason:
-        """Puts everything on the log, or only the records of model calls when the run came to nothing. Gives the
-        reason when something of it would not count.
+    def write(self, tx: Transaction, whole: bool, stopped: bool = False) -> Written | Reason:
+        """Puts everything on the log, or of a run that came to nothing what must be kept all the same. Gives the reason
+        when something of what is whole would not count.
         """
         done = NOTHING
         for each in self._seal(tx):
-            if not (whole or each.is_snapshot):
+            if not (whole or each.is_snapshot or (each.is_evidence and not stopped)):
                 self._drop(each.staged)
                 continue
             if each.staged is not None:

@@ -82,7 +82,8 @@ class Transact:
             self._sweep(tx, turn.dead)
         claims = Claims([], None)
         if turn.wanted:
-            claims = jobs.claim(tx, worker, turn.wanted, self._handlers.lease_of, turn.offering)
+            served = self._handlers
+            claims = jobs.claim(tx, worker, turn.wanted, served.lease_of, turn.offering, served.wants)
         idle = not claims.taken and not claims.wanted and self._until_idle and self._is_idle(tx)
         return Turned(outcomes, spared, renewed, lost, claims, tx.now, idle)
 
@@ -95,14 +96,22 @@ class Transact:
 
     def _is_idle(self, tx: Transaction) -> bool:
         tx.projection.flush()
-        return not tx.unsettled and all(self._handlers.find(kind) is None for kind in tx.session.busy_kinds())
+        if tx.unsettled or tx.is_uninformed:
+            return False
+        served = [kind for kind in tx.session.busy_kinds() if self._handlers.find(kind) is not None]
+        return not any(self._handlers.takes_all(kind) or self._is_wanted(tx, kind) for kind in served)
+
+    def _is_wanted(self, tx: Transaction, kind: str) -> bool:
+        """Of a kind of which this worker does not take every job: whether there is one that it would take."""
+        busy = tx.session.busy(kind, jobs.LOOKED_AT_MAX)
+        return any(self._handlers.wants(kind, tx.body(entry.job.schedule_op)) for entry in busy)
 
 
 def settle(tx: Transaction, run: Run) -> Result:
     """Puts the end of a run on the log."""
     assert run.started_at is not None and run.ended_at is not None
-    is_whole = not run.stopped and run.error is None and jobs.stale_claim(tx, run.held) is None
-    made = run.products.write(tx, is_whole)
+    is_stopped = run.stopped or jobs.stale_claim(tx, run.held) is not None
+    made = run.products.write(tx, not is_stopped and run.error is None, is_stopped)
     if isinstance(made, Reason):
         run.error, made = f"what the handler made would not count: {made.sentence}", NOTHING
     if run.stopped:

@@ -1,0 +1,56 @@
+"""Which jobs a claim takes: the most urgent that the worker wants, however many others stand before them."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import hocket.testing
+from hocket.kernel.ops import decode
+from hocket.kernel.policy import Policy
+from hocket.kernel.vocabulary import ScheduleJob
+from hocket.work import jobs
+from hocket.work.handlers import Handlers, JobType
+from hocket.work.jobs import Draft
+
+pytestmark = pytest.mark.req("LW-08")
+
+
+def number_of(schedule: bytes) -> int:
+    payload = decode(schedule).payload
+    assert isinstance(payload, ScheduleJob)
+    return int(payload.payload)
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(["a", "b", "c"]), st.integers(-2, 2), st.booleans()), max_size=30),
+    st.integers(0, 6),
+)
+def test_a_claim_takes_the_most_urgent_jobs_that_are_wanted(waiting: list[tuple[str, int, bool]], limit: int) -> None:
+    with hocket.testing.node() as node:
+        drafts = [
+            Draft(kind, str(number).encode(), Policy(priority=priority))
+            for number, (kind, priority, _) in enumerate(waiting)
+        ]
+        made = node.desk.submit(drafts)
+        log = node.desk.log
+        wants = lambda kind, schedule: waiting[number_of(schedule)][2]  # noqa: E731
+        claims = log.run(lambda tx: jobs.claim(tx, 1, limit, {"a": 1_000, "b": 1_000}.get, wants=wants))
+    eligible = [
+        (-priority, submitted.job_id)
+        for (kind, priority, wanted), submitted in zip(waiting, made, strict=True)
+        if wanted and kind != "c"
+    ]
+    assert [claim.job.id for claim in claims.taken] == [job_id for _, job_id in sorted(eligible)[:limit]]
+
+
+def test_a_worker_is_idle_when_only_jobs_are_left_that_it_does_not_want() -> None:
+    done: list[int] = []
+
+    def function(ctx: hocket.Context, n: int) -> None:
+        done.append(n)
+
+    picky = JobType("a", function=function, wants=lambda schedule: b'{"n":7}' in schedule)
+    with hocket.testing.node() as node:
+        node.submit_many([("a", {"n": n}) for n in range(40)])
+        worker = node.work(Handlers([picky]), until_idle=True)
+        assert done == [7] and worker.succeeded == 1
