@@ -8,7 +8,7 @@ from typing import NamedTuple
 import msgspec
 
 from hocket.errors import Failed, HocketError
-from hocket.kernel.ids import hash_text, node_id, node_text, ulid_text
+from hocket.kernel.ids import content_hash, hash_text, node_id, node_text, ulid_text
 from hocket.kernel.manifest import BadManifest, Manifest, content_id, parse_manifest
 from hocket.kernel.ops import decode
 from hocket.kernel.proof import PROOF_TYPE, BadProof, Execution, Proof, Stream, check, decode_proof
@@ -65,8 +65,8 @@ def examine(session: Session, blobs: Blobs, job: Job, proof: Proof, fetch: Fetch
     except BadProof as error:
         return Examined([str(error)], [])
     examined = Examined([], [])
-    examined.problems += _about_the_command(session, job, execution)
-    examined.problems += _about_the_claim(session, job, execution, proof.worker)
+    examined.problems.extend(_about_the_command(session, job, execution))
+    examined.problems.extend(_about_the_claim(session, job, execution, proof.worker))
     for name, size, hash, type in _named(execution):
         found = [each for each in _of_type(session, job, type) if each.hash == hash]
         if not found:
@@ -75,7 +75,7 @@ def examine(session: Session, blobs: Blobs, job: Job, proof: Proof, fetch: Fetch
             examined.problems.append(f"{name} has {size} bytes in the proof and {found[-1].size} on the log")
         else:
             _look_at(session, blobs, name, found[-1], fetch, examined)
-    examined.problems += _left_out(session, job, execution)
+    examined.problems.extend(_left_out(session, job, execution))
     return examined
 
 
@@ -156,8 +156,14 @@ def _look_at(
     if session.is_evicted(artifact.id):
         examined.notes.append(f"{name} was evicted; its bytes were not looked at")
         return
+    inline = artifacts.creation_of(session, artifact)[1].content_inline
     try:
-        if blobs.has(artifact.hash):
+        if inline is not None:
+            if content_hash(inline) != artifact.hash:
+                examined.problems.append(
+                    f"{name}: artifact {ulid_text(artifact.id)} has other bytes than its hash says"
+                )
+        elif blobs.has(artifact.hash):
             for _ in blobs.chunks(artifact.hash):
                 pass
         else:
