@@ -21,6 +21,8 @@ COMMANDS = {
     "retry": ("job:retry_app", "Try a failed or cancelled job anew."),
     "artifacts": ("artifacts:app", "What jobs made and people put: list, read, evict."),
     "why": ("why:app", "How an output came about: model, prompt, context, evidence."),
+    "proof": ("proof:app", "Proofs of what commands did: show, verify, export."),
+    "manifest": ("manifest:app", "Manifests of commands: content id, canonical form, check."),
     "invite": ("invite:app", "Let another machine into the mesh: prints a token for it."),
     "join": ("join:app", "Join a mesh by an invitation."),
     "nodes": ("nodes:app", "Which nodes are in the mesh, and what each may do."),

@@ -1,6 +1,5 @@
 """`hocket artifacts`: what jobs made and people put, listed, read, evicted and cleared away."""
 
-import os
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -8,6 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from hocket.cli.app import new_app
+from hocket.cli.files import write_file
 from hocket.cli.job import moment
 from hocket.cli.settings import HomeOption, JsonOption, open_desk, settings
 from hocket.cli.voice import emit, fields, on_terminal, say, table
@@ -112,22 +112,9 @@ def get(
     if output is None:
         sys.stdout.buffer.write(data)
         return
-    _write(output, data)
+    write_file(output, data)
     emit({"artifact_id": ulid_text(found.id), "size": len(data), "file": str(output)})
     say(f"{len(data)} bytes written to {output}")
-
-
-def _write(path: Path, data: bytes) -> None:
-    """A whole file, or what was there before."""
-    from hocket.errors import Usage
-
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.new")
-    try:
-        temporary.write_bytes(data)
-        os.replace(temporary, path)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise Usage(f"cannot write {path}: {error.strerror}") from None
 
 
 @app.command()

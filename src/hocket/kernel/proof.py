@@ -241,7 +241,7 @@ def encode_proof(proof: Proof) -> bytes:
 def decode_proof(raw: bytes) -> Proof:
     """The proof in a file. That it is spelled right is all that this says; `check` says whether it is true."""
     if len(raw) > PROOF_BYTES_MAX:
-        raise BadProof(f"{len(raw)} bytes are too many for a proof; at most {PROOF_BYTES_MAX}")
+        raise BadProof(f"not a proof: longer than {PROOF_BYTES_MAX} bytes")
     try:
         found = _files.decode(raw)
         if found.format != _FORMAT:

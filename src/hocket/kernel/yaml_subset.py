@@ -41,7 +41,7 @@ class BadText(ValueError):
 def read_text(text: bytes) -> object:
     """The value in a text: dicts with text keys, lists, texts, numbers, booleans and None."""
     if len(text) > TEXT_BYTES_MAX:
-        raise BadText(f"{len(text)} bytes are too many; at most {TEXT_BYTES_MAX}")
+        raise BadText(f"longer than {TEXT_BYTES_MAX} bytes")
     try:
         decoded = text.decode("utf-8")
     except UnicodeDecodeError as error:

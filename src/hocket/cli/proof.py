@@ -1,0 +1,265 @@
+"""`hocket proof`: what proves that a command ran, shown, verified, and exported for others to verify. A proof is named
+by its job, and then held against the log, or is a file, and then needs no home and no network.
+"""
+
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from hocket.cli.app import new_app
+from hocket.cli.files import read_file, write_file
+from hocket.cli.settings import HomeOption, JsonOption, open_desk
+from hocket.cli.voice import emit, fields, on_terminal, say, table
+from hocket.errors import Failed, Usage
+
+if TYPE_CHECKING:
+    from hocket.kernel.manifest import Manifest
+    from hocket.kernel.proof import Execution, Proof
+
+app = new_app()
+
+ProofArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="JOB|FILE",
+        help="A job id or a unique beginning of one, or a file with a proof; - reads stdin, ./NAME is always a file.",
+    ),
+]
+
+
+class Format(StrEnum):
+    IN_TOTO = "in-toto"
+    HOCKET = "hocket"
+
+
+@app.callback()
+def proof_group(home: HomeOption = None, as_json: JsonOption = False) -> None:
+    """Proofs of execution: which command ran, where, how it ended and what it made, signed by the node that ran it.
+
+    \b
+      hocket proof verify 01J9ZC
+      hocket proof export 01J9ZC --format in-toto -o attestation.json
+    """
+
+
+@app.command()
+def show(proof: ProofArgument, home: HomeOption = None, as_json: JsonOption = False) -> None:
+    """Show what a proof says, and whether its signatures are good.
+
+    \b
+      hocket proof show 01J9ZC
+      hocket proof show proof.json --json | jq .resources
+    """
+    from hocket.kernel.proof import BadProof, check, read_envelope
+
+    found = _find(proof)
+    fault = None
+    try:
+        execution = read_envelope(found.envelope)
+    except BadProof as error:
+        raise Failed(f"{proof}: {error}") from None
+    try:
+        check(found)
+    except BadProof as error:
+        fault = str(error)
+    told = _told(found, execution) | {"signatures_good": fault is None}
+    emit(told)
+    names = ("job", "content_id", "proof", "worker", "node", "fence", "started_at", "finished_at")
+    fields(
+        [
+            ("signatures", "good" if fault is None else f"BAD: {fault}"),
+            ("ended", _ending(execution)),
+            ("command", _command_line(execution)),
+            *((name.replace("_", " "), told[name]) for name in names),
+            ("runner", " ".join(told["runner"].values())),
+            *((name.replace("_", " "), value) for name, value in told["resources"].items() if value not in (None, {})),
+            *(("input", each) for each in told["inputs"]),
+        ]
+    )
+    say()
+    table(("file", "bytes", "hash"), [(each["path"], each["size"], each["hash"]) for each in _files(told)], "no files")
+
+
+@app.command()
+def verify(
+    proof: ProofArgument,
+    offline: Annotated[bool, typer.Option("--offline", help="Ask no other node for files that are not here.")] = False,
+    manifest: Annotated[
+        str | None, typer.Option("--manifest", metavar="FILE", help="The manifest that it must be a proof of.")
+    ] = None,
+    worker: Annotated[
+        str | None,
+        typer.Option("--worker", metavar="KEY", help="The key that must have signed it: ed25519:<hex> or did:key:z…."),
+    ] = None,
+    home: HomeOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Verify a proof: exit code 0 when it is good, otherwise 1 with what is wrong.
+
+    A file is verified by itself: its signatures, and the manifest and the key if they are named. The proof of a job is
+    also held against the log: the command that was asked for, the node that held the job and its fence, the digests of
+    all files; and the files are hashed again. What cannot be had is said.
+
+    \b
+      hocket proof verify 01J9ZC
+      hocket proof verify proof.json --manifest job.yaml --worker did:key:z6Mk…
+    """
+    from hocket.kernel.manifest import content_id
+    from hocket.kernel.proof import BadProof, check, read_envelope
+
+    expected = None if manifest is None else content_id(_manifest(manifest))
+    key = None if worker is None else _key(worker)
+    problems: list[str] = []
+    notes: list[str] = []
+    if _is_job(proof):
+        from hocket.node import SyncNode
+        from hocket.work.proofs import examine, need_proof
+
+        with open_desk() as desk, desk.read() as session:
+            fetch = None if offline else SyncNode(desk).fetch
+            entry = session.job(desk.find(proof))
+            assert entry is not None
+            found = need_proof(session, desk.blobs, entry.job, fetch)
+            problems, notes = examine(session, desk.blobs, entry.job, found, fetch)
+    else:
+        found = _find(proof)
+    try:
+        check(found, expected, key)
+    except BadProof as error:
+        problems += [] if str(error) in problems else [str(error)]
+    emit({"good": not problems, "problems": problems, "notes": notes})
+    for note in notes:
+        say(note, "yellow")
+    if problems:
+        for problem in problems[1:]:
+            say(problem)
+        more = f" ({len(problems) - 1} more)" if len(problems) > 1 else ""
+        raise Failed(f"the proof is not good: {problems[0]}{more}")
+    execution = read_envelope(found.envelope)
+    say(f"good: {_command_line(execution)}: {_ending(execution)}, by {_node(found)}")
+
+
+@app.command()
+def export(
+    proof: ProofArgument,
+    format: Annotated[
+        Format, typer.Option("--format", help="in-toto: a Statement in a DSSE envelope; hocket: our own file.")
+    ] = Format.IN_TOTO,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write it there; default standard output.")
+    ] = None,
+    home: HomeOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Write a proof in the words of others. Its signatures are checked first; no key is needed.
+
+    \b
+      hocket proof export 01J9ZC --format in-toto -o attestation.json
+      hocket proof export 01J9ZC --format hocket -o proof.json
+    """
+    from hocket.kernel.canonical import canonical_plain
+    from hocket.kernel.proof import BadProof, check, dsse, encode_proof
+
+    found = _find(proof)
+    try:
+        check(found)
+    except BadProof as error:
+        raise Failed(f"the proof is not good and was not exported: {error}") from None
+    data = encode_proof(found) if format is Format.HOCKET else canonical_plain(dsse(found))
+    if output is None:
+        sys.stdout.buffer.write(data + (b"\n" if on_terminal() else b""))
+        return
+    write_file(output, data)
+    emit({"file": str(output), "size": len(data), "format": format.value})
+    say(f"{len(data)} bytes written to {output}")
+
+
+def _is_job(name: str) -> bool:
+    from hocket.kernel.ids import ulid_prefix_range
+
+    try:
+        ulid_prefix_range(name)
+    except ValueError:
+        return False
+    if not name:
+        raise Usage("give a job id or a file with a proof")
+    return True
+
+
+def _find(name: str) -> "Proof":
+    from hocket.kernel.proof import PROOF_BYTES_MAX, BadProof, decode_proof
+
+    if _is_job(name):
+        from hocket.node import SyncNode
+        from hocket.work.proofs import need_proof
+
+        with open_desk() as desk, desk.read() as session:
+            entry = session.job(desk.find(name))
+            assert entry is not None
+            return need_proof(session, desk.blobs, entry.job, SyncNode(desk).fetch)
+    try:
+        return decode_proof(read_file(name, PROOF_BYTES_MAX))
+    except BadProof as error:
+        raise Failed(f"{'standard input' if name == '-' else name}: {error}") from None
+
+
+def _told(proof: "Proof", execution: "Execution") -> dict[str, Any]:
+    """A proof as plain values. What the envelope says is taken from it word by word."""
+    import msgspec
+
+    from hocket.kernel.ids import hash_text
+    from hocket.kernel.keys import did_key
+    from hocket.kernel.proof import digest
+
+    said = msgspec.json.decode(proof.envelope)
+    *outputs, run = said["outputs"]
+    told = {"content_id": said["job_id"], "proof": hash_text(digest(proof)), "worker": did_key(proof.worker)}
+    told |= {"node": _node(proof), **run, "runner": said["runner"], "outputs": outputs}
+    return told | {"started_at": said["started_at"], "finished_at": said["finished_at"]}
+
+
+def _files(told: dict[str, Any]) -> list[dict[str, Any]]:
+    streams = [{"path": name, **told[name]} for name in ("stdout", "stderr") if told[name] is not None]
+    return [*told["outputs"], *streams]
+
+
+def _ending(execution: "Execution") -> str:
+    if execution.timed_out:
+        return "out of time"
+    if execution.signal is not None:
+        return f"signal {execution.signal}"
+    return "not started" if execution.exit_code is None else f"exit code {execution.exit_code}"
+
+
+def _command_line(execution: "Execution") -> str:
+    import shlex
+
+    return shlex.join(execution.argv)
+
+
+def _node(proof: "Proof") -> str:
+    from hocket.kernel.ids import node_id, node_text
+
+    return node_text(node_id(proof.worker))
+
+
+def _key(text: str) -> bytes:
+    from hocket.kernel.keys import parse_did_key, parse_key
+
+    try:
+        return parse_did_key(text) if text.startswith("did:") else parse_key(text)
+    except ValueError as error:
+        raise Usage(f"bad --worker: {error}") from None
+
+
+def _manifest(file: str) -> "Manifest":
+    from hocket.kernel.manifest import BadManifest, read_manifest
+    from hocket.kernel.yaml_subset import TEXT_BYTES_MAX
+
+    try:
+        return read_manifest(read_file(file, TEXT_BYTES_MAX))
+    except BadManifest as error:
+        raise Usage(f"bad --manifest {file}: {error}") from None
