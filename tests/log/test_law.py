@@ -35,6 +35,7 @@ from hocket.kernel.vocabulary import (
     RouteKind,
     Sanitised,
     ScheduleJob,
+    SetSchedule,
     Telemetry,
     TextObject,
 )
@@ -42,7 +43,7 @@ from hocket.log import RULES, Log
 from hocket.log.audit import verify
 from hocket.log.intake import Admission
 from hocket.store.sqlite import SqliteStore
-from hocket.work import jobs
+from hocket.work import cron, jobs
 from tests.roster.test_cascades import everywhere_the_same, reason
 from tests.roster.world import (
     INTRODUCTIONS,
@@ -498,3 +499,18 @@ def test_a_fast_clock_ends_nobodys_lease_with_the_arbiter() -> None:
     clock.now += 300_001
     assert renewed(arbitrated) is Reason.LEASE_PASSED
     assert log.run(lambda tx: jobs.expire(tx, 9)) == 1
+
+
+@pytest.mark.req("LW-24")
+def test_a_schedule_that_a_node_may_not_serve_holds_up_nothing_there() -> None:
+    mesh = Mesh()
+    mesh.owner(10, SetSchedule("mail", "* * * * *", "UTC", "acme.mail", b"{}", b""))
+    mesh.owner(11, SetSchedule("render", "* * * * *", "UTC", "acme.render.x", b"{}", b""))
+    clock = Clock()
+    log = new_log(key=WORKER, wall=clock)
+    log.admit(sent(INTRODUCTIONS))
+    log.admit(sent(mesh.ops))
+    clock.now += 120_000
+    assert log.run(cron.make_due) == 1
+    with log.store.read() as session:
+        assert [entry.job.kind for entry in session.each_job()] == ["acme.render.x"]

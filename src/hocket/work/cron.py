@@ -9,7 +9,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from cronsim import CronSim, CronSimError
 
-from hocket.errors import Usage
+from hocket.errors import NotAuthorised, Usage
 from hocket.kernel.ids import derived_ulid
 from hocket.kernel.policy import Policy, decode_policy, encode_policy
 from hocket.kernel.vocabulary import ClearSchedule, SetSchedule
@@ -74,8 +74,8 @@ def make_due(tx: Transaction) -> int:
             policy = _with_schedule(decode_policy(schedule.policy), schedule.name)
             job_id = derived_ulid(tick, _ID_DOMAIN, schedule.name.encode())
             made += jobs.submit(tx, [Draft(schedule.kind, schedule.payload, policy, job_id)])[0].created
-        except ValueError:
-            continue  # One that came from elsewhere and asks for what cannot be; it must not hold up the others.
+        except (ValueError, NotAuthorised):
+            continue  # One that asks for what cannot be, or not of this node; it must not hold up the others.
     return made
 
 
