@@ -147,7 +147,9 @@ def _plain(event: Any) -> object:
     if _POINT.fullmatch(text):
         return float(text)
     if text in _DISPUTED or _NUMBER.fullmatch(text):
-        raise BadText(f"line {_line(event)}: {_shown(text)} is not the same to all readers of YAML; quote it")
+        raise BadText(
+            f"line {_line(event)}: {_shown(text)} is not the same to all readers of YAML; quote a text, write a number plainly"
+        )
     return text
 
 
