@@ -1,0 +1,115 @@
+"""Claim commits: who holds a job, since when, for how long, and in which state. Each follows the one before it, the
+first follows the job, and each is signed by its worker over all its bytes, so that neither a trailer nor the place in
+the chain can be changed.
+"""
+
+import re
+from typing import Literal, NamedTuple, get_args
+
+from hocket.gitplane.objects import Commit, commit_data
+from hocket.gitplane.trailers import (
+    Malformed,
+    hash_of,
+    key_of,
+    message,
+    number_of,
+    read_trailers,
+    signature_of,
+    time_of,
+    time_text,
+)
+from hocket.kernel.ids import hash_text
+from hocket.kernel.keys import SigningKey, key_text, verify
+
+LEASE_S_MIN = 1
+LEASE_S_MAX = 2_592_000
+NONCE_BYTES = 16
+IDENTITY = "hocket <hocket@localhost>"
+DOMAIN = b"hocket claim 1\0"
+
+ClaimState = Literal["claimed", "running", "done", "aborted"]
+_STATES = get_args(ClaimState)
+_NEEDED = ("Job-Id", "Worker-Id", "Process", "Fence", "Lease", "Claimed-At", "State", "Nonce", "Claim-Sig")
+_KNOWN = (*_NEEDED, "Result", "Reason")
+_SIGNATURE = b"Claim-Sig: "
+_PROCESS = re.compile("[A-Za-z0-9._-]{1,128}")
+_NONCE = re.compile(f"(?:[0-9a-f]{{2}}){{{NONCE_BYTES}}}")
+_OID = re.compile("[0-9a-f]{40}|[0-9a-f]{64}")
+
+
+class Claim(NamedTuple):
+    """What a claim commit says. `result` is the commit that a worker who is done ended with."""
+
+    job: bytes
+    worker: bytes
+    process: str
+    fence: int
+    lease_s: int
+    claimed_ms: int
+    state: ClaimState
+    nonce: bytes
+    result: str | None = None
+    reason: str | None = None
+
+
+def claim_data(claim: Claim, tree: str, parent: str, key: SigningKey) -> bytes:
+    """The bytes of a signed claim commit. The signature is the last line, over everything before it."""
+    assert key.public == claim.worker
+    trailers = [
+        ("Job-Id", hash_text(claim.job)),
+        ("Worker-Id", key_text(claim.worker)),
+        ("Process", claim.process),
+        ("Fence", str(claim.fence)),
+        ("Lease", str(claim.lease_s)),
+        ("Claimed-At", time_text(claim.claimed_ms)),
+        ("State", claim.state),
+        ("Nonce", claim.nonce.hex()),
+    ]
+    trailers += [("Result", claim.result)] if claim.result else []
+    trailers += [("Reason", claim.reason)] if claim.reason else []
+    text = message(f"{claim.state} {claim.job.hex()[:12]}, fence {claim.fence}", trailers)
+    unsigned = commit_data(tree, [parent], IDENTITY, claim.claimed_ms // 1000, text)
+    return unsigned + _SIGNATURE + key_text(key.sign(DOMAIN + unsigned)).encode() + b"\n"
+
+
+def read_claim(commit: Commit) -> Claim:
+    """What the commit says. Raises Malformed; whether the signature holds is `is_signed`'s affair."""
+    found = read_trailers(commit.message, _KNOWN, _NEEDED)
+    state, lease_s = found["State"], number_of("Lease", found["Lease"])
+    if state not in _STATES:
+        raise Malformed(f"State is none of {', '.join(_STATES)}: {state!r}")
+    if not LEASE_S_MIN <= lease_s <= LEASE_S_MAX:
+        raise Malformed(f"Lease is not between {LEASE_S_MIN} and {LEASE_S_MAX} seconds: {lease_s}")
+    if _PROCESS.fullmatch(found["Process"]) is None:
+        raise Malformed(f"Process is not the name of a process: {found['Process']!r}")
+    if _NONCE.fullmatch(found["Nonce"]) is None:
+        raise Malformed(f"Nonce is not {2 * NONCE_BYTES} lower-case hex digits: {found['Nonce']!r}")
+    if "Result" in found and _OID.fullmatch(found["Result"]) is None:
+        raise Malformed(f"Result is not the id of a commit: {found['Result']!r}")
+    if ("Result" in found) != (state == "done"):
+        raise Malformed("a claim has a Result when its state is done, and only then")
+    signature_of("Claim-Sig", found["Claim-Sig"])
+    if not commit.raw.endswith(_SIGNATURE + found["Claim-Sig"].encode() + b"\n"):
+        raise Malformed("Claim-Sig is not the last line")
+    return Claim(
+        job=hash_of("Job-Id", found["Job-Id"]),
+        worker=key_of("Worker-Id", found["Worker-Id"]),
+        process=found["Process"],
+        fence=number_of("Fence", found["Fence"]),
+        lease_s=lease_s,
+        claimed_ms=time_of("Claimed-At", found["Claimed-At"]),
+        state=state,  # type: ignore[arg-type]
+        nonce=bytes.fromhex(found["Nonce"]),
+        result=found.get("Result"),
+        reason=found.get("Reason"),
+    )
+
+
+def is_signed(commit: Commit, claim: Claim) -> bool:
+    """Whether the worker that the claim names signed exactly these bytes."""
+    unsigned, line, text = commit.raw.rpartition(_SIGNATURE)
+    try:
+        signature = signature_of("Claim-Sig", text[:-1].decode("latin-1"))
+    except Malformed:
+        return False
+    return bool(line) and verify(claim.worker, signature, DOMAIN + unsigned)

@@ -1,0 +1,190 @@
+"""Holding a job in git: claiming it, keeping the claim alive, finishing, aborting. Each step writes its commit and then
+moves the refs in one swap; None says that somebody else was first. Time and chance are handed in.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple
+
+from hocket.errors import Conflict, StoreError, Usage
+from hocket.gitplane.claims import LEASE_S_MAX, LEASE_S_MIN, NONCE_BYTES, Claim, ClaimState, claim_data
+from hocket.gitplane.jobs import FINAL, Job, JobRefs, commit_of, look
+from hocket.gitplane.objects import DIRECTORY, FILE, Entry, tree_data
+from hocket.gitplane.plane import Change, Plane
+from hocket.gitplane.results import BLOBS, result_data, result_files, result_of, travelling
+from hocket.gitplane.trailers import Malformed
+from hocket.kernel.ids import content_hash, hash_text
+from hocket.kernel.keys import SigningKey
+from hocket.kernel.proof import Proof, check
+
+LEASE_S_DEFAULT = 60
+LEASE_MARGIN = 1.1
+REST_S_MIN = 0.05
+REST_S_MAX = 5.0
+ABORT_TRIES = 20
+REASON_CHARS_MAX = 200
+
+
+class Worker(NamedTuple):
+    """Who claims: its key, the name of its process, how long its claims hold, and where its nonces come from."""
+
+    key: SigningKey
+    process: str
+    lease_s: int
+    randomness: Callable[[int], bytes]
+
+
+class Held(NamedTuple):
+    """A claim in force, as far as its worker knows."""
+
+    refs: JobRefs
+    tree: str
+    commit: str
+    claim: Claim
+
+
+class Watch:
+    """Which claims may be taken over. A lease is counted on the watcher's own clock, from when it first saw the claim
+    commit: a claim that stays as it is for its whole lease and a tenth more is nobody's any longer. A claim of our own
+    key whose process is dead needs no waiting.
+    """
+
+    def __init__(self, own: bytes, is_alive: Callable[[str], bool], monotonic: Callable[[], float]) -> None:
+        self._own, self._is_alive, self._monotonic = own, is_alive, monotonic
+        self._seen: dict[bytes, tuple[str, float]] = {}
+
+    def open(self, jobs: Iterable[Job]) -> list[Job]:
+        """Of all jobs, those that may be claimed now. To be called with every listing."""
+        now = self._monotonic()
+        seen: dict[bytes, tuple[str, float]] = {}
+        found = []
+        for job in jobs:
+            if job.state == "pending":
+                found.append(job)
+            elif job.state in ("claimed", "running") and job.claim is not None and job.refs.claim is not None:
+                commit, since = self._seen.get(job.refs.content_id, (job.refs.claim, now))
+                if commit != job.refs.claim:
+                    since = now
+                seen[job.refs.content_id] = job.refs.claim, since
+                is_over = now - since >= job.claim.lease_s * LEASE_MARGIN
+                if is_over or (job.claim.worker == self._own and not self._is_alive(job.claim.process)):
+                    found.append(job)
+        self._seen = seen
+        return found
+
+
+def claim(plane: Plane, job: Job, worker: Worker, now_ms: int) -> Held | None:
+    """Claims a job that is pending, or takes over one whose claim is over (`Watch` says which). None is a lost race."""
+    refs = job.refs
+    assert refs.job is not None
+    if not LEASE_S_MIN <= worker.lease_s <= LEASE_S_MAX:
+        raise Usage(f"a lease of {worker.lease_s} s is not possible; from {LEASE_S_MIN} to {LEASE_S_MAX} s")
+    if job.state not in ("pending", "claimed", "running"):
+        return None
+    fence = 1 if job.claim is None else job.claim.fence + 1
+    try:
+        tree = commit_of(refs.job, plane.read([refs.job])).tree
+    except Malformed as error:
+        raise StoreError(f"the job {hash_text(refs.content_id)} cannot be claimed: {error}") from None
+    made = Claim(
+        job=refs.content_id,
+        worker=worker.key.public,
+        process=worker.process,
+        fence=fence,
+        lease_s=worker.lease_s,
+        claimed_ms=now_ms,
+        state="claimed",
+        nonce=worker.randomness(NONCE_BYTES),
+    )
+    commit = plane.write("commit", claim_data(made, tree, refs.claim or refs.job, worker.key))
+    moved = plane.swap(
+        [
+            Change(refs.name("claim"), refs.claim, commit),
+            Change(refs.of_worker(made.worker), refs.claims.get(made.worker), commit),
+        ]
+    )
+    return Held(refs, tree, commit, made) if moved else None
+
+
+def run(plane: Plane, held: Held, worker: Worker, now_ms: int) -> Held | None:
+    """Says that the command runs now. None when the claim is no longer in force."""
+    return _follow(plane, held, worker, now_ms, "running")
+
+
+def renew(plane: Plane, held: Held, worker: Worker, now_ms: int) -> Held | None:
+    """Begins the lease anew. None when the claim is no longer in force: it was taken over, or the job was aborted."""
+    return _follow(plane, held, worker, now_ms, held.claim.state)
+
+
+def _follow(plane: Plane, held: Held, worker: Worker, now_ms: int, state: ClaimState) -> Held | None:
+    made = held.claim._replace(
+        state=state, claimed_ms=now_ms, lease_s=worker.lease_s, nonce=worker.randomness(NONCE_BYTES)
+    )
+    commit = plane.write("commit", claim_data(made, held.tree, held.commit, worker.key))
+    moved = plane.swap(_moves(held, commit))
+    return held._replace(commit=commit, claim=made) if moved else None
+
+
+def _moves(held: Held, commit: str) -> list[Change]:
+    own = held.refs.of_worker(held.claim.worker)
+    return [Change(held.refs.name("claim"), held.commit, commit), Change(own, held.commit, commit)]
+
+
+def finish(
+    plane: Plane, held: Held, worker: Worker, proof: Proof, contents: Mapping[bytes, bytes], now_ms: int
+) -> str | None:
+    """Puts the result there, together with the last claim; gives its commit. None when the claim is no longer in force.
+    `contents` has what was made, by hash; what is too large to travel stays behind as a pointer.
+    """
+    assert held.refs.job is not None
+    execution = check(proof, held.refs.content_id, worker.key.public)
+    if execution.fence != held.claim.fence:
+        raise ValueError(f"the proof is of fence {execution.fence}, the claim has fence {held.claim.fence}")
+    files = result_files(proof, execution)
+    entries = [Entry(FILE, name, plane.write("blob", data)) for name, data in files.items()]
+    if blobs := travelling(execution, contents):
+        for hash, data in blobs.items():
+            if content_hash(data) != hash:
+                raise ValueError(f"a content is not {hash_text(hash)}")
+        within = [Entry(FILE, hash.hex(), plane.write("blob", data)) for hash, data in blobs.items()]
+        entries.append(Entry(DIRECTORY, BLOBS, plane.write("tree", tree_data(within))))
+    tree = plane.write("tree", tree_data(entries))
+    said = result_of(proof, execution)
+    result = plane.write("commit", result_data(said, execution.finished_at_ms, tree, held.refs.job))
+    made = held.claim._replace(state="done", claimed_ms=now_ms, nonce=worker.randomness(NONCE_BYTES), result=result)
+    last = plane.write("commit", claim_data(made, held.tree, held.commit, worker.key))
+    moved = plane.swap([*_moves(held, last), Change(held.refs.name("result"), None, result)])
+    return result if moved else None
+
+
+def abort(plane: Plane, job: bytes, worker: Worker, now_ms: int, reason: str = "") -> str:
+    """Aborts a job that has not ended; gives the commit that says so. Raises Conflict when it has ended."""
+    reason = " ".join(reason.encode("ascii", "replace").decode().split())[:REASON_CHARS_MAX].strip()
+    for _ in range(ABORT_TRIES):
+        found = look(plane, job)
+        if found is None:
+            raise Usage(f"there is no job {hash_text(job)} in {plane.where}")
+        if found.state in FINAL:
+            raise Conflict(f"the job {hash_text(job)} has ended already: {found.state}")
+        refs = found.refs
+        assert refs.job is not None
+        made = Claim(
+            job=job,
+            worker=worker.key.public,
+            process=worker.process,
+            fence=found.claim.fence if found.claim else 0,
+            lease_s=worker.lease_s,
+            claimed_ms=now_ms,
+            state="aborted",
+            nonce=worker.randomness(NONCE_BYTES),
+            reason=reason or None,
+        )
+        tree = commit_of(refs.job, plane.read([refs.job])).tree
+        commit = plane.write("commit", claim_data(made, tree, refs.claim or refs.job, worker.key))
+        if plane.swap([Change(refs.name("claim"), refs.claim, commit), Change(refs.name("abort"), None, commit)]):
+            return commit
+    raise Conflict(f"the job {hash_text(job)} changed each time that it was to be aborted; try again")
+
+
+def rest_s(losses: int, chance: float) -> float:
+    """How long to rest after so many lost races in a row; `chance` is between 0 and 1."""
+    return float(min(REST_S_MAX, REST_S_MIN * 2 ** min(losses, 30)) * (0.5 + chance / 2))

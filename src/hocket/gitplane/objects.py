@@ -1,0 +1,302 @@
+"""Git objects on this disk. They are read through one long-lived git process, many at a time, and hashed again on the
+way in, because git itself takes the bytes behind an id on trust. They are written by us as loose objects, as git
+would write them.
+"""
+
+import hashlib
+import os
+import re
+import tempfile
+import threading
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from hocket.errors import StoreError, Usage
+from hocket.gitplane.git import PATIENCE_S, Ended, Git, Talk
+
+OBJECT_BYTES_MAX = 64 * 1024 * 1024
+BATCH_MAX = 256
+SKIP_BYTES = 1024 * 1024
+READ_TRIES = 2
+
+Kind = Literal["blob", "tree", "commit"]
+FILE, DIRECTORY = "100644", "40000"
+_DIGESTS = {"sha1": (hashlib.sha1, 20), "sha256": (hashlib.sha256, 32)}
+_HEX = re.compile("[0-9a-f]+")
+
+
+class Object(NamedTuple):
+    kind: str
+    data: bytes
+
+
+class Unreadable(NamedTuple):
+    """An object that cannot be had, and why: the words go on after "the object ID"."""
+
+    why: str
+    is_missing: bool = False
+
+
+class Entry(NamedTuple):
+    mode: str
+    name: str
+    oid: str
+
+
+MISSING = Unreadable("is missing here", is_missing=True)
+
+
+class Repository:
+    """One repository on this disk. Safe to use from several threads."""
+
+    def __init__(
+        self,
+        path: Path,
+        where: str | None = None,
+        outside: Mapping[str, str] | None = None,
+        patience_s: float = PATIENCE_S,
+    ) -> None:
+        where = where or str(path)
+        if not path.is_dir():
+            raise Usage(f"there is no git repository at {where}: no such directory")
+        git = Git(where, None, outside, {"safe.bareRepository": "all"}, patience_s)
+        asked = git.run("-C", str(path.absolute()), "rev-parse", "--absolute-git-dir", "--show-object-format")
+        found = asked.decode(errors="surrogateescape").splitlines()
+        if len(found) != 2 or found[1] not in _DIGESTS:
+            raise Usage(f"the repository {where} has a format that is not known here; install a newer git or Hocket")
+        self.git = Git(where, found[0], outside, patience_s=patience_s)
+        self.algorithm = found[1]
+        self._digest, self._digest_bytes = _DIGESTS[self.algorithm]
+        self.zero = "0" * (2 * self._digest_bytes)
+        self._oid = re.compile(f"(?:[0-9a-f]{{2}}){{{self._digest_bytes}}}")
+        settings = self._settings()
+        self._objects = Path(os.fsdecode(self.git.run("rev-parse", "--git-path", "objects").rstrip(b"\n")))
+        self._shared = settings.get("core.sharedrepository", "false") not in ("false", "umask", "0", "no", "off", "")
+        self._synced = _is_synced(settings)
+        self._level = int(settings.get("core.loosecompression", settings.get("core.compression", "1")))
+        self.promisors = [
+            name.split(".", 1)[1].rsplit(".", 1)[0]
+            for name, value in settings.items()
+            if name.startswith("remote.") and name.endswith(".promisor") and value in ("true", "yes", "on", "1", "")
+        ]
+        self._lock = threading.Lock()
+        self._reader: Talk | None = None
+
+    def _settings(self) -> dict[str, str]:
+        found: dict[str, str] = {}
+        for part in self.git.run("config", "--list", "-z").decode(errors="surrogateescape").split("\0"):
+            name, _, value = part.partition("\n")
+            found[name] = value
+        return found
+
+    def close(self) -> None:
+        with self._lock:
+            if self._reader is not None:
+                self._reader.close()
+                self._reader = None
+
+    def is_oid(self, text: str) -> bool:
+        return self._oid.fullmatch(text) is not None
+
+    def oid_of(self, kind: str, data: bytes) -> str:
+        return self._digest(b"%s %d\0" % (kind.encode(), len(data)) + data).hexdigest()
+
+    def shallow(self) -> frozenset[str]:
+        """The commits whose parents were left out on purpose."""
+        path = Path(os.fsdecode(self.git.run("rev-parse", "--git-path", "shallow").rstrip(b"\n")))
+        try:
+            return frozenset(path.read_text(encoding="ascii").split())
+        except FileNotFoundError:
+            return frozenset()
+
+    # --- reading
+
+    def read(self, oids: Iterable[str]) -> dict[str, Object | Unreadable]:
+        """Each of these objects as it is on this disk; nothing is fetched."""
+        wanted = list(dict.fromkeys(oids))
+        for oid in wanted:
+            if not self.is_oid(oid):
+                raise ValueError(f"not an object id of a {self.algorithm} repository: {oid!r}")
+        found: dict[str, Object | Unreadable] = {}
+        with self._lock:
+            for start in range(0, len(wanted), BATCH_MAX):
+                self._read_batch(wanted[start : start + BATCH_MAX], found)
+        return found
+
+    def _read_batch(self, oids: Sequence[str], found: dict[str, Object | Unreadable], tries: int = 1) -> None:
+        try:
+            talk = self._reading()
+            talk.say(b"".join(b"contents %s\n" % oid.encode() for oid in oids) + b"flush\n")
+            for oid in oids:
+                found[oid] = self._read_one(talk, oid)
+        except Ended as ended:
+            # Git gives up at some kinds of damage, or was ended by somebody. Each of the others is asked for again.
+            self._reader = None
+            rest = [oid for oid in oids if oid not in found]
+            if len(rest) > 1 or tries < READ_TRIES:
+                for oid in rest:
+                    self._read_batch([oid], found, tries + 1 if len(rest) == 1 else 1)
+            else:
+                words = "; ".join(str(ended).removeprefix("fatal: ").removeprefix("error: ").split("\n"))
+                found[rest[0]] = Unreadable(f"is damaged: {words.strip('; ')}")
+        except BaseException:
+            # Half an answer may still be in the pipe.
+            if self._reader is not None:
+                self._reader.close()
+                self._reader = None
+            raise
+
+    def _reading(self) -> Talk:
+        if self._reader is None:
+            quiet = {f"remote.{name}.promisor": "false" for name in self.promisors}
+            self._reader = self.git.talk("cat-file", "--batch-command", "--buffer", settings=quiet)
+        return self._reader
+
+    def _read_one(self, talk: Talk, oid: str) -> Object | Unreadable:
+        head = talk.line().split(b" ")
+        if len(head) != 3:
+            # Git calls a file that it cannot make sense of missing, too.
+            is_there = (self._objects / oid[:2] / oid[2:]).exists()
+            return Unreadable("is damaged: git cannot read it") if is_there else MISSING
+        kind, size = head[1].decode(), int(head[2])
+        if size > OBJECT_BYTES_MAX:
+            left = size + 1
+            while left:
+                left -= len(talk.exactly(min(left, SKIP_BYTES)))
+            return Unreadable(f"has {size} bytes, more than the {OBJECT_BYTES_MAX} that are read here")
+        data = talk.exactly(size + 1)[:-1]
+        if self.oid_of(kind, data) != oid:
+            return Unreadable("is damaged: its bytes are not those that its id stands for")
+        return Object(kind, data)
+
+    def fetch(self, remote: str, oids: Iterable[str], *options: str, above: Sequence[str] = ()) -> None:
+        """Gets objects from another repository, with everything that they stand on; but not what the commits `above`,
+        which are here already, stand on."""
+        how = "consecutive" if above else "noop"
+        self.git.run(
+            *("-c", f"fetch.negotiationAlgorithm={how}", "fetch", "--quiet", "--no-tags", "--no-write-fetch-head"),
+            *("--recurse-submodules=no", *options, *(f"--negotiation-tip={oid}" for oid in above), "--stdin", remote),
+            given="".join(f"{oid}\n" for oid in oids).encode(),
+        )
+
+    # --- writing
+
+    def write(self, kind: Kind, data: bytes) -> str:
+        """Writes an object, unless it is there already; gives its id."""
+        if len(data) > OBJECT_BYTES_MAX:
+            raise Usage(f"a {kind} of {len(data)} bytes is more than the {OBJECT_BYTES_MAX} that a git object may have")
+        whole = b"%s %d\0" % (kind.encode(), len(data)) + data
+        oid = self._digest(whole).hexdigest()
+        if self._shared:
+            # Git knows which group and which rights its files must have.
+            self.git.run("hash-object", "-w", "-t", kind, "--stdin", given=data)
+            return oid
+        directory = self._objects / oid[:2]
+        place = directory / oid[2:]
+        try:
+            os.utime(place)  # a fresh date keeps it from being pruned before a ref leads to it
+            return oid
+        except OSError:
+            pass
+        try:
+            self._put(directory, place, zlib.compress(whole, self._level))
+        except OSError as error:
+            raise self.git.explain(os.strerror(error.errno or 0), "writing") from error
+        return oid
+
+    def _put(self, directory: Path, place: Path, packed: bytes) -> None:
+        try:
+            handle, name = tempfile.mkstemp(prefix="tmp_obj_", dir=directory)
+        except FileNotFoundError:
+            if not self._objects.is_dir():
+                raise StoreError(f"the repository {self.git.where} is gone; restore it or name another one") from None
+            directory.mkdir(exist_ok=True)
+            handle, name = tempfile.mkstemp(prefix="tmp_obj_", dir=directory)
+        try:
+            try:
+                while packed:
+                    packed = packed[os.write(handle, packed) :]
+                os.fchmod(handle, 0o444)
+                if self._synced:
+                    os.fsync(handle)
+            finally:
+                os.close(handle)
+            os.rename(name, place)
+        except BaseException:
+            Path(name).unlink(missing_ok=True)
+            raise
+        if self._synced:
+            above = os.open(directory, os.O_RDONLY)
+            try:
+                os.fsync(above)
+            finally:
+                os.close(above)
+
+
+def _is_synced(settings: Mapping[str, str]) -> bool:
+    """Whether the repository wants loose objects on the disk before anything points to them. Git's default is no."""
+    synced = settings.get("core.fsyncobjectfiles", "false") in ("true", "yes", "on", "1", "")
+    for part in filter(None, (word.strip() for word in settings.get("core.fsync", "").split(","))):
+        name = part.removeprefix("-")
+        if name in ("loose-object", "objects", "committed", "added", "all"):
+            synced = not part.startswith("-")
+        elif name == "none":
+            synced = False
+    return synced
+
+
+# --- the insides of objects
+
+
+def tree_data(entries: Iterable[Entry]) -> bytes:
+    """The bytes of a tree. Git sorts directories as if their names ended in a slash."""
+    ordered = sorted(entries, key=lambda entry: entry.name.encode() + (b"/" if entry.mode == DIRECTORY else b""))
+    return b"".join(f"{mode} {name}".encode() + b"\0" + bytes.fromhex(oid) for mode, name, oid in ordered)
+
+
+def read_tree(data: bytes, digest_bytes: int) -> dict[str, Entry]:
+    """The entries of a tree by name. Raises ValueError when it is none."""
+    entries: dict[str, Entry] = {}
+    at = 0
+    while at < len(data):
+        space, end = data.find(b" ", at), data.find(b"\0", at)
+        if space < 0 or end < space or end + 1 + digest_bytes > len(data):
+            raise ValueError("not a tree")
+        name = data[space + 1 : end].decode("utf-8", "surrogateescape")
+        if name in entries:
+            raise ValueError(f"the name {name!r} is there twice")
+        entries[name] = Entry(data[at:space].decode("latin-1"), name, data[end + 1 : end + 1 + digest_bytes].hex())
+        at = end + 1 + digest_bytes
+    return entries
+
+
+class Commit(NamedTuple):
+    """A commit as its bytes say, without grafts and replacements."""
+
+    tree: str
+    parents: tuple[str, ...]
+    message: bytes
+    raw: bytes
+
+
+def commit_data(tree: str, parents: Iterable[str], who: str, seconds: int, message: bytes) -> bytes:
+    lines = [f"tree {tree}", *(f"parent {parent}" for parent in parents)]
+    lines += [f"author {who} {seconds} +0000", f"committer {who} {seconds} +0000", "", ""]
+    return "\n".join(lines).encode() + message
+
+
+def read_commit(raw: bytes) -> Commit:
+    """Raises ValueError when it is no commit."""
+    head, gap, message = raw.partition(b"\n\n")
+    lines = head.split(b"\n")
+    tree, parents = lines[0], []
+    for line in lines[1:]:
+        if not line.startswith(b"parent "):
+            break
+        parents.append(line[7:].decode("latin-1"))
+    oids = [tree[5:].decode("latin-1"), *parents]
+    if not gap or not tree.startswith(b"tree ") or not all(_HEX.fullmatch(oid) for oid in oids):
+        raise ValueError("not a commit")
+    return Commit(oids[0], tuple(parents), message, raw)

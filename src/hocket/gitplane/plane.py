@@ -1,0 +1,104 @@
+"""A git repository as the place where jobs lie: one interface, whether the repository is on this disk or behind an
+address. `swap` is all that decides anything: it moves refs from the values that the caller has seen, all of them or
+none.
+"""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+from hocket.errors import Usage
+from hocket.gitplane.git import PATIENCE_S
+from hocket.gitplane.objects import Kind, Object, Unreadable
+
+ROOT = "refs/gatos/jobs/"
+SWAP_TRIES = 5
+
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+_HOST = re.compile(r"[^/:]+:")
+
+
+class Change(NamedTuple):
+    """A ref is to go from `old` to `new`; None stands for a ref that is not there."""
+
+    ref: str
+    old: str | None
+    new: str | None
+
+
+class Plane(Protocol):
+    @property
+    def where(self) -> str:
+        """What people call the repository, without passwords."""
+
+    @property
+    def digest_bytes(self) -> int:
+        """20 in a sha1 repository, 32 in a sha256 one."""
+
+    def refs(self, below: str = ROOT) -> dict[str, str]:
+        """Every ref below (or of exactly) this name, as the repository has it now."""
+
+    def swap(self, changes: Sequence[Change]) -> bool:
+        """Makes all the changes or none. False means that a ref was not as expected: somebody else was first. What a
+        ref is moved to is the caller's own and new, so that one found there was moved by this swap, when its answer
+        was lost on the way."""
+
+    def read(self, oids: Iterable[str]) -> dict[str, Object | Unreadable]:
+        """Objects by id; those that are not on this disk are fetched from where the repository has its own from."""
+
+    def write(self, kind: Kind, data: bytes) -> str:
+        """Writes an object that a later `swap` leads to; gives its id."""
+
+    def shallow(self) -> frozenset[str]:
+        """The commits whose parents were left out on purpose."""
+
+    def close(self) -> None: ...
+
+
+def is_address(where: str) -> bool:
+    """Whether git would look for this somewhere else than on this disk."""
+    return bool(_SCHEME.match(where)) or (bool(_HOST.match(where)) and not Path(where).exists())
+
+
+def open_plane(
+    where: str,
+    cache: Path,
+    outside: Mapping[str, str] | None = None,
+    patience_s: float = PATIENCE_S,
+) -> Plane:
+    """The repository at a path or an address. What comes from an address is kept in a directory below `cache`."""
+    from hocket.gitplane.local import LocalPlane
+    from hocket.gitplane.remote import RemotePlane
+
+    if not where or where.startswith("-"):
+        raise Usage(f"{where!r} is neither a directory nor the address of a git repository")
+    if is_address(where):
+        return RemotePlane(where, cache, outside, patience_s)
+    return LocalPlane(Path(where).expanduser(), outside, patience_s)
+
+
+def parse_refs(listed: bytes, gap: bytes) -> dict[str, str]:
+    """Lines of an id, a gap and a name."""
+    found: dict[str, str] = {}
+    for line in listed.decode("utf-8", "surrogateescape").splitlines():
+        oid, _, name = line.partition(gap.decode())
+        found[name] = oid
+    return found
+
+
+def outcome(changes: Sequence[Change], now: Mapping[str, str]) -> bool | None:
+    """What became of a swap that git reported as failed: True when it was made all the same, False when somebody else
+    was first, None when nothing has moved.
+    """
+    if all(now.get(change.ref) == change.new for change in changes):
+        return True
+    if any(now.get(change.ref) != change.old for change in changes):
+        return False
+    return None
+
+
+def check_changes(changes: Sequence[Change]) -> None:
+    names = [change.ref for change in changes]
+    if not names or len(set(names)) != len(names) or not all(name.startswith(ROOT) for name in names):
+        raise ValueError(f"not changes of different refs below {ROOT}: {names}")

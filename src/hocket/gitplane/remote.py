@@ -1,0 +1,168 @@
+"""A repository behind an address. Its refs are listed and moved over there; objects come into a bare repository on
+this disk, which holds nothing that could not be fetched again. Small files come along with what names them, large ones
+when they are asked for.
+"""
+
+import fcntl
+import os
+import shutil
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from blake3 import blake3
+
+from hocket.errors import HocketError, NotAuthorised, StoreError, Unreachable
+from hocket.gitplane.git import PATIENCE_S, Done, Git
+from hocket.gitplane.objects import Kind, Object, Repository, Unreadable
+from hocket.gitplane.plane import ROOT, SWAP_TRIES, Change, check_changes, outcome, parse_refs
+
+CACHE_BYTES_MAX = 1024 * 1024 * 1024
+ABOVE_MAX = 64
+FILTER = "blob:limit=65536"
+_NAME = "origin"
+
+
+class RemotePlane:
+    """Safe to use from several threads, and by several processes with the same cache."""
+
+    def __init__(
+        self, address: str, cache: Path, outside: Mapping[str, str] | None = None, patience_s: float = PATIENCE_S
+    ) -> None:
+        self._alive = -1
+        probe = Git(address, None, outside, patience_s=patience_s)
+        self.where = probe.where
+        directory = cache / blake3(address.encode()).hexdigest(16)
+        self._alive = self._make(probe, address, directory)
+        self.repository = Repository(directory / "repository.git", self.where, outside, patience_s)
+        self.digest_bytes = len(self.repository.zero) // 2
+        self._git = self.repository.git
+        self._seen: dict[str, str] = {}  # what each ref pointed to when it was last looked at
+        self._before: dict[str, str] = {}  # what the ref pointed to before, by what it points to now
+
+    def close(self) -> None:
+        self.repository.close()
+        if self._alive >= 0:
+            os.close(self._alive)
+            self._alive = -1
+
+    def _make(self, probe: Git, address: str, directory: Path) -> int:
+        """Makes the cache unless it is there; gives a lock that says that it is in use. One that has grown too large
+        is made anew when nobody uses it."""
+        place = directory / "repository.git"
+        try:
+            directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+            lock = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise StoreError(f"cannot keep a cache of {self.where} in {directory}: {error.strerror}") from error
+        try:
+            if not (place / "complete").exists() or _size(place) > CACHE_BYTES_MAX:
+                try:
+                    fcntl.flock(lock, fcntl.LOCK_EX | (fcntl.LOCK_NB if (place / "complete").exists() else 0))
+                except BlockingIOError:
+                    pass
+                else:
+                    if not (place / "complete").exists() or _size(place) > CACHE_BYTES_MAX:
+                        self._fill(probe, address, place)
+            fcntl.flock(lock, fcntl.LOCK_SH)
+        except BaseException:
+            os.close(lock)
+            raise
+        return lock
+
+    def _fill(self, probe: Git, address: str, place: Path) -> None:
+        shutil.rmtree(place, ignore_errors=True)
+        probe.run("init", "--quiet", "--bare", "--template=", f"--object-format={_format(probe, address)}", str(place))
+        git = Git(address, str(place))
+        for name, value in {
+            f"remote.{_NAME}.url": address,
+            f"remote.{_NAME}.promisor": "true",
+            f"remote.{_NAME}.partialclonefilter": FILTER,
+        }.items():
+            git.run("config", name, value)
+        (place / "complete").touch()
+
+    def shallow(self) -> frozenset[str]:
+        return self.repository.shallow()
+
+    def refs(self, below: str = ROOT) -> dict[str, str]:
+        pattern = below + "*" if below.endswith("/") else below
+        now = parse_refs(self._git.run("ls-remote", "--quiet", _NAME, pattern), b"\t")
+        if below == ROOT:
+            self._before = {oid: self._seen[name] for name, oid in now.items() if self._seen.get(name, oid) != oid}
+            self._seen = now
+        return dict(now)
+
+    def read(self, oids: Iterable[str]) -> dict[str, Object | Unreadable]:
+        found = self.repository.read(oids)
+        missing = [oid for oid, it in found.items() if isinstance(it, Unreadable) and it.is_missing]
+        if missing:
+            self._fetch(missing)
+            found |= self.repository.read(missing)
+        return found
+
+    def _fetch(self, oids: Sequence[str]) -> None:
+        before = [self._before[oid] for oid in oids if oid in self._before][:ABOVE_MAX]
+        above = [oid for oid, found in self.repository.read(before).items() if isinstance(found, Object)]
+        try:
+            self.repository.fetch(_NAME, oids, f"--filter={FILTER}", above=above)
+        except (NotAuthorised, Unreachable):
+            raise
+        except HocketError:
+            # One that the server no longer has spoils the request for all.
+            if len(oids) > 1:
+                half = len(oids) // 2
+                self._fetch(oids[:half])
+                self._fetch(oids[half:])
+
+    def write(self, kind: Kind, data: bytes) -> str:
+        return self.repository.write(kind, data)
+
+    def swap(self, changes: Sequence[Change]) -> bool:
+        check_changes(changes)
+        order = ["push", "--porcelain", "--quiet", "--atomic", "--no-verify", "--no-thin"]
+        order += [f"--force-with-lease={ref}:{old or ''}" for ref, old, _ in changes]
+        order += [_NAME, *(f"{new or ''}:{ref}" for ref, _, new in changes)]
+        for _ in range(SWAP_TRIES):
+            done = self._git.attempt(*order)
+            if done.code == 0:
+                return True
+            if not any(line.startswith(b"!\t") for line in done.out.splitlines()):
+                raise self._git.explain(done.complaint, "push")
+            now = parse_refs(self._git.run("ls-remote", "--quiet", _NAME, *(change.ref for change in changes)), b"\t")
+            became = outcome(changes, now)
+            if became is not None:
+                return became
+            if not _was_busy(done):
+                break
+        raise self._why(done)
+
+    def _why(self, done: Done) -> HocketError:
+        reasons = [line.decode("utf-8", "replace") for line in done.out.splitlines() if line.startswith(b"!\t")]
+        words = done.complaint + "\n" + "\n".join(reason.split("\t", 1)[1] for reason in reasons)
+        return self._git.explain(words, "push")
+
+
+def _was_busy(done: Done) -> bool:
+    """Whether the server could not lock a ref at that moment."""
+    words = done.out.decode("utf-8", "replace") + done.complaint
+    return any(sign in words for sign in ("lock", "failed to update ref", "stale info", "transaction"))
+
+
+def _format(probe: Git, address: str) -> str:
+    """The kind of ids that the repository over there has."""
+    if listed := probe.run("ls-remote", "--quiet", address):
+        return "sha256" if listed.find(b"\t") == 64 else "sha1"
+    # An empty repository has no id to go by; what it says of itself can only be overheard.
+    heard = probe.attempt("ls-remote", "--quiet", address, more={"GIT_TRACE_PACKET": "1"}).complaint
+    return "sha256" if "object-format=sha256" in heard else "sha1"
+
+
+def _size(place: Path) -> int:
+    total = 0
+    for directory, _, names in os.walk(place):
+        for name in names:
+            try:
+                total += os.lstat(os.path.join(directory, name)).st_size
+            except FileNotFoundError:
+                continue
+    return total

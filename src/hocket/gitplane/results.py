@@ -1,0 +1,161 @@
+"""Result commits: the proof of an execution, pointers to what it made, and as much of that as may travel along. Every
+file of a result follows from the proof, so that whoever reads one can tell whether it was changed.
+"""
+
+from base64 import b64decode
+from binascii import Error as NotBase64
+from collections.abc import Mapping
+from typing import Literal, NamedTuple, get_args
+
+import msgspec
+
+from hocket.gitplane.claims import IDENTITY
+from hocket.gitplane.objects import Commit, commit_data
+from hocket.gitplane.trailers import Malformed, hash_of, key_of, message, read_trailers, signature_of
+from hocket.kernel.canonical import canonical_json
+from hocket.kernel.ids import hash_text
+from hocket.kernel.keys import key_text
+from hocket.kernel.proof import Execution, Proof, check, digest, dsse
+
+BLOBS_BYTES_MAX = 32 * 1024 * 1024
+
+PROOF, OUTPUTS, ATTESTATION, BLOBS = "proof.json", "outputs.json", "attestation.dsse.json", "blobs"
+ResultState = Literal["succeeded", "failed"]
+_STATES = get_args(ResultState)
+_TRAILERS = ("Job-Id", "Proof-Of-Execution", "Worker-Id", "Attest-Program", "Attest-Sig", "State")
+
+
+class Result(NamedTuple):
+    """What the trailers of a result commit say."""
+
+    job: bytes
+    proof: bytes
+    worker: bytes
+    program: bytes
+    signature: bytes
+    state: ResultState
+
+
+class _Signature(msgspec.Struct, forbid_unknown_fields=True):
+    keyid: str
+    sig: str
+
+
+class _Dsse(msgspec.Struct, forbid_unknown_fields=True):
+    payload: str
+    payloadType: str
+    signatures: list[_Signature]
+
+
+_attestations = msgspec.json.Decoder(_Dsse)
+
+
+def state_of(execution: Execution) -> ResultState:
+    return "succeeded" if execution.exit_code == 0 and not execution.timed_out else "failed"
+
+
+def result_of(proof: Proof, execution: Execution) -> Result:
+    return Result(
+        job=execution.content_id,
+        proof=digest(proof),
+        worker=proof.worker,
+        program=execution.runner.program,
+        signature=proof.signature,
+        state=state_of(execution),
+    )
+
+
+def result_data(result: Result, finished_ms: int, tree: str, job: str) -> bytes:
+    """The bytes of a result commit; its one parent is the job's commit."""
+    trailers = [
+        ("Job-Id", hash_text(result.job)),
+        ("Proof-Of-Execution", hash_text(result.proof)),
+        ("Worker-Id", key_text(result.worker)),
+        ("Attest-Program", hash_text(result.program)),
+        ("Attest-Sig", key_text(result.signature)),
+        ("State", result.state),
+    ]
+    text = message(f"{result.state} {result.job.hex()[:12]}", trailers)
+    return commit_data(tree, [job], IDENTITY, finished_ms // 1000, text)
+
+
+def read_result(commit: Commit) -> Result:
+    """Raises Malformed."""
+    found = read_trailers(commit.message, _TRAILERS, _TRAILERS)
+    if found["State"] not in _STATES:
+        raise Malformed(f"State is none of {', '.join(_STATES)}: {found['State']!r}")
+    return Result(
+        job=hash_of("Job-Id", found["Job-Id"]),
+        proof=hash_of("Proof-Of-Execution", found["Proof-Of-Execution"]),
+        worker=key_of("Worker-Id", found["Worker-Id"]),
+        program=hash_of("Attest-Program", found["Attest-Program"]),
+        signature=signature_of("Attest-Sig", found["Attest-Sig"]),
+        state=found["State"],  # type: ignore[arg-type]
+    )
+
+
+def result_files(proof: Proof, execution: Execution) -> dict[str, bytes]:
+    """The files of a result beside its blobs."""
+    return {PROOF: proof.envelope, OUTPUTS: pointers(execution), ATTESTATION: canonical_json(dsse(proof))}
+
+
+def pointers(execution: Execution) -> bytes:
+    """What was made, as GATOS' pointers: the outputs by their paths, then the two streams by their names."""
+    found: list[dict[str, object]] = [
+        {"kind": "blobptr", "algo": "blake3", "hash": hash_text(each.hash), "size": each.size, "path": each.path}
+        for each in execution.outputs
+    ]
+    for name, stream in (("stdout", execution.stdout), ("stderr", execution.stderr)):
+        if stream is not None:
+            found.append(
+                {
+                    "kind": "blobptr",
+                    "algo": "blake3",
+                    "hash": hash_text(stream.hash),
+                    "size": stream.size,
+                    "stream": name,
+                }
+            )
+    return canonical_json(found)
+
+
+def made_by(execution: Execution) -> dict[bytes, int]:
+    """The hash and the size of everything that was made."""
+    found = {each.hash: each.size for each in execution.outputs}
+    for stream in (execution.stdout, execution.stderr):
+        if stream is not None:
+            found[stream.hash] = stream.size
+    return found
+
+
+def travelling(execution: Execution, contents: Mapping[bytes, bytes]) -> dict[bytes, bytes]:
+    """What goes along into git: each content that is at hand, in order, as long as all together stay in bounds."""
+    found: dict[bytes, bytes] = {}
+    left = BLOBS_BYTES_MAX
+    for hash in made_by(execution):
+        if hash in contents and len(contents[hash]) <= left:
+            found[hash] = contents[hash]
+            left -= len(contents[hash])
+    return found
+
+
+def checked_proof(result: Result, envelope: bytes, attestation: bytes) -> Execution:
+    """What is proven by a result's files. Raises Malformed or BadProof."""
+    proof = read_proof(result, envelope, attestation)
+    execution = check(proof, result.job, result.worker)
+    # The attestation has one spelling, and everything in it follows from the proof.
+    if canonical_json(dsse(proof)) != attestation:
+        raise Malformed(f"{ATTESTATION} is not what follows from the proof")
+    return execution
+
+
+def read_proof(result: Result, envelope: bytes, attestation: bytes) -> Proof:
+    """Puts together what lies apart in a result: the signature of the statement is in the attestation."""
+    try:
+        found = _attestations.decode(attestation)
+        if len(found.signatures) != 1:
+            raise Malformed(f"{ATTESTATION} has {len(found.signatures)} signatures and not one")
+        signature = b64decode(found.signatures[0].sig, validate=True)
+    except (msgspec.MsgspecError, NotBase64, UnicodeDecodeError, RecursionError) as error:
+        raise Malformed(f"{ATTESTATION} is not a DSSE envelope: {error}") from None
+    return Proof(envelope, result.worker, result.signature, signature)

@@ -1,0 +1,97 @@
+"""The lines at the end of a commit's message: how they are written, and how they are read without leniency. What is
+written here, `git interpret-trailers --parse` reads alike.
+"""
+
+import re
+from collections.abc import Sequence
+from datetime import UTC, datetime
+
+from hocket.kernel.keys import KEY_BYTES, SIGNATURE_BYTES
+
+MESSAGE_BYTES_MAX = 16_384
+NUMBER_MAX = 2**53 - 1
+
+_LINE = re.compile(r"([A-Z][A-Za-z]*(?:-[A-Z][A-Za-z]*)*): ([!-~](?:[ -~]*[!-~])?)")
+_NUMBER = re.compile("0|[1-9][0-9]{0,15}")
+_TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z")
+_HEX = re.compile("[0-9a-f]+")
+
+
+class Malformed(ValueError):
+    """A commit that does not say what it should. The message names the trailer and its value."""
+
+
+def message(subject: str, trailers: Sequence[tuple[str, str]]) -> bytes:
+    lines = [f"{name}: {value}" for name, value in trailers]
+    for line in lines:
+        if _LINE.fullmatch(line) is None:
+            raise ValueError(f"not a trailer: {line!r}")
+    return "\n".join([subject, "", *lines, ""]).encode("ascii")
+
+
+def read_trailers(text: bytes, known: Sequence[str], needed: Sequence[str]) -> dict[str, str]:
+    """The trailers of a message by name, each at most once, none unknown, none of the needed ones left out."""
+    if len(text) > MESSAGE_BYTES_MAX:
+        raise Malformed(f"the message has {len(text)} bytes, more than {MESSAGE_BYTES_MAX}")
+    try:
+        whole = text.decode("ascii")
+    except UnicodeDecodeError:
+        raise Malformed("the message is not plain ASCII") from None
+    if not whole.endswith("\n") or "\n\n" not in whole:
+        raise Malformed("the message does not end in a paragraph of trailers")
+    found: dict[str, str] = {}
+    for line in whole[:-1].rsplit("\n\n", 1)[1].split("\n"):
+        match = _LINE.fullmatch(line)
+        if match is None:
+            raise Malformed(f"{line[:80]!r} is not a trailer")
+        name, value = match[1], match[2]
+        if name not in known:
+            raise Malformed(f"the trailer {name} is not known here")
+        if name in found:
+            raise Malformed(f"the trailer {name} is there twice")
+        found[name] = value
+    for name in needed:
+        if name not in found:
+            raise Malformed(f"the trailer {name} is missing")
+    return found
+
+
+def prefixed(name: str, value: str, algorithm: str, size: int) -> bytes:
+    """The bytes of `algorithm:<hex>`, lower case."""
+    start, _, digits = value.partition(":")
+    if start != algorithm or len(digits) != 2 * size or _HEX.fullmatch(digits) is None:
+        raise Malformed(f"{name} is not {algorithm}: and {2 * size} lower-case hex digits: {value[:160]!r}")
+    return bytes.fromhex(digits)
+
+
+def hash_of(name: str, value: str) -> bytes:
+    return prefixed(name, value, "blake3", 32)
+
+
+def key_of(name: str, value: str) -> bytes:
+    return prefixed(name, value, "ed25519", KEY_BYTES)
+
+
+def signature_of(name: str, value: str) -> bytes:
+    return prefixed(name, value, "ed25519", SIGNATURE_BYTES)
+
+
+def number_of(name: str, value: str) -> int:
+    if _NUMBER.fullmatch(value) is None or int(value) > NUMBER_MAX:
+        raise Malformed(f"{name} is not a whole number: {value[:160]!r}")
+    return int(value)
+
+
+def time_text(ms: int) -> str:
+    seconds, rest = divmod(ms, 1000)
+    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%S}.{rest:03}Z"
+
+
+def time_of(name: str, value: str) -> int:
+    try:
+        if _TIME.fullmatch(value) is None:
+            raise ValueError
+        moment = datetime.fromisoformat(value)
+    except ValueError:
+        raise Malformed(f"{name} is not a time like 2025-11-08T12:00:00.000Z: {value[:160]!r}") from None
+    return int(moment.replace(microsecond=0).timestamp()) * 1000 + moment.microsecond // 1000
