@@ -1,0 +1,223 @@
+"""Runs commands for a worker, through a keeper: a process of its own that is started with the first command and ends
+with the worker. None of a command's processes is left when `run` returns, however it returns. Only Linux has what this
+stands on.
+"""
+
+import errno
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from typing import Literal, NamedTuple
+
+from hocket.kernel.proof import Resources
+from hocket.work.command.gpus import Gpus
+from hocket.work.command.line import Line
+from hocket.work.command.running import Heard, Order, Running
+from hocket.work.command.streams import Kept
+
+__all__ = ["Ended", "Heard", "Keeper", "Kept", "Order", "Why"]
+
+# How often a command that prints nothing is looked after: whether it is to stop.
+ROUND_S = 0.1
+# How often an order is given when the keeper dies before it takes it.
+TRIES = 2
+
+Why = Literal["exited", "timeout", "stopped", "disk full", "not started", "lost"]
+
+
+class Ended(NamedTuple):
+    """How a command ended. `lost` says that its supervisor or the keeper was killed, and the command with it."""
+
+    exit_code: int | None
+    signal: int | None
+    why: Why
+    detail: str
+    started_ms: int
+    finished_ms: int
+    resources: Resources
+    stdout: Kept
+    stderr: Kept
+
+
+class Keeper:
+    """Safe to use from several threads. The process is started when it is needed, and anew when it has died."""
+
+    def __init__(self, gpus: Gpus | None = None) -> None:
+        self._gpus = gpus
+        self._lock = threading.Lock()
+        self._line: Line | None = None
+        self._is_closed = False
+
+    @property
+    def process(self) -> int | None:
+        """The number of the keeper's process, None while there is none."""
+        line = self._line
+        return line.process.pid if line is not None else None
+
+    def run(self, order: Order, heard: Heard, should_stop: Callable[[], bool], now_ms: Callable[[], int]) -> Ended:
+        """Runs the command and blocks until all its processes are gone. `heard` is told what it prints while it runs,
+        as ("stdout" or "stderr", bytes). What is raised in this thread meanwhile, by `heard` or by another thread,
+        stops the command, and is raised again when it is gone.
+        """
+        started_ms = now_ms()
+        try:
+            running = Running(order, self._gpus)
+        except OSError as error:
+            return _unprepared(order, error, started_ms, now_ms())
+        try:
+            try:
+                problem = self._give(running)
+                while not (running.is_over or problem):
+                    running.listen(heard, ROUND_S)
+                    if self._is_closed or should_stop():
+                        running.stop()
+                self._give_up(running)
+                running.drain(heard)
+                return _ended(running, problem, started_ms, now_ms())
+            except BaseException:
+                running.stop()
+                while not running.is_over:
+                    running.listen(_deaf, ROUND_S)
+                self._give_up(running)
+                running.drain(_deaf)
+                raise
+        finally:
+            running.close()
+
+    def close(self) -> None:
+        """Stops every command and ends the keeper."""
+        with self._lock:
+            self._is_closed = True
+            line, self._line = self._line, None
+        if line is not None:
+            line.close()
+
+    def _give(self, running: Running) -> str:
+        """Hands the order over; gives a sentence when that is not possible."""
+        for _ in range(TRIES):
+            line = self._line
+            if line is None or not line.is_open:
+                # On a thread of its own: what is raised in this one from outside must not leave half a keeper behind.
+                starter = threading.Thread(target=self._start, name="hocket-keeper-start", daemon=True)
+                starter.start()
+                starter.join()
+                line = self._line
+            if line is None:
+                return "the keeper of commands cannot be started" if not self._is_closed else "the worker is ending"
+            try:
+                if running.give(line):
+                    return ""
+            except OSError as error:
+                return f"there is no room for another command: {error.strerror}"
+            if not line.is_dead():
+                return "the keeper of commands cannot start another process; see what it says on stderr"
+        return "the keeper of commands dies as soon as it is started"
+
+    def _start(self) -> None:
+        with self._lock:
+            if self._is_closed or (self._line is not None and self._line.is_open):
+                return
+            if self._line is not None:
+                self._line.close()
+                self._line = None
+            try:
+                self._line = Line()
+            except OSError as error:
+                print(f"hocket: cannot start the keeper of commands: {error.strerror}", file=sys.stderr)
+
+    def _give_up(self, running: Running) -> None:
+        """Makes sure that a supervisor without a report is dead. The keeper then kills everything below it."""
+        line = self._line
+        if running.report is None and running.supervisor and line is not None:
+            line.kill(running.supervisor)
+
+
+def _deaf(stream: str, chunk: bytes) -> None:
+    pass
+
+
+def _unprepared(order: Order, error: OSError, started_ms: int, finished_ms: int) -> Ended:
+    nothing = [Kept(order.streams / name, 0, 0) for name in ("stdout", "stderr")]
+    detail = f"cannot write what the command prints to {order.streams}: {error.strerror}"
+    return Ended(None, None, "not started", detail, started_ms, finished_ms, Resources(), *nothing)
+
+
+def _ended(running: Running, problem: str, started_ms: int, finished_ms: int) -> Ended:
+    report = running.report or {"is": "lost"}
+    order = running.order
+    why: Why
+    resources = Resources()
+    if problem:
+        why, detail = "not started", problem
+    elif report["is"] == "not started":
+        why, detail = "not started", _refusal(order, report["step"], report["errno"])
+    elif report["is"] == "lost" or report["why"] == "abandoned":
+        why, detail = "lost", "the process that watched over the command was killed, and the command with it"
+    else:
+        why = report["why"]
+        detail = _sentence(order, why, report["exit_code"], report["signal"])
+    if report["is"] == "ended":
+        resources = Resources(
+            **{name: report[name] for name in _MEASURED},
+            network_bytes=None if order.network else 0,
+            gpu_s=running.gpus.finish(report["wall_s"]) if running.gpus is not None else {},
+        )
+        if report["hanging"]:
+            detail += f"; {report['hanging']} of its processes hang in the kernel and do not end"
+    kept = running.finish()
+    for name, keeping in running.kept.items():
+        if keeping.problem is not None:
+            detail += f"; only {kept[name].size} bytes of {name} are kept: {keeping.problem}"
+    return Ended(
+        report.get("exit_code"),
+        report.get("signal"),
+        why,
+        detail,
+        started_ms,
+        finished_ms,
+        resources,
+        kept["stdout"],
+        kept["stderr"],
+    )
+
+
+_MEASURED = ("wall_s", "cpu_s", "memory_peak_bytes", "memory_gb_s", "disk_read_bytes", "disk_written_bytes")
+
+
+def _sentence(order: Order, why: Why, exit_code: int | None, number: int | None) -> str:
+    end = f"it was ended by {_signal_name(number)}" if number is not None else f"its exit code is {exit_code}"
+    if why == "exited":
+        return end
+    reason = {
+        "timeout": f"it was stopped when its {order.timeout_s:g} s were over",
+        "stopped": "it was stopped",
+        "disk full": f"fewer than {order.free_bytes_min} bytes are free where {order.directory} is",
+    }[why]
+    return f"{reason}; {end}"
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _refusal(order: Order, step: str, number: int) -> str:
+    """Why the command could not be started, and what to do."""
+    program = order.argv[0]
+    if step == "directory":
+        return f"cannot run in {order.directory}: {os.strerror(number)}"
+    if step != "program":
+        return f"cannot start a process: {os.strerror(number) if number else step}"
+    if number == errno.ENOENT and "/" not in program:
+        return f"there is no program {program!r} on the PATH {order.env.get('PATH', os.defpath)!r}; install it"
+    said = {
+        errno.ENOENT: "it, or the interpreter that it names, is not there",
+        errno.EACCES: "it is a directory, or not marked as executable",
+        errno.ENOEXEC: "it is neither a program for this machine nor a script that begins with #!",
+        errno.E2BIG: "its arguments and environment are too long together; pass them in a file",
+    }.get(number, os.strerror(number))
+    return f"cannot run {program!r}: {said}"

@@ -1,0 +1,133 @@
+"""The keeper: a small process beside the worker that starts commands for it. A worker has threads, and a process with
+threads cannot fork safely; this one has none, knows nothing of the worker's memory and descriptors, and forks a
+supervisor for each order. It ends when the worker does. Should a supervisor be killed, the keeper inherits what ran
+below it, and kills that.
+"""
+
+from __future__ import annotations
+
+import _signal as signal  # type: ignore[import-not-found]
+import _socket
+import gc
+import os
+import select
+import sys
+import time
+
+from hocket.work.command.supervisor import adopt_orphans, supervise
+from hocket.work.command.tree import REST_MAX_S, Tree
+
+# The descriptors that come with an order: the control socket, and where the command's stdout and stderr go.
+ORDER_FDS = 3
+_FD_BYTES = 4
+
+
+class Keeper:
+    def __init__(self, line: _socket.socket, worker: int) -> None:
+        self._line = line
+        self._worker = worker
+        # Their numbers, and descriptors that tell when they end.
+        self._supervisors: dict[int, int] = {}
+        self._tree = Tree()
+        self._poller = select.poll()
+        self._poller.register(line, select.POLLIN)
+        self._poller.register(worker, select.POLLIN)
+        self._is_open = True
+
+    def run(self) -> None:
+        """Takes orders until the worker closes the line or is gone, and stays until the last command has ended."""
+        while self._is_open or self._supervisors:
+            ready = {fd for fd, _ in self._poller.poll()}
+            if self._worker in ready:
+                self._poller.unregister(self._worker)
+                self._close()
+            if self._is_open and self._line.fileno() in ready:
+                self._hear()
+            if self._reap():
+                self._clear()
+
+    def _hear(self) -> None:
+        try:
+            message, extra, _, _ = self._line.recvmsg(64, 256, _socket.MSG_CMSG_CLOEXEC)
+        except OSError:
+            message, extra = b"", []
+        fds = [fd for _, _, data in extra for fd in _numbers(data)]
+        if not message:
+            self._close()
+        elif message == b"run" and len(fds) == ORDER_FDS:
+            self._fork(fds)
+        elif message.startswith(b"kill ") and int(message[5:]) in self._supervisors:
+            os.kill(int(message[5:]), signal.SIGKILL)
+        for fd in fds:
+            os.close(fd)
+
+    def _fork(self, fds: list[int]) -> None:
+        keeper = os.getpid()
+        try:
+            number = os.fork()
+        except OSError as error:
+            # Without a supervisor the control socket closes, and the worker says that the command was not started.
+            print(f"hocket: the keeper cannot fork: {error.strerror}", file=sys.stderr)
+            return
+        if number == 0:
+            code = 1
+            try:
+                os.close(self._line.detach())
+                for fd in self._supervisors.values():
+                    os.close(fd)
+                control = _socket.socket(fileno=fds[0])
+                supervise(control, (fds[1], fds[2]), self._worker, keeper)
+                code = 0
+            except BaseException:
+                sys.excepthook(*sys.exc_info())
+            finally:
+                os._exit(code)
+        self._supervisors[number] = os.pidfd_open(number)
+        self._poller.register(self._supervisors[number], select.POLLIN)
+
+    def _close(self) -> None:
+        if self._is_open:
+            self._is_open = False
+            self._poller.unregister(self._line)
+            self._line.close()
+
+    def _reap(self) -> bool:
+        """Takes note of the supervisors that have ended. True when one of them left something behind."""
+        left = False
+        while True:
+            try:
+                number, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return left
+            if number == 0:
+                return left
+            if number in self._supervisors:
+                fd = self._supervisors.pop(number)
+                self._poller.unregister(fd)
+                os.close(fd)
+                left = left or status != 0
+
+    def _clear(self) -> None:
+        """Kills what became this process's own when a supervisor died."""
+        while strangers := self._tree.look_anew(self._supervisors.keys()):
+            self._tree.tell(strangers, signal.SIGKILL)
+            time.sleep(REST_MAX_S)
+            self._reap()
+
+
+def _numbers(data: bytes) -> list[int]:
+    return [int.from_bytes(data[at : at + _FD_BYTES], sys.byteorder) for at in range(0, len(data), _FD_BYTES)]
+
+
+def main(line: int, worker: int) -> None:
+    """`line` is a descriptor: the keeper's end of the socket to the worker. `worker` is the worker's number."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    adopt_orphans()
+    worker_gone = os.pidfd_open(worker)
+    if os.getppid() != worker:
+        return
+    # What is there now is never garbage, and looking for some would only copy pages in every child.
+    gc.freeze()
+    gc.disable()
+    Keeper(_socket.socket(fileno=line), worker_gone).run()

@@ -1,0 +1,75 @@
+"""What a command uses. The kernel tells exactly what ended processes took: processor time, bytes read from and written
+to disks, the peak of each one's memory. How much memory all of them hold together is looked at from time to time, and
+so is the processor time of those that their parents never wait for, which the exact account leaves out. Pages that
+processes share count for each of them. It runs inside the keeper, so it imports little.
+"""
+
+from __future__ import annotations
+
+import resource
+
+from hocket.work.command.tree import Process
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+# The first look is at once; each rest until the next is twice as long as the one before, up to the second number.
+LOOK_S = 0.01
+LOOK_MAX_S = 0.25
+# Looking may take this part of a processor; where it is slow, because there are many processes, it is done less often.
+LOOK_SHARE = 0.01
+# A process begins as a copy of this one, and Linux counts the copy's size as the first of its own. A peak that may be
+# the copy's is left to looking.
+COPY_BYTES_MAX = 16 * 1024 * 1024
+
+_BLOCK_BYTES = 512
+_GB = 1e9
+
+
+class Meter:
+    """Counts for one command. `look` is told which processes there are, `ended` what each took that was waited for."""
+
+    def __init__(self, now: float) -> None:
+        self._began = self._looked = now
+        self._memory_bytes = 0
+        self._memory_peak = 0
+        self._memory_byte_s = 0.0
+        self._cpu_s = 0.0
+        self._read_blocks = 0
+        self._written_blocks = 0
+        # Processor time of the processes that were seen, by number, and of those seen that are gone.
+        self._cpu_seen: dict[int, float] = {}
+        self._cpu_gone_s = 0.0
+
+    def look(self, processes: dict[int, Process], now: float) -> None:
+        self._hold(now)
+        self._memory_bytes = sum(process.memory_bytes for process in processes.values())
+        self._memory_peak = max(self._memory_peak, self._memory_bytes)
+        for number in self._cpu_seen.keys() - processes.keys():
+            self._cpu_gone_s += self._cpu_seen.pop(number)
+        for number, process in processes.items():
+            self._cpu_seen[number] = process.cpu_s
+
+    def ended(self, usage: resource.struct_rusage) -> None:
+        """A process ended; its usage includes that of the children that it waited for."""
+        self._cpu_s += usage.ru_utime + usage.ru_stime
+        self._read_blocks += usage.ru_inblock
+        self._written_blocks += usage.ru_oublock
+        if usage.ru_maxrss * 1024 > COPY_BYTES_MAX:
+            self._memory_peak = max(self._memory_peak, usage.ru_maxrss * 1024)
+
+    def total(self, now: float) -> dict[str, Any]:
+        self._hold(now)
+        return {
+            "wall_s": now - self._began,
+            "cpu_s": max(self._cpu_s, self._cpu_gone_s + sum(self._cpu_seen.values())),
+            "memory_peak_bytes": self._memory_peak,
+            "memory_gb_s": self._memory_byte_s / _GB,
+            "disk_read_bytes": self._read_blocks * _BLOCK_BYTES,
+            "disk_written_bytes": self._written_blocks * _BLOCK_BYTES,
+        }
+
+    def _hold(self, now: float) -> None:
+        self._memory_byte_s += self._memory_bytes * (now - self._looked)
+        self._looked = now

@@ -1,0 +1,203 @@
+"""One command as the worker sees it: a socket to its supervisor, which says what becomes of it, and two pipes with what
+it prints. Every descriptor belongs to an object that closes it, so that none is lost when an exception from another
+thread comes at the worst moment.
+"""
+
+import _socket
+import io
+import marshal
+import math
+import os
+import select
+import time
+from collections.abc import Callable, Iterator
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from hocket.work.command.gpus import ASK_S, GpuMeter, Gpus
+from hocket.work.command.line import ANSWER_S, Line
+from hocket.work.command.streams import Keeping, Kept
+from hocket.work.command.supervisor import MESSAGE_BYTES_MAX
+
+READ_BYTES = 65_536
+# What a command left in a pipe is read after its end, but not for ever: somebody else may hold the pipe.
+LEFT_BYTES_MAX = 4 * 1024 * 1024
+# A supervisor that has not reported so long after it must have killed its command is given up.
+OVERDUE_S = 20.0
+# How long to wait, when there is no report, for all processes to let go of the pipes.
+SILENCE_S = 5.0
+
+Heard = Callable[[str, bytes], None]
+
+
+class Order(NamedTuple):
+    """A command to run. Of stdout and stderr at most `output_bytes_max` each are kept, in files of these names in the
+    directory `streams`. No file of the command's grows beyond `file_bytes_max`. It is stopped when its time is up or
+    less than `free_bytes_min` are free where `directory` is. A timeout or limit of 0 is none. `sandboxed` says that the
+    command line is a sandbox's, which may need rights that plain commands are denied, and `network` is False where it
+    cannot have used any.
+    """
+
+    argv: tuple[str, ...]
+    env: dict[str, str]
+    directory: Path
+    streams: Path
+    timeout_s: float
+    grace_s: float
+    output_bytes_max: int
+    free_bytes_min: int
+    file_bytes_max: int
+    sandboxed: bool = False
+    network: bool = True
+
+
+class Running:
+    """From the order to the report. `report` is what the supervisor said last, None when it died before."""
+
+    def __init__(self, order: Order, gpus: Gpus | None) -> None:
+        self.order = order
+        self.gpus = GpuMeter(gpus) if gpus is not None else None
+        self.kept = {name: Keeping(order.streams / name, order.output_bytes_max) for name in ("stdout", "stderr")}
+        self.report: dict[str, Any] | None = None
+        self.supervisor = 0
+        self.is_over = False
+        self._pipes: dict[int, tuple[str, io.FileIO]] = {}
+        self._control: _socket.socket | None = None
+        self._poller = select.poll()
+        self._is_given = False
+        self._is_stopping = False
+        self._limit = time.monotonic() + (order.timeout_s or math.inf) + order.grace_s + OVERDUE_S
+
+    def give(self, line: Line) -> bool:
+        """Hands the order to the keeper. False when nobody took it."""
+        self._control, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
+        control = self._control
+        control.settimeout(ANSWER_S)
+        (out, out_end), (err, err_end) = _pipe(), _pipe()
+        self._pipes = {out.fileno(): ("stdout", out), err.fileno(): ("stderr", err)}
+        self._poller = select.poll()
+        for fd in (control.fileno(), *self._pipes):
+            self._poller.register(fd, select.POLLIN)
+        for fd in self._pipes:
+            os.set_blocking(fd, False)
+        try:
+            line.order([theirs.fileno(), out_end.fileno(), err_end.fileno()])
+            theirs.close()
+            for part in _parts(self.order, self.gpus is not None):
+                control.send(part)
+            self._is_given = True
+            taken = control.recv(MESSAGE_BYTES_MAX)
+        except OSError:
+            taken = b""
+        finally:
+            for end in (theirs, out_end, err_end):
+                end.close()
+        if taken:
+            self.supervisor = marshal.loads(taken)["number"]
+        return bool(taken)
+
+    def listen(self, heard: Heard, timeout_s: float) -> None:
+        """Waits for something to happen, at most so long."""
+        assert self._control is not None
+        for fd, _ in self._poller.poll(timeout_s * 1000):
+            if fd in self._pipes:
+                self._read(fd, heard)
+            else:
+                self._hear(self._control)
+        if time.monotonic() > self._limit:
+            self.is_over = True
+
+    def stop(self) -> None:
+        """Asks the supervisor to stop the command. One that does not have the whole order yet will not begin."""
+        if self._control is None or not self._is_given:
+            self.is_over = True
+            self._let_go()
+        elif not self._is_stopping:
+            self._is_stopping = True
+            self._limit = min(self._limit, time.monotonic() + self.order.grace_s + OVERDUE_S)
+            try:
+                self._control.send(b"stop")
+            except OSError:
+                pass  # it is over, and the report is on its way
+
+    def drain(self, heard: Heard) -> None:
+        """Reads what is left in the pipes. Without a report that is done until all processes have let go of them."""
+        left = LEFT_BYTES_MAX
+        until = time.monotonic() + (0.0 if self.report is not None else SILENCE_S)
+        self._let_go()
+        while self._pipes and left > 0:
+            ready = self._poller.poll(max(0.0, until - time.monotonic()) * 1000)
+            if not ready:
+                return
+            left -= sum(self._read(fd, heard) for fd, _ in ready)
+
+    def close(self) -> None:
+        self._let_go()
+        for _, pipe in self._pipes.values():
+            pipe.close()
+        for keeping in self.kept.values():
+            keeping.close()
+
+    def finish(self) -> dict[str, Kept]:
+        return {name: keeping.finish() for name, keeping in self.kept.items()}
+
+    def _let_go(self) -> None:
+        """Closes the socket. A supervisor that still has a command kills it."""
+        if self._control is not None and self._control.fileno() >= 0:
+            try:
+                self._poller.unregister(self._control.fileno())
+            except KeyError:
+                pass
+            self._control.close()
+
+    def _read(self, fd: int, heard: Heard) -> int:
+        name, pipe = self._pipes[fd]
+        chunk = pipe.read(READ_BYTES)
+        if chunk:
+            self.kept[name].write(chunk)
+            heard(name, chunk)
+        elif chunk is not None:
+            self._poller.unregister(fd)
+            del self._pipes[fd]
+            pipe.close()
+        return len(chunk or b"")
+
+    def _hear(self, control: _socket.socket) -> None:
+        try:
+            said = control.recv(MESSAGE_BYTES_MAX)
+        except OSError:
+            said = b""
+        if not said:
+            self.is_over = True
+            return
+        message = marshal.loads(said)
+        if message["is"] != "processes":
+            self.report = message
+            self.is_over = True
+        elif self.gpus is not None:
+            self.gpus.look(message["numbers"], time.monotonic())
+
+
+def _pipe() -> list[io.FileIO]:
+    """The two ends of a pipe, made and handed to the objects that own them in one step of the interpreter."""
+    return list(map(io.FileIO, islice(chain.from_iterable(iter(os.pipe, None)), 2), ("rb", "wb")))
+
+
+def _parts(order: Order, is_named: bool) -> Iterator[bytes]:
+    """The order as messages. Both ends are the same interpreter, so its own format does."""
+    told = {
+        "argv": [os.fsencode(each) for each in order.argv],
+        "env": {os.fsencode(name): os.fsencode(value) for name, value in order.env.items()},
+        "directory": os.fsencode(order.directory),
+        "timeout_s": float(order.timeout_s or math.inf),
+        "grace_s": float(order.grace_s),
+        "free_bytes_min": order.free_bytes_min,
+        "file_bytes_max": order.file_bytes_max,
+        "no_new_rights": not order.sandboxed,
+        "named_s": ASK_S if is_named else 0.0,
+    }
+    whole = marshal.dumps(told)
+    yield len(whole).to_bytes(8, "big")
+    for at in range(0, len(whole), MESSAGE_BYTES_MAX):
+        yield whole[at : at + MESSAGE_BYTES_MAX]

@@ -1,0 +1,81 @@
+"""A sandbox for commands, made by bubblewrap (`bwrap`): the system is there to be read, the command's own room to be
+written, and nothing else is there; it sees no other processes, and no network unless it asked for it. A command that
+asked for a sandbox is never run without one.
+"""
+
+import shutil
+import subprocess
+import tempfile
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+from hocket.errors import Usage
+from hocket.work.command.workshop import Room
+
+PROGRAM = "bwrap"
+# How long the trial may take.
+TRIAL_S = 10.0
+SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/etc", "/opt", "/nix/store")
+# Where the names of hosts are looked up, on systems whose /etc/resolv.conf leads there.
+RESOLVER = ("/run/systemd/resolve", "/run/resolvconf", "/run/NetworkManager")
+
+_lock = threading.Lock()
+_found: list[str | None] = []
+
+
+def wrapped(argv: Sequence[str], room: Room, directory: Path, network: bool, program: str = PROGRAM) -> tuple[str, ...]:
+    """The command line that runs `argv` inside, in that directory of the room."""
+    made = [program, "--unshare-all", *(["--share-net"] if network else []), "--die-with-parent", "--new-session"]
+    made += ["--cap-drop", "ALL"]
+    for path in (*SYSTEM, *(RESOLVER if network else ())):
+        made += ["--ro-bind-try", path, path]
+    made += ["--proc", "/proc", "--dev", "/dev", "--bind", str(room.temporary), "/tmp"]
+    for own in (room.work, room.home, room.temporary):
+        made += ["--bind", str(own), str(own)]
+    return *made, "--chdir", str(directory), "--", *argv
+
+
+def check() -> None:
+    """Raises Usage, with what to do, where no sandbox can be made."""
+    problem = _problem()
+    if problem is not None:
+        raise Usage(problem)
+
+
+def available() -> bool:
+    return _problem() is None
+
+
+def _problem() -> str | None:
+    """Tried once, really: that the program is there does not mean that the kernel lets it."""
+    with _lock:
+        if not _found:
+            _found.append(_try())
+        return _found[0]
+
+
+def _try() -> str | None:
+    program = shutil.which(PROGRAM)
+    if program is None:
+        return "the command asks for a sandbox, and there is no `bwrap` here; install the package bubblewrap"
+    with tempfile.TemporaryDirectory() as directory:
+        room = Room(Path(directory))
+        for path in (room.work, room.home, room.temporary):
+            path.mkdir()
+        try:
+            ran = subprocess.run(
+                wrapped(("true",), room, room.work, network=False, program=program),
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                timeout=TRIAL_S,
+            )
+        except (OSError, subprocess.TimeoutExpired) as error:
+            return f"the command asks for a sandbox, and bwrap cannot be run: {error}"
+    if ran.returncode != 0:
+        said = ran.stderr.decode("utf-8", "replace").strip().splitlines()
+        return (
+            f"the command asks for a sandbox, and bwrap cannot make one: {said[-1] if said else 'it says nothing'};"
+            " allow unprivileged user namespaces, or run the worker where they are allowed"
+        )
+    return None

@@ -1,0 +1,73 @@
+"""What is kept of a command's stdout or stderr: all of it up to a limit, beyond that its beginning and its end, with a
+line between them that says how many bytes are left out. A disk that is full ends the keeping, never the reading.
+"""
+
+import io
+from collections import deque
+from os import strerror
+from pathlib import Path
+from typing import NamedTuple
+
+# The end of a stream is held in memory until it is known to be the end: half of the limit, at most this.
+END_BYTES_MAX = 256 * 1024
+# Where less is to be kept, only the beginning is.
+SPLIT_BYTES_MIN = 1024
+
+
+class Kept(NamedTuple):
+    """The file with what was kept, its size, and how many bytes the command wrote."""
+
+    path: Path
+    size: int
+    total: int
+
+
+class Keeping:
+    def __init__(self, path: Path, bytes_max: int) -> None:
+        self.path = path
+        self.problem: str | None = None
+        self._file = io.FileIO(path, "wb")
+        self._limit = bytes_max
+        self._end_room = min(bytes_max // 2, END_BYTES_MAX) if bytes_max >= SPLIT_BYTES_MIN else 0
+        self._end: deque[bytes] = deque()
+        self._end_bytes = 0
+        self._size = 0
+        self._total = 0
+
+    def write(self, chunk: bytes) -> None:
+        self._total += len(chunk)
+        room = self._limit - self._end_room - self._size
+        if room > 0 and not self._end:
+            self._put(chunk[:room])
+            chunk = chunk[room:]
+        if chunk and self._end_room:
+            self._end.append(chunk)
+            self._end_bytes += len(chunk)
+            while self._end_bytes - len(self._end[0]) >= self._end_room:
+                self._end_bytes -= len(self._end.popleft())
+
+    def finish(self) -> Kept:
+        """Writes down the end and closes the file. A second time does nothing more."""
+        end = b"".join(self._end)
+        self._end.clear()
+        left_out = self._total - self._size - len(end)
+        if left_out + max(0, len(end) - self._end_room) > 0 and end:
+            said = b"\n[%d bytes left out]\n"
+            room = self._end_room - len(said % self._total)
+            end = said % (self._total - self._size - room) + end[-room:]
+        self._put(end)
+        self.close()
+        return Kept(self.path, self._size, self._total)
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _put(self, data: bytes) -> None:
+        while data and self.problem is None:
+            try:
+                written = self._file.write(data) or 0
+            except OSError as error:
+                self.problem = strerror(error.errno or 0)
+                return
+            self._size += written
+            data = data[written:]

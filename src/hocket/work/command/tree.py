@@ -1,0 +1,137 @@
+"""The processes below this one, read from Linux's /proc. It runs inside the keeper, so it imports little. Whatever was
+there before the command is known to be none of its own and is not read again, which keeps a look cheap on a machine
+with many processes.
+"""
+
+from __future__ import annotations
+
+import _signal as signal  # type: ignore[import-not-found]  # the part in C alone, which loads in no time
+import os
+import time
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable
+
+# The rest between two rounds of killing doubles from the first to the second.
+REST_S = 0.001
+REST_MAX_S = 0.02
+# After so many rounds that found nobody, everything is looked at anew.
+BLIND_ROUNDS = 3
+# How long to wait for processes that were killed; some hang in the kernel until a disk answers.
+KILL_S = 10.0
+
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+
+
+class Process:
+    """What /proc says about one process."""
+
+    __slots__ = ("cpu_s", "group", "memory_bytes", "parent")
+
+    def __init__(self, stat: bytes) -> None:
+        # The name of the program comes first, in brackets, and may contain anything.
+        fields = stat[stat.rindex(b")") + 2 :].split()
+        self.parent = int(fields[1])
+        self.group = int(fields[2])
+        self.cpu_s = (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
+        self.memory_bytes = int(fields[21]) * _PAGE_BYTES
+
+
+class Tree:
+    """All processes below this one."""
+
+    def __init__(self) -> None:
+        self._root = os.getpid()
+        self._group = os.getpgrp()
+        self._strangers = {*_numbers()} - {self._root}
+
+    def look(self) -> dict[int, Process]:
+        """The processes of the tree, by number."""
+        there = _numbers()
+        self._strangers.intersection_update(there)
+        unknown = _read_all(number for number in there if number not in self._strangers and number != self._root)
+        mine: dict[int, Process] = {}
+        settled = False
+        while not settled:
+            settled = True
+            for number, process in [*unknown.items()]:
+                if process.parent == self._root or process.parent in mine:
+                    mine[number] = unknown.pop(number)
+                    settled = False
+                elif process.parent in self._strangers:
+                    # A stranger's child can never become ours. One whose parent is not known yet, or gone, may be.
+                    self._strangers.add(number)
+                    del unknown[number]
+                    settled = False
+        return mine
+
+    def look_anew(self, apart: Collection[int] = ()) -> dict[int, Process]:
+        """The same without trusting what was known, for numbers are used again, if rarely. `apart` are processes that
+        are left out with all below them.
+        """
+        everything = _read_all(_numbers())
+        mine: dict[int, Process] = {}
+        for number, process in everything.items():
+            line = number
+            while line in everything and line != self._root and line not in apart:
+                line = everything[line].parent
+            if line == self._root and number != self._root:
+                mine[number] = process
+        self._strangers = everything.keys() - mine.keys() - {self._root}
+        return mine
+
+    def tell(self, processes: dict[int, Process], number: int) -> None:
+        """Sends them a signal. A group gets it as a whole and at once: members that fork meanwhile do not get away."""
+        groups = {process.group for process in processes.values()} - {0, self._group}
+        for group in groups:
+            _send(os.killpg, group, number)
+        for pid, process in processes.items():
+            if process.group not in groups:
+                _send(os.kill, pid, number)
+
+    def kill(self, reap: Callable[[], bool]) -> bool:
+        """Kills until `reap` says that there is no child any more; then there is nothing below one either, since Linux
+        makes orphans children of this process. False when some do not end.
+        """
+        rest, blind, until = REST_S, 0, time.monotonic() + KILL_S
+        while reap():
+            if time.monotonic() > until:
+                return False
+            found = self.look() if blind < BLIND_ROUNDS else self.look_anew()
+            blind = 0 if found else blind + 1
+            self.tell(found, signal.SIGKILL)
+            if reap():
+                time.sleep(rest)
+                rest = min(rest * 2, REST_MAX_S)
+        return True
+
+
+def read(path: str) -> bytes:
+    """A file of /proc, nothing when it is gone or not for us to read."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return b""
+    try:
+        return os.read(fd, 4096)
+    except OSError:
+        return b""
+    finally:
+        os.close(fd)
+
+
+def _numbers() -> list[int]:
+    return [int(name) for name in os.listdir("/proc") if name.isdecimal()]
+
+
+def _read_all(numbers: Iterable[int]) -> dict[int, Process]:
+    return {number: Process(stat) for number in numbers if (stat := read(f"/proc/{number}/stat"))}
+
+
+def _send(kill: Callable[[int, int], None], target: int, number: int) -> None:
+    try:
+        kill(target, number)
+    except (ProcessLookupError, PermissionError):
+        pass
