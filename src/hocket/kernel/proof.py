@@ -18,6 +18,7 @@ PROOF_TYPE = "hocket.proof"
 PROOF_BYTES_MAX = 4 * 1024 * 1024
 _FORMAT = "hocket proof 1"
 _DOMAIN = b"hocket proof 1\0"
+_MOMENT_CHARS = len("2025-11-15T08:09:53.123Z")
 _HASH = re.compile("blake3:([0-9a-f]{64})")
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**53 - 1)]
@@ -330,6 +331,8 @@ def _hash(field: str, text: str) -> bytes:
 
 def _moment(field: str, text: str) -> int:
     try:
+        if len(text) != _MOMENT_CHARS:
+            raise ValueError
         return parse_hlc(f"{text}+0", 0).wall
     except ValueError:
         raise BadProof(f"{field}: {text[:80]!r} is no time in UTC with milliseconds") from None
