@@ -148,7 +148,8 @@ def _plain(event: Any) -> object:
         return float(text)
     if text in _DISPUTED or _NUMBER.fullmatch(text):
         raise BadText(
-            f"line {_line(event)}: {_shown(text)} is not the same to all readers of YAML; quote a text, write a number plainly"
+            f"line {_line(event)}: {_shown(text)} is not the same to all readers of YAML; quote a text, and write a"
+            " number in plain digits"
         )
     return text
 
