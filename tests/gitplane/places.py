@@ -26,7 +26,7 @@ class Place:
     kind: str
     address: str
     directory: Path
-    outside: dict[str, str]
+    outside: dict[str, str] = field(repr=False)
     cache: Path
     planes: list[Plane] = field(default_factory=list)
 

@@ -243,7 +243,7 @@ def test_a_reader_that_was_ended_is_started_again(here: Place):
     plane = here.open()
     oid = plane.write("blob", b"x")
     plane.read([oid])
-    assert isinstance(repository := plane.repository, Repository)  # type: ignore[attr-defined]
+    repository: Repository = plane.repository  # type: ignore[attr-defined]
     repository._reader._process.kill()
     repository._reader._process.wait()
     assert plane.read([oid]) == {oid: Object("blob", b"x")}

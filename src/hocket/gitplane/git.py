@@ -95,10 +95,11 @@ class Git:
         outside: Mapping[str, str] | None = None,
         settings: Mapping[str, str] | None = None,
         patience_s: float = PATIENCE_S,
+        more: Mapping[str, str] | None = None,
     ) -> None:
         self.where = without_password(where)
         self.patience_s = patience_s
-        self._environment = git_environment(os.environ if outside is None else outside)
+        self._environment = git_environment(os.environ if outside is None else outside) | dict(more or {})
         self._command = ["git"]
         if directory is not None:
             self._command += ["--git-dir", directory]
@@ -125,11 +126,10 @@ class Git:
             raise self.explain(done.complaint, arguments[0])
         return done.out
 
-    def talk(self, *arguments: str, settings: Mapping[str, str] | None = None) -> "Talk":
+    def talk(self, *arguments: str) -> "Talk":
         """Starts a git process that is asked many things."""
         complaints = tempfile.TemporaryFile()  # noqa: SIM115 (the talk closes it)
-        extra = [word for name, value in (settings or {}).items() for word in ("-c", f"{name}={value}")]
-        return Talk(self, self._start((*extra, *arguments), complaints.fileno()), complaints)
+        return Talk(self, self._start(arguments, complaints.fileno()), complaints)
 
     def explain(self, complaint: str, doing: str) -> HocketError:
         return explain(complaint, self.where, doing)

@@ -83,6 +83,8 @@ class Repository:
         ]
         self._lock = threading.Lock()
         self._reader: Talk | None = None
+        self._bare: tempfile.TemporaryDirectory[str] | None = None
+        self._outside = outside
 
     def _settings(self) -> dict[str, str]:
         found: dict[str, str] = {}
@@ -96,6 +98,9 @@ class Repository:
             if self._reader is not None:
                 self._reader.close()
                 self._reader = None
+            if self._bare is not None:
+                self._bare.cleanup()
+                self._bare = None
 
     def is_oid(self, text: str) -> bool:
         return self._oid.fullmatch(text) is not None
@@ -150,9 +155,25 @@ class Repository:
 
     def _reading(self) -> Talk:
         if self._reader is None:
-            quiet = {f"remote.{name}.promisor": "false" for name in self.promisors}
-            self._reader = self.git.talk("cat-file", "--batch-command", "--buffer", settings=quiet)
+            git = self._apart() if self.promisors else self.git
+            self._reader = git.talk("cat-file", "--batch-command", "--buffer")
         return self._reader
+
+    def _apart(self) -> Git:
+        """Git on the same objects, but in a repository of its own that does not know where to fetch others from: git
+        would fetch each one that is missing by itself, or give up."""
+        if self._bare is None:
+            self._bare = tempfile.TemporaryDirectory(prefix="hocket-git-")
+            place = Path(self._bare.name)
+            for name in ("refs", "objects"):
+                (place / name).mkdir()
+            (place / "HEAD").write_text("ref: refs/heads/none\n")
+            (place / "config").write_text(
+                "[core]\n\trepositoryformatversion = 1\n\tbare = true\n"
+                f"[extensions]\n\tobjectFormat = {self.algorithm}\n"
+            )
+        where = {"GIT_OBJECT_DIRECTORY": str(self._objects)}
+        return Git(self.git.where, self._bare.name, self._outside, patience_s=self.git.patience_s, more=where)
 
     def _read_one(self, talk: Talk, oid: str) -> Object | Unreadable:
         head = talk.line().split(b" ")

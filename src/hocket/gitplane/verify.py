@@ -183,16 +183,17 @@ class _Job:
         self._findings: list[Finding] = []
         self._tree: str | None = None
         self._asked: Manifest | None = None
+        self._head: Claim | None = None
 
     def verify(self) -> Verified:
-        worker = execution = None
+        execution = None
         try:
             self._manifest()
-            head = self._chain()
-            worker = None if head is None else head.worker
-            execution = self._result(head)
+            self._claims()
+            execution = self._result()
         except _Wrong as wrong:
             self._findings.append(wrong.finding)
+        worker = None if self._head is None else self._head.worker
         return Verified(self._refs.content_id, tuple(self._findings), worker, execution)
 
     def _note(self, commit: str, what: str) -> None:
@@ -242,38 +243,43 @@ class _Job:
 
     # --- the claims
 
-    def _chain(self) -> Claim | None:
-        """Walks from the newest claim to the job; gives the newest."""
+    def _claims(self) -> None:
         refs = self._refs
-        if refs.claim is None:
-            for oid in (refs.abort, *refs.claims.values()):
-                if oid is not None:
-                    self._note(oid, f"there is no ref {refs.name('claim')} that leads to it")
-            return None
+        if refs.claim is not None:
+            try:
+                self._chain(refs.claim)
+            except _Wrong as wrong:
+                self._findings.append(wrong.finding)
+            return
+        for oid in (refs.abort, *refs.claims.values()):
+            if oid is not None:
+                self._note(oid, f"there is no ref {refs.name('claim')} that leads to it")
+
+    def _chain(self, oid: str) -> None:
+        """Walks from the newest claim to the job."""
         newest: dict[bytes, str] = {}
-        head = after = None
-        after_oid, oid = "", refs.claim
+        after: tuple[str, Claim] | None = None
         is_cut = False
-        while True:
-            commit = self._objects.commit(oid, after_oid or oid)
+        while not is_cut:
+            commit = self._objects.commit(oid, after[0] if after else oid)
+            if after and not commit.parents:
+                self._note(after[0], f"the claims lead to {oid}, not to the job's commit {self._refs.job}")
+                break
             claim = self._claim(oid, commit)
-            head = head or claim
-            newest.setdefault(claim.worker, oid) if claim.state != "aborted" else None
-            if after is not None:
-                self._step(after_oid, after, claim)
+            self._head = self._head or claim
+            if claim.state != "aborted":
+                newest.setdefault(claim.worker, oid)
+            if after:
+                self._step(*after, claim)
             if len(commit.parents) != 1:
                 raise _Wrong(Finding(oid, f"a claim has one parent, this one has {len(commit.parents)}"))
-            parent = commit.parents[0]
-            if parent == refs.job:
+            if commit.parents[0] == self._refs.job:
                 self._first(oid, claim)
                 break
-            if oid in self._objects.shallow:
+            if is_cut := oid in self._objects.shallow:
                 self._findings.append(Finding(oid, "the claims before it are not in this shallow clone", is_gap=True))
-                is_cut = True
-                break
-            after, after_oid, oid = claim, oid, parent
-        self._refs_of_claims(head, newest, is_cut)
-        return head
+            after, oid = (oid, claim), commit.parents[0]
+        self._refs_of_claims(newest, is_cut)
 
     def _claim(self, oid: str, commit: Commit) -> Claim:
         try:
@@ -312,8 +318,9 @@ class _Job:
         elif claim.state != "claimed":
             self._note(oid, f"a claim that is taken over begins as claimed, not as {claim.state}")
 
-    def _refs_of_claims(self, head: Claim, newest: Mapping[bytes, str], is_cut: bool) -> None:
-        refs = self._refs
+    def _refs_of_claims(self, newest: Mapping[bytes, str], is_cut: bool) -> None:
+        refs, head = self._refs, self._head
+        assert head is not None
         for worker, oid in refs.claims.items():
             if newest.get(worker) != oid and not (is_cut and worker not in newest):
                 self._note(oid, f"{refs.of_worker(worker)} is not the newest claim of that worker")
@@ -327,18 +334,18 @@ class _Job:
 
     # --- the result
 
-    def _result(self, head: Claim | None) -> Execution | None:
-        refs = self._refs
+    def _result(self) -> Execution | None:
+        refs, head = self._refs, self._head
         oid = refs.result
         if oid is None:
             if head is not None and head.state == "done":
                 self._note(str(refs.claim), f"it is done, but there is no ref {refs.name('result')}")
             return None
-        if head is None:
+        if refs.claim is None:
             self._note(oid, "nobody has claimed the job that this is a result of")
-        elif head.state != "done":
+        elif head is not None and head.state != "done":
             self._note(oid, f"there is a result, but the newest claim is {head.state}")
-        elif head.result != oid:
+        elif head is not None and head.result != oid:
             self._note(oid, f"the newest claim is done with {head.result}, not with this")
         commit = self._objects.commit(oid, oid)
         if commit.parents != (refs.job,):
