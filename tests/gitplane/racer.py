@@ -1,0 +1,38 @@
+"""A process that races others on a git plane. It opens the plane, lists the jobs, says `ready`, waits for a line on
+standard input, goes for every job in the same order, and tells on standard output what it won.
+"""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+from hocket.gitplane import holding, jobs
+from hocket.gitplane.plane import open_plane
+from tests.gitplane.hands import CONTENTS, NOW_MS, proof, worker
+
+
+def main() -> None:
+    what, address, cache, name = sys.argv[1:]
+    plane = open_plane(address, Path(cache), os.environ)
+    me = worker(name, process=name)
+    listed = jobs.listing(plane)
+    plane.read([job.refs.job for job in listed if job.refs.job is not None])
+    print("ready", flush=True)
+    sys.stdin.readline()
+    won = []
+    for job in listed:
+        held = job.claim and holding.Held(job.refs, "", str(job.refs.claim), job.claim)
+        if what == "finish" and held is not None and held.claim.worker == me.key.public:
+            tree = jobs.commit_of(str(job.refs.job), plane.read([str(job.refs.job)])).tree
+            held = held._replace(tree=tree)
+            if holding.finish(plane, held, me, proof(held, me), CONTENTS, NOW_MS) is not None:
+                won.append((job.refs.content_id.hex(), held.claim.fence, "finished"))
+        elif (taken := holding.claim(plane, job, me, NOW_MS)) is not None:
+            won.append((job.refs.content_id.hex(), taken.claim.fence, "claimed"))
+    print(json.dumps(won), flush=True)
+    plane.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,106 @@
+"""Races between real processes, on every kind of plane: one winner, and only one, for each job and fence."""
+
+import json
+import subprocess
+import sys
+from collections import Counter
+
+import pytest
+
+from hocket.gitplane import holding, jobs
+from hocket.gitplane.verify import verify
+from tests.docs.reader import ROOT
+from tests.gitplane.hands import NOW_MS, seen, submitted, worker
+from tests.gitplane.places import Place
+
+pytestmark = pytest.mark.xdist_group("processes")
+RACERS = 8
+JOBS = 6
+
+Won = dict[str, list[tuple[str, int, str]]]
+
+
+def race(here: Place, what: str, names: list[str]) -> Won:
+    """Starts a process for each name, lets all go at once, and gives what each won."""
+    racers = {
+        name: subprocess.Popen(
+            [sys.executable, "-m", "tests.gitplane.racer", what, here.address, str(here.cache), name],
+            env=here.outside | {"PYTHONPATH": f"{ROOT}:{ROOT / 'src'}"},
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for name in names
+    }
+    try:
+        for racer in racers.values():
+            assert racer.stdout is not None and racer.stdout.readline() == "ready\n"
+        for racer in racers.values():
+            assert racer.stdin is not None
+            racer.stdin.write("go\n")
+            racer.stdin.flush()
+        won = {name: json.loads(racer.communicate(timeout=90)[0]) for name, racer in racers.items()}
+        assert [racer.returncode for racer in racers.values()] == [0] * len(names)
+        return won
+    finally:
+        for racer in racers.values():
+            if racer.poll() is None:
+                racer.kill()
+            racer.wait()
+
+
+def winners(won: Won) -> Counter[tuple[str, int]]:
+    return Counter((job, fence) for each in won.values() for job, fence, _ in each)
+
+
+@pytest.mark.req("GT-04", "GT-05", "GT-06")
+def test_each_job_is_claimed_once(anywhere: Place):
+    plane = anywhere.open()
+    ids = [submitted(plane, number).refs.content_id for number in range(JOBS)]
+    won = race(anywhere, "claim", [f"racer{number}" for number in range(RACERS)])
+    assert winners(won) == {(id.hex(), 1): 1 for id in ids}
+    for name, each in won.items():
+        for job, _, _ in each:
+            found = seen(plane, bytes.fromhex(job))
+            assert found.claim is not None and found.claim.worker == worker(name).key.public
+            assert set(found.refs.claims) == {found.claim.worker}
+    assert all(found.is_sound for found in verify(plane))
+
+
+@pytest.mark.req("GT-11")
+def test_a_claim_is_taken_over_once(anywhere: Place):
+    plane, dead = anywhere.open(), worker("dead")
+    ids = [submitted(plane, number).refs.content_id for number in range(JOBS // 2)]
+    for id in ids:
+        assert holding.claim(plane, seen(plane, id), dead, NOW_MS) is not None
+    won = race(anywhere, "claim", [f"racer{number}" for number in range(RACERS)])
+    assert winners(won) == {(id.hex(), 2): 1 for id in ids}
+    assert all(found.is_sound for found in verify(plane))
+
+
+@pytest.mark.req("GT-11")
+def test_finishing_against_taking_over(anywhere: Place):
+    """Either the worker finishes or another takes over; never both, never neither."""
+    plane, slow = anywhere.open(), worker("slow", process="slow")
+    job = submitted(plane, 0)
+    assert holding.claim(plane, job, slow, NOW_MS) is not None
+    won = race(anywhere, "finish", ["slow", "racer1", "racer2"])
+    (outcome,) = [how for each in won.values() for _, _, how in each]
+    found = seen(plane, job.refs.content_id)
+    assert found.claim is not None
+    if outcome == "finished":
+        assert found.state == "succeeded" and found.claim.fence == 1
+    else:
+        assert found.state == "claimed" and found.claim.fence == 2 and found.refs.result is None
+    assert all(each.is_sound for each in verify(plane))
+
+
+@pytest.mark.req("GT-04")
+def test_a_worker_that_lost_finds_the_job_taken(anywhere: Place):
+    plane = anywhere.open()
+    job = submitted(plane)
+    assert holding.claim(plane, job, worker("one"), NOW_MS) is not None
+    assert holding.claim(plane, job, worker("two"), NOW_MS) is None
+    watch = holding.Watch(worker("two").key.public, lambda _: False, lambda: 0.0)
+    assert watch.open(jobs.listing(plane)) == []
