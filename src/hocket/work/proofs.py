@@ -114,9 +114,8 @@ def _about_the_claim(session: Session, job: Job, execution: Execution, worker: b
         yield f"no claim on job {ulid_text(job.id)} has ended"
     elif node != holder:
         yield f"the proof is by node {node_text(node)}, but node {node_text(holder)} held the job"
-    succeeded = execution.exit_code == 0 and not execution.timed_out
-    if job.outcome in (Outcome.SUCCEEDED, Outcome.FAILED) and succeeded is not (job.outcome is Outcome.SUCCEEDED):
-        yield f"the command {'succeeded' if succeeded else 'failed'} by the proof, the job {job.outcome.name.lower()}"
+    if job.outcome is Outcome.SUCCEEDED and (execution.exit_code != 0 or execution.timed_out):
+        yield "the job succeeded, but by the proof the command did not"
 
 
 def _holder(session: Session, job: Job) -> int | None:
