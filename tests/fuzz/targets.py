@@ -1,6 +1,6 @@
 """All targets by name."""
 
-from tests.fuzz import codecs, tokens
+from tests.fuzz import codecs, commands, tokens
 from tests.fuzz.target import Target
 
-TARGETS: dict[str, Target] = {target.name: target for target in (*codecs.TARGETS, *tokens.TARGETS)}
+TARGETS: dict[str, Target] = {target.name: target for target in (*codecs.TARGETS, *tokens.TARGETS, *commands.TARGETS)}

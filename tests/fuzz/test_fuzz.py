@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hocket.kernel import authority, bearer, jws, ops, postcard, ucan
+from hocket.kernel import authority, bearer, jws, ops, postcard, proof, ucan, yaml_subset
 from hocket.kernel.vocabulary import AcceptWork, Sanitised
 from hocket.mesh import tickets
 from tests.fuzz.codecs import FRESH_OPS, OPS
@@ -33,6 +33,8 @@ REQUIREMENTS = {
     **dict.fromkeys(("sanitise",), ("LW-29",)),
     **dict.fromkeys(("rules",), ("LW-30",)),
     **dict.fromkeys(("policy",), ()),
+    **dict.fromkeys(("manifest",), ("GT-02", "GT-03")),
+    **dict.fromkeys(("proof", "envelope"), ("GT-10",)),
 }
 every_target = pytest.mark.parametrize(
     "target",
@@ -146,6 +148,9 @@ def _lax_base64(text: bytes) -> bytes:
         ("capabilities", authority.Grant, "within", lambda child, parent: True),
         ("ticket", tickets, "from_base64url", _lax_base64),
         ("join-request", tickets.JoinRequest, "is_vouched_for", lambda request, key: True),
+        ("manifest", yaml_subset, "_plain", lambda event: event.value),
+        ("proof", proof, "verify", lambda public, signature, message: True),
+        ("envelope", proof, "_check_sense", lambda execution: None),
         ("join-answer", tickets.hmac, "compare_digest", lambda a, b: True),
     ],
 )
