@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from blake3 import blake3
 
-from tests.cli.conftest import Program, Result
+from .conftest import Program, Result
 
 CONTENT_ID = "blake3:298aaf4ca1e68cb951a3fae38e69dba73ce6a24d138f773601ff7d264e0d5fdc"
 CANONICAL = '{"args":["echo","hello"],"command":["/usr/bin/env","bash","-lc"],"env":{"GREETING":"hello"},"timeout":30}'

@@ -12,8 +12,9 @@ from hocket.desk import Desk
 from hocket.kernel.ids import ulid_text
 from hocket.kernel.keys import SigningKey, did_key, key_text
 from hocket.kernel.proof import decode_proof, encode_proof, prove, read_envelope
-from tests.cli.conftest import Program
 from tests.work.proven import FILES, MANIFEST, asked, ran, saying
+
+from .conftest import PATIENCE_S, Program
 
 pytestmark = pytest.mark.req("GT-12")
 
@@ -122,6 +123,26 @@ def test_a_file_that_is_not_here_is_said(proven: Proven) -> None:
         assert "dist/large.bin" in proven("proof", "verify", proven.good, code=1).sentence
     finally:
         aside.rename(blob)
+
+
+@pytest.mark.xdist_group("processes")
+def test_a_file_on_another_node_is_fetched(tmp_path: Path) -> None:
+    worker = Proven(tmp_path)
+    server = worker.start("serve", "--port", "0", "--json")
+    try:
+        assert server.stdout is not None and server.stdout.readline()
+        other = Program(tmp_path / "other" / "home")
+        other.home.parent.mkdir()
+        other("join", worker("invite", "other", "--may", "job:schedule", "--json", code=0).json["token"], code=0)
+        other("sync", code=0)
+        offline = other("proof", "verify", worker.good, "--offline", "--json", code=0).json
+        assert len(offline["notes"]) == 1 and "on another node" in offline["notes"][0]
+        assert other("proof", "verify", worker.good, "--json", code=0).json["notes"] == []
+        # Now it is here.
+        assert other("proof", "verify", worker.good, "--offline", "--json", code=0).json["notes"] == []
+    finally:
+        server.kill()
+        server.communicate(timeout=PATIENCE_S)
 
 
 def test_what_a_proof_says_is_shown(proven: Proven) -> None:

@@ -74,8 +74,8 @@ def show(proof: ProofArgument, home: HomeOption = None, as_json: JsonOption = Fa
             ("ended", _ending(execution)),
             ("command", _command_line(execution)),
             *((name.replace("_", " "), told[name]) for name in names),
-            ("runner", " ".join(told["runner"].values())),
-            *((name.replace("_", " "), value) for name, value in told["resources"].items() if value not in (None, {})),
+            ("runner", " ".join(told["runner"][name] for name in ("version", "platform", "program"))),
+            *((name.replace("_", " "), value) for name, value in _used(told["resources"])),
             *(("input", each) for each in told["inputs"]),
         ]
     )
@@ -219,6 +219,15 @@ def _told(proof: "Proof", execution: "Execution") -> dict[str, Any]:
     told = {"content_id": said["job_id"], "proof": hash_text(digest(proof)), "worker": did_key(proof.worker)}
     told |= {"node": _node(proof), **run, "runner": said["runner"], "outputs": outputs}
     return told | {"started_at": said["started_at"], "finished_at": said["finished_at"]}
+
+
+def _used(resources: dict[str, Any]) -> list[tuple[str, str]]:
+    """What was measured, by classes where there are any."""
+    classes = {f"gpu_s {name}": value for name, value in resources["gpu_s"].items()}
+    plain = {name: value for name, value in resources.items() if name != "gpu_s" and value is not None}
+    return [
+        (name, f"{value:.6g}" if isinstance(value, float) else str(value)) for name, value in (plain | classes).items()
+    ]
 
 
 def _files(told: dict[str, Any]) -> list[dict[str, Any]]:
