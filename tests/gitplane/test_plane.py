@@ -85,6 +85,23 @@ def test_of_two_planes_one_is_first(anywhere: Place):
     assert not one.swap([Change(ref("claim"), mine, put(one, "too late", mine))])
 
 
+def test_several_swaps_are_each_decided_on_their_own(anywhere: Place):
+    plane = anywhere.open()
+    names = [ref("job").replace("ab", f"{number:02x}") for number in range(5)]
+    taken = put(plane, "taken")
+    assert plane.swap_each([]) == []
+    assert plane.swap_each([[Change(names[1], None, taken)]]) == [True]
+    mine = [put(plane, f"mine {number}") for number in range(5)]
+    assert plane.swap_each([Change(name, None, oid)] for name, oid in zip(names, mine, strict=True)) == [
+        *(True, False, True, True, True)
+    ]
+    assert plane.refs() == dict(zip(names, mine, strict=True)) | {names[1]: taken}
+    assert plane.swap_each([Change(name, oid, None)] for name, oid in plane.refs().items()) == [True] * 5
+    with pytest.raises(ValueError):
+        plane.swap_each([[Change(names[0], None, taken)], [Change("refs/heads/main", None, taken)]])
+    assert plane.swap([Change(names[2], None, taken)])
+
+
 def test_refs_below_a_name(anywhere: Place):
     plane = anywhere.open()
     first = put(plane, "first")

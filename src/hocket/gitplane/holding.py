@@ -2,7 +2,7 @@
 moves the refs in one swap; None says that somebody else was first. Time and chance are handed in.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from hocket.errors import Conflict, StoreError, Usage
@@ -74,35 +74,53 @@ class Watch:
 
 def claim(plane: Plane, job: Job, worker: Worker, now_ms: int) -> Held | None:
     """Claims a job that is pending, or takes over one whose claim is over (`Watch` says which). None is a lost race."""
-    refs = job.refs
-    assert refs.job is not None
+    return next(iter(claim_each(plane, [job], worker, now_ms)), None)
+
+
+def claim_each(plane: Plane, some: Iterable[Job], worker: Worker, now_ms: int) -> list[Held]:
+    """Claims several jobs; gives those that were won."""
     if not LEASE_S_MIN <= worker.lease_s <= LEASE_S_MAX:
         raise Usage(f"a lease of {worker.lease_s} s is not possible; from {LEASE_S_MIN} to {LEASE_S_MAX} s")
-    if job.state not in ("pending", "claimed", "running"):
-        return None
-    fence = 1 if job.claim is None else job.claim.fence + 1
-    try:
-        tree = commit_of(refs.job, plane.read([refs.job])).tree
-    except Malformed as error:
-        raise StoreError(f"the job {hash_text(refs.content_id)} cannot be claimed: {error}") from None
+    made: list[Held] = []
+
+    def ready() -> Iterator[list[Change]]:
+        for job in some:
+            if job.state in ("pending", "claimed", "running"):
+                held = _claim(plane, job, worker, now_ms)
+                made.append(held)
+                refs, me = job.refs, held.claim.worker
+                yield [
+                    Change(refs.name("claim"), refs.claim, held.commit),
+                    Change(refs.of_worker(me), refs.claims.get(me), held.commit),
+                ]
+
+    won = plane.swap_each(ready())
+    return [held for held, is_won in zip(made, won, strict=True) if is_won]
+
+
+def _claim(plane: Plane, job: Job, worker: Worker, now_ms: int) -> Held:
+    refs = job.refs
+    assert refs.job is not None
+    tree = job.tree or _tree(plane, refs)
     made = Claim(
         job=refs.content_id,
         worker=worker.key.public,
         process=worker.process,
-        fence=fence,
+        fence=1 if job.claim is None else job.claim.fence + 1,
         lease_s=worker.lease_s,
         claimed_ms=now_ms,
         state="claimed",
         nonce=worker.randomness(NONCE_BYTES),
     )
     commit = plane.write("commit", claim_data(made, tree, refs.claim or refs.job, worker.key))
-    moved = plane.swap(
-        [
-            Change(refs.name("claim"), refs.claim, commit),
-            Change(refs.of_worker(made.worker), refs.claims.get(made.worker), commit),
-        ]
-    )
-    return Held(refs, tree, commit, made) if moved else None
+    return Held(refs, tree, commit, made)
+
+
+def _tree(plane: Plane, refs: JobRefs) -> str:
+    try:
+        return commit_of(str(refs.job), plane.read([str(refs.job)])).tree
+    except Malformed as error:
+        raise StoreError(f"the job {hash_text(refs.content_id)} cannot be claimed: {error}") from None
 
 
 def run(plane: Plane, held: Held, worker: Worker, now_ms: int) -> Held | None:
@@ -178,7 +196,7 @@ def abort(plane: Plane, job: bytes, worker: Worker, now_ms: int, reason: str = "
             nonce=worker.randomness(NONCE_BYTES),
             reason=reason or None,
         )
-        tree = commit_of(refs.job, plane.read([refs.job])).tree
+        tree = _tree(plane, refs)
         commit = plane.write("commit", claim_data(made, tree, refs.claim or refs.job, worker.key))
         if plane.swap([Change(refs.name("claim"), refs.claim, commit), Change(refs.name("abort"), None, commit)]):
             return commit

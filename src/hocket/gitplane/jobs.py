@@ -52,13 +52,15 @@ class JobRefs(NamedTuple):
 
 
 class Job(NamedTuple):
-    """A job as its newest commits say. `trouble` tells what is wrong with one that is damaged."""
+    """A job as its newest commits say. `trouble` tells what is wrong with one that is damaged; `tree` is that of its
+    commit, where it was looked up."""
 
     refs: JobRefs
     state: JobState
     claim: Claim | None = None
     result: Result | None = None
     trouble: str | None = None
+    tree: str | None = None
 
 
 class Submitted(NamedTuple):
@@ -174,6 +176,19 @@ def _describe(refs: JobRefs, objects: Mapping[str, Object | Unreadable]) -> Job:
     else:
         state = claim.state
     return Job(refs, state, claim, result)
+
+
+def with_trees(plane: Plane, some: Iterable[Job]) -> list[Job]:
+    """The same jobs, ready to be claimed: their commits are here, read in one go. Damaged ones are left out."""
+    some = list(some)
+    objects = plane.read([job.refs.job for job in some if job.refs.job is not None])
+    found = []
+    for job in some:
+        try:
+            found.append(job._replace(tree=commit_of(str(job.refs.job), objects).tree))
+        except Malformed:
+            continue
+    return found
 
 
 def commit_of(oid: str, objects: Mapping[str, Object | Unreadable]) -> Commit:

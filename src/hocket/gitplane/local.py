@@ -34,45 +34,78 @@ class LocalPlane:
         return self.repository.shallow()
 
     def refs(self, below: str = ROOT) -> dict[str, str]:
-        listed = self.repository.git.run("for-each-ref", "--format=%(objectname) %(refname)", below)
+        return self._listed(below)
+
+    def _listed(self, *names: str) -> dict[str, str]:
+        listed = self.repository.git.run("for-each-ref", "--format=%(objectname) %(refname)", *names)
         return parse_refs(listed, b" ")
 
     def swap(self, changes: Sequence[Change]) -> bool:
-        check_changes(changes)
-        order, complaint = _order(changes), None
-        for _ in range(SWAP_TRIES):
-            with self._lock:
-                complaint = self._try(order)
-            if complaint is None:
-                return True
-            listed = self.repository.git.run(
-                "for-each-ref", "--format=%(objectname) %(refname)", *(change.ref for change in changes)
-            )
-            became = outcome(changes, parse_refs(listed, b" "))
+        return self.swap_each([changes])[0]
+
+    def swap_each(self, swaps: Iterable[Sequence[Change]]) -> list[bool]:
+        made: list[bool] = []
+        sent: Sequence[Change] = ()
+        with self._lock:
+            try:
+                for changes in swaps:  # each is made ready while git works on the one before
+                    check_changes(changes)
+                    if sent:
+                        made.append(self._end(sent, self._hear()))
+                    sent = ()
+                    complaint = self._say(changes)
+                    if complaint is None:
+                        sent = changes
+                    else:
+                        made.append(self._end(changes, complaint))
+                if sent:
+                    made.append(self._end(sent, self._hear()))
+            except BaseException:
+                # Half an answer may still be in the pipe.
+                if self._mover is not None:
+                    self._mover.close()
+                    self._mover = None
+                raise
+        return made
+
+    def _end(self, changes: Sequence[Change], complaint: str | None) -> bool:
+        """What became of a swap."""
+        tries = 1
+        while complaint is not None:
+            names = [change.ref for change in changes]
+            became = outcome(changes, self._listed(*names))
             if became is not None:
                 return became
-            if ".lock" not in complaint:
-                break
-            # Somebody held a ref for a moment and let go of it unchanged.
-        raise self._why(complaint or "")
+            # When nothing has moved, somebody held a ref for a moment, or there is something wrong.
+            if tries == SWAP_TRIES or (".lock" not in complaint and complaint):
+                raise self._why(complaint)
+            tries += 1
+            complaint = self._say(changes)
+            if complaint is None:
+                complaint = self._hear()
+        return True
 
-    def _try(self, order: bytes) -> str | None:
-        """None when git made the changes, else its complaint."""
+    def _say(self, changes: Sequence[Change]) -> str | None:
+        """Tells git what to do; gives its complaint when it is not there any more."""
         try:
             if self._mover is None:
                 self._mover = self.repository.git.talk("update-ref", "--stdin")
-            self._mover.say(order)
+            self._mover.say(_order(changes))
+        except Ended as ended:
+            self._mover = None
+            return str(ended)
+        return None
+
+    def _hear(self) -> str | None:
+        """None when git made the changes, else its complaint."""
+        assert self._mover is not None
+        try:
             for step in (b"start: ok", b"prepare: ok", b"commit: ok"):
                 if (line := self._mover.line()) != step:
                     raise AssertionError(f"git update-ref said {line!r}")
         except Ended as ended:
             self._mover = None
-            return str(ended) or "without a word"
-        except BaseException:
-            if self._mover is not None:
-                self._mover.close()
-                self._mover = None
-            raise
+            return str(ended)
         return None
 
     def _why(self, complaint: str) -> HocketError:

@@ -44,6 +44,9 @@ class Plane(Protocol):
         ref is moved to is the caller's own and new, so that one found there was moved by this swap, when its answer
         was lost on the way."""
 
+    def swap_each(self, swaps: Iterable[Sequence[Change]]) -> list[bool]:
+        """Several swaps, each decided on its own, faster than one after another. No ref is in two of them."""
+
     def read(self, oids: Iterable[str]) -> dict[str, Object | Unreadable]:
         """Objects by id; those that are not on this disk are fetched from where the repository has its own from."""
 

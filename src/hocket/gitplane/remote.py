@@ -7,6 +7,7 @@ import fcntl
 import os
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 
 from blake3 import blake3
@@ -18,6 +19,7 @@ from hocket.gitplane.plane import ROOT, SWAP_TRIES, Change, check_changes, outco
 
 CACHE_BYTES_MAX = 1024 * 1024 * 1024
 ABOVE_MAX = 64
+PUSHED_MAX = 32
 FILTER = "blob:limit=65536"
 _NAME = "origin"
 
@@ -135,6 +137,17 @@ class RemotePlane:
             if not _was_busy(done):
                 break
         raise self._why(done)
+
+    def swap_each(self, swaps: Iterable[Sequence[Change]]) -> list[bool]:
+        """All in one push. Only when one of them lost its race are they pushed one by one."""
+        made: list[bool] = []
+        left = iter(swaps)
+        while some := list(islice(left, PUSHED_MAX)):
+            if len(some) > 1 and self.swap([change for changes in some for change in changes]):
+                made += [True] * len(some)
+            else:
+                made += [self.swap(changes) for changes in some]
+        return made
 
     def _why(self, done: Done) -> HocketError:
         reasons = [line.decode("utf-8", "replace") for line in done.out.splitlines() if line.startswith(b"!\t")]
