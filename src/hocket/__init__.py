@@ -5,9 +5,12 @@ not need.
 """
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
 
+# What `typing` has under this name is False, too; a command that is over in a moment does not wait for `typing`.
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
     from hocket.errors import Conflict, HocketError, NotAuthorised, StoreError, Unreachable, Usage
     from hocket.node import Handle, JobCancelled, JobFailed, Node, SyncHandle, SyncNode, init, open
     from hocket.work.handlers import Handlers, JobType, job, kind
@@ -47,7 +50,7 @@ _ROOMS = {
 _HOMES = {name: room for room, names in _ROOMS.items() for name in names}
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> "Any":
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

@@ -3,7 +3,8 @@ asked of them. It blocks and has no event loop; `node` offers the same to async 
 """
 
 import os
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -33,6 +34,8 @@ from hocket.work.products import Kit
 if TYPE_CHECKING:
     from hocket.mesh.enrolment import Send
     from hocket.mesh.peers import Trust
+    from hocket.work.artifacts import Fetch
+    from hocket.work.command.job import Commands
 
 Progress = Callable[[int, int], None]
 
@@ -218,6 +221,18 @@ class Desk:
             return law is None or law.authority.audited(self.log.node, self.log.reading().wall, kind)
 
         return Kit(self.blobs, self.log.reading, self.log.new_id, monotonic, audited)
+
+    def commands(self, fetch: "Fetch", allow: Iterable[str] = (), allow_any: bool = False) -> "Commands":
+        """What runs commands on this node: its own, and those of others that the home's configuration or these
+        patterns allow. `fetch` gets content from other nodes.
+        """
+        from hocket.work.command.allowance import configured
+        from hocket.work.command.job import Commands, Premises
+
+        allowance = configured(self.home.configuration).with_patterns(allow, allow_any)
+        physical = lambda: time.time_ns() // 1_000_000  # noqa: E731
+        premises = Premises(self.home.node_key(), self.log.node, self.home.runs, self.blobs, self.read, fetch, physical)
+        return Commands(premises, allowance)
 
 
 def _helpers() -> Executor:

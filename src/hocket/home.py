@@ -46,6 +46,8 @@ class Home:
         self.database = self.path / "log.db"
         self.processes = self.path / "processes"
         self.blobs = self.path / "blobs"
+        self.runs = self.path / "runs"
+        self.configuration = self.path / "config.toml"
         self._user_key = self.path / "user.key"
         self._user_did = self.path / "user.did"
         self._node_key = self.path / "node.key"

@@ -72,7 +72,6 @@ def test_home_and_json_stand_on_either_side(hocket: Program, tmp_path: Path):
         (["submit"], "name a kind"),
         (["submit", "a.b", "--timeout", "3s"], "--timeout is for --wait"),
         (["submit", "a.b", "--wait", "--timeout", "soon"], "bad --timeout"),
-        (["work"], "hocket work tasks.py"),
         (["log", "verify", "--head", "nonsense"], "bad --head 'nonsense'"),
     ],
 )

@@ -4,14 +4,17 @@ happened inside. No traceback gets past it. What the commands are is in `app`; e
 
 import os
 import sys
-from typing import NoReturn
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import NoReturn
 
 INTERRUPTED = 130
 PIPE_CLOSED = 141
 CRASH_LOG_BYTES_MAX = 1024 * 1024
 
 
-def main(arguments: list[str] | None = None) -> NoReturn:
+def main(arguments: list[str] | None = None) -> "NoReturn":
     """Runs one command and ends the process."""
     # Loading makes no garbage, and looking for some meanwhile is a tenth of a short command's time. It is switched
     # on again when the home is opened.
@@ -31,6 +34,12 @@ def main(arguments: list[str] | None = None) -> NoReturn:
 
 
 def _run(arguments: list[str]) -> int:
+    if arguments[:1] == ["run"]:
+        from hocket.cli.knock import knock
+
+        code = knock(arguments[1:])
+        if code is not None:
+            return code
     from hocket.errors import HocketError
 
     for stream in (sys.stdout, sys.stderr):

@@ -7,18 +7,22 @@ import asyncio
 import os
 import signal
 import sys
+from contextlib import closing
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from hocket.cli.app import new_app
+from hocket.cli.door import Door
 from hocket.cli.options import seconds
+from hocket.cli.run import parse
 from hocket.cli.settings import HomeOption, JsonOption, open_desk, settings
 from hocket.cli.voice import clean, console, emit, notice, on_terminal, say
 from hocket.desk import Desk
 from hocket.errors import Usage
 from hocket.home import ENVIRONMENT
-from hocket.node import Node
+from hocket.node import Node, SyncNode
+from hocket.work.command.job import Commands
 from hocket.work.handlers import Handlers, load
 from hocket.work.worker import Worker, WorkerOptions
 
@@ -52,6 +56,11 @@ def work(
         str,
         typer.Option("--grace", metavar="DURATION", help="How long handlers may go on after the first signal."),
     ] = "10s",
+    allow: Annotated[
+        list[str] | None,
+        typer.Option("--allow", metavar="PATTERN", help="Run such commands of other nodes, like 'make *'."),
+    ] = None,
+    allow_any: Annotated[bool, typer.Option("--allow-any", help="Run every command of other nodes.")] = False,
     home: HomeOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -68,29 +77,34 @@ def work(
     \b
       hocket work tasks.py
       hocket work acme.tasks --concurrency 8 --kinds acme.render --until-idle
+      hocket work --allow 'ffmpeg *'
+
+    Commands (`hocket run`) of this node are run by every worker of it, and by a worker without modules nothing else.
+    Those of other nodes only where --allow, --allow-any or the home's config.toml says so.
 
     SIGTERM or Ctrl-C: handlers may finish within the grace, then their jobs are handed back. A second one: at once.
     """
-    if not modules:
-        raise Usage("name the modules that hold the handlers, like `hocket work tasks.py`; see `hocket work --help`")
     grace_s = seconds(grace, "--grace")
     assert grace_s is not None
     with open_desk() as desk:
         # A handler that opens the node means this one.
         os.environ[ENVIRONMENT] = str(desk.home.path)
-        handlers = Handlers(load(modules), kinds or ())
-        if not len(handlers):
+        found = load(modules or ())
+        if modules and not any(each.function is not None for each in found):
             raise Usage(f"no handlers in {', '.join(modules)}; decorate a function with @hocket.job(kind)")
-        shift = Shift(desk, WorkerOptions(handlers, concurrency, until_idle, grace_s))
-        asyncio.run(shift.run())
+        with closing(desk.commands(SyncNode(desk).fetch, allow or (), allow_any)) as commands:
+            handlers = Handlers([*found, commands.job_type()], kinds or ())
+            shift = Shift(desk, WorkerOptions(handlers, concurrency, until_idle, grace_s), commands)
+            asyncio.run(shift.run())
     shift.report()
 
 
 class Shift:
     """One run of a worker, with its signals and its counter."""
 
-    def __init__(self, desk: Desk, options: WorkerOptions) -> None:
+    def __init__(self, desk: Desk, options: WorkerOptions, commands: Commands) -> None:
         self._desk = desk
+        self._commands = commands
         self._options = options
         self._options.notice = self._notice
         self._worker: Worker | None = None
@@ -105,7 +119,8 @@ class Shift:
             loop.add_signal_handler(each, self._signalled)
         try:
             with self._counter():
-                async with node.in_touch(self._notice):
+                door = Door(node, self._commands, parse, node.ground.name("commands"))
+                async with node.in_touch(self._notice), door:
                     await self._worker.run()
         finally:
             await node.finish()

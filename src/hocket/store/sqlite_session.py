@@ -346,7 +346,8 @@ class SqliteSession(MeshStatements):
 
     def ready(self, kind: str, limit: int, after: Entry | None = None) -> list[tuple[Entry, bytes | None]]:
         """The most urgent jobs of a kind, each with its ScheduleJob op (None when that is not stored yet)."""
-        beyond, place = "", ()
+        beyond = ""
+        place: tuple[object, ...] = ()
         if after is not None:
             beyond = "AND j.priority <= ? AND (j.priority < ? OR j.id > ?)"
             place = (after.job.policy.priority, after.job.policy.priority, after.job.id)

@@ -101,6 +101,14 @@ class Content(NamedTuple):
     staged: Staged | None
 
 
+class Evidence(NamedTuple):
+    """An artifact to come."""
+
+    id: bytes
+    hash: bytes
+    size: int
+
+
 class Products:
     """Safe to use from several threads. `job_id` is the job that the run is of."""
 
@@ -116,15 +124,15 @@ class Products:
         self, content: bytes | PathLike[str], type: str, ttl: str | float | None, inputs: Iterable[str | bytes]
     ) -> bytes:
         check_type(type)
-        return self._keep(content, type, check_ttl(ttl), check_inputs(inputs), is_evidence=False)
+        return self._keep(content, type, check_ttl(ttl), check_inputs(inputs), is_evidence=False).id
 
-    def evidence(self, content: bytes | PathLike[str], type: str) -> bytes:
-        """An artifact of one of our own types that says what the run did, however it ends."""
+    def evidence(self, content: bytes | PathLike[str], type: str) -> Evidence:
+        """An artifact of one of our own types that says what the run did. It is kept when the run fails, too."""
         return self._keep(content, type, None, (), is_evidence=True)
 
     def _keep(
         self, content: bytes | PathLike[str], type: str, ttl_ms: int | None, inputs: Ids, is_evidence: bool
-    ) -> bytes:
+    ) -> Evidence:
         kept = contain(self.kit.blobs, content)
         try:
             payload = creation(self.new_id(), type, self.job_id, inputs, kept, ttl_ms)
@@ -132,7 +140,7 @@ class Products:
         except BaseException:
             self._drop(kept.staged)
             raise
-        return payload.artifact_id
+        return Evidence(payload.artifact_id, kept.hash, kept.size)
 
     def emit(self, payload: Payload) -> bytes:
         """An op about what the run found out. One that comes after model calls is linked to their records."""

@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from hocket.errors import NotAuthorised
+from hocket.errors import HocketError, NotAuthorised
 from hocket.kernel.ids import ulid_text
 from hocket.kernel.ops import decode
 from hocket.kernel.vocabulary import Payload, ScheduleJob
@@ -117,6 +117,11 @@ class Context:
         if self.audited:
             raise NotAuthorised("every model call of this node must be recorded; call it without audit=False")
         return call(asked.prompt, **options)
+
+
+def products_of(ctx: Context) -> Products:
+    """For handlers of our own, which keep what users' handlers may not."""
+    return ctx._run.products
 
 
 class Run:
@@ -238,11 +243,11 @@ class Run:
             return
         self.error = type(error).__name__
         try:
-            said = (
-                f"the handler called sys.exit({error.code!r})"
-                if isinstance(error, SystemExit)
-                else f"{self.error}: {error}"
-            )
+            said = f"{self.error}: {error}"
+            if isinstance(error, SystemExit):
+                said = f"the handler called sys.exit({error.code!r})"
+            elif isinstance(error, HocketError):
+                said = str(error)
             self.error = _text(said.splitlines()[0][:ERROR_CHARS_MAX])
             self.traceback = _text("".join(traceback.format_exception(error))[-TRACEBACK_CHARS_MAX:])
         except Exception as second:

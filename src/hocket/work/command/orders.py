@@ -25,9 +25,15 @@ class Bounds(NamedTuple):
     file_bytes_max: int
 
 
-def order_for(manifest: Manifest, room: Room, told: Mapping[str, str], bounds: Bounds) -> Order:
-    """`told` are variables that say which job this is. Raises Usage when the command asks for a sandbox and there can
-    be none.
+def order_for(
+    manifest: Manifest,
+    room: Room,
+    told: Mapping[str, str],
+    bounds: Bounds,
+    passed_on: Iterable[str] = PASSED_ON,
+) -> Order:
+    """`told` are variables that say which job this is, `passed_on` names of the worker's own. Raises Usage when the
+    command asks for a sandbox and there can be none.
     """
     argv, directory = manifest.argv, room.begin_in(manifest)
     is_sandboxed, has_network = manifest.sandbox != "off", manifest.sandbox != "on"
@@ -36,7 +42,7 @@ def order_for(manifest: Manifest, room: Room, told: Mapping[str, str], bounds: B
         argv = sandbox.wrapped(argv, room, directory, has_network)
     return Order(
         argv=argv,
-        env=environment(manifest, room, told, os.environ),
+        env=environment(manifest, room, told, os.environ, passed_on),
         directory=directory,
         streams=room.streams,
         timeout_s=min(manifest.timeout or bounds.run_s_max, bounds.run_s_max),

@@ -1,0 +1,151 @@
+"""The door of a worker: a socket in the home, for `hocket run` on this machine. Whoever knocks hands in a command line
+and gets back what the command prints, as it prints it, and how it ended. Hanging up before that calls the job off.
+"""
+
+import asyncio
+import os
+import socket
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from hocket.cli.following import Following
+from hocket.cli.knock import END, HELLO, LONG_WAY, STDERR, STDOUT, SUFFIX
+from hocket.errors import HocketError
+from hocket.kernel.ids import ulid_text
+from hocket.node import Node
+from hocket.work import jobs
+from hocket.work.command import errand
+from hocket.work.command.errand import Errand
+from hocket.work.command.job import Commands
+from hocket.work.command.outcome import Outcome
+
+FIELD_BYTES_MAX = 4 * 1024 * 1024
+FIELDS_MAX = 100_000
+KNOCK_S = 5.0
+
+
+class Asked(NamedTuple):
+    """What is to be run, and whether nobody waits for it."""
+
+    errand: Errand
+    detach: bool
+
+
+# Reads a command line: the words, the directory and the environment that they were written in.
+Read = Callable[[list[str], Path, dict[str, str]], Asked]
+
+
+class Door:
+    """Open while it is entered. `read` understands command lines."""
+
+    def __init__(self, node: Node, commands: Commands, read: Read, name: str) -> None:
+        self._node = node
+        self._commands = commands
+        self._read = read
+        self._path = node.desk.home.processes / f"{name}{SUFFIX}"
+        self._server: asyncio.Server | None = None
+        self._callers: set[asyncio.Task[None]] = set()
+
+    async def __aenter__(self) -> "Door":
+        door = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        # The name of a socket must be short; that of the home need not be.
+        directory = os.open(self._path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        before = os.umask(0o177)
+        try:
+            door.bind(f"/proc/self/fd/{directory}/{self._path.name}")
+        finally:
+            os.umask(before)
+            os.close(directory)
+        self._server = await asyncio.start_unix_server(self._answer, sock=door)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        assert self._server is not None
+        self._server.close()
+        self._path.unlink(missing_ok=True)
+        for caller in self._callers:
+            caller.cancel()
+        if self._callers:
+            await asyncio.wait(self._callers)
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._callers.add(task)
+        try:
+            ended = await self._serve(reader, writer)
+            if ended is None:
+                await _send(writer, LONG_WAY, b"")
+            else:
+                await _send(writer, END, bytes([ended.code]) + ended.sentence.encode(errors="replace"))
+        except (ConnectionError, TimeoutError, asyncio.IncompleteReadError):
+            pass
+        finally:
+            self._callers.discard(task)
+            writer.close()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Outcome | None:
+        """None when the caller had better go the long way, which says what is wrong with its words."""
+        async with asyncio.timeout(KNOCK_S):
+            if await reader.readexactly(len(HELLO)) != HELLO:
+                return None
+            words, (directory,), environment = [await _fields(reader) for _ in range(3)]
+        try:
+            asked = self._read(words, Path(directory), dict(each.split("=", 1) for each in environment))
+        except Exception:
+            return None
+        try:
+            packed = await self._node.call(lambda: errand.pack(asked.errand, self._node.desk.blobs))
+            job_id = await self._node.run(lambda tx: errand.submit(tx, self._node.desk.blobs, packed))
+            if asked.detach:
+                await _send(writer, STDOUT, f"submitted {errand.KIND} {ulid_text(job_id)}\n".encode())
+                return Outcome(0, "")
+            return await self._follow(job_id, reader, writer)
+        except HocketError as error:
+            return Outcome(error.exit_code, str(error))
+
+    async def _follow(self, job_id: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Outcome:
+        """Passes on what the job prints until it has ended, or calls it off when the caller hangs up."""
+        loop = asyncio.get_running_loop()
+
+        def tell(stream: str, chunk: bytes) -> None:
+            kind = STDOUT if stream == "stdout" else STDERR
+            with suppress(ConnectionError):
+                asyncio.run_coroutine_threadsafe(_send(writer, kind, chunk), loop).result()
+
+        following = Following(self._node, job_id, tell)
+        name = ulid_text(job_id)
+        self._commands.audience.listen(name, following.heard)
+        end = asyncio.create_task(following.end())
+        gone = asyncio.create_task(reader.read(1))
+        try:
+            await asyncio.wait((end, gone), return_when=asyncio.FIRST_COMPLETED)
+            if not end.done():
+                await self._node.decide(lambda tx: jobs.cancel(tx, job_id, "its caller hung up"))
+                raise ConnectionResetError
+            return end.result()
+        finally:
+            self._commands.audience.leave(name)
+            end.cancel()
+            gone.cancel()
+
+
+async def _fields(reader: asyncio.StreamReader) -> list[str]:
+    count = int.from_bytes(await reader.readexactly(4), "big")
+    if count > FIELDS_MAX:
+        raise ConnectionResetError
+    return [await _field(reader) for _ in range(count)]
+
+
+async def _field(reader: asyncio.StreamReader) -> str:
+    size = int.from_bytes(await reader.readexactly(4), "big")
+    if size > FIELD_BYTES_MAX:
+        raise ConnectionResetError
+    return os.fsdecode(await reader.readexactly(size))
+
+
+async def _send(writer: asyncio.StreamWriter, kind: bytes, body: bytes) -> None:
+    writer.write(kind + len(body).to_bytes(4, "big") + body)
+    await writer.drain()

@@ -1,0 +1,101 @@
+"""The quick way for `hocket run`: knocks at the door of a worker of this node, hands it the command line, and passes on
+what comes back. Nothing else of Hocket is loaded for it, so it imports as little as it can. Where nobody answers, the
+command is run the long way, with the same words.
+"""
+
+import _socket
+import os
+import sys
+
+SUFFIX = ".door"
+HELLO = b"hocket run 1\n"
+STDOUT, STDERR, END, LONG_WAY = b"o", b"e", b"x", b"l"
+HEADER_BYTES = 5
+READ_BYTES = 65_536
+INTERRUPTED = 130
+_LONG_WAY = ("-h", "--help", "--json")
+
+
+def knock(words: list[str]) -> int | None:
+    """The command's exit code; None when it must go the long way."""
+    options = words[: words.index("--")] if "--" in words else words
+    if any(word in _LONG_WAY for word in options):
+        return None
+    try:
+        directory = os.open(os.path.join(_home(options), "processes"), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    for name in os.listdir(directory):
+        if name.endswith(SUFFIX):
+            door = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
+            try:
+                # The name of a socket must be short; that of the home need not be.
+                door.connect(f"/proc/self/fd/{directory}/{name}")
+                door.sendall(HELLO + _fields(words) + _fields([os.getcwd()]) + _fields(_environment()))
+            except ConnectionRefusedError:
+                # Its worker was killed.
+                os.unlink(name, dir_fd=directory)
+            except OSError:
+                pass
+            else:
+                return _listen(door)
+            door.close()
+    return None
+
+
+def _home(options: list[str]) -> str:
+    for place, word in enumerate(options):
+        if word == "--home" and place + 1 < len(options):
+            return options[place + 1]
+        if word.startswith("--home="):
+            return word[len("--home=") :]
+    return os.environ.get("HOCKET_HOME") or os.path.expanduser("~/.hocket")
+
+
+def _environment() -> list[str]:
+    return [f"{name}={value}" for name, value in os.environ.items()]
+
+
+def _fields(texts: list[str]) -> bytes:
+    """Strings as the door reads them: their number, then each with its length."""
+    encoded = [os.fsencode(text) for text in texts]
+    return len(encoded).to_bytes(4, "big") + b"".join(len(each).to_bytes(4, "big") + each for each in encoded)
+
+
+def _listen(door: _socket.socket) -> int | None:
+    try:
+        while header := _read(door, HEADER_BYTES):
+            body = _read(door, int.from_bytes(header[1:], "big"))
+            kind = header[:1]
+            if kind == LONG_WAY:
+                return None
+            if kind == END:
+                return _ended(body)
+            _write(1 if kind == STDOUT else 2, body)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    finally:
+        door.close()
+    print("hocket: the worker has gone away; the job is on the log, see `hocket jobs`", file=sys.stderr)
+    return 5
+
+
+def _read(door: _socket.socket, size: int) -> bytes:
+    """So many bytes, fewer when the other side has gone."""
+    parts = []
+    while size > 0 and (part := door.recv(min(size, READ_BYTES))):
+        parts.append(part)
+        size -= len(part)
+    return b"".join(parts)
+
+
+def _ended(body: bytes) -> int:
+    """The last frame: the exit code, then a sentence for stderr, if there is one."""
+    if len(body) > 1:
+        _write(2, b"hocket: " + body[1:] + b"\n")
+    return body[0]
+
+
+def _write(descriptor: int, data: bytes) -> None:
+    while data:
+        data = data[os.write(descriptor, data) :]

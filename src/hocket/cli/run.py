@@ -1,0 +1,189 @@
+"""`hocket run`: a command as a job, with a proof of what ran. A worker of this node does it, or this process where none
+is there; a route can send it to another node. What it prints comes out as it is printed, and its exit code is ours.
+"""
+
+import asyncio
+import os
+import signal
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from hocket.cli.app import new_app
+from hocket.cli.options import Priority, Retries, given, seconds
+from hocket.cli.settings import HomeOption, JsonOption, open_desk, settings
+from hocket.cli.voice import emit, notice, say
+from hocket.errors import Usage
+
+if TYPE_CHECKING:
+    from hocket.cli.door import Asked
+    from hocket.desk import Desk
+    from hocket.work.command.errand import Packed
+    from hocket.work.command.outcome import Outcome
+
+app = new_app()
+
+
+@app.command(context_settings={"allow_interspersed_args": False})
+def run(
+    context: typer.Context,
+    command: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[--] CMD [ARG...]", help="The program and its arguments.", show_default=False),
+    ] = None,
+    timeout: Annotated[
+        str,
+        typer.Option("--timeout", metavar="DURATION", help="When it is stopped, with all that it started; 0: never."),
+    ] = "1h",
+    env: Annotated[
+        list[str] | None,
+        typer.Option("--env", metavar="NAME[=VALUE]", help="A variable for it; without a value, as it is here."),
+    ] = None,
+    inputs: Annotated[
+        list[str] | None,
+        typer.Option("--input", metavar="[NAME=]FILE", help="A file that it needs, put into its directory."),
+    ] = None,
+    outputs: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--output", metavar="PATTERN", help="Files to keep, like 'dist/**'; `outputs/**` if none is named."
+        ),
+    ] = None,
+    sandbox: Annotated[
+        bool, typer.Option("--sandbox", help="With a read-only system, a private /tmp and no network.")
+    ] = False,
+    network: Annotated[bool, typer.Option("--network", help="In the sandbox, but with the network.")] = False,
+    detach: Annotated[bool, typer.Option("--detach", help="Submit it and come back at once.")] = False,
+    priority: Priority = None,
+    retries: Retries = None,
+    home: HomeOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Run a command as a job, and prove afterwards what ran.
+
+    \b
+      hocket run -- make test
+      hocket run --input scene.blend --output 'frames/*.png' --timeout 20m -- blender -b scene.blend -a
+      hocket run --sandbox --env CI=1 -- sh -c 'echo "$CI"'
+
+    It runs in a directory of its own, which has the inputs and nothing else, with standard input empty. Its exit code
+    is ours; 124 when it ran out of time, 127 when it could not be started. `hocket proof show JOB` shows the proof.
+    """
+    asked = read(context.params, Path.cwd(), dict(os.environ)).errand
+    with open_desk() as desk:
+        from hocket.work.command import errand
+
+        packed = errand.pack(asked, desk.blobs)
+        if detach:
+            _detached(desk, packed)
+            return
+        ended, job_id = asyncio.run(_attached(desk, packed))
+    emit({"job_id": job_id, "exit_code": ended.code})
+    if ended.sentence:
+        notice(ended.sentence)
+    raise typer.Exit(ended.code)
+
+
+def parse(words: list[str], directory: Path, environment: dict[str, str]) -> "Asked":
+    """A command line as it was handed to a worker's door, which is that of the worker's own home."""
+    from typer.main import get_command
+
+    before = replace(settings)
+    try:
+        with get_command(app).make_context("run", words) as context:
+            return read(context.params, directory, environment)
+    finally:
+        settings.home, settings.as_json = before.home, before.as_json
+
+
+def read(params: dict[str, Any], directory: Path, environment: dict[str, str]) -> "Asked":
+    from hocket.cli.door import Asked
+    from hocket.kernel.policy import DEFAULT
+    from hocket.work.command.errand import Errand, named_inputs
+    from hocket.work.handlers import policy
+
+    if not params["command"]:
+        raise Usage("say what to run, like `hocket run -- make test`")
+    timeout_s = seconds(params["timeout"], "--timeout")
+    assert timeout_s is not None
+    if timeout_s != int(timeout_s):
+        raise Usage(f"bad --timeout {params['timeout']!r}: whole seconds are needed")
+    errand = Errand(
+        tuple(params["command"]),
+        int(timeout_s),
+        dict(_variable(each, environment) for each in params["env"] or ()),
+        named_inputs(params["inputs"] or (), directory),
+        tuple(params["outputs"] or ()),
+        "network" if params["network"] else "on" if params["sandbox"] else "off",
+        policy(DEFAULT, **given(priority=params["priority"], retries=params["retries"])),
+    )
+    return Asked(errand, bool(params["detach"]))
+
+
+def _variable(text: str, environment: dict[str, str]) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals and name not in environment:
+        raise Usage(f"bad --env {text!r}: there is no such variable here; write NAME=VALUE")
+    return name, value if equals else environment[name]
+
+
+def _detached(desk: "Desk", packed: "Packed") -> None:
+    from hocket.kernel.ids import ulid_text
+    from hocket.work.command import errand
+
+    job_id = ulid_text(desk.log.run(lambda tx: errand.submit(tx, desk.blobs, packed)))
+    emit({"job_id": job_id})
+    say(f"submitted {errand.KIND} {job_id}")
+
+
+async def _attached(desk: "Desk", packed: "Packed") -> "tuple[Outcome, str]":
+    """Submits it and serves it, too, for as long as it takes."""
+    from hocket.cli.following import Following
+    from hocket.kernel.ids import ulid_text
+    from hocket.node import Node, SyncNode
+    from hocket.work import jobs
+    from hocket.work.command import errand
+    from hocket.work.handlers import Handlers
+    from hocket.work.worker import Worker, WorkerOptions
+
+    node = Node(desk)
+    commands = desk.commands(SyncNode(desk).fetch)
+    job_id = await node.run(lambda tx: errand.submit(tx, desk.blobs, packed))
+    name = ulid_text(job_id)
+    following = Following(node, job_id, _print)
+    commands.audience.listen(name, following.heard)
+    interrupted = asyncio.Event()
+
+    def tell(text: str) -> None:
+        if not interrupted.is_set():
+            notice(text)
+
+    options = WorkerOptions(Handlers([commands.job_type(job_id)]), 1, grace=0.0, notice=tell)
+    worker = Worker(node, node.ground, options)
+    for each in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(each, interrupted.set)
+    try:
+        async with node.in_touch(tell):
+            working = asyncio.create_task(worker.run())
+            stop = asyncio.create_task(interrupted.wait())
+            end = asyncio.create_task(following.end())
+            await asyncio.wait((stop, end), return_when=asyncio.FIRST_COMPLETED)
+            if not end.done():
+                await node.decide(lambda tx: jobs.cancel(tx, job_id, "interrupted"))
+            worker.stop()
+            await working
+            if interrupted.is_set():
+                raise KeyboardInterrupt
+            return await end, name
+    finally:
+        commands.close()
+        await node.finish()
+
+
+def _print(stream: str, chunk: bytes) -> None:
+    out = (sys.stdout if stream == "stdout" else sys.stderr).buffer
+    out.write(chunk)
+    out.flush()

@@ -1,0 +1,195 @@
+"""Command jobs as a worker serves them: the command is run in a directory of its own, everything that it printed and
+made becomes evidence on the log, and the worker signs what ran. A command that does not end well fails the job; the
+proof is there all the same.
+"""
+
+import signal
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+from platform import machine
+from typing import Any, NamedTuple
+
+import msgspec
+
+from hocket.errors import Failed, Usage
+from hocket.kernel.ids import content_hash, hash_text, ulid_text
+from hocket.kernel.keys import SigningKey
+from hocket.kernel.manifest import BadManifest, Manifest, content_id, parse_manifest
+from hocket.kernel.ops import decode
+from hocket.kernel.proof import PROOF_TYPE, Execution, Output, Runner, Stream, encode_proof, prove
+from hocket.kernel.vocabulary import ScheduleJob
+from hocket.store import Session
+from hocket.work import artifacts
+from hocket.work.artifacts import Fetch
+from hocket.work.blobs import Blobs
+from hocket.work.command.allowance import Allowance
+from hocket.work.command.audience import Audience
+from hocket.work.command.errand import KIND
+from hocket.work.command.execute import Ended, Keeper
+from hocket.work.command.orders import Bounds, order_for
+from hocket.work.command.streams import Kept
+from hocket.work.command.workshop import Room, Workshop
+from hocket.work.handlers import JobType
+from hocket.work.products import Products
+from hocket.work.proofs import OUTPUT_TYPE, STREAM_TYPES
+from hocket.work.runner import Context, products_of
+
+# What a worker bounds where a manifest does not: the time of a command, what is kept of what it prints, its files.
+RUN_S_MAX = 24 * 3_600
+GRACE_S = 5.0
+PRINTED_BYTES_MAX = 8 * 1024 * 1024
+FREE_BYTES_MIN = 256 * 1024 * 1024
+FILE_BYTES_MAX = 64 * 1024**3
+BOUNDS = Bounds(RUN_S_MAX, GRACE_S, PRINTED_BYTES_MAX, FREE_BYTES_MIN, FILE_BYTES_MAX)
+
+
+class Premises(NamedTuple):
+    """What commands need of their node. `fetch` gets content from other nodes."""
+
+    key: SigningKey
+    node: int
+    runs: Path
+    blobs: Blobs
+    read: Callable[[], AbstractContextManager[Session]]
+    fetch: Fetch
+    now_ms: Callable[[], int]
+
+
+class Commands:
+    """Serves command jobs. Close it when no more will come."""
+
+    def __init__(self, premises: Premises, allowance: Allowance, bounds: Bounds = BOUNDS) -> None:
+        self._premises = premises
+        self._allowance = allowance
+        self._bounds = bounds
+        self._keeper = Keeper()
+        self._workshop = Workshop(premises.runs)
+        self.audience = Audience()
+
+    def close(self) -> None:
+        self._keeper.close()
+        self._workshop.close()
+
+    def job_type(self, only: bytes | None = None) -> JobType:
+        """How a worker serves them: all that it may, or only this job."""
+
+        def wants(schedule: bytes) -> bool:
+            op = decode(schedule)
+            assert isinstance(op.payload, ScheduleJob)
+            if only is not None:
+                return op.payload.job_id == only
+            return op.node_id == self._premises.node or self._allows(op.payload.payload)
+
+        return JobType(KIND, function=self.serve, wants=wants)
+
+    def _allows(self, payload: bytes) -> bool:
+        try:
+            return self._allowance.allows(parse_manifest(msgspec.json.decode(payload)))
+        except (BadManifest, msgspec.MsgspecError, RecursionError):
+            # Whoever runs anything finds out what is wrong with it, and says so.
+            return self._allowance.anything
+
+    def serve(self, ctx: Context, /, **payload: Any) -> dict[str, Any]:
+        """The handler of a command job."""
+        try:
+            manifest = parse_manifest(payload)
+        except BadManifest as error:
+            raise Usage(f"this is no manifest of a command: {error}") from None
+        execution, ended, proof_id = self._run(ctx, manifest)
+        if ended.why != "exited" or ended.exit_code != 0:
+            raise Failed(_complaint(manifest, ended))
+        outputs = [{"path": each.path, "hash": hash_text(each.hash), "size": each.size} for each in execution.outputs]
+        return {
+            "exit_code": ended.exit_code,
+            "content_id": hash_text(execution.content_id),
+            "outputs": outputs,
+            "proof": ulid_text(proof_id),
+        }
+
+    def _run(self, ctx: Context, manifest: Manifest) -> tuple[Execution, Ended, bytes]:
+        id_of = content_id(manifest)
+        told = {
+            "HOCKET_JOB": ctx.job_id,
+            "HOCKET_FENCE": str(ctx.fence),
+            "HOCKET_CONTENT_ID": hash_text(id_of),
+        }
+        with self._workshop.room(ctx.job_id) as room:
+            room.furnish(manifest, self._content)
+            ended = self._keeper.run(
+                order_for(manifest, room, told, self._bounds, self._allowance.environment),
+                heard=lambda stream, chunk: self.audience.tell(ctx.job_id, stream, chunk),
+                should_stop=lambda: ctx.cancelled,
+                now_ms=self._premises.now_ms,
+            )
+            products = products_of(ctx)
+            outputs = _outputs(products, room, manifest)
+            stdout, stderr = (_stream(products, name, getattr(ended, name)) for name in STREAM_TYPES)
+        execution = Execution(
+            content_id=id_of,
+            argv=manifest.argv,
+            exit_code=ended.exit_code,
+            signal=ended.signal,
+            timed_out=ended.why == "timeout",
+            started_at_ms=ended.started_ms,
+            finished_at_ms=ended.finished_ms,
+            inputs=tuple(each.hash for each in manifest.inputs or ()),
+            outputs=outputs,
+            resources=ended.resources,
+            fence=ctx.fence,
+            job=ctx.job_id,
+            runner=_runner(),
+            stdout=stdout,
+            stderr=stderr,
+        )
+        proof = prove(execution, self._premises.key)
+        return execution, ended, products.evidence(encode_proof(proof), PROOF_TYPE).id
+
+    def _content(self, hash: bytes) -> bytes:
+        """An input, from the log, from a blob, or from another node."""
+        premises = self._premises
+        with premises.read() as session:
+            found = session.artifacts_of_hash(hash)
+            for artifact in found:
+                if not session.is_evicted(artifact.id):
+                    return artifacts.content(session, premises.blobs, artifact, premises.fetch)
+        content = premises.blobs.read(hash)
+        if content is None:
+            state = "was evicted" if found else "is not known here"
+            raise Failed(f"the input {hash_text(hash)} {state}; put it on the log with `hocket run --input`")
+        return content
+
+
+def _outputs(products: Products, room: Room, manifest: Manifest) -> tuple[Output, ...]:
+    made = []
+    for path, file in room.collect(manifest.output_patterns).items():
+        kept = products.evidence(file, OUTPUT_TYPE)
+        made.append(Output(path, kept.hash, kept.size))
+    return tuple(made)
+
+
+def _stream(products: Products, name: str, kept: Kept) -> Stream:
+    evidence = products.evidence(kept.path, STREAM_TYPES[name])
+    return Stream(evidence.hash, evidence.size, kept.total)
+
+
+def _complaint(manifest: Manifest, ended: Ended) -> str:
+    program = manifest.argv[0]
+    if ended.why == "timeout":
+        return f"{program} was stopped: it ran for longer than {manifest.timeout or RUN_S_MAX} seconds"
+    if ended.why != "exited":
+        return f"{program}: {ended.why}: {ended.detail}" if ended.detail else f"{program}: {ended.why}"
+    if ended.signal is not None:
+        return f"{program} was ended by {signal.Signals(ended.signal).name}"
+    return f"{program} ended with exit code {ended.exit_code}"
+
+
+@cache
+def _runner() -> Runner:
+    """What runs commands here: the hash is over all of Hocket's own files, by name."""
+    root = Path(__file__).parents[2]
+    files = sorted(path.relative_to(root).as_posix() for path in root.rglob("*.py"))
+    hashes = b"".join(content_hash(name.encode()) + content_hash((root / name).read_bytes()) for name in files)
+    return Runner(content_hash(hashes), version("hocket"), f"linux/{machine()}")

@@ -1,0 +1,64 @@
+"""How a command job ended, as a shell would say it: an exit code, and a sentence where the code alone does not tell."""
+
+from typing import NamedTuple
+
+from hocket.errors import HocketError
+from hocket.kernel.ids import ulid_text
+from hocket.kernel.proof import Execution, read_envelope
+from hocket.kernel.roster import Job
+from hocket.kernel.roster import Outcome as Ended
+from hocket.store import Session, Stage
+from hocket.work import artifacts, view
+from hocket.work.artifacts import Fetch
+from hocket.work.blobs import Blobs
+from hocket.work.proofs import STREAM_TYPES, find_proof
+
+TIMED_OUT, NOT_STARTED, BY_SIGNAL = 124, 127, 128
+
+
+class Outcome(NamedTuple):
+    code: int
+    sentence: str
+
+
+def ending(session: Session, blobs: Blobs, job_id: bytes) -> Outcome | None:
+    """None while the job has not ended."""
+    entry = session.job(job_id)
+    if entry is None or entry.stage is not Stage.DONE:
+        return None
+    job = entry.job
+    if job.outcome is not Ended.CANCELLED:
+        proof = find_proof(session, blobs, job)
+        if proof is not None:
+            execution = read_envelope(proof.envelope)
+            return Outcome(exit_code(execution), _sentence(session, job, execution))
+    verb = "was cancelled" if job.outcome is Ended.CANCELLED else "failed"
+    return Outcome(1, f"job {ulid_text(job_id)} {verb}: {_error(session, job)}")
+
+
+def exit_code(execution: Execution) -> int:
+    if execution.timed_out:
+        return TIMED_OUT
+    if execution.signal is not None:
+        return BY_SIGNAL + execution.signal
+    return NOT_STARTED if execution.exit_code is None else execution.exit_code
+
+
+def printed(session: Session, blobs: Blobs, job_id: bytes, stream: str, fetch: Fetch | None) -> bytes:
+    """What was kept of a stream of the job's last run; nothing when it cannot be had."""
+    found = [each for each in session.artifacts_of_job(job_id) if each.type == STREAM_TYPES[stream]]
+    try:
+        return artifacts.content(session, blobs, found[-1], fetch) if found else b""
+    except HocketError:
+        return b""
+
+
+def _sentence(session: Session, job: Job, execution: Execution) -> str:
+    """Nothing for a command that ended by itself: it has said what it had to say."""
+    return "" if execution.exit_code is not None and not execution.timed_out else _error(session, job)
+
+
+def _error(session: Session, job: Job) -> str:
+    entry = session.job(job.id)
+    assert entry is not None
+    return str(view.full(session, entry)["error"] or "no reason was recorded")

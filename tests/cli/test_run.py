@@ -1,0 +1,193 @@
+"""`hocket run`: a command as a job, alone and through a worker that is there, with its output, its exit code, its files
+and its proof.
+"""
+
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import PROGRAM, Program, until
+
+pytestmark = [pytest.mark.req("GT-10", "GT-12")]
+
+
+@pytest.fixture(params=["alone", "worker"])
+def run(request: pytest.FixtureRequest, hocket: Program) -> Iterator[Program]:
+    if request.param == "alone":
+        yield hocket
+        return
+    worker = hocket.start("work")
+    until(lambda: list((hocket.home / "processes").glob("*.door")), "a door")
+    yield hocket
+    worker.send_signal(signal.SIGTERM)
+    assert worker.wait(30) == 0
+    assert not list((hocket.home / "processes").glob("*.door"))
+
+
+def job(hocket: Program) -> str:
+    return str(hocket("jobs", "--json", code=0).json[0]["job_id"])
+
+
+def test_what_it_prints_and_how_it_ends_come_back(run: Program) -> None:
+    assert run("run", "--", "sh", "-c", "echo out; echo err >&2", code=0).out == "out\n"
+    ended = run("run", "sh", "-c", "echo half >&2; exit 7", code=7)
+    assert (ended.out, ended.err) == ("", "half\n")
+    assert "exit code 7" in run("proof", "verify", job(run), code=0).out
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "sentence"),
+    [
+        (["--timeout", "1s", "--", "sleep", "60"], 124, "sleep was stopped: it ran for longer than 1 seconds"),
+        (["--", "no-such-program"], 127, "there is no program 'no-such-program'"),
+        (["--", "sh", "-c", "kill -9 $$"], 137, "sh was ended by SIGKILL"),
+        (["--", "/"], 127, "not started"),
+        ([], 2, "say what to run"),
+        (["--bogus", "--", "true"], 2, "no such option: --bogus"),
+        (["--timeout", "soon", "--", "true"], 2, "bad --timeout"),
+        (["--timeout", "1.5s", "--", "true"], 2, "whole seconds"),
+        (["--env", "NOT_SET_ANYWHERE", "--", "true"], 2, "there is no such variable"),
+        (["--env", "1=2", "--", "true"], 2, "env"),
+        (["--input", "missing", "--", "true"], 2, "cannot read"),
+        (["--input", "../x=missing", "--", "true"], 2, ""),
+        (["--output", "/etc/*", "--", "true"], 2, "HOCKET_OUTPUTS"),
+    ],
+)
+def test_what_goes_wrong_is_said(run: Program, words: list[str], code: int, sentence: str) -> None:
+    assert sentence in run("run", *words, code=code).sentence
+
+
+@pytest.mark.req("GT-02")
+def test_inputs_go_in_and_outputs_come_out(run: Program, tmp_path: Path) -> None:
+    given = tmp_path / "words"
+    given.write_text("b\na\n")
+    command = ["sh", "-c", "mkdir made && sort here/words > made/sorted && ls"]
+    shown = run("run", "--input", f"here/words={given}", "--output", "made/**", "--", *command, code=0)
+    assert shown.out.split() == ["here", "made"]
+    artifacts = run("artifacts", "list", "--job", job(run), "--json", code=0).json
+    (made,) = [each for each in artifacts if each["type"] == "hocket.output"]
+    run("artifacts", "get", made["artifact_id"], "-o", tmp_path / "sorted", code=0)
+    assert (tmp_path / "sorted").read_text() == "a\nb\n"
+    shown = run("proof", "verify", job(run), "--offline", code=0)
+
+
+def test_a_command_sees_its_own_environment_only(run: Program) -> None:
+    shown = run("run", "--env", "GREETING=hello", "--env", "HERE", "--", "env", environment={"HERE": "1"}, code=0)
+    seen = dict(line.split("=", 1) for line in shown.out.splitlines())
+    assert seen["GREETING"] == "hello" and seen["HERE"] == "1" and seen["HOCKET_FENCE"] == "1"
+    assert seen["HOME"].endswith("/home") and str(run.home / "runs") in seen["HOME"]
+    assert seen.keys() <= {
+        *("GREETING", "HERE", "HOCKET_JOB", "HOCKET_FENCE", "HOCKET_CONTENT_ID", "HOME", "TMPDIR", "PATH", "TZ", "PWD"),
+        *("LANG", "LC_ALL", "LC_CTYPE", "SHLVL", "_"),
+    }
+
+
+def test_a_lot_of_output_comes_whole_and_is_kept_in_part(run: Program) -> None:
+    shown = run("run", "--", "sh", "-c", "head -c 20000000 /dev/zero | tr '\\0' x", code=0)
+    assert len(shown.out) == 20_000_000
+    (kept,) = [each for each in artifacts_of(run) if each["type"] == "hocket.stdout"]
+    assert kept["size"] < 10_000_000
+
+
+def artifacts_of(hocket: Program) -> list[dict[str, object]]:
+    found: list[dict[str, object]] = hocket("artifacts", "list", "--job", job(hocket), "--json", code=0).json
+    return found
+
+
+def test_an_interrupt_leaves_nothing_behind(run: Program, tmp_path: Path) -> None:
+    began = tmp_path / "began"
+    running = run.start("run", "--", "sh", "-c", f"sleep 600 & echo $! > {began}; wait")
+    child = int(until(lambda: began.exists() and began.read_text().strip(), "the command to begin"))
+    running.send_signal(signal.SIGINT)
+    assert running.wait(30) == 130
+    until(lambda: not Path(f"/proc/{child}").exists(), "its processes to end")
+    until(lambda: run("jobs", "--json", code=0).json[0]["outcome"] == "cancelled", "the job to be cancelled")
+    until(lambda: not list((run.home / "runs").glob("*/*-*")), "its directory to go")
+
+
+def test_a_detached_command_goes_to_the_queue(run: Program) -> None:
+    detached = run("run", "--detach", "--", "echo", "later", code=0)
+    assert detached.out.startswith("submitted hocket.run ")
+    run("work", "--until-idle", code=0)
+    until(lambda: run("show", detached.job_id, "--json", code=0).json["outcome"] == "succeeded", "its end")
+
+
+def test_json(hocket: Program) -> None:
+    answer = hocket("run", "--json", "--", "sh", "-c", "echo said; exit 3", code=3)
+    lines = answer.out.splitlines()
+    assert lines[0] == "said"
+    assert json.loads(lines[1])["exit_code"] == 3
+
+
+def test_a_reader_that_goes_away_ends_it(run: Program) -> None:
+    words = ["sh", "-c", f"{' '.join(PROGRAM)} run -- yes | head -1"]
+    done = subprocess.run(words, capture_output=True, text=True, env=run.environment(None), timeout=60)
+    assert done.stdout == "y\n" and "Traceback" not in done.stderr
+    until(lambda: run("jobs", "--json", code=0).json[0]["state"] == "completed", "the job to end")
+
+
+def test_the_door_of_a_worker_that_was_killed_is_passed_by(hocket: Program) -> None:
+    worker = hocket.start("work")
+    (door,) = until(lambda: list((hocket.home / "processes").glob("*.door")), "a door")
+    worker.kill()
+    worker.wait()
+    assert door.exists()
+    assert hocket("run", "--", "echo", "alone", code=0).out == "alone\n"
+    assert not door.exists()
+
+
+@pytest.fixture
+def gpu(hocket: Program, tmp_path: Path) -> Iterator[Program]:
+    """Another node, which may run commands for this one."""
+    server = hocket.start("serve", "--port", "0", "--json")
+    assert server.stdout is not None and server.stdout.readline()
+    grants = ("--may", "job:claim:hocket.run", "--may", "job:complete:hocket.run")
+    token = hocket("invite", "gpu", *grants, "--json", code=0).json["token"]
+    program = Program(tmp_path / "gpu")
+    program("join", token, code=0)
+    program("sync", code=0)
+    hocket("route", "hocket.run", "gpu", code=0)
+    yield program
+    for process in program.started:
+        process.kill()
+        process.communicate()
+
+
+def test_another_node_runs_what_its_owner_allows(hocket: Program, gpu: Program, tmp_path: Path) -> None:
+    given = tmp_path / "given"
+    given.write_text("from afar\n")
+    refused = hocket("run", "--detach", "--", "echo", "no", code=0).job_id
+    disguised = hocket("run", "--detach", "--env", "PATH=/tmp", "--", "cat", "given", code=0).job_id
+    gpu("sync", code=0)
+    gpu("work", "--allow", "cat *", "--until-idle", code=0)
+    assert {hocket.show(each)["state"] for each in (refused, disguised)} == {"pending"}
+    gpu.start("work", "--allow", "cat *")
+    shown = hocket("run", "--input", f"given={given}", "--output", "given", "--", "cat", "given", code=0)
+    assert shown.out == "from afar\n"
+    done = job(hocket)
+    worker = gpu("whoami", "--json", code=0).json["node"]
+    assert f"by {worker}" in hocket("proof", "verify", done, code=0).out
+    gpu("work", "--allow-any", "--until-idle", code=0)
+    until(lambda: hocket.show(refused)["outcome"] == "succeeded", "what was not allowed before")
+
+
+def test_configured_commands(hocket: Program) -> None:
+    configuration = hocket.home / "config.toml"
+    for text, sentence in (
+        ("[commands]\nallow = 3", "commands.allow must be a list"),
+        ("[commands]\nallow_any = 1", "commands.allow_any must be true or false"),
+        ("[commands]\nbogus = 1", "unknown key commands.bogus"),
+        ("commands = 3", "must be a table"),
+        ("= no toml", "cannot read"),
+    ):
+        configuration.write_text(text)
+        assert sentence in hocket("work", "--until-idle", code=2).sentence
+    configuration.write_text('[commands]\nenvironment = ["SECRET"]\n')
+    seen = hocket("run", "--", "env", environment={"SECRET": "s", "OTHER": "o"}, code=0).out
+    assert "SECRET=s" in seen and "OTHER=" not in seen
+    assert os.environ.get("OTHER") is None
