@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from hocket.desk import Desk
 from hocket.errors import Failed
@@ -63,6 +64,16 @@ def test_of_several_runs_the_last_is_found(desk: Desk) -> None:
         assert need_proof(session, desk.blobs, second) != earlier
         wrong = check_proof(session, desk.blobs, second, earlier)
     assert "made under fence 1, the job's last claim has fence 2" in wrong[0]
+
+
+def test_what_another_node_calls_a_proof_is_not_found_but_can_be_verified(desk: Desk) -> None:
+    job = ran(desk)
+    elsewhere = replace(job, claimer=(job.claimer or 0) ^ 1)
+    with desk.read() as session:
+        assert find_proof(session, desk.blobs, elsewhere) is None
+        proof = need_proof(session, desk.blobs, elsewhere)
+        [problem] = check_proof(session, desk.blobs, elsewhere, proof)
+    assert "held the job" in problem
 
 
 def test_a_job_without_a_proof_says_so(desk: Desk) -> None:
@@ -131,9 +142,7 @@ def test_a_tampered_proof_is_found(desk: Desk) -> None:
         proof = need_proof(session, desk.blobs, job)
         forged = prove(check(proof), OTHER)
         for name in ("signature", "statement_signature"):
-            mixed = type(proof)(
-                **{each: getattr(proof, each) for each in proof.__struct_fields__} | {name: forged.signature}
-            )
+            mixed = replace(proof, **{name: forged.signature})
             [problem] = check_proof(session, desk.blobs, job, mixed)
             assert "is not signed by" in problem
 

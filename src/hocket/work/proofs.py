@@ -31,8 +31,9 @@ class Examined(NamedTuple):
 
 
 def find_proof(session: Session, blobs: Blobs, job: Job, fetch: Fetch | None = None) -> Proof | None:
-    """The proof of the job's last run, None when there is none that can be read here."""
-    for artifact in reversed(_of_type(session, job, PROOF_TYPE)):
+    """The proof of the job's last run, None when there is none that can be read here. What other nodes than the one
+    that held the job call a proof of it is not looked at."""
+    for artifact in reversed(_by_the_holder(session, job)):
         try:
             return decode_proof(artifacts.content(session, blobs, artifact, fetch))
         except (HocketError, BadProof):
@@ -41,8 +42,8 @@ def find_proof(session: Session, blobs: Blobs, job: Job, fetch: Fetch | None = N
 
 
 def need_proof(session: Session, blobs: Blobs, job: Job, fetch: Fetch | None = None) -> Proof:
-    """The same, or the reason why there is none."""
-    found = _of_type(session, job, PROOF_TYPE)
+    """What is to be verified as the proof of the job's last run; or the reason why there is nothing."""
+    found = _by_the_holder(session, job) or _of_type(session, job, PROOF_TYPE)
     if not found:
         state = job.state.name.lower() if job.outcome is None else job.outcome.name.lower()
         raise Failed(f"job {ulid_text(job.id)} ({job.kind}, {state}) has no proof; commands that have ended have one")
@@ -50,6 +51,13 @@ def need_proof(session: Session, blobs: Blobs, job: Job, fetch: Fetch | None = N
         return decode_proof(artifacts.content(session, blobs, found[-1], fetch))
     except BadProof as error:
         raise Failed(f"artifact {ulid_text(found[-1].id)} of job {ulid_text(job.id)} is no proof: {error}") from None
+
+
+def _by_the_holder(session: Session, job: Job) -> list[Artifact]:
+    """Proofs that the node has put on the log whose claim was the last that ended."""
+    holder = _holder(session, job)
+    found = _of_type(session, job, PROOF_TYPE)
+    return [each for each in found if artifacts.creation_of(session, each)[0].node_id == holder]
 
 
 def check_proof(session: Session, blobs: Blobs, job: Job, proof: Proof, fetch: Fetch | None = None) -> list[str]:
