@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable
 from typing import Literal, NamedTuple
 
@@ -162,10 +163,10 @@ def _ended(running: Running, problem: str, started_ms: int, finished_ms: int) ->
         resources = Resources(
             **{name: report[name] for name in _MEASURED},
             network_bytes=None if order.network else 0,
-            gpu_s=running.gpus.finish(report["wall_s"]) if running.gpus is not None else {},
+            gpu_s=running.gpus.finish(time.monotonic()) if running.gpus is not None else {},
         )
         if report["hanging"]:
-            detail += f"; {report['hanging']} of its processes hang in the kernel and do not end"
+            detail += f"; {report['hanging']} of its processes do not end, though they are killed"
     kept = running.finish()
     for name, keeping in running.kept.items():
         if keeping.problem is not None:

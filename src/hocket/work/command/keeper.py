@@ -109,8 +109,7 @@ class Keeper:
 
     def _clear(self) -> None:
         """Kills what became this process's own when a supervisor died."""
-        while strangers := self._tree.look_anew(self._supervisors.keys()):
-            self._tree.tell(strangers, signal.SIGKILL)
+        while self._tree.kill_strays(self._supervisors):
             time.sleep(REST_MAX_S)
             self._reap()
 

@@ -71,12 +71,21 @@ class Line:
 
     def close(self) -> None:
         self.is_open = False
-        self._socket.close()
+        hang_up(self._socket)
         try:
             self.process.wait(ANSWER_S)
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
+
+
+def hang_up(line: _socket.socket) -> None:
+    """Closes a socket for the other end, too, even if a fork of this process has a copy of it."""
+    try:
+        line.shutdown(_socket.SHUT_RDWR)
+    except OSError:
+        pass  # the other end is gone
+    line.close()
 
 
 def _has_stderr() -> bool:

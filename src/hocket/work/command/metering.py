@@ -17,8 +17,10 @@ if TYPE_CHECKING:
 # The first look is at once; each rest until the next is twice as long as the one before, up to the second number.
 LOOK_S = 0.01
 LOOK_MAX_S = 0.25
-# Looking may take this part of a processor; where it is slow, because there are many processes, it is done less often.
+# Looking may take this part of a processor, and a little more at the start; where it is slow, because there are many
+# processes, it is done less often.
 LOOK_SHARE = 0.01
+LOOK_ADVANCE_S = 0.005
 # A process begins as a copy of this one, and Linux counts the copy's size as the first of its own. A peak that may be
 # the copy's is left to looking.
 COPY_BYTES_MAX = 16 * 1024 * 1024
@@ -41,6 +43,7 @@ class Meter:
         # Processor time of the processes that were seen, by number, and of those seen that are gone.
         self._cpu_seen: dict[int, float] = {}
         self._cpu_gone_s = 0.0
+        self._copy_peak = 0
 
     def look(self, processes: dict[int, Process], now: float) -> None:
         self._hold(now)
@@ -56,15 +59,18 @@ class Meter:
         self._cpu_s += usage.ru_utime + usage.ru_stime
         self._read_blocks += usage.ru_inblock
         self._written_blocks += usage.ru_oublock
-        if usage.ru_maxrss * 1024 > COPY_BYTES_MAX:
-            self._memory_peak = max(self._memory_peak, usage.ru_maxrss * 1024)
+        peak = usage.ru_maxrss * 1024
+        if peak > COPY_BYTES_MAX:
+            self._memory_peak = max(self._memory_peak, peak)
+        self._copy_peak = max(self._copy_peak, peak)
 
     def total(self, now: float) -> dict[str, Any]:
         self._hold(now)
         return {
             "wall_s": now - self._began,
             "cpu_s": max(self._cpu_s, self._cpu_gone_s + sum(self._cpu_seen.values())),
-            "memory_peak_bytes": self._memory_peak,
+            # What was over before it could be looked at was at least no larger than this.
+            "memory_peak_bytes": self._memory_peak or self._copy_peak,
             "memory_gb_s": self._memory_byte_s / _GB,
             "disk_read_bytes": self._read_blocks * _BLOCK_BYTES,
             "disk_written_bytes": self._written_blocks * _BLOCK_BYTES,

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hocket.work.command.gpus import ASK_S, GpuMeter, Gpus
-from hocket.work.command.line import ANSWER_S, Line
+from hocket.work.command.line import ANSWER_S, Line, hang_up
 from hocket.work.command.streams import Keeping, Kept
 from hocket.work.command.supervisor import MESSAGE_BYTES_MAX
 
@@ -24,7 +24,7 @@ READ_BYTES = 65_536
 # What a command left in a pipe is read after its end, but not for ever: somebody else may hold the pipe.
 LEFT_BYTES_MAX = 4 * 1024 * 1024
 # A supervisor that has not reported so long after it must have killed its command is given up.
-OVERDUE_S = 20.0
+OVERDUE_S = 30.0
 # How long to wait, when there is no report, for all processes to let go of the pipes.
 SILENCE_S = 5.0
 
@@ -149,7 +149,7 @@ class Running:
                 self._poller.unregister(self._control.fileno())
             except KeyError:
                 pass
-            self._control.close()
+            hang_up(self._control)
 
     def _read(self, fd: int, heard: Heard) -> int:
         name, pipe = self._pipes[fd]

@@ -14,7 +14,7 @@ import resource
 import select
 import time
 
-from hocket.work.command.metering import LOOK_MAX_S, LOOK_S, LOOK_SHARE, Meter
+from hocket.work.command.metering import LOOK_ADVANCE_S, LOOK_MAX_S, LOOK_S, LOOK_SHARE, Meter
 from hocket.work.command.tree import Process, Tree
 
 TYPE_CHECKING = False
@@ -71,9 +71,9 @@ def supervise(control: socket, streams: tuple[int, int], worker: int, keeper: in
             os.close(stream)
         watch.stay((worker, keeper_gone))
         watch.finish()
-    # What hangs in the kernel is killed already, and is waited for here; the keeper would take it for its own.
-    while watch.reap():
-        time.sleep(LOOK_MAX_S)
+        # What would not end for the report is killed all the same, however long it takes.
+        while not watch.kill():
+            continue
 
 
 class Watch:
@@ -88,6 +88,8 @@ class Watch:
         self._first = 0
         self._why = "exited"
         self._named_at = 0.0
+        self._began = time.monotonic()
+        self._spent_s = 0.0
         try:
             self._room = os.open(order["directory"], os.O_PATH | os.O_CLOEXEC)
         except OSError:
@@ -152,7 +154,7 @@ class Watch:
 
     def finish(self) -> None:
         """Ends what is left of the command, and reports."""
-        is_gone = self._tree.kill(self.reap)
+        is_gone = self.kill()
         status = self._status
         exit_code = os.waitstatus_to_exitcode(status) if status is not None else None
         if self._why == "exited" and exit_code != 0 and self._is_full():
@@ -166,6 +168,9 @@ class Watch:
             **self._meter.total(time.monotonic()),
         }
         _say(self._control, report)
+
+    def kill(self) -> bool:
+        return self._tree.kill(self.reap)
 
     def reap(self) -> bool:
         """Takes note of the processes that have ended. False when there are none any more."""
@@ -183,20 +188,19 @@ class Watch:
     def _stop(self, why: str, now: float) -> float:
         """Asks all processes to end; gives the time when their grace is over."""
         self._why = why
-        processes = self._tree.look()
-        self._tree.tell(processes, signal.SIGTERM)
-        # One that is stopped could not hear it.
-        self._tree.tell(processes, signal.SIGCONT)
+        # One that is stopped would not hear it.
+        self._tree.tell(signal.SIGTERM, signal.SIGCONT)
         return now + float(self._order["grace_s"])
 
     def _look(self, now: float, rest: float) -> float:
         processes = self._tree.look()
         self._meter.look(processes, now)
         self._name(processes, now)
-        took = time.monotonic() - now
         is_urgent = self._why != "exited" or self._is_full(TIGHT)
         rest = LOOK_S if is_urgent else min(rest * 2, LOOK_MAX_S)
-        return max(rest, took / LOOK_SHARE)
+        done = time.monotonic()
+        self._spent_s += done - now
+        return max(rest, (self._spent_s - LOOK_ADVANCE_S) / LOOK_SHARE - (done - self._began))
 
     def _name(self, processes: dict[int, Process], now: float) -> None:
         every_s = self._order["named_s"]

@@ -1,0 +1,149 @@
+"""From manifests to orders: the environment, the bounds, and the sandbox."""
+
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from hocket.errors import Usage
+from hocket.kernel.manifest import Manifest, parse_manifest
+from hocket.work.command import sandbox
+from hocket.work.command.orders import Bounds, environment, order_for
+from hocket.work.command.workshop import Room, Workshop
+from tests.command.bench import Bench, never, now_ms
+
+BOUNDS = Bounds(run_s_max=100, grace_s=5, output_bytes_max=1000, free_bytes_min=2000, file_bytes_max=3000)
+
+
+@pytest.fixture
+def room(tmp_path: Path) -> Iterator[Room]:
+    workshop = Workshop(tmp_path / "runs")
+    with workshop.room("job") as made:
+        yield made
+    workshop.close()
+
+
+@pytest.fixture(autouse=True)
+def untried() -> Iterator[None]:
+    """Whether there is a sandbox is found out once; each test finds out for itself."""
+    sandbox._found.clear()
+    yield
+    sandbox._found.clear()
+
+
+def manifest(**fields: object) -> Manifest:
+    return parse_manifest({"command": ["sh", "-c"], "args": ["true"], "timeout": 10, **fields})
+
+
+def test_the_environment_is_made_of_what_is_named(room: Room) -> None:
+    own = {"PATH": "/bin", "LANG": "C", "LC_TIME": "de_AT", "LC": "no", "SECRET": "no", "TZ": "UTC", "HOME": "/root"}
+    told = {"HOCKET_JOB": "01X", "HOCKET_FENCE": "3"}
+    made = environment(manifest(env={"LANG": "fr", "HOCKET_JOB": "forged", "MINE": "1"}), room, told, own)
+    assert made == {
+        "PATH": "/bin",
+        "LANG": "fr",
+        "LC_TIME": "de_AT",
+        "TZ": "UTC",
+        "HOME": str(room.home),
+        "TMPDIR": str(room.temporary),
+        "MINE": "1",
+        "HOCKET_JOB": "01X",
+        "HOCKET_FENCE": "3",
+    }
+    assert environment(manifest(), room, {}, {})["PATH"] == os.defpath
+    assert "SECRET" in environment(manifest(), room, {}, own, passed_on=["SEC*"])
+
+
+def test_the_shorter_time_holds(room: Room) -> None:
+    order = order_for(manifest(cwd="x"), room, {}, BOUNDS)
+    assert (order.argv, order.directory, order.streams) == (("sh", "-c", "true"), room.work / "x", room.streams)
+    assert (order.timeout_s, order.grace_s) == (10, 5)
+    assert (order.output_bytes_max, order.free_bytes_min, order.file_bytes_max) == (1000, 2000, 3000)
+    assert (order.sandboxed, order.network) == (False, True)
+    assert order_for(manifest(timeout=0), room, {}, BOUNDS).timeout_s == 100
+    assert order_for(manifest(timeout=1000), room, {}, BOUNDS).timeout_s == 100
+
+
+def test_a_sandbox_has_the_system_to_read_and_the_room_to_write(room: Room) -> None:
+    line = sandbox.wrapped(("prog", "--flag"), room, room.work / "x", network=False)
+    assert line[0] == "bwrap"
+    assert line[-5:] == ("--chdir", str(room.work / "x"), "--", "prog", "--flag")
+    assert {"--unshare-all", "--die-with-parent", "--new-session"} <= {*line}
+    assert "--share-net" not in line
+    triples = [line[at : at + 3] for at in range(len(line))]
+    for own in (room.work, room.home, room.temporary):
+        assert ("--bind", str(own), str(own)) in triples
+    assert ("--bind", str(room.temporary), "/tmp") in triples
+    written = [triple[2] for triple in triples if triple[0].startswith("--bind")]
+    assert written == ["/tmp", str(room.work), str(room.home), str(room.temporary)], "and nothing else"
+    read = {triple[2] for triple in triples if triple[0].startswith("--ro-bind")}
+    assert "/usr" in read and not read & {"/", "/home", "/root", "/var", "/run"}
+    assert str(room.streams) not in line, "what it printed is not for the command to change"
+    # What is mounted later lies over what is mounted before.
+    assert line.index("/tmp") < line.index(str(room.work))
+    with_network = sandbox.wrapped(("prog",), room, room.work, network=True)
+    assert "--share-net" in with_network
+    assert with_network.index("--unshare-all") < with_network.index("--share-net")
+
+
+def test_without_bubblewrap_a_command_that_asks_for_a_sandbox_is_not_run(
+    room: Room, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert not sandbox.available()
+    for asked in ("on", "network"):
+        with pytest.raises(Usage, match="there is no `bwrap` here; install the package bubblewrap"):
+            order_for(manifest(env={"HOCKET_SANDBOX": asked}), room, {}, BOUNDS)
+
+
+def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
+    """A program in bubblewrap's place that answers as it would."""
+    program = tmp_path / "bin" / "bwrap"
+    program.parent.mkdir()
+    program.write_text(f"#!/bin/sh\n{script}\n")
+    program.chmod(program.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+
+
+def test_where_the_kernel_refuses_that_is_said(room: Room, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    stand_in(tmp_path, monkeypatch, "echo 'bwrap: No permissions to create new namespace' >&2; exit 1")
+    assert not sandbox.available()
+    with pytest.raises(Usage, match="cannot make one: bwrap: No permissions to create new namespace; allow"):
+        order_for(manifest(env={"HOCKET_SANDBOX": "on"}), room, {}, BOUNDS)
+
+
+def test_a_sandbox_is_tried_once_and_then_used(room: Room, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    stand_in(tmp_path, monkeypatch, f"echo tried >> {tmp_path}/journal; exit 0")
+    order = order_for(manifest(env={"HOCKET_SANDBOX": "on"}), room, {}, BOUNDS)
+    assert (order.argv[0], order.argv[-4:]) == ("bwrap", ("--", "sh", "-c", "true"))
+    assert (order.sandboxed, order.network) == (True, False)
+    order = order_for(manifest(env={"HOCKET_SANDBOX": "network"}), room, {}, BOUNDS)
+    assert (order.sandboxed, order.network) == (True, True)
+    assert (tmp_path / "journal").read_text() == "tried\n"
+
+
+@pytest.mark.skipif(not sandbox.available(), reason=f"no real sandbox here: {sandbox._found[0]}")
+@pytest.mark.xdist_group("processes")
+def test_a_command_in_a_sandbox_sees_its_room_and_little_else(bench: Bench, room: Room, tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("secret")
+    script = f"""
+    test -e {tmp_path}/secret && echo sees the secret
+    touch /usr/mark 2>/dev/null && echo writes to the system
+    ls /proc | grep -c '^[0-9]' | grep -qx '[1-9]' || echo sees other processes
+    grep -q : /proc/net/dev && grep -v lo: /proc/net/dev | grep -q : && echo has a network
+    mkdir -p outputs && echo made > outputs/file && echo tmp > "$TMPDIR/x" && echo home > "$HOME/x" || echo cannot write
+    setsid -f sleep 3600
+    """
+    asked = manifest(args=[script], env={"HOCKET_SANDBOX": "on", "HOCKET_TEST_MARK": bench.mark})
+    room.furnish(asked, lambda hash: b"")
+    ended = bench.keeper.run(order_for(asked, room, {}, BOUNDS._replace(free_bytes_min=0)), bench.hear, never, now_ms)
+    assert (ended.detail, bytes(bench.heard["stdout"]), bytes(bench.heard["stderr"])) == (
+        "its exit code is 0",
+        b"",
+        b"",
+    )
+    assert [*room.collect(["outputs/**"])] == ["outputs/file"]
+    assert ended.resources.network_bytes == 0
+    assert bench.survivors() == []
