@@ -2,7 +2,7 @@
 file of a result follows from the proof, so that whoever reads one can tell whether it was changed.
 """
 
-from base64 import b64decode
+from base64 import b64decode, b64encode
 from binascii import Error as NotBase64
 from collections.abc import Mapping
 from typing import Literal, NamedTuple, get_args
@@ -14,7 +14,8 @@ from hocket.gitplane.objects import Commit, commit_data
 from hocket.gitplane.trailers import Malformed, hash_of, key_of, message, read_trailers, signature_of
 from hocket.kernel.canonical import canonical_json
 from hocket.kernel.ids import hash_text
-from hocket.kernel.keys import key_text
+from hocket.kernel.intoto import PAYLOAD_TYPE, statement
+from hocket.kernel.keys import did_key, key_text
 from hocket.kernel.proof import Execution, Proof, check, digest, dsse
 
 BLOBS_BYTES_MAX = 32 * 1024 * 1024
@@ -144,9 +145,19 @@ def checked_proof(result: Result, envelope: bytes, attestation: bytes) -> Execut
     proof = read_proof(result, envelope, attestation)
     execution = check(proof, result.job, result.worker)
     # The attestation has one spelling, and everything in it follows from the proof.
-    if canonical_json(dsse(proof)) != attestation:
+    if _attestation(statement(execution, result.proof, result.worker), proof) != attestation:
         raise Malformed(f"{ATTESTATION} is not what follows from the proof")
     return execution
+
+
+def _attestation(said: bytes, proof: Proof) -> bytes:
+    """The same as canonical JSON of the DSSE envelope: nothing in it needs an escape."""
+    return b'{"payload":"%b","payloadType":"%b","signatures":[{"keyid":"%b","sig":"%b"}]}' % (
+        b64encode(said),
+        PAYLOAD_TYPE.encode(),
+        did_key(proof.worker).encode(),
+        b64encode(proof.statement_signature),
+    )
 
 
 def read_proof(result: Result, envelope: bytes, attestation: bytes) -> Proof:

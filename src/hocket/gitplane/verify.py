@@ -4,6 +4,7 @@ What a shallow or partial clone has left out is told apart from what is wrong.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import Executor
 from itertools import islice
 from typing import NamedTuple
 
@@ -29,8 +30,9 @@ from hocket.kernel.ids import content_hash, hash_text
 from hocket.kernel.keys import key_text
 from hocket.kernel.manifest import BadManifest, Manifest, content_id, read_manifest
 from hocket.kernel.proof import BadProof, Execution
+from hocket.log.parallel import in_parallel
 
-JOBS_AT_ONCE = 64
+JOBS_AT_ONCE = 128
 LARGE_AT_ONCE = 8
 CHAIN_MAX = 100_000
 
@@ -56,16 +58,17 @@ class Verified(NamedTuple):
         return not self.findings
 
 
-def verify(plane: Plane, job: bytes | None = None) -> Iterator[Verified]:
-    """Every job of the plane, or the one with that content id, in the order of the content ids."""
-    grouped = group(plane.refs())
-    jobs = iter(refs for name, refs in sorted(grouped.items()) if job is None or name == job)
+def verify(plane: Plane, job: bytes | None = None, helpers: Executor | None = None) -> Iterator[Verified]:
+    """Every job of the plane, or the one with that content id, in the order of the content ids. Helpers are threads
+    that verify signatures at the same time."""
+    grouped = group(plane.refs() if job is None else plane.refs(JobRefs(job).name("")))
+    jobs = iter(refs for _, refs in sorted(grouped.items()))
     shallow = plane.shallow()
     while some := list(islice(jobs, JOBS_AT_ONCE)):
         objects = _Objects(plane, shallow)
         objects.gather(some)
-        for refs in some:
-            yield _Job(refs, objects).verify()
+        looks = [_Job(refs, objects) for refs in some]
+        yield from in_parallel(helpers, lambda part: [each.verify() for each in part], looks)
 
 
 class _Wrong(Exception):
@@ -85,6 +88,8 @@ class _Objects:
         self.digest_bytes = plane.digest_bytes
         self._found: dict[str, Object | Unreadable] = {}
         self._weights: dict[str, tuple[bytes, int]] = {}
+        self._commits: dict[str, Commit] = {}
+        self._trees: dict[str, dict[str, Entry]] = {}
 
     def gather(self, jobs: Iterable[JobRefs]) -> None:
         heads: dict[str, None] = {}
@@ -124,20 +129,16 @@ class _Objects:
                     self._found[oid] = found
 
     def _as_commit(self, oid: str) -> Commit | None:
-        found = self._found[oid]
         try:
-            return read_commit(found.data) if isinstance(found, Object) and found.kind == "commit" else None
-        except ValueError:
+            return self.commit(oid, oid)
+        except _Wrong:
             return None
 
     def _as_tree(self, oid: str) -> Iterable[Entry]:
-        found = self._found[oid]
         try:
-            if isinstance(found, Object) and found.kind == "tree":
-                return read_tree(found.data, self.digest_bytes).values()
-        except ValueError:
-            pass
-        return ()
+            return self.tree(oid, oid).values()
+        except _Wrong:
+            return ()
 
     def weight(self, oid: str, of: str) -> tuple[bytes, int]:
         """The hash and the size of a file."""
@@ -156,18 +157,22 @@ class _Objects:
         return found.data
 
     def commit(self, oid: str, of: str) -> Commit:
-        raw = self.get(oid, "commit", of)
-        try:
-            return read_commit(raw)
-        except ValueError as error:
-            raise _Wrong(Finding(oid, str(error))) from None
+        if oid not in self._commits:
+            raw = self.get(oid, "commit", of)
+            try:
+                self._commits[oid] = read_commit(raw)
+            except ValueError as error:
+                raise _Wrong(Finding(oid, str(error))) from None
+        return self._commits[oid]
 
     def tree(self, oid: str, of: str) -> dict[str, Entry]:
-        raw = self.get(oid, "tree", of)
-        try:
-            return read_tree(raw, self.digest_bytes)
-        except ValueError as error:
-            raise _Wrong(Finding(of, f"its tree {oid}: {error}")) from None
+        if oid not in self._trees:
+            raw = self.get(oid, "tree", of)
+            try:
+                self._trees[oid] = read_tree(raw, self.digest_bytes)
+            except ValueError as error:
+                raise _Wrong(Finding(of, f"its tree {oid}: {error}")) from None
+        return self._trees[oid]
 
     def file(self, entries: Mapping[str, Entry], name: str, of: str) -> bytes:
         if name not in entries:
