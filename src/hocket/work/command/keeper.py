@@ -18,7 +18,7 @@ from hocket.work.command.supervisor import adopt_orphans, supervise
 from hocket.work.command.tree import REST_MAX_S, Tree
 
 # The descriptors that come with an order: the control socket, and where the command's stdout and stderr go.
-ORDER_FDS = 3
+_ORDER_FDS = 3
 _FD_BYTES = 4
 
 
@@ -54,7 +54,7 @@ class Keeper:
         fds = [fd for _, _, data in extra for fd in _numbers(data)]
         if not message:
             self._close()
-        elif message == b"run" and len(fds) == ORDER_FDS:
+        elif message == b"run" and len(fds) == _ORDER_FDS:
             self._fork(fds)
         elif message.startswith(b"kill ") and int(message[5:]) in self._supervisors:
             os.kill(int(message[5:]), signal.SIGKILL)
