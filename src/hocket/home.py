@@ -47,6 +47,7 @@ class Home:
         self.processes = self.path / "processes"
         self.blobs = self.path / "blobs"
         self.runs = self.path / "runs"
+        self.git = self.path / "git"
         self.configuration = self.path / "config.toml"
         self._user_key = self.path / "user.key"
         self._user_did = self.path / "user.did"

@@ -22,6 +22,7 @@ COMMANDS = {
     "retry": ("job:retry_app", "Try a failed or cancelled job anew."),
     "artifacts": ("artifacts:app", "What jobs made and people put: list, read, evict."),
     "why": ("why:app", "How an output came about: model, prompt, context, evidence."),
+    "git": ("git:app", "A git repository as a queue of commands: submit, work, verify."),
     "proof": ("proof:app", "Proofs of what commands did: show, verify, export."),
     "manifest": ("manifest:app", "Manifests of commands: content id, canonical form, check."),
     "invite": ("invite:app", "Let another machine into the mesh: prints a token for it."),

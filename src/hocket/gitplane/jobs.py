@@ -86,8 +86,13 @@ def submit(plane: Plane, text: bytes, now_ms: int, inputs: Iterable[bytes] = ())
     except BadManifest as error:
         raise Usage(str(error)) from None
     job = content_id(manifest)
+    ref = JobRefs(job).name("job")
     contents = {content_hash(each): each for each in inputs}
     _check_inputs(manifest, contents)
+    # Looked at first: two who write the same at the same second write the same commit, and both would be told that
+    # theirs is new.
+    if (there := plane.refs(ref).get(ref)) is not None:
+        return Submitted(job, there, is_new=False)
     entries = [Entry(FILE, MANIFEST, plane.write("blob", text))]
     if contents:
         files = [Entry(FILE, hash.hex(), plane.write("blob", data)) for hash, data in contents.items()]
@@ -97,7 +102,6 @@ def submit(plane: Plane, text: bytes, now_ms: int, inputs: Iterable[bytes] = ())
     commit = plane.write(
         "commit", commit_data(tree, [], IDENTITY, now_ms // 1000, message(f"job {job.hex()[:12]}", trailers))
     )
-    ref = JobRefs(job).name("job")
     if plane.swap([Change(ref, None, commit)]):
         return Submitted(job, commit, is_new=True)
     there = plane.refs(ref).get(ref)
@@ -220,6 +224,25 @@ def order_of(plane: Plane, refs: JobRefs) -> Order:
         raise Failed(f"the job {hash_text(refs.content_id)} cannot be run: {error}") from None
     wanted = {pointer.hash.hex(): pointer.hash for pointer in manifest.inputs or ()}
     return Order(manifest, {wanted[name]: entry.oid for name, entry in inputs.items() if name in wanted})
+
+
+def orders_of(plane: Plane, some: Iterable[JobRefs]) -> dict[bytes, Order | str]:
+    """What jobs ask for, by content id, or why that cannot be told. Wherever the objects are, they are read in as few
+    goes as for one job.
+    """
+    some = list(some)
+    commits = plane.read([str(refs.job) for refs in some])
+    trees = [read_commit(each.data).tree for each in commits.values() if isinstance(each, Object)]
+    found = plane.read(trees).values()
+    entries = [read_tree(each.data, plane.digest_bytes) for each in found if isinstance(each, Object)]
+    plane.read([each[MANIFEST].oid for each in entries if MANIFEST in each])
+    orders: dict[bytes, Order | str] = {}
+    for refs in some:
+        try:
+            orders[refs.content_id] = order_of(plane, refs)
+        except Failed as error:
+            orders[refs.content_id] = str(error)
+    return orders
 
 
 def read_input(plane: Plane, hash: bytes, oid: str) -> bytes:

@@ -209,6 +209,16 @@ def claim(
     return Claims(taken, _earliest(again), wanted)
 
 
+def take(tx: Transaction, draft: Draft, worker: int, lease_ms: int) -> Claim:
+    """Submits a job that is decided elsewhere, and claims it at once, for the log."""
+    assert draft.policy.open
+    job_id = _submit(tx, draft).job_id
+    _must(tx.author(ClaimWork(job_id, tx.node, lease_ms)), job_id)
+    tx.projection.assign(job_id, worker)
+    job = _job(tx, job_id)
+    return Claim(job, tx.body(job.schedule_op))
+
+
 def _by_urgency(tx: Transaction, kinds: list[str], page: int) -> Iterator[tuple[Entry, bytes | None]]:
     """The ready jobs of those kinds, each with its ScheduleJob op: as many as are asked for, up to a bound. It is read
     page by page, since those at the front may be for somebody else.

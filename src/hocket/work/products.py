@@ -196,6 +196,19 @@ class Products:
         if staged is not None:
             self.kit.blobs.drop(staged)
 
+    def contents(self, bytes_max: int) -> dict[bytes, bytes]:
+        """The evidence so far, by hash, as far as each piece has no more bytes than that."""
+        with self._lock:
+            kept = [each for each in self._made if each.is_evidence]
+        found: dict[bytes, bytes] = {}
+        for each in kept:
+            assert isinstance(each.payload, CreateArtifact)
+            if each.payload.content_inline is not None:
+                found[each.payload.content_hash] = each.payload.content_inline
+            elif each.staged is not None and each.staged.size <= bytes_max:
+                found[each.staged.hash] = each.staged.path.read_bytes()
+        return found
+
     # The end of the run.
 
     def write(self, tx: Transaction, whole: bool, stopped: bool = False) -> Written | Reason:

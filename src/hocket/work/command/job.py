@@ -19,7 +19,7 @@ from hocket.kernel.ids import content_hash, hash_text, ulid_text
 from hocket.kernel.keys import SigningKey
 from hocket.kernel.manifest import BadManifest, Manifest, content_id, parse_manifest
 from hocket.kernel.ops import decode
-from hocket.kernel.proof import PROOF_TYPE, Execution, Output, Runner, Stream, encode_proof, prove
+from hocket.kernel.proof import PROOF_TYPE, Execution, Output, Proof, Runner, Stream, encode_proof, prove
 from hocket.kernel.vocabulary import ScheduleJob
 from hocket.store import Session
 from hocket.work import artifacts
@@ -31,7 +31,7 @@ from hocket.work.command.errand import KIND
 from hocket.work.command.execute import Ended, Keeper
 from hocket.work.command.orders import Bounds, order_for
 from hocket.work.command.streams import Kept
-from hocket.work.command.workshop import Room, Workshop
+from hocket.work.command.workshop import Content, Room, Workshop
 from hocket.work.handlers import JobType
 from hocket.work.products import Products
 from hocket.work.proofs import OUTPUT_TYPE, STREAM_TYPES
@@ -58,12 +58,21 @@ class Premises(NamedTuple):
     now_ms: Callable[[], int]
 
 
+class Performed(NamedTuple):
+    """A command that was run, and its proof."""
+
+    execution: Execution
+    ended: Ended
+    proof: Proof
+    proof_id: bytes
+
+
 class Commands:
     """Serves command jobs. Close it when no more will come."""
 
     def __init__(self, premises: Premises, allowance: Allowance, bounds: Bounds = BOUNDS) -> None:
         self._premises = premises
-        self._allowance = allowance
+        self.allowance = allowance
         self._bounds = bounds
         self._keeper = Keeper()
         self._workshop = Workshop(premises.runs)
@@ -87,10 +96,10 @@ class Commands:
 
     def _allows(self, payload: bytes) -> bool:
         try:
-            return self._allowance.allows(parse_manifest(msgspec.json.decode(payload)))
+            return self.allowance.allows(parse_manifest(msgspec.json.decode(payload)))
         except (BadManifest, msgspec.MsgspecError, RecursionError):
             # Whoever runs anything finds out what is wrong with it, and says so.
-            return self._allowance.anything
+            return self.allowance.anything
 
     def serve(self, ctx: Context, /, **payload: Any) -> dict[str, Any]:
         """The handler of a command job."""
@@ -98,18 +107,10 @@ class Commands:
             manifest = parse_manifest(payload)
         except BadManifest as error:
             raise Usage(f"this is no manifest of a command: {error}") from None
-        execution, ended, proof_id = self._run(ctx, manifest)
-        if ended.why != "exited" or ended.exit_code != 0:
-            raise Failed(_complaint(manifest, ended))
-        outputs = [{"path": each.path, "hash": hash_text(each.hash), "size": each.size} for each in execution.outputs]
-        return {
-            "exit_code": ended.exit_code,
-            "content_id": hash_text(execution.content_id),
-            "outputs": outputs,
-            "proof": ulid_text(proof_id),
-        }
+        return result(manifest, self.perform(ctx, manifest, self.content))
 
-    def _run(self, ctx: Context, manifest: Manifest) -> tuple[Execution, Ended, bytes]:
+    def perform(self, ctx: Context, manifest: Manifest, content: Content) -> "Performed":
+        """Runs the command and keeps what it printed and made, and the proof, as evidence. `content` gives inputs."""
         id_of = content_id(manifest)
         told = {
             "HOCKET_JOB": ctx.job_id,
@@ -117,9 +118,9 @@ class Commands:
             "HOCKET_CONTENT_ID": hash_text(id_of),
         }
         with self._workshop.room(ctx.job_id) as room:
-            room.furnish(manifest, self._content)
+            room.furnish(manifest, content)
             ended = self._keeper.run(
-                order_for(manifest, room, told, self._bounds, self._allowance.environment),
+                order_for(manifest, room, told, self._bounds, self.allowance.environment),
                 heard=lambda stream, chunk: self.audience.tell(ctx.job_id, stream, chunk),
                 should_stop=lambda: ctx.cancelled,
                 now_ms=self._premises.now_ms,
@@ -145,9 +146,9 @@ class Commands:
             stderr=stderr,
         )
         proof = prove(execution, self._premises.key)
-        return execution, ended, products.evidence(encode_proof(proof), PROOF_TYPE).id
+        return Performed(execution, ended, proof, products.evidence(encode_proof(proof), PROOF_TYPE).id)
 
-    def _content(self, hash: bytes) -> bytes:
+    def content(self, hash: bytes) -> bytes:
         """An input, from the log, from a blob, or from another node."""
         premises = self._premises
         with premises.read() as session:
@@ -160,6 +161,19 @@ class Commands:
             state = "was evicted" if found else "is not known here"
             raise Failed(f"the input {hash_text(hash)} {state}; put it on the log with `hocket run --input`")
         return content
+
+
+def result(manifest: Manifest, performed: Performed) -> dict[str, Any]:
+    """What the job gives. Raises Failed when the command did not end well."""
+    execution, ended = performed.execution, performed.ended
+    if ended.why != "exited" or ended.exit_code != 0:
+        raise Failed(_complaint(manifest, ended))
+    return {
+        "exit_code": ended.exit_code,
+        "content_id": hash_text(execution.content_id),
+        "outputs": [{"path": each.path, "hash": hash_text(each.hash), "size": each.size} for each in execution.outputs],
+        "proof": ulid_text(performed.proof_id),
+    }
 
 
 def _outputs(products: Products, room: Room, manifest: Manifest) -> tuple[Output, ...]:

@@ -1,0 +1,414 @@
+"""`hocket git`: any git repository as a queue of commands, with claims, leases and proofs, and no server of ours."""
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from hocket.cli.app import new_app
+from hocket.cli.options import seconds
+from hocket.cli.settings import HomeOption, JsonOption, open_desk, settings
+from hocket.cli.voice import ago, emit, fields, notice, progress, say, table
+from hocket.errors import Failed, Usage
+
+if TYPE_CHECKING:
+    from hocket.gitplane.jobs import Job
+    from hocket.gitplane.plane import Plane
+    from hocket.home import Home
+
+CONCURRENCY_MAX = 1_000
+MANIFEST_BYTES_MAX = 1024 * 1024
+
+app = new_app()
+
+Repository = Annotated[str, typer.Argument(metavar="REPO", help="A directory, or the address of a git repository.")]
+JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="A content id, or a unique beginning of one.")]
+
+
+@app.callback()
+def git_group(home: HomeOption = None, as_json: JsonOption = False) -> None:
+    """Commands as jobs in a git repository: anybody who can push can submit and work, and everything can be read and
+    verified with git alone.
+
+    \\b
+      hocket git submit git@example.org:jobs.git job.yaml
+      hocket git work git@example.org:jobs.git --allow 'make *'
+      hocket git verify git@example.org:jobs.git
+    """
+
+
+@app.command()
+def submit(
+    repo: Repository,
+    manifest: Annotated[Path, typer.Argument(metavar="FILE", help="A manifest, in YAML or JSON.")],
+    inputs: Annotated[
+        list[Path] | None,
+        typer.Option("--input", metavar="FILE", help="An input that travels with the job; the manifest has its hash."),
+    ] = None,
+    home: HomeOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Put a job into a repository. The same manifest again is the same job.
+
+    \\b
+      hocket git submit jobs.git job.yaml
+    """
+    from hocket.gitplane import jobs
+    from hocket.kernel.ids import hash_text
+
+    text = _read(manifest)
+    contents = [_read(path, jobs.INPUTS_BYTES_MAX) for path in inputs or ()]
+    with _plane(repo) as plane:
+        made = jobs.submit(plane, text, _now(), contents)
+    _announce()
+    content_id = hash_text(made.content_id)
+    emit({"content_id": content_id, "commit": made.commit, "created": made.is_new})
+    say(f"{'submitted' if made.is_new else 'already there'} {content_id}")
+
+
+@app.command()
+def work(
+    repo: Repository,
+    until_idle: Annotated[
+        bool, typer.Option("--until-idle", help="End when nothing is left that this worker could do.")
+    ] = False,
+    concurrency: Annotated[
+        int, typer.Option("--concurrency", metavar="N", min=1, max=CONCURRENCY_MAX, help="How many jobs at once.")
+    ] = 2,
+    lease: Annotated[
+        str, typer.Option("--lease", metavar="DURATION", help="How long a claim holds unless it is renewed.")
+    ] = "60s",
+    allow: Annotated[
+        list[str] | None, typer.Option("--allow", metavar="PATTERN", help="Run such commands, like 'make *'.")
+    ] = None,
+    allow_any: Annotated[bool, typer.Option("--allow-any", help="Run every command.")] = False,
+    home: HomeOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Claim jobs in a repository, run them, and put the results there.
+
+    \\b
+      hocket git work jobs.git --allow 'make *' --until-idle
+      hocket git work https://example.org/jobs.git --allow-any --concurrency 4
+
+    Nobody knows who put a job into a repository, so only what --allow, --allow-any or the home's config.toml allows is
+    run. SIGTERM or Ctrl-C lets what runs finish; a second one stops it.
+    """
+    from hocket.gitplane import holding
+    from hocket.gitplane.worker import GitWorker, Parts
+    from hocket.kernel.ids import hash_text
+    from hocket.node import SyncNode
+    from hocket.work.ground import Machine
+    from hocket.work.proofs import GIT_KIND
+
+    lease_s = seconds(lease, "--lease")
+    assert lease_s is not None
+    with ExitStack() as stack:
+        desk = stack.enter_context(open_desk())
+        plane = stack.enter_context(_plane(repo))
+        commands = stack.enter_context(closing(desk.commands(SyncNode(desk).fetch, allow or (), allow_any)))
+        if not commands.allowance.anything and not commands.allowance.patterns:
+            raise Usage("nothing is allowed here; say what may be run, with --allow PATTERN or --allow-any")
+        ground = Machine(desk.home.processes)
+        me = holding.Worker(desk.home.node_key(), ground.name("git"), int(lease_s), os.urandom)
+        parts = Parts(desk.log, ground, desk.kit(GIT_KIND, ground.monotonic), commands, commands.allowance)
+
+        def finished(content_id: bytes, state: str, job_id: str) -> None:
+            emit({"content_id": hash_text(content_id), "state": state, "job_id": job_id or None})
+            say(f"{state} {hash_text(content_id)}")
+
+        worker = GitWorker(
+            plane,
+            parts,
+            me,
+            concurrency=concurrency,
+            until_idle=until_idle,
+            notice=notice,
+            finished=finished,
+        )
+        with _listening(desk.home, worker.wake), _signals(worker.stop):
+            worker.run()
+    say(f"done: {worker.succeeded} succeeded, {worker.failed} failed, {worker.lost} not ours in the end")
+
+
+@app.command("jobs")
+def list_jobs(repo: Repository, home: HomeOption = None, as_json: JsonOption = False) -> None:
+    """List the jobs of a repository with their states.
+
+    \\b
+      hocket git jobs jobs.git
+    """
+    from hocket.gitplane import jobs
+    from hocket.kernel.ids import hash_text
+
+    with _plane(repo) as plane:
+        found = jobs.listing(plane)
+        now = _now()
+    emit([_brief(job) for job in found])
+    rows = [
+        (
+            hash_text(job.refs.content_id),
+            job.state,
+            "-" if job.claim is None else job.claim.fence,
+            "-" if job.claim is None else ago(job.claim.claimed_ms, now),
+        )
+        for job in found
+    ]
+    table(("job", "state", "fence", "since"), rows, "no jobs")
+
+
+@app.command()
+def show(repo: Repository, job: JobArgument, home: HomeOption = None, as_json: JsonOption = False) -> None:
+    """Show what a job asks for, who holds or held it, and its result.
+
+    \\b
+      hocket git show jobs.git 5d0f
+    """
+    import shlex
+
+    from hocket.gitplane import jobs
+    from hocket.kernel.ids import hash_text
+    from hocket.kernel.keys import key_text
+    from hocket.kernel.manifest import manifest_json
+
+    with _plane(repo) as plane:
+        found = _find(plane, job)
+        order = jobs.order_of(plane, found.refs)
+    emit(_brief(found) | {"manifest": manifest_json(order.manifest)})
+    pairs: list[tuple[str, object]] = [
+        ("job", hash_text(found.refs.content_id)),
+        ("state", found.state if found.trouble is None else f"{found.state}: {found.trouble}"),
+        ("command", shlex.join(order.manifest.argv)),
+        ("timeout", f"{order.manifest.timeout} s"),
+        ("job commit", found.refs.job),
+    ]
+    if found.claim is not None:
+        pairs += [
+            ("worker", key_text(found.claim.worker)),
+            ("fence", found.claim.fence),
+            ("lease", f"{found.claim.lease_s} s"),
+            ("claim commit", found.refs.claim),
+        ]
+    if found.result is not None:
+        pairs += [("result commit", found.refs.result), ("proof", hash_text(found.result.proof))]
+    fields(pairs)
+
+
+@app.command()
+def verify(
+    repo: Repository,
+    job: Annotated[str | None, typer.Argument(metavar="[JOB]", help="Only this one.", show_default=False)] = None,
+    home: HomeOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Check jobs, claims and results against each other, every signature and every hash. Nothing but the repository is
+    needed for it.
+
+    \\b
+      hocket git verify jobs.git
+    """
+    from hocket.gitplane import verify as checks
+    from hocket.gitplane.jobs import group
+    from hocket.kernel.ids import hash_text
+
+    with _plane(repo) as plane, progress("verifying") as bar:
+        chosen = None if job is None else _find(plane, job).refs.content_id
+        total = 1 if job is not None else len(group(plane.refs()))
+        found = []
+        for each in checks.verify(plane, chosen):
+            found.append(each)
+            bar(len(found), total)
+    wrong = [(each.content_id, finding) for each in found for finding in each.findings]
+    emit(
+        {
+            "jobs": len(found),
+            "problems": [
+                {"content_id": hash_text(content_id), "commit": finding.commit, "what": finding.what}
+                for content_id, finding in wrong
+            ],
+        }
+    )
+    for content_id, finding in wrong:
+        say(f"{hash_text(content_id)}\t{finding.commit}\t{finding.what}", "red")
+    if wrong:
+        raise Failed(f"{len(wrong)} things are wrong in {plane.where}")
+    say(f"good: {len(found)} jobs")
+
+
+@app.command()
+def abort(
+    repo: Repository,
+    job: JobArgument,
+    reason: Annotated[str, typer.Option("--reason", metavar="TEXT", help="Why, for people.")] = "",
+    home: HomeOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Call a job off. A worker that runs it finds out when it renews its claim, and stops.
+
+    \\b
+      hocket git abort jobs.git 5d0f --reason 'wrong branch'
+    """
+    from hocket.gitplane import holding
+    from hocket.kernel.ids import hash_text
+
+    with open_desk() as desk, _plane(repo) as plane:
+        found = _find(plane, job)
+        name = f"abort-{os.getpid()}"
+        me = holding.Worker(desk.home.node_key(), name, holding.LEASE_S_DEFAULT, os.urandom)
+        commit = holding.abort(plane, found.refs.content_id, me, _now(), reason)
+    emit({"content_id": hash_text(found.refs.content_id), "commit": commit})
+    say(f"aborted {hash_text(found.refs.content_id)}")
+
+
+@app.command()
+def gc(
+    repo: Repository,
+    older: Annotated[
+        str, typer.Option("--older", metavar="DURATION", help="Only what ended longer ago than this.")
+    ] = "30d",
+    home: HomeOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Remove the refs of jobs that have ended; git drops their objects by and by.
+
+    \\b
+      hocket git gc jobs.git --older 7d
+    """
+    from hocket.gitplane import jobs
+    from hocket.kernel.ids import hash_text
+
+    age_s = seconds(older, "--older")
+    assert age_s is not None
+    with _plane(repo) as plane:
+        gone = jobs.clear(plane, _now() - int(age_s * 1000))
+    emit([hash_text(each) for each in gone])
+    say(f"removed {len(gone)} jobs")
+
+
+@contextmanager
+def _plane(repo: str) -> "Iterator[Plane]":
+    """The repository. A home is not needed to look at it; without one nothing is kept of what came from elsewhere."""
+    import tempfile
+
+    from hocket.gitplane.plane import open_plane
+    from hocket.home import Home, default_home
+
+    home = Home(settings.home or default_home())
+    with ExitStack() as stack:
+        if home.is_complete():
+            cache = home.git / "cache"
+        else:
+            cache = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="hocket-git-")))
+        yield stack.enter_context(closing(open_plane(repo, cache, os.environ)))
+
+
+@contextmanager
+def _signals(stop: Any) -> Iterator[None]:
+    kept = {each: signal.signal(each, lambda *_: stop()) for each in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for each, handler in kept.items():
+            signal.signal(each, handler)
+
+
+def _announce() -> None:
+    """Wakes those on this machine who work on repositories."""
+    from hocket.bus.bells import Bells
+    from hocket.home import Home, default_home
+
+    directory = _waiting(Home(settings.home or default_home()))
+    if directory.is_dir():
+        bells = Bells(directory)
+        bells.ring(stirring=True)
+        bells.close()
+
+
+def _waiting(home: "Home") -> Path:
+    """Where they wait."""
+    return home.git / "waiting"
+
+
+@contextmanager
+def _listening(home: "Home", rung: Any) -> Iterator[None]:
+    """Calls `rung` when somebody on this machine puts a job into a repository."""
+    import select
+
+    from hocket.bus.bells import Bell
+
+    _waiting(home).mkdir(mode=0o700, parents=True, exist_ok=True)
+    bell = Bell(_waiting(home), f"git-{os.getpid()}-{os.urandom(4).hex()}", "any")
+    reading, writing = os.pipe()
+
+    def listen() -> None:
+        while True:
+            ready, _, _ = select.select([bell.fileno(), reading], [], [])
+            if reading in ready:
+                return
+            bell.clear()
+            rung()
+
+    thread = threading.Thread(target=listen, name="hocket-git-bell", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        os.write(writing, b"x")
+        thread.join()
+        os.close(reading)
+        os.close(writing)
+        bell.close()
+
+
+def _find(plane: "Plane", prefix: str) -> "Job":
+    from hocket.gitplane import jobs
+    from hocket.kernel.ids import hash_text
+
+    digits = prefix.removeprefix("blake3:")
+    found = [refs for job, refs in jobs.group(plane.refs()).items() if job.hex().startswith(digits) and refs.job]
+    if not digits or not found:
+        raise Usage(f"no job {prefix!r} in {plane.where}; `hocket git jobs` lists them")
+    if len(found) > 1:
+        raise Usage(
+            f"{prefix!r} is the beginning of several jobs, like {hash_text(found[0].content_id)}; give more of it"
+        )
+    return jobs.describe(plane, found)[0]
+
+
+def _brief(job: "Job") -> dict[str, Any]:
+    from hocket.kernel.ids import hash_text
+    from hocket.kernel.keys import key_text
+
+    return {
+        "content_id": hash_text(job.refs.content_id),
+        "state": job.state,
+        "trouble": job.trouble,
+        "job_commit": job.refs.job,
+        "claim_commit": job.refs.claim,
+        "result_commit": job.refs.result,
+        "worker": None if job.claim is None else key_text(job.claim.worker),
+        "fence": None if job.claim is None else job.claim.fence,
+        "proof": None if job.result is None else hash_text(job.result.proof),
+    }
+
+
+def _read(path: Path, limit: int = MANIFEST_BYTES_MAX) -> bytes:
+    try:
+        with path.open("rb") as file:
+            data = file.read(limit + 1)
+    except OSError as error:
+        raise Usage(f"cannot read {path}: {error.strerror}") from None
+    if len(data) > limit:
+        raise Usage(f"{path} has more than {limit} bytes")
+    return data
+
+
+def _now() -> int:
+    import time
+
+    return time.time_ns() // 1_000_000

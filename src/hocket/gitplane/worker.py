@@ -1,0 +1,320 @@
+"""A worker on the jobs of a git repository. It claims what its owner allows, runs it with the same runner as any other
+command, renews its claims while they run, and puts the results back. The repository decides who holds a job; the node's
+own log has a job for each hold, with the same evidence and the same proof.
+"""
+
+import random
+import shlex
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+from hocket.errors import Failed, HocketError, StoreError, Unreachable
+from hocket.gitplane import holding, jobs
+from hocket.gitplane.holding import Held, Watch, rest_s
+from hocket.gitplane.jobs import Job, Order
+from hocket.gitplane.plane import Plane
+from hocket.gitplane.results import BLOBS_BYTES_MAX, state_of
+from hocket.kernel.ids import hash_text, ulid_text
+from hocket.kernel.manifest import canonical
+from hocket.kernel.policy import Policy
+from hocket.kernel.roster import State
+from hocket.log import Log, Transaction
+from hocket.work import jobs as log_jobs
+from hocket.work.command.allowance import Allowance
+from hocket.work.command.job import RUN_S_MAX, Commands, Performed, result
+from hocket.work.ground import Ground
+from hocket.work.handlers import JobType
+from hocket.work.jobs import Draft
+from hocket.work.products import Kit
+from hocket.work.proofs import GIT_KIND
+from hocket.work.runner import LEASE_COUNTED, Context, Run, products_of
+from hocket.work.turn import settle
+
+# How often the refs are listed when nothing was heard of: rarely enough for a server that is not ours.
+LISTED_EVERY_S = 2.0
+ROUND_S = 0.2
+# On the log a hold lasts as long as a command can: it is the repository's that counts.
+LEASE_MS = (RUN_S_MAX + 3_600) * 1000
+KNOWN_MAX = 10_000
+SWEEP_MAX = 500
+
+
+class Parts(NamedTuple):
+    """What a git worker needs of its node."""
+
+    log: Log
+    ground: Ground
+    kit: Kit
+    commands: Commands
+    allowance: Allowance
+
+
+class Holding:
+    """One job that is held and run here."""
+
+    def __init__(self, held: Held, order: Order, counted_from: float) -> None:
+        self.held = held
+        self.order = order
+        self.lock = threading.Lock()
+        self.run: Run | None = None
+        self.performed: Performed | None = None
+        self.counted_from = counted_from
+        self.is_lost = False
+
+    @property
+    def name(self) -> str:
+        return hash_text(self.held.refs.content_id)
+
+
+class GitWorker:
+    """Run it once; `stop` lets what runs finish, `stop` again stops it."""
+
+    def __init__(
+        self,
+        plane: Plane,
+        parts: Parts,
+        worker: holding.Worker,
+        *,
+        concurrency: int,
+        until_idle: bool,
+        notice: Callable[[str], None],
+        finished: Callable[[bytes, str, str], None],
+    ) -> None:
+        self._plane = plane
+        self._parts = parts
+        self._worker = worker
+        self._concurrency = concurrency
+        self._until_idle = until_idle
+        self._notice = notice
+        self._finished = finished
+        self._monotonic = parts.ground.monotonic
+        self._chance: random.Random = parts.ground.chance
+        self._watch = Watch(worker.key.public, parts.ground.is_alive, self._monotonic)
+        self._orders: dict[bytes, Order | None] = {}
+        self._running: dict[Future[None], Holding] = {}
+        self._number = 0
+        self._wake = threading.Event()
+        self._stops = 0
+        self._losses = 0
+        self.succeeded = 0
+        self.failed = 0
+        self.lost = 0
+
+    def stop(self) -> None:
+        self._stops += 1
+        self._wake.set()
+
+    def wake(self) -> None:
+        """Something may have come; look sooner."""
+        self._wake.set()
+
+    def run(self) -> None:
+        parts = self._parts
+        life = parts.ground.live(self._worker.process)
+        self._number = parts.log.run(self._register)
+        try:
+            with ThreadPoolExecutor(self._concurrency, "hocket-git") as slots:
+                self._rounds(slots)
+        finally:
+            with suppress(StoreError):
+                parts.log.run(lambda tx: tx.session.drop_worker(self._number))
+            life.close()
+
+    def _register(self, tx: Transaction) -> int:
+        """Joins the node's processes, and calls off what a process left on the log that died: git says who goes on."""
+        ground = self._parts.ground
+        dead = {each.number for each in tx.session.workers() if not ground.is_alive(each.name)}
+        log_jobs.reclaim(tx, dead)
+        tx.projection.flush()
+        for entry in tx.session.busy(GIT_KIND, SWEEP_MAX):
+            if entry.job.state is State.PENDING:
+                log_jobs.cancel(tx, entry.job.id, "the process that held it died; the repository says who goes on")
+        return tx.session.add_worker(self._worker.process, ground.process, tx.now)
+
+    def _rounds(self, slots: ThreadPoolExecutor) -> None:
+        """Looks for work, looks after what runs, and sleeps, until there is nothing left to do."""
+        look_at = 0.0
+        while True:
+            self._wake.clear()
+            self._gather()
+            self._renew()
+            if self._stops > 1:
+                for each in self._running.values():
+                    self._end(each)
+            if self._stops and not self._running:
+                return
+            room = self._concurrency - len(self._running)
+            if not self._stops and room and self._monotonic() >= look_at:
+                taken, is_idle = self._look(slots, room)
+                if is_idle and self._until_idle and not self._running:
+                    return
+                look_at = self._monotonic() + self._rest(taken)
+            until = min(self._monotonic() + ROUND_S, look_at) if room else self._monotonic() + ROUND_S
+            self._wake.wait(max(0.0, until - self._monotonic()))
+            if self._wake.is_set():
+                look_at = 0.0
+
+    def _rest(self, taken: int) -> float:
+        if taken:
+            return 0.0
+        if self._losses:
+            return rest_s(self._losses, self._chance.random())
+        return LISTED_EVERY_S * self._chance.uniform(0.7, 1.3)
+
+    # Finding work.
+
+    def _look(self, slots: ThreadPoolExecutor, room: int) -> tuple[int, bool]:
+        """Claims what it can; gives how many jobs that is, and whether there is nothing left to wait for."""
+        try:
+            waiting = [job for job in jobs.listing(self._plane) if job.state in ("pending", "claimed", "running")]
+            self._learn([job for job in waiting if job.refs.content_id not in self._orders])
+            ours = [job for job in waiting if self._orders[job.refs.content_id] is not None]
+            mine = {each.held.refs.content_id for each in self._running.values()}
+            open_ones = [job for job in self._watch.open(ours) if job.refs.content_id not in mine]
+            # Not everybody reaches for the same one.
+            self._chance.shuffle(open_ones)
+            counted_from = self._monotonic()
+            wanted = jobs.with_trees(self._plane, open_ones[:room])
+            won = holding.claim_each(self._plane, wanted, self._worker, self._now())
+        except (Unreachable, Failed) as error:
+            self._notice(f"{error}; trying again")
+            return 0, False
+        self._losses = self._losses + 1 if wanted and not won else 0
+        for held in won:
+            order = self._orders[held.refs.content_id]
+            assert order is not None
+            each = Holding(held, order, counted_from)
+            future = slots.submit(self._serve, each)
+            self._running[future] = each
+            future.add_done_callback(lambda _: self._wake.set())
+        return len(won), not ours
+
+    def _learn(self, some: list[Job]) -> None:
+        """Reads what jobs ask for, all of them in one go, and decides which are for this worker."""
+        if len(self._orders) + len(some) > KNOWN_MAX:
+            self._orders = {each.held.refs.content_id: each.order for each in self._running.values()}
+        for content_id, order in jobs.orders_of(self._plane, [job.refs for job in some]).items():
+            self._orders[content_id] = None
+            if isinstance(order, str):
+                self._notice(order)
+            elif self._parts.allowance.allows(order.manifest):
+                self._orders[content_id] = order
+            else:
+                line = shlex.join(order.manifest.argv)
+                self._notice(f"{hash_text(content_id)} is not allowed here: {line}")
+
+    # Doing it; each job in a thread of its own.
+
+    def _serve(self, each: Holding) -> None:
+        with each.lock:
+            running = holding.run(self._plane, each.held, self._worker, self._now())
+            if running is None:
+                each.is_lost = True
+                return
+            each.held = running
+        manifest = each.order.manifest
+        draft = Draft(GIT_KIND, canonical(manifest), Policy(open=True))
+        taken = self._parts.log.run(lambda tx: log_jobs.take(tx, draft, self._number, LEASE_MS))
+
+        def handler(ctx: Context, /, **payload: Any) -> dict[str, Any]:
+            ctx.fence = each.held.claim.fence
+            each.performed = self._parts.commands.perform(ctx, manifest, self._content(each.order))
+            return result(manifest, each.performed)
+
+        each.run = Run(taken, JobType(GIT_KIND, function=handler), LEASE_MS, self._monotonic(), self._parts.kit)
+        if each.is_lost:
+            each.run.stop(None)
+        if each.run.begin(self._monotonic()):
+            each.run.execute()
+        each.run.ended_at = self._monotonic()
+        self._deliver(each)
+        run = each.run
+        self._parts.log.run(lambda tx: self._settle(tx, run))
+
+    def _settle(self, tx: Transaction, run: Run) -> None:
+        """The end of the job on the log. One that was not delivered is over there: the repository says who goes on."""
+        settle(tx, run)
+        if run.stopped:
+            log_jobs.cancel(tx, run.job.id, "its result is not in the repository, which says who goes on")
+
+    def _content(self, order: Order) -> Callable[[bytes], bytes]:
+        def content(hash: bytes) -> bytes:
+            oid = order.inputs.get(hash)
+            return self._parts.commands.content(hash) if oid is None else jobs.read_input(self._plane, hash, oid)
+
+        return content
+
+    def _deliver(self, each: Holding) -> None:
+        """Puts the result into the repository, for as long as the claim may still hold."""
+        run, performed = each.run, each.performed
+        assert run is not None
+        if performed is None or run.stopped:
+            if not run.stopped:
+                # It cannot be run here at all. Perhaps somebody else can, once the claim has run out.
+                self._notice(f"{each.name}: {run.error}")
+                self._orders[each.held.refs.content_id] = None
+            each.is_lost = run.stopped = True
+            return
+        contents = products_of(run.context).contents(BLOBS_BYTES_MAX)
+        while not each.is_lost:
+            with each.lock:
+                try:
+                    commit = holding.finish(
+                        self._plane, each.held, self._worker, performed.proof, contents, self._now()
+                    )
+                    each.is_lost = commit is None
+                    break
+                except Unreachable as error:
+                    self._notice(f"{each.name}: {error}; trying again")
+            threading.Event().wait(rest_s(3, self._chance.random()))
+        run.stopped = run.stopped or each.is_lost
+
+    # Looking after what runs.
+
+    def _gather(self) -> None:
+        for future in [future for future in self._running if future.done()]:
+            each = self._running.pop(future)
+            try:
+                future.result()
+            except HocketError as error:
+                self._notice(f"{each.name}: {error}")
+                each.is_lost = True
+            if each.is_lost or each.performed is None or (each.run is not None and each.run.stopped):
+                self.lost += 1
+                self._finished(each.held.refs.content_id, "lost", "")
+                continue
+            state = state_of(each.performed.execution)
+            self.succeeded += state == "succeeded"
+            self.failed += state == "failed"
+            self._finished(each.held.refs.content_id, state, ulid_text(each.run.job.id) if each.run else "")
+
+    def _renew(self) -> None:
+        for each in self._running.values():
+            now = self._monotonic()
+            lease_s = each.held.claim.lease_s
+            if each.is_lost or now < each.counted_from + lease_s / 3 or not each.lock.acquire(blocking=False):
+                continue
+            try:
+                renewed = holding.renew(self._plane, each.held, self._worker, self._now())
+                if renewed is None:
+                    self._notice(f"{each.name}: somebody else holds it now, or it was aborted")
+                    self._end(each)
+                else:
+                    each.held, each.counted_from = renewed, now
+            except Unreachable as error:
+                self._notice(f"{each.name}: its claim cannot be renewed: {error}")
+                if now > each.counted_from + lease_s * LEASE_COUNTED:
+                    self._end(each)
+            finally:
+                each.lock.release()
+
+    def _end(self, each: Holding) -> None:
+        each.is_lost = True
+        if each.run is not None and not each.run.stopped:
+            each.run.stop(None)
+
+    def _now(self) -> int:
+        return self._parts.ground.physical_ms()

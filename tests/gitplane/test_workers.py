@@ -1,0 +1,189 @@
+"""Workers as processes on a real repository: one result for each job, whoever is killed."""
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hocket.desk import Desk
+from hocket.gitplane import jobs
+from tests.gitplane.places import Place, place
+
+PROGRAM = [sys.executable, "-m", "hocket.cli"]
+PATIENCE_S = 240.0
+
+
+def hocket(home: Path, *words: object, code: int = 0, environment: dict[str, str] | None = None) -> str:
+    done = subprocess.run(
+        [*PROGRAM, *map(str, words)],
+        env=(environment or dict(os.environ)) | {"HOCKET_HOME": str(home)},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+    )
+    assert done.returncode == code, (words, done.stdout, done.stderr)
+    assert "Traceback" not in done.stderr
+    return done.stdout + done.stderr if code else done.stdout
+
+
+def start(home: Path, *words: object, environment: dict[str, str] | None = None) -> "subprocess.Popen[bytes]":
+    return subprocess.Popen(
+        [*PROGRAM, *map(str, words)],
+        env=(environment or dict(os.environ)) | {"HOCKET_HOME": str(home)},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+
+
+def until(look: Callable[[], Any], what: str, patience: float = PATIENCE_S) -> Any:
+    deadline = time.monotonic() + patience
+    while not (seen := look()):
+        assert time.monotonic() < deadline, f"waited in vain for {what}"
+        time.sleep(0.02)
+    return seen
+
+
+def manifest(number: int, *command: str) -> bytes:
+    argv = list(command) or ["sh", "-c", f"echo {number} > outputs/number; echo said {number}"]
+    return json.dumps({"command": argv, "timeout": 60, "env": {"NUMBER": str(number)}}).encode()
+
+
+@pytest.fixture
+def homes(tmp_path: Path) -> list[Path]:
+    made = [tmp_path / f"home-{number}" for number in range(4)]
+    for home in made:
+        Desk.init(home).close()
+    return made
+
+
+@pytest.mark.req("GT-05", "GT-08", "GT-10", "GT-11")
+@pytest.mark.timeout(300)
+def test_eight_workers_are_killed_at_random_and_every_job_has_one_result(
+    here: Place, homes: list[Path], tmp_path: Path
+) -> None:
+    count, kills, chance = 300, 24, random.Random(7)
+    plane = here.open()
+    command = (
+        "sh",
+        "-c",
+        "mkdir outputs; echo $NUMBER > outputs/number; echo $NUMBER $HOCKET_FENCE >> $0",
+        str(tmp_path / "ran"),
+    )
+    for number in range(count):
+        assert jobs.submit(plane, manifest(number, *command), 1_000).is_new
+    words = ("git", "work", here.directory, "--allow-any", "--lease", "3s", "--until-idle")
+    workers = [start(homes[number % 4], *words) for number in range(8)]
+    try:
+        for _ in range(kills):
+            until(lambda: (tmp_path / "ran").exists(), "a job to run")
+            time.sleep(chance.uniform(0.0, 0.2))
+            number = chance.randrange(8)
+            workers[number].send_signal(signal.SIGKILL)
+            workers[number].wait()
+            workers[number] = start(homes[number % 4], *words)
+        for worker in workers:
+            assert worker.wait(PATIENCE_S) == 0
+    finally:
+        for worker in workers:
+            worker.kill()
+    states = Counter(job.state for job in jobs.listing(plane))
+    assert states == {"succeeded": count}
+    ran = Counter(tuple(line.split()) for line in (tmp_path / "ran").read_text().splitlines())
+    assert {number for number, _ in ran} == {str(number) for number in range(count)}
+    assert set(ran.values()) == {1}, "two ran under one fence"
+    # Somebody else, with nothing but a clone.
+    clone = tmp_path / "clone"
+    subprocess.run(["git", "clone", "-q", "--mirror", str(here.directory), str(clone)], check=True, env=here.outside)
+    shutil.rmtree(here.directory)
+    assert hocket(tmp_path / "nobody", "git", "verify", clone) == f"good: {count} jobs\n"
+    fsck = subprocess.run(["git", "-C", str(clone), "fsck", "--strict"], capture_output=True, text=True, check=True)
+    assert "error" not in fsck.stderr + fsck.stdout
+    for home in homes:
+        hocket(home, "log", "verify")
+
+
+@pytest.mark.req("GT-06", "GT-09")
+@pytest.mark.parametrize("kind", ["http", "ssh", "daemon"])
+def test_a_job_done_on_one_clone_is_verified_on_another(kind: str, homes: list[Path], tmp_path: Path) -> None:
+    with place(kind, tmp_path) as there:
+        submitter, worker, reader = homes[:3]
+        file = tmp_path / "job.yaml"
+        file.write_text("command: [sh, -c]\nargs: ['mkdir outputs && echo made > outputs/it']\ntimeout: PT1M\n")
+        submit = ("git", "submit", there.address, file, "--json")
+        made = json.loads(hocket(submitter, *submit, environment=there.outside))
+        assert made["created"]
+        assert not json.loads(hocket(worker, *submit, environment=there.outside))["created"]
+        words = ("git", "work", there.address, "--allow", "sh *", "--until-idle")
+        assert "1 succeeded" in hocket(worker, *words, environment=there.outside)
+        shown = json.loads(
+            hocket(reader, "git", "show", there.address, made["content_id"], "--json", environment=there.outside)
+        )
+        assert shown["state"] == "succeeded" and shown["fence"] == 1
+        assert "good: 1 jobs" in hocket(tmp_path / "none", "git", "verify", there.address, environment=there.outside)
+        body = there.git("log", "-1", "--format=%B", f"refs/gatos/jobs/{made['content_id'][7:]}/result")
+        trailers = there.git("interpret-trailers", "--parse", given=body)
+        assert [line.split(":")[0] for line in trailers.splitlines()] == [
+            *("Job-Id", "Proof-Of-Execution", "Worker-Id", "Attest-Program", "Attest-Sig", "State")
+        ]
+        # The same on the worker's own log.
+        (job,) = json.loads(hocket(worker, "jobs", "--json"))
+        assert job["kind"] == "hocket.git" and job["outcome"] == "succeeded"
+        hocket(worker, "proof", "verify", job["job_id"], "--offline")
+
+
+@pytest.mark.req("GT-08", "GT-11")
+def test_a_running_job_is_aborted(here: Place, homes: list[Path], tmp_path: Path) -> None:
+    plane = here.open()
+    began = tmp_path / "began"
+    made = jobs.submit(plane, manifest(1, "sh", "-c", f"echo $$ > {began}; sleep 600"), 1_000)
+    worker = start(homes[0], "git", "work", here.directory, "--allow-any", "--lease", "2s", "--until-idle")
+    process = int(until(lambda: began.exists() and began.read_text().strip(), "the command to begin"))
+    found = jobs.look(plane, made.content_id)
+    assert found is not None and found.state in ("claimed", "running")
+    hocket(homes[1], "git", "abort", here.directory, made.content_id.hex()[:12], "--reason", "no longer needed")
+    assert worker.wait(PATIENCE_S) == 0
+    assert not Path(f"/proc/{process}").exists()
+    found = jobs.look(plane, made.content_id)
+    assert found is not None and found.state == "aborted" and found.refs.result is None
+    assert "has ended already" in hocket(homes[1], "git", "abort", here.directory, made.content_id.hex(), code=3)
+    assert "good: 1 jobs" in hocket(homes[1], "git", "verify", here.directory)
+    (job,) = json.loads(hocket(homes[0], "jobs", "--json"))
+    assert job["outcome"] == "cancelled"
+
+
+@pytest.mark.req("GT-03", "GT-06")
+def test_what_goes_wrong_is_said(here: Place, homes: list[Path], tmp_path: Path) -> None:
+    home, file = homes[0], tmp_path / "job.yaml"
+    file.write_text("command: [sh, -c, 'exit 3']\ntimeout: 5\n")
+    assert "nothing is allowed here" in hocket(home, "git", "work", here.directory, code=2)
+    assert "no git repository" in hocket(home, "git", "jobs", tmp_path / "none", code=2)
+    assert "cannot read" in hocket(home, "git", "submit", here.directory, tmp_path / "none.yaml", code=2)
+    (tmp_path / "bad.yaml").write_text("command: [sh]\ntimeout: -1\n")
+    assert "timeout" in hocket(home, "git", "submit", here.directory, tmp_path / "bad.yaml", code=2)
+    hocket(home, "git", "submit", here.directory, file)
+    assert "is not allowed here: sh" in _stderr(home, "git", "work", here.directory, "--allow", "make", "--until-idle")
+    assert "0 succeeded, 1 failed" in hocket(home, "git", "work", here.directory, "--allow-any", "--until-idle")
+    assert "no job 'ffff'" in hocket(home, "git", "show", here.directory, "ffff", code=2)
+    assert "removed 0 jobs" in hocket(home, "git", "gc", here.directory)
+    assert "removed 1 jobs" in hocket(home, "git", "gc", here.directory, "--older", "0s")
+    assert hocket(home, "git", "jobs", here.directory) == ""
+
+
+def _stderr(home: Path, *words: object) -> str:
+    done = subprocess.run(
+        [*PROGRAM, *map(str, words)], env=os.environ | {"HOCKET_HOME": str(home)}, capture_output=True, text=True
+    )
+    assert done.returncode == 0
+    return done.stderr
