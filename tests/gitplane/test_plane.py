@@ -1,5 +1,6 @@
 """The one suite of every kind of plane: refs, swaps, objects."""
 
+import errno
 import os
 import subprocess
 import threading
@@ -133,6 +134,32 @@ def test_objects_of_others_are_read(anywhere: Place):
     missing = other.read([absent, first])
     assert isinstance(missing[absent], Unreadable) and missing[absent].is_missing
     assert isinstance(missing[first], Object)
+
+
+@pytest.mark.parametrize("kind", ["file", "daemon", "http", "ssh"])
+@pytest.mark.parametrize("version", [0, 2])
+@pytest.mark.parametrize("filters", ["true", "false"])
+def test_servers_of_every_age(kind: str, version: int, filters: str, tmp_path: Path):
+    """An old protocol gives out only what refs point to; some servers do not leave anything out."""
+    with place(kind, tmp_path) as here:
+        here.git("config", "uploadpack.allowFilter", filters)
+        one = here.open()
+        large, small = one.write("blob", b"x" * 200_000), one.write("blob", b"small")
+        tree = one.write("tree", tree_data([Entry(FILE, "large", large), Entry(FILE, "small", small)]))
+        first = one.write("commit", commit_data(tree, [], WHO, 1, b"large\n"))
+        second = put(one, "second", first)
+        assert one.swap([Change(ref("claim"), None, second)])
+        here.cache = here.cache.with_name("another")
+        here.outside |= {
+            "GIT_CONFIG_COUNT": "1",
+            "GIT_CONFIG_KEY_0": "protocol.version",
+            "GIT_CONFIG_VALUE_0": str(version),
+        }
+        other = here.open()
+        assert other.refs() == {ref("claim"): second}
+        assert isinstance(other.read([second])[second], Object)
+        assert other.read([large, small]) == {large: Object("blob", b"x" * 200_000), small: Object("blob", b"small")}
+        assert other.swap([Change(ref("claim"), second, put(other, "third", second))])
 
 
 def test_what_moved_on_is_fetched_again(anywhere: Place):
@@ -363,6 +390,18 @@ def test_a_repository_that_may_not_be_written(here: Place):
     finally:
         for path in (here.directory, here.directory / "objects"):
             path.chmod(0o700)
+
+
+@pytest.mark.parametrize(("number", "words"), [(errno.EROFS, "read-only"), (errno.ENOSPC, "no space left")])
+def test_a_disk_that_takes_nothing(here: Place, monkeypatch: pytest.MonkeyPatch, number: int, words: str):
+    plane = here.open()
+
+    def refuse(*_: object) -> int:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "open", refuse)
+    with pytest.raises(StoreError, match=words):
+        plane.write("blob", b"x")
 
 
 def test_a_lock_that_stays(here: Place):

@@ -238,6 +238,7 @@ def end(process: subprocess.Popen[bytes]) -> None:
 
 
 _MEANINGS: tuple[tuple[str, type[HocketError], str], ...] = (
+    (r"not our ref|unadvertised object", Failed, "{where} does not give out an object that was asked for"),
     (
         r"could not read (Username|Password)|Authentication failed|terminal prompts disabled"
         r"|Permission denied \(publick|Host key verification failed|error: 401|\b401 Unauthorized",

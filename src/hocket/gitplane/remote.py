@@ -38,6 +38,7 @@ class RemotePlane:
         self.repository = Repository(directory / "repository.git", self.where, outside, patience_s)
         self.digest_bytes = len(self.repository.zero) // 2
         self._git = self.repository.git
+        self._whole: frozenset[str] = frozenset()
         self._seen: dict[str, str] = {}  # what each ref pointed to when it was last looked at
         self._before: dict[str, str] = {}  # what the ref pointed to before, by what it points to now
 
@@ -115,6 +116,21 @@ class RemotePlane:
                 half = len(oids) // 2
                 self._fetch(oids[:half])
                 self._fetch(oids[half:])
+            else:
+                self._fetch_whole()
+
+    def _fetch_whole(self) -> None:
+        """Some servers give out only what a ref points to. From such a one everything is fetched, once for each state
+        of its refs."""
+        tips = frozenset(self.refs().values())
+        if tips and tips != self._whole:
+            self._whole = tips
+            try:
+                self.repository.fetch(_NAME, tips, "--refetch", "--no-filter")
+            except (NotAuthorised, Unreachable):
+                raise
+            except HocketError:
+                pass  # a ref has moved since; what is still missing is reported as that
 
     def write(self, kind: Kind, data: bytes) -> str:
         return self.repository.write(kind, data)
