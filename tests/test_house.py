@@ -23,6 +23,7 @@ ORDER = [
     "rhythm",
     "home",
     "desk",
+    "handles",
     "node",
     "server",
     "cli",

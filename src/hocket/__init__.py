@@ -12,7 +12,9 @@ if TYPE_CHECKING:
     from typing import Any
 
     from hocket.errors import Conflict, HocketError, NotAuthorised, StoreError, Unreachable, Usage
-    from hocket.node import Handle, JobCancelled, JobFailed, Node, SyncHandle, SyncNode, init, open
+    from hocket.handles import Handle, JobCancelled, JobFailed, SyncHandle
+    from hocket.node import Node, SyncNode, init, open
+    from hocket.work.command.errand import command
     from hocket.work.handlers import Handlers, JobType, job, kind
     from hocket.work.runner import Cancelled, Context
 
@@ -35,6 +37,7 @@ __all__ = [
     "SyncNode",
     "Unreachable",
     "Usage",
+    "command",
     "init",
     "job",
     "kind",
@@ -43,7 +46,9 @@ __all__ = [
 
 _ROOMS = {
     "errors": ("Conflict", "HocketError", "NotAuthorised", "StoreError", "Unreachable", "Usage"),
-    "node": ("Handle", "JobCancelled", "JobFailed", "Node", "SyncHandle", "SyncNode", "init", "open"),
+    "handles": ("Handle", "JobCancelled", "JobFailed", "SyncHandle"),
+    "node": ("Node", "SyncNode", "init", "open"),
+    "work.command.errand": ("command",),
     "work.handlers": ("Handlers", "JobType", "job", "kind"),
     "work.runner": ("Cancelled", "Context"),
 }

@@ -10,22 +10,25 @@ import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
-from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from hocket.bus.bells import Bell
 from hocket.desk import Desk
-from hocket.errors import Conflict, Failed, HocketError, Usage
-from hocket.kernel.ids import parse_ulid, ulid_text
+from hocket.errors import Conflict, HocketError, Usage
+from hocket.handles import Handle, JobCancelled, JobFailed, SyncHandle
+from hocket.kernel.ids import parse_ulid
 from hocket.kernel.policy import DEFAULT
 from hocket.kernel.reasons import Reason
-from hocket.kernel.roster import Job, Outcome
+from hocket.kernel.roster import Job
 from hocket.log import Log, Transaction
 from hocket.log.committer import Committer
-from hocket.store import Entry, Session, Stage
-from hocket.work import jobs, view
+from hocket.store import Session
+from hocket.work import jobs
 from hocket.work.arbiter import decided
+from hocket.work.command import errand
+from hocket.work.command.errand import Errand
 from hocket.work.docket import Decision, decisions
 from hocket.work.ground import Closing, Ground, Machine
 from hocket.work.handlers import Handlers, JobType, encode_payload, kind
@@ -41,22 +44,6 @@ T = TypeVar("T")
 
 # A hint can be lost; whoever waits looks again after this long.
 LOOK_AGAIN_S = 2.0
-
-
-class JobFailed(Failed):
-    """The job failed for good. `traceback` is the handler's, where there is one."""
-
-    def __init__(self, job_id: str, error: str | None, traceback: str | None) -> None:
-        super().__init__(f"job {job_id} failed: {error or 'no error was recorded'}")
-        self.job_id, self.error, self.traceback = job_id, error, traceback
-
-
-class JobCancelled(Failed):
-    """The job was cancelled."""
-
-    def __init__(self, job_id: str, reason: str | None) -> None:
-        super().__init__(f"job {job_id} was cancelled: {reason or 'no reason was given'}")
-        self.job_id, self.reason = job_id, reason
 
 
 class Opening:
@@ -132,35 +119,6 @@ def _drafts(pairs: Iterable[tuple[JobType | str, dict[str, Any]]]) -> list[Draft
     return [(kind(job) if isinstance(job, str) else job).draft(payload) for job, payload in pairs]
 
 
-def _ending(session: Session, job_id: bytes) -> tuple[bool, Any]:
-    """Whether the job has ended, and its result; raises when it ended badly."""
-    entry = _entry(session, job_id)
-    if entry.stage is not Stage.DONE:
-        return False, None
-    job = entry.job
-    if job.outcome is Outcome.SUCCEEDED:
-        return True, view.result(session, job)
-    shown = view.full(session, entry)
-    if job.outcome is Outcome.CANCELLED:
-        raise JobCancelled(ulid_text(job_id), shown["error"])
-    raise JobFailed(ulid_text(job_id), shown["error"], shown["traceback"])
-
-
-def _news(session: Session, job_id: bytes, seen: int) -> tuple[list[dict[str, Any]], bool]:
-    """The job's ops after `seen` as lines, and whether it has ended."""
-    entry = _entry(session, job_id)
-    lines = [view.op_line(row) for row in session.ops_of_job(job_id) if row.seq > seen]
-    return lines, entry.stage is Stage.DONE
-
-
-def _entry(session: Session, job_id: bytes) -> Entry:
-    """Nobody waits for a job that is not there."""
-    entry = session.job(job_id)
-    if entry is None:
-        raise Usage(f"no job {ulid_text(job_id)}")
-    return entry
-
-
 def _accepted(decision: Decision) -> Job:
     if isinstance(decision, Reason):
         raise Conflict(f"it was not accepted: {decision.sentence}")
@@ -204,17 +162,21 @@ class Node:
         await self.finish()
         self.desk.close()
 
-    async def submit(self, job: JobType | str, /, **payload: Any) -> "Handle":
-        """Submits one job; its payload's members are the handler's keyword arguments."""
+    async def submit(self, job: JobType | str | Errand, /, **payload: Any) -> Handle:
+        """Submits one job; its payload's members are the handler's keyword arguments. A `command` has none."""
+        if not isinstance(job, JobType | str):
+            blobs = self.desk.blobs
+            packed = await self.call(lambda: errand.pack(job, blobs))
+            return Handle(self, await self.run(lambda tx: errand.submit(tx, blobs, packed)), created=True)
         return (await self.submit_many([(job, payload)]))[0]
 
-    async def submit_many(self, pairs: Iterable[tuple[JobType | str, dict[str, Any]]]) -> "list[Handle]":
+    async def submit_many(self, pairs: Iterable[tuple[JobType | str, dict[str, Any]]]) -> list[Handle]:
         """Submits many jobs in one transaction: all of them or none."""
         drafts = _drafts(pairs)
         made: list[Submitted] = await self.run(lambda tx: jobs.submit(tx, drafts))
         return [Handle(self, each.job_id, each.created) for each in made]
 
-    def job(self, job_id: str) -> "Handle":
+    def job(self, job_id: str) -> Handle:
         """A handle on a job that is there already, by its whole id."""
         return Handle(self, _id(job_id), created=False)
 
@@ -293,16 +255,29 @@ class Node:
 
         return await asyncio.get_running_loop().run_in_executor(self._executor, run)
 
-    async def work(self, handlers: Handlers | Iterable[JobType], **options: Any) -> Worker:
+    async def work(
+        self,
+        handlers: Handlers | Iterable[JobType],
+        *,
+        allow: Iterable[str] | None = None,
+        allow_any: bool = False,
+        **options: Any,
+    ) -> Worker:
         """Runs a worker in this process until SIGTERM or SIGINT tells it to stop; a second signal stops it at once.
+        With `allow` or `allow_any` it runs commands, too: this node's own, and others' that fit a pattern.
         Options: `concurrency` (how many jobs at once, 4), `until_idle` (end when nothing is left to do), `grace`
         (seconds that handlers may go on after the first signal, 10), `notice` (is told of what is unusual),
         `finished` (is called with each run and its outcome).
         """
         served = handlers if isinstance(handlers, Handlers) else Handlers(handlers)
-        chosen = WorkerOptions(served, **options)
-        worker = Worker(self, self.ground, chosen)
-        with _signals(worker.stop):
+        with ExitStack() as stack:
+            if allow is not None or allow_any:
+                commands = self.desk.commands(SyncNode(self.desk).fetch, allow or (), allow_any)
+                stack.callback(commands.close)
+                served = served.plus(commands.job_type())
+            chosen = WorkerOptions(served, **options)
+            worker = Worker(self, self.ground, chosen)
+            stack.enter_context(_signals(worker.stop))
             async with self.in_touch(chosen.notice):
                 await worker.run()
         return worker
@@ -329,50 +304,6 @@ class Node:
                     await asyncio.wait_for(changed.wait(), LOOK_AGAIN_S)
 
 
-class Handle:
-    """A job that was submitted. `created` is False when a unique key led to one that was there already."""
-
-    def __init__(self, node: Node, job_id: bytes, created: bool) -> None:
-        self._node = node
-        self._id = job_id
-        self.created = created
-
-    @property
-    def job_id(self) -> str:
-        return ulid_text(self._id)
-
-    async def status(self) -> dict[str, Any]:
-        """Where the job stands now."""
-        return await self._node.read(lambda session: view.full(session, view.find(session, self.job_id)))
-
-    async def result(self, timeout: float | None = None) -> Any:
-        """Waits for the job and gives what its handler returned. Raises JobFailed, JobCancelled or TimeoutError."""
-        return await self._node.until(lambda: self._node.read(lambda session: _ending(session, self._id)), timeout)
-
-    async def cancel(self, reason: str = "cancelled by its submitter") -> None:
-        """Calls the job off, pending or running. Raises Conflict when it is completed."""
-        await self._node.decide(lambda tx: jobs.cancel(tx, self._id, reason))
-
-    async def retry(self, reason: str = "retried by its submitter") -> None:
-        """Tries a failed or cancelled job anew."""
-        await self._node.decide(lambda tx: jobs.retry(tx, self._id, reason))
-
-    async def events(self) -> AsyncIterator[dict[str, Any]]:
-        """The job's ops from the first on, each as it comes, until the job has ended."""
-        seen = 0
-
-        async def look() -> tuple[bool, tuple[list[dict[str, Any]], bool]]:
-            lines, ended = await self._node.read(lambda session: _news(session, self._id, seen))
-            return bool(lines) or ended, (lines, ended)
-
-        ended = False
-        while not ended:
-            lines, ended = await self._node.until(look, None)
-            for line in lines:
-                seen = line["seq"]
-                yield line
-
-
 class SyncNode:
     """The synchronous face, for scripts. Safe to use from several threads."""
 
@@ -382,8 +313,11 @@ class SyncNode:
     def close(self) -> None:
         self.desk.close()
 
-    def submit(self, job: JobType | str, /, **payload: Any) -> "SyncHandle":
-        """Submits one job; its payload's members are the handler's keyword arguments."""
+    def submit(self, job: JobType | str | Errand, /, **payload: Any) -> SyncHandle:
+        """Submits one job; its payload's members are the handler's keyword arguments. A `command` has none."""
+        if not isinstance(job, JobType | str):
+            packed = errand.pack(job, self.desk.blobs)
+            return SyncHandle(self, self.desk.log.run(lambda tx: errand.submit(tx, self.desk.blobs, packed)), True)
         job_type = kind(job) if isinstance(job, str) else job
         if job_type.policy is DEFAULT:
             # It asks for nothing special, so it takes the short way in.
@@ -392,11 +326,11 @@ class SyncNode:
         job_id, created = self.desk.submit([job_type.draft(payload)])[0]
         return SyncHandle(self, job_id, created)
 
-    def submit_many(self, pairs: Iterable[tuple[JobType | str, dict[str, Any]]]) -> "list[SyncHandle]":
+    def submit_many(self, pairs: Iterable[tuple[JobType | str, dict[str, Any]]]) -> list[SyncHandle]:
         """Submits many jobs in one transaction: all of them or none."""
         return [SyncHandle(self, each.job_id, each.created) for each in self.desk.submit(_drafts(pairs))]
 
-    def job(self, job_id: str) -> "SyncHandle":
+    def job(self, job_id: str) -> SyncHandle:
         """A handle on a job that is there already, by its whole id."""
         return SyncHandle(self, _id(job_id), created=False)
 
@@ -452,51 +386,6 @@ class SyncNode:
                 select.select([bell], [], [], left)
         finally:
             bell.close()
-
-
-class SyncHandle:
-    """A job that was submitted. `created` is False when a unique key led to one that was there already."""
-
-    __slots__ = ("_id", "_node", "created")
-
-    def __init__(self, node: SyncNode, job_id: bytes, created: bool) -> None:
-        self._node = node
-        self._id = job_id
-        self.created = created
-
-    @property
-    def job_id(self) -> str:
-        return ulid_text(self._id)
-
-    def status(self) -> dict[str, Any]:
-        """Where the job stands now."""
-        return self._node.desk.show(self.job_id)
-
-    def result(self, timeout: float | None = None) -> Any:
-        """Waits for the job and gives what its handler returned. Raises JobFailed, JobCancelled or TimeoutError."""
-        return self._node.until(lambda session: _ending(session, self._id), timeout)
-
-    def cancel(self, reason: str = "cancelled by its submitter") -> None:
-        """Calls the job off, pending or running. Raises Conflict when it is completed."""
-        self._node.decide(lambda tx: jobs.cancel(tx, self._id, reason))
-
-    def retry(self, reason: str = "retried by its submitter") -> None:
-        """Tries a failed or cancelled job anew."""
-        self._node.decide(lambda tx: jobs.retry(tx, self._id, reason))
-
-    def events(self) -> Iterator[dict[str, Any]]:
-        """The job's ops from the first on, each as it comes, until the job has ended."""
-        seen, ended = 0, False
-
-        def look(session: Session) -> tuple[bool, tuple[list[dict[str, Any]], bool]]:
-            lines, ended = _news(session, self._id, seen)
-            return bool(lines) or ended, (lines, ended)
-
-        while not ended:
-            lines, ended = self._node.until(look)
-            for line in lines:
-                seen = line["seq"]
-                yield line
 
 
 __all__ = ["Handle", "HocketError", "JobCancelled", "JobFailed", "Node", "SyncHandle", "SyncNode", "init", "open"]

@@ -49,7 +49,7 @@ def test_what_it_prints_and_how_it_ends_come_back(run: Program) -> None:
         (["--", "/"], 127, "not started"),
         ([], 2, "say what to run"),
         (["--bogus", "--", "true"], 2, "no such option: --bogus"),
-        (["--timeout", "soon", "--", "true"], 2, "bad --timeout"),
+        (["--timeout", "soon", "--", "true"], 2, "bad timeout"),
         (["--timeout", "1.5s", "--", "true"], 2, "whole seconds"),
         (["--env", "NOT_SET_ANYWHERE", "--", "true"], 2, "there is no such variable"),
         (["--env", "1=2", "--", "true"], 2, "env"),
@@ -115,6 +115,20 @@ def test_a_detached_command_goes_to_the_queue(run: Program) -> None:
     assert detached.out.startswith("submitted hocket.run ")
     run("work", "--until-idle", code=0)
     until(lambda: run("show", detached.job_id, "--json", code=0).json["outcome"] == "succeeded", "its end")
+
+
+def test_what_a_command_prints_can_be_followed(hocket: Program, tmp_path: Path) -> None:
+    go, submitted = tmp_path / "go", hocket.start("work")
+    script = f"echo first; echo other >&2; until [ -e {go} ]; do sleep 0.01; done; echo last"
+    job_id = hocket("run", "--detach", "--", "sh", "-c", script, code=0).job_id
+    until(lambda: hocket("logs", job_id, code=0).out == "first\n", "its first line")
+    following = hocket.start("logs", job_id, "--follow")
+    go.touch()
+    assert hocket.finished(following).out == "first\nlast\n"
+    assert hocket("logs", job_id, "--stderr", code=0).out == "other\n"
+    submitted.send_signal(signal.SIGTERM)
+    echo = hocket.submit("test.echo", "{}")
+    assert "not a command" in hocket("logs", echo, code=2).sentence
 
 
 def test_json(hocket: Program) -> None:

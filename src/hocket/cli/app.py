@@ -16,6 +16,7 @@ COMMANDS = {
     "submit": ("submit:app", "Submit a job, or many from a file."),
     "work": ("work:app", "Run a worker for the handlers in some modules."),
     "run": ("run:app", "Run a command as a job, with a proof of what ran."),
+    "logs": ("logs:app", "What a command printed, or prints just now."),
     "jobs": ("jobs:app", "List jobs, the newest first."),
     "show": ("job:show_app", "Show everything about one job."),
     "cancel": ("job:cancel_app", "Call a job off, pending or running."),

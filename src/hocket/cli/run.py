@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hocket.cli.app import new_app
-from hocket.cli.options import Priority, Retries, given, seconds
+from hocket.cli.options import Priority, Retries, given
 from hocket.cli.settings import HomeOption, JsonOption, open_desk, settings
 from hocket.cli.voice import emit, notice, say
 from hocket.errors import Usage
@@ -101,24 +101,19 @@ def parse(words: list[str], directory: Path, environment: dict[str, str]) -> "As
 
 def read(params: dict[str, Any], directory: Path, environment: dict[str, str]) -> "Asked":
     from hocket.cli.door import Asked
-    from hocket.kernel.policy import DEFAULT
-    from hocket.work.command.errand import Errand, named_inputs
-    from hocket.work.handlers import policy
+    from hocket.work.command.errand import command, named_inputs
 
     if not params["command"]:
         raise Usage("say what to run, like `hocket run -- make test`")
-    timeout_s = seconds(params["timeout"], "--timeout")
-    assert timeout_s is not None
-    if timeout_s != int(timeout_s):
-        raise Usage(f"bad --timeout {params['timeout']!r}: whole seconds are needed")
-    errand = Errand(
-        tuple(params["command"]),
-        int(timeout_s),
-        dict(_variable(each, environment) for each in params["env"] or ()),
-        named_inputs(params["inputs"] or (), directory),
-        tuple(params["outputs"] or ()),
-        "network" if params["network"] else "on" if params["sandbox"] else "off",
-        policy(DEFAULT, **given(priority=params["priority"], retries=params["retries"])),
+    errand = command(
+        *params["command"],
+        timeout=params["timeout"],
+        env=dict(_variable(each, environment) for each in params["env"] or ()),
+        inputs=named_inputs(params["inputs"] or (), directory),
+        outputs=params["outputs"] or (),
+        sandbox=params["sandbox"],
+        network=params["network"],
+        **given(priority=params["priority"], retries=params["retries"]),
     )
     return Asked(errand, bool(params["detach"]))
 

@@ -102,6 +102,10 @@ class Handlers:
     def __len__(self) -> int:
         return len(self._types)
 
+    def plus(self, one: JobType) -> "Handlers":
+        """These and one more."""
+        return Handlers([*self._types.values(), one], self._only)
+
     def kinds(self) -> list[str]:
         return sorted(self._types)
 

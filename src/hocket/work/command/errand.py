@@ -3,10 +3,12 @@ and everything that it is about becomes its manifest, whose hash is what the pro
 """
 
 from collections.abc import Iterable, Mapping
+from os import PathLike
 from pathlib import Path, PurePosixPath
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from hocket.errors import Usage
+from hocket.kernel.durations import duration_ms
 from hocket.kernel.ids import hash_text
 from hocket.kernel.manifest import (
     INPUTS_NAME,
@@ -21,6 +23,7 @@ from hocket.kernel.policy import DEFAULT, Policy
 from hocket.log import Transaction
 from hocket.work import artifacts, jobs
 from hocket.work.blobs import Blobs
+from hocket.work.handlers import Duration, policy
 from hocket.work.jobs import Draft
 from hocket.work.products import Content
 
@@ -39,6 +42,34 @@ class Errand(NamedTuple):
     outputs: tuple[str, ...] = ()
     sandbox: str = "off"
     policy: Policy = DEFAULT
+
+
+def command(
+    *argv: str,
+    timeout: Duration = "1h",
+    env: Mapping[str, str] | None = None,
+    inputs: Mapping[str, str | PathLike[str]] | Iterable[str | PathLike[str]] = (),
+    outputs: Iterable[str] = (),
+    sandbox: bool = False,
+    network: bool = False,
+    **options: Any,
+) -> Errand:
+    """A command to submit, as a job with a proof. `inputs` are files here, by the names that they have there or by
+    themselves; `outputs` are patterns of files to keep; in a `sandbox` it has the `network` only if that is said. The
+    other options are those of `job`.
+    """
+    try:
+        timeout_ms = duration_ms(timeout)
+    except ValueError as error:
+        raise Usage(f"bad timeout {timeout!r}: {error}") from None
+    if timeout_ms % 1000:
+        raise Usage(f"bad timeout {timeout!r}: whole seconds are needed")
+    if isinstance(inputs, Mapping):
+        named = {name: Path(path) for name, path in inputs.items()}
+    else:
+        named = named_inputs(map(str, inputs), Path.cwd())
+    wish = "network" if network else "on" if sandbox else "off"
+    return Errand(argv, timeout_ms // 1000, dict(env or {}), named, tuple(outputs), wish, policy(DEFAULT, **options))
 
 
 class Packed(NamedTuple):
@@ -91,6 +122,6 @@ def named_inputs(given: Iterable[str], directory: Path) -> dict[str, Path]:
             inside = path.resolve().is_relative_to(directory.resolve())
             name = str(path.resolve().relative_to(directory.resolve())) if inside else path.name
         if not name or name in found or PurePosixPath(name).is_absolute() or ":" in name:
-            raise Usage(f"bad --input {text!r}: give each file its own relative name without a colon, like NAME=FILE")
+            raise Usage(f"bad input {text!r}: give each file its own relative name without a colon, like NAME=FILE")
         found[name] = path
     return found

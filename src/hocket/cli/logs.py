@@ -1,0 +1,85 @@
+"""`hocket logs`: what a command printed, or prints just now. While it runs on this machine its output is read where the
+runner keeps it; afterwards on the log, wherever it ran.
+"""
+
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from hocket.cli.app import new_app
+from hocket.cli.settings import HomeOption, JsonOption, open_desk
+from hocket.errors import Usage
+
+if TYPE_CHECKING:
+    from hocket.desk import Desk
+    from hocket.kernel.roster import Job
+
+LOOK_S = 0.05
+READ_BYTES = 65_536
+
+app = new_app()
+
+
+@app.command()
+def logs(
+    job: Annotated[str, typer.Argument(metavar="JOB", help="The job of a command, or a unique beginning of its id.")],
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the command has ended.")] = False,
+    stderr: Annotated[bool, typer.Option("--stderr", help="Its stderr instead of its stdout.")] = False,
+    home: HomeOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show what a command printed.
+
+    \b
+      hocket logs 01J9ZC
+      hocket logs 01J9ZC --follow --stderr
+    """
+    from hocket.work import view
+    from hocket.work.command.errand import KIND
+    from hocket.work.proofs import GIT_KIND
+
+    stream: Literal["stdout", "stderr"] = "stderr" if stderr else "stdout"
+    with open_desk() as desk:
+        with desk.read() as session:
+            found = view.find(session, job).job
+        if found.kind not in (KIND, GIT_KIND):
+            raise Usage(f"job {job} is of kind {found.kind}, not a command; see `hocket show {job}`")
+        for chunk in _printed(desk, found, stream, follow):
+            sys.stdout.buffer.write(chunk)
+            sys.stdout.buffer.flush()
+
+
+def _printed(desk: "Desk", job: "Job", stream: str, follow: bool) -> Iterator[bytes]:
+    """What is kept of the stream: first where the command runs, then, from the same place on, on the log."""
+    from hocket.kernel.ids import ulid_text
+    from hocket.node import SyncNode
+    from hocket.work.command.outcome import ending, printed
+
+    shown = 0
+    while True:
+        live = next(desk.home.runs.glob(f"*/{ulid_text(job.id)}-*/streams/{stream}"), None)
+        if live is not None:
+            for chunk in _tail(live, shown):
+                shown += len(chunk)
+                yield chunk
+        with desk.read() as session:
+            if ending(session, desk.blobs, job.id) is not None:
+                yield printed(session, desk.blobs, job.id, stream, SyncNode(desk).fetch)[shown:]
+                return
+        if not follow:
+            return
+        time.sleep(LOOK_S)
+
+
+def _tail(path: Path, start: int) -> Iterator[bytes]:
+    try:
+        with path.open("rb") as file:
+            file.seek(start)
+            while chunk := file.read(READ_BYTES):
+                yield chunk
+    except FileNotFoundError:
+        return
