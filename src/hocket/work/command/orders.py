@@ -38,8 +38,7 @@ def order_for(
     argv, directory = manifest.argv, room.begin_in(manifest)
     is_sandboxed, has_network = manifest.sandbox != "off", manifest.sandbox != "on"
     if is_sandboxed:
-        sandbox.check()
-        argv = sandbox.wrapped(argv, room, directory, has_network)
+        argv = sandbox.wrapped(sandbox.check(), argv, room, directory, has_network)
     return Order(
         argv=argv,
         env=environment(manifest, room, told, os.environ, passed_on),

@@ -9,6 +9,7 @@ import tempfile
 import threading
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from hocket.errors import Usage
 from hocket.work.command.workshop import Room
@@ -20,12 +21,23 @@ SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/etc"
 # Where the names of hosts are looked up, on systems whose /etc/resolv.conf leads there.
 RESOLVER = ("/run/systemd/resolve", "/run/resolvconf", "/run/NetworkManager")
 
+
+
+class _Found(NamedTuple):
+    """Where the program is, or why there can be no sandbox."""
+
+    program: str
+    problem: str
+
+
 _lock = threading.Lock()
-_found: list[str | None] = []
+_found: list[_Found] = []
 
 
-def wrapped(argv: Sequence[str], room: Room, directory: Path, network: bool, program: str = PROGRAM) -> tuple[str, ...]:
-    """The command line that runs `argv` inside, in that directory of the room."""
+def wrapped(program: str, argv: Sequence[str], room: Room, directory: Path, network: bool) -> tuple[str, ...]:
+    """The command line that runs `argv` inside, in that directory of the room. `program` is bubblewrap's whole path:
+    which that is must not be for the command's own PATH to decide.
+    """
     made = [program, "--unshare-all", *(["--share-net"] if network else []), "--die-with-parent", "--new-session"]
     made += ["--cap-drop", "ALL"]
     for path in (*SYSTEM, *(RESOLVER if network else ())):
@@ -36,28 +48,29 @@ def wrapped(argv: Sequence[str], room: Room, directory: Path, network: bool, pro
     return *made, "--chdir", str(directory), "--", *argv
 
 
-def check() -> None:
-    """Raises Usage, with what to do, where no sandbox can be made."""
-    problem = _problem()
-    if problem is not None:
-        raise Usage(problem)
+def check() -> str:
+    """The program that makes sandboxes. Raises Usage, with what to do, where none can be made."""
+    found = _look()
+    if found.problem:
+        raise Usage(found.problem)
+    return found.program
 
 
 def available() -> bool:
-    return _problem() is None
+    return not _look().problem
 
 
-def _problem() -> str | None:
+def _look() -> _Found:
     """Tried once, really: that the program is there does not mean that the kernel lets it."""
     with _lock:
         if not _found:
-            _found.append(_try())
+            program = shutil.which(PROGRAM) or ""
+            _found.append(_Found(program, _try(program)))
         return _found[0]
 
 
-def _try() -> str | None:
-    program = shutil.which(PROGRAM)
-    if program is None:
+def _try(program: str) -> str:
+    if not program:
         return "the command asks for a sandbox, and there is no `bwrap` here; install the package bubblewrap"
     with tempfile.TemporaryDirectory() as directory:
         room = Room(Path(directory))
@@ -65,7 +78,7 @@ def _try() -> str | None:
             path.mkdir()
         try:
             ran = subprocess.run(
-                wrapped(("true",), room, room.work, network=False, program=program),
+                wrapped(program, ("true",), room, room.work, network=False),
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
                 timeout=TRIAL_S,
@@ -78,4 +91,4 @@ def _try() -> str | None:
             f"the command asks for a sandbox, and bwrap cannot make one: {said[-1] if said else 'it says nothing'};"
             " allow unprivileged user namespaces, or run the worker where they are allowed"
         )
-    return None
+    return ""
