@@ -1,6 +1,7 @@
 """Commands that end by themselves: what they are given, and what is told about them."""
 
 import os
+import resource
 import signal
 import sys
 import threading
@@ -173,6 +174,21 @@ def test_descriptors_and_processes_of_a_keeper_are_gone_when_it_is_closed(bench:
     ended = keeper.run(bench.order("true"), bench.hear, never, now_ms)
     assert (ended.why, ended.detail) == ("not started", "the worker is ending")
     assert descriptors() == before
+
+
+def test_a_worker_without_descriptors_to_spare_says_so_and_goes_on(bench: Bench) -> None:
+    bench.run("true")
+    before = descriptors()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    for spare in range(1, 10):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (before + spare, hard))
+        try:
+            ended = bench.run("true")
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        assert ended.exit_code == 0 or (ended.why == "not started" and "Too many open files" in ended.detail)
+        assert descriptors() == before
+    assert ended.exit_code == 0
 
 
 def test_the_keeper_imports_nothing_of_hocket_but_its_own_modules(bench: Bench) -> None:

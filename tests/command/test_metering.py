@@ -141,6 +141,33 @@ def test_a_look_finds_exactly_the_processes_below() -> None:
             process.communicate()
 
 
+def test_a_process_whose_parent_is_not_known_yet_is_no_stranger(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The list of processes is read first, and each of them later; a parent may have come in between."""
+    root = os.getpid()
+    table = {1: 0, root: 1}
+    listed = [1, root]
+
+    def process(number: int) -> Process | None:
+        if number not in table:
+            return None
+        return Process(b"%d (x) S %d 4 5 0 -1 0 0 0 0 0 0 0 0 0 20 0 1 0 100 1000 1 1" % (number, table[number]))
+
+    monkeypatch.setattr("hocket.work.command.tree._numbers", lambda: listed)
+    monkeypatch.setattr("hocket.work.command.tree._read", process)
+    tree = Tree()
+    table |= {root + 2: root + 1, root + 3: 1, root + 4: root + 3}
+    listed = [1, root, root + 2, root + 3, root + 4]
+    assert tree.look() == {}
+    table |= {root + 1: root}
+    listed = sorted(table)
+    assert tree.look().keys() == {root + 1, root + 2}
+    # A number that a stranger had is used again, by one of ours.
+    table[root + 3] = root
+    assert tree.look().keys() == {root + 1, root + 2}
+    assert tree.look_anew().keys() == {root + 1, root + 2, root + 3, root + 4}
+    assert tree.look().keys() == {root + 1, root + 2, root + 3, root + 4}
+
+
 def test_names_of_programs_may_contain_anything() -> None:
     stat = b"7 (a) b) S 3 4 5 0 -1 4194304 1 0 0 0 150 50 0 0 20 0 1 0 100 1000 25 1844"
     process = Process(stat)

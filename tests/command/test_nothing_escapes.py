@@ -89,6 +89,11 @@ def test_a_command_that_is_stopped_may_put_its_things_in_order(bench: Bench) -> 
     assert bench.survivors() == []
 
 
+def test_a_command_that_has_stopped_itself_hears_that_it_is_to_end(bench: Bench) -> None:
+    ended = bench.shell("trap 'echo bye; exit 7' TERM; kill -STOP $$; sleep 3600", timeout_s=0.3, grace_s=PATIENCE_S)
+    assert (ended.why, ended.exit_code, bytes(bench.heard["stdout"])) == ("timeout", 7, b"bye\n")
+
+
 def test_a_command_is_stopped_when_the_worker_says_so(bench: Bench) -> None:
     heard = threading.Event()
 
@@ -117,13 +122,13 @@ def test_a_fork_bomb_is_ended_while_it_grows(bench: Bench) -> None:
     assert bench.survivors() == []
 
 
-def raised_in(bench: Bench, error: type[BaseException], script: str) -> list[object]:
+def raised_in(bench: Bench, error: type[BaseException], script: str, grace_s: float = 0.2) -> list[object]:
     """Runs a command in a thread and raises something there as the worker does when a job is cancelled."""
     outcome: list[object] = []
 
     def work() -> None:
         try:
-            outcome.append(bench.shell(script, grace_s=0.2))
+            outcome.append(bench.shell(script, grace_s=grace_s))
         except BaseException as caught:
             outcome.append(type(caught))
 
@@ -143,6 +148,13 @@ def test_a_cancelled_job_stops_its_command(bench: Bench) -> None:
     assert bench.survivors() == []
     assert descriptors() == before
     assert bench.run("true").exit_code == 0
+
+
+def test_a_cancelled_job_lets_its_command_put_its_things_in_order(bench: Bench) -> None:
+    script = "trap 'sleep 0.2; echo bye > farewell; exit' TERM; echo there; while true; do sleep 0.05; done"
+    assert raised_in(bench, Cancelled, script, grace_s=PATIENCE_S) == [Cancelled]
+    assert (bench.work / "farewell").read_text() == "bye\n"
+    assert bench.survivors() == []
 
 
 @pytest.mark.parametrize("after_us", [*range(0, 6_000, 250)])

@@ -93,6 +93,11 @@ def test_rooms_of_dead_processes_are_cleared_and_those_of_the_living_stay(tmp_pa
         assert workshop.clear() == 0
     workshop.close()
     assert [*tmp_path.iterdir()] == []
+    (tmp_path / "1-of-the-dead" / "job").mkdir(parents=True)
+    later = Workshop(tmp_path)
+    with later.room("job") as room:
+        assert [*tmp_path.glob("*/")] == [room.path.parent], "the first room is a reason to clear, too"
+    later.close()
 
 
 # Inputs.

@@ -14,7 +14,7 @@ import select
 import sys
 import time
 
-from hocket.work.command.supervisor import adopt_orphans, supervise
+from hocket.work.command.supervisor import adopt_orphans, name_process, supervise
 from hocket.work.command.tree import REST_MAX_S, Tree
 
 # The descriptors that come with an order: the control socket, and where the command's stdout and stderr go.
@@ -123,6 +123,7 @@ def main(line: int, worker: int) -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     adopt_orphans()
+    name_process(b"hocket-keeper")
     worker_gone = os.pidfd_open(worker)
     if os.getppid() != worker:
         return

@@ -51,12 +51,13 @@ class Line:
 
     def order(self, fds: list[int]) -> None:
         """Raises OSError when nobody takes it."""
-        self._socket.sendmsg([b"run"], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, array("i", fds))])
+        rights = (_socket.SOL_SOCKET, _socket.SCM_RIGHTS, array("i", fds))
+        self._socket.sendmsg([b"run"], [rights], _socket.MSG_NOSIGNAL)
 
     def kill(self, supervisor: int) -> None:
         """Has the keeper kill one of its supervisors, and then everything below it."""
         try:
-            self._socket.send(b"kill %d" % supervisor)
+            self._socket.send(b"kill %d" % supervisor, _socket.MSG_NOSIGNAL)
         except OSError:
             pass
 

@@ -67,10 +67,12 @@ class Running:
         self._poller = select.poll()
         self._is_given = False
         self._is_stopping = False
-        self._limit = time.monotonic() + (order.timeout_s or math.inf) + order.grace_s + OVERDUE_S
+        self._limit = math.inf
 
     def give(self, line: Line) -> bool:
         """Hands the order to the keeper. False when nobody took it."""
+        self._is_given = False
+        self._hang_up()
         self._control, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
         control = self._control
         control.settimeout(ANSWER_S)
@@ -85,7 +87,7 @@ class Running:
             line.order([theirs.fileno(), out_end.fileno(), err_end.fileno()])
             theirs.close()
             for part in _parts(self.order, self.gpus is not None):
-                control.send(part)
+                control.send(part, _socket.MSG_NOSIGNAL)
             self._is_given = True
             taken = control.recv(MESSAGE_BYTES_MAX)
         except OSError:
@@ -95,6 +97,7 @@ class Running:
                 end.close()
         if taken:
             self.supervisor = marshal.loads(taken)["number"]
+            self._limit = time.monotonic() + (self.order.timeout_s or math.inf) + self.order.grace_s + OVERDUE_S
         return bool(taken)
 
     def listen(self, heard: Heard, timeout_s: float) -> None:
@@ -117,7 +120,7 @@ class Running:
             self._is_stopping = True
             self._limit = min(self._limit, time.monotonic() + self.order.grace_s + OVERDUE_S)
             try:
-                self._control.send(b"stop")
+                self._control.send(b"stop", _socket.MSG_NOSIGNAL)
             except OSError:
                 pass  # it is over, and the report is on its way
 
@@ -133,14 +136,17 @@ class Running:
             left -= sum(self._read(fd, heard) for fd, _ in ready)
 
     def close(self) -> None:
-        self._let_go()
-        for _, pipe in self._pipes.values():
-            pipe.close()
+        self._hang_up()
         for keeping in self.kept.values():
             keeping.close()
 
     def finish(self) -> dict[str, Kept]:
         return {name: keeping.finish() for name, keeping in self.kept.items()}
+
+    def _hang_up(self) -> None:
+        self._let_go()
+        for _, pipe in self._pipes.values():
+            pipe.close()
 
     def _let_go(self) -> None:
         """Closes the socket. A supervisor that still has a command kills it."""

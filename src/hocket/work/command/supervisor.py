@@ -30,6 +30,7 @@ TIGHT = 4
 
 _MSG_DONTWAIT = 0x40
 _PR_SET_PDEATHSIG = 1
+_PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
 _PR_SET_NO_NEW_PRIVS = 38
 # A signal that whoever started the worker ignores would stay ignored.
@@ -46,6 +47,11 @@ def adopt_orphans() -> None:
     _set(_PR_SET_CHILD_SUBREAPER, 1)
 
 
+def name_process(name: bytes) -> None:
+    """What lists of processes call this one."""
+    _prctl(_PR_SET_NAME, ctypes.c_char_p(name), ctypes.c_ulong(0), ctypes.c_ulong(0), ctypes.c_ulong(0))
+
+
 def _set(option: int, value: int) -> None:
     if _prctl(option, ctypes.c_ulong(value), ctypes.c_ulong(0), ctypes.c_ulong(0), ctypes.c_ulong(0)) != 0:
         error = ctypes.get_errno()
@@ -58,6 +64,7 @@ def supervise(control: socket, streams: tuple[int, int], worker: int, keeper: in
     """
     os.setsid()
     adopt_orphans()
+    name_process(b"hocket-command")
     keeper_gone = os.pidfd_open(keeper)
     if os.getppid() != keeper:
         return

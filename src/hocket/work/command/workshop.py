@@ -68,6 +68,8 @@ class Workshop:
     def room(self, name: str) -> Iterator[Room]:
         """A room for as long as the block lasts. The name, a job's, is for people."""
         try:
+            if self._own is None:
+                self.clear()
             path = self._own_rooms() / f"{name}-{next(self._numbers)}"
             room = Room(path)
         except OSError as error:
