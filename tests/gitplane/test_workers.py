@@ -163,6 +163,25 @@ def test_a_running_job_is_aborted(here: Place, homes: list[Path], tmp_path: Path
     assert job["outcome"] == "cancelled"
 
 
+@pytest.mark.req("GT-11")
+def test_a_repository_that_vanishes_in_mid_job(here: Place, homes: list[Path], tmp_path: Path) -> None:
+    """The worker lives, the command is stopped when its lease must be over, and the job is done when it is back."""
+    plane = here.open()
+    began, away = tmp_path / "began", here.directory.with_name("away")
+    made = jobs.submit(plane, manifest(1, "sh", "-c", f"echo $$ >> {began}; [ -e {away}.back ] || sleep 600"), 1_000)
+    worker = start(homes[0], "git", "work", here.directory, "--allow-any", "--lease", "2s", "--until-idle")
+    process = int(until(lambda: began.exists() and began.read_text().strip(), "the command to begin"))
+    here.directory.rename(away)
+    until(lambda: not Path(f"/proc/{process}").exists(), "the command to be stopped")
+    assert worker.poll() is None
+    Path(f"{away}.back").touch()
+    away.rename(here.directory)
+    assert worker.wait(PATIENCE_S) == 0
+    found = jobs.look(here.open(), made.content_id)
+    assert found is not None and found.state == "succeeded" and found.claim is not None and found.claim.fence == 2
+    assert "good: 1 jobs" in hocket(homes[1], "git", "verify", here.directory)
+
+
 @pytest.mark.req("GT-03", "GT-06")
 def test_what_goes_wrong_is_said(here: Place, homes: list[Path], tmp_path: Path) -> None:
     home, file = homes[0], tmp_path / "job.yaml"

@@ -38,6 +38,8 @@ LISTED_EVERY_S = 2.0
 ROUND_S = 0.2
 # On the log a hold lasts as long as a command can: it is the repository's that counts.
 LEASE_MS = (RUN_S_MAX + 3_600) * 1000
+# A worker that is to end when it is idle does not wait longer than this for a repository that cannot be reached.
+PATIENCE_S = 60.0
 KNOWN_MAX = 10_000
 SWEEP_MAX = 500
 
@@ -99,6 +101,7 @@ class GitWorker:
         self._wake = threading.Event()
         self._stops = 0
         self._losses = 0
+        self._reached_at = self._monotonic()
         self.succeeded = 0
         self.failed = 0
         self.lost = 0
@@ -180,8 +183,11 @@ class GitWorker:
             wanted = jobs.with_trees(self._plane, open_ones[:room])
             won = holding.claim_each(self._plane, wanted, self._worker, self._now())
         except (Unreachable, Failed) as error:
+            if self._until_idle and not self._running and self._monotonic() > self._reached_at + PATIENCE_S:
+                raise
             self._notice(f"{error}; trying again")
             return 0, False
+        self._reached_at = self._monotonic()
         self._losses = self._losses + 1 if wanted and not won else 0
         for held in won:
             order = self._orders[held.refs.content_id]
