@@ -19,6 +19,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -26,57 +27,12 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-OURS = "bench.ours"
-MESH = "bench.mesh"
+from bench.rows import OURS, QUICK, Figure, Row, Size, rows
+
 PEERS = ("bench.peers.huey", "bench.peers.litequeue", "bench.peers.apsw")
 REFERENCE = "bench.peers.huey"
 EMPTY = "ours, empty log"  # the other side of the rows on the full log: ours again, in the same repetition
 ROOT = Path(__file__).resolve().parent.parent
-
-
-@dataclass(frozen=True)
-class Size:
-    single: int = 20_000
-    batch: int = 100_000
-    batch_size: int = 1_000
-    drain: int = 20_000
-    samples: int = 200
-    finished: int = 1_000_000
-    refold: int = 300_000
-    admitted: int = 60_000
-    synced: int = 200_000
-    questions: int = 300_000
-    mesh_samples: int = 300
-    simulated: float = 3.0
-    repeat: int = 3
-
-
-QUICK = Size(
-    single=2_000,
-    batch=10_000,
-    drain=2_000,
-    samples=50,
-    finished=20_000,
-    refold=10_000,
-    admitted=10_000,
-    synced=10_000,
-    questions=50_000,
-    mesh_samples=30,
-    simulated=0.5,
-    repeat=1,
-)
-
-
-@dataclass(frozen=True)
-class Row:
-    key: str
-    title: str
-    function: str
-    arguments: dict[str, Any]
-    count: int = 0  # jobs or ops a run; 0 where the figure is not a rate
-    full: bool = False  # measured on the home that already holds the finished jobs
-    ours_only: bool = False
-    module: str = OURS  # where the function is, if it is only ours
 
 
 @dataclass
@@ -88,51 +44,6 @@ class Figures:
 
     def median(self, of: Callable[[dict[str, Any]], float]) -> float | None:
         return statistics.median(of(result) for result in self.results) if self.results else None
-
-
-def rows(size: Size) -> list[Row]:
-    single, batch = {"count": size.single}, {"count": size.batch, "size": size.batch_size}
-    drain_1, drain_2 = {"count": size.drain, "processes": 1}, {"count": size.drain, "processes": 2}
-    shipped, polled = {"samples": size.samples, "polled": False}, {"samples": size.samples, "polled": True}
-    finished = f"{size.finished:,} finished"
-    return [
-        Row("single", "single submits/s", "submit_single", single, size.single),
-        Row("batch", f"batch submits/s ({size.batch_size:,} a batch)", "submit_batch", batch, size.batch),
-        Row("drain-1", "no-op jobs/s, 1 worker process", "drain", drain_1, size.drain),
-        Row("drain-2", "no-op jobs/s, 2 worker processes", "drain", drain_2, size.drain),
-        Row("latency", "submit to start, as shipped", "latency", shipped),
-        Row("latency-polled", "submit to start, peers polling each ms", "latency", polled),
-        Row("full-single", f"single submits/s, {finished}", "submit_single", single, size.single, True, True),
-        Row("full-batch", f"batch submits/s, {finished}", "submit_batch", batch, size.batch, True, True),
-        Row("full-drain-1", f"no-op jobs/s, 1 worker, {finished}", "drain", drain_1, size.drain, True, True),
-        Row("full-drain-2", f"no-op jobs/s, 2 workers, {finished}", "drain", drain_2, size.drain, True, True),
-        Row("full-latency", f"submit to start, {finished}", "latency", shipped, 0, True, True),
-        Row(
-            "refold", f"refold of {size.refold:,} ops, ops/s", "refold", {"ops": size.refold}, size.refold, False, True
-        ),
-        *mesh_rows(size),
-    ]
-
-
-def mesh_rows(size: Size) -> list[Row]:
-    def row(key: str, title: str, function: str, arguments: dict[str, Any]) -> Row:
-        return Row(key, title, function, arguments, ours_only=True, module=MESH)
-
-    return [
-        row("admit", "ops admitted/s, without the network", "admit", {"ops": size.admitted}),
-        row("sync", f"first sync of {size.synced:,} ops, ops/s", "first_sync", {"ops": size.synced}),
-        *(
-            row(
-                f"authorise-{count}",
-                f"authorisations/s, {count:,} delegations",
-                "authorise",
-                {"delegations": count, "questions": size.questions},
-            )
-            for count in (10, 100, 1_000)
-        ),
-        row("hint", "submit to start on another node", "hint_to_claim", {"samples": size.mesh_samples}),
-        row("sim", "simulated node-minutes/s, 20 nodes, every fault", "simulate", {"minutes": size.simulated}),
-    ]
 
 
 def load_subjects() -> tuple[dict[str, ModuleType], list[str]]:
@@ -224,6 +135,11 @@ def percentile(values: list[float], share: float) -> float:
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
 
 
+def value_of(figure: Figure, result: dict[str, Any]) -> float:
+    value = result[figure.name]
+    return float(value) if figure.percentile is None else percentile(value, figure.percentile)
+
+
 def lines(row: Row, figures: dict[str, Figures]) -> list[dict[str, Any]]:
     """A row's lines in the table: a rate, or p50 and p99; and the workers' peak memory where there were workers."""
     made: list[dict[str, Any]] = []
@@ -232,6 +148,12 @@ def lines(row: Row, figures: dict[str, Figures]) -> list[dict[str, Any]]:
         values = {name: figure.median(of) for name, figure in figures.items()}
         made.append({"key": key, "title": title, "unit": unit, "less_is_more": less_is_more, "values": values})
 
+    for figure in row.figures:
+        share = "" if figure.percentile is None else f"-p{figure.percentile * 100:.0f}"
+        key = f"{row.key}-{figure.name}{share}"
+        line(key, figure.title, figure.unit, figure.less_is_more, partial(value_of, figure))
+    if row.figures:
+        return made
     if row.function in ("latency", "hint_to_claim"):
         line(f"{row.key}-p50", f"{row.title}, p50", "ms", True, lambda result: percentile(result["latencies_ms"], 0.50))
         line(f"{row.key}-p99", f"{row.title}, p99", "ms", True, lambda result: percentile(result["latencies_ms"], 0.99))

@@ -1,0 +1,189 @@
+"""What is measured: the rows of the table, and how much of everything a run takes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+OURS = "bench.ours"
+MESH = "bench.mesh"
+COMMANDS = "bench.commands"
+GIT = "bench.gitplane"
+UPDATE_REF, PUSH = "`git update-ref`", "`git push --atomic`"
+BATCHES = (1, 2, 16)  # a git worker claims as many at once as it has free slots; it has two unless it is told otherwise
+
+
+@dataclass(frozen=True)
+class Size:
+    single: int = 20_000
+    batch: int = 100_000
+    batch_size: int = 1_000
+    drain: int = 20_000
+    samples: int = 200
+    finished: int = 1_000_000
+    refold: int = 300_000
+    admitted: int = 60_000
+    synced: int = 200_000
+    questions: int = 300_000
+    mesh_samples: int = 300
+    simulated: float = 3.0
+    commands: int = 200
+    claims: int = 2_000
+    pushes: int = 64
+    listed: int = 10_000
+    verified: int = 1_000
+    repeat: int = 3
+
+
+QUICK = Size(
+    single=2_000,
+    batch=10_000,
+    drain=2_000,
+    samples=50,
+    finished=20_000,
+    refold=10_000,
+    admitted=10_000,
+    synced=10_000,
+    questions=50_000,
+    mesh_samples=30,
+    simulated=0.5,
+    commands=15,
+    claims=320,
+    pushes=8,
+    listed=1_000,
+    verified=200,
+    repeat=1,
+)
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One line of a row that has several: what the measurement calls it, or the samples of which it is a percentile."""
+
+    name: str
+    title: str
+    unit: str
+    less_is_more: bool = False
+    percentile: float | None = None
+
+
+@dataclass(frozen=True)
+class Row:
+    key: str
+    title: str
+    function: str
+    arguments: dict[str, Any]
+    count: int = 0  # jobs or ops a run; 0 where the figure is not a rate
+    full: bool = False  # measured on the home that already holds the finished jobs
+    ours_only: bool = False
+    module: str = OURS  # where the function is, if it is only ours
+    figures: tuple[Figure, ...] = ()  # the row's lines, where they are not those of its function
+
+
+def rows(size: Size) -> list[Row]:
+    single, batch = {"count": size.single}, {"count": size.batch, "size": size.batch_size}
+    drain_1, drain_2 = {"count": size.drain, "processes": 1}, {"count": size.drain, "processes": 2}
+    shipped, polled = {"samples": size.samples, "polled": False}, {"samples": size.samples, "polled": True}
+    finished = f"{size.finished:,} finished"
+    return [
+        Row("single", "single submits/s", "submit_single", single, size.single),
+        Row("batch", f"batch submits/s ({size.batch_size:,} a batch)", "submit_batch", batch, size.batch),
+        Row("drain-1", "no-op jobs/s, 1 worker process", "drain", drain_1, size.drain),
+        Row("drain-2", "no-op jobs/s, 2 worker processes", "drain", drain_2, size.drain),
+        Row("latency", "submit to start, as shipped", "latency", shipped),
+        Row("latency-polled", "submit to start, peers polling each ms", "latency", polled),
+        Row("full-single", f"single submits/s, {finished}", "submit_single", single, size.single, True, True),
+        Row("full-batch", f"batch submits/s, {finished}", "submit_batch", batch, size.batch, True, True),
+        Row("full-drain-1", f"no-op jobs/s, 1 worker, {finished}", "drain", drain_1, size.drain, True, True),
+        Row("full-drain-2", f"no-op jobs/s, 2 workers, {finished}", "drain", drain_2, size.drain, True, True),
+        Row("full-latency", f"submit to start, {finished}", "latency", shipped, 0, True, True),
+        Row(
+            "refold", f"refold of {size.refold:,} ops, ops/s", "refold", {"ops": size.refold}, size.refold, False, True
+        ),
+        *mesh_rows(size),
+        *command_rows(size),
+        *git_rows(size),
+    ]
+
+
+def mesh_rows(size: Size) -> list[Row]:
+    def row(key: str, title: str, function: str, arguments: dict[str, Any]) -> Row:
+        return Row(key, title, function, arguments, ours_only=True, module=MESH)
+
+    return [
+        row("admit", "ops admitted/s, without the network", "admit", {"ops": size.admitted}),
+        row("sync", f"first sync of {size.synced:,} ops, ops/s", "first_sync", {"ops": size.synced}),
+        *(
+            row(
+                f"authorise-{count}",
+                f"authorisations/s, {count:,} delegations",
+                "authorise",
+                {"delegations": count, "questions": size.questions},
+            )
+            for count in (10, 100, 1_000)
+        ),
+        row("hint", "submit to start on another node", "hint_to_claim", {"samples": size.mesh_samples}),
+        row("sim", "simulated node-minutes/s, 20 nodes, every fault", "simulate", {"minutes": size.simulated}),
+    ]
+
+
+def command_rows(size: Size) -> list[Row]:
+    def row(key: str, function: str, title: str) -> Row:
+        figures = (
+            Figure("plain_ms", "`true`, from start to end, p50", "ms", True, 0.50),
+            Figure("latencies_ms", f"{title}, p50", "ms", True, 0.50),
+            Figure("added_ms", "  added to `true`, p50", "ms", True, 0.50),
+            Figure("added_ms", "  added to `true`, p99", "ms", True, 0.99),
+        )
+        arguments = {"samples": size.commands}
+        return Row(key, title, function, arguments, ours_only=True, module=COMMANDS, figures=figures)
+
+    return [
+        row("run", "run_resident", "`hocket run -- true`, a worker is there"),
+        row("run-alone", "run_alone", "`hocket run -- true`, no worker"),
+    ]
+
+
+def git_rows(size: Size) -> list[Row]:
+    def row(key: str, title: str, function: str, arguments: dict[str, Any], *figures: Figure) -> Row:
+        return Row(key, title, function, arguments, ours_only=True, module=GIT, figures=figures)
+
+    def claims(key: str, where: str, raw: str, count: int, batch: int) -> Row:
+        at_once = "one at a time" if batch == 1 else f"{batch} at a time"
+        title = f"git claims/s, {where}, {at_once}"
+        return row(
+            f"{key}-{batch}",
+            title,
+            key.replace("-", "_"),
+            {"count": count * (batch if raw == PUSH else 1), "batch": batch},
+            Figure("rate", title, "/s"),
+            Figure("raw_rate", f"  by {raw}", "/s"),
+            Figure("ratio", f"  ours : {raw}", "×"),
+        )
+
+    def listing(key: str, state: str, finished: bool) -> Row:
+        title = f"listing of {size.listed:,} jobs, {state}"
+        return row(
+            key,
+            title,
+            "listing",
+            {"count": size.listed, "finished": finished},
+            Figure("seconds", f"{title}, seconds", "s", True),
+            Figure("raw_seconds", "  by `git for-each-ref`", "s", True),
+            Figure("ratio", "  ours : `git for-each-ref`", "×", True),
+        )
+
+    return [
+        *(claims("claims-local", "on this disk", UPDATE_REF, size.claims, batch) for batch in BATCHES),
+        *(claims("claims-http", "over HTTP", PUSH, size.pushes, batch) for batch in BATCHES),
+        listing("listing", "all pending", finished=False),
+        listing("listing-done", "all done", finished=True),
+        row(
+            "verifying",
+            "results verified/s, one thread",
+            "verifying",
+            {"count": size.verified},
+            Figure("rate", "results verified/s, with their jobs and claims, one thread", "/s"),
+            Figure("proof_rate", "  proofs checked/s, alone", "/s"),
+        ),
+    ]
