@@ -29,6 +29,7 @@ from hocket.work.command.allowance import Allowance
 from hocket.work.command.audience import Audience
 from hocket.work.command.errand import KIND
 from hocket.work.command.execute import Ended, Keeper
+from hocket.work.command.gpus import Gpus
 from hocket.work.command.orders import Bounds, order_for
 from hocket.work.command.streams import Kept
 from hocket.work.command.workshop import Content, Room, Workshop
@@ -74,7 +75,7 @@ class Commands:
         self._premises = premises
         self.allowance = allowance
         self._bounds = bounds
-        self._keeper = Keeper()
+        self._keeper = Keeper(Gpus.find())
         self._workshop = Workshop(premises.runs)
         self.audience = Audience()
 
