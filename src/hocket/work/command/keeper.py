@@ -12,10 +12,10 @@ import gc
 import os
 import select
 import sys
-import time
 
-from hocket.work.command.supervisor import adopt_orphans, name_process, supervise
-from hocket.work.command.tree import REST_MAX_S, Tree
+from hocket.work.command.metering import LOOK_MAX_S
+from hocket.work.command.supervisor import adopt_orphans, name_process, supervise, watch_parent
+from hocket.work.command.tree import REST_S, Tree
 
 # The descriptors that come with an order: the control socket, and where the command's stdout and stderr go.
 _ORDER_FDS = 3
@@ -33,17 +33,19 @@ class Keeper:
         self._poller.register(line, select.POLLIN)
         self._poller.register(worker, select.POLLIN)
         self._is_open = True
+        # Until the next round of killing strays, 0 while there are none.
+        self._rest_s = 0.0
 
     def run(self) -> None:
         """Takes orders until the worker closes the line or is gone, and stays until the last command has ended."""
-        while self._is_open or self._supervisors:
-            ready = {fd for fd, _ in self._poller.poll()}
+        while self._is_open or self._supervisors or self._rest_s:
+            ready = {fd for fd, _ in self._poller.poll(self._rest_s * 1000 if self._rest_s else None)}
             if self._worker in ready:
                 self._poller.unregister(self._worker)
                 self._close()
             if self._is_open and self._line.fileno() in ready:
                 self._hear()
-            if self._reap():
+            if self._reap() or self._rest_s:
                 self._clear()
 
     def _hear(self) -> None:
@@ -108,10 +110,9 @@ class Keeper:
                 left = left or status != 0
 
     def _clear(self) -> None:
-        """Kills what became this process's own when a supervisor died."""
-        while self._tree.kill_strays(self._supervisors):
-            time.sleep(REST_MAX_S)
-            self._reap()
+        """Kills what became this process's own when a supervisor died; again after a rest, until there is nothing."""
+        has_strays = self._tree.kill_strays(self._supervisors)
+        self._rest_s = min(max(REST_S, self._rest_s * 2), LOOK_MAX_S) if has_strays else 0.0
 
 
 def _numbers(data: bytes) -> list[int]:
@@ -124,8 +125,8 @@ def main(line: int, worker: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     adopt_orphans()
     name_process(b"hocket-keeper")
-    worker_gone = os.pidfd_open(worker)
-    if os.getppid() != worker:
+    worker_gone = watch_parent(worker)
+    if worker_gone is None:
         return
     # What is there now is never garbage, and looking for some would only copy pages in every child.
     gc.freeze()

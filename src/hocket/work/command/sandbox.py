@@ -22,7 +22,6 @@ SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/etc"
 RESOLVER = ("/run/systemd/resolve", "/run/resolvconf", "/run/NetworkManager")
 
 
-
 class _Found(NamedTuple):
     """Where the program is, or why there can be no sandbox."""
 

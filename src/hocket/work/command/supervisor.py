@@ -47,6 +47,15 @@ def adopt_orphans() -> None:
     _set(_PR_SET_CHILD_SUBREAPER, 1)
 
 
+def watch_parent(number: int) -> int | None:
+    """A descriptor that tells when the parent, who has this number, ends. None when it has ended already."""
+    try:
+        fd = os.pidfd_open(number)
+    except ProcessLookupError:
+        return None
+    return fd if os.getppid() == number else None
+
+
 def name_process(name: bytes) -> None:
     """What lists of processes call this one."""
     _prctl(_PR_SET_NAME, ctypes.c_char_p(name), ctypes.c_ulong(0), ctypes.c_ulong(0), ctypes.c_ulong(0))
@@ -65,8 +74,8 @@ def supervise(control: socket, streams: tuple[int, int], worker: int, keeper: in
     os.setsid()
     adopt_orphans()
     name_process(b"hocket-command")
-    keeper_gone = os.pidfd_open(keeper)
-    if os.getppid() != keeper:
+    keeper_gone = watch_parent(keeper)
+    if keeper_gone is None:
         return
     order = _order(control)
     if order is None:
