@@ -90,6 +90,14 @@ def test_of_two_workers_one_claims(anywhere: Place):
     assert set(seen(plane, job.refs.content_id).refs.claims) == {worker("one").key.public}
 
 
+def test_two_processes_that_say_the_same_do_not_both_win(anywhere: Place):
+    """Without a nonce both would make one commit, and git would tell both that it is there."""
+    plane, other, me = anywhere.open(), anywhere.open(), worker()
+    job = submitted(plane)
+    assert holding.claim(plane, job, me, NOW_MS) is not None
+    assert holding.claim(other, job, me, NOW_MS) is None
+
+
 @pytest.mark.req("GT-11")
 def test_a_claim_is_taken_over_with_a_higher_fence(anywhere: Place):
     plane, one, two = anywhere.open(), worker("one"), worker("two")

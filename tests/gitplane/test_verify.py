@@ -350,6 +350,25 @@ def proof_of_another_key(here: Place, plane: Plane, job: Job) -> tuple[str, str]
     return calls[-2], "it is by ed25519:"
 
 
+def tree_of_another(here: Place, plane: Plane, job: Job) -> tuple[str, str]:
+    """The worker itself signs a claim that shows another tree than the job's."""
+    assert job.claim is not None
+    running = read_commit(raw(plane, job.refs.claim)).parents[0]
+    oid = plane.write("commit", claim_data(job.claim, plane.write("tree", b""), running, worker().key))
+    point(here, job, ("claim", oid), (own(job), oid))
+    return oid, "its tree is"
+
+
+def proof_of_another_fence(here: Place, plane: Plane, job: Job) -> tuple[str, str]:
+    """The worker takes its own job over, and hands in the proof of the first time."""
+    assert job.claim is not None
+    parent = read_commit(raw(plane, job.refs.claim)).parents[0]
+    for state, result in (("claimed", None), ("done", job.refs.result)):
+        parent = forged(fence=2, state=state, result=result, by=worker())(here, plane, job, parent)
+    return str(job.refs.result), "its proof is of fence 1, the claim has fence 2"
+
+
+ELSE = b"blake3:" + b"ab" * 32
 MADE = content_hash(b"made\n").hex()
 TAMPERINGS: dict[str, Tampering] = {
     "job commit replaced": job_replaced,
@@ -396,6 +415,17 @@ TAMPERINGS: dict[str, Tampering] = {
     "result's program in upper case": upper("result", b"Attest-Program"),
     "result's worker in base64": in_base64("result", b"Worker-Id"),
     "result's signature in base64": in_base64("result", b"Attest-Sig"),
+    "result's job": lambda here, plane, job: replaced(
+        "result", b"blake3:" + job.refs.content_id.hex().encode(), ELSE, "its Job-Id is blake3:abab"
+    )(here, plane, job),
+    "result's program": replaced(
+        "result",
+        b"blake3:" + content_hash(b"the runner").hex().encode(),
+        ELSE,
+        "its Attest-Program is not",
+    ),
+    "claim's tree": tree_of_another,
+    "proof of another fence": proof_of_another_fence,
     "result's state": replaced("result", b"State: succeeded", b"State: failed", "its State is failed"),
     "result's state unknown": replaced("result", b"State: succeeded", b"State: great", "State is none of"),
     "result's subject": replaced("result", b"\n\nsucceeded", b"\n\nSucceeded", "not written as a result commit"),
@@ -432,6 +462,14 @@ def test_tampering_is_found_and_named(here: Place, kind: str):
     found = findings(here.open())
     assert [each for each in found if each.commit == commit and what in each.what], found
     assert not any(each.is_gap for each in found)
+
+
+def test_a_proof_of_another_command(here: Place):
+    plane, me = here.open(), worker()
+    held = holding.claim(plane, submitted(plane), me, NOW_MS)
+    assert held is not None
+    result = holding.finish(plane, held, me, proof(held, me, number=99), CONTENTS, NOW_MS)
+    assert findings(plane) == [Finding(str(result), "its proof is of another command than the job's")]
 
 
 def test_a_claim_that_forgets_a_taken_over_one(here: Place):
