@@ -40,7 +40,6 @@ ROUND_S = 0.2
 LEASE_MS = (RUN_S_MAX + 3_600) * 1000
 # A worker that is to end when it is idle does not wait longer than this for a repository that cannot be reached.
 PATIENCE_S = 60.0
-KNOWN_MAX = 10_000
 SWEEP_MAX = 500
 
 
@@ -96,6 +95,7 @@ class GitWorker:
         self._chance: random.Random = parts.ground.chance
         self._watch = Watch(worker.key.public, parts.ground.is_alive, self._monotonic)
         self._orders: dict[bytes, Order | None] = {}
+        self._unfit: set[bytes] = set()
         self._running: dict[Future[None], Holding] = {}
         self._number = 0
         self._wake = threading.Event()
@@ -118,10 +118,15 @@ class GitWorker:
         parts = self._parts
         life = parts.ground.live(self._worker.process)
         self._number = parts.log.run(self._register)
+        over = threading.Event()
+        watch = threading.Thread(target=self._watch_leases, args=(over,), name="hocket-git-leases", daemon=True)
+        watch.start()
         try:
             with ThreadPoolExecutor(self._concurrency, "hocket-git") as slots:
                 self._rounds(slots)
         finally:
+            over.set()
+            watch.join()
             with suppress(StoreError):
                 parts.log.run(lambda tx: tx.session.drop_worker(self._number))
             life.close()
@@ -173,7 +178,7 @@ class GitWorker:
         """Claims what it can; gives how many jobs that is, and whether there is nothing left to wait for."""
         try:
             waiting = [job for job in jobs.listing(self._plane) if job.state in ("pending", "claimed", "running")]
-            self._learn([job for job in waiting if job.refs.content_id not in self._orders])
+            self._learn(waiting)
             ours = [job for job in waiting if self._orders[job.refs.content_id] is not None]
             mine = {each.held.refs.content_id for each in self._running.values()}
             open_ones = [job for job in self._watch.open(ours) if job.refs.content_id not in mine]
@@ -198,29 +203,33 @@ class GitWorker:
             future.add_done_callback(lambda _: self._wake.set())
         return len(won), not ours
 
-    def _learn(self, some: list[Job]) -> None:
-        """Reads what jobs ask for, all of them in one go, and decides which are for this worker."""
-        if len(self._orders) + len(some) > KNOWN_MAX:
-            self._orders = {each.held.refs.content_id: each.order for each in self._running.values()}
-        for content_id, order in jobs.orders_of(self._plane, [job.refs for job in some]).items():
-            self._orders[content_id] = None
+    def _learn(self, waiting: list[Job]) -> None:
+        """Reads what jobs ask for that have come since the last look, all in one go, and decides which are for this
+        worker.
+        """
+        known = {job.refs.content_id: self._orders.get(job.refs.content_id) for job in waiting}
+        fresh = [job.refs for job in waiting if job.refs.content_id not in self._orders]
+        for content_id, order in jobs.orders_of(self._plane, fresh).items():
             if isinstance(order, str):
                 self._notice(order)
             elif self._parts.allowance.allows(order.manifest):
-                self._orders[content_id] = order
+                known[content_id] = order
             else:
                 line = shlex.join(order.manifest.argv)
                 self._notice(f"{hash_text(content_id)} is not allowed here: {line}")
+        self._unfit &= known.keys()
+        self._orders = known | dict.fromkeys(self._unfit)
 
     # Doing it; each job in a thread of its own.
 
     def _serve(self, each: Holding) -> None:
         with each.lock:
+            before = self._monotonic()
             running = holding.run(self._plane, each.held, self._worker, self._now())
             if running is None:
                 each.is_lost = True
                 return
-            each.held = running
+            each.held, each.counted_from = running, before
         manifest = each.order.manifest
         draft = Draft(GIT_KIND, canonical(manifest), Policy(open=True))
         taken = self._parts.log.run(lambda tx: log_jobs.take(tx, draft, self._number, LEASE_MS))
@@ -261,7 +270,7 @@ class GitWorker:
             if not run.stopped:
                 # It cannot be run here at all. Perhaps somebody else can, once the claim has run out.
                 self._notice(f"{each.name}: {run.error}")
-                self._orders[each.held.refs.content_id] = None
+                self._unfit.add(each.held.refs.content_id)
             each.is_lost = run.stopped = True
             return
         contents = products_of(run.context).contents(BLOBS_BYTES_MAX)
@@ -288,6 +297,8 @@ class GitWorker:
             except HocketError as error:
                 self._notice(f"{each.name}: {error}")
                 each.is_lost = True
+                if not isinstance(error, Unreachable):
+                    self._unfit.add(each.held.refs.content_id)
             if each.is_lost or each.performed is None or (each.run is not None and each.run.stopped):
                 self.lost += 1
                 self._finished(each.held.refs.content_id, "lost", "")
@@ -312,10 +323,17 @@ class GitWorker:
                     each.held, each.counted_from = renewed, now
             except Unreachable as error:
                 self._notice(f"{each.name}: its claim cannot be renewed: {error}")
-                if now > each.counted_from + lease_s * LEASE_COUNTED:
-                    self._end(each)
             finally:
                 each.lock.release()
+
+    def _watch_leases(self, over: threading.Event) -> None:
+        """Ends what runs when its lease must be over, whatever git is doing just then."""
+        while not over.wait(ROUND_S):
+            now = self._monotonic()
+            for each in [*self._running.values()]:
+                if not each.is_lost and now > each.counted_from + each.held.claim.lease_s * LEASE_COUNTED:
+                    self._notice(f"{each.name}: the lease ran out here; its command is stopped")
+                    self._end(each)
 
     def _end(self, each: Holding) -> None:
         each.is_lost = True

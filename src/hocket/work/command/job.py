@@ -193,7 +193,8 @@ def _stream(products: Products, name: str, kept: Kept) -> Stream:
 def _complaint(manifest: Manifest, ended: Ended) -> str:
     program = manifest.argv[0]
     if ended.why == "timeout":
-        return f"{program} was stopped: it ran for longer than {manifest.timeout or RUN_S_MAX} seconds"
+        limit = min(manifest.timeout or RUN_S_MAX, RUN_S_MAX)
+        return f"{program} was stopped: it ran for longer than {limit} seconds"
     if ended.why != "exited":
         return f"{program}: {ended.why}: {ended.detail}" if ended.detail else f"{program}: {ended.why}"
     if ended.signal is not None:

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 from hocket.errors import HocketError
 from hocket.kernel.ids import ulid_text
-from hocket.kernel.proof import Execution, read_envelope
+from hocket.kernel.proof import Execution, Stream, read_envelope
 from hocket.kernel.roster import Job
 from hocket.kernel.roster import Outcome as Ended
 from hocket.store import Session, Stage
@@ -45,8 +45,17 @@ def exit_code(execution: Execution) -> int:
 
 
 def printed(session: Session, blobs: Blobs, job_id: bytes, stream: str, fetch: Fetch | None) -> bytes:
-    """What was kept of a stream of the job's last run; nothing when it cannot be had."""
-    found = [each for each in session.artifacts_of_job(job_id) if each.type == STREAM_TYPES[stream]]
+    """What was kept of a stream of the job's last run, as its proof names it; nothing when it cannot be had."""
+    entry = session.job(job_id)
+    proof = None if entry is None else find_proof(session, blobs, entry.job, fetch)
+    if proof is None:
+        return b""
+    named: Stream | None = getattr(read_envelope(proof.envelope), stream)
+    found = [
+        each
+        for each in session.artifacts_of_job(job_id)
+        if named is not None and each.type == STREAM_TYPES[stream] and each.hash == named.hash
+    ]
     try:
         return artifacts.content(session, blobs, found[-1], fetch) if found else b""
     except HocketError:
