@@ -35,6 +35,7 @@ REQUIREMENTS = {
     **dict.fromkeys(("policy",), ()),
     **dict.fromkeys(("manifest",), ("GT-02", "GT-03")),
     **dict.fromkeys(("proof", "envelope"), ("GT-10",)),
+    **dict.fromkeys(("git-claim", "git-result", "git-tree"), ("GT-09",)),
 }
 every_target = pytest.mark.parametrize(
     "target",

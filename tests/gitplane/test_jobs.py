@@ -347,6 +347,7 @@ def test_times_are_read_as_written(ms: int):
     [
         b"",
         b"no trailers\n",
+        b"no trailers\n\n",
         b"x\n\nA: 1",
         b"x\n\nA:1\n",
         b"x\n\nA: \n",

@@ -37,7 +37,7 @@ def read_trailers(text: bytes, known: Sequence[str], needed: Sequence[str]) -> d
         whole = text.decode("ascii")
     except UnicodeDecodeError:
         raise Malformed("the message is not plain ASCII") from None
-    if not whole.endswith("\n") or "\n\n" not in whole:
+    if not whole.endswith("\n") or "\n\n" not in whole[:-1]:
         raise Malformed("the message does not end in a paragraph of trailers")
     found: dict[str, str] = {}
     for line in whole[:-1].rsplit("\n\n", 1)[1].split("\n"):

@@ -1,0 +1,115 @@
+"""The targets about jobs in git: claims, which only workers sign, results, and trees."""
+
+from collections.abc import Callable
+from random import Random
+
+from hocket.gitplane.claims import Claim, claim_data, is_signed, read_claim
+from hocket.gitplane.objects import DIRECTORY, FILE, Commit, Entry, read_commit, read_tree, tree_data
+from hocket.gitplane.results import Result, read_result, result_data
+from hocket.gitplane.trailers import Malformed
+from hocket.kernel.keys import SigningKey
+from tests.fuzz import mutate
+from tests.fuzz.mutate import Damage, Sample, by_punctuation, repeated
+from tests.fuzz.target import Target
+
+WORKER, OUTSIDER = SigningKey(b"\7" * 32), SigningKey(b"\x08" * 32)
+_JOB, _TREE, _PARENT = bytes(range(32)), "ab" * 20, "cd" * 20
+_CLAIM = Claim(_JOB, WORKER.public, "worker-1", 1, 60, 1_763_194_193_123, "claimed", bytes(16))
+_CLAIMS = [
+    _CLAIM,
+    _CLAIM._replace(state="running", fence=7, nonce=bytes(range(16))),
+    _CLAIM._replace(state="done", result="ef" * 20),
+    _CLAIM._replace(state="aborted", reason="no longer needed: really"),
+]
+CLAIMS = [by_punctuation(claim_data(each, _TREE, _PARENT, WORKER)) for each in _CLAIMS]
+_SIGNED = {sample.data: claim for sample, claim in zip(CLAIMS, _CLAIMS, strict=True)}
+_RESULTS = [
+    Result(_JOB, b"p" * 32, WORKER.public, b"r" * 32, b"s" * 64, "succeeded"),
+    Result(bytes(32), bytes(32), OUTSIDER.public, bytes(32), bytes(64), "failed"),
+]
+RESULTS = [by_punctuation(result_data(each, 1_763_194_193_123, _TREE, _PARENT)) for each in _RESULTS]
+TREES = [
+    Sample(data, tuple(range(0, len(data), 7)))
+    for data in (
+        tree_data([Entry(FILE, "job.yaml", _TREE), Entry(DIRECTORY, "inputs", _PARENT)]),
+        tree_data([Entry(FILE, name * 64, _TREE) for name in "abc"]),
+    )
+]
+_WORDS = (
+    *(
+        b"\n\n",
+        b"\n",
+        b": ",
+        b"Job-Id: ",
+        b"blake3:",
+        b"ed25519:",
+        b"State: done\n",
+        b"Fence: 2\n",
+        b"parent ",
+        b"tree ",
+    ),
+    *(
+        b"\r\n",
+        b" ",
+        b"\0",
+        b"\xff",
+        b"\xc3\xa9",
+        b"A",
+        b"F",
+        b"-1",
+        b"9" * 30,
+        b"Result: " + b"0" * 40,
+        b"Claim-Sig: ",
+    ),
+)
+
+
+def _claim(data: bytes) -> tuple[Commit, Claim] | None:
+    commit = read_commit(data)
+    claim = read_claim(commit)
+    return (commit, claim) if is_signed(commit, claim) and claim.worker == WORKER.public else None
+
+
+def _hold_claim(data: bytes, read: tuple[Commit, Claim] | None) -> bool:
+    if read is None:
+        return False
+    assert _SIGNED.get(data) == read[1], "signed by the worker, and never written by it"
+    return True
+
+
+def _result(data: bytes) -> tuple[Commit, Result]:
+    commit = read_commit(data)
+    return commit, read_result(commit)
+
+
+def _hold_result(data: bytes, read: tuple[Commit, Result]) -> bool:
+    commit, result = read
+    again = result_data(result, 0, commit.tree, _PARENT)
+    assert read_result(read_commit(again)) == result, "it does not survive being written"
+    assert set(data.splitlines()) >= set(again[again.index(b"Job-Id") :].splitlines()), "it says something else"
+    return True
+
+
+def _hold_tree(data: bytes, entries: dict[str, Entry]) -> bool:
+    assert all(name == entry.name and len(entry.oid) == 40 for name, entry in entries.items())
+    written = b"".join(
+        mode.encode("latin-1") + b" " + name.encode("utf-8", "surrogateescape") + b"\0" + bytes.fromhex(oid)
+        for mode, name, oid in entries.values()
+    )
+    assert written == data, "something in it was not read"
+    return True
+
+
+def _commits(samples: list[Sample]) -> Callable[[Random], mutate.Stream]:
+    return lambda rng: Damage(rng, samples, _WORDS + repeated([(each.data, b"") for each in samples]))
+
+
+def _trees(rng: Random) -> mutate.Stream:
+    return Damage(rng, TREES, (b"100644 ", b"40000 ", b"\0", b" ", b"\xff", b"../x\0" + b"a" * 20))
+
+
+TARGETS = (
+    Target("git-claim", _claim, (Malformed, ValueError), _hold_claim, CLAIMS, _commits(CLAIMS)),
+    Target("git-result", _result, (Malformed, ValueError), _hold_result, RESULTS, _commits(RESULTS)),
+    Target("git-tree", lambda data: read_tree(data, 20), (ValueError,), _hold_tree, TREES, _trees),
+)
