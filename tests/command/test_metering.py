@@ -80,7 +80,8 @@ os.wait()
     resources = bench.python(script).resources
     # The copy has the pages of the first, and as many of its own.
     assert 150 * MIB < resources.memory_peak_bytes < 300 * MIB
-    assert resources.memory_gb_s == pytest.approx(0.192 * MIB / 1e6 * 0.6, rel=0.5)
+    # All of it was held for more than half a second, and never for longer than the command ran.
+    assert 0.05 < resources.memory_gb_s < resources.memory_peak_bytes * resources.wall_s / 1e9
 
 
 def test_a_short_peak_is_seen_and_a_small_command_is_small(bench: Bench) -> None:
