@@ -93,7 +93,7 @@ def test_long_arguments_and_environments_arrive_whole(bench: Bench) -> None:
         ("/etc", "cannot run '/etc': it is a directory, or not marked as executable"),
         ("./plain", "cannot run './plain': it is a directory, or not marked as executable"),
         ("./nonsense", "neither a program for this machine nor a script that begins with #!"),
-        ("with\0nul", "cannot start a process"),
+        ("./with\0nul", "cannot start a process"),
     ],
 )
 def test_what_cannot_be_started_says_why(bench: Bench, program: str, told: str) -> None:

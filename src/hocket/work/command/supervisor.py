@@ -300,8 +300,12 @@ def _begin(argv: list[bytes], env: dict[bytes, bytes]) -> None:
         os.execve(argv[0], argv, env)
     worst = FileNotFoundError(2, "not found")
     for directory in env.get(b"PATH", os.defpath.encode()).split(b":"):
+        program = os.path.join(directory, argv[0])
+        # To look first is much cheaper than to fail.
+        if not os.path.exists(program):
+            continue
         try:
-            os.execve(os.path.join(directory, argv[0]), argv, env)
+            os.execve(program, argv, env)
         except (FileNotFoundError, NotADirectoryError):
             continue
         except OSError as error:
