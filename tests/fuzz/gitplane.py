@@ -92,11 +92,7 @@ def _hold_result(data: bytes, read: tuple[Commit, Result]) -> bool:
 
 def _hold_tree(data: bytes, entries: dict[str, Entry]) -> bool:
     assert all(name == entry.name and len(entry.oid) == 40 for name, entry in entries.items())
-    written = b"".join(
-        mode.encode("latin-1") + b" " + name.encode("utf-8", "surrogateescape") + b"\0" + bytes.fromhex(oid)
-        for mode, name, oid in entries.values()
-    )
-    assert written == data, "something in it was not read"
+    assert tree_data(entries.values()) == data, "not the only spelling"
     return True
 
 

@@ -27,6 +27,7 @@ Kind = Literal["blob", "tree", "commit"]
 FILE, DIRECTORY = "100644", "40000"
 _DIGESTS = {"sha1": (hashlib.sha1, 20), "sha256": (hashlib.sha256, 32)}
 _HEX = re.compile("[0-9a-f]+")
+_MODES = frozenset({b"100644", b"100755", b"100664", b"120000", b"160000", b"40000"})
 
 
 class Object(NamedTuple):
@@ -285,23 +286,31 @@ def _is_synced(settings: Mapping[str, str]) -> bool:
 
 
 def tree_data(entries: Iterable[Entry]) -> bytes:
-    """The bytes of a tree. Git sorts directories as if their names ended in a slash."""
-    ordered = sorted(entries, key=lambda entry: entry.name.encode() + (b"/" if entry.mode == DIRECTORY else b""))
-    return b"".join(f"{mode} {name}".encode() + b"\0" + bytes.fromhex(oid) for mode, name, oid in ordered)
+    """The bytes of a tree."""
+    return b"".join(
+        b"%b %b\0" % (entry.mode.encode(), entry.name.encode("utf-8", "surrogateescape")) + bytes.fromhex(entry.oid)
+        for entry in sorted(entries, key=_place)
+    )
+
+
+def _place(entry: Entry) -> bytes:
+    """Git sorts directories as if their names ended in a slash."""
+    return entry.name.encode("utf-8", "surrogateescape") + (b"/" if entry.mode == DIRECTORY else b"")
 
 
 def read_tree(data: bytes, digest_bytes: int) -> dict[str, Entry]:
-    """The entries of a tree by name. Raises ValueError when it is none."""
+    """The entries of a tree by name. Raises ValueError when it is none, or not as git writes them."""
     entries: dict[str, Entry] = {}
-    at = 0
+    at, before = 0, b""
     while at < len(data):
         space, end = data.find(b" ", at), data.find(b"\0", at)
-        if space < 0 or end < space or end + 1 + digest_bytes > len(data):
+        if space < 0 or end < space or end + 1 + digest_bytes > len(data) or data[at:space] not in _MODES:
             raise ValueError("not a tree")
         name = data[space + 1 : end].decode("utf-8", "surrogateescape")
-        if name in entries:
-            raise ValueError(f"the name {name!r} is there twice")
-        entries[name] = Entry(data[at:space].decode("latin-1"), name, data[end + 1 : end + 1 + digest_bytes].hex())
+        entry = Entry(data[at:space].decode(), name, data[end + 1 : end + 1 + digest_bytes].hex())
+        if name in ("", ".", "..", ".git") or "/" in name or name in entries or before >= (before := _place(entry)):
+            raise ValueError(f"the name {name!r} is not one, or not where it belongs")
+        entries[name] = entry
         at = end + 1 + digest_bytes
     return entries
 
