@@ -4,8 +4,6 @@ change between versions. A name is loaded when it is first used, so that the com
 not need.
 """
 
-from importlib import import_module
-
 # What `typing` has under this name is False, too; a command that is over in a moment does not wait for `typing`.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -58,6 +56,8 @@ _HOMES = {name: room for room, names in _ROOMS.items() for name in names}
 def __getattr__(name: str) -> "Any":
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
     value = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
     globals()[name] = value
     return value

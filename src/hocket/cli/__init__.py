@@ -39,7 +39,8 @@ def _run(arguments: list[str]) -> int:
 
         code = knock(arguments[1:])
         if code is not None:
-            return code
+            # A worker did it all; there is nothing here that would have to be taken down with care.
+            os._exit(_flushed(code))
     from hocket.errors import HocketError
 
     for stream in (sys.stdout, sys.stderr):
