@@ -486,9 +486,9 @@ def test_a_cache_that_grew_too_large_is_made_anew(tmp_path: Path, monkeypatch: p
         plane = here.open()
         first = put(plane, "first")
         assert plane.swap([Change(ref("job"), None, first)])
-        junk = next(here.cache.iterdir()) / "repository.git" / "junk"
-        junk.write_bytes(b"x" * 100)
-        monkeypatch.setattr("hocket.gitplane.remote.CACHE_BYTES_MAX", 50)
+        junk = next(here.cache.iterdir()) / "repository.git" / "objects" / "pack" / "junk"
+        junk.write_bytes(b"x" * 10_000)
+        monkeypatch.setattr("hocket.gitplane.remote.CACHE_BYTES_MAX", 5_000)
         here.open()
         assert junk.exists(), "somebody uses it"
         for used in here.planes:
