@@ -191,6 +191,17 @@ def test_memory_is_summed_up_over_time() -> None:
     assert total["wall_s"] == 6.0
 
 
+def test_what_is_over_before_a_look_is_known_by_its_peak(bench: Bench) -> None:
+    meter = Meter(100.0)
+    process = subprocess.Popen(["true"])
+    meter.ended(os.wait4(process.pid, 0)[2])
+    process.returncode = 0
+    total = meter.total(100.5)
+    assert total["memory_peak_bytes"] > 0
+    assert total["memory_gb_s"] == pytest.approx(total["memory_peak_bytes"] * 0.5 / 1e9)
+    assert bench.run("true").resources.memory_peak_bytes > 0
+
+
 # No machine of ours has a graphics processor to ask for; this plays two of one class and one of another.
 
 

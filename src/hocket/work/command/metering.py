@@ -14,7 +14,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-# The first look is at once; each rest until the next is twice as long as the one before, up to the second number.
+# The first look comes after the first number, and each rest until the next is twice as long as the one before, up to
+# the second. Most commands that are over sooner are too small to matter.
 LOOK_S = 0.01
 LOOK_MAX_S = 0.25
 # Looking may take this part of a processor, and a little more at the start; where it is slow, because there are many
@@ -66,12 +67,15 @@ class Meter:
 
     def total(self, now: float) -> dict[str, Any]:
         self._hold(now)
+        wall_s = now - self._began
+        # Of what was over before it could be looked at, no more is known than the most that it can have held.
+        peak = self._memory_peak or self._copy_peak
+        memory_byte_s = self._memory_byte_s or peak * wall_s
         return {
-            "wall_s": now - self._began,
+            "wall_s": wall_s,
             "cpu_s": max(self._cpu_s, self._cpu_gone_s + sum(self._cpu_seen.values())),
-            # What was over before it could be looked at was at least no larger than this.
-            "memory_peak_bytes": self._memory_peak or self._copy_peak,
-            "memory_gb_s": self._memory_byte_s / _GB,
+            "memory_peak_bytes": peak,
+            "memory_gb_s": memory_byte_s / _GB,
             "disk_read_bytes": self._read_blocks * _BLOCK_BYTES,
             "disk_written_bytes": self._written_blocks * _BLOCK_BYTES,
         }

@@ -140,7 +140,7 @@ class Watch:
             poller.register(each, select.POLLIN)
         order, now = self._order, time.monotonic()
         until = now + order["timeout_s"]
-        rest, look_at = LOOK_S, now
+        rest, look_at = LOOK_S, now + LOOK_S
         while True:
             if now >= look_at:
                 rest = self._look(now, rest)
