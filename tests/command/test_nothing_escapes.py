@@ -291,10 +291,15 @@ def test_a_keeper_that_dies_before_it_takes_an_order_is_replaced(bench: Bench) -
     assert (bench.work / "journal").read_text() == "once\n"
 
 
-def test_when_the_worker_is_killed_everything_is_gone(bench: Bench, tmp_path: Path) -> None:
+# The command stops the process that watches over it, which then cannot do so any more.
+STOPPING = DEAF.replace("print(", "os.kill(os.getppid(), signal.SIGSTOP)\nprint(", 1)
+
+
+@pytest.mark.parametrize("script", [DEAF, STOPPING], ids=["deaf", "stopping its supervisor"])
+def test_when_the_worker_is_killed_everything_is_gone(bench: Bench, tmp_path: Path, script: str) -> None:
     (tmp_path / "other").mkdir()
     worker = subprocess.Popen(
-        [sys.executable, "-m", "tests.command.worker_process", str(tmp_path / "other"), bench.mark, DEAF],
+        [sys.executable, "-m", "tests.command.worker_process", str(tmp_path / "other"), bench.mark, script],
         stdout=subprocess.PIPE,
         cwd=ROOT,
         env=os.environ | {"PYTHONPATH": str(ROOT / "src")},
@@ -302,6 +307,9 @@ def test_when_the_worker_is_killed_everything_is_gone(bench: Bench, tmp_path: Pa
     assert worker.stdout is not None
     keeper = int(worker.stdout.readline())
     wait_for(lambda: len(bench.survivors()) >= 4, "the command's processes")
+    if script == STOPPING:
+        (supervisor,) = wait_for(lambda: [*supervisors(keeper)], "the supervisor")
+        wait_for(lambda: children(keeper).get(supervisor) == "T", "the supervisor to be stopped")
     worker.kill()
     worker.wait()
     worker.stdout.close()

@@ -9,14 +9,19 @@ from __future__ import annotations
 import _signal as signal  # type: ignore[import-not-found]
 import _socket
 import gc
+import math
 import os
 import select
 import sys
+import time
 
 from hocket.work.command.metering import LOOK_MAX_S
 from hocket.work.command.supervisor import adopt_orphans, name_process, supervise, watch_parent
 from hocket.work.command.tree import REST_S, Tree
 
+# How long supervisors may take to end when the worker is gone, and when it has closed the line.
+ORPHANED_S = 3.0
+CLOSING_S = 25.0
 # The descriptors that come with an order: the control socket, and where the command's stdout and stderr go.
 _ORDER_FDS = 3
 _FD_BYTES = 4
@@ -33,16 +38,21 @@ class Keeper:
         self._poller.register(line, select.POLLIN)
         self._poller.register(worker, select.POLLIN)
         self._is_open = True
+        self._until = math.inf
         # Until the next round of killing strays, 0 while there are none.
         self._rest_s = 0.0
 
     def run(self) -> None:
         """Takes orders until the worker closes the line or is gone, and stays until the last command has ended."""
         while self._is_open or self._supervisors or self._rest_s:
-            ready = {fd for fd, _ in self._poller.poll(self._rest_s * 1000 if self._rest_s else None)}
+            ready = {fd for fd, _ in self._poller.poll(self._wait_ms())}
             if self._worker in ready:
                 self._poller.unregister(self._worker)
-                self._close()
+                self._close(ORPHANED_S)
+            if time.monotonic() >= self._until:
+                self._until = math.inf
+                for number in self._supervisors:
+                    os.kill(number, signal.SIGKILL)
             if self._is_open and self._line.fileno() in ready:
                 self._hear()
             if self._reap() or self._rest_s:
@@ -55,7 +65,7 @@ class Keeper:
             message, extra = b"", []
         fds = [fd for _, _, data in extra for fd in _numbers(data)]
         if not message:
-            self._close()
+            self._close(CLOSING_S)
         elif message == b"run" and len(fds) == _ORDER_FDS:
             self._fork(fds)
         elif message.startswith(b"kill ") and int(message[5:]) in self._supervisors:
@@ -87,7 +97,15 @@ class Keeper:
         self._supervisors[number] = os.pidfd_open(number)
         self._poller.register(self._supervisors[number], select.POLLIN)
 
-    def _close(self) -> None:
+    def _wait_ms(self) -> float | None:
+        wait_s = min(self._rest_s or math.inf, self._until - time.monotonic())
+        return max(0.0, wait_s) * 1000 if wait_s < math.inf else None
+
+    def _close(self, patience_s: float) -> None:
+        """No more orders. Supervisors end their commands by themselves; one that a command has stopped cannot, and is
+        killed when the patience is over.
+        """
+        self._until = min(self._until, time.monotonic() + patience_s)
         if self._is_open:
             self._is_open = False
             self._poller.unregister(self._line)
