@@ -108,7 +108,8 @@ class Run:
                 os.sync()
             return measure(subject, row.function, home, row.arguments, self.timeout_s)
         finally:
-            shutil.rmtree(home, ignore_errors=True)
+            if not row.kept:
+                shutil.rmtree(home, ignore_errors=True)
 
     def row(self, row: Row, subjects: dict[str, ModuleType]) -> dict[str, Figures]:
         able = [name for name, module in subjects.items() if hasattr(module, row.function)]

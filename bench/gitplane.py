@@ -1,18 +1,17 @@
-"""The git plane beside git itself. What is measured against a raw git command works on a copy of the same repository,
-and the two take turns in small portions. Repositories are as `git init` makes them: refs are on the disk before a claim
-counts, loose objects are not, on both sides.
+"""The git plane beside git itself. Where both change something, each has half of the jobs in one repository, and they
+take turns in small portions. Repositories are as `git init` makes them: refs are on the disk before a claim counts,
+loose objects need not be.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
-import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import closing, contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -40,13 +39,12 @@ def claims_local(home: Path, count: int, batch: int) -> Result:
     """Claims a second in a repository on this disk, so many at a time, against one long-lived `git update-ref --stdin`
     that makes the same two refs, in a transaction for each claim, of a commit that is there already.
     """
-    _repository(home / "ours.git", count)
-    shutil.copytree(home / "ours.git", home / "raw.git")
-    os.sync()
-    with closing(_plane(home / "ours.git", home)) as plane, closing(_plane(home / "raw.git", home)) as other:
-        raw = _UpdateRef(home / "raw.git")
+    _repository(home / "jobs.git", 2 * count)
+    with closing(_plane(home / "jobs.git", home)) as plane:
+        listed = jobs.listing(plane)
+        raw = _UpdateRef(home / "jobs.git")
         try:
-            return _turns(plane, jobs.listing(plane), batch, raw.claim, jobs.listing(other))
+            return _turns(plane, batch, listed[::2], raw.claim, listed[1::2])
         finally:
             raw.close()
 
@@ -56,22 +54,16 @@ def claims_http(home: Path, count: int, batch: int) -> Result:
     as many claims, whose commits were made before.
     """
     served = home / "served"
-    _repository(served / "ours.git", count)
-    shutil.copytree(served / "ours.git", served / "raw.git")
-    os.sync()
-    with _serving(served) as address, ExitStack() as stack:
-        ours, other = (
-            stack.enter_context(closing(open_plane(f"{address}/{name}.git", home / f"{name}-cache", os.environ)))
-            for name in ("ours", "raw")
-        )
-        listed, theirs = jobs.listing(ours), jobs.listing(other)
-        jobs.orders_of(ours, [job.refs for job in listed])  # a worker has read what it claims
-        raw = _Push(home / "raw", f"{address}/raw.git", theirs)
-        return _turns(ours, listed, batch, raw.claim, theirs)
+    _repository(served / "jobs.git", 2 * count)
+    with _serving(served) as address, closing(open_plane(f"{address}/jobs.git", home / "cache", os.environ)) as plane:
+        listed = jobs.listing(plane)
+        jobs.orders_of(plane, [job.refs for job in listed])  # a worker has read what it claims
+        raw = _Push(home / "raw.git", f"{address}/jobs.git", listed[1::2])
+        return _turns(plane, batch, listed[::2], raw.claim, listed[1::2])
 
 
 def _turns(
-    plane: Plane, ours: Sequence[Job], batch: int, claim: Callable[[Sequence[Job]], None], others: Sequence[Job]
+    plane: Plane, batch: int, ours: Sequence[Job], claim: Callable[[Sequence[Job]], None], others: Sequence[Job]
 ) -> Result:
     """Ours and the raw command claim the same number of jobs, a portion each in turn."""
     seconds = raw_seconds = 0.0

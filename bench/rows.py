@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 OURS = "bench.ours"
@@ -77,6 +77,8 @@ class Row:
     full: bool = False  # measured on the home that already holds the finished jobs
     ours_only: bool = False
     module: str = OURS  # where the function is, if it is only ours
+    # Its directories stay until the end: a file system is slow to make files where many have just been deleted.
+    kept: bool = False
     figures: tuple[Figure, ...] = ()  # the row's lines, where they are not those of its function
 
 
@@ -151,15 +153,14 @@ def git_rows(size: Size) -> list[Row]:
     def claims(key: str, where: str, raw: str, count: int, batch: int) -> Row:
         at_once = "one at a time" if batch == 1 else f"{batch} at a time"
         title = f"git claims/s, {where}, {at_once}"
-        return row(
-            f"{key}-{batch}",
-            title,
-            key.replace("-", "_"),
-            {"count": count * (batch if raw == PUSH else 1), "batch": batch},
+        figures = (
             Figure("rate", title, "/s"),
             Figure("raw_rate", f"  by {raw}", "/s"),
             Figure("ratio", f"  ours : {raw}", "×"),
         )
+        arguments = {"count": count * (batch if raw == PUSH else 1), "batch": batch}
+        made = row(f"{key}-{batch}", title, key.replace("-", "_"), arguments, *figures)
+        return replace(made, kept=True)
 
     def listing(key: str, state: str, finished: bool) -> Row:
         title = f"listing of {size.listed:,} jobs, {state}"
