@@ -4,6 +4,7 @@ import re
 import subprocess
 import zlib
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -625,6 +626,18 @@ def test_a_partial_clone_without_its_origin_says_what_it_lacks(here: Place, tmp_
     assert not found.is_sound and all(each.is_gap for each in found.findings)
     assert {each.commit for each in found.findings} == {job.refs.job, job.refs.result}
     assert all("is missing here" in each.what for each in found.findings)
+
+
+def test_helpers_find_the_same(here: Place, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("hocket.gitplane.verify.JOBS_AT_ONCE", 10)
+    plane = here.open()
+    made = [finished(plane, number) for number in range(24)]
+    here.git("update-ref", made[7].refs.name("result"), str(made[3].refs.result))
+    with ThreadPoolExecutor(2) as helpers:
+        found = list(verify(plane, helpers=helpers))
+    assert found == list(verify(plane))
+    assert [each.content_id for each in found] == sorted(job.refs.content_id for job in made)
+    assert [each.content_id for each in found if not each.is_sound] == [made[7].refs.content_id]
 
 
 def test_a_long_chain_of_claims(here: Place):

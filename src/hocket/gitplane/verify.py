@@ -3,7 +3,7 @@ the result and its proof, and every file that came along. Each finding names the
 What a shallow or partial clone has left out is told apart from what is wrong.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from itertools import islice
 from typing import NamedTuple
@@ -30,7 +30,7 @@ from hocket.kernel.ids import content_hash, hash_text
 from hocket.kernel.keys import key_text
 from hocket.kernel.manifest import BadManifest, Manifest, content_id, read_manifest
 from hocket.kernel.proof import BadProof, Execution
-from hocket.log.parallel import in_parallel
+from hocket.log.parallel import Shared
 
 JOBS_AT_ONCE = 128
 LARGE_AT_ONCE = 8
@@ -64,11 +64,21 @@ def verify(plane: Plane, job: bytes | None = None, helpers: Executor | None = No
     grouped = group(plane.refs() if job is None else plane.refs(JobRefs(job).name("")))
     jobs = iter(refs for _, refs in sorted(grouped.items()))
     shallow = plane.shallow()
+    before: Shared[_Job, Verified] | None = None
     while some := list(islice(jobs, JOBS_AT_ONCE)):
         objects = _Objects(plane, shallow)
         objects.gather(some)
-        looks = [_Job(refs, objects) for refs in some]
-        yield from in_parallel(helpers, lambda part: [each.verify() for each in part], looks)
+        begun = Shared(helpers, _verify_each, [_Job(refs, objects) for refs in some])
+        # While one batch is read, the helpers verify the one before.
+        if before is not None:
+            yield from before.finish()
+        before = begun
+    if before is not None:
+        yield from before.finish()
+
+
+def _verify_each(looks: Sequence["_Job"]) -> list[Verified]:
+    return [look.verify() for look in looks]
 
 
 class _Wrong(Exception):
