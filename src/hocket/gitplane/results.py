@@ -12,7 +12,7 @@ import msgspec
 from hocket.gitplane.claims import IDENTITY
 from hocket.gitplane.objects import Commit, commit_data
 from hocket.gitplane.trailers import Malformed, hash_of, key_of, message, read_trailers, signature_of
-from hocket.kernel.canonical import canonical_json
+from hocket.kernel.canonical import canonical_plain
 from hocket.kernel.ids import hash_text
 from hocket.kernel.intoto import PAYLOAD_TYPE, statement
 from hocket.kernel.keys import did_key, key_text
@@ -97,7 +97,7 @@ def read_result(commit: Commit) -> Result:
 
 def result_files(proof: Proof, execution: Execution) -> dict[str, bytes]:
     """The files of a result beside its blobs."""
-    return {PROOF: proof.envelope, OUTPUTS: pointers(execution), ATTESTATION: canonical_json(dsse(proof))}
+    return {PROOF: proof.envelope, OUTPUTS: pointers(execution), ATTESTATION: canonical_plain(dsse(proof))}
 
 
 def pointers(execution: Execution) -> bytes:
@@ -117,7 +117,7 @@ def pointers(execution: Execution) -> bytes:
                     "stream": name,
                 }
             )
-    return canonical_json(found)
+    return canonical_plain(found)
 
 
 def made_by(execution: Execution) -> dict[bytes, int]:

@@ -6,6 +6,7 @@ belongs to, are decided elsewhere.
 
 import re
 from collections.abc import Callable
+from functools import lru_cache
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from nacl.bindings import crypto_sign_open
@@ -65,6 +66,7 @@ def parse_key(text: str, size: int = KEY_BYTES) -> bytes:
     return bytes.fromhex(found[1])
 
 
+@lru_cache(maxsize=4_096)
 def did_key(public: bytes) -> str:
     if len(public) != KEY_BYTES:
         raise ValueError(f"a key has {KEY_BYTES} bytes, not {len(public)}")
