@@ -41,7 +41,7 @@ def claims_local(home: Path, count: int, batch: int) -> Result:
     """
     _repository(home / "jobs.git", 2 * count)
     with closing(_plane(home / "jobs.git", home)) as plane:
-        listed = jobs.listing(plane)
+        listed = _learned(plane, jobs.listing(plane))
         raw = _UpdateRef(home / "jobs.git")
         try:
             return _turns(plane, batch, listed[::2], raw.claim, listed[1::2])
@@ -56,10 +56,17 @@ def claims_http(home: Path, count: int, batch: int) -> Result:
     served = home / "served"
     _repository(served / "jobs.git", 2 * count)
     with _serving(served) as address, closing(open_plane(f"{address}/jobs.git", home / "cache", os.environ)) as plane:
-        listed = jobs.listing(plane)
-        jobs.orders_of(plane, [job.refs for job in listed])  # a worker has read what it claims
+        listed = _learned(plane, jobs.listing(plane))
         raw = _Push(home / "raw.git", f"{address}/jobs.git", listed[1::2])
         return _turns(plane, batch, listed[::2], raw.claim, listed[1::2])
+
+
+def _learned(plane: Plane, listed: Sequence[Job]) -> list[Job]:
+    """A worker has read what a job asks for before it claims it."""
+    orders = jobs.orders_of(plane, [job.refs for job in listed])
+    return [
+        job._replace(tree=each.tree) for job in listed if isinstance(each := orders[job.refs.content_id], jobs.Order)
+    ]
 
 
 def _turns(
@@ -72,7 +79,7 @@ def _turns(
         start = time.perf_counter()
         won = 0
         for few in _portions(some, batch):
-            won += len(holding.claim_each(plane, jobs.with_trees(plane, few), ME, NOW_MS))
+            won += len(holding.claim_each(plane, few, ME, NOW_MS))
         between = time.perf_counter()
         for few in _portions(same, batch):
             claim(few)
@@ -133,7 +140,7 @@ class _Push:
         self._commits: dict[bytes, str] = {}
         with closing(open_plane(str(place), place, os.environ)) as plane:
             aside = _Aside(plane)
-            for job in jobs.with_trees(plane, listed):
+            for job in listed:
                 held = holding.claim(aside, job, ME, NOW_MS)
                 assert held is not None
                 self._commits[job.refs.content_id] = held.commit

@@ -70,10 +70,12 @@ class Submitted(NamedTuple):
 
 
 class Order(NamedTuple):
-    """What a job asks for, and those of its inputs that lie beside it, by their hashes."""
+    """What a job asks for, those of its inputs that lie beside it, by their hashes, and the commit that says so."""
 
     manifest: Manifest
     inputs: Mapping[bytes, str]
+    commit: str
+    tree: str
 
 
 # --- submitting
@@ -182,19 +184,6 @@ def _describe(refs: JobRefs, objects: Mapping[str, Object | Unreadable]) -> Job:
     return Job(refs, state, claim, result)
 
 
-def with_trees(plane: Plane, some: Iterable[Job]) -> list[Job]:
-    """The same jobs, ready to be claimed: their commits are here, read in one go. Damaged ones are left out."""
-    some = list(some)
-    objects = plane.read([job.refs.job for job in some if job.refs.job is not None])
-    found = []
-    for job in some:
-        try:
-            found.append(job._replace(tree=commit_of(str(job.refs.job), objects).tree))
-        except Malformed:
-            continue
-    return found
-
-
 def commit_of(oid: str, objects: Mapping[str, Object | Unreadable]) -> Commit:
     """One of these objects as a commit. Raises Malformed."""
     found = objects[oid]
@@ -223,7 +212,8 @@ def order_of(plane: Plane, refs: JobRefs) -> Order:
     except ValueError as error:
         raise Failed(f"the job {hash_text(refs.content_id)} cannot be run: {error}") from None
     wanted = {pointer.hash.hex(): pointer.hash for pointer in manifest.inputs or ()}
-    return Order(manifest, {wanted[name]: entry.oid for name, entry in inputs.items() if name in wanted})
+    beside = {wanted[name]: entry.oid for name, entry in inputs.items() if name in wanted}
+    return Order(manifest, beside, refs.job, commit.tree)
 
 
 def orders_of(plane: Plane, some: Iterable[JobRefs]) -> dict[bytes, Order | str]:

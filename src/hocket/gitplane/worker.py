@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from hocket.errors import Failed, HocketError, StoreError, Unreachable
 from hocket.gitplane import holding, jobs
 from hocket.gitplane.holding import Held, Watch, rest_s
-from hocket.gitplane.jobs import Job, Order
+from hocket.gitplane.jobs import Job, JobRefs, Order
 from hocket.gitplane.plane import Plane
 from hocket.gitplane.results import BLOBS_BYTES_MAX, state_of
 from hocket.kernel.ids import hash_text, ulid_text
@@ -179,21 +179,21 @@ class GitWorker:
         try:
             waiting = [job for job in jobs.listing(self._plane) if job.state in ("pending", "claimed", "running")]
             self._learn(waiting)
-            ours = [job for job in waiting if self._orders[job.refs.content_id] is not None]
+            orders = [self._orders[job.refs.content_id] for job in waiting]
+            ours = [job._replace(tree=each.tree) for job, each in zip(waiting, orders, strict=True) if each is not None]
             mine = {each.held.refs.content_id for each in self._running.values()}
             open_ones = [job for job in self._watch.open(ours) if job.refs.content_id not in mine]
             # Not everybody reaches for the same one.
             self._chance.shuffle(open_ones)
             counted_from = self._monotonic()
-            wanted = jobs.with_trees(self._plane, open_ones[:room])
-            won = holding.claim_each(self._plane, wanted, self._worker, self._now())
+            won = holding.claim_each(self._plane, open_ones[:room], self._worker, self._now())
         except (Unreachable, Failed) as error:
             if self._until_idle and not self._running and self._monotonic() > self._reached_at + PATIENCE_S:
                 raise
             self._notice(f"{error}; trying again")
             return 0, False
         self._reached_at = self._monotonic()
-        self._losses = self._losses + 1 if wanted and not won else 0
+        self._losses = self._losses + 1 if open_ones and not won else 0
         for held in won:
             order = self._orders[held.refs.content_id]
             assert order is not None
@@ -208,7 +208,8 @@ class GitWorker:
         worker.
         """
         known = {job.refs.content_id: self._orders.get(job.refs.content_id) for job in waiting}
-        fresh = [job.refs for job in waiting if job.refs.content_id not in self._orders]
+        fresh = [job.refs for job in waiting if not self._is_known(job.refs)]
+        known |= dict.fromkeys(refs.content_id for refs in fresh)
         for content_id, order in jobs.orders_of(self._plane, fresh).items():
             if isinstance(order, str):
                 self._notice(order)
@@ -219,6 +220,11 @@ class GitWorker:
                 self._notice(f"{hash_text(content_id)} is not allowed here: {line}")
         self._unfit &= known.keys()
         self._orders = known | dict.fromkeys(self._unfit)
+
+    def _is_known(self, refs: JobRefs) -> bool:
+        """Whether it was looked at as it is now: one that was cleared away and submitted again has another commit."""
+        order = self._orders.get(refs.content_id)
+        return refs.content_id in self._orders and (order is None or order.commit == refs.job)
 
     # Doing it; each job in a thread of its own.
 
