@@ -28,7 +28,7 @@ class Size:
     mesh_samples: int = 300
     simulated: float = 3.0
     commands: int = 200
-    claims: int = 2_000
+    claims: int = 1_000
     pushes: int = 64
     listed: int = 10_000
     verified: int = 1_000
