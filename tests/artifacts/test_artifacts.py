@@ -157,7 +157,7 @@ def test_a_full_disk_is_told_to_the_handler(monkeypatch: pytest.MonkeyPatch):
 
     with hocket.testing.node() as node:
         handle = run(node, make)
-        assert handle.status()["error"] == "StoreError: cannot write a blob: No space left on device"
+        assert handle.status()["error"] == "cannot write a blob: No space left on device"
         assert of_job(node, handle) == [] and blob_count(node) == 0
 
 

@@ -17,7 +17,8 @@ class Following:
 
     def heard(self, stream: str, chunk: bytes) -> None:
         self._heard.add(stream)
-        self._passed_on(stream, chunk)
+        if chunk:
+            self._passed_on(stream, chunk)
 
     async def end(self) -> Outcome:
         """Waits for it. What another process or node ran was not heard meanwhile, and comes now."""

@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -89,14 +90,19 @@ def run(
 
 def parse(words: list[str], directory: Path, environment: dict[str, str]) -> "Asked":
     """A command line as it was handed to a worker's door, which is that of the worker's own home."""
-    from typer.main import get_command
-
     before = replace(settings)
     try:
-        with get_command(app).make_context("run", words) as context:
+        with _command().make_context("run", words) as context:
             return read(context.params, directory, environment)
     finally:
         settings.home, settings.as_json = before.home, before.as_json
+
+
+@cache
+def _command() -> Any:
+    from typer.main import get_command
+
+    return get_command(app)
 
 
 def read(params: dict[str, Any], directory: Path, environment: dict[str, str]) -> "Asked":

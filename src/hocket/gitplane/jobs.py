@@ -150,6 +150,13 @@ def listing(plane: Plane) -> list[Job]:
     return describe(plane, group(plane.refs()).values())
 
 
+def waiting(plane: Plane) -> list[Job]:
+    """The jobs that have not ended. Those that have, however many, are not looked at."""
+    found = group(plane.refs()).values()
+    described = describe(plane, [refs for refs in found if refs.result is None and refs.abort is None])
+    return [job for job in described if job.state in ("pending", "claimed", "running")]
+
+
 def look(plane: Plane, job: bytes) -> Job | None:
     """One job, None when there is none of that content id."""
     found = group(plane.refs(f"{ROOT}{job.hex()}/"))

@@ -177,7 +177,7 @@ class GitWorker:
     def _look(self, slots: ThreadPoolExecutor, room: int) -> tuple[int, bool]:
         """Claims what it can; gives how many jobs that is, and whether there is nothing left to wait for."""
         try:
-            waiting = [job for job in jobs.listing(self._plane) if job.state in ("pending", "claimed", "running")]
+            waiting = jobs.waiting(self._plane)
             self._learn(waiting)
             orders = [self._orders[job.refs.content_id] for job in waiting]
             ours = [job._replace(tree=each.tree) for job, each in zip(waiting, orders, strict=True) if each is not None]

@@ -20,9 +20,11 @@ from hocket.work.jobs import Draft
 from hocket.work.runner import Context
 
 SOLE, OPEN = "sim.sole", "sim.open"
-LEASE_MS = (800, 6_000)
+LEASE_MS = (600, 3_000)
 RETRIES = 20
 BACKOFF_MS = 200
+# How many of the wishes come at the same moment as another one, at the same node.
+TOGETHER = 0.25
 # Some machines are faster than others.
 PACE = (0.4, 1.6)
 
@@ -60,7 +62,7 @@ class Wish(NamedTuple):
 
 
 def draw(chance: random.Random, nodes: int, seconds: float, count: int) -> list[Wish]:
-    wishes = []
+    wishes: list[Wish] = []
     for _ in range(count):
         lease = chance.randint(*LEASE_MS)
         ms = chance.choice((20, 300, 1_500, lease * 2)) * chance.uniform(0.2, 1.5)
@@ -68,6 +70,8 @@ def draw(chance: random.Random, nodes: int, seconds: float, count: int) -> list[
         kind = chance.choice((SOLE, SOLE, OPEN))
         at = chance.uniform(0, seconds * 0.9)
         node = chance.randrange(nodes)
+        if wishes and chance.random() < TOGETHER:
+            at, node = wishes[-1].at, wishes[-1].node
         payload: dict[str, object] = {"ms": int(ms), "fails": fails}
         wishes.append(Wish(at, node, "submit", kind, payload, lease, chance.random() < 0.1))
     for what, share in (("cancel", 0.1), ("retry", 0.1)):

@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Callable
 
-# Is told the stream, "stdout" or "stderr", and what came on it.
+# Is told the stream, "stdout" or "stderr", and what came on it; at first nothing, which says that it will hear all.
 Heard = Callable[[str, bytes], None]
 
 

@@ -34,7 +34,7 @@ from hocket.work.command.orders import Bounds, order_for
 from hocket.work.command.streams import Kept
 from hocket.work.command.workshop import Content, Room, Workshop
 from hocket.work.handlers import JobType
-from hocket.work.products import Products
+from hocket.work.products import INLINE_BYTES_MAX, Products
 from hocket.work.proofs import OUTPUT_TYPE, STREAM_TYPES
 from hocket.work.runner import Context, products_of
 
@@ -118,6 +118,8 @@ class Commands:
             "HOCKET_FENCE": str(ctx.fence),
             "HOCKET_CONTENT_ID": hash_text(id_of),
         }
+        for name in STREAM_TYPES:
+            self.audience.tell(ctx.job_id, name, b"")
         with self._workshop.room(ctx.job_id) as room:
             room.furnish(manifest, content)
             ended = self._keeper.run(
@@ -186,7 +188,8 @@ def _outputs(products: Products, room: Room, manifest: Manifest) -> tuple[Output
 
 
 def _stream(products: Products, name: str, kept: Kept) -> Stream:
-    evidence = products.evidence(kept.path, STREAM_TYPES[name])
+    content = kept.path.read_bytes() if kept.size <= INLINE_BYTES_MAX else kept.path
+    evidence = products.evidence(content, STREAM_TYPES[name])
     return Stream(evidence.hash, evidence.size, kept.total)
 
 
