@@ -289,7 +289,10 @@ def main() -> int:
         if not wrong:
             say("\nThat was one machine. Now a mesh: three nodes, each with a home of its own, over HTTP.")
             wrong = tour_mesh.tour(base, say)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, RuntimeError) as error:
+        # Python's own locks can stumble over an interrupt, and then raise in its place.
+        if not isinstance(error.__context__ if isinstance(error, RuntimeError) else error, KeyboardInterrupt):
+            raise
         console.print("interrupted; all processes are stopped")
         return 130
     except (hocket.HocketError, TimeoutError, subprocess.SubprocessError) as error:

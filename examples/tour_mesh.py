@@ -332,7 +332,10 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     try:
         wrong = tour(base, print)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, RuntimeError) as error:
+        # Python's own locks can stumble over an interrupt, and then raise in its place.
+        if not isinstance(error.__context__ if isinstance(error, RuntimeError) else error, KeyboardInterrupt):
+            raise
         print("interrupted; the nodes are stopped and their homes removed")
         return 130
     for line in wrong:
