@@ -26,10 +26,14 @@ def test_help_teaches(hocket: Program):
 
 @pytest.mark.parametrize(
     "command",
-    [*COMMANDS, "cron add", "cron list", "cron remove", "log verify", "log rebuild", "log export", "log import"],
+    [
+        *(*COMMANDS, "cron add", "cron list", "cron remove", "log verify", "log rebuild", "log export", "log import"),
+        *(f"git {each}" for each in ("submit", "work", "jobs", "show", "verify", "abort", "gc")),
+    ],
 )
 def test_every_command_has_a_sentence_and_an_example(hocket: Program, command: str):
     out = hocket(*command.split(), "--help", code=0).out
+    assert "\\b" not in out, "a mark of the help's layout that was escaped"
     assert f"  hocket {command}" in out or f"hocket --home /srv/render {command}" in out
     assert ("--home" in out or command == "sim") and "--json" in out
 

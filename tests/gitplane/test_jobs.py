@@ -185,7 +185,7 @@ def test_bad_submissions(here: Place, monkeypatch: pytest.MonkeyPatch):
     with pytest.raises(Usage, match="has 3 bytes, but the manifest says 4"):
         jobs.submit(plane, text.encode(), NOW_MS, [b"abc"])
     monkeypatch.setattr(jobs, "INPUTS_BYTES_MAX", 2)
-    with pytest.raises(Usage, match="at most 2 travel"):
+    with pytest.raises(Usage, match="at most 2 bytes together travel"):
         jobs.submit(plane, text.replace(',"size":4', "").encode(), NOW_MS, [b"abc"])
     assert plane.refs() == {}
 

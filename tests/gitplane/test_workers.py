@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -17,6 +18,8 @@ import pytest
 
 from hocket.desk import Desk
 from hocket.gitplane import jobs
+from hocket.gitplane.announcing import listening
+from hocket.home import Home
 from tests.gitplane.places import Place, place
 
 PROGRAM = [sys.executable, "-m", "hocket.cli"]
@@ -161,6 +164,19 @@ def test_a_running_job_is_aborted(here: Place, homes: list[Path], tmp_path: Path
     assert "good: 1 jobs" in hocket(homes[1], "git", "verify", here.directory)
     (job,) = json.loads(hocket(homes[0], "jobs", "--json"))
     assert job["outcome"] == "cancelled"
+
+
+@pytest.mark.req("GT-07")
+def test_a_job_is_announced_to_those_who_wait(here: Place, homes: list[Path], tmp_path: Path) -> None:
+    file, rung = tmp_path / "job.yaml", threading.Event()
+    file.write_bytes(manifest(1))
+    announced = Home(homes[0]).git_waiting
+    hocket(homes[0], "git", "submit", here.directory, file)
+    with listening(announced, rung.set):
+        assert not rung.is_set()
+        hocket(homes[0], "git", "submit", here.directory, file)
+        assert rung.wait(PATIENCE_S)
+    assert list(announced.iterdir()) == []
 
 
 @pytest.mark.req("GT-11")

@@ -113,14 +113,14 @@ def submit(plane: Plane, text: bytes, now_ms: int, inputs: Iterable[bytes] = ())
 
 
 def _check_inputs(manifest: Manifest, contents: Mapping[bytes, bytes]) -> None:
+    if sum(map(len, contents.values())) > INPUTS_BYTES_MAX:
+        raise Usage(f"the inputs are too large; at most {INPUTS_BYTES_MAX} bytes together travel with a job")
     named = {pointer.hash: pointer.size for pointer in manifest.inputs or ()}
     for hash, data in contents.items():
         if hash not in named:
             raise Usage(f"{hash_text(hash)} is not among the manifest's inputs; name it there or leave it out")
         if named[hash] not in (None, len(data)):
             raise Usage(f"the input {hash_text(hash)} has {len(data)} bytes, but the manifest says {named[hash]}")
-    if (total := sum(map(len, contents.values()))) > INPUTS_BYTES_MAX:
-        raise Usage(f"the inputs have {total} bytes together; at most {INPUTS_BYTES_MAX} travel with a job")
 
 
 # --- looking

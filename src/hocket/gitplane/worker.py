@@ -6,6 +6,7 @@ own log has a job for each hold, with the same evidence and the same proof.
 import random
 import shlex
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
@@ -23,7 +24,6 @@ from hocket.kernel.policy import Policy
 from hocket.kernel.roster import State
 from hocket.log import Log, Transaction
 from hocket.work import jobs as log_jobs
-from hocket.work.command.allowance import Allowance
 from hocket.work.command.job import RUN_S_MAX, Commands, Performed, result
 from hocket.work.ground import Ground
 from hocket.work.handlers import JobType
@@ -50,7 +50,6 @@ class Parts(NamedTuple):
     ground: Ground
     kit: Kit
     commands: Commands
-    allowance: Allowance
 
 
 class Holding:
@@ -213,7 +212,7 @@ class GitWorker:
         for content_id, order in jobs.orders_of(self._plane, fresh).items():
             if isinstance(order, str):
                 self._notice(order)
-            elif self._parts.allowance.allows(order.manifest):
+            elif self._parts.commands.allowance.allows(order.manifest):
                 known[content_id] = order
             else:
                 line = shlex.join(order.manifest.argv)
@@ -290,7 +289,7 @@ class GitWorker:
                     break
                 except Unreachable as error:
                     self._notice(f"{each.name}: {error}; trying again")
-            threading.Event().wait(rest_s(3, self._chance.random()))
+            time.sleep(rest_s(3, self._chance.random()))
         run.stopped = run.stopped or each.is_lost
 
     # Looking after what runs.

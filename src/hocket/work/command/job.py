@@ -71,10 +71,9 @@ class Performed(NamedTuple):
 class Commands:
     """Serves command jobs. Close it when no more will come."""
 
-    def __init__(self, premises: Premises, allowance: Allowance, bounds: Bounds = BOUNDS) -> None:
+    def __init__(self, premises: Premises, allowance: Allowance) -> None:
         self._premises = premises
         self.allowance = allowance
-        self._bounds = bounds
         self._keeper = Keeper(Gpus.find())
         self._workshop = Workshop(premises.runs)
         self.audience = Audience()
@@ -123,7 +122,7 @@ class Commands:
         with self._workshop.room(ctx.job_id) as room:
             room.furnish(manifest, content)
             ended = self._keeper.run(
-                order_for(manifest, room, told, self._bounds, self.allowance.environment),
+                order_for(manifest, room, told, BOUNDS, self.allowance.environment),
                 heard=lambda stream, chunk: self.audience.tell(ctx.job_id, stream, chunk),
                 should_stop=lambda: ctx.cancelled,
                 now_ms=self._premises.now_ms,

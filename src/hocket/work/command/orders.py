@@ -4,6 +4,7 @@ bounds. A command sees nothing of the worker's environment but the few variables
 
 import os
 from collections.abc import Iterable, Mapping
+from fnmatch import fnmatchcase
 from typing import NamedTuple
 
 from hocket.kernel.manifest import Manifest
@@ -11,7 +12,7 @@ from hocket.work.command import sandbox
 from hocket.work.command.execute import Order
 from hocket.work.command.workshop import Room
 
-# Variables of the worker's that commands get; a name that ends with a star stands for all that begin so.
+# Variables of the worker's that commands get; a star stands for anything.
 PASSED_ON = ("PATH", "LANG", "LC_*", "TZ")
 
 
@@ -67,13 +68,9 @@ def environment(
     passed_on = tuple(passed_on)
     return {
         "PATH": os.defpath,
-        **{name: value for name, value in own.items() if any(_fits(name, pattern) for pattern in passed_on)},
+        **{name: value for name, value in own.items() if any(fnmatchcase(name, pattern) for pattern in passed_on)},
         "HOME": str(room.home),
         "TMPDIR": str(room.temporary),
         **(manifest.env or {}),
         **told,
     }
-
-
-def _fits(name: str, pattern: str) -> bool:
-    return name.startswith(pattern[:-1]) if pattern.endswith("*") else name == pattern
