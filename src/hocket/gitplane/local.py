@@ -99,6 +99,7 @@ class LocalPlane:
     def _hear(self) -> str | None:
         """None when git made the changes, else its complaint."""
         assert self._mover is not None
+        self.repository.prepare()
         try:
             for step in (b"start: ok", b"prepare: ok", b"commit: ok"):
                 if (line := self._mover.line()) != step:

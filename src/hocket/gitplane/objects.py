@@ -8,20 +8,18 @@ import os
 import re
 import tempfile
 import threading
-import zlib
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import count
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 from hocket.errors import StoreError, Usage
 from hocket.gitplane.git import PATIENCE_S, Ended, Git, Talk
+from hocket.gitplane.loose import Loose
 
 OBJECT_BYTES_MAX = 64 * 1024 * 1024
 BATCH_MAX = 256
 SKIP_BYTES = 1024 * 1024
 READ_TRIES = 2
-SMALL_BYTES = 4096
 
 Kind = Literal["blob", "tree", "commit"]
 FILE, DIRECTORY = "100644", "40000"
@@ -76,10 +74,8 @@ class Repository:
         self._oid = re.compile(f"(?:[0-9a-f]{{2}}){{{self._digest_bytes}}}")
         settings = self._settings()
         self._objects = os.fsdecode(self.git.run("rev-parse", "--git-path", "objects").rstrip(b"\n"))
-        self._own, self._numbers = os.urandom(4).hex(), count()
+        self._loose = Loose(self._objects, settings)
         self._shared = settings.get("core.sharedrepository", "false") not in ("false", "umask", "0", "no", "off", "")
-        self._synced = _is_synced(settings)
-        self._level = int(settings.get("core.loosecompression", settings.get("core.compression", "1")))
         self.promisors = [
             name.split(".", 1)[1].rsplit(".", 1)[0]
             for name, value in settings.items()
@@ -98,6 +94,7 @@ class Repository:
         return found
 
     def close(self) -> None:
+        self._loose.close()
         with self._lock:
             if self._reader is not None:
                 self._reader.close()
@@ -183,7 +180,7 @@ class Repository:
         head = talk.line().split(b" ")
         if len(head) != 3:
             # Git calls a file that it cannot make sense of missing, too.
-            is_there = os.path.exists(f"{self._objects}/{oid[:2]}/{oid[2:]}")
+            is_there = os.path.exists(self._loose.place(oid))
             return Unreadable("is damaged: git cannot read it") if is_there else MISSING
         kind, size = head[1].decode(), int(head[2])
         if size > OBJECT_BYTES_MAX:
@@ -208,6 +205,10 @@ class Repository:
 
     # --- writing
 
+    def prepare(self) -> None:
+        """To be called when there is time: the next object is then written sooner."""
+        self._loose.prepare()
+
     def write(self, kind: Kind, data: bytes) -> str:
         """Writes an object, unless it is there already; gives its id."""
         if len(data) > OBJECT_BYTES_MAX:
@@ -218,68 +219,19 @@ class Repository:
             # Git knows which group and which rights its files must have.
             self.git.run("hash-object", "-w", "-t", kind, "--stdin", given=data)
             return oid
-        directory = f"{self._objects}/{oid[:2]}"
-        place = f"{directory}/{oid[2:]}"
         if kind != "commit":  # ours are all different
             try:
-                os.utime(place)  # a fresh date keeps it from being pruned before a ref leads to it
+                os.utime(self._loose.place(oid))  # a fresh date keeps it from being pruned before a ref leads to it
                 return oid
             except OSError:
                 pass
         try:
-            self._put(directory, place, self._packed(whole))
+            self._loose.put(oid, whole)
+        except FileNotFoundError:
+            raise StoreError(f"the repository {self.git.where} is gone; restore it or name another one") from None
         except OSError as error:
             raise self.git.explain(os.strerror(error.errno or 0), "writing") from error
         return oid
-
-    def _packed(self, whole: bytes) -> bytes:
-        if len(whole) > SMALL_BYTES:
-            return zlib.compress(whole, self._level)
-        # A small window does for a small object, and is set up in a third of the time.
-        packing = zlib.compressobj(self._level, zlib.DEFLATED, 12, 5)
-        return packing.compress(whole) + packing.flush()
-
-    def _put(self, directory: str, place: str, packed: bytes) -> None:
-        # All begin in one directory: a file system takes much longer for a new file in each of many.
-        name = f"{self._objects}/tmp_obj_{os.getpid():x}_{next(self._numbers)}_{self._own}"
-        try:
-            handle = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o444)
-        except FileNotFoundError:
-            raise StoreError(f"the repository {self.git.where} is gone; restore it or name another one") from None
-        try:
-            try:
-                while packed:
-                    packed = packed[os.write(handle, packed) :]
-                if self._synced:
-                    os.fsync(handle)
-            finally:
-                os.close(handle)
-            try:
-                os.rename(name, place)
-            except FileNotFoundError:
-                os.makedirs(directory, exist_ok=True)
-                os.rename(name, place)
-        except BaseException:
-            Path(name).unlink(missing_ok=True)
-            raise
-        if self._synced:
-            above = os.open(directory, os.O_RDONLY)
-            try:
-                os.fsync(above)
-            finally:
-                os.close(above)
-
-
-def _is_synced(settings: Mapping[str, str]) -> bool:
-    """Whether the repository wants loose objects on the disk before anything points to them. Git's default is no."""
-    synced = settings.get("core.fsyncobjectfiles", "false") in ("true", "yes", "on", "1", "")
-    for part in filter(None, (word.strip() for word in settings.get("core.fsync", "").split(","))):
-        name = part.removeprefix("-")
-        if name in ("loose-object", "objects", "committed", "added", "all"):
-            synced = not part.startswith("-")
-        elif name == "none":
-            synced = False
-    return synced
 
 
 # --- the insides of objects

@@ -84,7 +84,7 @@ def number_of(name: str, value: str) -> int:
 
 def time_text(ms: int) -> str:
     seconds, rest = divmod(ms, 1000)
-    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%S}.{rest:03}Z"
+    return f"{datetime.fromtimestamp(seconds, UTC).isoformat()[:19]}.{rest:03}Z"
 
 
 def time_of(name: str, value: str) -> int:

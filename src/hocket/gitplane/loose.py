@@ -1,0 +1,133 @@
+"""Loose objects: one file each, as git would write them, complete from the moment at which it has its name."""
+
+import errno
+import os
+import zlib
+from collections.abc import Mapping
+from contextlib import suppress
+from itertools import count
+from typing import NamedTuple
+
+PLAIN_BYTES_MAX = 4_000
+LEVEL_DEFAULT = 1
+
+_NAMELESS = getattr(os, "O_TMPFILE", 0) if os.path.isdir("/proc/self/fd") else 0
+_NO_NAMELESS = (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL)
+
+
+class _Blank(NamedTuple):
+    """An empty file, open for writing; without a name where the file system allows that."""
+
+    handle: int
+    name: str | None
+
+
+class Loose:
+    """The directory of a repository's objects, to write to. Safe to use from several threads."""
+
+    def __init__(self, directory: str, settings: Mapping[str, str]) -> None:
+        self._directory = directory
+        self._own, self._numbers = os.urandom(4).hex(), count()
+        level = settings.get("core.loosecompression", settings.get("core.compression"))
+        self._level = None if level is None else int(level)
+        self._is_synced = _is_synced(settings)
+        self._has_nameless = bool(_NAMELESS)
+        self._ready: list[_Blank] = []
+
+    def close(self) -> None:
+        while self._ready:
+            os.close(self._ready.pop().handle)
+
+    def place(self, oid: str) -> str:
+        return f"{self._directory}/{oid[:2]}/{oid[2:]}"
+
+    def put(self, oid: str, whole: bytes) -> None:
+        """Writes an object with its header. Raises OSError."""
+        try:
+            blank = self._ready.pop()
+        except IndexError:
+            blank = self._blank()
+        try:
+            try:
+                packed = self._packed(whole)
+                while packed:
+                    packed = packed[os.write(blank.handle, packed) :]
+                if self._is_synced:
+                    os.fsync(blank.handle)
+                _name(blank, self.place(oid))
+            finally:
+                os.close(blank.handle)
+        except BaseException:
+            if blank.name is not None:
+                with suppress(FileNotFoundError):
+                    os.unlink(blank.name)
+            raise
+        if self._is_synced:
+            _sync(os.path.dirname(self.place(oid)))
+
+    def prepare(self) -> None:
+        """Opens the file for the next object ahead of time, where nothing is left behind if there is none."""
+        if self._has_nameless and not self._ready:
+            with suppress(OSError):  # whoever needs the file is told
+                self._ready.append(self._blank())
+
+    def _blank(self) -> _Blank:
+        # All begin in one directory: a file system takes much longer for a new file in each of many.
+        if self._has_nameless:
+            try:
+                return _Blank(os.open(self._directory, os.O_WRONLY | _NAMELESS | os.O_CLOEXEC, 0o444), None)
+            except OSError as error:
+                if error.errno not in _NO_NAMELESS:
+                    raise
+                self._has_nameless = False
+        name = f"{self._directory}/tmp_obj_{os.getpid():x}_{next(self._numbers)}_{self._own}"
+        return _Blank(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o444), name)
+
+    def _packed(self, whole: bytes) -> bytes:
+        if self._level is None and len(whole) <= PLAIN_BYTES_MAX:
+            return _plain(whole)
+        return zlib.compress(whole, LEVEL_DEFAULT if self._level is None else self._level)
+
+
+def _plain(data: bytes) -> bytes:
+    """A zlib stream that is not compressed. A small file takes up one block of the disk either way."""
+    size = len(data)
+    head = b"\x78\x01\x01" + size.to_bytes(2, "little") + (size ^ 0xFFFF).to_bytes(2, "little")
+    return head + data + zlib.adler32(data).to_bytes(4, "big")
+
+
+def _name(blank: _Blank, place: str) -> None:
+    try:
+        _name_within(blank, place)
+    except FileNotFoundError:
+        with suppress(FileExistsError):
+            os.mkdir(os.path.dirname(place))
+        _name_within(blank, place)
+
+
+def _name_within(blank: _Blank, place: str) -> None:
+    if blank.name is not None:
+        os.rename(blank.name, place)
+        return
+    with suppress(FileExistsError):  # the same bytes, written by somebody else
+        os.link(f"/proc/self/fd/{blank.handle}", place, src_dir_fd=blank.handle)
+
+
+def _sync(directory: str) -> None:
+    handle = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _is_synced(settings: Mapping[str, str]) -> bool:
+    """Whether the repository wants loose objects on the disk before anything points to them. Git's default is no."""
+    synced = settings.get("core.fsyncobjectfiles", "false") in ("true", "yes", "on", "1", "")
+    for part in filter(None, (word.strip() for word in settings.get("core.fsync", "").split(","))):
+        name = part.removeprefix("-")
+        if name in ("loose-object", "objects", "committed", "added", "all"):
+            synced = not part.startswith("-")
+        elif name == "none":
+            synced = False
+    return synced
