@@ -29,8 +29,8 @@ DOMAIN = b"hocket claim 1\0"
 
 ClaimState = Literal["claimed", "running", "done", "aborted"]
 _STATES = get_args(ClaimState)
-_NEEDED = ("Job-Id", "Worker-Id", "Process", "Fence", "Lease", "Claimed-At", "State", "Nonce", "Claim-Sig")
-_KNOWN = (*_NEEDED, "Result", "Reason")
+_NEEDED = frozenset({"Job-Id", "Worker-Id", "Process", "Fence", "Lease", "Claimed-At", "State", "Nonce", "Claim-Sig"})
+_KNOWN = _NEEDED | {"Result", "Reason"}
 _SIGNATURE = b"Claim-Sig: "
 _PROCESS = re.compile("[A-Za-z0-9._-]{1,128}")
 _NONCE = re.compile(f"(?:[0-9a-f]{{2}}){{{NONCE_BYTES}}}")

@@ -24,7 +24,7 @@ READ_TRIES = 2
 Kind = Literal["blob", "tree", "commit"]
 FILE, DIRECTORY = "100644", "40000"
 _DIGESTS = {"sha1": (hashlib.sha1, 20), "sha256": (hashlib.sha256, 32)}
-_HEX = re.compile("[0-9a-f]+")
+_HEAD = re.compile(b"tree ([0-9a-f]+)((?:\nparent [0-9a-f]+)*)(?:\n(?!parent )|$)")
 _MODES = frozenset({b"100644", b"100755", b"100664", b"120000", b"160000", b"40000"})
 
 
@@ -285,13 +285,7 @@ def commit_data(tree: str, parents: Iterable[str], who: str, seconds: int, messa
 def read_commit(raw: bytes) -> Commit:
     """Raises ValueError when it is no commit."""
     head, gap, message = raw.partition(b"\n\n")
-    lines = head.split(b"\n")
-    tree, parents = lines[0], []
-    for line in lines[1:]:
-        if not line.startswith(b"parent "):
-            break
-        parents.append(line[7:].decode("latin-1"))
-    oids = [tree[5:].decode("latin-1"), *parents]
-    if not gap or not tree.startswith(b"tree ") or not all(_HEX.fullmatch(oid) for oid in oids):
+    found = _HEAD.match(head)
+    if not gap or found is None:
         raise ValueError("not a commit")
-    return Commit(oids[0], tuple(parents), message, raw)
+    return Commit(found[1].decode(), tuple(found[2].decode().split("\nparent ")[1:]), message, raw)

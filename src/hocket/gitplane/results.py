@@ -23,7 +23,7 @@ BLOBS_BYTES_MAX = 32 * 1024 * 1024
 PROOF, OUTPUTS, ATTESTATION, BLOBS = "proof.json", "outputs.json", "attestation.dsse.json", "blobs"
 ResultState = Literal["succeeded", "failed"]
 _STATES = get_args(ResultState)
-_TRAILERS = ("Job-Id", "Proof-Of-Execution", "Worker-Id", "Attest-Program", "Attest-Sig", "State")
+_TRAILERS = frozenset({"Job-Id", "Proof-Of-Execution", "Worker-Id", "Attest-Program", "Attest-Sig", "State"})
 
 
 class Result(NamedTuple):

@@ -4,17 +4,18 @@ written here, `git interpret-trailers --parse` reads alike.
 
 import re
 from collections.abc import Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
+from functools import lru_cache
 
 from hocket.kernel.keys import KEY_BYTES, SIGNATURE_BYTES
 
 MESSAGE_BYTES_MAX = 16_384
 NUMBER_MAX = 2**53 - 1
 
-_LINE = re.compile(r"([A-Z][A-Za-z]*(?:-[A-Z][A-Za-z]*)*): ([!-~](?:[ -~]*[!-~])?)")
+_LINE = re.compile(r"^([A-Z][A-Za-z]*(?:-[A-Z][A-Za-z]*)*): ([!-~]+(?: +[!-~]+)*)$", re.MULTILINE)
+_EPOCH, _MS = datetime(1970, 1, 1, tzinfo=UTC), timedelta(milliseconds=1)
 _NUMBER = re.compile("0|[1-9][0-9]{0,15}")
 _TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z")
-_HEX = re.compile("[0-9a-f]+")
 
 
 class Malformed(ValueError):
@@ -29,7 +30,7 @@ def message(subject: str, trailers: Sequence[tuple[str, str]]) -> bytes:
     return "\n".join([subject, "", *lines, ""]).encode("ascii")
 
 
-def read_trailers(text: bytes, known: Sequence[str], needed: Sequence[str]) -> dict[str, str]:
+def read_trailers(text: bytes, known: frozenset[str], needed: frozenset[str]) -> dict[str, str]:
     """The trailers of a message by name, each at most once, none unknown, none of the needed ones left out."""
     if len(text) > MESSAGE_BYTES_MAX:
         raise Malformed(f"the message has {len(text)} bytes, more than {MESSAGE_BYTES_MAX}")
@@ -39,35 +40,39 @@ def read_trailers(text: bytes, known: Sequence[str], needed: Sequence[str]) -> d
         raise Malformed("the message is not plain ASCII") from None
     if not whole.endswith("\n") or "\n\n" not in whole[:-1]:
         raise Malformed("the message does not end in a paragraph of trailers")
-    found: dict[str, str] = {}
-    for line in whole[:-1].rsplit("\n\n", 1)[1].split("\n"):
-        match = _LINE.fullmatch(line)
-        if match is None:
-            raise Malformed(f"{line[:80]!r} is not a trailer")
-        name, value = match[1], match[2]
-        if name not in known:
-            raise Malformed(f"the trailer {name} is not known here")
-        if name in found:
-            raise Malformed(f"the trailer {name} is there twice")
-        found[name] = value
-    for name in needed:
-        if name not in found:
-            raise Malformed(f"the trailer {name} is missing")
+    lines = whole[:-1].rsplit("\n\n", 1)[1].split("\n")
+    pairs = _LINE.findall("\n".join(lines))
+    if len(pairs) != len(lines):
+        wrong = next(line for line in lines if _LINE.fullmatch(line) is None)
+        raise Malformed(f"{wrong[:80]!r} is not a trailer")
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        twice = next(name for name in found if sum(name == each for each, _ in pairs) > 1)
+        raise Malformed(f"the trailer {twice} is there twice")
+    if not found.keys() <= known:
+        raise Malformed(f"the trailer {min(found.keys() - known)} is not known here")
+    if not needed <= found.keys():
+        raise Malformed(f"the trailer {min(needed - found.keys())} is missing")
     return found
 
 
 def prefixed(name: str, value: str, algorithm: str, size: int) -> bytes:
     """The bytes of `algorithm:<hex>`, lower case."""
     start, _, digits = value.partition(":")
-    if start != algorithm or len(digits) != 2 * size or _HEX.fullmatch(digits) is None:
+    try:
+        found = bytes.fromhex(digits)
+    except ValueError:
+        found = b""
+    if start != algorithm or len(found) != size or found.hex() != digits:
         raise Malformed(f"{name} is not {algorithm}: and {2 * size} lower-case hex digits: {value[:160]!r}")
-    return bytes.fromhex(digits)
+    return found
 
 
 def hash_of(name: str, value: str) -> bytes:
     return prefixed(name, value, "blake3", 32)
 
 
+@lru_cache(maxsize=1_024)
 def key_of(name: str, value: str) -> bytes:
     return prefixed(name, value, "ed25519", KEY_BYTES)
 
@@ -94,4 +99,4 @@ def time_of(name: str, value: str) -> int:
         moment = datetime.fromisoformat(value)
     except ValueError:
         raise Malformed(f"{name} is not a time like 2025-11-08T12:00:00.000Z: {value[:160]!r}") from None
-    return int(moment.replace(microsecond=0).timestamp()) * 1000 + moment.microsecond // 1000
+    return (moment - _EPOCH) // _MS
