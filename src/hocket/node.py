@@ -301,7 +301,8 @@ class Node:
                 if found:
                     return value
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(changed.wait(), LOOK_AGAIN_S)
+                    async with asyncio.timeout(LOOK_AGAIN_S):
+                        await changed.wait()
 
 
 class SyncNode:

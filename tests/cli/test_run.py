@@ -5,12 +5,15 @@ and its proof.
 import json
 import os
 import signal
+import socket
 import subprocess
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from hocket.cli.knock import HELLO, LENGTH_BYTES, LISTS
 from tests.cli.conftest import PROGRAM, Program, until
 
 pytestmark = [pytest.mark.req("GT-10", "GT-12")]
@@ -153,6 +156,36 @@ def test_the_door_of_a_worker_that_was_killed_is_passed_by(hocket: Program) -> N
     assert door.exists()
     assert hocket("run", "--", "echo", "alone", code=0).out == "alone\n"
     assert not door.exists()
+
+
+@contextmanager
+def open_directory(path: Path) -> Iterator[int]:
+    directory = os.open(path, os.O_RDONLY)
+    yield directory
+    os.close(directory)
+
+
+@pytest.mark.parametrize(
+    ("said", "answer"),
+    [
+        (b"hocket run 1\n", b"l\0\0\0\0"),
+        (HELLO + b"\xff\xff\xff\xff" * LISTS, b""),
+        (HELLO + (0).to_bytes(LENGTH_BYTES, "big") * LISTS, b"l\0\0\0\0"),
+        (HELLO + b"\0\0\0\3\0\0\0\2\0\0\0\0--\0/\0", b"l\0\0\0\0"),
+        (b"", b""),
+    ],
+    ids=["another version", "too much", "nothing at all", "nothing to run", "nothing"],
+)
+def test_whoever_knocks_in_another_way_is_sent_away(hocket: Program, said: bytes, answer: bytes) -> None:
+    hocket.start("work")
+    (door,) = until(lambda: list((hocket.home / "processes").glob("*.door")), "a door")
+    with socket.socket(socket.AF_UNIX) as caller, open_directory(door.parent) as directory:
+        caller.settimeout(60)
+        caller.connect(f"/proc/self/fd/{directory}/{door.name}")
+        caller.sendall(said)
+        caller.shutdown(socket.SHUT_WR)
+        assert caller.recv(100) == answer
+    assert hocket("run", "--", "echo", "still there", code=0).out == "still there\n"
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from hocket.work.command.execute import Ended, Keeper, Order
+from hocket.work.command.supervisor import READY
 
 T = TypeVar("T")
 
@@ -53,7 +54,11 @@ class Bench:
         return Order(**{"argv": argv, "env": env, "directory": self.work, "streams": self.streams} | bounds | fields)
 
     def run(self, *argv: str, should_stop: Callable[[], bool] = never, **fields: Any) -> Ended:
-        return self.keeper.run(self.order(*argv, **fields), self.hear, should_stop, now_ms)
+        """As a worker does it, with the supervisor of the next command ready when this one is over."""
+        try:
+            return self.keeper.run(self.order(*argv, **fields), self.hear, should_stop, now_ms)
+        finally:
+            self.keeper.prepare()
 
     def shell(self, script: str, **fields: Any) -> Ended:
         return self.run("sh", "-c", script, **fields)
@@ -90,15 +95,27 @@ def processes_with(setting: str) -> list[int]:
 
 
 def children(parent: int) -> dict[int, str]:
-    """The processes that have this parent, each with its state; Z is one that nobody has waited for."""
+    """The processes that have this parent, each with its state; Z is one that nobody has waited for. A supervisor that
+    waits for an order is left out."""
+    return {number: state for number, (name, state) in _below(parent).items() if name != READY}
+
+
+def ready(parent: int) -> list[int]:
+    """Supervisors of this keeper that wait for an order, and their first processes."""
+    found = [number for number, (name, state) in _below(parent).items() if name == READY and state != "Z"]
+    return found + [first for each in found for first in _below(each)]
+
+
+def _below(parent: int) -> dict[int, tuple[bytes, str]]:
     found = {}
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:
-            fields = path.read_bytes().rpartition(b")")[2].split()
+            head, _, rest = path.read_bytes().rpartition(b")")
         except OSError:
             continue
+        fields = rest.split()
         if int(fields[1]) == parent:
-            found[int(path.parent.name)] = fields[0].decode()
+            found[int(path.parent.name)] = head.partition(b"(")[2], fields[0].decode()
     return found
 
 

@@ -59,10 +59,17 @@ def test_a_room_is_there_for_as_long_as_it_is_needed(tmp_path: Path) -> None:
         for each in (room.path, room.work, room.home, room.temporary, room.streams):
             assert each.stat().st_mode & 0o777 == 0o700
         (room.work / "file").touch()
+        workshop.tidy()
+        assert room.path.exists() and other.path.exists()
+    workshop.tidy()
     assert not room.path.exists() and not other.path.exists()
     with pytest.raises(ZeroDivisionError), workshop.room("job") as room:
         raise ZeroDivisionError
+    workshop.tidy()
     assert not room.path.exists()
+    with workshop.room("job") as room:
+        pass
+    assert room.path.exists()
     workshop.close()
     workshop.close()
     assert [*(tmp_path / "runs").iterdir()] == []

@@ -11,18 +11,18 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hocket.cli.following import Following
-from hocket.cli.knock import END, HELLO, LONG_WAY, STDERR, STDOUT, SUFFIX
+from hocket.cli.knock import END, HELLO, LENGTH_BYTES, LISTS, LONG_WAY, STDERR, STDOUT, STRING_END, SUFFIX
 from hocket.errors import HocketError
 from hocket.kernel.ids import ulid_text
 from hocket.node import Node
 from hocket.work import jobs
 from hocket.work.command import errand
-from hocket.work.command.errand import Errand
+from hocket.work.command.errand import Errand, Packed
 from hocket.work.command.job import Commands
 from hocket.work.command.outcome import Outcome
+from hocket.work.worker import Worker
 
-FIELD_BYTES_MAX = 4 * 1024 * 1024
-FIELDS_MAX = 100_000
+KNOCK_BYTES_MAX = 16 * 1024 * 1024
 KNOCK_S = 5.0
 
 
@@ -40,8 +40,9 @@ Read = Callable[[list[str], Path, dict[str, str]], Asked]
 class Door:
     """Open while it is entered. `read` understands command lines."""
 
-    def __init__(self, node: Node, commands: Commands, read: Read, name: str) -> None:
+    def __init__(self, node: Node, worker: Worker, commands: Commands, read: Read, name: str) -> None:
         self._node = node
+        self._worker = worker
         self._commands = commands
         self._read = read
         self._path = node.desk.home.processes / f"{name}{SUFFIX}"
@@ -91,20 +92,25 @@ class Door:
         async with asyncio.timeout(KNOCK_S):
             if await reader.readexactly(len(HELLO)) != HELLO:
                 return None
-            words, (directory,), environment = [await _fields(reader) for _ in range(3)]
+            words, directory, environment = await _lists(reader)
         try:
-            asked = self._read(words, Path(directory), dict(each.split("=", 1) for each in environment))
+            asked = self._read(words, Path(*directory), dict(each.split("=", 1) for each in environment))
         except Exception:
             return None
         try:
-            packed = await self._node.call(lambda: errand.pack(asked.errand, self._node.desk.blobs))
-            job_id = await self._node.run(lambda tx: errand.submit(tx, self._node.desk.blobs, packed))
+            packed = await self._pack(asked.errand)
+            job_id = await self._worker.bring(lambda tx: errand.submit(tx, self._node.desk.blobs, packed))
             if asked.detach:
                 await _send(writer, STDOUT, f"submitted {errand.KIND} {ulid_text(job_id)}\n".encode())
                 return Outcome(0, "")
             return await self._follow(job_id, reader, writer)
         except HocketError as error:
             return Outcome(error.exit_code, str(error))
+
+    async def _pack(self, asked: Errand) -> Packed:
+        """Only files take their time."""
+        blobs = self._node.desk.blobs
+        return await self._node.call(lambda: errand.pack(asked, blobs)) if asked.inputs else errand.pack(asked, blobs)
 
     async def _follow(self, job_id: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Outcome:
         """Passes on what the job prints until it has ended, or calls it off when the caller hangs up."""
@@ -117,7 +123,7 @@ class Door:
 
         following = Following(self._node, job_id, tell)
         name = ulid_text(job_id)
-        self._commands.audience.listen(name, following.heard)
+        self._commands.audience.listen(name, following)
         end = asyncio.create_task(following.end())
         gone = asyncio.create_task(reader.read(1))
         try:
@@ -132,20 +138,16 @@ class Door:
             gone.cancel()
 
 
-async def _fields(reader: asyncio.StreamReader) -> list[str]:
-    count = int.from_bytes(await reader.readexactly(4), "big")
-    if count > FIELDS_MAX:
+async def _lists(reader: asyncio.StreamReader) -> list[list[str]]:
+    """The lists of strings that whoever knocks sends."""
+    head = await reader.readexactly(LISTS * LENGTH_BYTES)
+    sizes = [int.from_bytes(head[at : at + LENGTH_BYTES], "big") for at in range(0, len(head), LENGTH_BYTES)]
+    if sum(sizes) > KNOCK_BYTES_MAX:
         raise ConnectionResetError
-    return [await _field(reader) for _ in range(count)]
-
-
-async def _field(reader: asyncio.StreamReader) -> str:
-    size = int.from_bytes(await reader.readexactly(4), "big")
-    if size > FIELD_BYTES_MAX:
-        raise ConnectionResetError
-    return os.fsdecode(await reader.readexactly(size))
+    lists = [await reader.readexactly(size) for size in sizes]
+    return [[os.fsdecode(each) for each in some.split(STRING_END)[:-1]] for some in lists]
 
 
 async def _send(writer: asyncio.StreamWriter, kind: bytes, body: bytes) -> None:
-    writer.write(kind + len(body).to_bytes(4, "big") + body)
+    writer.write(kind + len(body).to_bytes(LENGTH_BYTES, "big") + body)
     await writer.drain()

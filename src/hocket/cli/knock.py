@@ -8,9 +8,12 @@ import os
 import sys
 
 SUFFIX = ".door"
-HELLO = b"hocket run 1\n"
+HELLO = b"hocket run 2\n"
+# What is handed over: the words, the directory and the environment, first how many bytes each of these lists has.
+LISTS, LENGTH_BYTES = 3, 4
+STRING_END = b"\0"
 STDOUT, STDERR, END, LONG_WAY = b"o", b"e", b"x", b"l"
-HEADER_BYTES = 5
+HEADER_BYTES = 1 + LENGTH_BYTES
 READ_BYTES = 65_536
 INTERRUPTED = 130
 _LONG_WAY = ("-h", "--help", "--json")
@@ -31,7 +34,7 @@ def knock(words: list[str]) -> int | None:
             try:
                 # The name of a socket must be short; that of the home need not be.
                 door.connect(f"/proc/self/fd/{directory}/{name}")
-                door.sendall(HELLO + _fields(words) + _fields([os.getcwd()]) + _fields(_environment()))
+                door.sendall(HELLO + _lists(words))
             except ConnectionRefusedError:
                 # Its worker was killed.
                 os.unlink(name, dir_fd=directory)
@@ -52,14 +55,13 @@ def _home(options: list[str]) -> str:
     return os.environ.get("HOCKET_HOME") or os.path.expanduser("~/.hocket")
 
 
-def _environment() -> list[str]:
-    return [f"{name}={value}" for name, value in os.environ.items()]
-
-
-def _fields(texts: list[str]) -> bytes:
-    """Strings as the door reads them: their number, then each with its length."""
-    encoded = [os.fsencode(text) for text in texts]
-    return len(encoded).to_bytes(4, "big") + b"".join(len(each).to_bytes(4, "big") + each for each in encoded)
+def _lists(words: list[str]) -> bytes:
+    environment = [name + b"=" + value for name, value in os.environb.items()]
+    lists = [
+        b"".join([each + STRING_END for each in some])
+        for some in ([os.fsencode(word) for word in words], [os.getcwdb()], environment)
+    ]
+    return b"".join([len(each).to_bytes(LENGTH_BYTES, "big") for each in lists] + lists)
 
 
 def _listen(door: _socket.socket) -> int | None:

@@ -155,7 +155,7 @@ async def _attached(desk: "Desk", packed: "Packed") -> "tuple[Outcome, str]":
     job_id = await node.run(lambda tx: errand.submit(tx, desk.blobs, packed))
     name = ulid_text(job_id)
     following = Following(node, job_id, _print)
-    commands.audience.listen(name, following.heard)
+    commands.audience.listen(name, following)
     interrupted = asyncio.Event()
 
     def tell(text: str) -> None:

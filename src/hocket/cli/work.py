@@ -119,7 +119,7 @@ class Shift:
             loop.add_signal_handler(each, self._signalled)
         try:
             with self._counter():
-                door = Door(node, self._commands, parse, node.ground.name("commands"))
+                door = Door(node, self._worker, self._commands, parse, node.ground.name("commands"))
                 async with node.in_touch(self._notice), door:
                     await self._worker.run()
         finally:

@@ -29,7 +29,7 @@ from hocket.work.ground import Ground
 from hocket.work.handlers import JobType
 from hocket.work.jobs import Draft
 from hocket.work.products import Kit
-from hocket.work.proofs import GIT_KIND
+from hocket.work.proofs import GIT_KIND, NOTHING
 from hocket.work.runner import LEASE_COUNTED, Context, Run, products_of
 from hocket.work.turn import settle
 
@@ -278,7 +278,7 @@ class GitWorker:
                 self._unfit.add(each.held.refs.content_id)
             each.is_lost = run.stopped = True
             return
-        contents = products_of(run.context).contents(BLOBS_BYTES_MAX)
+        contents = {NOTHING: b""} | products_of(run.context).contents(BLOBS_BYTES_MAX)
         while not each.is_lost:
             with each.lock:
                 try:

@@ -155,13 +155,21 @@ _files = msgspec.json.Decoder(_File)
 def envelope(execution: Execution) -> bytes:
     """The envelope's bytes; BadProof when the execution cannot be written down so that it can be read again."""
     made = _written(execution)
-    if read_envelope(made) != execution:
+    if _read(made) != execution:
         raise BadProof("this execution does not survive being written down")
     return made
 
 
 def read_envelope(raw: bytes) -> Execution:
     """What an envelope says. Whoever signed it is not asked."""
+    execution = _read(raw)
+    # A repeated key or a second spelling could be read differently by two readers, so there is only one spelling.
+    if _written(execution) != raw:
+        raise BadProof("the envelope is not canonical JSON")
+    return execution
+
+
+def _read(raw: bytes) -> Execution:
     if len(raw) > PROOF_BYTES_MAX:
         raise BadProof(f"the envelope has {len(raw)} bytes; at most {PROOF_BYTES_MAX}")
     try:
@@ -188,9 +196,6 @@ def read_envelope(raw: bytes) -> Execution:
         stderr=_stream("stderr", run.stderr),
     )
     _check_sense(execution)
-    # A repeated key or a second spelling could be read differently by two readers, so there is only one spelling.
-    if _written(execution) != raw:
-        raise BadProof("the envelope is not canonical JSON")
     return execution
 
 

@@ -23,6 +23,7 @@ from hocket.work.blobs import Blobs, Damaged
 GIT_KIND = "hocket.git"
 OUTPUT_TYPE = "hocket.output"
 STREAM_TYPES = {"stdout": "hocket.stdout", "stderr": "hocket.stderr"}
+NOTHING = content_hash(b"")
 
 
 class Examined(NamedTuple):
@@ -141,12 +142,14 @@ def _holder(session: Session, job: Job) -> int | None:
 
 
 def _named(execution: Execution) -> Iterator[tuple[str, int, bytes, str]]:
-    """Every file in a proof: what it is called, its size, its hash, and which type its artifact has."""
+    """Every file in a proof: what it is called, its size, its hash, and which type its artifact has. A stream that
+    nothing came on has none.
+    """
     for each in execution.outputs:
         yield f"the output {each.path!r}", each.size, each.hash, OUTPUT_TYPE
     for name, type in STREAM_TYPES.items():
         stream: Stream | None = getattr(execution, name)
-        if stream is not None:
+        if stream is not None and (stream.size, stream.hash) != (0, NOTHING):
             yield name, stream.size, stream.hash, type
 
 

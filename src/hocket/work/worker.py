@@ -97,6 +97,7 @@ class Worker:
         self._spare: list[Held] = []
         self._closed: list[tuple[float, bytes]] = []
         self._ended: deque[Run] = deque()
+        self._guests: list[asyncio.Future[None]] = []
         self._wake = asyncio.Event()
         self._waking = False
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -140,6 +141,7 @@ class Worker:
         """Nothing is held at the end, unless the end is an error: then the others hand back what was."""
         self._runner.close()
         self._docket.close()
+        self._let_guests_in()
         if self._watch is not None:
             self._watch.cancel()
         for run in self._held.values():
@@ -152,6 +154,22 @@ class Worker:
         else:
             self._hurry = True
         self._wake.set()
+
+    async def bring(self, request: Callable[[Transaction], T]) -> T:
+        """Runs a request in one transaction with the next turn, so that a job which it submits is claimed with it."""
+        if self._loop is not None:
+            let_in: asyncio.Future[None] = self._loop.create_future()
+            self._guests.append(let_in)
+            self._wake.set()
+            await let_in
+        return await self._access.run(request)
+
+    def _let_guests_in(self) -> bool:
+        guests, self._guests = self._guests, []
+        for guest in guests:
+            if not guest.done():
+                guest.set_result(None)
+        return bool(guests)
 
     def _register(self, tx: Transaction) -> int:
         if tx.is_uninformed:
@@ -181,7 +199,7 @@ class Worker:
             self._docket.settle()
             turn = self._plan(await self._round())
             turned: Turned | None = None
-            if turn.is_worth_it:
+            if turn.is_worth_it or self._guests:
                 before = self._monotonic()
                 turned = await self._commit(turn)
                 if turned is not None:
@@ -201,6 +219,8 @@ class Worker:
         """One transaction. When the store cannot take it (full, locked, being rebuilt), what has ended is kept
         and tried again.
         """
+        if self._let_guests_in():
+            await asyncio.sleep(0)  # their requests go first
         try:
             return await self._access.run(lambda tx: self._transact(tx, self._number, turn))
         except StoreError as error:
@@ -214,7 +234,7 @@ class Worker:
     async def _sleep(self) -> None:
         now = self._monotonic()
         looking = self._stopping is None and self._room(now) > 0
-        if self._ended or self._spare or (looking and self._hungry):
+        if self._ended or self._spare or self._guests or (looking and self._hungry):
             return
         until = min((run.renews_at for run in self._held.values() if not run.stopped), default=self._next_round)
         until = min(until, self._next_round)
@@ -226,10 +246,9 @@ class Worker:
         if self._stopping is not None:
             until = min(until, self._stopping)
         if until > now:
-            try:
-                await asyncio.wait_for(self._wake.wait(), until - now)
-            except TimeoutError:
-                pass
+            with suppress(TimeoutError):
+                async with asyncio.timeout(until - now):
+                    await self._wake.wait()
         now = self._monotonic()
         if now >= self._next_look or (is_resting and not self._docket.is_resting(now)):
             self._hungry = True
@@ -255,7 +274,8 @@ class Worker:
         notes = [(run, note) for run in live if (note := self._note(run, now)) is not None]
         doubtful = [run for run in live if run.checked_at < self._rang_at and now - (run.started_at or now) > YOUNG_S]
         closed = [op_id for due, op_id in self._closed if due <= now]
-        wanted = self._room(now) + len(ended) + len(unstarted) if self._hungry and self._stopping is None else 0
+        is_hungry = (self._hungry or self._guests) and self._stopping is None
+        wanted = self._room(now) + len(ended) + len(unstarted) if is_hungry else 0
         offering = not self._docket.is_resting(now)
         spare = list(self._spare)
         return Turn(ended, unstarted, spare, renewals, notes, doubtful, closed, max(0, wanted), offering, dead)

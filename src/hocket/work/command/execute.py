@@ -22,8 +22,8 @@ __all__ = ["Ended", "Heard", "Keeper", "Kept", "Order", "Why"]
 
 # How often a command that prints nothing is looked after: whether it is to stop.
 ROUND_S = 0.1
-# How often an order is given when the keeper dies before it takes it.
-TRIES = 2
+# How often an order is given: to a supervisor that was ready and may have died, to a new one, to one of a new keeper.
+TRIES = 3
 
 Why = Literal["exited", "timeout", "stopped", "disk full", "not started", "lost"]
 
@@ -87,6 +87,11 @@ class Keeper:
         finally:
             running.close()
 
+    def prepare(self) -> None:
+        """To be called when there is time: the next command is then started sooner."""
+        if (line := self._line) is not None:
+            line.prepare()
+
     def close(self) -> None:
         """Stops every command and ends the keeper."""
         with self._lock:
@@ -97,7 +102,7 @@ class Keeper:
 
     def _give(self, running: Running) -> str:
         """Hands the order over; gives a sentence when that is not possible."""
-        for _ in range(TRIES):
+        for number in range(TRIES):
             line = self._line
             if line is None or not line.is_open:
                 # On a thread of its own: what is raised in this one from outside must not leave half a keeper behind.
@@ -112,7 +117,7 @@ class Keeper:
                     return ""
             except OSError as error:
                 return f"there is no room for another command: {error.strerror}"
-            if not line.is_dead():
+            if number > 0 and not line.is_dead():
                 return "the keeper of commands cannot start another process; see what it says on stderr"
         return "the keeper of commands dies as soon as it is started"
 

@@ -4,8 +4,10 @@ proof is there all the same.
 """
 
 import signal
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
@@ -35,7 +37,7 @@ from hocket.work.command.streams import Kept
 from hocket.work.command.workshop import Content, Room, Workshop
 from hocket.work.handlers import JobType
 from hocket.work.products import INLINE_BYTES_MAX, Products
-from hocket.work.proofs import OUTPUT_TYPE, STREAM_TYPES
+from hocket.work.proofs import NOTHING, OUTPUT_TYPE, STREAM_TYPES
 from hocket.work.runner import Context, products_of
 
 # What a worker bounds where a manifest does not: the time of a command, what is kept of what it prints, its files.
@@ -44,6 +46,8 @@ GRACE_S = 5.0
 PRINTED_BYTES_MAX = 8 * 1024 * 1024
 FREE_BYTES_MIN = 256 * 1024 * 1024
 FILE_BYTES_MAX = 64 * 1024**3
+# How long after a command its room is removed, and all is made ready for the next one.
+TIDY_AFTER_S = 0.01
 BOUNDS = Bounds(RUN_S_MAX, GRACE_S, PRINTED_BYTES_MAX, FREE_BYTES_MIN, FILE_BYTES_MAX)
 
 
@@ -76,10 +80,15 @@ class Commands:
         self.allowance = allowance
         self._keeper = Keeper(Gpus.find())
         self._workshop = Workshop(premises.runs)
+        self._caretaker = ThreadPoolExecutor(1, "hocket-caretaker")
+        self._is_untidy = False
+        self._closing = threading.Event()
         self.audience = Audience()
 
     def close(self) -> None:
+        self._closing.set()
         self._keeper.close()
+        self._caretaker.shutdown()
         self._workshop.close()
 
     def job_type(self, only: bytes | None = None) -> JobType:
@@ -119,7 +128,7 @@ class Commands:
         }
         for name in STREAM_TYPES:
             self.audience.tell(ctx.job_id, name, b"")
-        with self._workshop.room(ctx.job_id) as room:
+        with self._tidied(), self._workshop.room(ctx.job_id) as room:
             room.furnish(manifest, content)
             ended = self._keeper.run(
                 order_for(manifest, room, told, BOUNDS, self.allowance.environment),
@@ -147,8 +156,25 @@ class Commands:
             stdout=stdout,
             stderr=stderr,
         )
+        self.audience.tell_end(ctx.job_id, execution)
         proof = prove(execution, self._premises.key)
         return Performed(execution, ended, proof, products.evidence(encode_proof(proof), PROOF_TYPE).id)
+
+    @contextmanager
+    def _tidied(self) -> Iterator[None]:
+        """Has things tidied up after the block, but not before the worker had time to say what became of the job."""
+        try:
+            yield
+        finally:
+            if not self._is_untidy:
+                self._is_untidy = True
+                self._caretaker.submit(self._tidy)
+
+    def _tidy(self) -> None:
+        self._closing.wait(TIDY_AFTER_S)
+        self._is_untidy = False
+        self._workshop.tidy()
+        self._keeper.prepare()
 
     def content(self, hash: bytes) -> bytes:
         """An input, from the log, from a blob, or from another node."""
@@ -187,6 +213,9 @@ def _outputs(products: Products, room: Room, manifest: Manifest) -> tuple[Output
 
 
 def _stream(products: Products, name: str, kept: Kept) -> Stream:
+    """Of a stream that nothing came on there is no artifact."""
+    if kept.size == 0:
+        return Stream(NOTHING, 0, kept.total)
     content = kept.path.read_bytes() if kept.size <= INLINE_BYTES_MAX else kept.path
     evidence = products.evidence(content, STREAM_TYPES[name])
     return Stream(evidence.hash, evidence.size, kept.total)

@@ -1,7 +1,7 @@
 """The keeper: a small process beside the worker that starts commands for it. A worker has threads, and a process with
-threads cannot fork safely; this one has none, knows nothing of the worker's memory and descriptors, and forks a
-supervisor for each order. It ends when the worker does. Should a supervisor be killed, the keeper inherits what ran
-below it, and kills that.
+threads cannot fork safely; this one has none, knows nothing of the worker's memory and descriptors, and forks
+supervisors, one for each command. It ends when the worker does. Should a supervisor be killed, the keeper inherits what
+ran below it, and kills that.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ import select
 import sys
 import time
 
+from hocket.work.command import passing
 from hocket.work.command.metering import LOOK_MAX_S
-from hocket.work.command.supervisor import adopt_orphans, name_process, supervise, watch_parent
+from hocket.work.command.process import adopt_orphans, name_process, watch_parent
+from hocket.work.command.supervisor import supervise
 from hocket.work.command.tree import REST_S, Tree
 
 # How long supervisors may take to end when the worker is gone, and when it has closed the line.
 ORPHANED_S = 3.0
 CLOSING_S = 25.0
-# The descriptors that come with an order: the control socket, and where the command's stdout and stderr go.
-_ORDER_FDS = 3
-_FD_BYTES = 4
+_MESSAGE_BYTES_MAX = 64
 
 
 class Keeper:
@@ -43,7 +43,7 @@ class Keeper:
         self._rest_s = 0.0
 
     def run(self) -> None:
-        """Takes orders until the worker closes the line or is gone, and stays until the last command has ended."""
+        """Forks until the worker closes the line or is gone, and stays until the last command has ended."""
         while self._is_open or self._supervisors or self._rest_s:
             ready = {fd for fd, _ in self._poller.poll(self._wait_ms())}
             if self._worker in ready:
@@ -59,21 +59,17 @@ class Keeper:
                 self._clear()
 
     def _hear(self) -> None:
-        try:
-            message, extra, _, _ = self._line.recvmsg(64, 256, _socket.MSG_CMSG_CLOEXEC)
-        except OSError:
-            message, extra = b"", []
-        fds = [fd for _, _, data in extra for fd in _numbers(data)]
+        message, fds = passing.receive(self._line, _MESSAGE_BYTES_MAX)
         if not message:
             self._close(CLOSING_S)
-        elif message == b"run" and len(fds) == _ORDER_FDS:
-            self._fork(fds)
+        elif message == b"fork" and len(fds) == 1:
+            self._fork(fds[0])
         elif message.startswith(b"kill ") and int(message[5:]) in self._supervisors:
             os.kill(int(message[5:]), signal.SIGKILL)
         for fd in fds:
             os.close(fd)
 
-    def _fork(self, fds: list[int]) -> None:
+    def _fork(self, control: int) -> None:
         keeper = os.getpid()
         try:
             number = os.fork()
@@ -87,8 +83,7 @@ class Keeper:
                 os.close(self._line.detach())
                 for fd in self._supervisors.values():
                     os.close(fd)
-                control = _socket.socket(fileno=fds[0])
-                supervise(control, (fds[1], fds[2]), self._worker, keeper)
+                supervise(_socket.socket(fileno=control), self._worker, keeper)
                 code = 0
             except BaseException:
                 sys.excepthook(*sys.exc_info())
@@ -102,7 +97,7 @@ class Keeper:
         return max(0.0, wait_s) * 1000 if wait_s < math.inf else None
 
     def _close(self, patience_s: float) -> None:
-        """No more orders. Supervisors end their commands by themselves; one that a command has stopped cannot, and is
+        """No more of them. Supervisors end their commands by themselves; one that a command has stopped cannot, and is
         killed when the patience is over.
         """
         self._until = min(self._until, time.monotonic() + patience_s)
@@ -131,10 +126,6 @@ class Keeper:
         """Kills what became this process's own when a supervisor died; again after a rest, until there is nothing."""
         has_strays = self._tree.kill_strays(self._supervisors)
         self._rest_s = min(max(REST_S, self._rest_s * 2), LOOK_MAX_S) if has_strays else 0.0
-
-
-def _numbers(data: bytes) -> list[int]:
-    return [int.from_bytes(data[at : at + _FD_BYTES], sys.byteorder) for at in range(0, len(data), _FD_BYTES)]
 
 
 def main(line: int, worker: int) -> None:

@@ -1,13 +1,16 @@
-"""The worker's line to its keeper: the process, and the socket that orders go over. The keeper runs on a bare
-interpreter, without the packages of this one, so that it starts quickly and is small enough to fork cheaply.
+"""The worker's line to its keeper: the process, and the socket over which supervisors are asked for. The keeper runs on
+a bare interpreter, without the packages of this one, so that it starts quickly and is small enough to fork cheaply.
 """
 
 import _socket
 import os
 import subprocess
 import sys
-from array import array
+import threading
+from contextlib import suppress
 from pathlib import Path
+
+from hocket.work.command import passing
 
 # How long the keeper may take over an order, or over its end when no command runs.
 ANSWER_S = 30.0
@@ -34,6 +37,8 @@ class Line:
         self.is_open = True
         self._socket, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
         self._socket.settimeout(ANSWER_S)
+        self._ready: list[_socket.socket] = []
+        self._preparing = threading.Lock()
         rooms = [text for name, path in _ROOMS.items() for text in (name, str(path))]
         try:
             self.process = subprocess.Popen(
@@ -49,10 +54,28 @@ class Line:
         finally:
             theirs.close()
 
-    def order(self, fds: list[int]) -> None:
-        """Raises OSError when nobody takes it."""
-        rights = (_socket.SOL_SOCKET, _socket.SCM_RIGHTS, array("i", fds))
-        self._socket.sendmsg([b"run"], [rights], _socket.MSG_NOSIGNAL)
+    def supervisor(self) -> _socket.socket:
+        """The control socket of a supervisor that waits for an order. Its other end is closed when nobody could fork
+        one, or when it has died. Raises OSError when there are no descriptors left.
+        """
+        try:
+            return self._ready.pop()
+        except IndexError:
+            return self._fork()
+
+    def prepare(self) -> None:
+        """Has the next supervisor forked ahead of time."""
+        with self._preparing, suppress(OSError):  # whoever needs one is told
+            if self.is_open and not self._ready:
+                self._ready.append(self._fork())
+
+    def _fork(self) -> _socket.socket:
+        control, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
+        control.settimeout(ANSWER_S)
+        with suppress(OSError):
+            passing.send(self._socket, b"fork", [theirs.fileno()])
+        theirs.close()
+        return control
 
     def kill(self, supervisor: int) -> None:
         """Has the keeper kill one of its supervisors, and then everything below it."""
@@ -73,6 +96,9 @@ class Line:
     def close(self) -> None:
         self.is_open = False
         hang_up(self._socket)
+        with self._preparing:
+            while self._ready:
+                hang_up(self._ready.pop())
         try:
             self.process.wait(ANSWER_S)
         except subprocess.TimeoutExpired:

@@ -3,8 +3,10 @@ bounds. A command sees nothing of the worker's environment but the few variables
 """
 
 import os
+import re
 from collections.abc import Iterable, Mapping
-from fnmatch import fnmatchcase
+from fnmatch import translate
+from functools import cache
 from typing import NamedTuple
 
 from hocket.kernel.manifest import Manifest
@@ -65,12 +67,17 @@ def environment(
     """What is passed on of our own, then a home and a place for temporary files, then what the manifest says, then what
     is told: the later counts.
     """
-    passed_on = tuple(passed_on)
+    is_passed_on = _fitting(tuple(passed_on)).match
     return {
         "PATH": os.defpath,
-        **{name: value for name, value in own.items() if any(fnmatchcase(name, pattern) for pattern in passed_on)},
+        **{name: value for name, value in own.items() if is_passed_on(name)},
         "HOME": str(room.home),
         "TMPDIR": str(room.temporary),
         **(manifest.env or {}),
         **told,
     }
+
+
+@cache
+def _fitting(patterns: tuple[str, ...]) -> re.Pattern[str]:
+    return re.compile("|".join(map(translate, patterns)) or r"(?!)")

@@ -21,19 +21,23 @@ class Outcome(NamedTuple):
     sentence: str
 
 
-def ending(session: Session, blobs: Blobs, job_id: bytes) -> Outcome | None:
-    """None while the job has not ended."""
+def ending(session: Session, blobs: Blobs, job_id: bytes, known: Execution | None = None) -> Outcome | None:
+    """None while the job has not ended. Where it is `known` how its last run ended, the proof is not read."""
     entry = session.job(job_id)
     if entry is None or entry.stage is not Stage.DONE:
         return None
     job = entry.job
     if job.outcome is not Ended.CANCELLED:
-        proof = find_proof(session, blobs, job)
-        if proof is not None:
-            execution = read_envelope(proof.envelope)
+        execution = known if known is not None and known.fence == job.fence else _proven(session, blobs, job)
+        if execution is not None:
             return Outcome(exit_code(execution), _sentence(session, job, execution))
     verb = "was cancelled" if job.outcome is Ended.CANCELLED else "failed"
     return Outcome(1, f"job {ulid_text(job_id)} {verb}: {_error(session, job)}")
+
+
+def _proven(session: Session, blobs: Blobs, job: Job) -> Execution | None:
+    proof = find_proof(session, blobs, job)
+    return None if proof is None else read_envelope(proof.envelope)
 
 
 def exit_code(execution: Execution) -> int:

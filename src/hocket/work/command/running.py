@@ -15,8 +15,9 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from hocket.work.command import passing
 from hocket.work.command.gpus import ASK_S, GpuMeter, Gpus
-from hocket.work.command.line import ANSWER_S, Line, hang_up
+from hocket.work.command.line import Line, hang_up
 from hocket.work.command.streams import Keeping, Kept
 from hocket.work.command.supervisor import MESSAGE_BYTES_MAX
 
@@ -70,12 +71,10 @@ class Running:
         self._limit = math.inf
 
     def give(self, line: Line) -> bool:
-        """Hands the order to the keeper. False when nobody took it."""
+        """Hands the order to a supervisor. False when nobody took it."""
         self._is_given = False
         self._hang_up()
-        self._control, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
-        control = self._control
-        control.settimeout(ANSWER_S)
+        self._control = control = line.supervisor()
         (out, out_end), (err, err_end) = _pipe(), _pipe()
         self._pipes = {out.fileno(): ("stdout", out), err.fileno(): ("stderr", err)}
         self._poller = select.poll()
@@ -84,16 +83,16 @@ class Running:
         for fd in self._pipes:
             os.set_blocking(fd, False)
         try:
-            line.order([theirs.fileno(), out_end.fileno(), err_end.fileno()])
-            theirs.close()
-            for part in _parts(self.order, self.gpus is not None):
+            head, *parts = _parts(self.order, self.gpus is not None)
+            passing.send(control, head, [out_end.fileno(), err_end.fileno()])
+            for part in parts:
                 control.send(part, _socket.MSG_NOSIGNAL)
             self._is_given = True
             taken = control.recv(MESSAGE_BYTES_MAX)
         except OSError:
             taken = b""
         finally:
-            for end in (theirs, out_end, err_end):
+            for end in (out_end, err_end):
                 end.close()
         if taken:
             self.supervisor = marshal.loads(taken)["number"]

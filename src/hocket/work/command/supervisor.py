@@ -7,101 +7,90 @@ full and when the worker asks; it is killed at once when the worker or the keepe
 from __future__ import annotations
 
 import _signal as signal  # type: ignore[import-not-found]
-import ctypes
+import _socket
 import marshal
 import os
-import resource
 import select
 import time
 
+from hocket.work.command import passing
+from hocket.work.command.first import First
 from hocket.work.command.metering import LOOK_ADVANCE_S, LOOK_MAX_S, LOOK_S, LOOK_SHARE, Meter
+from hocket.work.command.process import adopt_orphans, name_process, watch_parent
 from hocket.work.command.tree import Process, Tree
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from _socket import socket
     from typing import Any
 
 MESSAGE_BYTES_MAX = 65_536
+# What lists of processes call a supervisor, before it has an order and after.
+READY, BUSY = b"hocket-ready", b"hocket-command"
 # How many processes are named to whoever asks which graphics processors they use.
 NAMED_MAX = 1_000
 # With less room on the disk than this times the least that must stay free, it is looked at as often as at the start.
 TIGHT = 4
 
 _MSG_DONTWAIT = 0x40
-_PR_SET_PDEATHSIG = 1
-_PR_SET_NAME = 15
-_PR_SET_CHILD_SUBREAPER = 36
-_PR_SET_NO_NEW_PRIVS = 38
-# A signal that whoever started the worker ignores would stay ignored.
-_RESET = (
-    *("SIGHUP", "SIGINT", "SIGQUIT", "SIGPIPE", "SIGALRM", "SIGTERM", "SIGUSR1", "SIGUSR2", "SIGCHLD", "SIGTSTP"),
-    *("SIGTTIN", "SIGTTOU", "SIGXCPU", "SIGXFSZ"),
-)
-
-_prctl = ctypes.CDLL(None, use_errno=True).prctl
 
 
-def adopt_orphans() -> None:
-    """Makes this process the parent of every process below it whose own parent ends."""
-    _set(_PR_SET_CHILD_SUBREAPER, 1)
-
-
-def watch_parent(number: int) -> int | None:
-    """A descriptor that tells when the parent, who has this number, ends. None when it has ended already."""
-    try:
-        fd = os.pidfd_open(number)
-    except ProcessLookupError:
-        return None
-    return fd if os.getppid() == number else None
-
-
-def name_process(name: bytes) -> None:
-    """What lists of processes call this one."""
-    _prctl(_PR_SET_NAME, ctypes.c_char_p(name), ctypes.c_ulong(0), ctypes.c_ulong(0), ctypes.c_ulong(0))
-
-
-def _set(option: int, value: int) -> None:
-    if _prctl(option, ctypes.c_ulong(value), ctypes.c_ulong(0), ctypes.c_ulong(0), ctypes.c_ulong(0)) != 0:
-        error = ctypes.get_errno()
-        raise OSError(error, f"prctl({option}): {os.strerror(error)}")
-
-
-def supervise(control: socket, streams: tuple[int, int], worker: int, keeper: int) -> None:
-    """Takes the order from the control socket, runs it and reports. `worker` is a descriptor of the worker's process,
+def supervise(control: _socket.socket, worker: int, keeper: int) -> None:
+    """Waits for an order on the control socket, runs it and reports. `worker` is a descriptor of the worker's process,
     `keeper` the number of the keeper's.
     """
     os.setsid()
     adopt_orphans()
-    name_process(b"hocket-command")
+    name_process(READY)
     keeper_gone = watch_parent(keeper)
     if keeper_gone is None:
         return
-    order = _order(control)
-    if order is None:
+    lives = (worker, keeper_gone)
+    first = _first()
+    _rehearse(control, first)
+    if _first_of(control.fileno(), lives) in lives:
+        return
+    order, streams = _order(control)
+    if not order:
         return
     _say(control, {"is": "taken", "number": os.getpid()})
-    watch = Watch(control, order)
-    if watch.start(streams):
+    name_process(BUSY)
+    watch = Watch(control, marshal.loads(order), first)
+    if watch.start(order, streams):
         for stream in streams:
             os.close(stream)
-        watch.stay((worker, keeper_gone))
+        watch.stay(lives)
         watch.finish()
         # What would not end for the report is killed all the same, however long it takes.
         while not watch.kill():
             continue
 
 
+def _rehearse(control: _socket.socket, first: First | None) -> None:
+    """Memory that a fork shares is copied when it is first touched. So the motions are gone through once while nobody
+    waits for it.
+    """
+    order = marshal.dumps({"argv": [b""], "env": {b"": b""}, "directory": b"", "timeout_s": 1.0})
+    Watch(control, marshal.loads(order), first).reap()
+
+
+def _first() -> First | None:
+    """None where there is no room for another process now."""
+    try:
+        return First()
+    except OSError:
+        return None
+
+
 class Watch:
     """One command from its start to its end."""
 
-    def __init__(self, control: socket, order: dict[str, Any]) -> None:
+    def __init__(self, control: _socket.socket, order: dict[str, Any], first: First | None) -> None:
         self._control = control
         self._order = order
-        self._tree = Tree()
+        self._first = first
+        self._tree = Tree((first.number,) if first is not None else ())
         self._meter = Meter(time.monotonic())
         self._status: int | None = None
-        self._first = 0
         self._why = "exited"
         self._named_at = 0.0
         self._began = time.monotonic()
@@ -111,31 +100,27 @@ class Watch:
         except OSError:
             self._room = -1  # then the command cannot begin there either, which says why
 
-    def start(self, streams: tuple[int, int]) -> bool:
-        told, telling = os.pipe()
-        supervisor = os.getpid()
+    def start(self, order: bytes, streams: list[int]) -> bool:
+        """Lets the first process begin; when it has died while it waited, another one."""
         try:
-            self._first = os.fork()
+            self._first = self._first or First()
+            try:
+                problem = self._first.begin(order, streams)
+            except OSError:
+                self._first = First()
+                problem = self._first.begin(order, streams)
         except OSError as error:
-            _say(self._control, {"is": "not started", "step": "fork", "errno": error.errno})
-            return False
-        if self._first == 0:
-            _become(self._order, streams, telling, supervisor)
-        os.close(telling)
-        # The other end closes by itself when the program begins.
-        said = os.read(told, 4096)
-        os.close(told)
-        if said:
-            os.waitpid(self._first, 0)
-            step, errno = marshal.loads(said)
-            _say(self._control, {"is": "not started", "step": step, "errno": errno})
-            return False
-        return True
+            problem = "fork", error.errno or 0
+        if problem is not None:
+            self.kill()
+            _say(self._control, {"is": "not started", "step": problem[0], "errno": problem[1]})
+        return problem is None
 
     def stay(self, lives: tuple[int, ...]) -> None:
         """Until the command has ended or must be killed."""
         poller = select.poll()
-        first = os.pidfd_open(self._first)
+        assert self._first is not None
+        first = os.pidfd_open(self._first.number)
         for each in (first, self._control.fileno(), *lives):
             poller.register(each, select.POLLIN)
         order, now = self._order, time.monotonic()
@@ -198,7 +183,7 @@ class Watch:
             if number == 0:
                 return True
             self._meter.ended(usage)
-            if number == self._first:
+            if self._first is not None and number == self._first.number:
                 self._status = status
 
     def _stop(self, why: str, now: float) -> float:
@@ -235,79 +220,38 @@ class Watch:
         return bool(room.f_bavail * room.f_frsize < least * times)
 
 
-def _order(control: socket) -> dict[str, Any] | None:
-    """The order comes in several messages; the first says how many bytes all of them have. None when the worker is
-    gone before the last.
+def _first_of(control: int, lives: tuple[int, ...]) -> int:
+    """Waits until one of these descriptors has something to say."""
+    poller = select.poll()
+    for each in (*lives, control):
+        poller.register(each, select.POLLIN)
+    return poller.poll()[0][0]
+
+
+def _order(control: _socket.socket) -> tuple[bytes, list[int]]:
+    """The order, and where the command's stdout and stderr go. It comes in several messages; the first says how many
+    bytes all of them have. Empty when the worker is gone before the last.
     """
-    size = int.from_bytes(_received(control), "big")
+    head, streams = passing.receive(control, MESSAGE_BYTES_MAX)
+    size = int.from_bytes(head, "big")
     parts = bytearray()
     while len(parts) < size:
         part = _received(control)
         if not part:
-            return None
+            return b"", []
         parts += part
-    return marshal.loads(parts) if size else None
+    return bytes(parts), streams
 
 
-def _received(control: socket) -> bytes:
+def _received(control: _socket.socket) -> bytes:
     try:
         return control.recv(MESSAGE_BYTES_MAX)
     except OSError:
         return b""
 
 
-def _say(control: socket, message: dict[str, Any], wait: bool = True) -> None:
+def _say(control: _socket.socket, message: dict[str, Any], wait: bool = True) -> None:
     try:
         control.send(marshal.dumps(message), 0 if wait else _MSG_DONTWAIT)
     except OSError:
         pass  # nobody is listening any more
-
-
-def _become(order: dict[str, Any], streams: tuple[int, int], telling: int, supervisor: int) -> None:
-    """In the new process: becomes the command, or says what kept it from that."""
-    step = "prepare"
-    try:
-        os.setsid()
-        _set(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != supervisor:
-            os._exit(127)
-        if order["no_new_rights"]:
-            _set(_PR_SET_NO_NEW_PRIVS, 1)
-        for name in _RESET:
-            signal.signal(getattr(signal, name), signal.SIG_DFL)
-        signal.pthread_sigmask(signal.SIG_SETMASK, ())
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        if order["file_bytes_max"]:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (order["file_bytes_max"],) * 2)
-        os.dup2(os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC), 0)
-        os.dup2(streams[0], 1)
-        os.dup2(streams[1], 2)
-        step = "directory"
-        os.chdir(order["directory"])
-        step = "program"
-        _begin(order["argv"], order["env"])
-    except OSError as error:
-        os.write(telling, marshal.dumps((step, error.errno)))
-    except BaseException as error:
-        os.write(telling, marshal.dumps((f"{step}: {error!r}"[:1000], 0)))
-    finally:
-        os._exit(127)
-
-
-def _begin(argv: list[bytes], env: dict[bytes, bytes]) -> None:
-    """The program is looked for on the PATH of the command, if its name has no slash."""
-    if b"/" in argv[0]:
-        os.execve(argv[0], argv, env)
-    worst = FileNotFoundError(2, "not found")
-    for directory in env.get(b"PATH", os.defpath.encode()).split(b":"):
-        program = os.path.join(directory, argv[0])
-        # To look first is much cheaper than to fail.
-        if not os.path.exists(program):
-            continue
-        try:
-            os.execve(program, argv, env)
-        except (FileNotFoundError, NotADirectoryError):
-            continue
-        except OSError as error:
-            worst = error if worst.errno == 2 else worst  # type: ignore[assignment]
-    raise worst

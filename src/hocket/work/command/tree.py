@@ -40,12 +40,12 @@ class Process:
 
 
 class Tree:
-    """All processes below this one."""
+    """All processes below this one. What is there already is not, but for those in `below`."""
 
-    def __init__(self) -> None:
+    def __init__(self, below: Collection[int] = ()) -> None:
         self._root = os.getpid()
         self._group = os.getpgrp()
-        self._strangers = {*_numbers()} - {self._root}
+        self._strangers = {*_numbers()} - {self._root, *below}
 
     def look(self) -> dict[int, Process]:
         """The processes of the tree, by number."""

@@ -1,10 +1,11 @@
 """Where commands run. Each has a room of its own below `runs`: the directory that it works in, a home, a place for
-temporary files, and what it printed. The room is gone when the command is, and rooms of processes that died with them
-are cleared by the next one.
+temporary files, and what it printed. A room that was left is removed with the next tidying, and rooms of processes that
+died with them are cleared by the next one.
 """
 
 import os
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import count
@@ -63,6 +64,7 @@ class Workshop:
         self._sign: ProcessLock | None = None
         self._own: Path | None = None
         self._numbers = count(1)
+        self._left: deque[Path] = deque()
 
     @contextmanager
     def room(self, name: str) -> Iterator[Room]:
@@ -81,10 +83,16 @@ class Workshop:
             except OSError as error:
                 raise StoreError(f"cannot make a directory for the command: {error.strerror}") from error
             yield room
-        except BaseException:
-            remove_tree(path)
-            raise
         finally:
+            self._left.append(path)
+
+    def tidy(self) -> None:
+        """Removes the rooms that were left."""
+        while True:
+            try:
+                path = self._left.popleft()
+            except IndexError:
+                return
             remove_tree(path)
 
     def clear(self) -> int:

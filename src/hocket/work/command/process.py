@@ -1,0 +1,49 @@
+"""What a process of the keeper's can ask Linux for. It imports little."""
+
+from __future__ import annotations
+
+import _signal as signal  # type: ignore[import-not-found]
+import ctypes
+import os
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_NAME = 15
+_PR_SET_CHILD_SUBREAPER = 36
+_PR_SET_NO_NEW_PRIVS = 38
+
+_prctl = ctypes.CDLL(None, use_errno=True).prctl
+
+
+def adopt_orphans() -> None:
+    """Makes this process the parent of every process below it whose own parent ends."""
+    _set(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def die_with_parent() -> None:
+    """Has this process killed when its parent ends."""
+    _set(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def forgo_new_rights() -> None:
+    """From now on no program gives this process, or one below it, rights that it does not have."""
+    _set(_PR_SET_NO_NEW_PRIVS, 1)
+
+
+def watch_parent(number: int) -> int | None:
+    """A descriptor that tells when the parent, who has this number, ends. None when it has ended already."""
+    try:
+        fd = os.pidfd_open(number)
+    except ProcessLookupError:
+        return None
+    return fd if os.getppid() == number else None
+
+
+def name_process(name: bytes) -> None:
+    """What lists of processes call this one."""
+    _prctl(_PR_SET_NAME, ctypes.c_char_p(name), ctypes.c_ulong(0), ctypes.c_ulong(0), ctypes.c_ulong(0))
+
+
+def _set(option: int, value: int) -> None:
+    if _prctl(option, ctypes.c_ulong(value), ctypes.c_ulong(0), ctypes.c_ulong(0), ctypes.c_ulong(0)) != 0:
+        error = ctypes.get_errno()
+        raise OSError(error, f"prctl({option}): {os.strerror(error)}")

@@ -1,0 +1,121 @@
+"""Requests that are brought to a worker: in one transaction with its claims, before what they submit begins."""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+import hocket
+from hocket.desk import Desk
+from hocket.errors import Usage
+from hocket.kernel.policy import DEFAULT
+from hocket.log import Transaction
+from hocket.node import Node
+from hocket.work import jobs
+from hocket.work.handlers import Handlers
+from hocket.work.jobs import Draft
+from hocket.work.worker import Worker, WorkerOptions
+
+pytestmark = pytest.mark.req("LW-05")
+
+PATIENCE_S = 60.0
+
+
+class Scene:
+    """A worker with one slot, whose handler waits to be let go."""
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+        self.working: asyncio.Task[None]
+        self.begun, self.go_on = threading.Event(), threading.Event()
+        job = hocket.job("b.wait")(self.handle)
+        self.worker = Worker(node, node.ground, WorkerOptions(Handlers([job]), concurrency=1))
+
+    def handle(self, ctx: hocket.Context) -> None:
+        self.begun.set()
+        assert self.go_on.wait(PATIENCE_S)
+
+    def submit(self, tx: Transaction) -> bytes:
+        return jobs.submit(tx, [Draft("b.wait", b"{}", DEFAULT)])[0].job_id
+
+    async def bring(self) -> bytes:
+        return await self.worker.bring(self.submit)
+
+    async def is_there(self, job_id: bytes) -> bool:
+        return await self.node.read(lambda session: session.job(job_id)) is not None
+
+    async def until_begun(self) -> None:
+        assert await asyncio.to_thread(self.begun.wait, PATIENCE_S)
+
+
+@asynccontextmanager
+async def scene(home: Path) -> AsyncIterator[Scene]:
+    Desk.init(home).close()
+    node = Node(Desk.open(home))
+    made = Scene(node)
+    made.working = asyncio.create_task(made.worker.run())
+    while not made.worker._number:
+        await asyncio.sleep(0.001)
+    try:
+        yield made
+    finally:
+        made.go_on.set()
+        made.worker.stop()
+        await asyncio.wait_for(made.working, PATIENCE_S)
+        await node.close()
+
+
+def play(coroutine: object) -> None:
+    asyncio.run(coroutine)  # type: ignore[arg-type]
+
+
+def test_a_job_is_submitted_and_claimed_in_one_transaction(tmp_path: Path) -> None:
+    async def act() -> None:
+        async with scene(tmp_path / "home") as here:
+            commits: list[int] = []
+            log = here.node.desk.log
+            really = log.commit
+            log.commit = lambda requests: commits.append(len(requests)) or really(requests)  # type: ignore
+            job_id = await here.bring()
+            assert not here.begun.is_set(), "who brought it goes on before it begins"
+            entry = await here.node.peek(lambda session: session.job(job_id))
+            assert entry is not None and entry.job.fence == 1, "it is claimed already"
+            assert 2 in commits
+            await here.until_begun()
+
+    play(act())
+
+
+def test_a_request_that_is_refused_is_its_own_affair(tmp_path: Path) -> None:
+    def refuse(tx: Transaction) -> None:
+        jobs.submit(tx, [Draft("b.wait", b"{}", DEFAULT)])
+        raise Usage("no")
+
+    async def act() -> None:
+        async with scene(tmp_path / "home") as here:
+            refused, kept = await asyncio.gather(here.worker.bring(refuse), here.bring(), return_exceptions=True)
+            assert isinstance(refused, Usage) and isinstance(kept, bytes)
+            await here.until_begun()
+            counts = await here.node.read(lambda session: session.counts())
+            assert sum(counts.values()) == 1, "what the refused one had submitted is not there"
+
+    play(act())
+
+
+def test_a_worker_without_a_free_slot_and_one_that_has_ended_let_requests_through(tmp_path: Path) -> None:
+    async def act() -> None:
+        async with scene(tmp_path / "home") as here:
+            await here.bring()
+            await here.until_begun()
+            for _ in range(50):
+                await here.bring()
+            here.go_on.set()
+            here.worker.stop()
+            assert await here.is_there(await here.bring())
+            await asyncio.wait_for(here.working, PATIENCE_S)
+            assert await here.is_there(await here.bring())
+
+    play(act())
