@@ -141,6 +141,14 @@ def test_json(hocket: Program) -> None:
     assert json.loads(lines[1])["exit_code"] == 3
 
 
+def test_a_job_that_somebody_else_cancels_is_told(run: Program) -> None:
+    process = run.start("run", "--", "sh", "-c", "echo there; sleep 3600")
+    assert process.stdout is not None and process.stdout.readline() == "there\n"
+    run("cancel", job(run), "--reason", "enough", code=0)
+    _, complaint = process.communicate(timeout=60)
+    assert process.returncode == 1 and "was cancelled" in complaint
+
+
 def test_a_reader_that_goes_away_ends_it(run: Program) -> None:
     words = ["sh", "-c", f"{' '.join(PROGRAM)} run -- yes | head -1"]
     done = subprocess.run(words, capture_output=True, text=True, env=run.environment(None), timeout=60)

@@ -14,12 +14,15 @@ from hocket.cli.following import Following
 from hocket.cli.knock import END, HELLO, LENGTH_BYTES, LISTS, LONG_WAY, STDERR, STDOUT, STRING_END, SUFFIX
 from hocket.errors import HocketError
 from hocket.kernel.ids import ulid_text
+from hocket.kernel.reasons import Reason
+from hocket.kernel.roster import Job
 from hocket.node import Node
 from hocket.work import jobs
 from hocket.work.command import errand
 from hocket.work.command.errand import Errand, Packed
 from hocket.work.command.job import Commands
 from hocket.work.command.outcome import Outcome
+from hocket.work.runner import Run
 from hocket.work.worker import Worker
 
 KNOCK_BYTES_MAX = 16 * 1024 * 1024
@@ -48,6 +51,7 @@ class Door:
         self._path = node.desk.home.processes / f"{name}{SUFFIX}"
         self._server: asyncio.Server | None = None
         self._callers: set[asyncio.Task[None]] = set()
+        self._following: dict[bytes, Following] = {}
 
     async def __aenter__(self) -> "Door":
         door = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -70,6 +74,11 @@ class Door:
             caller.cancel()
         if self._callers:
             await asyncio.wait(self._callers)
+
+    def finished(self, run: Run, outcome: Job | Reason) -> None:
+        """To be told by the worker of every run that has ended."""
+        if (following := self._following.get(run.job.id)) is not None:
+            following.finished(run, outcome)
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
@@ -123,6 +132,7 @@ class Door:
 
         following = Following(self._node, job_id, tell)
         name = ulid_text(job_id)
+        self._following[job_id] = following
         self._commands.audience.listen(name, following)
         end = asyncio.create_task(following.end())
         gone = asyncio.create_task(reader.read(1))
@@ -134,6 +144,7 @@ class Door:
             return end.result()
         finally:
             self._commands.audience.leave(name)
+            del self._following[job_id]
             end.cancel()
             gone.cancel()
 

@@ -1,11 +1,16 @@
 """Follows a command job: passes on what it prints as it is printed, and says how it ended."""
 
+import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 
 from hocket.kernel.proof import Execution
-from hocket.node import Node, SyncNode
-from hocket.work.command.outcome import Outcome, ending, printed
+from hocket.kernel.reasons import Reason
+from hocket.kernel.roster import Job
+from hocket.node import LOOK_AGAIN_S, Node, SyncNode
+from hocket.work.command.outcome import Outcome, ending, plain_ending, printed
 from hocket.work.proofs import STREAM_TYPES
+from hocket.work.runner import Run
 
 
 class Following:
@@ -17,6 +22,8 @@ class Following:
         self._passed_on = passed_on
         self._heard: set[str] = set()
         self._execution: Execution | None = None
+        self._outcome: Outcome | None = None
+        self._settled = asyncio.Event()
 
     def heard(self, stream: str, chunk: bytes) -> None:
         if not chunk:
@@ -27,18 +34,30 @@ class Following:
     def ended(self, execution: Execution) -> None:
         self._execution = execution
 
+    def finished(self, run: Run, outcome: Job | Reason) -> None:
+        """To be told by the worker of this process, of each run that ended and what became of the job."""
+        if run.job.id == self._job_id:
+            if isinstance(outcome, Job):
+                self._outcome = plain_ending(outcome, self._execution)
+            self._settled.set()
+
     async def end(self) -> Outcome:
         """Waits for it. What another process or node ran was not heard meanwhile, and comes now."""
+        while True:
+            changed = self._node.changes()
+            if (ended := self._outcome or await self._look()) is not None:
+                break
+            # What runs here says so when it is over; of everything else the log has to be asked.
+            with suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_AGAIN_S):
+                    await (self._settled if self._heard else changed).wait()
+            self._settled.clear()
         blobs, fetch = self._node.desk.blobs, SyncNode(self._node.desk).fetch
-
-        async def look() -> tuple[bool, Outcome | None]:
-            found = await self._node.read(lambda session: ending(session, blobs, self._job_id, self._execution))
-            return found is not None, found
-
-        ended = await self._node.until(look, None)
-        assert ended is not None
         for stream in STREAM_TYPES.keys() - self._heard:
             kept = await self._node.read(lambda session, s=stream: printed(session, blobs, self._job_id, s, fetch))  # type: ignore[misc]
             if kept:
                 await self._node.call(lambda s=stream, k=kept: self._passed_on(s, k))  # type: ignore[misc]
         return ended
+
+    async def _look(self) -> Outcome | None:
+        return await self._node.read(lambda session: ending(session, self._node.desk.blobs, self._job_id))

@@ -162,7 +162,8 @@ async def _attached(desk: "Desk", packed: "Packed") -> "tuple[Outcome, str]":
         if not interrupted.is_set():
             notice(text)
 
-    options = WorkerOptions(Handlers([commands.job_type(job_id)]), 1, grace=0.0, notice=tell)
+    handlers = Handlers([commands.job_type(job_id)])
+    options = WorkerOptions(handlers, 1, grace=0.0, notice=tell, finished=following.finished)
     worker = Worker(node, node.ground, options)
     for each in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(each, interrupted.set)

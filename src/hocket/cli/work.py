@@ -4,6 +4,7 @@ doing.
 """
 
 import asyncio
+import functools
 import os
 import signal
 import sys
@@ -21,9 +22,12 @@ from hocket.cli.voice import clean, console, emit, notice, on_terminal, say
 from hocket.desk import Desk
 from hocket.errors import Usage
 from hocket.home import ENVIRONMENT
+from hocket.kernel.reasons import Reason
+from hocket.kernel.roster import Job
 from hocket.node import Node, SyncNode
 from hocket.work.command.job import Commands
 from hocket.work.handlers import Handlers, load
+from hocket.work.runner import Run
 from hocket.work.worker import Worker, WorkerOptions
 
 if TYPE_CHECKING:
@@ -120,6 +124,7 @@ class Shift:
         try:
             with self._counter():
                 door = Door(node, self._worker, self._commands, parse, node.ground.name("commands"))
+                self._options.finished = functools.partial(self._finished, door)
                 async with node.in_touch(self._notice), door:
                     await self._worker.run()
         finally:
@@ -145,10 +150,10 @@ class Shift:
             self._notice(f"worker {os.getpid()} serves {kinds}")
             return nullcontext()
         self._status = console(sys.stderr).status(f"serving {clean(kinds)}")
-        self._options.finished = lambda run, outcome: self._count()
         return self._status
 
-    def _count(self) -> None:
+    def _finished(self, door: Door, run: Run, outcome: Job | Reason) -> None:
+        door.finished(run, outcome)
         if self._status is not None:
             self._status.update(self._sum())
 

@@ -21,23 +21,26 @@ class Outcome(NamedTuple):
     sentence: str
 
 
-def ending(session: Session, blobs: Blobs, job_id: bytes, known: Execution | None = None) -> Outcome | None:
-    """None while the job has not ended. Where it is `known` how its last run ended, the proof is not read."""
+def plain_ending(job: Job, execution: Execution | None) -> Outcome | None:
+    """How a job ended whose last run is known, without a look at the log; None where that has more to say."""
+    if execution is None or execution.fence != job.fence or job.outcome in (None, Ended.CANCELLED):
+        return None
+    return Outcome(exit_code(execution), "") if _is_plain(execution) else None
+
+
+def ending(session: Session, blobs: Blobs, job_id: bytes) -> Outcome | None:
+    """None while the job has not ended."""
     entry = session.job(job_id)
     if entry is None or entry.stage is not Stage.DONE:
         return None
     job = entry.job
     if job.outcome is not Ended.CANCELLED:
-        execution = known if known is not None and known.fence == job.fence else _proven(session, blobs, job)
-        if execution is not None:
+        proof = find_proof(session, blobs, job)
+        if proof is not None:
+            execution = read_envelope(proof.envelope)
             return Outcome(exit_code(execution), _sentence(session, job, execution))
     verb = "was cancelled" if job.outcome is Ended.CANCELLED else "failed"
     return Outcome(1, f"job {ulid_text(job_id)} {verb}: {_error(session, job)}")
-
-
-def _proven(session: Session, blobs: Blobs, job: Job) -> Execution | None:
-    proof = find_proof(session, blobs, job)
-    return None if proof is None else read_envelope(proof.envelope)
 
 
 def exit_code(execution: Execution) -> int:
@@ -67,8 +70,12 @@ def printed(session: Session, blobs: Blobs, job_id: bytes, stream: str, fetch: F
 
 
 def _sentence(session: Session, job: Job, execution: Execution) -> str:
-    """Nothing for a command that ended by itself: it has said what it had to say."""
-    return "" if execution.exit_code is not None and not execution.timed_out else _error(session, job)
+    return "" if _is_plain(execution) else _error(session, job)
+
+
+def _is_plain(execution: Execution) -> bool:
+    """Whether a command ended by itself, and so has said what it had to say."""
+    return execution.exit_code is not None and not execution.timed_out
 
 
 def _error(session: Session, job: Job) -> str:
