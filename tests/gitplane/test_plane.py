@@ -4,6 +4,7 @@ import errno
 import os
 import subprocess
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -53,6 +54,34 @@ def test_refs_move_only_from_what_was_seen(anywhere: Place):
     assert plane.swap([Change(ref("job"), second, None)])
     assert plane.refs() == {}
     assert not plane.swap([Change(ref("job"), second, first)])
+
+
+@pytest.mark.req("GT-04", "GT-06")
+@pytest.mark.parametrize("lost", [{0}, {1}, {4}, {1, 2}, {0, 2, 4}, {0, 1, 2, 3, 4}, set()], ids=str)
+def test_of_several_swaps_each_is_won_or_lost_by_itself(anywhere: Place, lost: set[int]):
+    plane = anywhere.open()
+    mine, other = put(plane, "mine"), put(plane, "other")
+    for number in lost:
+        assert plane.swap([Change(ref(f"claims/{number:064x}"), None, other)])
+    swaps = [[Change(ref(f"claims/{number:064x}"), None, mine)] for number in range(5)]
+    assert plane.swap_each(iter(swaps)) == [number not in lost for number in range(5)]
+    assert plane.refs() == {ref(f"claims/{number:064x}"): other if number in lost else mine for number in range(5)}
+
+
+@pytest.mark.req("GT-05")
+def test_swaps_are_made_although_git_is_killed_in_between(here: Place):
+    plane = here.open()
+    commit = put(plane, "x")
+
+    def swaps() -> Iterator[list[Change]]:
+        for number in range(6):
+            if number in (2, 5):
+                plane._mover._process.kill()  # type: ignore[attr-defined]
+                plane._mover._process.wait()  # type: ignore[attr-defined]
+            yield [Change(ref(f"claims/{number:064x}"), None, commit)]
+
+    assert plane.swap_each(swaps()) == [True] * 6
+    assert len(plane.refs()) == 6
 
 
 @pytest.mark.req("GT-05")

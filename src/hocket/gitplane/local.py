@@ -4,6 +4,7 @@ each swap.
 
 import os
 import threading
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -11,6 +12,9 @@ from hocket.errors import HocketError, StoreError
 from hocket.gitplane.git import PATIENCE_S, Ended, Talk
 from hocket.gitplane.objects import Kind, Object, Repository, Unreadable
 from hocket.gitplane.plane import ROOT, SWAP_TRIES, Change, check_changes, outcome, parse_refs
+
+# How many swaps git is told of before the answer to the first is heard, beside that one.
+SAID_MAX = 1
 
 
 class LocalPlane:
@@ -45,21 +49,19 @@ class LocalPlane:
 
     def swap_each(self, swaps: Iterable[Sequence[Change]]) -> list[bool]:
         made: list[bool] = []
-        sent: Sequence[Change] = ()
+        said: deque[Sequence[Change]] = deque()
         with self._lock:
             try:
-                for changes in swaps:  # each is made ready while git works on the one before
+                for changes in swaps:  # git works on one, and has the next, while a third is made ready
                     check_changes(changes)
-                    if sent:
-                        made.append(self._end(sent, self._hear()))
-                    sent = ()
                     complaint = self._say(changes)
-                    if complaint is None:
-                        sent = changes
-                    else:
-                        made.append(self._end(changes, complaint))
-                if sent:
-                    made.append(self._end(sent, self._hear()))
+                    said.append(changes)
+                    if complaint is not None:
+                        made += self._end_all(said, complaint)
+                    elif len(said) > SAID_MAX:
+                        made += self._end_first(said)
+                while said:
+                    made += self._end_first(said)
             except BaseException:
                 # Half an answer may still be in the pipe.
                 if self._mover is not None:
@@ -68,10 +70,26 @@ class LocalPlane:
                 raise
         return made
 
-    def _end(self, changes: Sequence[Change], complaint: str | None) -> bool:
-        """What became of a swap."""
+    def _end_first(self, said: deque[Sequence[Change]]) -> list[bool]:
+        """What became of the first swap that git was told of; of all when it ended over that."""
+        complaint = self._hear()
+        if complaint is not None:
+            return self._end_all(said, complaint)
+        said.popleft()
+        return [True]
+
+    def _end_all(self, said: deque[Sequence[Change]], complaint: str) -> list[bool]:
+        """What became of swaps when git has ended: it complained about the first that it did not make."""
+        made = []
+        while said:
+            made.append(self._end(said.popleft(), complaint))
+            complaint = ""
+        return made
+
+    def _end(self, changes: Sequence[Change], complaint: str) -> bool:
+        """What became of a swap that git may not have made."""
         tries = 1
-        while complaint is not None:
+        while True:
             names = [change.ref for change in changes]
             became = outcome(changes, self._listed(*names))
             if became is not None:
@@ -80,10 +98,10 @@ class LocalPlane:
             if tries == SWAP_TRIES or (".lock" not in complaint and complaint):
                 raise self._why(complaint)
             tries += 1
-            complaint = self._say(changes)
-            if complaint is None:
-                complaint = self._hear()
-        return True
+            again = self._say(changes)
+            if again is None and (again := self._hear()) is None:
+                return True
+            complaint = again
 
     def _say(self, changes: Sequence[Change]) -> str | None:
         """Tells git what to do; gives its complaint when it is not there any more."""
