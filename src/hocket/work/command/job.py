@@ -166,7 +166,7 @@ class Commands:
         try:
             yield
         finally:
-            if not self._is_untidy:
+            if not (self._is_untidy or self._closing.is_set()):
                 self._is_untidy = True
                 self._caretaker.submit(self._tidy)
 
