@@ -14,6 +14,7 @@ from hocket.errors import Conflict, NotAuthorised, StoreError, Usage
 from hocket.kernel.keys import SigningKey, did_key, key_text, parse_did_key, parse_key
 from hocket.kernel.postcard import Malformed
 from hocket.kernel.strongbox import RANDOM_BYTES, WrongPassphrase, is_locked, lock, owner, unlock
+from hocket.store.disk import sync_directory
 
 ENVIRONMENT = "HOCKET_HOME"
 
@@ -273,8 +274,4 @@ def _write(path: Path, text: str) -> None:
     finally:
         os.close(handle)
     os.replace(temporary, path)
-    directory = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
+    sync_directory(path.parent)

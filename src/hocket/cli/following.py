@@ -35,11 +35,10 @@ class Following:
         self._execution = execution
 
     def finished(self, run: Run, outcome: Job | Reason) -> None:
-        """To be told by the worker of this process, of each run that ended and what became of the job."""
-        if run.job.id == self._job_id:
-            if isinstance(outcome, Job):
-                self._outcome = plain_ending(outcome, self._execution)
-            self._settled.set()
+        """To be told by the worker of this process, of each run of the job that ended and what became of the job."""
+        if isinstance(outcome, Job):
+            self._outcome = plain_ending(outcome, self._execution)
+        self._settled.set()
 
     async def end(self) -> Outcome:
         """Waits for it. What another process or node ran was not heard meanwhile, and comes now."""

@@ -8,6 +8,8 @@ from contextlib import suppress
 from itertools import count
 from typing import NamedTuple
 
+from hocket.store.disk import sync_directory
+
 PLAIN_BYTES_MAX = 4_000
 LEVEL_DEFAULT = 1
 
@@ -63,7 +65,7 @@ class Loose:
                     os.unlink(blank.name)
             raise
         if self._is_synced:
-            _sync(os.path.dirname(self.place(oid)))
+            sync_directory(os.path.dirname(self.place(oid)))
 
     def prepare(self) -> None:
         """Opens the file for the next object ahead of time, where nothing is left behind if there is none."""
@@ -111,14 +113,6 @@ def _name_within(blank: _Blank, place: str) -> None:
         return
     with suppress(FileExistsError):  # the same bytes, written by somebody else
         os.link(f"/proc/self/fd/{blank.handle}", place, src_dir_fd=blank.handle)
-
-
-def _sync(directory: str) -> None:
-    handle = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _is_synced(settings: Mapping[str, str]) -> bool:

@@ -40,10 +40,10 @@ def read_trailers(text: bytes, known: frozenset[str], needed: frozenset[str]) ->
         raise Malformed("the message is not plain ASCII") from None
     if not whole.endswith("\n") or "\n\n" not in whole[:-1]:
         raise Malformed("the message does not end in a paragraph of trailers")
-    lines = whole[:-1].rsplit("\n\n", 1)[1].split("\n")
-    pairs = _LINE.findall("\n".join(lines))
-    if len(pairs) != len(lines):
-        wrong = next(line for line in lines if _LINE.fullmatch(line) is None)
+    paragraph = whole[:-1].rsplit("\n\n", 1)[1]
+    pairs = _LINE.findall(paragraph)
+    if len(pairs) != paragraph.count("\n") + 1:
+        wrong = next(line for line in paragraph.split("\n") if _LINE.fullmatch(line) is None)
         raise Malformed(f"{wrong[:80]!r} is not a trailer")
     found = dict(pairs)
     if len(found) != len(pairs):

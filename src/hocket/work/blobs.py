@@ -17,6 +17,7 @@ from blake3 import blake3
 
 from hocket.errors import StoreError, Usage
 from hocket.kernel.ids import hash_text
+from hocket.store.disk import sync_directory
 from hocket.work.processes import ProcessLock, is_alive
 
 BLOB_BYTES_MAX = 1024 * 1024 * 1024
@@ -75,13 +76,13 @@ class Blobs:
         with _explained("keep a blob"):
             if not place.parent.exists():
                 place.parent.mkdir(mode=0o700, exist_ok=True)
-                _sync(self._directory)
+                sync_directory(self._directory)
             try:
                 os.replace(staged.path, place)
             except FileNotFoundError:
                 if not place.exists():
                     raise
-            _sync(place.parent)
+            sync_directory(place.parent)
 
     def drop(self, staged: Staged) -> None:
         """Forgets a staged blob."""
@@ -195,14 +196,6 @@ def _copy(parts: Iterator[bytes], out: IO[bytes]) -> tuple[bytes, int]:
 
 def _private(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_CLOEXEC, 0o600)
-
-
-def _sync(directory: Path) -> None:
-    handle = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 @contextmanager
