@@ -87,9 +87,10 @@ def narrowed(child: Capability, parent: Capability) -> bool:
 
 
 class Naive:
-    def __init__(self, delegations: list[Delegation], revoked: set[bytes]) -> None:
+    def __init__(self, delegations: list[Delegation], revoked: set[bytes], is_bound: bool = True) -> None:
         self.all = {d.cid: d for d in delegations}
         self.revoked = revoked
+        self.is_bound = is_bound
 
     def fault(self, d: Delegation, path: tuple[bytes, ...] = ()) -> str | None:
         return self.badly_made(d) or ("REVOKED" if self.was_revoked(d) else None)
@@ -168,12 +169,12 @@ class Naive:
     def refusal(self, node: int, payload: Any, wall_ms: int, kind: str | None) -> str | None:
         if isinstance(payload, v.Sanitised):
             payload = payload.payload
-        if isinstance(payload, v.DelegateUcan):
+        if isinstance(payload, v.DelegateUcan | v.ReportFork | v.RevokeRoot):
             return None
         if isinstance(payload, v.RevokeUcan):
             if self.may_revoke(node, payload.ucan_cid, wall_ms):
                 return None
-            unrevoked = Naive(list(self.all.values()), set()).may_revoke(node, payload.ucan_cid, wall_ms)
+            unrevoked = Naive(list(self.all.values()), set(), self.is_bound).may_revoke(node, payload.ucan_cid, wall_ms)
             return "REVOKED" if unrevoked else "UNAUTHORISED"
         found = set()
         for d in self.held(node):
@@ -215,15 +216,19 @@ class Naive:
         return found
 
     def may_revoke(self, node: int, cid: bytes, wall_ms: int) -> bool:
+        if self.is_bound:
+            if cid not in self.all or self.all[cid].issuer == USER:
+                return False
+            return any(d.audience in {self.all[c].issuer for c in self.above(cid)} for d in self.held(node))
         good = self.good(node, wall_ms)
         issued = {self.all[c].issuer for c in self.above(cid)}
         return any(self.owner(d) or d.audience in issued for d in good)
 
 
-def counting(delegations: list[Delegation], revocations: list[tuple[Hlc, int, bytes]]) -> set[bytes]:
+def counting(delegations: list[Delegation], revocations: list[tuple[Hlc, int, bytes]], is_bound: bool) -> set[bytes]:
     revoked: set[bytes] = set()
     for when, node, cid in sorted(revocations):
-        if Naive(delegations, revoked).may_revoke(node, cid, when.wall):
+        if Naive(delegations, revoked, is_bound).may_revoke(node, cid, when.wall):
             revoked = revoked | {cid}
     return revoked
 
@@ -243,7 +248,8 @@ WRITTEN = {
     "Action": {"Write": ["CreateSuggestedAction", "UpdateActionStatus"]},
     "UserAssertion": {"Write": ["UserAssert"]},
     "Mesh": {"Write": ["DesignateCoordinator", "RouteKind"]},
-    "Registration": {"": ["DelegateUcan", "RevokeUcan"]},
+    "Registration": {"": ["DelegateUcan", "RevokeUcan", "RevokeRoot"]},
+    "Ops": {"": ["ReportFork"]},
 }
 PLACE = {
     name: (resource, action)
@@ -418,6 +424,8 @@ def payloads(word: str) -> list[v.Payload]:
         v.DesignateCoordinator(1),
         v.DelegateUcan(bytes(32), b""),
         v.RevokeUcan(bytes(32)),
+        v.RevokeRoot(bytes(32), bytes(64)),
+        v.ReportFork(bytes(32), b"", b""),
         v.RouteKind(word),
         v.FailWork(ID, 1, "", "", False),
         v.CancelJob(ID, ""),

@@ -54,7 +54,7 @@ def put(kind: str, value: Any) -> bytes:
         return varint(len(value.encode())) + value.encode()
     if kind == "bytes":
         return varint(len(value) // 2) + bytes.fromhex(value)
-    if kind in ("ulid", "hash"):
+    if kind in ("ulid", "hash", "signature"):
         return bytes.fromhex(value)
     if kind in CHOICES:
         return varint(value)
@@ -124,6 +124,7 @@ def values(kind: str) -> st.SearchStrategy[Any]:
         "bytes": st.binary(max_size=200),
         "ulid": ULIDS,
         "hash": st.binary(min_size=32, max_size=32),
+        "signature": st.binary(min_size=64, max_size=64),
     }
     if kind in simple:
         return simple[kind]

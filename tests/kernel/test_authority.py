@@ -23,8 +23,8 @@ MANY = settings(max_examples=150, deadline=None)
 
 
 def judges(r: Random) -> tuple[list[Any], Authority, Naive]:
-    graph, revoked = naive.graph(r), naive.revoked(r)
-    return graph, Authority(USER, graph, revoked), Naive(graph, revoked)
+    graph, revoked, is_bound = naive.graph(r), naive.revoked(r), r.random() < 0.5
+    return graph, Authority(USER, graph, revoked, is_bound), Naive(graph, revoked, is_bound)
 
 
 def name(reason: Reason | None) -> str | None:
@@ -146,10 +146,11 @@ def revocations(r: Random) -> Iterator[object]:
         (Hlc(naive.moment(r), r.randint(0, 1), author), author, cid(r.randint(0, 12)))
         for author in r.choices(NODES, k=r.randint(0, 8))
     ]
-    counted = read_revocations(USER, graph, made)
-    assert counted == naive.counting(graph, made)
-    assert read_revocations(USER, graph, reversed(made)) == counted
-    assert {cid for _, _, cid in counting_revocations(USER, graph, made)} == counted
+    is_bound = r.random() < 0.5
+    counted = read_revocations(USER, graph, made, is_bound)
+    assert counted == naive.counting(graph, made, is_bound)
+    assert read_revocations(USER, graph, reversed(made), is_bound) == counted
+    assert {cid for _, _, cid in counting_revocations(USER, graph, made, is_bound)} == counted
     yield len(counted)
 
 

@@ -328,28 +328,31 @@ def test_who_may_revoke() -> None:
     middle = made(2, did(1), 2, job("*"), exp=9, prf=[1])
     last = made(3, did(2), 3, job("Claim"), exp=9, prf=[2])
     owners = made(5, USER, 5, *ROOT)
-    authority = Authority(USER, [OWNER, middle, last, owners], ())
-    may = {
-        (node, d.cid[-1]): authority.may_revoke(node, d.cid, 5) for node in (1, 2, 3, 5) for d in (OWNER, middle, last)
-    }
-    assert {pair for pair, allowed in may.items() if allowed} == {
-        *((1, 1), (1, 2), (1, 3)),
-        (2, 3),
-        *((5, 1), (5, 2), (5, 3)),
-    }
-    assert authority.may_revoke(1, bytes(32), 5)
-    assert not authority.may_revoke(2, bytes(32), 5)
-    assert not authority.may_revoke(2, last.cid, 9000)
+
+    def revoked(is_bound: bool) -> set[tuple[int, int]]:
+        authority = Authority(USER, [OWNER, middle, last, owners], (), is_bound)
+        pairs = [(node, d) for node in (1, 2, 3, 5) for d in (OWNER, middle, last)]
+        return {(node, d.cid[-1]) for node, d in pairs if authority.may_revoke(node, d.cid, 5)}
+
+    # Its issuer, or one above it; what the user's key issued, no node.
+    assert revoked(is_bound=True) == {(1, 2), (1, 3), (2, 3)}
+    # In a strict mesh every owner, too.
+    assert revoked(is_bound=False) == {(1, 1), (1, 2), (1, 3), (2, 3), (5, 1), (5, 2), (5, 3)}
+    strict = Authority(USER, [OWNER, middle, last, owners], (), is_bound=False)
+    assert strict.may_revoke(1, bytes(32), 5)
+    assert not strict.may_revoke(2, bytes(32), 5)
+    assert not strict.may_revoke(2, last.cid, 9000)
 
 
 @pytest.mark.req("LW-27")
-def test_of_two_owners_who_revoke_each_other_the_earlier_stays() -> None:
+def test_of_two_owners_of_a_strict_mesh_who_revoke_each_other_the_earlier_stays() -> None:
     second = made(2, USER, 2, *ROOT)
     graph = [OWNER, second]
     first_word, late_word = (Hlc(10, 0, 2), 2, OWNER.cid), (Hlc(10, 1, 1), 1, second.cid)
     for order in ([first_word, late_word], [late_word, first_word]):
-        assert counting_revocations(USER, graph, order) == [first_word]
-    assert read_revocations(USER, graph, [first_word, late_word, first_word]) == {OWNER.cid}
+        assert counting_revocations(USER, graph, order, is_bound=False) == [first_word]
+        assert counting_revocations(USER, graph, order) == []
+    assert read_revocations(USER, graph, [first_word, late_word, first_word], is_bound=False) == {OWNER.cid}
 
 
 @pytest.mark.req("LW-25")

@@ -48,7 +48,10 @@ def test_the_short_way_to_a_plain_schedule_gives_the_same_bytes(
 ) -> None:
     stamp = Hlc(wall, logical, node)
     op = Op(job, stamp, node, (), v.ScheduleJob(job, kind, payload, b""))
-    assert ops.plain_schedule(job, stamp, kind, payload) == ops.unsigned(op)
+    assert ops.plain_schedule(job, stamp, None, kind, payload) == (job, ops.unsigned(op))
+    stamp, link = Hlc(wall >> 16, logical, node), ops.link_to(job)
+    bound, body = ops.bind(Op(ops.NO_ID, stamp, node, (link,), v.ScheduleJob(ops.NO_ID, kind, payload, b"")))
+    assert ops.plain_schedule(None, stamp, link, kind, payload) == (bound.id, body)
 
 
 @given(some_ops())
@@ -61,6 +64,43 @@ def test_an_op_comes_back_and_two_encoders_agree(op: Op) -> None:
     assert ops.decode(data) == op
     r = Reader(b"x" + data + b"y", 1)
     assert ops.read_op(r) == op and r.remaining() == 1
+
+
+@pytest.mark.req("LW-42")
+@given(some_ops(), st.binary(min_size=16, max_size=16), st.booleans(), st.data())
+def test_ids_follow_from_everything_that_an_op_says(op: Op, before: bytes, names: bool, data: st.DataObject) -> None:
+    stamp = op.timestamp._replace(wall=op.timestamp.wall >> 16)
+    op = msgspec.structs.replace(op, timestamp=stamp, causal_deps=(*op.cited, ops.link_to(before)), signature=b"s" * 64)
+    payload = op.payload
+    if isinstance(payload, v.ScheduleJob):
+        payload = msgspec.structs.replace(payload, job_id=ops.NO_ID)
+    elif isinstance(payload, v.CreateArtifact):
+        named = msgspec.structs.replace(payload, artifact_id=ops.artifact_id(op.node_id, payload))
+        payload = named if names else msgspec.structs.replace(payload, artifact_id=ops.NO_ID)
+    bound, body = ops.bind(msgspec.structs.replace(op, payload=payload))
+    assert ops.unsigned(bound) == body
+    whole = ops.encode(bound)
+    assert ops.is_bound(whole, bound) and bound.link == ops.link_to(before)
+    assert (int.from_bytes(bound.id[:6], "big"), bound.cited) == (stamp.wall, op.cited)
+    # Any other content under the same id is found out.
+    place = data.draw(st.integers(16, len(body) - 1))
+    flipped = bytearray(whole)
+    flipped[place] ^= data.draw(st.integers(1, 255))
+    try:
+        other = ops.decode(bytes(flipped))
+    except Malformed:
+        return
+    assert not ops.is_bound(bytes(flipped), other)
+
+
+@pytest.mark.req("LW-42")
+@given(second.U64S, second.U64S, st.data())
+def test_nobody_makes_an_artifact_of_another_nodes_id(node: int, other: int, data: st.DataObject) -> None:
+    kinds = [p for p in make_ops.PAYLOADS if isinstance(p, v.CreateArtifact)]
+    payload = data.draw(st.sampled_from(kinds))
+    named = msgspec.structs.replace(payload, artifact_id=ops.artifact_id(node, payload))
+    op, _ = ops.bind(Op(ops.NO_ID, Hlc(5, 0, other), other, (ops.link_to(ID),), named))
+    assert ops.is_bound(ops.encode(op), op) == (node == other)
 
 
 @given(some_ops(), st.data())

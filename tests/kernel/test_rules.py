@@ -7,7 +7,17 @@ from hypothesis import strategies as st
 
 from hocket.kernel.ids import content_hash
 from hocket.kernel.postcard import Malformed
-from hocket.kernel.rules import HOCKET, STRICT, Extensions, Rules, decode_rules, encode_rules, rules_hash
+from hocket.kernel.rules import (
+    HOCKET,
+    STRICT,
+    UNBOUND,
+    Bounds,
+    Extensions,
+    Rules,
+    decode_rules,
+    encode_rules,
+    rules_hash,
+)
 from hocket.kernel.vocabulary import EXTENSIONS, NAMES
 
 pytestmark = pytest.mark.req("LW-30")
@@ -22,6 +32,13 @@ RULES = st.builds(
     WORDS,
     WORDS,
     st.none() | st.builds(Extensions, VARIANTS, st.booleans(), st.integers(0, 2**64 - 1), WORDS, WORDS),
+) | st.builds(
+    Rules,
+    st.text(max_size=5),
+    WORDS,
+    WORDS,
+    st.builds(Extensions, VARIANTS, st.booleans(), st.integers(0, 2**64 - 1), WORDS, WORDS),
+    st.builds(Bounds, st.integers(0, 2**64 - 1)),
 )
 
 
@@ -37,12 +54,15 @@ def test_the_strict_document_by_exact_bytes() -> None:
     )
     assert encode_rules(STRICT) == strict
     assert rules_hash(STRICT) == content_hash(strict)
-    assert encode_rules(msgspec.structs.replace(HOCKET, extensions=None)) == strict
+    assert encode_rules(msgspec.structs.replace(UNBOUND, extensions=None)) == strict
+    with pytest.raises(Malformed):
+        encode_rules(msgspec.structs.replace(HOCKET, extensions=None))
 
 
 def test_extensions_come_behind_a_strict_document() -> None:
-    data = encode_rules(HOCKET)
+    data = encode_rules(UNBOUND)
     assert data.startswith(encode_rules(STRICT))
+    assert encode_rules(HOCKET) == data + b"\x80\xb8\x99\x29"
     assert rules_hash(HOCKET) != rules_hash(STRICT)
     assert HOCKET.extensions is not None
     assert dict(HOCKET.extensions.variants) == {number: NAMES[number] for number in EXTENSIONS}

@@ -13,7 +13,7 @@ from hocket.kernel.ops import Op, encode
 from hocket.kernel.policy import DEFAULT, Policy
 from hocket.kernel.reasons import Reason
 from hocket.kernel.roster import Job, Outcome, State
-from hocket.kernel.rules import HOCKET, STRICT, Extensions, Rules, encode_rules
+from hocket.kernel.rules import STRICT, UNBOUND, Extensions, Rules, encode_rules
 from hocket.kernel.snapshot import SNAPSHOT_TYPE
 from hocket.kernel.ucan import ROOT, Capability, issue, read
 from hocket.kernel.vocabulary import (
@@ -119,7 +119,7 @@ def worker_can_sign(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(world.KEY_OF, WORKER_NODE, WORKER)
 
 
-def admitted(*batches: Iterable[Op], rules: Rules = HOCKET) -> Log:
+def admitted(*batches: Iterable[Op], rules: Rules = UNBOUND) -> Log:
     store = SqliteStore(":memory:", create=True)
     with store.write() as session:
         session.set_meta(RULES, encode_rules(rules))
@@ -327,7 +327,7 @@ def test_a_back_dated_claim_displaces_nobody() -> None:
 
 
 @pytest.mark.req("LW-39")
-@pytest.mark.parametrize("rules", [STRICT, HOCKET])
+@pytest.mark.parametrize("rules", [STRICT, UNBOUND])
 def test_a_strict_mesh_has_no_arbiter(rules: Rules) -> None:
     mesh = Mesh()
     mesh.owner(1, DesignateCoordinator(NODES[OWNER]))
@@ -350,7 +350,7 @@ def test_an_acceptance_by_anybody_else_is_void() -> None:
 
 @pytest.mark.req("LW-13", "LW-01")
 def test_derivation_counts_only_from_the_coordinator_in_force() -> None:
-    extensions = HOCKET.extensions
+    extensions = UNBOUND.extensions
     assert extensions is not None
     rules = Rules(
         extensions=Extensions(extensions.variants, True, extensions.skew_ms, ("IngestEvidence",), ("acme.derive.",))
@@ -425,7 +425,7 @@ def test_ops_from_a_clock_too_far_ahead_are_held_until_their_time() -> None:
     clock = Clock()
     log = new_log(key=KEYS[2], wall=clock)
     log.admit(sent(INTRODUCTIONS))
-    skew = HOCKET.extensions.skew_ms  # type: ignore[union-attr]
+    skew = UNBOUND.extensions.skew_ms  # type: ignore[union-attr]
     script = Script()
     far = script.say(OWNER, NOW - START + skew + 1, ScheduleJob(J, "k", b"", b""))
     near = script.say(OTHER, NOW - START + skew, ScheduleJob(job_id(2), "k", b"", b""))

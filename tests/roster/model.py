@@ -89,7 +89,7 @@ class Mesh:
         cited = [self.ops.get(dep) for dep in op.causal_deps]
         if any(dep is not None and dep.timestamp >= op.timestamp for dep in cited):
             return {Reason.DEPENDENCY_CYCLE}
-        verdicts = [{Reason.WAITING} if dep is None else self.verdicts[dep.id] for dep in cited]
+        verdicts = [{Reason.WAITING} if dep is None else self._worth(dep, op) for dep in cited]
         if isinstance(op.payload, AcceptWork):
             offer = self.ops.get(op.payload.offer)
             if offer is not None and offer.timestamp >= op.timestamp:
@@ -106,6 +106,18 @@ class Mesh:
         if any(verdict and verdict != {Reason.WAITING} for verdict in verdicts):
             return {Reason.DEPENDENCY_REJECTED}
         return {Reason.WAITING} if any(verdicts) else set()
+
+    # LW-15, LW-39: an offer counts when the arbiter has accepted it, be it later than the op that cites it.
+    def _worth(self, dep: Op, op: Op) -> Verdict:
+        if self.verdicts[dep.id] != {Reason.OFFERED}:
+            return self.verdicts[dep.id]
+        for each in self.ops.values():
+            if isinstance(each.payload, AcceptWork) and each.payload.offer == dep.id:
+                about = each.payload.job_id == dep.payload.job_id  # type: ignore[union-attr]
+                alone = sum(other.timestamp == each.timestamp for other in self.ops.values()) == 1
+                if about and alone and self.coordinator(min(each.timestamp, op.timestamp)) == each.node_id:
+                    return set()
+        return {Reason.WAITING}
 
     # LW-16: a job comes after jobs that were scheduled before it, so there are no cycles.
     def _schedules(self, job_id: bytes) -> list[Op]:
@@ -136,13 +148,14 @@ class Mesh:
                 "progress": None,
                 "error_op": None,
                 "artifacts": (),
+                "settled": False,
             }
             return set()
         if job is None:
             return {Reason.UNKNOWN_JOB}
         arbiter = None if job["policy"].get("open") else self.coordinator(op.timestamp)
         if isinstance(payload, AcceptWork):
-            return self._accept(job, op, payload, arbiter)
+            return self._accept(job, op, payload, self.coordinator(op.timestamp))
         if arbiter not in (None, op.node_id) and not isinstance(payload, ReportProgress):
             return {Reason.OFFERED}
         self.settled_by_arbiter = arbiter is not None and not isinstance(payload, ReportProgress)
@@ -161,12 +174,23 @@ class Mesh:
             return {Reason.NOT_ARBITER}
         if isinstance(offer.payload, ScheduleJob | ReportProgress | AcceptWork):
             return {Reason.NOT_ARBITER}
+        if job["policy"].get("open"):
+            return self._stamp(job, op, offer)
         accepted = Op(op.id, op.timestamp, offer.node_id, offer.causal_deps, offer.payload)
         self.settled_by_arbiter = True
         try:
             return self._rule(job, accepted, offer.payload)
         finally:
             self.settled_by_arbiter = False
+
+    # LW-43: the first completion of an open job that the arbiter accepts is the job's for good.
+    def _stamp(self, job: dict[str, Any], op: Op, offer: Op) -> Verdict:
+        if job["settled"] or not isinstance(offer.payload, CompleteJob):
+            return {Reason.NOT_ARBITER}
+        if job["outcome"] != "succeeded":
+            self._end(job, "succeeded", op)
+        job.update(settled=True, claimer=offer.node_id, artifacts=offer.payload.output_artifacts)
+        return set()
 
     def _rule(self, job: dict[str, Any], op: Op, payload: Any) -> Verdict:
         rule = {
@@ -228,7 +252,9 @@ class Mesh:
     # LW-37: a claim is known by its op id, whatever the node; software that cites no claim at all speaks as its node.
     def _cites_an_older_claim(self, job: dict[str, Any], op: Op) -> bool:
         cited = set(op.causal_deps) & self.claims_of.get(op.payload.job_id, set())  # type: ignore[union-attr]
-        return bool(cited) and job["claim_op"] not in cited
+        claim = self.ops.get(job["claim_op"])
+        names = {job["claim_op"], claim.payload.offer if claim and isinstance(claim.payload, AcceptWork) else None}
+        return bool(cited) and not cited & names
 
     # LW-05: only the current claimer.
     def _not_the_holder(self, job: dict[str, Any], op: Op, named: int) -> Verdict:

@@ -254,7 +254,7 @@ def test_a_job_that_many_of_its_ops_wait_in_is_folded_again_once(monkeypatch: py
     log.admit(sent([*INTRODUCTIONS, *(op for op in script.ops if op is not claim)]))
     refolds = []
     plain = Projection._refold
-    monkeypatch.setattr(Projection, "_refold", lambda self, job: (refolds.append(job), plain(self, job)))
+    monkeypatch.setattr(Projection, "_refold", lambda self, job, law: (refolds.append(job), plain(self, job, law)))
     log.admit(sent([claim]))
     with log.store.read() as session:
         assert session.refusal_counts() == {}
@@ -293,6 +293,7 @@ def test_own_and_foreign_ops_in_one_transaction_see_each_other() -> None:
         tx.author(ScheduleJob(J, "k", b"own", encode_policy(Policy(priority=1))))  # type: ignore[attr-defined]
         ((raw, op),) = sent([late])
         tx.admit(op, raw)  # type: ignore[attr-defined]
+        tx.projection.settle()  # type: ignore[attr-defined]
 
     log.run(request)
     with log.store.read() as session:

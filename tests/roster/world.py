@@ -7,9 +7,10 @@ from hocket.kernel.clock import Hlc
 from hocket.kernel.ids import content_hash, derived_ulid, make_ulid, node_id
 from hocket.kernel.keys import SigningKey, did_key
 from hocket.kernel.ops import Op, encode, sign
+from hocket.kernel.rules import UNBOUND, encode_rules
 from hocket.kernel.ucan import ROOT, issue
 from hocket.kernel.vocabulary import DelegateUcan, Payload
-from hocket.log import Log
+from hocket.log import RULES, Log
 from hocket.store import Store
 from hocket.store.sqlite import SqliteStore
 
@@ -68,9 +69,13 @@ def randomness(salt: bytes) -> Callable[[int], bytes]:
 
 
 def new_log(store: Store | None = None, key: SigningKey = READER, wall: Callable[[int], int] | None = None) -> Log:
-    """A log of the user's; without a store, in memory."""
+    """A log of the user's; without a store, in memory. Its rules bind no ids, so that tests may write any history."""
+    store = store or SqliteStore(":memory:", create=True)
+    with store.write() as session:
+        if session.meta(RULES) is None:
+            session.set_meta(RULES, encode_rules(UNBOUND))
     return Log(
-        store or SqliteStore(":memory:", create=True),
+        store,
         key,
         did_key(USER.public),
         wall=wall or Clock(),

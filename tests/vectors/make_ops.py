@@ -73,6 +73,8 @@ PAYLOADS: tuple[v.Payload, ...] = (
     v.SetSchedule("nightly", "0 3 * * *", "Europe/Berlin", "acme.render", b"{}", b""),
     v.ClearSchedule("nightly"),
     v.AcceptWork(A, B),
+    v.ReportFork(KEY.public, b"left", b"right"),
+    v.RevokeRoot(HASH, bytes(range(64))),
     v.Sanitised(("StripGeo", "TruncateContent(8)"), v.IngestEvidence(A, HASH, "photo", "asset/7", v.Metadata())),
 )  # fmt: skip
 

@@ -212,9 +212,6 @@ def _submit(
     for index in order:
         line = batch.lines[index]
         ready = line.draft
-        if line.name is not None:
-            # The jobs that come after it must be able to name it, in this very transaction.
-            ready = ready._replace(job_id=tx.new_id(tx.now))
         with batch.at(line):
             if line.after:
                 ids = [there.get(each) or ulid_text(made[batch.named[each]].job_id) for each in line.after]

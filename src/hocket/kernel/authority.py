@@ -9,8 +9,11 @@ hold for a delegation of the user too, if it cites any. Because a standing deleg
 respect, an op need only be held against the delegation itself and not against the chain above it.
 
 Revocation reaches down and back: whatever leans on a revoked delegation, directly or not, counts for nothing, whenever
-it was written. Revocations themselves are judged one after another in the order of time, each by what was still in
-force after the earlier ones; so two nodes that revoke each other do not both disappear.
+it was written. Under bound rules a delegation is revoked by its issuer or by the issuer of one above it, and one that
+the user's key issued by that key alone. So a revocation only ever takes away what leads back to its own author, and
+neither the order of revocations nor their dates matter. In a strict mesh every owner revokes everything, as Likewise
+has it; there revocations are judged one after another in the order of time, each by what was still in force after the
+earlier ones, so that two nodes that revoke each other do not both disappear.
 """
 
 from collections import deque
@@ -69,8 +72,9 @@ class _Writes(NamedTuple):
 class _Graph:
     """The delegations of a log and what is wrong with each, revocations aside."""
 
-    def __init__(self, user: str, delegations: Iterable[Delegation]) -> None:
+    def __init__(self, user: str, delegations: Iterable[Delegation], is_bound: bool) -> None:
         self.user = user
+        self.is_bound = is_bound
         self.by_cid = {delegation.cid: delegation for delegation in delegations}
         self.of_node: dict[int, list[Delegation]] = {}
         self.children: dict[bytes, list[Delegation]] = {}
@@ -168,6 +172,12 @@ class _Graph:
         return delegation.issuer == self.user and any(capability in ROOT for capability in delegation.capabilities)
 
     def may_revoke(self, node: int, cid: bytes, at_ms: int, revoked: set[bytes]) -> bool:
+        if self.is_bound:
+            target = self.by_cid.get(cid)
+            if target is None or target.issuer == self.user:
+                return False
+            keys = {delegation.audience for delegation in self.of_node.get(node, ())}
+            return any(delegation.issuer in keys for delegation in self.above(cid))
         held = list(self.in_force(node, at_ms, revoked))
         if any(map(self.owns, held)):
             return True
@@ -212,8 +222,10 @@ class Authority:
     """What the delegations of a log allow, under these revocations. Building it looks at every delegation once;
     afterwards a question costs the same however many nodes there are."""
 
-    def __init__(self, user: str, delegations: Iterable[Delegation], revoked: Collection[bytes]) -> None:
-        self._graph = _Graph(user, delegations)
+    def __init__(
+        self, user: str, delegations: Iterable[Delegation], revoked: Collection[bytes], is_bound: bool = True
+    ) -> None:
+        self._graph = _Graph(user, delegations, is_bound)
         self._revoked: set[bytes] = set()
         self._graph.below(revoked, self._revoked)
         self._writes: dict[tuple[int, type[Payload]], _Writes] = {}
@@ -235,8 +247,8 @@ class Authority:
         if ways is None:
             if isinstance(payload, v.Sanitised):
                 return self.refusal(node, payload.payload, wall_ms, kind)
-            if isinstance(payload, v.DelegateUcan):
-                return None
+            if isinstance(payload, v.DelegateUcan | v.ReportFork | v.RevokeRoot):
+                return None  # each of them carries its own proof
             if isinstance(payload, v.RevokeUcan):
                 return self._revocation_refusal(node, payload.ucan_cid, wall_ms)
             if node not in self._graph.of_node:
@@ -251,6 +263,26 @@ class Authority:
             if any(start <= wall_ms < end and _admits(limit, word) for start, end, limit in other):
                 return reason
         return _otherwise(type(payload))
+
+    def has_ended(self, node: int, before_ms: int) -> bool:
+        """Whether a delegation of this node that stands had ended by then."""
+        return any(
+            self.fault(each) is None and _window(each)[1] <= before_ms for each in self._graph.of_node.get(node, ())
+        )
+
+    def allowed_until(self, node: int, payload: Payload, wall_ms: int, kind: str | None) -> int | None:
+        """When the last of the delegations ends that allow this node to write this op; None when none does."""
+        if isinstance(payload, v.Sanitised) or JUDGED[type(payload)].resource == "Registration":
+            return None
+        if self.refusal(node, payload, wall_ms, kind) is not None:
+            return None
+        ways = self._writes.get((node, type(payload)))
+        if ways is None:
+            return None
+        field = ways.judged.field
+        word = getattr(payload, field) if field else kind
+        ends = [end for start, end, limit in ways.live if start <= wall_ms < end and _admits(limit, word)]
+        return max(ends, default=None)
 
     def _ways(self, node: int, variant: type[Payload]) -> _Writes:
         judged = JUDGED[variant]
@@ -355,7 +387,9 @@ class Authority:
         return None
 
     def may_revoke(self, node: int, cid: bytes, wall_ms: int) -> bool:
-        """Whether the node owns the mesh, or issued the delegation or one that it leans on; and is itself in force."""
+        """Whether the node issued the delegation or one that it leans on. (In a strict mesh also whether it owns the
+        mesh; and it must itself be in force.)
+        """
         return self._graph.may_revoke(node, cid, wall_ms, self._revoked)
 
     def standing(self, node: int, now_ms: int) -> Standing:
@@ -380,11 +414,12 @@ Revocation = tuple[Hlc, int, bytes]
 
 
 def counting_revocations(
-    user: str, delegations: Iterable[Delegation], revocations: Iterable[Revocation]
+    user: str, delegations: Iterable[Delegation], revocations: Iterable[Revocation], is_bound: bool = True
 ) -> list[Revocation]:
-    """Those of the revocations (when, by which node, of which delegation) that count, in the order of time. Each is
-    judged with the earlier ones in force, so one by a node that had lost its authority by then does not count."""
-    graph = _Graph(user, delegations)
+    """Those of the revocations (when, by which node, of which delegation) that count, in the order of time. In a strict
+    mesh each is judged with the earlier ones in force, so one by a node that had lost its authority by then does not
+    count."""
+    graph = _Graph(user, delegations, is_bound)
     revoked: set[bytes] = set()
     counting = []
     for revocation in sorted(revocations):
@@ -395,6 +430,13 @@ def counting_revocations(
     return counting
 
 
-def read_revocations(user: str, delegations: Iterable[Delegation], revocations: Iterable[Revocation]) -> set[bytes]:
+def read_revocations(
+    user: str, delegations: Iterable[Delegation], revocations: Iterable[Revocation], is_bound: bool = True
+) -> set[bytes]:
     """The delegations whose revocation counts."""
-    return {cid for _, _, cid in counting_revocations(user, delegations, revocations)}
+    return {cid for _, _, cid in counting_revocations(user, delegations, revocations, is_bound)}
+
+
+def root_revocation(cid: bytes) -> bytes:
+    """What the user's key signs to revoke a delegation that it issued."""
+    return b"hocket revoke root\0" + cid

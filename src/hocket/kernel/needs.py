@@ -72,6 +72,9 @@ JUDGED: dict[type[Payload], Judged] = {
     v.RouteKind: _MESH,
     v.DelegateUcan: _REGISTRATION,
     v.RevokeUcan: _REGISTRATION,
+    v.RevokeRoot: _REGISTRATION,
+    # It holds whole ops, so only those who may read every op may read it.
+    v.ReportFork: Judged("Ops", None),
 }
 
 

@@ -1,19 +1,30 @@
-"""The envelope of an op: who says it, when, after what, and the signature over it. Here it is decided which
-bytes an op is and which of them are signed. Whether the author is known, allowed, or in time is decided by
-authority and the roster; keeping the bytes is the store's work.
+"""The envelope of an op: who says it, when, after what, and the signature over it. This module decides which bytes an
+op is, which of them are signed, and what its id and its link commit to. Whether the author is known, allowed, or in
+time is decided by authority and the roster; the store keeps the bytes.
+
+Under bound rules an op's id is the milliseconds of its time and a hash over the rest of its envelope, so a citation
+commits to the whole op and nobody can take another op's id. A job's id is that of the op that schedules it. An
+artifact's id is that of the op that creates it, or a hash over its author and its content. Two further commitments
+stand behind the ops that an op depends on, in the same field. The last is its link, a hash of the author's previous op:
+an author's ops form one chain, and two ops with the same link prove that their author has shown two histories. Before
+it may stand a pin, the time and a hash of the last op that the author knew of another node: what that node shows later
+under an earlier time was not known then.
 """
 
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
+from typing import NamedTuple
 
 import msgspec
+from blake3 import blake3
 
 from hocket.kernel.clock import Hlc
+from hocket.kernel.ids import make_ulid
 from hocket.kernel.jws import detached, open_detached
 from hocket.kernel.keys import SigningKey, verify
 from hocket.kernel.postcard import BYTES, NODE, STR, U32, U64, Malformed, Reader, fixed, option, seq, write_varint
 from hocket.kernel.postcard import encode as encode_value
-from hocket.kernel.vocabulary import PAYLOAD, Payload, ScheduleJob, number_of
+from hocket.kernel.vocabulary import PAYLOAD, CreateArtifact, Payload, ScheduleJob, number_of
 
 MAX_OP_BYTES = 4 * 1024 * 1024
 MAX_DEPS = 1024
@@ -27,7 +38,14 @@ _read_deps, _write_deps = _DEPS.read, _DEPS.write
 _read_payload, _write_payload = PAYLOAD.read, PAYLOAD.write
 _read_signature = _SIGNATURE.read
 _ONE_BYTE = [bytes([n]) for n in range(0x80)]
-_NO_DEPS_SCHEDULE = b"\x00" + encode_value(U64, number_of(ScheduleJob))
+_SCHEDULE = encode_value(U64, number_of(ScheduleJob))
+# No op id begins so: its milliseconds would lie beyond the year 10800.
+_LINK_MARK, _PIN_MARK = 0xFF, 0xFE
+NO_ID = bytes(16)
+_SELF_NAMED: dict[type[Payload], tuple[str, int]] = {
+    ScheduleJob: ("job_id", len(_SCHEDULE)),
+    CreateArtifact: ("artifact_id", len(encode_value(U64, number_of(CreateArtifact)))),
+}
 
 
 class Op(msgspec.Struct, frozen=True):
@@ -40,6 +58,92 @@ class Op(msgspec.Struct, frozen=True):
     payload: Payload
     signature: bytes | None = None
     schema_version: int = SCHEMA_VERSION
+
+    @property
+    def cited(self) -> tuple[bytes, ...]:
+        """The ops that it depends on: its causal dependencies without pin and link."""
+        deps = self.causal_deps
+        if not deps or deps[-1][0] < _PIN_MARK:
+            return deps
+        return tuple(dep for dep in deps if dep[0] < _PIN_MARK)
+
+    @property
+    def link(self) -> bytes | None:
+        deps = self.causal_deps
+        return deps[-1] if deps and deps[-1][0] == _LINK_MARK else None
+
+    @property
+    def pin(self) -> "Pin | None":
+        pins = [dep for dep in self.causal_deps[-2:] if dep[0] == _PIN_MARK]
+        return Pin(int.from_bytes(pins[0][1:7], "big"), int.from_bytes(pins[0][7:11], "big"), pins[0]) if pins else None
+
+
+class Pin(NamedTuple):
+    """The last op that an author knew of another node: its time, and the bytes that commit to it."""
+
+    wall: int
+    logical: int
+    commitment: bytes
+
+
+def link_to(previous: bytes) -> bytes:
+    """What an op carries of its author's previous op; `NO_ID` stands for "none before". It is a hash, so that a reader
+    from whom that op is kept does not learn its id.
+    """
+    return b"\xff" + bytes(blake3(b"hocket link\0" + previous).digest(15))
+
+
+def pin_to(stamp: Hlc, op_id: bytes) -> bytes:
+    """What commits an op to the last op that its author knows of another node."""
+    time = stamp.wall.to_bytes(6, "big") + stamp.logical.to_bytes(4, "big")
+    return b"\xfe" + time + bytes(blake3(b"hocket pin\0" + op_id).digest(5))
+
+
+def bind(op: Op) -> tuple[Op, bytes]:
+    """The op under the id that its envelope gives it, and its unsigned bytes. A job or an artifact without an id gets
+    that of the op.
+    """
+    body = unsigned(op)
+    identity = _bound_id(op.timestamp.wall, body)
+    payload = op.payload
+    if type(payload) in _SELF_NAMED:
+        field, offset = _SELF_NAMED[type(payload)]
+        if getattr(payload, field) == NO_ID:
+            place = len(body) - len(encode_value(PAYLOAD, payload)) + offset
+            body = body[:place] + identity + body[place + 16 :]
+            payload = msgspec.structs.replace(payload, **{field: identity})
+    return msgspec.structs.replace(op, id=identity, payload=payload), identity + body[16:]
+
+
+def is_bound(data: bytes, op: Op) -> bool:
+    """Whether the ids in these received bytes are those that their content gives. A job's id may also be derived from
+    something else, which the fold knows.
+    """
+    payload = op.payload
+    tail = 1 if op.signature is None else len(sealed(b"", op.signature))
+    body = data[: len(data) - tail]
+    if type(payload) in _SELF_NAMED:
+        named = getattr(payload, _SELF_NAMED[type(payload)][0])
+        if named == op.id:
+            # An op cannot contain its own id by chance, so the first place that has it is that of the name.
+            place = body.index(op.id, 16)
+            body = body[:place] + NO_ID + body[place + 16 :]
+        elif isinstance(payload, CreateArtifact) and named != artifact_id(op.node_id, payload):
+            return False
+    return op.timestamp.wall >> 48 == 0 and _bound_id(op.timestamp.wall, body) == op.id
+
+
+def _bound_id(wall: int, body: bytes) -> bytes:
+    return make_ulid(wall, bytes(blake3(b"hocket op\0" + body[16:]).digest(10)))
+
+
+def artifact_id(node: int, payload: CreateArtifact) -> bytes:
+    """The id of an artifact that this node makes, when it is needed before the op is written. Its milliseconds are
+    those of the id that the payload has; the rest is a hash over author and content.
+    """
+    unnamed = encode_value(PAYLOAD, msgspec.structs.replace(payload, artifact_id=NO_ID))
+    made = payload.artifact_id[:6]
+    return made + bytes(blake3(b"hocket artifact\0" + made + node.to_bytes(8, "big") + unnamed).digest(10))
 
 
 def _check(op: Op) -> None:
@@ -73,24 +177,26 @@ def unsigned(op: Op) -> bytes:
     return bytes(out)
 
 
-def plain_schedule(job_id: bytes, stamp: Hlc, kind: str, payload: bytes) -> bytes:
-    """What `unsigned` gives for the op that schedules a job of its own id and asks for nothing special, made in one go:
-    it is the commonest op and the only one that is written alone.
+def plain_schedule(
+    job_id: bytes | None, stamp: Hlc, link: bytes | None, kind: str, payload: bytes
+) -> tuple[bytes, bytes]:
+    """The id and the unsigned bytes of the op that schedules a job of its own id and asks for nothing special, made in
+    one go: it is the commonest op and the only one that is written alone. Without a `job_id` the id is bound.
     """
     wall, logical, node = stamp
-    return b"".join(
+    head = b"".join(
         (
-            job_id,
             _version_and_wall(wall),
             encode_value(U32, logical) if logical > 0x7F else _ONE_BYTE[logical],
             _node_twice(node),
-            _NO_DEPS_SCHEDULE,
-            job_id,
-            _text(kind),
-            encode_value(BYTES, payload),
-            b"\x00",
+            b"\x00" if link is None else b"\x01" + link,
+            _SCHEDULE,
         )
     )
+    rest = _text(kind) + encode_value(BYTES, payload) + b"\x00"
+    if job_id is None:
+        job_id = make_ulid(wall, bytes(blake3(b"".join((b"hocket op\0", head, NO_ID, rest))).digest(10)))
+    return job_id, b"".join((job_id, head, job_id, rest))
 
 
 # A node writes many ops in a millisecond and always under one id, so these bytes are worth remembering.

@@ -60,12 +60,32 @@ class Reason(IntEnum):
     HELD_FULL = 68, "too many ops wait for the clock"
     TWIN = 69, "another machine writes with this node's key, or this one has lost what it wrote"
 
+    UNBOUND = 75, "its id, or that of what it makes, does not follow from its content"
+    UNLINKED = 76, "it does not follow the last op of its author that is here"
+    OTHER_BYTES = 77, "another op has its id"
+    TOO_LARGE = 78, "it is larger than an op may be here"
+    LATE = 79, "it came long after the delegation that it leans on had ended, and waits for the owner's word"
+
     # Decided by authority: what the delegations on the log allow the author at the op's time.
     UNAUTHORISED = 70, "no delegation in force allows it"
     REVOKED = 71, "the delegation that it leans on was revoked"
     UNRESOLVED = 72, "a delegation that it leans on is not on the log"
     WIDENED = 73, "the delegation grants more than its parent"
     OWNER_ONLY = 74, "only the owner may write it"
+    FORKED = 80, "its author has shown two histories"
 
 
 BY_NUMBER: dict[int, Reason] = {int(reason): reason for reason in Reason}
+
+# What no delegation allows, whatever the state of the job.
+UNAUTHORISED = frozenset(
+    (
+        Reason.UNAUTHORISED,
+        Reason.REVOKED,
+        Reason.UNRESOLVED,
+        Reason.WIDENED,
+        Reason.OWNER_ONLY,
+        Reason.FORKED,
+        Reason.NOT_COORDINATOR,
+    )
+)

@@ -10,11 +10,13 @@ arrival: whoever keeps the log feeds it in HLC order and, when an op comes late,
 
 While a coordinator is in force it is the arbiter of every job that is not `open`: what others write about such a job
 is only an offer, and counts when the arbiter accepts it, at the time of the acceptance. So all that happens to the job
-is one sequence, the arbiter's own, and nothing that arrives late can change it.
+is one sequence, the arbiter's own, and nothing that arrives late can change it. An `open` job goes on without the
+arbiter; but once the arbiter has accepted its completion, that stands, whatever comes to light of earlier times.
 """
 
 from collections.abc import Callable, Iterable
 from enum import IntEnum
+from functools import partial
 from typing import Any, Protocol
 
 import msgspec
@@ -24,7 +26,7 @@ from hocket.kernel.clock import Hlc
 from hocket.kernel.ids import content_hash
 from hocket.kernel.ops import Op
 from hocket.kernel.policy import LEASE_MS_MAX, RETRIES_MAX, Policy, backoff_ms, decode_policy
-from hocket.kernel.reasons import Reason
+from hocket.kernel.reasons import UNAUTHORISED, Reason
 from hocket.kernel.vocabulary import (
     AcceptWork,
     CancelJob,
@@ -80,6 +82,7 @@ class Job(msgspec.Struct, frozen=True):
     artifacts: tuple[bytes, ...] = ()
     error_op: bytes | None = None
     progress: bytes | None = None
+    is_settled: bool = False
 
 
 class Context(Protocol):
@@ -91,8 +94,14 @@ class Context(Protocol):
     def arbiter(self, at: Hlc) -> int | None:
         """The node that decides about jobs which are not open, if any."""
 
+    def is_overtaken(self, at: Hlc) -> bool:
+        """Whether a successor was designated who did not know of what the arbiter decided at that time."""
+
     def offered(self, op_id: bytes, job_id: bytes) -> Op | None:
         """That op, if it is about that job."""
+
+    def offer_of(self, op_id: bytes) -> bytes | None:
+        """The offer that this op accepts, if it is an acceptance."""
 
     def route(self, kind: str, at: Hlc) -> int | None:
         """The node that the kind is routed to at that moment, if any."""
@@ -107,19 +116,23 @@ class Context(Protocol):
 Verdict = Job | Reason
 
 
-def apply(job: Job | None, op: Op, context: Context) -> Verdict:
-    """The job after this op, or why the op does not count."""
+def apply(job: Job | None, op: Op, context: Context, citing: Callable[[], Reason | None]) -> Verdict:
+    """The job after this op, or why the op does not count. `citing` says why it does not for the sake of what it cites,
+    if so; that is asked only when its author may write it.
+    """
     payload = op.payload
     if job is None:
         if type(payload) is not ScheduleJob:
-            return Reason.UNKNOWN_JOB
-        return context.refusal(op, payload.kind) or _schedule(op, payload)
-    refused = context.refusal(op, job.kind)
+            return citing() or Reason.UNKNOWN_JOB
+        return context.refusal(op, payload.kind) or citing() or _schedule(op, payload)
+    refused = context.refusal(op, job.kind) or citing()
     if refused is not None:
         return refused
     if type(payload) in _DECIDED and not job.policy.open:
         arbiter = context.arbiter(op.timestamp)
         if arbiter == op.node_id:
+            if context.is_overtaken(op.timestamp):
+                return Reason.NOT_ARBITER
             context = _Decided(context, op.node_id)
         elif arbiter is not None:
             return Reason.OFFERED
@@ -127,14 +140,38 @@ def apply(job: Job | None, op: Op, context: Context) -> Verdict:
 
 
 def _accept(job: Job, op: Op, payload: AcceptWork, context: Context) -> Verdict:
-    """The arbiter's acceptance puts the offered op in force, under the acceptance's own id and time."""
-    if job.policy.open or context.arbiter(op.timestamp) != op.node_id:
+    """The arbiter's acceptance puts the offered op in force, under the acceptance's own id and time. It helps only what
+    its author was allowed to offer; that the author has lost its delegation or its word since is no matter.
+    """
+    if context.arbiter(op.timestamp) != op.node_id or context.is_overtaken(op.timestamp):
         return Reason.NOT_ARBITER
     offered = context.offered(payload.offer, job.id)
     if offered is None or type(offered.payload) not in _DECIDED:
         return Reason.NOT_ARBITER
+    refused = context.refusal(offered, job.kind)
+    if refused not in (None, Reason.REVOKED, Reason.FORKED):
+        return refused
+    if job.policy.open:
+        return _settle(job, op, offered)
     accepted = replace(offered, id=op.id, timestamp=op.timestamp)
     return _RULES[type(offered.payload)](job, accepted, offered.payload, _Decided(context, offered.node_id))
+
+
+def _settle(job: Job, op: Op, offered: Op) -> Verdict:
+    """The first completion of an open job that the arbiter has accepted is the job's for good."""
+    if job.is_settled or not isinstance(offered.payload, CompleteJob):
+        return Reason.NOT_ARBITER
+    return replace(
+        job,
+        state=State.COMPLETED,
+        outcome=Outcome.SUCCEEDED,
+        claimer=offered.node_id,
+        done=job.done if job.outcome is Outcome.SUCCEEDED else op.timestamp,
+        artifacts=offered.payload.output_artifacts,
+        deadline=None,
+        last=op.timestamp,
+        is_settled=True,
+    )
 
 
 class _Decided:
@@ -144,7 +181,11 @@ class _Decided:
 
     def __init__(self, context: Context, node: int) -> None:
         self.is_claim = context.is_claim
+        self.offer_of = context.offer_of
         self._node = node
+
+    def is_overtaken(self, at: Hlc) -> bool:
+        return False
 
     def refusal(self, op: Op, kind: str) -> Reason | None:
         return None
@@ -243,9 +284,11 @@ def _stale(job: Job, op: Op, context: Context) -> Reason | None:
     of another process of the same node; one that cites no claim at all comes from software that knows claims by
     their node.
     """
-    if job.claim_op in op.causal_deps:
+    if job.claim_op in op.cited:
         return None
-    if any(context.is_claim(dep, job.id) for dep in op.causal_deps):
+    if op.cited and job.claim_op is not None and context.offer_of(job.claim_op) in op.cited:
+        return None  # its author knows the claim by the op that it offered
+    if any(context.is_claim(dep, job.id) for dep in op.cited):
         return Reason.STALE_CLAIM
     return None
 
@@ -398,12 +441,11 @@ def fold(
     for op in sorted(ops, key=lambda op: op.timestamp):
         if op.id in standings:
             continue
-        verdict: Job | Reason | None = dependencies(op, standings)
-        if verdict is None:
-            verdict = apply(job, op, context)
+        verdict = apply(job, op, context, partial(dependencies, op, standings))
         if isinstance(verdict, Reason):
             standings[op.id] = (op.timestamp, int(verdict))
-            job = seen(job, op)
+            if verdict not in UNAUTHORISED:
+                job = seen(job, op)
         else:
             standings[op.id] = (op.timestamp, 0)
             job = verdict
@@ -412,6 +454,7 @@ def fold(
 
 def seen(job: Job | None, op: Op) -> Job | None:
     """A job after an op that does not count: `last` moves on all the same, since an op between the two, should
-    it come late, could make it count.
+    it come late, could make it count. What its author may not write does not get so far: only the law could make that
+    count, and then the job is folded anew.
     """
     return None if job is None else replace(job, last=op.timestamp)

@@ -1,13 +1,14 @@
 """The mesh-rules document: what every node of a mesh must agree on before it exchanges a single op. Two nodes compare
 its hash; what happens when the hashes differ is the exchange's affair. The Likewise document names what belongs in
 it and leaves its layout open; ours is a version, the caveat names and the sanitisation names, in the order of
-its chapters. A mesh that uses Hocket's extensions says so in a block behind these, so that a mesh without them has
-exactly the bytes, and the hash, of a strict one.
+its chapters. A mesh that uses Hocket's extensions says so in a block behind these, and one whose ids are bound in a
+second block, so that a mesh without them has exactly the bytes, and the hash, of a strict one.
 """
 
 from functools import lru_cache
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from hocket.kernel.ids import content_hash
 from hocket.kernel.postcard import BOOL, STR, U32, U64, Malformed, Reader, encode, pair, seq
@@ -16,6 +17,7 @@ from hocket.kernel.vocabulary import EXTENSION_BASE, EXTENSIONS, NAMES
 
 RULES_BYTES_MAX = 64 * 1024
 SKEW_MS_DEFAULT = 300_000
+LATE_MS_DEFAULT = 86_400_000
 
 CAVEATS = ("source_types", "predicates", "kind_prefix", "time_range", "sanitize", "audit_inference")
 SANITIZE = ("StripGeo", "RedactParticipants", "TruncateContent", "StripCustomMetadata")
@@ -33,30 +35,45 @@ class Extensions(Struct, frozen=True):
     derivation_kinds: tuple[str, ...] = ()
 
 
+class Bounds(Struct, frozen=True):
+    """What keeps a member from doing more than it was granted. Ids are bound to content, and ops to their author's
+    previous op. An op that arrives longer than `late_ms` after the end of the delegation that it leans on waits for the
+    owner's word.
+    """
+
+    late_ms: int = LATE_MS_DEFAULT
+
+
 class Rules(Struct, frozen=True):
     version: str = "0.1"
     caveats: tuple[str, ...] = CAVEATS
     sanitize: tuple[str, ...] = SANITIZE
     extensions: Extensions | None = None
+    bounds: Bounds | None = None
 
 
 STRICT = Rules()
-HOCKET = Rules(
+# The extensions alone, for logs from before ids were bound.
+UNBOUND = Rules(
     extensions=Extensions(
         variants=tuple((number, NAMES[number]) for number in sorted(EXTENSIONS)),
         arbiter=True,
         skew_ms=SKEW_MS_DEFAULT,
     )
 )
+HOCKET = replace(UNBOUND, bounds=Bounds())
 
 _NAMES = seq(STR, limit=1024)
 _EXTENSIONS = fields(Extensions, seq(pair(U32, STR), limit=1024), BOOL, U64, _NAMES, _NAMES)
+_BOUNDS = fields(Bounds, U64)
 
 
 def encode_rules(rules: Rules) -> bytes:
     data = encode(STR, rules.version) + encode(_NAMES, rules.caveats) + encode(_NAMES, rules.sanitize)
     if rules.extensions is not None:
         data += encode(_EXTENSIONS, rules.extensions)
+    if rules.bounds is not None:
+        data += encode(_BOUNDS, rules.bounds)
     _check(rules, len(data))
     return data
 
@@ -64,7 +81,8 @@ def encode_rules(rules: Rules) -> bytes:
 def decode_rules(data: bytes) -> Rules:
     r = Reader(data)
     version, caveats, sanitize = STR.read(r), _NAMES.read(r), _NAMES.read(r)
-    rules = Rules(version, caveats, sanitize, _EXTENSIONS.read(r) if r.remaining() else None)
+    extensions = _EXTENSIONS.read(r) if r.remaining() else None
+    rules = Rules(version, caveats, sanitize, extensions, _BOUNDS.read(r) if r.remaining() else None)
     if r.remaining():
         raise Malformed(f"{r.remaining()} bytes follow the rules")
     _check(rules, len(data))
@@ -79,6 +97,8 @@ def rules_hash(rules: Rules) -> bytes:
 def _check(rules: Rules, size: int) -> None:
     if size > RULES_BYTES_MAX:
         raise Malformed(f"rules of {size} bytes; at most {RULES_BYTES_MAX}")
+    if rules.bounds is not None and rules.extensions is None:
+        raise Malformed("bounds stand behind the extensions, and there are none")
     if rules.extensions is not None:
         numbers = [number for number, _ in rules.extensions.variants]
         if numbers != sorted(set(numbers)) or any(number < EXTENSION_BASE for number in numbers):

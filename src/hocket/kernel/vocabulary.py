@@ -402,6 +402,22 @@ class Sanitised(Struct, frozen=True):
     payload: "Payload"
 
 
+class ReportFork(Struct, frozen=True):
+    """The proof that a node has shown two histories: its key, and two ops that it signed and that cannot both be in
+    one."""
+
+    public: bytes
+    left: bytes
+    right: bytes
+
+
+class RevokeRoot(Struct, frozen=True):
+    """The revocation of a delegation that the user's own key issued, with that key's signature."""
+
+    ucan_cid: bytes
+    signature: bytes
+
+
 Payload = (
     IngestEvidence | TombstoneEvidence | CreateEntity | AddEntityAlias | MergeEntities | SplitEntity
     | CreateClaim | UpdateClaimStatus | UpdateClaimConfidence | SupersedeClaim
@@ -410,6 +426,7 @@ Payload = (
     | CreateEpisode | UpdateEpisode | CreateSuggestedAction | UpdateActionStatus
     | DesignateCoordinator | DelegateUcan | RevokeUcan | RouteKind | CascadeTombstone
     | FailWork | CancelJob | RetryJob | ReportProgress | SetSchedule | ClearSchedule | AcceptWork | Sanitised
+    | ReportFork | RevokeRoot
 )  # fmt: skip
 
 LOCATION = fields(Location, F64, F64, option(F64))
@@ -475,6 +492,8 @@ VARIANTS: dict[int, StructCodec[Payload]] = {
     1029: fields(ClearSchedule, STR),
     1030: fields(AcceptWork, ULID, ULID),
 }
+VARIANTS[1032] = fields(ReportFork, HASH, BYTES, BYTES)
+VARIANTS[1033] = fields(RevokeRoot, HASH, fixed(64))
 # What was sanitised twice carries the rules of both, not two wrappings.
 VARIANTS[1031] = fields(Sanitised, seq(STR, limit=64), one_of(VARIANTS))
 

@@ -15,7 +15,7 @@ from hocket.kernel.clock import Hlc, pack
 from hocket.kernel.ids import make_ulid, next_ulid, node_id
 from hocket.kernel.jws import detached
 from hocket.kernel.keys import SigningKey
-from hocket.kernel.ops import Op, decode, plain_schedule, sealed
+from hocket.kernel.ops import NO_ID, Op, decode, link_to, plain_schedule, sealed
 from hocket.kernel.postcard import Malformed
 from hocket.kernel.reasons import Reason
 from hocket.kernel.rules import HOCKET, Rules, decode_rules
@@ -113,19 +113,24 @@ class Log:
             if head.rebuilding is not None:
                 raise being_rebuilt()
             stamp = next_stamp(Hlc(head.wall, head.logical, self.node), self._wall(head.wall))
-            job_id = self.new_id(stamp.wall)
             law = self.laws.read(session, head.law)
             if law.delegations:
-                schedule = ScheduleJob(job_id, kind, b"", b"")
+                schedule = ScheduleJob(NO_ID, kind, b"", b"")
                 refused = law.authority.refusal(self.node, schedule, stamp.wall, kind)
                 if refused is not None:
                     raise NotAuthorised(f"this node may not submit {kind} jobs: {refused.sentence}")
-            body = plain_schedule(job_id, stamp, kind, payload)
+            is_bound = self.laws.rules.bounds is not None
+            link_back = link_to(head.last) if is_bound else None
+            job_id, body = plain_schedule(
+                None if is_bound else self.new_id(stamp.wall), stamp, link_back, kind, payload
+            )
             whole = sealed(body, detached(self._key.sign(body + b"\x00"), self.node))
             seq, chain = head.seq + 1, link(head.chain, whole)
             session.add_ops((OpRow(seq, job_id, pack(stamp), SCHEDULE_JOB, job_id, 0, 0, whole, chain),))
             settled = head.settled if head.unsettled else head.seq
-            session.put_head(Head(stamp.wall, stamp.logical, seq, chain, settled, head.unsettled + 1, None, head.law))
+            session.put_head(
+                Head(stamp.wall, stamp.logical, seq, chain, settled, head.unsettled + 1, None, head.law, job_id)
+            )
         self._committed(True)
         return job_id
 
@@ -171,30 +176,34 @@ class Log:
     def rules(self) -> Rules:
         return self.laws.rules
 
-    def admit(self, ops: Iterable[Received], decide: Decide | None = None) -> Admission:
+    def admit(self, ops: Iterable[Received], decide: Decide | None = None, *, sender: int | None = None) -> Admission:
         """Takes in ops from elsewhere, in any order, any number of times. What cannot be verified is turned
-        away and counted. `decide` is called with what is new, inside the transaction that takes it in.
+        away and counted. `decide` is called with what is new, inside the transaction that takes it in. `sender` is the
+        node that they come from, None when the operator brings them.
         """
         # What was held of an author comes before what the author has written since.
         self.release(decide)
-        return self._admit(ops, decide)
+        return self._admit(ops, decide, sender)
 
-    def _admit(self, ops: Iterable[Received], decide: Decide | None) -> Admission:
+    def _admit(self, ops: Iterable[Received], decide: Decide | None, sender: int | None) -> Admission:
         with self.store.read() as session:
             keys = {int.from_bytes(node, "big"): public for node, (public, _) in session.nodes().items()}
             law = self.laws.read(session, session.head().law)
+        is_vouched = sender is None or law.is_trusted(sender, self._wall(0))
         door = Door(self.user, keys, law, self.node, self._wall(0))
         total = Admission(0, 0, {})
         waiting: Callable[[], Admission] | None = None
         for batch in _batches(ops):
             # While one batch is folded, the helpers verify the next.
-            following = self._begin(batch, door, decide)
+            following = self._begin(batch, door, decide, is_vouched)
             if waiting is not None:
                 total = add(total, waiting())
             waiting = following
         return total if waiting is None else add(total, waiting())
 
-    def _begin(self, batch: list[Received], door: Door, decide: Decide | None) -> Callable[[], Admission]:
+    def _begin(
+        self, batch: list[Received], door: Door, decide: Decide | None, is_vouched: bool
+    ) -> Callable[[], Admission]:
         """Begins to verify a batch; what it gives ends that, and takes in what is good."""
         good = sorted(((raw, op) for raw, op in batch if isinstance(op, Op)), key=lambda item: item[1].timestamp)
         judging = door.judge(good, self._helpers)
@@ -207,12 +216,13 @@ class Log:
         def request(tx: Transaction, verdicts: list[Reason | None], limit: int) -> Admission:
             tx.session.order_ops()
             tx.settle()
-            intake = Intake(tx, limit, [op for _, op in good])
+            intake = Intake(tx, limit, [op for _, op in good], is_vouched)
             for raw, op in batch:
                 if isinstance(op, Malformed):
                     intake.unreadable(raw, op)
             for (raw, op), reason in zip(good, verdicts, strict=True):
                 intake.take(raw, op, reason)
+            intake.settle()
             if decide is not None and intake.taken:
                 decide(tx, intake.taken)
             return intake.admission()
@@ -228,7 +238,7 @@ class Log:
             return None
         with self.store.read() as session:
             due = session.due(until, ADMIT_BATCH)
-        admission = self._admit(((body, decode(body)) for body in due), decide)
+        admission = self._admit(((body, decode(body)) for body in due), decide, None)
         self.run(lambda tx: tx.session.drop_held([body[:16] for body in due]))
         return admission
 

@@ -9,10 +9,11 @@ from hocket.kernel.ops import Op, decode
 from hocket.kernel.policy import dependencies
 from hocket.kernel.reasons import Reason
 from hocket.kernel.roster import Standings
-from hocket.kernel.vocabulary import AcceptWork, Payload, ScheduleJob, job_of
+from hocket.kernel.vocabulary import AcceptWork, Payload, ScheduleJob, job_of, number_of
 from hocket.store import Entry, Session
 
 _COUNTS = 0
+_ACCEPT = number_of(AcceptWork)
 
 
 class Fresh:
@@ -32,13 +33,19 @@ class Fresh:
 
 
 class Citations:
-    """`entry` gives a job that is known to the transaction; `settle` folds what is on the log but not in the
-    projections yet, and gives False when there is nothing.
+    """`entry` gives a job that is known to the transaction; `arbiter` who decides at a time; `settle` folds what is on
+    the log but not in the projections yet, and gives False when there is nothing.
     """
 
     def __init__(
-        self, session: Session, fresh: Fresh, entry: Callable[[bytes], Entry | None], settle: Callable[[], bool]
+        self,
+        session: Session,
+        fresh: Fresh,
+        entry: Callable[[bytes], Entry | None],
+        arbiter: Callable[[Hlc], int | None],
+        settle: Callable[[], bool],
     ) -> None:
+        self._arbiter = arbiter
         self._session = session
         self._fresh = fresh
         self._entry = entry
@@ -65,7 +72,7 @@ class Citations:
         ops while it is folded again; without them the op is its job's newest, and `newest_claim` is known to count.
         """
         payload = op.payload
-        if not op.causal_deps and not _hangs(payload):
+        if not op.cited and not _hangs(payload):
             return None
         reason: Reason | None = None
         for standing in self._cited(op, verdicts, newest_claim):
@@ -75,7 +82,8 @@ class Citations:
             at, why = standing
             if at >= op.timestamp:
                 return Reason.DEPENDENCY_CYCLE
-            if why == Reason.WAITING:
+            if why in (Reason.WAITING, Reason.OFFERED):
+                # An offer counts once the arbiter has accepted it.
                 reason = reason or Reason.WAITING
             elif why != _COUNTS:
                 reason = Reason.DEPENDENCY_REJECTED
@@ -83,7 +91,7 @@ class Citations:
 
     def are_here(self, op: Op) -> bool:
         """Whether everything that the op cites is on the log, be it worth anything or not."""
-        return all(self._standing(dep, op.id, None) is not None for dep in op.causal_deps)
+        return all(self._standing(dep, op.id, None) is not None for dep in op.cited)
 
     def _cited(
         self, op: Op, verdicts: Standings | None, newest_claim: bytes | None
@@ -95,15 +103,38 @@ class Citations:
         """
         payload = op.payload
         job_id = job_of(payload)
-        for dep in op.causal_deps:
+        for dep in op.cited:
             if newest_claim is None or dep != newest_claim:
-                yield (verdicts and verdicts.get(dep)) or self._standing(dep, op.id, job_id)
+                standing = (verdicts and verdicts.get(dep)) or self._standing(dep, op.id, job_id)
+                if standing is not None and standing[1] == Reason.OFFERED:
+                    self.cite(dep, op.id)
+                    if self._is_accepted(dep, op):
+                        standing = standing[0], _COUNTS
+                yield standing
         if type(payload) is ScheduleJob and payload.policy_envelope:
             for earlier in dependencies(payload.policy_envelope):
                 yield self._schedule_standing(earlier, op)
         elif type(payload) is AcceptWork:
             offer = (verdicts and verdicts.get(payload.offer)) or self._standing(payload.offer, op.id, job_id)
             yield None if offer is None else (offer[0], _COUNTS)
+
+    def _is_accepted(self, offer: bytes, op: Op) -> bool:
+        """Whether the arbiter has accepted an offer that the op cites: the arbiter of the acceptance's time, or when
+        the acceptance is later than the op, that of the op's time, so that nothing hangs on what comes after it.
+        """
+        offered = self._fresh.ops[offer][0] if offer in self._fresh.ops else None
+        row = None if offered is not None else self._session.op(offer)
+        job_id = job_of(offered.payload) if offered is not None else row and row.job
+        if not job_id:
+            return False
+        stored = [(decode(row.body), row.reason) for row in self._session.ops_of_job(job_id) if row.variant == _ACCEPT]
+        return any(
+            type(each.payload) is AcceptWork
+            and each.payload.offer == offer
+            and reason != Reason.INTEGRITY
+            and each.node_id == self._arbiter(min(each.timestamp, op.timestamp))
+            for each, reason in stored + self._fresh.of_job(job_id)
+        )
 
     def _schedule_standing(self, job_id: bytes, op: Op) -> tuple[Hlc, int] | None:
         """The same for the schedule of a job that the op's comes after. Of several the best of the earlier ones

@@ -1,18 +1,20 @@
-"""Who gets in: whether an op from elsewhere was signed by a node that this user has introduced. A node that
-nobody has heard of introduces itself by a delegation that leads back to the user, in an op that it signed itself. What
-an op then means, whether its author may write it and whether it counts, is decided by the fold.
+"""Who gets in: whether an op from elsewhere was signed by a node that this user has introduced, and whether its ids
+follow from its content. A node that nobody has heard of introduces itself by a delegation that leads back to the user,
+in an op that it signed itself. What an op then means, whether its author may write it and whether it counts, is decided
+by the fold.
 """
 
 from collections.abc import Sequence
 from concurrent.futures import Executor
 
 from hocket.kernel.authority import Authority
-from hocket.kernel.ops import Op, verify_op
+from hocket.kernel.forks import BOUND_OP_BYTES_MAX, read_fork
+from hocket.kernel.ops import Op, is_bound, verify_op
 from hocket.kernel.postcard import Malformed
 from hocket.kernel.reasons import Reason
 from hocket.kernel.ucan import Delegation
 from hocket.kernel.ucan import read as read_ucan
-from hocket.kernel.vocabulary import DelegateUcan, Sanitised
+from hocket.kernel.vocabulary import DelegateUcan, ReportFork, Sanitised
 from hocket.log.law import Law
 from hocket.log.parallel import Shared
 
@@ -20,7 +22,7 @@ from hocket.log.parallel import Shared
 WALL_MAX = 2**48 - 1
 
 # Reasons that can pass: what is missing may come later, and then the op must be sent again.
-CURABLE = frozenset((Reason.UNKNOWN_NODE, Reason.UNRESOLVED, Reason.HELD_FULL))
+CURABLE = frozenset((Reason.UNKNOWN_NODE, Reason.UNRESOLVED, Reason.HELD_FULL, Reason.UNLINKED))
 
 Received = tuple[bytes, Op]
 
@@ -32,6 +34,7 @@ class Door:
 
     def __init__(self, user: str, keys: dict[int, bytes], law: Law, reader: int, now: int) -> None:
         self._user = user
+        self._is_bound = law.rules.bounds is not None
         self._keys = keys
         self._law = law
         self._authority = law.authority
@@ -83,7 +86,18 @@ class Door:
             return Reason.BEYOND_TIME
         if key is None:
             return Reason.UNKNOWN_NODE
-        return None if verify_op(raw, op, key) else Reason.BAD_SIGNATURE
+        if not verify_op(raw, op, key):
+            return Reason.BAD_SIGNATURE
+        return self._unbound(raw, op) if self._is_bound else None
+
+    def _unbound(self, raw: bytes, op: Op) -> Reason | None:
+        if len(raw) > BOUND_OP_BYTES_MAX and not isinstance(op.payload, ReportFork):
+            return Reason.TOO_LARGE
+        if op.link is None or not is_bound(raw, op):
+            return Reason.UNBOUND
+        if isinstance(op.payload, ReportFork) and read_fork(op.payload) is None:
+            return Reason.MALFORMED
+        return None
 
     def _unsigned(self, op: Op, key: bytes | None) -> Reason | None:
         """An op without a signature is taken in only by one who may read no more of it than is left."""

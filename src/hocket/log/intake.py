@@ -5,14 +5,21 @@ time has come; and every one of them, but for those from clocks too far ahead, m
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from hocket.kernel.clock import Hlc
-from hocket.kernel.ops import Op
+from msgspec.structs import replace
+
+from hocket.kernel.clock import Hlc, pack
+from hocket.kernel.forks import is_fork
+from hocket.kernel.ops import Op, decode, link_to
 from hocket.kernel.postcard import Malformed, UnknownVariant
 from hocket.kernel.reasons import Reason
+from hocket.kernel.vocabulary import ReportFork, Sanitised
 from hocket.log.door import CURABLE
 from hocket.log.transaction import Transaction
+from hocket.store import LateOp
 
 HELD_MAX = 100_000
+# So many ops of one author wait for the owner's word.
+LATE_MAX = 10_000
 
 
 class Admission(NamedTuple):
@@ -39,15 +46,19 @@ class Admission(NamedTuple):
 
 class Intake:
     """`limit` is the latest wall that is taken in now, `expected` are the ops that may be: what is known about them is
-    read from the store once for all.
+    read from the store once for all. `is_vouched` says that the owner or the coordinator sends them, or the operator.
     """
 
-    def __init__(self, tx: Transaction, limit: int, expected: Sequence[Op]) -> None:
+    def __init__(self, tx: Transaction, limit: int, expected: Sequence[Op], is_vouched: bool = True) -> None:
         self._tx = tx
         self._limit = limit
+        self._is_vouched = is_vouched
         self._known = tx.session.known_ops([op.id for op in expected])
         tx.projection.prepare(expected)
         self._room = HELD_MAX - tx.session.held()[0]
+        # Only a node that holds every op of every author can tell whether one follows the other.
+        self._checks_links = tx.is_bound and tx.holds_everything
+        self._unlinked: set[int] = set()
         self.taken: list[Op] = []
         self._ids: set[bytes] = set()
         self._duplicated = 0
@@ -64,19 +75,78 @@ class Intake:
         early = op.timestamp.wall > self._limit
         if not early:
             tx.hear(op.timestamp)
-        if op.id in self._ids or op.id in self._known:
+        known = self._known.get(op.id)
+        if known is not None and _is_same(known, raw, op):
             self._duplicated += 1
         elif reason is not None:
             self._refuse(op.id, op.node_id, reason, op.timestamp)
+        elif known is not None:
+            self._contradict(known, raw, op)
         elif early:
             self._hold(raw, op)
+        elif not self._is_vouched and self._is_late(op):
+            self._hold_for_owner(raw, op)
+        elif self._checks_links and not self._follows(raw, op):
+            self._unlinked.add(op.node_id)
+            self._refuse(op.id, op.node_id, Reason.UNLINKED, op.timestamp)
         else:
-            if op.node_id == tx.node:
-                # It is taken in, since the key is good; but this node never wrote it, or has lost it.
-                tx.refuse(op.id, op.node_id, Reason.TWIN)
-            tx.admit(op, raw)
-            self._ids.add(op.id)
-            self.taken.append(op)
+            self._admit(raw, op)
+
+    def _admit(self, raw: bytes, op: Op) -> None:
+        if op.node_id == self._tx.node:
+            # It is taken in, since the key is good; but this node never wrote it, or has lost it.
+            self._tx.refuse(op.id, op.node_id, Reason.TWIN)
+        self._tx.admit(op, raw)
+        self._known[op.id] = raw
+        self._ids.add(op.id)
+        self.taken.append(op)
+
+    def _contradict(self, known: bytes, raw: bytes, op: Op) -> None:
+        """The id is that of another op. Of one author, neither counts any more."""
+        other = decode(known)
+        if other.node_id == op.node_id:
+            if self._tx.is_bound:
+                self._report(known, raw, op)
+            else:
+                self._tx.projection.collide(other)
+        self._refuse(op.id, op.node_id, Reason.OTHER_BYTES)
+
+    # One author, one history.
+
+    def _follows(self, raw: bytes, op: Op) -> bool:
+        """Whether the op comes right after the last one of its author that is here. If it shows that its author has two
+        histories, it is taken in as well: it proves that, and nothing of either counts from there on.
+        """
+        tx = self._tx
+        latest, latest_id = tx.latest_of(op.node_id)
+        if pack(op.timestamp) > latest and op.link == link_to(latest_id):
+            return True
+        if op.node_id in tx.projection.law.forks:
+            return True
+        if op.node_id in self._unlinked or op.link is None:
+            return False
+        return any(self._report(other, raw, op) for other in tx.bodies_beside(op))
+
+    def _report(self, known: bytes, raw: bytes, op: Op) -> bool:
+        tx = self._tx
+        if not is_fork(decode(known), op):
+            return False
+        public, _ = tx.session.nodes()[op.node_id.to_bytes(8, "big")]
+        return isinstance(tx.author(ReportFork(public, known, raw)), Op)
+
+    # What has to wait.
+
+    def _is_late(self, op: Op) -> bool:
+        """Whether what allowed the op had ended so long ago that it may well have been dated back."""
+        tx, bounds = self._tx, self._tx.projection.law.rules.bounds
+        if bounds is None:
+            return False
+        ended = tx.physical - bounds.late_ms
+        authority = tx.projection.law.authority
+        if not authority.has_ended(op.node_id, ended):
+            return False
+        until = authority.allowed_until(op.node_id, op.payload, op.timestamp.wall, tx.kind_of(op.payload))
+        return until is not None and until <= ended
 
     def _hold(self, raw: bytes, op: Op) -> None:
         if self._room <= 0:
@@ -86,17 +156,39 @@ class Intake:
         self._held += 1
         self._tx.session.hold(op.id, op.timestamp.wall, raw)
 
+    def _hold_for_owner(self, raw: bytes, op: Op) -> None:
+        author = op.node_id.to_bytes(8, "big")
+        if self._tx.session.late_count(author) >= LATE_MAX:
+            self._refuse(op.id, op.node_id, Reason.HELD_FULL, op.timestamp)
+            return
+        self._held += 1
+        self._tx.refuse(op.id, op.node_id, Reason.LATE)
+        self._tx.session.hold_late(LateOp(op.id, author, pack(op.timestamp), self._tx.physical, raw))
+
     def _refuse(self, op_id: bytes, author: int, reason: Reason, at: Hlc | None = None) -> None:
         self._tx.refuse(op_id, author, reason)
         self._refused[reason] = self._refused.get(reason, 0) + 1
         if at is not None and reason in CURABLE:
             self._curable[author] = min(self._curable.get(author, at), at)
 
+    def settle(self) -> None:
+        """Folds again what ops that came late have changed; once for the whole batch."""
+        self._tx.projection.settle()
+
     def admission(self) -> Admission:
         collided = sum(self._tx.projection.reason(op_id) == Reason.INTEGRITY for op_id in self._ids)
         return Admission(
             len(self.taken), self._duplicated, self._refused, collided, held=self._held, curable=self._curable
         )
+
+
+def _is_same(known: bytes, raw: bytes, op: Op) -> bool:
+    """Whether an op with the same id is the same op. What was sanitised on its way is; so is what was signed again."""
+    if known == raw:
+        return True
+    other = decode(known)
+    is_sanitised = isinstance(op.payload, Sanitised) or isinstance(other.payload, Sanitised)
+    return other.node_id == op.node_id and (is_sanitised or replace(other, signature=op.signature) == op)
 
 
 def add(left: Admission, right: Admission) -> Admission:

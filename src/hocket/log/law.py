@@ -1,27 +1,48 @@
 """The law of a log: who may write what, and who is the coordinator, at every moment. It is read from the delegations,
-revocations and designations on the log and kept until one of them changes, since every op is judged by it.
+revocations, designations and proofs of forks on the log and kept until one of them changes, since every op is judged by
+it.
+
+A node that has shown two histories has lost its word: nothing counts that it wrote from the fork on. What the arbiter
+accepted of it before stands on the arbiter's word; and of a coordinator that was replaced, the history that its
+successor's designation pins.
 """
 
 from bisect import bisect
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
 from hocket.kernel.authority import Authority, Revocation, counting_revocations
-from hocket.kernel.clock import Hlc, unpack
+from hocket.kernel.clock import U32_MAX, Hlc, pack, unpack
 from hocket.kernel.ids import content_hash
-from hocket.kernel.ops import Op
+from hocket.kernel.ops import Op, decode, link_to, pin_to
 from hocket.kernel.reasons import Reason
 from hocket.kernel.rules import Rules
 from hocket.kernel.ucan import Delegation
 from hocket.kernel.ucan import read as read_ucan
-from hocket.kernel.vocabulary import ClaimWork, CompleteJob, Payload, RevokeUcan
-from hocket.store import Session
+from hocket.kernel.vocabulary import ClaimWork, CompleteJob, Payload, ReportFork, RevokeRoot, RevokeUcan
+from hocket.store import Coordinator, Session
 
 # How many laws are remembered: the one in force, and those of transactions that were undone.
 REMEMBERED = 4
+# How many ops of a coordinator with two histories are looked at.
+PINNED_MAX = 1_000_000
+
+
+class Tenure(NamedTuple):
+    """A coordinator from a time on. `last` is the time of the last op of its own that counts as the coordinator's: the
+    designation of its successor has pinned it. None: there is no bound.
+    """
+
+    since: Hlc
+    node: int
+    last: Hlc | None = None
+    pin: bytes | None = None
 
 
 class Law:
-    """`revocations` are those that count: each was judged by what was in force when it was written."""
+    """`revocations` are those that count: each was judged by what was in force when it was written. `forks` says of
+    nodes since when they have two histories, and `pinned` are ops from after that which count all the same.
+    """
 
     def __init__(
         self,
@@ -29,26 +50,49 @@ class Law:
         authority: Authority,
         delegations: Iterable[Delegation],
         revocations: Iterable[Revocation],
-        coordinators: list[tuple[Hlc, int]],
+        tenures: list[Tenure],
+        forks: dict[int, Hlc],
+        pinned: frozenset[bytes],
     ) -> None:
         extensions = rules.extensions
+        self.rules = rules
         self.authority = authority
         self.delegations = tuple(delegations)
         self._revocations = frozenset(revocations)
-        self.coordinators = coordinators
-        self._since = [at for at, _ in coordinators]
+        self.tenures = tenures
+        self.forks = forks
+        self._pinned = pinned
+        self._since = [tenure.since for tenure in tenures]
         self._arbiter = extensions is not None and extensions.arbiter
         self.derivation_ops = frozenset(extensions.derivation_ops if extensions else ())
         self._derivation_kinds = tuple(extensions.derivation_kinds if extensions else ())
         self._derives = bool(self.derivation_ops or self._derivation_kinds)
 
+    @property
+    def coordinators(self) -> list[tuple[Hlc, int]]:
+        """Since when which node is the coordinator."""
+        return [(tenure.since, tenure.node) for tenure in self.tenures]
+
+    def _tenure(self, at: Hlc) -> Tenure | None:
+        index = bisect(self._since, at)
+        return self.tenures[index - 1] if index else None
+
     def coordinator(self, at: Hlc) -> int | None:
         """The coordinator in force at that time, if one was designated."""
-        index = bisect(self._since, at)
-        return self.coordinators[index - 1][1] if index else None
+        tenure = self._tenure(at)
+        return None if tenure is None else tenure.node
 
     def arbiter(self, at: Hlc) -> int | None:
         return self.coordinator(at) if self._arbiter else None
+
+    def is_overtaken(self, at: Hlc) -> bool:
+        """Whether what the coordinator of that time decided then was not known when its successor was designated."""
+        tenure = self._tenure(at)
+        return tenure is not None and tenure.last is not None and at > tenure.last
+
+    def is_trusted(self, node: int, now_ms: int) -> bool:
+        """Whether a node is the owner's or the coordinator: what it hands on was in time."""
+        return self.authority.is_owner(node, now_ms) or self.coordinator(Hlc(now_ms, U32_MAX, node)) == node
 
     def refusal(self, op: Op, kind: str | None = None) -> Reason | None:
         """Why the author may not write this op; `kind` is that of the job that it is about. A log without a single
@@ -57,6 +101,10 @@ class Law:
         if not self.delegations:
             return None
         payload = op.payload
+        since = self.forks.get(op.node_id) if self.forks else None
+        if since is not None and op.timestamp >= since and op.id not in self._pinned:
+            # A proof speaks for itself.
+            return None if isinstance(payload, ReportFork | RevokeRoot) else Reason.FORKED
         refused = self.authority.refusal(op.node_id, payload, op.timestamp.wall, kind)
         if refused is None:
             if self._derives and self._is_derivation(payload, kind) and op.node_id != self.coordinator(op.timestamp):
@@ -73,7 +121,11 @@ class Law:
     def compared_with(self, before: "Law") -> tuple[set[int], set[int]]:
         """The nodes that have lost delegations since, and those that have got some: their ops are to be judged anew."""
         then, now = before._standing(), self._standing()
-        return {node for node, _ in then - now}, {node for node, _ in now - then}
+        forked = {node for node in self.forks.keys() | before.forks.keys() if self._fork(node) != before._fork(node)}
+        return {node for node, _ in then - now} | forked, {node for node, _ in now - then} | forked
+
+    def _fork(self, node: int) -> tuple[Hlc | None, frozenset[bytes]]:
+        return self.forks.get(node), self._pinned
 
     def _standing(self) -> set[tuple[int, bytes]]:
         return {(each.node, each.cid) for each in self.delegations if self.authority.fault(each) is None}
@@ -102,17 +154,56 @@ class Laws:
         return law
 
     def _read(self, session: Session) -> Law:
+        is_bound = self.rules.bounds is not None
         delegations = {each.cid: self._delegation(each.cid, each.token) for each in session.delegations()}
-        revocations = [(unpack(each.hlc), unpack(each.hlc).node, each.cid) for each in session.revocations()]
-        counting = counting_revocations(self._user, delegations.values(), revocations)
-        authority = Authority(self._user, delegations.values(), {cid for _, _, cid in counting})
-        coordinators = [(unpack(each.hlc), int.from_bytes(each.node, "big")) for each in session.coordinators()]
-        return Law(self.rules, authority, delegations.values(), counting, coordinators)
+        revoked = session.revocations()
+        revocations = [(unpack(each.hlc), unpack(each.hlc).node, each.cid) for each in revoked if not each.root]
+        counting = counting_revocations(self._user, delegations.values(), revocations, is_bound)
+        roots = {each.cid for each in revoked if each.root}
+        authority = Authority(
+            self._user, delegations.values(), {cid for _, _, cid in counting} | roots, is_bound=is_bound
+        )
+        tenures = _tenures(session.coordinators())
+        forks: dict[int, Hlc] = {}
+        for fork in session.forks():
+            forks.setdefault(int.from_bytes(fork.node, "big"), unpack(fork.since))
+        pinned = frozenset(op_id for tenure in tenures for op_id in _pinned(session, tenure, forks))
+        return Law(self.rules, authority, delegations.values(), counting, tenures, forks, pinned)
 
     def _delegation(self, cid: bytes, token: bytes) -> Delegation:
         if cid not in self._tokens:
             self._tokens[cid] = read_ucan(token)
         return self._tokens[cid]
+
+
+def _tenures(coordinators: list[Coordinator]) -> list[Tenure]:
+    tenures: list[Tenure] = []
+    for each in coordinators:
+        if tenures and each.pin is not None:
+            before = tenures[-1]
+            wall, logical = int.from_bytes(each.pin[1:7], "big"), int.from_bytes(each.pin[7:11], "big")
+            tenures[-1] = before._replace(last=Hlc(wall, logical, before.node), pin=each.pin)
+        tenures.append(Tenure(unpack(each.hlc), int.from_bytes(each.node, "big")))
+    return tenures
+
+
+def _pinned(session: Session, tenure: Tenure, forks: dict[int, Hlc]) -> Iterator[bytes]:
+    """The ops of a coordinator with two histories that its successor's designation commits to: from the pinned one
+    back, link by link, to the fork.
+    """
+    since = forks.get(tenure.node)
+    if since is None or tenure.last is None or tenure.last < since:
+        return
+    node = tenure.node.to_bytes(8, "big")
+    after = pack(
+        since._replace(logical=since.logical - 1) if since.logical else Hlc(since.wall - 1, U32_MAX, since.node)
+    )
+    ops = [decode(row.body) for row in session.ops_of_author(node, after, PINNED_MAX)]
+    by_link = {link_to(op.id): op for op in ops}
+    found = next((op for op in ops if pin_to(op.timestamp, op.id) == tenure.pin), None)
+    while found is not None:
+        yield found.id
+        found = by_link.get(found.link or b"")
 
 
 def trace(op_id: bytes) -> int:

@@ -9,7 +9,7 @@ from hocket.kernel.ops import Op
 from hocket.kernel.reasons import Reason
 from hocket.kernel.snapshot import SNAPSHOT_TYPE
 from hocket.kernel.vocabulary import ClaimType, CreateClaim, CreateSuggestedAction
-from hocket.store import Session
+from hocket.store import Artifact, Session
 
 Cite = Callable[[bytes, bytes], None]
 
@@ -20,21 +20,22 @@ def unlinked(op: Op, authority: Authority, session: Session, cite: Cite) -> Reas
     an action cites them.
     """
     payload = op.payload
-    if isinstance(payload, CreateClaim) and (payload.claim_type is ClaimType.DERIVED or payload.provenance.jobs):
-        named, all_of_them = payload.provenance.snapshots, True
-    elif isinstance(payload, CreateSuggestedAction) and payload.derivation_job is not None:
-        named, all_of_them = op.causal_deps, False
-    else:
+    is_claim = isinstance(payload, CreateClaim) and (
+        payload.claim_type is ClaimType.DERIVED or bool(payload.provenance.jobs)
+    )
+    is_action = isinstance(payload, CreateSuggestedAction) and payload.derivation_job is not None
+    if not (is_claim or is_action) or not authority.audited(op.node_id, op.timestamp.wall, None):
         return None
-    if not authority.audited(op.node_id, op.timestamp.wall, None):
-        return None
-    for artifact_id in named:
-        # Should it come later, the op that names it is judged anew.
-        cite(artifact_id, op.id)
-    here = [_is_snapshot(session, artifact_id) for artifact_id in named]
-    return None if here and (all(here) if all_of_them else any(here)) else Reason.NO_SNAPSHOT
+    if isinstance(payload, CreateClaim):
+        named = payload.provenance.snapshots
+        for artifact_id in named:
+            # Should it come later, the op that names it is judged anew.
+            cite(artifact_id, op.id)
+        here = [_is_snapshot(session.artifact(artifact_id)) for artifact_id in named]
+        return None if here and all(here) else Reason.NO_SNAPSHOT
+    is_linked = any(session.snapshot_by_op(dep) is not None for dep in op.cited)
+    return None if is_linked else Reason.NO_SNAPSHOT
 
 
-def _is_snapshot(session: Session, artifact_id: bytes) -> bool:
-    artifact = session.artifact(artifact_id)
+def _is_snapshot(artifact: Artifact | None) -> bool:
     return artifact is not None and artifact.type == SNAPSHOT_TYPE

@@ -6,12 +6,13 @@ again.
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 
 from hocket.kernel import roster
 from hocket.kernel.clock import Hlc, pack
 from hocket.kernel.ids import ulid_ms
 from hocket.kernel.ops import Op, decode
-from hocket.kernel.reasons import Reason
+from hocket.kernel.reasons import UNAUTHORISED, Reason
 from hocket.kernel.roster import Job, Outcome, State
 from hocket.kernel.vocabulary import (
     NAMES,
@@ -20,6 +21,8 @@ from hocket.kernel.vocabulary import (
     CreateArtifact,
     DelegateUcan,
     DesignateCoordinator,
+    ReportFork,
+    RevokeRoot,
     RevokeUcan,
     RouteKind,
     ScheduleJob,
@@ -35,6 +38,8 @@ from hocket.store import Entry, Session, Stage
 
 _CLAIMS = (number_of(ClaimWork), number_of(AcceptWork))
 _COUNTS = 0
+_LAW = (DelegateUcan, RevokeUcan, RevokeRoot, ReportFork)
+_UNAUTHORISED = tuple(map(int, UNAUTHORISED))
 
 
 class Projection:
@@ -56,10 +61,11 @@ class Projection:
         self._dirty: set[bytes] = set()
         self._new: set[bytes] = set()
         self._fresh = Fresh()
-        # What is still to be asked again, each once: jobs, and ops that are about no job.
-        self._again: OrderedDict[bytes, None] = OrderedDict()
+        # What is still to be asked again, each once: jobs, and ops that are about no job. Of a job, whether the ops
+        # that no delegation allowed are to be asked too, because the law has changed.
+        self._again: OrderedDict[bytes, bool] = OrderedDict()
         self._doubted: OrderedDict[bytes, None] = OrderedDict()
-        self._citations = Citations(session, self._fresh, self.entry, settle)
+        self._citations = Citations(session, self._fresh, self.entry, self.arbiter, settle)
         self._registers = Registers(session, lambda op_id: self._known(op_id)[0], self._counting)
         # Asked once, when it matters: most logs have no dependencies.
         self._any_after: bool | None = None
@@ -88,6 +94,13 @@ class Projection:
 
     def arbiter(self, at: Hlc) -> int | None:
         return self.law.arbiter(at)
+
+    def is_overtaken(self, at: Hlc) -> bool:
+        return self.law.is_overtaken(at)
+
+    def offer_of(self, op_id: bytes) -> bytes | None:
+        op, _ = self._known(op_id)
+        return op.payload.offer if op is not None and isinstance(op.payload, AcceptWork) else None
 
     def offered(self, op_id: bytes, job_id: bytes) -> Op | None:
         op, _ = self._known(op_id)
@@ -172,12 +185,9 @@ class Projection:
 
     def newest(self, op: Op) -> Reason | None:
         """Applies an op that nothing on the log is later than. A refused one leaves no trace; an offer does."""
-        reason = self._citing_fault(op)
-        if reason is not None:
-            return reason
         job_id = job_of(op.payload)
         if job_id is None:
-            reason = self.law.refusal(op) or self._unlinked(op)
+            reason = self._citing_fault(op) or self.law.refusal(op) or self._unlinked(op)
             if reason is None:
                 self._fresh.put(op, _COUNTS)
                 self._registers.introduce(op)
@@ -186,7 +196,11 @@ class Projection:
                 self._settle()
             return reason
         before = self.entry(job_id)
-        verdict = roster.apply(before.job if before else None, op, self)
+        # The fold believes the arbiter that it keeps to the routes that it knows; here is where it does.
+        is_claim = before is not None and type(op.payload) is ClaimWork
+        if is_claim and self.route(before.job.kind, op.timestamp) not in (None, op.node_id):  # type: ignore[union-attr]
+            return Reason.ROUTED_ELSEWHERE
+        verdict = roster.apply(before.job if before else None, op, self, partial(self._citing_fault, op))
         if verdict is Reason.OFFERED:
             self._fresh.put(op, Reason.OFFERED)
             self._note(before, op)
@@ -195,6 +209,9 @@ class Projection:
             return verdict
         self._fresh.put(op, _COUNTS)
         self._keep(before, verdict)
+        if type(op.payload) is AcceptWork:
+            self._leaners(op)
+            self._settle()
         if type(op.payload) is ScheduleJob and job_id not in self._new:
             # An id that others could make too, like that of a schedule's tick, may have been waited for.
             self._leaners(op)
@@ -204,11 +221,14 @@ class Projection:
     # Ops in any order: received, imported, or met again in a rebuild.
 
     def arrived(self, op: Op, integrity: bool) -> None:
-        """Takes in an op that may be older than others, before its row is stored; `reason` tells afterwards
-        whether it counts.
+        """Takes in an op that may be older than others, before its row is stored. Jobs that have to be folded again are
+        folded by `settle`, each once; `reason` tells afterwards whether the op counts.
         """
         job_id = job_of(op.payload)
         self._fresh.put(op, Reason.INTEGRITY if integrity else Reason.WAITING)
+        if op.node_id in self.law.forks:
+            # Perhaps it is one of those that count all the same.
+            self._change_law(op)
         if job_id is None:
             self._registers.introduce(op)
             self._doubted[op.id] = None
@@ -216,17 +236,30 @@ class Projection:
             self._arrived_at(job_id, op)
         # Whoever cites it has waited for it, and now learns what it is, be it only that it is later than themselves.
         self._leaners(op)
-        self._settle()
+        if job_id is None:
+            # The law, routes and coordinators are what the following ops are judged by.
+            while self._doubted:
+                self._judge(self._doubted.popitem(last=False)[0])
 
     def _arrived_at(self, job_id: bytes, op: Op) -> None:
         before = self.entry(job_id)
-        if before is not None and op.timestamp > before.job.last:
+        refused = None if before is None else self.law.refusal(op, before.job.kind)
+        if refused is not None:
+            # What its author may not write is no reason to fold the job again.
+            self._fresh.put(op, refused)
+        elif job_id in self._again:
+            return
+        elif before is not None and op.timestamp > before.job.last:
             self._fresh.put(op, self._in_place(before, op))
         elif before is None and job_id in self._new and type(op.payload) is ScheduleJob:
             self._fresh.put(op, self._in_place(None, op))
         else:
-            self._again[job_id] = None
+            self._again[job_id] = False
         self._new.discard(job_id)
+
+    def settle(self) -> None:
+        """Folds again and asks again whatever what has arrived makes necessary."""
+        self._settle()
 
     def legislate(self, op: Op, integrity: bool) -> None:
         """Before a whole log is replayed: enters its delegations and revocations, since the law looks back."""
@@ -253,13 +286,12 @@ class Projection:
         return self._fresh.ops[op_id][1]
 
     def _in_place(self, before: Entry | None, op: Op) -> int:
-        verdict: Job | Reason | None = self._citing_fault(op)
-        if verdict is None:
-            verdict = roster.apply(before.job if before else None, op, self)
+        verdict = roster.apply(before.job if before else None, op, self, partial(self._citing_fault, op))
         if not isinstance(verdict, Reason):
             self._keep(before, verdict)
             return _COUNTS
-        self._note(before, op)
+        if verdict not in UNAUTHORISED:
+            self._note(before, op)
         return verdict
 
     def collide(self, op: Op) -> None:
@@ -270,17 +302,16 @@ class Projection:
         self._set_reason(op, Reason.INTEGRITY)
         job_id = job_of(op.payload)
         if job_id is not None:
-            self._again[job_id] = None
+            self._again.setdefault(job_id, False)
         else:
             self._repeal(op)
             if before == _COUNTS:
                 self._unproject(op)
         self._leaners(op)
-        self._settle()
 
     def _citing_fault(self, op: Op) -> Reason | None:
         """For the newest op of its job: the claim in force needs no looking up."""
-        if not op.causal_deps or (job_id := job_of(op.payload)) is None:
+        if not op.cited or (job_id := job_of(op.payload)) is None:
             return self._citations.fault(op)
         entry = self._entries.get(job_id)
         return self._citations.fault(op, newest_claim=None if entry is None else entry.job.claim_op)
@@ -298,15 +329,19 @@ class Projection:
             names.add(payload.job_id)
         elif type(payload) is CreateArtifact:
             names.add(payload.artifact_id)
+        elif type(payload) is AcceptWork:
+            # Whoever cites the offer has waited for its acceptance.
+            names.add(payload.offer)
         citing_ops = [citing for name in names for citing in self._citations.citing(name)]
         for citing in citing_ops:
             op, _ = self._known(citing)
             if op is not None:
                 self._doubt(op.id, job_of(op.payload))
 
-    def _doubt(self, op_id: bytes, job_id: bytes | None) -> None:
+    def _doubt(self, op_id: bytes, job_id: bytes | None, law: bool = False) -> None:
+        """`law` says that it is asked again because the law has changed."""
         if job_id is not None:
-            self._again[job_id] = None
+            self._again[job_id] = law or self._again.get(job_id, False)
         else:
             self._doubted[op_id] = None
 
@@ -314,7 +349,7 @@ class Projection:
         """Asks until nothing is left to ask. That ends, because a verdict hangs on earlier ops alone."""
         while self._again or self._doubted:
             if self._again:
-                self._refold(self._again.popitem(last=False)[0])
+                self._refold(*self._again.popitem(last=False))
             else:
                 self._judge(self._doubted.popitem(last=False)[0])
 
@@ -335,11 +370,14 @@ class Projection:
             self._unproject(op)
         self._leaners(op)
 
-    def _refold(self, job_id: bytes) -> None:
+    def _refold(self, job_id: bytes, law: bool) -> None:
+        """What no delegation allowed is left out unless the law has changed, so that it costs others nothing."""
+        without = () if law else _UNAUTHORISED
         ops: dict[bytes, tuple[Op, int]] = {
-            row.id: (decode(row.body), row.reason) for row in self._session.ops_of_job(job_id)
+            row.id: (decode(row.body), row.reason) for row in self._session.ops_of_job(job_id, without)
         }
-        ops.update((op.id, (op, reason)) for op, reason in self._fresh.of_job(job_id))
+        fresh = self._fresh.of_job(job_id)
+        ops.update((op.id, (op, reason)) for op, reason in fresh if law or reason not in _UNAUTHORISED)
         verdicts = {op.id: (op.timestamp, reason) for op, reason in ops.values() if reason == Reason.INTEGRITY}
         job = roster.fold((op for op, _ in ops.values()), self, self._citations.fault, verdicts)
         flipped = [op for op, reason in ops.values() if verdicts[op.id][1] != reason]
@@ -416,7 +454,7 @@ class Projection:
             if entry is None:
                 continue
             if changed_at is not None and entry.job.last > changed_at:
-                self._again[dependent] = None
+                self._again.setdefault(dependent, False)
             else:
                 self._put(entry._replace(stage=self._stage(entry.job)))
 
@@ -455,27 +493,38 @@ class Projection:
         if isinstance(payload, RouteKind):
             self.flush()
             since = self._session.jobs_of_kind_since(payload.kind, pack(op.timestamp))
-            self._again.update(dict.fromkeys(since))
+            for job_id in since:
+                self._again.setdefault(job_id, False)
         elif isinstance(payload, DesignateCoordinator):
             self._change_law(op)
             self.flush()
-            self._again.update(dict.fromkeys(self._session.jobs_since(pack(op.timestamp))))
+            for job_id in self._session.jobs_since(self._decided_since(op)):
+                self._again[job_id] = True
             derivations = tuple(number for number, name in NAMES.items() if name in self.law.derivation_ops)
             for row in self._session.ops_of_variants(derivations) if derivations else ():
                 if row.hlc > pack(op.timestamp):
                     self._doubted[row.id] = None
+            for row in self._session.ops_refused_for((Reason.WAITING,)):
+                self._doubt(row.id, row.job)
+
+    def _decided_since(self, designation: Op) -> bytes:
+        """From when on a designation changes who decides: its own time, or the op of its predecessor that it pins."""
+        pin = designation.pin
+        if pin is None:
+            return pack(designation.timestamp)
+        return pack(min(designation.timestamp, Hlc(pin.wall, pin.logical, 0)))
 
     # The law.
 
     def _enact(self, op: Op) -> None:
-        """A delegation or a revocation has force as soon as all that it cites is here."""
-        if not isinstance(op.payload, DelegateUcan | RevokeUcan) or not self._citations.are_here(op):
+        """A delegation, a revocation or a proof of a fork has force as soon as all that it cites is here."""
+        if not isinstance(op.payload, _LAW) or not self._citations.are_here(op):
             return
         if self._registers.enact(op):
             self._judge_anew(op)
 
     def _repeal(self, op: Op) -> None:
-        if isinstance(op.payload, DelegateUcan | RevokeUcan) and self._registers.repeal(op):
+        if isinstance(op.payload, _LAW) and self._registers.repeal(op):
             self._judge_anew(op)
 
     def _change_law(self, op: Op) -> None:
@@ -492,11 +541,11 @@ class Projection:
         self._doubted.update((revoked.op_id, None) for revoked in self._session.revocations())
         for fresh, _ in list(self._fresh.ops.values()):
             if fresh.node_id in losers | gainers and fresh.id != op.id:
-                self._doubt(fresh.id, job_of(fresh.payload))
+                self._doubt(fresh.id, job_of(fresh.payload), law=True)
         for node in losers:
             self._session.order_ops()
             for op_id, job_id in self._session.written_by(node.to_bytes(8, "big")):
-                self._doubt(op_id, job_id)
+                self._doubt(op_id, job_id, law=True)
         if gainers:
-            for row in self._session.ops_refused_for((Reason.UNAUTHORISED, Reason.REVOKED, Reason.UNRESOLVED)):
-                self._doubt(row.id, row.job)
+            for row in self._session.ops_refused_for(_UNAUTHORISED):
+                self._doubt(row.id, row.job, law=True)

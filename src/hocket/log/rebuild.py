@@ -11,14 +11,14 @@ import msgspec
 from blake3 import blake3
 
 from hocket.kernel.ops import decode
-from hocket.kernel.vocabulary import DelegateUcan, RevokeUcan, number_of
+from hocket.kernel.vocabulary import DelegateUcan, ReportFork, RevokeRoot, RevokeUcan, number_of
 from hocket.log.law import Laws
 from hocket.log.projection import Projection
 from hocket.store import Session, Store
 
 STEP = 2_000
 _START = bytes(20)
-_LAW_OPS = (number_of(DelegateUcan), number_of(RevokeUcan))
+_LAW_OPS = tuple(number_of(each) for each in (DelegateUcan, RevokeUcan, RevokeRoot, ReportFork))
 
 
 class Rebuilt(NamedTuple):

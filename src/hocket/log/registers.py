@@ -6,6 +6,7 @@ op counts and struck when it does not any more; whether it counts is the project
 from collections.abc import Callable, Iterable
 
 from hocket.kernel.clock import Hlc, pack
+from hocket.kernel.forks import read_fork
 from hocket.kernel.ops import Op
 from hocket.kernel.ucan import read as read_ucan
 from hocket.kernel.vocabulary import (
@@ -14,12 +15,14 @@ from hocket.kernel.vocabulary import (
     DelegateUcan,
     DesignateCoordinator,
     EvictArtifact,
+    ReportFork,
+    RevokeRoot,
     RevokeUcan,
     RouteKind,
     SetSchedule,
     number_of,
 )
-from hocket.store import Artifact, Coordinator, Delegated, Revoked, Schedule, Session
+from hocket.store import Artifact, Coordinator, Delegated, Fork, Revoked, Schedule, Session
 
 _ARTIFACT_OPS = (number_of(CreateArtifact),)
 # What SQLite's integers can hold.
@@ -62,24 +65,31 @@ class Registers:
             self._session.bind(node, delegation.public, delegation.issuer, pack(op.timestamp))
 
     def enact(self, op: Op) -> bool:
-        """Enters a delegation or a revocation in the law, whatever its author may do: what each of them is worth is
-        found out by reading all of them together. False when it is there already.
+        """Enters a delegation, a revocation or a proof of two histories in the law, whatever its author may do: what
+        each of them is worth is found out by reading all of them together. False when it is there already.
         """
-        hlc = pack(op.timestamp)
-        if isinstance(op.payload, DelegateUcan):
-            return self._session.set_delegation(Delegated(op.id, op.payload.ucan_cid, hlc, op.payload.ucan_bytes))
-        assert isinstance(op.payload, RevokeUcan)
-        return self._session.set_revocation(Revoked(op.id, op.payload.ucan_cid, hlc))
+        hlc, payload = pack(op.timestamp), op.payload
+        if isinstance(payload, DelegateUcan):
+            return self._session.set_delegation(Delegated(op.id, payload.ucan_cid, hlc, payload.ucan_bytes))
+        if isinstance(payload, ReportFork):
+            forked = read_fork(payload)
+            assert forked is not None
+            return self._session.set_fork(Fork(op.id, forked.node.to_bytes(8, "big"), pack(forked.since)))
+        assert isinstance(payload, RevokeUcan | RevokeRoot)
+        is_root = isinstance(payload, RevokeRoot)
+        return self._session.set_revocation(Revoked(op.id, payload.ucan_cid, hlc, int(is_root)))
 
     def repeal(self, op: Op) -> bool:
         """Takes it out again. False when it was not there."""
-        return self._session.drop_delegation(op.id) or self._session.drop_revocation(op.id)
+        session = self._session
+        return session.drop_delegation(op.id) or session.drop_revocation(op.id) or session.drop_fork(op.id)
 
     def enter(self, op: Op) -> None:
         payload = op.payload
         hlc = pack(op.timestamp)
         if isinstance(payload, DesignateCoordinator):
-            self._session.set_coordinator(Coordinator(hlc, op.id, payload.coordinator.to_bytes(8, "big")))
+            pin = None if op.pin is None else op.pin.commitment
+            self._session.set_coordinator(Coordinator(hlc, op.id, payload.coordinator.to_bytes(8, "big"), pin))
         elif isinstance(payload, EvictArtifact):
             self._session.add_eviction(op.id, payload.artifact_id)
         elif isinstance(payload, CreateArtifact):

@@ -7,12 +7,14 @@ import hashlib
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from msgspec.structs import replace
+
 from hocket.errors import StoreError
-from hocket.kernel.clock import U32_MAX, ClockOverflow, Hlc, pack, recv, tick
-from hocket.kernel.ops import Op, decode, sealed, unsigned
+from hocket.kernel.clock import U32_MAX, ClockOverflow, Hlc, pack, recv, tick, unpack
+from hocket.kernel.ops import NO_ID, Op, bind, decode, link_to, pin_to, sealed, unsigned
 from hocket.kernel.policy import Policy
 from hocket.kernel.reasons import Reason
-from hocket.kernel.vocabulary import Payload, discriminant, job_of
+from hocket.kernel.vocabulary import CreateArtifact, Payload, ScheduleJob, discriminant, job_of
 from hocket.log.law import Laws
 from hocket.log.projection import Projection
 from hocket.store import Head, OpRow, Refusal, Session
@@ -23,6 +25,8 @@ Signer = Callable[[Sequence[bytes]], list[bytes]]
 
 
 SETTLE_ALL = 2**62
+# Where the store keeps that this node has not always been given everything.
+GAPS = "gaps"
 # Where the store keeps that this node came into a mesh that was there before it, so that somebody is the coordinator.
 NEWCOMER = "newcomer"
 
@@ -67,6 +71,7 @@ class Transaction:
         "_clock",
         "_drafts",
         "_head",
+        "_last",
         "_latest",
         "_laws",
         "_projection",
@@ -99,7 +104,9 @@ class Transaction:
         self._projection: Projection | None = None
         self._drafts: list[Draft] = []
         self._stamps: dict[Hlc, Op] = {}
-        self._latest: dict[int, bytes] = {}
+        # Of each author, the time and the id of its latest op, as far as it was looked up.
+        self._latest: dict[int, tuple[bytes, bytes]] = {}
+        self._last = head.last
         self._refusals: list[Refusal] = []
         self._settled, self.unsettled = head.settled, head.unsettled
 
@@ -114,23 +121,52 @@ class Transaction:
         """Whether workers should look at what this transaction changed."""
         return self.unsettled > 0 or (self._projection is not None and self._projection.stirring)
 
-    def author(self, payload: Payload, deps: tuple[bytes, ...] = (), op_id: bytes | None = None) -> Op | Reason:
+    @property
+    def is_bound(self) -> bool:
+        """Whether ids are bound to content here, and ops to their author's previous op."""
+        return self._laws.rules.bounds is not None
+
+    def author(self, payload: Payload, deps: tuple[bytes, ...] = (), about: int | None = None) -> Op | Reason:
         """Writes an op of this node's own. One that would not count is not written: the reason comes back
         instead. What is for the arbiter to decide, and that is another node, is written as an offer: see `is_offer`.
-        An id is only given where something else has the same one; it must be new.
+        A job or an artifact whose id is `NO_ID` gets that of the op. An op that is `about` another node pins the
+        last op that is known of it.
         """
         stamp = next_stamp(self._clock, self._wall_now)
-        op = Op(op_id or self.new_id(stamp.wall), stamp, self.node, deps, payload)
+        op, body = self._named(stamp, payload, deps, about)
+        if isinstance(op.payload, ScheduleJob) and op.payload.job_id == op.id:
+            self.projection.expect_new(op.id)
         reason = self.projection.newest(op)
         if reason is not None:
             return reason
-        self._clock = stamp
-        self._drafts.append(Draft(op, unsigned(op), is_sealed=False))
+        self._clock, self._last = stamp, op.id
+        self._drafts.append(Draft(op, body, is_sealed=False))
         return op
+
+    def _named(self, stamp: Hlc, payload: Payload, deps: tuple[bytes, ...], about: int | None) -> tuple[Op, bytes]:
+        if self.is_bound:
+            pins = () if about is None else self._pin(about)
+            return bind(Op(NO_ID, stamp, self.node, (*deps, *pins, link_to(self._last)), payload))
+        op_id = self.new_id(stamp.wall)
+        if isinstance(payload, ScheduleJob) and payload.job_id == NO_ID:
+            payload = replace(payload, job_id=op_id)
+        elif isinstance(payload, CreateArtifact) and payload.artifact_id == NO_ID:
+            payload = replace(payload, artifact_id=op_id)
+        op = Op(op_id, stamp, self.node, deps, payload)
+        return op, unsigned(op)
+
+    def _pin(self, node: int) -> tuple[bytes, ...]:
+        self.session.order_ops()
+        hlc, op_id = self.latest_of(node)
+        return (pin_to(unpack(hlc), op_id),) if op_id != NO_ID else ()
 
     def is_offer(self, op: Op) -> bool:
         """Whether an op of this transaction waits for the arbiter's word."""
         return self.projection.reason(op.id) == Reason.OFFERED
+
+    def counts(self, op: Op) -> bool:
+        """Whether an op of this transaction counts."""
+        return self.projection.reason(op.id) == 0
 
     def settle(self, limit: int = SETTLE_ALL) -> bool:
         """Folds and indexes ops that were only put on the log so far, oldest first. False when there are none."""
@@ -190,14 +226,45 @@ class Transaction:
             # The counter is spent. That keeps this node from writing, not from hearing.
             self._clock = Hlc(max(self._clock.wall, stamp.wall), U32_MAX, self.node)
 
+    def latest_of(self, node: int) -> tuple[bytes, bytes]:
+        """The packed time and the id of the latest op of a node, those of this transaction included."""
+        if node == self.node and self._drafts and self._last != self._head.last:
+            own = next(draft.op for draft in reversed(self._drafts) if draft.op.node_id == node)
+            return pack(own.timestamp), own.id
+        if node not in self._latest:
+            self._latest[node] = self.session.latest_of(node.to_bytes(8, "big"))
+        return self._latest[node]
+
+    def bodies_beside(self, op: Op) -> list[bytes]:
+        """Other ops of the same author with the same link or the same time."""
+        assert op.link is not None
+        packed = pack(op.timestamp)
+        rows = self.session.ops_with_link(packed[12:], op.link) + self.session.ops_at(packed)
+        fresh = [draft.whole for draft in self._drafts if draft.op.node_id == op.node_id and draft.is_sealed]
+        return [body for body in ([row.body for row in rows] + fresh) if body[:16] != op.id]
+
+    @property
+    def holds_everything(self) -> bool:
+        """Whether this node may read every op, and always could, so that it holds all ops of every author."""
+        authority = self.projection.law.authority
+        return authority.reads_everything(self.node, self.now) and self.session.meta(GAPS) is None
+
+    def kind_of(self, payload: Payload) -> str | None:
+        """The kind of the job that an op is about, if the job is known."""
+        job_id = job_of(payload)
+        entry = None if job_id is None else self.projection.entry(job_id)
+        return None if entry is None else entry.job.kind
+
     def admit(self, op: Op, body: bytes) -> None:
         """Takes in an op from outside whose signature and author are good. It may be older than others."""
         packed = pack(op.timestamp)
-        latest = self._latest.get(op.node_id)
-        if latest is None:
-            latest = self.session.latest_of(packed[12:])
-        twins = [decode(row.body) for row in self.session.ops_at(packed)] if packed <= latest else []
-        self._latest[op.node_id] = max(latest, packed)
+        latest = self.latest_of(op.node_id)
+        twins = [decode(row.body) for row in self.session.ops_at(packed)] if packed <= latest[0] else []
+        if packed > latest[0]:
+            self._latest[op.node_id] = packed, op.id
+            if op.node_id == self.node:
+                # This node has lost it, or another machine has its key. Its next op follows this one.
+                self._last = op.id
         if op.timestamp in self._stamps:
             twins.append(self._stamps[op.timestamp])
         self._stamps[op.timestamp] = op
@@ -231,6 +298,7 @@ class Transaction:
             self.session.refuse(self._refusals)
         settled = self._settled if self.unsettled else seq
         law = self._head.law if self._projection is None else self._projection.law_state
-        head = Head(self._clock.wall, self._clock.logical, seq, chain, settled, self.unsettled, None, law)
+        clock = self._clock
+        head = Head(clock.wall, clock.logical, seq, chain, settled, self.unsettled, None, law, self._last)
         if head != self._head:
             self.session.put_head(head)

@@ -7,7 +7,7 @@ from typing import Any
 
 import apsw
 
-from hocket.store import Artifact, Coordinator, Delegated, Invitation, Peer, Revoked, Schedule
+from hocket.store import Artifact, Coordinator, Delegated, Fork, Invitation, Peer, Revoked, Schedule
 
 _ARTIFACT = "id, op_id, type, source_job, hash, size, expires, inline"
 _INVITATION = "secret_hash, name, grants, expires, used_by, made"
@@ -36,23 +36,33 @@ class MeshStatements:
 
     def set_revocation(self, revoked: Revoked) -> bool:
         """False when it was there already."""
-        sql = "INSERT OR IGNORE INTO revocations (op, cid, hlc) VALUES (?, ?, ?) RETURNING 1"
+        sql = "INSERT OR IGNORE INTO revocations (op, cid, hlc, root) VALUES (?, ?, ?, ?) RETURNING 1"
         return bool(self._sql(sql, revoked).fetchall())
 
     def drop_revocation(self, op_id: bytes) -> bool:
         return bool(self._sql("DELETE FROM revocations WHERE op = ? RETURNING 1", (op_id,)).fetchall())
 
     def revocations(self) -> list[Revoked]:
-        return [Revoked(*row) for row in self._sql("SELECT op, cid, hlc FROM revocations ORDER BY hlc")]
+        return [Revoked(*row) for row in self._sql("SELECT op, cid, hlc, root FROM revocations ORDER BY hlc")]
 
     def set_coordinator(self, coordinator: Coordinator) -> None:
-        self._sql("REPLACE INTO coordinators (hlc, op, node) VALUES (?, ?, ?)", coordinator)
+        self._sql("REPLACE INTO coordinators (hlc, op, node, pin) VALUES (?, ?, ?, ?)", coordinator)
 
     def drop_coordinator(self, op_id: bytes) -> None:
         self._sql("DELETE FROM coordinators WHERE op = ?", (op_id,))
 
     def coordinators(self) -> list[Coordinator]:
-        return [Coordinator(*row) for row in self._sql("SELECT hlc, op, node FROM coordinators ORDER BY hlc")]
+        return [Coordinator(*row) for row in self._sql("SELECT hlc, op, node, pin FROM coordinators ORDER BY hlc")]
+
+    def set_fork(self, fork: Fork) -> bool:
+        """False when it was there already."""
+        return bool(self._sql("INSERT OR IGNORE INTO forks VALUES (?, ?, ?) RETURNING 1", fork).fetchall())
+
+    def drop_fork(self, op_id: bytes) -> bool:
+        return bool(self._sql("DELETE FROM forks WHERE op = ? RETURNING 1", (op_id,)).fetchall())
+
+    def forks(self) -> list[Fork]:
+        return [Fork(*row) for row in self._sql("SELECT op, node, since FROM forks ORDER BY since, op")]
 
     def set_route(self, kind: str, hlc: bytes, node: bytes | None) -> None:
         self._sql("REPLACE INTO routes VALUES (?, ?, ?)", (kind, hlc, node))
@@ -97,6 +107,10 @@ class MeshStatements:
 
     def artifact(self, artifact_id: bytes) -> Artifact | None:
         return next(iter(self._artifacts("WHERE id = ?", artifact_id)), None)
+
+    def snapshot_by_op(self, op_id: bytes) -> Artifact | None:
+        """The record of a model call that this op made."""
+        return next(iter(self._artifacts("WHERE op_id = ? AND type = 'likewise.inference.snapshot'", op_id)), None)
 
     def artifacts_of_job(self, job_id: bytes) -> list[Artifact]:
         """What a job's runs made, and its result, which is listed with the job."""

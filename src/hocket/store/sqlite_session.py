@@ -14,27 +14,28 @@ from hocket.errors import StoreError
 from hocket.kernel.clock import pack, unpack
 from hocket.kernel.policy import DEFAULT, decode_policy, encode_policy
 from hocket.kernel.roster import Job, Outcome, State
-from hocket.store import Entry, Head, OpRow, Refusal, Stage, Worker
+from hocket.store import Entry, Head, LateOp, OpRow, Refusal, Stage, Worker
 from hocket.store.sqlite_mesh import MeshStatements
 
 REFUSALS_KEPT = 10_000
 
-_HEAD = "wall, logical, seq, chain, settled, unsettled, rebuilding, law"
+_HEAD = "wall, logical, seq, chain, settled, unsettled, rebuilding, law, last"
 _OP = "seq, id, hlc, variant, job, reason, settled, body, chain"
 _JOB = (
     "id, kind, stage, priority, schedule_op, scheduled, policy, last, outcome, fence, failures, returns, claimer,"
-    " claim_op, deadline, ready_at, done, artifacts, error_op, progress, unique_key, worker"
+    " claim_op, deadline, ready_at, done, artifacts, error_op, progress, unique_key, worker,"
+    " settled"
 )
 _JOB_OF_J = ", ".join("j." + column.strip() for column in _JOB.split(","))
 _PUT_HEAD = (
-    "UPDATE head SET wall = ?, logical = ?, seq = ?, chain = ?, settled = ?, unsettled = ?, rebuilding = ?, law = ?"
-    " WHERE one = 1"
+    "UPDATE head SET wall = ?, logical = ?, seq = ?, chain = ?, settled = ?, unsettled = ?, rebuilding = ?, law = ?,"
+    " last = ? WHERE one = 1"
 )
 _ADD_OP = f"INSERT INTO ops ({_OP}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
-_PUT_JOB = f"REPLACE INTO jobs ({_JOB}) VALUES ({', '.join('?' * 22)})"
+_PUT_JOB = f"REPLACE INTO jobs ({_JOB}) VALUES ({', '.join('?' * 23)})"
 _PROJECTIONS = (
     *("jobs", "after", "cites", "nodes", "routes", "schedules", "artifacts"),
-    *("evictions", "delegations", "revocations", "coordinators"),
+    *("evictions", "delegations", "revocations", "coordinators", "forks"),
 )
 
 # What comes of a statement that is good when the schema or the text in the file is not.
@@ -130,13 +131,19 @@ class SqliteSession(MeshStatements):
     def op(self, op_id: bytes) -> OpRow | None:
         return self._op("id = ? AND settled = 1", op_id)
 
-    def known_ops(self, op_ids: Sequence[bytes]) -> set[bytes]:
-        """Which of these are on the log."""
-        return self._among("SELECT id FROM ops WHERE settled = 1 AND id IN ", op_ids)
+    def known_ops(self, op_ids: Sequence[bytes]) -> dict[bytes, bytes]:
+        """Those of these that are on the log, each with its bytes."""
+        rows = self._many("SELECT id, body FROM ops WHERE id = ? AND settled = 1", [(op_id,) for op_id in op_ids])
+        return dict(rows)
 
-    def latest_of(self, node: bytes) -> bytes:
-        """The HLC of the author's latest op, or one before all others."""
-        return self._one("SELECT max(hlc) FROM ops WHERE substr(hlc, 13) = ?", node) or bytes(20)
+    def latest_of(self, node: bytes) -> tuple[bytes, bytes]:
+        """The HLC and the id of the author's latest op, or zeros when there is none."""
+        sql = "SELECT hlc, id FROM ops WHERE substr(hlc, 13) = ? ORDER BY hlc DESC LIMIT 1"
+        return self._sql(sql, (node,)).fetchone() or (bytes(20), bytes(16))
+
+    def ops_with_link(self, node: bytes, link: bytes) -> list[OpRow]:
+        """The author's ops that contain these bytes before their payload. This reads every op of the author."""
+        return self._ops("WHERE substr(hlc, 13) = ? AND instr(body, ?) > 0 ORDER BY hlc", node, link)
 
     def op_seq(self, seq: int) -> OpRow | None:
         return self._op("seq = ?", seq)
@@ -159,8 +166,10 @@ class SqliteSession(MeshStatements):
     def ops_at(self, hlc: bytes) -> list[OpRow]:
         return self._ops("WHERE substr(hlc, 13) = ? AND hlc = ?", hlc[12:], hlc)
 
-    def ops_of_job(self, job_id: bytes) -> list[OpRow]:
-        return self._ops("WHERE job = ? AND settled = 1 ORDER BY hlc", job_id)
+    def ops_of_job(self, job_id: bytes, without: Sequence[int] = ()) -> list[OpRow]:
+        """In HLC order, but for those that were refused for one of these reasons."""
+        refused = f"AND reason NOT IN ({', '.join(str(int(reason)) for reason in without)})" if without else ""
+        return self._ops(f"WHERE job = ? AND settled = 1 {refused} ORDER BY hlc", job_id)
 
     def ops_in_order(self, after: bytes, limit: int) -> list[OpRow]:
         """The next ops of all authors in HLC order."""
@@ -257,6 +266,22 @@ class SqliteSession(MeshStatements):
     def held(self) -> tuple[int, int | None]:
         """How many ops are held, and the wall of the earliest."""
         return self._one("SELECT count(*) FROM held"), self._one("SELECT min(wall) FROM held")
+
+    def hold_late(self, late: LateOp) -> None:
+        self._sql("INSERT OR IGNORE INTO late VALUES (?, ?, ?, ?, ?)", late)
+
+    def late_count(self, node: bytes) -> int:
+        return int(self._one("SELECT count(*) FROM late WHERE author = ?", node))
+
+    def late_ops(self, node: bytes | None = None) -> list[LateOp]:
+        """Those of one author, or of all, in HLC order."""
+        rows = self._rows(
+            "SELECT id, author, hlc, received, body FROM late WHERE ? IN (author, x'') ORDER BY hlc", node or b""
+        )
+        return [LateOp(*row) for row in rows]
+
+    def drop_late(self, op_ids: Sequence[bytes]) -> None:
+        self._many("DELETE FROM late WHERE id = ?", [(op_id,) for op_id in op_ids])
 
     # The roster.
 
@@ -484,12 +509,13 @@ def _row(entry: Entry) -> tuple[Any, ...]:
         job.progress,
         policy.unique,
         entry.worker,
+        int(job.is_settled),
     )
 
 
 def _entry(row: tuple[Any, ...]) -> Entry:
     (job_id, kind, stage, _, schedule_op, scheduled, policy, last, outcome, fence, failures, returns, claimer,
-     claim_op, deadline, ready_at, done, artifacts, error_op, progress, _, worker) = row  # fmt: skip
+     claim_op, deadline, ready_at, done, artifacts, error_op, progress, _, worker, settled) = row  # fmt: skip
     job = Job(
         job_id,
         kind,
@@ -510,5 +536,6 @@ def _entry(row: tuple[Any, ...]) -> Entry:
         tuple(artifacts[i : i + 16] for i in range(0, len(artifacts), 16)) if artifacts else (),
         error_op,
         progress,
+        bool(settled),
     )
     return Entry(job, _STAGES[stage], worker)

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 from hocket.errors import Conflict, NotAuthorised, Unreachable, Usage
 from hocket.kernel.clock import hlc_text
 from hocket.kernel.ids import content_hash, hash_text, node_text, ulid_prefix_range, ulid_text
-from hocket.kernel.ops import Op, decode
+from hocket.kernel.ops import NO_ID, Op, decode
 from hocket.kernel.reasons import Reason
 from hocket.kernel.snapshot import SNAPSHOT_TYPE
 from hocket.kernel.vocabulary import CreateArtifact, EvictArtifact, Payload
@@ -92,7 +92,7 @@ def full(session: Session, blobs: Blobs, artifact: Artifact) -> dict[str, Any]:
         "author": node_text(op.node_id),
         "created": hlc_text(op.timestamp),
         "inputs": [ulid_text(each) for each in payload.inputs_used],
-        "cites": [ulid_text(each) for each in op.causal_deps],
+        "cites": [ulid_text(each) for each in op.cited],
         "model_id": payload.model_id,
         "model_version": payload.model_version,
     }
@@ -138,9 +138,7 @@ def put(tx: Transaction, blobs: Blobs, type: str, content: Content, ttl_ms: int 
     """An artifact that comes from no job."""
     if content.staged is not None:
         blobs.keep(content.staged)
-    artifact_id = tx.new_id(tx.now)
-    _must(tx, creation(artifact_id, type, None, (), content, ttl_ms), (), artifact_id)
-    return artifact_id
+    return _must(tx, creation(NO_ID, type, None, (), content, ttl_ms), ()).id
 
 
 # Eviction.
@@ -150,7 +148,7 @@ def evict(tx: Transaction, artifact: Artifact) -> None:
     """Says on the log that the content is gone."""
     if tx.session.is_evicted(artifact.id):
         raise Conflict(f"artifact {ulid_text(artifact.id)} is evicted already")
-    _must(tx, EvictArtifact(artifact.id), (artifact.op_id,), None)
+    _must(tx, EvictArtifact(artifact.id), (artifact.op_id,))
 
 
 def is_due(session: Session, node: int, now: int) -> bool:
@@ -226,7 +224,8 @@ def _is_garbage(session: Session, hash: bytes, age_s: float) -> bool:
     return not _is_needed(session, hash)
 
 
-def _must(tx: Transaction, payload: Payload, deps: tuple[bytes, ...], op_id: bytes | None) -> None:
-    op = tx.author(payload, deps, op_id)
+def _must(tx: Transaction, payload: Payload, deps: tuple[bytes, ...]) -> Op:
+    op = tx.author(payload, deps)
     if isinstance(op, Reason):
         raise NotAuthorised(f"this {type(payload).__name__} would not count: {op.sentence}")
+    return op

@@ -57,7 +57,7 @@ def _decision(session: Session, offer: Offer) -> Decision:
         payload = decode(row.body).payload
         if isinstance(payload, AcceptWork) and payload.offer == offer.op_id:
             op = decode(offered.body)
-            is_held = entry.job.deadline is not None and entry.job.claim_op in (row.id, *op.causal_deps)
+            is_held = entry.job.deadline is not None and entry.job.claim_op in (row.id, *op.cited)
             return entry.job if is_held or not isinstance(op.payload, ClaimWork) else Reason.STALE_CLAIM
     return Reason.NOT_ACCEPTED
 

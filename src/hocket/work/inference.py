@@ -127,7 +127,7 @@ class _Record:
         self._end(Answer(None, ""), _writable(f"[no answer: {type(error).__name__}: {error}]"))
 
     def _end(self, answer: Answer, text: str) -> None:
-        self._products.end(self._made(answer, text, self._products.kit.now()))
+        self._products.end(self._id, self._made(answer, text, self._products.kit.now()))
 
     def _unanswered(self, now: Hlc) -> Product:
         return self._made(Answer(None, ""), "[no answer: the run was over before one came]", now)
@@ -150,8 +150,8 @@ class _Record:
             completed_at=max(self._started_at, now),
         )
         content = contain(kit.blobs, encode_snapshot(snapshot))
-        payload = _creation(self._id, self._products.job_id, snapshot, content)
-        return Product(self._id, payload, (), content.staged, is_snapshot=True)
+        payload = self._products.named(_creation(self._id, self._products.job_id, snapshot, content))
+        return Product(payload.artifact_id, payload, (), content.staged, is_snapshot=True)
 
 
 def _creation(artifact_id: bytes, job_id: bytes, snapshot: Snapshot, content: Content) -> CreateArtifact:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from hocket.errors import Conflict, NotAuthorised, Usage
 from hocket.kernel.ids import content_hash, ulid_text
-from hocket.kernel.ops import Op, decode
+from hocket.kernel.ops import NO_ID, Op, decode
 from hocket.kernel.policy import Policy, Rate, encode_policy
 from hocket.kernel.reasons import Reason
 from hocket.kernel.roster import Job, Outcome, State
@@ -128,12 +128,9 @@ def _submit(tx: Transaction, draft: Draft) -> Submitted:
         if holder is not None:
             return Submitted(holder, created=False)
     deps = tuple(_dependency(tx, job_id).schedule_op for job_id in policy.dependencies()) if policy.after else ()
-    job_id = draft.job_id
-    if job_id is None:
-        job_id = tx.new_id(tx.now)
-        tx.projection.expect_new(job_id)
-    _must(tx.author(ScheduleJob(job_id, draft.kind, draft.payload, encode_policy(policy)), deps), job_id)
-    return Submitted(job_id, created=True)
+    schedule = ScheduleJob(draft.job_id or NO_ID, draft.kind, draft.payload, encode_policy(policy))
+    op = _must(tx.author(schedule, deps), draft.job_id)
+    return Submitted(draft.job_id or op.id, created=True)
 
 
 def _unique_holder(tx: Transaction, kind: str, policy: Policy) -> bytes | None:
@@ -287,15 +284,14 @@ def complete(tx: Transaction, held: Held, result: bytes | None, duration_ms: int
         stale = stale_claim(tx, held)
         if stale is not None:
             return stale
-        artifact_id = tx.new_id(tx.now)
         content = Content(content_hash(result), len(result), result, None)
-        payload = creation(artifact_id, RESULT_TYPE, held.job_id, (), content, None)
-        written = tx.author(payload, made.snapshots, artifact_id)
+        payload = creation(NO_ID, RESULT_TYPE, held.job_id, (), content, None)
+        written = tx.author(payload, made.records)
         if isinstance(written, Reason):
             return fail(tx, held, f"its result would not count: {written.sentence}", "", retry=False)
-        artifacts = (*artifacts, artifact_id)
+        artifacts = (*artifacts, written.id)
     completion = CompleteJob(held.job_id, made.claims, artifacts, Telemetry(duration_ms, None, None, None))
-    return _speak(tx, held, completion, made.snapshots)
+    return _speak(tx, held, completion, made.records)
 
 
 def fail(tx: Transaction, held: Held, error: str, traceback: str, retry: bool) -> Result:
@@ -345,7 +341,7 @@ def reclaim(tx: Transaction, dead: set[int]) -> int:
 def _end_is_offered(tx: Transaction, job: Job) -> bool:
     """Whether the arbiter has yet to decide on an end of this hold that was offered before."""
     offered = [row for row in tx.session.ops_of_job(job.id) if row.reason == Reason.OFFERED and row.variant in _ENDS]
-    return any(job.claim_op in decode(row.body).causal_deps for row in offered)
+    return any(job.claim_op in decode(row.body).cited for row in offered)
 
 
 def cancel(tx: Transaction, job_id: bytes, reason: str) -> Job | Offer:
@@ -369,10 +365,24 @@ def retry(tx: Transaction, job_id: bytes, reason: str) -> Job | Offer:
 
 def accept(tx: Transaction, offers: Sequence[Op]) -> int:
     """The arbiter's part: decides on what others offer about jobs, in the order of the offers' own times. What spans
-    jobs, and what hangs on the rest of the log, is decided here and now; the fold asks for it no more. Gives how many
-    were accepted.
+    jobs, and what hangs on the rest of the log, is decided here and now; the fold asks for it no more. Completions of
+    open jobs, which need nobody's word, get the arbiter's too: then they stand whatever comes to light later. Gives how
+    many were accepted.
     """
-    return sum(_accept(tx, op) for op in sorted(offers, key=lambda op: op.timestamp) if tx.is_offer(op))
+    return sum(
+        _accept(tx, op) if tx.is_offer(op) else _stamp(tx, op) for op in sorted(offers, key=lambda op: op.timestamp)
+    )
+
+
+def _stamp(tx: Transaction, op: Op) -> bool:
+    """Accepts the completion of an open job."""
+    payload = op.payload
+    if not isinstance(payload, CompleteJob) or tx.projection.arbiter(tx.latest) != tx.node:
+        return False
+    entry = tx.projection.entry(payload.job_id)
+    if entry is None or not entry.job.policy.open or entry.job.is_settled or not tx.counts(op):
+        return False
+    return not isinstance(tx.author(AcceptWork(payload.job_id, op.id)), Reason)
 
 
 def _accept(tx: Transaction, op: Op) -> bool:
@@ -384,10 +394,10 @@ def _accept(tx: Transaction, op: Op) -> bool:
     if entry is None:
         return False
     job = entry.job
+    if isinstance(payload, ClaimWork) and tx.projection.route(job.kind, tx.latest) not in (None, op.node_id):
+        return False  # a first claim as well as a renewal
     if isinstance(payload, ClaimWork) and job.state is State.PENDING and not _may_start(tx, op, payload, job):
         return False
-    if isinstance(payload, ClaimWork) and job.state is State.CLAIMED and job.claim_op not in op.causal_deps:
-        return False  # somebody's second claim is no renewal of the first, of which its author may know nothing
     return not isinstance(_author(tx, AcceptWork(job_id, op.id)), Reason)
 
 
@@ -395,8 +405,7 @@ def _may_start(tx: Transaction, op: Op, payload: ClaimWork, job: Job) -> bool:
     """Whether a claim from elsewhere, were it accepted, would be of any use and break no limit. One that was made so
     long ago that its lease would be over has lost its claimer.
     """
-    routed = tx.projection.route(job.kind, tx.latest)
-    if routed not in (None, op.node_id) or op.timestamp.wall + payload.lease_duration_ms < tx.now:
+    if op.timestamp.wall + payload.lease_duration_ms < tx.now:
         return False
     if any(tx.projection.succeeded(dependency) is None for dependency in job.policy.dependencies()):
         return False
@@ -456,10 +465,11 @@ def _job(tx: Transaction, job_id: bytes) -> Job:
     return entry.job
 
 
-def _must(op: Op | Reason, job_id: bytes) -> Op:
-    """For ops that can only be refused because the request itself was wrong."""
+def _must(op: Op | Reason, job_id: bytes | None) -> Op:
+    """For ops that can only be refused because the request itself was wrong. A job that is new has no id yet."""
+    job = "a new job" if job_id is None else f"job {ulid_text(job_id)}"
     if op in (Reason.UNAUTHORISED, Reason.REVOKED):
-        raise NotAuthorised(f"this node may not do that to job {ulid_text(job_id)}: {op.sentence}")
+        raise NotAuthorised(f"this node may not do that to {job}: {op.sentence}")
     if isinstance(op, Reason):
-        raise Usage(f"job {ulid_text(job_id)}: {op.sentence}")
+        raise Usage(f"{job}: {op.sentence}")
     return op

@@ -16,6 +16,7 @@ from hocket.errors import Usage
 from hocket.kernel.clock import Hlc
 from hocket.kernel.durations import duration_ms
 from hocket.kernel.ids import content_hash, parse_ulid
+from hocket.kernel.ops import artifact_id
 from hocket.kernel.postcard import Malformed
 from hocket.kernel.postcard import encode as encode_value
 from hocket.kernel.reasons import Reason
@@ -71,7 +72,9 @@ class Kit(NamedTuple):
 
 
 class Product(NamedTuple):
-    """One op to come. `id` will be the op's id; an artifact has the same one. Evidence is kept of a failed run, too."""
+    """One op to come. `id` is that of the artifact, if it makes one; `deps` are the artifacts whose ops it will cite.
+    Evidence is kept of a failed run, too.
+    """
 
     id: bytes
     payload: Payload
@@ -82,11 +85,12 @@ class Product(NamedTuple):
 
 
 class Written(NamedTuple):
-    """What a run put on the log, for its completion to name."""
+    """What a run put on the log, for its completion to name. `records` are the ops that wrote the snapshots."""
 
     snapshots: Ids = ()
     artifacts: Ids = ()
     claims: Ids = ()
+    records: Ids = ()
 
 
 NOTHING = Written()
@@ -135,14 +139,18 @@ class Products:
     ) -> Evidence:
         kept = contain(self.kit.blobs, content)
         try:
-            payload = creation(self.new_id(), type, self.job_id, inputs, kept, ttl_ms)
+            payload = self.named(creation(self.new_id(), type, self.job_id, inputs, kept, ttl_ms))
             self._add(Product(payload.artifact_id, payload, self.snapshots, kept.staged, is_evidence=is_evidence))
         except BaseException:
             self._drop(kept.staged)
             raise
         return Evidence(payload.artifact_id, kept.hash, kept.size)
 
-    def emit(self, payload: Payload) -> bytes:
+    def named(self, payload: CreateArtifact) -> CreateArtifact:
+        """The same under the id that its content gives it."""
+        return msgspec.structs.replace(payload, artifact_id=artifact_id(self.kit.now().node, payload))
+
+    def emit(self, payload: Payload) -> None:
         """An op about what the run found out. One that comes after model calls is linked to their records."""
         if not isinstance(payload, GRAPH_OPS):
             raise Usage(f"a handler may not emit {type(payload).__name__}")
@@ -154,9 +162,7 @@ class Products:
             raise Usage(f"this {type(payload).__name__} cannot be written: {error}") from None
         if size > EMIT_BYTES_MAX:
             raise Usage(f"the {type(payload).__name__} has {size} bytes, at most {EMIT_BYTES_MAX}")
-        op_id = self.new_id()
-        self._add(Product(op_id, linked, snapshots))
-        return op_id
+        self._add(Product(self.new_id(), linked, snapshots))
 
     def new_id(self) -> bytes:
         return self.kit.new_id(self.kit.now().wall)
@@ -173,10 +179,10 @@ class Products:
             self._check_room()
             self._open[call_id] = unanswered
 
-    def end(self, record: Product) -> None:
+    def end(self, call_id: bytes, record: Product) -> None:
         """The call is over, and this is its record. When the run is over too, it has been recorded already."""
         with self._lock:
-            if self._open.pop(record.id, None) is not None:
+            if self._open.pop(call_id, None) is not None:
                 self._made.append(record)
                 return
         self._drop(record.staged)
@@ -216,15 +222,17 @@ class Products:
         when something of what is whole would not count.
         """
         done = NOTHING
+        written: dict[bytes, bytes] = {}
         for each in self._seal(tx):
             if not (whole or each.is_snapshot or (each.is_evidence and not stopped)):
                 self._drop(each.staged)
                 continue
             if each.staged is not None:
                 self.kit.blobs.keep(each.staged)
-            op = tx.author(each.payload, each.deps, each.id)
+            op = tx.author(each.payload, tuple(written[dep] for dep in each.deps if dep in written))
             if not isinstance(op, Reason):
-                done = _added(done, each)
+                written[each.id] = op.id
+                done = _added(done, each, op.id)
             elif whole:
                 return op
         return done
@@ -239,10 +247,10 @@ class Products:
             return list(self._made)
 
 
-def _added(done: Written, product: Product) -> Written:
+def _added(done: Written, product: Product, op_id: bytes) -> Written:
     payload = product.payload
     if product.is_snapshot:
-        return done._replace(snapshots=(*done.snapshots, product.id))
+        return done._replace(snapshots=(*done.snapshots, product.id), records=(*done.records, op_id))
     if isinstance(payload, CreateArtifact):
         return done._replace(artifacts=(*done.artifacts, product.id))
     if isinstance(payload, CreateClaim):
@@ -268,10 +276,10 @@ def _union(left: Ids, right: Ids) -> Ids:
 
 
 def creation(
-    artifact_id: bytes, type: str, source_job: bytes | None, inputs: Ids, content: Content, ttl_ms: int | None
+    made: bytes, type: str, source_job: bytes | None, inputs: Ids, content: Content, ttl_ms: int | None
 ) -> CreateArtifact:
     return CreateArtifact(
-        artifact_id, type, source_job, inputs, content.hash, content.inline, None, None, content.size, ttl_ms
+        made, type, source_job, inputs, content.hash, content.inline, None, None, content.size, ttl_ms
     )
 
 

@@ -84,11 +84,11 @@ class Context:
         """
         return ulid_text(self._run.products.artifact(content, type, ttl, inputs))
 
-    def emit(self, payload: Payload) -> str:
-        """Writes an op about a knowledge graph, like a CreateClaim, when the job completes, and gives the op's id.
-        After model calls it is linked to their records.
+    def emit(self, payload: Payload) -> None:
+        """Writes an op about a knowledge graph, like a CreateClaim, when the job completes. After model calls it is
+        linked to their records.
         """
-        return ulid_text(self._run.products.emit(payload))
+        self._run.products.emit(payload)
 
     def new_id(self) -> bytes:
         """A fresh id, for a claim or an entity."""

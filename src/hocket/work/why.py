@@ -116,7 +116,7 @@ class _Trace:
             cited = {each for dep in {artifact.id, artifact.op_id} for each in self._session.citing(dep)}
             self.told["cited_by"] = [line for each in sorted(cited) if (line := self._op_line(each))]
             return
-        self._snapshots(self._records(op.causal_deps))
+        self._snapshots(self._records(op.cited))
         if not self.told["snapshots"]:
             self._miss("this artifact cites no record of a model call")
             if artifact.source_job is not None:
