@@ -47,10 +47,11 @@ def test_extensions_come_behind_a_strict_document() -> None:
     assert HOCKET.extensions is not None
     assert dict(HOCKET.extensions.variants) == {number: NAMES[number] for number in EXTENSIONS}
     assert (HOCKET.extensions.arbiter, HOCKET.extensions.skew_ms) == (True, 300_000)
+    derivation = words("CascadeTombstone") + words("likewise.derive.")
     block = data[len(encode_rules(STRICT)) :]
     count = bytes([len(EXTENSIONS)])
     assert block.startswith(count + b"\x80\x08" + words("FailWork")[1:])
-    assert block.endswith(words(NAMES[max(EXTENSIONS)])[1:] + b"\x01" + b"\xe0\xa7\x12" + b"\x00\x00")
+    assert block.endswith(words(NAMES[max(EXTENSIONS)])[1:] + b"\x01" + b"\xe0\xa7\x12" + derivation)
 
 
 @given(RULES)
