@@ -229,6 +229,14 @@ def test_an_invited_node_owes_records_when_its_delegation_says_so(audit: bool) -
     assert reason(log, said) == reason(log, episode) == (Reason.NO_SNAPSHOT if audit else 0)
 
 
+@pytest.mark.req("LW-35", "LW-25")
+@pytest.mark.parametrize(("resource", "output"), [("Episode", EPISODE), ("Action", action())])
+def test_a_node_that_may_write_nothing_but_one_sort_of_output_owes_records(resource: str, output: Payload) -> None:
+    mesh = Mesh(token((Capability(resource, "Write", {"audit_inference": True}),)))
+    said = mesh.worker(1, output)
+    assert reason(everywhere_the_same([said], [*INTRODUCTIONS, mesh.joined]), said) == Reason.NO_SNAPSHOT
+
+
 @pytest.mark.req("LW-35")
 def test_an_output_whose_record_is_not_here_waits_for_it() -> None:
     mesh = Mesh()
