@@ -9,7 +9,7 @@ from hocket.kernel.capabilities import grant_of, is_known
 from hocket.kernel.ucan import ROOT, Capability
 from hocket.mesh.grants import parse_action, parse_grants, words
 
-pytestmark = pytest.mark.req("LW-24")
+pytestmark = pytest.mark.touches("LW-24")
 
 
 def pairs(*texts: str) -> dict[tuple[str, str], dict[str, object]]:

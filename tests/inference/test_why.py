@@ -23,7 +23,7 @@ from hocket.work import artifacts
 from hocket.work.why import explain
 from tests.artifacts.handlers import content, of_job, ops, run
 
-pytestmark = pytest.mark.req("LW-35")
+pytestmark = pytest.mark.touches("LW-35")
 
 PROMPT = "Who likes tea? " * 100
 

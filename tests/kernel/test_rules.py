@@ -10,7 +10,7 @@ from hocket.kernel.postcard import Malformed
 from hocket.kernel.rules import HOCKET, STRICT, Extensions, Rules, decode_rules, encode_rules, rules_hash
 from hocket.kernel.vocabulary import EXTENSIONS, NAMES
 
-pytestmark = pytest.mark.req("LW-30")
+pytestmark = pytest.mark.touches("LW-30")
 
 WORDS = st.lists(st.text(max_size=8), max_size=4).map(tuple)
 VARIANTS = st.dictionaries(st.integers(1024, 2**32 - 1), st.text(max_size=8), max_size=4).map(
@@ -59,6 +59,7 @@ def test_rules_come_back(rules: Rules) -> None:
     assert decode_rules(encode_rules(rules)) == rules
 
 
+@pytest.mark.req("LW-30")
 @given(RULES, RULES)
 def test_other_rules_have_another_hash(a: Rules, b: Rules) -> None:
     assert (rules_hash(a) == rules_hash(b)) == (a == b)
