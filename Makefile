@@ -22,7 +22,7 @@ export HYPOTHESIS_STORAGE_DIRECTORY := $(CURDIR)/.cache/hypothesis
 # Tests that share a resource or watch the clock say so with xdist_group; loadgroup keeps each group in one process.
 PYTEST := $(BIN)/python -m pytest -q -n $(JOBS) --dist=loadgroup -o cache_dir=.cache/pytest
 
-.PHONY: help setup run test lint soak fuzz bench conformance pin clean
+.PHONY: help setup run test lint soak fuzz bench conformance audit pin clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -69,12 +69,20 @@ bench: $(BENCH_READY) ## our figures beside the peers', in one run
 conformance: setup ## write docs/conformance.md from the tests' req marks
 	$(BIN)/python -m tests.conformance
 
+# Known vulnerabilities are on the network. Without it the rest is audited all the same.
+audit: $(BENCH_READY) ## pins and hashes, licences, and known vulnerabilities of what we depend on
+	if test -x $(BIN)/pip; then pip="$(BIN)/python -m pip"; else pip="$(PYTHON) -m pip --python $(BIN)/python"; fi; \
+	$$pip install --quiet --require-hashes -r requirements/audit.txt || echo "pip-audit could not be installed" >&2; \
+	$(BIN)/python -m tests.dependencies --pip "$$pip" $(ARGS)
+
 # The only target that asks for versions: everything else installs what is pinned here.
 pin: ## renew requirements/*.txt (needs uv on the PATH)
 	compile="uv pip compile pyproject.toml --quiet --upgrade --universal --python-version 3.11 --generate-hashes --no-header --no-config"; \
 	$$compile -o requirements/base.txt; \
 	$$compile --extra dev -c requirements/base.txt -o requirements/dev.txt; \
-	$$compile --extra bench -c requirements/dev.txt -o requirements/bench.txt
+	$$compile --extra bench -c requirements/dev.txt -o requirements/bench.txt; \
+	$$compile --extra all -c requirements/dev.txt -o requirements/all.txt; \
+	$$compile --extra audit -c requirements/dev.txt -o requirements/audit.txt
 
 clean: ## remove .venv and every cache
 	rm -rf $(VENV) .cache .run build dist src/*.egg-info

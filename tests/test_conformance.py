@@ -3,10 +3,15 @@
 import re
 import subprocess
 import sys
+from pathlib import Path
 
-from tests.conformance import PAGE, ROOT, Document, Requirement, read_requirements, render, unknown_ids
+import pytest
 
-COUNTS = {"LW": 41, "VX": 18, "GR": 10, "GT": 12, "BB": 18}
+from tests.conformance import PAGE, ROOT, Document, Marks, Requirement, faults, read_requirements, render
+
+pytest_plugins = ["pytester"]
+
+COUNTS = {"LW": 46, "VX": 18, "GR": 10, "GT": 15, "BB": 19}
 LEVELS = {"must", "should", "optional", "ours"}
 
 
@@ -33,12 +38,45 @@ def test_page_names_known_requirements():
     assert named == known, "run `make conformance`"
 
 
-def test_render_shows_what_is_missing():
-    documents = [
-        Document("AA", "A document", (Requirement("AA-01", "must", "a | b"), Requirement("AA-02", "ours", "c")))
-    ]
-    page = render(documents, {"AA-01": {"tests/test_x.py::test_one"}})
-    assert "| AA-01 | must | a \\| b | `test_x.py::test_one` |" in page
-    assert "| AA-02 | ours | c | not yet |" in page
-    assert "| A document | 2 | 1 |" in page
-    assert unknown_ids(documents, {"AA-09": {"t"}, "AA-01": {"t"}}) == {"AA-09": {"t"}}
+def test_limits_are_those_of_known_lines(tmp_path: Path):
+    limits = {each.id: each.limit for document in read_requirements() for each in document.requirements if each.limit}
+    assert limits["LW-09"].startswith("Open jobs.")
+    wrong = tmp_path / "requirements.toml"
+    wrong.write_text('document = [{prefix = "AA", title = "A", lines = []}]\n[notes]\nAA-01 = "x"\n')
+    with pytest.raises(ValueError, match="AA-01"):
+        read_requirements(wrong)
+
+
+DOCUMENTS = [
+    Document("AA", "A document", (Requirement("AA-01", "must", "a | b", "some"), Requirement("AA-02", "ours", "c")))
+]
+
+
+def test_render_tells_shown_from_touched_and_names_what_is_missing():
+    shown, both = "tests/test_x.py::test_one", {"tests/test_x.py::test_one", "tests/test_x.py::test_two"}
+    page = render(DOCUMENTS, Marks(shown={"AA-01": {shown}}, touched={"AA-01": both}))
+    assert "| AA-01 | must | a \\| b | some | `test_x.py::test_one` | 1 |" in page
+    assert "| AA-02 | ours | c |  | not yet |  |" in page
+    assert "| A document | 2 | 1 | 0 | 1 |" in page
+
+
+def test_marks_that_claim_too_much_are_faults():
+    assert faults(DOCUMENTS, Marks(shown={"AA-01": {"t"}}, touched={"AA-02": {"t"}})) == []
+    unknown = faults(DOCUMENTS, Marks(shown={"AA-09": {"t"}}, touched={"AA-08": {"u"}}))
+    assert [each.partition(":")[0] for each in unknown] == ["AA-08", "AA-09"]
+    [module] = faults(DOCUMENTS, Marks(shown={"AA-01": {"t"}}, of_modules={"tests/test_x.py"}))
+    assert "a module as a whole shows nothing" in module
+
+
+def test_a_req_mark_on_a_module_is_found(pytester: pytest.Pytester):
+    path = pytester.makepyfile(
+        """
+        import pytest
+        pytestmark = [pytest.mark.req("AA-01"), pytest.mark.touches("AA-02")]
+        @pytest.mark.req("AA-02")
+        def test_one(): ...
+        """
+    )
+    marks = Marks()
+    pytester.inline_run("--collect-only", str(path), plugins=[marks])
+    assert len(marks.of_modules) == 1 and set(marks.shown) == {"AA-01", "AA-02"} and set(marks.touched) == {"AA-02"}

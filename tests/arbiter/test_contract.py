@@ -26,7 +26,7 @@ from hocket.work.handlers import kind
 from hocket.work.jobs import Held, Offer, Result
 from tests.mesh.world import Place, until, world
 
-pytestmark = pytest.mark.req("LW-39")
+pytestmark = pytest.mark.touches("LW-39")
 
 LONG_MS, SHORT_MS = 60_000, 40
 ARBITERS = ("the shared store", "the coordinator over HTTP")
@@ -142,6 +142,7 @@ def shown(at: Table, job: Job) -> tuple[str | None, str | None]:
     return told["error"], told["traceback"]
 
 
+@pytest.mark.req("LW-39")
 @on_a_loop
 async def test_of_two_who_want_the_same_job_one_gets_it(table, tmp_path):
     async with table(tmp_path) as at:
@@ -168,6 +169,7 @@ async def test_a_renewal_keeps_the_fence_and_moves_the_deadline(table, tmp_path)
         assert at.job(job.id).deadline == again.deadline
 
 
+@pytest.mark.req("LW-39")
 @on_a_loop
 async def test_a_completion_counts_once_and_for_good(table, tmp_path):
     async with table(tmp_path) as at:
@@ -181,6 +183,7 @@ async def test_a_completion_counts_once_and_for_good(table, tmp_path):
         assert await at.seats[1].claim() == []
 
 
+@pytest.mark.req("LW-39")
 @on_a_loop
 async def test_an_expired_holder_is_displaced_and_its_late_end_refused(table, tmp_path):
     async with table(tmp_path) as at:
@@ -195,6 +198,7 @@ async def test_an_expired_holder_is_displaced_and_its_late_end_refused(table, tm
         assert isinstance(await at.seats[1].ask(complete(quick)), Job)
 
 
+@pytest.mark.req("LW-39")
 @on_a_loop
 async def test_the_late_end_of_one_who_was_cut_off_is_refused_everywhere(tmp_path):
     """It was written before the lease ran out, by a node that could not reach the arbiter; the arbiter has meanwhile
@@ -292,6 +296,7 @@ async def test_asking_twice_decides_once(tmp_path):
         assert isinstance(first[0], Job) and first[0].fence == 1
 
 
+@pytest.mark.req("LW-39")
 @on_a_loop
 async def test_who_cannot_reach_the_arbiter_is_told_so_and_holds_nothing(tmp_path):
     async with coordinating(tmp_path) as at:
@@ -315,6 +320,7 @@ async def test_without_being_asked_to_offer_a_worker_leaves_such_jobs_alone(tmp_
         assert claims.taken == [] and claims.wanted == []
 
 
+@pytest.mark.req("LW-39")
 @on_a_loop
 async def test_open_jobs_are_claimed_without_the_arbiter(tmp_path):
     async with coordinating(tmp_path) as at:

@@ -21,7 +21,7 @@ from tests.arbiter.test_contract import LONG_MS, SHORT_MS, Table, complete, coor
 from tests.gitplane.hands import CONTENTS, NOW_MS, proof, seen, submitted, worker
 from tests.gitplane.places import place
 
-pytestmark = pytest.mark.req("LW-39", "GT-04", "GT-05", "GT-06", "GT-11")
+pytestmark = pytest.mark.touches("LW-39", "GT-04", "GT-05", "GT-06", "GT-11")
 
 
 class Court(Protocol):
@@ -153,6 +153,7 @@ def court(request: pytest.FixtureRequest) -> Callable[[Path], Any]:
     return ARBITERS[request.param]
 
 
+@pytest.mark.req("LW-39", "GT-04", "GT-05", "GT-06")
 @on_a_loop
 async def test_of_two_who_want_the_same_jobs_one_gets_each(court, tmp_path):
     async with court(tmp_path) as at:
@@ -173,6 +174,7 @@ async def test_a_renewal_keeps_the_fence(court, tmp_path):
         assert await at.claim(1) == []
 
 
+@pytest.mark.req("LW-39")
 @on_a_loop
 async def test_a_completion_counts_once_and_for_good(court, tmp_path):
     async with court(tmp_path) as at:
@@ -185,6 +187,7 @@ async def test_a_completion_counts_once_and_for_good(court, tmp_path):
         assert await at.claim(1) == [] and at.state(hold) == "succeeded"
 
 
+@pytest.mark.req("LW-39", "GT-11")
 @on_a_loop
 async def test_who_is_displaced_ends_nothing(court, tmp_path):
     async with court(tmp_path) as at:
@@ -211,6 +214,7 @@ async def test_a_cancelled_job_has_no_holder_any_more(court, tmp_path):
         assert at.state(hold) == "aborted" and await at.claim(1) == []
 
 
+@pytest.mark.req("LW-39")
 @on_a_loop
 async def test_who_cannot_reach_it_is_told_so_and_holds_nothing(tmp_path):
     """The coordinator's half of this is in `test_contract`; a store that is not there is nobody's."""

@@ -146,7 +146,7 @@ def test_what_is_wrong_is_told_in_a_sentence(program: Program, arguments: list, 
     assert why in program.refused("artifacts", *arguments, code=code)
 
 
-@pytest.mark.req("LW-35")
+@pytest.mark.touches("LW-35")
 def test_why(program: Program):
     snapshot = artifact_of(program, "likewise.inference.snapshot")
     for id in (snapshot["job_id"], snapshot["artifact_id"]):

@@ -15,7 +15,8 @@ def written(path: Path, *lines: Any) -> Path:
     return path
 
 
-@pytest.mark.req("LW-03", "LW-41")
+@pytest.mark.req("LW-41")
+@pytest.mark.touches("LW-03")
 def test_every_line_becomes_a_job(hocket: Program, tmp_path: Path):
     file = written(
         tmp_path / "jobs.jsonl",

@@ -88,7 +88,8 @@ def test_an_interrupted_rebuild(used: Program):
     used("submit", "test.echo", code=0)
 
 
-@pytest.mark.req("VX-01", "LW-17")
+@pytest.mark.req("LW-17")
+@pytest.mark.touches("VX-01")
 def test_status(used: Program):
     status = used("status", "--json", code=0).json
     assert status["jobs"] == {

@@ -117,7 +117,7 @@ def test_output_that_cannot_be_written_is_said(hocket: Program):
     assert len(done.stderr.splitlines()) == 1
 
 
-@pytest.mark.req("LW-41")
+@pytest.mark.touches("LW-41")
 @pytest.mark.parametrize(
     "arguments", [["jobs", "--watch"], ["log", "--follow"], ["submit", "test.echo", "--wait"]], ids=lambda each: each[0]
 )
@@ -177,7 +177,7 @@ def test_no_payload_can_drive_a_terminal(hocket: Program):
     assert "\\x1b[2Jgone" in hocket("show", job_id, code=0).out
 
 
-@pytest.mark.req("VX-01")
+@pytest.mark.touches("VX-01")
 def test_a_submit_loads_neither_rich_nor_asyncio(hocket: Program):
     done = subprocess.run(
         [PROGRAM[0], "-X", "importtime", *PROGRAM[1:], "submit", "test.echo"],

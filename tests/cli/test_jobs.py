@@ -7,7 +7,8 @@ import pytest
 from .conftest import Program, until
 
 
-@pytest.mark.req("LW-17", "LW-19")
+@pytest.mark.req("LW-17")
+@pytest.mark.touches("LW-19")
 def test_the_list_and_its_filters(used: Program):
     everything = used("jobs", "--json", code=0).json
     assert len(everything) == 22
@@ -30,7 +31,7 @@ def test_lines_for_a_pipe(used: Program):
     assert len(line) == 7 and line[1:5] == ["test.fail", "failed", "1", "0"]
 
 
-@pytest.mark.req("LW-41")
+@pytest.mark.touches("LW-41")
 def test_show_tells_everything(used: Program):
     failed = used("jobs", "--outcome", "failed", "--json").json[0]["job_id"]
     text = used("show", failed, code=0).out
@@ -57,7 +58,8 @@ def test_a_unique_beginning_is_enough_in_either_case(hocket: Program):
     assert hocket.show(job_id[:6].lower())["job_id"] == job_id
 
 
-@pytest.mark.req("LW-41", "LW-02")
+@pytest.mark.req("LW-41")
+@pytest.mark.touches("LW-02")
 def test_cancel_and_retry(hocket: Program):
     job_id = hocket.submit("test.echo")
     follower = hocket.submit("test.echo", "--after", job_id)
@@ -88,7 +90,7 @@ def test_reasons_are_bounded(hocket: Program, reason: str):
     assert "a reason has 1 to 500 characters" in hocket("cancel", job_id, "--reason", reason, code=2).sentence
 
 
-@pytest.mark.req("LW-17")
+@pytest.mark.touches("LW-17")
 def test_watch_prints_a_list_at_each_change(hocket: Program):
     watch = hocket.start("jobs", "--watch", "--json")
     assert watch.stdout is not None

@@ -17,7 +17,7 @@ from hocket.kernel.vocabulary import RouteKind
 from .conftest import PROGRAM, Program, until
 
 
-@pytest.mark.req("VX-07")
+@pytest.mark.touches("VX-07")
 def test_the_newest_ops(used: Program):
     lines = used("log", "--json", "--limit", "5", code=0).json
     total = used("status", "--json").json["ops"]
@@ -28,7 +28,7 @@ def test_the_newest_ops(used: Program):
     assert used("log", "--limit", "0", code=0).out == ""
 
 
-@pytest.mark.req("VX-07")
+@pytest.mark.touches("VX-07")
 def test_the_ops_of_a_job_and_of_a_kind(used: Program):
     failed = used("jobs", "--outcome", "failed", "--json").json[0]["job_id"]
     of_job = used("log", "--job", failed, "--json", code=0).json
@@ -41,7 +41,7 @@ def test_the_ops_of_a_job_and_of_a_kind(used: Program):
     assert "no job '7Z'" in used("log", "--job", "7Z", code=2).sentence
 
 
-@pytest.mark.req("VX-07")
+@pytest.mark.touches("VX-07")
 def test_follow_shows_ops_as_they_come(hocket: Program):
     follow = hocket.start("log", "--follow", "--json", "--limit", "1")
     assert follow.stdout is not None

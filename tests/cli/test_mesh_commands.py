@@ -204,7 +204,9 @@ def test_the_rules(hocket: Program):
     assert hocket("rules", "show", "--json", code=0).json == changed
     said = hocket("rules", "set", "--derivation-kind", "acme.derive.", code=0).out
     assert "every node needs the same" in said
-    undone = ("--skew", "5m", "--derivation-op", "", "--derivation-kind", "")
+    none = hocket("rules", "set", "--derivation-op", "", "--derivation-kind", "", "--json", code=0).json["extensions"]
+    assert none["derivation_ops"] == none["derivation_kinds"] == []
+    undone = ("--skew", "5m", "--derivation-op", "CascadeTombstone", "--derivation-kind", "likewise.derive.")
     assert hocket("rules", "set", *undone, "--json", code=0).json == before
     for wrong, part in (
         (("--skew", "0s"), "bad --skew"),

@@ -16,7 +16,7 @@ from tests.work.proven import FILES, MANIFEST, asked, ran, saying
 
 from .conftest import PATIENCE_S, Program
 
-pytestmark = pytest.mark.req("GT-12")
+pytestmark = pytest.mark.touches("GT-12")
 
 OTHER = SigningKey(b"o" * 32)
 
@@ -44,6 +44,7 @@ def proven(tmp_path_factory: pytest.TempPathFactory) -> Proven:
     return Proven(tmp_path_factory.mktemp("proven"))
 
 
+@pytest.mark.req("GT-12")
 def test_a_good_proof_is_verified_by_its_job(proven: Proven) -> None:
     done = proven("proof", "verify", proven.good, code=0)
     assert done.out.startswith("good: sh -c 'make dist': exit code 0, by ")
@@ -52,6 +53,7 @@ def test_a_good_proof_is_verified_by_its_job(proven: Proven) -> None:
     assert "exit code 3" in proven("proof", "verify", proven.failed, code=0).out
 
 
+@pytest.mark.req("GT-12")
 def test_a_proof_is_verified_as_a_file_without_a_home(proven: Proven, tmp_path: Path) -> None:
     nowhere = {"home": tmp_path / "nowhere"}
     raw = proven.file.read_bytes()
@@ -85,6 +87,7 @@ def test_a_proof_by_another_key_or_with_other_facts_fails(proven: Proven) -> Non
     proven("proof", "verify", "-", input=raw, code=0)
 
 
+@pytest.mark.req("GT-12")
 def test_a_tampered_file_fails(proven: Proven) -> None:
     raw = proven.file.read_bytes()
     proof = decode_proof(raw)
@@ -172,6 +175,7 @@ def test_a_bad_signature_is_shown_as_bad(proven: Proven) -> None:
     assert proven("proof", "show", "-", "--json", input=damaged, code=0).json["signatures_good"] is False
 
 
+@pytest.mark.req("GT-12")
 def test_what_is_exported_is_verified_by_others(proven: Proven, tmp_path: Path) -> None:
     out = tmp_path / "attestation.json"
     assert "written to" in proven("proof", "export", proven.good, "--format", "in-toto", "-o", out, code=0).out

@@ -16,7 +16,7 @@ import pytest
 from hocket.cli.knock import HELLO, LENGTH_BYTES, LISTS
 from tests.cli.conftest import PROGRAM, Program, until
 
-pytestmark = [pytest.mark.req("GT-10", "GT-12")]
+pytestmark = [pytest.mark.touches("GT-10", "GT-12")]
 
 
 @pytest.fixture(params=["alone", "worker"])

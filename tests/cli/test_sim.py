@@ -6,7 +6,7 @@ import pytest
 
 from tests.cli.conftest import Program
 
-pytestmark = pytest.mark.req("LW-40")
+pytestmark = pytest.mark.touches("LW-40")
 
 
 def test_a_run_is_reported(hocket: Program) -> None:

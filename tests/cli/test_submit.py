@@ -8,7 +8,7 @@ import pytest
 from .conftest import PATIENCE_S, Program, until
 
 
-@pytest.mark.req("LW-03", "LW-02")
+@pytest.mark.touches("LW-03", "LW-02")
 def test_the_job_id_is_the_last_word(hocket: Program):
     result = hocket("submit", "test.echo", '{"n": 1}', code=0)
     assert result.out == f"submitted test.echo {result.job_id}\n"
@@ -143,7 +143,7 @@ def test_a_payload_that_is_too_large(hocket: Program):
     assert "at most 1048576" in result.sentence
 
 
-@pytest.mark.req("LW-02")
+@pytest.mark.touches("LW-02")
 @pytest.mark.xdist_group("processes")
 def test_wait_prints_the_result(hocket: Program):
     hocket.start("work", "tasks.py")
@@ -157,7 +157,7 @@ def test_wait_prints_the_result(hocket: Program):
     assert hocket("submit", "test.fail", "--wait", "--json", code=1).out == ""
 
 
-@pytest.mark.req("LW-41")
+@pytest.mark.touches("LW-41")
 def test_wait_for_a_job_that_is_cancelled(hocket: Program):
     waiting = hocket.start("submit", "test.echo", "--wait")
     job_id = until(lambda: [job["job_id"] for job in hocket("jobs", "--json").json])[0]

@@ -17,7 +17,8 @@ def state(hocket: Program, job_id: str) -> tuple[Any, ...]:
     return shown["state"], shown["outcome"]
 
 
-@pytest.mark.req("LW-02", "LW-19", "LW-41")
+@pytest.mark.req("LW-19")
+@pytest.mark.touches("LW-02", "LW-41")
 def test_until_idle_does_what_can_be_done(hocket: Program):
     good = hocket.submit("test.echo", '{"n": 1}')
     bad = hocket.submit("test.fail", "--retries", "1", "--backoff", "10ms")
@@ -103,7 +104,8 @@ def test_a_signal_lets_a_handler_finish_within_the_grace(hocket: Program, tmp_pa
     assert list((hocket.home / "processes").iterdir()) == []
 
 
-@pytest.mark.req("LW-18", "LW-02")
+@pytest.mark.req("LW-18")
+@pytest.mark.touches("LW-02")
 def test_past_the_grace_the_job_is_handed_back(hocket: Program, tmp_path: Path):
     worker, job_id = begun(hocket, tmp_path, "test.slow", "--grace", "200ms")
     worker.send_signal(signal.SIGTERM)
@@ -125,7 +127,8 @@ def test_a_second_signal_stops_now_even_when_a_handler_is_stuck(hocket: Program,
     assert state(hocket, job_id) == ("pending", None)
 
 
-@pytest.mark.req("VX-01", "LW-37")
+@pytest.mark.req("LW-37")
+@pytest.mark.touches("VX-01")
 def test_a_killed_workers_job_is_taken_over_by_the_next(hocket: Program, tmp_path: Path):
     worker, job_id = begun(hocket, tmp_path, "test.slow")
     worker.kill()
@@ -156,7 +159,8 @@ def test_a_running_job_is_cancelled(hocket: Program, tmp_path: Path):
     assert hocket.show(job_id)["error"] == "enough"
 
 
-@pytest.mark.req("VX-01", "LW-09")
+@pytest.mark.req("VX-01")
+@pytest.mark.touches("LW-09")
 def test_two_workers_share_the_jobs(hocket: Program):
     lines = "\n".join(f'{{"kind": "test.echo", "payload": {{"n": {n}}}}}' for n in range(200))
     hocket("submit", "--batch", "-", input=lines, code=0)

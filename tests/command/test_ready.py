@@ -12,7 +12,7 @@ import pytest
 from hocket.work.command.execute import Keeper
 from tests.command.bench import Bench, never, now_ms, ready, wait_for
 
-pytestmark = [pytest.mark.req("GT-01"), pytest.mark.xdist_group("processes")]
+pytestmark = [pytest.mark.touches("GT-01"), pytest.mark.xdist_group("processes")]
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -27,26 +27,26 @@ def run(tmp_path: Path, *words: str | Path) -> subprocess.CompletedProcess[str]:
     return done
 
 
-@pytest.mark.req("VX-01")
+@pytest.mark.touches("VX-01")
 def test_hello(tmp_path: Path):
     assert "Hello, World! This is hold number 1" in run(tmp_path, EXAMPLES / "hello.py", "World").stdout
 
 
-@pytest.mark.req("LW-41")
+@pytest.mark.touches("LW-41")
 def test_pipeline(tmp_path: Path):
     lines = run(tmp_path, EXAMPLES / "pipeline.py").stdout.splitlines()
     assert lines[0] == "chapter one: ScheduleJob" and lines[-2] == "chapter one: CompleteJob"
     assert lines[-1] == "{'chapters': ['one', 'two', 'three', 'four'], 'words': 25}"
 
 
-@pytest.mark.req("LW-06", "LW-37")
+@pytest.mark.touches("LW-06", "LW-37")
 def test_fenced_write(tmp_path: Path):
     out = run(tmp_path, EXAMPLES / "fenced_write.py").stdout
     assert "the page says: 'written under fence 2', fence 2" in out
     assert "the log says: ScheduleJob, ClaimWork, ExpireWork, ClaimWork" in out
 
 
-@pytest.mark.req("LW-02", "LW-05", "LW-37", "LW-39", "LW-40", "LW-41", "VX-01", "VX-07")
+@pytest.mark.touches("LW-02", "LW-05", "LW-37", "LW-39", "LW-40", "LW-41", "VX-01", "VX-07")
 def test_the_tour(tmp_path: Path):
     done = run(tmp_path, EXAMPLES / "tour.py", "--base", tmp_path / "run")
     assert re.search(r"^log verified: \d+ ops, chain head [0-9a-f]{64}$", done.stdout, re.MULTILINE), done.stdout

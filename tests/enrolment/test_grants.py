@@ -9,7 +9,7 @@ from hocket.kernel.capabilities import grant_of, is_known
 from hocket.kernel.ucan import ROOT, Capability
 from hocket.mesh.grants import parse_action, parse_grants, words
 
-pytestmark = pytest.mark.req("LW-24")
+pytestmark = pytest.mark.touches("LW-24")
 
 
 def pairs(*texts: str) -> dict[tuple[str, str], dict[str, object]]:
@@ -65,6 +65,10 @@ def test_audit_and_sanitize_go_where_they_have_a_meaning() -> None:
     )
     audited = {(each.resource, each.action) for each in made if each.caveats.get("audit_inference")}
     assert audited == {("Job", "Claim"), ("Job", "Complete"), ("Claim", "Write"), ("Artifact", "Write")}
+    for resource in ("episode", "action"):
+        for action in ("write", "all"):
+            (first, *_) = parse_grants([f"{resource}:{action}"], audit=True)
+            assert first.caveats == {"audit_inference": True}
     rules = {(each.resource, each.action): each.caveats.get("sanitize") for each in made}
     assert rules["Evidence", "Read"] == ["StripGeo", "TruncateContent(100)"]
     assert rules["Registration", "Read"] is None and rules["Job", "Claim"] is None

@@ -16,7 +16,7 @@ from hocket.gitplane.loose import PLAIN_BYTES_MAX, Loose
 from hocket.gitplane.plane import ROOT, Change
 from tests.gitplane.places import Place
 
-pytestmark = pytest.mark.req("GT-02")
+pytestmark = pytest.mark.touches("GT-01")
 
 SIZES = st.integers(0, 64) | st.integers(PLAIN_BYTES_MAX - 64, PLAIN_BYTES_MAX + 64) | st.just(200_000)
 

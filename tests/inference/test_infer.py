@@ -31,7 +31,7 @@ from hocket.work.handlers import JobType
 from hocket.work.inference import Answer
 from tests.artifacts.handlers import completion, content, creation, of_job, ops, run, succeeded
 
-pytestmark = pytest.mark.req("LW-35")
+pytestmark = pytest.mark.touches("LW-35")
 
 ONE, TWO, THREE = (f"01J0000000000000000000000{n}" for n in (1, 2, 3))
 
@@ -44,6 +44,7 @@ def records(node: MemorySyncNode, handle: SyncHandle) -> list[Snapshot]:
     return [decode_snapshot(content(node, each)) for each in of_job(node, handle, SNAPSHOT_TYPE)]
 
 
+@pytest.mark.req("LW-35")
 def test_a_call_leaves_a_record_that_the_completion_names():
     def handler(ctx: hocket.Context) -> str:
         return ask(ctx, context=[ONE, f"evidence:{TWO}", f"claim:{THREE}", f"entity:{ONE}", ONE], backend="unit")
@@ -70,6 +71,7 @@ def test_a_call_leaves_a_record_that_the_completion_names():
         assert node.desk.verify().findings == [] and node.desk.rebuild().unchanged
 
 
+@pytest.mark.req("LW-35")
 def test_the_brackets_are_the_logs_clock_and_enclose_the_call():
     with hocket.testing.node() as node:
 
@@ -84,6 +86,7 @@ def test_the_brackets_are_the_logs_clock_and_enclose_the_call():
         assert str(record.started_at.wall // 1000 % 60).zfill(2) in claimed["hlc"]
 
 
+@pytest.mark.req("LW-35")
 def test_later_outputs_cite_the_records_and_earlier_ones_do_not():
     def handler(ctx: hocket.Context) -> None:
         ctx.artifact(b"before", type="t.before")
@@ -103,6 +106,7 @@ def test_later_outputs_cite_the_records_and_earlier_ones_do_not():
         assert {first, second} <= set(completion(node, handle)[1].output_artifacts)
 
 
+@pytest.mark.req("LW-35")
 def test_claims_and_actions_name_the_records():
     def handler(ctx: hocket.Context) -> None:
         ask(ctx)
@@ -146,6 +150,7 @@ def test_async_handlers_and_calls():
 # Calls and runs that end badly.
 
 
+@pytest.mark.req("LW-35")
 def test_a_call_that_raises_is_recorded_and_the_run_fails():
     def broken(prompt: str) -> str:
         raise ConnectionError("the model is gone")
@@ -173,6 +178,7 @@ def test_an_async_call_that_raises_is_recorded():
         assert [each.output for each in records(node, handle)] == ["[no answer: ConnectionError: the model is gone]"]
 
 
+@pytest.mark.req("LW-35")
 def test_the_calls_of_a_failed_run_are_on_the_log_with_its_end_and_its_artifacts_are_not():
     def handler(ctx: hocket.Context) -> None:
         ask(ctx)
@@ -186,6 +192,7 @@ def test_the_calls_of_a_failed_run_are_on_the_log_with_its_end_and_its_artifacts
         assert kinds[-2:] == ["CreateArtifact", FailWork.__name__]
 
 
+@pytest.mark.req("LW-35")
 def test_each_try_leaves_its_own_records():
     def handler(ctx: hocket.Context) -> str:
         ask(ctx, f"try {ctx.attempt}")
@@ -202,6 +209,7 @@ def test_each_try_leaves_its_own_records():
         assert [each.id in named for each in of_job(node, handle, SNAPSHOT_TYPE)] == [False, False, True]
 
 
+@pytest.mark.req("LW-35")
 def test_a_run_that_lost_its_claim_still_records_its_calls():
     with hocket.testing.node() as node:
 
@@ -216,6 +224,7 @@ def test_a_run_that_lost_its_claim_still_records_its_calls():
         assert len(records(node, handle)) == 1
 
 
+@pytest.mark.req("LW-35")
 def test_a_call_under_way_when_the_run_is_stopped_is_recorded_without_its_answer():
     from hocket.work.turn import settle
 
@@ -283,6 +292,7 @@ def test_the_version_is_required():
         assert succeeded(node, run(node, handler))
 
 
+@pytest.mark.req("LW-35")
 def test_an_unrecorded_call_is_an_error_on_an_audited_node():
     asked: list[str] = []
 

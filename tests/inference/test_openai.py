@@ -16,7 +16,7 @@ from hocket.testing import MemorySyncNode
 from tests.artifacts.handlers import content, of_job, run, succeeded
 from tests.inference.endpoint import Answering, Endpoint, Handler, chat, endpoint
 
-pytestmark = pytest.mark.req("LW-35")
+pytestmark = pytest.mark.touches("LW-35")
 
 MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "The capital of France?"}]
 EVIDENCE = "01J00000000000000000000000"
@@ -53,6 +53,7 @@ def asking(model: Endpoint, asynchronous: bool = False, timeout: float = 30.0):
     return handler_async if asynchronous else handler
 
 
+@pytest.mark.req("LW-35")
 @pytest.mark.parametrize("asynchronous", [False, True])
 def test_the_literal_request_and_response_are_recorded(model: Endpoint, asynchronous: bool):
     with hocket.testing.node() as node:
@@ -84,6 +85,7 @@ def test_the_fingerprint_is_the_better_version(model: Endpoint):
 ERROR = b'{"error": {"message": "no such model"}}'
 
 
+@pytest.mark.req("LW-35")
 @pytest.mark.parametrize("asynchronous", [False, True])
 @pytest.mark.parametrize(
     ("answering", "error", "output"),

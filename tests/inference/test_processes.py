@@ -15,7 +15,7 @@ from tests.artifacts.handlers import content, of_job
 from tests.inference.endpoint import Endpoint, Handler, chat, endpoint
 from tests.work.mesh import Mesh, mesh_in, wait_for
 
-pytestmark = [pytest.mark.req("LW-35"), pytest.mark.xdist_group("processes")]
+pytestmark = [pytest.mark.touches("LW-35"), pytest.mark.xdist_group("processes")]
 
 HANDLERS = str(Path(__file__).with_name("asking.py"))
 
@@ -41,6 +41,7 @@ def hang(handler: Handler) -> None:
     handler.server.over.wait(60)
 
 
+@pytest.mark.req("LW-35")
 def test_many_jobs_of_both_kinds_leave_their_records(mesh: Mesh):
     handles = [mesh.node.submit(kind) for kind in ("ask.plain", "ask.async") for _ in range(10)]
     handles += [mesh.node.submit("ask.plain", size=100_000) for _ in range(5)]
@@ -57,6 +58,7 @@ def test_many_jobs_of_both_kinds_leave_their_records(mesh: Mesh):
     mesh.check_log()
 
 
+@pytest.mark.req("LW-35")
 @pytest.mark.parametrize("kind", ["ask.plain", "ask.async"])
 def test_a_worker_that_stops_leaves_the_record_of_the_call_under_way(mesh: Mesh, model: Endpoint, kind: str):
     model.answering = hang
@@ -74,6 +76,7 @@ def test_a_worker_that_stops_leaves_the_record_of_the_call_under_way(mesh: Mesh,
     mesh.check_log()
 
 
+@pytest.mark.req("LW-35")
 def test_a_cancelled_job_leaves_the_record_of_its_call(mesh: Mesh, model: Endpoint):
     model.answering = hang
     handle = mesh.node.submit("ask.async")

@@ -5,7 +5,7 @@ import pytest
 import hocket
 import hocket.testing
 from hocket.kernel.ids import content_hash, ulid_text
-from hocket.kernel.snapshot import SNAPSHOT_TYPE
+from hocket.kernel.snapshot import SNAPSHOT_TYPE, Snapshot, encode_snapshot
 from hocket.kernel.vocabulary import (
     ClaimStatus,
     ClaimType,
@@ -14,6 +14,7 @@ from hocket.kernel.vocabulary import (
     CreateEntity,
     IngestEvidence,
     Provenance,
+    Telemetry,
     TextObject,
     TombstoneEvidence,
 )
@@ -22,7 +23,7 @@ from hocket.work import artifacts
 from hocket.work.why import explain
 from tests.artifacts.handlers import content, of_job, ops, run
 
-pytestmark = pytest.mark.req("LW-35")
+pytestmark = pytest.mark.touches("LW-35")
 
 PROMPT = "Who likes tea? " * 100
 
@@ -150,6 +151,18 @@ def test_links_that_are_missing_are_named():
         )
         assert why(node, ulid_text(claim))["missing"] == ["this claim names no record of a model call"]
         assert node.desk.verify().findings == []
+
+
+def test_a_record_that_contradicts_its_op_is_named():
+    with hocket.testing.node() as node:
+        log = node.desk.log
+        at = log.reading()
+        record = Snapshot("m", "1", "b", (), (), (), "p", "o", Telemetry(1), at, at)
+        data = encode_snapshot(record)
+        other = log.new_id(at.wall)
+        write(node, CreateArtifact(other, SNAPSHOT_TYPE, None, (), content_hash(data), data, "n", "1", len(data)))
+        sentences = why(node, ulid_text(other))["missing"]
+        assert sentences == [f"the record {ulid_text(other)} tells of another model than its op"]
 
 
 def test_an_artifact_that_forgot_its_record_is_led_to_those_of_its_job(scene: tuple):

@@ -104,9 +104,9 @@ def owes(c: Any, at_ms: int, kind: str | None) -> bool:
     if not low <= at_ms < high:
         return False
     job = [action for action in ("Claim", "Complete") if naive.covers(c, "Job", action)]
-    others = [naive.covers(c, resource, "Write") for resource in ("Claim", "Artifact")]
-    if c.resource in ("Claim", "Artifact"):
-        return any(others)
+    outputs = ("Claim", "Artifact", "Episode", "Action")
+    if c.resource in outputs:
+        return any(naive.covers(c, resource, "Write") for resource in outputs)
     return bool(job) and (kind is None or naive.admits(c, v.ClaimWork(ID, 1, 1), at_ms, kind, job[0]))
 
 

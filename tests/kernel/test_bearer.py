@@ -15,7 +15,7 @@ from hocket.kernel.jws import compact
 from hocket.kernel.keys import SigningKey
 from hocket.kernel.postcard import Malformed
 
-pytestmark = pytest.mark.req("LW-31")
+pytestmark = pytest.mark.touches("LW-31")
 
 KEY = SigningKey(b"n" * 32)
 OTHER = SigningKey(b"o" * 32)
@@ -41,6 +41,7 @@ def verdict(text: str, now_s: int = NOW, public: bytes = KEY.public) -> str | No
     return check_bearer(text, read_bearer(text), public, HERE, now_s)
 
 
+@pytest.mark.req("LW-31")
 def test_a_token_by_its_json() -> None:
     made = make_bearer(KEY, "4711", NOW, "n1")
     assert made == token(claims())
@@ -71,6 +72,7 @@ def test_what_is_made_is_good(seed: bytes, audience: str, now_s: int, nonce: str
     assert check_bearer(made, bearer, OTHER.public, [audience], now_s) is not None
 
 
+@pytest.mark.req("LW-31")
 @pytest.mark.parametrize(
     ("change", "now_s", "why"),
     [
@@ -92,6 +94,7 @@ def test_when_and_where_a_token_is_good(change: dict[str, object], now_s: int, w
     assert said is None if why is None else said is not None and why in said
 
 
+@pytest.mark.req("LW-31")
 def test_only_the_node_itself_can_sign() -> None:
     assert verdict(token(claims(), key=OTHER)) is not None
     assert verdict(token(claims()), public=OTHER.public) is not None
@@ -225,6 +228,7 @@ def test_no_random_payload_is_good_whoever_signs_it(payload: object) -> None:
         pass
 
 
+@pytest.mark.req("LW-31")
 def test_a_nonce_is_good_once_for_a_node() -> None:
     nonces = Nonces()
     assert nonces.use(1, "a", NOW + 300, NOW)
@@ -235,6 +239,7 @@ def test_a_nonce_is_good_once_for_a_node() -> None:
     assert len(nonces) == 3
 
 
+@pytest.mark.req("LW-31")
 def test_a_nonce_is_remembered_for_as_long_as_its_token_is_good() -> None:
     nonces = Nonces()
     made = make_bearer(KEY, "4711", NOW, "n1")
@@ -271,6 +276,7 @@ def test_one_node_cannot_shut_out_another() -> None:
     assert nonces.use(2, "b", later + 300, later)
 
 
+@pytest.mark.req("LW-31")
 @given(st.lists(st.tuples(st.integers(1, 2), st.integers(0, 2), st.integers(0, 900), st.integers(-50, 300))))
 def test_no_nonce_is_taken_twice_while_its_token_is_good(steps: list[tuple[int, int, int, int]]) -> None:
     nonces = Nonces()

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from hocket.kernel.clock import U32_MAX, ClockOverflow, Hlc, hlc_text, pack, parse_hlc, recv, tick, unpack
 
-pytestmark = pytest.mark.req("LW-22")
+pytestmark = pytest.mark.touches("LW-22")
 
 U64S = st.integers(0, 2**64 - 1)
 WALLS = st.integers(0, 20) | U64S
@@ -17,6 +17,7 @@ LOGICALS = st.integers(0, 20) | st.integers(0, U32_MAX - 1)
 CLOCKS = st.builds(Hlc, WALLS, LOGICALS, U64S)
 
 
+@pytest.mark.req("LW-22")
 @given(CLOCKS, WALLS)
 def test_a_tick_is_later_and_not_behind_the_wall(prior: Hlc, wall_now: int) -> None:
     new = tick(prior, wall_now)
@@ -26,6 +27,7 @@ def test_a_tick_is_later_and_not_behind_the_wall(prior: Hlc, wall_now: int) -> N
     assert new.logical == (0 if wall_now > prior.wall else prior.logical + 1)
 
 
+@pytest.mark.req("LW-22")
 @given(CLOCKS, CLOCKS, WALLS)
 def test_after_recv_the_node_is_later_than_both(prior: Hlc, remote: Hlc, wall_now: int) -> None:
     new = recv(prior, remote, wall_now)
@@ -34,6 +36,7 @@ def test_after_recv_the_node_is_later_than_both(prior: Hlc, remote: Hlc, wall_no
     assert new.node == prior.node
 
 
+@pytest.mark.req("LW-22")
 @pytest.mark.parametrize(
     ("prior", "remote", "wall_now", "expected"),
     [
@@ -49,6 +52,7 @@ def test_recv_takes_the_counter_of_the_greatest_wall(prior: Hlc, remote: Hlc, wa
     assert recv(prior, remote, wall_now) == expected
 
 
+@pytest.mark.req("LW-22")
 def test_a_spent_counter_refuses_until_the_wall_moves() -> None:
     spent = Hlc(10, U32_MAX, 1)
     for wall_now in (0, 9, 10):
@@ -58,6 +62,7 @@ def test_a_spent_counter_refuses_until_the_wall_moves() -> None:
     assert tick(Hlc(10, U32_MAX - 1, 1), 10) == spent
 
 
+@pytest.mark.req("LW-22")
 @pytest.mark.parametrize(
     ("prior", "remote"),
     [

@@ -18,7 +18,7 @@ from hocket.kernel.frontier import (
 )
 from hocket.kernel.postcard import Malformed
 
-pytestmark = pytest.mark.req("LW-28")
+pytestmark = pytest.mark.touches("LW-28")
 
 NODES = st.integers(0, 2**64 - 1)
 ENTRIES = st.builds(Hlc, st.integers(0, 2**64 - 1), st.integers(0, 2**32 - 1), NODES | st.integers(0, 5))

@@ -21,7 +21,7 @@ from hocket.kernel.ids import (
     ulid_text,
 )
 
-pytestmark = pytest.mark.req("LW-20")
+pytestmark = pytest.mark.touches("LW-20")
 
 ULIDS = st.binary(min_size=16, max_size=16)
 RANDOM = st.binary(min_size=10, max_size=10)

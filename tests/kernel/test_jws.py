@@ -13,7 +13,7 @@ from hocket.kernel.jws import TOKEN_BYTES_MAX, compact, detached, open_compact, 
 from hocket.kernel.keys import SigningKey, verify
 from hocket.kernel.postcard import Malformed
 
-pytestmark = pytest.mark.req("LW-21")
+pytestmark = pytest.mark.touches("LW-21")
 
 NODES = st.integers(0, 2**64 - 1)
 SIGNATURES = st.binary(min_size=64, max_size=64)
@@ -24,6 +24,7 @@ def b64(data: bytes) -> str:
     return base64.urlsafe_b64encode(data).decode().rstrip("=")
 
 
+@pytest.mark.req("LW-21")
 def test_the_detached_form_by_exact_string() -> None:
     token = detached(bytes(64), 42)
     assert token == b"eyJhbGciOiJFZERTQSIsImtpZCI6Im5vZGUtNDIifQ.." + b"A" * 86
@@ -64,6 +65,7 @@ def test_the_last_character_has_four_spare_bits_that_must_be_zero() -> None:
     assert opened == 4
 
 
+@pytest.mark.req("LW-21")
 @pytest.mark.parametrize(
     "change",
     [
@@ -104,6 +106,7 @@ def test_a_compact_token_comes_back(header: dict[str, str], payload: bytes) -> N
     assert token == f"{signing_input.decode()}.{b64(signature)}"
 
 
+@pytest.mark.req("LW-21")
 def test_rfc_8037_example() -> None:
     # Appendix A.4 signs "Example of Ed25519 signing" with the first key of RFC 8032.
     key = SigningKey(bytes.fromhex("9d61b19deffd5a60ba844af492ec2cc44449c5697b326919703bac031cae7f60"))

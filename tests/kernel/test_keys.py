@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from hocket.kernel.keys import SigningKey, did_key, key_text, parse_did_key, parse_key, verify
 
-pytestmark = pytest.mark.req("LW-21")
+pytestmark = pytest.mark.touches("LW-21")
 
 KEYS = st.binary(min_size=32, max_size=32)
 
@@ -34,6 +34,7 @@ RFC_8032 = [
 ORDER = 2**252 + 27742317777372353535851937790883648493
 
 
+@pytest.mark.req("LW-21")
 @pytest.mark.parametrize(("seed", "public", "message", "signature"), RFC_8032)
 def test_rfc_8032(seed: str, public: str, message: str, signature: str) -> None:
     key = SigningKey(bytes.fromhex(seed))

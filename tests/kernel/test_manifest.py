@@ -27,7 +27,7 @@ from hocket.kernel.manifest import (
     read_manifest,
 )
 
-pytestmark = pytest.mark.req("GT-02")
+pytestmark = pytest.mark.touches("GT-02")
 
 HASH = "ab" * 32
 OTHER_HASH = "cd" * 32
@@ -82,6 +82,7 @@ def refused(value: object) -> BadManifest:
 # One id.
 
 
+@pytest.mark.req("GT-02")
 def test_the_documents_example_hashes_alike_from_yaml_and_json() -> None:
     for text in (YAML, CANONICAL):
         manifest = read_manifest(text)
@@ -90,6 +91,7 @@ def test_the_documents_example_hashes_alike_from_yaml_and_json() -> None:
     assert read_manifest(YAML).argv == ("/usr/bin/env", "bash", "-lc", "echo", "hello")
 
 
+@pytest.mark.req("GT-02")
 @given(VALUES, st.sampled_from((False, True, None)))
 def test_yaml_and_json_say_the_same(value: dict[str, Any], flow: bool | None) -> None:
     manifest = parse_manifest(value)
@@ -110,6 +112,7 @@ def test_yaml_and_json_say_the_same(value: dict[str, Any], flow: bool | None) ->
     assert read_manifest(expected) == parse_manifest({k: v for k, v in value.items() if k != "ulid"})
 
 
+@pytest.mark.req("GT-02")
 @given(VALUES, st.randoms())
 def test_what_means_the_same_has_the_same_id(value: dict[str, Any], random: Random) -> None:
     expected = content_id(parse_manifest(value))
@@ -124,6 +127,7 @@ def test_what_means_the_same_has_the_same_id(value: dict[str, Any], random: Rand
         assert content_id(parse_manifest({name: each for name, each in value.items() if name != "args"})) == expected
 
 
+@pytest.mark.req("GT-02")
 @given(VALUES, st.data())
 def test_any_other_change_gives_another_id(value: dict[str, Any], data: st.DataObject) -> None:
     changed = dict(value)
@@ -137,6 +141,7 @@ def test_any_other_change_gives_another_id(value: dict[str, Any], data: st.DataO
     assert content_id(parse_manifest(changed)) != content_id(parse_manifest(value))
 
 
+@pytest.mark.req("GT-02")
 def test_absent_is_not_empty() -> None:
     ids = {content_id(parse_manifest(GOOD | more)) for more in ({}, {"env": {}}, {"inputs": []}, {"cwd": "."})}
     assert len(ids) == 4
@@ -153,11 +158,13 @@ def test_a_hash_is_kept_as_it_was_written() -> None:
     assert b'"hash":"blake3:' in canonical(named)
 
 
+@pytest.mark.req("GT-02")
 def test_a_ulid_is_kept_and_spelled_in_capitals() -> None:
     manifest = parse_manifest(GOOD | {"ulid": "01j9zc0000000000000000000a"})
     assert manifest.ulid == manifest_json(manifest)["ulid"] == "01J9ZC0000000000000000000A"
 
 
+@pytest.mark.req("GT-02")
 @pytest.mark.parametrize(
     ("written", "seconds"),
     [

@@ -20,7 +20,7 @@ from hocket.kernel.postcard import Malformed, Reader, UnknownVariant
 from tests.kernel import second
 from tests.vectors import make_ops
 
-pytestmark = pytest.mark.req("LW-20")
+pytestmark = pytest.mark.touches("LW-20")
 
 VECTORS = json.loads(make_ops.PATH.read_text(encoding="utf-8"))
 KEY = SigningKey(bytes(range(32)))
@@ -54,6 +54,7 @@ def test_the_short_way_to_a_plain_schedule_gives_the_same_bytes(
     assert ops.plain_schedule(None, stamp, link, kind, payload) == (bound.id, body)
 
 
+@pytest.mark.req("LW-20")
 @given(some_ops())
 def test_an_op_comes_back_and_two_encoders_agree(op: Op) -> None:
     data = ops.encode(op)
@@ -103,6 +104,7 @@ def test_nobody_makes_an_artifact_of_another_nodes_id(node: int, other: int, dat
     assert ops.is_bound(ops.encode(op), op) == (node == other)
 
 
+@pytest.mark.req("LW-20")
 @given(some_ops(), st.data())
 def test_damaged_ops_are_malformed_or_the_only_spelling(op: Op, data: st.DataObject) -> None:
     good = ops.encode(op)
@@ -127,7 +129,7 @@ def test_random_bytes_are_malformed_or_the_only_spelling(data: bytes) -> None:
 
 
 @pytest.mark.parametrize("entry", VECTORS["ops"], ids=lambda entry: entry["op"]["payload"]["type"])
-@pytest.mark.req("LW-21")
+@pytest.mark.req("LW-21", "LW-20")
 def test_vectors_by_the_second_encoder(entry: dict) -> None:  # type: ignore[type-arg]
     body = second.put_unsigned(entry["op"])
     signature = nacl.signing.SigningKey(bytes.fromhex(VECTORS["seed"])).sign(body + b"\0").signature
@@ -147,6 +149,7 @@ def test_vectors_are_what_the_script_writes_and_name_every_variant() -> None:
     assert {entry["op"]["payload"]["type"] for entry in VECTORS["ops"]} == set(v.NAMES.values())
 
 
+@pytest.mark.req("LW-20")
 def test_the_example_on_the_page() -> None:
     block = second.PAGE.split("## An op by hand")[1].split("```")[1]
     hexes = [re.match(r"(?:[0-9a-f]{2} )+", line)[0] for line in block.strip().splitlines()]  # type: ignore[index]

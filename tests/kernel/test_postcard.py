@@ -35,7 +35,7 @@ from hocket.kernel.postcard import (
     write_varint,
 )
 
-pytestmark = pytest.mark.req("LW-20")
+pytestmark = pytest.mark.touches("LW-20")
 
 
 class Colour(IntEnum):
@@ -91,6 +91,7 @@ def test_a_value_comes_back(case: tuple[Codec[Any], Any]) -> None:
     assert decode(codec, encode(codec, value)) == value
 
 
+@pytest.mark.req("LW-20")
 @given(CODECS, st.binary(max_size=40))
 def test_bytes_are_refused_or_are_the_only_spelling(codec: Codec[Any], data: bytes) -> None:
     try:
@@ -100,6 +101,7 @@ def test_bytes_are_refused_or_are_the_only_spelling(codec: Codec[Any], data: byt
     assert encode(codec, value) == data
 
 
+@pytest.mark.req("LW-20")
 @given(VALUES, st.data())
 def test_damaged_bytes_are_refused_or_are_the_only_spelling(case: tuple[Codec[Any], Any], data: st.DataObject) -> None:
     codec, value = case
@@ -119,6 +121,7 @@ def test_damaged_bytes_are_refused_or_are_the_only_spelling(case: tuple[Codec[An
         pass
 
 
+@pytest.mark.req("LW-20")
 @pytest.mark.parametrize(
     ("codec", "value", "expected"),
     [

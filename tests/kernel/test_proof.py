@@ -43,7 +43,7 @@ from hocket.kernel.proof import (
     read_envelope,
 )
 
-pytestmark = pytest.mark.req("GT-10")
+pytestmark = pytest.mark.touches("GT-10")
 
 KEY = SigningKey(b"w" * 32)
 OTHER = SigningKey(b"o" * 32)
@@ -124,6 +124,7 @@ def fits_the_schema(value: Any) -> bool:
 # What is proven is read.
 
 
+@pytest.mark.req("GT-10")
 @given(EXECUTIONS, HASHES)
 def test_what_is_proven_comes_back(execution: Execution, seed: bytes) -> None:
     key = SigningKey(seed)
@@ -142,6 +143,7 @@ def number(digits: str) -> int | float:
     return int(digits) if abs(int(digits)) < 2**53 else float(digits)
 
 
+@pytest.mark.req("GT-10")
 def test_an_envelope_by_its_json() -> None:
     assert json.loads(PROOF.envelope) == {
         "job_id": hash_text(bytes(range(32))),
@@ -178,6 +180,7 @@ def test_an_envelope_by_its_json() -> None:
     assert list(json.loads(encode_proof(PROOF))) == ["envelope", "format", "signature", "statement_signature", "worker"]
 
 
+@pytest.mark.req("GT-10")
 def test_the_signature_is_over_the_content_id_and_the_envelope() -> None:
     message = b"hocket proof 1\0" + EXECUTION.content_id + content_hash(PROOF.envelope)
     assert verify(KEY.public, PROOF.signature, message)
@@ -200,6 +203,7 @@ def test_the_quick_canonical_form_is_the_canonical_form(text: str, whole: int) -
 # Nothing of it can be changed.
 
 
+@pytest.mark.req("GT-10")
 @given(st.data())
 def test_a_changed_byte_of_the_file_is_found(data: st.DataObject) -> None:
     raw = bytearray(encode_proof(PROOF))
@@ -209,6 +213,7 @@ def test_a_changed_byte_of_the_file_is_found(data: st.DataObject) -> None:
         check(decode_proof(bytes(raw)))
 
 
+@pytest.mark.req("GT-10")
 @given(st.data())
 def test_a_changed_byte_of_any_part_is_found(data: st.DataObject) -> None:
     name = data.draw(st.sampled_from(("envelope", "worker", "signature", "statement_signature")))
@@ -219,6 +224,7 @@ def test_a_changed_byte_of_any_part_is_found(data: st.DataObject) -> None:
         check(replace(PROOF, **{name: bytes(raw)}))
 
 
+@pytest.mark.req("GT-10")
 @given(st.data())
 def test_another_content_id_or_worker_is_found(data: st.DataObject) -> None:
     for name, right in (("content_id", EXECUTION.content_id), ("worker", KEY.public)):
@@ -229,6 +235,7 @@ def test_another_content_id_or_worker_is_found(data: st.DataObject) -> None:
             check(PROOF, **{name: bytes(wrong)})
 
 
+@pytest.mark.req("GT-10")
 @given(EXECUTIONS)
 def test_parts_of_two_proofs_make_no_third(execution: Execution) -> None:
     other = prove(execution, KEY)
@@ -237,6 +244,7 @@ def test_parts_of_two_proofs_make_no_third(execution: Execution) -> None:
             check(replace(PROOF, **{name: getattr(other, name)}))
 
 
+@pytest.mark.req("GT-10")
 def test_only_the_worker_can_sign() -> None:
     forged = prove(EXECUTION, OTHER)
     with pytest.raises(BadProof, match="the envelope is not signed by"):

@@ -13,7 +13,7 @@ from hocket.kernel.postcard import Malformed, encode
 from hocket.kernel.sanitise import Rule, parse_rule, sanitised
 from tests.kernel.naive_authority import ID, payloads
 
-pytestmark = pytest.mark.req("LW-29")
+pytestmark = pytest.mark.touches("LW-29")
 
 METADATA = v.Metadata(
     timestamp_ms=5,
@@ -47,6 +47,7 @@ def test_rules_have_one_spelling() -> None:
             sanitised(EVIDENCE, [text])
 
 
+@pytest.mark.req("LW-29")
 def test_evidence_loses_its_place() -> None:
     got = sanitised(EVIDENCE, ["StripGeo"])
     assert isinstance(got, v.IngestEvidence) and got.metadata_snapshot is not None
@@ -121,6 +122,7 @@ def test_a_claim_about_a_place_says_nothing_of_it(value: v.ClaimObject, left: v.
     assert sanitised(claim(value), ["StripGeo"]) == claim(value) or value == v.NumberObject(float("nan"))
 
 
+@pytest.mark.req("LW-29")
 def test_participants_get_one_placeholder_each_wherever_they_are_named() -> None:
     got = sanitised(EVIDENCE, ["RedactParticipants"])
     assert isinstance(got, v.IngestEvidence) and got.metadata_snapshot is not None
@@ -140,6 +142,7 @@ def test_a_placeholder_is_not_taken_for_a_name() -> None:
     assert got.source_anchor == "participant-2 participant-4 participant-3"
 
 
+@pytest.mark.req("LW-29")
 @pytest.mark.parametrize(
     ("body", "size", "left"),
     [
@@ -174,6 +177,7 @@ def test_bodies_are_cut(body: bytes, size: int, left: bytes) -> None:
         )
 
 
+@pytest.mark.req("LW-29")
 def test_custom_metadata_goes() -> None:
     got = sanitised(EVIDENCE, ["StripCustomMetadata"])
     assert isinstance(got, v.IngestEvidence) and got.metadata_snapshot is not None
@@ -256,6 +260,7 @@ def geo_names(value: object) -> list[str]:
     return [name for inner in value for name in geo_names(inner)] if isinstance(value, list) else []
 
 
+@pytest.mark.req("LW-29")
 @given(VALUES, RULES)
 def test_no_coordinate_survives_in_json(value: object, rules: list[str]) -> None:
     got = sanitised(artifact(json.dumps(value).encode()), [*rules, "StripGeo"])
@@ -267,6 +272,7 @@ def test_no_coordinate_survives_in_json(value: object, rules: list[str]) -> None
     assert not {"lat", "Lng", "geo_x"} & set(geo_names(left))
 
 
+@pytest.mark.req("LW-29")
 @given(METADATAS, RULES)
 def test_no_participant_survives(metadata: v.Metadata, rules: list[str]) -> None:
     evidence = v.IngestEvidence(ID, bytes(32), "s", " ".join(metadata.participants), metadata)

@@ -9,7 +9,7 @@ from hocket.kernel.postcard import Malformed
 from hocket.kernel.snapshot import SNAPSHOT_TYPE, Snapshot, decode_snapshot, encode_snapshot
 from hocket.kernel.vocabulary import Telemetry
 
-pytestmark = pytest.mark.req("LW-35")
+pytestmark = pytest.mark.touches("LW-35")
 
 IDS = st.lists(st.binary(min_size=16, max_size=16), max_size=3).map(tuple)
 NUMBERS = st.integers(0, 2**64 - 1)
@@ -46,6 +46,7 @@ BYTES = (
 )
 
 
+@pytest.mark.req("LW-35")
 def test_the_form_by_exact_bytes() -> None:
     assert SNAPSHOT_TYPE == "likewise.inference.snapshot"
     assert encode_snapshot(SNAPSHOT) == BYTES
@@ -57,6 +58,7 @@ def test_a_snapshot_comes_back(snapshot: Snapshot) -> None:
     assert decode_snapshot(encode_snapshot(snapshot)) == snapshot
 
 
+@pytest.mark.req("LW-35")
 @given(st.binary(min_size=1, max_size=30))
 def test_what_a_later_version_adds_is_kept(more: bytes) -> None:
     read = decode_snapshot(BYTES + more)

@@ -16,7 +16,7 @@ from hocket.kernel.keys import SigningKey, did_key, key_text
 from hocket.kernel.postcard import Malformed
 from hocket.kernel.ucan import CAPABILITIES_MAX, PROOFS_MAX, ROOT, Capability, issue, read
 
-pytestmark = pytest.mark.req("LW-23")
+pytestmark = pytest.mark.touches("LW-23", "LW-24")
 
 USER = SigningKey(b"u" * 32)
 NODE = SigningKey(b"n" * 32)
@@ -62,6 +62,7 @@ def test_what_is_issued_is_read(
     assert (got.node, got.public) == (node_id(holder.public), holder.public)
 
 
+@pytest.mark.req("LW-24")
 def test_a_root_token_by_its_json() -> None:
     made = issue(USER, NODE.public, ROOT, 10, None)
     assert made == token(claims())
@@ -165,6 +166,7 @@ def test_another_header_is_refused(header: dict[str, str]) -> None:
         read(token(claims(), header=header))
 
 
+@pytest.mark.req("LW-24")
 def test_only_the_issuer_can_sign() -> None:
     for key in (OTHER, NODE):
         with pytest.raises(Malformed, match="not signed by its issuer"):
@@ -189,6 +191,7 @@ def test_a_second_spelling_of_the_payload_is_refused(payload: bytes) -> None:
         read(compact(HEADER, payload, USER).encode())
 
 
+@pytest.mark.req("LW-24")
 @given(st.data())
 def test_a_changed_byte_is_noticed(data: st.DataObject) -> None:
     made = bytearray(issue(USER, NODE.public, ROOT, 10, 20))

@@ -10,11 +10,12 @@ from hocket.kernel import vocabulary as v
 from hocket.kernel.postcard import Malformed, UnknownVariant, decode, encode
 from tests.kernel import second
 
-pytestmark = pytest.mark.req("LW-03", "LW-04", "LW-20")
+pytestmark = pytest.mark.touches("LW-03", "LW-04", "LW-20")
 
 JOB = bytes(range(16))
 
 
+@pytest.mark.req("LW-03", "LW-04", "LW-20")
 def test_numbers_and_fields_are_those_of_the_page() -> None:
     ours = {codec.cls.__name__: (number, list(codec.cls.__struct_fields__)) for number, codec in v.VARIANTS.items()}
     page = {name: (number, [field for field, _ in fields]) for name, (number, fields) in second.VARIANTS.items()}
@@ -31,6 +32,7 @@ def test_choices_are_those_of_the_page(name: str) -> None:
     assert ours == page
 
 
+@pytest.mark.req("LW-20")
 @given(second.PAYLOADS)
 def test_two_encoders_give_the_same_bytes_and_they_come_back(payload: v.Payload) -> None:
     data = encode(v.PAYLOAD, payload)
@@ -50,6 +52,7 @@ def test_every_variant_by_name(name: str, data: st.DataObject) -> None:
         decode(v.PAYLOAD, encoded[: data.draw(st.integers(0, len(encoded) - 1))])
 
 
+@pytest.mark.req("LW-20")
 @given(st.sampled_from(sorted(v.NAMES)), st.binary(max_size=120))
 def test_random_bodies_are_refused_or_are_the_only_spelling(number: int, body: bytes) -> None:
     data = second.varint(number) + body

@@ -22,7 +22,7 @@ from tests.log.test_admit import with_variant
 from tests.log.test_audit import fill
 from tests.roster.world import new_log
 
-pytestmark = pytest.mark.req("LW-32", "LW-34")
+pytestmark = pytest.mark.touches("LW-32", "LW-34")
 
 
 def exported(log: Log) -> bytes:
@@ -42,6 +42,7 @@ def source() -> Log:
     return fill(new_log())
 
 
+@pytest.mark.req("LW-32")
 def test_a_log_comes_out_the_same_in_another_home(source: Log) -> None:
     data = exported(source)
     target = new_log()
@@ -52,6 +53,7 @@ def test_a_log_comes_out_the_same_in_another_home(source: Log) -> None:
     assert exported(target) != b"" and len(exported(target)) == len(data)
 
 
+@pytest.mark.req("LW-32")
 def test_a_second_import_changes_nothing(source: Log) -> None:
     data = exported(source)
     target = new_log()
@@ -63,6 +65,7 @@ def test_a_second_import_changes_nothing(source: Log) -> None:
     assert (state(target), verify(target.store, user=target.user).head) == (before, proof)
 
 
+@pytest.mark.req("LW-32")
 def test_into_a_home_that_has_a_log_of_its_own(tmp_path: Path) -> None:
     with Desk.init(tmp_path / "one") as one:
         (made,) = one.submit([Draft("k", b"{}", Policy(priority=2))])
@@ -128,6 +131,7 @@ def test_an_empty_log_is_a_log() -> None:
     assert import_ops(target, io.BytesIO(b"\x00\x00"))[:3] == (0, 0, {Reason.MALFORMED: 1})
 
 
+@pytest.mark.req("LW-34")
 def test_an_unknown_variant_hides_what_is_behind_it_and_harms_nothing_before_it(source: Log) -> None:
     bodies = [body for _, body in state(source)[1].values()]  # type: ignore[index]
     strange = with_variant(bodies[4], 4_000)

@@ -36,7 +36,7 @@ from tests.roster.world import (
     sent,
 )
 
-pytestmark = pytest.mark.req("VX-07", "VX-08")
+pytestmark = pytest.mark.touches("VX-07", "VX-08")
 
 USER_DID = did_key(USER.public)
 
@@ -93,6 +93,7 @@ def test_a_real_log_is_clean(log: Log) -> None:
     assert head.seq == len(rows(log)) > 12
 
 
+@pytest.mark.req("VX-07", "VX-08")
 def test_the_chain_covers_every_whole_op(log: Log) -> None:
     chain = bytes(32)
     for row in rows(log):
@@ -107,6 +108,7 @@ def kinds(log: Log) -> dict[int, OpRow]:
     return {row.variant: row for row in reversed(rows(log))}
 
 
+@pytest.mark.req("VX-08")
 def test_any_flipped_byte_of_any_op_is_found_and_the_op_is_named(log: Log) -> None:
     flips = 0
     for row in kinds(log).values():
@@ -123,6 +125,7 @@ def test_any_flipped_byte_of_any_op_is_found_and_the_op_is_named(log: Log) -> No
     assert flips > 1_500
 
 
+@pytest.mark.req("VX-08")
 @pytest.mark.parametrize("column", ["hlc", "id", "chain", "job"])
 def test_any_flipped_byte_of_what_is_indexed_is_found(log: Log, column: str) -> None:
     for row in rows(log):
@@ -153,6 +156,7 @@ def test_an_op_that_is_no_op_any_more_is_named(log: Log, body: bytes) -> None:
     assert {finding.op_id for finding in findings(log)} == {ulid_text(row.id)}
 
 
+@pytest.mark.req("VX-08")
 @pytest.mark.parametrize("count", [1, 2, 5])
 def test_a_cut_tail_is_told(log: Log, count: int) -> None:
     total = len(rows(log))
@@ -162,12 +166,14 @@ def test_a_cut_tail_is_told(log: Log, count: int) -> None:
     assert f"{total} ops" in found.what and f"number {total - count}" in found.what
 
 
+@pytest.mark.req("VX-08")
 def test_an_empty_log_with_a_head_is_a_cut_tail(log: Log) -> None:
     sql(log, "DELETE FROM ops")
     (found,) = findings(log)
     assert found.what.startswith("the tail is cut")
 
 
+@pytest.mark.req("VX-08")
 @pytest.mark.parametrize(
     ("first", "last", "what"), [(5, 5, "op 5 is missing"), (5, 7, "ops 5 to 7 are missing"), (1, 1, "op 1 is missing")]
 )
@@ -178,6 +184,7 @@ def test_a_hole_is_told(log: Log, first: int, last: int, what: str) -> None:
     assert [(finding.op_id, finding.what) for finding in found] == [(ulid_text(after.id), f"before this one {what}")]
 
 
+@pytest.mark.req("VX-08")
 def test_two_ops_that_changed_places_are_found(log: Log) -> None:
     a, b = rows(log)[6], rows(log)[8]
     for old, new in ((a.seq, -1), (b.seq, a.seq), (-1, b.seq)):
@@ -187,6 +194,7 @@ def test_two_ops_that_changed_places_are_found(log: Log) -> None:
     assert found[0].seq == a.seq
 
 
+@pytest.mark.req("VX-08")
 def test_two_ops_whose_bytes_changed_places_are_found(log: Log) -> None:
     a, b = rows(log)[6], rows(log)[8]
     sql(log, "UPDATE ops SET body = ? WHERE seq = ?", b.body, a.seq)
@@ -207,6 +215,7 @@ def append_row(log: Log, body: bytes, op: Op) -> None:
     sql(log, "UPDATE head SET seq = ?, chain = ?", head.seq + 1, chain)
 
 
+@pytest.mark.req("VX-08")
 @pytest.mark.parametrize("forger", ["another key", "nobody known", "nobody"])
 def test_a_forged_op_is_named(log: Log, forger: str) -> None:
     node = NODES[0] if forger != "nobody known" else 12345
@@ -243,6 +252,7 @@ def test_the_list_of_findings_is_bounded() -> None:
     assert len(verify(log.store, user=USER_DID).findings) == 100
 
 
+@pytest.mark.req("VX-08")
 def test_an_expected_head_must_be_on_the_log(log: Log) -> None:
     every = [(row.seq, row.chain) for row in rows(log)]
     for expected in every:
@@ -253,6 +263,7 @@ def test_an_expected_head_must_be_on_the_log(log: Log) -> None:
         assert "expected head" in found.what and str(wrong[0]) in found.what
 
 
+@pytest.mark.req("VX-08")
 def test_a_rollback_is_found_by_the_head_that_was_kept(tmp_path: Path) -> None:
     path = tmp_path / "log.db"
     log = fill(new_log(SqliteStore(path, create=True)))

@@ -22,7 +22,7 @@ from hocket.work import jobs
 from hocket.work.jobs import Draft
 from tests.roster.world import INTRODUCTIONS, KEYS, NODES, STRANGER, Clock, introduction, job_id, new_log, sent, signed
 
-pytestmark = pytest.mark.req("LW-22")
+pytestmark = pytest.mark.touches("LW-22")
 
 HOUR_S = 3_600.0
 
@@ -47,6 +47,7 @@ def times(log: Log) -> list[Hlc]:
         return [unpack(row.hlc) for row in session.ops_after(0, 100_000)]
 
 
+@pytest.mark.req("LW-22")
 @given(st.lists(st.sampled_from((-5_000, -1, 0, 0, 1, 1_000)), min_size=1, max_size=30), st.data())
 def test_every_op_is_later_than_the_one_before_whatever_the_wall_does(moves: list[int], data: st.DataObject) -> None:
     clock = Clock()
@@ -63,6 +64,7 @@ def test_every_op_is_later_than_the_one_before_whatever_the_wall_does(moves: lis
     assert written == sorted(set(written))
 
 
+@pytest.mark.req("LW-22")
 def test_the_clock_goes_on_from_where_it_was_after_a_restart(tmp_path: Path) -> None:
     machine = Machine()
     path = tmp_path / "log.db"
@@ -79,6 +81,7 @@ def test_the_clock_goes_on_from_where_it_was_after_a_restart(tmp_path: Path) -> 
     assert written[-1].wall >= 1_700_000_000_000
 
 
+@pytest.mark.req("LW-22")
 @pytest.mark.parametrize("why", [Reason.UNKNOWN_NODE, Reason.BAD_SIGNATURE, Reason.FOREIGN_USER, None])
 def test_time_is_heard_from_refused_ops_too(why: Reason | None) -> None:
     clock = Clock()
@@ -99,6 +102,7 @@ def test_time_is_heard_from_refused_ops_too(why: Reason | None) -> None:
     assert times(log)[-1][:2] > (far.wall, 0)
 
 
+@pytest.mark.req("LW-22")
 def test_a_spent_counter_refuses_to_write_and_keeps_what_is_there() -> None:
     clock = Clock()
     log = new_log(wall=clock)

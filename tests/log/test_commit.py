@@ -16,7 +16,7 @@ from hocket.work import jobs
 from hocket.work.jobs import Draft, Submitted
 from tests.roster.world import introduction, job_id, new_log
 
-pytestmark = pytest.mark.req("VX-07")
+pytestmark = pytest.mark.touches("VX-07")
 
 
 class Counted:

@@ -14,30 +14,22 @@ from hocket.kernel.policy import DEFAULT, Policy
 from hocket.kernel.reasons import Reason
 from hocket.kernel.roster import Job, Outcome, State
 from hocket.kernel.rules import STRICT, UNBOUND, Extensions, Rules, encode_rules
-from hocket.kernel.snapshot import SNAPSHOT_TYPE
 from hocket.kernel.ucan import ROOT, Capability, issue, read
 from hocket.kernel.vocabulary import (
     AcceptWork,
-    ClaimStatus,
-    ClaimType,
     ClaimWork,
     CompleteJob,
-    CreateArtifact,
-    CreateClaim,
-    CreateSuggestedAction,
     DelegateUcan,
     DesignateCoordinator,
     IngestEvidence,
     Metadata,
     Payload,
-    Provenance,
     RevokeUcan,
     RouteKind,
     Sanitised,
     ScheduleJob,
     SetSchedule,
     Telemetry,
-    TextObject,
 )
 from hocket.log import RULES, Log
 from hocket.log.audit import verify
@@ -370,31 +362,6 @@ def test_derivation_counts_only_from_the_coordinator_in_force() -> None:
             *(0, 0, Reason.NOT_COORDINATOR, 0),
             *(Reason.NOT_COORDINATOR, 0, Reason.NOT_COORDINATOR),
         ]
-
-
-# Audit.
-
-
-def claim_of(provenance: Provenance, kind: ClaimType = ClaimType.DERIVED) -> CreateClaim:
-    return CreateClaim(job_id(8), kind, job_id(7), "likes", TextObject("tea"), ClaimStatus.HINT, (), provenance)
-
-
-@pytest.mark.req("LW-35")
-def test_an_audited_output_needs_a_snapshot_that_is_here() -> None:
-    snapshot_id = op_id(501)
-    mesh = Mesh()
-    snapshot = mesh.owner(1, CreateArtifact(snapshot_id, SNAPSHOT_TYPE, J, (), bytes(32), b"", "m", "1", 0, None))
-    assert snapshot.id == snapshot_id
-    linked = mesh.owner(2, claim_of(Provenance(snapshots=(snapshot_id,))))
-    bare = mesh.owner(3, claim_of(Provenance()))
-    stated = mesh.owner(4, claim_of(Provenance(), ClaimType.ATTRIBUTE))
-    action = CreateSuggestedAction(job_id(6), "t", "d", "a", job_id(5), (), (), J, 0.5)
-    cited = mesh.owner(5, action, (snapshot_id,))
-    log = everywhere_the_same(mesh.ops[1:])
-    assert reason(log, linked) == reason(log, stated) == reason(log, cited) == 0
-    assert reason(log, bare) == Reason.NO_SNAPSHOT
-    missing = admitted([mesh.joined, linked])
-    assert reason(missing, linked) == Reason.NO_SNAPSHOT
 
 
 # Sanitised ops, clocks far ahead, twins.

@@ -15,7 +15,7 @@ from tests.log.test_audit import fill, sql
 from tests.roster.test_rules import Story
 from tests.roster.world import INTRODUCTIONS, NOW, new_log, sent
 
-pytestmark = pytest.mark.req("LW-33")
+pytestmark = pytest.mark.touches("LW-33")
 
 TABLES = ("jobs", "after", "cites", "nodes", "routes", "schedules", "artifacts")
 
@@ -45,6 +45,7 @@ def log() -> Log:
     return log
 
 
+@pytest.mark.req("LW-33")
 def test_every_derived_table_comes_out_the_same(log: Log) -> None:
     log.settle()
     before = derived(log)
@@ -55,6 +56,7 @@ def test_every_derived_table_comes_out_the_same(log: Log) -> None:
     assert verify(log.store, user=log.user).findings == []
 
 
+@pytest.mark.req("LW-33")
 @pytest.mark.parametrize("step", [1, 2, 5])
 def test_whatever_the_size_of_its_steps(log: Log, step: int, monkeypatch: pytest.MonkeyPatch) -> None:
     log.settle()
@@ -64,6 +66,7 @@ def test_whatever_the_size_of_its_steps(log: Log, step: int, monkeypatch: pytest
     assert derived(log) == before
 
 
+@pytest.mark.req("LW-33")
 @pytest.mark.parametrize(
     "spoil",
     [
@@ -86,6 +89,7 @@ def test_what_was_spoilt_is_mended(log: Log, spoil: str) -> None:
     assert derived(log) == before
 
 
+@pytest.mark.req("LW-33")
 def test_submits_that_were_not_folded_yet_are_not_lost(log: Log) -> None:
     with log.store.read() as session:
         assert session.head().unsettled == 1

@@ -38,7 +38,7 @@ from tests.roster.world import (
     sent,
 )
 
-pytestmark = pytest.mark.req("LW-32", "LW-33")
+pytestmark = pytest.mark.touches("LW-32", "LW-33")
 
 A, B, C = 0, 1, 2
 J = job_id(1)
@@ -80,7 +80,7 @@ def reason(log: Log, op: Op) -> Reason | int:
     return Reason(row.reason) if row.reason else 0
 
 
-@pytest.mark.req("LW-10", "LW-15")
+@pytest.mark.req("LW-10", "LW-15", "LW-32", "LW-33")
 def test_what_cites_a_twin_is_rejected_whichever_came_first() -> None:
     script = Script()
     one = script.say(A, 1, RouteKind("x", None))
@@ -91,7 +91,7 @@ def test_what_cites_a_twin_is_rejected_whichever_came_first() -> None:
     assert reason(log, leaning) == reason(log, also) == Reason.DEPENDENCY_REJECTED
 
 
-@pytest.mark.req("LW-10", "LW-15")
+@pytest.mark.req("LW-10", "LW-15", "LW-32", "LW-33")
 def test_a_twin_stays_out_when_what_it_cites_arrives() -> None:
     script = Script()
     cited = script.say(B, 1, RouteKind("x", None))
@@ -103,7 +103,7 @@ def test_a_twin_stays_out_when_what_it_cites_arrives() -> None:
     assert (reason(log, one), reason(log, claim)) == (Reason.INTEGRITY, 0)
 
 
-@pytest.mark.req("LW-16")
+@pytest.mark.req("LW-16", "LW-32", "LW-33")
 def test_an_op_about_no_job_that_cites_a_later_one_is_rejected_in_every_order() -> None:
     script = Script()
     early = script.say(A, 1, RouteKind("x", None), (op_id(50),))
@@ -112,7 +112,7 @@ def test_an_op_about_no_job_that_cites_a_later_one_is_rejected_in_every_order() 
     assert (reason(log, early), reason(log, waiting)) == (Reason.DEPENDENCY_CYCLE, Reason.WAITING)
 
 
-@pytest.mark.req("LW-16")
+@pytest.mark.req("LW-16", "LW-32", "LW-33")
 def test_a_schedule_cannot_cite_the_claim_on_its_own_job() -> None:
     script = Script()
     circular = script.say(A, 1, ScheduleJob(J, "k", b"1", b""), (op_id(50),))
@@ -126,6 +126,7 @@ def set_schedule(cron: str, name: str = "nightly") -> SetSchedule:
     return SetSchedule(name, cron, "UTC", "k", b"{}", b"")
 
 
+@pytest.mark.req("LW-32", "LW-33")
 def test_a_schedule_outlives_the_collision_of_its_successor() -> None:
     script = Script()
     script.say(A, 1, set_schedule("0 1 * * *"))
@@ -144,6 +145,7 @@ def artifact(number: int, kind: str) -> CreateArtifact:
     return CreateArtifact(job_id(40 + number), kind, None, (), bytes(32), b"", None, None, 0, None)
 
 
+@pytest.mark.req("LW-32", "LW-33")
 def test_the_earliest_of_two_artifacts_with_one_id_stands() -> None:
     script = Script()
     first = script.say(A, 1, artifact(0, "first"))
@@ -158,6 +160,7 @@ def test_the_earliest_of_two_artifacts_with_one_id_stands() -> None:
         assert session.artifact(job_id(40)).type == "second"  # type: ignore[union-attr]
 
 
+@pytest.mark.req("LW-32", "LW-33")
 def test_an_earlier_schedule_voids_what_the_later_one_comes_after() -> None:
     script = Script()
     before, other = job_id(2), job_id(3)
@@ -170,7 +173,7 @@ def test_an_earlier_schedule_voids_what_the_later_one_comes_after() -> None:
         assert (session.dependents(before), session.dependents(other)) == ([], [J])
 
 
-@pytest.mark.req("LW-12")
+@pytest.mark.req("LW-12", "LW-32", "LW-33")
 def test_a_late_route_refolds_the_jobs_of_its_kind_only() -> None:
     script = Script()
     script.say(A, 1, RouteKind("k", NODES[B]))
@@ -304,7 +307,7 @@ def test_own_and_foreign_ops_in_one_transaction_see_each_other() -> None:
     assert shown(log) == before
 
 
-@pytest.mark.req("LW-16")
+@pytest.mark.req("LW-16", "LW-32", "LW-33")
 def test_jobs_that_come_after_each_other_are_refused_whatever_comes_first() -> None:
     """Without citing each other's ops, as other software might write them."""
     script = Script()

@@ -7,12 +7,15 @@ from typing import Any
 
 import pytest
 
-from hocket.kernel.ids import parse_ulid
+from hocket.kernel.ids import parse_ulid, ulid_text
+from hocket.kernel.ops import decode
 from hocket.kernel.snapshot import SNAPSHOT_TYPE
+from hocket.kernel.vocabulary import CreateSuggestedAction, UpdateActionStatus
 from tests.inference.endpoint import Endpoint, Handler, chat, endpoint
 from tests.scenarios.machines import Machine, agree, journal, machines, until, verify
 
 AGENT = str(Path(__file__).with_name("agent.py"))
+STEPS = ("proposed", "approved", "executing", "completed")
 QUESTION = {"messages": [{"role": "user", "content": "How many people live in Paris and Lyon?"}]}
 
 
@@ -71,6 +74,29 @@ def snapshots(machine: Machine, jobs: list[str]) -> int:
     return machine.look(query)
 
 
+def story(machine: Machine, action: str) -> list[tuple[str, str]]:
+    """What happened to a suggested action by ops that count, in the order of their time: each step and its author."""
+    steps: list[tuple[Any, str, str]] = []
+    for row in machine.look(lambda session: session.ops_after(0, 1_000_000)):
+        op = decode(row.body)
+        told = op.payload
+        if isinstance(told, CreateSuggestedAction | UpdateActionStatus) and row.reason == 0:
+            assert ulid_text(told.action_id) == action
+            step = told.new_status.name.lower() if isinstance(told, UpdateActionStatus) else "proposed"
+            steps.append((op.timestamp, step, f"{op.node_id:016x}"))
+    return [(step, author) for _, step, author in sorted(steps)]
+
+
+def approved(machine: Machine, said: dict[str, Any]) -> tuple[str, str]:
+    """The user says yes on that machine; gives the jobs of the approval and of the action."""
+    payload = json.dumps({"action": said["action"], "text": said["answer"]})
+    yes = machine.submit("agent.approve", payload)
+    until(lambda: machine.is_done(yes), "the approval")
+    act: str = machine.desk.show(yes)["result"]["act"]
+    until(lambda: machine.is_done(act), "the action")
+    return yes, act
+
+
 @pytest.mark.req("LW-36", "LW-35", "LW-16")
 def test_tool_use_agent_loop(tmp_path: Path, model: Endpoint):
     with machines(tmp_path, "box") as [box]:
@@ -83,6 +109,13 @@ def test_tool_use_agent_loop(tmp_path: Path, model: Endpoint):
         assert box.show(thoughts[1])["after"] == tools[:1]
         assert snapshots(box, thoughts) == 3 and len(model.asked) == 3
         check_why(box, thoughts[-1])
+        # Nothing is done about it before the user has approved it.
+        me = box.node
+        assert story(box, said["action"]) == [("proposed", me)]
+        assert [line["kind"] for line in journal(tmp_path)].count("agent.act") == 0
+        yes, act = approved(box, said)
+        assert box.show(act)["after"] == [yes]
+        assert story(box, said["action"]) == [(step, me) for step in STEPS]
         box.stop()
         verify(box)
 
@@ -96,11 +129,16 @@ def test_mesh_agent_loop(tmp_path: Path, model: Endpoint):
         phone("init")
         phone.serve()
         for place in (thinker, toolbox):
-            place("join", phone.invite(place.name, "job:schedule:agent.", "job:claim:agent.", "job:complete:agent."))
+            grants = [f"job:{verb}:agent." for verb in ("schedule", "claim", "complete")] + ["action:write"]
+            may = [word for grant in [*grants, "episode:write"] for word in ("--may", grant)]
+            # Under audit, so that a suggestion without the record of its model call counts nowhere.
+            place("join", phone("invite", place.name, *may, "--audit", "--json").json["token"])
             place.work(module=AGENT, HOCKET_TEST_MODEL=model.url)
         phone("route", "agent.think", "thinker")
         phone("route", "agent.tool", "toolbox")
-        until(lambda: all(place.reasons("RouteKind")[0] == 2 for place in (thinker, toolbox)), "the routes to be known")
+        phone("route", "agent.act", "toolbox")
+        phone("route", "agent.approve", "here")
+        until(lambda: all(place.reasons("RouteKind")[0] == 4 for place in (thinker, toolbox)), "the routes to be known")
         first = phone.submit("agent.think", json.dumps(QUESTION))
         thoughts, tools, said = follow(phone, first)
         assert (len(thoughts), len(tools)) == (3, 2) and said["answer"].startswith("2620000")
@@ -108,8 +146,16 @@ def test_mesh_agent_loop(tmp_path: Path, model: Endpoint):
         runs = [(line["kind"], line["machine"], line["fence"]) for line in journal(tmp_path)]
         think, tool = ("agent.think", "thinker", 1), ("agent.tool", "toolbox", 1)
         assert runs == [think, tool, think, tool, think]
-        # Every claim and every end was the phone's to accept.
-        for job in thoughts + tools:
+        # The user approves on the phone, and the machine with the tools acts.
+        assert story(phone, said["action"]) == [("proposed", thinker.node)]
+        phone.work(module=AGENT)
+        _, act = approved(phone, said)
+        authors = (thinker.node, phone.node, toolbox.node, toolbox.node)
+        assert story(phone, said["action"]) == list(zip(STEPS, authors, strict=True))
+        last = [(line["kind"], line["machine"]) for line in journal(tmp_path)][-2:]
+        assert last == [("agent.approve", "phone"), ("agent.act", "toolbox")]
+        # Every claim and every end of another machine was the phone's to accept.
+        for job in [*thoughts, *tools, act]:
             assert phone.ops_of(job) == ["ScheduleJob", "AcceptWork", "AcceptWork"]
         agree(phone, thinker, toolbox)
         for place in (thinker, toolbox, phone):

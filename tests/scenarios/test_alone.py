@@ -1,10 +1,14 @@
 """Scenarios on one machine: work without any mesh, and a machine that loses its power in the middle of work."""
 
+import json
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from tests.scenarios.machines import HANDLERS, journal, machines, until, verify
+
+GRAPH = str(Path(__file__).with_name("graph.py"))
 
 
 @pytest.mark.req("LW-36", "LW-01", "LW-02")
@@ -20,6 +24,36 @@ def test_solo(tmp_path: Path):
         assert (shown["state"], shown["outcome"], shown["result"]) == ("completed", "succeeded", {"name": "world"})
         assert solo.ops_of(job) == ["ScheduleJob", "ClaimWork", "CompleteJob"]
         assert [line["event"] for line in journal(tmp_path)] == ["start", "end"]
+        verify(solo)
+
+
+@pytest.mark.req("LW-36", "LW-13", "LW-33", "LW-35")
+def test_solo_ingest_derivation_and_rebuild(tmp_path: Path):
+    """A note becomes evidence, and the coordinator derives a claim from it. Everything that is derived is dropped and
+    comes back from the log alone.
+    """
+    with machines(tmp_path, "solo") as [solo]:
+        solo("init")
+        ingested = solo.submit("graph.ingest", '{"text": "Ada drinks tea"}')
+        derived = solo.submit("likewise.derive.people", json.dumps({"after": [ingested]}), "--after", ingested)
+        worker = solo.start("work", GRAPH, "--until-idle")
+        assert worker.ended().out == "done: 2 succeeded, 0 failed, 0 handed back\n"
+        evidence, claim = solo.show(ingested)["result"]["evidence"], solo.show(derived)["result"]["claim"]
+        counts = Counter(line.type for line in solo.ops() if line.reason == 0)
+        assert (counts["IngestEvidence"], counts["CreateEntity"], counts["CreateClaim"]) == (1, 1, 1)
+        why = solo("why", claim, "--json").json
+        [call] = why["snapshots"]
+        assert why["missing"] == [] and call["model_id"] == "first-word" and call["output"]["text"] == "Ada"
+        assert call["evidence"] == [{"id": evidence, "is": "here"}] == why["claim"]["evidence"]
+        assert why["claim"]["jobs"] == [derived]
+
+        before, shown = solo.digest(), solo.show(derived)
+        with solo.desk.store.write() as session:
+            session.drop_projections()
+        assert not solo.has(derived) and solo("why", claim, "--json").json["snapshots"] == []
+        assert "the roster changed" in solo("log", "rebuild").out
+        assert (solo.digest(), solo.show(derived), solo("why", claim, "--json").json) == (before, shown, why)
+        assert "nothing changed" in solo("log", "rebuild").out
         verify(solo)
 
 

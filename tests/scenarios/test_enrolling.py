@@ -1,5 +1,7 @@
 """Scenarios of two machines and more: one lets others in, for all kinds of work or for one, and they work for it."""
 
+import json
+import struct
 from http.client import HTTPConnection
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -10,11 +12,15 @@ import pytest
 from hocket.kernel.bearer import make_bearer
 from hocket.kernel.clock import Hlc
 from hocket.kernel.ids import parse_ulid
-from hocket.kernel.ops import Op, encode, encode_sequence, sign
+from hocket.kernel.ops import Op, decode, encode, encode_sequence, sign
 from hocket.kernel.rules import rules_hash
-from hocket.kernel.vocabulary import ClaimWork, CompleteJob, Payload, Telemetry
+from hocket.kernel.vocabulary import ClaimWork, CompleteJob, IngestEvidence, Location, Payload, Sanitised, Telemetry
 from hocket.mesh import wire
 from tests.scenarios.machines import Machine, Reason, agree, journal, machines, until, verify
+
+GRAPH = str(Path(__file__).with_name("graph.py"))
+# Where graph.py says that its notes were written.
+PLACE = Location(52.520008, 13.404954)
 
 
 @pytest.mark.req("LW-36", "LW-01", "LW-23", "LW-24", "LW-39", "LW-40")
@@ -93,6 +99,47 @@ def test_scoped_enrollment(tmp_path: Path):
         verify(owner, gpu, phone)
 
 
+@pytest.mark.req("LW-36", "LW-25", "LW-27", "LW-29")
+def test_scoped_enrollment_sanitises_and_ends_with_a_revocation(tmp_path: Path):
+    """A node reads evidence without places and people. After its revocation it hears nothing more, and what it wrote
+    leaves the roster and stays on the log.
+    """
+    with machines(tmp_path, "owner", "reader") as [owner, reader]:
+        owner("init")
+        owner.serve()
+        rules = "StripGeo,RedactParticipants"
+        grants = ("--may", "evidence:read", "--may", "job:schedule:acme.", "--may", "job:read:acme.")
+        reader("join", owner("invite", "reader", *grants, "--sanitize", rules, "--json").json["token"])
+        ingest(owner, "Ada drinks tea")
+        reader("sync")
+        place, person = struct.pack("<d", PLACE.latitude), b"Ada"
+        assert place in bodies(owner) and person in bodies(owner)
+        assert place not in bodies(reader) and person not in bodies(reader)
+        # The evidence is there all the same, and says what was taken from it.
+        [op] = [op for op in ops(reader) if isinstance(op.payload, Sanitised)]
+        assert isinstance(op.payload, Sanitised) and op.payload.rules == ("StripGeo", "RedactParticipants")
+        evidence = op.payload.payload
+        assert isinstance(evidence, IngestEvidence) and evidence.source_type == "note"
+        assert reader.reasons("Sanitised") == {0: 1}
+
+        mine = reader.submit("acme.one")
+        reader("sync")
+        assert owner.state(mine) == "pending"
+        assert "reader is revoked" in owner("revoke", "reader", "--yes").out
+        assert not owner.has(mine)
+        [line] = [line for line in owner.ops() if line.job == mine]
+        assert line.reason == Reason.REVOKED
+        ingest(owner, "Bob drinks coffee")
+        heard = bodies(reader)
+        assert "took no part" in reader("sync", code=1).sentence
+        assert bodies(reader) == heard and b"Bob" not in heard
+        late = reader.submit("acme.late")
+        reader("sync", code=1)
+        assert late not in {line.job for line in owner.ops()}
+        owner.stop()
+        verify(owner, reader)
+
+
 @pytest.mark.req("LW-13", "LW-39")
 def test_a_newcomer_that_has_not_heard_who_decides_starts_nothing(tmp_path: Path):
     """The inviting machine is gone before the first exchange. An open job needs nobody's word."""
@@ -115,8 +162,17 @@ def standing(owner: Machine, name: str) -> str:
     return str(found)
 
 
+def ingest(machine: Machine, text: str) -> None:
+    machine.submit("graph.ingest", json.dumps({"text": text}))
+    assert machine.start("work", GRAPH, "--until-idle").ended().code == 0
+
+
 def bodies(machine: Machine) -> bytes:
     return b"".join(machine.look(lambda session: [row.body for row in session.ops_after(0, 1_000_000)]))
+
+
+def ops(machine: Machine) -> list[Op]:
+    return [decode(row.body) for row in machine.look(lambda session: session.ops_after(0, 1_000_000))]
 
 
 def push(machine: Machine, to: Machine, address: str, payloads: list[Payload]) -> dict[str, int]:

@@ -17,7 +17,7 @@ from hocket.testing.sim import checks, disk, faults, loop
 from hocket.testing.sim.load import OPEN, SOLE, Held
 from hocket.testing.sim.network import GIVE_UP_S, Network
 
-pytestmark = pytest.mark.req("LW-40")
+pytestmark = pytest.mark.touches("LW-40")
 
 SOURCE = str(Path(hocket.__file__).parents[1])
 

@@ -19,7 +19,7 @@ from hocket.work.handlers import Handlers
 from hocket.work.jobs import Draft
 from hocket.work.worker import Worker, WorkerOptions
 
-pytestmark = pytest.mark.req("LW-05")
+pytestmark = pytest.mark.touches("LW-05")
 
 PATIENCE_S = 60.0
 

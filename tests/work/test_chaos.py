@@ -31,7 +31,8 @@ class Kill(NamedTuple):
     held: list[str]
 
 
-@pytest.mark.req("LW-02", "LW-05", "LW-09", "LW-18", "LW-37", "VX-07")
+@pytest.mark.req("LW-02", "LW-18", "LW-37", "VX-07")
+@pytest.mark.touches("LW-05", "LW-09")
 @pytest.mark.parametrize(
     "count", [800, pytest.param(5_000, marks=[pytest.mark.soak, pytest.mark.timeout(1800)])], ids=str
 )

@@ -12,7 +12,7 @@ from hocket.work import jobs
 from hocket.work.handlers import Handlers, JobType
 from hocket.work.jobs import Draft
 
-pytestmark = pytest.mark.req("LW-08")
+pytestmark = pytest.mark.touches("LW-41")
 
 
 def number_of(schedule: bytes) -> int:
@@ -21,6 +21,7 @@ def number_of(schedule: bytes) -> int:
     return int(payload.payload)
 
 
+@pytest.mark.req("LW-41")
 @given(
     st.lists(st.tuples(st.sampled_from(["a", "b", "c"]), st.integers(-2, 2), st.booleans()), max_size=30),
     st.integers(0, 6),

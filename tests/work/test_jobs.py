@@ -16,7 +16,7 @@ from hocket.testing import MemorySyncNode
 from hocket.work import jobs
 from hocket.work.jobs import Held
 
-pytestmark = pytest.mark.req("LW-41")
+pytestmark = pytest.mark.touches("LW-41")
 
 LEASE_MS = 60_000
 
@@ -52,6 +52,7 @@ def words(taken: list[jobs.Claim]) -> list[str]:
 # Retries.
 
 
+@pytest.mark.req("LW-41")
 def test_each_failure_rests_longer_and_the_last_one_is_the_end():
     with hocket.testing.node() as node:
         handle = node.submit(hocket.kind("a", retries=3, backoff="10s", backoff_max="30s"))
@@ -78,6 +79,7 @@ def test_each_failure_rests_longer_and_the_last_one_is_the_end():
         assert again_at(node) is None
 
 
+@pytest.mark.req("LW-41")
 def test_a_dead_letter_can_be_tried_anew_by_hand_and_only_that():
     with hocket.testing.node() as node:
         handle = node.submit(hocket.kind("a", retries=0))
@@ -99,6 +101,7 @@ def test_a_dead_letter_can_be_tried_anew_by_hand_and_only_that():
             handle.retry()
 
 
+@pytest.mark.req("LW-41")
 def test_a_failure_that_asks_for_no_retry_is_final_at_once():
     with hocket.testing.node() as node:
         handle = node.submit(hocket.kind("a", retries=9))
@@ -109,6 +112,7 @@ def test_a_failure_that_asks_for_no_retry_is_final_at_once():
 # Unique keys.
 
 
+@pytest.mark.req("LW-41")
 def test_a_unique_key_leads_to_the_job_that_is_active():
     with hocket.testing.node() as node:
         once = hocket.kind("a", unique="k")
@@ -122,6 +126,7 @@ def test_a_unique_key_leads_to_the_job_that_is_active():
         assert third.job_id != first.job_id
 
 
+@pytest.mark.req("LW-41")
 def test_a_unique_key_belongs_to_its_kind_and_may_last_beyond_the_end():
     with hocket.testing.node() as node:
         once = hocket.kind("a", unique="k", unique_for="1h")
@@ -136,6 +141,7 @@ def test_a_unique_key_belongs_to_its_kind_and_may_last_beyond_the_end():
         assert node.submit(once).created
 
 
+@pytest.mark.req("LW-41")
 def test_a_unique_key_holds_within_one_batch():
     with hocket.testing.node() as node:
         once = hocket.kind("a", unique="k")
@@ -147,6 +153,7 @@ def test_a_unique_key_holds_within_one_batch():
 # Order.
 
 
+@pytest.mark.req("LW-41")
 def test_the_most_urgent_first_and_the_oldest_among_equals():
     with hocket.testing.node() as node:
         for kind, priority in (("a", 0), ("b", 5), ("c", -5), ("d", 5), ("e", 0)):
@@ -155,6 +162,7 @@ def test_the_most_urgent_first_and_the_oldest_among_equals():
         assert words(claim(node, 3)) == ["e", "c"]
 
 
+@pytest.mark.req("LW-41")
 def test_nothing_starts_before_its_time():
     with hocket.testing.node() as node:
         due = round(node.clock.now * 1000) + 5_000
@@ -167,6 +175,7 @@ def test_nothing_starts_before_its_time():
         assert words(claim(node)) == ["a"]
 
 
+@pytest.mark.req("LW-41")
 def test_a_chain_and_a_fan_in_run_in_order():
     with hocket.testing.node() as node:
         a, b = node.submit("a"), node.submit("b")
@@ -182,6 +191,7 @@ def test_a_chain_and_a_fan_in_run_in_order():
         assert words(claim(node)) == ["d"]
 
 
+@pytest.mark.req("LW-41")
 @pytest.mark.parametrize("how", ["fails", "cancelled"])
 def test_what_comes_after_a_job_that_ended_badly_is_called_off(how: str):
     with hocket.testing.node() as node:
@@ -211,6 +221,7 @@ def test_a_job_comes_after_jobs_that_are_there_and_after_nothing_else():
 # Cancelling.
 
 
+@pytest.mark.req("LW-41")
 def test_cancel_of_a_pending_job_is_final_until_it_is_retried():
     with hocket.testing.node() as node:
         handle = node.submit("a")
@@ -224,6 +235,7 @@ def test_cancel_of_a_pending_job_is_final_until_it_is_retried():
         assert len(claim(node)) == 1
 
 
+@pytest.mark.req("LW-41")
 def test_cancel_of_a_running_job_makes_its_end_too_late():
     with hocket.testing.node() as node:
         handle = node.submit("a")
@@ -238,6 +250,7 @@ def test_cancel_of_a_running_job_makes_its_end_too_late():
 # Limits.
 
 
+@pytest.mark.req("LW-41")
 def test_no_more_of_a_kind_at_once_than_it_allows():
     with hocket.testing.node() as node:
         node.submit_many([(hocket.kind("a", concurrency=2), {})] * 5 + [("b", {})])
@@ -249,6 +262,7 @@ def test_no_more_of_a_kind_at_once_than_it_allows():
         assert claim(node) == []
 
 
+@pytest.mark.req("LW-41")
 def test_no_more_of_a_kind_in_a_while_than_its_rate():
     with hocket.testing.node() as node:
         node.submit_many([(hocket.kind("a", rate="4/m"), {})] * 12)

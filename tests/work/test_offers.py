@@ -34,7 +34,7 @@ from hocket.work.products import Kit
 from hocket.work.runner import Context
 from hocket.work.worker import Worker, WorkerOptions
 
-pytestmark = pytest.mark.req("LW-39")
+pytestmark = pytest.mark.touches("LW-39")
 
 USER = SigningKey(bytes(31) + b"u")
 
@@ -201,6 +201,7 @@ def virtually(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], Non
 # Accepted.
 
 
+@pytest.mark.req("LW-39")
 @virtually
 async def test_a_job_begins_when_its_claim_is_accepted_and_ends_when_its_end_is() -> None:
     work = Work()
@@ -219,6 +220,7 @@ async def test_a_job_begins_when_its_claim_is_accepted_and_ends_when_its_end_is(
         assert session.offered_jobs() == set(), "nothing is left on the list of offers"
 
 
+@pytest.mark.req("LW-39")
 @virtually
 async def test_nothing_begins_before_the_answer_and_the_lease_counts_from_before_the_offer() -> None:
     work = Work(seconds=60, lease_ms=2_000)
@@ -299,6 +301,7 @@ async def test_a_claim_that_is_not_accepted_starts_nothing_and_is_not_repeated_a
     await mesh.stop()
 
 
+@pytest.mark.req("LW-39")
 @virtually
 async def test_a_holder_whose_renewal_is_refused_is_stopped() -> None:
     work = Work(seconds=60, lease_ms=3_000)
@@ -312,6 +315,7 @@ async def test_a_holder_whose_renewal_is_refused_is_stopped() -> None:
     assert mesh.home.job(job_id).outcome is Outcome.CANCELLED
 
 
+@pytest.mark.req("LW-39")
 @virtually
 async def test_a_holder_that_hears_of_another_holder_is_stopped() -> None:
     work = Work(seconds=60, lease_ms=60_000)
@@ -328,6 +332,7 @@ async def test_a_holder_that_hears_of_another_holder_is_stopped() -> None:
 # The arbiter is away.
 
 
+@pytest.mark.req("LW-39")
 @virtually
 async def test_without_the_arbiter_nothing_of_its_jobs_begins_and_open_jobs_go_on() -> None:
     work, free = Work(), Work(kind="w.open")
@@ -401,6 +406,7 @@ async def test_an_end_stays_offered_until_it_is_decided() -> None:
     await mesh.stop()
 
 
+@pytest.mark.req("LW-39")
 @virtually
 async def test_an_end_that_comes_after_the_lease_was_given_to_another_is_refused() -> None:
     work = Work(seconds=1, lease_ms=2_000)

@@ -101,7 +101,8 @@ def test_the_rate_of_a_kind_holds_over_all_workers(mesh: Mesh) -> None:
         assert wall - claims[0] >= number * 100 - 1
 
 
-@pytest.mark.req("LW-41", "LW-02")
+@pytest.mark.req("LW-41")
+@pytest.mark.touches("LW-02")
 def test_retries_and_results_through_real_workers(mesh: Mesh) -> None:
     flaky = hocket.kind("step.flaky", retries=5, backoff="10ms")
     handles = mesh.node.submit_many([(flaky, {"failures": n % 4}) for n in range(20)])
@@ -118,7 +119,8 @@ def test_retries_and_results_through_real_workers(mesh: Mesh) -> None:
     mesh.check_log()
 
 
-@pytest.mark.req("LW-41", "LW-18")
+@pytest.mark.req("LW-41")
+@pytest.mark.touches("LW-18")
 def test_dependencies_hold_over_several_workers(mesh: Mesh) -> None:
     rest = hocket.kind("step.rest")
     chain = [mesh.node.submit(rest, ms=5)]
@@ -252,7 +254,7 @@ def test_progress_is_on_the_log_while_the_handler_runs(mesh: Mesh) -> None:
     assert worker.stop() == 0
 
 
-@pytest.mark.req("LW-18")
+@pytest.mark.touches("LW-18")
 def test_a_newcomer_is_not_taken_for_a_dead_process(mesh: Mesh) -> None:
     """It registers and claims between a neighbour's look for the dead and what the neighbour does about them."""
     mesh.node.submit_many([("a", {}), ("b", {})])

@@ -16,7 +16,7 @@ from hocket.work import artifacts, jobs
 from hocket.work.proofs import OUTPUT_TYPE, check_proof, examine, find_proof, need_proof
 from tests.work.proven import FILES, MANIFEST, Change, asked, ran, saying
 
-pytestmark = pytest.mark.req("GT-12")
+pytestmark = pytest.mark.touches("GT-12")
 
 OTHER = SigningKey(b"o" * 32)
 LARGE = content_hash(FILES["dist/large.bin"])
@@ -37,6 +37,7 @@ def blob(desk: Desk) -> Path:
     return next(path for path in desk.home.blobs.rglob("*") if path.is_file() and path.stat().st_size == 100_000)
 
 
+@pytest.mark.req("GT-12")
 def test_a_good_proof_has_no_problems(desk: Desk) -> None:
     job = ran(desk)
     with desk.read() as session:
@@ -46,6 +47,7 @@ def test_a_good_proof_has_no_problems(desk: Desk) -> None:
         assert examine(session, desk.blobs, job, proof) == ([], [])
 
 
+@pytest.mark.req("GT-12")
 def test_a_command_that_failed_is_proven_as_well(desk: Desk) -> None:
     job = ran(desk, exit_code=3)
     assert job.outcome is Outcome.FAILED and problems(desk, job) == []
@@ -136,6 +138,7 @@ def test_a_proof_of_another_job_is_found(desk: Desk) -> None:
     assert "the job asks for" in wrong[0] and "not of" in wrong[1] and len(wrong) == 2
 
 
+@pytest.mark.req("GT-12")
 def test_a_tampered_proof_is_found(desk: Desk) -> None:
     job = ran(desk)
     with desk.read() as session:

@@ -19,7 +19,7 @@ from hocket.work import cron
 from hocket.work.processes import ProcessLock, is_alive
 from tests.work.mesh import PATIENCE_S
 
-pytestmark = pytest.mark.req("LW-18")
+pytestmark = pytest.mark.touches("LW-18")
 
 
 def rung(bell: Bell, patience: float = 0.0) -> bool:

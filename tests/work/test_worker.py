@@ -86,7 +86,7 @@ def test_a_killed_workers_jobs_restart_soon_whatever_the_lease(mesh: Mesh) -> No
     assert handle.result(PATIENCE_S) == 2
 
 
-@pytest.mark.req("LW-18")
+@pytest.mark.touches("LW-18")
 def test_a_forked_child_that_outlives_its_worker_does_not_keep_it_alive(mesh: Mesh) -> None:
     handle = mesh.node.submit(hocket.kind("step.brood", lease="1d"), ms=PATIENCE_S * 1000)
     first = mesh.worker().up()
@@ -119,7 +119,8 @@ ENDS = {
 }
 
 
-@pytest.mark.req("LW-41", "LW-18")
+@pytest.mark.req("LW-41")
+@pytest.mark.touches("LW-18")
 def test_whatever_a_handler_does_is_its_jobs_end_and_not_the_workers(mesh: Mesh) -> None:
     handles = {(kind, how): mesh.node.submit(kind, how=how) for kind in ("step.bad", "step.abad") for how in ENDS}
     wrong = mesh.node.submit("step.bad", wrong="argument")
@@ -145,7 +146,7 @@ def test_whatever_a_handler_does_is_its_jobs_end_and_not_the_workers(mesh: Mesh)
     mesh.check_log()
 
 
-@pytest.mark.req("LW-18")
+@pytest.mark.touches("LW-18")
 def test_a_handler_that_takes_its_process_along_is_tried_by_the_next(mesh: Mesh) -> None:
     handle = mesh.node.submit(hocket.kind("step.vanish", lease="1d"))
     others = mesh.node.submit_many([(hocket.kind("step.rest", lease="1d"), {"ms": 10})] * 10)
@@ -157,7 +158,8 @@ def test_a_handler_that_takes_its_process_along_is_tried_by_the_next(mesh: Mesh)
     mesh.check_log()
 
 
-@pytest.mark.req("LW-08", "LW-18")
+@pytest.mark.req("LW-08")
+@pytest.mark.touches("LW-18")
 def test_an_async_handler_that_blocks_its_loop_costs_nobody_else_a_lease(mesh: Mesh) -> None:
     kinds = ["step.hold_loop", "step.rest", "step.arest"]
     handles = mesh.node.submit_many([(hocket.kind(kind, lease="1500ms"), {"ms": 2_500}) for kind in kinds])
@@ -198,7 +200,7 @@ def test_cancel_reaches_a_running_handler_soon(mesh: Mesh, kind: str, sign: str)
 # How many at once.
 
 
-@pytest.mark.req("LW-18")
+@pytest.mark.touches("LW-18")
 def test_handlers_of_both_sorts_share_the_workers_slots(mesh: Mesh) -> None:
     mesh.node.submit_many([(kind, {"ms": 15}) for _ in range(30) for kind in ("step.rest", "step.arest")])
     mesh.run(concurrency=3)
@@ -262,7 +264,7 @@ def share_of_a_core(worker: Process, seconds: float) -> float:
     return (worker.cpu_s() - cpu) / (time.monotonic() - at)
 
 
-@pytest.mark.req("LW-18")
+@pytest.mark.touches("LW-18")
 def test_a_worker_that_waits_is_quiet(mesh: Mesh) -> None:
     """With nothing to do, with every slot busy, and while it waits for its handlers to finish."""
     gate = mesh.root / "gate"
@@ -279,7 +281,7 @@ def test_a_worker_that_waits_is_quiet(mesh: Mesh) -> None:
     assert worker.popen.wait(PATIENCE_S) == 0
 
 
-@pytest.mark.req("LW-18")
+@pytest.mark.touches("LW-18")
 def test_another_processes_submit_wakes_a_worker_long_before_it_would_look(mesh: Mesh) -> None:
     mesh.worker(concurrency=1).up()
     mesh.node.submit(REST).result(PATIENCE_S)
@@ -297,7 +299,7 @@ def test_another_processes_submit_wakes_a_worker_long_before_it_would_look(mesh:
 # When the store cannot.
 
 
-@pytest.mark.req("LW-18")
+@pytest.mark.touches("LW-18")
 def test_a_store_that_refuses_for_a_while_loses_nothing(mesh: Mesh) -> None:
     gate = mesh.root / "gate"
     handle = mesh.node.submit(GATE, path=str(gate))

@@ -33,7 +33,10 @@ from hocket.kernel.vocabulary import Payload
 
 CHAIN_MAX = 16
 _OWNERS_OPS = frozenset({v.DesignateCoordinator, v.RouteKind})
-_AUDITED = (Need("Job", "Claim"), Need("Job", "Complete"), Need("Claim", "Write"), Need("Artifact", "Write"))
+_AUDITED = (
+    *(Need("Job", "Claim"), Need("Job", "Complete"), Need("Claim", "Write"), Need("Artifact", "Write")),
+    *(Need("Episode", "Write"), Need("Action", "Write")),
+)
 
 
 class Standing(Enum):

@@ -42,7 +42,7 @@ class Reason(IntEnum):
     NOT_FAILED = 25, "only a failed or cancelled job can be retried"
     NOT_ARBITER = 26, "only the arbiter may decide this"
     NOT_COORDINATOR = 27, "derivation counts only from the coordinator in force"
-    NO_SNAPSHOT = 28, "an audited output must name a snapshot that is on the log"
+    NO_SNAPSHOT = 28, "an audited output must name a readable snapshot of its own job that is on the log before it"
 
     # Decided by what the op cites.
     DEPENDENCY_REJECTED = 40, "an op that it depends on was rejected"

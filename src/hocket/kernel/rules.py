@@ -18,6 +18,9 @@ from hocket.kernel.vocabulary import EXTENSION_BASE, EXTENSIONS, NAMES
 RULES_BYTES_MAX = 64 * 1024
 SKEW_MS_DEFAULT = 300_000
 LATE_MS_DEFAULT = 86_400_000
+# What nobody but the coordinator writes in ordinary work. A mesh that derives more adds it with `hocket rules set`.
+DERIVATION_OPS = ("CascadeTombstone",)
+DERIVATION_KINDS = ("likewise.derive.",)
 
 CAVEATS = ("source_types", "predicates", "kind_prefix", "time_range", "sanitize", "audit_inference")
 SANITIZE = ("StripGeo", "RedactParticipants", "TruncateContent", "StripCustomMetadata")
@@ -59,6 +62,8 @@ UNBOUND = Rules(
         variants=tuple((number, NAMES[number]) for number in sorted(EXTENSIONS)),
         arbiter=True,
         skew_ms=SKEW_MS_DEFAULT,
+        derivation_ops=DERIVATION_OPS,
+        derivation_kinds=DERIVATION_KINDS,
     )
 )
 HOCKET = replace(UNBOUND, bounds=Bounds())

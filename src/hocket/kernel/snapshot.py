@@ -1,15 +1,16 @@
 """The record of one model call, which becomes the content of a `likewise.inference.snapshot` artifact: which model was
-asked what, on which evidence, and what it said. Here is its form and no more; when a call must be recorded is decided
-by authority, and whether an output names its record by the fold.
+asked what, on which evidence, and what it said. This module has its form and says whether an artifact's op and its
+content tell the same. Authority decides when a call must be recorded, and the fold whether an output names its record.
 """
 
 from msgspec import Struct
 
 from hocket.kernel.clock import Hlc
 from hocket.kernel.frontier import STAMP
-from hocket.kernel.postcard import STR, Codec, Reader, decode, encode
+from hocket.kernel.ids import content_hash
+from hocket.kernel.postcard import STR, Codec, Malformed, Reader, decode, encode
 from hocket.kernel.postcard import struct as fields
-from hocket.kernel.vocabulary import TELEMETRY, ULIDS, Ids, Telemetry
+from hocket.kernel.vocabulary import TELEMETRY, ULIDS, CreateArtifact, Ids, Telemetry
 
 SNAPSHOT_TYPE = "likewise.inference.snapshot"
 
@@ -48,3 +49,32 @@ def encode_snapshot(snapshot: Snapshot) -> bytes:
 def decode_snapshot(data: bytes) -> Snapshot:
     """The record in these bytes, or Malformed."""
     return decode(_SNAPSHOT, data)
+
+
+def is_record(creation: CreateArtifact) -> bool:
+    """Whether the op that makes an artifact says what the op of a record must. Content that is not inside the op is
+    not asked.
+    """
+    if not creation.model_id or not creation.model_version:
+        return False
+    content = creation.content_inline
+    if content is None:
+        return True
+    if len(content) != creation.size_bytes or content_hash(content) != creation.content_hash:
+        return False
+    try:
+        return not contradictions(decode_snapshot(content), creation)
+    except Malformed:
+        return False
+
+
+def contradictions(record: Snapshot, creation: CreateArtifact) -> list[str]:
+    """What a record tells otherwise than the op that made it, or than itself."""
+    found = []
+    if (record.model_id, record.model_version) != (creation.model_id, creation.model_version):
+        found.append("tells of another model than its op")
+    if not set(record.evidence) <= set(creation.inputs_used):
+        found.append("tells of other evidence than its op")
+    if record.completed_at < record.started_at:
+        found.append("ended before it began")
+    return found

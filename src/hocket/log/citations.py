@@ -110,7 +110,7 @@ class Citations:
                     self.cite(dep, op.id)
                     if self._is_accepted(dep, op):
                         standing = standing[0], _COUNTS
-                yield standing
+                yield standing or self._artifact_standing(dep, op)
         if type(payload) is ScheduleJob and payload.policy_envelope:
             for earlier in dependencies(payload.policy_envelope):
                 yield self._schedule_standing(earlier, op)
@@ -153,6 +153,16 @@ class Citations:
         ]
         earlier = [standing for standing in schedules if standing[0] < op.timestamp]
         return min(earlier, key=lambda standing: standing[1], default=None) or min(schedules, default=None)
+
+    def _artifact_standing(self, artifact_id: bytes, op: Op) -> tuple[Hlc, int] | None:
+        """The same for an artifact: the Likewise chapter on audit has outputs cite a snapshot by its artifact id. One
+        that is later than the op is as good as absent, so that a rebuild, which has not met it yet, says the same.
+        """
+        artifact = self._session.artifact(artifact_id)
+        if artifact is None or artifact.op_id == artifact_id:
+            return None
+        standing = self._standing(artifact.op_id, op.id, job_of(op.payload))
+        return standing if standing is not None and standing[0] < op.timestamp else None
 
     def _standing(self, dep: bytes, op_id: bytes, job_id: bytes | None) -> tuple[Hlc, int] | None:
         """When a cited op was written and whether it counts."""

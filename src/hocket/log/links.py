@@ -1,41 +1,104 @@
-"""The link from an audited output to the inference that made it. A node under audit may not state what a model told it
-without naming the snapshot of that call, and the snapshot must be on the log.
+"""The link from an audited output to the model call that made it. A node under audit may not state what a model told
+it without naming the record of that call, and the record must be a real one: on the log before the output, readable,
+made for the output's job, and made by the output's author or by the node that completed that job.
+
+The verdict hangs on ops alone, never on blobs, so that every node reaches the same one. A record that is too large to
+be inside its op is therefore judged by what the op says; `hocket why` reads the blob and reports what does not fit.
 """
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 from hocket.kernel.authority import Authority
 from hocket.kernel.ops import Op
 from hocket.kernel.reasons import Reason
-from hocket.kernel.snapshot import SNAPSHOT_TYPE
-from hocket.kernel.vocabulary import ClaimType, CreateClaim, CreateSuggestedAction
-from hocket.store import Artifact, Session
+from hocket.kernel.snapshot import SNAPSHOT_TYPE, is_record
+from hocket.kernel.vocabulary import (
+    AcceptWork,
+    ClaimType,
+    CompleteJob,
+    CreateArtifact,
+    CreateClaim,
+    CreateEpisode,
+    CreateSuggestedAction,
+    Ids,
+    UpdateEpisode,
+)
+from hocket.store import Session
 
 Cite = Callable[[bytes, bytes], None]
+Known = Callable[[bytes], Op | None]
 
 
-def unlinked(op: Op, authority: Authority, session: Session, cite: Cite) -> Reason | None:
-    """NO_SNAPSHOT when the op is an audited output that names none that is here. Claims that say of themselves that
-    they were derived, and actions that say by which job, are outputs; a claim names its snapshots in its provenance,
-    an action cites them.
+class _Output(NamedTuple):
+    """What an op says about the model calls behind it. `jobs` are the jobs that it says it comes from; None means that
+    its payload cannot say. A claim lists records and nothing else, so all of them must be good; an episode or an action
+    cites records among other ops, so one good record is enough.
     """
-    payload = op.payload
-    is_claim = isinstance(payload, CreateClaim) and (
-        payload.claim_type is ClaimType.DERIVED or bool(payload.provenance.jobs)
-    )
-    is_action = isinstance(payload, CreateSuggestedAction) and payload.derivation_job is not None
-    if not (is_claim or is_action) or not authority.audited(op.node_id, op.timestamp.wall, None):
+
+    named: Ids
+    jobs: Ids | None
+    all_of_them: bool
+
+
+def unlinked(op: Op, authority: Authority, session: Session, known: Known, cite: Cite) -> Reason | None:
+    """NO_SNAPSHOT when the op is an audited output without a good record. `known` gives an op by its id."""
+    output = _output(op)
+    if output is None or not authority.audited(op.node_id, op.timestamp.wall, None):
         return None
-    if isinstance(payload, CreateClaim):
-        named = payload.provenance.snapshots
-        for artifact_id in named:
-            # Should it come later, the op that names it is judged anew.
-            cite(artifact_id, op.id)
-        here = [_is_snapshot(session.artifact(artifact_id)) for artifact_id in named]
-        return None if here and all(here) else Reason.NO_SNAPSHOT
-    is_linked = any(session.snapshot_by_op(dep) is not None for dep in op.cited)
-    return None if is_linked else Reason.NO_SNAPSHOT
+    for name in output.named:
+        # If the record arrives later, the op that names it is judged again.
+        cite(name, op.id)
+    good = [_is_good(name, op, output.jobs, session, known) for name in output.named]
+    return None if good and (all(good) if output.all_of_them else any(good)) else Reason.NO_SNAPSHOT
 
 
-def _is_snapshot(artifact: Artifact | None) -> bool:
-    return artifact is not None and artifact.type == SNAPSHOT_TYPE
+def _output(op: Op) -> _Output | None:
+    match op.payload:
+        case CreateClaim(claim_type=claim_type, provenance=source):
+            if claim_type is ClaimType.DERIVED or source.jobs or source.snapshots:
+                return _Output(source.snapshots, source.jobs or None, True)
+        case CreateSuggestedAction(derivation_job=job):
+            return _Output(op.cited, () if job is None else (job,), False)
+        case CreateEpisode():
+            return _Output(op.cited, None, False)
+        case UpdateEpisode(title=title, summary=summary, confidence=confidence) as update:
+            # A mere change of status is the user's, or a cascade's: no model said it.
+            told = title is not None or summary is not None or confidence is not None
+            if told or update.claim_ids_add or update.evidence_ids_add:
+                return _Output(op.cited, None, False)
+    return None
+
+
+def _is_good(name: bytes, op: Op, jobs: Ids | None, session: Session, known: Known) -> bool:
+    """Whether the name is that of a record which vouches for the op. Records are named by artifact id or op id."""
+    named = known(name)
+    if named is not None and isinstance(named.payload, CreateArtifact):
+        name = named.payload.artifact_id
+    artifact = session.artifact(name)
+    creation = None if artifact is None else known(artifact.op_id)
+    if creation is None or not isinstance(record := creation.payload, CreateArtifact):
+        return False
+    return (
+        record.artifact_type == SNAPSHOT_TYPE
+        and creation.timestamp < op.timestamp
+        and record.source_job is not None
+        and (jobs is None or record.source_job in jobs)
+        and is_record(record)
+        and (creation.node_id == op.node_id or _is_vouched_for(creation, record, op, known))
+    )
+
+
+def _is_vouched_for(creation: Op, record: CreateArtifact, op: Op, known: Known) -> bool:
+    """Whether the op cites the completion by which another node, the job's claimer, delivered its record. Only a
+    claimer's completion counts, and an op counts only if what it cites does.
+    """
+    for dep in op.cited:
+        end = known(dep)
+        if end is not None and isinstance(end.payload, AcceptWork):
+            end = known(end.payload.offer)
+        if end is None or not isinstance(end.payload, CompleteJob) or end.node_id != creation.node_id:
+            continue
+        if end.payload.job_id == record.source_job and record.artifact_id in end.payload.output_artifacts:
+            return True
+    return False

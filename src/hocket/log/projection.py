@@ -317,7 +317,7 @@ class Projection:
         return self._citations.fault(op, newest_claim=None if entry is None else entry.job.claim_op)
 
     def _unlinked(self, op: Op) -> Reason | None:
-        return unlinked(op, self.law.authority, self._session, self._citations.cite)
+        return unlinked(op, self.law.authority, self._session, lambda id: self._known(id)[0], self._citations.cite)
 
     # Folding again.
 

@@ -23,7 +23,8 @@ _OF_OTHERS = {"read": "Read", "write": "Write", "all": "*"}
 # Without these a node could not verify what it is sent.
 _NEEDED = ("Registration", "Mesh")
 _READ_BY_DEFAULT = ("Job", "Artifact", *_NEEDED)
-_AUDITED = frozenset({("Job", "Claim"), ("Job", "Complete"), ("Claim", "Write"), ("Artifact", "Write")})
+_OUTPUTS = ("Claim", "Artifact", "Episode", "Action")
+_AUDITED = frozenset({("Job", "Claim"), ("Job", "Complete"), *((resource, "Write") for resource in _OUTPUTS)})
 _MANY = {
     "Ops": "everything",
     "Evidence": "evidence",
@@ -123,7 +124,7 @@ def _caveats(
     caveats: dict[str, object] = {}
     if prefixes is not None:
         caveats["kind_prefix"] = prefixes
-    is_write = action == "*" and resource in ("Job", "Claim", "Artifact")
+    is_write = action == "*" and resource in ("Job", *_OUTPUTS)
     if audit and (is_write or (resource, action) in _AUDITED or (resource == "Ops" and action != "Read")):
         caveats["audit_inference"] = True
     if sanitize and action in ("Read", "*") and resource not in _NEEDED:

@@ -108,10 +108,6 @@ class MeshStatements:
     def artifact(self, artifact_id: bytes) -> Artifact | None:
         return next(iter(self._artifacts("WHERE id = ?", artifact_id)), None)
 
-    def snapshot_by_op(self, op_id: bytes) -> Artifact | None:
-        """The record of a model call that this op made."""
-        return next(iter(self._artifacts("WHERE op_id = ? AND type = 'likewise.inference.snapshot'", op_id)), None)
-
     def artifacts_of_job(self, job_id: bytes) -> list[Artifact]:
         """What a job's runs made, and its result, which is listed with the job."""
         listed: bytes = self._one("SELECT artifacts FROM jobs WHERE id = ?", job_id) or b""

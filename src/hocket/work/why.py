@@ -11,7 +11,7 @@ from hocket.kernel.ids import node_text, ulid_prefix_range, ulid_text
 from hocket.kernel.ops import Op, decode
 from hocket.kernel.postcard import Malformed
 from hocket.kernel.reasons import Reason
-from hocket.kernel.snapshot import SNAPSHOT_TYPE, Snapshot, decode_snapshot
+from hocket.kernel.snapshot import SNAPSHOT_TYPE, Snapshot, contradictions, decode_snapshot
 from hocket.kernel.vocabulary import (
     CompleteJob,
     CreateArtifact,
@@ -193,8 +193,8 @@ class _Trace:
             why = str(error) if isinstance(error, HocketError) else f"its content is no record: {error}"
             self._miss(f"the record {ulid_text(artifact.id)} cannot be read: {why}")
             return told
-        if record.evidence != payload.inputs_used:
-            self._miss(f"the record {ulid_text(artifact.id)} tells of other evidence than its op")
+        for sentence in contradictions(record, payload):
+            self._miss(f"the record {ulid_text(artifact.id)} {sentence}")
         return told | self._record(record)
 
     def _record(self, record: Snapshot) -> dict[str, Any]:
