@@ -43,6 +43,8 @@ class Reason(IntEnum):
     NOT_ARBITER = 26, "only the arbiter may decide this"
     NOT_COORDINATOR = 27, "derivation counts only from the coordinator in force"
     NO_SNAPSHOT = 28, "an audited output must name a snapshot that is on the log"
+    NOT_A_TICK = 34, "it is not a tick of the schedule that it names"
+    BAD_SCHEDULE = 35, "the schedule's name or cron expression is empty, too long or has control characters"
 
     # Decided by what the op cites.
     DEPENDENCY_REJECTED = 40, "an op that it depends on was rejected"
@@ -66,6 +68,8 @@ class Reason(IntEnum):
     UNRESOLVED = 72, "a delegation that it leans on is not on the log"
     WIDENED = 73, "the delegation grants more than its parent"
     OWNER_ONLY = 74, "only the owner may write it"
+    OTHERS_SCHEDULE = 76, "another node set the schedule, and no delegation in force covers the kind of its jobs"
+    OTHERS_ARTIFACT = 77, "only its author, the node whose job made it or the owner may evict it before its time"
 
 
 BY_NUMBER: dict[int, Reason] = {int(reason): reason for reason in Reason}
