@@ -36,16 +36,18 @@ class Sweep:
         awake = [each for each in session.schedules() if not self._troubles.is_resting(each.op)]
         return [each for each in awake if cron.due_tick(each, now) is not None]
 
-    def __call__(self, tx: Transaction, dead: set[int]) -> None:
-        """`dead` are worker processes of this node that were found so."""
-        self._reclaim(tx, dead)
+    def __call__(self, tx: Transaction, dead: set[int] | None) -> None:
+        """`dead` are worker processes of this node that were found so; None when nobody looked."""
+        if dead is not None:
+            self._reclaim(tx, dead)
         jobs.expire(tx, EXPIRED_MAX)
         for schedule in self._due(tx.session, tx.now):
             self._tick(tx, schedule)
 
-    async def one_by_one(self, access: Commits, dead: set[int]) -> None:
-        with self._troubles.contained("reclaim", "handing back the jobs of dead worker processes"):
-            await access.run(lambda tx: self._reclaim(tx, dead))
+    async def one_by_one(self, access: Commits, dead: set[int] | None) -> None:
+        if dead is not None:
+            with self._troubles.contained("reclaim", "handing back the jobs of dead worker processes"):
+                await access.run(lambda tx: self._reclaim(tx, dead))
         with self._troubles.contained("expire", "looking for leases that have run out"):
             for job_id in await access.run(_overdue):
                 with self._troubles.contained(job_id, f"expiring job {ulid_text(job_id)}"):
