@@ -1,4 +1,4 @@
-"""One thing that fails ends nothing else. Whatever is wrong with a schedule, a job, an artifact or a held op is told, and
+"""One thing that fails ends nothing else. What is wrong with a schedule, a job, an artifact or a held op is told, and
 workers and upkeep go on with the rest. Faults that the code itself rules out are planted.
 """
 
