@@ -17,6 +17,7 @@ from hocket.kernel.schedules import tick_id, tick_policy
 from hocket.kernel.ucan import Capability
 from hocket.kernel.vocabulary import ClearSchedule, RevokeUcan, ScheduleJob, SetSchedule
 from hocket.log import Log
+from hocket.work import cron
 from tests.log.test_law import OTHER, WORKER, WORKER_NODE, Mesh, admitted, token
 from tests.roster import world
 from tests.roster.test_cascades import everywhere_the_same, reason
@@ -130,6 +131,7 @@ FORGERIES: dict[str, Callable[[Op], ScheduleJob]] = {
     "part of a second": lambda of: tick(of, 60_001 - START % 60_000),
     "before it was set": lambda of: tick(of, -START % 60_000 - 60_000),
     "in the future": lambda of: tick(of, 180_000 - START % 60_000),
+    "in the near future": lambda of: tick(of, 120_000 - START % 60_000),
 }
 
 
@@ -138,8 +140,8 @@ FORGERIES: dict[str, Callable[[Op], ScheduleJob]] = {
 def test_a_tick_is_exactly_what_the_schedule_says(forge: Callable[[Op], ScheduleJob]) -> None:
     mesh = Mesh()
     mail = mesh.owner(10, schedule("acme.mail", cron="* * * * *"))
-    false = mesh.worker(100_000, forge(mail), (mail.id,))
-    true = mesh.worker(100_001, tick(mail, 60_000 - START % 60_000), (mail.id,))
+    false = mesh.worker(70_000, forge(mail), (mail.id,))
+    true = mesh.worker(70_001, tick(mail, 60_000 - START % 60_000), (mail.id,))
     log = admitted(mesh.ops)
     assert (reason(log, true), reason(log, false)) == (0, Reason.NOT_A_TICK)
     with log.store.read() as session:
@@ -158,6 +160,23 @@ def test_a_tick_cites_the_op_that_set_its_schedule_and_that_is_one() -> None:
     assert judged(mesh, uncited, of_nothing)[0] == [Reason.NOT_A_TICK] * 2
 
 
+@pytest.mark.parametrize("timezone", ["UTC", "Europe/Vienna"])
+def test_ticks_that_were_missed_are_not_made_up_by_others(timezone: str) -> None:
+    """Else a member could have the owner's command run once for each minute in which nobody was awake. In a timezone
+    other than UTC the log cannot tell, but the worker does.
+    """
+    mesh = Mesh()
+    mail = mesh.owner(10, replace(schedule("acme.mail", cron="* * * * *"), timezone=timezone))
+    missed = mesh.worker(100_000, tick(mail, 20_000), (mail.id,))
+    newest = mesh.worker(100_001, tick(mail, 80_000), (mail.id,))
+    log = admitted(mesh.ops)
+    assert [reason(log, op) for op in (missed, newest)] == [Reason.NOT_A_TICK if timezone == "UTC" else 0, 0]
+    with log.store.read() as session:
+        entries = {entry.job.schedule_op: entry.job for entry in session.each_job()}
+        assert cron.is_tick(session, entries[newest.id])
+        assert missed.id not in entries or not cron.is_tick(session, entries[missed.id])
+
+
 @pytest.mark.req("LW-32")
 @pytest.mark.parametrize(
     "end", [ClearSchedule("n"), schedule("acme.other"), schedule()], ids=["cleared", "other", "same"]
@@ -166,7 +185,7 @@ def test_a_schedule_ticks_until_it_is_cleared_or_replaced(end: ClearSchedule | S
     mesh = Mesh()
     old = mesh.owner(10, schedule())
     mesh.owner(2 * SECOND + 500, end)
-    in_time = mesh.worker(3 * SECOND + 1, tick(old, 2 * SECOND), (old.id,))
+    in_time = mesh.worker(2 * SECOND + 600, tick(old, 2 * SECOND), (old.id,))
     too_late = mesh.worker(3 * SECOND + 2, tick(old, 3 * SECOND), (old.id,))
     assert judged(mesh, in_time, too_late)[0] == [0, Reason.NOT_A_TICK]
 

@@ -5,7 +5,7 @@ delegations allow is asked of authority; keeping the history of each name is the
 """
 
 from collections.abc import Callable
-from datetime import date, datetime, timedelta
+from datetime import datetime, timedelta
 from functools import lru_cache
 
 import msgspec
@@ -23,6 +23,7 @@ NAME_LENGTH_MAX = 128
 CRON_LENGTH_MAX = 256
 _TICK = b"hocket.tick"
 _EPOCH = datetime(1970, 1, 1)
+_SECOND = timedelta(seconds=1)
 # How far local time is from UTC anywhere.
 _WEST, _EAST = timedelta(hours=12), timedelta(hours=14)
 
@@ -69,8 +70,9 @@ def _set_fault(payload: SetSchedule) -> Reason | None:
 
 def tick_fault(op: Op, schedule: Op | None, ended: Hlc | None) -> Reason | None:
     """NOT_A_TICK unless this ScheduleJob is a tick of that schedule: the op cites it, says what it says, and has the id
-    of a tick that fell after the schedule was set, not after it `ended`, and not in the op's future. A tick at the very
-    millisecond at which another schedule takes the name belongs to the old one, since the new one's come after it.
+    of a tick that fell after the schedule was set and not after it `ended`. It must be the newest tick at the op's
+    time, so that nobody can make up all the ticks that were missed. A tick at the very millisecond at which another
+    schedule takes the name belongs to the old one, since the new one's come after it.
     """
     payload = op.payload
     assert isinstance(payload, ScheduleJob)
@@ -84,7 +86,7 @@ def tick_fault(op: Op, schedule: Op | None, ended: Hlc | None) -> Reason | None:
         and payload.policy_envelope == _tick_envelope(asked.policy_envelope, asked.name, schedule.id)
         and schedule.timestamp.wall < tick <= op.timestamp.wall
         and (ended is None or tick <= ended.wall)
-        and could_tick(asked.cron, asked.timezone, tick)
+        and could_be_newest(asked.cron, asked.timezone, tick, op.timestamp.wall)
     )
     return None if is_ours else Reason.NOT_A_TICK
 
@@ -93,28 +95,28 @@ def _tick_envelope(envelope: bytes, name: str, schedule_op: bytes) -> bytes:
     return encode_policy(tick_policy(decode_policy(envelope), name, schedule_op))
 
 
-def could_tick(cron: str, timezone: str, tick_ms: int) -> bool:
-    """Whether a schedule can tick then, by what every node knows. In UTC that is exact. In another timezone it takes a
-    machine's table of timezones, and those differ between machines; so here it is only asked whether one of the days
-    that it may be there has ticks, and a worker that claims the job asks its own table.
+def could_be_newest(cron: str, timezone: str, tick_ms: int, now_ms: int) -> bool:
+    """Whether that can be the schedule's newest tick now, by what every node knows. In UTC that is exact. In another
+    timezone it takes a machine's table of timezones, and those differ between machines; so there it is only asked
+    whether one of the days that it may be there has ticks, and a worker that claims the job asks its own table.
     """
     if tick_ms % 1000:
         return False
     try:
         at = _EPOCH + timedelta(milliseconds=tick_ms)
-        expression = _expression(cron)
         if timezone == "UTC":
-            return _has_day(expression, at.date()) and (
-                at.hour in expression.hours and at.minute in expression.minutes and at.second in expression.seconds
-            )
+            # The search begins one second after the moment that it is given.
+            return next(CronSim(cron, at - _SECOND)) == at and _EPOCH + timedelta(milliseconds=now_ms) < _next(cron, at)
+        expression = _expression(cron)
         first, last = (at - _WEST).date(), (at + _EAST).date()
-        return any(_has_day(expression, first + timedelta(days=n)) for n in range((last - first).days + 1))
-    except (CronSimError, ValueError, OverflowError):
+        days = (first + timedelta(days=n) for n in range((last - first).days + 1))
+        return any(day.month in expression.months and expression.match_day(day) for day in days)
+    except (CronSimError, StopIteration, ValueError, OverflowError):
         return False
 
 
-def _has_day(expression: CronSim, day: date) -> bool:
-    return day.month in expression.months and expression.match_day(day)
+def _next(cron: str, after: datetime) -> datetime:
+    return next(CronSim(cron, after), datetime.max)
 
 
 @lru_cache(256)

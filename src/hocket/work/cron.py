@@ -120,8 +120,8 @@ def make_tick(tx: Transaction, schedule: Schedule, failed: Failed = lambda sched
 
 
 def is_tick(session: Session, job: Job) -> bool | None:
-    """Whether a tick's job falls on a tick, by this machine's table of timezones; None when that does not tell. The
-    log itself can only be exact about UTC, since such tables differ between machines.
+    """Whether a tick's job fell on the newest tick when it was made, by this machine's table of timezones; None when
+    that does not tell. The log itself can only be exact about UTC, since such tables differ between machines.
     """
     set_by = job.policy.set_by()
     row = None if set_by is None else session.op(set_by)
@@ -132,8 +132,7 @@ def is_tick(session: Session, job: Job) -> bool | None:
         _zone(payload.timezone)
     except Usage:
         return None
-    tick = ulid_ms(job.id)
-    return _tick(payload.cron, payload.timezone, tick + 1, reverse=True) == tick
+    return _tick(payload.cron, payload.timezone, job.scheduled.wall + 1, reverse=True) == ulid_ms(job.id)
 
 
 def next_tick(schedule: Schedule, after_ms: int) -> int | None:

@@ -26,6 +26,7 @@ class Sweep:
     def __init__(self, troubles: Troubles, notice: Callable[[str], None]) -> None:
         self._troubles = troubles
         self._notice = notice
+        self._next_ticks: dict[tuple[bytes, int], int | None] = {}
 
     def is_due(self, session: Session, now: int) -> bool:
         """Whether a lease is past its deadline, or a schedule has a tick without a job."""
@@ -33,8 +34,18 @@ class Sweep:
         return (deadline is not None and deadline < now) or bool(self._due(session, now))
 
     def _due(self, session: Session, now: int) -> list[Schedule]:
-        awake = [each for each in session.schedules() if not self._troubles.is_resting(each.op)]
-        return [each for each in awake if cron.due_tick(each, now) is not None]
+        """Four times a second a look must cost little, however many schedules there are; so the next tick of each is
+        worked out once.
+        """
+        known, self._next_ticks = self._next_ticks, {}
+        due = []
+        for each in session.schedules():
+            key = each.op, each.last_tick
+            tick = known[key] if key in known else cron.next_tick(each, each.last_tick)
+            self._next_ticks[key] = tick
+            if tick is not None and tick <= now and not self._troubles.is_resting(each.op):
+                due.append(each)
+        return due
 
     def __call__(self, tx: Transaction, dead: set[int] | None) -> None:
         """`dead` are worker processes of this node that were found so; None when nobody looked."""
