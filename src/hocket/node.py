@@ -35,6 +35,7 @@ from hocket.work.ground import Closing, Ground, Machine
 from hocket.work.handlers import Handlers, JobType, encode_payload, kind
 from hocket.work.jobs import Draft, Offer, Result, Submitted
 from hocket.work.products import Kit
+from hocket.work.supervision import supervised
 from hocket.work.upkeep import Upkeep
 from hocket.work.worker import Worker, WorkerOptions
 
@@ -212,7 +213,7 @@ class Node:
     async def kept_up(self, notice: Callable[[str], None]) -> AsyncIterator[None]:
         """Sees to what falls due meanwhile."""
         upkeep = Upkeep(self, self.ground, self.desk.blobs, notice)
-        async with _beside(upkeep.run()):
+        async with _beside(supervised("the upkeep of this node", upkeep.run, notice, self.ground)):
             yield
 
     @asynccontextmanager
@@ -224,7 +225,9 @@ class Node:
                 return
             station = self.station(notice)
             self.reach = station.exchanges.consult
-            async with _beside(station.loop().run()):
+            async with _beside(
+                supervised("the exchange with peers", lambda: station.loop().run(), notice, self.ground)
+            ):
                 yield
             self.reach = None
 

@@ -1,8 +1,14 @@
 """Schedules from the command line."""
 
 import time
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+
+from hocket.work import cron
+from hocket.work.handlers import kind as job_kind
+from tests.enrolment.people import Mesh, exchange
 
 from .conftest import Program, until
 
@@ -19,6 +25,7 @@ def test_a_schedule_is_set_listed_replaced_and_removed(hocket: Program):
         "test.echo",
     )
     assert shown["payload"] == {"full": True} and shown["options"]["priority"] == 3
+    assert shown["author"] == hocket("status", "--json").json["node"] and shown["allowed"]
     assert time.time() * 1000 < shown["next_ms"] < (time.time() + 86_400) * 1000
     assert hocket("cron", "add", "nightly", "0 3 * * *", "test.echo", "--json", code=0).json["cron"] == "0 3 * * *"
     assert hocket("cron", "list", code=0).out.startswith("nightly\t0 3 * * *\tUTC\ttest.echo\t")
@@ -60,3 +67,42 @@ def test_ticks_make_jobs_once_for_two_workers(hocket: Program):
 )
 def test_bad_schedules(hocket: Program, arguments: list[str], says: str):
     assert says in hocket("cron", "add", *arguments, code=2).sentence
+
+
+@pytest.fixture
+def people(tmp_path: Path) -> Iterator[Mesh]:
+    made = Mesh(tmp_path)
+    yield made
+    made.close()
+
+
+@pytest.mark.req("LW-44", "LW-24")
+def test_schedules_of_others_are_listed_with_their_authors_and_not_changed(people: Mesh):
+    """A phone that may schedule `acme.mail` jobs alone."""
+    phone = people.join(people.invite("phone", ["job:schedule:acme.mail", "ops:read"], lifetime_s=600), "phone")
+    people.owner.log.run(lambda tx: cron.add(tx, plan("backup", "acme.backup")))
+    phone.log.run(lambda tx: cron.add(tx, plan("mail", "acme.mail")))
+    exchange(phone, people.owner)
+    here, there = Program(people.directory / "owner"), Program(people.directory / "phone")
+    listed = {each["name"]: each for each in here("cron", "list", "--json", code=0).json}
+    assert {name: (each["author_name"], each["allowed"]) for name, each in listed.items()} == {
+        "backup": (listed["backup"]["author_name"], True),
+        "mail": ("phone", True),
+    }
+    for arguments in (["add", "backup", "* * * * *", "acme.mail"], ["remove", "backup"]):
+        refused = there("cron", *arguments, code=4).sentence
+        assert "set the schedule 'backup'" in refused and "acme.backup" in refused
+    assert (
+        "may not schedule acme.backup jobs" in there("cron", "add", "new", "* * * * *", "acme.backup", code=4).sentence
+    )
+    people.clock.advance(1_000)
+    people.owner.log.run(lambda tx: cron.add(tx, plan("later", "acme.backup")))
+    listed = {each["name"]: each for each in here("cron", "list", "--json", code=0).json}
+    assert (listed["mail"]["allowed"], listed["backup"]["allowed"]) == (False, True), "its time is over"
+    shown = here("cron", "list", code=0).out.splitlines()
+    assert [line.split("\t")[-2:] for line in shown if line.startswith("mail")] == [["phone", "no"]]
+    here("cron", "remove", "mail", code=0)
+
+
+def plan(name: str, kind: str) -> cron.Plan:
+    return cron.check(cron.Plan(name, "* * * * *", "UTC", job_kind(kind).draft({})))

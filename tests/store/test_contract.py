@@ -14,7 +14,7 @@ import pytest
 from hocket.kernel.policy import Policy
 from hocket.log import Log
 from hocket.log.audit import verify
-from hocket.store import Schedule, Stage, Store
+from hocket.store import Schedule, Session, Stage, Store
 from hocket.store.sqlite import SqliteStore
 from hocket.work import jobs
 from hocket.work.jobs import Draft
@@ -331,20 +331,46 @@ def test_routes_are_what_held_at_a_time(place: Place) -> None:
 
 
 @pytest.mark.req("VX-01")
-def test_the_later_schedule_stands(place: Place) -> None:
+def test_the_latest_schedule_that_counts_is_in_force(place: Place) -> None:
     def schedule(cron: str | None, hlc: int) -> Schedule:
-        return Schedule("nightly", hlc.to_bytes(20, "big"), cron, "UTC", "k", b"{}", b"", hlc)
+        op_id = hlc.to_bytes(16, "big")
+        return Schedule("nightly", hlc.to_bytes(20, "big"), cron, "UTC", "k", b"{}", b"", hlc, op_id)
+
+    def in_force(session: Session) -> list[str | None]:
+        return [each.cron for each in session.schedules()]
 
     with place.store.write() as session:
-        session.set_schedule(schedule("1", 5))
-        session.set_schedule(schedule("2", 3))
-        assert [each.cron for each in session.schedules()] == ["1"]
-        session.ticked("nightly", 900)
-        session.set_schedule(schedule("3", 7))
-        assert [(each.cron, each.last_tick) for each in session.schedules()] == [("3", 900)]
-        session.set_schedule(schedule(None, 9))
-        session.set_schedule(schedule("4", 8))
-        assert session.schedules() == []
+        session.set_schedule(schedule("1", 5), counts=True)
+        session.set_schedule(schedule("2", 3), counts=True)
+        session.set_schedule(schedule("3", 7), counts=False)
+        assert in_force(session) == ["1"]
+        session.ticked((5).to_bytes(16, "big"), 900)
+        assert [each.last_tick for each in session.schedules()] == [900]
+        session.set_schedule(schedule("3", 7), counts=True)
+        assert [(each.cron, each.last_tick) for each in session.schedules()] == [("3", 7)]
+        session.set_schedule(schedule(None, 9), counts=True)
+        session.set_schedule(schedule("4", 8), counts=True)
+        assert in_force(session) == []
+        session.strike_schedule((9).to_bytes(16, "big"))
+        assert in_force(session) == ["4"]
+
+
+@pytest.mark.req("VX-01")
+def test_the_history_of_a_schedules_name_can_be_asked(place: Place) -> None:
+    def hlc(wall: int) -> bytes:
+        return wall.to_bytes(12, "big") + b"N" * 8
+
+    with place.store.write() as session:
+        for wall, name, counts in ((1, "a", True), (2, "a", False), (3, "a", True), (2, "b", True)):
+            op_id = name.encode() * 8 + wall.to_bytes(8, "big")
+            session.set_schedule(Schedule(name, hlc(wall), "x", "UTC", "k", b"", b"", 0, op_id), counts)
+        before = session.schedule_before("a", hlc(3))
+        assert before is not None and before.hlc == hlc(1) and before.author == int.from_bytes(b"N" * 8, "big")
+        assert session.schedule_before("a", hlc(1)) is None
+        assert (session.schedule_after("a", hlc(1)), session.schedule_after("a", hlc(3))) == (hlc(3), None)
+        later = session.schedule_ops_after("a", hlc(1))
+        assert later == [b"a" * 8 + wall.to_bytes(8, "big") for wall in (2, 3)]
+        assert len(session.schedule_ops_by(b"N" * 8)) == 4 and session.schedule_ops_by(b"M" * 8) == []
 
 
 @pytest.mark.req("LW-33")

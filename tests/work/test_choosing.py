@@ -34,7 +34,7 @@ def test_a_claim_takes_the_most_urgent_jobs_that_are_wanted(waiting: list[tuple[
         ]
         made = node.desk.submit(drafts)
         log = node.desk.log
-        wants = lambda kind, schedule: waiting[number_of(schedule)][2]  # noqa: E731
+        wants = lambda job, schedule: waiting[number_of(schedule)][2]  # noqa: E731
         claims = log.run(lambda tx: jobs.claim(tx, 1, limit, {"a": 1_000, "b": 1_000}.get, wants=wants))
     eligible = [
         (-priority, submitted.job_id)
@@ -50,7 +50,7 @@ def test_a_worker_is_idle_when_only_jobs_are_left_that_it_does_not_want() -> Non
     def function(ctx: hocket.Context, n: int) -> None:
         done.append(n)
 
-    picky = JobType("a", function=function, wants=lambda schedule: b'{"n":7}' in schedule)
+    picky = JobType("a", function=function, wants=lambda session, schedule: b'{"n":7}' in schedule)
     with hocket.testing.node() as node:
         node.submit_many([("a", {"n": n}) for n in range(40)])
         worker = node.work(Handlers([picky]), until_idle=True)

@@ -20,9 +20,11 @@ from hocket.cli.options import (
 )
 from hocket.cli.settings import HomeOption, JsonOption, open_desk
 from hocket.cli.voice import emit, say, table
+from hocket.kernel.ids import node_text
 
 if TYPE_CHECKING:
-    from hocket.store import Schedule
+    from hocket.desk import Desk
+    from hocket.store import Schedule, Session
 
 app = new_app()
 
@@ -60,6 +62,9 @@ def add(
 ) -> None:
     """Set a schedule. Its first job comes with the next tick.
 
+    Its jobs run with this node's authority, whichever node makes them. Another node's schedule is replaced or removed
+    only by a node that may schedule jobs of its kind, too.
+
     \b
       hocket cron add nightly '30 2 * * *' acme.backup '{"full": true}' --timezone Europe/Vienna
       hocket cron add pulse '*/5 * * * *' acme.ping --retries 2
@@ -82,7 +87,7 @@ def add(
     with open_desk() as desk:
         desk.log.run(lambda tx: cron.add(tx, plan))
         with desk.read() as session:
-            shown = [_shown(each) for each in session.schedules() if each.name == name]
+            shown = [each for each in _shown(desk, session) if each["name"] == name]
     emit(shown[0] if shown else None)
     for each in shown:
         say(f"schedule {name} set; next tick {moment(each['next_ms']) or 'never'}")
@@ -90,16 +95,17 @@ def add(
 
 @app.command("list")
 def list_schedules(home: HomeOption = None, as_json: JsonOption = False) -> None:
-    """List the schedules with their next ticks.
+    """List the schedules: when they tick, who set them, and whether that node may still schedule such jobs. A schedule
+    whose author may not makes no jobs.
 
     \b
       hocket cron list
     """
     with open_desk() as desk, desk.read() as session:
-        shown = [_shown(each) for each in session.schedules()]
+        shown = _shown(desk, session)
     emit(shown)
     table(
-        ("name", "cron", "timezone", "kind", "next tick", "last tick"),
+        ("name", "cron", "timezone", "kind", "next tick", "last tick", "author", "allowed"),
         [
             (
                 each["name"],
@@ -108,6 +114,8 @@ def list_schedules(home: HomeOption = None, as_json: JsonOption = False) -> None
                 each["kind"],
                 moment(each["next_ms"]),
                 moment(each["last_ms"]),
+                each["author_name"] or each["author"],
+                "yes" if each["allowed"] else "no",
             )
             for each in shown
         ],
@@ -134,7 +142,24 @@ def remove(
     say(f"schedule {name} removed")
 
 
-def _shown(schedule: "Schedule") -> dict[str, Any]:
+def _shown(desk: "Desk", session: "Session") -> list[dict[str, Any]]:
+    from hocket.mesh import roll
+
+    law = desk.log.laws.read(session, session.head().law)
+    now = max(session.head().wall, desk.log.physical())
+    names = {member.node: member.name for member in roll.members(desk.log, session)}
+    return [
+        _schedule(each)
+        | {
+            "author": node_text(each.author),
+            "author_name": names.get(each.author),
+            "allowed": law.may_schedule(each.author, each.kind, now),
+        }
+        for each in session.schedules()
+    ]
+
+
+def _schedule(schedule: "Schedule") -> dict[str, Any]:
     import msgspec
 
     from hocket.kernel.policy import decode_policy

@@ -74,6 +74,7 @@ async def _serve(
         from hocket.mesh.peers import ADDRESS
         from hocket.mesh.wire import note
         from hocket.server.running import Server
+        from hocket.work.supervision import supervised
 
         gate = station.gate(lambda: {server.address, *([] if address is None else [address])})
         server = Server(gate, host, port, cert=cert, key=key)
@@ -82,19 +83,19 @@ async def _serve(
         for each in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(each, ended.set)
         await server.start()
-        keeping = asyncio.create_task(station.loop().run())
+        keeping = asyncio.create_task(
+            supervised("the exchange with peers", lambda: station.loop().run(), notice, node.ground)
+        )
         try:
             await note(node, lambda session: session.set_meta(ADDRESS, told.encode()))
             async with _announced(desk, server, announce), node.kept_up(notice):
                 _say(desk, told, server)
-                await asyncio.wait([keeping, asyncio.create_task(ended.wait())], return_when=asyncio.FIRST_COMPLETED)
+                await ended.wait()
         finally:
             keeping.cancel()
             await asyncio.wait([keeping])
             await server.stop()
         _report(gate)
-        if not ended.is_set():
-            keeping.result()
     except ImportError as error:
         raise Usage(f"serving needs {error.name}; install hocket[server]") from None
     finally:

@@ -33,6 +33,7 @@ class Rate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """`None` for lease and retries leaves the choice to the handler that runs the job. An `open` job may be claimed
     without asking the arbiter; then two nodes that do not hear of each other can both run it, and the fence tells.
+    The job of a schedule's tick carries the schedule's name and, in `schedule_op`, the op that set it.
     """
 
     priority: Annotated[int, msgspec.Meta(ge=-PRIORITY_MAX, le=PRIORITY_MAX)] = 0
@@ -47,11 +48,16 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     concurrency: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] | None = None
     rate: Rate | None = None
     schedule: Annotated[str, msgspec.Meta(min_length=1, max_length=128)] | None = None
+    schedule_op: str | None = None
     open: bool = False
 
     def dependencies(self) -> tuple[bytes, ...]:
         """The ids of the jobs that must have succeeded before this one may start."""
         return tuple(parse_ulid(text) for text in self.after)
+
+    def set_by(self) -> bytes | None:
+        """The op that set the schedule of which the job is a tick; None for every other job."""
+        return None if self.schedule_op is None else parse_ulid(self.schedule_op)
 
 
 DEFAULT = Policy()
@@ -73,6 +79,7 @@ def decode_policy(envelope: bytes) -> Policy:
         raise ValueError(f"policy of {len(envelope)} bytes; at most {POLICY_BYTES_MAX}")
     policy = _decoder.decode(envelope)
     policy.dependencies()
+    policy.set_by()
     return policy
 
 

@@ -43,6 +43,8 @@ class Reason(IntEnum):
     NOT_ARBITER = 26, "only the arbiter may decide this"
     NOT_COORDINATOR = 27, "derivation counts only from the coordinator in force"
     NO_SNAPSHOT = 28, "an audited output must name a readable snapshot of its own job that is on the log before it"
+    NOT_A_TICK = 34, "it is not a tick of the schedule that it names"
+    BAD_SCHEDULE = 35, "the schedule's name or cron expression is empty, too long or has control characters"
 
     # Decided by what the op cites.
     DEPENDENCY_REJECTED = 40, "an op that it depends on was rejected"
@@ -60,11 +62,11 @@ class Reason(IntEnum):
     HELD_FULL = 68, "too many ops wait for the clock"
     TWIN = 69, "another machine writes with this node's key, or this one has lost what it wrote"
 
-    UNBOUND = 75, "its id, or that of what it makes, does not follow from its content"
-    UNLINKED = 76, "it does not follow the last op of its author that is here"
-    OTHER_BYTES = 77, "another op has its id"
-    TOO_LARGE = 78, "it is larger than an op may be here"
-    LATE = 79, "it came long after the delegation that it leans on had ended, and waits for the owner's word"
+    UNBOUND = 81, "its id, or that of what it makes, does not follow from its content"
+    UNLINKED = 82, "it does not follow the last op of its author that is here"
+    OTHER_BYTES = 83, "another op has its id"
+    TOO_LARGE = 84, "it is larger than an op may be here"
+    LATE = 85, "it came long after the delegation that it leans on had ended, and waits for the owner's word"
 
     # Decided by authority: what the delegations on the log allow the author at the op's time.
     UNAUTHORISED = 70, "no delegation in force allows it"
@@ -72,6 +74,8 @@ class Reason(IntEnum):
     UNRESOLVED = 72, "a delegation that it leans on is not on the log"
     WIDENED = 73, "the delegation grants more than its parent"
     OWNER_ONLY = 74, "only the owner may write it"
+    OTHERS_SCHEDULE = 76, "another node set the schedule, and no delegation in force covers the kind of its jobs"
+    OTHERS_ARTIFACT = 77, "only its author, the node whose job made it or the owner may evict it before its time"
     FORKED = 80, "its author has shown two histories"
 
 
@@ -86,6 +90,8 @@ UNAUTHORISED = frozenset(
         Reason.WIDENED,
         Reason.OWNER_ONLY,
         Reason.FORKED,
+        Reason.OTHERS_SCHEDULE,
+        Reason.OTHERS_ARTIFACT,
         Reason.NOT_COORDINATOR,
     )
 )

@@ -91,6 +91,9 @@ class Context(Protocol):
     def refusal(self, op: Op, kind: str) -> Reason | None:
         """Why the author had no authority to write this op about a job of this kind, if so."""
 
+    def tick_refusal(self, op: Op, policy: Policy) -> Reason | None:
+        """Why this ScheduleJob, which names a schedule, is no tick of it, or its schedule's author had no authority."""
+
     def arbiter(self, at: Hlc) -> int | None:
         """The node that decides about jobs which are not open, if any."""
 
@@ -124,8 +127,12 @@ def apply(job: Job | None, op: Op, context: Context, citing: Callable[[], Reason
     if job is None:
         if type(payload) is not ScheduleJob:
             return citing() or Reason.UNKNOWN_JOB
-        return context.refusal(op, payload.kind) or citing() or _schedule(op, payload)
-    refused = context.refusal(op, job.kind) or citing()
+        policy = _policy(payload)
+        return _schedule_refusal(op, payload, policy, context, citing) or _schedule(op, payload, policy)
+    if type(payload) is ScheduleJob:
+        refused = _schedule_refusal(op, payload, _policy(payload), context, citing)
+    else:
+        refused = context.refusal(op, job.kind) or citing()
     if refused is not None:
         return refused
     if type(payload) in _DECIDED and not job.policy.open:
@@ -190,6 +197,9 @@ class _Decided:
     def refusal(self, op: Op, kind: str) -> Reason | None:
         return None
 
+    def tick_refusal(self, op: Op, policy: Policy) -> Reason | None:
+        return None
+
     def arbiter(self, at: Hlc) -> int | None:
         """The node whose op it was: it speaks with the arbiter's word."""
         return self._node
@@ -204,13 +214,11 @@ class _Decided:
         return _LONG_AGO
 
 
-def _schedule(op: Op, payload: ScheduleJob) -> Verdict:
+def _schedule(op: Op, payload: ScheduleJob, policy: Policy | None) -> Verdict:
     kind = payload.kind
     if not 0 < len(kind) <= KIND_LENGTH_MAX or not kind.isprintable():
         return Reason.BAD_KIND
-    try:
-        policy = decode_policy(payload.policy_envelope)
-    except ValueError:
+    if policy is None:
         return Reason.BAD_POLICY
     return Job(
         id=payload.job_id,
@@ -221,6 +229,25 @@ def _schedule(op: Op, payload: ScheduleJob) -> Verdict:
         last=op.timestamp,
         ready_at=policy.not_before or 0,
     )
+
+
+def _schedule_refusal(
+    op: Op, payload: ScheduleJob, policy: Policy | None, context: Context, citing: Callable[[], Reason | None]
+) -> Reason | None:
+    """Why the author may not schedule the job, if so, or what it cites stands against it. A tick is its schedule's
+    author's, whoever writes it down, so its schedule must be here before it can be judged.
+    """
+    if policy is None or policy.schedule_op is None:
+        return context.refusal(op, payload.kind) or citing()
+    return citing() or context.tick_refusal(op, policy)
+
+
+def _policy(payload: ScheduleJob) -> Policy | None:
+    """None when it cannot be read."""
+    try:
+        return decode_policy(payload.policy_envelope)
+    except ValueError:
+        return None
 
 
 def _schedule_again(job: Job, op: Op, payload: ScheduleJob, context: Context) -> Verdict:

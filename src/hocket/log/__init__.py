@@ -238,7 +238,7 @@ class Log:
             return None
         with self.store.read() as session:
             due = session.due(until, ADMIT_BATCH)
-        admission = self._admit(((body, decode(body)) for body in due), decide, None)
+        admission = self._admit(((body, _read(body)) for body in due), decide, None)
         self.run(lambda tx: tx.session.drop_held([body[:16] for body in due]))
         return admission
 
@@ -247,6 +247,14 @@ class Log:
         """How far ahead of this machine's clock an op may be."""
         extensions = self.rules.extensions
         return WALL_MAX if extensions is None else extensions.skew_ms
+
+
+def _read(body: bytes) -> Op | Malformed:
+    """An op that was held, or why it cannot be read: one that is damaged must not keep the others out."""
+    try:
+        return decode(body)
+    except Malformed as error:
+        return error
 
 
 def _settle_some(tx: Transaction) -> int:

@@ -10,11 +10,12 @@ from concurrent.futures import Executor
 from hocket.kernel.authority import Authority
 from hocket.kernel.forks import BOUND_OP_BYTES_MAX, read_fork
 from hocket.kernel.ops import Op, is_bound, verify_op
+from hocket.kernel.policy import decode_policy
 from hocket.kernel.postcard import Malformed
 from hocket.kernel.reasons import Reason
 from hocket.kernel.ucan import Delegation
 from hocket.kernel.ucan import read as read_ucan
-from hocket.kernel.vocabulary import DelegateUcan, ReportFork, Sanitised
+from hocket.kernel.vocabulary import DelegateUcan, ReportFork, Sanitised, ScheduleJob
 from hocket.log.law import Law
 from hocket.log.parallel import Shared
 
@@ -93,7 +94,7 @@ class Door:
     def _unbound(self, raw: bytes, op: Op) -> Reason | None:
         if len(raw) > BOUND_OP_BYTES_MAX and not isinstance(op.payload, ReportFork):
             return Reason.TOO_LARGE
-        if op.link is None or not is_bound(raw, op):
+        if op.link is None or not is_bound(raw, op) or _is_misnamed(op):
             return Reason.UNBOUND
         if isinstance(op.payload, ReportFork) and read_fork(op.payload) is None:
             return Reason.MALFORMED
@@ -110,6 +111,17 @@ class Door:
             return Reason.UNKNOWN_NODE
         admitted = self._law.authority.sanitizes(self._reader, payload.rules, self._now)
         return None if admitted else Reason.BAD_MARKER
+
+
+def _is_misnamed(op: Op) -> bool:
+    """Whether a job has neither its op's id nor says of which schedule it is a tick, which the fold then checks."""
+    payload = op.payload
+    if not isinstance(payload, ScheduleJob) or payload.job_id == op.id:
+        return False
+    try:
+        return decode_policy(payload.policy_envelope).schedule_op is None
+    except ValueError:
+        return True
 
 
 def _read(op: Op) -> Delegation | Reason:

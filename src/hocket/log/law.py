@@ -11,7 +11,7 @@ from bisect import bisect
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from hocket.kernel.authority import Authority, Revocation, counting_revocations
+from hocket.kernel.authority import Authority, Revocation, Standing, counting_revocations
 from hocket.kernel.clock import U32_MAX, Hlc, pack, unpack
 from hocket.kernel.ids import content_hash
 from hocket.kernel.ops import Op, decode, link_to, pin_to
@@ -112,6 +112,26 @@ class Law:
         elif type(payload) is RevokeUcan and (op.timestamp, op.node_id, payload.ucan_cid) in self._revocations:
             return None
         return refused
+
+    def tick_refusal(self, op: Op, author: int) -> Reason | None:
+        """The same for the job of a schedule's tick: the schedule's `author` must be allowed to schedule it when the
+        tick is written. The op's own author need only be a member then.
+        """
+        if not self.delegations:
+            return None
+        since = self.forks.get(op.node_id)
+        if since is not None and op.timestamp >= since:
+            return Reason.FORKED
+        refused = self.authority.refusal(author, op.payload, op.timestamp.wall, None)
+        if refused is None and self._derives and self._is_derivation(op.payload, None):
+            refused = None if op.node_id == self.coordinator(op.timestamp) else Reason.NOT_COORDINATOR
+        standing = self.authority.standing(op.node_id, op.timestamp.wall)
+        if refused is None and standing is not Standing.ACTIVE:
+            refused = Reason.REVOKED if standing is Standing.REVOKED else Reason.UNAUTHORISED
+        return refused
+
+    def may_schedule(self, node: int, kind: str, wall_ms: int) -> bool:
+        return not self.delegations or self.authority.may(node, "Job", "Schedule", kind, wall_ms) is not None
 
     def _is_derivation(self, payload: Payload, kind: str | None) -> bool:
         if self._derivation_kinds and kind is not None and isinstance(payload, ClaimWork | CompleteJob):

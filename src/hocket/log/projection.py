@@ -9,15 +9,18 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 
 from hocket.kernel import roster
-from hocket.kernel.clock import Hlc, pack
+from hocket.kernel.clock import Hlc, pack, unpack
 from hocket.kernel.ids import ulid_ms
 from hocket.kernel.ops import Op, decode
+from hocket.kernel.policy import Policy
 from hocket.kernel.reasons import UNAUTHORISED, Reason
 from hocket.kernel.roster import Job, Outcome, State
+from hocket.kernel.schedules import tick_fault
 from hocket.kernel.vocabulary import (
     NAMES,
     AcceptWork,
     ClaimWork,
+    ClearSchedule,
     CreateArtifact,
     DelegateUcan,
     DesignateCoordinator,
@@ -26,6 +29,7 @@ from hocket.kernel.vocabulary import (
     RevokeUcan,
     RouteKind,
     ScheduleJob,
+    SetSchedule,
     discriminant,
     job_of,
     number_of,
@@ -33,6 +37,7 @@ from hocket.kernel.vocabulary import (
 from hocket.log.citations import Citations, Fresh
 from hocket.log.law import Law, Laws, trace
 from hocket.log.links import unlinked
+from hocket.log.ownership import Ownership
 from hocket.log.registers import Registers
 from hocket.store import Entry, Session, Stage
 
@@ -67,6 +72,7 @@ class Projection:
         self._doubted: OrderedDict[bytes, None] = OrderedDict()
         self._citations = Citations(session, self._fresh, self.entry, self.arbiter, settle)
         self._registers = Registers(session, lambda op_id: self._known(op_id)[0], self._counting)
+        self._ownership = Ownership(session, lambda op_id: self._known(op_id)[0], self.entry, self._citations.cite)
         # Asked once, when it matters: most logs have no dependencies.
         self._any_after: bool | None = None
         self._made_ready: set[bytes] = set()
@@ -91,6 +97,15 @@ class Projection:
 
     def refusal(self, op: Op, kind: str) -> Reason | None:
         return self.law.refusal(op, kind)
+
+    def tick_refusal(self, op: Op, policy: Policy) -> Reason | None:
+        set_by = policy.set_by()
+        schedule, _ = (None, _COUNTS) if set_by is None else self._known(set_by)
+        ended: bytes | None = None
+        if schedule is not None and isinstance(schedule.payload, SetSchedule):
+            ended = self._session.schedule_after(schedule.payload.name, pack(schedule.timestamp))
+        fault = tick_fault(op, schedule, None if ended is None else unpack(ended))
+        return fault or (None if schedule is None else self.law.tick_refusal(op, schedule.node_id))
 
     def arbiter(self, at: Hlc) -> int | None:
         return self.law.arbiter(at)
@@ -243,7 +258,9 @@ class Projection:
 
     def _arrived_at(self, job_id: bytes, op: Op) -> None:
         before = self.entry(job_id)
-        refused = None if before is None else self.law.refusal(op, before.job.kind)
+        # A tick is judged by its schedule's author.
+        is_judged = before is not None and type(op.payload) is not ScheduleJob
+        refused = self.law.refusal(op, before.job.kind) if is_judged else None  # type: ignore[union-attr]
         if refused is not None:
             # What its author may not write is no reason to fold the job again.
             self._fresh.put(op, refused)
@@ -317,7 +334,8 @@ class Projection:
         return self._citations.fault(op, newest_claim=None if entry is None else entry.job.claim_op)
 
     def _unlinked(self, op: Op) -> Reason | None:
-        return unlinked(op, self.law.authority, self._session, lambda id: self._known(id)[0], self._citations.cite)
+        fault = unlinked(op, self.law.authority, self._session, lambda id: self._known(id)[0], self._citations.cite)
+        return fault or self._ownership.fault(op, self.law)
 
     # Folding again.
 
@@ -440,8 +458,8 @@ class Projection:
         if job.policy.after:
             self._any_after = True
             self._session.set_after(job.id, job.policy.dependencies())
-        if job.policy.schedule is not None:
-            self._session.ticked(job.policy.schedule, ulid_ms(job.id))
+        if (set_by := job.policy.set_by()) is not None:
+            self._session.ticked(set_by, ulid_ms(job.id))
 
     def _dependents(self, job_id: bytes, was: Hlc | None, now: Hlc | None) -> None:
         if self._any_after is None:
@@ -472,11 +490,33 @@ class Projection:
     def _project(self, op: Op) -> None:
         self._registers.enter(op)
         self._follow(op)
+        self._reschedule(op, is_in_force=True)
 
     def _unproject(self, op: Op) -> None:
         """Takes back what an op projected that does not count any more."""
         self._registers.strike(op)
         self._follow(op)
+        self._reschedule(op, is_in_force=False)
+
+    def _reschedule(self, op: Op, is_in_force: bool) -> None:
+        """A schedule that is set or cleared late, or is not any more, changes who could change it since then, and until
+        when the one before it ticked.
+        """
+        if not isinstance(op.payload, SetSchedule | ClearSchedule):
+            return
+        at = pack(op.timestamp)
+        self._doubted.update(dict.fromkeys(self._session.schedule_ops_after(op.payload.name, at)))
+        earlier = self._session.schedule_before(op.payload.name, at)
+        if earlier is not None and (not is_in_force or earlier.last_tick > op.timestamp.wall):
+            self._doubt_ticks(earlier.op, op.timestamp.wall)
+
+    def _doubt_ticks(self, schedule_op: bytes, since: int) -> None:
+        """The jobs of the schedule's ticks after that time are to be asked again."""
+        for citing in self._citations.citing(schedule_op):
+            op, _ = self._known(citing)
+            job_id = None if op is None else job_of(op.payload)
+            if job_id is not None and ulid_ms(job_id) > since:
+                self._again[job_id] = True
 
     def _counting(self, variants: tuple[int, ...]) -> Iterator[Op]:
         """The ops of these variants that count, of the store and of this transaction."""
@@ -542,6 +582,9 @@ class Projection:
         for fresh, _ in list(self._fresh.ops.values()):
             if fresh.node_id in losers | gainers and fresh.id != op.id:
                 self._doubt(fresh.id, job_of(fresh.payload), law=True)
+        for node in losers | gainers:
+            for schedule_op in self._session.schedule_ops_by(node.to_bytes(8, "big")):
+                self._doubt_ticks(schedule_op, 0)
         for node in losers:
             self._session.order_ops()
             for op_id, job_id in self._session.written_by(node.to_bytes(8, "big")):

@@ -27,7 +27,6 @@ from hocket.store import Artifact, Coordinator, Delegated, Fork, Revoked, Schedu
 _ARTIFACT_OPS = (number_of(CreateArtifact),)
 # What SQLite's integers can hold.
 NEVER = 2**62
-_SCHEDULE_OPS = (number_of(SetSchedule), number_of(ClearSchedule))
 
 
 class Registers:
@@ -104,13 +103,8 @@ class Registers:
             self._any_routes = True
             node = None if payload.route is None else payload.route.to_bytes(8, "big")
             self._session.set_route(payload.kind, hlc, node)
-        elif isinstance(payload, SetSchedule):
-            job = payload.kind, payload.payload, payload.policy_envelope
-            self._session.set_schedule(
-                Schedule(payload.name, hlc, payload.cron, payload.timezone, *job, op.timestamp.wall)
-            )
-        elif isinstance(payload, ClearSchedule):
-            self._session.set_schedule(Schedule(payload.name, hlc, None, "", "", b"", b"", 0))
+        elif isinstance(payload, SetSchedule | ClearSchedule):
+            self._session.set_schedule(scheduled(op), counts=True)
 
     def strike(self, op: Op) -> None:
         payload = op.payload
@@ -126,11 +120,21 @@ class Registers:
         elif isinstance(payload, RouteKind):
             self._session.drop_route(payload.kind, pack(op.timestamp))
         elif isinstance(payload, SetSchedule | ClearSchedule):
-            self._session.drop_schedule(payload.name)
-            self._enter_again(_SCHEDULE_OPS, "name", payload.name)
+            self._session.strike_schedule(op.id)
 
     def _enter_again(self, variants: tuple[int, ...], field: str, value: object) -> None:
         """What else was said of the same thing has force again."""
         for other in self._counting(variants):
             if getattr(other.payload, field, None) == value:
                 self.enter(other)
+
+
+def scheduled(op: Op) -> Schedule:
+    """What an op says of a schedule."""
+    payload = op.payload
+    hlc = pack(op.timestamp)
+    if isinstance(payload, SetSchedule):
+        job = payload.kind, payload.payload, payload.policy_envelope
+        return Schedule(payload.name, hlc, payload.cron, payload.timezone, *job, op.timestamp.wall, op.id)
+    assert isinstance(payload, ClearSchedule)
+    return Schedule(payload.name, hlc, None, "", "", b"", b"", 0, op.id)

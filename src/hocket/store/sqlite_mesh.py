@@ -10,6 +10,7 @@ import apsw
 from hocket.store import Artifact, Coordinator, Delegated, Fork, Invitation, Peer, Revoked, Schedule
 
 _ARTIFACT = "id, op_id, type, source_job, hash, size, expires, inline"
+_SCHEDULE = "name, hlc, cron, timezone, kind, payload, policy, last_tick, op"
 _INVITATION = "secret_hash, name, grants, expires, used_by, made"
 
 
@@ -80,24 +81,50 @@ class MeshStatements:
         """What holds now: each kind that was ever routed, since when, and to which node."""
         return list(self._sql("SELECT kind, max(hlc), node FROM routes GROUP BY kind ORDER BY kind"))
 
-    def set_schedule(self, schedule: Schedule) -> None:
+    def set_schedule(self, schedule: Schedule, counts: bool) -> None:
         self._sql(
-            """INSERT INTO schedules VALUES (?, ?, ?, ?, ?, ?, ?, ?)
-               ON CONFLICT (name) DO UPDATE SET (hlc, cron, timezone, kind, payload, policy, last_tick) =
-                   (excluded.hlc, excluded.cron, excluded.timezone, excluded.kind, excluded.payload, excluded.policy,
-                    max(last_tick, excluded.last_tick))
-               WHERE excluded.hlc > schedules.hlc""",
-            schedule,
+            """INSERT INTO schedules VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+               ON CONFLICT (op) DO UPDATE SET counts = excluded.counts""",
+            (*schedule, counts),
         )
 
-    def drop_schedule(self, name: str) -> None:
-        self._sql("DELETE FROM schedules WHERE name = ?", (name,))
+    def strike_schedule(self, op_id: bytes) -> None:
+        self._sql("UPDATE schedules SET counts = 0 WHERE op = ?", (op_id,))
 
     def schedules(self) -> list[Schedule]:
-        return [Schedule(*row) for row in self._sql("SELECT * FROM schedules WHERE cron IS NOT NULL ORDER BY name")]
+        """Those in force."""
+        return self._schedules(
+            """WHERE (name, hlc) IN (SELECT name, max(hlc) FROM schedules WHERE counts = 1 GROUP BY name)
+               AND counts = 1 AND cron IS NOT NULL ORDER BY name"""
+        )
 
-    def ticked(self, name: str, tick: int) -> None:
-        self._sql("UPDATE schedules SET last_tick = max(last_tick, ?) WHERE name = ?", (tick, name))
+    def schedule_before(self, name: str, hlc: bytes) -> Schedule | None:
+        """What was last said of the name before that time, and counts."""
+        tail = "WHERE name = ? AND hlc < ? AND counts = 1 ORDER BY hlc DESC LIMIT 1"
+        return next(iter(self._schedules(tail, name, hlc)), None)
+
+    def schedule_after(self, name: str, hlc: bytes) -> bytes | None:
+        """When the next thing that counts was said of the name after that time."""
+        found: bytes | None = self._one(
+            "SELECT min(hlc) FROM schedules WHERE name = ? AND hlc > ? AND counts = 1", name, hlc
+        )
+        return found
+
+    def schedule_ops_after(self, name: str, hlc: bytes) -> list[bytes]:
+        """The later ops about the name, whether they count or not, in HLC order."""
+        return [
+            row[0] for row in self._sql("SELECT op FROM schedules WHERE name = ? AND hlc > ? ORDER BY hlc", (name, hlc))
+        ]
+
+    def schedule_ops_by(self, node: bytes) -> list[bytes]:
+        return [row[0] for row in self._sql("SELECT op FROM schedules WHERE substr(hlc, 13) = ?", (node,))]
+
+    def ticked(self, op_id: bytes, tick: int) -> None:
+        """A tick of the schedule that this op set has a job."""
+        self._sql("UPDATE schedules SET last_tick = max(last_tick, ?) WHERE op = ?", (tick, op_id))
+
+    def _schedules(self, tail: str, *values: object) -> list[Schedule]:
+        return [Schedule(*row) for row in self._sql(f"SELECT {_SCHEDULE} FROM schedules {tail}", values)]
 
     def add_artifact(self, artifact: Artifact) -> None:
         self._sql(f"INSERT OR IGNORE INTO artifacts ({_ARTIFACT}) VALUES (?, ?, ?, ?, ?, ?, ?, ?)", artifact)

@@ -100,7 +100,8 @@ class Bench(Desk):
         def request(tx: Transaction) -> jobs.Claims:
             jobs.expire(tx, RUNS_MAX)
             cron.make_due(tx)
-            return jobs.claim(tx, 0, 1, handlers.lease_of, wants=handlers.wants)
+            wants = lambda job, schedule: handlers.wants(tx.session, job.kind, schedule)  # noqa: E731
+            return jobs.claim(tx, 0, 1, handlers.lease_of, wants=wants)
 
         while not (claims := self.log.run(request)).taken:
             if claims.again_at is None:

@@ -6,6 +6,7 @@ deleted while an op that names it is being written.
 
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import nullcontext
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from hocket.errors import Conflict, NotAuthorised, Unreachable, Usage
@@ -19,6 +20,7 @@ from hocket.log import Transaction
 from hocket.store import Artifact, Session, Store
 from hocket.work.blobs import Blobs
 from hocket.work.products import Content, creation
+from hocket.work.troubles import Troubles
 
 T = TypeVar("T")
 
@@ -145,7 +147,7 @@ def put(tx: Transaction, blobs: Blobs, type: str, content: Content, ttl_ms: int 
 
 
 def evict(tx: Transaction, artifact: Artifact) -> None:
-    """Says on the log that the content is gone."""
+    """Says on the log that the content is gone. Raises NotAuthorised when that is not for this node to say."""
     if tx.session.is_evicted(artifact.id):
         raise Conflict(f"artifact {ulid_text(artifact.id)} is evicted already")
     _must(tx, EvictArtifact(artifact.id), (artifact.op_id,))
@@ -176,11 +178,11 @@ class Commits(Protocol):
     async def run(self, request: Callable[[Transaction], T]) -> T: ...
 
 
-async def upkeep(access: Commits, blobs: Blobs) -> int:
+async def upkeep(access: Commits, blobs: Blobs, troubles: Troubles | None = None) -> int:
     """Evicts what is due and deletes its blobs; gives how many artifacts it was."""
     freed = await access.run(evict_due)
     if freed:
-        await access.run(lambda tx: collect(tx.session, blobs, freed))
+        await access.run(lambda tx: collect(tx.session, blobs, freed, troubles))
     return len(freed)
 
 
@@ -192,11 +194,15 @@ class Cleared(NamedTuple):
     bytes: int
 
 
-def collect(session: Session, blobs: Blobs, hashes: Iterable[bytes]) -> Cleared:
+def collect(session: Session, blobs: Blobs, hashes: Iterable[bytes], troubles: Troubles | None = None) -> Cleared:
     """Deletes those of the blobs that no artifact needs. Only inside a write transaction that writes nothing, so that
-    what it goes by cannot be undone.
+    what it goes by cannot be undone. With `troubles`, a blob that cannot be deleted is told there and the others go.
     """
-    sizes = [blobs.remove(each) for each in dict.fromkeys(hashes) if not _is_needed(session, each)]
+    sizes = []
+    for each in dict.fromkeys(hashes):
+        if not _is_needed(session, each):
+            with nullcontext() if troubles is None else troubles.contained(each, f"deleting blob {hash_text(each)}"):
+                sizes.append(blobs.remove(each))
     return Cleared(sum(size > 0 for size in sizes), sum(sizes))
 
 
@@ -204,7 +210,9 @@ def _is_needed(session: Session, hash: bytes) -> bool:
     return any(not session.is_evicted(each.id) for each in session.artifacts_of_hash(hash))
 
 
-def clear(store: Store, blobs: Blobs, now: Callable[[], float] = time.time) -> Cleared:
+def clear(
+    store: Store, blobs: Blobs, now: Callable[[], float] = time.time, troubles: Troubles | None = None
+) -> Cleared:
     """Deletes what is left lying: blobs of evicted artifacts, blobs that no op names and that are not new, and what
     processes staged that have died.
     """
@@ -213,7 +221,7 @@ def clear(store: Store, blobs: Blobs, now: Callable[[], float] = time.time) -> C
     total = Cleared(0, blobs.clear_shelves())
     for start in range(0, len(unneeded), COLLECT_STEP):
         with store.write() as session:
-            cleared = collect(session, blobs, unneeded[start : start + COLLECT_STEP])
+            cleared = collect(session, blobs, unneeded[start : start + COLLECT_STEP], troubles)
         total = Cleared(total.blobs + cleared.blobs, total.bytes + cleared.bytes)
     return total
 

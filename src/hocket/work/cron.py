@@ -1,8 +1,9 @@
-"""Schedules: when a cron expression's ticks fall, and the job that a tick makes. A tick's job has an id made
-from the schedule's name and the tick's time, so two makers make one job. A node that slept through several
-ticks makes up the last of them, once.
+"""Schedules as they are set, removed and ticked. A tick's job has an id made from the op that set the schedule and the
+tick's time, so two makers make one job; it runs with the authority of the schedule's author, whichever node makes it.
+A node that slept through several ticks makes up the last of them, once.
 """
 
+from collections.abc import Callable
 from datetime import datetime, timedelta
 from typing import NamedTuple
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
@@ -10,16 +11,19 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 from cronsim import CronSim, CronSimError
 
 from hocket.errors import NotAuthorised, Usage
-from hocket.kernel.ids import derived_ulid
-from hocket.kernel.policy import Policy, decode_policy, encode_policy
-from hocket.kernel.vocabulary import ClearSchedule, SetSchedule
+from hocket.kernel.ids import node_text, ulid_ms
+from hocket.kernel.ops import decode
+from hocket.kernel.policy import decode_policy, encode_policy
+from hocket.kernel.reasons import Reason
+from hocket.kernel.roster import Job
+from hocket.kernel.schedules import CRON_LENGTH_MAX, NAME_LENGTH_MAX, tick_id, tick_policy
+from hocket.kernel.vocabulary import ClearSchedule, ScheduleJob, SetSchedule
 from hocket.log import Transaction
 from hocket.store import Schedule, Session
-from hocket.work import jobs
 from hocket.work.jobs import Draft
 
-NAME_LENGTH_MAX = 128
-_ID_DOMAIN = b"hocket.schedule"
+# Is told which schedule's tick could not be made, and why.
+Failed = Callable[[Schedule, str], None]
 
 
 class Plan(NamedTuple):
@@ -35,6 +39,8 @@ def check(plan: Plan) -> Plan:
     if not 0 < len(plan.name) <= NAME_LENGTH_MAX or not plan.name.isprintable():
         raise Usage(f"bad schedule name {plan.name!r}; 1 to {NAME_LENGTH_MAX} printable characters")
     _zone(plan.timezone)
+    if len(plan.cron) > CRON_LENGTH_MAX:
+        raise Usage(f"the cron expression has {len(plan.cron)} characters; at most {CRON_LENGTH_MAX}")
     try:
         next(CronSim(plan.cron, datetime(2024, 1, 1)))
     except CronSimError as error:
@@ -47,64 +53,110 @@ def check(plan: Plan) -> Plan:
 
 
 def add(tx: Transaction, plan: Plan) -> None:
-    """Sets a schedule; one of the same name is replaced. Its first tick is the next one."""
+    """Sets a schedule; one of the same name is replaced. Its first tick is the next one. Raises NotAuthorised when this
+    node may not schedule such jobs, or not replace the schedule that has the name.
+    """
     draft = plan.draft
-    tx.author(SetSchedule(plan.name, plan.cron, plan.timezone, draft.kind, draft.payload, encode_policy(draft.policy)))
+    before = _in_force(tx.session, plan.name)
+    if before is not None and before.kind != draft.kind:
+        # A node that may only read jobs of the old kind is not told of the new schedule, but of this.
+        _must(tx, ClearSchedule(plan.name), before)
+    policy = encode_policy(draft.policy)
+    _must(tx, SetSchedule(plan.name, plan.cron, plan.timezone, draft.kind, draft.payload, policy), before)
 
 
 def remove(tx: Transaction, name: str) -> None:
-    if all(schedule.name != name for schedule in tx.session.schedules()):
+    before = _in_force(tx.session, name)
+    if before is None:
         raise Usage(f"no schedule {name!r}; `hocket cron list` shows them")
-    tx.author(ClearSchedule(name))
+    _must(tx, ClearSchedule(name), before)
+
+
+def _in_force(session: Session, name: str) -> Schedule | None:
+    return next((each for each in session.schedules() if each.name == name), None)
+
+
+def _must(tx: Transaction, payload: SetSchedule | ClearSchedule, before: Schedule | None) -> None:
+    op = tx.author(payload)
+    if op is Reason.OTHERS_SCHEDULE:
+        assert before is not None
+        raise NotAuthorised(
+            f"node {node_text(before.author)} set the schedule {payload.name!r}, and this node may not schedule"
+            f" {before.kind} jobs; choose another name, or ask the owner for a grant of that kind"
+        )
+    if isinstance(op, Reason):
+        wanted = f"schedule {payload.kind} jobs" if isinstance(payload, SetSchedule) else "remove schedules"
+        raise NotAuthorised(f"this node may not {wanted}: {op.sentence}")
 
 
 def is_due(session: Session, now: int) -> bool:
     """Whether a schedule has a tick for which there is no job yet."""
-    return any((tick := last_tick(each, now)) and tick > each.last_tick for each in session.schedules())
+    return any(due_tick(each, now) is not None for each in session.schedules())
 
 
-def make_due(tx: Transaction) -> int:
-    """Makes the jobs of the ticks that have come since the last look; gives how many."""
-    made = 0
-    for schedule in tx.session.schedules():
-        tick = last_tick(schedule, tx.now)
-        if tick is None or tick <= schedule.last_tick:
-            continue
-        try:
-            policy = _with_schedule(decode_policy(schedule.policy), schedule.name)
-            job_id = derived_ulid(tick, _ID_DOMAIN, schedule.name.encode())
-            made += jobs.submit(tx, [Draft(schedule.kind, schedule.payload, policy, job_id)])[0].created
-        except (ValueError, NotAuthorised):
-            continue  # One that asks for what cannot be, or not of this node; it must not hold up the others.
-    return made
+def due_tick(schedule: Schedule, now: int) -> int | None:
+    """The schedule's newest tick, if there is no job for it yet."""
+    tick = last_tick(schedule, now)
+    return tick if tick is not None and tick > schedule.last_tick else None
+
+
+def make_due(tx: Transaction, failed: Failed = lambda schedule, why: None) -> int:
+    """Makes the jobs of the ticks that have come since the last look; gives how many. A schedule whose tick cannot be
+    made holds up no other.
+    """
+    return sum(make_tick(tx, schedule, failed) for schedule in tx.session.schedules())
+
+
+def make_tick(tx: Transaction, schedule: Schedule, failed: Failed = lambda schedule, why: None) -> bool:
+    tick = due_tick(schedule, tx.now)
+    if tick is None:
+        return False
+    policy = tick_policy(decode_policy(schedule.policy), schedule.name, schedule.op)
+    job = ScheduleJob(tick_id(schedule.op, tick), schedule.kind, schedule.payload, encode_policy(policy))
+    op = tx.author(job, (schedule.op,))
+    if isinstance(op, Reason):
+        failed(schedule, op.sentence)
+    return not isinstance(op, Reason)
+
+
+def is_tick(session: Session, job: Job) -> bool | None:
+    """Whether a tick's job fell on the newest tick when it was made, by this machine's table of timezones; None when
+    that does not tell. The log itself can only be exact about UTC, since such tables differ between machines.
+    """
+    set_by = job.policy.set_by()
+    row = None if set_by is None else session.op(set_by)
+    payload = None if row is None else decode(row.body).payload
+    if not isinstance(payload, SetSchedule):
+        return None
+    try:
+        _zone(payload.timezone)
+    except Usage:
+        return None
+    return _tick(payload.cron, payload.timezone, job.scheduled.wall + 1, reverse=True) == ulid_ms(job.id)
 
 
 def next_tick(schedule: Schedule, after_ms: int) -> int | None:
     """The first tick after that time."""
-    return _tick(schedule, after_ms, reverse=False)
+    return _tick(schedule.cron, schedule.timezone, after_ms, reverse=False)
 
 
 def last_tick(schedule: Schedule, now_ms: int) -> int | None:
     """The newest tick that is not later than now."""
-    return _tick(schedule, now_ms + 1, reverse=True)
+    return _tick(schedule.cron, schedule.timezone, now_ms + 1, reverse=True)
 
 
-def _tick(schedule: Schedule, at_ms: int, reverse: bool) -> int | None:
+def _tick(cron: str | None, timezone: str, at_ms: int, reverse: bool) -> int | None:
     """None when there is no such tick, also when the schedule, which may come from elsewhere, cannot be read."""
-    assert schedule.cron is not None
+    assert cron is not None
     # The search starts strictly beyond the given moment and ticks fall on whole seconds, so a part of a second
     # must not hide one.
     try:
-        at = datetime.fromtimestamp(at_ms // 1000, _zone(schedule.timezone))
+        at = datetime.fromtimestamp(at_ms // 1000, _zone(timezone))
         if reverse and at_ms % 1000:
             at += timedelta(seconds=1)
-        return int(next(CronSim(schedule.cron, at, reverse=reverse)).timestamp()) * 1000
-    except (StopIteration, CronSimError, Usage):
+        return int(next(CronSim(cron, at, reverse=reverse)).timestamp()) * 1000
+    except (StopIteration, CronSimError, Usage, ValueError, OverflowError, OSError):
         return None
-
-
-def _with_schedule(policy: Policy, name: str) -> Policy:
-    return Policy(**{field: getattr(policy, field) for field in policy.__struct_fields__} | {"schedule": name})
 
 
 def _zone(name: str) -> ZoneInfo:

@@ -16,6 +16,7 @@ from hocket.kernel.vocabulary import AcceptWork, ClaimWork, number_of
 from hocket.store import Session
 from hocket.work.ground import Ground
 from hocket.work.jobs import Offer
+from hocket.work.troubles import described
 
 # How long asking rests after the arbiter could not be reached, the first time and at most.
 REST_MIN_S = 0.2
@@ -127,6 +128,10 @@ class Docket:
         except Unreachable as error:
             if not self._rests:
                 self._notice(f"the arbiter cannot be reached ({error}); jobs that need its word wait")
+            self._rest(cases)
+        except Exception as error:
+            if not self._rests:
+                self._notice(f"asking the arbiter failed ({described(error)}); jobs that need its word wait")
             self._rest(cases)
         else:
             decided = [(c, d) for c, d in zip(cases, decisions, strict=True) if d not in _OPEN]

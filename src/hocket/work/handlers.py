@@ -20,6 +20,7 @@ from hocket.errors import Usage
 from hocket.kernel.durations import duration_ms
 from hocket.kernel.ids import parse_ulid
 from hocket.kernel.policy import DEFAULT, LEASE_MS_DEFAULT, LEASE_MS_MAX, LEASE_MS_MIN, Policy, Rate, check_policy
+from hocket.store import Session
 from hocket.work.jobs import PAYLOAD_BYTES_MAX, Draft, check_kind
 
 Duration = str | int | float
@@ -34,8 +35,8 @@ class JobType:
     function: Callable[..., Any] | None = None
     lease_ms: int = LEASE_MS_DEFAULT
     retries: int = 0
-    wants: Callable[[bytes], bool] | None = None
-    """Which jobs of the kind a worker takes, by their encoded ScheduleJob; None for all."""
+    wants: Callable[[Session, bytes], bool] | None = None
+    """Which jobs of the kind a worker takes, by what the log says and by their encoded ScheduleJob; None for all."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self.function is None:
@@ -121,10 +122,10 @@ class Handlers:
         found = self.find(kind)
         return found is not None and found.wants is None
 
-    def wants(self, kind: str, schedule: bytes) -> bool:
+    def wants(self, session: Session, kind: str, schedule: bytes) -> bool:
         """Whether this very job would be taken, by the op that scheduled it."""
         found = self.find(kind)
-        return found is not None and (found.wants is None or found.wants(schedule))
+        return found is not None and (found.wants is None or found.wants(session, schedule))
 
     def lease_of(self, kind: str) -> int | None:
         found = self.find(kind)

@@ -162,10 +162,10 @@ def claim(
     limit: int,
     lease_of: Callable[[str], int | None],
     offering: bool = False,
-    wants: Callable[[str, bytes], bool] = lambda kind, schedule: True,
+    wants: Callable[[Job, bytes], bool] = lambda job, schedule: True,
 ) -> Claims:
     """Up to `limit` jobs, the most urgent first, of the kinds for which `lease_of` gives a lease, and only those that
-    the claimer `wants`, by the kind and the op that carries the payload. Jobs that another node arbitrates are left
+    the claimer `wants`, by the job and the op that carries the payload. Jobs that another node arbitrates are left
     alone unless `offering`; then claims on them are offered.
     """
     tx.settle(SETTLE_STEP)
@@ -183,7 +183,7 @@ def claim(
         if job.id in offered or not (tx.decides(job.policy) or (offering and not tx.is_uninformed)):
             continue
         body = schedule or tx.body(job.schedule_op)
-        if not wants(job.kind, body):
+        if not wants(job, body):
             continue
         turn = _turn(tx, job)
         if turn > tx.now:
@@ -310,15 +310,21 @@ def expire(tx: Transaction, limit: int) -> int:
     """Returns to the queue what is held past its deadline, whoever holds it. The arbiter waits until its own machine's
     clock has passed the deadline: then the holder, which counts by its own, has stopped.
     """
-    expired = 0
-    for entry in tx.session.overdue(tx.now, limit):
-        job = tx.projection.know(entry).job
-        if job.claimer is None or job.deadline is None or not tx.decides(job.policy):
-            continue
-        if not job.policy.open and tx.physical <= job.deadline:
-            continue
-        expired += not isinstance(_author(tx, ExpireWork(job.id, job.claimer, "deadline_passed")), Reason)
-    return expired
+    return sum(_expire(tx, tx.projection.know(entry).job) for entry in tx.session.overdue(tx.now, limit))
+
+
+def expire_one(tx: Transaction, job_id: bytes) -> bool:
+    """The same for one job."""
+    entry = tx.projection.entry(job_id)
+    return entry is not None and (entry.job.deadline or NEVER) < tx.now and _expire(tx, entry.job)
+
+
+def _expire(tx: Transaction, job: Job) -> bool:
+    if job.claimer is None or job.deadline is None or not tx.decides(job.policy):
+        return False
+    if not job.policy.open and tx.physical <= job.deadline:
+        return False
+    return not isinstance(_author(tx, ExpireWork(job.id, job.claimer, "deadline_passed")), Reason)
 
 
 def reclaim(tx: Transaction, dead: set[int]) -> int:

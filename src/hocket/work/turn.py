@@ -1,19 +1,22 @@
 """One turn of a worker: what it asks of the log, all in one transaction, and what came of that. When a turn is due and
-what follows from it is the worker's affair.
+what follows from it is the worker's affair. A turn that fails as a whole is taken again one thing at a time.
 """
 
-from collections.abc import Callable
+import functools
+from collections.abc import Hashable, Iterable, Sequence
 from typing import NamedTuple
 
+from hocket.kernel.ids import ulid_text
 from hocket.kernel.reasons import Reason
+from hocket.kernel.roster import Job
 from hocket.log import Transaction
 from hocket.work import cron, jobs
 from hocket.work.handlers import Handlers
-from hocket.work.jobs import Claims, Held, Result
+from hocket.work.jobs import Claim, Claims, Held, Result, Wanted
 from hocket.work.products import NOTHING
 from hocket.work.runner import Run
-
-SWEEP_MAX = 500
+from hocket.work.sweep import Commits, Sweep
+from hocket.work.troubles import Troubles
 
 
 class Turn(NamedTuple):
@@ -21,16 +24,16 @@ class Turn(NamedTuple):
     decided; `dead` are worker processes of this node that were found dead, None when nobody looked.
     """
 
-    ended: list[Run]
-    unstarted: list[Run]
-    spare: list[Held]
-    renewals: list[Run]
-    notes: list[tuple[Run, bytes]]
-    doubtful: list[Run]
-    closed: list[bytes]
-    wanted: int
-    offering: bool
-    dead: set[int] | None
+    ended: Sequence[Run] = ()
+    unstarted: Sequence[Run] = ()
+    spare: Sequence[Held] = ()
+    renewals: Sequence[Run] = ()
+    notes: Sequence[tuple[Run, bytes]] = ()
+    doubtful: Sequence[Run] = ()
+    closed: Sequence[bytes] = ()
+    wanted: int = 0
+    offering: bool = False
+    dead: set[int] | None = None
 
     @property
     def is_worth_it(self) -> bool:
@@ -48,11 +51,13 @@ class Turn(NamedTuple):
 
 
 class Turned(NamedTuple):
-    """What came of it. `spared` are the results of handing back what was spare."""
+    """What came of it. `spared` are the results of handing back what was spare. None stands for what could not be put
+    on the log at all, which was told.
+    """
 
-    outcomes: list[Result]
-    spared: list[Result]
-    renewed: list[Result]
+    outcomes: list[Result | None]
+    spared: list[Result | None]
+    renewed: list[Result | None]
     lost: list[Run]
     claims: Claims
     now_ms: int
@@ -62,17 +67,21 @@ class Turned(NamedTuple):
 class Transact:
     """Takes turns for one worker. `until_idle` is whether it matters that nothing is left to do."""
 
-    def __init__(self, handlers: Handlers, until_idle: bool, notice: Callable[[str], None]) -> None:
+    def __init__(self, handlers: Handlers, until_idle: bool, sweep: Sweep, troubles: Troubles) -> None:
         self._handlers = handlers
         self._until_idle = until_idle
-        self._notice = notice
+        self._sweep = sweep
+        self._troubles = troubles
 
-    def __call__(self, tx: Transaction, worker: int, turn: Turn) -> Turned:
+    def __call__(self, tx: Transaction, worker: int, turn: Turn, only: str | None = None) -> Turned:
+        """All of the turn, in one transaction. With `only`, it claims jobs of that kind alone."""
         tx.projection.load([run.job.id for run in turn.ended])
-        outcomes = [settle(tx, run) for run in turn.ended]
+        outcomes: list[Result | None] = [settle(tx, run) for run in turn.ended]
         outcomes += [jobs.hand_back(tx, run.held, "the worker did not come to it") for run in turn.unstarted]
-        spared = [jobs.hand_back(tx, held, "the worker no longer wanted it") for held in turn.spare]
-        renewed = [jobs.renew(tx, run.held, run.lease_ms) for run in turn.renewals]
+        spared: list[Result | None] = [
+            jobs.hand_back(tx, held, "the worker no longer wanted it") for held in turn.spare
+        ]
+        renewed: list[Result | None] = [jobs.renew(tx, run.held, run.lease_ms) for run in turn.renewals]
         for run, note in turn.notes:
             jobs.report(tx, run.held, note)
         lost = [run for run in turn.doubtful if not _holds(tx, run)]
@@ -82,17 +91,74 @@ class Transact:
             self._sweep(tx, turn.dead)
         claims = Claims([], None)
         if turn.wanted:
-            served = self._handlers
-            claims = jobs.claim(tx, worker, turn.wanted, served.lease_of, turn.offering, served.wants)
+            lease_of = self._handlers.lease_of if only is None else {only: self._handlers.lease_of(only)}.get
+            wants = functools.partial(self._wants, tx)
+            claims = jobs.claim(tx, worker, turn.wanted, lease_of, turn.offering, wants)
         idle = not claims.taken and not claims.wanted and self._until_idle and self._is_idle(tx)
         return Turned(outcomes, spared, renewed, lost, claims, tx.now, idle)
 
-    def _sweep(self, tx: Transaction, dead: set[int]) -> None:
-        lost = jobs.reclaim(tx, dead)
-        if lost:
-            self._notice(f"handed back {lost} jobs of a worker process that died")
-        jobs.expire(tx, SWEEP_MAX)
-        cron.make_due(tx)
+    async def one_by_one(self, access: Commits, worker: int, turn: Turn) -> Turned:
+        """The same when the whole failed: each thing gets a transaction of its own, so that only the one that cannot be
+        done is not done.
+        """
+
+        async def alone(part: Turn, thing: Hashable, name: str, only: str | None = None) -> Turned | None:
+            with self._troubles.contained(thing, name):
+                return await access.run(lambda tx: self(tx, worker, part, only))
+            return None
+
+        async def each(parts: Iterable[tuple[Job | Held, Turn]]) -> list[Turned | None]:
+            found = []
+            for about, part in parts:
+                job_id = about.id if isinstance(about, Job) else about.job_id
+                found.append(await alone(part, job_id, f"what is to be done about job {ulid_text(job_id)}"))
+            return found
+
+        ended = await each((run.job, Turn(ended=[run])) for run in turn.ended)
+        for index, run in enumerate(turn.ended):
+            if ended[index] is None:
+                # Perhaps what the handler made cannot be written, but that it failed can.
+                run.error, run.traceback = "what came of it cannot be put on the log", ""
+                (ended[index],) = await each([(run.job, Turn(ended=[run]))])
+        unstarted = await each((run.job, Turn(unstarted=[run])) for run in turn.unstarted)
+        spare = await each((held, Turn(spare=[held])) for held in turn.spare)
+        renewals = await each((run.job, Turn(renewals=[run])) for run in turn.renewals)
+        await each((run.job, Turn(notes=[(run, note)])) for run, note in turn.notes)
+        doubtful = await each((run.job, Turn(doubtful=[run])) for run in turn.doubtful)
+        await alone(Turn(closed=turn.closed), "closed", "forgetting offers that are decided")
+        if turn.dead is not None:
+            await self._sweep.one_by_one(access, turn.dead)
+        parts = [*ended, *unstarted, *spare, *renewals, *doubtful]
+        taken: list[Claim] = []
+        wanted: list[Wanted] = []
+        for kind in sorted(await access.run(lambda tx: tx.session.ready_kinds())) if turn.wanted else ():
+            room = turn.wanted - len(taken) - len(wanted)
+            if room > 0 and self._handlers.find(kind) is not None:
+                asked = Turn(wanted=room, offering=turn.offering)
+                parts.append(found := await alone(asked, ("kind", kind), f"claiming {kind} jobs", kind))
+                taken += found.claims.taken if found else []
+                wanted += found.claims.wanted if found else []
+        done = [part for part in parts if part is not None]
+        again = [part.claims.again_at for part in done if part.claims.again_at is not None]
+        return Turned(
+            [part and part.outcomes[0] for part in (*ended, *unstarted)],
+            [part and part.spared[0] for part in spare],
+            [part and part.renewed[0] for part in renewals],
+            [run for part in doubtful if part for run in part.lost],
+            Claims(taken, min(again, default=None), wanted),
+            max((part.now_ms for part in done), default=0),
+            idle=False,
+        )
+
+    def _wants(self, tx: Transaction, job: Job, schedule: bytes) -> bool:
+        name = f"job {ulid_text(job.id)}"
+        with self._troubles.contained(job.id, name):
+            if job.policy.schedule_op is not None and cron.is_tick(tx.session, job) is False:
+                self._troubles.tell(job.id, f"{name} is left alone: by this machine's timezones it is no tick")
+                return False
+            kind = job.kind
+            return self._handlers.takes_all(kind) or self._handlers.wants(tx.session, kind, schedule)
+        return False
 
     def _is_idle(self, tx: Transaction) -> bool:
         tx.projection.flush()
@@ -104,7 +170,7 @@ class Transact:
     def _is_wanted(self, tx: Transaction, kind: str) -> bool:
         """Of a kind of which this worker does not take every job: whether there is one that it would take."""
         busy = tx.session.busy(kind, jobs.LOOKED_AT_MAX)
-        return any(self._handlers.wants(kind, tx.body(entry.job.schedule_op)) for entry in busy)
+        return any(self._wants(tx, entry.job, tx.body(entry.job.schedule_op)) for entry in busy)
 
 
 def settle(tx: Transaction, run: Run) -> Result:

@@ -20,13 +20,14 @@ from hocket.kernel.reasons import Reason
 from hocket.kernel.roster import Job, Outcome
 from hocket.log import Transaction
 from hocket.store import Session
-from hocket.work import cron
 from hocket.work.docket import Decision, Docket
 from hocket.work.ground import Ground
 from hocket.work.handlers import Handlers
 from hocket.work.jobs import Claim, Held, Offer, Result, Wanted
 from hocket.work.products import Kit
 from hocket.work.runner import Run
+from hocket.work.sweep import Sweep
+from hocket.work.troubles import Troubles, described
 from hocket.work.turn import Transact, Turn, Turned
 
 T = TypeVar("T")
@@ -91,7 +92,9 @@ class Worker:
         self._name = ground.name("worker")
         self._number = 0
         self._runner = ground.slots(options.concurrency, self._ended_in_thread)
-        self._transact = Transact(options.handlers, options.until_idle, options.notice)
+        self._troubles = Troubles(options.notice, ground.monotonic)
+        self._sweep = Sweep(self._troubles, options.notice)
+        self._transact = Transact(options.handlers, options.until_idle, self._sweep, self._troubles)
         self._docket = Docket(access.consult, ground, self._heard, options.notice)
         self._held: dict[bytes, Run] = {}
         self._spare: list[Held] = []
@@ -217,12 +220,18 @@ class Worker:
 
     async def _commit(self, turn: Turn) -> Turned | None:
         """One transaction. When the store cannot take it (full, locked, being rebuilt), what has ended is kept
-        and tried again.
+        and tried again. When something in it fails, each thing is tried by itself.
         """
         if self._let_guests_in():
             await asyncio.sleep(0)  # their requests go first
         try:
-            return await self._access.run(lambda tx: self._transact(tx, self._number, turn))
+            try:
+                return await self._access.run(lambda tx: self._transact(tx, self._number, turn))
+            except StoreError:
+                raise
+            except Exception as error:
+                self._troubles.tell("turn", f"a turn of the worker failed ({described(error)}); it goes on in steps")
+                return await self._transact.one_by_one(self._access, self._number, turn)
         except StoreError as error:
             self._options.notice(f"{error}; trying again")
             self._ended.extendleft(reversed(turn.ended))
@@ -310,10 +319,11 @@ class Worker:
         self._next_round = now + ROUND_S * self._ground.chance.uniform(0.8, 1.2)
         self._watch_loop(now)
         try:
-            return await self._access.peek(self._survey)
+            with self._troubles.contained("round", "the look at what is left lying"):
+                return await self._access.peek(self._survey)
         except StoreError as error:
             self._options.notice(f"{error}; trying again")
-            return None
+        return None
 
     def _survey(self, session: Session) -> set[int] | None:
         now_ms = max(session.head().wall, self._ground.physical_ms(), self._now_ms)
@@ -321,9 +331,7 @@ class Worker:
         dead = {number for number, name in known.items() if not self._ground.is_alive(name)}
         alive = known.keys() - dead | {self._number}
         lost = any(e.job.claimer == self._access.node_id and e.worker not in alive for e in session.claimed())
-        deadline = session.next_deadline()
-        overdue = deadline is not None and deadline < now_ms
-        return dead if lost or overdue or dead or cron.is_due(session, now_ms) else None
+        return dead if lost or dead or self._sweep.is_due(session, now_ms) else None
 
     def _watch_loop(self, now: float) -> None:
         loop = self._runner.loop
@@ -347,7 +355,7 @@ class Worker:
         self._now_ms = max(self._now_ms, turned.now_ms)
         for run in turn.doubtful:
             run.checked_at = before
-        for run, outcome in zip(turn.ended + turn.unstarted, turned.outcomes, strict=True):
+        for run, outcome in zip((*turn.ended, *turn.unstarted), turned.outcomes, strict=True):
             self._held.pop(run.job.id, None)
             self._when_decided(outcome, functools.partial(self._count, run))
         for spared in turned.spared:
@@ -360,14 +368,16 @@ class Worker:
         for run in turned.lost:
             self._lose(run, "it was cancelled, or its lease was lost")
         for claim in turned.claims.taken:
-            self._begin(claim, before)
+            self._try_to_begin(claim, before)
         for wanted in turned.claims.wanted:
             self._docket.add(wanted.offer, functools.partial(self._claimed, wanted, before), is_claim=True)
         if turn.wanted:
             self._hungry = len(turned.claims.taken) + len(turned.claims.wanted) == turn.wanted
             self._next_look = self._monotonic() + _patience(turned, self._ground.chance)
 
-    def _when_decided(self, result: Result, follow: Callable[[Decision], None]) -> None:
+    def _when_decided(self, result: Result | None, follow: Callable[[Decision], None]) -> None:
+        if result is None:
+            return
         if isinstance(result, Offer):
             self._docket.add(result, lambda decision, dropped: follow(decision))
         else:
@@ -395,7 +405,15 @@ class Worker:
             assert decision.claim_op is not None
             self._spare.append(Held(decision.id, decision.claim_op))
         else:
-            self._begin(Claim(decision, wanted.schedule), before)
+            self._try_to_begin(Claim(decision, wanted.schedule), before)
+
+    def _try_to_begin(self, claim: Claim, before: float) -> None:
+        with self._troubles.contained(claim.job.id, f"starting job {ulid_text(claim.job.id)}"):
+            self._begin(claim, before)
+            return
+        assert claim.job.claim_op is not None
+        self._held.pop(claim.job.id, None)
+        self._spare.append(Held(claim.job.id, claim.job.claim_op))
 
     def _begin(self, claim: Claim, before: float) -> None:
         job_type = self._options.handlers.find(claim.job.kind)
@@ -444,7 +462,8 @@ class Worker:
             self.failed += 1
         else:
             self.handed_back += 1
-        self._options.finished(run, outcome)
+        with self._troubles.contained("finished", f"telling the end of job {ulid_text(run.job.id)}"):
+            self._options.finished(run, outcome)
 
     def _wind_down(self) -> bool:
         """While stopping: whether it is time to go. Past the grace, or when hurried, handlers are stopped and

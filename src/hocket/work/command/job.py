@@ -26,6 +26,7 @@ from hocket.kernel.vocabulary import ScheduleJob
 from hocket.store import Session
 from hocket.work import artifacts
 from hocket.work.artifacts import Fetch
+from hocket.work.authorship import is_own
 from hocket.work.blobs import Blobs
 from hocket.work.command.allowance import Allowance
 from hocket.work.command.audience import Audience
@@ -94,12 +95,12 @@ class Commands:
     def job_type(self, only: bytes | None = None) -> JobType:
         """How a worker serves them: all that it may, or only this job."""
 
-        def wants(schedule: bytes) -> bool:
-            op = decode(schedule)
-            assert isinstance(op.payload, ScheduleJob)
+        def wants(session: Session, schedule: bytes) -> bool:
+            payload = decode(schedule).payload
+            assert isinstance(payload, ScheduleJob)
             if only is not None:
-                return op.payload.job_id == only
-            return op.node_id == self._premises.node or self._allows(op.payload.payload)
+                return payload.job_id == only
+            return is_own(session, self._premises.node, schedule) or self._allows(payload.payload)
 
         return JobType(KIND, function=self.serve, wants=wants)
 

@@ -1,0 +1,125 @@
+"""Schedules: who may set, replace and clear one, and which jobs are its ticks. A schedule belongs to the node that set
+it, and its ticks run with that node's authority, whichever node writes them down. So a tick must be exactly what the
+schedule's author asked for: the same job, at one of the schedule's times, while the schedule was in force. What the
+delegations allow is asked of authority; keeping the history of each name is the log's work.
+"""
+
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from functools import lru_cache
+
+import msgspec
+from cronsim import CronSim, CronSimError
+
+from hocket.kernel.clock import Hlc
+from hocket.kernel.ids import derived_ulid, ulid_ms, ulid_text
+from hocket.kernel.ops import Op
+from hocket.kernel.policy import Policy, decode_policy, encode_policy
+from hocket.kernel.reasons import Reason
+from hocket.kernel.roster import KIND_LENGTH_MAX
+from hocket.kernel.vocabulary import ScheduleJob, SetSchedule
+
+NAME_LENGTH_MAX = 128
+CRON_LENGTH_MAX = 256
+_TICK = b"hocket.tick"
+_EPOCH = datetime(1970, 1, 1)
+_SECOND = timedelta(seconds=1)
+# How far local time is from UTC anywhere.
+_WEST, _EAST = timedelta(hours=12), timedelta(hours=14)
+
+
+def tick_id(schedule_op: bytes, tick_ms: int) -> bytes:
+    """The id of the job of one tick: whoever makes it makes the same one, and nobody else's job has it."""
+    return derived_ulid(tick_ms, _TICK, schedule_op)
+
+
+def tick_policy(policy: Policy, name: str, schedule_op: bytes) -> Policy:
+    """The policy of a tick's job: the schedule's, with the schedule named."""
+    return msgspec.structs.replace(policy, schedule=name, schedule_op=ulid_text(schedule_op))
+
+
+def change_fault(op: Op, before: Op | None, may_schedule: Callable[[str], bool]) -> Reason | None:
+    """Why this SetSchedule or ClearSchedule does not count, if so. `before` is what was last said of the name and
+    counts; `may_schedule` says whether the op's author may schedule jobs of a kind at the op's time. A schedule is
+    changed by the node that set it, or by one that could have set it.
+    """
+    if isinstance(op.payload, SetSchedule) and (fault := _set_fault(op.payload)):
+        return fault
+    if before is None or not isinstance(before.payload, SetSchedule) or before.node_id == op.node_id:
+        return None
+    return None if may_schedule(before.payload.kind) else Reason.OTHERS_SCHEDULE
+
+
+def _set_fault(payload: SetSchedule) -> Reason | None:
+    """A schedule must be able to make jobs. Its ticks are told apart by their times, so it has no unique key; and jobs
+    that they come after would have to be retried before every tick."""
+    if not 0 < len(payload.name) <= NAME_LENGTH_MAX or not payload.name.isprintable():
+        return Reason.BAD_SCHEDULE
+    if len(payload.cron) > CRON_LENGTH_MAX:
+        return Reason.BAD_SCHEDULE
+    if not 0 < len(payload.kind) <= KIND_LENGTH_MAX or not payload.kind.isprintable():
+        return Reason.BAD_KIND
+    try:
+        policy = decode_policy(payload.policy_envelope)
+    except ValueError:
+        return Reason.BAD_POLICY
+    if policy.after or any(each is not None for each in (policy.unique, policy.schedule, policy.schedule_op)):
+        return Reason.BAD_POLICY
+    return None
+
+
+def tick_fault(op: Op, schedule: Op | None, ended: Hlc | None) -> Reason | None:
+    """NOT_A_TICK unless this ScheduleJob is a tick of that schedule: the op cites it, says what it says, and has the id
+    of a tick that fell after the schedule was set and not after it `ended`. It must be the newest tick at the op's
+    time, so that nobody can make up all the ticks that were missed. A tick at the very millisecond at which another
+    schedule takes the name belongs to the old one, since the new one's come after it.
+    """
+    payload = op.payload
+    assert isinstance(payload, ScheduleJob)
+    if schedule is None or schedule.id not in op.cited or not isinstance(schedule.payload, SetSchedule):
+        return Reason.NOT_A_TICK
+    asked = schedule.payload
+    tick = ulid_ms(payload.job_id)
+    is_ours = (
+        payload.job_id == tick_id(schedule.id, tick)
+        and (payload.kind, payload.payload) == (asked.kind, asked.payload)
+        and payload.policy_envelope == _tick_envelope(asked.policy_envelope, asked.name, schedule.id)
+        and schedule.timestamp.wall < tick <= op.timestamp.wall
+        and (ended is None or tick <= ended.wall)
+        and could_be_newest(asked.cron, asked.timezone, tick, op.timestamp.wall)
+    )
+    return None if is_ours else Reason.NOT_A_TICK
+
+
+def _tick_envelope(envelope: bytes, name: str, schedule_op: bytes) -> bytes:
+    return encode_policy(tick_policy(decode_policy(envelope), name, schedule_op))
+
+
+def could_be_newest(cron: str, timezone: str, tick_ms: int, now_ms: int) -> bool:
+    """Whether that can be the schedule's newest tick now, by what every node knows. In UTC that is exact. In another
+    timezone it takes a machine's table of timezones, and those differ between machines; so there it is only asked
+    whether one of the days that it may be there has ticks, and a worker that claims the job asks its own table.
+    """
+    if tick_ms % 1000:
+        return False
+    try:
+        at = _EPOCH + timedelta(milliseconds=tick_ms)
+        if timezone == "UTC":
+            # The search begins one second after the moment that it is given.
+            return next(CronSim(cron, at - _SECOND)) == at and _EPOCH + timedelta(milliseconds=now_ms) < _next(cron, at)
+        expression = _expression(cron)
+        first, last = (at - _WEST).date(), (at + _EAST).date()
+        days = (first + timedelta(days=n) for n in range((last - first).days + 1))
+        return any(day.month in expression.months and expression.match_day(day) for day in days)
+    except (CronSimError, StopIteration, ValueError, OverflowError):
+        return False
+
+
+def _next(cron: str, after: datetime) -> datetime:
+    return next(CronSim(cron, after), datetime.max)
+
+
+@lru_cache(256)
+def _expression(cron: str) -> CronSim:
+    """Only to be asked, never to be iterated."""
+    return CronSim(cron, _EPOCH)

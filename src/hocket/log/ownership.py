@@ -1,0 +1,77 @@
+"""What belongs to a node and may not be undone by every other one: schedules and artifacts. A capability says that a
+node may write such ops at all; here it is decided whether it may say this of that very thing. The answer hangs on
+earlier ops alone, and what it hangs on is remembered, so that the op is asked about again when that changes.
+"""
+
+from collections.abc import Callable
+
+from hocket.kernel import schedules
+from hocket.kernel.clock import pack
+from hocket.kernel.ops import Op
+from hocket.kernel.reasons import Reason
+from hocket.kernel.vocabulary import ClearSchedule, CreateArtifact, EvictArtifact, SetSchedule
+from hocket.log.law import Law
+from hocket.log.registers import scheduled
+from hocket.store import Entry, Session
+
+Cite = Callable[[bytes, bytes], None]
+
+
+class Ownership:
+    """`known` gives an op, `entry` a job; `cite` notes that an op hangs on another op, on a job or on an artifact."""
+
+    def __init__(
+        self,
+        session: Session,
+        known: Callable[[bytes], Op | None],
+        entry: Callable[[bytes], Entry | None],
+        cite: Cite,
+    ) -> None:
+        self._session, self._known, self._entry, self._cite = session, known, entry, cite
+
+    def fault(self, op: Op, law: Law) -> Reason | None:
+        if isinstance(op.payload, SetSchedule | ClearSchedule):
+            return self._schedule_fault(op, op.payload.name, law)
+        if isinstance(op.payload, EvictArtifact) and law.delegations:
+            return self._eviction_fault(op, op.payload.artifact_id, law)
+        return None
+
+    def _schedule_fault(self, op: Op, name: str, law: Law) -> Reason | None:
+        before = self._session.schedule_before(name, pack(op.timestamp))
+        fault = schedules.change_fault(
+            op,
+            None if before is None else self._known(before.op),
+            lambda kind: law.may_schedule(op.node_id, kind, op.timestamp.wall),
+        )
+        if fault is Reason.OTHERS_SCHEDULE:
+            # It would count, should the schedule that is in its way turn out not to.
+            self._session.set_schedule(scheduled(op), counts=False)
+        return fault
+
+    def _eviction_fault(self, op: Op, artifact_id: bytes, law: Law) -> Reason | None:
+        """An artifact's time to live is in its own op, so when that is over anyone may evict it who may write artifacts
+        at all. Before that only the node that wrote it, the one whose job made it, and the owner.
+        """
+        self._cite(artifact_id, op.id)
+        artifact = self._session.artifact(artifact_id)
+        creation = None if artifact is None else self._known(artifact.op_id)
+        if creation is None or creation.timestamp > op.timestamp:
+            return Reason.WAITING
+        assert artifact is not None
+        wall = op.timestamp.wall
+        if op.node_id == creation.node_id or (artifact.expires is not None and wall >= artifact.expires):
+            return None
+        assert isinstance(creation.payload, CreateArtifact)
+        job_id = creation.payload.source_job
+        if job_id is not None and self._submitter(op, job_id) == op.node_id:
+            return None
+        return None if law.authority.is_owner(op.node_id, wall) else Reason.OTHERS_ARTIFACT
+
+    def _submitter(self, op: Op, job_id: bytes) -> int | None:
+        """The node whose job it is; of a tick, the one that set the schedule."""
+        self._cite(job_id, op.id)
+        entry = self._entry(job_id)
+        if entry is None or entry.job.scheduled > op.timestamp:
+            return None
+        asked = self._known(entry.job.policy.set_by() or entry.job.schedule_op)
+        return None if asked is None else asked.node_id

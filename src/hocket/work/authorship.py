@@ -1,0 +1,64 @@
+"""On whose behalf a job runs. A worker's owner decides which commands of other nodes it runs; a job of this node's own
+needs no such permission. So it must be known whose a job is: of a schedule's tick, the schedule's author and not the
+node that wrote the tick down; and of a job that was tried anew, also the author of the last retry, since without that
+retry it would not run.
+"""
+
+from hocket.kernel.clock import unpack
+from hocket.kernel.ops import decode
+from hocket.kernel.policy import decode_policy
+from hocket.kernel.reasons import Reason
+from hocket.kernel.roster import Job
+from hocket.kernel.vocabulary import AcceptWork, RetryJob, ScheduleJob, number_of
+from hocket.store import OpRow, Session
+from hocket.work import cron
+
+_RETRY, _ACCEPT = number_of(RetryJob), number_of(AcceptWork)
+# Stands for an author that cannot be found out. No node has it: ids are hashes of keys.
+NOBODY = -1
+
+
+def is_own(session: Session, node: int, schedule: bytes) -> bool:
+    """Whether the job that this op scheduled runs on the node's own behalf alone. One that the roster does not have yet
+    is being submitted just now.
+    """
+    op = decode(schedule)
+    assert isinstance(op.payload, ScheduleJob)
+    entry = session.job(op.payload.job_id)
+    if entry is None:
+        return op.node_id == node and not decode_policy(op.payload.policy_envelope).schedule_op
+    is_tick = entry.job.policy.schedule_op is None or cron.is_tick(session, entry.job)
+    return bool(is_tick) and authors(session, entry.job, schedule) == {node}
+
+
+def authors(session: Session, job: Job, schedule: bytes) -> frozenset[int]:
+    """The nodes on whose behalf the job runs; `schedule` is the op that scheduled it. The job is a node's own only when
+    that node is the only one.
+    """
+    set_by = job.policy.set_by()
+    first = decode(schedule).node_id if set_by is None else _author(session.op(set_by))
+    # Nothing was said of a new job but that it exists.
+    retried = None if job.last == job.scheduled else _last_retry(session, job.id)
+    return frozenset({first} if retried is None else {first, retried})
+
+
+def _last_retry(session: Session, job_id: bytes) -> int | None:
+    """The author of the last retry that counts, be it only since the arbiter accepted it."""
+    rows = session.ops_of_job(job_id)
+    offers = {row.id: row for row in rows if row.variant == _RETRY and row.reason == Reason.OFFERED}
+    author = None
+    for row in rows:
+        if row.reason:
+            continue
+        if row.variant == _RETRY:
+            author = _author(row)
+        elif row.variant == _ACCEPT and offers:
+            payload = decode(row.body).payload
+            assert isinstance(payload, AcceptWork)
+            if payload.offer in offers:
+                author = _author(offers[payload.offer])
+    return author
+
+
+def _author(row: OpRow | None) -> int:
+    return NOBODY if row is None else unpack(row.hlc).node

@@ -1,0 +1,64 @@
+"""What goes wrong with one thing among many: one schedule, one job, one artifact. The operator is told, once and then
+again only after a while, the thing is left alone for a while, and the rest goes on. A loop that as a whole ends by an
+error is the business of `supervision`.
+"""
+
+from collections.abc import Callable, Hashable
+
+from hocket.errors import StoreError
+
+TOLD_AGAIN_S = 600.0
+REST_S = 30.0
+# How many things are remembered; beyond that the one that failed longest ago is forgotten and may be told again.
+REMEMBERED_MAX = 1_000
+
+
+class Troubles:
+    def __init__(self, notice: Callable[[str], None], monotonic: Callable[[], float]) -> None:
+        self._notice = notice
+        self._monotonic = monotonic
+        self._told: dict[Hashable, float] = {}
+        self._failed: dict[Hashable, float] = {}
+
+    def tell(self, thing: Hashable, text: str) -> None:
+        """Notes that the thing failed; `text` says which one it is and why."""
+        now = self._monotonic()
+        self._note(self._failed, thing, now)
+        if now - self._told.get(thing, -TOLD_AGAIN_S) >= TOLD_AGAIN_S:
+            self._note(self._told, thing, now)
+            self._notice(text)
+
+    def _note(self, times: dict[Hashable, float], thing: Hashable, now: float) -> None:
+        times.pop(thing, None)
+        while len(times) >= REMEMBERED_MAX:
+            del times[next(iter(times))]
+        times[thing] = now
+
+    def is_resting(self, thing: Hashable) -> bool:
+        """Whether the thing failed so lately that it is not worth another try."""
+        failed = self._failed.get(thing)
+        return failed is not None and self._monotonic() - failed < REST_S
+
+    def contained(self, thing: Hashable, name: str) -> "_Contained":
+        """What fails in the block is told under that name, and goes no further. An error of the store concerns
+        everything, and does.
+        """
+        return _Contained(self, thing, name)
+
+
+class _Contained:
+    def __init__(self, troubles: Troubles, thing: Hashable, name: str) -> None:
+        self._troubles, self._thing, self._name = troubles, thing, name
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> bool:
+        if not isinstance(error, Exception) or isinstance(error, StoreError):
+            return False
+        self._troubles.tell(self._thing, f"{self._name} failed ({described(error)}); everything else goes on")
+        return True
+
+
+def described(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

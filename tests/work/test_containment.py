@@ -1,0 +1,411 @@
+"""One thing that fails ends nothing else. What is wrong with a schedule, a job, an artifact or a held op is told, and
+workers and upkeep go on with the rest. Faults that the code itself rules out are planted.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import hocket
+import hocket.testing
+from hocket.desk import Desk
+from hocket.errors import Conflict, StoreError
+from hocket.kernel.clock import Hlc
+from hocket.kernel.ids import content_hash, make_ulid, parse_ulid
+from hocket.kernel.ops import Op, encode, sign
+from hocket.kernel.policy import Policy, encode_policy
+from hocket.kernel.reasons import Reason
+from hocket.kernel.vocabulary import ScheduleJob, SetSchedule
+from hocket.log import Transaction
+from hocket.node import Node
+from hocket.store import Schedule, Session
+from hocket.work import artifacts, cron, jobs, supervision, troubles, upkeep
+from hocket.work.docket import Decision, Docket
+from hocket.work.handlers import Handlers, JobType
+from hocket.work.jobs import Offer
+from hocket.work.products import contain
+from hocket.work.sweep import Sweep
+from hocket.work.troubles import Troubles
+from hocket.work.upkeep import Upkeep
+from tests.mesh.world import until
+from tests.work.test_docket import Ground
+
+pytestmark = pytest.mark.req("LW-41")
+
+LeaseOf = Callable[[str], int | None]
+
+
+def done(ctx: hocket.Context, **payload: Any) -> None:
+    pass
+
+
+HANDLERS = Handlers(
+    [JobType("c.job", function=done), JobType("c.other", function=done), JobType("c.bad", function=done)]
+)
+
+
+def schedules(node: hocket.testing.MemorySyncNode, *names: str) -> None:
+    for name in names:
+        plan = cron.check(cron.Plan(name, "* * * * *", "UTC", hocket.kind("c.job").draft({})))
+        node.desk.log.run(lambda tx, plan=plan: cron.add(tx, plan))
+    node.clock.advance(120)
+
+
+def works(node: hocket.testing.MemorySyncNode, handlers: Handlers = HANDLERS) -> tuple[Any, list[str]]:
+    notices: list[str] = []
+    worker = node.work(handlers, until_idle=True, notice=notices.append)
+    return worker, notices
+
+
+# Schedules.
+
+
+@pytest.mark.parametrize("how", ["failed", "cancelled"])
+def test_a_schedule_after_a_job_that_failed_or_was_cancelled_ends_no_worker(how: str) -> None:
+    """A tick that came after a cancelled job was a Conflict, and the worker that met it ended, as did the next one."""
+    with hocket.testing.node() as node:
+        log = node.desk.log
+        first = node.submit("c.job").job_id
+        job_id = parse_ulid(first)
+        policy = encode_policy(Policy(after=(first,)))
+        log.run(lambda tx: tx.author(SetSchedule("bad", "* * * * *", "UTC", "c.job", b"{}", policy)))
+        if how == "cancelled":
+            log.run(lambda tx: jobs.cancel(tx, job_id, ""))
+        else:
+            (claim,) = log.run(lambda tx: jobs.claim(tx, 1, 1, lambda kind: 1_000)).taken
+            held = jobs.Held(job_id, claim.job.claim_op or b"")
+            log.run(lambda tx: jobs.fail(tx, held, "no", "", retry=False))
+        schedules(node, "good")
+        worker, _ = works(node)
+        assert worker.succeeded == 1
+
+
+@pytest.mark.parametrize(
+    "cron_and_zone",
+    [("9" * 200 + " * * * *", "UTC"), ("* * * * *", "/etc/passwd"), ("* * * * *", "../UTC"), ("* * * * *", "\0")],
+)
+def test_a_schedule_that_cannot_be_read_ends_no_worker(cron_and_zone: tuple[str, str]) -> None:
+    with hocket.testing.node() as node:
+        node.desk.log.run(lambda tx: tx.author(SetSchedule("bad", *cron_and_zone, "c.job", b"{}", b"")))
+        schedules(node, "good")
+        worker, _ = works(node)
+        assert worker.succeeded == 1
+
+
+@pytest.mark.parametrize("error", [Conflict("planted"), RuntimeError("planted")], ids=["ours", "any"])
+def test_a_schedule_whose_tick_fails_holds_up_no_other_and_is_told_once(
+    monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    real = cron.make_tick
+
+    def make_tick(tx: Transaction, schedule: Schedule, failed: cron.Failed) -> bool:
+        if schedule.name == "bad":
+            raise error
+        return real(tx, schedule, failed)
+
+    monkeypatch.setattr(cron, "make_tick", make_tick)
+    with hocket.testing.node() as node:
+        schedules(node, "alpha", "bad", "omega")
+        worker, notices = works(node)
+        assert worker.succeeded == 2
+        told = [text for text in notices if "'bad'" in text]
+        assert len(told) == 1 and "planted" in told[0]
+
+
+def test_a_tick_that_the_log_refuses_is_told_once_and_rests(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    notices: list[str] = []
+    sweep = Sweep(Troubles(notices.append, lambda: now), notices.append)
+    monkeypatch.setattr(cron, "tick_id", lambda op, tick: make_ulid(tick, b"not the id"))
+    with hocket.testing.node() as node:
+        schedules(node, "bad")
+
+        def is_due() -> bool:
+            with node.desk.read() as session:
+                return sweep.is_due(session, round(node.clock.now * 1000))
+
+        assert is_due()
+        node.desk.log.run(lambda tx: sweep(tx, None))
+        assert not is_due(), "a refused tick is not tried in every round"
+        now += troubles.REST_S
+        assert is_due()
+        node.desk.log.run(lambda tx: sweep(tx, None))
+    assert notices == ["schedule 'bad' makes no job: it is not a tick of the schedule that it names"]
+
+
+# Jobs.
+
+
+def test_a_job_whose_end_cannot_be_written_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = jobs.complete
+
+    def complete(tx: Transaction, held: jobs.Held, *rest: Any) -> jobs.Result:
+        entry = tx.projection.entry(held.job_id)
+        assert entry is not None
+        if entry.job.kind == "c.bad":
+            raise RuntimeError("planted")
+        return real(tx, held, *rest)
+
+    monkeypatch.setattr(jobs, "complete", complete)
+    with hocket.testing.node() as node:
+        handles = node.submit_many([("c.job", {}), ("c.bad", {}), ("c.other", {})])
+        worker, notices = works(node)
+        outcomes = [handle.status()["outcome"] for handle in handles]
+        assert outcomes == ["succeeded", "failed", "succeeded"]
+        assert (worker.succeeded, worker.failed) == (2, 1)
+        assert any("planted" in text for text in notices)
+
+
+def test_a_job_that_a_worker_cannot_decide_about_is_left_alone() -> None:
+    def wants(session: Session, schedule: bytes) -> bool:
+        if b"poison" in schedule:
+            raise RecursionError("planted")
+        return True
+
+    picky = Handlers([JobType("c.job", function=done, wants=wants)])
+    with hocket.testing.node() as node:
+        node.submit_many([("c.job", {"n": 1}), ("c.job", {"poison": 1}), ("c.job", {"n": 2})])
+        worker, notices = works(node, picky)
+        assert worker.succeeded == 2
+        assert [text for text in notices if "RecursionError" in text]
+
+
+def test_a_kind_that_cannot_be_claimed_holds_up_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = jobs.claim
+
+    def claim(
+        tx: Transaction, worker: int, limit: int, lease_of: Callable[[str], int | None], *rest: Any
+    ) -> jobs.Claims:
+        if lease_of("c.bad") is not None:
+            raise RuntimeError("planted")
+        return real(tx, worker, limit, lease_of, *rest)
+
+    with hocket.testing.node() as node:
+        node.submit_many([("c.bad", {}), ("c.job", {}), ("c.other", {})])
+        notices: list[str] = []
+        monkeypatch.setattr(jobs, "claim", claim)
+
+        async def run() -> None:
+            here = Node(node.desk)
+            try:
+                async with asyncio.timeout(20):
+                    working = asyncio.ensure_future(here.work(HANDLERS, notice=notices.append))
+                    while len([row for row in outcomes(node) if row == 0]) < 2:
+                        assert not working.done()
+                        await asyncio.sleep(0.01)
+                    working.cancel()
+                    await asyncio.wait([working])
+            finally:
+                await here.finish()
+
+        asyncio.run(run())
+        assert any("claiming c.bad jobs failed" in text for text in notices)
+
+
+def outcomes(node: hocket.testing.MemorySyncNode) -> list[int | None]:
+    with node.desk.read() as session:
+        return [entry.job.outcome for entry in session.each_job()]
+
+
+def test_a_job_that_cannot_be_started_is_handed_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[str] = []
+
+    with hocket.testing.node() as node:
+        real = node.desk.kit
+
+        def kit(kind: str, monotonic: Callable[[], float]) -> Any:
+            if kind == "c.bad" and not tried:
+                tried.append(kind)
+                raise RuntimeError("planted")
+            return real(kind, monotonic)
+
+        monkeypatch.setattr(node.desk, "kit", kit)
+        node.submit_many([("c.bad", {}), ("c.job", {})])
+        worker, notices = works(node)
+        assert worker.succeeded == 2 and tried
+        assert any("starting job" in text for text in notices)
+
+
+def test_a_worker_outlives_whoever_listens_to_it() -> None:
+    with hocket.testing.node() as node:
+        node.submit_many([("c.job", {}), ("c.job", {})])
+
+        def finished(run: Any, outcome: Any) -> None:
+            raise RuntimeError("planted")
+
+        worker = node.work(HANDLERS, until_idle=True, finished=finished)
+        assert worker.succeeded == 2
+
+
+def test_an_arbiter_that_cannot_be_asked_is_asked_again() -> None:
+    async def run() -> None:
+        asked: list[int] = []
+        heard: list[Decision] = []
+        notices: list[str] = []
+
+        async def consult(offers: Sequence[Offer]) -> list[Decision]:
+            asked.append(len(offers))
+            if len(asked) == 1:
+                raise RuntimeError("planted")
+            return [Reason.NOT_ACCEPTED] * len(offers)
+
+        docket = Docket(consult, Ground(), lambda: None, notices.append)  # type: ignore[arg-type]
+        docket.add(Offer(b"o" * 16, b"j" * 16), lambda decision, dropped: heard.append(decision))
+        async with asyncio.timeout(20):
+            while not heard:
+                docket.ask(time.monotonic())
+                docket.settle()
+                await asyncio.sleep(0.001)
+        assert asked == [1, 1] and any("planted" in text for text in notices)
+
+    asyncio.run(run())
+
+
+# Upkeep.
+
+
+@pytest.fixture
+def often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(upkeep, "ROUND_S", 0.02)
+    monkeypatch.setattr(supervision, "REST_S", 0.02)
+
+
+def kept_up(home: Path, test: Callable[[Node], Awaitable[None]]) -> list[str]:
+    notices: list[str] = []
+
+    async def run() -> None:
+        node = Node(Desk.init(home))
+        try:
+            async with node.kept_up(notices.append):
+                await test(node)
+        finally:
+            await node.close()
+
+    asyncio.run(run())
+    return notices
+
+
+async def ticks(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Waits until a schedule that is set now has ticked."""
+    plan = cron.check(cron.Plan("pulse", "* * * * *", "UTC", hocket.kind("acme.ping").draft({})))
+    await node.run(lambda tx: cron.add(tx, plan))
+    wall, physical = node.log._wall, node.log.physical
+    monkeypatch.setattr(node.log, "_wall", lambda floor: wall(floor) + 61_000)
+    monkeypatch.setattr(node.ground, "physical_ms", lambda: physical() + 61_000)
+
+    async def has_ticked() -> bool:
+        return bool(await node.peek(lambda session: session.ready_kinds()))
+
+    await until(has_ticked)
+
+
+@pytest.mark.usefixtures("often")
+def test_a_part_of_the_upkeep_that_fails_holds_up_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test(node: Node) -> None:
+        def release(decide: object) -> None:
+            raise RuntimeError("planted")
+
+        monkeypatch.setattr(node.log, "release", release)
+        await ticks(node, monkeypatch)
+
+    notices = kept_up(tmp_path / "home", test)
+    assert len(notices) == 1 and "planted" in notices[0]
+
+
+@pytest.mark.usefixtures("often")
+def test_upkeep_that_ends_by_an_error_is_told_and_begun_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, begun = Upkeep.run, []
+
+    async def run(self: Upkeep) -> None:
+        begun.append(1)
+        if len(begun) == 1:
+            raise RuntimeError("planted")
+        await real(self)
+
+    monkeypatch.setattr(Upkeep, "run", run)
+
+    async def test(node: Node) -> None:
+        await ticks(node, monkeypatch)
+
+    notices = kept_up(tmp_path / "home", test)
+    assert len(begun) == 2 and len(notices) == 1 and "planted" in notices[0]
+
+
+@pytest.mark.usefixtures("often")
+def test_a_held_op_that_cannot_be_read_keeps_no_other_out(tmp_path: Path) -> None:
+    async def test(node: Node) -> None:
+        log, key = node.log, node.desk.home.node_key()
+        stamp = Hlc(log.physical(), 5, log.node)
+        identity = make_ulid(stamp.wall, b"0123456789")
+        op = sign(Op(identity, stamp, log.node, (), ScheduleJob(identity, "acme.x", b"", b"")), key)
+        damaged = bytes(16) + b"\xff" * 40
+
+        def hold(tx: Transaction) -> None:
+            tx.session.hold(damaged[:16], stamp.wall - 1, damaged)
+            tx.session.hold(op.id, stamp.wall, encode(op))
+
+        await node.run(hold)
+        await until(lambda: node.peek(lambda session: session.held() == (0, None)))
+
+    assert kept_up(tmp_path / "home", test) == []
+
+
+def test_a_blob_that_cannot_be_deleted_keeps_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Desk.init(tmp_path / "home") as desk:
+        blobs = desk.blobs
+        data = [bytes([number]) * 100_000 for number in range(3)]
+        made = [
+            desk.log.run(lambda tx, each=each: artifacts.put(tx, blobs, "note", contain(blobs, each), None))
+            for each in data
+        ]
+        for artifact_id in made:
+            with desk.read() as session:
+                found = session.artifact(artifact_id)
+            assert found is not None
+            desk.log.run(lambda tx, found=found: artifacts.evict(tx, found))
+        real, bad = blobs.remove, content_hash(data[1])
+
+        def remove(hash: bytes) -> int:
+            if hash == bad:
+                raise PermissionError("planted")
+            return real(hash)
+
+        monkeypatch.setattr(blobs, "remove", remove)
+        notices: list[str] = []
+        cleared = artifacts.clear(desk.store, blobs, troubles=Troubles(notices.append, time.monotonic))
+        assert cleared.blobs == 2 and blobs.has(bad)
+        assert len(notices) == 1 and "planted" in notices[0]
+
+
+# What is told.
+
+
+def test_a_trouble_is_told_again_only_after_a_while() -> None:
+    now = 0.0
+    notices: list[str] = []
+    known = Troubles(notices.append, lambda: now)
+    for now in (0.0, 1.0, troubles.TOLD_AGAIN_S - 1, troubles.TOLD_AGAIN_S):
+        known.tell("x", f"x at {now:.0f}")
+    known.tell("y", "y")
+    assert notices == ["x at 0", f"x at {troubles.TOLD_AGAIN_S:.0f}", "y"]
+    assert known.is_resting("x") and not known.is_resting("z")
+    now += troubles.REST_S
+    assert not known.is_resting("x")
+
+
+def test_an_error_of_the_store_is_everybodys() -> None:
+    known = Troubles(lambda text: None, lambda: 0.0)
+    with pytest.raises(StoreError), known.contained("x", "x"):
+        raise StoreError("full")
+
+
+def test_what_is_remembered_of_troubles_is_bounded() -> None:
+    known = Troubles(lambda text: None, lambda: 0.0)
+    for number in range(troubles.REMEMBERED_MAX + 10):
+        known.tell(number, "")
+    assert not known.is_resting(0) and known.is_resting(troubles.REMEMBERED_MAX)
+    assert len(known._told) == len(known._failed) == troubles.REMEMBERED_MAX
