@@ -4,9 +4,10 @@ Authority is built. The tokens behind the delegations are read in ucan.py; what 
 capabilities.py and what an op asks for in needs.py; asking again for the ops that a change concerns is the log's work.
 
 A delegation stands when it leads back to the user: it is the user's own, or all the delegations that it cites stand,
-were given to its issuer, contain its times, and each of its capabilities is within one of theirs. What it cites must
-hold for a delegation of the user too, if it cites any. Because a standing delegation is inside its parents in every
-respect, an op need only be held against the delegation itself and not against the chain above it.
+were given to its issuer, contain its times, each of its capabilities is within one of theirs, and one of them lets the
+issuer write registrations. What it cites must hold for a delegation of the user too, if it cites any. Because a
+standing delegation is inside its parents in every respect, an op need only be held against the delegation itself and
+not against the chain above it.
 
 Revocation reaches down and back: whatever leans on a revoked delegation, directly or not, counts for nothing, whenever
 it was written. Revocations themselves are judged one after another in the order of time, each by what was still in
@@ -121,6 +122,9 @@ class _Graph:
             above = [grant for parent in parents for grant in self.grants[parent.cid]]
             if not all(any(map(grant.within, above)) for grant in self.grants[delegation.cid]):
                 return Reason.WIDENED
+            granted = self.grants[delegation.cid]
+            if delegation.issuer != self.user and not any(_passes_on(grant, delegation, granted) for grant in above):
+                return Reason.UNAUTHORISED
         return None
 
     def below(self, cids: Iterable[bytes], reached: set[bytes]) -> None:
@@ -179,6 +183,21 @@ def _window(delegation: Delegation) -> tuple[int, int]:
     """The milliseconds in which a delegation is in force; the last one is outside."""
     end = U64_MAX + 1 if delegation.expires is None else delegation.expires * 1000
     return delegation.not_before * 1000, end
+
+
+def _passes_on(grant: Grant, child: Delegation, granted: Iterable[Grant]) -> bool:
+    """Whether the holder of this grant may issue such a delegation. By one with a time_range it may issue only what is
+    of use within it."""
+    if not grant.covers("Registration", "Write"):
+        return False
+    if grant.time_range is None:
+        return True
+    low, high = grant.time_range
+    for each in granted:
+        start, end = each.time_range or _window(child)
+        if start < low or end > high:
+            return False
+    return True
 
 
 def _in_time(child: Delegation, parent: Delegation) -> bool:

@@ -141,6 +141,8 @@ def words(capabilities: Iterable[Capability]) -> list[str]:
             reads.setdefault(conditions, []).append(what)
         elif (capability.resource, capability.action) == ("Ops", "*"):
             said.append("do everything" + conditions)
+        elif capability.resource == "Registration":
+            said.append("let others in, and revoke them" + conditions)
         else:
             said.append(f"{_VERBS.get(capability.action, 'do everything with')} {what}{conditions}")
     return said + [f"read {_joined(what)}{conditions}" for conditions, what in reads.items()]
