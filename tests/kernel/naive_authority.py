@@ -283,6 +283,8 @@ def admits(c: Capability, payload: Any, wall_ms: int, kind: str | None, action: 
     if resource == "Job" and "kind_prefix" in caveats and not isinstance(payload, v.ClearSchedule):
         kind = getattr(payload, "kind", kind)
         return kind is not None and any(kind.startswith(prefix) for prefix in caveats["kind_prefix"])
+    if resource == "Artifact" and action == "Read" and "kind_prefix" in caveats:
+        return kind is not None and any(kind.startswith(prefix) for prefix in caveats["kind_prefix"])
     return True
 
 
