@@ -113,7 +113,6 @@ class Desk:
         path: Path | str | None,
         token: str,
         send: "Send",
-        name: str | None = None,
         *,
         trust: "Trust | None" = None,
         wall: Wall | None = None,
@@ -130,7 +129,7 @@ class Desk:
         with home.creation() as fresh:
             home.check_joinable(ticket.user_did)
             home.ensure_node_key()
-            entry = enrolment.ask(ticket, home.node_key(), name, send, wall)
+            entry = enrolment.ask(ticket, home.node_key(), send, wall)
             home.note_user(ticket.user_did)
             store = SqliteStore(home.new_database(), create=True)
             if fresh:
@@ -241,7 +240,7 @@ def _helpers() -> Executor:
 
 def _machine_name() -> str | None:
     """What this machine is called, if that can be a node's name."""
-    from hocket.mesh.tickets import is_name
+    from hocket.mesh.names import is_name
 
     name = os.uname().nodename.partition(".")[0]
     return name if is_name(name) else None

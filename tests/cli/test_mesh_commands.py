@@ -136,7 +136,7 @@ def test_an_invitation_that_nobody_answers(hocket: Program, tmp_path: Path):
         (("gpu",), 2, "nothing was granted"),
         (("gpu", "--may", "job:fly"), 2, "job has no action 'fly'; it has read, schedule, claim, complete, all"),
         (("gpu", "--may", "cake:eat"), 2, "there is no resource 'cake'"),
-        (("gpu", "--may", "artifact:write:acme."), 2, "only jobs have kinds"),
+        (("gpu", "--may", "artifact:write:acme."), 2, "only jobs, and artifacts that are read, have kinds"),
         (("bad name", "--may", "all"), 2, "cannot be a node's name"),
         (("gpu", "--may", "all", "--expires", "soon"), 2, "bad --expires"),
         (("gpu", "--may", "all", "--expires", "0s"), 2, "last longer"),
@@ -154,7 +154,7 @@ def test_wrong_invitations(hocket: Program, arguments: tuple[str, ...], code: in
 @pytest.mark.req("LW-24", "LW-12", "LW-13")
 def test_what_is_not_an_invited_nodes_to_do(gpu: Program, served: Program):
     address = ("--address", "http://127.0.0.1:9")
-    assert "may not let another" in gpu("invite", "more", "--may", "job:claim:other.", *address, code=4).sentence
+    assert "registration:write" in gpu("invite", "more", "--may", "job:claim:acme.", *address, code=4).sentence
     gpu("invite", "helper", "--may", "job:claim:acme.small.", *address, code=0)
     assert "only the owner's node may route" in gpu("route", "acme.x", "gpu", code=4).sentence
     assert "only the owner's node may designate" in gpu("coordinator", "gpu", code=4).sentence

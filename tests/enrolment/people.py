@@ -16,6 +16,7 @@ from hocket.store.sqlite import SqliteStore
 from hocket.testing import Clock
 
 WORKER = ("job:claim:acme.", "job:complete:acme.")
+INVITER = (*WORKER, "registration:write")
 ADDRESS = "http://owner:7315"
 
 
@@ -69,13 +70,13 @@ class Mesh:
         desk = by or self.owner
         return enrolment.answer(desk.log, desk.home.node_key(), request)
 
-    def join(self, token: str, home: str = "gpu", name: str | None = None, by: Desk | None = None) -> Desk:
+    def join(self, token: str, home: str = "gpu", by: Desk | None = None) -> Desk:
         """Joins, and gives the new node's desk on the test's clock."""
 
         def send(address: str, request: Request) -> Reply:
             return self.answer(request, by)
 
-        Desk.join(self.directory / home, token, send, name, wall=self.clock).close()
+        Desk.join(self.directory / home, token, send, wall=self.clock).close()
         return self.open(home)
 
     def member(self, text: str, seen_by: Desk | None = None) -> roll.Member:

@@ -63,8 +63,8 @@ def said(token: bytes) -> DelegateUcan:
 
 @pytest.fixture
 def gpu(mesh: Mesh) -> Iterator[Desk]:
-    """An invited node, known to the owner, that may schedule acme jobs."""
-    desk = mesh.join(mesh.invite("gpu", ["job:schedule:acme."]))
+    """An invited node, known to the owner, that may schedule acme jobs and let others in."""
+    desk = mesh.join(mesh.invite("gpu", ["job:schedule:acme.", "registration:write"]))
     exchange(desk, mesh.owner)
     yield desk
 
@@ -122,6 +122,24 @@ def test_a_delegation_that_does_not_stand_lets_nobody_in(mesh: Mesh, gpu: Desk, 
     refused = rogue.tells(mesh.owner)
     assert refused and set(refused) <= reasons | {Reason.UNKNOWN_NODE}, refused
     assert set(refused) & reasons
+    assert_nothing(mesh, wanted, before)
+
+
+@pytest.mark.req("LW-24", "LW-26")
+def test_one_who_may_not_pass_on_lets_nobody_in(mesh: Mesh):
+    """Seen: every worker could delegate what it held, whatever its invitation said."""
+    plain = mesh.join(mesh.invite("plain", ["job:schedule:acme."]), "plain")
+    exchange(plain, mesh.owner)
+    rogue = Rogue(mesh)
+    wanted = job()
+    token = issue(plain.home.node_key(), rogue.key.public, SCHEDULE, int(mesh.clock.now), None, [own(mesh, plain)])
+    rogue.says(said(token), wanted)
+    before = roll_of(mesh)
+    assert rogue.tells(mesh.owner) == {Reason.UNAUTHORISED: 1, Reason.UNKNOWN_NODE: 1}
+    assert_nothing(mesh, wanted, before)
+    # Nor does it help to let the node say it that is known.
+    assert plain.log.run(lambda tx: tx.author(said(token))) is not None
+    exchange(plain, mesh.owner)
     assert_nothing(mesh, wanted, before)
 
 

@@ -22,7 +22,7 @@ from hocket.kernel.vocabulary import DelegateUcan
 from hocket.mesh import enrolment, tickets
 from hocket.mesh.wire import Reply, Request
 
-from .people import ADDRESS, Mesh, exchange
+from .people import ADDRESS, INVITER, Mesh, exchange
 
 
 def ops(desk: Desk) -> int:
@@ -72,7 +72,7 @@ def test_a_third_node_follows_the_chain_from_the_joiners_ops_alone(mesh: Mesh):
 
 @pytest.mark.req("LW-24")
 def test_an_invited_node_hands_on_what_it_holds_and_no_more(mesh: Mesh):
-    gpu = mesh.join(mesh.invite(lifetime_s=86_400))
+    gpu = mesh.join(mesh.invite("gpu", INVITER, lifetime_s=86_400))
     token = mesh.invite("helper", ["job:claim:acme.small."], by=gpu)
     helper = mesh.join(token, "helper", by=gpu)
     chain = helper.log.authority().may(helper.log.node, "Job", "Claim", "acme.small.x", helper.log.physical())
@@ -95,14 +95,14 @@ def test_an_invited_node_hands_on_what_it_holds_and_no_more(mesh: Mesh):
 
 @pytest.mark.req("LW-25")
 def test_what_the_inviter_must_put_on_record_its_guests_must(mesh: Mesh):
-    gpu = mesh.join(mesh.invite(audit=True))
+    gpu = mesh.join(mesh.invite("gpu", INVITER, audit=True))
     with pytest.raises(NotAuthorised):
         mesh.invite("helper", ["job:claim:acme."], by=gpu)
     assert mesh.invite("helper", ["job:claim:acme."], by=gpu, audit=True)
 
 
 def test_a_revoked_or_expired_node_invites_nobody(mesh: Mesh):
-    gpu = mesh.join(mesh.invite(lifetime_s=3600))
+    gpu = mesh.join(mesh.invite("gpu", INVITER, lifetime_s=3600))
     token = mesh.invite("helper", ["job:claim:acme."], by=gpu, valid_ms=10_000_000)
     mesh.clock.advance(3601)
     with pytest.raises(NotAuthorised):
@@ -295,20 +295,38 @@ def test_two_nodes_with_one_name(mesh: Mesh):
     token = mesh.invite("gpu")
     with pytest.raises(Conflict, match="another node has this name"):
         mesh.join(token, "reinstalled")
-    renamed = mesh.join(token, "reinstalled", name="gpu-2")
+    enrolment.cancel(mesh.owner.log, "gpu")
+    renamed = mesh.join(mesh.invite("gpu-2"), "reinstalled")
     assert mesh.member("gpu-2").node == renamed.log.node
 
 
-@pytest.mark.parametrize("name", ["", "a b", "0123456789abcdef", "x" * 65, "ev\x1bil"])
-def test_a_name_that_cannot_be(mesh: Mesh, name: str):
-    with pytest.raises(Usage, match="cannot be a node's name"):
-        mesh.invite(name)
-    with pytest.raises(Usage, match="cannot be a node's name"):
-        mesh.join(mesh.invite(), name=name)
-    ticket = tickets.parse_token(mesh.invite("other"))
-    body = tickets.make_request(ticket, SigningKey(os.urandom(32)), name)
-    expected = (409, "name") if name else (403, "unknown")
-    assert status(mesh.answer(Request("POST", enrolment.JOIN, body=body))) == expected
+def test_the_right_to_let_others_in_is_not_handed_out_unasked(mesh: Mesh):
+    gpu = mesh.join(mesh.invite())
+    with pytest.raises(NotAuthorised, match="registration:write"):
+        mesh.invite("helper", ["job:claim:acme."], by=gpu)
+    # Granted by a second invitation, it counts for what the first one gave.
+    mesh.clock.advance(1)
+    mesh.join(mesh.invite("gpu", ["registration:write"]))
+    exchange(gpu, mesh.owner)
+    helper = mesh.join(mesh.invite("helper", ["job:claim:acme."], by=gpu), "helper", by=gpu)
+    exchange(helper, mesh.owner)
+    chain = mesh.owner.log.authority().may(helper.log.node, "Job", "Claim", "acme.x", helper.log.physical())
+    assert chain is not None and [each.node for each in chain[1:]] == [gpu.log.node, helper.log.node]
+
+
+def test_a_node_can_be_given_only_so_many_delegations(mesh: Mesh, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(enrolment, "DELEGATIONS_MAX", 3)
+    for _ in range(3):
+        mesh.join(mesh.invite())
+        mesh.clock.advance(1)
+    with pytest.raises(Conflict, match="gpu holds 3 delegations already; revoke it"):
+        mesh.invite()
+    # Neither does an invitation that was made before it held so many.
+    monkeypatch.setattr(enrolment, "DELEGATIONS_MAX", 4)
+    token = mesh.invite()
+    monkeypatch.setattr(enrolment, "DELEGATIONS_MAX", 3)
+    with pytest.raises(Conflict, match="as many delegations as a node may"):
+        mesh.join(token)
 
 
 @pytest.mark.parametrize(

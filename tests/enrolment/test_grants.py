@@ -28,6 +28,38 @@ def test_a_worker_gets_what_it_needs() -> None:
     }
 
 
+def test_a_worker_by_its_kinds_reads_these_alone() -> None:
+    made = parse_grants([], worker=["acme.render.", "acme.ask"])
+    kinds = {"kind_prefix": ["acme.render.", "acme.ask"]}
+    assert {(each.resource, each.action): each.caveats for each in made} == {
+        ("Job", "Claim"): kinds,
+        ("Job", "Complete"): kinds,
+        ("Job", "Read"): kinds,
+        ("Artifact", "Read"): kinds,
+        ("Artifact", "Write"): {},
+        ("Registration", "Read"): {},
+        ("Mesh", "Read"): {},
+    }
+    assert "artifacts of jobs of kind acme.render.* or acme.ask*, delegations and routes" in words(made)[-1]
+    # What is granted besides is added, and does not bring the default reads back.
+    more = {(each.resource, each.action): each.caveats for each in parse_grants(["job:schedule"], worker=["acme."])}
+    assert more["Job", "Read"] == {"kind_prefix": ["acme."]} and more["Job", "Schedule"] == {}
+    both = {(each.resource, each.action): each.caveats for each in parse_grants(["artifact:read"], worker=["acme."])}
+    assert both["Artifact", "Read"] == {} and both["Job", "Read"] == {"kind_prefix": ["acme."]}
+
+
+def test_passing_on_is_never_granted_unasked() -> None:
+    def passes_on(*texts: str, worker: tuple[str, ...] = ()) -> bool:
+        grants = [grant_of(each) for each in parse_grants(texts, worker=worker)]
+        return any(grant is not None and grant.covers("Registration", "Write") for grant in grants)
+
+    for texts in (["job:all"], ["artifact:all", "mesh:all"], ["ops:read"], ["registration:read"]):
+        assert not passes_on(*texts)
+    assert not passes_on(worker=("acme.",))
+    assert passes_on("registration:write") and passes_on("registration:all") and passes_on("all")
+    assert "let others in, and revoke them" in words(parse_grants(["registration:write"]))
+
+
 def test_all_that_can_be_done_with_jobs_includes_what_they_made() -> None:
     assert pairs("job:all").keys() == {
         *(("Job", "*"), ("Artifact", "Write"), ("Artifact", "Read"), ("Job", "Read")),
@@ -84,7 +116,8 @@ def test_audit_and_sanitize_go_where_they_have_a_meaning() -> None:
         ("job:write", "no action 'write'; it has read, schedule, claim, complete, all"),
         ("artifact:claim", "it has read, write, all"),
         ("", "no resource ''"),
-        ("artifact:write:acme.", "only jobs have kinds"),
+        ("artifact:write:acme.", "only jobs, and artifacts that are read, have kinds"),
+        ("job:claim:acme.*", "without a star: 'acme.'"),
         ("job:claim:", "1 to 255"),
         ("job:claim:a\x1bb", "1 to 255"),
         ("job:claim:" + "x" * 256, "1 to 255"),

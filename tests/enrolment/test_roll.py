@@ -7,14 +7,15 @@ import pytest
 from hocket.desk import Desk
 from hocket.errors import Conflict, NotAuthorised, Unreachable, Usage
 from hocket.kernel.clock import U32_MAX, Hlc
-from hocket.kernel.ids import node_text
+from hocket.kernel.ids import content_hash, node_text
 from hocket.kernel.keys import SigningKey
 from hocket.kernel.reasons import Reason
-from hocket.kernel.vocabulary import ClaimWork, CompleteJob, DesignateCoordinator, RouteKind, Telemetry
+from hocket.kernel.ucan import Capability, issue
+from hocket.kernel.vocabulary import ClaimWork, CompleteJob, DelegateUcan, DesignateCoordinator, RouteKind, Telemetry
 from hocket.mesh import roll
 from hocket.work import jobs
 
-from .people import Mesh, exchange
+from .people import INVITER, Mesh, exchange
 
 
 def answers(desk: Desk, node: int, action: str, kind: str | None, resource: str = "Job") -> roll.Answer:
@@ -103,7 +104,7 @@ def test_may_tells_the_chain(mesh: Mesh):
 
 @pytest.mark.req("LW-27")
 def test_revocation_reaches_down(mesh: Mesh):
-    gpu = mesh.join(mesh.invite())
+    gpu = mesh.join(mesh.invite("gpu", INVITER))
     helper = mesh.join(mesh.invite("helper", ["job:claim:acme."], by=gpu), "helper", by=gpu)
     mesh.join(mesh.invite("phone", ["job:schedule"]), "phone")
     exchange(helper, mesh.owner)
@@ -150,8 +151,52 @@ def test_all_delegations_of_a_node_go_together(mesh: Mesh):
     assert mesh.member("gpu").standing == "revoked"
 
 
+@pytest.mark.req("LW-27")
+def test_revoking_a_node_with_many_delegations_of_its_own_takes_a_few_ops(mesh: Mesh):
+    """Seen: a node that delegated to itself over and over could hardly be revoked."""
+    gpu = mesh.join(mesh.invite("gpu", INVITER))
+    mesh.clock.advance(1)
+    mesh.join(mesh.invite("gpu", ["job:claim:more."]))
+    helper = mesh.join(mesh.invite("helper", INVITER, by=gpu), "helper", by=gpu)
+    key, grant = gpu.home.node_key(), Capability("Job", "Claim", {"kind_prefix": ["acme."]})
+    (top, *_), (middle,) = gpu.log.authority().held(gpu.log.node), helper.log.authority().held(helper.log.node)
+    made = [issue(key, key.public, (grant,), middle.not_before + n, None, [top.cid]) for n in range(200)]
+    # One that leans on its own by way of another node.
+    made.append(issue(helper.home.node_key(), key.public, (grant,), middle.not_before, None, [middle.cid]))
+    gpu.log.run(lambda tx: [tx.author(DelegateUcan(content_hash(token), token)) for token in made])
+    exchange(gpu, mesh.owner)
+    assert len(mesh.owner.log.authority().held(gpu.log.node)) == 203
+    assert len(mesh.member("gpu").capabilities) < 10
+    planned = roll.revocable(mesh.owner.log, "gpu")
+    assert planned.delegations == 2 and [each.name for each in planned.cascade] == ["helper"]
+    roll.revoke(mesh.owner.log, "gpu")
+    with mesh.owner.read() as session:
+        assert len(session.revocations()) == 2
+    assert mesh.member("gpu").standing == "revoked"
+
+
+def test_more_delegations_than_can_be_revoked_at_once_are_told_with_their_issuer(
+    mesh: Mesh, monkeypatch: pytest.MonkeyPatch
+):
+    """They go with the node that issued them."""
+    gpu = mesh.join(mesh.invite("gpu", INVITER))
+    phone = mesh.join(mesh.invite("phone"), "phone")
+    exchange(gpu, mesh.owner)
+    key, to = gpu.home.node_key(), phone.home.node_key().public
+    grant = Capability("Job", "Claim", {"kind_prefix": ["acme."]})
+    (top,) = gpu.log.authority().held(gpu.log.node)
+    made = [issue(key, to, (grant,), top.not_before + n, None, [top.cid]) for n in range(5)]
+    gpu.log.run(lambda tx: [tx.author(DelegateUcan(content_hash(token), token)) for token in made])
+    exchange(gpu, mesh.owner)
+    monkeypatch.setattr(roll, "REVOKED_AT_ONCE_MAX", 4)
+    with pytest.raises(Conflict, match="phone holds 6 delegations, 5 of them by gpu; revoke that node first"):
+        roll.revoke(mesh.owner.log, "phone")
+    roll.revoke(mesh.owner.log, "gpu")
+    assert roll.revoke(mesh.owner.log, "phone").delegations == 1
+
+
 def test_who_may_revoke(mesh: Mesh):
-    gpu = mesh.join(mesh.invite())
+    gpu = mesh.join(mesh.invite("gpu", INVITER))
     helper = mesh.join(mesh.invite("helper", ["job:claim:acme."], by=gpu), "helper", by=gpu)
     phone = mesh.join(mesh.invite("phone", ["all"]), "phone")
     for desk in (helper, phone):

@@ -83,6 +83,16 @@ def narrowed(child: Capability, parent: Capability) -> bool:
     return True
 
 
+def passes_on(capability: Capability, d: Delegation) -> bool:
+    """Whether by this capability a delegation of these times may be issued."""
+    if not covers(capability, "Registration", "Write"):
+        return False
+    allowed: Any = capability.caveats.get("time_range")
+    window = [d.not_before * 1000, float("inf") if d.expires is None else d.expires * 1000]
+    used: Any = [c.caveats.get("time_range", window) for c in d.capabilities if understood(c)]
+    return allowed is None or all(allowed[0] <= start and end <= allowed[1] for start, end in used)
+
+
 # Delegations.
 
 
@@ -123,6 +133,8 @@ class Naive:
         for c in d.capabilities:
             if parents and understood(c) and not any(narrowed(c, wider) for wider in above):
                 return "WIDENED"
+        if d.issuer != USER and not any(passes_on(c, d) for c in above):
+            return "UNAUTHORISED"
         return None
 
     def was_revoked(self, d: Delegation) -> bool:
@@ -277,6 +289,8 @@ def admits(c: Capability, payload: Any, wall_ms: int, kind: str | None, action: 
     if resource == "Job" and "kind_prefix" in caveats and not isinstance(payload, v.ClearSchedule):
         kind = getattr(payload, "kind", kind)
         return kind is not None and any(kind.startswith(prefix) for prefix in caveats["kind_prefix"])
+    if resource == "Artifact" and action == "Read" and "kind_prefix" in caveats:
+        return kind is not None and any(kind.startswith(prefix) for prefix in caveats["kind_prefix"])
     return True
 
 
@@ -357,6 +371,9 @@ def graph(r: Random) -> list[Delegation]:
         above = [c for parent in parents for c in parent.capabilities]
         if above and r.random() < 0.95:
             granted = [narrower(r, r.choice(above)) for _ in range(r.randint(0, 3))]
+            # Often with the right to pass on, or there would hardly be chains.
+            rights = [c for c in above if covers(c, "Registration", "Write")]
+            granted += [Capability("Registration", "Write", c.caveats) for c in rights if r.random() < 0.7]
         elif r.random() < 0.6:
             granted = [Capability("Ops", "*", {})]
         else:

@@ -114,7 +114,7 @@ def chains(r: Random) -> Iterator[object]:
     _, authority, second = judges(r)
     at_ms, kind = naive.moment(r), naive.kind(r)
     for node in NODES:
-        resource, action = r.choice(["Ops", "Job", "Job", "Claim"]), r.choice(naive.ACTIONS)
+        resource, action = r.choice(["Ops", "Job", "Job", "Claim", "Artifact"]), r.choice(naive.ACTIONS)
         chain = authority.may(node, resource, action, kind, at_ms)
         held = [c for d in second.good(node, at_ms) for c in d.capabilities if naive.understood(c)]
         assert (chain is not None) == any(general(c, resource, action, at_ms, kind) for c in held)
@@ -134,7 +134,8 @@ def chains(r: Random) -> Iterator[object]:
 def general(c: Any, resource: str, action: str, at_ms: int, kind: str | None) -> bool:
     """Whether a capability grants an action, so far as can be said without an op."""
     low, high = c.caveats.get("time_range", (0, 10**9))
-    limited = resource == "Job" and "kind_prefix" in c.caveats
+    by_kind = resource == "Job" or (resource, action) == ("Artifact", "Read")
+    limited = by_kind and "kind_prefix" in c.caveats
     if limited and (kind is None or not any(kind.startswith(prefix) for prefix in c.caveats["kind_prefix"])):
         return False
     return naive.covers(c, resource, action) and low <= at_ms < high

@@ -35,6 +35,7 @@ def job(action: str, **caveats: Any) -> Capability:
     return Capability("Job", action, caveats)
 
 
+PASS_ON = Capability("Registration", "Write", {})
 CLAIM = v.ClaimWork(ID, 2, 1000)
 OWNER = made(1, USER, 1, *ROOT)
 
@@ -74,7 +75,7 @@ def test_a_root_delegation_is_the_users_and_needs_no_proof() -> None:
 def test_real_tokens_make_a_chain() -> None:
     user, first, second, third = (SigningKey(bytes([n]) * 32) for n in (1, 2, 3, 4))
     root = read(issue(user, first.public, ROOT, 0, None))
-    child = read(issue(first, second.public, [job("Claim", kind_prefix=["a."])], 10, 100, [root.cid], "box"))
+    child = read(issue(first, second.public, [job("Claim", kind_prefix=["a."]), PASS_ON], 10, 100, [root.cid], "box"))
     last = read(issue(second, third.public, [job("Claim", kind_prefix=["a.b."])], 10, 50, [child.cid]))
     authority = Authority(did_key(user.public), [last, child, root], ())
     assert [authority.fault(d) for d in (root, child, last)] == [None, None, None]
@@ -155,8 +156,50 @@ def test_a_wide_graph_is_built_in_time() -> None:
     ],
 )
 def test_a_child_is_within_its_parent(parent: Capability, child: Capability, stands: bool) -> None:
-    above, below = made(1, USER, 1, parent), made(2, did(1), 2, child, prf=[1])
+    above, below = made(1, USER, 1, parent, PASS_ON), made(2, did(1), 2, child, prf=[1])
     assert Authority(USER, [above, below], ()).fault(below) is (None if stands else Reason.WIDENED)
+
+
+@pytest.mark.req("LW-24", "LW-26")
+@pytest.mark.parametrize(
+    ("parent", "stands"),
+    [
+        ([job("*")], False),
+        ([job("*"), Capability("Registration", "Read", {})], False),
+        ([job("*"), Capability("Registration", "Write", {"x.unknown": True})], False),
+        ([job("*"), Capability("Mesh", "*", {}), Capability("Ops", "Read", {})], False),
+        ([job("*"), Capability("Registration", "Write", {})], True),
+        ([job("*"), Capability("Registration", "*", {})], True),
+        ([Capability("Ops", "Write", {})], True),
+        ([Capability("Ops", "*", {})], True),
+        ([job("*"), Capability("Registration", "Write", {"time_range": [2000, 9000]})], True),
+        ([job("*"), Capability("Registration", "Write", {"time_range": [2001, 9000]})], False),
+        ([job("*"), Capability("Registration", "Write", {"time_range": [2000, 8999]})], False),
+    ],
+)
+@pytest.mark.parametrize("to", [1, 2])
+def test_a_node_passes_on_what_it_holds_only_with_registration_write(
+    parent: list[Capability], stands: bool, to: int
+) -> None:
+    """To itself no more than to others, or it could issue delegations without end."""
+    above = made(1, USER, 1, *parent)
+    below = made(2, did(1), to, job("Claim"), nbf=2, exp=9, prf=[1])
+    authority = Authority(USER, [above, below], ())
+    assert authority.fault(below) is (None if stands else Reason.UNAUTHORISED)
+    # The user's own hand needs nobody's leave.
+    assert Authority(USER, [above, made(3, USER, 2, job("Claim"), prf=[1])], ()).standing(2, 5) is Standing.ACTIVE
+
+
+@pytest.mark.req("LW-24")
+def test_the_right_to_pass_on_may_come_from_another_parent_and_is_passed_on_itself() -> None:
+    claim, right = made(2, did(1), 2, job("Claim"), prf=[1]), made(3, did(1), 2, PASS_ON, prf=[1])
+    child = made(4, did(2), 4, job("Claim"), PASS_ON, prf=[2, 3])
+    last = made(5, did(4), 5, job("Claim"), prf=[4])
+    authority = Authority(USER, [OWNER, claim, right, child, last], ())
+    assert [authority.fault(each) for each in (child, last)] == [None, None]
+    # Held beside the chain and not cited, it counts for nothing.
+    uncited = made(6, did(2), 6, job("Claim"), prf=[2])
+    assert Authority(USER, [OWNER, claim, right, uncited], ()).fault(uncited) is Reason.UNAUTHORISED
 
 
 @pytest.mark.req("LW-25")
@@ -207,7 +250,10 @@ def test_a_child_stays_within_its_parents_times(
 
 @pytest.mark.req("LW-24")
 def test_several_parents_must_all_stand_and_one_must_cover_each_capability() -> None:
-    claim, complete = made(2, did(1), 2, job("Claim"), prf=[1]), made(3, did(1), 2, job("Complete"), exp=9, prf=[1])
+    claim, complete = (
+        made(2, did(1), 2, job("Claim"), PASS_ON, prf=[1]),
+        made(3, did(1), 2, job("Complete"), exp=9, prf=[1]),
+    )
     both = made(4, did(2), 4, job("Claim"), job("Complete"), exp=9, prf=[2, 3])
     graph = [OWNER, claim, complete]
     assert Authority(USER, [*graph, both], ()).fault(both) is None
@@ -311,7 +357,7 @@ def test_an_acceptance_needs_any_delegation_in_force() -> None:
 
 @pytest.mark.req("LW-27")
 def test_a_revocation_reaches_what_was_made_below() -> None:
-    middle = made(2, did(1), 2, job("*"), prf=[1])
+    middle = made(2, did(1), 2, job("*"), PASS_ON, prf=[1])
     last = made(3, did(2), 3, job("Claim"), prf=[2])
     other = made(4, did(1), 3, job("Claim", kind_prefix=["a"]), prf=[1])
     graph = [OWNER, middle, last, other]

@@ -98,11 +98,151 @@ def test_coordinates_go_from_structured_claims_texts_and_artifacts(text: str, le
     assert sanitised(artifact(data), ["StripGeo"]) == artifact(rest)
 
 
-def test_bytes_that_are_no_text_are_searched_too() -> None:
-    picture = b"\xff\xd8 lat \xfe"
-    assert sanitised(artifact(picture), ["StripGeo"]) == artifact(picture)
-    assert sanitised(artifact(b'\xff\x00{"lat": 48}'), ["StripGeo"]) == artifact(b"")
-    assert sanitised(artifact(b'{"lat": 48, "b":"\xe4"}'), ["StripGeo"]) == artifact('{"b":"\ufffd"}'.encode())
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(
+            "latlng",
+            "latLng",
+            "LatLng",
+            "lat_lng",
+            "gps",
+            "GPS",
+            "gpsposition",
+            "position",
+            "startPosition",
+            "location",
+        ),
+        *("homelatitude", "user-location", "coords", "geolocation", "long", "alt", "loc", "pos", "l\\u0061t", "lat1"),
+        *("waypoints", "geo_hash", "elevation"),
+    ],
+)
+def test_a_place_goes_by_any_of_its_usual_names(name: str) -> None:
+    text = f'{{"{name}":"Vienna","a":1}}'
+    assert sanitised(artifact(text.encode()), ["StripGeo"]) == artifact(b'{"a":1}')
+    assert sanitised(schedule(text.encode()), ["StripGeo"]) == schedule(b'{"a":1}')
+
+
+@pytest.mark.parametrize(
+    "name", ["latex", "flat", "allocation", "along", "alternative", "poster", "composition", "local"]
+)
+def test_other_names_stay(name: str) -> None:
+    payload = schedule(f'{{"{name}":"Vienna"}}'.encode())
+    assert sanitised(payload, ["StripGeo"]) is payload
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("at 48.20817, 16.37382", "48.208 16.373", "[48.208,16.373]", "-33.8567;151.2152", "geo:48.2,16.4"),
+        *("https://maps.example/@48.2,16.4,15z", "48°12'N 16°22'E", "48.2° N", "48.2N, 16.4E", "POINT(16.4 48.2)"),
+        *("$GPGGA,123519,4807.038,N,01131.000,E", "latitude 48.2", "gps_latitude: 48", '{"a":"l\\u0061t: 48"}'),
+        *("position=48", "location: 48.2, 16.4"),
+    ],
+)
+def test_a_place_is_seen_in_running_text(text: str) -> None:
+    assert sanitised(v.CancelJob(ID, text), ["StripGeo"]) == v.CancelJob(ID, "")
+    assert sanitised(artifact(text.encode()), ["StripGeo"]) == artifact(b"")
+
+
+@pytest.mark.parametrize(
+    "text", ["20 °C, 3.5 bar", "version 1.2.345, 6", "took 1.25 s, 2.5 s", "a point (see 3)", "x@y"]
+)
+def test_other_numbers_stay(text: str) -> None:
+    payload = v.CancelJob(ID, text)
+    assert sanitised(payload, ["StripGeo"]) is payload
+
+
+@pytest.mark.parametrize("rule", ["StripGeo", "RedactParticipants"])
+def test_what_cannot_be_understood_goes(rule: str) -> None:
+    """A picture may carry where it was taken, and a payload in another format anything."""
+    assert sanitised(artifact(b"\xff\xd8 Exif \xfe"), [rule]) == artifact(b"")
+    assert sanitised(v.ReportProgress(ID, 1, b"\xff"), [rule]) == v.ReportProgress(ID, 1, b"")
+    assert sanitised(schedule(b"\x82\xa3lat\x30"), [rule]) == schedule(b"")
+    assert sanitised(schedule(b"plain words"), [rule]) == schedule(b"")
+    plain = artifact(b"plain words")
+    assert sanitised(plain, [rule]) is plain
+
+
+def schedule(payload: bytes) -> v.ScheduleJob:
+    return v.ScheduleJob(ID, "kind", payload, b"")
+
+
+PLACE, PERSON = "lat=48.2081", "ann@example.org"
+# Ids, names, kinds and types, which say what an op is about; and numbers, times and tokens.
+NOT_CONTENT = {
+    *("kind", "name", "cron", "timezone", "source_type", "entity_type", "predicate", "artifact_type", "action_type"),
+    *("model_id", "model_version", "claim_type", "new_status", "initial_status", "status", "ucan_bytes"),
+}
+
+
+def filled(cls: type[v.Payload], text: str) -> v.Payload | None:
+    """The payload with this text in every field that holds one; None when it has no such field."""
+    (example,) = [each for each in payloads("a") if type(each) is cls]
+    fields = {}
+    for field in msgspec.structs.fields(cls):
+        if field.name not in NOT_CONTENT and field.name not in IDS:
+            body = json.dumps({"note": text}).encode()
+            value = {str: text, str | None: text, bytes: body, bytes | None: body}.get(field.type)
+            if value is not None:
+                fields[field.name] = value
+    return msgspec.structs.replace(example, **fields) if fields else None
+
+
+IDS = {
+    field.name
+    for codec in v.VARIANTS.values()
+    for field in msgspec.structs.fields(codec.cls)
+    if field.name.endswith(("_id", "_job", "_cid", "_hash", "_episode"))
+} | {"subject", "survivor", "original", "offer"}
+
+
+@pytest.mark.parametrize("cls", [each.cls for each in v.VARIANTS.values() if each.cls is not v.Sanitised])
+@pytest.mark.parametrize(("rule", "text"), [("StripGeo", PLACE), ("RedactParticipants", PERSON)])
+def test_every_field_that_can_carry_content_is_covered(cls: type[v.Payload], rule: str, text: str) -> None:
+    """A payload or field that is added later must be decided about."""
+    payload = filled(cls, text)
+    if payload is None:
+        return
+    assert text.encode() in encode(v.PAYLOAD, payload)
+    assert text.encode() not in encode(v.PAYLOAD, sanitised(payload, [rule]))
+
+
+@pytest.mark.parametrize("cls", [each.cls for each in v.VARIANTS.values() if each.cls is not v.Sanitised])
+def test_every_content_is_cut(cls: type[v.Payload]) -> None:
+    payload = filled(cls, "x" * 5_000)
+    if payload is not None:
+        kept = {"source_anchor", "initial_label", "alias", "semantic_lane", "title", "policy_envelope"}
+        for name, value in msgspec.structs.asdict(sanitised(payload, ["TruncateContent(9)"])).items():
+            assert name in kept or not isinstance(value, str | bytes) or len(value) <= 32, name
+
+
+def test_people_in_a_job_get_placeholders() -> None:
+    text = b'{"attendees":[{"name":"Ann","no":17},"bob"],"text":"bob met Ann, bob@example.org","n":17}'
+    got = sanitised(schedule(text), ["RedactParticipants"])
+    assert isinstance(got, v.ScheduleJob)
+    assert json.loads(got.payload) == {
+        "attendees": [{"name": "participant-1", "no": "participant-2"}, "participant-3"],
+        "text": "participant-3 met participant-1, participant-4",
+        "n": 17,
+    }
+    hidden = b'{"who":"bob","who":"x"}'
+    left = sanitised(schedule(hidden), ["RedactParticipants"])
+    assert left == schedule(b'{"who":"participant-1"}')
+    assert sanitised(v.FailWork(ID, 1, f"no answer from {PERSON}", "", True), ["RedactParticipants"]) == v.FailWork(
+        ID, 1, "no answer from participant-1", "", True
+    )
+
+
+def test_what_is_not_ours_in_a_policy_goes_with_custom_metadata() -> None:
+    def job(policy: bytes) -> v.ScheduleJob:
+        return v.ScheduleJob(ID, "kind", b"{}", policy)
+
+    assert sanitised(job(b'{"priority":3,"owner":"ann"}'), ["StripCustomMetadata"]) == job(b'{"priority":3}')
+    assert sanitised(job(b"whatever"), ["StripCustomMetadata"]) == job(b"")
+    for policy in (b"", b'{"priority":3}', b'{"open": true}'):
+        payload = job(policy)
+        assert sanitised(payload, ["StripCustomMetadata"]) is payload
 
 
 @pytest.mark.parametrize(
@@ -216,13 +356,21 @@ RULES = st.lists(
     | st.integers(0, 30).map(lambda n: f"TruncateContent({n})"),
     max_size=4,
 )
-NAMES = st.sampled_from(["a", "lat", "Lng", "geo_x", "bob", "participant-2"]) | st.text(max_size=4)
+NAMES = st.sampled_from(["a", "lat", "Lng", "geo_x", "bob", "participant-2", "who", "cc"]) | st.text(max_size=4)
+WORDS = st.text(max_size=6) | st.sampled_from(["lat: 5", "a@b.c"])
 VALUES: st.SearchStrategy[Any] = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=6) | st.just("lat: 5"),
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(max_size=6)
+    | st.sampled_from(["lat: 5", "a@b.c"]),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(NAMES, inner, max_size=3),
     max_leaves=8,
 )
-TEXTS = VALUES.map(json.dumps) | st.text(max_size=20) | st.sampled_from(["lat=5", '{"lat":null} x', '{"lon":5'])
+TEXTS = (
+    VALUES.map(json.dumps) | st.text(max_size=20) | st.sampled_from(["lat=5", '{"lat":null} x', '{"lon":5', "to a@b.c"])
+)
 BODIES = TEXTS.map(lambda text: text.encode("utf-8", "replace")) | st.binary(max_size=20)
 LOCATIONS = st.builds(v.Location, st.floats(), st.floats(), st.none() | st.floats())
 METADATAS = st.builds(
@@ -240,7 +388,8 @@ PAYLOADS: st.SearchStrategy[v.Payload] = st.one_of(
     st.builds(claim, OBJECTS, st.sampled_from(v.ClaimType)),
     st.builds(artifact, st.none() | BODIES),
     st.builds(lambda text: v.FailWork(ID, 1, text, text, True), TEXTS),
-    st.builds(lambda body: v.ScheduleJob(ID, "k", body, b""), BODIES),
+    st.builds(lambda body, policy: v.ScheduleJob(ID, "k", body, policy), BODIES, BODIES),
+    st.builds(lambda body: v.ReportProgress(ID, 1, body), BODIES),
 )
 
 

@@ -5,13 +5,14 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from hocket.kernel.canonical import canonical_json
 from hocket.kernel.ids import content_hash, node_id
-from hocket.kernel.jws import compact
+from hocket.kernel.jws import base64url, compact
 from hocket.kernel.keys import SigningKey, did_key, key_text
 from hocket.kernel.postcard import Malformed
 from hocket.kernel.ucan import CAPABILITIES_MAX, PROOFS_MAX, ROOT, Capability, issue, read
@@ -21,7 +22,7 @@ pytestmark = pytest.mark.touches("LW-23", "LW-24")
 USER = SigningKey(b"u" * 32)
 NODE = SigningKey(b"n" * 32)
 OTHER = SigningKey(b"o" * 32)
-HEADER = {"alg": "EdDSA", "typ": "JWT", "ucv": "0.10.0"}
+HEADER = {"alg": "EdDSA", "typ": "JWT"}
 TIMES = st.integers(0, 2**53 - 1)
 CAVEATS = st.dictionaries(
     st.text(max_size=8),
@@ -34,6 +35,7 @@ HASHES = st.binary(min_size=32, max_size=32)
 
 def claims() -> dict[str, Any]:
     return {
+        "ucv": "0.10.0",
         "iss": did_key(USER.public),
         "aud": did_key(NODE.public),
         "sub": {"node": str(node_id(NODE.public)), "key": key_text(NODE.public)},
@@ -67,7 +69,7 @@ def test_a_root_token_by_its_json() -> None:
     made = issue(USER, NODE.public, ROOT, 10, None)
     assert made == token(claims())
     head, body, _ = made.split(b".")
-    assert base64.urlsafe_b64decode(head + b"==") == b'{"alg":"EdDSA","typ":"JWT","ucv":"0.10.0"}'
+    assert base64.urlsafe_b64decode(head + b"==") == b'{"alg":"EdDSA","typ":"JWT"}'
     assert json.loads(base64.urlsafe_b64decode(body + b"==")) == claims()
     assert read(made).capabilities == ROOT
 
@@ -103,17 +105,13 @@ SUBJECT = {"node": str(node_id(NODE.public)), "key": key_text(NODE.public)}
 @pytest.mark.parametrize(
     "change",
     [
-        *(without(field) for field in ("iss", "aud", "sub", "att", "nbf", "exp", "prf")),
-        changed(fct=[]),
-        changed(fct=None),
-        changed(fct={}),
-        changed(fct={"name": 7}),
-        changed(fct={"name": None}),
-        changed(fct={"name": ""}),
-        changed(fct={"name": "x" * 65}),
-        changed(fct={"name": "a\nb"}),
-        changed(fct={"name": "a\u202eb"}),
-        changed(fct={"name": "box", "more": 1}),
+        *(without(field) for field in ("ucv", "iss", "aud", "att", "exp")),
+        changed(ucv="0.9.1"),
+        changed(ucv="1.0.0"),
+        changed(ucv=None),
+        changed(nnc=7),
+        changed(cap={}),
+        changed(more="a restriction that we do not know"),
         changed(iss="did:web:example.org"),
         changed(iss=did_key(OTHER.public)),
         changed(aud=did_key(OTHER.public)),
@@ -137,7 +135,7 @@ SUBJECT = {"node": str(node_id(NODE.public)), "key": key_text(NODE.public)}
         changed(exp=-1),
         changed(exp="never"),
         changed(prf=["00"]),
-        changed(prf=["AA" * 32]),
+        changed(prf=["blake3:" + "aa" * 32]),
         changed(prf=[7]),
         changed(prf=["00" * 32] * (PROOFS_MAX + 1)),
         changed(att=[{"resource": "Ops", "action": "*", "caveats": {}}] * (CAPABILITIES_MAX + 1)),
@@ -156,14 +154,78 @@ def test_a_token_that_says_anything_else_is_refused(change: Callable[[dict[str, 
     "header",
     [
         {},
-        {"alg": "none", "typ": "JWT", "ucv": "0.10.0"},
+        {"alg": "none", "typ": "JWT"},
         {"alg": "EdDSA", "typ": "JWT", "ucv": "1.0.0"},
+        {"alg": "EdDSA", "ucv": "0.10.0"},
         HEADER | {"kid": "x"},
+        HEADER | {"crit": ["x"]},
     ],
 )
 def test_another_header_is_refused(header: dict[str, str]) -> None:
     with pytest.raises(Malformed):
         read(token(claims(), header=header))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        *(without(field) for field in ("sub", "nbf", "prf")),
+        changed(nnc="1b2c3d"),
+        changed(nnc=""),
+        changed(prf=["AA" * 32]),
+        *(changed(fct=facts) for facts in ({}, [], None, "x", 7, {"any": [{"thing": None}]}, [{"name": "box"}])),
+    ],
+)
+def test_what_v0_10_leaves_open_is_accepted(change: Callable[[dict[str, Any]], Any]) -> None:
+    said = change(claims())
+    got = read(token(said))
+    assert (got.node, got.public, got.audience) == (node_id(NODE.public), NODE.public, did_key(NODE.public))
+    assert got.capabilities == ROOT and got.name is None
+    assert got.not_before == said.get("nbf", 0)
+    assert got.proofs == tuple(bytes.fromhex(each) for each in said.get("prf", []))
+
+
+def test_the_version_may_stand_in_the_header_as_we_once_wrote_it() -> None:
+    old = HEADER | {"ucv": "0.10.0"}
+    assert read(token(without("ucv")(claims()), header=old)).node == node_id(NODE.public)
+    assert read(token(claims(), header=old)).node == node_id(NODE.public)
+    for header, version in ((old, "0.9.1"), (HEADER | {"ucv": "0.9.1"}, "0.10.0")):
+        with pytest.raises(Malformed):
+            read(token(changed(ucv=version)(claims()), header=header))
+
+
+@pytest.mark.parametrize("name", [7, None, "", "x" * 65, "a\nb", "a\u202eb", ["box"]])
+def test_a_name_that_cannot_be_shown_is_none(name: object) -> None:
+    assert read(token(claims() | {"fct": {"name": name, "more": 1}})).name is None
+    assert read(token(claims() | {"fct": {"name": "box", "more": 1}})).name == "box"
+
+
+JSON_VALUES: st.SearchStrategy[Any] = st.recursive(
+    st.none() | st.booleans() | TIMES | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@given(
+    st.permutations(list(claims())),
+    st.sampled_from([None, 1, "\t"]),
+    st.booleans(),
+    st.dictionaries(st.sampled_from(["nnc", "fct"]), JSON_VALUES, max_size=2),
+    st.lists(CAPABILITIES, max_size=3),
+)
+def test_however_anothers_json_is_spelled_it_says_the_same(
+    order: list[str], indent: str | int | None, escaped: bool, more: dict[str, Any], capabilities: list[Capability]
+) -> None:
+    att = [{"resource": c.resource, "action": c.action, "caveats": c.caveats} for c in capabilities]
+    if not isinstance(more.get("nnc", ""), str):
+        del more["nnc"]
+    said = {name: (claims() | {"att": att})[name] for name in order} | more
+    spelled = compact(HEADER, json.dumps(said, indent=indent, ensure_ascii=escaped).encode(), USER).encode()
+    got, plain = read(spelled), read(token(said))
+    assert got.cid == content_hash(spelled)
+    assert got == msgspec.structs.replace(plain, cid=got.cid)
+    assert got.capabilities == tuple(capabilities)
 
 
 @pytest.mark.req("LW-24")
@@ -176,19 +238,35 @@ def test_only_the_issuer_can_sign() -> None:
 @pytest.mark.parametrize(
     "payload",
     [
-        json.dumps(claims()).encode(),
         canonical_json(claims()).replace(b'"nbf":10', b'"nbf":9,"nbf":10'),
+        canonical_json(claims()).replace(b'"nbf":10', b'"nbf":9,"n\\u0062f":10'),
         canonical_json(claims()).replace(b'"nbf":10', b'"nbf":10.0'),
+        canonical_json(claims()).replace(b'"nbf":10', b'"nbf":1e1'),
+        canonical_json(claims()).replace(b'"nbf":10', b'"nbf":%d' % 2**60),
         canonical_json(claims()).replace(b'"caveats":{}', b'"caveats":{"a":1,"a":2}'),
+        canonical_json(claims()).replace(b'"caveats":{}', b'"caveats":{"a":NaN}'),
+        canonical_json(claims()).replace(b'"caveats":{}', b'"caveats":{"a":%d}' % 2**60),
+        canonical_json(claims()).replace(b'"caveats":{}', b'"caveats":{"a":"\\ud800"}'),
         canonical_json(claims()).replace(b'"caveats":{}', b'"caveats":{"a":%s}' % (b"[" * 5000 + b"]" * 5000)),
-        canonical_json(claims()) + b"\n",
+        canonical_json(claims()) + b"{}",
         b"\xff",
+        b"\xef\xbb\xbf" + canonical_json(claims()),
         b"",
     ],
 )
-def test_a_second_spelling_of_the_payload_is_refused(payload: bytes) -> None:
+def test_what_two_readers_could_read_differently_is_refused(payload: bytes) -> None:
     with pytest.raises(Malformed):
         read(compact(HEADER, payload, USER).encode())
+
+
+def test_a_header_that_says_something_twice_is_refused() -> None:
+    _, payload, _ = issue(USER, NODE.public, ROOT, 10, None).split(b".")
+    for header in (b'{"alg":"none","alg":"EdDSA","typ":"JWT"}', b'{"alg":"EdDSA","typ":"JWT","typ":"JWT"}'):
+        signing_input = base64url(header) + b"." + payload
+        with pytest.raises(Malformed):
+            read(signing_input + b"." + base64url(USER.sign(signing_input)))
+    spaced = base64url(b'{ "typ" : "JWT", "alg" : "EdDSA" }') + b"." + payload
+    assert read(spaced + b"." + base64url(USER.sign(spaced))).node == node_id(NODE.public)
 
 
 @pytest.mark.req("LW-24")

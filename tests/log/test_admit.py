@@ -64,13 +64,26 @@ def test_a_node_that_is_introduced_does_not_introduce_the_others() -> None:
 
 
 @pytest.mark.req("LW-23")
-def test_a_node_may_be_introduced_by_another() -> None:
+@pytest.mark.parametrize("together", [True, False])
+def test_a_node_introduces_itself_even_if_another_has_told_its_delegation(together: bool) -> None:
+    """As an inviting node does. The key is known then, and still nothing comes in before the node's own first op."""
     log = new_log()
     log.admit(sent(INTRODUCTIONS[:1]))
     token = issue(USER, KEYS[B].public, ROOT, 0, None)
     by_a = Op(op_id(901), Hlc(START, 0, NODES[A]), NODES[A], (), DelegateUcan(content_hash(token), token))
-    assert log.admit(sent([by_a])).appended == 1
-    assert log.admit(sent(GOOD.ops)).appended == 2
+    by_b = [op for op in GOOD.ops if op.node_id == NODES[B]]
+    if together:
+        assert log.admit(sent([by_a, *GOOD.ops])).refused == {Reason.UNKNOWN_NODE: 1}
+    else:
+        assert log.admit(sent([by_a])).appended == 1
+        admission = log.admit(sent(GOOD.ops))
+        assert (admission.appended, admission.refused) == (1, {Reason.UNKNOWN_NODE: 1})
+        assert admission.curable == {NODES[B]: by_b[0].timestamp}
+    # Nor does another's delegation count as its first op.
+    other = introduction(KEYS[A]).payload
+    told = Op(op_id(902), Hlc(START, 0, NODES[B]), NODES[B], (), other)
+    assert log.admit(sent([told])).refused == {Reason.UNKNOWN_NODE: 1}
+    assert log.admit(sent([*by_b, told, introduction(KEYS[B])])).appended == 3
     assert verify(log.store, user=did_key(USER.public)).findings == []
 
 

@@ -215,7 +215,7 @@ def test_bad_delegations_introduce_nobody(bad: bytes, why: str) -> None:
 
 @pytest.mark.req("LW-24")
 def test_a_delegation_wider_than_its_parent_is_refused() -> None:
-    mesh = Mesh()
+    mesh = Mesh(token((*GRANTS, Capability("Registration", "Write", {}))))
     sub = SigningKey(b"sub." * 8)
     cid = content_hash(mesh.granted)
     wider = token((Capability("Job", "Claim", {"kind_prefix": ["acme."]}),), WORKER, sub, (cid,))
@@ -249,7 +249,7 @@ def test_what_leans_on_a_revoked_delegation_leaves_the_roster_and_stays_on_the_l
 
 @pytest.mark.req("LW-27")
 def test_a_revocation_cascades_to_what_was_delegated_further() -> None:
-    mesh = Mesh()
+    mesh = Mesh(token((*GRANTS, Capability("Registration", "Write", {}))))
     sub = SigningKey(b"sub." * 8)
     node = node_id(sub.public)
     further = token((Capability("Job", "Schedule", RENDER),), WORKER, sub, (content_hash(mesh.granted),))

@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from hocket.kernel.frontier import Frontier, parse_frontier
 from hocket.kernel.ops import decode, encode_sequence
@@ -13,18 +14,24 @@ from hocket.kernel.ucan import Capability
 from hocket.kernel.vocabulary import (
     CancelJob,
     CreateArtifact,
+    EvictArtifact,
     RevokeUcan,
     Sanitised,
     ScheduleJob,
 )
+from hocket.log import Transaction
 from hocket.mesh import wire
+from hocket.mesh.grants import parse_grants
 from hocket.mesh.hub import _Listener
+from hocket.work import jobs
+from hocket.work.handlers import kind
 from hocket.work.jobs import cancel
 from tests.mesh.world import (
     Guest,
     Place,
     artifact,
     ask,
+    enrolled,
     introduced,
     received,
     run,
@@ -119,6 +126,58 @@ def test_what_a_reader_may_have_in_part_is_sanitised_and_unsigned(tmp_path: Path
         # Nothing had to be taken out of this one, so it is the author's own word.
         assert isinstance(second.payload, CreateArtifact)
         assert second.signature is not None
+
+    run(tmp_path, test, "a")
+
+
+@pytest.mark.req("LW-29", "LW-25")
+def test_artifacts_go_to_whoever_may_read_the_kind_of_the_job_that_they_came_from(tmp_path: Path):
+    async def test(a: Place) -> None:
+        guest = Guest(7)
+        introduced(a, guest, parse_grants([], worker=["acme."]))
+        a.submit(1, "acme.render")
+        a.submit(1, "secret.kind")
+        with a.desk.read() as session:
+            ids = {entry.job.kind: entry.job.id for entry in session.each_job()}
+        made: dict[str, bytes] = {}
+
+        def make(tx: Transaction) -> None:
+            for source, content in ((ids["acme.render"], b"ours"), (ids["secret.kind"], b"theirs"), (None, b"loose")):
+                made[content.decode()] = tx.new_id(tx.now)
+                tx.author(replace(artifact(made[content.decode()], content), source_job=source))
+
+        a.log.run(make)
+        a.log.run(lambda tx: [tx.author(EvictArtifact(made[name])) for name in ("theirs", "ours")])
+        ops = [op.payload for op in received(await ask(a, guest))]
+        assert {each.kind for each in ops if isinstance(each, ScheduleJob)} == {"acme.render"}
+        assert [each.content_inline for each in ops if isinstance(each, CreateArtifact)] == [b"ours"]
+        assert [each.artifact_id for each in ops if isinstance(each, EvictArtifact)] == [made["ours"]]
+
+    run(tmp_path, test, "a")
+
+
+@pytest.mark.req("LW-29")
+def test_a_worker_does_not_run_a_job_on_a_payload_that_was_sanitised(tmp_path: Path):
+    """It gets the op, and the job is not on its roster: there is nothing that it could claim."""
+
+    async def test(a: Place) -> None:
+        draft = kind("acme.render").draft
+        whole, cut = a.desk.submit([draft({"frame": 1}), draft({"frame": 2, "position": [48.2, 16.4]})])
+        a.submit(1, "secret.kind")
+        gpu = await enrolled(tmp_path / "gpu", a, parse_grants([], worker=["acme."], sanitize=["StripGeo"]))
+        try:
+            assert (await gpu.exchanges.visit(a.address)).state == "ok"
+            with gpu.desk.read() as session:
+                ops = [decode(row.body).payload for row in session.ops_after(0, 100)]
+                (sent,) = [each.payload for each in ops if isinstance(each, Sanitised)]
+                assert isinstance(sent, ScheduleJob) and (sent.job_id, sent.payload) == (cut.job_id, b'{"frame":2}')
+                assert {each.job.id for each in session.each_job()} == {whole.job_id}
+            claims = gpu.log.run(lambda tx: jobs.claim(tx, 1, 9, lambda kind: 10_000, offering=True))
+            assert claims.taken == [] and [decode(each.schedule).payload for each in claims.wanted] == [
+                ScheduleJob(whole.job_id, "acme.render", b'{"frame":1}', b"")
+            ]
+        finally:
+            await gpu.close()
 
     run(tmp_path, test, "a")
 

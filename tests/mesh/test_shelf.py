@@ -38,6 +38,7 @@ def test_a_blob_comes_part_by_part_to_who_may_read_it_and_to_nobody_else(tmp_pat
             for name, grants, may in (
                 ("worker", WORKER, True),
                 ("narrow", narrow, False),
+                ("by-kind", (*narrow, Capability("Artifact", "Read", {"kind_prefix": ["acme."]})), False),
                 ("cut", (*narrow, Capability("Artifact", "Read", {"sanitize": ["StripGeo"]})), False),
             ):
                 place = await enrolled(tmp_path / name, owner, grants)

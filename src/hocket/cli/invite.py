@@ -2,7 +2,7 @@
 
 import sys
 import time
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
@@ -25,6 +25,10 @@ app = new_app()
 def invite(
     name: Annotated[
         str | None, typer.Argument(metavar="NAME", help="What the node will be called.", show_default=False)
+    ] = None,
+    worker: Annotated[
+        list[str] | None,
+        typer.Option("--worker", metavar="PREFIX", help="Let it run jobs whose kind begins so; may be repeated."),
     ] = None,
     may: Annotated[
         list[str] | None,
@@ -51,12 +55,17 @@ def invite(
 ) -> None:
     """Invite another machine. The token that this prints is good for one node, once; its key is made over there.
 
-    Resources are ops, evidence, entity, claim, job, episode, artifact, action, mesh, userassertion and registration;
-    actions read, write and all, for jobs read, schedule, claim, complete and all. Whoever completes jobs may write
-    artifacts. Reading jobs and artifacts goes without saying unless a read is granted by name.
+    --worker lets the node claim, complete and read jobs of the kinds that begin so, and read what they made. It reads
+    no other jobs or artifacts.
+
+    --may grants anything else. Resources are ops, evidence, entity, claim, job, episode, artifact, action, mesh,
+    userassertion and registration; actions read, write and all, for jobs read, schedule, claim, complete and all. A
+    kind prefix can follow what is done with jobs, and artifact:read. A node that completes jobs may write artifacts.
+    Without --worker and without a read by name, the node reads all jobs and artifacts. Only registration:write (and
+    all) lets it invite others, with no more than it may do itself.
 
     \b
-      hocket invite gpu-box --may job:claim:acme.render. --may job:complete:acme.render. --expires 30d
+      hocket invite gpu-box --worker acme.render. --expires 30d
       hocket invite phone --may job:schedule --address http://192.168.1.7:7315
       hocket invite --list
     """
@@ -68,15 +77,23 @@ def invite(
         raise Usage("say what the node will be called, like `hocket invite gpu-box --may …`")
     else:
         with open_desk() as desk:
-            _invite(desk, name, may or [], audit, sanitize, seconds(expires, "--expires"), valid, address)
+            grants = Grants(tuple(may or ()), tuple(worker or ()), audit, sanitize)
+            _invite(desk, name, grants, seconds(expires, "--expires"), valid, address)
+
+
+class Grants(NamedTuple):
+    """What the options say about what the node may do."""
+
+    may: tuple[str, ...]
+    worker: tuple[str, ...]
+    audit: bool
+    sanitize: str | None
 
 
 def _invite(
     desk: "Desk",
     name: str,
-    may: list[str],
-    audit: bool,
-    sanitize: str | None,
+    grants: Grants,
     lifetime: float | None,
     valid: str,
     address: list[str] | None,
@@ -85,9 +102,10 @@ def _invite(
 
     from hocket.mesh import enrolment
     from hocket.mesh.grants import parse_grants, words
+    from hocket.work.command.errand import KIND
 
-    rules = [rule.strip() for rule in sanitize.split(",")] if sanitize else []
-    capabilities = parse_grants(may, audit=audit, sanitize=rules)
+    rules = [rule.strip() for rule in grants.sanitize.split(",")] if grants.sanitize else []
+    capabilities = parse_grants(grants.may, worker=grants.worker, audit=grants.audit, sanitize=rules)
     made = enrolment.invite(
         desk.log,
         desk.home.node_key(),
@@ -121,6 +139,10 @@ def _invite(
     )
     if _claims_in_vain(capabilities):
         say("it may claim jobs and not complete them, so it will claim none; grant job:complete too", "warn")
+    if rules and any(each.resource in ("Job", "Ops") and each.action in ("Claim", "*") for each in capabilities):
+        say("it does not run jobs whose payload these rules change, because it never sees the whole payload", "warn")
+    if KIND.startswith(grants.worker) and not _reads_all_artifacts(capabilities):
+        say("inputs of commands come from no job, so it cannot read them; grant artifact:read if it must", "warn")
     say("on the other machine: hocket --home DIR join TOKEN", "dim")
 
 
@@ -145,6 +167,13 @@ def _addresses(desk: "Desk", given: list[str] | None) -> list[str]:
 def _claims_in_vain(capabilities: "tuple[Capability, ...]") -> bool:
     actions = {each.action for each in capabilities if each.resource in ("Job", "Ops")}
     return "Claim" in actions and not actions & {"Complete", "*", "Write"}
+
+
+def _reads_all_artifacts(capabilities: "tuple[Capability, ...]") -> bool:
+    return any(
+        each.resource in ("Artifact", "Ops") and each.action in ("Read", "*") and "kind_prefix" not in each.caveats
+        for each in capabilities
+    )
 
 
 def _draw(token: str) -> None:

@@ -24,9 +24,6 @@ app = new_app()
 @app.command()
 def join(
     token: Annotated[str, typer.Argument(metavar="TOKEN", help="What `hocket invite` printed; - reads it from stdin.")],
-    name: Annotated[
-        str | None, typer.Option("--name", metavar="NAME", help="Be called this, not what the invitation says.")
-    ] = None,
     ca: Annotated[
         Path | None, typer.Option("--ca", metavar="FILE", help="The CA that vouches for the inviting node's server.")
     ] = None,
@@ -53,7 +50,7 @@ def join(
 
     trust = Trust(None if ca is None else str(ca.absolute()), check_pin(pin))
     text = sys.stdin.read(TOKEN_READ_MAX) if token == "-" else token
-    with Desk.join(settings.home, text, _sender(trust), name, trust=trust) as desk:
+    with Desk.join(settings.home, text, _sender(trust), trust=trust) as desk:
         with desk.read() as session:
             here = next(each for each in roll.members(desk.log, session) if each.is_here)
             peers = [each.address for each in session.peers()]

@@ -4,9 +4,10 @@ Authority is built. The tokens behind the delegations are read in ucan.py; what 
 capabilities.py and what an op asks for in needs.py; asking again for the ops that a change concerns is the log's work.
 
 A delegation stands when it leads back to the user: it is the user's own, or all the delegations that it cites stand,
-were given to its issuer, contain its times, and each of its capabilities is within one of theirs. What it cites must
-hold for a delegation of the user too, if it cites any. Because a standing delegation is inside its parents in every
-respect, an op need only be held against the delegation itself and not against the chain above it.
+were given to its issuer, contain its times, each of its capabilities is within one of theirs, and one of them lets the
+issuer write registrations. What it cites must hold for a delegation of the user too, if it cites any. Because a
+standing delegation is inside its parents in every respect, an op need only be held against the delegation itself and
+not against the chain above it.
 
 Revocation reaches down and back: whatever leans on a revoked delegation, directly or not, counts for nothing, whenever
 it was written. Under bound rules a delegation is revoked by its issuer or by the issuer of one above it, and one that
@@ -24,7 +25,7 @@ from typing import NamedTuple
 from hocket.kernel import vocabulary as v
 from hocket.kernel.capabilities import Grant, grant_of, is_known
 from hocket.kernel.clock import U64_MAX, Hlc
-from hocket.kernel.needs import JUDGED, Judged
+from hocket.kernel.needs import JUDGED, READING, Judged
 from hocket.kernel.needs import Need as Need
 from hocket.kernel.needs import need_of as need_of
 from hocket.kernel.reasons import Reason
@@ -128,6 +129,9 @@ class _Graph:
             above = [grant for parent in parents for grant in self.grants[parent.cid]]
             if not all(any(map(grant.within, above)) for grant in self.grants[delegation.cid]):
                 return Reason.WIDENED
+            granted = self.grants[delegation.cid]
+            if delegation.issuer != self.user and not any(_passes_on(grant, delegation, granted) for grant in above):
+                return Reason.UNAUTHORISED
         return None
 
     def below(self, cids: Iterable[bytes], reached: set[bytes]) -> None:
@@ -192,6 +196,21 @@ def _window(delegation: Delegation) -> tuple[int, int]:
     """The milliseconds in which a delegation is in force; the last one is outside."""
     end = U64_MAX + 1 if delegation.expires is None else delegation.expires * 1000
     return delegation.not_before * 1000, end
+
+
+def _passes_on(grant: Grant, child: Delegation, granted: Iterable[Grant]) -> bool:
+    """Whether the holder of this grant may issue such a delegation. By one with a time_range it may issue only what is
+    of use within it."""
+    if not grant.covers("Registration", "Write"):
+        return False
+    if grant.time_range is None:
+        return True
+    low, high = grant.time_range
+    for each in granted:
+        start, end = each.time_range or _window(child)
+        if start < low or end > high:
+            return False
+    return True
 
 
 def _in_time(child: Delegation, parent: Delegation) -> bool:
@@ -320,30 +339,42 @@ class Authority:
         self, node: int, payload: Payload, wall_ms: int, kind: str | None, now_ms: int
     ) -> tuple[str, ...] | None:
         """By which rules an op of this time must be sanitised before this node may have it now; empty when it may have
-        it as it is, None when it may not have it at all. Of several capabilities the one with the fewest rules counts,
+        it as it is, None when it may not have it at all. `kind` is that of the job which the op is about, or which an
+        artifact came from. Of several capabilities the one with the fewest rules counts,
         and always one of them whole, since the reader must find the rules in a delegation of its own."""
         if isinstance(payload, v.Sanitised):
             return self.reading(node, payload.payload, wall_ms, kind, now_ms)
-        key = node, type(payload)
-        ways = self._reads.get(key)
-        if ways is None:
-            if node not in self._graph.of_node:
-                return None
-            ways = self._reads[key] = self._read_ways(node, JUDGED[type(payload)])
-        field = JUDGED[type(payload)].field
+        field = READING[type(payload)].field
         word = getattr(payload, field) if field else kind
-        for start, end, low, high, limit, rules in ways:
+        for start, end, low, high, limit, rules in self._read_ways(node, type(payload)):
             if start <= now_ms < end and low <= wall_ms < high and (limit is None or _admits(limit, word)):
                 return rules
         return None
 
-    def _read_ways(self, node: int, judged: Judged) -> tuple[_Read, ...]:
-        ways = [
-            _Read(*_window(delegation), *(grant.time_range or (0, U64_MAX + 1)), _limit(grant, judged), grant.sanitize)
-            for delegation, grant in self._grants(node)
-            if grant.covers(judged.resource, "Read")
-        ]
-        return tuple(sorted(ways, key=lambda way: len(way.rules)))
+    def reads_by_kind(self, node: int, variant: type[Payload]) -> bool:
+        """Whether the kind of a job can decide if this node may read such ops."""
+        return READING[variant].caveat == "kind_prefix" and any(
+            way.limit is not None for way in self._read_ways(node, variant)
+        )
+
+    def _read_ways(self, node: int, variant: type[Payload]) -> tuple[_Read, ...]:
+        ways = self._reads.get((node, variant))
+        if ways is None:
+            if node not in self._graph.of_node:
+                return ()
+            judged = READING[variant]
+            found = [
+                _Read(
+                    *_window(delegation),
+                    *(grant.time_range or (0, U64_MAX + 1)),
+                    _limit(grant, judged),
+                    grant.sanitize,
+                )
+                for delegation, grant in self._grants(node)
+                if grant.covers(judged.resource, "Read")
+            ]
+            ways = self._reads[node, variant] = tuple(sorted(found, key=lambda way: len(way.rules)))
+        return ways
 
     def _grants(self, node: int, at_ms: int | None = None) -> Iterator[tuple[Delegation, Grant]]:
         """What a node holds that stands; with a time, what of it is in force then."""
@@ -384,7 +415,8 @@ class Authority:
         """The chain of delegations, the user's first, that lets a node do this at this time; None when there is none.
         Caveats that only an op itself can answer (its source type, its predicate) are not asked."""
         for delegation, grant in self._grants(node, wall_ms):
-            of_kind = resource != "Job" or _admits(grant.kind_prefix, kind)
+            by_kind = resource == "Job" or (resource, action) == ("Artifact", "Read")
+            of_kind = not by_kind or _admits(grant.kind_prefix, kind)
             if of_kind and grant.covers(resource, action) and _at(grant, wall_ms):
                 return self._graph.chain(delegation, grant)
         return None

@@ -9,6 +9,8 @@ Readings of our own, where the Likewise document leaves a choice or contradicts 
   predicates those about claims, kind_prefix those about jobs, under Ops as well as under the class itself. time_range
   narrows all. What cannot be judged is not admitted: under source_types the tombstone of some evidence, under
   predicates a change of some claim, under kind_prefix an op about a job that is not known.
+- kind_prefix also narrows the reading of artifacts, under Artifact and under Ops: by the kind of the job that an
+  artifact came from. One that came from no job is not read under it. Writing artifacts it leaves alone.
 - An unknown caveat, or a known one with a value of another type, empties its capability and leaves the others of the
   delegation as they are. An unknown resource or action spoils the delegation whole.
 - A caveat that the parent has and the child lacks widens, even where it would have no effect on the child's resource.

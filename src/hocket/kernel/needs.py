@@ -78,6 +78,13 @@ JUDGED: dict[type[Payload], Judged] = {
 }
 
 
+# Whoever reads the artifacts of some kinds of jobs is judged by the kind of the job that an artifact came from. Writing
+# one is not: its author names that job itself.
+READING: dict[type[Payload], Judged] = JUDGED | dict.fromkeys(
+    (v.CreateArtifact, v.EvictArtifact), _ARTIFACT._replace(caveat="kind_prefix")
+)
+
+
 def need_of(payload: Payload) -> Need | None:
     """The capability that it takes to write such an op. None: no capability decides it. A delegation carries its own
     authority, a revocation is judged by who issued what it revokes, and an acceptance needs any delegation in force."""

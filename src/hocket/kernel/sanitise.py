@@ -2,20 +2,23 @@
 in the `sanitize` caveat of the reader's delegation, and rules are applied in the order in which it lists them. Who may
 read what is decided by authority; wrapping the result for the wire and leaving out the signature is the sender's work.
 
-Content is only recognised where it can be: coordinates under their usual names, in JSON or in running text. Where such
-a name is found and the number behind it cannot be cut out, the whole text goes. What a picture or a foreign format
-carries inside is not seen. Hashes and sizes stay those of the original, which they name.
+The rules cover every field whose content is the author's choice: texts, and bodies, which are bytes. Ids, names, kinds
+and types are not among them. What a rule cannot understand goes whole: a body that is not UTF-8, and a job's payload or
+policy that is not JSON. A JSON body loses the members that a rule is about; a text in which such content is seen and
+cannot be cut out goes whole, too. Hashes and sizes stay those of the original, which they name.
 """
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from hocket.kernel import vocabulary as v
+from hocket.kernel.geo import names_place, tells_place
+from hocket.kernel.policy import Policy
 from hocket.kernel.postcard import Malformed
 from hocket.kernel.rules import SANITIZE
 from hocket.kernel.vocabulary import Payload
@@ -27,12 +30,38 @@ S = TypeVar("S", bound=Struct)
 _SEARCH_MAX = 10_000_000
 _NAME_COST = 1_000
 _TRUNCATE = re.compile(r"TruncateContent\((0|[1-9][0-9]{0,9})\)")
-_GEO_WORDS = frozenset({"lat", "lon", "lng", "latitude", "longitude", "altitude", "geo", "coordinates"})
-# The words of a name such as gps_latitude, startLat or GPSLatitude.
-_NAME_WORDS = re.compile("[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
-_GEO_TEXT = re.compile(
-    rf"(?<![a-z])(?:{'|'.join(sorted(_GEO_WORDS))})\W{{0,6}}[:=][\s\"'\\\[({{+-]{{0,12}}[0-9]", re.IGNORECASE
-)
+
+# The fields whose content is the author's choice. Evidence and claims are taken apart by hand below.
+_TEXTS: dict[type[Payload], tuple[str, ...]] = {
+    v.TombstoneEvidence: ("reason",),
+    v.CreateEntity: ("initial_label",),
+    v.AddEntityAlias: ("alias",),
+    v.MergeEntities: ("rationale",),
+    v.SplitEntity: ("rationale",),
+    v.UpdateClaimStatus: ("rationale",),
+    v.SupersedeClaim: ("rationale",),
+    v.YieldWork: ("reason",),
+    v.ExpireWork: ("reason",),
+    v.UserAssert: ("semantic_lane",),
+    v.CreateEpisode: ("title", "summary"),
+    v.UpdateEpisode: ("title", "summary"),
+    v.CreateSuggestedAction: ("title", "description"),
+    v.UpdateActionStatus: ("execution_result",),
+    v.FailWork: ("error", "traceback"),
+    v.CancelJob: ("reason",),
+    v.RetryJob: ("reason",),
+}
+_BODIES: dict[type[Payload], tuple[str, ...]] = {
+    v.CreateArtifact: ("content_inline",),
+    v.ReportProgress: ("note",),
+}
+# Bodies that are JSON or nothing that anybody understands.
+_JSON: dict[type[Payload], tuple[str, ...]] = {
+    v.ScheduleJob: ("payload", "policy_envelope"),
+    v.SetSchedule: ("payload", "policy_envelope"),
+}
+# What a thing is called is not its content, and a policy is bounded anyway.
+_NOT_CUT = frozenset({"initial_label", "alias", "semantic_lane", "title", "policy_envelope"})
 
 
 class Rule(NamedTuple):
@@ -80,117 +109,267 @@ def _same(old: object, new: object) -> bool:
     return old is new or (isinstance(old, str | bytes) and old == new)
 
 
+def _mapped(payload: Payload, text: Callable[[str], str], body: Callable[[bytes, bool], bytes]) -> Payload:
+    """The payload with each text and body as these functions leave it. The flag says that a body must be JSON."""
+    if isinstance(payload, v.IngestEvidence):
+        metadata = payload.metadata_snapshot
+        if metadata is not None:
+            custom = tuple((text(name), text(value)) for name, value in metadata.custom)
+            metadata = _changed(metadata, custom=metadata.custom if custom == metadata.custom else custom)
+        return _changed(payload, source_anchor=text(payload.source_anchor), metadata_snapshot=metadata)
+    if isinstance(payload, v.CreateClaim):
+        value = payload.object
+        if isinstance(value, v.TextObject):
+            value = _changed(value, text=text(value.text))
+        elif isinstance(value, v.StructuredObject):
+            value = _changed(value, data=body(value.data, False))
+        return _changed(payload, object=value)
+    fields: dict[str, Any] = {}
+    for name, content in _contents(payload, _TEXTS):
+        fields[name] = text(content)
+    for table, must_be_json in ((_BODIES, False), (_JSON, True)):
+        for name, content in _contents(payload, table):
+            fields[name] = body(content, must_be_json)
+    return _changed(payload, **fields)
+
+
+def _contents(payload: Payload, table: dict[type[Payload], tuple[str, ...]]) -> Iterator[tuple[str, Any]]:
+    for name in table.get(type(payload), ()):
+        content = getattr(payload, name)
+        if content:
+            yield name, content
+
+
 # StripGeo
 
 
 def _without_geo(payload: Payload) -> Payload:
-    if isinstance(payload, v.IngestEvidence):
+    if isinstance(payload, v.IngestEvidence) and payload.metadata_snapshot is not None:
         metadata = payload.metadata_snapshot
-        if metadata is not None:
-            metadata = _changed(metadata, location=None, custom=_custom_without_geo(metadata.custom))
-        return _changed(payload, metadata_snapshot=metadata, source_anchor=_text_without_geo(payload.source_anchor))
-    if isinstance(payload, v.CreateClaim):
-        spatial = payload.claim_type is v.ClaimType.SPATIAL
-        return _changed(payload, object=_object_without_geo(payload.object, spatial))
-    if isinstance(payload, v.CreateArtifact) and payload.content_inline is not None:
-        return _changed(payload, content_inline=_body_without_geo(payload.content_inline))
-    return payload
+        kept = tuple(pair for pair in metadata.custom if not names_place(pair[0]))
+        custom = metadata.custom if kept == metadata.custom else kept
+        payload = _changed(payload, metadata_snapshot=_changed(metadata, location=None, custom=custom))
+    elif isinstance(payload, v.CreateClaim) and payload.claim_type is v.ClaimType.SPATIAL:
+        return _changed(payload, object=_without_place(payload.object))
+    return _mapped(payload, _text_without_geo, _body_without_geo)
 
 
-def _object_without_geo(value: v.ClaimObject, spatial: bool) -> v.ClaimObject:
+def _without_place(value: v.ClaimObject) -> v.ClaimObject:
     """In a claim about a place, whatever is not a reference or a time may be the place."""
     if isinstance(value, v.TextObject):
-        return _changed(value, text="" if spatial else _text_without_geo(value.text))
+        return _changed(value, text="")
     if isinstance(value, v.StructuredObject):
-        return _changed(value, data=b"" if spatial else _body_without_geo(value.data))
-    if isinstance(value, v.NumberObject) and spatial:
+        return _changed(value, data=b"")
+    if isinstance(value, v.NumberObject):
         return value if value.number == 0 else v.NumberObject(0.0)
     return value
 
 
-def _custom_without_geo(custom: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str], ...]:
-    kept = tuple((name, _text_without_geo(text)) for name, text in custom if not _is_geo(name))
-    return custom if kept == custom else kept
-
-
-def _body_without_geo(data: bytes) -> bytes:
-    text = data.decode("utf-8", "replace")
-    stripped = _text_without_geo(text)
+def _body_without_geo(data: bytes, must_be_json: bool) -> bytes:
+    try:
+        text = data.decode()
+        stripped = _json_without_geo(text) if must_be_json else _text_without_geo(text)
+    except ValueError:
+        return b""
     return data if stripped is text else stripped.encode()
 
 
 def _text_without_geo(text: str) -> str:
+    try:
+        return _json_without_geo(text)
+    except json.JSONDecodeError:
+        return "" if tells_place(text) else text
+
+
+def _json_without_geo(text: str) -> str:
+    """Raises JSONDecodeError when it is not JSON."""
     removed = False
 
     def kept(pairs: list[tuple[str, object]]) -> dict[str, object]:
         # Called for every object, also for one that a repeated name hides from whoever reads the result.
         nonlocal removed
-        removed = removed or any(_is_geo(name) for name, _ in pairs)
-        return {name: value for name, value in pairs if not _is_geo(name)}
+        removed = removed or any(names_place(name) for name, _ in pairs)
+        return {name: value for name, value in pairs if not names_place(name)}
 
     try:
         value = json.loads(text, object_pairs_hook=kept)
-        stripped = json.dumps(value, ensure_ascii=False, separators=(",", ":")) if removed else text
-        if len(stripped.encode()) > len(text.encode()):
+        # Letters may be spelled as escapes, so what is searched is not the text but what it says.
+        plain = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+        if removed and len(plain.encode()) > len(text.encode()):
             return ""
     except json.JSONDecodeError:
-        stripped = text
+        raise
     except (ValueError, RecursionError):
         # It is JSON, but nested too deep, with too long a number or with half a character, and cannot be rewritten.
         return ""
-    return "" if _GEO_TEXT.search(stripped) else stripped
-
-
-def _is_geo(name: str) -> bool:
-    return any(word.lower() in _GEO_WORDS for word in _NAME_WORDS.findall(name))
+    stripped = plain if removed else text
+    return "" if tells_place(plain) or tells_place(stripped) else stripped
 
 
 # RedactParticipants
 
+_PARTICIPANT_WORDS = frozenset(
+    {
+        *("participant", "participants", "attendee", "attendees", "invitee", "invitees", "organizer", "organiser"),
+        *("sender", "senders", "recipient", "recipients", "cc", "bcc", "contact", "contacts", "person", "people"),
+        *("email", "emails", "mail", "phone", "phones", "who", "whom"),
+    }
+)
+_NAME_WORDS = re.compile("[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
+_EMAIL = re.compile(r"(?<![\w.+-])[\w.+-]{1,64}@[\w-]{1,63}(?:\.[\w-]{1,63}){1,8}")
+
 
 def _without_participants(payload: Payload) -> Payload:
-    if not isinstance(payload, v.IngestEvidence) or payload.metadata_snapshot is None:
-        return payload
-    metadata = payload.metadata_snapshot
-    names = {name: f"participant-{n}" for n, name in enumerate(dict.fromkeys(metadata.participants), 1)}
-    if all(name == placeholder for name, placeholder in names.items()):
-        return payload
-    redacted = replace(metadata, participants=tuple(names[name] for name in metadata.participants))
-    texts = (payload.source_anchor, *(text for pair in metadata.custom for text in pair))
-    if len(names) * (_NAME_COST + sum(map(len, texts))) > _SEARCH_MAX:
+    found = _Participants(payload)
+    names = found.names
+    if found.are_placeholders():
+        redacted = _mapped(payload, lambda text: text, found.understood)
+    elif len(names) * (_NAME_COST + found.size) > _SEARCH_MAX:
         # The names cannot be cut out in reasonable time, so the texts go.
-        return replace(payload, source_anchor="", metadata_snapshot=replace(redacted, custom=()))
-    # The longest first, so that a name is not taken for a shorter one that it begins with.
-    anywhere = re.compile("|".join(re.escape(name) for name in sorted(names, key=len, reverse=True) if name) or r"\Z.")
+        redacted = _without_custom(_mapped(payload, lambda text: "", lambda data, _: b""))
+    else:
+        redacted = _mapped(payload, found.redacted_text, found.redacted_body)
+    if isinstance(redacted, v.IngestEvidence) and redacted.metadata_snapshot is not None:
+        metadata = redacted.metadata_snapshot
+        renamed = tuple(names[name] for name in metadata.participants)
+        participants = metadata.participants if renamed == metadata.participants else renamed
+        return _changed(redacted, metadata_snapshot=_changed(metadata, participants=participants))
+    return redacted
 
-    def without_names(text: str) -> str:
-        return anywhere.sub(lambda found: names[found[0]], text)
 
-    custom = tuple((without_names(name), without_names(text)) for name, text in metadata.custom)
-    return replace(
-        payload,
-        source_anchor=without_names(payload.source_anchor),
-        metadata_snapshot=replace(redacted, custom=custom),
-    )
+class _Participants:
+    """Who is named in a payload, and by which placeholder each is to be replaced: the participants of evidence, what
+    stands in JSON under a name for people, and e-mail addresses anywhere. Found again in what was redacted, each
+    placeholder stands for itself."""
+
+    def __init__(self, payload: Payload) -> None:
+        self.size = 0
+        self.names: dict[str, str] = {}
+        self._searched: set[str] = set()
+        self._emails: list[str] = []
+        if isinstance(payload, v.IngestEvidence) and payload.metadata_snapshot is not None:
+            for name in payload.metadata_snapshot.participants:
+                self._add(name)
+        _mapped(payload, self._look, self._look_into)
+        for email in self._emails:
+            self._add(email)
+        # The longest first, so that a name is not taken for a shorter one that it begins with.
+        searched = sorted(self._searched - {""}, key=len, reverse=True)
+        self._anywhere = "|".join(map(re.escape, searched)) or r"\Z."
+
+    def _add(self, name: str, searched: bool = True) -> None:
+        self.names.setdefault(name, f"participant-{len(self.names) + 1}")
+        if searched:
+            self._searched.add(name)
+
+    def _look(self, text: str) -> str:
+        self.size += len(text)
+        try:
+            plain = json.dumps(_loads(text, self._look_at)[0], ensure_ascii=False)
+        except (ValueError, RecursionError):
+            plain = text
+        self._emails += _EMAIL.findall(plain)
+        return text
+
+    def _look_into(self, data: bytes, _: bool) -> bytes:
+        self._look(data.decode("utf-8", "replace"))
+        return data
+
+    def _look_at(self, pairs: list[tuple[str, Any]]) -> None:
+        for name, value in pairs:
+            if _names_people(name):
+                for leaf in _leaves(value):
+                    # A number is replaced where it stands, and not looked for elsewhere.
+                    self._add(str(leaf), isinstance(leaf, str))
+
+    def are_placeholders(self) -> bool:
+        return all(name == placeholder for name, placeholder in self.names.items())
+
+    def redacted_text(self, text: str) -> str:
+        return re.sub(self._anywhere, lambda found: self.names[found[0]], text)
+
+    def understood(self, data: bytes, must_be_json: bool) -> bytes:
+        """The body, if it could be looked through."""
+        return self._rewritten(data, must_be_json, lambda text: text, lambda value: value)
+
+    def redacted_body(self, data: bytes, must_be_json: bool) -> bytes:
+        return self._rewritten(data, must_be_json, self.redacted_text, lambda value: self._redacted(value, False))
+
+    def _rewritten(
+        self, data: bytes, must_be_json: bool, text: Callable[[str], str], value: Callable[[Any], Any]
+    ) -> bytes:
+        try:
+            plain = data.decode()
+            try:
+                before, is_repeated = _loads(plain)
+            except json.JSONDecodeError:
+                return b"" if must_be_json else text(plain).encode()
+            after = value(before)
+            # What a repeated name hides is not in the value; it goes when the value is written anew.
+            if after == before and not is_repeated:
+                return data
+            return json.dumps(after, ensure_ascii=False, separators=(",", ":")).encode()
+        except (ValueError, RecursionError):
+            return b""
+
+    def _redacted(self, value: Any, is_person: bool) -> Any:
+        if isinstance(value, dict):
+            return {
+                self.redacted_text(name): self._redacted(each, is_person or _names_people(name))
+                for name, each in value.items()
+            }
+        if isinstance(value, list):
+            return [self._redacted(each, is_person) for each in value]
+        if isinstance(value, str):
+            return self._placeholder(value) if is_person else self.redacted_text(value)
+        if is_person and isinstance(value, int | float) and not isinstance(value, bool):
+            return self._placeholder(str(value))
+        return value
+
+    def _placeholder(self, name: str) -> str:
+        if name not in self.names:
+            raise ValueError("a name was overlooked, because the JSON around it is nested too deep")
+        return self.names[name]
+
+
+def _names_people(name: str) -> bool:
+    return any(word.lower() in _PARTICIPANT_WORDS for word in _NAME_WORDS.findall(name))
+
+
+def _leaves(value: Any) -> Iterator[str | int | float]:
+    if isinstance(value, dict | list):
+        for each in value.values() if isinstance(value, dict) else value:
+            yield from _leaves(each)
+    elif isinstance(value, str | int | float) and not isinstance(value, bool):
+        yield value
+
+
+def _loads(text: str, look_at: Callable[[list[tuple[str, Any]]], None] = lambda pairs: None) -> tuple[Any, bool]:
+    """The value of a JSON text, and whether a name in it is repeated. Every object is looked at, also one that is
+    hidden by a repeated name."""
+    is_repeated = False
+
+    def kept(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        nonlocal is_repeated
+        look_at(pairs)
+        kept = dict(pairs)
+        is_repeated = is_repeated or len(kept) < len(pairs)
+        return kept
+
+    return json.loads(text, object_pairs_hook=kept), is_repeated
 
 
 # TruncateContent
 
-# The fields whose length is the author's choice; ids, names and kinds are not among them.
-_BODIES: dict[type[Payload], tuple[str, ...]] = {
-    v.ScheduleJob: ("payload",),
-    v.SetSchedule: ("payload",),
-    v.ReportProgress: ("note",),
-    v.FailWork: ("error", "traceback"),
-    v.CreateArtifact: ("content_inline",),
-    v.CreateEpisode: ("summary",),
-    v.UpdateEpisode: ("summary",),
-    v.CreateSuggestedAction: ("description",),
-    v.UpdateActionStatus: ("execution_result",),
-}
-
 
 def _truncated(payload: Payload, size: int) -> Payload:
+    if isinstance(payload, v.IngestEvidence):
+        metadata = payload.metadata_snapshot
+        if metadata is None:
+            return payload
+        custom = tuple((name, _cut(text, size)) for name, text in metadata.custom)
+        metadata = _changed(metadata, custom=metadata.custom if custom == metadata.custom else custom)
+        return _changed(payload, metadata_snapshot=metadata)
     if isinstance(payload, v.CreateClaim):
         value = payload.object
         if isinstance(value, v.TextObject):
@@ -198,14 +377,14 @@ def _truncated(payload: Payload, size: int) -> Payload:
         if isinstance(value, v.StructuredObject):
             return _changed(payload, object=_changed(value, data=_cut(value.data, size)))
         return payload
-    bodies = {name: _cut(getattr(payload, name), size) for name in _BODIES.get(type(payload), ())}
-    return _changed(payload, **bodies)
+    contents = [each for table in (_TEXTS, _BODIES, _JSON) for each in _contents(payload, table)]
+    return _changed(payload, **{name: _cut(content, size) for name, content in contents if name not in _NOT_CUT})
 
 
 def _cut(body: Any, size: int) -> Any:
     """At most so many bytes of a text or of bytes; of text, and of bytes that are text, only whole characters."""
     data = body.encode() if isinstance(body, str) else body
-    if data is None or len(data) <= size:
+    if len(data) <= size:
         return body
     try:
         data.decode()
@@ -220,10 +399,24 @@ def _cut(body: Any, size: int) -> Any:
 
 def _without_custom(payload: Payload) -> Payload:
     if isinstance(payload, v.IngestEvidence) and payload.metadata_snapshot is not None:
-        metadata = payload.metadata_snapshot
-        if metadata.custom:
-            return replace(payload, metadata_snapshot=replace(metadata, custom=()))
+        return _changed(payload, metadata_snapshot=_changed(payload.metadata_snapshot, custom=()))
+    if isinstance(payload, v.ScheduleJob | v.SetSchedule):
+        return _changed(payload, policy_envelope=_known_policy(payload.policy_envelope))
     return payload
+
+
+def _known_policy(envelope: bytes) -> bytes:
+    """What we know of an envelope; another's may carry whatever its author liked."""
+    try:
+        policy, is_repeated = _loads(envelope.decode()) if envelope else ({}, False)
+        if not isinstance(policy, dict):
+            return b""
+        known = {name: value for name, value in policy.items() if name in Policy.__struct_fields__}
+        if known == policy and not is_repeated:
+            return envelope
+        return json.dumps(known, ensure_ascii=False, separators=(",", ":")).encode()
+    except (ValueError, RecursionError):
+        return b""
 
 
 _STEPS: dict[str, Callable[[Payload], Payload]] = {

@@ -1,21 +1,31 @@
 """Delegation tokens, in the shape of UCAN v0.10: how one is written, and what a token says once its signature, its
 subject and its spelling have been found good. Chains, attenuation, caveats, time bounds and revocation are judged
-by authority, which starts from the Delegation that is read here."""
+by authority, which starts from the Delegation that is read here.
 
+We write one form and read what v0.10 allows: `ucv` in the payload or, as we once wrote it, in the header; a nonce, any
+facts, no `nbf`, no `prf`, no `sub` (the key is in `aud`, and the node's id follows from it); JSON with any white space
+and order. A delegation is known by the hash of the token's bytes, and only the issuer can sign other bytes, so a second
+spelling is a second delegation. What must be unique is what nobody signs, the base64url of the signature, and what two
+JSON readers could read differently: a repeated member, or a number that is not exact everywhere.
+"""
+
+import json
 import re
 from collections.abc import Iterable
+from types import NoneType
 from typing import Annotated
 
 import msgspec
 
 from hocket.kernel.canonical import canonical_json
 from hocket.kernel.ids import content_hash, node_id
-from hocket.kernel.jws import compact, open_compact
-from hocket.kernel.keys import SigningKey, did_key, key_text, parse_did_key, parse_key, verify
+from hocket.kernel.jws import compact, from_base64url, open_compact
+from hocket.kernel.keys import SigningKey, did_key, key_text, parse_did_key, verify
 from hocket.kernel.postcard import Malformed
 
-_HEADER = {"alg": "EdDSA", "typ": "JWT", "ucv": "0.10.0"}
-_PROOF = re.compile("[0-9a-f]{64}")
+_HEADER = {"alg": "EdDSA", "typ": "JWT"}
+_VERSION = "0.10.0"
+_PROOF = re.compile("[0-9a-fA-F]{64}")
 CAPABILITIES_MAX = 64
 PROOFS_MAX = 16
 NAME_CHARS_MAX = 64
@@ -46,8 +56,7 @@ class Delegation(msgspec.Struct, frozen=True):
 ROOT = (Capability("Ops", "*", {}),)
 
 
-# The structs below, and Capability, are the JSON of a token; a field that is missing, unknown or of another type is
-# refused.
+# The structs below, and Capability, are the JSON of a token. An unknown field is refused: it may be a restriction.
 
 
 class _Subject(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -55,19 +64,17 @@ class _Subject(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     key: str
 
 
-class _Facts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    name: Annotated[str, msgspec.Meta(min_length=1, max_length=NAME_CHARS_MAX)]
-
-
 class _Claims(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     iss: str
     aud: str
-    sub: _Subject
     att: Annotated[tuple[Capability, ...], msgspec.Meta(max_length=CAPABILITIES_MAX)]
-    nbf: int
     exp: int | None
-    prf: Annotated[tuple[str, ...], msgspec.Meta(max_length=PROOFS_MAX)]
-    fct: _Facts | msgspec.UnsetType = msgspec.UNSET
+    nbf: int = 0
+    prf: Annotated[tuple[str, ...], msgspec.Meta(max_length=PROOFS_MAX)] = ()
+    sub: _Subject | msgspec.UnsetType = msgspec.UNSET
+    ucv: str | msgspec.UnsetType = msgspec.UNSET
+    nnc: str | msgspec.UnsetType = msgspec.UNSET
+    fct: object = msgspec.UNSET
 
 
 def issue(
@@ -82,7 +89,10 @@ def issue(
     """A token by which the holder of a key, the user's or an inviting node's, grants capabilities to a node, and says
     which key that node has and what it is called. It is read once before it is handed out, because a token that
     nobody can read is found too late."""
+    if name is not None and _name({"name": name}) is None:
+        raise Malformed(f"a node's name has 1 to {NAME_CHARS_MAX} printable characters")
     claims: dict[str, object] = {
+        "ucv": _VERSION,
         "iss": did_key(issuer.public),
         "aud": did_key(node_public),
         "sub": {"node": str(node_id(node_public)), "key": key_text(node_public)},
@@ -101,28 +111,27 @@ def issue(
 def read(token: bytes) -> Delegation:
     """The delegation in a token, or Malformed. The issuer's signature is good when this returns."""
     try:
-        header, payload, signature, signing_input = open_compact(token.decode("ascii"))
-        if header != _HEADER:
-            raise Malformed("a token's header is not that of a UCAN v0.10 signed with EdDSA")
+        _, payload, signature, signing_input = open_compact(token.decode("ascii"))
+        header = _unambiguous(from_base64url(token.partition(b".")[0]))
+        members = _unambiguous(payload)
         claims = msgspec.json.decode(payload, type=_Claims)
-        # A repeated key or a second spelling could be read differently by two readers, so there is only one spelling.
-        if canonical_json(msgspec.json.decode(payload)) != payload:
-            raise Malformed("a token's payload is not canonical JSON")
+        version = {each for each in (header.pop("ucv", None), members.get("ucv")) if each is not None}
+        if header != _HEADER or version != {_VERSION}:
+            raise Malformed("a token's header and version are not those of a UCAN v0.10 signed with EdDSA")
+        if not all(type(members.get(each, 0)) in (int, NoneType) for each in ("nbf", "exp")):
+            raise Malformed("a token's time bounds are not whole seconds")
         issuer = parse_did_key(claims.iss)
-        public = parse_key(claims.sub.key)
+        public = parse_did_key(claims.aud)
         proofs = tuple(map(_proof, claims.prf))
     except Malformed:
         raise
     except (ValueError, msgspec.MsgspecError, RecursionError) as error:
         raise Malformed(f"not a delegation token: {error}") from None
     node = node_id(public)
-    if claims.sub.node != str(node) or claims.aud != did_key(public):
+    if claims.sub is not msgspec.UNSET and claims.sub != _Subject(str(node), key_text(public)):
         raise Malformed("a token's subject, key and audience are not one node")
     if claims.nbf < 0 or (claims.exp is not None and claims.exp < 0):
         raise Malformed("a token's time bounds lie before the epoch")
-    name = None if claims.fct is msgspec.UNSET else claims.fct.name
-    if name is not None and not name.isprintable():
-        raise Malformed("a token gives its node a name that cannot be shown")
     if not verify(issuer, signature, signing_input):
         raise Malformed("a token is not signed by its issuer")
     return Delegation(
@@ -135,11 +144,36 @@ def read(token: bytes) -> Delegation:
         proofs=proofs,
         node=node,
         public=public,
-        name=name,
+        name=_name(claims.fct),
     )
 
 
+def _unambiguous(text: bytes) -> dict[str, object]:
+    """The members of a JSON object that every reader reads alike: none is repeated, at any depth, and the whole has a
+    canonical form, so that it holds no NaN, no half characters and no integer beyond 2^53."""
+
+    def members(pairs: list[tuple[str, object]]) -> dict[str, object]:
+        found = dict(pairs)
+        if len(found) < len(pairs):
+            raise Malformed("a token says something twice")
+        return found
+
+    value = json.loads(text.decode(), object_pairs_hook=members)
+    if not isinstance(value, dict):
+        raise Malformed("a token's parts are JSON objects")
+    canonical_json(value)
+    return value
+
+
+def _name(facts: object) -> str | None:
+    """What the issuer calls the node, if the facts say so in a way that can be shown."""
+    name = facts.get("name") if isinstance(facts, dict) else None
+    if isinstance(name, str) and 0 < len(name) <= NAME_CHARS_MAX and name.isprintable():
+        return name
+    return None
+
+
 def _proof(text: str) -> bytes:
-    if _PROOF.fullmatch(text) is None:
-        raise Malformed(f"not a proof hash: {text!r}")
+    if not _PROOF.fullmatch(text):
+        raise Malformed("a token names a proof that is not a hash")
     return bytes.fromhex(text)

@@ -75,6 +75,7 @@ class Log:
         self._last_id = bytes(16)
         self._last_id_ms = 0
         self._id_lock = threading.Lock()
+        self._authors: set[int] = set()
 
     def commit(self, requests: Sequence[Request]) -> list[Any]:
         """Runs the requests in one durable transaction and gives their results in order. A request that raises
@@ -190,7 +191,7 @@ class Log:
             keys = {int.from_bytes(node, "big"): public for node, (public, _) in session.nodes().items()}
             law = self.laws.read(session, session.head().law)
         is_vouched = sender is None or law.is_trusted(sender, self._wall(0))
-        door = Door(self.user, keys, law, self.node, self._wall(0))
+        door = Door(self.user, keys, self._has_written, law, self.node, self._wall(0))
         total = Admission(0, 0, {})
         waiting: Callable[[], Admission] | None = None
         for batch in _batches(ops):
@@ -200,6 +201,14 @@ class Log:
                 total = add(total, waiting())
             waiting = following
         return total if waiting is None else add(total, waiting())
+
+    def _has_written(self, node: int) -> bool:
+        """Whether an op of this node is on the log. What is there stays there, so a yes is remembered."""
+        if node not in self._authors:
+            with self.store.read() as session:
+                if session.ops_of_author(node.to_bytes(8, "big"), bytes(20), 1):
+                    self._authors.add(node)
+        return node in self._authors
 
     def _begin(
         self, batch: list[Received], door: Door, decide: Decide | None, is_vouched: bool

@@ -1,13 +1,13 @@
-"""Who gets in: whether an op from elsewhere was signed by a node that this user has introduced, and whether its ids
-follow from its content. A node that nobody has heard of introduces itself by a delegation that leads back to the user,
-in an op that it signed itself. What an op then means, whether its author may write it and whether it counts, is decided
-by the fold.
+"""Who gets in: whether an op from elsewhere was signed by a node that this user has let in, and whether its ids follow
+from its content. The first op of every node is a delegation to itself that leads back to the user and says which key
+the node has. Nothing else of a node comes in before it, even where the node's key is known because another has told its
+delegation. What an op then means, whether its author may write it and whether it counts, is decided by the fold.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 
-from hocket.kernel.authority import Authority
+from hocket.kernel.authority import Authority, is_root_revocation
 from hocket.kernel.forks import BOUND_OP_BYTES_MAX, read_fork
 from hocket.kernel.ops import Op, is_bound, verify_op
 from hocket.kernel.policy import decode_policy
@@ -15,7 +15,7 @@ from hocket.kernel.postcard import Malformed
 from hocket.kernel.reasons import Reason
 from hocket.kernel.ucan import Delegation
 from hocket.kernel.ucan import read as read_ucan
-from hocket.kernel.vocabulary import DelegateUcan, ReportFork, Sanitised, ScheduleJob
+from hocket.kernel.vocabulary import DelegateUcan, ReportFork, RevokeRoot, Sanitised, ScheduleJob
 from hocket.log.law import Law
 from hocket.log.parallel import Shared
 
@@ -29,14 +29,24 @@ Received = tuple[bytes, Op]
 
 
 class Door:
-    """`keys` are the nodes known so far; those that are introduced are added. `reader` is the node whose door it is,
-    and `now` its time.
+    """`keys` are the nodes known so far; those that are told are added. `has_written` says whether an op of a node is
+    on the log, so that the node has introduced itself. `reader` is the node whose door it is, and `now` its time.
     """
 
-    def __init__(self, user: str, keys: dict[int, bytes], law: Law, reader: int, now: int) -> None:
+    def __init__(
+        self,
+        user: str,
+        keys: dict[int, bytes],
+        has_written: Callable[[int], bool],
+        law: Law,
+        reader: int,
+        now: int,
+    ) -> None:
         self._user = user
         self._is_bound = law.rules.bounds is not None
         self._keys = keys
+        self._has_written = has_written
+        self._introduced: dict[int, bool] = {}
         self._law = law
         self._authority = law.authority
         self._delegations = {each.cid: each for each in law.delegations}
@@ -47,6 +57,8 @@ class Door:
         """Begins to find out why each op is turned away, None for those that may come in. Ops that come later may be
         given to it before this is finished.
         """
+        for author in {op.node_id for _, op in ops} - self._introduced.keys():
+            self._introduced[author] = author in self._keys and self._has_written(author)
         # Introductions are few and come first, since the others hang on them; the rest is verified on all cores.
         introductions = self._introductions(ops)
 
@@ -62,7 +74,12 @@ class Door:
             self._delegations |= new
             # What is revoked is judged by the fold, which looks back.
             self._authority = Authority(self._user, self._delegations.values(), ())
-        return {op.id: self._introduce(raw, op, tokens[op.id]) for raw, op in ops if op.id in tokens}
+        verdicts: dict[bytes, Reason | None] = {}
+        for own in (True, False):
+            for raw, op in ops:
+                if op.id in tokens and _is_own(op, tokens[op.id]) == own:
+                    verdicts[op.id] = self._introduce(raw, op, tokens[op.id])
+        return verdicts
 
     def _introduce(self, raw: bytes, op: Op, delegation: Delegation | Reason) -> Reason | None:
         if isinstance(delegation, Reason):
@@ -70,13 +87,18 @@ class Door:
         fault = self._authority.fault(delegation)
         if fault is not None and not (fault is Reason.UNRESOLVED and op.node_id in self._keys):
             return fault
-        introduces_itself = delegation.node == op.node_id and op.node_id not in self._keys
-        refused = self._verified(raw, op, delegation.public if introduces_itself else self._keys.get(op.node_id))
+        if not _is_own(op, delegation):
+            refused = self._check(raw, op)
+        else:
+            refused = self._verified(raw, op, self._keys.get(op.node_id, delegation.public))
+            self._introduced[op.node_id] |= refused is None
         if refused is None:
             self._keys.setdefault(delegation.node, delegation.public)
         return refused
 
     def _check(self, raw: bytes, op: Op) -> Reason | None:
+        if not self._introduced[op.node_id]:
+            return Reason.UNKNOWN_NODE
         key = self._keys.get(op.node_id)
         if isinstance(op.payload, Sanitised) or op.signature is None:
             return self._unsigned(op, key)
@@ -98,6 +120,8 @@ class Door:
             return Reason.UNBOUND
         if isinstance(op.payload, ReportFork) and read_fork(op.payload) is None:
             return Reason.MALFORMED
+        if isinstance(op.payload, RevokeRoot) and not is_root_revocation(self._user, op.payload):
+            return Reason.BAD_SIGNATURE
         return None
 
     def _unsigned(self, op: Op, key: bytes | None) -> Reason | None:
@@ -122,6 +146,11 @@ def _is_misnamed(op: Op) -> bool:
         return decode_policy(payload.policy_envelope).schedule_op is None
     except ValueError:
         return True
+
+
+def _is_own(op: Op, delegation: Delegation | Reason) -> bool:
+    """Whether its author says by this op which key it has itself."""
+    return isinstance(delegation, Delegation) and delegation.node == op.node_id
 
 
 def _read(op: Op) -> Delegation | Reason:

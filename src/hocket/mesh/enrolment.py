@@ -17,7 +17,7 @@ from hocket.errors import Conflict, Failed, HocketError, NotAuthorised, Unreacha
 from hocket.kernel.authority import Authority, Standing
 from hocket.kernel.capabilities import grant_of
 from hocket.kernel.clock import Hlc
-from hocket.kernel.ids import content_hash, node_id, node_text
+from hocket.kernel.ids import content_hash, node_id
 from hocket.kernel.keys import SigningKey, did_key, parse_did_key
 from hocket.kernel.postcard import Malformed
 from hocket.kernel.reasons import Reason
@@ -29,7 +29,8 @@ from hocket.log import Log, Transaction
 from hocket.log.transaction import NEWCOMER, Wall
 from hocket.mesh import peers, tickets
 from hocket.mesh.grants import words
-from hocket.mesh.tickets import Ticket, Welcome, is_name
+from hocket.mesh.names import likeness, names, why_not
+from hocket.mesh.tickets import Ticket, Welcome
 from hocket.mesh.wire import JSON, Reply, Request
 from hocket.store import Invitation, Session
 
@@ -37,6 +38,8 @@ JOIN = "/v1/join"
 VALID_MS_DEFAULT = 3_600_000
 VALID_MS_MAX = 30 * 86_400_000
 INVITATIONS_MAX = 1_000
+# A node's delegations are read for everything that it does; past this number it is revoked and invited anew.
+DELEGATIONS_MAX = 32
 _CANCELLED = 0
 
 Send = Callable[[str, Request], Reply]
@@ -80,8 +83,8 @@ def invite(
     """Makes an invitation. Raises NotAuthorised when this node may not hand on what is to be granted. One by a name
     that a node in the mesh has is for that node: it gets a further delegation.
     """
-    if not is_name(name):
-        raise Usage(f"{name!r} cannot be a node's name; take letters, digits, dots and dashes, like gpu-box")
+    if (fault := why_not(name)) is not None:
+        raise Usage(f"{name!r} cannot be a node's name: {fault}; take one like gpu-box")
     if not 0 < valid_ms <= VALID_MS_MAX:
         raise Usage(f"an invitation is good for up to {VALID_MS_MAX // 86_400_000} days")
     if lifetime_s is not None and lifetime_s <= 0:
@@ -92,18 +95,22 @@ def invite(
 
     def request(tx: Transaction) -> Invited:
         open_ones = [each for each in tx.session.invitations() if is_open(each, tx.now)]
-        if any(each.name == name for each in open_ones):
-            raise Conflict(f"{name} is invited already; `hocket invite --cancel {name}` takes that back")
+        for each in open_ones:
+            if each.name == name:
+                raise Conflict(f"{name} is invited already; `hocket invite --cancel {name}` takes that back")
+            if likeness(each.name) == likeness(name):
+                raise Conflict(f"{each.name} is invited already, and {name} looks too much like it; take another name")
         if len(open_ones) >= INVITATIONS_MAX:
             raise Conflict(f"{len(open_ones)} invitations are open; cancel some")
         # Whether it can be granted is tried out with a key that nobody will have.
         terms = Terms(capabilities, lifetime_s)
         tried = _issue(tx, log.user, key, SigningKey(randomness(32)).public, name, terms, trial=True)
+        renews = _renewed(tx, name)
         expires = tx.now + valid_ms
         grants = msgspec.json.encode(terms)
         tx.session.put_invitation(Invitation(tickets.key_of(secret), name, grants, expires, None, tx.now))
         ticket = Ticket(parse_did_key(log.user), key.public, secret, expires // 1000, tuple(addresses))
-        return Invited(tickets.token(ticket), ticket, read_ucan(tried).expires, _called(tx, name))
+        return Invited(tickets.token(ticket), ticket, read_ucan(tried).expires, renews)
 
     return log.run(request)
 
@@ -205,16 +212,18 @@ def _admit(
     terms: Terms,
 ) -> Terms:
     """Delegates to the node and marks the invitation used."""
-    name = invitation.name if asked.name is None else asked.name
-    if not is_name(name):
-        raise _Refused(409, "name", "a node cannot be called that")
+    name = invitation.name
+    if asked.name not in (None, name):
+        raise _Refused(409, "name", "the invitation says what the node is called")
     node = node_id(asked.public)
     # A key that is in the mesh already is that of one node; a second one with it would be taken for the first.
-    known = _name(tx, node)
-    if node == tx.node or (known is not None and known != name):
+    held = tx.projection.law.authority.held(node)
+    if node == tx.node or (held and names(tx.projection.law).get(node) != name):
         raise _Refused(409, "key", "a node with this key is in the mesh already, by another name")
-    if _called(tx, name) not in (None, node):
-        raise _Refused(409, "name", "another node of this name is in the mesh already")
+    if not _namesakes(tx, name).keys() <= {node}:
+        raise _Refused(409, "name", "another node of this name, or of one that looks like it, is in the mesh already")
+    if _count(tx, node) >= DELEGATIONS_MAX:
+        raise _Refused(409, "many", "the node holds as many delegations as a node may")
     try:
         token = _issue(tx, log.user, key, asked.public, name, terms)
     except NotAuthorised:
@@ -293,10 +302,14 @@ def _before(now_s: int, end: int | None) -> bool:
 
 
 def _parents(held: list[Delegation], att: tuple[Capability, ...]) -> list[Delegation]:
-    """Delegations of this node's own that cover what is to be granted: one if one is enough, the longest first."""
+    """Delegations of this node's own that cover what is to be granted, and let it grant: one if one is enough, the
+    longest first.
+    """
     held = sorted(held, key=lambda each: (each.expires is not None, -(each.expires or 0)))
+    if not any(map(_passes_on, held)):
+        raise NotAuthorised("this node may not let others in; ask the owner for an invitation with registration:write")
     for each in held:
-        if all(_covers(each, capability) for capability in att):
+        if _passes_on(each) and all(_covers(each, capability) for capability in att):
             return [each]
     chosen: list[Delegation] = []
     for capability in att:
@@ -305,6 +318,8 @@ def _parents(held: list[Delegation], att: tuple[Capability, ...]) -> list[Delega
             raise NotAuthorised(f"this node may not let another {words([capability])[0]}: it may not do that itself")
         if parent not in chosen:
             chosen.append(parent)
+    if not any(map(_passes_on, chosen)):
+        chosen.append(next(filter(_passes_on, held)))
     return chosen
 
 
@@ -314,21 +329,39 @@ def _covers(parent: Delegation, capability: Capability) -> bool:
     return grant is not None and any(map(grant.within, wider))
 
 
-def _name(tx: Transaction, node: int) -> str | None:
-    """What a node in the mesh is called; its id when it was given no name, None when it is not in it."""
-    held = tx.projection.law.authority.held(node)
-    names = [each.name for each in held if each.name is not None]
-    return names[-1] if names else node_text(node) if held else None
+def _passes_on(delegation: Delegation) -> bool:
+    """Whether whoever holds it may let others in."""
+    grants = map(grant_of, delegation.capabilities)
+    return any(grant is not None and grant.covers("Registration", "Write") for grant in grants)
 
 
-def _called(tx: Transaction, name: str) -> int | None:
-    """The node in the mesh that has this name, unless it was revoked."""
+def _namesakes(tx: Transaction, name: str) -> dict[int, str]:
+    """The nodes in the mesh that are called so or nearly so, without those that were revoked."""
     law = tx.projection.law
-    for delegation in law.delegations:
-        gone = law.authority.standing(delegation.node, tx.now) in (Standing.REVOKED, Standing.UNKNOWN)
-        if not gone and _name(tx, delegation.node) == name:
-            return delegation.node
-    return None
+    return {
+        node: known
+        for node, known in names(law).items()
+        if likeness(known) == likeness(name)
+        and law.authority.standing(node, tx.now) not in (Standing.REVOKED, Standing.UNKNOWN)
+    }
+
+
+def _renewed(tx: Transaction, name: str) -> int | None:
+    """The node in the mesh that an invitation by this name is for. Raises Conflict when there can be none."""
+    found = _namesakes(tx, name)
+    for node, known in found.items():
+        if known != name:
+            raise Conflict(f"{name} looks too much like {known}, which is in the mesh already; take another name")
+        if len(found) > 1:
+            raise Conflict(f"{len(found)} nodes in the mesh are called {name}; take another name")
+        if (count := _count(tx, node)) >= DELEGATIONS_MAX:
+            raise Conflict(f"{name} holds {count} delegations already; revoke it, and invite it with all that it needs")
+    return next(iter(found), None)
+
+
+def _count(tx: Transaction, node: int) -> int:
+    authority = tx.projection.law.authority
+    return sum(authority.fault(each) is None for each in authority.held(node))
 
 
 # The joining side.
@@ -351,11 +384,12 @@ _SENTENCES = {
     "cancelled": "the invitation was cancelled; ask for a new one",
     "used": "the invitation was used by another node already; ask for a new one",
     "key": "a node with this home's key is in the mesh already, by another name; choose another --home",
-    "name": "another node has this name already, or none may have it; choose another with --name",
+    "name": "another node has this name already, or one like it; ask for an invitation by another name",
+    "many": "this node holds as many delegations as a node may; the owner has to revoke it before it is invited again",
     "authority": "the inviting node may no longer grant what it offered; ask the owner for an invitation",
     "revoked": "this node was let in and revoked since; choose another --home and ask for a new invitation",
 }
-_CONFLICTS = frozenset({"used", "key", "name"})
+_CONFLICTS = frozenset({"used", "key", "name", "many"})
 
 
 def parse(text: str) -> Ticket:
@@ -366,11 +400,9 @@ def parse(text: str) -> Ticket:
         raise Usage(f"this is not a whole invitation: {error}; copy the token again") from None
 
 
-def ask(ticket: Ticket, node: SigningKey, name: str | None, send: Send, wall: Wall) -> Entry:
+def ask(ticket: Ticket, node: SigningKey, send: Send, wall: Wall) -> Entry:
     """Asks the inviting node, at one of its addresses after the other, to be let in; checks what it answers."""
-    if name is not None and not is_name(name):
-        raise Usage(f"{name!r} cannot be a node's name; take letters, digits, dots and dashes, like gpu-box")
-    request = Request("POST", JOIN, headers={"content-type": JSON}, body=tickets.make_request(ticket, node, name))
+    request = Request("POST", JOIN, headers={"content-type": JSON}, body=tickets.make_request(ticket, node))
     silent: list[str] = []
     for address in ticket.addresses:
         try:

@@ -22,6 +22,7 @@ _OF_JOBS = {"read": "Read", "schedule": "Schedule", "claim": "Claim", "complete"
 _OF_OTHERS = {"read": "Read", "write": "Write", "all": "*"}
 # Without these a node could not verify what it is sent.
 _NEEDED = ("Registration", "Mesh")
+_OF_A_WORKER = ("job:claim", "job:complete", "job:read", "artifact:read")
 _READ_BY_DEFAULT = ("Job", "Artifact", *_NEEDED)
 _OUTPUTS = ("Claim", "Artifact", "Episode", "Action")
 _AUDITED = frozenset({("Job", "Claim"), ("Job", "Complete"), *((resource, "Write") for resource in _OUTPUTS)})
@@ -51,10 +52,13 @@ def parse_action(text: str) -> tuple[str, str]:
     return _pair(text, resource, action)
 
 
-def parse_grants(texts: Iterable[str], *, audit: bool = False, sanitize: Sequence[str] = ()) -> tuple[Capability, ...]:
-    """The capabilities that these grants ask for, with what goes without saying: whoever completes jobs writes
-    artifacts, and every node reads delegations, routes and coordinators, and jobs and artifacts unless the grants say
-    what it reads.
+def parse_grants(
+    texts: Iterable[str], *, worker: Iterable[str] = (), audit: bool = False, sanitize: Sequence[str] = ()
+) -> tuple[Capability, ...]:
+    """The capabilities that these grants ask for, with what every node needs. A node that completes jobs may write
+    artifacts. Every node reads delegations, routes and coordinators; it also reads all jobs and artifacts unless the
+    grants say what it reads. `worker` names beginnings of kinds: the node may claim, complete and read jobs of these
+    kinds, and read their artifacts.
     """
     for rule in sanitize:
         try:
@@ -67,8 +71,11 @@ def parse_grants(texts: Iterable[str], *, audit: bool = False, sanitize: Sequenc
     wanted: _Wanted = {}
     for text in texts:
         _want(wanted, text)
+    for prefix in worker:
+        for grant in _OF_A_WORKER:
+            _want(wanted, f"{grant}:{prefix}")
     if not wanted:
-        raise Usage("nothing was granted; say what the node may do, like --may job:claim:acme.render.")
+        raise Usage("nothing was granted; say what the node may do, like --worker acme.render. or --may job:schedule")
     if ("Job", "Complete") in wanted or ("Job", "*") in wanted:
         wanted.setdefault(("Artifact", "Write"), None)
     # All that can be done with all jobs is no word about reading; a read, or a prefix, is.
@@ -97,8 +104,10 @@ def _want(wanted: _Wanted, text: str) -> None:
     pair = _pair(text, resource, action)
     if not colon:
         wanted[pair] = None
-    elif pair[0] != "Job":
-        raise Usage(f"bad grant {text!r}: only jobs have kinds; leave out {prefix!r}")
+    elif pair[0] != "Job" and pair != ("Artifact", "Read"):
+        raise Usage(f"bad grant {text!r}: only jobs, and artifacts that are read, have kinds; leave out {prefix!r}")
+    elif prefix.endswith("*"):
+        raise Usage(f"bad grant {text!r}: write the beginning of the kinds without a star: {prefix.rstrip('*')!r}")
     elif not prefix or len(prefix) > KIND_LENGTH_MAX or not prefix.isprintable():
         raise Usage(f"bad grant {text!r}: a kind's beginning has 1 to {KIND_LENGTH_MAX} printable characters")
     elif (known := wanted.setdefault(pair, [])) is not None and prefix not in known:
@@ -142,6 +151,8 @@ def words(capabilities: Iterable[Capability]) -> list[str]:
             reads.setdefault(conditions, []).append(what)
         elif (capability.resource, capability.action) == ("Ops", "*"):
             said.append("do everything" + conditions)
+        elif capability.resource == "Registration":
+            said.append("let others in, and revoke them" + conditions)
         else:
             said.append(f"{_VERBS.get(capability.action, 'do everything with')} {what}{conditions}")
     return said + [f"read {_joined(what)}{conditions}" for conditions, what in reads.items()]
@@ -151,6 +162,7 @@ def _what(capability: Capability) -> str:
     what = _MANY.get(capability.resource, capability.resource)
     prefixes = capability.caveats.get("kind_prefix")
     if isinstance(prefixes, list):
+        what += " of jobs" if capability.resource == "Artifact" else ""
         what += " of kind " + (" or ".join(f"{prefix}*" for prefix in prefixes) or "(none)")
     return what
 

@@ -18,7 +18,7 @@ from hocket.kernel.frontier import Frontier, merge
 from hocket.kernel.ops import decode, encode
 from hocket.kernel.postcard import Malformed
 from hocket.kernel.sanitise import sanitised
-from hocket.kernel.vocabulary import Sanitised, ScheduleJob
+from hocket.kernel.vocabulary import CreateArtifact, EvictArtifact, Payload, Sanitised, ScheduleJob, job_of
 from hocket.log import Log
 from hocket.mesh.wire import BODY_BYTES_MAX
 from hocket.store import OpRow, Session, Store
@@ -107,7 +107,7 @@ class _Gathered:
         author = stamp.node
         try:
             body = _outgoing(session, self._to, row)
-        except _Undecided:
+        except Undecided:
             self._left_for_later.add(author)
             body = None
         if author not in self._left_for_later:
@@ -134,7 +134,7 @@ def _outgoing(session: Session, to: Reader, row: OpRow) -> bytes | None:
     if to.reads_everything or row.hlc[12:] == _key(to.node):
         return row.body
     op = decode(row.body)
-    kind = None if row.job is None else _kind(session, row.job)
+    kind = kind_of(session, to, op.payload)
     rules = to.authority.reading(to.node, op.payload, op.timestamp.wall, kind, to.now_ms)
     if rules is None:
         return None
@@ -150,8 +150,25 @@ def _outgoing(session: Session, to: Reader, row: OpRow) -> bytes | None:
         return None
 
 
-class _Undecided(Exception):
+class Undecided(Exception):
     """The job that an op is about is not here."""
+
+
+def kind_of(session: Session, to: Reader, payload: Payload) -> str | None:
+    """The kind of the job by which it is judged whether the reader may have an op: the job that it is about, or that an
+    artifact came from. None when there is no such job, or it does not matter for this reader.
+    """
+    if isinstance(payload, Sanitised):
+        payload = payload.payload
+    if not to.authority.reads_by_kind(to.node, type(payload)):
+        return None
+    job_id = job_of(payload)
+    if isinstance(payload, CreateArtifact):
+        job_id = payload.source_job
+    elif isinstance(payload, EvictArtifact):
+        artifact = session.artifact(payload.artifact_id)
+        job_id = None if artifact is None else artifact.source_job
+    return None if job_id is None else _kind(session, job_id)
 
 
 def _kind(session: Session, job_id: bytes) -> str:
@@ -162,7 +179,7 @@ def _kind(session: Session, job_id: bytes) -> str:
         payload = decode(row.body).payload
         if isinstance(payload, ScheduleJob):
             return payload.kind
-    raise _Undecided
+    raise Undecided
 
 
 def is_readable(session: Session, to: Reader, rows: Iterable[OpRow]) -> bool:
@@ -171,7 +188,7 @@ def is_readable(session: Session, to: Reader, rows: Iterable[OpRow]) -> bool:
         try:
             if row.hlc[12:] != _key(to.node) and _outgoing(session, to, row) is not None:
                 return True
-        except _Undecided:
+        except Undecided:
             continue
     return False
 

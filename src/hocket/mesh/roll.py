@@ -3,7 +3,8 @@ revoked, which node a kind is routed to, and who is the coordinator. Each decisi
 node's log; whether they count is decided, here as everywhere, by the law.
 """
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from hocket.errors import Conflict, NotAuthorised, Usage
@@ -18,12 +19,13 @@ from hocket.kernel.ucan import ROOT, Capability, Delegation, issue
 from hocket.kernel.vocabulary import DelegateUcan, DesignateCoordinator, Payload, RevokeUcan, RouteKind
 from hocket.log import Log, Transaction
 from hocket.log.law import Law
+from hocket.mesh.names import HERE, ID_DIGITS_MIN, likeness, names
 from hocket.store import Session
 
-ID_DIGITS_MIN = 4
-HERE = "here"
 # A coordinator that was met within this time will soon hear that it is no longer the one.
 RECENT_MS = 60_000
+# Each revocation makes every node read the law again.
+REVOKED_AT_ONCE_MAX = 256
 
 
 class Member(NamedTuple):
@@ -62,6 +64,8 @@ def members(log: Log, session: Session) -> list[Member]:
     wrote = {int.from_bytes(node, "big"): unpack(hlc).wall for node, hlc in session.frontier().items()}
     met = {int.from_bytes(peer.node, "big"): peer.seen for peer in session.peers() if peer.node is not None}
     issuers = {did_key(delegation.public): delegation.node for delegation in law.delegations}
+    called = names(law)
+    by_cid = {each.cid: each for each in law.delegations}
     found = []
     for node in dict.fromkeys(delegation.node for delegation in law.delegations):
         standing = law.authority.standing(node, now.wall)
@@ -73,10 +77,10 @@ def members(log: Log, session: Session) -> list[Member]:
         found.append(
             Member(
                 node,
-                next((each.name for each in reversed(held) if each.name is not None), None),
+                called.get(node),
                 "pending" if standing is Standing.ACTIVE and node not in wrote else standing.value,
                 _roles(law, node, now.wall, coordinator),
-                _capabilities(holds),
+                _capabilities(_topmost(by_cid, holds)),
                 _end(holds),
                 max(wrote.get(node, 0), met.get(node, 0)),
                 issuers.get(held[-1].issuer),
@@ -87,20 +91,29 @@ def members(log: Log, session: Session) -> list[Member]:
 
 
 def find(roll: Iterable[Member], text: str) -> Member:
-    """The one node of that name, or whose id begins so; `here` is this one, unless another is called that. Of those
-    with one name the revoked are left out, if they can be.
+    """The one node of that name, or whose id begins so; `here` is always this one. A text that could mean two nodes is
+    refused, even if one of them is called exactly that. A revoked node stands back behind the others of its name.
     """
     roll = list(roll)
-    named = [each for each in roll if each.name == text] or [each for each in roll if text == HERE and each.is_here]
-    if len(named) > 1:
-        named = [each for each in named if each.standing != "revoked"] or named
-    if not named and len(text) >= ID_DIGITS_MIN:
-        named = [each for each in roll if each.id.startswith(text.lower())]
-    if not named:
+    if text.lower() == HERE:
+        found = [each for each in roll if each.is_here]
+    else:
+        alike = [each for each in roll if each.name is not None and likeness(each.name) == likeness(text)]
+        if len(alike) > 1:
+            alike = [each for each in alike if each.standing != "revoked"] or alike
+        if len(alike) == 1 and str(alike[0].name).lower() != text.lower():
+            alike = []
+        is_id = len(text) >= ID_DIGITS_MIN
+        found = alike + [each for each in roll if is_id and each.id.startswith(text.lower()) and each not in alike]
+    if not found:
         raise Usage(f"no node {text!r} in this mesh; `hocket nodes` lists them, by name and id")
-    if len(named) > 1:
-        raise Usage(f"{text!r} could be {' or '.join(each.id for each in named)}; say which by its id")
-    return named[0]
+    if len(found) > 1:
+        raise Usage(f"{text!r} could be {' or '.join(map(_described, found))}; say which by its id")
+    return found[0]
+
+
+def _described(member: Member) -> str:
+    return member.id if member.name is None else f"{member.id} ({member.name})"
 
 
 class Answer(NamedTuple):
@@ -177,7 +190,9 @@ def _roles(law: Law, node: int, now: int, coordinator: int | None) -> tuple[str,
 
 
 class Revocation(NamedTuple):
-    """What a revocation did: to how many delegations of the node, and which others hold less than before by it."""
+    """What a revocation did: how many delegations of the node it named, and which others hold less than before by it.
+    What the node holds through these goes with them and is not counted.
+    """
 
     member: Member
     delegations: int
@@ -209,28 +224,63 @@ def revoke(log: Log, text: str) -> Revocation:
 
 
 def _revocable(law: Law, member: Member, author: int, now: int) -> list[bytes]:
+    """The topmost of a node's delegations: with these, all the others go that it holds."""
     if member.node == author:
         raise Usage("a node does not revoke itself; do it on another of the owner's nodes")
-    cids = [each.cid for each in law.authority.held(member.node) if law.authority.fault(each) is None]
-    if not cids:
+    held = [each for each in law.authority.held(member.node) if law.authority.fault(each) is None]
+    if not held:
         raise Conflict(f"{member.shown} holds nothing any more; it was revoked")
-    if not all(law.authority.may_revoke(author, cid, now) for cid in cids):
+    topmost = _topmost({each.cid: each for each in law.delegations}, held)
+    if not all(law.authority.may_revoke(author, each.cid, now) for each in topmost):
         raise NotAuthorised(f"only the owner, or the node that invited it, may revoke {member.shown}")
-    return cids
+    if len(topmost) > REVOKED_AT_ONCE_MAX:
+        raise Conflict(_too_many(law, member, topmost))
+    return [each.cid for each in topmost]
+
+
+def _topmost(by_cid: Mapping[bytes, Delegation], held: list[Delegation]) -> list[Delegation]:
+    """Those of a node's delegations that lean on no other of them. A node that may pass on what it holds can issue any
+    number to itself, so each delegation is looked at once.
+    """
+    own = {each.cid for each in held}
+    leaning: dict[bytes, bool] = {}
+
+    def leans(cid: bytes) -> bool:
+        # A chain that stands is short and has no circle.
+        if cid not in leaning:
+            leaning[cid] = any(parent in own or leans(parent) for parent in by_cid[cid].proofs)
+        return leaning[cid]
+
+    return [each for each in held if not leans(each.cid)]
+
+
+def _too_many(law: Law, member: Member, topmost: list[Delegation]) -> str:
+    called = names(law)
+    nodes = {did_key(each.public): each.node for each in law.delegations}
+    counts = Counter(nodes.get(each.issuer) for each in topmost)
+    issuer, count = max(counts.items(), key=lambda item: item[1])
+    by = "the user" if issuer is None else called.get(issuer) or node_text(issuer)
+    return (
+        f"{member.shown} holds {len(topmost)} delegations, {count} of them by {by}; revoke that node first,"
+        f" and all that it issued goes with it"
+    )
 
 
 def _below(law: Law, cids: Iterable[bytes]) -> set[int]:
     """The nodes that hold something which leans on these delegations."""
+    children: dict[bytes, list[Delegation]] = {}
+    for each in law.delegations:
+        for parent in each.proofs:
+            children.setdefault(parent, []).append(each)
     reached = set(cids)
+    waiting = list(reached)
     nodes: set[int] = set()
-    grows = True
-    while grows:
-        grows = False
-        for each in law.delegations:
-            if each.cid not in reached and not reached.isdisjoint(each.proofs):
-                reached.add(each.cid)
-                nodes.add(each.node)
-                grows = True
+    while waiting:
+        for child in children.get(waiting.pop(), ()):
+            if child.cid not in reached:
+                reached.add(child.cid)
+                waiting.append(child.cid)
+                nodes.add(child.node)
     return nodes
 
 

@@ -13,7 +13,7 @@ from hocket.kernel.ops import Op
 from hocket.log import Log
 from hocket.mesh import wire
 from hocket.mesh.client import Client, Refused
-from hocket.mesh.outgoing import Reader
+from hocket.mesh.outgoing import Reader, Undecided, kind_of
 from hocket.mesh.wire import Reply
 from hocket.work import artifacts
 from hocket.work.blobs import BLOB_BYTES_MAX, Blobs
@@ -30,11 +30,18 @@ def answer(log: Log, blobs: Blobs, to: Reader, query: str) -> Reply:
         return Reply(400)
     hash, start = asked
 
-    def may_read(op: Op) -> bool:
-        rules = to.authority.reading(to.node, op.payload, op.timestamp.wall, None, to.now_ms)
-        return rules is not None and not rules
-
+    if not to.reads_everything:
+        # Which kind a job is of decides who may read what it made, so the roster must be up to date.
+        log.settle()
     with log.store.read() as session:
+
+        def may_read(op: Op) -> bool:
+            try:
+                kind = kind_of(session, to, op.payload)
+            except Undecided:
+                return False
+            return to.authority.reading(to.node, op.payload, op.timestamp.wall, kind, to.now_ms) == ()
+
         readable = artifacts.is_readable(session, hash, may_read)
     part = blobs.part(hash, start, PART_BYTES) if readable else None
     return Reply(404) if part is None else Reply(200, {"content-type": wire.OCTETS}, part)

@@ -5,7 +5,6 @@ invitation grants, and to whom it was given, is decided by enrolment.
 """
 
 import hmac
-import re
 from typing import NamedTuple
 
 import msgspec
@@ -25,8 +24,6 @@ MESSAGE_BYTES_MAX = 512 * 1024
 _CHECKSUM_BYTES = 4
 _KEY_CONTEXT = "hocket 2025 invitation key"
 _REQUEST, _ANSWER = b"hocket join request 1\0", b"hocket join answer 1\0"
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-_ID = re.compile("[0-9a-fA-F]{16}")
 
 
 class Ticket(msgspec.Struct, frozen=True):
@@ -44,11 +41,6 @@ class Ticket(msgspec.Struct, frozen=True):
 
 
 _TICKET = fields(Ticket, fixed(KEY_BYTES), fixed(KEY_BYTES), fixed(SECRET_BYTES), U64, seq(STR, limit=ADDRESSES_MAX))
-
-
-def is_name(text: str) -> bool:
-    """Whether a node can be called so: letters, digits, dots, dashes; and nothing that looks like a node's id."""
-    return _NAME.fullmatch(text) is not None and _ID.fullmatch(text) is None
 
 
 def token(ticket: Ticket) -> str:
@@ -91,7 +83,9 @@ def _mac(key: bytes, context: bytes, message: bytes) -> bytes:
 
 
 class JoinRequest(NamedTuple):
-    """A node asks to be let in: under which invitation, with which key, and by what name if not the invitation's."""
+    """A node asks to be let in: under which invitation and with which key. `name` was sent by older versions, in which
+    a node could choose its name itself.
+    """
 
     invitation: bytes
     public: bytes
@@ -116,7 +110,7 @@ def _signed(invitation: bytes, public: bytes, name: str | None) -> bytes:
     return _REQUEST + invitation + public + (name or "").encode()
 
 
-def make_request(ticket: Ticket, node: SigningKey, name: str | None) -> bytes:
+def make_request(ticket: Ticket, node: SigningKey, name: str | None = None) -> bytes:
     """The request of the node that holds this key, signed with it."""
     key = key_of(ticket.secret)
     invitation = id_of(key)

@@ -1,0 +1,74 @@
+"""What nodes are called: which texts can be a node's name, which names are too much alike to stand side by side, and
+which of the names that delegations give to a node counts.
+
+People type names where they mean to trust a node (`hocket coordinator rack-1`), so a name must not be taken for
+anything else: not for a word of the command line, not for the beginning of an id, and not for another node's name.
+"""
+
+import re
+
+from hocket.kernel.reasons import Reason
+from hocket.kernel.ucan import Delegation
+from hocket.log.law import Law
+
+HERE = "here"
+ID_DIGITS_MIN = 4
+_RESERVED = frozenset({HERE, "all", "any", "coordinator", "everyone", "me", "nobody", "none", "owner", "self", "this"})
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_ID_LIKE = re.compile(f"[0-9a-fA-F]{{{ID_DIGITS_MIN},}}")
+_ALIKE = str.maketrans({"0": "o", "1": "l", "i": "l", ".": "-", "_": "-"})
+
+
+def why_not(text: str) -> str | None:
+    """Why a node cannot be called so; None when it can."""
+    if _NAME.fullmatch(text) is None:
+        return "a name has 1 to 64 letters, digits, dots and dashes, and begins with a letter or digit"
+    if text.lower() in _RESERVED:
+        return "this word has a meaning of its own"
+    if _ID_LIKE.fullmatch(text) is not None:
+        return "it could be taken for the beginning of a node's id"
+    return None
+
+
+def is_name(text: str) -> bool:
+    return why_not(text) is None
+
+
+def likeness(name: str) -> str:
+    """The same for names that a reader could take for each other: in another case, or with 0 for o, 1 or i for l, rn
+    for m, or another separator.
+    """
+    return name.lower().translate(_ALIKE).replace("rn", "m")
+
+
+def names(law: Law) -> dict[int, str]:
+    """The name of every node that has one. A node's name is what the issuer closest to the user calls it, and of
+    several equally close issuers the earliest; that issuer may change it by a later delegation. What a node says about
+    itself does not count, and neither does a name that cannot be one.
+    """
+    by_cid = {each.cid: each for each in law.delegations}
+    depths: dict[bytes, int] = {}
+    chosen: dict[int, tuple[tuple[bool, int], str, str]] = {}
+    for each in law.delegations:
+        fault = law.authority.fault(each)
+        if fault not in (None, Reason.REVOKED) or each.issuer == each.audience:
+            continue
+        if each.name is None or not is_name(each.name):
+            continue
+        # What is revoked names a node only if nothing else does.
+        rank = fault is not None, _depth(each, by_cid, depths)
+        known = chosen.get(each.node)
+        if known is None or rank < known[0] or (rank == known[0] and each.issuer == known[1]):
+            chosen[each.node] = rank, each.issuer, each.name
+    return {node: name for node, (_, _, name) in chosen.items()}
+
+
+def _depth(delegation: Delegation, by_cid: dict[bytes, Delegation], depths: dict[bytes, int]) -> int:
+    """How many delegations stand between this one and the user. The chain is there and has no circle, or the
+    delegation would not stand.
+    """
+    known = depths.get(delegation.cid)
+    if known is None:
+        known = 1 + max((_depth(by_cid[cid], by_cid, depths) for cid in delegation.proofs), default=0)
+        depths[delegation.cid] = known
+    return known
