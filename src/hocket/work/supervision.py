@@ -1,0 +1,32 @@
+"""Keeps background work going. A task that ends by an error is reported and started again after a rest, which grows
+while the errors go on, so that no single bad peer, schedule or job ends what the process promised to do.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from hocket.work.ground import Ground
+
+T = TypeVar("T")
+
+REST_S, REST_S_MAX = 1.0, 60.0
+# Work that ran for this long before it failed is taken for healthy: its next rest is a short one.
+HEALTHY_S = 60.0
+
+
+async def supervised(name: str, make: Callable[[], Awaitable[T]], notice: Callable[[str], None], ground: Ground) -> T:
+    """Runs what `make` gives until it returns, and gives its result. After an error the operator is told, and the work
+    is made anew. Cancelling this cancels the work; `name` is the subject of the notice ("the sync loop").
+    """
+    failures = 0
+    while True:
+        began = ground.monotonic()
+        try:
+            return await make()
+        except Exception as error:
+            failures = 1 if ground.monotonic() - began >= HEALTHY_S else failures + 1
+            rest = min(REST_S_MAX, REST_S * 2.0 ** min(failures - 1, 16)) * ground.chance.uniform(0.5, 1.0)
+            said = str(error) or "no further detail"
+            notice(f"{name} failed ({type(error).__name__}: {said}); it starts again in {rest:.1f} seconds")
+        await asyncio.sleep(rest)
