@@ -258,6 +258,10 @@ class SqliteSession(MeshStatements):
         """How many ops are held, and the wall of the earliest."""
         return self._one("SELECT count(*) FROM held"), self._one("SELECT min(wall) FROM held")
 
+    def held_among(self, op_ids: Sequence[bytes]) -> set[bytes]:
+        """Which of these are held."""
+        return self._among("SELECT id FROM held WHERE id IN ", op_ids)
+
     # The roster.
 
     def job(self, job_id: bytes) -> Entry | None:
