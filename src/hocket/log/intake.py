@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from hocket.kernel.clock import Hlc
-from hocket.kernel.ops import Op
+from hocket.kernel.ops import Op, read_stamp
 from hocket.kernel.postcard import Malformed, UnknownVariant
 from hocket.kernel.reasons import Reason
 from hocket.log.door import CURABLE
@@ -56,6 +56,9 @@ class Intake:
         self._curable: dict[int, Hlc] = {}
 
     def unreadable(self, raw: bytes, error: Malformed) -> None:
+        stamp = read_stamp(raw)
+        if stamp is not None and stamp.wall <= self._limit:
+            self._tx.hear(stamp)
         reason = Reason.UNKNOWN_VARIANT if isinstance(error, UnknownVariant) else Reason.MALFORMED
         self._refuse(raw[:16].ljust(16, b"\0"), 0, reason)
 

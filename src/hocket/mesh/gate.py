@@ -4,6 +4,7 @@ affair, and what may leave this node is decided in `outgoing`.
 """
 
 import asyncio
+import threading
 from collections import Counter, OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
@@ -14,8 +15,8 @@ import msgspec
 
 from hocket.kernel.authority import Standing
 from hocket.kernel.bearer import Bearer, Nonces, check_bearer, make_bearer, read_bearer
-from hocket.kernel.frontier import Frontier, frontier_text, parse_frontier
-from hocket.kernel.ids import node_text
+from hocket.kernel.frontier import Frontier, encode_frontier, frontier_text, parse_frontier
+from hocket.kernel.ids import content_hash, node_text
 from hocket.kernel.keys import SigningKey
 from hocket.kernel.ops import Op, encode_sequence, read_sequence
 from hocket.kernel.postcard import Malformed
@@ -35,6 +36,8 @@ from hocket.work.jobs import accept
 # A worker that offers claims asks many times a second.
 RATE_PER_S = 200.0
 BURST = 400.0
+# A query that is longer than this counts as several requests.
+QUERY_BYTES = 4 * 1024
 # So many requests of one node are worked on at the same time, and so many bodies of it are read.
 REQUESTS_AT_ONCE_MAX = 16
 BODIES_AT_ONCE_MAX = 4
@@ -48,7 +51,9 @@ PAGE_OPS_DEFAULT = 1_000
 # The same refusal of the same caller is told again after this long.
 TELL_AGAIN_S = 60.0
 TOLD_MAX = 1_000
+# Readers with limits for whom it is remembered how far was looked, and after how many of their last answers.
 SCANNED_MAX = 1_000
+SCANNED_PER_NODE_MAX = 16
 # So many bodies are verified at the same time; the others wait for their turn.
 ADMISSIONS_MAX = 2
 
@@ -131,7 +136,8 @@ class Gate:
         self._hub = Hub(access, ground, notice)
         self._keys: tuple[int, dict[bytes, tuple[bytes, str]]] = (-1, {})
         self._told: OrderedDict[tuple[str, int | None], float] = OrderedDict()
-        self._scanned: OrderedDict[tuple[int, str, int], Frontier] = OrderedDict()
+        self._scanned: OrderedDict[int, OrderedDict[bytes, Frontier]] = OrderedDict()
+        self._scanning = threading.Lock()
         self.refusals: Counter[str] = Counter()
         self.drift: dict[int, str] = {}
         self._agreeing: set[int] = set()
@@ -226,7 +232,7 @@ class Gate:
             raise self._unknown("a token that was used before", caller.node)
         if caller.standing is not Standing.ACTIVE:
             raise _Refused(403, f"its delegation is {caller.standing.value}", caller.node)
-        if wait := self._callers.take(caller.node):
+        if wait := self._callers.take(caller.node, 1 + len(request.query) // QUERY_BYTES):
             raise _Refused(429, "too many requests", caller.node, retry_after=str(max(1, round(wait))))
         is_new = self._check_rules(request, caller)
         if is_new and self._met is not None:
@@ -289,8 +295,9 @@ class Gate:
 
     async def _get_ops(self, request: Request) -> Reply:
         async with self._called(request) as caller:
-            since, limit = _asked(request, caller.node)
-            return await self._access.call(lambda: self._proved(caller, self._answer(caller, since, limit)))
+            return await self._access.call(
+                lambda: self._proved(caller, self._answer(caller, *_asked(request, caller.node)))
+            )
 
     async def _post_ops(self, request: Request) -> Reply:
         async with self._called(request) as caller:
@@ -302,10 +309,10 @@ class Gate:
     async def _exchange(self, request: Request) -> Reply:
         """A push and a pull in one: for a worker that offers claims and waits for the answer."""
         async with self._called(request) as caller:
-            since, limit = _asked(request, caller.node)
             body = await self._body(request, caller)
 
             def work() -> Reply:
+                since, limit = _asked(request, caller.node)
                 counts = self._admit(caller, body)
                 reply = self._answer(caller, since, limit)
                 said = zip(wire.COUNTS, map(str, counts), strict=True)
@@ -350,7 +357,9 @@ class Gate:
 
     def _answer(self, caller: Caller, since: Frontier, limit: int) -> Reply:
         made = self._page(caller, since, limit)
-        self._hub.gave(caller.node, made.scanned)
+        if made.whole:
+            # Of authors that are not on this log a reader can say what it likes.
+            self._hub.gave(caller.node, {n: at for n, at in made.scanned.items() if n in made.ours})
         try:
             headers = {"content-type": wire.OCTETS, wire.NEXT_FRONTIER: frontier_text(made.seen)}
             if made.whole:
@@ -362,15 +371,22 @@ class Gate:
         return Reply(200, headers, encode_sequence(made.bodies))
 
     def _page(self, caller: Caller, since: Frontier, limit: int) -> Page:
-        """For a reader from whom ops are kept, it is remembered here, and not told it, how far was looked."""
+        """For a reader from whom ops are kept, the gate remembers how far it has looked; the reader is not told."""
         to, log = caller.reader, self._access.log
         if to.reads_everything:
             return page(log, to, since, limit=limit)
-        before = self._scanned.get((to.node, frontier_text(since), caller.law))
+        known = self._scanned.get(to.node)
+        before = None if known is None else known.get(_state(since, caller))
         made = page(log, to, since, limit=limit, before=before)
-        self._scanned[to.node, frontier_text(made.seen), caller.law] = made.scanned
-        if len(self._scanned) > SCANNED_MAX:
-            self._scanned.popitem(last=False)
+        with self._scanning:
+            mine = self._scanned.pop(to.node, OrderedDict())
+            self._scanned[to.node] = mine
+            # Only what differs: most of a frontier is what the reader has said itself.
+            mine[_state(made.seen, caller)] = {n: at for n, at in made.scanned.items() if made.seen.get(n) != at}
+            if len(mine) > SCANNED_PER_NODE_MAX:
+                mine.popitem(last=False)
+            if len(self._scanned) > SCANNED_MAX:
+                self._scanned.popitem(last=False)
         return made
 
     def _proved(self, caller: Caller, reply: Reply) -> Reply:
@@ -391,35 +407,45 @@ class Gate:
             unauthorised += sum(tx.projection.reason(op.id) in _UNAUTHORISED for op in ops)
             accept(tx, ops)
 
-        relayed = 0
+        left: list[Op] = []
+        authors = introductions.all_authors(log)
 
         def received() -> Iterator[Received]:
             """They are read while those before them are verified."""
-            nonlocal relayed
             for item in read_sequence(body):
-                if is_brought(item, caller.reader):
+                op = item[1]
+                if isinstance(op, Malformed) or is_brought(op, caller.reader, authors):
                     yield item
                 else:
-                    relayed += 1
+                    left.append(op)
 
         admission = log.admit(received(), decide=decide)
-        if relayed:
-            self.refusals["ops of others from a node that does not read everything"] += relayed
+        if left:
+            log.hear(op.timestamp for op in left)
+            reason = "ops of others from a node that does not read everything, or of too many authors"
+            self.refusals[reason] += len(left)
         if admission.collided:
             self._notice(
                 f"{admission.collided} ops from node {node_text(caller.node)} carry timestamps that others of their"
                 " authors carry too; is a home in use twice?"
             )
-        rejected = admission.rejected + unauthorised + relayed
+        rejected = admission.rejected + unauthorised + len(left)
         return Counts(admission.appended - unauthorised, admission.duplicated, rejected, admission.held)
 
 
-def is_brought(received: Received, sender: Reader) -> bool:
+def is_brought(op: Op, sender: Reader | None, authors: Collection[int] | None) -> bool:
     """Whether an op is taken from this sender. One that may not read everything has gaps in what it holds of others;
-    taking that in would hide the gaps for good.
+    taking that in would hide the gaps for good. When there are as many authors as there may be, only their ops are
+    taken.
     """
-    op = received[1]
-    return sender.reads_everything or isinstance(op, Malformed) or op.node_id == sender.node
+    if authors is not None and op.node_id not in authors:
+        return False
+    return sender is None or sender.reads_everything or op.node_id == sender.node
+
+
+def _state(frontier: Frontier, caller: Caller) -> bytes:
+    """What a reader with this frontier may have depends on the law."""
+    return content_hash(encode_frontier(frontier) + caller.law.to_bytes(16, "big", signed=True))
 
 
 def _asked(request: Request, node: int) -> tuple[Frontier, int]:

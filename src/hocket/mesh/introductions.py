@@ -1,6 +1,7 @@
 """Introductions: a node that is not known here brings the delegation that lets it in, in an op of its own and without a
 token. It is the one way to write on a log without being known there, so it is judged before anything is written: by the
-law in force, by the time, and by how much its issuer has brought in already.
+law in force, by the time, and by how much its issuer has brought in already. Here it is also decided when a log has so
+many authors that ops of new ones are no longer taken.
 """
 
 from hocket.kernel.authority import Authority
@@ -54,6 +55,16 @@ def fault(log: Log, delegation: Delegation, now_s: int) -> str | None:
     if delegation.issuer != log.user and issued >= DELEGATIONS_PER_ISSUER_MAX:
         return f"an introduction by an issuer of {DELEGATIONS_PER_ISSUER_MAX} delegations, which is the limit"
     return None
+
+
+def all_authors(log: Log) -> set[int] | None:
+    """The authors on a log that has as many as an exchange can name; None when there is room for more."""
+    with log.store.read() as session:
+        # An author is a known node, so there are no more authors than that.
+        if len(session.nodes()) < AUTHORS_MAX:
+            return None
+        authors = {int.from_bytes(node, "big") for node in session.frontier()}
+    return authors if len(authors) >= AUTHORS_MAX else None
 
 
 def _above(delegation: Delegation, by_cid: dict[bytes, Delegation]) -> list[Delegation]:

@@ -18,7 +18,7 @@ from hocket.kernel.keys import SigningKey
 from hocket.kernel.ops import Op, read_sequence
 from hocket.kernel.postcard import Malformed, Reader
 from hocket.log import Admission, Log
-from hocket.mesh import outgoing, peers, shelf
+from hocket.mesh import introductions, outgoing, peers, shelf
 from hocket.mesh.client import Answer, Busy, Client, Counts, Paused, Refused, TooLarge
 from hocket.mesh.gate import Received, is_brought
 from hocket.mesh.outgoing import PAGE_BYTES_MAX, PAGE_OPS_MAX, Page, own_frontier, page
@@ -327,6 +327,7 @@ class Exchanges:
             last: Op | Malformed | None = None
 
             by = None if sender is None else outgoing.reader(log, sender)
+            authors = introductions.all_authors(log)
 
             def received() -> Iterator[Received]:
                 """They are read while those before them are verified."""
@@ -338,13 +339,15 @@ class Exchanges:
                         stamps[last.id] = last.timestamp
                     if isinstance(last, Op) and last.node_id in late:
                         continue
-                    if by is None or is_brought(item, by):
+                    if isinstance(last, Malformed) or is_brought(last, by, authors):
                         yield item
-                    elif isinstance(last, Op):
+                    else:
                         # Perhaps the sender's delegation begins in a moment, and it is taken in then.
                         left.setdefault(last.node_id, last.timestamp)
 
             admission = log.admit(received(), decide=accept)
+            if left:
+                log.hear(stamp for stamp in stamps.values() if stamp.node in left)
             is_cut = isinstance(last, Malformed) and found < Reader(body).varint()
             with log.store.read() as session:
                 reached = own_frontier(session)
