@@ -90,12 +90,14 @@ class BoundedProtocol(HttpToolsProtocol):
         self._in_head = False
         if len(self.pipeline) >= PIPELINED_MAX:
             self._stop(400)
-        self.url = b"".join(self._url)
+        # The parser of addresses takes 64 KiB at most, and a frontier of two thousand authors is longer.
+        self.url, _, query = b"".join(self._url).partition(b"?")
         self._arm(self.request_s)
         is_full = bool(self._peer) and self._shares.reads_too_slowly(str(self._peer[0]))
         self._shares.is_busy(self._peer, True)
         self.app = service_unavailable if is_full else self._answering
         super().on_headers_complete()
+        self.scope["query_string"] = query.partition(b"#")[0]
 
     def on_response_complete(self) -> None:
         self._disarm()
