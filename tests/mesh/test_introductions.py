@@ -1,4 +1,4 @@
-"""Introductions: the one way to write without a token. Nothing is written down but for a node that is not known yet, and
+"""Introductions: the one way to write without a token. Nothing is written but for a node that is not known yet, and
 that a delegation in force lets in.
 """
 
