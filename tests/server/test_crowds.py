@@ -11,12 +11,14 @@ from pathlib import Path
 
 import pytest
 
+from hocket.errors import Usage
 from hocket.kernel.ops import encode_sequence
 from hocket.mesh import enrolment, station, wire
 from hocket.mesh import gate as gates
 from hocket.mesh.wire import Reply, Request
 from hocket.server import app, connections, listening
 from hocket.server.listening import Connections, address_of
+from hocket.server.running import Server
 from tests.mesh.world import Guest, Place, introduced, run, until
 
 HOSTILE, HONEST = "127.0.0.2", "127.0.0.3"
@@ -416,6 +418,14 @@ def test_only_a_proxy_that_the_operator_named_is_believed_about_addresses(tmp_pa
         assert await seen_from(a, "127.0.0.1", said) == "198.51.100.4"
         assert await seen_from(a, "127.0.0.1", {}) == "127.0.0.1"
         assert await seen_from(a, HOSTILE, said) == HOSTILE
+
+    run(tmp_path, test, "a")
+
+
+def test_a_proxy_is_named_by_its_address(tmp_path: Path):
+    async def test(a: Place) -> None:
+        with pytest.raises(Usage, match="IP address of a proxy"):
+            Server(a.gate, proxies=["nginx"])
 
     run(tmp_path, test, "a")
 

@@ -9,6 +9,7 @@ import ssl
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from functools import partial
+from ipaddress import ip_address
 from pathlib import Path
 
 import uvicorn
@@ -52,6 +53,9 @@ class Server:
         self._gate, self._host, self._protocol = gate, host, protocol
         self._cert, self._key = cert, key
         self._check_certificate()
+        for proxy in proxies:
+            if not _is_ip(proxy):
+                raise Usage(f"{proxy!r} is not the IP address of a proxy; write it like 127.0.0.1")
         self._socket = _bound(host, port)
         self._socket.connections = Connections(proxies, lambda reason: gate.turned_away(503, reason))
         self.port: int = self._socket.getsockname()[1]
@@ -141,6 +145,14 @@ def _bound(host: str, port: int) -> Listener:
         made.close()
         raise Unreachable(f"cannot listen on {host} port {port}: {error.strerror}; choose another --port") from error
     return made
+
+
+def _is_ip(text: str) -> bool:
+    try:
+        ip_address(text)
+    except ValueError:
+        return False
+    return True
 
 
 def outward_host() -> str:
