@@ -216,7 +216,7 @@ def test_a_node_with_gaps_passes_on_only_what_it_wrote(tmp_path: Path):
         introduced(a, third, (Capability("Ops", "*", {}),))
         others = third.op(ScheduleJob(bytes(15) + b"\3", "acme.render", b"{}", b""), a.log.physical())
         reply = await ask(a, guest, method="POST", query="", body=encode_sequence([mine, others]))
-        assert json.loads(reply.body) == {"appended": 1, "duplicated": 0, "rejected": 1}
+        assert json.loads(reply.body) == {"appended": 1, "duplicated": 0, "rejected": 1, "held": 0}
         assert decode(others).id not in a.ids()
 
     run(tmp_path, test, "a")

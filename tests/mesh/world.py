@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hocket.desk import Desk
-from hocket.kernel.bearer import make_bearer
+from hocket.kernel.bearer import make_bearer, read_bearer
 from hocket.kernel.frontier import Frontier, frontier_text
 from hocket.kernel.ids import content_hash, node_id
 from hocket.kernel.keys import SigningKey
@@ -184,6 +184,14 @@ class Guest:
         stamp = Hlc(wall, self._count if logical is None else logical, self.id)
         op_id = wall.to_bytes(6, "big") + content_hash(b"%d %d" % (self.id, self._count))[:10]
         return encode(sign(Op(op_id, stamp, self.id, (), payload), self.key))
+
+
+def resigned(server: Place, caller: int, request: Request, reply: Reply) -> Reply:
+    """A reply that was changed on its way, signed again by the server: as if the server had said so itself."""
+    asked = read_bearer(request.headers["authorization"].split()[1])
+    now_s = server.log.physical() // 1000
+    token = make_bearer(server.key, str(caller), now_s, asked.nonce, answer=wire.answer_hash(reply))
+    return reply._replace(headers={**reply.headers, wire.NODE: token})
 
 
 async def until(condition: Callable[[], Any] | Callable[[], Awaitable[Any]], what: str = "it") -> Any:

@@ -41,6 +41,14 @@ def serve(
         Path | None, typer.Option("--cert", metavar="FILE", help="A certificate, with the chain if there is one.")
     ] = None,
     key: Annotated[Path | None, typer.Option("--key", metavar="FILE", help="The certificate's key.")] = None,
+    proxy: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--proxy",
+            metavar="ADDRESS",
+            help="A reverse proxy in front of it; believed about whom it speaks for. May be repeated.",
+        ),
+    ] = None,
     announce: Annotated[bool, typer.Option("--announce", help="Be found on the local network.")] = False,
     home: HomeOption = None,
     as_json: JsonOption = False,
@@ -60,11 +68,18 @@ def serve(
 
     known = None if address is None else check_address(address)
     with open_desk() as desk:
-        asyncio.run(_serve(desk, host, port, known, cert, key, announce))
+        asyncio.run(_serve(desk, host, port, known, cert, key, proxy or [], announce))
 
 
 async def _serve(
-    desk: "Desk", host: str, port: int, address: str | None, cert: Path | None, key: Path | None, announce: bool
+    desk: "Desk",
+    host: str,
+    port: int,
+    address: str | None,
+    cert: Path | None,
+    key: Path | None,
+    proxies: list[str],
+    announce: bool,
 ) -> None:
     from hocket.node import Node
 
@@ -77,7 +92,7 @@ async def _serve(
         from hocket.work.supervision import supervised
 
         gate = station.gate(lambda: {server.address, *([] if address is None else [address])})
-        server = Server(gate, host, port, cert=cert, key=key)
+        server = Server(gate, host, port, cert=cert, key=key, proxies=proxies)
         told = address or server.address
         ended = asyncio.Event()
         for each in (signal.SIGTERM, signal.SIGINT):

@@ -25,6 +25,7 @@ from typing import NamedTuple
 from hocket.kernel import vocabulary as v
 from hocket.kernel.capabilities import Grant, grant_of, is_known
 from hocket.kernel.clock import U64_MAX, Hlc
+from hocket.kernel.keys import SigningKey, parse_did_key, verify
 from hocket.kernel.needs import JUDGED, READING, Judged
 from hocket.kernel.needs import Need as Need
 from hocket.kernel.needs import need_of as need_of
@@ -33,6 +34,7 @@ from hocket.kernel.ucan import ROOT, Delegation
 from hocket.kernel.vocabulary import Payload
 
 CHAIN_MAX = 16
+_ROOT_REVOCATION = b"hocket revoke root\0"
 _OWNERS_OPS = frozenset({v.DesignateCoordinator, v.RouteKind})
 _AUDITED = (
     *(Need("Job", "Claim"), Need("Job", "Complete"), Need("Claim", "Write"), Need("Artifact", "Write")),
@@ -472,6 +474,10 @@ def read_revocations(
     return {cid for _, _, cid in counting_revocations(user, delegations, revocations, is_bound)}
 
 
-def root_revocation(cid: bytes) -> bytes:
-    """What the user's key signs to revoke a delegation that it issued."""
-    return b"hocket revoke root\0" + cid
+def revoke_root(user: SigningKey, cid: bytes) -> v.RevokeRoot:
+    """The user's word, by the user's own key, that a delegation is revoked."""
+    return v.RevokeRoot(cid, user.sign(_ROOT_REVOCATION + cid))
+
+
+def is_root_revocation(user: str, payload: v.RevokeRoot) -> bool:
+    return verify(parse_did_key(user), payload.signature, _ROOT_REVOCATION + payload.ucan_cid)

@@ -6,7 +6,7 @@ Which key a node has, and what that node may read or write, is known elsewhere; 
 from collections import Counter
 from collections.abc import Collection
 from heapq import heappop, heappush
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 
@@ -28,31 +28,49 @@ Seconds = Annotated[int, msgspec.Meta(ge=0, le=2**53 - 1)]
 
 
 class Bearer(NamedTuple):
-    """What a token says; nothing of it is believed before check_bearer has found it good."""
+    """What a token says; nothing of it is believed before check_bearer has found it good. `answer` is in a server's
+    token alone: the hash of the answer that it came with.
+    """
 
     node: int
     audience: str
     issued: int
     expires: int
     nonce: str
+    answer: str | None = None
 
 
-class _Claims(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class _Claims(msgspec.Struct, frozen=True):
+    """Members that are not known here are ignored."""
+
     iss: Number
     aud: Text
     iat: Seconds
     exp: Seconds
     nonce: Text
+    hocket_answer: Any = None
 
 
 def _header(node: int) -> dict[str, str]:
     return {"alg": "EdDSA", "kid": f"node-{node}"}
 
 
-def make_bearer(key: SigningKey, audience: str, now_s: int, nonce: str, lifetime_s: int = LIFETIME_S_DEFAULT) -> str:
-    """A token of the node that holds this key, for one request to the audience: a node id in decimal, or an origin."""
+def make_bearer(
+    key: SigningKey,
+    audience: str,
+    now_s: int,
+    nonce: str,
+    lifetime_s: int = LIFETIME_S_DEFAULT,
+    *,
+    answer: str | None = None,
+) -> str:
+    """A token of the node that holds this key, for one request to the audience: a node id in decimal, or an origin.
+    With an `answer` it is the token of a server, for the answer that has this hash.
+    """
     node = node_id(key.public)
     claims = {"iss": str(node), "aud": audience, "iat": now_s, "exp": now_s + lifetime_s, "nonce": nonce}
+    if answer is not None:
+        claims["hocket_answer"] = answer
     return compact(_header(node), canonical_json(claims), key)
 
 
@@ -60,7 +78,8 @@ def read_bearer(token: str) -> Bearer:
     """What a token says, or Malformed. This looks at the shape alone: the signature is not verified yet."""
     _, payload, _, signing_input = open_compact(token)
     try:
-        claims = msgspec.json.decode(payload, type=_Claims)
+        # Read as a whole first: what is ignored must still be JSON.
+        claims = msgspec.convert(msgspec.json.decode(payload, type=dict[str, Any]), _Claims)
         node = int(claims.iss)
     except (ValueError, msgspec.MsgspecError, RecursionError) as error:
         raise Malformed(f"not a bearer token: {error}") from None
@@ -69,7 +88,8 @@ def read_bearer(token: str) -> Bearer:
     # The header has one spelling, so a second algorithm, a repeated field or another node's name cannot hide in it.
     if not signing_input.startswith(base64url(canonical_json(_header(node))) + b"."):
         raise Malformed("a bearer token's header is not that of its issuer")
-    return Bearer(node, claims.aud, claims.iat, claims.exp, claims.nonce)
+    answer = claims.hocket_answer if isinstance(claims.hocket_answer, str) else None
+    return Bearer(node, claims.aud, claims.iat, claims.exp, claims.nonce, answer)
 
 
 def check_bearer(token: str, bearer: Bearer, public: bytes, audiences: Collection[str], now_s: int) -> str | None:

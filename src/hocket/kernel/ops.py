@@ -259,6 +259,19 @@ def read_op(r: Reader) -> Op:
     return op
 
 
+def read_stamp(data: bytes) -> Hlc | None:
+    """The time of an op whose payload cannot be read; None when not even that can be."""
+    r = Reader(data)
+    try:
+        r.take(16)
+        if _read_u32(r) != SCHEMA_VERSION:
+            return None
+        timestamp = Hlc(_read_u64(r), _read_u32(r), _read_node(r))
+        return timestamp if _read_node(r) == timestamp.node else None
+    except Malformed:
+        return None
+
+
 def decode(data: bytes) -> Op:
     """The op that the whole of data is."""
     if len(data) > MAX_OP_BYTES:

@@ -238,6 +238,13 @@ class Log:
 
         return finish
 
+    def hear(self, stamps: Iterable[Hlc]) -> None:
+        """Moves the clock past the times of ops that are turned away unread, but for those too far ahead."""
+        limit = self.physical() + self._skew
+        latest = max((stamp for stamp in stamps if stamp.wall <= limit), default=None)
+        if latest is not None:
+            self.run(lambda tx: tx.hear(latest))
+
     def release(self, decide: Decide | None = None) -> Admission | None:
         """Takes in the ops whose time has come; None when there are none. `decide` is that of `admit`."""
         until = self.physical() + self._skew

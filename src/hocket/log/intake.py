@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from hocket.kernel.clock import Hlc, pack
 from hocket.kernel.forks import is_fork
-from hocket.kernel.ops import Op, decode, link_to
+from hocket.kernel.ops import Op, decode, link_to, read_stamp
 from hocket.kernel.postcard import Malformed, UnknownVariant
 from hocket.kernel.reasons import Reason
 from hocket.kernel.vocabulary import ReportFork, Sanitised
@@ -67,6 +67,9 @@ class Intake:
         self._curable: dict[int, Hlc] = {}
 
     def unreadable(self, raw: bytes, error: Malformed) -> None:
+        stamp = read_stamp(raw)
+        if stamp is not None and stamp.wall <= self._limit:
+            self._tx.hear(stamp)
         reason = Reason.UNKNOWN_VARIANT if isinstance(error, UnknownVariant) else Reason.MALFORMED
         self._refuse(raw[:16].ljust(16, b"\0"), 0, reason)
 

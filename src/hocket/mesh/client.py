@@ -1,5 +1,6 @@
 """One peer as this node asks it: the tokens and headers of every request, what each status of a reply means, and which
-node has answered. What is asked, and what is done with the answers, is decided in `sync`.
+node has answered. Nothing in an answer is believed that the node which should have given it has not signed. What is
+asked, and what is done with the answers, is decided in `sync`.
 """
 
 import os
@@ -36,6 +37,14 @@ class Paused(HocketError):
     """The peer stands under other rules. Nothing is exchanged until somebody has seen to that."""
 
 
+class Unsigned(NamedTuple):
+    """What would prove an answer, once the key of its node is known here."""
+
+    token: str
+    nonce: str
+    answer: str
+
+
 class Refused(HocketError):
     """The peer does not let this node in, or is not who it should be."""
 
@@ -66,6 +75,7 @@ class Counts(msgspec.Struct):
     appended: int
     duplicated: int
     rejected: int
+    held: int = 0
 
 
 class _Health(msgspec.Struct):
@@ -97,7 +107,8 @@ class Client:
         self.is_hocket = False
         self._has_met = self._has_introduced = False
         self._offset_s = 0
-        self._last_proof: tuple[str, str] | None = None
+        self._public: bytes | None = None
+        self._unsigned: Unsigned | None = None
 
     # What can be asked.
 
@@ -112,6 +123,10 @@ class Client:
                 self.claims, self.is_hocket = parse_node(health.node), health.protocol == wire.PROTOCOL
             except (msgspec.MsgspecError, ValueError):
                 pass  # another kind of server; it is asked to the letter
+        if self.claims is None and self._expected is not None:
+            raise Unreachable(
+                f"{self.address} does not say which node it is; node {node_text(self._expected)} should answer there"
+            )
         if self.claims is not None and self._expected not in (None, self.claims):
             raise Refused(
                 f"node {node_text(self.claims)} answers at {self.address} where {node_text(self._expected or 0)} did;"
@@ -136,17 +151,18 @@ class Client:
     async def exchange(self, bodies: list[bytes], since: Frontier) -> tuple[Counts, Answer]:
         """Both in one round trip, where the peer knows how."""
         reply = await self._ask("POST", wire.EXCHANGE, _query(since, PAGE_OPS_MAX), encode_sequence(bodies))
-        numbers = [reply.headers.get(name, "") for name in (wire.APPENDED, wire.DUPLICATED, wire.REJECTED)]
-        if not all(number.isascii() and number.isdigit() for number in numbers):
+        numbers = [reply.headers.get(name, "0" if name == wire.HELD else "") for name in wire.COUNTS]
+        if not all(number.isascii() and number.isdigit() and len(number) < 16 for number in numbers):
             raise Unreachable(f"{self.address} answers an exchange without counts")
         return Counts(*map(int, numbers)), self._answer(reply)
 
     async def blob(self, hash: bytes, start: int) -> bytes | None:
         """Part of a blob from there on, None when the peer does not have it or does not give it."""
-        reply = await self._send("GET", wire.BLOBS, f"hash={hash.hex()}&from={start}", b"")
+        reply, nonce = await self._send("GET", wire.BLOBS, f"hash={hash.hex()}&from={start}", b"")
         if reply.status == 404:
             return None
-        self._check(reply)
+        # The content's hash tells whether it is the right one, so nobody has to sign for it.
+        await self._check(reply, nonce)
         return reply.body
 
     def hint_headers(self) -> Mapping[str, str]:
@@ -154,47 +170,65 @@ class Client:
         return self._headers(self._nonce())
 
     async def prove(self) -> int | None:
-        """Who has answered the last request, if its token says so and its key is known here by now."""
-        if self.node is None and self.claims is not None and self._last_proof is not None:
-            token, nonce = self._last_proof
-            self.node = await self._access.call(lambda: self._proved(token, nonce))
+        """Who has given the last answer, if its key is known here by now. Raises Refused when that is another node than
+        it says.
+        """
+        if self.node is None and self._unsigned is not None:
+            await self._hold_against(self._unsigned)
         return self.node
 
-    def _proved(self, token: str, nonce: str) -> int | None:
-        log = self._access.log
+    async def _believe(self, reply: Reply, nonce: str) -> None:
+        """Raises Refused when the node that should have given an answer has not signed it. A server that does not say
+        which node it is, and never did, signs nothing; and the key of a node may come with its first ops.
+        """
+        if self.claims is not None:
+            await self._hold_against(Unsigned(reply.headers.get(wire.NODE, ""), nonce, wire.answer_hash(reply)))
+
+    async def _hold_against(self, proof: Unsigned) -> None:
+        assert self.claims is not None
+        claims = self.claims
+        if self._public is None:
+            known = await look(self._access, lambda session: session.nodes().get(claims.to_bytes(8, "big")))
+            self._public = None if known is None else known[0]
+        self._unsigned = proof if self._public is None else None
+        if self._public is None:
+            return
+        if not self._is_signed(proof, self._public):
+            self.node = None
+            raise Refused(
+                f"the answer from {self.address} is not signed by node {node_text(claims)}, which should answer there;"
+                " nothing of it was taken"
+            )
+        self.node = claims
+
+    def _is_signed(self, proof: Unsigned, public: bytes) -> bool:
         try:
-            bearer = read_bearer(token)
+            bearer = read_bearer(proof.token)
         except Malformed:
-            return None
-        with log.store.read() as session:
-            known = session.nodes().get(bearer.node.to_bytes(8, "big"))
-        now_s = self._now_s()
-        if known is None or bearer.node != self.claims or bearer.nonce != nonce:
-            return None
-        fault = check_bearer(token, bearer, known[0], (str(log.node),), now_s)
-        return bearer.node if fault is None else None
+            return False
+        if (bearer.node, bearer.nonce, bearer.answer) != (self.claims, proof.nonce, proof.answer):
+            return False
+        return check_bearer(proof.token, bearer, public, (str(self._access.log.node),), self._now_s()) is None
 
     # How it is asked.
 
     async def _ask(self, method: str, path: str, query: str = "", body: bytes = b"") -> Reply:
-        reply = await self._send(method, path, query, body)
+        reply, nonce = await self._send(method, path, query, body)
         if reply.status == 401 and self._learn_time(reply):
-            reply = await self._send(method, path, query, body)
+            reply, nonce = await self._send(method, path, query, body)
         if reply.status == 401 and self.is_hocket and await self._introduce():
-            reply = await self._send(method, path, query, body)
-        self._check(reply)
+            reply, nonce = await self._send(method, path, query, body)
+        await self._check(reply, nonce)
+        await self._believe(reply, nonce)
         return reply
 
-    async def _send(self, method: str, path: str, query: str, body: bytes) -> Reply:
+    async def _send(self, method: str, path: str, query: str, body: bytes) -> tuple[Reply, str]:
+        """The reply, and the nonce that its token must repeat."""
         nonce = self._nonce()
         headers = dict(self._headers(nonce))
         if body:
             headers["content-type"] = wire.OCTETS
-        reply = await self._transport.send(self.address, Request(method, path, query, headers, body))
-        proof = reply.headers.get(wire.NODE)
-        if proof is not None:
-            self._last_proof = proof, nonce
-        return reply
+        return await self._transport.send(self.address, Request(method, path, query, headers, body)), nonce
 
     def _headers(self, nonce: str) -> Mapping[str, str]:
         audience = _origin(self.address) if self.claims is None else str(self.claims)
@@ -230,7 +264,7 @@ class Client:
         request = Request("POST", wire.INTRODUCE, "", headers, encode_sequence([op]))
         return (await self._transport.send(self.address, request)).status == 204
 
-    def _check(self, reply: Reply) -> None:
+    async def _check(self, reply: Reply, nonce: str) -> None:
         """Whether the reply is one that can be read; else what its status means."""
         status = reply.status
         if status in (401, 403):
@@ -239,15 +273,25 @@ class Client:
             )
         ours = rules_hash(self._access.log.rules).hex()
         theirs = reply.headers.get(wire.RULES_HASH)
-        if status == 409 or (status < 300 and theirs != ours):
-            raise Paused(paused(ours, theirs))
+        if status == 409 or (status < 300 and (theirs is None or theirs.lower() != ours)):
+            raise Paused(paused(ours, theirs, await self._is_certain(reply, nonce)))
         if status in (429, 503):
             seconds = _retry_after(reply)
             raise Busy(f"{self.address} asks to be left alone for {seconds:.0f} seconds", seconds)
         if status == 413:
             raise TooLarge(f"{self.address} takes only smaller bodies")
+        if status == 507:
+            raise Unreachable(f"{self.address} has more authors on its log than an exchange can name")
         if status != 200:
             raise Unreachable(f"{self.address} answers with status {status}")
+
+    async def _is_certain(self, reply: Reply, nonce: str) -> bool:
+        """Whether it is proved who has answered."""
+        try:
+            await self._believe(reply, nonce)
+        except Refused:
+            return False
+        return self.node is not None and self._unsigned is None
 
     def _answer(self, reply: Reply) -> Answer:
         try:
@@ -258,17 +302,22 @@ class Client:
             raise Unreachable(f"{self.address} answers without a frontier that can be read") from None
 
 
-def paused(ours: str, theirs: str | None) -> str:
+_UNCERTAIN = "; the peer did not prove who it is, so it is asked again after a while"
+
+
+def paused(ours: str, theirs: str | None, is_certain: bool) -> str:
     there = "not said" if theirs is None else f"blake3:{theirs[:64]}"
     return (
         f"the mesh rules here are blake3:{ours}, those there {there}; give both nodes the same rules,"
-        " then `hocket peers resume` the peer"
+        f" then `hocket peers resume` the peer{'' if is_certain else _UNCERTAIN}"
     )
 
 
 def is_paused_by(detail: str, ours: str) -> bool:
-    """Whether a pause was for these rules of this node; if they have changed since, it is worth another try."""
-    return f"here are blake3:{ours}" in detail
+    """Whether a pause was for these rules of this node; if they have changed since, it is worth another try. So it is
+    when the peer has not proved who it is: one answer of an impostor must not end the exchange for good.
+    """
+    return f"here are blake3:{ours}" in detail and not detail.endswith(_UNCERTAIN)
 
 
 def _introduction(session: Session, node: int) -> bytes | None:

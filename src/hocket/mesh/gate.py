@@ -4,8 +4,10 @@ affair, and what may leave this node is decided in `outgoing`.
 """
 
 import asyncio
+import threading
 from collections import Counter, OrderedDict
-from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from typing import NamedTuple
 from urllib.parse import parse_qsl
 
@@ -13,22 +15,20 @@ import msgspec
 
 from hocket.kernel.authority import Standing
 from hocket.kernel.bearer import Bearer, Nonces, check_bearer, make_bearer, read_bearer
-from hocket.kernel.frontier import Frontier, frontier_text, parse_frontier
-from hocket.kernel.ids import node_text
+from hocket.kernel.frontier import Frontier, encode_frontier, frontier_text, parse_frontier
+from hocket.kernel.ids import content_hash, node_text
 from hocket.kernel.keys import SigningKey
 from hocket.kernel.ops import Op, encode_sequence, read_sequence
 from hocket.kernel.postcard import Malformed
 from hocket.kernel.reasons import Reason
 from hocket.kernel.rules import rules_hash
-from hocket.kernel.ucan import read as read_ucan
-from hocket.kernel.vocabulary import DelegateUcan
 from hocket.log import Transaction
-from hocket.mesh import wire
+from hocket.mesh import introductions, wire
 from hocket.mesh.bucket import Buckets
 from hocket.mesh.hub import Hub
 from hocket.mesh.outgoing import PAGE_OPS_MAX, Page, Reader, order_ops, page
 from hocket.mesh.shelf import answer as answer_blob
-from hocket.mesh.wire import Access, Reply, Request
+from hocket.mesh.wire import Access, BodyTooLong, NoRoom, Reply, Request
 from hocket.work.blobs import Blobs
 from hocket.work.ground import Ground
 from hocket.work.jobs import accept
@@ -36,15 +36,24 @@ from hocket.work.jobs import accept
 # A worker that offers claims asks many times a second.
 RATE_PER_S = 200.0
 BURST = 400.0
-# Whoever is not known yet shares one bucket with all the others, and may bring nothing but its introduction.
+# A query that is longer than this counts as several requests.
+QUERY_BYTES = 4 * 1024
+# So many requests of one node are worked on at the same time, and so many bodies of it are read.
+REQUESTS_AT_ONCE_MAX = 16
+BODIES_AT_ONCE_MAX = 4
+# A node that is not known yet may bring nothing but its introduction: so often from one address, and from all together.
 STRANGERS_RATE_PER_S = 10.0
 STRANGERS_BURST = 50.0
+ALL_STRANGERS_RATE_PER_S = 50.0
+ALL_STRANGERS_BURST = 200.0
 INTRODUCTION_BYTES_MAX = 64 * 1024
 PAGE_OPS_DEFAULT = 1_000
 # The same refusal of the same caller is told again after this long.
 TELL_AGAIN_S = 60.0
 TOLD_MAX = 1_000
+# Readers with limits for whom it is remembered how far was looked, and after how many of their last answers.
 SCANNED_MAX = 1_000
+SCANNED_PER_NODE_MAX = 16
 # So many bodies are verified at the same time; the others wait for their turn.
 ADMISSIONS_MAX = 2
 
@@ -71,14 +80,17 @@ class Counts(NamedTuple):
     appended: int
     duplicated: int
     rejected: int
+    held: int
 
 
 class _Refused(Exception):
-    """Ends a request: a status for the caller, a reason for the operator."""
+    """Ends a request: a status for the caller, a reason for the operator. The reason is one of a few; a `detail` may
+    repeat what the caller has sent. `node` is who is asking, once that is certain.
+    """
 
-    def __init__(self, status: int, reason: str, node: int | None = None, **headers: str) -> None:
+    def __init__(self, status: int, reason: str, node: int | None = None, detail: str = "", **headers: str) -> None:
         super().__init__(reason)
-        self.status, self.reason, self.node = status, reason, node
+        self.status, self.reason, self.node, self.detail = status, reason, node, detail
         self.headers = {name.replace("_", "-"): value for name, value in headers.items()}
 
 
@@ -117,11 +129,15 @@ class Gate:
         self._began_s = ground.physical_ms() // 1000
         self._callers = Buckets(RATE_PER_S, BURST, ground.monotonic)
         self._strangers = Buckets(STRANGERS_RATE_PER_S, STRANGERS_BURST, ground.monotonic)
+        self._all_strangers = Buckets(ALL_STRANGERS_RATE_PER_S, ALL_STRANGERS_BURST, ground.monotonic)
+        self._asking: Counter[int] = Counter()
+        self._sending: Counter[int] = Counter()
         self._admissions = asyncio.Semaphore(ADMISSIONS_MAX)
-        self._hub = Hub(access)
+        self._hub = Hub(access, ground, notice)
         self._keys: tuple[int, dict[bytes, tuple[bytes, str]]] = (-1, {})
         self._told: OrderedDict[tuple[str, int | None], float] = OrderedDict()
-        self._scanned: OrderedDict[tuple[int, str, int], Frontier] = OrderedDict()
+        self._scanned: OrderedDict[int, OrderedDict[bytes, Frontier]] = OrderedDict()
+        self._scanning = threading.Lock()
         self.refusals: Counter[str] = Counter()
         self.drift: dict[int, str] = {}
         self._agreeing: set[int] = set()
@@ -138,24 +154,27 @@ class Gate:
         try:
             reply = await self._handler(request)(request)
         except _Refused as refused:
-            self._count(refused)
-            reply = Reply(refused.status, refused.headers)
-        return self.stamped(reply)
+            reply = self._refusal(refused)
+        except BodyTooLong:
+            reply = self._refusal(_Refused(413, "a body that is too large"))
+        except NoRoom:
+            reply = self._refusal(_Refused(503, "no room for more bodies", retry_after="5"))
+        return self._stamped(reply)
 
-    def too_large(self) -> Reply:
-        """For a body that was not even read to its end."""
-        refused = _Refused(413, "a body that is too large")
-        self._count(refused)
-        return self.stamped(Reply(refused.status))
-
-    def failed(self, status: int, error: Exception | None) -> Reply:
+    def failed(self, status: int, error: Exception) -> Reply:
         """For a request that this node could not answer, through no fault of the caller's: it is to come back."""
-        why = "there was no room for it" if error is None else f"{type(error).__name__}: {error}"
-        refused = _Refused(status, f"this node failed: {why}", None, retry_after="5")
-        self._count(refused)
-        return self.stamped(Reply(status, refused.headers))
+        refused = _Refused(status, "this node failed", None, f"{type(error).__name__}: {error}", retry_after="5")
+        return self._stamped(self._refusal(refused))
 
-    def stamped(self, reply: Reply) -> Reply:
+    def turned_away(self, status: int, reason: str) -> None:
+        """Counts and tells what the server refused before there was a request to judge."""
+        self._count(_Refused(status, reason))
+
+    def _refusal(self, refused: _Refused) -> Reply:
+        self._count(refused)
+        return Reply(refused.status, refused.headers)
+
+    def _stamped(self, reply: Reply) -> Reply:
         return reply._replace(headers={**reply.headers, wire.RULES_HASH: self._rules()})
 
     def _handler(self, request: Request) -> Handler:
@@ -178,10 +197,27 @@ class Gate:
         self._told[told] = now
         if len(self._told) > TOLD_MAX:
             self._told.popitem(last=False)
-        who = "somebody" if refused.node is None else f"node {node_text(refused.node)}"
-        self._notice(f"{who} was refused ({refused.status}): {refused.reason}")
+        who = "a caller" if refused.node is None else f"node {node_text(refused.node)}"
+        detail = f": {refused.detail}" if refused.detail else ""
+        self._notice(f"{who} was refused ({refused.status}): {refused.reason}{detail}")
 
     # Who is asking.
+
+    @asynccontextmanager
+    async def _called(self, request: Request) -> AsyncIterator[Caller]:
+        """Who is asking, for as long as the request is worked on."""
+        caller = await self._caller(request)
+        with _at_once(self._asking, caller.node, REQUESTS_AT_ONCE_MAX, "too many requests at once"):
+            yield caller
+
+    async def _body(self, request: Request, caller: Caller) -> bytes:
+        """The body of a caller that may bring one. Only now is it read."""
+        _check_type(request, caller.node)
+        with _at_once(self._sending, caller.node, BODIES_AT_ONCE_MAX, "too many bodies at once"):
+            body = (await request.whole(wire.BODY_BYTES_MAX)).body
+        if not body:
+            raise _Refused(400, "a body that is empty", caller.node)
+        return body
 
     async def _caller(self, request: Request) -> Caller:
         scheme, _, token = request.headers.get("authorization", "").partition(" ")
@@ -193,20 +229,20 @@ class Gate:
             raise self._unknown("a token that cannot be read") from None
         caller = await self._access.call(lambda: self._recognise(token.strip(), bearer))
         if not self._nonces.use(bearer.node, bearer.nonce, bearer.expires, self._ground.physical_ms() // 1000):
-            raise self._unknown("a token that was used before", bearer.node)
+            raise self._unknown("a token that was used before", caller.node)
         if caller.standing is not Standing.ACTIVE:
             raise _Refused(403, f"its delegation is {caller.standing.value}", caller.node)
-        if wait := self._callers.take(caller.node):
+        if wait := self._callers.take(caller.node, 1 + len(request.query) // QUERY_BYTES):
             raise _Refused(429, "too many requests", caller.node, retry_after=str(max(1, round(wait))))
-        is_new = self._check_rules(request, caller.node)
+        is_new = self._check_rules(request, caller)
         if is_new and self._met is not None:
             await self._met(caller.node)
         return caller
 
-    def _unknown(self, reason: str, node: int | None = None) -> _Refused:
+    def _unknown(self, reason: str, node: int | None = None, detail: str = "") -> _Refused:
         # A caller whose clock is wrong can learn from this what time it is here.
         time = str(self._ground.physical_ms() // 1000)
-        return _Refused(401, reason, node, **{"www_authenticate": "Bearer", wire.TIME: time})
+        return _Refused(401, reason, node, detail, **{"www_authenticate": "Bearer", wire.TIME: time})
 
     def _recognise(self, token: str, bearer: Bearer) -> Caller:
         log, node = self._access.log, bearer.node
@@ -220,21 +256,23 @@ class Gate:
                 self._keys = state, keys
         known = keys.get(node.to_bytes(8, "big"))
         if known is None:
-            raise self._unknown("a node that was not introduced", node)
+            raise self._unknown("a node that was not introduced", detail=node_text(node))
         audiences = {str(log.node), *self._origins()}
         fault = check_bearer(token, bearer, known[0], audiences, now_ms // 1000)
         if fault is None and bearer.issued < self._began_s:
             # What was used before this process began is not known any more, so nothing from then is good.
             fault = "the token was issued before this server started"
         if fault is not None:
-            raise self._unknown(fault, node)
+            # Who it is remains uncertain: anyone can write a token that names this node.
+            raise self._unknown("a token that is no good", detail=f"it names node {node_text(node)}; {fault}")
         whole = authority.reads_everything(node, now_ms)
         return Caller(Reader(node, authority, now_ms, whole), authority.standing(node, now_ms), bearer.nonce, state)
 
-    def _check_rules(self, request: Request, node: int | None) -> bool:
+    def _check_rules(self, request: Request, caller: Caller | None) -> bool:
         """Whether it is news that this node stands under the same rules."""
         ours, theirs = self._rules(), request.headers.get(wire.RULES_HASH)
-        if theirs == ours:
+        node = None if caller is None else caller.node
+        if theirs is not None and theirs.lower() == ours:
             is_new = node is not None and node not in self._agreeing
             if node is not None:
                 self.drift.pop(node, None)
@@ -244,7 +282,11 @@ class Gate:
             self.drift[node] = (theirs or "")[:64]
             self._agreeing.discard(node)
         said = "none" if theirs is None else f"blake3:{theirs[:64]}"
-        raise _Refused(409, f"its mesh rules are {said}, those of this node blake3:{ours}", node)
+        refused = _Refused(409, "other mesh rules", node, f"its rules are {said}, those of this node blake3:{ours}")
+        if caller is not None:
+            # A peer that hears this leaves this node alone for long, so it must be certain who says it.
+            refused.headers = dict(self._proved(caller, Reply(refused.status)).headers)
+        raise refused
 
     # What it gets.
 
@@ -252,86 +294,110 @@ class Gate:
         return _json(200, {"node": node_text(self._access.log.node), "protocol": wire.PROTOCOL})
 
     async def _get_ops(self, request: Request) -> Reply:
-        caller = await self._caller(request)
-        since, limit = _asked(request, caller.node)
-        return await self._access.call(lambda: self._answer(caller, since, limit))
+        async with self._called(request) as caller:
+            return await self._access.call(
+                lambda: self._proved(caller, self._answer(caller, *_asked(request, caller.node)))
+            )
 
     async def _post_ops(self, request: Request) -> Reply:
-        caller = await self._caller(request)
-        _check_body(request, caller.node)
-        async with self._admissions:
-            counts = await self._access.call(lambda: self._admit(caller, request.body))
-        return _json(200, counts._asdict(), self._proof(caller))
+        async with self._called(request) as caller:
+            body = await self._body(request, caller)
+            async with self._admissions:
+                counts = await self._access.call(lambda: self._admit(caller, body))
+            return self._proved(caller, _json(200, counts._asdict()))
 
     async def _exchange(self, request: Request) -> Reply:
         """A push and a pull in one: for a worker that offers claims and waits for the answer."""
-        caller = await self._caller(request)
-        _check_body(request, caller.node)
-        since, limit = _asked(request, caller.node)
+        async with self._called(request) as caller:
+            body = await self._body(request, caller)
 
-        def work() -> Reply:
-            counts = self._admit(caller, request.body)
-            reply = self._answer(caller, since, limit)
-            said = zip((wire.APPENDED, wire.DUPLICATED, wire.REJECTED), map(str, counts), strict=True)
-            return reply._replace(headers={**reply.headers, **dict(said)})
+            def work() -> Reply:
+                since, limit = _asked(request, caller.node)
+                counts = self._admit(caller, body)
+                reply = self._answer(caller, since, limit)
+                said = zip(wire.COUNTS, map(str, counts), strict=True)
+                return self._proved(caller, reply._replace(headers={**reply.headers, **dict(said)}))
 
-        async with self._admissions:
-            return await self._access.call(work)
+            async with self._admissions:
+                return await self._access.call(work)
 
     async def _hints(self, request: Request) -> Reply:
         caller = await self._caller(request)
         if not self._hub.has_room(caller.node):
             raise _Refused(429, "too many listeners", caller.node, retry_after="60")
-        headers = {"content-type": wire.EVENTS, "cache-control": "no-store", **self._proof(caller)}
-        return Reply(200, headers, stream=self._hub.listen(caller.node))
+        headers = {"content-type": wire.EVENTS, "cache-control": "no-store"}
+        return self._proved(caller, Reply(200, headers, stream=self._hub.listen(caller.node)))
 
     async def _blob(self, request: Request) -> Reply:
-        caller = await self._caller(request)
-        blobs = self._blobs
-        if blobs is None:
-            raise _Refused(404, "a blob where there are none", caller.node)
-        return await self._access.call(lambda: answer_blob(self._access.log, blobs, caller.reader, request.query))
+        async with self._called(request) as caller:
+            blobs = self._blobs
+            if blobs is None:
+                raise _Refused(404, "a blob where there are none", caller.node)
+            return await self._access.call(lambda: answer_blob(self._access.log, blobs, caller.reader, request.query))
 
     async def _introduce(self, request: Request) -> Reply:
         """A node that is not known here brings the op that introduces it. It does not learn what became of it."""
-        if wait := self._strangers.take(None):
+        if wait := self._strangers.take(request.address) or self._all_strangers.take(None):
             raise _Refused(429, "too many introductions", None, retry_after=str(max(1, round(wait))))
         self._check_rules(request, None)
-        _check_body(request, None)
-        if len(request.body) > INTRODUCTION_BYTES_MAX:
-            raise _Refused(413, "an introduction that is too long")
+        _check_type(request, None)
+        request = await request.whole(INTRODUCTION_BYTES_MAX)
         received = list(read_sequence(request.body))
-        if len(received) != 1 or not _introduces(received[0][1]):
+        if len(received) != 1 or (delegation := introductions.read(received[0][1])) is None:
             raise _Refused(400, "an introduction that is none")
-        await self._access.call(lambda: self._access.log.admit(received))
+        log, now_s = self._access.log, self._ground.physical_ms() // 1000
+        if await self._access.call(lambda: introductions.is_known(log, delegation)):
+            return Reply(204)
+        fault = await self._access.call(lambda: introductions.fault(log, delegation, now_s))
+        if fault is None:
+            await self._access.call(lambda: log.admit(received))
+        else:
+            self._count(_Refused(204, fault, None, f"it names node {node_text(delegation.node)}"))
         return Reply(204)
 
     def _answer(self, caller: Caller, since: Frontier, limit: int) -> Reply:
         made = self._page(caller, since, limit)
-        self._hub.gave(caller.node, made.scanned)
-        headers = {"content-type": wire.OCTETS, wire.NEXT_FRONTIER: frontier_text(made.seen), **self._proof(caller)}
         if made.whole:
-            whole = caller.reader.reads_everything
-            told = made.ours if whole else {n: at for n, at in made.ours.items() if n == caller.node}
-            headers[wire.FRONTIER] = frontier_text(told)
+            # Of authors that are not on this log a reader can say what it likes.
+            self._hub.gave(caller.node, {n: at for n, at in made.scanned.items() if n in made.ours})
+        try:
+            headers = {"content-type": wire.OCTETS, wire.NEXT_FRONTIER: frontier_text(made.seen)}
+            if made.whole:
+                whole = caller.reader.reads_everything
+                told = made.ours if whole else {n: at for n, at in made.ours.items() if n == caller.node}
+                headers[wire.FRONTIER] = frontier_text(told)
+        except Malformed as error:
+            raise _Refused(507, "a log of more authors than an answer can name", caller.node, str(error)) from None
         return Reply(200, headers, encode_sequence(made.bodies))
 
     def _page(self, caller: Caller, since: Frontier, limit: int) -> Page:
-        """For a reader from whom ops are kept, it is remembered here, and not told it, how far was looked."""
+        """For a reader from whom ops are kept, the gate remembers how far it has looked; the reader is not told."""
         to, log = caller.reader, self._access.log
         if to.reads_everything:
             return page(log, to, since, limit=limit)
-        before = self._scanned.get((to.node, frontier_text(since), caller.law))
+        known = self._scanned.get(to.node)
+        before = None if known is None else known.get(_state(since, caller))
         made = page(log, to, since, limit=limit, before=before)
-        self._scanned[to.node, frontier_text(made.seen), caller.law] = made.scanned
-        if len(self._scanned) > SCANNED_MAX:
-            self._scanned.popitem(last=False)
+        with self._scanning:
+            mine = self._scanned.pop(to.node, OrderedDict())
+            self._scanned[to.node] = mine
+            # Only what differs: most of a frontier is what the reader has said itself.
+            mine[_state(made.seen, caller)] = {n: at for n, at in made.scanned.items() if made.seen.get(n) != at}
+            if len(mine) > SCANNED_PER_NODE_MAX:
+                mine.popitem(last=False)
+            if len(self._scanned) > SCANNED_MAX:
+                self._scanned.popitem(last=False)
         return made
 
-    def _proof(self, caller: Caller) -> Mapping[str, str]:
-        """The server's own token, for this caller and this request: so the caller knows which node has answered."""
+    def _proved(self, caller: Caller, reply: Reply) -> Reply:
+        """A reply with the server's own token, for this caller, this request and this answer: so the caller knows which
+        node has answered, and that nobody has changed what it said.
+        """
+        reply = self._stamped(reply)
+        answer = wire.answer_hash(reply)
         now_s = self._ground.physical_ms() // 1000
-        return {wire.NODE: make_bearer(self._key, str(caller.node), now_s, caller.nonce)}
+        token = make_bearer(self._key, str(caller.node), now_s, caller.nonce, answer=answer)
+        return reply._replace(headers={**reply.headers, wire.NODE: token})
 
     def _admit(self, caller: Caller, body: bytes) -> Counts:
         unauthorised, log = 0, self._access.log
@@ -341,35 +407,45 @@ class Gate:
             unauthorised += sum(tx.projection.reason(op.id) in _UNAUTHORISED for op in ops)
             accept(tx, ops)
 
-        relayed = 0
+        left: list[Op] = []
+        authors = introductions.all_authors(log)
 
         def received() -> Iterator[Received]:
             """They are read while those before them are verified."""
-            nonlocal relayed
             for item in read_sequence(body):
-                if is_brought(item, caller.reader):
+                op = item[1]
+                if isinstance(op, Malformed) or is_brought(op, caller.reader, authors):
                     yield item
                 else:
-                    relayed += 1
+                    left.append(op)
 
         admission = log.admit(received(), decide=decide)
-        if relayed:
-            self.refusals["ops of others from a node that does not read everything"] += relayed
+        if left:
+            log.hear(op.timestamp for op in left)
+            reason = "ops of others from a node that does not read everything, or of too many authors"
+            self.refusals[reason] += len(left)
         if admission.collided:
             self._notice(
                 f"{admission.collided} ops from node {node_text(caller.node)} carry timestamps that others of their"
                 " authors carry too; is a home in use twice?"
             )
-        rejected = admission.rejected + unauthorised + relayed
-        return Counts(admission.appended - unauthorised, admission.duplicated, rejected)
+        rejected = admission.rejected + unauthorised + len(left)
+        return Counts(admission.appended - unauthorised, admission.duplicated, rejected, admission.held)
 
 
-def is_brought(received: Received, sender: Reader) -> bool:
+def is_brought(op: Op, sender: Reader | None, authors: Collection[int] | None) -> bool:
     """Whether an op is taken from this sender. One that may not read everything has gaps in what it holds of others;
-    taking that in would hide the gaps for good.
+    taking that in would hide the gaps for good. When there are as many authors as there may be, only their ops are
+    taken.
     """
-    op = received[1]
-    return sender.reads_everything or isinstance(op, Malformed) or op.node_id == sender.node
+    if authors is not None and op.node_id not in authors:
+        return False
+    return sender is None or sender.reads_everything or op.node_id == sender.node
+
+
+def _state(frontier: Frontier, caller: Caller) -> bytes:
+    """What a reader with this frontier may have depends on the law."""
+    return content_hash(encode_frontier(frontier) + caller.law.to_bytes(16, "big", signed=True))
 
 
 def _asked(request: Request, node: int) -> tuple[Frontier, int]:
@@ -390,23 +466,24 @@ def _asked(request: Request, node: int) -> tuple[Frontier, int]:
     return since, PAGE_OPS_MAX if len(limit) > 9 else min(PAGE_OPS_MAX, int(limit))
 
 
-def _check_body(request: Request, node: int | None) -> None:
-    if len(request.body) > wire.BODY_BYTES_MAX:
-        raise _Refused(413, "a body that is too large", node)
+def _check_type(request: Request, node: int | None) -> None:
     content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if content_type != wire.OCTETS:
         raise _Refused(415, "a body of another type", node)
-    if not request.body:
-        raise _Refused(400, "a body that is empty", node)
 
 
-def _introduces(op: Op | Malformed) -> bool:
-    if isinstance(op, Malformed) or not isinstance(op.payload, DelegateUcan):
-        return False
+@contextmanager
+def _at_once(counts: Counter[int], node: int, limit: int, reason: str) -> Iterator[None]:
+    """Bounds what is done for one node at the same time."""
+    if counts[node] >= limit:
+        raise _Refused(429, reason, node, retry_after="1")
+    counts[node] += 1
     try:
-        return read_ucan(op.payload.ucan_bytes).node == op.node_id
-    except Malformed:
-        return False
+        yield
+    finally:
+        counts[node] -= 1
+        if not counts[node]:
+            del counts[node]
 
 
 def _json(status: int, value: object, headers: Mapping[str, str] | None = None) -> Reply:

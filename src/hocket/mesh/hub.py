@@ -4,7 +4,7 @@ quiet connection alive.
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 
 from hocket.kernel.authority import Standing
@@ -13,6 +13,8 @@ from hocket.kernel.frontier import Frontier, merge
 from hocket.mesh.outgoing import is_readable, reader
 from hocket.mesh.wire import Access, look
 from hocket.store import OpRow, Session
+from hocket.work.ground import Ground
+from hocket.work.supervision import supervised
 
 # Growth within this time of a hint is told by the next one.
 GAP_S = 0.02
@@ -37,8 +39,8 @@ class _Listener:
 
 
 class Hub:
-    def __init__(self, access: Access) -> None:
-        self._access = access
+    def __init__(self, access: Access, ground: Ground, notice: Callable[[str], None]) -> None:
+        self._access, self._ground, self._notice = access, ground, notice
         self._listeners: dict[_Listener, None] = {}
         self._watching: asyncio.Task[None] | None = None
 
@@ -51,7 +53,8 @@ class Hub:
         listener = _Listener(node, await look(self._access, _seq))
         self._listeners[listener] = None
         if self._watching is None:
-            self._watching = asyncio.create_task(self._watch())
+            watch = supervised("the watch for hints", self._watch, self._notice, self._ground)
+            self._watching = asyncio.create_task(watch)
         try:
             yield HINT
             while not listener.is_over:

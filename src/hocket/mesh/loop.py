@@ -17,6 +17,7 @@ from hocket.mesh.sync import Exchanged, Exchanges
 from hocket.mesh.wire import Access, look
 from hocket.store import Peer
 from hocket.work.ground import Closing, Ground
+from hocket.work.supervision import supervised
 
 # How often a peer is visited when nothing is known to have happened; each time a random part of it is left out.
 CADENCE_S = 30.0
@@ -39,7 +40,9 @@ class _Visitor:
         self._is_resting = False
         self._is_welcome = asyncio.Event()
         self._failures = 0
-        self.task = asyncio.create_task(self._run())
+        self.task = asyncio.create_task(
+            supervised(f"the exchange with {address}", self._run, loop.notice, loop.ground),
+        )
 
     def changed(self) -> None:
         self._is_changed = True
@@ -51,7 +54,9 @@ class _Visitor:
         self._wake.set()
 
     async def _run(self) -> None:
-        listening = asyncio.create_task(self._listen())
+        listening = asyncio.create_task(
+            supervised(f"listening for hints of {self._address}", self._listen, self._loop.notice, self._loop.ground)
+        )
         try:
             idle = False
             while True:
@@ -86,7 +91,7 @@ class _Visitor:
         else:
             wait = min(BACKOFF_S_MAX, BACKOFF_S * 2.0 ** min(self._failures, 16)) * ground.chance.uniform(0.5, 1.0)
         until = ground.monotonic() + wait
-        is_paused = done.state == peers.PAUSED
+        is_paused = done.state == peers.PAUSED and self._loop.is_paused_by(done.detail)
         while (left := until - ground.monotonic()) > 0 or is_paused:
             if self._is_forced or (is_well and (self._is_hinted or self._is_changed)):
                 break
@@ -119,7 +124,7 @@ class _Visitor:
 
 class SyncLoop:
     """Run it in every process of a node that stays: `turn` lets one of them be the one that does it. Cancel it to end
-    it.
+    it. What goes wrong with one peer is told and tried again, and the others do not notice.
     """
 
     def __init__(
@@ -131,7 +136,7 @@ class SyncLoop:
         notice: Callable[[str], None] = lambda text: None,
     ) -> None:
         self._access, self.exchanges, self.ground = access, exchanges, ground
-        self._turn, self._notice = turn, notice
+        self._turn, self.notice = turn, notice
         self._visitors: dict[str, _Visitor] = {}
         self._seq = -1
         self._next_round = 0.0
@@ -139,6 +144,9 @@ class SyncLoop:
         self.is_on = False
 
     async def run(self) -> None:
+        await supervised("the exchange with the peers", self._run, self.notice, self.ground)
+
+    async def _run(self) -> None:
         while (mine := self._turn()) is None:
             await asyncio.sleep(TURN_S)
         self.is_on = True
@@ -151,15 +159,12 @@ class SyncLoop:
                         await self._round()
                     await self._tell()
                 except StoreError as error:
-                    self._notice(f"{error}; trying again")
+                    self.notice(f"{error}; trying again")
                     await asyncio.sleep(ROUND_S)
                 await asyncio.sleep(GAP_S)
                 with suppress(TimeoutError):
                     async with asyncio.timeout(ROUND_S):
                         await changed.wait()
-        except Exception as error:
-            self._notice(f"this process is no longer in touch with the peers: {type(error).__name__}: {error}")
-            raise
         finally:
             self.is_on = False
             await self._end(list(self._visitors))
@@ -180,22 +185,21 @@ class SyncLoop:
         known, silence = await look(self._access, lambda session: (session.peers(), peers.silence(log, session)))
         await self._follow({peer.address: peer for peer in known})
         if silence is not None and not self._is_silent:
-            self._notice(f"nothing was heard of the coordinator {node_text(silence.node)} for long")
+            self.notice(f"nothing was heard of the coordinator {node_text(silence.node)} for long")
         self._is_silent = silence is not None
 
     async def _follow(self, known: dict[str, Peer]) -> None:
-        for visitor in self._visitors.values():
-            if visitor.task.done():
-                visitor.task.result()  # only a bug ends it
         await self._end([address for address in self._visitors if address not in known])
-        ours = rules_hash(self._access.log.rules).hex()
         for address, peer in known.items():
-            is_paused = peer.state == peers.PAUSED and is_paused_by(peer.detail, ours)
+            is_paused = peer.state == peers.PAUSED and self.is_paused_by(peer.detail)
             if address not in self._visitors:
                 if not is_paused:
                     self._visitors[address] = _Visitor(self, address)
             elif peer.state == peers.NEW:
                 self._visitors[address].forced()
+
+    def is_paused_by(self, detail: str) -> bool:
+        return is_paused_by(detail, rules_hash(self._access.log.rules).hex())
 
     async def _end(self, addresses: list[str]) -> None:
         leaving = [self._visitors.pop(address).task for address in addresses]

@@ -48,9 +48,9 @@ def answer(log: Log, blobs: Blobs, to: Reader, query: str) -> Reply:
 
 
 def _asked(query: str) -> tuple[bytes, int] | None:
-    values = dict(parse_qsl(query, max_num_fields=4))
-    start = values.get("from", "0")
     try:
+        values = dict(parse_qsl(query, max_num_fields=4))
+        start = values.get("from", "0")
         hash = bytes.fromhex(values.get("hash", ""))
     except ValueError:
         return None

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 
 from hocket.kernel.keys import SigningKey
-from hocket.mesh import enrolment, peers
+from hocket.mesh import enrolment, peers, tickets
 from hocket.mesh.bucket import Buckets
 from hocket.mesh.gate import Gate
 from hocket.mesh.http import HttpTransport
@@ -20,7 +20,9 @@ from hocket.work.ground import Ground
 
 # How peers' certificates are checked is looked up again after this long.
 TRUST_S = 2.0
+# Requests to join from one address, and from all together.
 JOIN_RATE_PER_S, JOIN_BURST = 2.0, 20.0
+ALL_JOINS_RATE_PER_S, ALL_JOINS_BURST = 50.0, 200.0
 
 
 class Station:
@@ -39,6 +41,7 @@ class Station:
         self._access, self._key, self._ground, self._processes = access, key, ground, processes
         self._notice = notice
         self._knocks = Buckets(JOIN_RATE_PER_S, JOIN_BURST, ground.monotonic)
+        self._all_knocks = Buckets(ALL_JOINS_RATE_PER_S, ALL_JOINS_BURST, ground.monotonic)
         self._trusts: dict[str, Trust] = {}
         self._trusts_until = 0.0
         self.transport = HttpTransport(self._trust)
@@ -70,9 +73,10 @@ class Station:
         return bool(await look(self._access, lambda session: session.peers()))
 
     async def _join(self, request: Request) -> Reply:
-        """Anybody may knock here, so nobody may knock often; and the operator hears of whoever is sent away."""
-        if wait := self._knocks.take(None):
+        """Anybody may knock here, so no address may knock often; and the operator hears of whoever is sent away."""
+        if wait := self._knocks.take(request.address) or self._all_knocks.take(None):
             return Reply(429, {"retry-after": str(max(1, round(wait)))})
+        request = await request.whole(tickets.MESSAGE_BYTES_MAX)
         reply = await self._access.call(lambda: enrolment.answer(self._access.log, self._key, request))
         if reply.status != 200:
             self._notice(f"a request to join was refused ({reply.status}): {enrolment.refusal_of(reply)}")

@@ -10,6 +10,7 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from hocket.errors import HocketError, StoreError, Unreachable
+from hocket.kernel.authority import Authority, Standing
 from hocket.kernel.clock import Hlc
 from hocket.kernel.frontier import Frontier, encode_frontier, merge
 from hocket.kernel.ids import content_hash, node_text
@@ -17,7 +18,7 @@ from hocket.kernel.keys import SigningKey
 from hocket.kernel.ops import Op, read_sequence
 from hocket.kernel.postcard import Malformed, Reader
 from hocket.log import Admission, Log
-from hocket.mesh import outgoing, peers, shelf
+from hocket.mesh import introductions, outgoing, peers, shelf
 from hocket.mesh.client import Answer, Busy, Client, Counts, Paused, Refused, TooLarge
 from hocket.mesh.gate import Received, is_brought
 from hocket.mesh.outgoing import PAGE_BYTES_MAX, PAGE_OPS_MAX, Page, own_frontier, page
@@ -33,6 +34,8 @@ PUSH_OPS_MAX = 2_000
 PUSH_BYTES_MIN = 64 * 1024
 # For how long a worker waits for the arbiter's answer.
 CONSULT_S = 5.0
+# A peer that cannot prove what it says is asked for everything anew after this long.
+ANEW_S = 3600.0
 # That an exchange went well is written down again after this long, if nothing else is to be written.
 SEEN_AGAIN_MS = 10_000
 # Where the store keeps by which delegations this node reads, and that it has not always read everything.
@@ -57,11 +60,23 @@ class Exchanged(NamedTuple):
 
 
 class _Start(NamedTuple):
-    """How an exchange begins: who the peer was, from where on it is pulled, and by which right to read."""
+    """How an exchange begins: from where on the peer is pulled, how far it counts as pulled, and by which right this
+    node reads.
+    """
 
-    peer: Peer | None
     since: Frontier
+    kept: Frontier
     reading: bytes
+
+
+class _Taken(NamedTuple):
+    """What came of a batch. `unread_at` is how many ops could be read, if there is more behind one that could not;
+    `reached` is, of each author, the last op that this node has now.
+    """
+
+    admission: Admission
+    unread_at: int | None
+    reached: Frontier
 
 
 class _Tally:
@@ -80,12 +95,16 @@ class _Tally:
 
 
 class _Line:
-    """What this process knows of one peer, and the lock that makes exchanges with it one after the other."""
+    """What this process knows of one peer, and the lock that makes exchanges with it one after the other. `cursor` is
+    that of a peer which is not Hocket.
+    """
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: Client, began: float) -> None:
         self.client = client
         self.lock = asyncio.Lock()
         self.theirs: Frontier | None = None
+        self.cursor: Frontier = {}
+        self.began = began
 
 
 class Exchanges:
@@ -122,6 +141,9 @@ class Exchanges:
             done = Exchanged(address, None, peers.OK, str(error), retry_s=error.seconds)
         except HocketError as error:
             done = Exchanged(address, None, peers.UNREACHABLE, str(error))
+        except Malformed as error:
+            # What this node would have to ask does not fit into a request.
+            done = Exchanged(address, None, peers.UNREACHABLE, f"this node cannot ask it: {error}")
         if done.state != peers.OK:
             # Whoever answers next time may be somebody else.
             self._lines.pop(address, None)
@@ -163,8 +185,14 @@ class Exchanges:
 
     async def fetch(self, hash: bytes, size: int) -> bytes:
         """A blob from whichever peer has it. Raises Unreachable when none does that can be reached."""
+        log = self._access.log
         known = await look(self._access, lambda session: session.peers())
-        lines = [await self._line(peer.address) for peer in known if peer.state != peers.PAUSED]
+        authority = await self._access.call(log.authority)
+        lines = [
+            await self._line(peer.address)
+            for peer in known
+            if peer.state != peers.PAUSED and not _is_revoked(authority, peer.node, log.physical())
+        ]
         return await shelf.fetch([line.client for line in lines], hash, size)
 
     async def _line(self, address: str) -> _Line:
@@ -173,13 +201,13 @@ class Exchanges:
             known = None if peer is None or peer.node is None else int.from_bytes(peer.node, "big")
             client = Client(self._access, self._key, self.transport, self._ground, address, known, self._randomness)
             # Somebody else may have been faster while this one looked.
-            self._lines.setdefault(address, _Line(client))
+            self._lines.setdefault(address, _Line(client, self._ground.monotonic()))
         return self._lines[address]
 
     async def _exchange(self, line: _Line, unless_idle: bool) -> Exchanged:
         client, tally = line.client, _Tally()
         await client.meet()
-        start = await self._access.call(lambda: self._begin(client))
+        start = await self._access.call(lambda: self._begin(line))
         out: Page | None = None
         before = line.theirs or {}
         if line.theirs is not None and client.node is not None:
@@ -190,8 +218,10 @@ class Exchanges:
         if out is not None and out.bodies and client.is_hocket:
             counts, first = await client.exchange(out.bodies, start.since)
             tally.push(counts)
-        theirs = await self._pull(client, start, first, tally)
+        theirs = await self._pull(line, start, first, tally)
         node = await client.prove()
+        if node is None:
+            theirs = None
         if first is not None and out is not None and theirs is not None:
             theirs = merge(theirs, out.scanned)
         if theirs is not None:
@@ -213,11 +243,16 @@ class Exchanges:
 
     # Pulling.
 
-    def _begin(self, client: Client) -> _Start:
+    def _begin(self, line: _Line) -> _Start:
         """A node that reads everything, and always did, has no gaps: it asks a Hocket peer for what it lacks itself.
-        Anybody else, and any other peer, is asked from where its own last answer ended.
+        Otherwise the peer is asked from where its last answer ended. The cursor of a peer that is not Hocket is signed
+        by nobody, so it is kept in this process alone, and not for long. Raises Refused for a peer that was revoked.
         """
-        log = self._access.log
+        log, client = self._access.log, line.client
+        if client.claims is not None and _is_revoked(log.authority(), client.claims.to_bytes(8, "big"), log.physical()):
+            raise Refused(
+                f"node {node_text(client.claims)} at {client.address} was revoked; nothing is exchanged with it"
+            )
         is_whole = outgoing.is_whole(log)
         with log.store.read() as session:
             reading = _reading(log, session)
@@ -233,18 +268,19 @@ class Exchanges:
                 if not is_whole and len(own) > 1:
                     session.set_meta(GAPS, b"1")
                     has_gaps = True
+        if not client.is_hocket:
+            if self._ground.monotonic() - line.began > ANEW_S:
+                line.cursor, line.began = {}, self._ground.monotonic()
+            return _Start(line.cursor, line.cursor, reading)
         with log.store.read() as session:
-            found = peers.find(session, client.address)
-        since = peers.pulled(found)
-        if client.is_hocket:
-            mine = own if is_whole and not has_gaps else {n: at for n, at in own.items() if n == log.node}
-            since = merge(since, mine)
-        return _Start(found, since, reading)
+            kept = peers.pulled(peers.find(session, client.address))
+        mine = own if is_whole and not has_gaps else {n: at for n, at in own.items() if n == log.node}
+        return _Start(merge(kept, mine), kept, reading)
 
-    async def _pull(self, client: Client, start: _Start, first: Answer | None, tally: _Tally) -> Frontier | None:
+    async def _pull(self, line: _Line, start: _Start, first: Answer | None, tally: _Tally) -> Frontier | None:
         """Pulls until there is nothing more. Gives the peer's frontier, None when it could not be told."""
-        since, limit = start.since, PAGE_OPS_MAX
-        kept = peers.pulled(start.peer)
+        client = line.client
+        since, limit, kept = start.since, PAGE_OPS_MAX, start.kept
         late: set[int] = set()
         fetching: asyncio.Task[Answer] | None = None
         answer = first or await client.pull(since, limit)
@@ -253,7 +289,7 @@ class Exchanges:
                 is_last = answer.frontier is not None or answer.following == since
                 if not is_last:
                     fetching = asyncio.create_task(client.pull(answer.following, limit))
-                admission, found = await self._admit(client, answer.body, late)
+                admission, found, reached = await self._admit(client, answer.body, late)
                 tally.add(admission)
                 if found is not None and limit > 1:
                     # One op cannot be read, and what lies behind it cannot be found: what lies before it is asked for
@@ -264,8 +300,11 @@ class Exchanges:
                     continue
                 limit = PAGE_OPS_MAX
                 late |= admission.curable.keys()
-                kept = _cursor(client, kept, answer.following, late)
-                await self._keep(client, kept, start.reading)
+                if client.is_hocket:
+                    kept = _cursor(kept, answer.following, reached, late)
+                    await self._keep(client, kept, start.reading)
+                elif not late:
+                    line.cursor = answer.following
                 if is_last:
                     return answer.following if answer.frontier is None else answer.frontier
                 assert fetching is not None
@@ -274,19 +313,21 @@ class Exchanges:
             await _drop(fetching)
         return None
 
-    async def _admit(self, client: Client, body: bytes, late: Collection[int]) -> tuple[Admission, int | None]:
-        """Takes in a batch. If there is more of it behind an op that cannot be read, also tells how many could be. Of
-        the authors in `late` earlier ops could not be taken in, so the later ones have to wait as well.
+    async def _admit(self, client: Client, body: bytes, late: Collection[int]) -> _Taken:
+        """Takes in a batch. Of the authors in `late` earlier ops could not be taken in, so the later ones have to wait
+        as well.
         """
         log = self._access.log
         sender = client.node
 
-        def work() -> tuple[Admission, int | None]:
+        def work() -> _Taken:
             found = 0
             left: dict[int, Hlc] = {}
+            stamps: dict[bytes, Hlc] = {}
             last: Op | Malformed | None = None
 
             by = None if sender is None else outgoing.reader(log, sender)
+            authors = introductions.all_authors(log)
 
             def received() -> Iterator[Received]:
                 """They are read while those before them are verified."""
@@ -294,17 +335,27 @@ class Exchanges:
                 for item in read_sequence(body):
                     last = item[1]
                     found += 1
+                    if isinstance(last, Op):
+                        stamps[last.id] = last.timestamp
                     if isinstance(last, Op) and last.node_id in late:
                         continue
-                    if by is None or is_brought(item, by):
+                    if isinstance(last, Malformed) or is_brought(last, by, authors):
                         yield item
-                    elif isinstance(last, Op):
+                    else:
                         # Perhaps the sender's delegation begins in a moment, and it is taken in then.
                         left.setdefault(last.node_id, last.timestamp)
 
             admission = log.admit(received(), decide=accept)
+            if left:
+                log.hear(stamp for stamp in stamps.values() if stamp.node in left)
             is_cut = isinstance(last, Malformed) and found < Reader(body).varint()
-            return admission._replace(curable={**left, **admission.curable}), found - 1 if is_cut else None
+            with log.store.read() as session:
+                reached = own_frontier(session)
+                held = session.held_among(list(stamps)) if admission.held else ()
+            for op_id in held:
+                reached = merge(reached, {stamps[op_id].node: stamps[op_id]})
+            admission = admission._replace(curable={**left, **admission.curable})
+            return _Taken(admission, found - 1 if is_cut else None, reached)
 
         return await self._access.call(work)
 
@@ -369,19 +420,16 @@ class Exchanges:
             self._notice(f"peer {done.address} is {done.state}{said}")
 
 
-def _cursor(client: Client, kept: Frontier, following: Frontier, late: Collection[int]) -> Frontier:
-    """How far the peer counts as pulled after a batch. Ops that may be taken in later must be sent again: of a Hocket
-    peer the cursor stays where it was for their authors; another's cursor is only ever repeated, so all of it stays.
+def _cursor(kept: Frontier, following: Frontier, reached: Frontier, late: Collection[int]) -> Frontier:
+    """How far a Hocket peer counts as pulled after a batch: of each author as far as the peer says, but no further than
+    this node has it. Of the authors in `late` ops must be sent again, so the cursor stays where it was.
     """
-    if not client.is_hocket:
-        return kept if late else following
-    moved = merge(kept, following)
-    for author in late:
-        if author in kept:
-            moved[author] = kept[author]
-        else:
-            moved.pop(author, None)
-    return moved
+    has = {author: stamp for author, stamp in reached.items() if author in following and author not in late}
+    return merge(kept, {author: min(stamp, following[author]) for author, stamp in has.items()})
+
+
+def _is_revoked(authority: Authority, node: bytes | None, now_ms: int) -> bool:
+    return node is not None and authority.standing(int.from_bytes(node, "big"), now_ms) is Standing.REVOKED
 
 
 async def _drop(task: asyncio.Task[Answer] | None) -> None:

@@ -4,9 +4,10 @@ the real ones are in `http` and in the node, and a simulation hands in its own.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import NamedTuple, Protocol, TypeVar
 
+from hocket.kernel.ids import content_hash
 from hocket.log import Log
 from hocket.store import Session
 
@@ -34,17 +35,40 @@ NEXT_FRONTIER = "x-likewise-next-frontier"
 FRONTIER = "x-hocket-frontier"
 NODE = "x-hocket-node"
 TIME = "x-hocket-time"
-APPENDED, DUPLICATED, REJECTED = "x-hocket-appended", "x-hocket-duplicated", "x-hocket-rejected"
+APPENDED, DUPLICATED, REJECTED, HELD = "x-hocket-appended", "x-hocket-duplicated", "x-hocket-rejected", "x-hocket-held"
+COUNTS = (APPENDED, DUPLICATED, REJECTED, HELD)
+# What a server signs for beside the status and the body of its answer, in this order.
+SIGNED = (RULES_HASH, NEXT_FRONTIER, FRONTIER, *COUNTS)
+
+
+class BodyTooLong(Exception):
+    """A body is longer than the reader wants it."""
+
+
+class NoRoom(Exception):
+    """There is no room for more bodies now."""
 
 
 class Request(NamedTuple):
-    """`query` is raw, as it stood behind the question mark; header names are lower-case."""
+    """`query` is raw, as it stood behind the question mark; header names are lower-case. `address` is where it comes
+    from, for limits; empty where that has no meaning. A request whose body is still on its way has `read`, which takes
+    the largest size that is wanted and raises BodyTooLong or NoRoom.
+    """
 
     method: str
     path: str
     query: str = ""
     headers: Mapping[str, str] = {}
     body: bytes = b""
+    address: str = ""
+    read: Callable[[int], Awaitable[bytes]] | None = None
+
+    async def whole(self, limit: int) -> "Request":
+        """The same with its body."""
+        body = self.body if self.read is None else await self.read(limit)
+        if len(body) > limit:
+            raise BodyTooLong
+        return self._replace(body=body, read=None)
 
 
 class Reply(NamedTuple):
@@ -54,6 +78,13 @@ class Reply(NamedTuple):
     headers: Mapping[str, str] = {}
     body: bytes = b""
     stream: AsyncIterator[bytes] | None = None
+
+
+def answer_hash(reply: Reply) -> str:
+    """What the server's token says of its answer: a hash of everything that the caller believes."""
+    lines = [str(reply.status), *(f"{name}: {reply.headers.get(name, '')}" for name in SIGNED)]
+    head = "".join(f"{line}\n" for line in lines).encode("utf-8", "backslashreplace")
+    return content_hash(head + content_hash(reply.body)).hex()
 
 
 class Transport(Protocol):

@@ -1,89 +1,159 @@
-"""The gate as a web application. A body is read up to the bound and no further, whatever its head says of it."""
+"""The gate as a web application. The gate sees the head of a request first; the body is read when the gate asks for it,
+and no further than the gate says. A caller that the gate refuses before that has its answer without its body being
+read, and its connection ends.
+"""
 
+import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator
+from contextlib import suppress
 
-from starlette.applications import Starlette
-from starlette.requests import ClientDisconnect
-from starlette.requests import Request as WebRequest
 from starlette.responses import Response, StreamingResponse
-from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from hocket.errors import StoreError
-from hocket.mesh import wire
 from hocket.mesh.gate import Gate
-from hocket.mesh.wire import Request
+from hocket.mesh.wire import BodyTooLong, NoRoom, Reply, Request
+from hocket.server.listening import Connections, address_of
 
-# So many bytes of bodies are kept at the same time, whoever sends them; who comes then is told to come back.
+# So many bytes of bodies are kept at the same time, of all callers and of one address; then callers are told to return.
 BODIES_BYTES_MAX = 256 * 1024 * 1024
+BODIES_PER_ADDRESS_BYTES_MAX = 64 * 1024 * 1024
+# A refused caller may still be sending. For so long, and so many bytes, what it sends is thrown away: a connection that
+# is closed at once can take the answer with it.
+LINGER_S = 1.0
+LINGER_BYTES_MAX = 1024 * 1024
 
 
-class _Full(Exception):
-    """There is no room for more bodies now."""
+class _Gone(Exception):
+    """The caller went away in the middle of its body."""
+
+
+class _Bodies:
+    """How much of the bodies of unfinished requests is kept, and for whom."""
+
+    def __init__(self) -> None:
+        self._all = 0
+        self._of: Counter[str] = Counter()
+
+    def add(self, address: str, size: int, is_shared: bool) -> None:
+        """Raises NoRoom when that is too much. A `shared` address speaks for many callers."""
+        self._all += size
+        self._of[address] += size
+        if self._all > BODIES_BYTES_MAX or (self._of[address] > BODIES_PER_ADDRESS_BYTES_MAX and not is_shared):
+            raise NoRoom
+
+    def drop(self, address: str, size: int) -> None:
+        self._all -= size
+        self._of[address] -= size
+        if not self._of[address]:
+            del self._of[address]
+
+
+class _Body:
+    """The body of one request, which is not read before somebody asks."""
+
+    def __init__(self, receive: Receive, headers: dict[str, str], bodies: _Bodies, address: str, shared: bool) -> None:
+        self._receive, self._bodies = receive, bodies
+        self._address, self._shared = address, shared
+        length = headers.get("content-length", "0")
+        self._length = int(length) if length.isascii() and length.isdigit() and len(length) < 20 else 0
+        self._kept = 0
+        self.is_read = not self._length and "transfer-encoding" not in headers
+
+    async def read(self, limit: int) -> bytes:
+        """The whole of it. Raises BodyTooLong and NoRoom."""
+        if self._length > limit:
+            raise BodyTooLong
+        parts: list[bytes] = []
+        while not self.is_read:
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                raise _Gone
+            part = message.get("body", b"")
+            self._kept += len(part)
+            self._bodies.add(self._address, len(part), self._shared)
+            if self._kept > limit:
+                raise BodyTooLong
+            parts.append(part)
+            self.is_read = not message.get("more_body", False)
+        return b"".join(parts)
+
+    async def throw_away(self) -> None:
+        """Gives the caller time to read its answer while it may still be sending."""
+        left = LINGER_BYTES_MAX
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LINGER_S):
+                while left > 0:
+                    message = await self._receive()
+                    if message["type"] == "http.disconnect" or not message.get("more_body", False):
+                        return
+                    left -= len(message.get("body", b""))
+
+    def drop(self) -> None:
+        self._bodies.drop(self._address, self._kept)
+        self._kept = 0
 
 
 class _Door:
-    """An application of its own and not a function, so that every method and path gets here."""
+    """An ASGI application that answers every method and path."""
 
-    def __init__(self, gate: Gate) -> None:
-        self._gate = gate
-        self._bytes = 0
+    def __init__(self, gate: Gate, connections: Connections) -> None:
+        self._gate, self._connections = gate, connections
+        self._bodies = _Bodies()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        request = _Sized(scope, receive)
+        headers: dict[str, str] = {}
+        for name, value in scope["headers"]:
+            # Of a header that is repeated the first one counts.
+            headers.setdefault(name.decode("latin-1"), value.decode("latin-1"))
+        address, is_shared = self._address(scope, headers)
+        body = _Body(receive, headers, self._bodies, address, is_shared)
+        # Path and query are not taken from the URL, because the Host header has a part in it.
+        path, query = scope["path"], scope["query_string"].decode("latin-1")
         try:
-            response = await self._respond(request)
+            reply = await self._answer(Request(scope["method"], path, query, headers, b"", address, body.read))
+        except _Gone:
+            return
         finally:
-            self._bytes -= request.size
-        await response(scope, receive, send)
+            body.drop()
+        if not body.is_read:
+            await _last_answer(reply, body, send)
+        elif reply.stream is not None:
+            await StreamingResponse(_closing(reply.stream), reply.status, dict(reply.headers))(scope, receive, send)
+        else:
+            await Response(reply.body, reply.status, dict(reply.headers))(scope, receive, send)
 
-    async def _respond(self, request: "_Sized") -> Response:
+    async def _answer(self, request: Request) -> Reply:
         try:
-            body = await self._body(request)
-        except ClientDisconnect:
-            return Response(status_code=400)
-        except _Full:
-            reply = self._gate.failed(503, None)
-            return Response(reply.body, reply.status, {**reply.headers, "connection": "close"})
-        if body is None:
-            # The rest is not waited for: the connection ends with this answer.
-            reply = self._gate.too_large()
-            return Response(reply.body, reply.status, {**reply.headers, "connection": "close"})
-        # Not from the URL, which the Host header has a part in.
-        path, query = request.scope["path"], request.scope["query_string"].decode("latin-1")
-        try:
-            reply = await self._gate.answer(Request(request.method, path, query, dict(request.headers), body))
+            return await self._gate.answer(request)
+        except _Gone:
+            raise
         except StoreError as error:
-            reply = self._gate.failed(503, error)
+            return self._gate.failed(503, error)
         except Exception as error:
-            reply = self._gate.failed(500, error)
-        if reply.stream is not None:
-            return StreamingResponse(_closing(reply.stream), reply.status, dict(reply.headers))
-        return Response(reply.body, reply.status, dict(reply.headers))
+            return self._gate.failed(500, error)
 
-    async def _body(self, request: "_Sized") -> bytes | None:
-        """The whole body; None when it is too large. A little more than the bound is read and thrown away, so that a
-        sender who has just begun to exceed it gets to hear of that.
+    def _address(self, scope: Scope, headers: dict[str, str]) -> tuple[str, bool]:
+        """Where a request comes from, and whether many callers share that address. A proxy that the operator named says
+        for whom it speaks; what any other caller says of itself is not believed.
         """
-        parts: list[bytes] = []
-        size = 0
-        async for chunk in request.stream():
-            size += len(chunk)
-            if size > 2 * wire.BODY_BYTES_MAX:
-                return None
-            if size <= wire.BODY_BYTES_MAX:
-                parts.append(chunk)
-                request.size += len(chunk)
-                self._bytes += len(chunk)
-            if self._bytes > BODIES_BYTES_MAX:
-                raise _Full
-        return b"".join(parts) if size <= wire.BODY_BYTES_MAX else None
+        host = scope["client"][0] if scope["client"] else ""
+        if not self._connections.is_proxy(host):
+            return address_of(host), False
+        # The nearest proxy adds the last entry; those before it are the caller's own words.
+        said = headers.get("x-forwarded-for", "").rpartition(",")[2].strip()
+        return (address_of(said), False) if said else (address_of(host), True)
 
 
-class _Sized(WebRequest):
-    """A request that knows how much of its body is kept."""
-
-    size = 0
+async def _last_answer(reply: Reply, body: _Body, send: Send) -> None:
+    """Answers a request whose body was not read to its end. The connection ends with this answer."""
+    headers = {**reply.headers, "content-length": str(len(reply.body)), "connection": "close"}
+    raw = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
+    await send({"type": "http.response.start", "status": reply.status, "headers": raw})
+    await send({"type": "http.response.body", "body": reply.body, "more_body": True})
+    await body.throw_away()
+    await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 async def _closing(stream: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
@@ -96,5 +166,5 @@ async def _closing(stream: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
             await stream.aclose()
 
 
-def web_app(gate: Gate) -> ASGIApp:
-    return Starlette(routes=[Route("/{path:path}", _Door(gate))])
+def web_app(gate: Gate, connections: Connections) -> ASGIApp:
+    return _Door(gate, connections)

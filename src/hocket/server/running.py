@@ -6,8 +6,10 @@ import asyncio
 import logging
 import socket
 import ssl
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
+from functools import partial
+from ipaddress import ip_address
 from pathlib import Path
 
 import uvicorn
@@ -17,8 +19,8 @@ from hocket.mesh.gate import Gate
 from hocket.mesh.peers import is_loopback
 from hocket.server.app import web_app
 from hocket.server.connections import BoundedProtocol
+from hocket.server.listening import Connections, Listener
 
-CONNECTIONS_MAX = 512
 KEEP_ALIVE_S = 75
 STOP_S = 5
 BACKLOG = 256
@@ -31,7 +33,9 @@ class _Uvicorn(uvicorn.Server):
 
 
 class Server:
-    """Answers for a gate. `host` may be a name or an address; port 0 takes any that is free."""
+    """Answers for a gate. `host` may be a name or an address; port 0 takes any that is free. `proxies` are the
+    addresses of reverse proxies in front of it, whose X-Forwarded-For is believed.
+    """
 
     def __init__(
         self,
@@ -42,13 +46,18 @@ class Server:
         cert: Path | None = None,
         key: Path | None = None,
         protocol: type[BoundedProtocol] = BoundedProtocol,
+        proxies: Collection[str] = (),
     ) -> None:
         if (cert is None) != (key is None):
             raise Usage("a certificate and its key are given together")
         self._gate, self._host, self._protocol = gate, host, protocol
         self._cert, self._key = cert, key
         self._check_certificate()
+        for proxy in proxies:
+            if not _is_ip(proxy):
+                raise Usage(f"{proxy!r} is not the IP address of a proxy; write it like 127.0.0.1")
         self._socket = _bound(host, port)
+        self._socket.connections = Connections(proxies, lambda reason: gate.turned_away(503, reason))
         self.port: int = self._socket.getsockname()[1]
         self._server: _Uvicorn | None = None
         self._serving: asyncio.Task[None] | None = None
@@ -75,14 +84,14 @@ class Server:
     async def start(self) -> None:
         """Returns when it answers."""
         config = uvicorn.Config(
-            web_app(self._gate),
-            http=self._protocol,
+            web_app(self._gate, self._socket.connections),
+            http=partial(self._protocol, connections=self._socket.connections),  # type: ignore[arg-type]
             ws="none",
             lifespan="off",
             log_config=None,
             access_log=False,
             server_header=False,
-            limit_concurrency=CONNECTIONS_MAX,
+            proxy_headers=False,
             timeout_keep_alive=KEEP_ALIVE_S,
             timeout_graceful_shutdown=STOP_S,
             ssl_certfile=None if self._cert is None else str(self._cert),
@@ -119,12 +128,12 @@ class Server:
             raise Usage(f"{self._cert} and {self._key} are not a certificate and its key: {error.reason}") from error
 
 
-def _bound(host: str, port: int) -> socket.socket:
+def _bound(host: str, port: int) -> Listener:
     try:
         family, kind, protocol, _, place = socket.getaddrinfo(
             host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
-        made = socket.socket(family, kind, protocol)
+        made = Listener(family, kind, protocol)
     except OSError as error:
         raise Usage(f"{host!r} is not a host of this machine: {error.strerror}") from error
     try:
@@ -136,6 +145,14 @@ def _bound(host: str, port: int) -> socket.socket:
         made.close()
         raise Unreachable(f"cannot listen on {host} port {port}: {error.strerror}; choose another --port") from error
     return made
+
+
+def _is_ip(text: str) -> bool:
+    try:
+        ip_address(text)
+    except ValueError:
+        return False
+    return True
 
 
 def outward_host() -> str:

@@ -283,6 +283,10 @@ class SqliteSession(MeshStatements):
     def drop_late(self, op_ids: Sequence[bytes]) -> None:
         self._many("DELETE FROM late WHERE id = ?", [(op_id,) for op_id in op_ids])
 
+    def held_among(self, op_ids: Sequence[bytes]) -> set[bytes]:
+        """Which of these are held."""
+        return self._among("SELECT id FROM held WHERE id IN ", op_ids)
+
     # The roster.
 
     def job(self, job_id: bytes) -> Entry | None:
