@@ -48,6 +48,7 @@ class Home:
         self.processes = self.path / "processes"
         self.blobs = self.path / "blobs"
         self.runs = self.path / "runs"
+        self.secrets = self.path / "secrets"
         self.git_cache = self.path / "git" / "cache"
         self.git_waiting = self.path / "git" / "waiting"
         self.configuration = self.path / "config.toml"

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from hocket.errors import Failed, Usage
-from hocket.kernel.ids import content_hash, hash_text, ulid_text
+from hocket.kernel.ids import content_hash, hash_text, parse_ulid, ulid_text
 from hocket.kernel.keys import SigningKey
 from hocket.kernel.manifest import BadManifest, Manifest, content_id, parse_manifest
 from hocket.kernel.ops import decode
@@ -32,13 +32,14 @@ from hocket.work.command.audience import Audience
 from hocket.work.command.errand import KIND
 from hocket.work.command.execute import Ended, Keeper
 from hocket.work.command.gpus import Gpus
-from hocket.work.command.orders import Bounds, order_for
+from hocket.work.command.orders import Bounds, Terms, order_for
+from hocket.work.command.secrets import Secrets, secret_names
 from hocket.work.command.streams import Kept
 from hocket.work.command.workshop import Content, Room, Workshop
 from hocket.work.handlers import JobType
 from hocket.work.products import INLINE_BYTES_MAX, Products
 from hocket.work.proofs import NOTHING, OUTPUT_TYPE, STREAM_TYPES
-from hocket.work.runner import Context, products_of
+from hocket.work.runner import Context, products_of, schedule_of
 
 # What a worker bounds where a manifest does not: the time of a command, what is kept of what it prints, its files.
 RUN_S_MAX = 24 * 3_600
@@ -48,6 +49,9 @@ FREE_BYTES_MIN = 256 * 1024 * 1024
 FILE_BYTES_MAX = 64 * 1024**3
 # How long after a command its room is removed, and all is made ready for the next one.
 TIDY_AFTER_S = 0.01
+# How long after a command it is looked whether its job has ended and its secrets can go: first, and at most.
+SWEEP_S = 0.5
+SWEEP_MAX_S = 60.0
 BOUNDS = Bounds(RUN_S_MAX, GRACE_S, PRINTED_BYTES_MAX, FREE_BYTES_MIN, FILE_BYTES_MAX)
 
 
@@ -57,6 +61,7 @@ class Premises(NamedTuple):
     key: SigningKey
     node: int
     runs: Path
+    secrets: Secrets
     blobs: Blobs
     read: Callable[[], AbstractContextManager[Session]]
     fetch: Fetch
@@ -83,6 +88,7 @@ class Commands:
         self._caretaker = ThreadPoolExecutor(1, "hocket-caretaker")
         self._is_untidy = False
         self._closing = threading.Event()
+        self._sweeping: threading.Timer | None = None
         self.audience = Audience()
 
     def close(self) -> None:
@@ -90,18 +96,25 @@ class Commands:
         self._keeper.close()
         self._caretaker.shutdown()
         self._workshop.close()
+        if self._sweeping is not None:
+            self._sweeping.cancel()
+        self._sweep()
 
     def job_type(self, only: bytes | None = None) -> JobType:
         """How a worker serves them: all that it may, or only this job."""
 
         def wants(schedule: bytes) -> bool:
-            op = decode(schedule)
-            assert isinstance(op.payload, ScheduleJob)
+            payload = decode(schedule).payload
+            assert isinstance(payload, ScheduleJob)
             if only is not None:
-                return op.payload.job_id == only
-            return op.node_id == self._premises.node or self._allows(op.payload.payload)
+                return payload.job_id == only
+            return self._is_own(schedule) or self._allows(payload.payload)
 
         return JobType(KIND, function=self.serve, wants=wants)
+
+    def _is_own(self, schedule: bytes) -> bool:
+        """Whether this node asked for the command, so that its owner's limits for others do not hold."""
+        return decode(schedule).node_id == self._premises.node
 
     def _allows(self, payload: bytes) -> bool:
         try:
@@ -116,10 +129,13 @@ class Commands:
             manifest = parse_manifest(payload)
         except BadManifest as error:
             raise Usage(f"this is no manifest of a command: {error}") from None
-        return result(manifest, self.perform(ctx, manifest, self.content))
+        is_own = self._is_own(schedule_of(ctx))
+        return result(manifest, self.perform(ctx, manifest, self.content, is_own=is_own))
 
-    def perform(self, ctx: Context, manifest: Manifest, content: Content) -> "Performed":
-        """Runs the command and keeps what it printed and made, and the proof, as evidence. `content` gives inputs."""
+    def perform(self, ctx: Context, manifest: Manifest, content: Content, *, is_own: bool = False) -> "Performed":
+        """Runs the command and keeps what it printed and made, and the proof, as evidence. `content` gives inputs.
+        Commands that are not this node's own run under the limits that its owner has set for others.
+        """
         id_of = content_id(manifest)
         told = {
             "HOCKET_JOB": ctx.job_id,
@@ -131,7 +147,7 @@ class Commands:
         with self._tidied(), self._workshop.room(ctx.job_id) as room:
             room.furnish(manifest, content)
             ended = self._keeper.run(
-                order_for(manifest, room, told, BOUNDS, self.allowance.environment),
+                order_for(manifest, room, told, BOUNDS, self._terms(ctx, manifest, is_own)),
                 heard=lambda stream, chunk: self.audience.tell(ctx.job_id, stream, chunk),
                 should_stop=lambda: ctx.cancelled,
                 now_ms=self._premises.now_ms,
@@ -160,6 +176,19 @@ class Commands:
         proof = prove(execution, self._premises.key)
         return Performed(execution, ended, proof, products.evidence(encode_proof(proof), PROOF_TYPE).id)
 
+    def _terms(self, ctx: Context, manifest: Manifest, is_own: bool) -> Terms:
+        allowance = self.allowance
+        box = manifest.sandbox if is_own else allowance.sandbox_for(manifest)
+        return Terms(is_own, box, allowance.environment, allowance.paths, self._secrets(ctx, manifest))
+
+    def _secrets(self, ctx: Context, manifest: Manifest) -> dict[str, str]:
+        names = secret_names(manifest)
+        values = (self._premises.secrets.values(parse_ulid(ctx.job_id)) or {}) if names else {}
+        for name in names:
+            if name not in values:
+                raise Failed(f"the secret {name} is not here; only the node that submitted the job has it")
+        return {name: values[name] for name in names}
+
     @contextmanager
     def _tidied(self) -> Iterator[None]:
         """Has things tidied up after the block, but not before the worker had time to say what became of the job."""
@@ -175,6 +204,26 @@ class Commands:
         self._is_untidy = False
         self._workshop.tidy()
         self._keeper.prepare()
+        self._sweep_after(SWEEP_S)
+
+    def _sweep_after(self, rest_s: float) -> None:
+        """Has secrets deleted once their jobs have ended, which is a little after their commands have."""
+        if self._premises.secrets.job_ids() and not self._closing.is_set():
+            self._sweeping = threading.Timer(rest_s, self._sweep_again, (rest_s,))
+            self._sweeping.daemon = True
+            self._sweeping.start()
+
+    def _sweep_again(self, rest_s: float) -> None:
+        if self._sweep():
+            self._sweep_after(min(rest_s * 2, SWEEP_MAX_S))
+
+    def _sweep(self) -> bool:
+        """Whether there are secrets of jobs that run now."""
+        premises = self._premises
+        if not premises.secrets.job_ids():
+            return False
+        with premises.read() as session:
+            return premises.secrets.sweep(session, premises.now_ms() / 1000)
 
     def content(self, hash: bytes) -> bytes:
         """An input, from the log, from a blob, or from another node."""
