@@ -81,6 +81,7 @@ class Desk:
     def open(cls, path: Path | str | None = None) -> "Desk":
         home = Home(path or default_home())
         home.check()
+        home.shut_out_others()
         return cls(home, SqliteStore(home.database), _helpers())
 
     @classmethod

@@ -97,6 +97,9 @@ def _python() -> Findings:
 def _home(home: Home) -> Findings:
     home.check()
     yield Finding("ok", "home", str(home.path))
+    for path in home.exposed():
+        mode = path.lstat().st_mode & 0o777
+        yield Finding("warn", "home", f"others may use {path} (mode {mode:04o}); the next command closes it to them")
 
 
 def _keys(home: Home) -> Findings:

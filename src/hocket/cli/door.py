@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hocket.cli.following import Following
-from hocket.cli.knock import END, HELLO, LENGTH_BYTES, LISTS, LONG_WAY, STDERR, STDOUT, STRING_END, SUFFIX
+from hocket.cli.knock import END, HELLO, LENGTH_BYTES, LISTS, LONG_WAY, STDERR, STDOUT, STRING_END, SUFFIX, peer_user
 from hocket.cli.voice import clean
 from hocket.errors import HocketError
 from hocket.kernel.ids import ulid_text
@@ -83,6 +83,9 @@ class Door:
             following.finished(run, outcome)
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if peer_user(writer.get_extra_info("socket")) != os.geteuid():
+            writer.close()
+            return
         task = asyncio.current_task()
         assert task is not None
         self._callers.add(task)
