@@ -30,6 +30,7 @@ from hocket.work import jobs
 from hocket.work.arbiter import decided
 from hocket.work.command import errand
 from hocket.work.command.errand import Errand
+from hocket.work.command.handing import HandOver
 from hocket.work.docket import Decision, decisions
 from hocket.work.ground import Closing, Ground, Machine
 from hocket.work.handlers import Handlers, JobType, encode_payload, kind
@@ -211,8 +212,10 @@ class Node:
     @asynccontextmanager
     async def kept_up(self, notice: Callable[[str], None]) -> AsyncIterator[None]:
         """Sees to what falls due meanwhile."""
-        upkeep = Upkeep(self, self.ground, self.desk.blobs, notice)
-        async with _beside(upkeep.run()):
+        desk = self.desk
+        upkeep = Upkeep(self, self.ground, desk.blobs, notice)
+        hand_over = HandOver(self, desk.log.node, desk.secrets, desk.blobs, notice)
+        async with _beside(upkeep.run()), _beside(hand_over.run()):
             yield
 
     @asynccontextmanager

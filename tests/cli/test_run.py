@@ -307,6 +307,21 @@ def test_a_secret_that_is_lost_fails_the_job(hocket: Program) -> None:
     assert hocket.show(lost)["error"] == "the secret TOKEN is not here; only the node that submitted the job has it"
 
 
+def test_a_secret_is_handed_to_the_node_that_runs_the_command(hocket: Program, gpu: Program) -> None:
+    env = {"TOKEN": "swordfish-7"}
+    gpu.start("work", "--allow", "sh **", "--allow-env", "TOKEN")
+    shown = hocket("run", "--env", "TOKEN", "--", "sh", "-c", "echo ${TOKEN#sw}", environment=env, code=0)
+    assert shown.out == "ordfish-7\n"
+    worker = gpu("whoami", "--json", code=0).json["node"]
+    assert f"by {worker}" in hocket("proof", "verify", job(hocket), code=0).out
+    until(lambda: not list((hocket.home / "secrets").iterdir()), "that it is forgotten")
+    listed = hocket("artifacts", "list", "--json", code=0).json
+    assert [each["content"] for each in listed if each["type"] == "hocket.sealed"] == ["evicted"]
+    for program in (hocket, gpu):
+        for path in program.home.rglob("*"):
+            assert not path.is_file() or b"swordfish" not in path.read_bytes()
+
+
 def test_that_a_variable_is_public_is_told(run: Program) -> None:
     shown = run("run", "--env", "A=1", "--env", "B=2", "--", "sh", "-c", "echo $A$B", code=0)
     assert shown.out == "12\n"

@@ -124,6 +124,11 @@ def products_of(ctx: Context) -> Products:
     return ctx._run.products
 
 
+def claim_of(ctx: Context) -> bytes:
+    """The op by which the handler's job is held; for handlers of our own."""
+    return ctx._run.held.claim_op
+
+
 def schedule_of(ctx: Context) -> bytes:
     """The op that made the handler's job, encoded; for handlers of our own."""
     return ctx._run.schedule

@@ -5,9 +5,10 @@ proof is there all the same.
 
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
@@ -16,7 +17,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from hocket.errors import Failed, Usage
+from hocket.errors import Failed, Unreachable, Usage
 from hocket.kernel.ids import content_hash, hash_text, parse_ulid, ulid_text
 from hocket.kernel.keys import SigningKey
 from hocket.kernel.manifest import BadManifest, Manifest, content_id, parse_manifest
@@ -32,6 +33,7 @@ from hocket.work.command.audience import Audience
 from hocket.work.command.errand import KIND
 from hocket.work.command.execute import Ended, Keeper
 from hocket.work.command.gpus import Gpus
+from hocket.work.command.handing import sealed_since, unseal
 from hocket.work.command.orders import Bounds, Terms, order_for
 from hocket.work.command.secrets import Secrets, secret_names
 from hocket.work.command.streams import Kept
@@ -39,7 +41,7 @@ from hocket.work.command.workshop import Content, Room, Workshop
 from hocket.work.handlers import JobType
 from hocket.work.products import INLINE_BYTES_MAX, Products
 from hocket.work.proofs import NOTHING, OUTPUT_TYPE, STREAM_TYPES
-from hocket.work.runner import Context, products_of, schedule_of
+from hocket.work.runner import Context, claim_of, products_of, schedule_of
 
 # What a worker bounds where a manifest does not: the time of a command, what is kept of what it prints, its files.
 RUN_S_MAX = 24 * 3_600
@@ -49,9 +51,9 @@ FREE_BYTES_MIN = 256 * 1024 * 1024
 FILE_BYTES_MAX = 64 * 1024**3
 # How long after a command its room is removed, and all is made ready for the next one.
 TIDY_AFTER_S = 0.01
-# How long after a command it is looked whether its job has ended and its secrets can go: first, and at most.
-SWEEP_S = 0.5
-SWEEP_MAX_S = 60.0
+# How long another node may take to hand over the secrets of its command, and how often it is looked for them.
+HANDED_S = 30.0
+HANDED_LOOK_S = 0.1
 BOUNDS = Bounds(RUN_S_MAX, GRACE_S, PRINTED_BYTES_MAX, FREE_BYTES_MIN, FILE_BYTES_MAX)
 
 
@@ -88,7 +90,6 @@ class Commands:
         self._caretaker = ThreadPoolExecutor(1, "hocket-caretaker")
         self._is_untidy = False
         self._closing = threading.Event()
-        self._sweeping: threading.Timer | None = None
         self.audience = Audience()
 
     def close(self) -> None:
@@ -96,8 +97,6 @@ class Commands:
         self._keeper.close()
         self._caretaker.shutdown()
         self._workshop.close()
-        if self._sweeping is not None:
-            self._sweeping.cancel()
         self._sweep()
 
     def job_type(self, only: bytes | None = None) -> JobType:
@@ -182,12 +181,34 @@ class Commands:
         return Terms(is_own, box, allowance.environment, allowance.paths, self._secrets(ctx, manifest))
 
     def _secrets(self, ctx: Context, manifest: Manifest) -> dict[str, str]:
+        """The values of the secret variables that the manifest names: from this home, or handed over by the node that
+        submitted the job, which has to be up for that.
+        """
         names = secret_names(manifest)
-        values = (self._premises.secrets.values(parse_ulid(ctx.job_id)) or {}) if names else {}
+        if not names:
+            return {}
+        author = decode(schedule_of(ctx)).node_id
+        values = self._premises.secrets.values(parse_ulid(ctx.job_id))
+        if values is None and author != self._premises.node:
+            values = self._received(ctx, author)
         for name in names:
-            if name not in values:
+            if name not in (values or {}):
                 raise Failed(f"the secret {name} is not here; only the node that submitted the job has it")
-        return {name: values[name] for name in names}
+        return {name: value for name, value in (values or {}).items() if name in names}
+
+    def _received(self, ctx: Context, author: int) -> dict[str, str] | None:
+        """What that node seals for this one when it sees the claim. None when it does not in time."""
+        premises, until = self._premises, time.monotonic() + HANDED_S
+        while not ctx.cancelled and time.monotonic() < until:
+            with premises.read() as session:
+                for artifact in sealed_since(session, claim_of(ctx), author):
+                    with suppress(Unreachable):
+                        data = artifacts.content(session, premises.blobs, artifact, premises.fetch)
+                        values = unseal(data, parse_ulid(ctx.job_id), ctx.fence, premises.key)
+                        if values is not None:
+                            return values
+            self._closing.wait(HANDED_LOOK_S)
+        return None
 
     @contextmanager
     def _tidied(self) -> Iterator[None]:
@@ -204,26 +225,13 @@ class Commands:
         self._is_untidy = False
         self._workshop.tidy()
         self._keeper.prepare()
-        self._sweep_after(SWEEP_S)
 
-    def _sweep_after(self, rest_s: float) -> None:
-        """Has secrets deleted once their jobs have ended, which is a little after their commands have."""
-        if self._premises.secrets.job_ids() and not self._closing.is_set():
-            self._sweeping = threading.Timer(rest_s, self._sweep_again, (rest_s,))
-            self._sweeping.daemon = True
-            self._sweeping.start()
-
-    def _sweep_again(self, rest_s: float) -> None:
-        if self._sweep():
-            self._sweep_after(min(rest_s * 2, SWEEP_MAX_S))
-
-    def _sweep(self) -> bool:
-        """Whether there are secrets of jobs that run now."""
+    def _sweep(self) -> None:
+        """Deletes secrets of jobs that have ended."""
         premises = self._premises
-        if not premises.secrets.job_ids():
-            return False
-        with premises.read() as session:
-            return premises.secrets.sweep(session, premises.now_ms() / 1000)
+        if not premises.secrets.is_empty():
+            with premises.read() as session:
+                premises.secrets.sweep(session, premises.now_ms() / 1000)
 
     def content(self, hash: bytes) -> bytes:
         """An input, from the log, from a blob, or from another node."""

@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
@@ -32,6 +33,14 @@ def named_values(given: Iterable[str], environment: Mapping[str, str]) -> dict[s
         if name not in environment:
             raise Usage(f"there is no variable {name!r} here to take the secret from; set it, or write NAME=VALUE")
     return {name: environment[name] for name in given}
+
+
+class Handed(NamedTuple):
+    """Values that were sealed for one hold on a job, and the artifact that they are in."""
+
+    job_id: bytes
+    fence: int
+    artifact_id: bytes
 
 
 class Secrets:
@@ -66,17 +75,39 @@ class Secrets:
     def job_ids(self) -> list[bytes]:
         """The jobs that have some, in no order."""
         found = []
-        with suppress(FileNotFoundError):
-            for name in os.listdir(self._directory):
-                with suppress(ValueError):
-                    found.append(parse_ulid(name))
+        for name in self._names():
+            with suppress(ValueError):
+                found.append(parse_ulid(name))
         return found
 
-    def sweep(self, session: Session, now_s: float) -> bool:
-        """Deletes those of jobs that have ended, and those that were kept for too long. Gives whether others belong to
-        jobs that run now.
-        """
-        is_needed = False
+    def is_empty(self) -> bool:
+        return not self._names()
+
+    def _names(self) -> list[str]:
+        try:
+            return os.listdir(self._directory)
+        except FileNotFoundError:
+            return []
+
+    def note_handed(self, handed: Handed) -> None:
+        """An empty file whose name says it all."""
+        name = f"{ulid_text(handed.job_id)}.{handed.fence}.{ulid_text(handed.artifact_id)}"
+        os.close(os.open(self._directory / name, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
+
+    def forget_handed(self, handed: Handed) -> None:
+        name = f"{ulid_text(handed.job_id)}.{handed.fence}.{ulid_text(handed.artifact_id)}"
+        (self._directory / name).unlink(missing_ok=True)
+
+    def handed(self) -> list[Handed]:
+        found = []
+        for name in self._names():
+            with suppress(ValueError):
+                job_id, fence, artifact_id = name.split(".")
+                found.append(Handed(parse_ulid(job_id), int(fence), parse_ulid(artifact_id)))
+        return found
+
+    def sweep(self, session: Session, now_s: float) -> None:
+        """Deletes those of jobs that have ended, and those that were kept for too long."""
         for job_id in self.job_ids():
             path = self._place(job_id)
             with suppress(FileNotFoundError):
@@ -84,9 +115,6 @@ class Secrets:
                 is_over = entry is not None and entry.stage is Stage.DONE
                 if is_over or now_s - path.stat().st_mtime > KEPT_S_MAX:
                     path.unlink()
-                else:
-                    is_needed = is_needed or (entry is not None and entry.stage is Stage.CLAIMED)
-        return is_needed
 
     def _place(self, job_id: bytes) -> Path:
         return self._directory / ulid_text(job_id)
