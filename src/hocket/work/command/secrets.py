@@ -6,14 +6,16 @@ import os
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
 from hocket.errors import StoreError, Usage
 from hocket.kernel.ids import parse_ulid, ulid_text
-from hocket.kernel.manifest import Manifest
 from hocket.store import Session, Stage
+
+if TYPE_CHECKING:
+    from hocket.kernel.manifest import Manifest
 
 # Names the secret variables of a command in its manifest, with colons between them.
 SECRETS_NAME = "HOCKET_SECRETS"
@@ -22,7 +24,7 @@ SECRETS_BYTES_MAX = 256 * 1024
 KEPT_S_MAX = 7 * 86_400
 
 
-def secret_names(manifest: Manifest) -> tuple[str, ...]:
+def secret_names(manifest: "Manifest") -> tuple[str, ...]:
     named = (manifest.env or {}).get(SECRETS_NAME, "")
     return tuple(named.split(":")) if named else ()
 
