@@ -27,6 +27,7 @@ from hocket.store import Session, Store
 from hocket.store.sqlite import SqliteStore
 from hocket.work import jobs, view
 from hocket.work.blobs import Blobs
+from hocket.work.command.secrets import Secrets
 from hocket.work.jobs import Draft, Submitted
 from hocket.work.processes import is_alive
 from hocket.work.products import Kit
@@ -62,6 +63,7 @@ class Desk:
         self.store = store
         self.bells = Bells(home.processes)
         self.blobs = Blobs(home.blobs)
+        self.secrets = Secrets(home.secrets)
         self._helpers = helpers
         self._wall = wall or SteadyWall()
         self.log = Log(
@@ -79,6 +81,7 @@ class Desk:
     def open(cls, path: Path | str | None = None) -> "Desk":
         home = Home(path or default_home())
         home.check()
+        home.shut_out_others()
         return cls(home, SqliteStore(home.database), _helpers())
 
     @classmethod
@@ -221,16 +224,19 @@ class Desk:
 
         return Kit(self.blobs, self.log.reading, self.log.new_id, monotonic, audited)
 
-    def commands(self, fetch: "Fetch", allow: Iterable[str] = (), allow_any: bool = False) -> "Commands":
+    def commands(
+        self, fetch: "Fetch", allow: Iterable[str] = (), allow_any: bool = False, allow_env: Iterable[str] = ()
+    ) -> "Commands":
         """What runs commands on this node: its own, and those of others that the home's configuration or these
-        patterns allow. `fetch` gets content from other nodes.
+        patterns allow, with variables of these names. `fetch` gets content from other nodes.
         """
         from hocket.work.command.allowance import configured
         from hocket.work.command.job import Commands, Premises
 
-        allowance = configured(self.home.configuration).with_patterns(allow, allow_any)
+        allowance = configured(self.home.configuration).extended(allow, allow_any, allow_env)
         physical = lambda: time.time_ns() // 1_000_000  # noqa: E731
-        premises = Premises(self.home.node_key(), self.log.node, self.home.runs, self.blobs, self.read, fetch, physical)
+        key, runs = self.home.node_key(), self.home.runs
+        premises = Premises(key, self.log.node, runs, self.secrets, self.blobs, self.read, fetch, physical)
         return Commands(premises, allowance)
 
 

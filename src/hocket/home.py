@@ -1,11 +1,15 @@
 """A home: the directory that makes a machine a node. It holds the node's key, the database, one file for each living
 process, and says whose node it is: an owner's home by the user's key, which may be locked with a passphrase, an
 invited node's by the user's did:key alone. Creating one is safe against a second creator and against being killed
-half-way: whatever is missing is made by the next `init` or `join`, and nothing that is there is ever replaced.
+half-way: whatever is missing is made by the next `init` or `join`, and nothing that is there is ever replaced. A home
+is its owner's alone: other users can neither read it nor put anything into it, and nobody else, root included, uses it.
 """
 
+import errno
 import fcntl
 import os
+import pwd
+import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -17,6 +21,13 @@ from hocket.kernel.strongbox import RANDOM_BYTES, WrongPassphrase, is_locked, lo
 from hocket.store.disk import sync_directory
 
 ENVIRONMENT = "HOCKET_HOME"
+
+_OTHERS = 0o077
+# Everything that Hocket puts into a home. Whatever else is there is none of its business.
+_PARTS = (
+    *("log.db", "log.db-wal", "log.db-shm", "log.db-journal", "processes", "blobs", "runs", "secrets", "git"),
+    *("config.toml", "user.key", "user.did", "node.key", "complete", "init.lock", "crash.log"),
+)
 
 # Gives the passphrase when it turns out to be needed.
 Ask = Callable[[], str]
@@ -48,6 +59,7 @@ class Home:
         self.processes = self.path / "processes"
         self.blobs = self.path / "blobs"
         self.runs = self.path / "runs"
+        self.secrets = self.path / "secrets"
         self.git_cache = self.path / "git" / "cache"
         self.git_waiting = self.path / "git" / "waiting"
         self.configuration = self.path / "config.toml"
@@ -62,6 +74,7 @@ class Home:
             raise Usage(f"no home at {self.path}; create it with `hocket --home {self.path} init`")
         if not self.path.is_dir():
             raise Usage(f"{self.path} is not a directory; choose another --home")
+        self._check_owner()
         if not self.is_complete():
             if self.is_joining():
                 raise Usage(f"the home {self.path} has not joined yet; run `hocket join` with its token again")
@@ -78,6 +91,47 @@ class Home:
             raise StoreError(f"the home {self.path} is read-only; Hocket needs to write there")
         for exposed in filter(None, map(exposure, self.key_files())):
             raise Usage(exposed)
+
+    def _check_owner(self) -> None:
+        """Raises NotAuthorised when another user could change what is in the home, or is its owner."""
+        us = os.geteuid()
+        owner = self.path.stat().st_uid
+        if owner != us:
+            raise NotAuthorised(
+                f"the home {self.path} belongs to {_user(owner)}, and this is {_user(us)};"
+                f" run this as {_user(owner)}, or choose another --home"
+            )
+        parts = [self.path / name for name in _PARTS]
+        if self.path.stat().st_mode & _OTHERS and self.processes.is_dir():
+            parts += self.processes.iterdir()
+        for part in parts:
+            with suppress(FileNotFoundError):
+                if (owner := part.lstat().st_uid) != us:
+                    raise NotAuthorised(
+                        f"{part} belongs to {_user(owner)}, who does not own this home; look at it, then remove it,"
+                        f" or `chown {_user(us)}` it"
+                    )
+
+    def exposed(self) -> list[Path]:
+        """The home and those of its parts that other users may use."""
+        found = []
+        for path in (self.path, *(self.path / name for name in _PARTS)):
+            with suppress(FileNotFoundError):
+                mode = path.lstat().st_mode
+                if mode & _OTHERS and not stat.S_ISLNK(mode):
+                    found.append(path)
+        return found
+
+    def shut_out_others(self) -> None:
+        """Takes from other users every right to the home and to what is in it. A home may have been made by an older
+        version, or in a directory that was there before.
+        """
+        for path in self.exposed():
+            try:
+                path.chmod(path.stat().st_mode & ~_OTHERS & 0o7777)
+            except OSError as error:
+                if error.errno != errno.EROFS:  # that the disk is read-only is told elsewhere
+                    raise StoreError(f"others can use {path}, and that cannot be changed: {error.strerror}") from error
 
     def check_joinable(self, did: str) -> None:
         """Raises Conflict when this cannot be the home of an invited node of that user."""
@@ -104,10 +158,10 @@ class Home:
         end otherwise.
         """
         try:
-            # A directory that was there before keeps its permissions if there is anything else in it.
-            ours = not self.path.is_dir() or not any(self.path.iterdir())
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self.processes.mkdir(exist_ok=True)
+            self._check_owner()
+            self.shut_out_others()
+            self.processes.mkdir(mode=0o700, exist_ok=True)
             lock_file = os.open(self.path / "init.lock", os.O_RDWR | os.O_CREAT, 0o600)
         except FileExistsError as error:
             raise Usage(f"{error.filename} is in the way and is not a directory; choose another --home") from error
@@ -115,9 +169,6 @@ class Home:
             raise StoreError(f"cannot create the home {self.path}: {error.strerror}") from error
         try:
             fcntl.flock(lock_file, fcntl.LOCK_EX)
-            if ours:
-                with suppress(PermissionError):  # then it belongs to somebody else, who decides about it
-                    self.path.chmod(0o700)
             fresh = not self.is_complete()
             yield fresh
             if fresh:
@@ -202,6 +253,13 @@ class Home:
     def copy_user_key(self, file: Path) -> None:
         """Writes the user's key to another file, as it is here."""
         _write(file, _read_text(self._user_key))
+
+
+def _user(number: int) -> str:
+    try:
+        return pwd.getpwuid(number).pw_name
+    except KeyError:
+        return f"user {number}"
 
 
 def new_key() -> SigningKey:

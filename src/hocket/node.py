@@ -30,6 +30,7 @@ from hocket.work import jobs
 from hocket.work.arbiter import decided
 from hocket.work.command import errand
 from hocket.work.command.errand import Errand
+from hocket.work.command.handing import HandOver
 from hocket.work.docket import Decision, decisions
 from hocket.work.ground import Closing, Ground, Machine
 from hocket.work.handlers import Handlers, JobType, encode_payload, kind
@@ -171,9 +172,9 @@ class Node:
     async def submit(self, job: JobType | str | Errand, /, **payload: Any) -> Handle:
         """Submits one job; its payload's members are the handler's keyword arguments. A `command` has none."""
         if not isinstance(job, JobType | str):
-            blobs = self.desk.blobs
+            blobs, secrets = self.desk.blobs, self.desk.secrets
             packed = await self.call(lambda: errand.pack(job, blobs))
-            return Handle(self, await self.run(lambda tx: errand.submit(tx, blobs, packed)), created=True)
+            return Handle(self, await self.run(lambda tx: errand.submit(tx, blobs, secrets, packed)), created=True)
         return (await self.submit_many([(job, payload)]))[0]
 
     async def submit_many(self, pairs: Iterable[tuple[JobType | str, dict[str, Any]]]) -> list[Handle]:
@@ -212,8 +213,13 @@ class Node:
     @asynccontextmanager
     async def kept_up(self, notice: Callable[[str], None]) -> AsyncIterator[None]:
         """Sees to what falls due meanwhile."""
-        upkeep = Upkeep(self, self.ground, self.desk.blobs, notice)
-        async with _beside(supervised("the upkeep of this node", upkeep.run, notice, self.ground)):
+        desk = self.desk
+        upkeep = Upkeep(self, self.ground, desk.blobs, notice)
+        hand_over = HandOver(self, desk.log.node, desk.secrets, desk.blobs, notice)
+        async with (
+            _beside(supervised("the upkeep of this node", upkeep.run, notice, self.ground)),
+            _beside(supervised("handing over secrets", hand_over.run, notice, self.ground)),
+        ):
             yield
 
     @asynccontextmanager
@@ -269,21 +275,27 @@ class Node:
         *,
         allow: Iterable[str] | None = None,
         allow_any: bool = False,
+        allow_env: Iterable[str] = (),
         **options: Any,
     ) -> Worker:
         """Runs a worker in this process until SIGTERM or SIGINT tells it to stop; a second signal stops it at once.
-        With `allow` or `allow_any` it runs commands, too: this node's own, and others' that fit a pattern.
+        With `allow` or `allow_any` it runs commands, too: this node's own, and others' that fit a pattern and set no
+        variables but those in `allow_env`.
         Options: `concurrency` (how many jobs at once, 4), `until_idle` (end when nothing is left to do), `grace`
         (seconds that handlers may go on after the first signal, 10), `notice` (is told of what is unusual),
         `finished` (is called with each run and its outcome).
         """
         served = handlers if isinstance(handlers, Handlers) else Handlers(handlers)
+        commands = None
         with ExitStack() as stack:
             if allow is not None or allow_any:
-                commands = self.desk.commands(SyncNode(self.desk).fetch, allow or (), allow_any)
+                commands = self.desk.commands(SyncNode(self.desk).fetch, allow or (), allow_any, allow_env)
                 stack.callback(commands.close)
                 served = served.plus(commands.job_type())
             chosen = WorkerOptions(served, **options)
+            if commands is not None:
+                for warning in commands.allowance.warnings():
+                    chosen.notice(warning)
             worker = Worker(self, self.ground, chosen)
             stack.enter_context(_signals(worker.stop))
             async with self.in_touch(chosen.notice):
@@ -326,7 +338,9 @@ class SyncNode:
         """Submits one job; its payload's members are the handler's keyword arguments. A `command` has none."""
         if not isinstance(job, JobType | str):
             packed = errand.pack(job, self.desk.blobs)
-            return SyncHandle(self, self.desk.log.run(lambda tx: errand.submit(tx, self.desk.blobs, packed)), True)
+            desk = self.desk
+            job_id = desk.log.run(lambda tx: errand.submit(tx, desk.blobs, desk.secrets, packed))
+            return SyncHandle(self, job_id, True)
         job_type = _named(job) if isinstance(job, str) else job
         if job_type.policy is DEFAULT:
             # It asks for nothing special, so it takes the short way in.

@@ -26,6 +26,7 @@ def test_a_healthy_home(used: Program):
         "home",
         "keys",
         "disk",
+        "commands",
         "locks and pipes",
         "database",
         "first op",

@@ -108,6 +108,9 @@ def test_an_empty_directory_is_not_a_home(tmp_path: Path):
     assert "is not a Hocket home" in Program(tmp_path / "home")("jobs", code=2).sentence
 
 
+NOBODY = 65534
+
+
 @pytest.fixture
 def open_directory() -> Iterator[Path]:
     """A directory that everybody may enter: pytest's own are closed to other users."""
@@ -128,7 +131,7 @@ def unprivileged(home: Path, *arguments: str) -> subprocess.CompletedProcess[str
         "import importlib, os, sys\n"
         f"for name in {modules!r}: importlib.import_module('hocket.cli.' + name)\n"
         "import hocket.node, hocket.log.archive, hocket.work.handlers, traceback\n"
-        "if os.getuid() == 0: os.setgroups([]); os.setgid(65534); os.setuid(65534)\n"
+        f"if os.getuid() == 0: os.setgroups([]); os.setgid({NOBODY}); os.setuid({NOBODY})\n"
         f"hocket = sys.modules['hocket.cli']; hocket.main({list(arguments)!r})\n"
     )
     environment = dict(os.environ) | {"HOCKET_HOME": str(home)}
@@ -145,6 +148,9 @@ def test_a_read_only_home(fresh_home: Path, open_directory: Path, command: list[
     for each in home.rglob("*"):
         each.chmod(0o555 if each.is_dir() else 0o444)
     home.chmod(0o555)
+    if os.getuid() == 0:
+        for each in (home, *home.rglob("*")):
+            os.chown(each, NOBODY, NOBODY)
     done = unprivileged(home, *command)
     assert done.returncode == 5, done
     assert done.stderr == f"hocket: the home {home} is read-only; Hocket needs to write there\n"

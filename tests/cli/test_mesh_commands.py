@@ -51,6 +51,15 @@ def here(program: Program) -> str:
     return str(program("whoami", "--json", code=0).json["node"])
 
 
+@pytest.mark.parametrize("option", [("--pin", "00" * 32), ("--ca", "ca.pem")], ids=["pin", "ca"])
+def test_a_certificate_cannot_be_checked_at_a_plain_address(served: Program, tmp_path: Path, option: tuple[str, str]):
+    gpu = Program(tmp_path / "gpu")
+    token = served("invite", "gpu", *WORKER, "--json", code=0).json["token"]
+    assert "and the invitation has none" in gpu("join", token, *option, code=2).sentence
+    assert not gpu.home.exists()
+    gpu("join", token, code=0)
+
+
 @pytest.mark.req("LW-01", "LW-23", "LW-24")
 def test_a_second_machine_joins_works_and_is_revoked(served: Program, tmp_path: Path):
     result = served("invite", "gpu", *WORKER, "--expires", "30d", code=0)

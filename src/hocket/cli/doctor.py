@@ -24,6 +24,7 @@ from hocket.kernel.ucan import read as read_ucan
 from hocket.kernel.vocabulary import DelegateUcan
 from hocket.store import Session
 from hocket.store.sqlite import SqliteStore
+from hocket.work.command.allowance import configured
 from hocket.work.processes import is_alive
 
 PYTHON_MIN = (3, 11)
@@ -66,6 +67,7 @@ def _examine(home: Home) -> Findings:
         return
     yield from _guarded("keys", lambda: _keys(home))
     yield from _guarded("disk", lambda: _disk(home))
+    yield from _guarded("commands", lambda: _commands(home))
     if home.processes.is_dir() and os.access(home.processes, os.W_OK):
         yield from _guarded("locks and pipes", lambda: _file_system(home))
     if home.database.exists():
@@ -95,6 +97,9 @@ def _python() -> Findings:
 def _home(home: Home) -> Findings:
     home.check()
     yield Finding("ok", "home", str(home.path))
+    for path in home.exposed():
+        mode = path.lstat().st_mode & 0o777
+        yield Finding("warn", "home", f"others may use {path} (mode {mode:04o}); the next command closes it to them")
 
 
 def _keys(home: Home) -> Findings:
@@ -117,6 +122,17 @@ def _disk(home: Home) -> Findings:
         yield Finding("ok", "disk", f"{free // MIB} MiB free")
     else:
         yield Finding("bad" if free < DISK_BAD else "warn", "disk", f"only {free // MIB} MiB free; make room")
+
+
+def _commands(home: Home) -> Findings:
+    """Whether the configuration allows other nodes more than its owner may have meant."""
+    allowance = configured(home.configuration)
+    warnings = [*allowance.warnings()]
+    if allowance.is_empty:
+        yield Finding("ok", "commands", "the configuration allows none of other nodes")
+    elif not warnings:
+        yield Finding("ok", "commands", "other nodes run in a sandbox, and no pattern allows anything")
+    yield from (Finding("warn", "commands", each) for each in warnings)
 
 
 def _file_system(home: Home) -> Findings:

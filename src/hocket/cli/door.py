@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hocket.cli.following import Following
-from hocket.cli.knock import END, HELLO, LENGTH_BYTES, LISTS, LONG_WAY, STDERR, STDOUT, STRING_END, SUFFIX
+from hocket.cli.knock import END, HELLO, LENGTH_BYTES, LISTS, LONG_WAY, STDERR, STDOUT, STRING_END, SUFFIX, peer_user
+from hocket.cli.voice import clean
 from hocket.errors import HocketError
 from hocket.kernel.ids import ulid_text
 from hocket.kernel.reasons import Reason
@@ -30,10 +31,11 @@ KNOCK_S = 5.0
 
 
 class Asked(NamedTuple):
-    """What is to be run, and whether nobody waits for it."""
+    """What is to be run, whether nobody waits for it, and what the caller should know before."""
 
     errand: Errand
     detach: bool
+    warning: str | None = None
 
 
 # Reads a command line: the words, the directory and the environment that they were written in.
@@ -81,6 +83,9 @@ class Door:
             following.finished(run, outcome)
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if peer_user(writer.get_extra_info("socket")) != os.geteuid():
+            writer.close()
+            return
         task = asyncio.current_task()
         assert task is not None
         self._callers.add(task)
@@ -89,7 +94,7 @@ class Door:
             if ended is None:
                 await _send(writer, LONG_WAY, b"")
             else:
-                await _send(writer, END, bytes([ended.code]) + ended.sentence.encode(errors="replace"))
+                await _send(writer, END, bytes([ended.code]) + clean(ended.sentence).encode(errors="backslashreplace"))
         except (ConnectionError, TimeoutError, asyncio.IncompleteReadError):
             pass
         finally:
@@ -106,9 +111,12 @@ class Door:
             asked = self._read(words, Path(*directory), dict(each.split("=", 1) for each in environment))
         except Exception:
             return None
+        desk = self._node.desk
         try:
             packed = await self._pack(asked.errand)
-            job_id = await self._worker.bring(lambda tx: errand.submit(tx, self._node.desk.blobs, packed))
+            if asked.warning:
+                await _send(writer, STDERR, f"hocket: {clean(asked.warning)}\n".encode(errors="backslashreplace"))
+            job_id = await self._worker.bring(lambda tx: errand.submit(tx, desk.blobs, desk.secrets, packed))
             if asked.detach:
                 await _send(writer, STDOUT, f"submitted {errand.KIND} {ulid_text(job_id)}\n".encode())
                 return Outcome(0, "")

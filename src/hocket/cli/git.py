@@ -85,16 +85,19 @@ def work(
         str, typer.Option("--lease", metavar="DURATION", help="How long a claim holds unless it is renewed.")
     ] = "60s",
     allow: Annotated[
-        list[str] | None, typer.Option("--allow", metavar="PATTERN", help="Run such commands, like 'make *'.")
+        list[str] | None, typer.Option("--allow", metavar="PATTERN", help="Run such commands, like 'ffmpeg -i *'.")
     ] = None,
     allow_any: Annotated[bool, typer.Option("--allow-any", help="Run every command.")] = False,
+    allow_env: Annotated[
+        list[str] | None, typer.Option("--allow-env", metavar="NAME", help="Let commands set this variable.")
+    ] = None,
     home: HomeOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Claim jobs in a repository, run them, and put the results there.
 
     \b
-      hocket git work jobs.git --allow 'make *' --until-idle
+      hocket git work jobs.git --allow 'ffmpeg -i * *.mp4' --until-idle
       hocket git work https://example.org/jobs.git --allow-any --concurrency 4
 
     Nobody knows who put a job into a repository, so only what --allow, --allow-any or the home's config.toml allows is
@@ -113,9 +116,12 @@ def work(
     with ExitStack() as stack:
         desk = stack.enter_context(open_desk())
         plane = stack.enter_context(_plane(repo))
-        commands = stack.enter_context(closing(desk.commands(SyncNode(desk).fetch, allow or (), allow_any)))
-        if not commands.allowance.anything and not commands.allowance.patterns:
+        fetch = SyncNode(desk).fetch
+        commands = stack.enter_context(closing(desk.commands(fetch, allow or (), allow_any, allow_env or ())))
+        if commands.allowance.is_empty:
             raise Usage("nothing is allowed here; say what may be run, with --allow PATTERN or --allow-any")
+        for warning in commands.allowance.warnings():
+            notice(warning)
         ground = Machine(desk.home.processes)
         me = holding.Worker(desk.home.node_key(), ground.name("git"), int(lease_s), os.urandom)
         parts = Parts(desk.log, ground, desk.kit(GIT_KIND, ground.monotonic), commands)

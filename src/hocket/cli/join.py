@@ -10,7 +10,7 @@ from hocket.cli.app import new_app
 from hocket.cli.job import moment
 from hocket.cli.settings import HomeOption, JsonOption, settings
 from hocket.cli.voice import emit, fields, say
-from hocket.errors import Usage
+from hocket.errors import Unreachable, Usage
 
 if TYPE_CHECKING:
     from hocket.mesh.enrolment import Send
@@ -44,12 +44,17 @@ def join(
     """
     from hocket.desk import Desk
     from hocket.kernel.ids import node_text
-    from hocket.mesh import roll
+    from hocket.mesh import enrolment, roll
     from hocket.mesh.grants import words
     from hocket.mesh.peers import Trust, check_pin
 
     trust = Trust(None if ca is None else str(ca.absolute()), check_pin(pin))
     text = sys.stdin.read(TOKEN_READ_MAX) if token == "-" else token
+    if trust != Trust() and not any(map(_has_certificate, enrolment.parse(text).addresses)):
+        raise Usage(
+            "--pin and --ca check the certificate of an https:// address, and the invitation has none;"
+            " have the inviting node serve with TLS, or join without them"
+        )
     with Desk.join(settings.home, text, _sender(trust), trust=trust) as desk:
         with desk.read() as session:
             here = next(each for each in roll.members(desk.log, session) if each.is_here)
@@ -76,9 +81,14 @@ def join(
     )
 
 
+def _has_certificate(address: str) -> bool:
+    return address.startswith("https://")
+
+
 def _sender(trust: "Trust") -> "Send":
     import asyncio
 
+    from hocket.mesh.peers import Trust
     from hocket.mesh.wire import Reply, Request
 
     try:
@@ -87,6 +97,8 @@ def _sender(trust: "Trust") -> "Send":
         raise Usage(f"joining needs {error.name}; install hocket[server]") from None
 
     async def send(address: str, request: Request) -> Reply:
+        if trust != Trust() and not _has_certificate(address):
+            raise Unreachable(f"{address} has no certificate to check")
         async with HttpTransport(lambda _: trust) as transport:
             return await transport.send(address, request)
 

@@ -16,6 +16,7 @@ STDOUT, STDERR, END, LONG_WAY = b"o", b"e", b"x", b"l"
 HEADER_BYTES = 1 + LENGTH_BYTES
 READ_BYTES = 65_536
 INTERRUPTED = 130
+_INT_BYTES = 4
 _LONG_WAY = ("-h", "--help", "--json")
 
 
@@ -24,8 +25,12 @@ def knock(words: list[str]) -> int | None:
     options = words[: words.index("--")] if "--" in words else words
     if any(word in _LONG_WAY for word in options):
         return None
+    home = _home(options)
     try:
-        directory = os.open(os.path.join(_home(options), "processes"), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        directory = os.open(os.path.join(home, "processes"), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        # Where others could put a socket, we hand nothing over; the long way says what is wrong.
+        if not (_is_ours(os.stat(home)) and _is_ours(os.fstat(directory))):
+            return None
     except OSError:
         return None
     for name in os.listdir(directory):
@@ -34,6 +39,8 @@ def knock(words: list[str]) -> int | None:
             try:
                 # The name of a socket must be short; that of the home need not be.
                 door.connect(f"/proc/self/fd/{directory}/{name}")
+                if peer_user(door) != os.geteuid():
+                    raise PermissionError
                 door.sendall(HELLO + _lists(words))
             except ConnectionRefusedError:
                 # Its worker was killed.
@@ -44,6 +51,17 @@ def knock(words: list[str]) -> int | None:
                 return _listen(door)
             door.close()
     return None
+
+
+def peer_user(line: _socket.socket) -> int:
+    """The number of the user whose process is at the other end."""
+    credentials = line.getsockopt(_socket.SOL_SOCKET, _socket.SO_PEERCRED, 3 * _INT_BYTES)
+    return int.from_bytes(credentials[_INT_BYTES : 2 * _INT_BYTES], sys.byteorder)
+
+
+def _is_ours(state: os.stat_result) -> bool:
+    """Whether a directory is this user's, and nobody else can put anything into it."""
+    return state.st_uid == os.geteuid() and not state.st_mode & 0o022
 
 
 def _home(options: list[str]) -> str:

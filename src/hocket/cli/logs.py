@@ -1,9 +1,11 @@
 """`hocket logs`: what a command printed, or prints just now. While it runs on this machine its output is read where the
-runner keeps it; afterwards on the log, wherever it ran.
+runner keeps it; afterwards on the log, wherever it ran. A terminal gets it with control characters spelled out: the
+command may have been another node's.
 """
 
 import sys
 import time
+from codecs import getincrementaldecoder
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -12,6 +14,7 @@ import typer
 
 from hocket.cli.app import new_app
 from hocket.cli.settings import HomeOption, JsonOption, open_desk
+from hocket.cli.voice import clean, on_terminal
 from hocket.errors import Usage
 
 if TYPE_CHECKING:
@@ -29,10 +32,13 @@ def logs(
     job: Annotated[str, typer.Argument(metavar="JOB", help="The job of a command, or a unique beginning of its id.")],
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the command has ended.")] = False,
     stderr: Annotated[bool, typer.Option("--stderr", help="Its stderr instead of its stdout.")] = False,
+    raw: Annotated[
+        bool, typer.Option("--raw", help="On a terminal, too, leave colours and control characters as they are.")
+    ] = False,
     home: HomeOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show what a command printed.
+    """Show what a command printed. A pipe gets it byte by byte.
 
     \b
       hocket logs 01J9ZC
@@ -48,9 +54,25 @@ def logs(
             found = view.find(session, job).job
         if found.kind not in (KIND, GIT_KIND):
             raise Usage(f"job {job} is of kind {found.kind}, not a command; see `hocket show {job}`")
+        show = _raw if raw or not on_terminal() else _Safe()
         for chunk in _printed(desk, found, stream, follow):
-            sys.stdout.buffer.write(chunk)
+            sys.stdout.buffer.write(show(chunk))
             sys.stdout.buffer.flush()
+
+
+def _raw(chunk: bytes) -> bytes:
+    return chunk
+
+
+class _Safe:
+    """Makes what comes in pieces safe to show, characters that lie across two of them included."""
+
+    def __init__(self) -> None:
+        self._decoder = getincrementaldecoder("utf-8")("backslashreplace")
+
+    def __call__(self, chunk: bytes) -> bytes:
+        # A line's end may be written in two ways.
+        return clean(self._decoder.decode(chunk).replace("\r\n", "\n"), lines=True).encode()
 
 
 def _printed(desk: "Desk", job: "Job", stream: str, follow: bool) -> Iterator[bytes]:

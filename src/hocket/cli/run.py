@@ -20,6 +20,8 @@ from hocket.cli.voice import emit, notice, say
 from hocket.errors import Usage
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from hocket.cli.door import Asked
     from hocket.desk import Desk
     from hocket.work.command.errand import Packed
@@ -41,7 +43,11 @@ def run(
     ] = "1h",
     env: Annotated[
         list[str] | None,
-        typer.Option("--env", metavar="NAME[=VALUE]", help="A variable for it; without a value, as it is here."),
+        typer.Option(
+            "--env",
+            metavar="NAME[=VALUE]",
+            help="A variable for it. NAME alone is a secret: its value is taken from here and stays off the log.",
+        ),
     ] = None,
     inputs: Annotated[
         list[str] | None,
@@ -68,16 +74,18 @@ def run(
     \b
       hocket run -- make test
       hocket run --input scene.blend --output 'frames/*.png' --timeout 20m -- blender -b scene.blend -a
-      hocket run --sandbox --env CI=1 -- sh -c 'echo "$CI"'
+      hocket run --network --env TOKEN -- sh -c 'curl --oauth2-bearer "$TOKEN" https://example.org/'
 
     It runs in a directory of its own, which has the inputs and nothing else, with standard input empty. Its exit code
     is ours; 124 when it ran out of time, 127 when it could not be started. `hocket proof show JOB` shows the proof.
     """
-    asked = read(context.params, Path.cwd(), dict(os.environ)).errand
+    asked = read(context.params, Path.cwd(), dict(os.environ))
     with open_desk() as desk:
         from hocket.work.command import errand
 
-        packed = errand.pack(asked, desk.blobs)
+        packed = errand.pack(asked.errand, desk.blobs)
+        if asked.warning:
+            notice(asked.warning)
         if detach:
             _detached(desk, packed)
             return
@@ -108,34 +116,44 @@ def _command() -> Any:
 def read(params: dict[str, Any], directory: Path, environment: dict[str, str]) -> "Asked":
     from hocket.cli.door import Asked
     from hocket.work.command.errand import command, named_inputs
+    from hocket.work.command.secrets import named_values
 
     if not params["command"]:
         raise Usage("say what to run, like `hocket run -- make test`")
+    variables = params["env"] or ()
+    public = [each for each in variables if "=" in each]
     errand = command(
         *params["command"],
         timeout=params["timeout"],
-        env=dict(_variable(each, environment) for each in params["env"] or ()),
+        env=dict(_split(each) for each in public),
+        secrets=named_values([each for each in variables if "=" not in each], environment),
         inputs=named_inputs(params["inputs"] or (), directory),
         outputs=params["outputs"] or (),
         sandbox=params["sandbox"],
         network=params["network"],
         **given(priority=params["priority"], retries=params["retries"]),
     )
-    return Asked(errand, bool(params["detach"]))
+    return Asked(errand, bool(params["detach"]), _exposed(errand.env))
 
 
-def _variable(text: str, environment: dict[str, str]) -> tuple[str, str]:
-    name, equals, value = text.partition("=")
-    if not equals and name not in environment:
-        raise Usage(f"bad --env {text!r}: there is no such variable here; write NAME=VALUE")
-    return name, value if equals else environment[name]
+def _exposed(names: "Mapping[str, str]") -> str | None:
+    """What a user should know about variables whose values they wrote on the command line."""
+    if not names:
+        return None
+    said = ", ".join(names)
+    return f"every node that can read the job sees the value of {said}; for a secret, set it here and give --env NAME"
+
+
+def _split(text: str) -> tuple[str, str]:
+    name, _, value = text.partition("=")
+    return name, value
 
 
 def _detached(desk: "Desk", packed: "Packed") -> None:
     from hocket.kernel.ids import ulid_text
     from hocket.work.command import errand
 
-    job_id = ulid_text(desk.log.run(lambda tx: errand.submit(tx, desk.blobs, packed)))
+    job_id = ulid_text(desk.log.run(lambda tx: errand.submit(tx, desk.blobs, desk.secrets, packed)))
     emit({"job_id": job_id})
     say(f"submitted {errand.KIND} {job_id}")
 
@@ -152,7 +170,7 @@ async def _attached(desk: "Desk", packed: "Packed") -> "tuple[Outcome, str]":
 
     node = Node(desk)
     commands = desk.commands(SyncNode(desk).fetch)
-    job_id = await node.run(lambda tx: errand.submit(tx, desk.blobs, packed))
+    job_id = await node.run(lambda tx: errand.submit(tx, desk.blobs, desk.secrets, packed))
     name = ulid_text(job_id)
     following = Following(node, job_id, _print)
     commands.audience.listen(name, following)

@@ -1,8 +1,9 @@
 """How things are said. A person at a terminal gets tables, colours and bars; a pipe gets plain lines with tabs between
-the columns, whole and unstyled; `--json` gets JSON and nothing else. Text that came from elsewhere loses its control
-characters, so that no payload can drive anybody's terminal. Rich is loaded for terminals alone.
+the columns, whole and unstyled; `--json` gets JSON and nothing else. In text that came from elsewhere, characters that
+drive a terminal or change the order of what is read are spelled out. Rich is loaded for terminals alone.
 """
 
+import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -17,8 +18,13 @@ if TYPE_CHECKING:
 Row = Sequence[object]
 Progress = Callable[[int, int], None]
 
-_CONTROL = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if code not in (9, 10)}
-_ONE_LINE = _CONTROL | {9: " ", 10: " "}
+# Controls of ASCII but tab and line feed, those of Latin-1, all that are invisible or turn the direction of writing
+# round, and halves of characters, which no terminal can show.
+_UNSAFE = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ud800-\udfff"
+    "\ufeff\ufff9-\ufffb\U0001d173-\U0001d17a\U000e0000-\U000e007f]"
+)
+_ONE_LINE = str.maketrans("\t\n", "  ")
 STYLES = {
     "succeeded": "green",
     "failed": "red",
@@ -31,8 +37,27 @@ STYLES = {
 
 
 def clean(text: object, *, lines: bool = False) -> str:
-    """The text without control characters; on one line unless several are welcome."""
-    return str(text).translate(_CONTROL if lines else _ONE_LINE)
+    """The text as it is safe to show, whoever wrote it; on one line unless several are welcome."""
+    shown = str(text) if lines else str(text).translate(_ONE_LINE)
+    return _UNSAFE.sub(_spelled, shown)
+
+
+def _spelled(found: re.Match[str]) -> str:
+    code = ord(found[0])
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+
+
+def clean_json(text: str) -> str:
+    """JSON that says the same and is safe to show. What is unsafe can only stand inside strings."""
+    return text if text.isascii() and "\x7f" not in text else _UNSAFE.sub(_escaped, text)
+
+
+def _escaped(found: re.Match[str]) -> str:
+    code = ord(found[0])
+    if code < 0x10000:
+        return f"\\u{code:04x}"
+    # JSON spells these as two halves.
+    return f"\\u{0xD7C0 + (code >> 10):04x}\\u{0xDC00 + (code & 0x3FF):04x}"
 
 
 def on_terminal(stream: IO[str] | None = None) -> bool:
@@ -68,7 +93,7 @@ def emit(value: Any) -> None:
     if not settings.as_json:
         return
     encoded = msgspec.json.encode(value)
-    print((msgspec.json.format(encoded, indent=2) if on_terminal() else encoded).decode())
+    print(clean_json((msgspec.json.format(encoded, indent=2) if on_terminal() else encoded).decode()))
 
 
 def notice(text: str) -> None:

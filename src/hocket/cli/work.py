@@ -62,9 +62,13 @@ def work(
     ] = "10s",
     allow: Annotated[
         list[str] | None,
-        typer.Option("--allow", metavar="PATTERN", help="Run such commands of other nodes, like 'make *'."),
+        typer.Option("--allow", metavar="PATTERN", help="Run such commands of other nodes, like 'ffmpeg -i *'."),
     ] = None,
     allow_any: Annotated[bool, typer.Option("--allow-any", help="Run every command of other nodes.")] = False,
+    allow_env: Annotated[
+        list[str] | None,
+        typer.Option("--allow-env", metavar="NAME", help="Let commands of other nodes set this variable."),
+    ] = None,
     home: HomeOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -81,10 +85,11 @@ def work(
     \b
       hocket work tasks.py
       hocket work acme.tasks --concurrency 8 --kinds acme.render --until-idle
-      hocket work --allow 'ffmpeg *'
+      hocket work --allow 'ffmpeg -i * *.mp4'
 
-    Commands (`hocket run`) of this node are run by every worker of it, and by a worker without modules nothing else.
-    Those of other nodes only where --allow, --allow-any or the home's config.toml says so.
+    Every worker runs the commands (`hocket run`) of its own node; a worker without modules runs nothing else. It runs
+    commands of other nodes only where --allow, --allow-any or the home's config.toml says so. A pattern is matched
+    argument by argument; a last word ** stands for any further arguments.
 
     SIGTERM or Ctrl-C: handlers may finish within the grace, then their jobs are handed back. A second one: at once.
     """
@@ -96,7 +101,9 @@ def work(
         found = load(modules or ())
         if modules and not any(each.function is not None for each in found):
             raise Usage(f"no handlers in {', '.join(modules)}; decorate a function with @hocket.job(kind)")
-        with closing(desk.commands(SyncNode(desk).fetch, allow or (), allow_any)) as commands:
+        with closing(desk.commands(SyncNode(desk).fetch, allow or (), allow_any, allow_env or ())) as commands:
+            for warning in commands.allowance.warnings():
+                notice(warning)
             handlers = Handlers([*found, commands.job_type()], kinds or ())
             shift = Shift(desk, WorkerOptions(handlers, concurrency, until_idle, grace_s), commands)
             asyncio.run(shift.run())

@@ -159,7 +159,8 @@ class Blobs:
         """A directory that is this object's alone, with a sign of life for as long as it is in use."""
         with self._lock:
             if self._shelf is None:
-                self._shelves.mkdir(mode=0o700, parents=True, exist_ok=True)
+                for directory in (self._directory, self._shelves):
+                    directory.mkdir(mode=0o700, exist_ok=True)
                 name = f"{os.getpid()}-{os.urandom(4).hex()}"
                 alive = ProcessLock(self._shelves, name)
                 path = self._shelves / name

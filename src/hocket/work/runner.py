@@ -124,6 +124,16 @@ def products_of(ctx: Context) -> Products:
     return ctx._run.products
 
 
+def claim_of(ctx: Context) -> bytes:
+    """The op by which the handler's job is held; for handlers of our own."""
+    return ctx._run.held.claim_op
+
+
+def schedule_of(ctx: Context) -> bytes:
+    """The op that made the handler's job, encoded; for handlers of our own."""
+    return ctx._run.schedule
+
+
 class Run:
     """One execution of a job, from the claim to its outcome."""
 
@@ -149,7 +159,7 @@ class Run:
         self.noted_at = 0.0
         self.products = Products(kit, job.id)
         self.context = Context(self, claim)
-        self._schedule = claim.schedule
+        self.schedule = claim.schedule
         self._lock = threading.Lock()
         self._revoked = False
         self._thread: int | None = None
@@ -221,7 +231,7 @@ class Run:
         _raise_in(threading.get_ident(), None)
 
     def _arguments(self) -> dict[str, Any]:
-        schedule = decode(self._schedule).payload
+        schedule = decode(self.schedule).payload
         assert isinstance(schedule, ScheduleJob)
         arguments = msgspec.json.decode(schedule.payload) if schedule.payload else {}
         if not isinstance(arguments, dict):

@@ -28,6 +28,7 @@ from hocket.store import Artifact, Entry, OpRow, Session, Stage
 from hocket.work.jobs import RESULT_TYPE
 
 AMBIGUOUS_SHOWN = 5
+DEPTH_MAX = 100
 
 
 def find(session: Session, prefix: str) -> Entry:
@@ -66,7 +67,7 @@ def brief(entry: Entry) -> dict[str, Any]:
         "scheduled_ms": job.scheduled.wall,
         "ready_at_ms": job.ready_at if entry.stage is Stage.DELAYED else None,
         "done_ms": None if job.done is None else job.done.wall,
-        "progress": None if job.progress is None else msgspec.json.decode(job.progress),
+        "progress": None if job.progress is None else readable(job.progress),
     }
 
 
@@ -82,10 +83,10 @@ def full(session: Session, entry: Entry) -> dict[str, Any]:
     except Failed:
         returned = None
     return brief(entry) | {
-        "payload": _json(schedule.payload),
+        "payload": readable(schedule.payload),
         "options": msgspec.to_builtins(job.policy),
         "after": list(job.policy.after),
-        "result": returned,
+        "result": _shallow(returned),
         "artifacts": [_artifact_line(session, each) for each in session.artifacts_of_job(job.id)],
         "error": error,
         "traceback": traceback,
@@ -178,9 +179,29 @@ def _detail(op: Op) -> str:
     return str(getattr(payload, "name", ""))
 
 
+def readable(data: bytes) -> Any:
+    """What another node wrote, as plain values that can be written as JSON again."""
+    return _shallow(_json(data))
+
+
 def _json(data: bytes) -> Any:
     """Payloads of other software need not be JSON; they are shown as hexadecimal digits."""
     try:
         return msgspec.json.decode(data)
-    except msgspec.MsgspecError:
+    except (ValueError, RecursionError):
         return {"hex": data.hex()}
+
+
+def _shallow(value: Any) -> Any:
+    """The value, unless it is nested so deeply that writing it would fail."""
+    level = [value]
+    for _ in range(DEPTH_MAX):
+        level = [
+            below
+            for each in level
+            if isinstance(each, dict | list)
+            for below in (each.values() if isinstance(each, dict) else each)
+        ]
+        if not level:
+            return value
+    return {"omitted": f"it is nested more than {DEPTH_MAX} levels deep"}

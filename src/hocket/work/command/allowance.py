@@ -1,46 +1,121 @@
-"""Which commands of others a worker runs: its owner's decision, and none unless they say so. A pattern is compared with
-the whole command line, as a shell would have to be given it. Where only patterns allow a command, its manifest may not
-set a variable that changes which program runs or what it loads.
+"""Decides which commands of other nodes a worker runs, and how. The owner of the worker decides; without a decision
+it runs none. A pattern is matched argument by argument. Variables of such a command go by a list of names, and it runs
+in a sandbox wherever one can be made, unless the owner says otherwise.
 """
 
 import shlex
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, cast, get_args
 
 from hocket.errors import Usage
-from hocket.kernel.manifest import Manifest
+from hocket.kernel.manifest import INPUTS_NAME, OUTPUTS_NAME, SANDBOX_NAME, Manifest, Sandbox
+from hocket.work.command import sandbox
 from hocket.work.command.orders import PASSED_ON
+from hocket.work.command.secrets import SECRETS_NAME, secret_names
+from hocket.work.command.traps import is_deciding, trap
 
-_DECIDING = (
-    *("PATH", "LD_*", "GCONV_PATH", "IFS", "ENV", "BASH_*", "SHELLOPTS", "PYTHON*", "PERL5*", "RUBY*", "NODE_*"),
-    *("JAVA_*", "GIT_*"),
-)
-_KEYS = ("allow", "allow_any", "environment")
+# `auto` means required where a sandbox can be made, and off elsewhere.
+SandboxRule = Literal["auto", "required", "off"]
+
+# The last word of a pattern: any further arguments, or none.
+MORE = "**"
+# Variables that tell us how to run a command, not the command what to do.
+_OURS = (INPUTS_NAME, OUTPUTS_NAME, SANDBOX_NAME, SECRETS_NAME)
+_KEYS = ("allow", "allow_any", "variables", "sandbox", "paths", "environment")
+
+
+class Pattern(NamedTuple):
+    """Fits a command line of as many arguments as it has words, or more where `has_more`."""
+
+    text: str
+    words: tuple[str, ...]
+    has_more: bool
+
+    def fits(self, argv: tuple[str, ...]) -> bool:
+        if len(argv) < len(self.words) or (len(argv) > len(self.words) and not self.has_more):
+            return False
+        return all(map(_fits, self.words, argv))
+
+
+def read_pattern(text: str) -> Pattern:
+    try:
+        words = tuple(shlex.split(text))
+    except ValueError as error:
+        raise Usage(f"bad pattern {text!r}: {error}; write it as a shell would have the command line") from None
+    if not words:
+        raise Usage(f"bad pattern {text!r}: it is empty; write a program and its arguments, like 'ffmpeg -i *'")
+    if words == (MORE,):
+        raise Usage(f"bad pattern {text!r}: name a program, like 'ffmpeg {MORE}', or allow every command")
+    if MORE in words[:-1]:
+        raise Usage(f"bad pattern {text!r}: {MORE} stands for all further arguments and can only be the last word")
+    has_more = words[-1] == MORE
+    return Pattern(text, words[:-1] if has_more else words, has_more)
 
 
 class Allowance(NamedTuple):
-    """`environment` names the worker's own variables that every command is given."""
+    """`variables` are the names, or patterns of names, that a manifest of another node may set; `paths` are shown in
+    the sandbox beside the system; `environment` names the worker's own variables that every command is given.
+    """
 
-    patterns: tuple[str, ...] = ()
+    patterns: tuple[Pattern, ...] = ()
     anything: bool = False
+    variables: tuple[str, ...] = ()
+    sandbox: SandboxRule = "auto"
+    paths: tuple[str, ...] = ()
     environment: tuple[str, ...] = PASSED_ON
 
+    @property
+    def is_empty(self) -> bool:
+        return not (self.anything or self.patterns)
+
     def allows(self, manifest: Manifest) -> bool:
+        """Whether a command of another node is run here."""
+        if self.sandbox == "required" and not sandbox.available():
+            return False
         if self.anything:
             return True
-        line = shlex.join(manifest.argv)
-        names = manifest.env or {}
-        return any(fnmatchcase(line, pattern) for pattern in self.patterns) and not any(map(_decides, names))
+        names = ({*(manifest.env or {})} | {*secret_names(manifest)}) - {*_OURS}
+        return any(each.fits(manifest.argv) for each in self.patterns) and all(map(self._may_set, names))
 
-    def with_patterns(self, patterns: Iterable[str], anything: bool) -> "Allowance":
-        return self._replace(patterns=(*self.patterns, *patterns), anything=self.anything or anything)
+    def sandbox_for(self, manifest: Manifest) -> Sandbox:
+        """In which sandbox a command of another node runs. It has the network only if it asks for it."""
+        if self.sandbox == "off" or manifest.sandbox != "off":
+            return manifest.sandbox
+        return "on" if self.sandbox == "required" or sandbox.available() else "off"
+
+    def extended(self, patterns: Iterable[str], anything: bool, variables: Iterable[str]) -> "Allowance":
+        return self._replace(
+            patterns=(*self.patterns, *map(read_pattern, patterns)),
+            anything=self.anything or anything,
+            variables=(*self.variables, *variables),
+        )
+
+    def warnings(self) -> Iterator[str]:
+        """What an owner may not have meant, as sentences."""
+        if self.is_empty:
+            return
+        for pattern in self.patterns:
+            if (reason := trap(pattern.words, pattern.has_more)) is not None:
+                yield f"the pattern {pattern.text!r} lets other nodes run anything: {reason}"
+        for name in self.variables:
+            if is_deciding(name):
+                yield f"the variable {name!r} lets other nodes decide which program runs or what it loads"
+        problem = "sandbox is off" if self.sandbox == "off" else sandbox.problem()
+        if problem and self.sandbox == "required":
+            yield f"no command of another node is run: a sandbox is required, and {problem}"
+        elif problem:
+            yield f"commands of other nodes run without a sandbox, with all the rights of this user: {problem}"
+
+    def _may_set(self, name: str) -> bool:
+        return any(fnmatchcase(name, each) for each in self.variables)
 
 
-def _decides(name: str) -> bool:
-    return any(fnmatchcase(name, pattern) for pattern in _DECIDING)
+def _fits(pattern: str, argument: str) -> bool:
+    # An option can change what a program is, so a wildcard in place of an argument does not stand for one.
+    return (pattern[:1] == "-" or argument[:1] != "-") and fnmatchcase(argument, pattern)
 
 
 def configured(path: Path) -> Allowance:
@@ -59,12 +134,24 @@ def configured(path: Path) -> Allowance:
     anything = table.get("allow_any", False)
     if not isinstance(anything, bool):
         raise Usage(f"{path}: commands.allow_any must be true or false, not {anything!r}")
-    patterns = _strings(path, table, "allow", ())
-    return Allowance(patterns, anything, (*PASSED_ON, *_strings(path, table, "environment", ())))
+    rule = table.get("sandbox", "auto")
+    if rule not in get_args(SandboxRule):
+        raise Usage(f"{path}: commands.sandbox must be one of {', '.join(get_args(SandboxRule))}, not {rule!r}")
+    paths = _strings(path, table, "paths")
+    for each in paths:
+        if not each.startswith("/"):
+            raise Usage(f"{path}: commands.paths must name whole paths, like /srv/models, not {each!r}")
+    try:
+        patterns = tuple(map(read_pattern, _strings(path, table, "allow")))
+    except Usage as error:
+        raise Usage(f"{path}: commands.allow: {error}") from None
+    environment = (*PASSED_ON, *_strings(path, table, "environment"))
+    variables = _strings(path, table, "variables")
+    return Allowance(patterns, anything, variables, cast(SandboxRule, rule), paths, environment)
 
 
-def _strings(path: Path, table: dict[str, Any], key: str, default: tuple[str, ...]) -> tuple[str, ...]:
-    value = table.get(key, default)
+def _strings(path: Path, table: dict[str, Any], key: str) -> tuple[str, ...]:
+    value = table.get(key, ())
     if not isinstance(value, list | tuple) or not all(isinstance(each, str) for each in value):
         raise Usage(f"{path}: commands.{key} must be a list of strings, not {value!r}")
     return tuple(value)

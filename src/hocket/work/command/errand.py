@@ -2,6 +2,7 @@
 and everything that it is about becomes its manifest, whose hash is what the proof will be about.
 """
 
+import os
 from collections.abc import Iterable, Mapping
 from os import PathLike
 from pathlib import Path, PurePosixPath
@@ -23,6 +24,7 @@ from hocket.kernel.policy import DEFAULT, Policy
 from hocket.log import Transaction
 from hocket.work import artifacts, jobs
 from hocket.work.blobs import Blobs
+from hocket.work.command.secrets import SECRETS_NAME, Secrets, check_values, named_values
 from hocket.work.handlers import Duration, policy
 from hocket.work.jobs import Draft
 from hocket.work.products import Content
@@ -33,7 +35,9 @@ TIMEOUT_S_DEFAULT = 3_600
 
 
 class Errand(NamedTuple):
-    """`inputs` are files here by the names that they have there; `outputs` are patterns of what to keep."""
+    """`inputs` are files here by the names that they have there; `outputs` are patterns of what to keep; `secrets` are
+    variables whose values stay off the log.
+    """
 
     argv: tuple[str, ...]
     timeout_s: int = TIMEOUT_S_DEFAULT
@@ -42,6 +46,7 @@ class Errand(NamedTuple):
     outputs: tuple[str, ...] = ()
     sandbox: str = "off"
     policy: Policy = DEFAULT
+    secrets: Mapping[str, str] = {}
 
 
 def command(
@@ -50,13 +55,15 @@ def command(
     env: Mapping[str, str] | None = None,
     inputs: Mapping[str, str | PathLike[str]] | Iterable[str | PathLike[str]] = (),
     outputs: Iterable[str] = (),
+    secrets: Mapping[str, str] | Iterable[str] = (),
     sandbox: bool = False,
     network: bool = False,
     **options: Any,
 ) -> Errand:
     """A command to submit, as a job with a proof. `inputs` are files here, by the names that they have there or by
-    themselves; `outputs` are patterns of files to keep; in a `sandbox` it has the `network` only if that is said. The
-    other options are those of `job`.
+    themselves; `outputs` are patterns of files to keep; in a `sandbox` it has the `network` only if that is said. What
+    is in `env` goes on the log, where other nodes can read it; `secrets` do not: variables with their values, or names
+    of variables that are set here. The other options are those of `job`.
     """
     try:
         timeout_ms = duration_ms(timeout)
@@ -69,7 +76,17 @@ def command(
     else:
         named = named_inputs(map(str, inputs), Path.cwd())
     wish = "network" if network else "on" if sandbox else "off"
-    return Errand(argv, timeout_ms // 1000, dict(env or {}), named, tuple(outputs), wish, policy(DEFAULT, **options))
+    hidden = dict(secrets) if isinstance(secrets, Mapping) else named_values(secrets, os.environ)
+    return Errand(
+        argv,
+        timeout_ms // 1000,
+        dict(env or {}),
+        named,
+        tuple(outputs),
+        wish,
+        policy(DEFAULT, **options),
+        hidden,
+    )
 
 
 class Packed(NamedTuple):
@@ -78,6 +95,7 @@ class Packed(NamedTuple):
     manifest: Manifest
     contents: list[Content]
     policy: Policy
+    secrets: Mapping[str, str] = {}
 
 
 def pack(errand: Errand, blobs: Blobs) -> Packed:
@@ -92,6 +110,11 @@ def pack(errand: Errand, blobs: Blobs) -> Packed:
         env[OUTPUTS_NAME] = ":".join(errand.outputs)
     if errand.sandbox != "off":
         env[SANDBOX_NAME] = errand.sandbox
+    if errand.secrets:
+        check_values(errand.secrets)
+        if both := errand.secrets.keys() & env.keys():
+            raise Usage(f"the variable {min(both)} is both a secret and a plain one; give it once")
+        env[SECRETS_NAME] = ":".join(errand.secrets)
     asked: dict[str, object] = {"command": list(errand.argv), "args": [], "timeout": errand.timeout_s}
     if env:
         asked["env"] = env
@@ -100,16 +123,21 @@ def pack(errand: Errand, blobs: Blobs) -> Packed:
             {"kind": "blobptr", "algo": "blake3", "hash": hash_text(each.hash), "size": each.size} for each in contents
         ]
     try:
-        return Packed(parse_manifest(asked), contents, errand.policy)
+        # Their names must be such as a manifest may have.
+        parse_manifest({"command": ["true"], "timeout": 0, "env": dict.fromkeys(errand.secrets, "")})
+        return Packed(parse_manifest(asked), contents, errand.policy, errand.secrets)
     except BadManifest as error:
         raise Usage(str(error)) from None
 
 
-def submit(tx: Transaction, blobs: Blobs, packed: Packed) -> bytes:
+def submit(tx: Transaction, blobs: Blobs, secrets: Secrets, packed: Packed) -> bytes:
     """Puts the inputs and the job on the log together; gives the job's id."""
     for content in packed.contents:
         artifacts.put(tx, blobs, INPUT_TYPE, content, None)
-    return jobs.submit(tx, [Draft(KIND, canonical(packed.manifest), packed.policy)])[0].job_id
+    submitted = jobs.submit(tx, [Draft(KIND, canonical(packed.manifest), packed.policy)])[0]
+    if packed.secrets and submitted.created:
+        secrets.keep(submitted.job_id, packed.secrets)
+    return submitted.job_id
 
 
 def named_inputs(given: Iterable[str], directory: Path) -> dict[str, Path]:

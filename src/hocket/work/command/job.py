@@ -5,9 +5,10 @@ proof is there all the same.
 
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
@@ -16,8 +17,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from hocket.errors import Failed, Usage
-from hocket.kernel.ids import content_hash, hash_text, ulid_text
+from hocket.errors import Failed, Unreachable, Usage
+from hocket.kernel.ids import content_hash, hash_text, parse_ulid, ulid_text
 from hocket.kernel.keys import SigningKey
 from hocket.kernel.manifest import BadManifest, Manifest, content_id, parse_manifest
 from hocket.kernel.ops import decode
@@ -33,13 +34,15 @@ from hocket.work.command.audience import Audience
 from hocket.work.command.errand import KIND
 from hocket.work.command.execute import Ended, Keeper
 from hocket.work.command.gpus import Gpus
-from hocket.work.command.orders import Bounds, order_for
+from hocket.work.command.handing import sealed_since, unseal
+from hocket.work.command.orders import Bounds, Terms, order_for
+from hocket.work.command.secrets import Secrets, secret_names
 from hocket.work.command.streams import Kept
 from hocket.work.command.workshop import Content, Room, Workshop
 from hocket.work.handlers import JobType
 from hocket.work.products import INLINE_BYTES_MAX, Products
 from hocket.work.proofs import NOTHING, OUTPUT_TYPE, STREAM_TYPES
-from hocket.work.runner import Context, products_of
+from hocket.work.runner import Context, claim_of, products_of, schedule_of
 
 # What a worker bounds where a manifest does not: the time of a command, what is kept of what it prints, its files.
 RUN_S_MAX = 24 * 3_600
@@ -49,6 +52,9 @@ FREE_BYTES_MIN = 256 * 1024 * 1024
 FILE_BYTES_MAX = 64 * 1024**3
 # How long after a command its room is removed, and all is made ready for the next one.
 TIDY_AFTER_S = 0.01
+# How long another node may take to hand over the secrets of its command, and how often it is looked for them.
+HANDED_S = 30.0
+HANDED_LOOK_S = 0.1
 BOUNDS = Bounds(RUN_S_MAX, GRACE_S, PRINTED_BYTES_MAX, FREE_BYTES_MIN, FILE_BYTES_MAX)
 
 
@@ -58,6 +64,7 @@ class Premises(NamedTuple):
     key: SigningKey
     node: int
     runs: Path
+    secrets: Secrets
     blobs: Blobs
     read: Callable[[], AbstractContextManager[Session]]
     fetch: Fetch
@@ -91,6 +98,7 @@ class Commands:
         self._keeper.close()
         self._caretaker.shutdown()
         self._workshop.close()
+        self._sweep()
 
     def job_type(self, only: bytes | None = None) -> JobType:
         """How a worker serves them: all that it may, or only this job."""
@@ -117,10 +125,14 @@ class Commands:
             manifest = parse_manifest(payload)
         except BadManifest as error:
             raise Usage(f"this is no manifest of a command: {error}") from None
-        return result(manifest, self.perform(ctx, manifest, self.content))
+        with self._premises.read() as session:
+            own = is_own(session, self._premises.node, schedule_of(ctx))
+        return result(manifest, self.perform(ctx, manifest, self.content, is_own=own))
 
-    def perform(self, ctx: Context, manifest: Manifest, content: Content) -> "Performed":
-        """Runs the command and keeps what it printed and made, and the proof, as evidence. `content` gives inputs."""
+    def perform(self, ctx: Context, manifest: Manifest, content: Content, *, is_own: bool = False) -> "Performed":
+        """Runs the command and keeps what it printed and made, and the proof, as evidence. `content` gives inputs.
+        Commands that are not this node's own run under the limits that its owner has set for others.
+        """
         id_of = content_id(manifest)
         told = {
             "HOCKET_JOB": ctx.job_id,
@@ -132,7 +144,7 @@ class Commands:
         with self._tidied(), self._workshop.room(ctx.job_id) as room:
             room.furnish(manifest, content)
             ended = self._keeper.run(
-                order_for(manifest, room, told, BOUNDS, self.allowance.environment),
+                order_for(manifest, room, told, BOUNDS, self._terms(ctx, manifest, is_own)),
                 heard=lambda stream, chunk: self.audience.tell(ctx.job_id, stream, chunk),
                 should_stop=lambda: ctx.cancelled,
                 now_ms=self._premises.now_ms,
@@ -161,6 +173,41 @@ class Commands:
         proof = prove(execution, self._premises.key)
         return Performed(execution, ended, proof, products.evidence(encode_proof(proof), PROOF_TYPE).id)
 
+    def _terms(self, ctx: Context, manifest: Manifest, is_own: bool) -> Terms:
+        allowance = self.allowance
+        box = manifest.sandbox if is_own else allowance.sandbox_for(manifest)
+        return Terms(is_own, box, allowance.environment, allowance.paths, self._secrets(ctx, manifest))
+
+    def _secrets(self, ctx: Context, manifest: Manifest) -> dict[str, str]:
+        """The values of the secret variables that the manifest names: from this home, or handed over by the node that
+        submitted the job, which has to be up for that.
+        """
+        names = secret_names(manifest)
+        if not names:
+            return {}
+        author = decode(schedule_of(ctx)).node_id
+        values = self._premises.secrets.values(parse_ulid(ctx.job_id))
+        if values is None and author != self._premises.node:
+            values = self._received(ctx, author)
+        for name in names:
+            if name not in (values or {}):
+                raise Failed(f"the secret {name} is not here; only the node that submitted the job has it")
+        return {name: value for name, value in (values or {}).items() if name in names}
+
+    def _received(self, ctx: Context, author: int) -> dict[str, str] | None:
+        """What that node seals for this one when it sees the claim. None when it does not in time."""
+        premises, until = self._premises, time.monotonic() + HANDED_S
+        while not ctx.cancelled and time.monotonic() < until:
+            with premises.read() as session:
+                for artifact in sealed_since(session, claim_of(ctx), author):
+                    with suppress(Unreachable):
+                        data = artifacts.content(session, premises.blobs, artifact, premises.fetch)
+                        values = unseal(data, parse_ulid(ctx.job_id), ctx.fence, premises.key)
+                        if values is not None:
+                            return values
+            self._closing.wait(HANDED_LOOK_S)
+        return None
+
     @contextmanager
     def _tidied(self) -> Iterator[None]:
         """Has things tidied up after the block, but not before the worker had time to say what became of the job."""
@@ -176,6 +223,13 @@ class Commands:
         self._is_untidy = False
         self._workshop.tidy()
         self._keeper.prepare()
+
+    def _sweep(self) -> None:
+        """Deletes secrets of jobs that have ended."""
+        premises = self._premises
+        if not premises.secrets.is_empty():
+            with premises.read() as session:
+                premises.secrets.sweep(session, premises.now_ms() / 1000)
 
     def content(self, hash: bytes) -> bytes:
         """An input, from the log, from a blob, or from another node."""

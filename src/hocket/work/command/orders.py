@@ -1,21 +1,23 @@
-"""From a manifest to an order: the command line, with a sandbox around it if it asks for one, the environment, and the
-bounds. A command sees nothing of the worker's environment but the few variables that are named here.
+"""From a manifest to an order: the command line, with a sandbox around it if there is to be one, the environment, and
+the bounds. A command sees nothing of the worker's environment but the few variables that are named here.
 """
 
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from fnmatch import translate
 from functools import cache
 from typing import NamedTuple
 
-from hocket.kernel.manifest import Manifest
+from hocket.kernel.manifest import Manifest, Sandbox
 from hocket.work.command import sandbox
 from hocket.work.command.execute import Order
 from hocket.work.command.workshop import Room
 
 # Variables of the worker's that commands get; a star stands for anything.
 PASSED_ON = ("PATH", "LANG", "LC_*", "TZ")
+# Variables that the dynamic linker obeys. Outside of a sandbox they would act on the program that makes it.
+_LINKING = ("LD_", "GLIBC_TUNABLES")
 
 
 class Bounds(NamedTuple):
@@ -28,23 +30,31 @@ class Bounds(NamedTuple):
     file_bytes_max: int
 
 
-def order_for(
-    manifest: Manifest,
-    room: Room,
-    told: Mapping[str, str],
-    bounds: Bounds,
-    passed_on: Iterable[str] = PASSED_ON,
-) -> Order:
-    """`told` are variables that say which job this is, `passed_on` names of the worker's own. Raises Usage when the
-    command asks for a sandbox and there can be none.
+class Terms(NamedTuple):
+    """How a worker runs a command. `passed_on` are names of the worker's own variables, `paths` what a sandbox shows
+    beside the system, `secrets` variables that are not in the manifest. The command of another node cannot choose its
+    HOME and TMPDIR.
     """
+
+    is_own: bool
+    sandbox: Sandbox
+    passed_on: tuple[str, ...] = PASSED_ON
+    paths: tuple[str, ...] = ()
+    secrets: Mapping[str, str] = {}
+
+
+def order_for(manifest: Manifest, room: Room, told: Mapping[str, str], bounds: Bounds, terms: Terms) -> Order:
+    """`told` are variables that say which job this is. Raises Usage when there must be a sandbox and can be none."""
     argv, directory = manifest.argv, room.begin_in(manifest)
-    is_sandboxed, has_network = manifest.sandbox != "off", manifest.sandbox != "on"
+    env = environment(manifest, room, told, os.environ, terms)
+    is_sandboxed, has_network = terms.sandbox != "off", terms.sandbox != "on"
     if is_sandboxed:
-        argv = sandbox.wrapped(sandbox.check(), argv, room, directory, has_network)
+        inside = {name: env.pop(name) for name in [*env] if name.startswith(_LINKING)}
+        view = sandbox.View(room, directory, has_network, terms.paths)
+        argv = sandbox.wrapped(sandbox.check(), argv, view, inside)
     return Order(
         argv=argv,
-        env=environment(manifest, room, told, os.environ, passed_on),
+        env=env,
         directory=directory,
         streams=room.streams,
         timeout_s=min(manifest.timeout or bounds.run_s_max, bounds.run_s_max),
@@ -62,18 +72,20 @@ def environment(
     room: Room,
     told: Mapping[str, str],
     own: Mapping[str, str],
-    passed_on: Iterable[str] = PASSED_ON,
+    terms: Terms,
 ) -> dict[str, str]:
     """What is passed on of our own, then a home and a place for temporary files, then what the manifest says, then what
     is told: the later counts.
     """
-    is_passed_on = _fitting(tuple(passed_on)).match
+    is_passed_on = _fitting(terms.passed_on).match
+    places = {"HOME": str(room.home), "TMPDIR": str(room.temporary)}
     return {
         "PATH": os.defpath,
         **{name: value for name, value in own.items() if is_passed_on(name)},
-        "HOME": str(room.home),
-        "TMPDIR": str(room.temporary),
+        **places,
         **(manifest.env or {}),
+        **terms.secrets,
+        **({} if terms.is_own else places),
         **told,
     }
 

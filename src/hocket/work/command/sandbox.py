@@ -1,13 +1,13 @@
 """A sandbox for commands, made by bubblewrap (`bwrap`): the system is there to be read, the command's own room to be
 written, and nothing else is there; it sees no other processes, and no network unless it asked for it. A command that
-asked for a sandbox is never run without one.
+must have a sandbox is never run without one.
 """
 
 import shutil
 import subprocess
 import tempfile
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,6 +22,17 @@ SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/etc"
 RESOLVER = ("/run/systemd/resolve", "/run/resolvconf", "/run/NetworkManager")
 
 
+class View(NamedTuple):
+    """What a command sees: its room, in which it begins in that directory, the network or not, and further `paths` to
+    be read. Those below /dev are devices.
+    """
+
+    room: Room
+    directory: Path
+    has_network: bool
+    paths: tuple[str, ...] = ()
+
+
 class _Found(NamedTuple):
     """Where the program is, or why there can be no sandbox."""
 
@@ -33,30 +44,40 @@ _lock = threading.Lock()
 _found: list[_Found] = []
 
 
-def wrapped(program: str, argv: Sequence[str], room: Room, directory: Path, network: bool) -> tuple[str, ...]:
-    """The command line that runs `argv` inside, in that directory of the room. `program` is bubblewrap's whole path:
+def wrapped(program: str, argv: Sequence[str], view: View, env: Mapping[str, str] = {}) -> tuple[str, ...]:
+    """The command line that runs `argv` inside, with these variables set there. `program` is bubblewrap's whole path:
     which that is must not be for the command's own PATH to decide.
     """
-    made = [program, "--unshare-all", *(["--share-net"] if network else []), "--die-with-parent", "--new-session"]
+    room, has_network = view.room, view.has_network
+    made = [program, "--unshare-all", *(["--share-net"] if has_network else []), "--die-with-parent", "--new-session"]
     made += ["--cap-drop", "ALL"]
-    for path in (*SYSTEM, *(RESOLVER if network else ())):
+    for path in (*SYSTEM, *(RESOLVER if has_network else ())):
         made += ["--ro-bind-try", path, path]
     made += ["--proc", "/proc", "--dev", "/dev", "--bind", str(room.temporary), "/tmp"]
+    for path in view.paths:
+        made += ["--dev-bind-try" if path.startswith("/dev/") else "--ro-bind-try", path, path]
     for own in (room.work, room.home, room.temporary):
         made += ["--bind", str(own), str(own)]
-    return *made, "--chdir", str(directory), "--", *argv
+    for name, value in env.items():
+        made += ["--setenv", name, value]
+    return *made, "--chdir", str(view.directory), "--", *argv
 
 
 def check() -> str:
     """The program that makes sandboxes. Raises Usage, with what to do, where none can be made."""
     found = _look()
     if found.problem:
-        raise Usage(found.problem)
+        raise Usage(f"the command needs a sandbox, and {found.problem}")
     return found.program
 
 
 def available() -> bool:
     return not _look().problem
+
+
+def problem() -> str:
+    """Why there can be no sandbox here, empty when there can."""
+    return _look().problem
 
 
 def _look() -> _Found:
@@ -70,24 +91,24 @@ def _look() -> _Found:
 
 def _try(program: str) -> str:
     if not program:
-        return "the command asks for a sandbox, and there is no `bwrap` here; install the package bubblewrap"
+        return "there is no `bwrap` here; install the package bubblewrap"
     with tempfile.TemporaryDirectory() as directory:
         room = Room(Path(directory))
         for path in (room.work, room.home, room.temporary):
             path.mkdir()
         try:
             ran = subprocess.run(
-                wrapped(program, ("true",), room, room.work, network=False),
+                wrapped(program, ("true",), View(room, room.work, has_network=False)),
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
                 timeout=TRIAL_S,
             )
         except (OSError, subprocess.TimeoutExpired) as error:
-            return f"the command asks for a sandbox, and bwrap cannot be run: {error}"
+            return f"bwrap cannot be run: {error}"
     if ran.returncode != 0:
         said = ran.stderr.decode("utf-8", "replace").strip().splitlines()
         return (
-            f"the command asks for a sandbox, and bwrap cannot make one: {said[-1] if said else 'it says nothing'};"
+            f"bwrap cannot make one: {said[-1] if said else 'it says nothing'};"
             " allow unprivileged user namespaces, or run the worker where they are allowed"
         )
     return ""
