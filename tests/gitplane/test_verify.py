@@ -121,7 +121,7 @@ def _upper(match: "re.Match[bytes]") -> bytes:
     return name + b":" + digits.upper()
 
 
-def in_base64(part: str, trailer: bytes) -> Tampering:
+def in_base64(part: str, trailer: bytes, what: str) -> Tampering:
     from base64 import b64encode
 
     def tamper(here: Place, plane: Plane, job: Job) -> tuple[str, str]:
@@ -132,7 +132,7 @@ def in_base64(part: str, trailer: bytes) -> Tampering:
                 data,
             )
 
-        return rewritten(here, plane, job, part, change), f"{trailer.decode()} is not"
+        return rewritten(here, plane, job, part, change), what
 
     return tamper
 
@@ -395,7 +395,7 @@ TAMPERINGS: dict[str, Tampering] = {
     "claim's trailer gone": replaced("claim", b"Lease: 60\n", b"", "the trailer Lease is missing"),
     "claim's worker in upper case": upper("claim", b"Worker-Id"),
     "claim's job in upper case": upper("claim", b"Job-Id"),
-    "claim's signature in base64": in_base64("claim", b"Claim-Sig"),
+    "claim's signature in base64": in_base64("claim", b"Claim-Sig", "Claim-Sig is not"),
     "claim signed by another key": signed_by_another_key,
     "claim moved in the chain": moved_in_the_chain,
     "claim of another job": of_another_job,
@@ -414,8 +414,8 @@ TAMPERINGS: dict[str, Tampering] = {
     "result's job in upper case": upper("result", b"Job-Id"),
     "result's proof in upper case": upper("result", b"Proof-Of-Execution"),
     "result's program in upper case": upper("result", b"Attest-Program"),
-    "result's worker in base64": in_base64("result", b"Worker-Id"),
-    "result's signature in base64": in_base64("result", b"Attest-Sig"),
+    "result's worker in base64": in_base64("result", b"Worker-Id", "not written as a result commit"),
+    "result's signature in base64": in_base64("result", b"Attest-Sig", "not written as a result commit"),
     "result's job": lambda here, plane, job: replaced(
         "result", b"blake3:" + job.refs.content_id.hex().encode(), ELSE, "its Job-Id is blake3:abab"
     )(here, plane, job),
@@ -450,6 +450,8 @@ TAMPERINGS: dict[str, Tampering] = {
     "blob added": with_file(f"blobs/{content_hash(b'more').hex()}", lambda data: b"more", "is not named by anything"),
     "blob left out": with_file(f"blobs/{MADE}", lambda data: None, "the newest claim is done with"),
     "file added": with_file("more", lambda data: b"more", "does not belong there: more"),
+    "file added beside the objects": with_file("gatos/more", lambda data: b"more", "does not belong there: more"),
+    "object changed": with_file(f"gatos/objects/blake3/{MADE}", lambda data: b"mode\n", f"its file {MADE} is blake3:"),
 }
 
 
