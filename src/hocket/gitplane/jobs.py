@@ -3,7 +3,8 @@ for, and clearing away those that have ended.
 """
 
 import re
-from collections.abc import Iterable, Mapping
+import shlex
+from collections.abc import Iterable, Mapping, Sized
 from itertools import islice
 from typing import Literal, NamedTuple
 
@@ -322,11 +323,24 @@ def named(plane: Plane, text: str) -> JobRefs:
     if alias is not None:
         found += [refs for refs in _called(plane, grouped, alias) if refs not in found]
     if not found:
-        raise Usage(f"no job {text!r} in {plane.where}; `hocket git jobs` lists them")
+        raise Usage(
+            f"no job {text!r} in {plane.where}; {how_to_fetch(plane, grouped) or '`hocket git jobs` lists them'}"
+        )
     if len(found) > 1:
         names = " and ".join(hash_text(refs.content_id) for refs in found[:2])
         raise Usage(f"{text!r} stands for several jobs, like {names}; give more of the content id")
     return found[0]
+
+
+def how_to_fetch(plane: Plane, found: Sized) -> str | None:
+    """What to do in a clone that has none of the jobs, because `git clone` leaves them out."""
+    if found or not plane.remotes:
+        return None
+    remote = "origin" if "origin" in plane.remotes else plane.remotes[0]
+    return (
+        "a plain clone leaves the jobs out; fetch them with: "
+        f"git -C {shlex.quote(plane.where)} fetch {shlex.quote(remote)} 'refs/gatos/*:refs/gatos/*'"
+    )
 
 
 def _called(plane: Plane, some: Iterable[JobRefs], alias: str) -> list[JobRefs]:

@@ -24,6 +24,7 @@ class LocalPlane:
         self.repository = Repository(path, outside=outside, patience_s=patience_s)
         self.where = self.repository.git.where
         self.digest_bytes = len(self.repository.zero) // 2
+        self.remotes = self.repository.remotes
         self._lock = threading.Lock()
         self._mover: Talk | None = None
 

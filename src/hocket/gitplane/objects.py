@@ -87,6 +87,11 @@ class Repository:
             for name, value in settings.items()
             if name.startswith("remote.") and name.endswith(".promisor") and value in ("true", "yes", "on", "1", "")
         ]
+        self.remotes = [
+            name.removeprefix("remote.").removesuffix(".url")
+            for name in settings
+            if name.startswith("remote.") and name.endswith(".url")
+        ]
         self._lock = threading.Lock()
         self._reader: Talk | None = None
         self._bare: tempfile.TemporaryDirectory[str] | None = None

@@ -36,6 +36,10 @@ class Plane(Protocol):
     def digest_bytes(self) -> int:
         """20 in a sha1 repository, 32 in a sha256 one."""
 
+    @property
+    def remotes(self) -> list[str]:
+        """The names of the repositories that this one was cloned from or pushes to; none of one behind an address."""
+
     def refs(self, below: str = ROOT) -> dict[str, str]:
         """Every ref below (or of exactly) this name, as the repository has it now."""
 

@@ -43,6 +43,7 @@ class RemotePlane:
             os.close(self._alive)
             raise
         self.digest_bytes = len(self.repository.zero) // 2
+        self.remotes: list[str] = []
         self._git = self.repository.git
         self._whole: frozenset[str] = frozenset()
         self._damaged: set[str] = set()  # what the server failed to give; it is not asked again
