@@ -642,6 +642,25 @@ def test_helpers_find_the_same(here: Place, monkeypatch: pytest.MonkeyPatch):
     assert [each.content_id for each in found if not each.is_sound] == [made[7].refs.content_id]
 
 
+def test_jobs_that_are_too_large_together_are_looked_at_one_by_one(here: Place, monkeypatch: pytest.MonkeyPatch):
+    plane, me = here.open(), worker()
+    made = [finished(plane, number) for number in range(12)]
+    held = holding.claim(plane, submitted(plane, 99), me, NOW_MS)
+    for _ in range(30):
+        held = holding.renew(plane, held, me, NOW_MS) if held else None
+    assert held is not None
+    expected = list(verify(plane))
+    monkeypatch.setattr("hocket.gitplane.verify.JOBS_AT_ONCE", 5)
+    for room, too_large in ((40_000, set()), (15_000, {held.refs.content_id})):
+        monkeypatch.setattr("hocket.gitplane.gathering.GATHERED_BYTES_MAX", room)
+        found = list(verify(plane))
+        assert [each.content_id for each in found] == [each.content_id for each in expected]
+        assert {each.content_id for each in found if not each.is_sound} == too_large
+        assert len(found) == len(made) + 1
+    (finding,) = next(each.findings for each in found if each.findings)
+    assert "more bytes than are read for one job" in finding.what and finding.commit == held.refs.job
+
+
 def test_a_long_chain_of_claims(here: Place):
     plane, me = here.open(), worker()
     held = holding.claim(plane, submitted(plane), me, NOW_MS)

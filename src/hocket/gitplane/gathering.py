@@ -58,9 +58,9 @@ class Wrong(Exception):
 
 
 class Gathered:
-    def __init__(self, plane: Plane, shallow: frozenset[str], room: int = GATHERED_BYTES_MAX) -> None:
+    def __init__(self, plane: Plane, shallow: frozenset[str]) -> None:
         self._plane = plane
-        self._room = room
+        self._room = GATHERED_BYTES_MAX
         self.shallow = shallow
         self.digest_bytes = plane.digest_bytes
         self._found: dict[str, Object | Unreadable] = {}
