@@ -102,7 +102,7 @@ def work(
       hocket git work https://example.org/jobs.git --allow-any --concurrency 4
 
     Nobody knows who put a job into a repository, so only what --allow, --allow-any or the home's config.toml allows is
-    run. SIGTERM or Ctrl-C lets what runs finish; a second one stops it.
+    run. SIGTERM or Ctrl-C lets what runs finish; a second one stops it and hands the jobs back.
     """
     from hocket.gitplane import holding
     from hocket.gitplane.announcing import listening

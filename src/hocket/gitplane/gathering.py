@@ -31,7 +31,7 @@ GATHERED_BYTES_MAX = 128 * 1024 * 1024
 ATTESTATION_BYTES_MAX = 16 * 1024 * 1024
 LARGE_AT_ONCE = 8
 CHAIN_MAX = 100_000
-SEARCHED_MAX = 1_000
+SEARCHED_MAX = 256
 
 # The files of a job or a result that are read whole, by their largest size.
 _FILES = {
@@ -202,8 +202,8 @@ class Gathered:
 
     def search(self, entries: Mapping[str, Entry], hash: bytes, limit: int) -> bytes | None:
         """The file among these with that hash, whatever it is called; one after another is read and let go."""
-        for entry in islice(entries.values(), SEARCHED_MAX):
-            found = self._plane.read([entry.oid], limit)[entry.oid]
+        for oid in islice(dict.fromkeys(entry.oid for entry in entries.values()), SEARCHED_MAX):
+            found = self._plane.read([oid], limit)[oid]
             if isinstance(found, Object) and found.kind == "blob" and content_hash(found.data) == hash:
                 return found.data
         return None

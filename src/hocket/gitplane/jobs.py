@@ -181,12 +181,21 @@ def listing(plane: Plane) -> list[Job]:
     return describe(plane, group(plane.refs()).values())
 
 
-def waiting(plane: Plane) -> list[Job]:
-    """The jobs that have not ended. Those that have, however many, are not looked at."""
+def unfinished(plane: Plane) -> list[Job]:
+    """The jobs that have no result and are not aborted, damaged ones too. Those that have ended, however many, are not
+    looked at."""
     found = group(plane.refs()).values()
-    described = describe(plane, [refs for refs in found if refs.result is None and refs.abort is None])
-    # The claim of another program has no lease: it ends with a result, or when a person calls the job off.
-    return [job for job in described if job.state in ("pending", "claimed", "running") and job.other is None]
+    return describe(plane, [refs for refs in found if refs.result is None and refs.abort is None])
+
+
+def is_waiting(job: Job) -> bool:
+    """Whether a worker may have to do with it, now or when a lease is over. The claim of another program has no lease:
+    it ends with a result, or when a person calls the job off."""
+    return job.state in ("pending", "claimed", "running") and job.other is None
+
+
+def waiting(plane: Plane) -> list[Job]:
+    return [job for job in unfinished(plane) if is_waiting(job)]
 
 
 def look(plane: Plane, job: bytes) -> Job | None:

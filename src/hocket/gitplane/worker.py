@@ -104,6 +104,7 @@ class GitWorker:
         self._watch = Watch(worker.key.public, parts.ground.is_alive, self._monotonic)
         self._known: dict[bytes, Known] = {}
         self._unfit: set[bytes] = set()
+        self._damaged: dict[bytes, str] = {}
         self._running: dict[Future[None], Holding] = {}
         self._number = 0
         self._wake = threading.Event()
@@ -185,7 +186,9 @@ class GitWorker:
     def _look(self, slots: ThreadPoolExecutor, room: int) -> tuple[int, bool]:
         """Claims what it can; gives how many jobs that is, and whether there is nothing left to wait for."""
         try:
-            waiting = jobs.waiting(self._plane)
+            listed = jobs.unfinished(self._plane)
+            self._tell_damaged(listed)
+            waiting = [job for job in listed if jobs.is_waiting(job)]
             self._learn(waiting)
             orders = [self._order(job.refs.content_id) for job in waiting]
             ours = [job._replace(tree=each.tree) for job, each in zip(waiting, orders, strict=True) if each is not None]
@@ -210,6 +213,14 @@ class GitWorker:
             self._running[future] = each
             future.add_done_callback(lambda _: self._wake.set())
         return len(won), not ours
+
+    def _tell_damaged(self, listed: list[Job]) -> None:
+        """Says once of each job that is damaged what is wrong with it."""
+        damaged = {job.refs.content_id: job.trouble for job in listed if job.trouble is not None}
+        for content_id, trouble in damaged.items():
+            if self._damaged.get(content_id) != trouble:
+                self._notice(f"{hash_text(content_id)} is damaged, and left alone: {trouble}")
+        self._damaged = damaged
 
     def _claim(self, some: list[Job]) -> list[Held]:
         """Claims several jobs. When git refuses one for another reason than a lost race, the others are claimed one by
