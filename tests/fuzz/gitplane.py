@@ -1,12 +1,15 @@
 """The targets about jobs in git: claims, which only workers sign, results, and trees."""
 
+import json
 from collections.abc import Callable
 from random import Random
 
 from hocket.gitplane.claims import Claim, claim_data, is_signed, read_claim
+from hocket.gitplane.foreign import OtherProof, read_other_envelope, signed
 from hocket.gitplane.objects import DIRECTORY, FILE, Commit, Entry, read_commit, read_tree, tree_data
 from hocket.gitplane.results import Result, read_result, result_data
 from hocket.gitplane.trailers import Malformed
+from hocket.kernel.ids import content_hash, hash_text
 from hocket.kernel.keys import SigningKey
 from tests.fuzz import mutate
 from tests.fuzz.mutate import Damage, Sample, by_punctuation, repeated
@@ -26,8 +29,23 @@ _SIGNED = {sample.data: claim for sample, claim in zip(CLAIMS, _CLAIMS, strict=T
 _RESULTS = [
     Result(_JOB, b"p" * 32, WORKER.public, b"r" * 32, b"s" * 64, "succeeded"),
     Result(bytes(32), bytes(32), OUTSIDER.public, bytes(32), bytes(64), "failed"),
+    Result(_JOB, b"p" * 32, WORKER.public, b"r" * 32, b"s" * 64, "succeeded", "sha256:" + "ab" * 32),
+    Result(_JOB, b"p" * 32, WORKER.public, None, None, None),
 ]
 RESULTS = [by_punctuation(result_data(each, 1_763_194_193_123, _TREE, _PARENT)) for each in _RESULTS]
+_SAID = json.dumps(
+    {
+        "job_id": hash_text(_JOB),
+        "runner": {"program": hash_text(bytes(32)), "version": "1"},
+        "outputs": [{"kind": "blobptr", "algo": "blake3", "hash": hash_text(_JOB), "size": 5}],
+        "started_at": "2025-11-15T08:09:53Z",
+    }
+).encode()
+OTHER_PROOFS = [by_punctuation(_SAID)]
+_SIGNED_RESULTS = [
+    Result(_JOB, content_hash(_SAID), WORKER.public, None, WORKER.sign(message), None)
+    for message in (_SAID, content_hash(_SAID))
+]
 TREES = [
     Sample(data, tuple(range(0, len(data), 7)))
     for data in (
@@ -86,7 +104,27 @@ def _hold_result(data: bytes, read: tuple[Commit, Result]) -> bool:
     commit, result = read
     again = result_data(result, 0, commit.tree, _PARENT)
     assert read_result(read_commit(again)) == result, "it does not survive being written"
-    assert set(data.splitlines()) >= set(again[again.index(b"Job-Id") :].splitlines()), "it says something else"
+    # A key and a signature have several spellings, everything else one.
+    said = {line for line in again[again.index(b"Job-Id") :].splitlines() if b"ed25519:" not in line}
+    assert {b"".join(line.split()) for line in data.splitlines()} >= {b"".join(line.split()) for line in said}
+    return True
+
+
+def _other_proof(data: bytes) -> tuple[OtherProof, list[str]]:
+    """Whose signatures are held against the bytes is fixed: only one text was ever signed."""
+    held = []
+    for result in _SIGNED_RESULTS:
+        try:
+            held.append(signed(result, data))
+        except Malformed:
+            pass
+    return read_other_envelope(data), held
+
+
+def _hold_other_proof(data: bytes, read: tuple[OtherProof, list[str]]) -> bool:
+    proof, held = read
+    assert held == (["proof", "proof"] if data == _SAID else []), "signed by the worker, and never written by it"
+    assert len(proof.job) == len(proof.program) == 32 and all(len(hash) == 32 for hash in proof.pointers)
     return True
 
 
@@ -100,6 +138,12 @@ def _commits(samples: list[Sample]) -> Callable[[Random], mutate.Stream]:
     return lambda rng: Damage(rng, samples, _WORDS + repeated([(each.data, b"") for each in samples]))
 
 
+def _other_proofs(rng: Random) -> mutate.Stream:
+    return Damage(
+        rng, OTHER_PROOFS, (b'"', b"{}", b"[]", b"null", b"1e999", b'"size":-1', b"\xff", b"blake3:", b"[" * 99)
+    )
+
+
 def _trees(rng: Random) -> mutate.Stream:
     return Damage(rng, TREES, (b"100644 ", b"40000 ", b"\0", b" ", b"\xff", b"../x\0" + b"a" * 20))
 
@@ -107,5 +151,6 @@ def _trees(rng: Random) -> mutate.Stream:
 TARGETS = (
     Target("git-claim", _claim, (Malformed, ValueError), _hold_claim, CLAIMS, _commits(CLAIMS)),
     Target("git-result", _result, (Malformed, ValueError), _hold_result, RESULTS, _commits(RESULTS)),
+    Target("git-other-proof", _other_proof, (Malformed,), _hold_other_proof, OTHER_PROOFS, _other_proofs),
     Target("git-tree", lambda data: read_tree(data, 20), (ValueError,), _hold_tree, TREES, _trees),
 )

@@ -36,6 +36,7 @@ REQUIREMENTS = {
     **dict.fromkeys(("manifest",), ("GT-02", "GT-03")),
     **dict.fromkeys(("proof", "envelope"), ("GT-10",)),
     **dict.fromkeys(("git-claim", "git-result", "git-tree"), ("GT-09",)),
+    **dict.fromkeys(("git-other-proof",), ("GT-15",)),
 }
 every_target = pytest.mark.parametrize(
     "target",

@@ -7,7 +7,7 @@ import os
 import sys
 from pathlib import Path
 
-from hocket.gitplane import holding, jobs
+from hocket.gitplane import holding, jobs, reading
 from hocket.gitplane.plane import open_plane
 from tests.gitplane.hands import CONTENTS, NOW_MS, proof, worker
 
@@ -24,7 +24,7 @@ def main() -> None:
     for job in listed:
         held = job.claim and holding.Held(job.refs, "", str(job.refs.claim), job.claim)
         if what == "finish" and held is not None and held.claim.worker == me.key.public:
-            tree = jobs.commit_of(str(job.refs.job), plane.read([str(job.refs.job)])).tree
+            tree = reading.commit(plane, str(job.refs.job)).tree
             held = held._replace(tree=tree)
             if holding.finish(plane, held, me, proof(held, me), CONTENTS, NOW_MS) is not None:
                 won.append((job.refs.content_id.hex(), held.claim.fence, "finished"))

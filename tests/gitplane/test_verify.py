@@ -121,7 +121,7 @@ def _upper(match: "re.Match[bytes]") -> bytes:
     return name + b":" + digits.upper()
 
 
-def in_base64(part: str, trailer: bytes) -> Tampering:
+def in_base64(part: str, trailer: bytes, what: str) -> Tampering:
     from base64 import b64encode
 
     def tamper(here: Place, plane: Plane, job: Job) -> tuple[str, str]:
@@ -132,7 +132,7 @@ def in_base64(part: str, trailer: bytes) -> Tampering:
                 data,
             )
 
-        return rewritten(here, plane, job, part, change), f"{trailer.decode()} is not"
+        return rewritten(here, plane, job, part, change), what
 
     return tamper
 
@@ -395,7 +395,7 @@ TAMPERINGS: dict[str, Tampering] = {
     "claim's trailer gone": replaced("claim", b"Lease: 60\n", b"", "the trailer Lease is missing"),
     "claim's worker in upper case": upper("claim", b"Worker-Id"),
     "claim's job in upper case": upper("claim", b"Job-Id"),
-    "claim's signature in base64": in_base64("claim", b"Claim-Sig"),
+    "claim's signature in base64": in_base64("claim", b"Claim-Sig", "Claim-Sig is not"),
     "claim signed by another key": signed_by_another_key,
     "claim moved in the chain": moved_in_the_chain,
     "claim of another job": of_another_job,
@@ -414,8 +414,8 @@ TAMPERINGS: dict[str, Tampering] = {
     "result's job in upper case": upper("result", b"Job-Id"),
     "result's proof in upper case": upper("result", b"Proof-Of-Execution"),
     "result's program in upper case": upper("result", b"Attest-Program"),
-    "result's worker in base64": in_base64("result", b"Worker-Id"),
-    "result's signature in base64": in_base64("result", b"Attest-Sig"),
+    "result's worker in base64": in_base64("result", b"Worker-Id", "not written as a result commit"),
+    "result's signature in base64": in_base64("result", b"Attest-Sig", "not written as a result commit"),
     "result's job": lambda here, plane, job: replaced(
         "result", b"blake3:" + job.refs.content_id.hex().encode(), ELSE, "its Job-Id is blake3:abab"
     )(here, plane, job),
@@ -450,6 +450,8 @@ TAMPERINGS: dict[str, Tampering] = {
     "blob added": with_file(f"blobs/{content_hash(b'more').hex()}", lambda data: b"more", "is not named by anything"),
     "blob left out": with_file(f"blobs/{MADE}", lambda data: None, "the newest claim is done with"),
     "file added": with_file("more", lambda data: b"more", "does not belong there: more"),
+    "file added beside the objects": with_file("gatos/more", lambda data: b"more", "does not belong there: more"),
+    "object changed": with_file(f"gatos/objects/blake3/{MADE}", lambda data: b"mode\n", f"its file {MADE} is blake3:"),
 }
 
 
@@ -638,6 +640,25 @@ def test_helpers_find_the_same(here: Place, monkeypatch: pytest.MonkeyPatch):
     assert found == list(verify(plane))
     assert [each.content_id for each in found] == sorted(job.refs.content_id for job in made)
     assert [each.content_id for each in found if not each.is_sound] == [made[7].refs.content_id]
+
+
+def test_jobs_that_are_too_large_together_are_looked_at_one_by_one(here: Place, monkeypatch: pytest.MonkeyPatch):
+    plane, me = here.open(), worker()
+    made = [finished(plane, number) for number in range(12)]
+    held = holding.claim(plane, submitted(plane, 99), me, NOW_MS)
+    for _ in range(30):
+        held = holding.renew(plane, held, me, NOW_MS) if held else None
+    assert held is not None
+    expected = list(verify(plane))
+    monkeypatch.setattr("hocket.gitplane.verify.JOBS_AT_ONCE", 5)
+    for room, too_large in ((40_000, set()), (15_000, {held.refs.content_id})):
+        monkeypatch.setattr("hocket.gitplane.gathering.GATHERED_BYTES_MAX", room)
+        found = list(verify(plane))
+        assert [each.content_id for each in found] == [each.content_id for each in expected]
+        assert {each.content_id for each in found if not each.is_sound} == too_large
+        assert len(found) == len(made) + 1
+    (finding,) = next(each.findings for each in found if each.findings)
+    assert "more bytes than are read for one job" in finding.what and finding.commit == held.refs.job
 
 
 def test_a_long_chain_of_claims(here: Place):

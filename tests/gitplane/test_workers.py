@@ -10,16 +10,27 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from hocket.desk import Desk
-from hocket.gitplane import jobs
+from hocket.gitplane import holding, jobs
 from hocket.gitplane.announcing import listening
+from hocket.gitplane.plane import Change
+from hocket.gitplane.verify import verify
+from hocket.gitplane.worker import GitWorker, Parts
 from hocket.home import Home
+from hocket.kernel.ids import content_hash, hash_text
+from hocket.kernel.keys import SigningKey, key_text
+from hocket.kernel.manifest import content_id, read_manifest
+from hocket.node import SyncNode
+from hocket.work.ground import Machine
+from hocket.work.proofs import GIT_KIND
 from tests.gitplane.places import Place, place
 
 PROGRAM = [sys.executable, "-m", "hocket.cli"]
@@ -110,7 +121,9 @@ def test_eight_workers_are_killed_at_random_and_every_job_has_one_result(
     clone = tmp_path / "clone"
     subprocess.run(["git", "clone", "-q", "--mirror", str(here.directory), str(clone)], check=True, env=here.outside)
     shutil.rmtree(here.directory)
-    assert hocket(tmp_path / "nobody", "git", "verify", clone) == f"good: {count} jobs\n"
+    assert f"{count} of {count} jobs" in hocket(tmp_path / "nobody", "git", "verify", clone, code=4)
+    keys = [word for home in homes for word in ("--worker", key_text(Home(home).node_key().public))]
+    assert hocket(tmp_path / "nobody", "git", "verify", clone, *keys) == f"good: {count} jobs\n"
     fsck = subprocess.run(["git", "-C", str(clone), "fsck", "--strict"], capture_output=True, text=True, check=True)
     assert "error" not in fsck.stderr + fsck.stdout
     for home in homes:
@@ -134,7 +147,8 @@ def test_a_job_done_on_one_clone_is_verified_on_another(kind: str, homes: list[P
             hocket(reader, "git", "show", there.address, made["content_id"], "--json", environment=there.outside)
         )
         assert shown["state"] == "succeeded" and shown["fence"] == 1
-        assert "good: 1 jobs" in hocket(tmp_path / "none", "git", "verify", there.address, environment=there.outside)
+        words = ("git", "verify", there.address, "--worker", shown["worker"])
+        assert hocket(tmp_path / "none", *words, environment=there.outside) == "good: 1 jobs\n"
         body = there.git("log", "-1", "--format=%B", f"refs/gatos/jobs/{made['content_id'][7:]}/result")
         trailers = there.git("interpret-trailers", "--parse", given=body)
         assert [line.split(":")[0] for line in trailers.splitlines()] == [
@@ -195,7 +209,7 @@ def test_a_repository_that_vanishes_in_mid_job(here: Place, homes: list[Path], t
     assert worker.wait(PATIENCE_S) == 0
     found = jobs.look(here.open(), made.content_id)
     assert found is not None and found.state == "succeeded" and found.claim is not None and found.claim.fence == 2
-    assert "good: 1 jobs" in hocket(homes[1], "git", "verify", here.directory)
+    assert "good: 1 jobs" in hocket(homes[0], "git", "verify", here.directory)
 
 
 @pytest.mark.req("GT-03", "GT-06")
@@ -214,6 +228,102 @@ def test_what_goes_wrong_is_said(here: Place, homes: list[Path], tmp_path: Path)
     assert "removed 0 jobs" in hocket(home, "git", "gc", here.directory)
     assert "removed 1 jobs" in hocket(home, "git", "gc", here.directory, "--older", "0s")
     assert hocket(home, "git", "jobs", here.directory) == ""
+
+
+@pytest.mark.req("GT-11")
+def test_a_worker_that_is_stopped_hands_its_job_back(here: Place, homes: list[Path], tmp_path: Path) -> None:
+    """Nobody waits for the end of the lease."""
+    plane = here.open()
+    began, may_end = tmp_path / "began", tmp_path / "may-end"
+    made = jobs.submit(plane, manifest(1, "sh", "-c", f"echo $$ >> {began}; [ -e {may_end} ] || sleep 600"), 1_000)
+    words = ("git", "work", here.directory, "--allow-any", "--lease", "1h")
+    worker = start(homes[0], *words)
+    process = int(until(lambda: began.exists() and began.read_text().strip(), "the command to begin"))
+    worker.send_signal(signal.SIGTERM)
+    worker.send_signal(signal.SIGINT)
+    assert worker.wait(PATIENCE_S) == 0
+    assert not Path(f"/proc/{process}").exists()
+    found = jobs.look(plane, made.content_id)
+    assert found is not None and found.state == "pending"
+    assert found.claim is not None and found.claim.state == "released" and found.claim.fence == 1
+    assert "good: 1 jobs" in hocket(homes[1], "git", "verify", here.directory)
+    may_end.touch()
+    assert "1 succeeded" in hocket(homes[1], *words, "--until-idle")
+    found = jobs.look(plane, made.content_id)
+    assert found is not None and found.state == "succeeded" and found.claim is not None and found.claim.fence == 2
+    assert "good: 1 jobs" in hocket(homes[1], "git", "verify", here.directory)
+
+
+@pytest.mark.req("GT-14")
+def test_a_worker_writes_the_policy_of_the_manifest(here: Place, homes: list[Path], tmp_path: Path) -> None:
+    root = "sha256:" + "ab" * 32
+    (tmp_path / "job.yaml").write_text(f"command: [/bin/true]\ntimeout: 9\npolicy_root: {root}\n")
+    made = json.loads(hocket(homes[0], "git", "submit", here.directory, tmp_path / "job.yaml", "--json"))
+    hocket(homes[0], "git", "work", here.directory, "--allow-any", "--until-idle")
+    body = here.git("log", "-1", "--format=%B", f"refs/gatos/jobs/{made['content_id'][7:]}/result")
+    assert f"Policy-Code-Root: {root}" in here.git("interpret-trailers", "--parse", given=body).splitlines()
+    assert "good: 1 jobs" in hocket(homes[0], "git", "verify", here.directory)
+
+
+@pytest.fixture
+def at_hand(here: Place, homes: list[Path]) -> Iterator[GitWorker]:
+    """A worker in this process, whose rounds the test makes one by one."""
+    with Desk.open(homes[0]) as desk, closing(desk.commands(SyncNode(desk).fetch, (), True)) as commands:
+        ground = Machine(desk.home.processes)
+        me = holding.Worker(desk.home.node_key(), ground.name("git"), 60, os.urandom)
+        parts = Parts(desk.log, ground, desk.kit(GIT_KIND, ground.monotonic), commands)
+        yield GitWorker(here.open(), parts, me, concurrency=1, until_idle=True, notice=print, finished=lambda *_: None)
+
+
+@pytest.mark.req("GT-11", "GT-15")
+def test_a_job_that_was_submitted_again_between_two_looks_is_looked_at_again(here: Place, at_hand: GitWorker) -> None:
+    """The same manifest in another commit: with what it knew of the first the worker would claim the tree of a job that
+    is gone, and miss the inputs that came along this time."""
+    plane, data = here.open(), b"an input\n"
+    text = json.dumps(
+        {
+            "command": ["cat", f"inputs/{content_hash(data).hex()}"],
+            "timeout": 60,
+            "inputs": [{"kind": "blobptr", "algo": "blake3", "hash": hash_text(content_hash(data)), "size": len(data)}],
+        }
+    ).encode()
+    first = jobs.submit(plane, text, 1_000)
+    found = jobs.look(plane, first.content_id)
+    assert found is not None
+    other = holding.Worker(SigningKey(b"\x31" * 32), "elsewhere", 3_600, os.urandom)
+    assert holding.claim(plane, found, other, 1_000) is not None
+    with ThreadPoolExecutor(1) as slots:
+        # Another worker holds the job: this one learns what it asks for, and waits.
+        assert at_hand._look(slots, 1) == (0, False)
+        refs = plane.refs()
+        assert plane.swap([Change(name, oid, None) for name, oid in refs.items()])
+        second = jobs.submit(plane, text, 2_000, [data])
+        assert second.is_new and second.commit != first.commit
+        assert at_hand._look(slots, 1) == (1, False)
+        (future,) = at_hand._running
+        future.result(PATIENCE_S)
+    at_hand._gather()
+    assert at_hand.succeeded == 1
+    (verified,) = verify(plane)
+    assert verified.findings == () and verified.has_result
+
+
+@pytest.mark.req("GT-15")
+def test_a_job_that_was_no_good_is_looked_at_again_when_it_changes(
+    here: Place, at_hand: GitWorker, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plane, text = here.open(), b"command: [/bin/true]\ntimeout: 9\n"
+    ref = f"refs/gatos/jobs/{content_id(read_manifest(text)).hex()}/job"
+    here.git("update-ref", ref, plane.write("blob", b"nothing"))
+    with ThreadPoolExecutor(1) as slots:
+        for _ in range(3):
+            assert at_hand._look(slots, 1) == (0, True)
+        assert capsys.readouterr().out.count("is not a commit") == 1
+        here.git("update-ref", "-d", ref)
+        assert jobs.submit(plane, text, 1_000).is_new
+        assert at_hand._look(slots, 1) == (1, False)
+        (future,) = at_hand._running
+        future.result(PATIENCE_S)
 
 
 def _stderr(home: Path, *words: object) -> str:

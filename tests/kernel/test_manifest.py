@@ -453,3 +453,41 @@ def test_any_bytes_are_read_or_refused(data: bytes) -> None:
 def test_a_megabyte_of_anything_comes_to_an_end(piece: bytes) -> None:
     with pytest.raises(BadManifest):
         read_manifest(piece * (yaml_subset.TEXT_BYTES_MAX // len(piece)))
+
+
+LONG = 1_000_000  # with a pass for each character this takes hours
+
+
+@pytest.mark.req("GT-03")
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(
+    "scalar",
+    [
+        "1" * LONG,
+        "-" + "1" * LONG,
+        "1" * LONG + "x",
+        "0" * LONG + "x",
+        "1" * (LONG // 2) + "_" * (LONG // 2) + "x",
+        "1" * (LONG // 2) + "." + "1" * (LONG // 2),
+        "1" * (LONG // 2) + "." + "1" * (LONG // 2) + "x",
+        "." + "1" * LONG + "x",
+        "1e" + "1" * LONG + "x",
+        "1:" * (LONG // 2) + "x",
+        "0x" + "1" * LONG + "g",
+        "0b" + "1" * LONG + "2",
+        "2000-01-01 " + " " * LONG + "x",
+    ],
+    ids=lambda scalar: f"{scalar[:3]}…{scalar[-3:]}",
+)
+def test_a_scalar_of_a_million_characters_is_refused_in_one_pass(scalar: str) -> None:
+    """A scalar of 18,000 digits and a letter took 16 seconds."""
+    for text in (f"command: [x]\ntimeout: {scalar}\n", f'{{"command": ["x"], "timeout": {scalar}}}'):
+        with pytest.raises(BadManifest):
+            read_manifest(text.encode())
+
+
+@pytest.mark.req("GT-03")
+@pytest.mark.parametrize("value", [10**20_000, -(10**20_000), 2**193], ids=["great", "negative", "not so great"])
+@pytest.mark.parametrize("field", ["timeout", "cwd", "command", "ulid", "inputs"])
+def test_a_number_that_python_does_not_write_down_is_refused_by_its_field(field: str, value: int) -> None:
+    assert refused({"command": ["x"], "timeout": 1} | {field: value}).field == field

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from hocket.cli import git_trust
 from hocket.cli.app import new_app
 from hocket.cli.files import read_file
 from hocket.cli.options import seconds
 from hocket.cli.settings import HomeOption, JsonOption, open_desk, settings
 from hocket.cli.voice import ago, emit, fields, notice, progress, say, table
-from hocket.errors import Failed, Usage
+from hocket.errors import Failed, HocketError, NotAuthorised, Usage
 
 if TYPE_CHECKING:
     from hocket.gitplane.jobs import Job
@@ -24,9 +25,12 @@ if TYPE_CHECKING:
 CONCURRENCY_MAX = 1_000
 
 app = new_app()
+app.add_typer(git_trust.app, name="trust")
 
 Repository = Annotated[str, typer.Argument(metavar="REPO", help="A directory, or the address of a git repository.")]
-JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="A content id, or a unique beginning of one.")]
+JobArgument = Annotated[
+    str, typer.Argument(metavar="JOB", help="A content id, a unique beginning of one, or the ULID in its manifest.")
+]
 
 
 @app.callback()
@@ -101,7 +105,7 @@ def work(
       hocket git work https://example.org/jobs.git --allow-any --concurrency 4
 
     Nobody knows who put a job into a repository, so only what --allow, --allow-any or the home's config.toml allows is
-    run. SIGTERM or Ctrl-C lets what runs finish; a second one stops it.
+    run. SIGTERM or Ctrl-C lets what runs finish; a second one stops it and hands the jobs back.
     """
     from hocket.gitplane import holding
     from hocket.gitplane.announcing import listening
@@ -157,6 +161,8 @@ def list_jobs(repo: Repository, home: HomeOption = None, as_json: JsonOption = F
     with _plane(repo) as plane:
         found = jobs.listing(plane)
         now = _now()
+        if hint := jobs.how_to_fetch(plane, found):
+            notice(f"no jobs in {plane.where}: {hint}")
     emit([_brief(job) for job in found])
     rows = [
         (
@@ -202,6 +208,9 @@ def show(repo: Repository, job: JobArgument, home: HomeOption = None, as_json: J
             ("lease", f"{found.claim.lease_s} s"),
             ("claim commit", found.refs.claim),
         ]
+    elif found.other is not None:
+        by = found.other.name if found.other.worker is None else key_text(found.other.worker)
+        pairs += [("worker", by), ("claimed by", "another program, without a lease")]
     if found.result is not None:
         pairs += [("result commit", found.refs.result), ("proof", hash_text(found.result.proof))]
     fields(pairs)
@@ -211,6 +220,10 @@ def show(repo: Repository, job: JobArgument, home: HomeOption = None, as_json: J
 def verify(
     repo: Repository,
     job: Annotated[str | None, typer.Argument(metavar="[JOB]", help="Only this one.", show_default=False)] = None,
+    worker: Annotated[
+        list[str] | None,
+        typer.Option("--worker", metavar="KEY", help="Trust this key, and others only if given likewise."),
+    ] = None,
     home: HomeOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -219,22 +232,42 @@ def verify(
 
     \b
       hocket git verify jobs.git
+      hocket git verify jobs.git --worker ed25519:5d0f…
+
+    A signature says which key made a result, not whose key that is. Trusted are the keys that --worker names; without
+    it, this node's, those of the mesh's nodes that may complete jobs, and those of `hocket git trust`.
+
+    Exit codes: 0 everything is good and every result is by a trusted key; 4 everything is good, but some results are by
+    unknown keys or not signed; 1 something is wrong, or could not be looked at.
     """
     from hocket.gitplane import verify as checks
-    from hocket.gitplane.jobs import group
+    from hocket.gitplane.jobs import group, how_to_fetch, named
+    from hocket.gitplane.trust import parse_worker, verdict
     from hocket.kernel.ids import hash_text
+    from hocket.kernel.keys import key_text
 
+    trusted = {parse_worker(each) for each in worker} if worker else _trusted()
     with _plane(repo) as plane, progress("verifying") as bar:
-        chosen = None if job is None else _find(plane, job).refs.content_id
+        chosen = None if job is None else named(plane, job).content_id
         total = 1 if job is not None else len(group(plane.refs()))
         found = []
         for each in checks.verify(plane, chosen):
             found.append(each)
             bar(len(found), total)
     findings = [(each.content_id, finding) for each in found for finding in each.findings]
+    verdicts = {each.content_id: verdict(each, trusted) for each in found}
     emit(
         {
             "jobs": len(found),
+            "verdicts": [
+                {
+                    "content_id": hash_text(each.content_id),
+                    "verdict": verdicts[each.content_id],
+                    "result": each.has_result,
+                    "signer": None if each.signer is None else key_text(each.signer),
+                }
+                for each in found
+            ],
             "problems": [
                 {"content_id": hash_text(content_id), **finding._asdict()} for content_id, finding in findings
             ],
@@ -242,11 +275,22 @@ def verify(
     )
     for content_id, finding in findings:
         say(f"{hash_text(content_id)}\t{finding.commit}\t{finding.what}", "yellow" if finding.is_gap else "red")
+    unknown = [each for each in found if verdicts[each.content_id] == "unknown"]
+    for each in unknown:
+        by = "the result is not signed" if each.signer is None else f"the result is by {key_text(each.signer)}"
+        say(f"{hash_text(each.content_id)}\tunknown\t{by}", "yellow")
     if findings:
         gaps = sum(finding.is_gap for _, finding in findings)
         told = [f"{len(findings) - gaps} things are wrong in {plane.where}"] if len(findings) > gaps else []
         told += [f"{gaps} could not be looked at, because they are not in this clone"] if gaps else []
         raise Failed("; ".join(told))
+    if hint := how_to_fetch(plane, found):
+        raise Failed(f"nothing was verified, because there are no jobs in {plane.where}: {hint}")
+    if unknown:
+        raise NotAuthorised(
+            f"{len(unknown)} of {len(found)} jobs have a result by a key that is not trusted here, or by nobody's; if"
+            " you know whose key it is, give it with --worker, or once and for all with `hocket git trust add`"
+        )
     say(f"good: {len(found)} jobs")
 
 
@@ -332,25 +376,33 @@ def _signals(stop: Any) -> Iterator[None]:
             signal.signal(each, handler)
 
 
-def _find(plane: "Plane", prefix: str) -> "Job":
-    from hocket.gitplane import jobs
-    from hocket.kernel.ids import hash_text
+def _trusted() -> set[bytes]:
+    """The keys that this home trusts. Verifying needs no home, and does without one that cannot be read."""
+    from hocket.gitplane.trust import TrustedKeys, keys_of_mesh
 
-    digits = prefix.removeprefix("blake3:")
-    found = [refs for job, refs in jobs.group(plane.refs()).items() if job.hex().startswith(digits) and refs.job]
-    if not digits or not found:
-        raise Usage(f"no job {prefix!r} in {plane.where}; `hocket git jobs` lists them")
-    if len(found) > 1:
-        raise Usage(
-            f"{prefix!r} is the beginning of several jobs, like {hash_text(found[0].content_id)}; give more of it"
-        )
-    return jobs.describe(plane, found)[0]
+    home = _home()
+    if not home.is_complete():
+        return set()
+    try:
+        trusted = {home.node_key().public, *TrustedKeys(home.git_trusted).read()}
+        with open_desk() as desk, desk.read() as session:
+            return trusted | keys_of_mesh(desk.log, session).keys()
+    except HocketError as error:
+        notice(f"the keys that this home trusts are not known: {error}")
+        return set()
+
+
+def _find(plane: "Plane", text: str) -> "Job":
+    from hocket.gitplane import jobs
+
+    return jobs.describe(plane, [jobs.named(plane, text)])[0]
 
 
 def _brief(job: "Job") -> dict[str, Any]:
     from hocket.kernel.ids import hash_text
     from hocket.kernel.keys import key_text
 
+    worker = job.claim.worker if job.claim is not None else job.other.worker if job.other is not None else None
     return {
         "content_id": hash_text(job.refs.content_id),
         "state": job.state,
@@ -358,7 +410,7 @@ def _brief(job: "Job") -> dict[str, Any]:
         "job_commit": job.refs.job,
         "claim_commit": job.refs.claim,
         "result_commit": job.refs.result,
-        "worker": None if job.claim is None else key_text(job.claim.worker),
+        "worker": None if worker is None else key_text(worker),
         "fence": None if job.claim is None else job.claim.fence,
         "proof": None if job.result is None else hash_text(job.result.proof),
     }

@@ -9,6 +9,7 @@ from typing import Literal, NamedTuple, get_args
 from hocket.gitplane.objects import Commit, commit_data
 from hocket.gitplane.trailers import (
     Malformed,
+    any_key_of,
     hash_of,
     key_of,
     message,
@@ -27,11 +28,13 @@ NONCE_BYTES = 16
 IDENTITY = "hocket <hocket@localhost>"
 DOMAIN = b"hocket claim 1\0"
 
-ClaimState = Literal["claimed", "running", "done", "aborted"]
+ClaimState = Literal["claimed", "running", "released", "done", "aborted"]
 _STATES = get_args(ClaimState)
 _NEEDED = frozenset({"Job-Id", "Worker-Id", "Process", "Fence", "Lease", "Claimed-At", "State", "Nonce", "Claim-Sig"})
 _KNOWN = _NEEDED | {"Result", "Reason"}
 _SIGNATURE = b"Claim-Sig: "
+_OURS = re.compile(rb"^(?:Process|Fence|Nonce|Claimed-At|Claim-Sig): ", re.MULTILINE)
+_OTHER_WORKER = re.compile(rb"[Ww]orker[-_][Ii]d\"? *[:=] *\"?(ed25519:[A-Za-z0-9+/_=-]{1,160})")
 _PROCESS = re.compile("[A-Za-z0-9._-]{1,128}")
 _NONCE = re.compile(f"(?:[0-9a-f]{{2}}){{{NONCE_BYTES}}}")
 _OID = re.compile("[0-9a-f]{40}|[0-9a-f]{64}")
@@ -103,6 +106,33 @@ def read_claim(commit: Commit) -> Claim:
         result=found.get("Result"),
         reason=found.get("Reason"),
     )
+
+
+class OtherClaim(NamedTuple):
+    """A claim that another program put there, in its own way. GATOS says no more of it than who holds the job; it has
+    no lease, so that nobody takes it over."""
+
+    worker: bytes | None
+    name: str
+
+
+def is_ours(data: bytes) -> bool:
+    """Whether a commit is a claim as Hocket writes it, sound or not: it has trailers that GATOS does not know."""
+    return _OURS.search(data) is not None
+
+
+def other_worker(data: bytes) -> bytes | None:
+    """The worker that the claim of another program names inside, None when it names none. Raises Malformed."""
+    found = _OTHER_WORKER.search(data)
+    return None if found is None else any_key_of("Worker-Id", found[1].decode())
+
+
+def worker_named(name: str) -> bytes | None:
+    """The worker after whom a ref below `claims/` is named, None when it is not named after a key."""
+    try:
+        return any_key_of("Worker-Id", f"ed25519:{name}")
+    except Malformed:
+        return None
 
 
 def is_signed(commit: Commit, claim: Claim) -> bool:

@@ -5,10 +5,11 @@ moves the refs in one swap; None says that somebody else was first. Time and cha
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-from hocket.errors import Conflict, StoreError, Usage
+from hocket.errors import Conflict, Failed, Usage
+from hocket.gitplane import reading
 from hocket.gitplane.claims import LEASE_S_MAX, LEASE_S_MIN, NONCE_BYTES, Claim, ClaimState, claim_data
-from hocket.gitplane.jobs import FINAL, Job, JobRefs, commit_of, look
-from hocket.gitplane.objects import DIRECTORY, FILE, Entry, tree_data
+from hocket.gitplane.jobs import FINAL, Job, JobRefs, blob_entries, look
+from hocket.gitplane.objects import FILE, Entry, tree_data
 from hocket.gitplane.plane import Change, Plane
 from hocket.gitplane.results import BLOBS, result_data, result_files, result_of, travelling
 from hocket.gitplane.trailers import Malformed
@@ -118,9 +119,9 @@ def _claim(plane: Plane, job: Job, worker: Worker, now_ms: int) -> Held:
 
 def _tree(plane: Plane, refs: JobRefs) -> str:
     try:
-        return commit_of(str(refs.job), plane.read([str(refs.job)])).tree
+        return reading.commit(plane, str(refs.job)).tree
     except Malformed as error:
-        raise StoreError(f"the job {hash_text(refs.content_id)} cannot be claimed: {error}") from None
+        raise Failed(f"the job {hash_text(refs.content_id)} cannot be claimed: {error}") from None
 
 
 def run(plane: Plane, held: Held, worker: Worker, now_ms: int) -> Held | None:
@@ -131,6 +132,11 @@ def run(plane: Plane, held: Held, worker: Worker, now_ms: int) -> Held | None:
 def renew(plane: Plane, held: Held, worker: Worker, now_ms: int) -> Held | None:
     """Begins the lease anew. None when the claim is no longer in force: it was taken over, or the job was aborted."""
     return _follow(plane, held, worker, now_ms, held.claim.state)
+
+
+def release(plane: Plane, held: Held, worker: Worker, now_ms: int) -> bool:
+    """Hands the job back: anybody may claim it at once. False when the claim is no longer in force."""
+    return _follow(plane, held, worker, now_ms, "released") is not None
 
 
 def _follow(plane: Plane, held: Held, worker: Worker, now_ms: int, state: ClaimState) -> Held | None:
@@ -148,10 +154,17 @@ def _moves(held: Held, commit: str) -> list[Change]:
 
 
 def finish(
-    plane: Plane, held: Held, worker: Worker, proof: Proof, contents: Mapping[bytes, bytes], now_ms: int
+    plane: Plane,
+    held: Held,
+    worker: Worker,
+    proof: Proof,
+    contents: Mapping[bytes, bytes],
+    now_ms: int,
+    policy_root: str | None = None,
 ) -> str | None:
     """Puts the result there, together with the last claim; gives its commit. None when the claim is no longer in force.
-    `contents` has what was made, by hash; what is too large to travel stays behind as a pointer.
+    `contents` has what was made, by hash; what is too large to travel stays behind as a pointer. `policy_root` is the
+    manifest's.
     """
     assert held.refs.job is not None
     execution = check(proof, held.refs.content_id, worker.key.public)
@@ -164,9 +177,9 @@ def finish(
             if content_hash(data) != hash:
                 raise ValueError(f"a content is not {hash_text(hash)}")
         within = [Entry(FILE, hash.hex(), plane.write("blob", data)) for hash, data in blobs.items()]
-        entries.append(Entry(DIRECTORY, BLOBS, plane.write("tree", tree_data(within))))
+        entries += blob_entries(plane, BLOBS, within)
     tree = plane.write("tree", tree_data(entries))
-    said = result_of(proof, execution)
+    said = result_of(proof, execution, policy_root)
     result = plane.write("commit", result_data(said, execution.finished_at_ms, tree, held.refs.job))
     made = held.claim._replace(state="done", claimed_ms=now_ms, nonce=worker.randomness(NONCE_BYTES), result=result)
     last = plane.write("commit", claim_data(made, held.tree, held.commit, worker.key))

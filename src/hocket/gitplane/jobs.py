@@ -3,12 +3,16 @@ for, and clearing away those that have ended.
 """
 
 import re
-from collections.abc import Iterable, Mapping
+import shlex
+from collections.abc import Iterable, Mapping, Sized
+from itertools import islice
 from typing import Literal, NamedTuple
 
 from hocket.errors import Conflict, Failed, Usage
-from hocket.gitplane.claims import IDENTITY, Claim, read_claim
+from hocket.gitplane import reading
+from hocket.gitplane.claims import IDENTITY, Claim, OtherClaim, is_ours, other_worker, read_claim, worker_named
 from hocket.gitplane.objects import (
+    COMMIT_BYTES_MAX,
     DIRECTORY,
     FILE,
     Commit,
@@ -16,26 +20,32 @@ from hocket.gitplane.objects import (
     Object,
     Unreadable,
     commit_data,
-    read_commit,
-    read_tree,
     tree_data,
 )
 from hocket.gitplane.plane import ROOT, Change, Plane
+from hocket.gitplane.reading import OBJECTS, Tree, as_commit, below, good
 from hocket.gitplane.results import Result, read_result
 from hocket.gitplane.trailers import Malformed, message
-from hocket.kernel.ids import content_hash, hash_text
+from hocket.kernel.ids import content_hash, hash_text, parse_ulid, ulid_text
 from hocket.kernel.manifest import BadManifest, Manifest, content_id, read_manifest
+from hocket.kernel.yaml_subset import TEXT_BYTES_MAX
 
 INPUTS_BYTES_MAX = 32 * 1024 * 1024
 
 MANIFEST, INPUTS = "job.yaml", "inputs"
-JobState = Literal["pending", "claimed", "running", "succeeded", "failed", "aborted", "damaged"]
-FINAL: frozenset[JobState] = frozenset({"succeeded", "failed", "aborted"})
-_REF = re.compile(ROOT + "([0-9a-f]{64})/(job|claim|result|abort|claims/([0-9a-f]{64}))")
+# "ended": there is a result, by another program, that does not say how the command ended.
+JobState = Literal["pending", "claimed", "running", "succeeded", "failed", "ended", "aborted", "damaged"]
+FINAL: frozenset[JobState] = frozenset({"succeeded", "failed", "ended", "aborted"})
+DESCRIBED_AT_ONCE = 256
+ORDERS_AT_ONCE = 32
+_REF = re.compile(ROOT + "([0-9a-f]{64})/(.+)")
+_WORKER = re.compile("[0-9a-f]{64}")
+_PARTS = ("job", "claim", "result", "abort")
 
 
 class JobRefs(NamedTuple):
-    """The refs of one job: what each points to."""
+    """The refs of one job: what each points to. `others` are claims whose names are not keys in hex, and so none of
+    ours; `stray` is a ref that is in the way of one that the job needs, since git allows no ref below another."""
 
     content_id: bytes
     job: str | None = None
@@ -43,6 +53,8 @@ class JobRefs(NamedTuple):
     result: str | None = None
     abort: str | None = None
     claims: Mapping[bytes, str] = {}
+    others: Mapping[str, str] = {}
+    stray: str | None = None
 
     def name(self, part: str) -> str:
         return f"{ROOT}{self.content_id.hex()}/{part}"
@@ -52,8 +64,8 @@ class JobRefs(NamedTuple):
 
 
 class Job(NamedTuple):
-    """A job as its newest commits say. `trouble` tells what is wrong with one that is damaged; `tree` is that of its
-    commit, where it was looked up."""
+    """A job as its newest commits say. `other` is the claim of another program; `trouble` tells what is wrong with a
+    job that is damaged; `tree` is that of its commit, where it was looked up."""
 
     refs: JobRefs
     state: JobState
@@ -61,6 +73,7 @@ class Job(NamedTuple):
     result: Result | None = None
     trouble: str | None = None
     tree: str | None = None
+    other: OtherClaim | None = None
 
 
 class Submitted(NamedTuple):
@@ -98,7 +111,7 @@ def submit(plane: Plane, text: bytes, now_ms: int, inputs: Iterable[bytes] = ())
     entries = [Entry(FILE, MANIFEST, plane.write("blob", text))]
     if contents:
         files = [Entry(FILE, hash.hex(), plane.write("blob", data)) for hash, data in contents.items()]
-        entries.append(Entry(DIRECTORY, INPUTS, plane.write("tree", tree_data(files))))
+        entries += blob_entries(plane, INPUTS, files)
     trailers = [("Job-Id", hash_text(job))] + ([("Ulid", manifest.ulid)] if manifest.ulid else [])
     tree = plane.write("tree", tree_data(entries))
     commit = plane.write(
@@ -123,26 +136,44 @@ def _check_inputs(manifest: Manifest, contents: Mapping[bytes, bytes]) -> None:
             raise Usage(f"the input {hash_text(hash)} has {len(data)} bytes, but the manifest says {named[hash]}")
 
 
+def blob_entries(plane: Plane, name: str, files: Iterable[Entry]) -> list[Entry]:
+    """Directories that hold files by their hashes: one with that name, and the place where GATOS' pointers lead to. The
+    second costs two small trees, because both are the same directory."""
+    oid = plane.write("tree", tree_data(files))
+    entry = Entry(DIRECTORY, OBJECTS[-1], oid)
+    for above in reversed(OBJECTS[:-1]):
+        entry = Entry(DIRECTORY, above, plane.write("tree", tree_data([entry])))
+    return [Entry(DIRECTORY, name, oid), entry]
+
+
 # --- looking
 
 
 def group(refs: Mapping[str, str]) -> dict[bytes, JobRefs]:
     """Refs by job. Names that are none of ours are left out."""
     parts: dict[str, dict[str, str]] = {}
-    claims: dict[str, dict[bytes, str]] = {}
     for name, oid in refs.items():
-        found = _REF.fullmatch(name)
-        if found is None:
+        if found := _REF.fullmatch(name):
+            parts.setdefault(found[1], {})[found[2]] = oid
+    grouped = {(job := bytes.fromhex(digits)): _job_refs(job, has) for digits, has in parts.items()}
+    return {job: refs for job, refs in grouped.items() if refs != JobRefs(job)}
+
+
+def _job_refs(job: bytes, has: Mapping[str, str]) -> JobRefs:
+    claims: dict[bytes, str] = {}
+    others: dict[str, str] = {}
+    stray = None
+    for part, oid in has.items():
+        first, _, rest = part.partition("/")
+        if part in _PARTS:
             continue
-        if found[3] is not None:
-            claims.setdefault(found[1], {})[bytes.fromhex(found[3])] = oid
-        parts.setdefault(found[1], {})[found[2]] = oid
-    return {
-        (job := bytes.fromhex(digits)): JobRefs(
-            job, has.get("job"), has.get("claim"), has.get("result"), has.get("abort"), claims.get(digits, {})
-        )
-        for digits, has in parts.items()
-    }
+        if first == "claims" and _WORKER.fullmatch(rest):
+            claims[bytes.fromhex(rest)] = oid
+        elif first == "claims" and rest and "/" not in rest:
+            others[rest] = oid
+        elif first == "claims" or first in _PARTS:
+            stray = f"{ROOT}{job.hex()}/{part}"
+    return JobRefs(job, has.get("job"), has.get("claim"), has.get("result"), has.get("abort"), claims, others, stray)
 
 
 def listing(plane: Plane) -> list[Job]:
@@ -150,11 +181,21 @@ def listing(plane: Plane) -> list[Job]:
     return describe(plane, group(plane.refs()).values())
 
 
-def waiting(plane: Plane) -> list[Job]:
-    """The jobs that have not ended. Those that have, however many, are not looked at."""
+def unfinished(plane: Plane) -> list[Job]:
+    """The jobs that have no result and are not aborted, damaged ones too. Those that have ended, however many, are not
+    looked at."""
     found = group(plane.refs()).values()
-    described = describe(plane, [refs for refs in found if refs.result is None and refs.abort is None])
-    return [job for job in described if job.state in ("pending", "claimed", "running")]
+    return describe(plane, [refs for refs in found if refs.result is None and refs.abort is None])
+
+
+def is_waiting(job: Job) -> bool:
+    """Whether a worker may have to do with it, now or when a lease is over. The claim of another program has no lease:
+    it ends with a result, or when a person calls the job off."""
+    return job.state in ("pending", "claimed", "running") and job.other is None
+
+
+def waiting(plane: Plane) -> list[Job]:
+    return [job for job in unfinished(plane) if is_waiting(job)]
 
 
 def look(plane: Plane, job: bytes) -> Job | None:
@@ -166,85 +207,112 @@ def look(plane: Plane, job: bytes) -> Job | None:
 def describe(plane: Plane, jobs: Iterable[JobRefs]) -> list[Job]:
     """The states of jobs, told from their refs and the commits that these point to."""
     jobs = [refs for refs in jobs if refs.job is not None]
-    heads = [head for refs in jobs for head in (refs.claim, refs.result) if head is not None]
-    objects = plane.read(heads) if heads else {}
-    return [_describe(refs, objects) for refs in jobs]
+    plane.bring(head for refs in jobs for head in _heads(refs))
+    found = []
+    left = iter(jobs)
+    while some := list(islice(left, DESCRIBED_AT_ONCE)):
+        objects = plane.read([head for refs in some for head in _heads(refs)], COMMIT_BYTES_MAX)
+        found += [_describe(refs, objects) for refs in some]
+    return found
+
+
+def _heads(refs: JobRefs) -> list[str]:
+    return [head for head in (refs.claim, refs.result) if head is not None]
 
 
 def _describe(refs: JobRefs, objects: Mapping[str, Object | Unreadable]) -> Job:
+    claim = other = result = None
     try:
-        claim = None if refs.claim is None else read_claim(commit_of(refs.claim, objects))
-        result = None if refs.result is None else read_result(commit_of(refs.result, objects))
+        if refs.stray is not None:
+            raise Malformed(f"the ref {refs.stray} is in the way of a ref that the job needs")
+        if refs.claim is not None:
+            other = _other_claim(refs, objects[refs.claim])
+            claim = read_claim(good(as_commit(refs.claim, objects[refs.claim]))) if other is None else None
+        elif refs.abort is None and (name := _claim_alone(refs)) is not None:
+            other = OtherClaim(worker_named(name), name)
+        if refs.result is not None:
+            result = read_result(good(as_commit(refs.result, objects[refs.result])))
     except ValueError as error:
-        return Job(refs, "damaged", trouble=str(error))
+        return Job(refs, "damaged", claim, trouble=str(error))
     state: JobState
     if result is not None:
-        state = result.state
+        state = result.state or "ended"
     elif refs.abort is not None:
         state = "aborted"
-    elif claim is None:
+    elif other is not None:
+        state = "claimed"
+    elif claim is None or claim.state == "released":
         state = "pending"
     elif claim.state == "done":
         return Job(refs, "damaged", claim, trouble=f"the claim {refs.claim} is done, but there is no result")
     else:
         state = claim.state
-    return Job(refs, state, claim, result)
+    return Job(refs, state, claim, result, other=other)
 
 
-def commit_of(oid: str, objects: Mapping[str, Object | Unreadable]) -> Commit:
-    """One of these objects as a commit. Raises Malformed."""
-    found = objects[oid]
-    if isinstance(found, Unreadable):
-        raise Malformed(f"the object {oid} {found.why}")
-    try:
-        if found.kind != "commit":
-            raise ValueError
-        return read_commit(found.data)
-    except ValueError:
-        raise Malformed(f"the object {oid} is not a commit") from None
+def _claim_alone(refs: JobRefs) -> str | None:
+    """The name of a claim that has no part in `claim`, the ref that decides for Hocket."""
+    return next(iter([*(worker.hex() for worker in refs.claims), *refs.others]), None)
+
+
+def _other_claim(refs: JobRefs, found: Object | Unreadable) -> OtherClaim | None:
+    """What `claim` points to, when another program wrote it and says who holds the job."""
+    if isinstance(found, Unreadable) or is_ours(found.data) or (worker := other_worker(found.data)) is None:
+        return None
+    return OtherClaim(worker, refs.name("claim"))
 
 
 def order_of(plane: Plane, refs: JobRefs) -> Order:
     """What a job asks for. Raises Failed when its commit does not hold what its name promises."""
-    assert refs.job is not None
-    try:
-        commit = commit_of(refs.job, plane.read([refs.job]))
-        entries = _tree(plane, commit.tree)
-        if MANIFEST not in entries:
-            raise Malformed(f"the job's commit {refs.job} has no {MANIFEST}")
-        manifest = read_manifest(_blob(plane, entries[MANIFEST].oid))
-        inputs = _tree(plane, entries[INPUTS].oid) if INPUTS in entries else {}
-        if content_id(manifest) != refs.content_id:
-            raise Malformed(f"{MANIFEST} of {refs.job} is {hash_text(content_id(manifest))}")
-    except ValueError as error:
-        raise Failed(f"the job {hash_text(refs.content_id)} cannot be run: {error}") from None
-    wanted = {pointer.hash.hex(): pointer.hash for pointer in manifest.inputs or ()}
-    beside = {wanted[name]: entry.oid for name, entry in inputs.items() if name in wanted}
-    return Order(manifest, beside, refs.job, commit.tree)
+    order = orders_of(plane, [refs])[refs.content_id]
+    if isinstance(order, str):
+        raise Failed(order)
+    return order
 
 
 def orders_of(plane: Plane, some: Iterable[JobRefs]) -> dict[bytes, Order | str]:
     """What jobs ask for, by content id, or why that cannot be told. Wherever the objects are, they are read in as few
     goes as for one job.
     """
-    some = list(some)
-    commits = plane.read([str(refs.job) for refs in some])
-    trees = [read_commit(each.data).tree for each in commits.values() if isinstance(each, Object)]
-    found = plane.read(trees).values()
-    entries = [read_tree(each.data, plane.digest_bytes) for each in found if isinstance(each, Object)]
-    plane.read([each[MANIFEST].oid for each in entries if MANIFEST in each])
+    some = [refs for refs in some if refs.job is not None]
+    plane.bring(str(refs.job) for refs in some)
     orders: dict[bytes, Order | str] = {}
-    for refs in some:
-        try:
-            orders[refs.content_id] = order_of(plane, refs)
-        except Failed as error:
-            orders[refs.content_id] = str(error)
+    left = iter(some)
+    while batch := list(islice(left, ORDERS_AT_ONCE)):
+        commits = reading.commits(plane, [str(refs.job) for refs in batch])
+        trees = reading.trees(plane, [each.tree for each in commits.values() if isinstance(each, Commit)])
+        wanted = [each[MANIFEST].oid for each in trees.values() if isinstance(each, dict) and MANIFEST in each]
+        texts = reading.files(plane, wanted, TEXT_BYTES_MAX)
+        for refs in batch:
+            try:
+                commit = good(commits[str(refs.job)])
+                orders[refs.content_id] = _order(plane, refs, commit, good(trees[commit.tree]), texts)
+            except ValueError as error:
+                orders[refs.content_id] = f"the job {hash_text(refs.content_id)} cannot be run: {error}"
     return orders
+
+
+def _order(plane: Plane, refs: JobRefs, commit: Commit, entries: Tree, texts: Mapping[str, bytes | Malformed]) -> Order:
+    """Raises Malformed or BadManifest."""
+    if MANIFEST not in entries:
+        raise Malformed(f"the job's commit {refs.job} has no {MANIFEST}")
+    manifest = read_manifest(good(texts[entries[MANIFEST].oid]))
+    if content_id(manifest) != refs.content_id:
+        raise Malformed(f"{MANIFEST} of {refs.job} is {hash_text(content_id(manifest))}")
+    inputs: Tree = {}
+    if manifest.inputs:
+        inputs = below(plane, entries, OBJECTS) | below(plane, entries, [INPUTS])
+    wanted = {pointer.hash.hex(): pointer.hash for pointer in manifest.inputs or ()}
+    beside = {wanted[name]: entry.oid for name, entry in inputs.items() if name in wanted}
+    return Order(manifest, beside, str(refs.job), commit.tree)
 
 
 def read_input(plane: Plane, hash: bytes, oid: str) -> bytes:
     """An input that lies beside its job. Raises Failed when it is not what its name says."""
-    data = _blob(plane, oid)
+    try:
+        data = reading.file(plane, oid)
+    except Malformed as error:
+        raise Failed(f"the input {hash_text(hash)} in {plane.where} cannot be read: {error}") from None
     if content_hash(data) != hash:
         raise Failed(
             f"the input {hash_text(hash)} in {plane.where} is something else; submit the job with the right one"
@@ -252,18 +320,51 @@ def read_input(plane: Plane, hash: bytes, oid: str) -> bytes:
     return data
 
 
-def _tree(plane: Plane, oid: str) -> dict[str, Entry]:
-    found = plane.read([oid])[oid]
-    if isinstance(found, Unreadable) or found.kind != "tree":
-        raise Malformed(f"the object {oid} {found.why if isinstance(found, Unreadable) else 'is not a tree'}")
-    return read_tree(found.data, plane.digest_bytes)
+def named(plane: Plane, text: str) -> JobRefs:
+    """The job that a person means: by its content id, by a beginning of it, or by the ULID in its manifest."""
+    digits = text.removeprefix("blake3:")
+    grouped = [refs for refs in group(plane.refs()).values() if refs.job is not None]
+    found = [refs for refs in grouped if digits and refs.content_id.hex().startswith(digits)]
+    try:
+        alias = ulid_text(parse_ulid(text))
+    except ValueError:
+        alias = None
+    if alias is not None:
+        found += [refs for refs in _called(plane, grouped, alias) if refs not in found]
+    if not found:
+        raise Usage(
+            f"no job {text!r} in {plane.where}; {how_to_fetch(plane, grouped) or '`hocket git jobs` lists them'}"
+        )
+    if len(found) > 1:
+        names = " and ".join(hash_text(refs.content_id) for refs in found[:2])
+        raise Usage(f"{text!r} stands for several jobs, like {names}; give more of the content id")
+    return found[0]
 
 
-def _blob(plane: Plane, oid: str) -> bytes:
-    found = plane.read([oid])[oid]
-    if isinstance(found, Unreadable) or found.kind != "blob":
-        raise Malformed(f"the object {oid} {found.why if isinstance(found, Unreadable) else 'is not a blob'}")
-    return found.data
+def how_to_fetch(plane: Plane, found: Sized) -> str | None:
+    """What to do in a clone that has none of the jobs, because `git clone` leaves them out."""
+    if found or not plane.remotes:
+        return None
+    remote = "origin" if "origin" in plane.remotes else plane.remotes[0]
+    return (
+        "a plain clone leaves the jobs out; fetch them with: "
+        f"git -C {shlex.quote(plane.where)} fetch {shlex.quote(remote)} 'refs/gatos/*:refs/gatos/*'"
+    )
+
+
+def _called(plane: Plane, some: Iterable[JobRefs], alias: str) -> list[JobRefs]:
+    """The jobs with that ULID. Neither refs nor trailers are believed, only manifests that are the job's own."""
+    some = list(some)
+    plane.bring(str(refs.job) for refs in some)
+    found = []
+    left = iter(some)
+    while batch := list(islice(left, ORDERS_AT_ONCE)):
+        orders = orders_of(plane, batch)
+        for refs in batch:
+            order = orders[refs.content_id]
+            if isinstance(order, Order) and order.manifest.ulid == alias:
+                found.append(refs)
+    return found
 
 
 # --- clearing away
@@ -278,6 +379,7 @@ def clear(plane: Plane, ended_before_ms: int, states: frozenset[JobState] = FINA
         refs = job.refs
         has = {"job": refs.job, "claim": refs.claim, "result": refs.result, "abort": refs.abort}
         has |= {f"claims/{worker.hex()}": commit for worker, commit in refs.claims.items()}
+        has |= {f"claims/{name}": commit for name, commit in refs.others.items()}
         if plane.swap([Change(refs.name(part), commit, None) for part, commit in has.items() if commit is not None]):
             gone.append(refs.content_id)
     return gone

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from hocket.errors import HocketError, StoreError
 from hocket.gitplane.git import PATIENCE_S, Ended, Talk
-from hocket.gitplane.objects import Kind, Object, Repository, Unreadable
+from hocket.gitplane.objects import OBJECT_BYTES_MAX, Kind, Object, Repository, Unreadable
 from hocket.gitplane.plane import ROOT, SWAP_TRIES, Change, check_changes, outcome, parse_refs
 
 # How many swaps git is told of before the answer to the first is heard, beside that one.
@@ -24,6 +24,7 @@ class LocalPlane:
         self.repository = Repository(path, outside=outside, patience_s=patience_s)
         self.where = self.repository.git.where
         self.digest_bytes = len(self.repository.zero) // 2
+        self.remotes = self.repository.remotes
         self._lock = threading.Lock()
         self._mover: Talk | None = None
 
@@ -135,9 +136,18 @@ class LocalPlane:
             )
         return self.repository.git.explain(complaint, "update-ref")
 
-    def read(self, oids: Iterable[str]) -> dict[str, Object | Unreadable]:
-        found = self.repository.read(oids)
-        missing = [oid for oid, it in found.items() if isinstance(it, Unreadable) and it.is_missing]
+    def read(
+        self, oids: Iterable[str], limit: int = OBJECT_BYTES_MAX, together: int | None = None
+    ) -> dict[str, Object | Unreadable]:
+        wanted = list(oids)
+        if self.repository.promisors:
+            self.bring(wanted)
+        return self.repository.read(wanted, limit, together)
+
+    def bring(self, oids: Iterable[str]) -> None:
+        if not self.repository.promisors:
+            return
+        missing = self.repository.missing(oids)
         for remote in self.repository.promisors:
             if not missing:
                 break
@@ -145,9 +155,7 @@ class LocalPlane:
                 self.repository.fetch(remote, missing)
             except HocketError:
                 continue  # they stay missing, and are reported as that
-            found |= self.repository.read(missing)
-            missing = [oid for oid in missing if isinstance(found[oid], Unreadable)]
-        return found
+            missing = self.repository.missing(missing)
 
     def write(self, kind: Kind, data: bytes) -> str:
         return self.repository.write(kind, data)

@@ -8,19 +8,21 @@ import os
 import re
 import tempfile
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeVar
 
 from hocket.errors import StoreError, Usage
 from hocket.gitplane.git import PATIENCE_S, Ended, Git, Talk
 from hocket.gitplane.loose import Loose
 
 OBJECT_BYTES_MAX = 64 * 1024 * 1024
+COMMIT_BYTES_MAX = 64 * 1024
+TREE_BYTES_MAX = 4 * 1024 * 1024
 BATCH_MAX = 256
-SKIP_BYTES = 1024 * 1024
 READ_TRIES = 2
 
+Answer = TypeVar("Answer")
 Kind = Literal["blob", "tree", "commit"]
 FILE, DIRECTORY = "100644", "40000"
 _DIGESTS = {"sha1": (hashlib.sha1, 20), "sha256": (hashlib.sha256, 32)}
@@ -47,6 +49,10 @@ class Entry(NamedTuple):
 
 
 MISSING = Unreadable("is missing here", is_missing=True)
+
+
+class TooLarge(Exception):
+    """Objects that are not read, because together they have more bytes than the caller has room for."""
 
 
 class Repository:
@@ -80,6 +86,11 @@ class Repository:
             name.split(".", 1)[1].rsplit(".", 1)[0]
             for name, value in settings.items()
             if name.startswith("remote.") and name.endswith(".promisor") and value in ("true", "yes", "on", "1", "")
+        ]
+        self.remotes = [
+            name.removeprefix("remote.").removesuffix(".url")
+            for name in settings
+            if name.startswith("remote.") and name.endswith(".url")
         ]
         self._lock = threading.Lock()
         self._reader: Talk | None = None
@@ -119,31 +130,67 @@ class Repository:
 
     # --- reading
 
-    def read(self, oids: Iterable[str]) -> dict[str, Object | Unreadable]:
-        """Each of these objects as it is on this disk; nothing is fetched."""
-        wanted = list(dict.fromkeys(oids))
-        for oid in wanted:
-            if not self.is_oid(oid):
-                raise ValueError(f"not an object id of a {self.algorithm} repository: {oid!r}")
+    def read(
+        self, oids: Iterable[str], limit: int = OBJECT_BYTES_MAX, together: int | None = None
+    ) -> dict[str, Object | Unreadable]:
+        """Each of these objects as it is on this disk; nothing is fetched. Git is asked for the sizes first, and an
+        object of more than `limit` bytes is left alone. Raises TooLarge when the others have more than `together`.
+        """
         found: dict[str, Object | Unreadable] = {}
+        wanted = self._wanted(oids, found)
         with self._lock:
             for start in range(0, len(wanted), BATCH_MAX):
-                self._read_batch(wanted[start : start + BATCH_MAX], found)
+                batch = wanted[start : start + BATCH_MAX]
+                measured = self._measure(batch)
+                found |= {oid: it for oid, it in measured.items() if isinstance(it, Unreadable)}
+                sizes = {oid: it for oid, it in measured.items() if not isinstance(it, Unreadable)}
+                for oid, size in sizes.items():
+                    if size > limit:
+                        found[oid] = Unreadable(f"has {size} bytes, more than the {limit} that are read here")
+                fitting = [oid for oid in sizes if oid not in found]
+                if together is not None and (together := together - sum(sizes[oid] for oid in fitting)) < 0:
+                    raise TooLarge
+                self._ask("contents", fitting, self._contents, found)
         return found
 
-    def _read_batch(self, oids: Sequence[str], found: dict[str, Object | Unreadable], tries: int = 1) -> None:
+    def missing(self, oids: Iterable[str]) -> list[str]:
+        """Those of these objects that are not on this disk."""
+        wanted = self._wanted(oids, {})
+        with self._lock:
+            batches = [wanted[start : start + BATCH_MAX] for start in range(0, len(wanted), BATCH_MAX)]
+            return [oid for batch in batches for oid, it in self._measure(batch).items() if it == MISSING]
+
+    def _wanted(self, oids: Iterable[str], found: dict[str, Object | Unreadable]) -> list[str]:
+        wanted = list(dict.fromkeys(oids))
+        found |= {oid: Unreadable("is not the id of an object here") for oid in wanted if not self.is_oid(oid)}
+        return [oid for oid in wanted if oid not in found]
+
+    def _measure(self, oids: Sequence[str]) -> dict[str, int | Unreadable]:
+        found: dict[str, int | Unreadable] = {}
+        self._ask("info", oids, self._size, found)
+        return found
+
+    def _ask(
+        self,
+        command: str,
+        oids: Sequence[str],
+        answer: Callable[[Talk, str], Answer | Unreadable],
+        found: dict[str, Answer | Unreadable],
+        tries: int = 1,
+    ) -> None:
+        """Asks git the same about several objects; the answers go into `found`."""
         try:
             talk = self._reading()
-            talk.say(b"".join(b"contents %s\n" % oid.encode() for oid in oids) + b"flush\n")
+            talk.say(b"".join(b"%b %b\n" % (command.encode(), oid.encode()) for oid in oids) + b"flush\n")
             for oid in oids:
-                found[oid] = self._read_one(talk, oid)
+                found[oid] = answer(talk, oid)
         except Ended as ended:
             # Git gives up at some kinds of damage, or was ended by somebody. Each of the others is asked for again.
             self._reader = None
             rest = [oid for oid in oids if oid not in found]
             if len(rest) > 1 or tries < READ_TRIES:
                 for oid in rest:
-                    self._read_batch([oid], found, tries + 1 if len(rest) == 1 else 1)
+                    self._ask(command, [oid], answer, found, tries + 1 if len(rest) == 1 else 1)
             else:
                 words = "; ".join(str(ended).removeprefix("fatal: ").removeprefix("error: ").split("\n"))
                 found[rest[0]] = Unreadable(f"is damaged: {words.strip('; ')}")
@@ -176,18 +223,23 @@ class Repository:
         where = {"GIT_OBJECT_DIRECTORY": self._objects}
         return Git(self.git.where, self._bare.name, self._outside, patience_s=self.git.patience_s, more=where)
 
-    def _read_one(self, talk: Talk, oid: str) -> Object | Unreadable:
+    def _head(self, talk: Talk, oid: str) -> tuple[str, int] | Unreadable:
         head = talk.line().split(b" ")
         if len(head) != 3:
             # Git calls a file that it cannot make sense of missing, too.
             is_there = os.path.exists(self._loose.place(oid))
             return Unreadable("is damaged: git cannot read it") if is_there else MISSING
-        kind, size = head[1].decode(), int(head[2])
-        if size > OBJECT_BYTES_MAX:
-            left = size + 1
-            while left:
-                left -= len(talk.exactly(min(left, SKIP_BYTES)))
-            return Unreadable(f"has {size} bytes, more than the {OBJECT_BYTES_MAX} that are read here")
+        return head[1].decode(), int(head[2])
+
+    def _size(self, talk: Talk, oid: str) -> int | Unreadable:
+        head = self._head(talk, oid)
+        return head if isinstance(head, Unreadable) else head[1]
+
+    def _contents(self, talk: Talk, oid: str) -> Object | Unreadable:
+        head = self._head(talk, oid)
+        if isinstance(head, Unreadable):
+            return head
+        kind, size = head
         data = talk.exactly(size + 1)[:-1]
         if self.oid_of(kind, data) != oid:
             return Unreadable("is damaged: its bytes are not those that its id stands for")

@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol
 
 from hocket.errors import Usage
 from hocket.gitplane.git import PATIENCE_S
-from hocket.gitplane.objects import Kind, Object, Unreadable
+from hocket.gitplane.objects import OBJECT_BYTES_MAX, Kind, Object, Unreadable
 
 ROOT = "refs/gatos/jobs/"
 SWAP_TRIES = 5
@@ -36,6 +36,10 @@ class Plane(Protocol):
     def digest_bytes(self) -> int:
         """20 in a sha1 repository, 32 in a sha256 one."""
 
+    @property
+    def remotes(self) -> list[str]:
+        """The names of the repositories that this one was cloned from or pushes to; none of one behind an address."""
+
     def refs(self, below: str = ROOT) -> dict[str, str]:
         """Every ref below (or of exactly) this name, as the repository has it now."""
 
@@ -47,8 +51,15 @@ class Plane(Protocol):
     def swap_each(self, swaps: Iterable[Sequence[Change]]) -> list[bool]:
         """Several swaps, each decided on its own, faster than one after another. No ref is in two of them."""
 
-    def read(self, oids: Iterable[str]) -> dict[str, Object | Unreadable]:
-        """Objects by id; those that are not on this disk are fetched from where the repository has its own from."""
+    def read(
+        self, oids: Iterable[str], limit: int = OBJECT_BYTES_MAX, together: int | None = None
+    ) -> dict[str, Object | Unreadable]:
+        """Objects by id; those that are not on this disk are fetched from where the repository has its own from. An
+        object of more than `limit` bytes is not read. Raises TooLarge when the others have more than `together`."""
+
+    def bring(self, oids: Iterable[str]) -> None:
+        """Fetches those of these objects that are not on this disk, all in one go. Those that cannot be had stay
+        missing."""
 
     def write(self, kind: Kind, data: bytes) -> str:
         """Writes an object that a later `swap` leads to; gives its id."""
@@ -84,7 +95,8 @@ def open_plane(
 def parse_refs(listed: bytes, gap: bytes) -> dict[str, str]:
     """Lines of an id, a gap and a name."""
     found: dict[str, str] = {}
-    for line in listed.decode("utf-8", "surrogateescape").splitlines():
+    # Not splitlines: a ref may have characters in its name that Python takes for the end of a line.
+    for line in filter(None, listed.decode("utf-8", "surrogateescape").split("\n")):
         oid, _, name = line.partition(gap.decode())
         found[name] = oid
     return found

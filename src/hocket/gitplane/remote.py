@@ -14,7 +14,7 @@ from blake3 import blake3
 
 from hocket.errors import HocketError, NotAuthorised, StoreError, Unreachable
 from hocket.gitplane.git import PATIENCE_S, Done, Git
-from hocket.gitplane.objects import Kind, Object, Repository, Unreadable
+from hocket.gitplane.objects import OBJECT_BYTES_MAX, Kind, Object, Repository, Unreadable
 from hocket.gitplane.plane import ROOT, SWAP_TRIES, Change, check_changes, outcome, parse_refs
 
 CACHE_BYTES_MAX = 1024 * 1024 * 1024
@@ -22,6 +22,8 @@ ABOVE_MAX = 64
 PUSHED_MAX = 32
 FILTER = "blob:limit=65536"
 _NAME = "origin"
+# How git passes on what the server's git died of.
+_DAMAGE = "remote: fatal: "
 
 
 class RemotePlane:
@@ -41,8 +43,10 @@ class RemotePlane:
             os.close(self._alive)
             raise
         self.digest_bytes = len(self.repository.zero) // 2
+        self.remotes: list[str] = []
         self._git = self.repository.git
         self._whole: frozenset[str] = frozenset()
+        self._damaged: set[str] = set()  # what the server failed to give; it is not asked again
         self._seen: dict[str, str] = {}  # what each ref pointed to when it was last looked at
         self._before: dict[str, str] = {}  # what the ref pointed to before, by what it points to now
 
@@ -99,27 +103,34 @@ class RemotePlane:
             self._seen = now
         return dict(now)
 
-    def read(self, oids: Iterable[str]) -> dict[str, Object | Unreadable]:
-        found = self.repository.read(oids)
-        missing = [oid for oid, it in found.items() if isinstance(it, Unreadable) and it.is_missing]
-        if missing:
+    def read(
+        self, oids: Iterable[str], limit: int = OBJECT_BYTES_MAX, together: int | None = None
+    ) -> dict[str, Object | Unreadable]:
+        wanted = list(oids)
+        self.bring(wanted)
+        return self.repository.read(wanted, limit, together)
+
+    def bring(self, oids: Iterable[str]) -> None:
+        if missing := [oid for oid in self.repository.missing(oids) if oid not in self._damaged]:
             self._fetch(missing)
-            found |= self.repository.read(missing)
-        return found
 
     def _fetch(self, oids: Sequence[str]) -> None:
         before = [self._before[oid] for oid in oids if oid in self._before][:ABOVE_MAX]
-        above = [oid for oid, found in self.repository.read(before).items() if isinstance(found, Object)]
+        absent = set(self.repository.missing(before))
+        above = [oid for oid in before if oid not in absent]
         try:
             self.repository.fetch(_NAME, oids, f"--filter={FILTER}", above=above)
-        except (NotAuthorised, Unreachable):
-            raise
-        except HocketError:
-            # One that the server no longer has spoils the request for all.
+        except HocketError as error:
+            is_damaged = isinstance(error, Unreachable) and _DAMAGE in str(error)
+            if isinstance(error, NotAuthorised | Unreachable) and not is_damaged:
+                raise
+            # One that the server no longer has, or cannot read itself, spoils the request for all.
             if len(oids) > 1:
                 half = len(oids) // 2
                 self._fetch(oids[:half])
                 self._fetch(oids[half:])
+            elif is_damaged:
+                self._damaged.add(oids[0])
             else:
                 self._fetch_whole()
 

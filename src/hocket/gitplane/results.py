@@ -2,6 +2,7 @@
 file of a result follows from the proof, so that whoever reads one can tell whether it was changed.
 """
 
+import re
 from base64 import b64decode, b64encode
 from binascii import Error as NotBase64
 from collections.abc import Mapping
@@ -11,11 +12,11 @@ import msgspec
 
 from hocket.gitplane.claims import IDENTITY
 from hocket.gitplane.objects import Commit, commit_data
-from hocket.gitplane.trailers import Malformed, hash_of, key_of, message, read_trailers, signature_of
+from hocket.gitplane.trailers import Malformed, any_key_of, find_trailers, hash_of, message
 from hocket.kernel.canonical import canonical_plain
 from hocket.kernel.ids import hash_text
 from hocket.kernel.intoto import PAYLOAD_TYPE, statement
-from hocket.kernel.keys import did_key, key_text
+from hocket.kernel.keys import SIGNATURE_BYTES, did_key, key_text
 from hocket.kernel.proof import Execution, Proof, check, digest, dsse
 
 BLOBS_BYTES_MAX = 32 * 1024 * 1024
@@ -23,18 +24,22 @@ BLOBS_BYTES_MAX = 32 * 1024 * 1024
 PROOF, OUTPUTS, ATTESTATION, BLOBS = "proof.json", "outputs.json", "attestation.dsse.json", "blobs"
 ResultState = Literal["succeeded", "failed"]
 _STATES = get_args(ResultState)
-_TRAILERS = frozenset({"Job-Id", "Proof-Of-Execution", "Worker-Id", "Attest-Program", "Attest-Sig", "State"})
+_POLICY_ROOT = re.compile("sha256:[0-9a-f]{64}")
+_NEEDED = frozenset({"Job-Id", "Proof-Of-Execution", "Worker-Id"})
+_TRAILERS = _NEEDED | {"Attest-Program", "Attest-Sig", "State", "Policy-Code-Root"}
 
 
 class Result(NamedTuple):
-    """What the trailers of a result commit say."""
+    """What the trailers of a result commit say. Other writers may leave out the last four; ours have a policy root when
+    the manifest has one, and always the others."""
 
     job: bytes
     proof: bytes
     worker: bytes
-    program: bytes
-    signature: bytes
-    state: ResultState
+    program: bytes | None
+    signature: bytes | None
+    state: ResultState | None
+    policy_root: str | None = None
 
 
 class _Signature(msgspec.Struct, forbid_unknown_fields=True):
@@ -55,7 +60,7 @@ def state_of(execution: Execution) -> ResultState:
     return "succeeded" if execution.exit_code == 0 and not execution.timed_out else "failed"
 
 
-def result_of(proof: Proof, execution: Execution) -> Result:
+def result_of(proof: Proof, execution: Execution, policy_root: str | None) -> Result:
     return Result(
         job=execution.content_id,
         proof=digest(proof),
@@ -63,6 +68,7 @@ def result_of(proof: Proof, execution: Execution) -> Result:
         program=execution.runner.program,
         signature=proof.signature,
         state=state_of(execution),
+        policy_root=policy_root,
     )
 
 
@@ -72,26 +78,34 @@ def result_data(result: Result, finished_ms: int, tree: str, job: str) -> bytes:
         ("Job-Id", hash_text(result.job)),
         ("Proof-Of-Execution", hash_text(result.proof)),
         ("Worker-Id", key_text(result.worker)),
-        ("Attest-Program", hash_text(result.program)),
-        ("Attest-Sig", key_text(result.signature)),
-        ("State", result.state),
     ]
+    trailers += [("Attest-Program", hash_text(result.program))] if result.program is not None else []
+    trailers += [("Attest-Sig", key_text(result.signature))] if result.signature is not None else []
+    trailers += [("State", result.state)] if result.state is not None else []
+    trailers += [("Policy-Code-Root", result.policy_root)] if result.policy_root is not None else []
     text = message(f"{result.state} {result.job.hex()[:12]}", trailers)
     return commit_data(tree, [job], IDENTITY, finished_ms // 1000, text)
 
 
 def read_result(commit: Commit) -> Result:
-    """Raises Malformed."""
-    found = read_trailers(commit.message, _TRAILERS, _TRAILERS)
-    if found["State"] not in _STATES:
-        raise Malformed(f"State is none of {', '.join(_STATES)}: {found['State']!r}")
+    """What a result says, whoever wrote it. Raises Malformed."""
+    found = find_trailers(commit.message, _TRAILERS)
+    if not found.keys() >= _NEEDED:
+        raise Malformed(f"the trailer {min(_NEEDED - found.keys())} is missing")
+    state, policy_root = found.get("State"), found.get("Policy-Code-Root")
+    if state is not None and state not in _STATES:
+        raise Malformed(f"State is none of {', '.join(_STATES)}: {state!r}")
+    if policy_root is not None and _POLICY_ROOT.fullmatch(policy_root) is None:
+        raise Malformed(f"Policy-Code-Root is not sha256: and 64 lower-case hex digits: {policy_root[:160]!r}")
+    program, signature = found.get("Attest-Program"), found.get("Attest-Sig")
     return Result(
         job=hash_of("Job-Id", found["Job-Id"]),
         proof=hash_of("Proof-Of-Execution", found["Proof-Of-Execution"]),
-        worker=key_of("Worker-Id", found["Worker-Id"]),
-        program=hash_of("Attest-Program", found["Attest-Program"]),
-        signature=signature_of("Attest-Sig", found["Attest-Sig"]),
-        state=found["State"],  # type: ignore[arg-type]
+        worker=any_key_of("Worker-Id", found["Worker-Id"]),
+        program=None if program is None else hash_of("Attest-Program", program),
+        signature=None if signature is None else any_key_of("Attest-Sig", signature, SIGNATURE_BYTES),
+        state=state,  # type: ignore[arg-type]
+        policy_root=policy_root,
     )
 
 
@@ -169,4 +183,6 @@ def read_proof(result: Result, envelope: bytes, attestation: bytes) -> Proof:
         signature = b64decode(found.signatures[0].sig, validate=True)
     except (msgspec.MsgspecError, NotBase64, UnicodeDecodeError, RecursionError) as error:
         raise Malformed(f"{ATTESTATION} is not a DSSE envelope: {error}") from None
+    if result.signature is None:
+        raise Malformed("the trailer Attest-Sig is missing")
     return Proof(envelope, result.worker, result.signature, signature)

@@ -3,6 +3,7 @@ written here, `git interpret-trailers --parse` reads alike.
 """
 
 import re
+from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
@@ -13,7 +14,9 @@ MESSAGE_BYTES_MAX = 16_384
 NUMBER_MAX = 2**53 - 1
 
 _LINE = re.compile(r"^([A-Z][A-Za-z]*(?:-[A-Z][A-Za-z]*)*): ([!-~]+(?: +[!-~]+)*)$", re.MULTILINE)
+_ANY_LINE = re.compile(r"^([A-Za-z0-9-]+) ?: *([!-~]+(?: +[!-~]+)*)[ \t\r]*$", re.MULTILINE)
 _EPOCH, _MS = datetime(1970, 1, 1, tzinfo=UTC), timedelta(milliseconds=1)
+_FOR_ADDRESSES = str.maketrans("+/", "-_")
 _NUMBER = re.compile("0|[1-9][0-9]{0,15}")
 _TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z")
 
@@ -56,6 +59,19 @@ def read_trailers(text: bytes, known: frozenset[str], needed: frozenset[str]) ->
     return found
 
 
+def find_trailers(text: bytes, wanted: frozenset[str]) -> dict[str, str]:
+    """The trailers of a message that anybody may have written: those that are wanted, each at most once. Other lines
+    of the last paragraph are left alone, as git does."""
+    if len(text) > MESSAGE_BYTES_MAX:
+        raise Malformed(f"the message has {len(text)} bytes, more than {MESSAGE_BYTES_MAX}")
+    paragraph = text.decode("latin-1").strip().rsplit("\n\n", 1)[-1]
+    found: dict[str, str] = {}
+    for name, value in _ANY_LINE.findall(paragraph):
+        if name in wanted and found.setdefault(name, value) is not value:
+            raise Malformed(f"the trailer {name} is there twice")
+    return found
+
+
 def prefixed(name: str, value: str, algorithm: str, size: int) -> bytes:
     """The bytes of `algorithm:<hex>`, lower case."""
     start, _, digits = value.partition(":")
@@ -79,6 +95,22 @@ def key_of(name: str, value: str) -> bytes:
 
 def signature_of(name: str, value: str) -> bytes:
     return prefixed(name, value, "ed25519", SIGNATURE_BYTES)
+
+
+@lru_cache(maxsize=1_024)
+def any_key_of(name: str, value: str, size: int = KEY_BYTES) -> bytes:
+    """A key or a signature as any writer may spell it: in hex, in base64, or in base64 for addresses."""
+    start, _, text = value.partition(":")
+    padding = "=" * (-size % 3)
+    digits = text.translate(_FOR_ADDRESSES).removesuffix(padding)
+    try:
+        found = urlsafe_b64decode(digits + padding)
+    except ValueError:
+        found = b""
+    # The last digit has bits to spare, and the reader drops what is no digit: only one spelling is right.
+    if start == "ed25519" and len(found) == size and urlsafe_b64encode(found).decode() == digits + padding:
+        return found
+    return prefixed(name, value, "ed25519", size)
 
 
 def number_of(name: str, value: str) -> int:

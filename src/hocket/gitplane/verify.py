@@ -1,17 +1,21 @@
 """Verifying jobs in git with nothing but their objects: the manifest behind a job's name, the chain of signed claims,
 the result and its proof, and every file that came along. Each finding names the commit and says what is wrong with it.
-What a shallow or partial clone has left out is told apart from what is wrong.
+What a shallow or partial clone has left out is told apart from what is wrong. Whether a key that signed may be trusted
+is decided elsewhere. Claims and results of other programs are held to what GATOS asks of them, Hocket's to more.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from itertools import islice
 from typing import NamedTuple
 
-from hocket.gitplane.claims import Claim, is_signed, read_claim
+from hocket.gitplane.claims import Claim, is_ours, is_signed, other_worker, read_claim, worker_named
+from hocket.gitplane.foreign import is_hockets, read_other_envelope, signed
+from hocket.gitplane.gathering import Finding, Gathered, Wrong
 from hocket.gitplane.jobs import INPUTS, MANIFEST, JobRefs, group
-from hocket.gitplane.objects import DIRECTORY, FILE, Commit, Entry, Object, Unreadable, read_commit, read_tree
+from hocket.gitplane.objects import Commit, Entry, TooLarge
 from hocket.gitplane.plane import Plane
+from hocket.gitplane.reading import OBJECTS
 from hocket.gitplane.results import (
     ATTESTATION,
     BLOBS,
@@ -29,29 +33,23 @@ from hocket.gitplane.trailers import Malformed
 from hocket.kernel.ids import content_hash, hash_text
 from hocket.kernel.keys import key_text
 from hocket.kernel.manifest import BadManifest, Manifest, content_id, read_manifest
-from hocket.kernel.proof import BadProof, Execution
+from hocket.kernel.proof import PROOF_BYTES_MAX, BadProof, Execution
 from hocket.log.parallel import Shared
 
 JOBS_AT_ONCE = 128
-LARGE_AT_ONCE = 8
-CHAIN_MAX = 100_000
-
-
-class Finding(NamedTuple):
-    """`is_gap` is True for what could not be looked at, because it is not in this clone."""
-
-    commit: str
-    what: str
-    is_gap: bool = False
 
 
 class Verified(NamedTuple):
-    """What was found about one job. `execution` is what its result proves, when it proves it."""
+    """What was found about one job. `worker` is the one that the newest claim names. `execution` is what its result
+    proves, when Hocket wrote that and it proves it. `signer` is the key that signed the proof of its result; None when
+    there is no result, or one that nobody signed."""
 
     content_id: bytes
     findings: tuple[Finding, ...]
     worker: bytes | None = None
     execution: Execution | None = None
+    has_result: bool = False
+    signer: bytes | None = None
 
     @property
     def is_sound(self) -> bool:
@@ -66,13 +64,20 @@ def verify(plane: Plane, job: bytes | None = None, helpers: Executor | None = No
     shallow = plane.shallow()
     before: Shared[_Job, Verified] | None = None
     while some := list(islice(jobs, JOBS_AT_ONCE)):
-        objects = _Objects(plane, shallow)
-        objects.gather(some)
-        begun = Shared(helpers, _verify_each, [_Job(refs, objects) for refs in some])
+        gathered = Gathered(plane, shallow)
+        try:
+            gathered.gather(some)
+        except TooLarge:
+            begun = None
+        else:
+            begun = Shared(helpers, _verify_each, [_Job(refs, gathered) for refs in some])
         # While one batch is read, the helpers verify the one before.
         if before is not None:
             yield from before.finish()
         before = begun
+        if begun is None:
+            del gathered
+            yield from (_verify_alone(plane, shallow, refs) for refs in some)
     if before is not None:
         yield from before.finish()
 
@@ -81,135 +86,47 @@ def _verify_each(looks: Sequence["_Job"]) -> list[Verified]:
     return [look.verify() for look in looks]
 
 
-class _Wrong(Exception):
-    """Ends the look at one part of a job, with what was found."""
+def _verify_alone(plane: Plane, shallow: frozenset[str], refs: JobRefs) -> Verified:
+    """One of several jobs that are too large to be looked at together."""
+    gathered = Gathered(plane, shallow)
+    try:
+        gathered.gather([refs])
+    except TooLarge:
+        what = "its commits and files have more bytes than are read for one job"
+        return Verified(refs.content_id, (Finding(_any_of(refs), what),), has_result=refs.result is not None)
+    return _Job(refs, gathered).verify()
 
-    def __init__(self, finding: Finding) -> None:
-        super().__init__(finding.what)
-        self.finding = finding
 
-
-class _Objects:
-    """The objects of some jobs, read in a few large requests, one for each step away from the refs."""
-
-    def __init__(self, plane: Plane, shallow: frozenset[str]) -> None:
-        self._plane = plane
-        self.shallow = shallow
-        self.digest_bytes = plane.digest_bytes
-        self._found: dict[str, Object | Unreadable] = {}
-        self._weights: dict[str, tuple[bytes, int]] = {}
-        self._commits: dict[str, Commit] = {}
-        self._trees: dict[str, dict[str, Entry]] = {}
-
-    def gather(self, jobs: Iterable[JobRefs]) -> None:
-        heads: dict[str, None] = {}
-        for refs in jobs:
-            for oid in (refs.job, refs.claim, refs.result, refs.abort, *refs.claims.values()):
-                if oid is not None:
-                    heads[oid] = None
-        trees: dict[str, None] = {}
-        wanted: Iterable[str] = heads
-        for _ in range(CHAIN_MAX):
-            new = self._read(wanted)
-            if not new:
-                break
-            commits = [commit for commit in map(self._as_commit, new) if commit is not None]
-            trees |= dict.fromkeys(commit.tree for commit in commits)
-            wanted = [parent for commit in commits for parent in commit.parents]
-        below = [entry for tree in self._read(trees) for entry in self._as_tree(tree)]
-        self._read(entry.oid for entry in below if entry.mode == FILE)
-        within = self._read(entry.oid for entry in below if entry.mode == DIRECTORY)
-        self._weigh({entry.oid: None for tree in within for entry in self._as_tree(tree)})
-
-    def _read(self, oids: Iterable[str]) -> list[str]:
-        """Reads those that were not read yet; gives their ids."""
-        wanted = {oid: None for oid in oids if oid not in self._found and len(oid) == 2 * self.digest_bytes}
-        if wanted:
-            self._found |= self._plane.read(wanted)
-        return list(wanted)
-
-    def _weigh(self, oids: Iterable[str]) -> None:
-        """Of files that may be large only the hash and the size are kept."""
-        left = iter(oids)
-        while some := list(islice(left, LARGE_AT_ONCE)):
-            for oid, found in self._plane.read(some).items():
-                if isinstance(found, Object) and found.kind == "blob":
-                    self._weights[oid] = content_hash(found.data), len(found.data)
-                else:
-                    self._found[oid] = found
-
-    def _as_commit(self, oid: str) -> Commit | None:
-        try:
-            return self.commit(oid, oid)
-        except _Wrong:
-            return None
-
-    def _as_tree(self, oid: str) -> Iterable[Entry]:
-        try:
-            return self.tree(oid, oid).values()
-        except _Wrong:
-            return ()
-
-    def weight(self, oid: str, of: str) -> tuple[bytes, int]:
-        """The hash and the size of a file."""
-        if oid not in self._weights:
-            data = self.get(oid, "blob", of)
-            self._weights[oid] = content_hash(data), len(data)
-        return self._weights[oid]
-
-    def get(self, oid: str, kind: str, of: str) -> bytes:
-        """The bytes of an object that the commit `of` leads to."""
-        found = self._found.get(oid, Unreadable("is not the id of an object here"))
-        if isinstance(found, Unreadable):
-            raise _Wrong(Finding(of, f"its object {oid} {found.why}", is_gap=found.is_missing))
-        if found.kind != kind:
-            raise _Wrong(Finding(of, f"its object {oid} is a {found.kind} and not a {kind}"))
-        return found.data
-
-    def commit(self, oid: str, of: str) -> Commit:
-        if oid not in self._commits:
-            raw = self.get(oid, "commit", of)
-            try:
-                self._commits[oid] = read_commit(raw)
-            except ValueError as error:
-                raise _Wrong(Finding(oid, str(error))) from None
-        return self._commits[oid]
-
-    def tree(self, oid: str, of: str) -> dict[str, Entry]:
-        if oid not in self._trees:
-            raw = self.get(oid, "tree", of)
-            try:
-                self._trees[oid] = read_tree(raw, self.digest_bytes)
-            except ValueError as error:
-                raise _Wrong(Finding(of, f"its tree {oid}: {error}")) from None
-        return self._trees[oid]
-
-    def file(self, entries: Mapping[str, Entry], name: str, of: str) -> bytes:
-        if name not in entries:
-            raise _Wrong(Finding(of, f"its tree has no {name}"))
-        return self.get(entries[name].oid, "blob", of)
+def _any_of(refs: JobRefs) -> str:
+    every = (refs.job, refs.claim, refs.result, refs.abort, *refs.claims.values(), *refs.others.values())
+    return next((oid for oid in every if oid is not None), str(refs.stray))
 
 
 class _Job:
     """The look at one job."""
 
-    def __init__(self, refs: JobRefs, objects: _Objects) -> None:
+    def __init__(self, refs: JobRefs, objects: Gathered) -> None:
         self._refs, self._objects = refs, objects
         self._findings: list[Finding] = []
         self._tree: str | None = None
         self._asked: Manifest | None = None
         self._head: Claim | None = None
+        self._holders: set[bytes] = set()
+        self._signer: bytes | None = None
 
     def verify(self) -> Verified:
         execution = None
+        if self._refs.stray is not None:
+            self._note(_any_of(self._refs), f"the ref {self._refs.stray} is in the way of a ref that the job needs")
         try:
             self._manifest()
             self._claims()
             execution = self._result()
-        except _Wrong as wrong:
+        except Wrong as wrong:
             self._findings.append(wrong.finding)
         worker = None if self._head is None else self._head.worker
-        return Verified(self._refs.content_id, tuple(self._findings), worker, execution)
+        has_result = self._refs.result is not None
+        return Verified(self._refs.content_id, tuple(self._findings), worker, execution, has_result, self._signer)
 
     def _note(self, commit: str, what: str) -> None:
         self._findings.append(Finding(commit, what))
@@ -219,14 +136,9 @@ class _Job:
     def _manifest(self) -> None:
         job = self._refs.job
         if job is None:
-            any_other = (
-                self._refs.claim or self._refs.result or self._refs.abort or next(iter(self._refs.claims.values()))
-            )
-            raise _Wrong(Finding(any_other, f"there is no ref {self._refs.name('job')}"))
+            raise Wrong(Finding(_any_of(self._refs), f"there is no ref {self._refs.name('job')}"))
         commit = self._objects.commit(job, job)
         self._tree = commit.tree
-        if commit.parents:
-            self._note(job, "a job's commit has no parents, this one has")
         try:
             entries = self._objects.tree(commit.tree, job)
             text = self._objects.file(entries, MANIFEST, job)
@@ -234,19 +146,20 @@ class _Job:
             if content_id(manifest) != self._refs.content_id:
                 what = f"its {MANIFEST} is {hash_text(content_id(manifest))}, not {hash_text(self._refs.content_id)}"
                 self._note(job, what)
-            if INPUTS in entries:
-                self._blobs(entries[INPUTS].oid, job, {pointer.hash: pointer.size for pointer in manifest.inputs or ()})
+            named = {pointer.hash: pointer.size for pointer in manifest.inputs or ()}
+            for path in ([INPUTS], OBJECTS):
+                self._blobs(self._objects.below(entries, path, job), job, named)
         except BadManifest as error:
             self._note(job, f"its {MANIFEST} is no manifest: {error}")
-        except _Wrong as wrong:
+        except Wrong as wrong:
             self._findings.append(wrong.finding)
 
-    def _blobs(self, oid: str, of: str, named: Mapping[bytes, int | None]) -> None:
+    def _blobs(self, files: Mapping[str, Entry], of: str, named: Mapping[bytes, int | None]) -> None:
         """Files that are called by their hashes."""
-        for name, entry in self._objects.tree(oid, of).items():
+        for name, entry in files.items():
             try:
                 hash, size = self._objects.weight(entry.oid, of)
-            except _Wrong as wrong:
+            except Wrong as wrong:
                 self._findings.append(wrong.finding)
                 continue
             if hash.hex() != name:
@@ -260,15 +173,38 @@ class _Job:
 
     def _claims(self) -> None:
         refs = self._refs
-        if refs.claim is not None:
-            try:
+        try:
+            if refs.claim is not None and is_ours(self._objects.object(refs.claim, refs.claim).data):
                 self._chain(refs.claim)
-            except _Wrong as wrong:
-                self._findings.append(wrong.finding)
-            return
-        for oid in (refs.abort, *refs.claims.values()):
-            if oid is not None:
+                return
+            self._other_claims()
+        except Wrong as wrong:
+            self._findings.append(wrong.finding)
+
+    def _other_claims(self) -> None:
+        """Claims of other programs. GATOS asks for a ref that says who holds the job, and for no more."""
+        refs = self._refs
+        names = {"claim": refs.claim} if refs.claim is not None else {}
+        names |= {f"claims/{worker.hex()}": oid for worker, oid in refs.claims.items()}
+        names |= {f"claims/{name}": oid for name, oid in refs.others.items()}
+        for name, oid in names.items():
+            found = self._objects.object(oid, oid)
+            if is_ours(found.data):
                 self._note(oid, f"there is no ref {refs.name('claim')} that leads to it")
+                continue
+            by = worker_named(name.removeprefix("claims/"))
+            try:
+                inside = other_worker(found.data)
+            except Malformed as error:
+                self._note(oid, str(error))
+                continue
+            if by is None and inside is None and name == "claim":
+                self._note(oid, "it does not say which worker holds the job")
+            elif by is not None and inside not in (None, by):
+                self._note(oid, f"its Worker-Id is not that of the ref {refs.name(name)}")
+            self._holders |= {worker for worker in (by, inside) if worker is not None}
+        if refs.abort is not None:
+            self._note(refs.abort, "the abort is not the newest claim")
 
     def _chain(self, oid: str) -> None:
         """Walks from the newest claim to the job."""
@@ -277,7 +213,9 @@ class _Job:
         is_cut = False
         while not is_cut:
             commit = self._objects.commit(oid, after[0] if after else oid)
-            if after and not commit.parents:
+            if after and not is_ours(commit.message) and self._is_aborted_over(after[1], commit):
+                break
+            if after and not is_ours(commit.message):
                 self._note(after[0], f"the claims lead to {oid}, not to the job's commit {self._refs.job}")
                 break
             claim = self._claim(oid, commit)
@@ -287,7 +225,7 @@ class _Job:
             if after:
                 self._step(*after, claim)
             if len(commit.parents) != 1:
-                raise _Wrong(Finding(oid, f"a claim has one parent, this one has {len(commit.parents)}"))
+                raise Wrong(Finding(oid, f"a claim has one parent, this one has {len(commit.parents)}"))
             if commit.parents[0] == self._refs.job:
                 self._first(oid, claim)
                 break
@@ -296,11 +234,18 @@ class _Job:
             after, oid = (oid, claim), commit.parents[0]
         self._refs_of_claims(newest, is_cut)
 
+    def _is_aborted_over(self, claim: Claim, commit: Commit) -> bool:
+        """Whether a job was called off that another program had claimed; it is the one step that may follow."""
+        try:
+            return claim.state == "aborted" and claim.fence == 0 and other_worker(commit.message) is not None
+        except Malformed:
+            return False
+
     def _claim(self, oid: str, commit: Commit) -> Claim:
         try:
             claim = read_claim(commit)
         except Malformed as error:
-            raise _Wrong(Finding(oid, str(error))) from None
+            raise Wrong(Finding(oid, str(error))) from None
         if claim.job != self._refs.content_id:
             self._note(oid, f"its Job-Id is {hash_text(claim.job)}, not {hash_text(self._refs.content_id)}")
         if not is_signed(commit, claim):
@@ -323,6 +268,8 @@ class _Job:
         elif claim.state == "aborted":
             if claim.fence != before.fence:
                 self._note(oid, f"the fence goes from {before.fence} to {claim.fence} in a job that is aborted")
+        elif before.state == "released" and claim.fence == before.fence:
+            self._note(oid, f"it goes on with the fence {claim.fence}, which was handed back")
         elif claim.fence == before.fence:
             if (claim.worker, claim.process) != (before.worker, before.process):
                 self._note(oid, f"another worker goes on with the fence {claim.fence}")
@@ -336,8 +283,12 @@ class _Job:
     def _refs_of_claims(self, newest: Mapping[bytes, str], is_cut: bool) -> None:
         refs, head = self._refs, self._head
         assert head is not None
+        for name, oid in refs.others.items():
+            if head.state != "aborted":
+                self._note(oid, f"{refs.name('claims/' + name)} claims the job beside the ref that decides")
         for worker, oid in refs.claims.items():
-            if newest.get(worker) != oid and not (is_cut and worker not in newest):
+            is_called_off = head.state == "aborted" and not is_ours(self._objects.object(oid, oid).data)
+            if newest.get(worker) != oid and not is_called_off and not (is_cut and worker not in newest):
                 self._note(oid, f"{refs.of_worker(worker)} is not the newest claim of that worker")
         for worker, oid in newest.items():
             if worker not in refs.claims:
@@ -356,29 +307,66 @@ class _Job:
             if head is not None and head.state == "done":
                 self._note(str(refs.claim), f"it is done, but there is no ref {refs.name('result')}")
             return None
-        if refs.claim is None:
+        if refs.claim is None and not self._holders:
             self._note(oid, "nobody has claimed the job that this is a result of")
         elif head is not None and head.state != "done":
             self._note(oid, f"there is a result, but the newest claim is {head.state}")
         elif head is not None and head.result != oid:
             self._note(oid, f"the newest claim is done with {head.result}, not with this")
         commit = self._objects.commit(oid, oid)
-        if commit.parents != (refs.job,):
+        if refs.job not in commit.parents:
             self._note(oid, f"its parent is {', '.join(commit.parents) or 'nothing'}, not the job's commit {refs.job}")
         try:
             result = read_result(commit)
         except Malformed as error:
-            raise _Wrong(Finding(oid, str(error))) from None
+            raise Wrong(Finding(oid, str(error))) from None
         if result.job != refs.content_id:
             self._note(oid, f"its Job-Id is {hash_text(result.job)}, not {hash_text(refs.content_id)}")
-        if head is not None and result.worker != head.worker:
-            self._note(oid, f"it is by {key_text(result.worker)}, but {key_text(head.worker)} holds the job")
+        holders = {head.worker} if head is not None else self._holders
+        if holders and result.worker not in holders:
+            held = " and ".join(key_text(worker) for worker in sorted(holders))
+            self._note(oid, f"it is by {key_text(result.worker)}, but {held} holds the job")
+        if result.policy_root is not None and (self._asked is None or result.policy_root != self._asked.policy_root):
+            self._note(
+                oid, f"its Policy-Code-Root is {result.policy_root}, not the policy_root of the job's {MANIFEST}"
+            )
         entries = self._objects.tree(commit.tree, oid)
+        if not self._is_hockets(oid, entries):
+            self._other_result(oid, result, entries)
+            return None
         execution = self._proof(oid, result, entries)
+        self._signer = result.worker
         self._consequences(oid, commit, result, execution, entries)
+        if head is None:
+            self._note(oid, "the claim that it leads back to is not Hocket's")
         if head is not None and execution.fence != head.fence:
             self._note(oid, f"its proof is of fence {execution.fence}, the claim has fence {head.fence}")
         return execution
+
+    def _is_hockets(self, oid: str, entries: Mapping[str, Entry]) -> bool:
+        if OUTPUTS in entries or ATTESTATION in entries:
+            return True
+        return PROOF in entries and is_hockets(self._objects.file(entries, PROOF, oid))
+
+    def _other_result(self, oid: str, result: Result, entries: Mapping[str, Entry]) -> None:
+        """A result of another program: its proof, wherever in the tree that lies, and what that points to."""
+        kept = self._objects.below(entries, OBJECTS, oid)
+        envelope = self._objects.search(entries, result.proof, PROOF_BYTES_MAX)
+        envelope = envelope or self._objects.search(kept, result.proof, PROOF_BYTES_MAX)
+        if envelope is None:
+            raise Wrong(Finding(oid, "none of its files is the proof that Proof-Of-Execution names"))
+        if is_hockets(envelope):
+            raise Wrong(Finding(oid, f"its proof is Hocket's, but its files are not: it has no {ATTESTATION}"))
+        try:
+            proof, what = read_other_envelope(envelope), signed(result, envelope)
+        except Malformed as error:
+            raise Wrong(Finding(oid, f"its proof does not hold: {error}")) from None
+        if proof.job != self._refs.content_id:
+            self._note(oid, f"its proof is of {hash_text(proof.job)}, not of {hash_text(self._refs.content_id)}")
+        if result.program not in (None, proof.program):
+            self._note(oid, f"its Attest-Program is not the proof's, {hash_text(proof.program)}")
+        self._blobs(kept, oid, proof.pointers | {result.proof: len(envelope)})
+        self._signer = result.worker if what == "proof" else None
 
     def _proof(self, oid: str, result: Result, entries: Mapping[str, Entry]) -> Execution:
         envelope = self._objects.file(entries, PROOF, oid)
@@ -387,7 +375,7 @@ class _Job:
         try:
             return checked_proof(result, envelope, self._objects.file(entries, ATTESTATION, oid))
         except (Malformed, BadProof) as error:
-            raise _Wrong(Finding(oid, f"its proof does not hold: {error}")) from None
+            raise Wrong(Finding(oid, f"its proof does not hold: {error}")) from None
 
     def _consequences(
         self, oid: str, commit: Commit, result: Result, execution: Execution, entries: Mapping[str, Entry]
@@ -401,9 +389,12 @@ class _Job:
             self._note(oid, f"its State is {result.state}, but the proof says {state_of(execution)}")
         if self._objects.file(entries, OUTPUTS, oid) != pointers(execution):
             self._note(oid, f"its {OUTPUTS} is not what follows from the proof")
-        if BLOBS in entries:
-            self._blobs(entries[BLOBS].oid, oid, made_by(execution))
-        for name in entries.keys() - {PROOF, OUTPUTS, ATTESTATION, BLOBS}:
+        for path in ([BLOBS], OBJECTS):
+            self._blobs(self._objects.below(entries, path, oid), oid, made_by(execution))
+        beside = entries.keys() - {PROOF, OUTPUTS, ATTESTATION, BLOBS, OBJECTS[0]}
+        for depth in range(1, len(OBJECTS)):
+            beside |= self._objects.below(entries, OBJECTS[:depth], oid).keys() - {OBJECTS[depth]}
+        for name in sorted(beside):
             self._note(oid, f"its tree has a file that does not belong there: {name}")
         if commit.raw != result_data(result, execution.finished_at_ms, commit.tree, str(self._refs.job)):
             self._note(oid, "it is not written as a result commit is")

@@ -52,6 +52,13 @@ class Parts(NamedTuple):
     commands: Commands
 
 
+class Known(NamedTuple):
+    """A job as this worker has looked at it: its commit, and what it asks for, unless it is not for this worker."""
+
+    commit: str
+    order: Order | None
+
+
 class Holding:
     """One job that is held and run here."""
 
@@ -62,7 +69,9 @@ class Holding:
         self.run: Run | None = None
         self.performed: Performed | None = None
         self.counted_from = counted_from
-        self.is_lost = False
+        self.is_lost = False  # the claim is no longer ours
+        self.is_called_off = False  # the worker is to end, and does not wait for the command
+        self.is_released = False
 
     @property
     def name(self) -> str:
@@ -93,8 +102,9 @@ class GitWorker:
         self._monotonic = parts.ground.monotonic
         self._chance: random.Random = parts.ground.chance
         self._watch = Watch(worker.key.public, parts.ground.is_alive, self._monotonic)
-        self._orders: dict[bytes, Order | None] = {}
+        self._known: dict[bytes, Known] = {}
         self._unfit: set[bytes] = set()
+        self._damaged: dict[bytes, str] = {}
         self._running: dict[Future[None], Holding] = {}
         self._number = 0
         self._wake = threading.Event()
@@ -150,7 +160,7 @@ class GitWorker:
             self._renew()
             if self._stops > 1:
                 for each in self._running.values():
-                    self._end(each)
+                    self._call_off(each)
             if self._stops and not self._running:
                 return
             room = self._concurrency - len(self._running)
@@ -176,16 +186,18 @@ class GitWorker:
     def _look(self, slots: ThreadPoolExecutor, room: int) -> tuple[int, bool]:
         """Claims what it can; gives how many jobs that is, and whether there is nothing left to wait for."""
         try:
-            waiting = jobs.waiting(self._plane)
+            listed = jobs.unfinished(self._plane)
+            self._tell_damaged(listed)
+            waiting = [job for job in listed if jobs.is_waiting(job)]
             self._learn(waiting)
-            orders = [self._orders[job.refs.content_id] for job in waiting]
+            orders = [self._order(job.refs.content_id) for job in waiting]
             ours = [job._replace(tree=each.tree) for job, each in zip(waiting, orders, strict=True) if each is not None]
             mine = {each.held.refs.content_id for each in self._running.values()}
             open_ones = [job for job in self._watch.open(ours) if job.refs.content_id not in mine]
             # Not everybody reaches for the same one.
             self._chance.shuffle(open_ones)
             counted_from = self._monotonic()
-            won = holding.claim_each(self._plane, open_ones[:room], self._worker, self._now())
+            won = self._claim(open_ones[:room])
         except (Unreachable, Failed) as error:
             if self._until_idle and not self._running and self._monotonic() > self._reached_at + PATIENCE_S:
                 raise
@@ -194,7 +206,7 @@ class GitWorker:
         self._reached_at = self._monotonic()
         self._losses = self._losses + 1 if open_ones and not won else 0
         for held in won:
-            order = self._orders[held.refs.content_id]
+            order = self._order(held.refs.content_id)
             assert order is not None
             each = Holding(held, order, counted_from)
             future = slots.submit(self._serve, each)
@@ -202,28 +214,55 @@ class GitWorker:
             future.add_done_callback(lambda _: self._wake.set())
         return len(won), not ours
 
+    def _tell_damaged(self, listed: list[Job]) -> None:
+        """Says once of each job that is damaged what is wrong with it."""
+        damaged = {job.refs.content_id: job.trouble for job in listed if job.trouble is not None}
+        for content_id, trouble in damaged.items():
+            if self._damaged.get(content_id) != trouble:
+                self._notice(f"{hash_text(content_id)} is damaged, and left alone: {trouble}")
+        self._damaged = damaged
+
+    def _claim(self, some: list[Job]) -> list[Held]:
+        """Claims several jobs. When git refuses one for another reason than a lost race, the others are claimed one by
+        one, and that one is left alone from then on."""
+        try:
+            return holding.claim_each(self._plane, some, self._worker, self._now())
+        except Failed:
+            won = []
+        for job in some:
+            try:
+                won += holding.claim_each(self._plane, [job], self._worker, self._now())
+            except Failed as error:
+                self._notice(f"{hash_text(job.refs.content_id)} cannot be claimed: {error}")
+                self._unfit.add(job.refs.content_id)
+        return won
+
     def _learn(self, waiting: list[Job]) -> None:
         """Reads what jobs ask for that have come since the last look, all in one go, and decides which are for this
         worker.
         """
-        known = {job.refs.content_id: self._orders.get(job.refs.content_id) for job in waiting}
-        fresh = [job.refs for job in waiting if not self._is_known(job.refs)]
-        known |= dict.fromkeys(refs.content_id for refs in fresh)
+        known = {job.refs.content_id: self._known[job.refs.content_id] for job in waiting if self._is_known(job.refs)}
+        fresh = [job.refs for job in waiting if job.refs.content_id not in known]
         for content_id, order in jobs.orders_of(self._plane, fresh).items():
             if isinstance(order, str):
                 self._notice(order)
             elif self._parts.commands.allowance.allows(order.manifest):
-                known[content_id] = order
+                known[content_id] = Known(order.commit, order)
             else:
                 line = shlex.join(order.manifest.argv)
                 self._notice(f"{hash_text(content_id)} is not allowed here: {line}")
-        self._unfit &= known.keys()
-        self._orders = known | dict.fromkeys(self._unfit)
+        known |= {refs.content_id: Known(str(refs.job), None) for refs in fresh if refs.content_id not in known}
+        self._known = known
+        # One that was cleared away and submitted again may fit now.
+        self._unfit &= known.keys() - {refs.content_id for refs in fresh}
 
     def _is_known(self, refs: JobRefs) -> bool:
         """Whether it was looked at as it is now: one that was cleared away and submitted again has another commit."""
-        order = self._orders.get(refs.content_id)
-        return refs.content_id in self._orders and (order is None or order.commit == refs.job)
+        known = self._known.get(refs.content_id)
+        return known is not None and known.commit == refs.job
+
+    def _order(self, content_id: bytes) -> Order | None:
+        return None if content_id in self._unfit else self._known[content_id].order
 
     # Doing it; each job in a thread of its own.
 
@@ -245,7 +284,7 @@ class GitWorker:
             return result(manifest, each.performed)
 
         each.run = Run(taken, JobType(GIT_KIND, function=handler), LEASE_MS, self._monotonic(), self._parts.kit)
-        if each.is_lost:
+        if each.is_lost or each.is_called_off:
             each.run.stop(None)
         if each.run.begin(self._monotonic()):
             each.run.execute()
@@ -273,17 +312,24 @@ class GitWorker:
         assert run is not None
         if performed is None or run.stopped:
             if not run.stopped:
-                # It cannot be run here at all. Perhaps somebody else can, once the claim has run out.
+                # It cannot be run here at all. Perhaps somebody else can.
                 self._notice(f"{each.name}: {run.error}")
                 self._unfit.add(each.held.refs.content_id)
-            each.is_lost = run.stopped = True
+            self._release(each)
+            run.stopped = True
             return
         contents = {NOTHING: b""} | products_of(run.context).contents(BLOBS_BYTES_MAX)
         while not each.is_lost:
             with each.lock:
                 try:
                     commit = holding.finish(
-                        self._plane, each.held, self._worker, performed.proof, contents, self._now()
+                        self._plane,
+                        each.held,
+                        self._worker,
+                        performed.proof,
+                        contents,
+                        self._now(),
+                        each.order.manifest.policy_root,
                     )
                     each.is_lost = commit is None
                     break
@@ -291,6 +337,17 @@ class GitWorker:
                     self._notice(f"{each.name}: {error}; trying again")
             time.sleep(rest_s(3, self._chance.random()))
         run.stopped = run.stopped or each.is_lost
+
+    def _release(self, each: Holding) -> None:
+        """Hands a job back that will not be finished here, so that nobody has to wait for the end of its lease."""
+        with each.lock:
+            if each.is_lost:
+                return
+            each.is_lost = True
+            try:
+                each.is_released = holding.release(self._plane, each.held, self._worker, self._now())
+            except HocketError as error:
+                self._notice(f"{each.name}: it cannot be handed back before its lease ends: {error}")
 
     # Looking after what runs.
 
@@ -304,9 +361,13 @@ class GitWorker:
                 each.is_lost = True
                 if not isinstance(error, Unreachable):
                     self._unfit.add(each.held.refs.content_id)
+            except Exception as error:  # a bug that one job meets must not cost the others their worker
+                self._notice(f"{each.name}: {type(error).__name__}: {error}; this is a bug in Hocket")
+                each.is_lost = True
+                self._unfit.add(each.held.refs.content_id)
             if each.is_lost or each.performed is None or (each.run is not None and each.run.stopped):
                 self.lost += 1
-                self._finished(each.held.refs.content_id, "lost", "")
+                self._finished(each.held.refs.content_id, "released" if each.is_released else "lost", "")
                 continue
             state = state_of(each.performed.execution)
             self.succeeded += state == "succeeded"
@@ -326,7 +387,7 @@ class GitWorker:
                     self._end(each)
                 else:
                     each.held, each.counted_from = renewed, now
-            except Unreachable as error:
+            except HocketError as error:
                 self._notice(f"{each.name}: its claim cannot be renewed: {error}")
             finally:
                 each.lock.release()
@@ -340,7 +401,14 @@ class GitWorker:
                     self._notice(f"{each.name}: the lease ran out here; its command is stopped")
                     self._end(each)
 
+    def _call_off(self, each: Holding) -> None:
+        """Stops a command whose claim is still ours."""
+        each.is_called_off = True
+        if each.run is not None and not each.run.stopped:
+            each.run.stop(None)
+
     def _end(self, each: Holding) -> None:
+        """Stops a command whose claim is not ours any more."""
         each.is_lost = True
         if each.run is not None and not each.run.stopped:
             each.run.stop(None)

@@ -23,6 +23,7 @@ OUTPUTS_NAME = "HOCKET_OUTPUTS"
 SANDBOX_NAME = "HOCKET_SANDBOX"
 OUTPUTS_DEFAULT = ("outputs/**",)
 _SHOWN_CHARS = 60
+_SHOWN_BITS_MAX = 192
 
 _ENV_NAME = re.compile("[A-Za-z_][A-Za-z0-9_]*")
 _BLAKE3 = re.compile("(?:blake3:)?([0-9a-f]{64})")
@@ -180,7 +181,7 @@ def _timeout(field: str, value: object) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
         raise BadManifest(field, f"{_shown(value)} is no length of time; {how}")
     if value > TIMEOUT_S_MAX:
-        raise BadManifest(field, f"{value} seconds are too many; at most {TIMEOUT_S_MAX}, and 0 for no limit")
+        raise BadManifest(field, f"{_shown(value)} seconds are too many; at most {TIMEOUT_S_MAX}, and 0 for no limit")
     return value
 
 
@@ -326,5 +327,7 @@ def _shown(value: object) -> str:
         return str(value).lower().replace("none", "null")
     if isinstance(value, dict | list | tuple):
         return "a mapping" if isinstance(value, dict) else "a list"
+    if isinstance(value, int) and value.bit_length() > _SHOWN_BITS_MAX:
+        return "a number of very many digits"  # Python takes quadratic time to write one down, or refuses
     text = repr(value)
     return text if len(text) <= _SHOWN_CHARS else f"{text[: _SHOWN_CHARS - 1]}…"

@@ -15,6 +15,7 @@ _SHOWN_CHARS = 60
 _WHOLE = re.compile("-?(?:0|[1-9][0-9]*)")
 _POINT = re.compile("-?(?:0|[1-9][0-9]*)[.][0-9]+")
 _DIGITS_MAX = 20  # one more than any number that a manifest may hold
+_FRACTION_CHARS_MAX = 64
 _NULLS = frozenset(("", "~", "null", "Null", "NULL"))
 _TRUTHS = {spelling: word == "true" for word in ("true", "false") for spelling in (word, word.title(), word.upper())}
 # A boolean in YAML 1.1, a text in 1.2; likewise the merge key and the value key.
@@ -24,10 +25,11 @@ _SWITCHES = frozenset(
 _DISPUTED = _SWITCHES | {"<<", "="}
 # Line ends in YAML 1.1, ordinary characters in 1.2.
 _LINE_ENDS = re.compile("[\x85\u2028\u2029]")
-# Whatever a reader of YAML 1.1 or 1.2 might take for a number or a time.
+# Whatever a reader of YAML 1.1 or 1.2 might take for a number or a time. At every character at most one of an
+# alternative's parts can go on, so a text of any length is matched in one pass.
 _NUMBER = re.compile(
     r"""[-+]?(?: 0b[01_]+ | 0o?[0-7_]+ | 0x[0-9a-fA-F_]+ | [0-9][0-9_]*(?::[0-5]?[0-9])+(?:[.][0-9_]*)?
-            | (?:[0-9][0-9_]*[.]?[0-9_]* | [.][0-9_]+)(?:[eE][-+]?[0-9]+)? | [.](?:inf|Inf|INF) )
+            | (?:[0-9][0-9_]*(?:[.][0-9_]*)? | [.][0-9_]+)(?:[eE][-+]?[0-9]+)? | [.](?:inf|Inf|INF) )
         | [.](?:nan|NaN|NAN)
         | [0-9]{4}-[0-9]{1,2}-[0-9]{1,2}(?:(?:[Tt]|[ \t]+).*)?""",
     re.VERBOSE,
@@ -49,7 +51,7 @@ def read_text(text: bytes) -> object:
     if decoded.lstrip(" \t\r\n").startswith("{"):
         try:
             return json.loads(
-                decoded, object_pairs_hook=_pairs, parse_int=_whole, parse_constant=_no_constant, parse_float=float
+                decoded, object_pairs_hook=_pairs, parse_int=_whole, parse_constant=_no_constant, parse_float=_fraction
             )
         except json.JSONDecodeError:
             pass  # a mapping in YAML's flow style begins so, too
@@ -71,6 +73,12 @@ def _whole(digits: str) -> int:
     if len(digits) > _DIGITS_MAX:
         raise BadText(f"the number {_shown(digits)} is too great")
     return int(digits)
+
+
+def _fraction(digits: str) -> float:
+    if len(digits) > _FRACTION_CHARS_MAX:
+        raise BadText(f"the number {_shown(digits)} is too long")
+    return float(digits)
 
 
 def _no_constant(name: str) -> object:
@@ -145,7 +153,7 @@ def _plain(event: Any) -> object:
     if _WHOLE.fullmatch(text):
         return _whole(text)
     if _POINT.fullmatch(text):
-        return float(text)
+        return _fraction(text)
     if text in _DISPUTED or _NUMBER.fullmatch(text):
         raise BadText(
             f"line {_line(event)}: {_shown(text)} is not the same to all readers of YAML; quote a text, and write a"

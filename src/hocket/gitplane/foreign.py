@@ -1,0 +1,89 @@
+"""Results that other programs wrote, as far as GATOS describes them: three trailers, and somewhere in the tree the
+envelope of a proof that keeps to GATOS' schema. GATOS does not say which bytes a signature covers; the ways that are
+known here are tried one after another.
+"""
+
+from typing import Any, Literal, NamedTuple
+
+import msgspec
+
+from hocket.gitplane.results import Result
+from hocket.gitplane.trailers import Malformed, hash_of
+from hocket.kernel.ids import content_hash, hash_text
+from hocket.kernel.keys import key_text, verify
+from hocket.kernel.proof import PROOF_BYTES_MAX, BadProof, read_envelope
+
+Signed = Literal["proof", "job", "nothing"]
+
+
+class _Runner(msgspec.Struct, forbid_unknown_fields=True):
+    program: str
+    version: str | None = None
+    platform: str | None = None
+
+
+class _Envelope(msgspec.Struct, forbid_unknown_fields=True):
+    job_id: str
+    runner: _Runner
+    outputs: list[dict[str, Any]]
+    started_at: str | None = None
+    finished_at: str | None = None
+
+
+_envelopes = msgspec.json.Decoder(_Envelope)
+
+
+class OtherProof(NamedTuple):
+    """What an envelope says: of which job, by which program, and which pointers it has, sizes by hashes."""
+
+    job: bytes
+    program: bytes
+    pointers: dict[bytes, int | None]
+
+
+def is_hockets(envelope: bytes) -> bool:
+    """Whether Hocket wrote an envelope. Its results are held to stricter rules, so that nobody can take away what makes
+    them Hocket's and have them judged by the rules here."""
+    try:
+        read_envelope(envelope)
+    except BadProof:
+        return False
+    return True
+
+
+def read_other_envelope(raw: bytes) -> OtherProof:
+    """Raises Malformed."""
+    if len(raw) > PROOF_BYTES_MAX:
+        raise Malformed(f"the proof has {len(raw)} bytes; at most {PROOF_BYTES_MAX}")
+    try:
+        found = _envelopes.decode(raw)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise Malformed(f"the proof is not an envelope as GATOS has it: {error}") from None
+    pointers = {}
+    for output in found.outputs:
+        hash, size = output.get("hash"), output.get("size")
+        if output.get("kind") == "blobptr" and output.get("algo") == "blake3" and isinstance(hash, str):
+            # GATOS' schema has the algorithm's name before the digits, and its example leaves it out.
+            digest = hash_of("hash", hash if ":" in hash else f"blake3:{hash}")
+            pointers[digest] = size if isinstance(size, int) else None
+    return OtherProof(hash_of("job_id", found.job_id), hash_of("runner.program", found.runner.program), pointers)
+
+
+def signed(result: Result, envelope: bytes) -> Signed:
+    """What the worker signed: the proof; only the job's content id, which says nothing of how it went; or nothing, so
+    that anybody can have written the worker's name there. Raises Malformed when the signature is none of the worker's.
+    """
+    if result.signature is None:
+        return "nothing"
+    digest = content_hash(envelope)
+    messages: dict[bytes, Signed] = {
+        envelope: "proof",
+        digest: "proof",
+        b"hocket proof 1\0" + result.job + digest: "proof",
+        result.job: "job",
+        hash_text(result.job).encode(): "job",
+    }
+    for message, what in messages.items():
+        if verify(result.worker, result.signature, message):
+            return what
+    raise Malformed(f"its Attest-Sig is not by {key_text(result.worker)} over the proof, in any way that is known here")
