@@ -206,6 +206,9 @@ class Home:
         """Whether the user's key is under a passphrase."""
         return is_locked(_read_text(self._user_key))
 
+    def holds_user_key(self) -> bool:
+        return self._user_key.exists()
+
     def user_key(self, ask: Ask | None = None) -> SigningKey:
         """The user's key; `ask` is called when it is locked."""
         if not self._user_key.exists():

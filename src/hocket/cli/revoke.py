@@ -7,6 +7,7 @@ import typer
 
 from hocket.cli.app import new_app
 from hocket.cli.nodes import NodeArgument
+from hocket.cli.passphrases import PassphraseFile, known
 from hocket.cli.settings import HomeOption, JsonOption, open_desk, settings
 from hocket.cli.voice import emit, on_terminal, say
 from hocket.errors import Conflict
@@ -21,6 +22,7 @@ app = new_app()
 def revoke(
     node: NodeArgument,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    passphrase_file: PassphraseFile = None,
     home: HomeOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -30,6 +32,9 @@ def revoke(
     It reaches back: whatever the node wrote no longer counts, so open jobs that it did are to be done again. What the
     coordinator accepted from it stands.
 
+    A node is revoked by the node that invited it or by one above that. A node that the user's own key let in, like a
+    second node of the owner's, is revoked with that key, where the home has it.
+
     \b
       hocket revoke gpu-box
       hocket revoke 3f9a01 --yes
@@ -37,12 +42,14 @@ def revoke(
     from hocket.mesh import roll
 
     with open_desk() as desk:
-        planned = roll.revocable(desk.log, node)
+        has_user_key = desk.home.holds_user_key()
+        planned = roll.revocable(desk.log, node, has_user_key)
         if not yes and on_terminal(sys.stdin) and not settings.as_json:
             _explain(planned)
             if not typer.confirm("revoke it?"):
                 raise Conflict("nothing was revoked")
-        done = roll.revoke(desk.log, planned.member.id)
+        ask = known(passphrase_file)
+        done = roll.revoke(desk.log, planned.member.id, (lambda: desk.home.user_key(ask)) if has_user_key else None)
     emit(
         {
             "node": done.member.id,

@@ -28,7 +28,8 @@ class Admission(NamedTuple):
     their author: an integrity failure, which must be loud. `unread` ones lie behind bytes that cannot be read,
     and nobody can tell where they begin. `held` ones come from a clock that is too far ahead, and are taken in when
     their time has come. `curable` says from when on ops of an author must be sent again, because what they lacked
-    may come.
+    may come. `unlinked` are authors of whom ops came that do not follow those that are here, and `forked` those who
+    were found to have shown two histories.
     """
 
     appended: int
@@ -38,6 +39,8 @@ class Admission(NamedTuple):
     unread: int = 0
     held: int = 0
     curable: dict[int, Hlc] = {}  # noqa: RUF012
+    unlinked: frozenset[int] = frozenset()
+    forked: frozenset[int] = frozenset()
 
     @property
     def rejected(self) -> int:
@@ -59,6 +62,7 @@ class Intake:
         # Only a node that holds every op of every author can tell whether one follows the other.
         self._checks_links = tx.is_bound and tx.holds_everything
         self._unlinked: set[int] = set()
+        self._forked: set[int] = set()
         self.taken: list[Op] = []
         self._ids: set[bytes] = set()
         self._duplicated = 0
@@ -135,6 +139,7 @@ class Intake:
         if not is_fork(decode(known), op):
             return False
         public, _ = tx.session.nodes()[op.node_id.to_bytes(8, "big")]
+        self._forked.add(op.node_id)
         return isinstance(tx.author(ReportFork(public, known, raw)), Op)
 
     # What has to wait.
@@ -181,7 +186,14 @@ class Intake:
     def admission(self) -> Admission:
         collided = sum(self._tx.projection.reason(op_id) == Reason.INTEGRITY for op_id in self._ids)
         return Admission(
-            len(self.taken), self._duplicated, self._refused, collided, held=self._held, curable=self._curable
+            len(self.taken),
+            self._duplicated,
+            self._refused,
+            collided,
+            held=self._held,
+            curable=self._curable,
+            unlinked=frozenset(self._unlinked),
+            forked=frozenset(self._forked),
         )
 
 
@@ -205,4 +217,6 @@ def add(left: Admission, right: Admission) -> Admission:
         left.collided + right.collided,
         held=left.held + right.held,
         curable=left.curable | curable,
+        unlinked=left.unlinked | right.unlinked,
+        forked=left.forked | right.forked,
     )

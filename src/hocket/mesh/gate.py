@@ -20,10 +20,10 @@ from hocket.kernel.ids import content_hash, node_text
 from hocket.kernel.keys import SigningKey
 from hocket.kernel.ops import Op, encode_sequence, read_sequence
 from hocket.kernel.postcard import Malformed
-from hocket.kernel.reasons import Reason
+from hocket.kernel.reasons import UNAUTHORISED, Reason
 from hocket.kernel.rules import rules_hash
 from hocket.log import Transaction
-from hocket.mesh import introductions, wire
+from hocket.mesh import introductions, peers, wire
 from hocket.mesh.bucket import Buckets
 from hocket.mesh.hub import Hub
 from hocket.mesh.outgoing import PAGE_OPS_MAX, Page, Reader, order_ops, page
@@ -61,15 +61,13 @@ Received = tuple[bytes, Op | Malformed]
 Handler = Callable[[Request], Awaitable[Reply]]
 Routes = dict[tuple[str, str], Handler]
 
-# What the fold finds when no delegation allows an op.
-_UNAUTHORISED = {Reason.UNAUTHORISED, Reason.REVOKED, Reason.UNRESOLVED, Reason.WIDENED, Reason.OWNER_ONLY}
-
 
 class Caller(NamedTuple):
     reader: Reader
     standing: Standing
     nonce: str
     law: int
+    is_forked: bool
 
     @property
     def node(self) -> int:
@@ -81,6 +79,7 @@ class Counts(NamedTuple):
     duplicated: int
     rejected: int
     held: int
+    unlinked: int
 
 
 class _Refused(Exception):
@@ -232,6 +231,8 @@ class Gate:
             raise self._unknown("a token that was used before", caller.node)
         if caller.standing is not Standing.ACTIVE:
             raise _Refused(403, f"its delegation is {caller.standing.value}", caller.node)
+        if caller.is_forked:
+            raise _Refused(403, "it has shown two histories", caller.node)
         if wait := self._callers.take(caller.node, 1 + len(request.query) // QUERY_BYTES):
             raise _Refused(429, "too many requests", caller.node, retry_after=str(max(1, round(wait))))
         is_new = self._check_rules(request, caller)
@@ -249,7 +250,8 @@ class Gate:
         now_ms = self._ground.physical_ms()
         with log.store.read() as session:
             state = session.head().law
-            authority = log.laws.read(session, state).authority
+            law = log.laws.read(session, state)
+            authority = law.authority
             known_by, keys = self._keys
             if known_by != state:
                 keys = session.nodes()
@@ -266,7 +268,8 @@ class Gate:
             # Who it is remains uncertain: anyone can write a token that names this node.
             raise self._unknown("a token that is no good", detail=f"it names node {node_text(node)}; {fault}")
         whole = authority.reads_everything(node, now_ms)
-        return Caller(Reader(node, authority, now_ms, whole), authority.standing(node, now_ms), bearer.nonce, state)
+        standing = authority.standing(node, now_ms)
+        return Caller(Reader(node, authority, now_ms, whole), standing, bearer.nonce, state, node in law.forks)
 
     def _check_rules(self, request: Request, caller: Caller | None) -> bool:
         """Whether it is news that this node stands under the same rules."""
@@ -350,7 +353,7 @@ class Gate:
             return Reply(204)
         fault = await self._access.call(lambda: introductions.fault(log, delegation, now_s))
         if fault is None:
-            await self._access.call(lambda: log.admit(received))
+            await self._access.call(lambda: log.admit(received, sender=received[0][1].node_id))
         else:
             self._count(_Refused(204, fault, None, f"it names node {node_text(delegation.node)}"))
         return Reply(204)
@@ -404,7 +407,7 @@ class Gate:
 
         def decide(tx: Transaction, ops: Sequence[Op]) -> None:
             nonlocal unauthorised
-            unauthorised += sum(tx.projection.reason(op.id) in _UNAUTHORISED for op in ops)
+            unauthorised += sum(tx.projection.reason(op.id) in UNAUTHORISED for op in ops)
             accept(tx, ops)
 
         left: list[Op] = []
@@ -419,7 +422,7 @@ class Gate:
                 else:
                     left.append(op)
 
-        admission = log.admit(received(), decide=decide)
+        admission = log.admit(received(), decide=decide, sender=caller.node)
         if left:
             log.hear(op.timestamp for op in left)
             reason = "ops of others from a node that does not read everything, or of too many authors"
@@ -430,7 +433,10 @@ class Gate:
                 " authors carry too; is a home in use twice?"
             )
         rejected = admission.rejected + unauthorised + len(left)
-        return Counts(admission.appended - unauthorised, admission.duplicated, rejected, admission.held)
+        for author in admission.forked:
+            self._notice(peers.two_histories(author))
+        unlinked = admission.refused.get(Reason.UNLINKED, 0)
+        return Counts(admission.appended - unauthorised, admission.duplicated, rejected, admission.held, unlinked)
 
 
 def is_brought(op: Op, sender: Reader | None, authors: Collection[int] | None) -> bool:

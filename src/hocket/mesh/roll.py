@@ -4,11 +4,11 @@ node's log; whether they count is decided, here as everywhere, by the law.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 from hocket.errors import Conflict, NotAuthorised, Usage
-from hocket.kernel.authority import Standing
+from hocket.kernel.authority import Standing, revoke_root
 from hocket.kernel.capabilities import grant_of
 from hocket.kernel.clock import U32_MAX, Hlc, unpack
 from hocket.kernel.ids import content_hash, node_text
@@ -30,7 +30,7 @@ REVOKED_AT_ONCE_MAX = 256
 
 class Member(NamedTuple):
     """A node of the mesh. `standing` is pending (nothing of it was seen yet), active, suspended (its time is past or
-    has not come) or revoked; `seen` is the time of its newest op or of the last exchange with it, 0 for never;
+    has not come), forked (it has shown two histories) or revoked; `seen` is the time of its newest op or of the last exchange with it, 0 for never;
     `expires` is when the last of its delegations ends, in seconds; `inviter` is None when the user delegated to it.
     """
 
@@ -78,7 +78,7 @@ def members(log: Log, session: Session) -> list[Member]:
             Member(
                 node,
                 called.get(node),
-                "pending" if standing is Standing.ACTIVE and node not in wrote else standing.value,
+                _standing(law, node, standing, node in wrote),
                 _roles(law, node, now.wall, coordinator),
                 _capabilities(_topmost(by_cid, holds)),
                 _end(holds),
@@ -88,6 +88,14 @@ def members(log: Log, session: Session) -> list[Member]:
             )
         )
     return found
+
+
+def _standing(law: Law, node: int, standing: Standing, has_written: bool) -> str:
+    if standing is not Standing.ACTIVE:
+        return standing.value
+    if node in law.forks:
+        return "forked"
+    return standing.value if has_written else "pending"
 
 
 def find(roll: Iterable[Member], text: str) -> Member:
@@ -197,33 +205,42 @@ class Revocation(NamedTuple):
     member: Member
     delegations: int
     cascade: list[Member]
+    cids: tuple[bytes, ...] = ()
 
 
-def revocable(log: Log, text: str) -> Revocation:
-    """What a revocation would do. Raises what `revoke` would raise."""
+def revocable(log: Log, text: str, has_user_key: bool = False) -> Revocation:
+    """What a revocation would do. Raises what `revoke` would raise. `has_user_key` says that the user's key is here."""
     with log.store.read() as session:
         roll = members(log, session)
         member = find(roll, text)
         law = _law(log, session)
-        cids = _revocable(law, member, log.node, _now(log, session).wall)
+        cids = _revocable(law, member, log.node, _now(log, session).wall, has_user_key)
     below = _below(law, cids)
     others = [each for each in roll if each.node in below and each.node != member.node]
-    return Revocation(member, len(cids), others)
+    return Revocation(member, len(cids), others, tuple(cids))
 
 
-def revoke(log: Log, text: str) -> Revocation:
-    """Revokes every delegation by which a node holds anything, all or none."""
-    done = revocable(log, text)
+def revoke(log: Log, text: str, user_key: Callable[[], SigningKey] | None = None) -> Revocation:
+    """Revokes every delegation by which a node holds anything, all or none. What this node may not revoke itself, like
+    another owner's, takes the user's key.
+    """
+    done = revocable(log, text, user_key is not None)
+    law = log.law()
+    is_own = all(law.authority.may_revoke(log.node, cid, log.physical()) for cid in done.cids)
+    user = None if is_own or user_key is None else user_key()
 
     def request(tx: Transaction) -> None:
-        for cid in _revocable(tx.projection.law, done.member, tx.node, tx.now):
-            _author(tx, RevokeUcan(cid), f"this node may not revoke {done.member.shown}")
+        for cid in _revocable(tx.projection.law, done.member, tx.node, tx.now, user is not None):
+            word: Payload = RevokeUcan(cid)
+            if user is not None and not tx.projection.law.authority.may_revoke(tx.node, cid, tx.now):
+                word = revoke_root(user, cid)
+            _author(tx, word, f"this node may not revoke {done.member.shown}", done.member.node)
 
     log.run(request)
     return done
 
 
-def _revocable(law: Law, member: Member, author: int, now: int) -> list[bytes]:
+def _revocable(law: Law, member: Member, author: int, now: int, has_user_key: bool) -> list[bytes]:
     """The topmost of a node's delegations: with these, all the others go that it holds."""
     if member.node == author:
         raise Usage("a node does not revoke itself; do it on another of the owner's nodes")
@@ -231,8 +248,13 @@ def _revocable(law: Law, member: Member, author: int, now: int) -> list[bytes]:
     if not held:
         raise Conflict(f"{member.shown} holds nothing any more; it was revoked")
     topmost = _topmost({each.cid: each for each in law.delegations}, held)
-    if not all(law.authority.may_revoke(author, each.cid, now) for each in topmost):
-        raise NotAuthorised(f"only the owner, or the node that invited it, may revoke {member.shown}")
+    is_bound = law.rules.bounds is not None
+    if not all(law.authority.may_revoke(author, each.cid, now) for each in topmost) and not (is_bound and has_user_key):
+        raise NotAuthorised(
+            f"only the node that invited {member.shown}, one above that node, or the user's key may revoke it"
+            if is_bound
+            else f"only the owner, or the node that invited it, may revoke {member.shown}"
+        )
     if len(topmost) > REVOKED_AT_ONCE_MAX:
         raise Conflict(_too_many(law, member, topmost))
     return [each.cid for each in topmost]
@@ -305,7 +327,8 @@ def designate(log: Log, node: int) -> Designation:
         previous = tx.projection.law.coordinator(tx.latest)
         if previous == node:
             raise Conflict(f"{node_text(node)} is the coordinator already")
-        _author(tx, DesignateCoordinator(node), "only the owner's node may designate the coordinator")
+        otherwise = "only the owner's node may designate the coordinator"
+        _author(tx, DesignateCoordinator(node), otherwise, previous)
         met = [each.seen for each in tx.session.peers() if each.node is not None and _is(each.node, previous)]
         recently = bool(met) and tx.physical - max(met) < RECENT_MS
         return Designation(previous, previous in (None, tx.node) or recently)
@@ -337,7 +360,7 @@ def _is(packed: bytes, node: int | None) -> bool:
     return node is not None and int.from_bytes(packed, "big") == node
 
 
-def _author(tx: Transaction, payload: Payload, otherwise: str) -> None:
-    written = tx.author(payload)
+def _author(tx: Transaction, payload: Payload, otherwise: str, about: int | None = None) -> None:
+    written = tx.author(payload, about=about)
     if isinstance(written, Reason):
         raise NotAuthorised(otherwise if written is Reason.OWNER_ONLY else f"{otherwise}: {written.sentence}")

@@ -18,6 +18,7 @@ from hocket.kernel.keys import SigningKey
 from hocket.kernel.ops import Op, read_sequence
 from hocket.kernel.postcard import Malformed, Reader
 from hocket.log import Admission, Log
+from hocket.log.transaction import GAPS
 from hocket.mesh import introductions, outgoing, peers, shelf
 from hocket.mesh.client import Answer, Busy, Client, Counts, Paused, Refused, TooLarge
 from hocket.mesh.gate import Received, is_brought
@@ -38,8 +39,10 @@ CONSULT_S = 5.0
 ANEW_S = 3600.0
 # That an exchange went well is written down again after this long, if nothing else is to be written.
 SEEN_AGAIN_MS = 10_000
-# Where the store keeps by which delegations this node reads, and that it has not always read everything.
-READING, GAPS = "reading", "gaps"
+# Where the store keeps by which delegations this node reads.
+READING = "reading"
+# A peer whose ops of an author do not follow those that are here is asked for all of that author's, this often.
+COMPARE_S = 60.0
 
 
 class Exchanged(NamedTuple):
@@ -83,12 +86,18 @@ class _Tally:
     def __init__(self) -> None:
         self.pulled = self.pushed = self.refused = 0
         self.is_refused = False
+        self.unlinked: frozenset[int] = frozenset()
+        self.forked: frozenset[int] = frozenset()
 
     def add(self, admission: Admission) -> None:
+        self.unlinked |= admission.unlinked
+        self.forked |= admission.forked
         self.pulled += admission.appended
         self.refused += admission.rejected
 
-    def push(self, counts: Counts) -> None:
+    def push(self, counts: Counts, out: Page, before: Frontier) -> None:
+        if counts.unlinked:
+            self.unlinked |= {author for author, at in out.scanned.items() if before.get(author) != at}
         self.pushed += counts.appended
         self.refused += counts.rejected
         self.is_refused = self.is_refused or counts.rejected > 0
@@ -105,6 +114,7 @@ class _Line:
         self.theirs: Frontier | None = None
         self.cursor: Frontier = {}
         self.began = began
+        self.compared = -COMPARE_S
 
 
 class Exchanges:
@@ -217,7 +227,7 @@ class Exchanges:
         first: Answer | None = None
         if out is not None and out.bodies and client.is_hocket:
             counts, first = await client.exchange(out.bodies, start.since)
-            tally.push(counts)
+            tally.push(counts, out, before)
         theirs = await self._pull(line, start, first, tally)
         node = await client.prove()
         if node is None:
@@ -234,6 +244,11 @@ class Exchanges:
             detail = "which node it is could not be verified, so nothing was pushed"
         elif line.theirs is not None and not is_even and (first is None or out is None or not out.whole):
             answered = not await self._push(line, tally)
+        if tally.unlinked and self._ground.monotonic() >= line.compared + COMPARE_S:
+            line.compared = self._ground.monotonic()
+            await self._compare(line, start, tally)
+        for author in tally.forked:
+            self._notice(peers.two_histories(author))
         if tally.is_refused:
             # What was refused there now may be taken in later; what the peer has is asked anew.
             line.theirs = None
@@ -276,6 +291,13 @@ class Exchanges:
             kept = peers.pulled(peers.find(session, client.address))
         mine = own if is_whole and not has_gaps else {n: at for n, at in own.items() if n == log.node}
         return _Start(merge(kept, mine), kept, reading)
+
+    async def _compare(self, line: _Line, start: _Start, tally: _Tally) -> Frontier | None:
+        """Pulls all that the peer has of authors whose ops there do not follow those here. Either the peer lacks some
+        of them, or such an author has shown two histories; then the first op that differs proves it.
+        """
+        since = {author: at for author, at in start.since.items() if author not in tally.unlinked}
+        return await self._pull(line, start._replace(since=since), None, tally)
 
     async def _pull(self, line: _Line, start: _Start, first: Answer | None, tally: _Tally) -> Frontier | None:
         """Pulls until there is nothing more. Gives the peer's frontier, None when it could not be told."""
@@ -345,7 +367,7 @@ class Exchanges:
                         # Perhaps the sender's delegation begins in a moment, and it is taken in then.
                         left.setdefault(last.node_id, last.timestamp)
 
-            admission = log.admit(received(), decide=accept)
+            admission = log.admit(received(), decide=accept, sender=sender or 0)
             if left:
                 log.hear(stamp for stamp in stamps.values() if stamp.node in left)
             is_cut = isinstance(last, Malformed) and found < Reader(body).varint()
@@ -395,7 +417,7 @@ class Exchanges:
                     size = size // 2
                     continue
                 has_pushed = True
-                tally.push(counts)
+                tally.push(counts, out, line.theirs or {})
             line.theirs = merge(line.theirs or {}, out.scanned)
             if out.whole:
                 break

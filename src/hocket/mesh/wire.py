@@ -36,7 +36,8 @@ FRONTIER = "x-hocket-frontier"
 NODE = "x-hocket-node"
 TIME = "x-hocket-time"
 APPENDED, DUPLICATED, REJECTED, HELD = "x-hocket-appended", "x-hocket-duplicated", "x-hocket-rejected", "x-hocket-held"
-COUNTS = (APPENDED, DUPLICATED, REJECTED, HELD)
+UNLINKED = "x-hocket-unlinked"
+COUNTS = (APPENDED, DUPLICATED, REJECTED, HELD, UNLINKED)
 # What a server signs for beside the status and the body of its answer, in this order.
 SIGNED = (RULES_HASH, NEXT_FRONTIER, FRONTIER, *COUNTS)
 
