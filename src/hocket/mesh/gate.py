@@ -353,7 +353,7 @@ class Gate:
             return Reply(204)
         fault = await self._access.call(lambda: introductions.fault(log, delegation, now_s))
         if fault is None:
-            await self._access.call(lambda: log.admit(received, sender=received[0][1].node_id))
+            await self._access.call(lambda: log.admit(received, sender=delegation.node))
         else:
             self._count(_Refused(204, fault, None, f"it names node {node_text(delegation.node)}"))
         return Reply(204)

@@ -30,8 +30,9 @@ REVOKED_AT_ONCE_MAX = 256
 
 class Member(NamedTuple):
     """A node of the mesh. `standing` is pending (nothing of it was seen yet), active, suspended (its time is past or
-    has not come), forked (it has shown two histories) or revoked; `seen` is the time of its newest op or of the last exchange with it, 0 for never;
-    `expires` is when the last of its delegations ends, in seconds; `inviter` is None when the user delegated to it.
+    has not come), forked (it has shown two histories) or revoked; `seen` is the time of its newest op or of the last
+    exchange with it, 0 for never; `expires` is when the last of its delegations ends, in seconds; `inviter` is None
+    when the user delegated to it.
     """
 
     node: int
@@ -92,10 +93,10 @@ def members(log: Log, session: Session) -> list[Member]:
 
 def _standing(law: Law, node: int, standing: Standing, has_written: bool) -> str:
     if standing is not Standing.ACTIVE:
-        return standing.value
+        return str(standing.value)
     if node in law.forks:
         return "forked"
-    return standing.value if has_written else "pending"
+    return "active" if has_written else "pending"
 
 
 def find(roll: Iterable[Member], text: str) -> Member:
