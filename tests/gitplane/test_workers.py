@@ -79,6 +79,8 @@ def homes(tmp_path: Path) -> list[Path]:
     made = [tmp_path / f"home-{number}" for number in range(4)]
     for home in made:
         Desk.init(home).close()
+        # The jobs write where the tests can see it.
+        (home / "config.toml").write_text('[commands]\nsandbox = "off"\n')
     return made
 
 

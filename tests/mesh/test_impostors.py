@@ -305,7 +305,7 @@ def test_a_pause_that_nobody_signed_is_not_for_good(tmp_path: Path, monkeypatch:
     run(tmp_path, test)
 
 
-@pytest.mark.req("LW-27", "LW-43")
+@pytest.mark.req("LW-27")
 def test_nothing_is_pulled_from_a_revoked_peer(tmp_path: Path):
     async def test(a: Place, b: Place, c: Place) -> None:
         for place in (b, c):
