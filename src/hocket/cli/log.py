@@ -11,6 +11,7 @@ import typer
 from hocket.cli.app import new_app
 from hocket.cli.archive import export_log, import_log
 from hocket.cli.job import rejected
+from hocket.cli.late import late
 from hocket.cli.settings import HomeOption, JsonOption, open_desk, settings
 from hocket.cli.voice import clean, console, emit, on_terminal, progress, say
 from hocket.desk import Desk
@@ -25,6 +26,7 @@ FOLLOW_STEP = 1_000
 app = new_app()
 app.command("export")(export_log)
 app.command("import")(import_log)
+app.command("late")(late)
 
 
 @app.callback(invoke_without_command=True)

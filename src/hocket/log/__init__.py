@@ -258,6 +258,19 @@ class Log:
         self.run(lambda tx: tx.session.drop_held([body[:16] for body in due]))
         return admission
 
+    def decide_late(self, node: int, accept: bool) -> int:
+        """Puts on the log, or drops, the ops of a node that came long after its delegation had ended. Gives how many
+        there were. Raises NotAuthorised unless this node is the owner's or the coordinator: all others follow those.
+        """
+        if not self.law().is_trusted(self.node, self._wall(0)):
+            raise NotAuthorised("the owner decides on late ops; do this on the owner's node or on the coordinator")
+        with self.store.read() as session:
+            late = session.late_ops(node.to_bytes(8, "big"))
+        if accept and late:
+            self._admit(((each.body, _read(each.body)) for each in late), None, None)
+        self.run(lambda tx: tx.session.drop_late([each.id for each in late]))
+        return len(late)
+
     @property
     def _skew(self) -> int:
         """How far ahead of this machine's clock an op may be."""

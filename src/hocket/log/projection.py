@@ -284,6 +284,14 @@ class Projection:
         if not integrity and self._citations.are_here(op) and self._registers.enact(op):
             self._change_law(op)
 
+    def designate(self, op: Op, integrity: bool) -> None:
+        """Before a whole log is replayed, but after its delegations: enters a designation that pins something, since
+        that looks back, too.
+        """
+        if op.pin is not None and not op.cited and not integrity and self.law.refusal(op) is None:
+            self._registers.enter(op)
+            self._change_law(op)
+
     def replayed(self, op: Op, integrity: bool = False) -> int:
         """Applies the next op of the whole log in HLC order, whose row is stored. Gives its reason, 0 if it
         counts.
@@ -294,7 +302,7 @@ class Projection:
         if job_id is not None:
             return self._in_place(self.entry(job_id), op)
         reason = self._citing_fault(op) or self.law.refusal(op) or self._unlinked(op)
-        if reason is None:
+        if reason is None and not self._registers.is_designated(op):
             self._project(op)
         return reason or _COUNTS
 
@@ -550,7 +558,7 @@ class Projection:
     def _decided_since(self, designation: Op) -> bytes:
         """From when on a designation changes who decides: its own time, or the op of its predecessor that it pins."""
         pin = designation.pin
-        if pin is None:
+        if pin is None or designation.cited:
             return pack(designation.timestamp)
         return pack(min(designation.timestamp, Hlc(pin.wall, pin.logical, 0)))
 

@@ -11,7 +11,7 @@ import msgspec
 from blake3 import blake3
 
 from hocket.kernel.ops import decode
-from hocket.kernel.vocabulary import DelegateUcan, ReportFork, RevokeRoot, RevokeUcan, number_of
+from hocket.kernel.vocabulary import DelegateUcan, DesignateCoordinator, ReportFork, RevokeRoot, RevokeUcan, number_of
 from hocket.log.law import Laws
 from hocket.log.projection import Projection
 from hocket.store import Session, Store
@@ -71,10 +71,12 @@ def rebuild(
 
 
 def _legislate(session: Session, laws: Laws, now: int) -> int:
-    """Enters every delegation and revocation: a revocation takes back what was written before it."""
+    """Enters every delegation, revocation and pinning designation: they change what was written before them."""
     projection = Projection(session, now, laws, 0)
     for row in session.ops_of_variants(_LAW_OPS):
         projection.legislate(decode(row.body), integrity=len(session.ops_at(row.hlc)) > 1)
+    for row in session.ops_of_variants((number_of(DesignateCoordinator),)):
+        projection.designate(decode(row.body), integrity=len(session.ops_at(row.hlc)) > 1)
     return projection.law_state
 
 

@@ -83,11 +83,18 @@ class Registers:
         session = self._session
         return session.drop_delegation(op.id) or session.drop_revocation(op.id) or session.drop_fork(op.id)
 
+    def is_designated(self, op: Op) -> bool:
+        """Whether a designation was entered already."""
+        if not isinstance(op.payload, DesignateCoordinator):
+            return False
+        return any(each.op_id == op.id for each in self._session.coordinators())
+
     def enter(self, op: Op) -> None:
         payload = op.payload
         hlc = pack(op.timestamp)
         if isinstance(payload, DesignateCoordinator):
-            pin = None if op.pin is None else op.pin.commitment
+            # A pin looks back, so nothing that comes to light may change whether it counts.
+            pin = None if op.pin is None or op.cited else op.pin.commitment
             self._session.set_coordinator(Coordinator(hlc, op.id, payload.coordinator.to_bytes(8, "big"), pin))
         elif isinstance(payload, EvictArtifact):
             self._session.add_eviction(op.id, payload.artifact_id)
