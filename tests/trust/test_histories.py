@@ -296,7 +296,7 @@ def test_a_delegation_is_revoked_by_its_issuer_or_one_above() -> None:
 
 @pytest.mark.req("LW-43", "LW-39")
 def test_an_accepted_completion_of_an_open_job_stands() -> None:
-    """A claim dated back displaces the holder of an open job, unless the arbiter has accepted the holder's completion."""
+    """A claim dated back displaces the holder of an open job, but not after the arbiter has accepted the completion."""
     first, worker, forger = owner(), Forger("worker"), Forger("forger")
     first.receive(worker.enter(first.invite(worker), first.token))
     first.receive(forger.enter(first.invite(forger), first.token))
