@@ -231,6 +231,16 @@ def test_a_schedule_that_was_in_the_way_and_is_revoked_is_in_the_way_no_more() -
     assert judged(mesh, mine, known=2)[0] == [0]
 
 
+@pytest.mark.req("LW-32")
+def test_a_grant_that_is_heard_of_late_counts_for_changes_too() -> None:
+    mesh = Mesh()
+    more = token([Capability("Job", "Schedule", {"kind_prefix": ["acme.mail"]})])
+    mesh.owner(10, schedule("acme.mail"))
+    mesh.worker(15, mesh.delegation(more))
+    cleared = mesh.worker(20, ClearSchedule("n"))
+    assert judged(mesh, cleared)[0] == [0]
+
+
 @pytest.mark.parametrize(
     ("bad", "why"),
     [
