@@ -234,6 +234,20 @@ def test_a_schedule_that_was_in_the_way_and_is_revoked_is_in_the_way_no_more() -
     assert judged(mesh, mine, known=2)[0] == [0]
 
 
+@pytest.mark.req("LW-32", "LW-27")
+def test_a_schedule_goes_on_when_the_one_that_replaced_it_is_revoked() -> None:
+    mesh = Mesh()
+    phones = token([Capability("Job", "Schedule", {"kind_prefix": ["acme.mail"]})], audience=PHONE)
+    phone = node_id(PHONE.public)
+    given = mesh._say(phone, 1, mesh.delegation(phones), ())
+    old = mesh.owner(10, schedule("acme.mail"))
+    new = mesh._say(phone, 2 * SECOND + 500, schedule("acme.mail"), ())
+    late = mesh.worker(3 * SECOND, tick(old, 3 * SECOND), (old.id,))
+    assert judged(mesh, new, late, known=2)[0] == [0, Reason.NOT_A_TICK]
+    mesh.owner(4 * SECOND, RevokeUcan(given.payload.ucan_cid))  # type: ignore[union-attr]
+    assert judged(mesh, new, late, known=2)[0] == [Reason.REVOKED, 0]
+
+
 @pytest.mark.req("LW-32")
 def test_a_grant_that_is_heard_of_late_counts_for_changes_too() -> None:
     mesh = Mesh()
