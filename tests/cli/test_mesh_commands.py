@@ -130,6 +130,29 @@ def test_invitations_are_listed_and_cancelled(served: Program, tmp_path: Path):
     assert served("invite", "--list", "--json").json[0]["state"] == "cancelled"
 
 
+@pytest.mark.req("LW-24", "LW-29")
+def test_a_worker_is_invited_by_its_kinds(served: Program):
+    made = served("invite", "gpu", "--worker", "acme.", "--worker", "other.", "--json", code=0).json
+    assert "claim jobs of kind acme.* or other.*" in made["may"]
+    assert any("read jobs of kind acme.* or other.*, artifacts of jobs" in each for each in made["may"])
+    warned = served("invite", "geo", "--worker", "acme.", "--sanitize", "StripGeo", code=0).out
+    assert "does not run jobs whose payload these rules change" in warned
+    assert "inputs of commands" in served("invite", "runner", "--worker", "hocket.run", code=0).out
+    plain = served("invite", "whole", "--worker", "hocket.run", "--may", "artifact:read", code=0).out
+    assert "inputs of commands" not in plain
+    assert "without a star: 'acme.'" in served("invite", "star", "--worker", "acme.*", code=2).sentence
+
+
+@pytest.mark.req("LW-01")
+@pytest.mark.parametrize("name", ["here", "cafe", "GPU"])
+def test_a_name_that_means_something_else_is_refused(served: Program, name: str):
+    served("invite", "gpu", *WORKER, code=0)
+    assert served("invite", name, *WORKER).code == (3 if name == "GPU" else 2)
+    node = here(served)
+    assert served("coordinator", "--show", "--json", code=0).json["node"] == node
+    assert served("coordinator", "here", code=3).sentence
+
+
 def test_an_invitation_that_nobody_answers(hocket: Program, tmp_path: Path):
     assert "hocket serve" in hocket("invite", "gpu", *WORKER, code=2).sentence
     token = hocket("invite", "gpu", *WORKER, "--address", "127.0.0.1:9", "--json", code=0).json["token"]
@@ -164,7 +187,6 @@ def test_wrong_invitations(hocket: Program, arguments: tuple[str, ...], code: in
 def test_what_is_not_an_invited_nodes_to_do(gpu: Program, served: Program):
     address = ("--address", "http://127.0.0.1:9")
     assert "registration:write" in gpu("invite", "more", "--may", "job:claim:acme.", *address, code=4).sentence
-    gpu("invite", "helper", "--may", "job:claim:acme.small.", *address, code=0)
     assert "only the owner's node may route" in gpu("route", "acme.x", "gpu", code=4).sentence
     assert "only the owner's node may designate" in gpu("coordinator", "gpu", code=4).sentence
     assert "only the owner, or the node that invited it" in gpu("revoke", here(served)[:8], code=4).sentence

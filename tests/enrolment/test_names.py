@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from hocket.desk import Desk
 from hocket.errors import Conflict, Usage
-from hocket.kernel.ids import content_hash, node_text
+from hocket.kernel.ids import content_hash, node_id, node_text
 from hocket.kernel.keys import SigningKey
 from hocket.kernel.ucan import Capability, issue
 from hocket.kernel.vocabulary import DelegateUcan
@@ -121,6 +121,30 @@ def test_neither_does_a_later_issuer_rename_it(mesh: Mesh):
         assert mesh.member("rack", desk).node == rack.log.node
         with pytest.raises(Usage, match="no node 'elsewhere'"):
             mesh.member("elsewhere", desk)
+
+
+def test_neither_does_an_earlier_issuer_that_is_further_from_the_user(mesh: Mesh):
+    """Time can be made up, and a place in the chain cannot."""
+    gpu = mesh.join(mesh.invite("gpu", INVITER))
+    rack = SigningKey(os.urandom(32))
+    tell(gpu, gpu.home.node_key(), rack.public, "elsewhere", own(gpu), int(mesh.clock.now))
+    mesh.clock.advance(5)
+    tell(mesh.owner, mesh.owner.home.node_key(), rack.public, "rack", own(mesh.owner), int(mesh.clock.now))
+    exchange(gpu, mesh.owner)
+    for desk in (mesh.owner, gpu):
+        assert mesh.member(node_text(node_id(rack.public)), desk).name == "rack"
+
+
+def test_a_node_without_a_name_does_not_name_itself(mesh: Mesh):
+    gpu = mesh.join(mesh.invite("gpu", INVITER))
+    key = SigningKey(os.urandom(32))
+    right = Capability("Registration", "Write", {})
+    first = issue(gpu.home.node_key(), key.public, (*CLAIM, right), int(mesh.clock.now), None, [own(gpu)])
+    itself = issue(key, key.public, CLAIM, int(mesh.clock.now), None, [content_hash(first)], "rack-1")
+    for token in (first, itself):
+        gpu.log.run(lambda tx, token=token: tx.author(DelegateUcan(content_hash(token), token)))  # type: ignore[misc]
+    exchange(gpu, mesh.owner)
+    assert mesh.member(node_text(node_id(key.public))).name is None
 
 
 def test_the_issuer_renames_it_and_so_does_one_closer_to_the_user(mesh: Mesh):

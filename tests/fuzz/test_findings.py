@@ -43,6 +43,9 @@ def test_an_op_that_grows_beyond_its_bound_is_left_out_and_the_page_goes_on() ->
         def reading(self, *asked: object) -> tuple[str, ...]:
             return ("RedactParticipants",)
 
+        def reads_by_kind(self, *asked: object) -> bool:
+            return False
+
     def row(anchor: str) -> OpRow:
         op = Op(ID, Hlc(1, 0, 7), 7, (), evidence(anchor, ("a",)))
         return OpRow(1, ID, pack(op.timestamp), 0, None, 0, 1, encode(op), bytes(32))

@@ -135,7 +135,8 @@ _CAPS = (
     Capability("Claim", "Write", {"predicates": ["age"]}),
 )
 ROOT = ucan.issue(USER, NODE.public, ucan.ROOT, 0, None, name="home")
-SCOPED = ucan.issue(USER, OTHER.public, _CAPS, 100, NOW + 10_000, name="box")
+_PASS_ON = Capability("Registration", "Write", {})
+SCOPED = ucan.issue(USER, OTHER.public, (*_CAPS, _PASS_ON), 100, NOW + 10_000, name="box")
 UCANS = [ROOT, SCOPED, ucan.issue(NODE, OTHER.public, _CAPS[:2], 0, NOW, (content_hash(ROOT),))]
 FOREIGN = [
     ucan.issue(OUTSIDER, OUTSIDER.public, ucan.ROOT, 0, None, name="me"),

@@ -217,6 +217,16 @@ def test_every_content_is_cut(cls: type[v.Payload]) -> None:
             assert name in kept or not isinstance(value, str | bytes) or len(value) <= 32, name
 
 
+def test_the_lane_that_an_assertion_is_about_is_covered() -> None:
+    def about(lane: str) -> v.UserAssert:
+        return v.UserAssert(v.AssertionType.LANE_RULE, v.LaneTarget(lane))
+
+    assert sanitised(about(PLACE), ["StripGeo"]) == about("")
+    assert sanitised(about(PERSON), ["RedactParticipants"]) == about("participant-1")
+    plain = about("calendar")
+    assert sanitised(plain, ["StripGeo", "RedactParticipants"]) is plain
+
+
 def test_people_in_a_job_get_placeholders() -> None:
     text = b'{"attendees":[{"name":"Ann","no":17},"bob"],"text":"bob met Ann, bob@example.org","n":17}'
     got = sanitised(schedule(text), ["RedactParticipants"])

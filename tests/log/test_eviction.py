@@ -12,14 +12,14 @@ from hocket.kernel.ops import Op
 from hocket.kernel.policy import DEFAULT, encode_policy
 from hocket.kernel.reasons import Reason
 from hocket.kernel.schedules import tick_id, tick_policy
-from hocket.kernel.ucan import Capability
+from hocket.kernel.ucan import ROOT, Capability, issue
 from hocket.kernel.vocabulary import CreateArtifact, EvictArtifact, ScheduleJob, SetSchedule
 from hocket.work import artifacts
 from hocket.work.blobs import Blobs
 from tests.log.test_law import WORKER, WORKER_NODE, Mesh, admitted, token
 from tests.roster import world
 from tests.roster.test_cascades import everywhere_the_same, reason
-from tests.roster.world import INTRODUCTIONS, START, job_id
+from tests.roster.world import INTRODUCTIONS, START, USER, job_id
 
 PHONE = SigningKey(b"fone" * 8)
 PHONE_NODE = node_id(PHONE.public)
@@ -97,6 +97,13 @@ def test_anyone_who_may_write_artifacts_evicts_after_the_time_to_live() -> None:
     mesh.owner(10, creation(ttl_ms=100))
     early, late = mesh.worker(109, EvictArtifact(ARTIFACT)), mesh.worker(110, EvictArtifact(ARTIFACT))
     assert mesh.judged(early, late) == [Reason.OTHERS_ARTIFACT, 0]
+
+
+def test_a_node_that_is_heard_of_late_to_be_the_owners_evicts() -> None:
+    mesh = Two()
+    mesh.owner(10, creation())
+    mesh.worker(15, mesh.delegation(issue(USER, WORKER.public, ROOT, 0, None)))
+    assert mesh.judged(mesh.worker(20, EvictArtifact(ARTIFACT))) == [0]
 
 
 def test_an_eviction_of_what_is_not_there_yet_waits() -> None:

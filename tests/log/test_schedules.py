@@ -6,9 +6,11 @@ have set it. All of it comes out the same in every order of arrival.
 from collections.abc import Callable
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from hocket.kernel.ids import derived_ulid, node_id, ulid_text
+from hocket.kernel.ids import derived_ulid, node_id, ulid_ms, ulid_text
 from hocket.kernel.keys import SigningKey
 from hocket.kernel.ops import Op
 from hocket.kernel.policy import DEFAULT, Policy, decode_policy, encode_policy
@@ -17,6 +19,7 @@ from hocket.kernel.schedules import tick_id, tick_policy
 from hocket.kernel.ucan import Capability
 from hocket.kernel.vocabulary import ClearSchedule, RevokeUcan, ScheduleJob, SetSchedule
 from hocket.log import Log
+from hocket.log.rebuild import rebuild
 from hocket.work import cron
 from tests.log.test_law import OTHER, WORKER, WORKER_NODE, Mesh, admitted, token
 from tests.roster import world
@@ -231,6 +234,30 @@ def test_a_schedule_that_was_in_the_way_and_is_revoked_is_in_the_way_no_more() -
     assert judged(mesh, mine, known=2)[0] == [0]
 
 
+@pytest.mark.req("LW-32", "LW-27")
+def test_a_schedule_goes_on_when_the_one_that_replaced_it_is_revoked() -> None:
+    mesh = Mesh()
+    phones = token([Capability("Job", "Schedule", {"kind_prefix": ["acme.mail"]})], audience=PHONE)
+    phone = node_id(PHONE.public)
+    given = mesh._say(phone, 1, mesh.delegation(phones), ())
+    old = mesh.owner(10, schedule("acme.mail"))
+    new = mesh._say(phone, 2 * SECOND + 500, schedule("acme.mail"), ())
+    late = mesh.worker(3 * SECOND, tick(old, 3 * SECOND), (old.id,))
+    assert judged(mesh, new, late, known=2)[0] == [0, Reason.NOT_A_TICK]
+    mesh.owner(4 * SECOND, RevokeUcan(given.payload.ucan_cid))  # type: ignore[union-attr]
+    assert judged(mesh, new, late, known=2)[0] == [Reason.REVOKED, 0]
+
+
+@pytest.mark.req("LW-32")
+def test_a_grant_that_is_heard_of_late_counts_for_changes_too() -> None:
+    mesh = Mesh()
+    more = token([Capability("Job", "Schedule", {"kind_prefix": ["acme.mail"]})])
+    mesh.owner(10, schedule("acme.mail"))
+    mesh.worker(15, mesh.delegation(more))
+    cleared = mesh.worker(20, ClearSchedule("n"))
+    assert judged(mesh, cleared)[0] == [0]
+
+
 @pytest.mark.parametrize(
     ("bad", "why"),
     [
@@ -272,3 +299,90 @@ def test_the_owner_and_the_author_may_always_clear(number: int) -> None:
     reasons, log = judged(mesh, cleared)
     with log.store.read() as session:
         assert reasons == [0] and session.schedules() == []
+
+
+# Histories at random, against a model that goes through the ops once, in HLC order.
+
+KINDS = ("acme.mail", "acme.render.x", "acme.backup")
+Said = tuple[int, int, int, str, int, int]  # author, milliseconds, which, kind, name, which schedule is ticked
+said = st.tuples(
+    st.integers(0, 2),
+    st.integers(1, 6_000),
+    st.integers(0, 5),
+    st.sampled_from(KINDS),
+    st.integers(0, 1),
+    st.integers(0, 9),
+)
+
+
+def may(author: int, kind: str) -> bool:
+    return author == 0 or kind.startswith("acme.render." if author == 1 else "acme.mail")
+
+
+def spoken(mesh: Mesh, words: list[Said]) -> list[Op]:
+    """One op for each: half of them are ticks of whatever was set by then, true or a second off."""
+    nodes = world.NODES[0], WORKER_NODE, node_id(PHONE.public)
+    sets: list[Op] = []
+    made = []
+    for author, wall, which, kind, name, ticked in words:
+        if which < 2 or not sets:
+            op = mesh._say(nodes[author], wall, schedule(kind, f"n{name}"), ())
+            sets.append(op)
+        elif which == 2:
+            op = mesh._say(nodes[author], wall, ClearSchedule(f"n{name}"), ())
+        else:
+            of = sets[ticked % len(sets)]
+            at = START + wall - (START + wall) % SECOND - START - (SECOND if which == 5 else 0)
+            op = mesh._say(nodes[author], wall, tick(of, at), (of.id,))
+        made.append(op)
+    return made
+
+
+def modelled(ops: list[Op]) -> dict[bytes, bool]:
+    """Whether each counts."""
+    nodes = [world.NODES[0], WORKER_NODE, node_id(PHONE.public)]
+    counts: dict[bytes, bool] = {}
+    history: dict[str, list[Op]] = {}
+    jobs: set[bytes] = set()
+    for op in sorted(ops, key=lambda op: op.timestamp):
+        author, payload = nodes.index(op.node_id), op.payload
+        if isinstance(payload, ScheduleJob):
+            (of,) = (each for each in ops if each.id in op.causal_deps)
+            assert isinstance(of.payload, SetSchedule)
+            at, now = ulid_ms(payload.job_id), op.timestamp.wall
+            good = counts.get(of.id, False) and of.timestamp.wall < at == now - now % SECOND
+            if good:
+                later = history[of.payload.name][history[of.payload.name].index(of) + 1 :]
+                good = (not later or later[0].timestamp.wall >= at) and payload.job_id not in jobs
+            if good:
+                jobs.add(payload.job_id)
+        else:
+            assert isinstance(payload, SetSchedule | ClearSchedule)
+            before = history.get(payload.name, [])
+            good = not isinstance(payload, SetSchedule) or may(author, payload.kind)
+            if before and isinstance(before[-1].payload, SetSchedule) and before[-1].node_id != op.node_id:
+                good = good and may(author, before[-1].payload.kind)
+            if good:
+                history.setdefault(payload.name, []).append(op)
+        counts[op.id] = good
+    return counts
+
+
+@pytest.mark.req("LW-32", "LW-33")
+@given(words=st.lists(said, min_size=2, max_size=12, unique_by=lambda word: (word[0], word[1])), data=st.data())
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
+def test_every_history_of_schedules_comes_out_as_modelled_in_every_order(
+    words: list[Said], data: st.DataObject
+) -> None:
+    mesh = Mesh()
+    phones = token([Capability("Job", "Schedule", {"kind_prefix": ["acme.mail"]})], audience=PHONE)
+    mesh._say(node_id(PHONE.public), 0, mesh.delegation(phones), ())
+    ops = spoken(mesh, words)
+    expected = modelled(ops)
+    order = data.draw(st.permutations(ops))
+    cut = data.draw(st.integers(0, len(order)))
+    log = admitted(mesh.ops[:2], order[:cut], order[cut:])
+    for again in (False, True):
+        if again:
+            rebuild(log.store, log.laws, world.NOW)
+        assert {op.id: reason(log, op) == 0 for op in ops} == expected

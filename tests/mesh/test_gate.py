@@ -20,7 +20,7 @@ from hocket.mesh import gate as gates
 from hocket.mesh import wire
 from hocket.mesh.gate import BURST
 from hocket.mesh.outgoing import PAGE_OPS_MAX
-from tests.mesh.world import WORKER, Guest, Place, artifact, ask, delegation, introduced, received, run, since
+from tests.mesh.world import WORKER, Guest, Place, artifact, ask, delegation, introduced, joined, received, run, since
 
 # Pulling.
 
@@ -186,7 +186,7 @@ def test_a_push_is_counted_and_can_be_repeated(tmp_path: Path):
 def test_what_is_refused_is_counted_without_a_reason(tmp_path: Path):
     async def test(a: Place) -> None:
         guest, stranger = Guest(7), Guest(8)
-        introduced(a, guest, (Capability("Ops", "Read", {}), Capability("Job", "Schedule", {"kind_prefix": ["acme."]})))
+        joined(a, guest, (Capability("Ops", "Read", {}), Capability("Job", "Schedule", {"kind_prefix": ["acme."]})))
         now = a.log.physical()
         good = guest.op(ScheduleJob(bytes(15) + b"\1", "acme.render", b"{}", b""), now)
         unauthorised = guest.op(ScheduleJob(bytes(15) + b"\2", "other.kind", b"{}", b""), now)

@@ -33,6 +33,7 @@ from tests.mesh.world import (
     ask,
     enrolled,
     introduced,
+    joined,
     received,
     run,
     since,
@@ -189,12 +190,12 @@ def test_a_job_that_comes_late_brings_what_was_said_about_it(tmp_path: Path):
     async def test(a: Place, b: Place) -> None:
         reader, speaker = Guest(7), Guest(8)
         introduced(a, reader, (Capability("Job", "Read", {"kind_prefix": ["acme."]}),))
-        introduced(a, speaker, (Capability("Ops", "*", {}),))
+        joined(a, speaker, (Capability("Ops", "*", {}),))
         job_id, now = bytes(15) + b"\1", a.log.physical()
         schedule = speaker.op(ScheduleJob(job_id, "acme.render", b"{}", b""), now - 2000, 0)
         cancelled = b.log.physical() - 1000
         other = Guest(9)
-        introduced(a, other, (Capability("Ops", "*", {}),))
+        joined(a, other, (Capability("Ops", "*", {}),))
         cancel = other.op(CancelJob(job_id, "late"), cancelled)
         assert (await ask(a, other, method="POST", query="", body=encode_sequence([cancel]))).status == 200
         early = await ask(a, reader)
@@ -210,10 +211,10 @@ def test_a_job_that_comes_late_brings_what_was_said_about_it(tmp_path: Path):
 def test_a_node_with_gaps_passes_on_only_what_it_wrote(tmp_path: Path):
     async def test(a: Place) -> None:
         guest = Guest(7)
-        introduced(a, guest)
+        joined(a, guest)
         mine = guest.op(ScheduleJob(bytes(15) + b"\2", "acme.render", b"{}", b""), a.log.physical())
         third = Guest(8)
-        introduced(a, third, (Capability("Ops", "*", {}),))
+        joined(a, third, (Capability("Ops", "*", {}),))
         others = third.op(ScheduleJob(bytes(15) + b"\3", "acme.render", b"{}", b""), a.log.physical())
         reply = await ask(a, guest, method="POST", query="", body=encode_sequence([mine, others]))
         assert json.loads(reply.body) == {"appended": 1, "duplicated": 0, "rejected": 1, "held": 0}

@@ -13,7 +13,7 @@ from hocket.kernel.bearer import make_bearer, read_bearer
 from hocket.kernel.frontier import Frontier, frontier_text
 from hocket.kernel.ids import content_hash, node_id
 from hocket.kernel.keys import SigningKey
-from hocket.kernel.ops import Op, encode, read_sequence, sign
+from hocket.kernel.ops import Op, decode, encode, read_sequence, sign
 from hocket.kernel.rules import rules_hash
 from hocket.kernel.ucan import Capability, issue
 from hocket.kernel.vocabulary import CreateArtifact, DelegateUcan
@@ -219,6 +219,12 @@ def introduced(a: Place, guest: Guest, grants: tuple[Capability, ...] = WORKER, 
     payload = delegation(a, guest.key.public, grants, **bounds)
     a.log.run(lambda tx: tx.author(payload))
     return payload.ucan_cid
+
+
+def joined(a: Place, guest: Guest, grants: tuple[Capability, ...] = WORKER) -> None:
+    """Lets a guest in as one that has joined: its delegation is its own first op, so that others of it are taken in."""
+    raw = guest.op(delegation(a, guest.key.public, grants), a.log.physical() - 30_000)
+    assert a.log.admit([(raw, decode(raw))]).appended == 1
 
 
 def received(reply: Reply) -> list[Op]:

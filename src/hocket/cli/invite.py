@@ -74,7 +74,7 @@ def invite(
     elif cancel is not None:
         _cancel(cancel)
     elif name is None:
-        raise Usage("say what the node will be called, like `hocket invite gpu-box --may …`")
+        raise Usage("say what the node will be called, like `hocket invite gpu-box --worker acme.`")
     else:
         with open_desk() as desk:
             grants = Grants(tuple(may or ()), tuple(worker or ()), audit, sanitize)

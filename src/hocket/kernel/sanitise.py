@@ -125,6 +125,8 @@ def _mapped(payload: Payload, text: Callable[[str], str], body: Callable[[bytes,
             value = _changed(value, data=body(value.data, False))
         return _changed(payload, object=value)
     fields: dict[str, Any] = {}
+    if isinstance(payload, v.UserAssert) and isinstance(payload.target, v.LaneTarget):
+        fields["target"] = _changed(payload.target, lane=text(payload.target.lane))
     for name, content in _contents(payload, _TEXTS):
         fields[name] = text(content)
     for table, must_be_json in ((_BODIES, False), (_JSON, True)):

@@ -1,15 +1,12 @@
 """Schedules: who may set, replace and clear one, and which jobs are its ticks. A schedule belongs to the node that set
 it, and its ticks run with that node's authority, whichever node writes them down. So a tick must be exactly what the
 schedule's author asked for: the same job, at one of the schedule's times, while the schedule was in force. What the
-delegations allow is asked of authority; keeping the history of each name is the log's work.
+delegations allow is asked of authority; reading cron expressions and keeping each name's history is the log's work.
 """
 
 from collections.abc import Callable
-from datetime import datetime, timedelta
-from functools import lru_cache
 
 import msgspec
-from cronsim import CronSim, CronSimError
 
 from hocket.kernel.clock import Hlc
 from hocket.kernel.ids import derived_ulid, ulid_ms, ulid_text
@@ -22,10 +19,8 @@ from hocket.kernel.vocabulary import ScheduleJob, SetSchedule
 NAME_LENGTH_MAX = 128
 CRON_LENGTH_MAX = 256
 _TICK = b"hocket.tick"
-_EPOCH = datetime(1970, 1, 1)
-_SECOND = timedelta(seconds=1)
-# How far local time is from UTC anywhere.
-_WEST, _EAST = timedelta(hours=12), timedelta(hours=14)
+# Says of a cron expression, a timezone, a tick and the time whether that can be the newest tick then.
+Ticks = Callable[[str, str, int, int], bool]
 
 
 def tick_id(schedule_op: bytes, tick_ms: int) -> bytes:
@@ -68,7 +63,7 @@ def _set_fault(payload: SetSchedule) -> Reason | None:
     return None
 
 
-def tick_fault(op: Op, schedule: Op | None, ended: Hlc | None) -> Reason | None:
+def tick_fault(op: Op, schedule: Op | None, ended: Hlc | None, is_newest: Ticks) -> Reason | None:
     """NOT_A_TICK unless this ScheduleJob is a tick of that schedule: the op cites it, says what it says, and has the id
     of a tick that fell after the schedule was set and not after it `ended`. It must be the newest tick at the op's
     time, so that nobody can make up all the ticks that were missed. A tick at the very millisecond at which another
@@ -86,40 +81,10 @@ def tick_fault(op: Op, schedule: Op | None, ended: Hlc | None) -> Reason | None:
         and payload.policy_envelope == _tick_envelope(asked.policy_envelope, asked.name, schedule.id)
         and schedule.timestamp.wall < tick <= op.timestamp.wall
         and (ended is None or tick <= ended.wall)
-        and could_be_newest(asked.cron, asked.timezone, tick, op.timestamp.wall)
+        and is_newest(asked.cron, asked.timezone, tick, op.timestamp.wall)
     )
     return None if is_ours else Reason.NOT_A_TICK
 
 
 def _tick_envelope(envelope: bytes, name: str, schedule_op: bytes) -> bytes:
     return encode_policy(tick_policy(decode_policy(envelope), name, schedule_op))
-
-
-def could_be_newest(cron: str, timezone: str, tick_ms: int, now_ms: int) -> bool:
-    """Whether that can be the schedule's newest tick now, by what every node knows. In UTC that is exact. In another
-    timezone it takes a machine's table of timezones, and those differ between machines; so there it is only asked
-    whether one of the days that it may be there has ticks, and a worker that claims the job asks its own table.
-    """
-    if tick_ms % 1000:
-        return False
-    try:
-        at = _EPOCH + timedelta(milliseconds=tick_ms)
-        if timezone == "UTC":
-            # The search begins one second after the moment that it is given.
-            return next(CronSim(cron, at - _SECOND)) == at and _EPOCH + timedelta(milliseconds=now_ms) < _next(cron, at)
-        expression = _expression(cron)
-        first, last = (at - _WEST).date(), (at + _EAST).date()
-        days = (first + timedelta(days=n) for n in range((last - first).days + 1))
-        return any(day.month in expression.months and expression.match_day(day) for day in days)
-    except (CronSimError, StopIteration, ValueError, OverflowError):
-        return False
-
-
-def _next(cron: str, after: datetime) -> datetime:
-    return next(CronSim(cron, after), datetime.max)
-
-
-@lru_cache(256)
-def _expression(cron: str) -> CronSim:
-    """Only to be asked, never to be iterated."""
-    return CronSim(cron, _EPOCH)

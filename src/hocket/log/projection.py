@@ -39,6 +39,7 @@ from hocket.log.law import Law, Laws, trace
 from hocket.log.links import unlinked
 from hocket.log.ownership import Ownership
 from hocket.log.registers import Registers
+from hocket.log.ticks import could_be_newest
 from hocket.store import Entry, Session, Stage
 
 _CLAIMS = (number_of(ClaimWork), number_of(AcceptWork))
@@ -104,7 +105,7 @@ class Projection:
         ended: bytes | None = None
         if schedule is not None and isinstance(schedule.payload, SetSchedule):
             ended = self._session.schedule_after(schedule.payload.name, pack(schedule.timestamp))
-        fault = tick_fault(op, schedule, None if ended is None else unpack(ended))
+        fault = tick_fault(op, schedule, None if ended is None else unpack(ended), could_be_newest)
         return fault or (None if schedule is None else self.law.tick_refusal(op, schedule.node_id))
 
     def arbiter(self, at: Hlc) -> int | None:
