@@ -11,10 +11,9 @@ from hocket.kernel.keys import SigningKey
 from hocket.kernel.ucan import Capability
 from hocket.kernel.vocabulary import (
     IngestEvidence,
-    RevokeUcan,
 )
 from hocket.mesh import wire
-from tests.mesh.world import Guest, Place, ask, introduced, received, run, since
+from tests.mesh.world import Guest, Place, ask, introduced, received, revoke, run, since
 
 # Who is asking.
 
@@ -107,7 +106,7 @@ def test_a_revoked_node_is_sent_away(tmp_path: Path):
         guest = Guest(7)
         cid = introduced(a, guest)
         assert (await ask(a, guest)).status == 200
-        a.log.run(lambda tx: tx.author(RevokeUcan(cid)))
+        revoke(a, cid)
         for method, path in (("GET", wire.OPS), ("POST", wire.OPS), ("POST", wire.EXCHANGE), ("GET", wire.HINTS)):
             reply = await ask(a, guest, method=method, path=path, body=b"" if method == "GET" else b"\0")
             assert (reply.status, reply.body) == (403, b"")

@@ -9,7 +9,7 @@ from hocket.kernel.clock import Hlc
 from hocket.kernel.frontier import Frontier, parse_frontier
 from hocket.kernel.ids import content_hash
 from hocket.kernel.keys import SigningKey
-from hocket.kernel.ops import decode, encode_sequence, read_sequence
+from hocket.kernel.ops import NO_ID, decode, encode_sequence, read_sequence
 from hocket.kernel.rules import STRICT, rules_hash
 from hocket.kernel.ucan import Capability
 from hocket.kernel.vocabulary import (
@@ -173,10 +173,10 @@ def test_a_push_is_counted_and_can_be_repeated(tmp_path: Path):
         first = await b.ask(a, "POST", query="", body=body)
         assert first.headers["content-type"] == "application/json"
         assert first.headers[wire.RULES_HASH] == rules_hash(a.log.rules).hex()
-        assert json.loads(first.body) == {"appended": 10, "duplicated": 1, "rejected": 0, "held": 0}
+        assert json.loads(first.body) == {"appended": 10, "duplicated": 1, "rejected": 0, "held": 0, "unlinked": 0}
         count, digest = a.count(), a.digest()
         again = await b.ask(a, "POST", query="", body=body)
-        assert json.loads(again.body) == {"appended": 0, "duplicated": 11, "rejected": 0, "held": 0}
+        assert json.loads(again.body) == {"appended": 0, "duplicated": 11, "rejected": 0, "held": 0, "unlinked": 0}
         assert (a.count(), a.digest()) == (count, digest)
 
     run(tmp_path, test)
@@ -188,14 +188,14 @@ def test_what_is_refused_is_counted_without_a_reason(tmp_path: Path):
         guest, stranger = Guest(7), Guest(8)
         joined(a, guest, (Capability("Ops", "Read", {}), Capability("Job", "Schedule", {"kind_prefix": ["acme."]})))
         now = a.log.physical()
-        good = guest.op(ScheduleJob(bytes(15) + b"\1", "acme.render", b"{}", b""), now)
-        unauthorised = guest.op(ScheduleJob(bytes(15) + b"\2", "other.kind", b"{}", b""), now)
-        unknown = stranger.op(ScheduleJob(bytes(15) + b"\3", "acme.render", b"{}", b""), now)
-        forged = bytearray(guest.op(ScheduleJob(bytes(15) + b"\4", "acme.render", b"{}", b""), now))
+        good = guest.op(ScheduleJob(NO_ID, "acme.render", b"{}", b""), now)
+        unauthorised = guest.op(ScheduleJob(NO_ID, "other.kind", b"{}", b""), now)
+        unknown = stranger.op(ScheduleJob(NO_ID, "acme.render", b"{}", b""), now)
+        forged = bytearray(guest.op(ScheduleJob(NO_ID, "acme.render", b"{}", b""), now))
         forged[-3] ^= 1
         body = encode_sequence([good, unauthorised, unknown, bytes(forged)])
         reply = await ask(a, guest, method="POST", query="", body=body)
-        assert json.loads(reply.body) == {"appended": 1, "duplicated": 0, "rejected": 3, "held": 0}
+        assert json.loads(reply.body) == {"appended": 1, "duplicated": 0, "rejected": 3, "held": 0, "unlinked": 0}
         with a.desk.read() as session:
             jobs = [entry.job.kind for entry in session.each_job()]
             assert jobs == ["acme.render"]
@@ -383,7 +383,7 @@ def test_an_introduction_is_the_only_thing_that_a_stranger_can_bring(tmp_path: P
         guest = Guest(7)
         now = a.log.physical()
         proper = guest.op(delegation(a, guest.key.public, WORKER), now)
-        job = guest.op(ScheduleJob(bytes(15) + b"\1", "acme.render", b"{}", b""), now)
+        job = guest.op(ScheduleJob(NO_ID, "acme.render", b"{}", b""), now)
         of_another = guest.op(delegation(a, Guest(8).key.public, WORKER), now)
         foreign_user = SigningKey(b"u" * 32)
         headers = {wire.RULES_HASH: rules_hash(a.log.rules).hex(), "content-type": wire.OCTETS}

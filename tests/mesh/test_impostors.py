@@ -10,14 +10,14 @@ import pytest
 from hocket.kernel.clock import Hlc
 from hocket.kernel.frontier import decode_frontier, frontier_text
 from hocket.kernel.ids import node_text
-from hocket.kernel.ops import encode_sequence, read_sequence
+from hocket.kernel.ops import NO_ID, decode, encode_sequence, read_sequence
 from hocket.kernel.rules import STRICT, rules_hash
-from hocket.kernel.vocabulary import RevokeUcan, ScheduleJob
+from hocket.kernel.vocabulary import ScheduleJob
 from hocket.mesh import peers, sync, wire
 from hocket.mesh.client import Client
 from hocket.mesh.wire import Reply, Request
 from tests.mesh.test_sync import Between
-from tests.mesh.world import Guest, Place, ask, introduced, resigned, run, until
+from tests.mesh.world import Guest, Place, ask, introduced, joined, resigned, revoke, run, until
 
 FAR_MS = 2**45
 
@@ -197,7 +197,7 @@ def test_a_forged_op_from_the_future_moves_no_cursor(tmp_path: Path):
         await b.exchanges.visit(a.address)
         forger = Guest(9)
         forger.id = a.id
-        forged = forger.op(ScheduleJob(bytes(15) + b"\1", "acme.render", b"{}", b""), a.log.physical() + 200_000)
+        forged = forger.op(ScheduleJob(NO_ID, "acme.render", b"{}", b""), a.log.physical() + 200_000)
         between = Between(b)
         real = between._real.send
 
@@ -223,10 +223,10 @@ def test_a_forged_op_from_the_future_moves_no_cursor(tmp_path: Path):
 def test_ops_that_are_held_are_not_sent_again_and_again(tmp_path: Path):
     async def test(a: Place, b: Place) -> None:
         guest = Guest(7)
-        introduced(a, guest)
+        joined(a, guest)
         b.befriend(a.address)
         await b.exchanges.visit(a.address)
-        fast = guest.op(ScheduleJob(bytes(15) + b"\1", "acme.render", b"{}", b""), a.log.physical() + 400_000)
+        fast = guest.op(ScheduleJob(NO_ID, "acme.render", b"{}", b""), a.log.physical() + 400_000)
         # a's clock is right by this op's.
         physical, a.log.physical = a.log.physical, lambda: physical() + 400_000
         a.log.admit(read_sequence(encode_sequence([fast])))
@@ -314,7 +314,7 @@ def test_nothing_is_pulled_from_a_revoked_peer(tmp_path: Path):
         await c.exchanges.visit(b.address)
         with a.desk.store.read() as session:
             cid = next(each.cid for each in session.delegations() if each.hlc[12:] == b.id.to_bytes(8, "big"))
-        a.log.run(lambda tx: tx.author(RevokeUcan(cid)))
+        revoke(a, cid)
         await c.exchanges.exchange(a.address)
         b.submit(5)
         before = c.ids()
@@ -335,10 +335,10 @@ def test_nothing_is_pulled_from_a_revoked_peer(tmp_path: Path):
 def test_held_ops_are_counted_in_the_answer(tmp_path: Path):
     async def test(a: Place) -> None:
         guest = Guest(7)
-        introduced(a, guest)
-        fast = guest.op(ScheduleJob(bytes(15) + b"\1", "acme.render", b"{}", b""), a.log.physical() + 400_000)
+        joined(a, guest)
+        fast = guest.op(ScheduleJob(NO_ID, "acme.render", b"{}", b""), a.log.physical() + 400_000)
         reply = await ask(a, guest, method="POST", query="", body=encode_sequence([fast]))
-        assert reply.body == b'{"appended":0,"duplicated":0,"rejected":0,"held":1}'
+        assert reply.body == b'{"appended":0,"duplicated":0,"rejected":0,"held":1,"unlinked":0}'
         reply = await ask(a, guest, method="POST", path=wire.EXCHANGE, body=encode_sequence([fast]))
         assert reply.headers[wire.HELD] == "1"
 
@@ -353,12 +353,12 @@ def test_the_clock_hears_every_op_that_is_refused(tmp_path: Path, case: str):
         introduced(a, guest)
         introduced(a, third)
         wall = a.log.physical() + 200_000
-        job = ScheduleJob(bytes(15) + b"\1", "acme.render", b"{}", b"")
+        job = ScheduleJob(NO_ID, "acme.render", b"{}", b"")
         op = (third if case == "relayed" else guest).op(job, wall, 0)
         if case == "bad signature":
             op = op[:-1] + b"x"
         if case == "unknown variant":
-            at = op.index(job.job_id) - 1
+            at = op.index(decode(op).id, 16) - 1
             op = op[:at] + b"\x7f" + op[at + 1 :]
         reply = await ask(a, guest, method="POST", query="", body=encode_sequence([op]))
         assert b'"rejected":1' in reply.body
@@ -375,7 +375,7 @@ def test_the_clock_does_not_hear_a_refused_op_from_too_far_ahead(tmp_path: Path)
         introduced(a, guest)
         introduced(a, third)
         wall = a.log.physical() + 900_000
-        op = third.op(ScheduleJob(bytes(15) + b"\1", "acme.render", b"{}", b""), wall)
+        op = third.op(ScheduleJob(NO_ID, "acme.render", b"{}", b""), wall)
         await ask(a, guest, method="POST", query="", body=encode_sequence([op]))
         with a.desk.store.read() as session:
             assert session.head().wall < wall

@@ -11,11 +11,12 @@ from hocket.kernel import frontier as frontiers
 from hocket.kernel.ids import content_hash
 from hocket.kernel.ops import encode_sequence
 from hocket.kernel.ucan import Capability, issue
-from hocket.kernel.vocabulary import DelegateUcan, RevokeUcan, ScheduleJob
+from hocket.kernel.vocabulary import DelegateUcan
 from hocket.mesh import introductions, peers, wire
-from tests.mesh.world import WORKER, Guest, Place, ask, introduced, run, since
+from tests.mesh.world import WORKER, Guest, Place, ask, delegation, introduced, revoke, run, since
 
 READ = (Capability("Job", "Read", {}),)
+INVITER = (*WORKER, Capability("Registration", "Write", {}))
 
 
 def handed_on(a: Place, by: Guest, to: Guest, proof: bytes, expires: int | None = None) -> bytes:
@@ -33,7 +34,7 @@ async def introduce(a: Place, op: bytes) -> int:
 def test_a_node_that_was_let_in_elsewhere_introduces_itself(tmp_path: Path):
     async def test(a: Place) -> None:
         inviter, new = Guest(7), Guest(8)
-        cid = introduced(a, inviter)
+        cid = introduced(a, inviter, INVITER)
         assert (await ask(a, new)).status == 401
         assert await introduce(a, handed_on(a, inviter, new, cid)) == 204
         assert (await ask(a, new)).status == 200
@@ -50,20 +51,20 @@ def test_a_delegation_that_is_not_in_force_introduces_nobody(tmp_path: Path, cas
         inviter, new = Guest(7), Guest(8)
         now_s = a.log.physical() // 1000
         bounds: dict[str, Any] = {"expires": now_s - 5} if case == "a chain that is expired" else {}
-        cid = introduced(a, inviter, **bounds)
+        cid = introduced(a, inviter, INVITER, **bounds)
         expires = now_s - 5 if case.endswith("expired") else None
         op = handed_on(a, inviter, new, cid, expires)
         if case == "not yet":
             token = issue(inviter.key, new.key.public, READ, now_s + 600, None, [cid])
             op = new.op(DelegateUcan(content_hash(token), token), a.log.physical())
         if case == "revoked":
-            a.log.run(lambda tx: tx.author(RevokeUcan(cid)))
+            revoke(a, cid)
         if case == "revoked beforehand":
             from hocket.kernel.ops import decode
 
             payload = decode(op).payload
             assert isinstance(payload, DelegateUcan)
-            a.log.run(lambda tx: tx.author(RevokeUcan(payload.ucan_cid)))
+            revoke(a, payload.ucan_cid)
         before = a.count()
         # It does not learn what became of it, and the operator does.
         assert await introduce(a, op) == 204
@@ -80,7 +81,7 @@ def test_a_known_node_needs_no_introduction(tmp_path: Path, is_revoked: bool):
         guest = Guest(7)
         cid = introduced(a, guest)
         if is_revoked:
-            a.log.run(lambda tx: tx.author(RevokeUcan(cid)))
+            revoke(a, cid)
         before = a.count()
         for n in range(5):
             token = issue(guest.key, guest.key.public, READ, a.log.physical() // 1000 - 30 - n, None, [cid])
@@ -95,7 +96,7 @@ def test_one_issuer_brings_in_only_so_many(tmp_path: Path, monkeypatch: pytest.M
 
     async def test(a: Place) -> None:
         inviter, other = Guest(7), Guest(6)
-        cid, another = introduced(a, inviter), introduced(a, other)
+        cid, another = introduced(a, inviter, INVITER), introduced(a, other, INVITER)
         before = a.count()
         for n in range(12):
             await introduce(a, handed_on(a, inviter, Guest(20 + n), cid))
@@ -119,8 +120,8 @@ def test_a_log_that_is_full_of_authors_goes_on_with_those_that_it_has(tmp_path: 
         for guest in guests:
             introduced(a, guest)
         replies = []
-        for n, guest in enumerate(guests):
-            op = guest.op(ScheduleJob(bytes(15) + bytes([n]), "acme.render", b"{}", b""), a.log.physical())
+        for guest in guests:
+            op = guest.op(delegation(a, guest.key.public, WORKER), a.log.physical())
             replies.append(await ask(a, guest, method="POST", query="", body=encode_sequence([op])))
         assert [reply.status for reply in replies] == [200] * 8
         assert [b'"appended":1' in reply.body for reply in replies] == [True] * 2 + [False] * 6
@@ -136,9 +137,9 @@ def test_a_log_of_too_many_authors_is_a_status_of_its_own(tmp_path: Path, monkey
         b.befriend(a.address)
         await b.exchanges.visit(a.address)
         guests = [Guest(10 + n) for n in range(4)]
-        for n, guest in enumerate(guests):
+        for guest in guests:
             introduced(a, guest)
-            op = guest.op(ScheduleJob(bytes(15) + bytes([n]), "acme.render", b"{}", b""), a.log.physical())
+            op = guest.op(delegation(a, guest.key.public, WORKER), a.log.physical())
             await ask(a, guest, method="POST", query="", body=encode_sequence([op]))
         monkeypatch.setattr(frontiers, "AUTHORS_MAX", 3)
         assert (await b.ask(a)).status == 507

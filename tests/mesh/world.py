@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from hocket.desk import Desk
+from hocket.kernel.authority import revoke_root
 from hocket.kernel.bearer import make_bearer, read_bearer
+from hocket.kernel.clock import Hlc
 from hocket.kernel.frontier import Frontier, frontier_text
 from hocket.kernel.ids import content_hash, node_id
 from hocket.kernel.keys import SigningKey
-from hocket.kernel.ops import Op, decode, encode, read_sequence, sign
+from hocket.kernel.ops import NO_ID, Op, bind, decode, encode, link_to, read_sequence, sign
 from hocket.kernel.rules import rules_hash
 from hocket.kernel.ucan import Capability, issue
 from hocket.kernel.vocabulary import CreateArtifact, DelegateUcan
@@ -176,14 +178,16 @@ class Guest:
         self.key = SigningKey(bytes([seed]) * 32)
         self.id = node_id(self.key.public)
         self._count = 0
+        self._last = NO_ID
 
-    def op(self, payload: Any, wall: int, logical: int | None = None) -> bytes:
-        from hocket.kernel.clock import Hlc
-
+    def op(self, payload: Any, wall: int, logical: int | None = None, after: bytes | None = None) -> bytes:
+        """It follows the guest's last op, or the one that is said."""
         self._count += 1
         stamp = Hlc(wall, self._count if logical is None else logical, self.id)
-        op_id = wall.to_bytes(6, "big") + content_hash(b"%d %d" % (self.id, self._count))[:10]
-        return encode(sign(Op(op_id, stamp, self.id, (), payload), self.key))
+        link = link_to(self._last if after is None else after)
+        op, _ = bind(Op(NO_ID, stamp, self.id, (link,), payload))
+        self._last = op.id
+        return encode(sign(op, self.key))
 
 
 def resigned(server: Place, caller: int, request: Request, reply: Reply) -> Reply:
@@ -219,6 +223,12 @@ def introduced(a: Place, guest: Guest, grants: tuple[Capability, ...] = WORKER, 
     payload = delegation(a, guest.key.public, grants, **bounds)
     a.log.run(lambda tx: tx.author(payload))
     return payload.ucan_cid
+
+
+def revoke(a: Place, cid: bytes) -> None:
+    """By the user's key, which issued it."""
+    word = revoke_root(a.desk.home.user_key(), cid)
+    assert isinstance(a.log.run(lambda tx: tx.author(word)), Op)
 
 
 def joined(a: Place, guest: Guest, grants: tuple[Capability, ...] = WORKER) -> None:

@@ -446,3 +446,21 @@ def test_an_op_signed_by_another_is_no_history() -> None:
     assert first.receive([(encode(stolen), stolen)])[:2] == (0, 1)
     assert first.log.law().forks == {}
     assert Hlc(0, 0, 0) < op.timestamp
+
+
+@pytest.mark.req("LW-34", "LW-46")
+def test_a_chain_goes_on_past_an_op_of_a_newer_program() -> None:
+    """Its variant is unknown here, so it is refused; but it is its author's, and the next op follows it."""
+    first, newer = owner(), Forger("newer")
+    first.receive(newer.enter(first.invite(newer), first.token))
+    one = newer.say(ScheduleJob(NO_ID, "acme.one", b"{}", b""), START + 10)
+    strange, unknown = newer.strange(START + 20)
+    three = newer.say(ScheduleJob(NO_ID, "acme.three", b"{}", b""), START + 30)
+    first.receive([one])
+    assert first.receive([three]).refused == {Reason.UNLINKED: 1}
+    # Somebody else's word that there was an op is nothing.
+    assert first.receive([(strange[:-1] + bytes([strange[-1] ^ 1]), unknown)]).refused == {Reason.UNKNOWN_VARIANT: 1}
+    assert first.receive([three]).refused == {Reason.UNLINKED: 1}
+    assert first.receive([(strange, unknown)]).refused == {Reason.UNKNOWN_VARIANT: 1}
+    assert first.receive([three]).appended == 1
+    assert first.reason(three[1]) == 0 and first.rebuilt()

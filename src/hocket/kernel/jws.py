@@ -36,6 +36,10 @@ def from_base64url(text: bytes) -> bytes:
     return data
 
 
+# How every signature field begins; the node's number follows.
+SIGNATURE_BEGINS = base64url(b'{"alg":"EdDSA","kid":"node-')
+
+
 @lru_cache(maxsize=4096)
 def _detached_prefix(node: int) -> bytes:
     return base64url(b'{"alg":"EdDSA","kid":"node-%d"}' % node) + b".."

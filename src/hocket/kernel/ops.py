@@ -20,7 +20,7 @@ from blake3 import blake3
 
 from hocket.kernel.clock import Hlc
 from hocket.kernel.ids import make_ulid
-from hocket.kernel.jws import detached, open_detached
+from hocket.kernel.jws import SIGNATURE_BEGINS, detached, open_detached
 from hocket.kernel.keys import SigningKey, verify
 from hocket.kernel.postcard import BYTES, NODE, STR, U32, U64, Malformed, Reader, fixed, option, seq, write_varint
 from hocket.kernel.postcard import encode as encode_value
@@ -301,6 +301,37 @@ def verify_op(data: bytes, op: Op, public: bytes) -> bool:
     except Malformed:
         return False
     return verify(public, signature, body + b"\x00")
+
+
+class Unread(NamedTuple):
+    """The envelope of an op whose payload nobody here can read; its author has signed it."""
+
+    id: bytes
+    timestamp: Hlc
+    link: bytes | None
+
+
+def read_unknown(data: bytes, public: bytes) -> Unread | None:
+    """What can be told of an op with an unknown payload, if these bytes are all of it, this key has signed them, and
+    the id follows from them. So an author's chain can be followed past an op of a newer program.
+    """
+    r = Reader(data)
+    try:
+        op_id = r.take(16)
+        if _read_u32(r) != SCHEMA_VERSION:
+            return None
+        stamp = Hlc(_read_u64(r), _read_u32(r), _read_node(r))
+        node, deps = _read_node(r), _read_deps(r)
+        place = data.rfind(SIGNATURE_BEGINS)
+        signature = open_detached(data[max(place, 0) :], node)
+    except Malformed:
+        return None
+    body = data[: place - len(_signature_head(len(data) - place))]
+    if sealed(body, data[place:]) != data or not verify(public, signature, body + b"\x00"):
+        return None
+    if node != stamp.node or stamp.wall >> 48 or _bound_id(stamp.wall, body) != op_id:
+        return None
+    return Unread(op_id, stamp, deps[-1] if deps and deps[-1][0] == _LINK_MARK else None)
 
 
 def encode_sequence(ops: Sequence[bytes]) -> bytes:

@@ -14,6 +14,12 @@ CREATE INDEX jobs_ready ON jobs (kind, priority DESC, scheduled) WHERE stage = 0
 
 ALTER TABLE jobs ADD COLUMN settled INTEGER NOT NULL DEFAULT 0;       -- 1: the arbiter has accepted its completion
 
+CREATE TABLE skipped (                    -- the latest op of an author that this program cannot read
+    author BLOB PRIMARY KEY,
+    hlc    BLOB NOT NULL,
+    id     BLOB NOT NULL
+) STRICT, WITHOUT ROWID;
+
 CREATE TABLE late (                       -- came long after its author's delegation had ended; on no log yet
     id       BLOB PRIMARY KEY,
     author   BLOB NOT NULL,
