@@ -16,10 +16,9 @@ from functools import lru_cache
 from typing import NamedTuple
 
 import msgspec
-from blake3 import blake3
 
 from hocket.kernel.clock import Hlc
-from hocket.kernel.ids import make_ulid
+from hocket.kernel.ids import digest, make_ulid
 from hocket.kernel.jws import SIGNATURE_BEGINS, detached, open_detached
 from hocket.kernel.keys import SigningKey, verify
 from hocket.kernel.postcard import BYTES, NODE, STR, U32, U64, Malformed, Reader, fixed, option, seq, write_varint
@@ -42,10 +41,9 @@ _SCHEDULE = encode_value(U64, number_of(ScheduleJob))
 # No op id begins so: its milliseconds would lie beyond the year 10800.
 _LINK_MARK, _PIN_MARK = 0xFF, 0xFE
 NO_ID = bytes(16)
-_SELF_NAMED: dict[type[Payload], tuple[str, int]] = {
-    ScheduleJob: ("job_id", len(_SCHEDULE)),
-    CreateArtifact: ("artifact_id", len(encode_value(U64, number_of(CreateArtifact)))),
-}
+# The payloads that make something, and the field that names it.
+_SELF_NAMED: dict[type[Payload], str] = {ScheduleJob: "job_id", CreateArtifact: "artifact_id"}
+_OP_CONTEXT = b"hocket op\0"
 
 
 class Op(msgspec.Struct, frozen=True):
@@ -65,7 +63,7 @@ class Op(msgspec.Struct, frozen=True):
         deps = self.causal_deps
         if not deps or deps[-1][0] < _PIN_MARK:
             return deps
-        return tuple(dep for dep in deps if dep[0] < _PIN_MARK)
+        return deps[:-1] if len(deps) == 1 or deps[-2][0] < _PIN_MARK else deps[:-2]
 
     @property
     def link(self) -> bytes | None:
@@ -90,29 +88,33 @@ def link_to(previous: bytes) -> bytes:
     """What an op carries of its author's previous op; `NO_ID` stands for "none before". It is a hash, so that a reader
     from whom that op is kept does not learn its id.
     """
-    return b"\xff" + bytes(blake3(b"hocket link\0" + previous).digest(15))
+    return b"\xff" + digest(b"hocket link\0" + previous, 15)
 
 
 def pin_to(stamp: Hlc, op_id: bytes) -> bytes:
     """What commits an op to the last op that its author knows of another node."""
     time = stamp.wall.to_bytes(6, "big") + stamp.logical.to_bytes(4, "big")
-    return b"\xfe" + time + bytes(blake3(b"hocket pin\0" + op_id).digest(5))
+    return b"\xfe" + time + digest(b"hocket pin\0" + op_id, 5)
 
 
 def bind(op: Op) -> tuple[Op, bytes]:
     """The op under the id that its envelope gives it, and its unsigned bytes. A job or an artifact without an id gets
     that of the op.
     """
-    body = unsigned(op)
-    identity = _bound_id(op.timestamp.wall, body)
-    payload = op.payload
-    if type(payload) in _SELF_NAMED:
-        field, offset = _SELF_NAMED[type(payload)]
-        if getattr(payload, field) == NO_ID:
-            place = len(body) - len(encode_value(PAYLOAD, payload)) + offset
-            body = body[:place] + identity + body[place + 16 :]
-            payload = msgspec.structs.replace(payload, **{field: identity})
-    return msgspec.structs.replace(op, id=identity, payload=payload), identity + body[16:]
+    return bound(op.timestamp, op.causal_deps, op.payload)
+
+
+def bound(stamp: Hlc, deps: tuple[bytes, ...], payload: Payload) -> tuple[Op, bytes]:
+    """The same from what such an op says."""
+    rest = _rest(stamp, deps, payload)
+    identity = make_ulid(stamp.wall, digest(_OP_CONTEXT + rest, 10))
+    field = _SELF_NAMED.get(type(payload))
+    if field is not None and getattr(payload, field) == NO_ID:
+        # Nothing before the payload can hold so many zeros.
+        place = rest.index(NO_ID)
+        rest = rest[:place] + identity + rest[place + 16 :]
+        payload = msgspec.structs.replace(payload, **{field: identity})
+    return Op(identity, stamp, stamp.node, deps, payload), identity + rest
 
 
 def is_bound(data: bytes, op: Op) -> bool:
@@ -122,8 +124,9 @@ def is_bound(data: bytes, op: Op) -> bool:
     payload = op.payload
     tail = 1 if op.signature is None else len(sealed(b"", op.signature))
     body = data[: len(data) - tail]
-    if type(payload) in _SELF_NAMED:
-        named = getattr(payload, _SELF_NAMED[type(payload)][0])
+    field = _SELF_NAMED.get(type(payload))
+    if field is not None:
+        named = getattr(payload, field)
         if named == op.id:
             # An op cannot contain its own id by chance, so the first place that has it is that of the name.
             place = body.index(op.id, 16)
@@ -134,7 +137,7 @@ def is_bound(data: bytes, op: Op) -> bool:
 
 
 def _bound_id(wall: int, body: bytes) -> bytes:
-    return make_ulid(wall, bytes(blake3(b"hocket op\0" + body[16:]).digest(10)))
+    return make_ulid(wall, digest(_OP_CONTEXT + body[16:], 10))
 
 
 def artifact_id(node: int, payload: CreateArtifact) -> bytes:
@@ -143,7 +146,7 @@ def artifact_id(node: int, payload: CreateArtifact) -> bytes:
     """
     unnamed = encode_value(PAYLOAD, msgspec.structs.replace(payload, artifact_id=NO_ID))
     made = payload.artifact_id[:6]
-    return made + bytes(blake3(b"hocket artifact\0" + made + node.to_bytes(8, "big") + unnamed).digest(10))
+    return made + digest(b"hocket artifact\0" + made + node.to_bytes(8, "big") + unnamed, 10)
 
 
 def _check(op: Op) -> None:
@@ -161,19 +164,24 @@ def unsigned(op: Op) -> bytes:
     _check(op)
     if len(op.id) != 16:
         raise Malformed(f"an op id has 16 bytes, not {len(op.id)}")
-    wall, logical, node = op.timestamp
-    out = bytearray(op.id)
-    out += _version_and_wall(wall)
+    return op.id + _rest(op.timestamp, op.causal_deps, op.payload)
+
+
+def _rest(stamp: Hlc, deps: tuple[bytes, ...], payload: Payload) -> bytes:
+    """What stands between the id and the signature field."""
+    wall, logical, node = stamp
+    out = bytearray(_version_and_wall(wall))
     if 0 <= logical <= 0x7F:
         out.append(logical)
     else:
         U32.write(out, logical)
     out += _node_twice(node)
-    if op.causal_deps:
-        _write_deps(out, op.causal_deps)
+    if len(deps) == 1 and len(deps[0]) == 16:
+        out.append(1)
+        out += deps[0]
     else:
-        out.append(0)
-    _write_payload(out, op.payload)
+        _write_deps(out, deps)
+    _write_payload(out, payload)
     return bytes(out)
 
 
@@ -195,7 +203,7 @@ def plain_schedule(
     )
     rest = _text(kind) + encode_value(BYTES, payload) + b"\x00"
     if job_id is None:
-        job_id = make_ulid(wall, bytes(blake3(b"".join((b"hocket op\0", head, NO_ID, rest))).digest(10)))
+        job_id = make_ulid(wall, digest(b"".join((_OP_CONTEXT, head, NO_ID, rest)), 10))
     return job_id, b"".join((job_id, head, job_id, rest))
 
 

@@ -63,6 +63,7 @@ class Law:
         self.forks = forks
         self._pinned = pinned
         self._since = [tenure.since for tenure in tenures]
+        self._has_pins = any(tenure.last is not None for tenure in tenures)
         self._arbiter = extensions is not None and extensions.arbiter
         self.derivation_ops = frozenset(extensions.derivation_ops if extensions else ())
         self._derivation_kinds = tuple(extensions.derivation_kinds if extensions else ())
@@ -74,6 +75,8 @@ class Law:
         return [(tenure.since, tenure.node) for tenure in self.tenures]
 
     def _tenure(self, at: Hlc) -> Tenure | None:
+        if self._since and at >= self._since[-1]:
+            return self.tenures[-1]
         index = bisect(self._since, at)
         return self.tenures[index - 1] if index else None
 
@@ -87,6 +90,8 @@ class Law:
 
     def is_overtaken(self, at: Hlc) -> bool:
         """Whether what the coordinator of that time decided then was not known when its successor was designated."""
+        if not self._has_pins:
+            return False
         tenure = self._tenure(at)
         return tenure is not None and tenure.last is not None and at > tenure.last
 

@@ -212,10 +212,11 @@ class Projection:
                 self._settle()
             return reason
         before = self.entry(job_id)
-        # The fold believes the arbiter that it keeps to the routes that it knows; here is where it does.
-        is_claim = before is not None and type(op.payload) is ClaimWork
-        if is_claim and self.route(before.job.kind, op.timestamp) not in (None, op.node_id):  # type: ignore[union-attr]
-            return Reason.ROUTED_ELSEWHERE
+        if type(op.payload) is ClaimWork and before is not None:
+            # The fold believes the arbiter that it keeps to the routes that it knows; here is where it does.
+            routed = self.route(before.job.kind, op.timestamp)
+            if routed is not None and routed != op.node_id:
+                return Reason.ROUTED_ELSEWHERE
         verdict = roster.apply(before.job if before else None, op, self, partial(self._citing_fault, op))
         if verdict is Reason.OFFERED:
             self._fresh.put(op, Reason.OFFERED)
@@ -337,7 +338,8 @@ class Projection:
 
     def _citing_fault(self, op: Op) -> Reason | None:
         """For the newest op of its job: the claim in force needs no looking up."""
-        if not op.cited or (job_id := job_of(op.payload)) is None:
+        cited = op.cited
+        if not cited or (job_id := job_of(op.payload)) is None:
             return self._citations.fault(op)
         entry = self._entries.get(job_id)
         return self._citations.fault(op, newest_claim=None if entry is None else entry.job.claim_op)

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from hocket.errors import StoreError
 from hocket.kernel.clock import U32_MAX, ClockOverflow, Hlc, pack, recv, tick, unpack
-from hocket.kernel.ops import NO_ID, Op, bind, decode, link_to, pin_to, sealed, unsigned
+from hocket.kernel.ops import NO_ID, Op, bound, decode, link_to, pin_to, sealed, unsigned
 from hocket.kernel.policy import Policy
 from hocket.kernel.reasons import Reason
 from hocket.kernel.vocabulary import CreateArtifact, Payload, ScheduleJob, discriminant, job_of
@@ -146,7 +146,7 @@ class Transaction:
     def _named(self, stamp: Hlc, payload: Payload, deps: tuple[bytes, ...], about: int | None) -> tuple[Op, bytes]:
         if self.is_bound:
             pins = () if about is None else self._pin(about)
-            return bind(Op(NO_ID, stamp, self.node, (*deps, *pins, link_to(self._last)), payload))
+            return bound(stamp, (*deps, *pins, link_to(self._last)), payload)
         op_id = self.new_id(stamp.wall)
         if isinstance(payload, ScheduleJob) and payload.job_id == NO_ID:
             payload = replace(payload, job_id=op_id)
