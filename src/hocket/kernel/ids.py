@@ -83,7 +83,7 @@ def parse_node(text: str) -> int:
 
 def digest(data: bytes, length: int) -> bytes:
     """The beginning of the hash of these bytes."""
-    return blake3(data).digest(length)  # type: ignore[no-any-return]
+    return blake3(data).digest(length)
 
 
 def content_hash(data: bytes) -> bytes:
