@@ -83,7 +83,7 @@ def test_list_and_show(program: Program):
     assert len(rows) == 6 and all(row.count("\t") == 5 for row in rows)
     blob = next(each for each in listed if each["content"] == "blob")
     shown = program.json("artifacts", "show", blob["artifact_id"])
-    assert shown["size"] == 100_000 and shown["op_id"] == shown["artifact_id"] and len(shown["cites"]) == 1
+    assert shown["size"] == 100_000 and shown["op_id"] != shown["artifact_id"] and len(shown["cites"]) == 1
     text = program("artifacts", "show", blob["artifact_id"]).stdout.decode()
     assert "art.bytes" in text and blob["hash"] in text
 

@@ -61,13 +61,12 @@ def test_a_call_leaves_a_record_that_the_completion_names():
         op, payload = creation(node, artifact)
         assert payload.inputs_used == record.evidence and payload.source_job == parse_ulid(handle.job_id)
         assert (payload.model_id, payload.model_version) == ("echo", "v7")
-        assert op.id == payload.artifact_id
         assert record.started_at <= record.completed_at <= op.timestamp
         assert record.started_at.node == node.desk.log.node
         ended, completed = completion(node, handle)
-        assert artifact.id in completed.output_artifacts and artifact.id in ended.causal_deps
+        assert artifact.id in completed.output_artifacts and op.id in ended.cited
         [result] = of_job(node, handle, "hocket.result")
-        assert creation(node, result)[0].causal_deps == (artifact.id,)
+        assert creation(node, result)[0].cited == (op.id,)
         assert node.desk.verify().findings == [] and node.desk.rebuild().unchanged
 
 
@@ -97,13 +96,12 @@ def test_later_outputs_cite_the_records_and_earlier_ones_do_not():
 
     with hocket.testing.node() as node:
         handle = run(node, handler)
-        first, second = (each.id for each in of_job(node, handle, SNAPSHOT_TYPE))
+        first, second = of_job(node, handle, SNAPSHOT_TYPE)
         cited = [
-            creation(node, of_job(node, handle, f"t.{name}")[0])[0].causal_deps
-            for name in ("before", "between", "after")
+            creation(node, of_job(node, handle, f"t.{name}")[0])[0].cited for name in ("before", "between", "after")
         ]
-        assert cited == [(), (first,), (first, second)]
-        assert {first, second} <= set(completion(node, handle)[1].output_artifacts)
+        assert cited == [(), (first.op_id,), (first.op_id, second.op_id)]
+        assert {first.id, second.id} <= set(completion(node, handle)[1].output_artifacts)
 
 
 @pytest.mark.req("LW-35")
@@ -123,7 +121,7 @@ def test_claims_and_actions_name_the_records():
         claim, action = (op for op in ops(node) if isinstance(op.payload, CreateClaim | CreateSuggestedAction))
         assert claim.payload.provenance.snapshots == (snapshot.id,) and claim.payload.provenance.jobs == (job_id,)
         assert len(claim.payload.provenance.evidence) == 1
-        assert action.payload.derivation_job == job_id and action.causal_deps == (snapshot.id,)
+        assert action.payload.derivation_job == job_id and action.cited == (snapshot.op_id,)
         assert completion(node, handle)[1].output_claims == (claim.payload.claim_id,)
 
 

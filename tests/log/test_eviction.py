@@ -28,8 +28,6 @@ J = job_id(1)
 CONTENT = b"much too large to be inline"
 WRITING = (Capability("Artifact", "Write", {}), Capability("Job", "Schedule", {}))
 
-pytestmark = pytest.mark.req("LW-24", "LW-32")
-
 
 @pytest.fixture(autouse=True)
 def all_can_sign(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -57,6 +55,7 @@ def creation(ttl_ms: int | None = None, source: bytes | None = None) -> CreateAr
     return CreateArtifact(ARTIFACT, "note", source, (), digest, None, None, None, len(CONTENT), ttl_ms)
 
 
+@pytest.mark.req("LW-24")
 def test_a_member_that_may_write_artifacts_does_not_evict_anothers() -> None:
     mesh = Two()
     mesh.owner(10, creation())
@@ -64,6 +63,7 @@ def test_a_member_that_may_write_artifacts_does_not_evict_anothers() -> None:
     assert mesh.judged(by_worker, by_phone) == [Reason.OTHERS_ARTIFACT] * 2
 
 
+@pytest.mark.req("LW-24")
 def test_the_author_and_the_owner_evict() -> None:
     mesh = Two()
     mesh.worker(10, creation())
@@ -73,6 +73,7 @@ def test_the_author_and_the_owner_evict() -> None:
     assert mesh.judged(by_phone, by_author, by_owner) == [Reason.OTHERS_ARTIFACT, 0, 0]
 
 
+@pytest.mark.req("LW-24")
 def test_the_node_whose_job_made_it_evicts() -> None:
     mesh = Two()
     mesh.phone(5, ScheduleJob(J, "acme.x", b"", b""))
@@ -81,6 +82,7 @@ def test_the_node_whose_job_made_it_evicts() -> None:
     assert mesh.judged(by_worker, by_phone) == [Reason.OTHERS_ARTIFACT, 0]
 
 
+@pytest.mark.req("LW-24")
 def test_what_a_tick_made_is_evicted_by_the_schedules_author_and_not_by_the_node_that_ticked() -> None:
     mesh = Two()
     asked = mesh.phone(5, SetSchedule("n", "* * * * * *", "UTC", "acme.x", b"", b""))
@@ -92,6 +94,7 @@ def test_what_a_tick_made_is_evicted_by_the_schedules_author_and_not_by_the_node
     assert mesh.judged(by_worker, by_phone) == [Reason.OTHERS_ARTIFACT, 0]
 
 
+@pytest.mark.req("LW-24")
 def test_anyone_who_may_write_artifacts_evicts_after_the_time_to_live() -> None:
     mesh = Two()
     mesh.owner(10, creation(ttl_ms=100))
@@ -99,6 +102,7 @@ def test_anyone_who_may_write_artifacts_evicts_after_the_time_to_live() -> None:
     assert mesh.judged(early, late) == [Reason.OTHERS_ARTIFACT, 0]
 
 
+@pytest.mark.req("LW-24")
 def test_a_node_that_is_heard_of_late_to_be_the_owners_evicts() -> None:
     mesh = Two()
     mesh.owner(10, creation())
@@ -106,6 +110,7 @@ def test_a_node_that_is_heard_of_late_to_be_the_owners_evicts() -> None:
     assert mesh.judged(mesh.worker(20, EvictArtifact(ARTIFACT))) == [0]
 
 
+@pytest.mark.req("LW-24")
 def test_an_eviction_of_what_is_not_there_yet_waits() -> None:
     mesh = Two()
     before = mesh.worker(10, EvictArtifact(ARTIFACT))
@@ -114,6 +119,7 @@ def test_an_eviction_of_what_is_not_there_yet_waits() -> None:
     assert mesh.judged(before, made, after) == [Reason.WAITING, 0, 0]
 
 
+@pytest.mark.req("LW-24")
 def test_a_blob_stays_while_no_eviction_of_it_counts(tmp_path: Path) -> None:
     mesh = Two()
     mesh.owner(10, creation())

@@ -26,8 +26,6 @@ from tests.roster import world
 from tests.roster.test_cascades import everywhere_the_same, reason
 from tests.roster.world import INTRODUCTIONS, START
 
-pytestmark = pytest.mark.req("LW-44")
-
 SECOND = 1_000
 PHONE = SigningKey(b"fone" * 8)
 
@@ -59,7 +57,7 @@ def judged(mesh: Mesh, *ops: Op, known: int = 1) -> tuple[list[int], Log]:
     return [reason(log, op) for op in ops], log
 
 
-@pytest.mark.req("LW-41", "LW-32")
+@pytest.mark.req("LW-44", "LW-41", "LW-32")
 def test_any_member_may_write_a_tick_down_and_two_make_one_job() -> None:
     mesh = Mesh()
     mail = mesh.owner(10, schedule("acme.mail"))
@@ -71,7 +69,7 @@ def test_any_member_may_write_a_tick_down_and_two_make_one_job() -> None:
         assert [entry.job.kind for entry in session.each_job()] == ["acme.mail"]
 
 
-@pytest.mark.req("LW-24")
+@pytest.mark.req("LW-44", "LW-24")
 def test_a_member_cannot_have_the_owner_submit_what_it_may_not_submit_itself() -> None:
     mesh = Mesh()
     mine, foreign = mesh.worker(10, schedule("acme.render.x")), mesh.worker(11, schedule("hocket.run", "m"))
@@ -81,7 +79,7 @@ def test_a_member_cannot_have_the_owner_submit_what_it_may_not_submit_itself() -
     assert reasons == [0, Reason.UNAUTHORISED, 0, Reason.DEPENDENCY_REJECTED]
 
 
-@pytest.mark.req("LW-24")
+@pytest.mark.req("LW-44", "LW-24")
 def test_the_schedules_author_must_still_be_allowed_when_a_tick_is_written() -> None:
     ends = (START + 10 * SECOND) // 1000
     mesh = Mesh(token(expires=ends))
@@ -92,7 +90,7 @@ def test_the_schedules_author_must_still_be_allowed_when_a_tick_is_written() -> 
     assert reasons == [0, 0, Reason.UNAUTHORISED]
 
 
-@pytest.mark.req("LW-24")
+@pytest.mark.req("LW-44", "LW-24")
 def test_a_stranger_writes_no_ticks() -> None:
     mesh = Mesh(token(expires=(START + 5 * SECOND) // 1000))
     mail = mesh.owner(10, schedule("acme.mail"))
@@ -101,7 +99,7 @@ def test_a_stranger_writes_no_ticks() -> None:
     assert reasons == [0, Reason.UNAUTHORISED]
 
 
-@pytest.mark.req("LW-24", "LW-27")
+@pytest.mark.req("LW-44", "LW-24", "LW-27")
 def test_ticks_fall_with_their_author_and_with_the_delegation_that_they_lean_on() -> None:
     narrow = token([Capability("Job", "Schedule", {"time_range": [0, START + 5 * SECOND]})])
     mesh = Mesh(narrow)
@@ -138,7 +136,7 @@ FORGERIES: dict[str, Callable[[Op], ScheduleJob]] = {
 }
 
 
-@pytest.mark.req("LW-42")
+@pytest.mark.req("LW-44", "LW-42")
 @pytest.mark.parametrize("forge", FORGERIES.values(), ids=FORGERIES.keys())
 def test_a_tick_is_exactly_what_the_schedule_says(forge: Callable[[Op], ScheduleJob]) -> None:
     mesh = Mesh()
@@ -151,6 +149,7 @@ def test_a_tick_is_exactly_what_the_schedule_says(forge: Callable[[Op], Schedule
         assert [entry.job.schedule_op for entry in session.each_job()] == [true.id]
 
 
+@pytest.mark.req("LW-44")
 def test_a_tick_cites_the_op_that_set_its_schedule_and_that_is_one() -> None:
     mesh = Mesh()
     mail = mesh.owner(10, schedule())
@@ -163,6 +162,7 @@ def test_a_tick_cites_the_op_that_set_its_schedule_and_that_is_one() -> None:
     assert judged(mesh, uncited, of_nothing)[0] == [Reason.NOT_A_TICK] * 2
 
 
+@pytest.mark.req("LW-44")
 @pytest.mark.parametrize("timezone", ["UTC", "Europe/Vienna"])
 def test_ticks_that_were_missed_are_not_made_up_by_others(timezone: str) -> None:
     """Else a member could have the owner's command run once for each minute in which nobody was awake. In a timezone
@@ -180,7 +180,7 @@ def test_ticks_that_were_missed_are_not_made_up_by_others(timezone: str) -> None
         assert missed.id not in entries or not cron.is_tick(session, entries[missed.id])
 
 
-@pytest.mark.req("LW-32")
+@pytest.mark.req("LW-44", "LW-32")
 @pytest.mark.parametrize(
     "end", [ClearSchedule("n"), schedule("acme.other"), schedule()], ids=["cleared", "other", "same"]
 )
@@ -193,7 +193,7 @@ def test_a_schedule_ticks_until_it_is_cleared_or_replaced(end: ClearSchedule | S
     assert judged(mesh, in_time, too_late)[0] == [0, Reason.NOT_A_TICK]
 
 
-@pytest.mark.req("LW-32", "LW-24")
+@pytest.mark.req("LW-44", "LW-32", "LW-24")
 def test_a_schedule_is_changed_by_its_author_or_by_one_that_may_schedule_its_kind() -> None:
     mesh = Mesh()
     mesh.owner(10, schedule("acme.mail", "mail"))
@@ -210,7 +210,7 @@ def test_a_schedule_is_changed_by_its_author_or_by_one_that_may_schedule_its_kin
         }
 
 
-@pytest.mark.req("LW-32")
+@pytest.mark.req("LW-44", "LW-32")
 def test_a_name_that_was_given_up_is_free_however_late_that_is_heard() -> None:
     mesh = Mesh()
     mesh.owner(10, schedule("acme.mail"))
@@ -221,7 +221,7 @@ def test_a_name_that_was_given_up_is_free_however_late_that_is_heard() -> None:
     assert judged(mesh, mine, back, again)[0] == [0, 0, Reason.OTHERS_SCHEDULE]
 
 
-@pytest.mark.req("LW-32", "LW-27")
+@pytest.mark.req("LW-44", "LW-32", "LW-27")
 def test_a_schedule_that_was_in_the_way_and_is_revoked_is_in_the_way_no_more() -> None:
     mesh = Mesh()
     phones = token([Capability("Job", "Schedule", {"kind_prefix": ["acme.mail"]})], audience=PHONE)
@@ -234,7 +234,7 @@ def test_a_schedule_that_was_in_the_way_and_is_revoked_is_in_the_way_no_more() -
     assert judged(mesh, mine, known=2)[0] == [0]
 
 
-@pytest.mark.req("LW-32", "LW-27")
+@pytest.mark.req("LW-44", "LW-32", "LW-27")
 def test_a_schedule_goes_on_when_the_one_that_replaced_it_is_revoked() -> None:
     mesh = Mesh()
     phones = token([Capability("Job", "Schedule", {"kind_prefix": ["acme.mail"]})], audience=PHONE)
@@ -248,7 +248,7 @@ def test_a_schedule_goes_on_when_the_one_that_replaced_it_is_revoked() -> None:
     assert judged(mesh, new, late, known=2)[0] == [Reason.REVOKED, 0]
 
 
-@pytest.mark.req("LW-32")
+@pytest.mark.req("LW-44", "LW-32")
 def test_a_grant_that_is_heard_of_late_counts_for_changes_too() -> None:
     mesh = Mesh()
     more = token([Capability("Job", "Schedule", {"kind_prefix": ["acme.mail"]})])
@@ -258,6 +258,7 @@ def test_a_grant_that_is_heard_of_late_counts_for_changes_too() -> None:
     assert judged(mesh, cleared)[0] == [0]
 
 
+@pytest.mark.req("LW-44")
 @pytest.mark.parametrize(
     ("bad", "why"),
     [
@@ -279,6 +280,7 @@ def test_a_schedule_that_could_make_no_jobs_is_refused(bad: SetSchedule, why: Re
     assert judged(mesh, refused)[0] == [why]
 
 
+@pytest.mark.req("LW-44")
 def test_a_job_that_only_says_so_is_no_tick_and_holds_up_none() -> None:
     mesh = Mesh()
     mail = mesh.owner(10, schedule("acme.mail"))
@@ -291,6 +293,7 @@ def test_a_job_that_only_says_so_is_no_tick_and_holds_up_none() -> None:
         assert [each.last_tick for each in session.schedules()] == [START + SECOND]
 
 
+@pytest.mark.req("LW-44")
 @pytest.mark.parametrize("number", [0, OTHER])
 def test_the_owner_and_the_author_may_always_clear(number: int) -> None:
     mesh = Mesh()
@@ -368,7 +371,7 @@ def modelled(ops: list[Op]) -> dict[bytes, bool]:
     return counts
 
 
-@pytest.mark.req("LW-32", "LW-33")
+@pytest.mark.req("LW-44", "LW-32", "LW-33")
 @given(words=st.lists(said, min_size=2, max_size=12, unique_by=lambda word: (word[0], word[1])), data=st.data())
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
 def test_every_history_of_schedules_comes_out_as_modelled_in_every_order(

@@ -35,8 +35,6 @@ from tests.log.test_law import WORKER, WORKER_NODE, Mesh, admitted
 from tests.roster import world
 from tests.roster.world import NODES, START, job_id
 
-pytestmark = pytest.mark.req("LW-44")
-
 J = job_id(1)
 OWNER = NODES[0]
 
@@ -56,6 +54,7 @@ def whose(log: Log, job: bytes = J) -> dict[int, bool]:
         return {node: is_own(session, node, row.body) for node in (OWNER, WORKER_NODE)}
 
 
+@pytest.mark.req("LW-44")
 def test_an_ordinary_job_is_its_authors() -> None:
     mesh = Mesh()
     mesh.owner(10, ScheduleJob(J, "acme.render.x", b"", b""))
@@ -77,17 +76,20 @@ def ticked(by_owner: bool, timezone: str = "UTC", at: int = 1_000) -> tuple[Log,
     return admitted(mesh.ops), tick.job_id
 
 
+@pytest.mark.req("LW-44")
 @pytest.mark.parametrize("by_owner", [True, False])
 def test_a_tick_is_the_schedules_authors_whoever_wrote_it_down(by_owner: bool) -> None:
     log, job = ticked(by_owner)
     assert whose(log, job) == {OWNER: by_owner, WORKER_NODE: not by_owner}
 
 
+@pytest.mark.req("LW-44")
 def test_a_tick_in_a_timezone_that_this_machine_does_not_know_is_nobodys() -> None:
     log, job = ticked(True, timezone="Mars/Olympus")
     assert whose(log, job) == {OWNER: False, WORKER_NODE: False}
 
 
+@pytest.mark.req("LW-44")
 @pytest.mark.parametrize("end", ["cancelled", "failed"])
 def test_a_job_that_another_retries_is_not_its_authors_alone(end: str) -> None:
     mesh = Mesh()
@@ -116,7 +118,7 @@ def job_of(log: Log) -> Job:
         return entry.job
 
 
-@pytest.mark.req("LW-39")
+@pytest.mark.req("LW-44", "LW-39")
 def test_a_retry_that_the_arbiter_accepts_is_still_the_retriers() -> None:
     mesh = Mesh()
     mesh.owner(1, DesignateCoordinator(OWNER))
@@ -153,6 +155,7 @@ def works(desk: Desk) -> None:
     SyncNode(desk).work([], allow=[], until_idle=True)
 
 
+@pytest.mark.req("LW-44")
 @pytest.mark.xdist_group("processes")
 def test_a_members_schedule_runs_no_command_on_the_owners_machine(people: People, tmp_path: Path) -> None:
     """`job:schedule` on a phone and `cron add … hocket.run` ran a command there: the machine that ticked wrote the job,
@@ -169,6 +172,7 @@ def test_a_members_schedule_runs_no_command_on_the_owners_machine(people: People
     assert mine.exists() and not foreign.exists()
 
 
+@pytest.mark.req("LW-44")
 @pytest.mark.xdist_group("processes")
 def test_the_owners_schedule_runs_though_a_member_wrote_its_tick_down(people: People, tmp_path: Path) -> None:
     phone = people.join(people.invite("phone", ["job:schedule:acme.", "ops:read"]), "phone")
@@ -182,6 +186,7 @@ def test_the_owners_schedule_runs_though_a_member_wrote_its_tick_down(people: Pe
     assert (tmp_path / "mine").exists()
 
 
+@pytest.mark.req("LW-44")
 @pytest.mark.xdist_group("processes")
 def test_a_members_retry_runs_no_command_on_the_owners_machine(people: People, tmp_path: Path) -> None:
     phone = people.join(people.invite("phone", ["job:schedule"]), "phone")

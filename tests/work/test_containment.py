@@ -34,8 +34,6 @@ from hocket.work.upkeep import Upkeep
 from tests.mesh.world import until
 from tests.work.test_docket import Ground
 
-pytestmark = pytest.mark.req("LW-41")
-
 LeaseOf = Callable[[str], int | None]
 
 

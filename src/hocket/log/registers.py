@@ -101,7 +101,8 @@ class Registers:
         elif isinstance(payload, CreateArtifact):
             expires = None if payload.ttl_ms is None else min(op.timestamp.wall + payload.ttl_ms, NEVER)
             what = payload.artifact_type, payload.source_job, payload.content_hash, min(payload.size_bytes, NEVER)
-            artifact = Artifact(payload.artifact_id, op.id, *what, expires, int(payload.content_inline is not None))
+            is_inline = int(payload.content_inline is not None)
+            artifact = Artifact(payload.artifact_id, op.id, *what, expires, is_inline, hlc)
             rival = self._session.artifact(artifact.id)
             if rival is not None and (other := self._known(rival.op_id)) and other.timestamp > op.timestamp:
                 self._session.drop_artifact(artifact.id)

@@ -107,7 +107,9 @@ class LateOp(NamedTuple):
 
 
 class Artifact(NamedTuple):
-    """`expires` is when it may be evicted, by the HLC's wall; `inline` is 1 when its content is in its op."""
+    """`expires` is when it may be evicted, by the HLC's wall; `inline` is 1 when its content is in its op, and `made`
+    the packed HLC of that op.
+    """
 
     id: bytes
     op_id: bytes
@@ -117,6 +119,7 @@ class Artifact(NamedTuple):
     size: int
     expires: int | None
     inline: int
+    made: bytes
 
 
 class Peer(NamedTuple):

@@ -8,6 +8,10 @@ CREATE TABLE forks (
     since BLOB NOT NULL                   -- HLC: from here on there are two histories
 ) STRICT, WITHOUT ROWID;
 
+-- Ids of one millisecond are in no order, so the queue goes by the time of the ops.
+DROP INDEX jobs_ready;
+CREATE INDEX jobs_ready ON jobs (kind, priority DESC, scheduled) WHERE stage = 0;
+
 ALTER TABLE jobs ADD COLUMN settled INTEGER NOT NULL DEFAULT 0;       -- 1: the arbiter has accepted its completion
 
 CREATE TABLE late (                       -- came long after its author's delegation had ended; on no log yet
@@ -17,6 +21,8 @@ CREATE TABLE late (                       -- came long after its author's delega
     received INTEGER NOT NULL,
     body     BLOB NOT NULL
 ) STRICT, WITHOUT ROWID;
+
+ALTER TABLE artifacts ADD COLUMN made BLOB NOT NULL DEFAULT x'';      -- HLC of the op that made it
 
 ALTER TABLE revocations ADD COLUMN root INTEGER NOT NULL DEFAULT 0;   -- 1: signed by the user's own key
 

@@ -9,7 +9,7 @@ import apsw
 
 from hocket.store import Artifact, Coordinator, Delegated, Fork, Invitation, Peer, Revoked, Schedule
 
-_ARTIFACT = "id, op_id, type, source_job, hash, size, expires, inline"
+_ARTIFACT = "id, op_id, type, source_job, hash, size, expires, inline, made"
 _SCHEDULE = "name, hlc, cron, timezone, kind, payload, policy, last_tick, op"
 _INVITATION = "secret_hash, name, grants, expires, used_by, made"
 
@@ -127,7 +127,7 @@ class MeshStatements:
         return [Schedule(*row) for row in self._sql(f"SELECT {_SCHEDULE} FROM schedules {tail}", values)]
 
     def add_artifact(self, artifact: Artifact) -> None:
-        self._sql(f"INSERT OR IGNORE INTO artifacts ({_ARTIFACT}) VALUES (?, ?, ?, ?, ?, ?, ?, ?)", artifact)
+        self._sql(f"INSERT OR IGNORE INTO artifacts ({_ARTIFACT}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", artifact)
 
     def drop_artifact(self, artifact_id: bytes) -> None:
         self._sql("DELETE FROM artifacts WHERE id = ?", (artifact_id,))
@@ -136,11 +136,12 @@ class MeshStatements:
         return next(iter(self._artifacts("WHERE id = ?", artifact_id)), None)
 
     def artifacts_of_job(self, job_id: bytes) -> list[Artifact]:
-        """What a job's runs made, and its result, which is listed with the job."""
+        """What a job's runs made, in that order, and its result, which is listed with the job."""
         listed: bytes = self._one("SELECT artifacts FROM jobs WHERE id = ?", job_id) or b""
         found = self._artifacts("WHERE source_job = ? AND type <> 'hocket.result'", job_id)
         found += self._artifacts_of([listed[i : i + 16] for i in range(0, len(listed), 16)])
-        return sorted({each.id: each for each in found if each.source_job == job_id}.values())
+        of_job = {each.id: each for each in found if each.source_job == job_id}
+        return sorted(of_job.values(), key=lambda each: each.made)
 
     def artifacts_of_hash(self, content_hash: bytes) -> list[Artifact]:
         """The artifacts whose content is that blob."""

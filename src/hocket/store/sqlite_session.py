@@ -378,11 +378,11 @@ class SqliteSession(MeshStatements):
         beyond = ""
         place: tuple[object, ...] = ()
         if after is not None:
-            beyond = "AND j.priority <= ? AND (j.priority < ? OR j.id > ?)"
-            place = (after.job.policy.priority, after.job.policy.priority, after.job.id)
+            beyond = "AND j.priority <= ? AND (j.priority < ? OR j.scheduled > ?)"
+            place = (after.job.policy.priority, after.job.policy.priority, pack(after.job.scheduled))
         rows = self._sql(
             f"""SELECT {_JOB_OF_J}, ops.body FROM jobs AS j LEFT JOIN ops ON ops.id = j.schedule_op AND ops.settled = 1
-                WHERE j.stage = 0 AND j.kind = ? {beyond} ORDER BY j.priority DESC, j.id LIMIT ?""",
+                WHERE j.stage = 0 AND j.kind = ? {beyond} ORDER BY j.priority DESC, j.scheduled LIMIT ?""",
             (kind, *place, limit),
         )
         return [(_entry(row[:-1]), row[-1]) for row in rows]

@@ -229,7 +229,7 @@ def _by_urgency(tx: Transaction, kinds: list[str], page: int) -> Iterator[tuple[
                 return
             last = rows[-1][0]
 
-    urgency = lambda row: (-row[0].job.policy.priority, row[0].job.id)  # noqa: E731
+    urgency = lambda row: (-row[0].job.policy.priority, row[0].job.scheduled)  # noqa: E731
     return islice(heapq.merge(*map(of, kinds), key=urgency), page + LOOKED_AT_MAX)
 
 
