@@ -29,8 +29,8 @@ def revoke(
     """Revoke every delegation by which a node holds anything, and with them all that lean on those. It cannot be
     undone; the machine can be invited anew.
 
-    It reaches back: whatever the node wrote no longer counts, so open jobs that it did are to be done again. What the
-    coordinator accepted from it stands.
+    It reaches back: what the node wrote no longer counts, jobs that it submitted included. What the coordinator
+    accepted from it stands. What the node decided as the coordinator is undone.
 
     A node is revoked by the node that invited it or by one above that. A node that the user's own key let in, like a
     second node of the owner's, is revoked with that key, where the home has it.
@@ -63,7 +63,7 @@ def revoke(
         say(f"{each.shown} has lost what it held through it")
     if "coordinator" in done.member.roles:
         say("it was the coordinator, and nobody decides claims now; `hocket coordinator` designates another", "warn")
-    say("open jobs that it did are taken back and done again; what the coordinator accepted from it stands")
+    say("what it wrote no longer counts, jobs that it submitted included; what the coordinator accepted from it stands")
     say("other nodes hear of it with their next exchange", "dim")
 
 
