@@ -63,12 +63,13 @@ class Door:
         introductions = self._introductions(ops)
 
         def check(part: Sequence[Received]) -> list[Reason | None]:
-            return [introductions[op.id] if op.id in introductions else self._check(raw, op) for raw, op in part]
+            return [introductions[raw] if raw in introductions else self._check(raw, op) for raw, op in part]
 
         return Shared(helpers, check, ops)
 
     def _introductions(self, ops: Sequence[Received]) -> dict[bytes, Reason | None]:
-        tokens = {op.id: _read(op) for _, op in ops if isinstance(op.payload, DelegateUcan)}
+        """The verdicts on delegations, each by the op's bytes: another op can claim to have its id."""
+        tokens = {raw: _read(op) for raw, op in ops if isinstance(op.payload, DelegateUcan)}
         new = {each.cid: each for each in tokens.values() if isinstance(each, Delegation)}
         if new:
             self._delegations |= new
@@ -77,8 +78,8 @@ class Door:
         verdicts: dict[bytes, Reason | None] = {}
         for own in (True, False):
             for raw, op in ops:
-                if op.id in tokens and _is_own(op, tokens[op.id]) == own:
-                    verdicts[op.id] = self._introduce(raw, op, tokens[op.id])
+                if raw in tokens and _is_own(op, tokens[raw]) == own:
+                    verdicts[raw] = self._introduce(raw, op, tokens[raw])
         return verdicts
 
     def _introduce(self, raw: bytes, op: Op, delegation: Delegation | Reason) -> Reason | None:
