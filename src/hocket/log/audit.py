@@ -16,6 +16,7 @@ from hocket.kernel.postcard import Malformed
 from hocket.kernel.ucan import Delegation
 from hocket.kernel.ucan import read as read_ucan
 from hocket.kernel.vocabulary import DelegateUcan, Sanitised, discriminant, job_of
+from hocket.log.naming import ID_BYTES, long_key
 from hocket.log.parallel import in_parallel
 from hocket.log.transaction import link
 from hocket.store import Head, OpRow, Session, Store
@@ -83,7 +84,7 @@ class _Auditor:
 
     def report(self, row: OpRow | None, what: str) -> None:
         if len(self.findings) < FINDINGS_MAX:
-            op_id = None if row is None or len(row.id) != 16 else ulid_text(row.id)
+            op_id = None if row is None or len(row.id) < ID_BYTES else ulid_text(row.id[:ID_BYTES])
             self.findings.append(Finding(None if row is None else row.seq, op_id, what))
 
     def walk(self, session: Session, head: Head, progress: Callable[[int, int], None]) -> None:
@@ -165,8 +166,7 @@ def _is_good(row: OpRow, op: Op, public: bytes) -> bool:
 
 
 def _columns_fit(row: OpRow, op: Op) -> bool:
-    return (row.id, row.hlc, row.variant, row.job) == (
-        op.id,
+    return row.id in (op.id, long_key(op)) and (row.hlc, row.variant, row.job) == (
         pack(op.timestamp),
         discriminant(op.payload),
         job_of(op.payload),

@@ -15,7 +15,15 @@ from hocket.kernel.postcard import Malformed
 from hocket.kernel.reasons import Reason
 from hocket.kernel.ucan import Delegation
 from hocket.kernel.ucan import read as read_ucan
-from hocket.kernel.vocabulary import DelegateUcan, ReportFork, RevokeRoot, Sanitised, ScheduleJob
+from hocket.kernel.vocabulary import (
+    EXTENSION_BASE,
+    DelegateUcan,
+    ReportFork,
+    RevokeRoot,
+    Sanitised,
+    ScheduleJob,
+    discriminant,
+)
 from hocket.log.law import Law
 from hocket.log.parallel import Shared
 
@@ -44,6 +52,7 @@ class Door:
     ) -> None:
         self._user = user
         self._is_bound = law.rules.bounds is not None
+        self._is_strict = law.rules.is_strict
         self._keys = keys
         self._has_written = has_written
         self._introduced: dict[int, bool] = {}
@@ -98,6 +107,8 @@ class Door:
         return refused
 
     def _check(self, raw: bytes, op: Op) -> Reason | None:
+        if self._is_strict and discriminant(op.payload) >= EXTENSION_BASE:
+            return Reason.UNKNOWN_VARIANT  # as every other v0.1 node says
         if not self._introduced[op.node_id]:
             return Reason.UNKNOWN_NODE
         key = self._keys.get(op.node_id)
