@@ -21,6 +21,7 @@ from hocket.kernel.vocabulary import (
     ScheduleJob,
     Telemetry,
 )
+from hocket.log.audit import verify
 from hocket.work import jobs
 from tests.trust.members import START, USER, Forger, Member, key, owner
 
@@ -142,3 +143,13 @@ def test_a_good_delegation_does_not_vouch_for_an_unsigned_op_with_its_id() -> No
     assert admission.refused == {Reason.BAD_SIGNATURE: 1}
     assert admission.appended == 1
     assert all(op.signature != forged.signature for _, op in first.ops())
+
+
+@pytest.mark.req("LW-23", "VX-08")
+def test_the_log_of_an_invited_node_is_verified() -> None:
+    """Its own delegation stands before those that it leans on."""
+    first, worker = owner(), Member("worker")
+    worker.enter(first.invite(worker), first.token)
+    first.pull(worker)
+    for member in (first, worker):
+        assert verify(member.log.store, user=member.log.user).findings == []
