@@ -22,6 +22,7 @@ from hocket.kernel.vocabulary import (
     CompleteJob,
     CreateArtifact,
     DelegateUcan,
+    ExpireWork,
     Payload,
     RevokeUcan,
     RouteKind,
@@ -122,6 +123,26 @@ def test_nobody_comes_between_an_author_and_its_own_ops() -> None:
         with log.store.read() as session:
             entry = session.job(job)
         assert entry is not None and entry.job.outcome is Outcome.SUCCEEDED
+
+
+@pytest.mark.req("LW-42", "LW-46", "LW-32")
+def test_a_citation_within_a_job_is_asked_again_when_its_id_turns_out_to_be_shared() -> None:
+    """Somebody else's citation of an id means the earliest op that has it, in whatever order they arrive."""
+    writing = Writing()
+    job = op_id(501)
+    schedule = writing.say(0, 10, ScheduleJob(job, "test.a", b"{}", b""))
+    claim = writing.say(0, 20, ClaimWork(job, NODES[0], 10))
+    expiry = writing.say(1, 50, ExpireWork(job, NODES[0], "deadline_passed"), (claim.id,))
+    squat = msgspec.structs.replace(writing.say(2, 5, YieldWork(op_id(502), NODES[2], "?")), id=claim.id)
+    found = []
+    for order in ([squat, schedule, claim, expiry], [schedule, claim, expiry, squat]):
+        log = strict_log()
+        log.admit(sent(INTRODUCTIONS))
+        for op in order:
+            log.admit(sent([op]))
+        found.append(counting(log))
+    assert found[0] == found[1]
+    assert found[0][NODES[1], expiry.id] == Reason.DEPENDENCY_REJECTED
 
 
 @pytest.mark.req("LW-46")
