@@ -14,7 +14,7 @@ from hocket.bus.bells import Bells
 from hocket.errors import Conflict, Usage
 from hocket.home import Ask, Home, Remembered, default_home, read_user_key
 from hocket.kernel.ids import content_hash, ulid_text
-from hocket.kernel.rules import Rules, encode_rules
+from hocket.kernel.rules import HOCKET, STRICT, Rules, decode_rules, encode_rules
 from hocket.kernel.ucan import ROOT, issue
 from hocket.kernel.vocabulary import DelegateUcan, DesignateCoordinator
 from hocket.log import RULES, Log, Transaction
@@ -92,10 +92,11 @@ class Desk:
         *,
         passphrase: str | None = None,
         ask: Ask | None = None,
+        strict: bool = False,
     ) -> "Desk":
         """Creates a home: the user's key, the node's key, and the user's root delegation to the node as the first op.
         A `passphrase` locks the user's key; `ask` is called for that of a `user_key` which is locked, and locks the
-        copy too.
+        copy too. A `strict` home keeps to Likewise v0.1: none of Hocket's own ops is ever written in its mesh.
         """
         home = Home(path or default_home())
         known = Remembered(ask)
@@ -106,7 +107,9 @@ class Desk:
             if not fresh:
                 raise Conflict(f"the home {home.path} exists already; nothing was changed")
             home.ensure_keys(user, known.passphrase)
-            desk = cls(home, SqliteStore(home.new_database(), create=True), _helpers())
+            store = SqliteStore(home.new_database(), create=True)
+            _put_rules(store, STRICT if strict else HOCKET)
+            desk = cls(home, store, _helpers())
             desk.log.run(lambda tx: desk.introduce(tx, known, _machine_name()))
         return desk
 
@@ -238,6 +241,17 @@ class Desk:
         key, runs = self.home.node_key(), self.home.runs
         premises = Premises(key, self.log.node, runs, self.secrets, self.blobs, self.read, fetch, physical)
         return Commands(premises, allowance)
+
+
+def _put_rules(store: Store, rules: Rules) -> None:
+    """Keeps the rules of a new home. One that was left half-created keeps those that it has, once ops are there."""
+    with store.write() as session:
+        kept = session.meta(RULES)
+        if kept is None or session.head().seq == 0:
+            session.set_meta(RULES, encode_rules(rules))
+        elif kept != encode_rules(rules):
+            has = "strict" if decode_rules(kept).is_strict else "not strict"
+            raise Conflict(f"the home was begun under other rules (it is {has}); nothing was changed, begin another")
 
 
 def _helpers() -> Executor:

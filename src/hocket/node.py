@@ -75,12 +75,12 @@ class Opening:
             self._sync.close()
 
 
-def init(home: Path | str | None = None, user_key: Path | None = None) -> None:
+def init(home: Path | str | None = None, user_key: Path | None = None, *, strict: bool = False) -> None:
     """Creates a home: the user's key, the node's key, and the user's root delegation to the node as the first
     op. With a `user_key` from another home, this one becomes another node of the same user. Raises Conflict
-    when it exists already.
+    when it exists already. A `strict` home keeps to Likewise v0.1: none of Hocket's own ops is written in its mesh.
     """
-    Desk.init(home, user_key).close()
+    Desk.init(home, user_key, strict=strict).close()
 
 
 def open(home: Path | str | None = None) -> Opening:

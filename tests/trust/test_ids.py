@@ -3,8 +3,9 @@
 import msgspec
 import pytest
 
+from hocket.kernel.clock import Hlc
 from hocket.kernel.ids import content_hash
-from hocket.kernel.ops import NO_ID, artifact_id, encode, sign
+from hocket.kernel.ops import NO_ID, Op, artifact_id, encode, link_to, sign
 from hocket.kernel.reasons import Reason
 from hocket.kernel.roster import Outcome
 from hocket.kernel.rules import UNBOUND
@@ -13,12 +14,14 @@ from hocket.kernel.vocabulary import (
     ClaimWork,
     CompleteJob,
     CreateArtifact,
+    DelegateUcan,
     ReportProgress,
     RevokeUcan,
     RouteKind,
     ScheduleJob,
     Telemetry,
 )
+from hocket.log.audit import verify
 from hocket.work import jobs
 from tests.trust.members import START, USER, Forger, Member, key, owner
 
@@ -122,3 +125,31 @@ def test_jobs_results_and_inputs_are_named_by_their_ops() -> None:
     assert [entry.job.schedule_op if entry else None for entry in entries] == [job_id, plain]
     draft = first.log.run(lambda tx: jobs.submit(tx, [jobs.Draft("k", b"{}", jobs.Policy(after=()))]))
     assert first.entry(draft[0].job_id) is not None
+
+
+@pytest.mark.req("LW-42", "LW-21")
+def test_a_good_delegation_does_not_vouch_for_an_unsigned_op_with_its_id() -> None:
+    """The door remembered its verdict on a delegation by the id alone, and gave it to every op of the batch that had
+    that id: so a member could put words into the owner's mouth.
+    """
+    first, forger = owner(), Forger("forger")
+    first.receive(forger.enter(first.invite(forger, *ROOT), first.token))
+    vouching = forger.say(DelegateUcan(content_hash(first.token), first.token), first.clock.now + 50)
+    latest = [op for _, op in first.ops() if op.node_id == first.node][-1]
+    stamp = Hlc(first.clock.now + 40, 0, first.node)
+    forged = Op(vouching[1].id, stamp, first.node, (link_to(latest.id),), RouteKind("x", forger.node))
+    forged = msgspec.structs.replace(forged, signature=sign(forged, forger.key).signature)
+    admission = first.receive([vouching, (encode(forged), forged)], forger.node)
+    assert admission.refused == {Reason.BAD_SIGNATURE: 1}
+    assert admission.appended == 1
+    assert all(op.signature != forged.signature for _, op in first.ops())
+
+
+@pytest.mark.req("LW-23", "VX-08")
+def test_the_log_of_an_invited_node_is_verified() -> None:
+    """Its own delegation stands before those that it leans on."""
+    first, worker = owner(), Member("worker")
+    worker.enter(first.invite(worker), first.token)
+    first.pull(worker)
+    for member in (first, worker):
+        assert verify(member.log.store, user=member.log.user).findings == []

@@ -147,7 +147,7 @@ class Door:
         try:
             await asyncio.wait((end, gone), return_when=asyncio.FIRST_COMPLETED)
             if not end.done():
-                await self._node.decide(lambda tx: jobs.cancel(tx, job_id, "its caller hung up"))
+                await self._node.decide(lambda tx: jobs.call_off(tx, job_id, "its caller hung up"))
                 raise ConnectionResetError
             return end.result()
         finally:

@@ -4,11 +4,12 @@ import asyncio
 from collections.abc import Callable
 from contextlib import suppress
 
+from hocket.kernel.ids import ulid_text
 from hocket.kernel.proof import Execution
 from hocket.kernel.reasons import Reason
-from hocket.kernel.roster import Job
+from hocket.kernel.roster import Job, State
 from hocket.node import LOOK_AGAIN_S, Node, SyncNode
-from hocket.work.command.outcome import Outcome, ending, plain_ending, printed
+from hocket.work.command.outcome import Outcome, ending, exit_code, plain_ending, printed
 from hocket.work.proofs import STREAM_TYPES
 from hocket.work.runner import Run
 
@@ -37,8 +38,22 @@ class Following:
     def finished(self, run: Run, outcome: Job | Reason) -> None:
         """To be told by the worker of this process, of each run of the job that ended and what became of the job."""
         if isinstance(outcome, Job):
-            self._outcome = plain_ending(outcome, self._execution)
+            self._outcome = plain_ending(outcome, self._execution) or self._strict_ending(outcome)
         self._settled.set()
+
+    def is_over(self) -> bool:
+        """Whether the job is not to be run again here: in a strict mesh a failure puts it back into the queue."""
+        return self._execution is not None and self._node.desk.log.rules.is_strict
+
+    def _strict_ending(self, job: Job) -> Outcome | None:
+        """How the run ended that is over, whatever becomes of the job."""
+        execution = self._execution
+        if not self.is_over() or execution is None or execution.fence != job.fence:
+            return None
+        if job.outcome is not None or job.state is not State.PENDING:
+            return None
+        stays = f"this is a strict mesh: job {ulid_text(job.id)} stays in the queue, and a worker may run it again"
+        return Outcome(exit_code(execution), stays)
 
     async def end(self) -> Outcome:
         """Waits for it. What another process or node ran was not heard meanwhile, and comes now."""

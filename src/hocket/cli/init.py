@@ -23,6 +23,9 @@ def init(
         bool, typer.Option("--passphrase", help="Lock the user's key; the node works without it.")
     ] = False,
     passphrase_file: PassphraseFile = None,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Keep to Likewise v0.1: no ops of Hocket's own in this mesh.")
+    ] = False,
     home: HomeOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -31,16 +34,20 @@ def init(
     The user's first node is also the coordinator, until another one is designated. A home that was left half-created
     is finished. One that is complete is not touched (exit code 3).
 
+    In a strict mesh other software that knows Likewise v0.1 can work. There is no arbiter, a failure is a yield, and
+    nothing can be cancelled, retried or scheduled by cron. Every node of the mesh must be strict; `join` sees to that.
+
     \b
       hocket init
       hocket --home /srv/render init --passphrase
       hocket --home /srv/second init --user-key /srv/render/user.key
+      hocket --home /srv/plain init --strict
     """
     from hocket.desk import Desk
     from hocket.kernel.ids import node_text
 
     chosen = new(passphrase_file) if passphrase else None
-    with Desk.init(settings.home, user_key, passphrase=chosen, ask=known(passphrase_file)) as desk:
+    with Desk.init(settings.home, user_key, passphrase=chosen, ask=known(passphrase_file), strict=strict) as desk:
         made = {"node": node_text(desk.log.node), "user": desk.log.user, "home": str(desk.home.path)}
     emit(made)
     say("created")

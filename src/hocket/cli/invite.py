@@ -10,7 +10,7 @@ from hocket.cli.app import new_app
 from hocket.cli.job import moment
 from hocket.cli.options import seconds
 from hocket.cli.settings import HomeOption, JsonOption, open_desk, settings
-from hocket.cli.voice import emit, fields, on_terminal, say, span, table
+from hocket.cli.voice import emit, fields, notice, on_terminal, say, span, table
 from hocket.errors import Usage
 
 if TYPE_CHECKING:
@@ -125,6 +125,8 @@ def _invite(
         "capabilities": msgspec.to_builtins(capabilities),
     }
     emit(shown)
+    if rules and desk.log.rules.is_strict:
+        notice("this is a strict mesh: what would have to be sanitised for this node is not sent to it at all")
     say(made.token)
     if on_terminal() and not settings.as_json:
         _draw(made.token)

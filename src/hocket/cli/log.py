@@ -119,7 +119,7 @@ def _line(row: OpRow) -> dict[str, Any]:
         # Damage is for `log verify` to judge; here the rest of the log is still worth showing.
         return {
             "seq": row.seq,
-            "id": ulid_text(row.id) if len(row.id) == 16 else row.id.hex(),
+            "id": ulid_text(row.id[:16]) if len(row.id) >= 16 else row.id.hex(),
             "type": "unreadable",
             "hlc": "-",
             "author": "-",

@@ -73,7 +73,7 @@ def set_rules(
     with open_desk() as desk:
         rules = desk.log.rules
         if rules.extensions is None:
-            raise Usage("this mesh is a strict one, whose rules cannot be changed")
+            raise Usage("this is a strict mesh, and Likewise v0.1 fixes its rules; there is nothing to change")
         changes: dict[str, Any] = {}
         if skew is not None:
             changes["skew_ms"] = _skew(skew)
@@ -126,7 +126,7 @@ def _shown(rules: "Rules") -> dict[str, Any]:
     from hocket.kernel.ids import hash_text
     from hocket.kernel.rules import rules_hash
 
-    return {"hash": hash_text(rules_hash(rules)), **msgspec.to_builtins(rules)}
+    return {"hash": hash_text(rules_hash(rules)), "strict": rules.is_strict, **msgspec.to_builtins(rules)}
 
 
 def _fields(rules: "Rules") -> list[tuple[str, object]]:
@@ -139,7 +139,7 @@ def _fields(rules: "Rules") -> list[tuple[str, object]]:
     ]
     extensions = rules.extensions
     if extensions is None:
-        return [*pairs, ("extensions", "none")]
+        return [*pairs, ("extensions", "none: a strict Likewise v0.1 mesh")]
     return [
         *pairs,
         ("extensions", ", ".join(name for _, name in extensions.variants)),

@@ -180,7 +180,7 @@ async def _attached(desk: "Desk", packed: "Packed") -> "tuple[Outcome, str]":
         if not interrupted.is_set():
             notice(text)
 
-    handlers = Handlers([commands.job_type(job_id)])
+    handlers = Handlers([commands.job_type(job_id, following.is_over)])
     options = WorkerOptions(handlers, 1, grace=0.0, notice=tell, finished=following.finished)
     worker = Worker(node, node.ground, options)
     for each in (signal.SIGINT, signal.SIGTERM):
@@ -192,7 +192,7 @@ async def _attached(desk: "Desk", packed: "Packed") -> "tuple[Outcome, str]":
             end = asyncio.create_task(following.end())
             await asyncio.wait((stop, end), return_when=asyncio.FIRST_COMPLETED)
             if not end.done():
-                await node.decide(lambda tx: jobs.cancel(tx, job_id, "interrupted"))
+                await node.decide(lambda tx: jobs.call_off(tx, job_id, "interrupted"))
             worker.stop()
             await working
             if interrupted.is_set():

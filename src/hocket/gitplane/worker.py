@@ -148,7 +148,7 @@ class GitWorker:
         tx.projection.flush()
         for entry in tx.session.busy(GIT_KIND, SWEEP_MAX):
             if entry.job.state is State.PENDING:
-                log_jobs.cancel(tx, entry.job.id, "the process that held it died; the repository says who goes on")
+                log_jobs.call_off(tx, entry.job.id, "the process that held it died; the repository says who goes on")
         return tx.session.add_worker(self._worker.process, ground.process, tx.now)
 
     def _rounds(self, slots: ThreadPoolExecutor) -> None:
@@ -297,7 +297,7 @@ class GitWorker:
         """The end of the job on the log. One that was not delivered is over there: the repository says who goes on."""
         settle(tx, run)
         if run.stopped:
-            log_jobs.cancel(tx, run.job.id, "its result is not in the repository, which says who goes on")
+            log_jobs.call_off(tx, run.job.id, "its result is not in the repository, which says who goes on")
 
     def _content(self, order: Order) -> Callable[[bytes], bytes]:
         def content(hash: bytes) -> bytes:

@@ -66,6 +66,7 @@ class Reason(IntEnum):
     UNLINKED = 82, "it does not follow the last op of its author that is here"
     OTHER_BYTES = 83, "another op has its id"
     TOO_LARGE = 84, "it is larger than an op may be here"
+    STRICT = 86, "this mesh keeps to Likewise v0.1, which has no such op"
     LATE = 85, "it came long after the delegation that it leans on had ended, and waits for the owner's word"
 
     # Decided by authority: what the delegations on the log allow the author at the op's time.

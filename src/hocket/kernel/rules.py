@@ -54,6 +54,11 @@ class Rules(Struct, frozen=True):
     extensions: Extensions | None = None
     bounds: Bounds | None = None
 
+    @property
+    def is_strict(self) -> bool:
+        """Whether the mesh keeps to Likewise v0.1: nobody writes Hocket's own payloads in it."""
+        return self.extensions is None
+
 
 STRICT = Rules()
 # The extensions alone, for logs from before ids were bound.

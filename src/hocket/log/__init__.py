@@ -23,9 +23,10 @@ from hocket.kernel.vocabulary import ScheduleJob, number_of
 from hocket.log.door import WALL_MAX, Door
 from hocket.log.intake import Admission, Intake, add
 from hocket.log.law import Law, Laws
+from hocket.log.naming import is_taken
 from hocket.log.parallel import in_parallel
 from hocket.log.transaction import Transaction, Wall, being_rebuilt, link, next_stamp
-from hocket.store import Head, OpRow, Store
+from hocket.store import Head, OpRow, Session, Store
 
 __all__ = ["SETTLE_STEP", "Admission", "Log", "Transaction"]
 
@@ -122,9 +123,8 @@ class Log:
                     raise NotAuthorised(f"this node may not submit {kind} jobs: {refused.sentence}")
             is_bound = self.laws.rules.bounds is not None
             link_back = link_to(head.last) if is_bound else None
-            job_id, body = plain_schedule(
-                None if is_bound else self.new_id(stamp.wall), stamp, link_back, kind, payload
-            )
+            new_id = None if is_bound else self._free_id(session, stamp.wall)
+            job_id, body = plain_schedule(new_id, stamp, link_back, kind, payload)
             whole = sealed(body, detached(self._key.sign(body + b"\x00"), self.node))
             seq, chain = head.seq + 1, link(head.chain, whole)
             session.add_ops((OpRow(seq, job_id, pack(stamp), SCHEDULE_JOB, job_id, 0, 0, whole, chain),))
@@ -157,6 +157,13 @@ class Log:
             else:
                 self._last_id = next_ulid(self._last_id)
             return self._last_id
+
+    def _free_id(self, session: Session, ms: int) -> bytes:
+        """An id that no op and no job has. In a strict mesh others can guess the next one, and take it."""
+        op_id = self.new_id(ms)
+        while self.rules.is_strict and is_taken(session, op_id):
+            op_id = self.new_id(ms)
+        return op_id
 
     def _sign(self, bodies: Sequence[bytes]) -> list[bytes]:
         return in_parallel(self._helpers, self._sign_here, bodies)

@@ -5,6 +5,7 @@ delegations on the log itself.
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
+from contextlib import suppress
 from typing import NamedTuple
 
 from hocket.errors import StoreError
@@ -15,7 +16,8 @@ from hocket.kernel.ops import Op, decode, verify_op
 from hocket.kernel.postcard import Malformed
 from hocket.kernel.ucan import Delegation
 from hocket.kernel.ucan import read as read_ucan
-from hocket.kernel.vocabulary import DelegateUcan, Sanitised, discriminant, job_of
+from hocket.kernel.vocabulary import DelegateUcan, Sanitised, discriminant, job_of, number_of
+from hocket.log.naming import ID_BYTES, long_key
 from hocket.log.parallel import in_parallel
 from hocket.log.transaction import link
 from hocket.store import Head, OpRow, Session, Store
@@ -74,7 +76,6 @@ class _Auditor:
         self._expected = expected
         self._helpers = helpers
         self._keys: dict[int, bytes] = {}
-        self._delegations: list[Delegation] = []
         self._chain = bytes(32)
         self._met_expected = expected is None or expected[0] == 0
         self.seq = 0
@@ -83,10 +84,11 @@ class _Auditor:
 
     def report(self, row: OpRow | None, what: str) -> None:
         if len(self.findings) < FINDINGS_MAX:
-            op_id = None if row is None or len(row.id) != 16 else ulid_text(row.id)
+            op_id = None if row is None or len(row.id) < ID_BYTES else ulid_text(row.id[:ID_BYTES])
             self.findings.append(Finding(None if row is None else row.seq, op_id, what))
 
     def walk(self, session: Session, head: Head, progress: Callable[[int, int], None]) -> None:
+        self._meet(session)
         while rows := session.ops_after(self.seq, BATCH):
             ops = [self._decoded(row) for row in rows]
             signed = self._signatures(rows, ops)
@@ -131,22 +133,25 @@ class _Auditor:
             self._met_expected = True
 
     def _decoded(self, row: OpRow) -> Op | None:
-        """Reads an op, and the key of a node that a delegation introduces, which must be known before its first
-        op is verified.
-        """
         try:
-            op = decode(row.body)
-            if isinstance(op.payload, DelegateUcan):
-                self._meet(read_ucan(op.payload.ucan_bytes))
+            return decode(row.body)
         except Malformed:
             return None
-        return op
 
-    def _meet(self, delegation: Delegation) -> None:
-        """Notes the key of a node that was introduced by a delegation which leads back to the user."""
-        self._delegations.append(delegation)
-        if Authority(self._user, self._delegations, ()).fault(delegation) is None:
-            self._keys.setdefault(delegation.node, delegation.public)
+    def _meet(self, session: Session) -> None:
+        """Notes the keys of the nodes whose delegations lead back to the user. A node writes its own delegation before
+        those that it leans on, so all of them are read before the first op is verified.
+        """
+        delegations: list[Delegation] = []
+        for row in session.ops_of_variants((number_of(DelegateUcan),)):
+            op = self._decoded(row)
+            if op is not None and isinstance(op.payload, DelegateUcan):
+                with suppress(Malformed):
+                    delegations.append(read_ucan(op.payload.ucan_bytes))
+        authority = Authority(self._user, delegations, ())
+        for each in delegations:
+            if authority.fault(each) is None:
+                self._keys.setdefault(each.node, each.public)
 
     def _signatures(self, rows: Sequence[OpRow], ops: Sequence[Op | None]) -> list[bool]:
         keys = self._keys
@@ -165,8 +170,7 @@ def _is_good(row: OpRow, op: Op, public: bytes) -> bool:
 
 
 def _columns_fit(row: OpRow, op: Op) -> bool:
-    return (row.id, row.hlc, row.variant, row.job) == (
-        op.id,
+    return row.id in (op.id, long_key(op)) and (row.hlc, row.variant, row.job) == (
         pack(op.timestamp),
         discriminant(op.payload),
         job_of(op.payload),

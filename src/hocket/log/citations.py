@@ -1,5 +1,6 @@
 """What an op hangs on: whether everything that it cites is on the log, earlier than itself, and counts. Citations that
-lead out of a job are remembered, so that a change there is followed here.
+lead out of a job are remembered by id, so that a change there is followed here. The ops that are asked about name what
+they cite by key: see `naming`.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -10,26 +11,12 @@ from hocket.kernel.policy import dependencies
 from hocket.kernel.reasons import Reason
 from hocket.kernel.roster import Standings
 from hocket.kernel.vocabulary import AcceptWork, Payload, ScheduleJob, job_of, number_of
+from hocket.log.fresh import Fresh
+from hocket.log.naming import ID_BYTES
 from hocket.store import Entry, Session
 
 _COUNTS = 0
 _ACCEPT = number_of(AcceptWork)
-
-
-class Fresh:
-    """The ops of one transaction that are not stored yet, each with its reason, 0 if it counts."""
-
-    def __init__(self) -> None:
-        self.ops: dict[bytes, tuple[Op, int]] = {}
-        self._of_job: dict[bytes, list[bytes]] = {}
-
-    def put(self, op: Op, reason: int) -> None:
-        if op.id not in self.ops and (job_id := job_of(op.payload)) is not None:
-            self._of_job.setdefault(job_id, []).append(op.id)
-        self.ops[op.id] = (op, reason)
-
-    def of_job(self, job_id: bytes) -> list[tuple[Op, int]]:
-        return [self.ops[op_id] for op_id in self._of_job.get(job_id, ())]
 
 
 class Citations:
@@ -61,9 +48,11 @@ class Citations:
 
     def citing(self, name: bytes) -> list[bytes]:
         """The ops that cite this op, job or artifact."""
+        name = name[:ID_BYTES]
         return [] if name in self._expected and name not in self._cited_ones else self._session.citing(name)
 
     def cite(self, name: bytes, op_id: bytes) -> None:
+        name = name[:ID_BYTES]
         self._cited_ones.add(name)
         self._session.cite(name, op_id)
 

@@ -15,7 +15,15 @@ from hocket.kernel.postcard import Malformed
 from hocket.kernel.reasons import Reason
 from hocket.kernel.ucan import Delegation
 from hocket.kernel.ucan import read as read_ucan
-from hocket.kernel.vocabulary import DelegateUcan, ReportFork, RevokeRoot, Sanitised, ScheduleJob
+from hocket.kernel.vocabulary import (
+    EXTENSION_BASE,
+    DelegateUcan,
+    ReportFork,
+    RevokeRoot,
+    Sanitised,
+    ScheduleJob,
+    discriminant,
+)
 from hocket.log.law import Law
 from hocket.log.parallel import Shared
 
@@ -44,6 +52,7 @@ class Door:
     ) -> None:
         self._user = user
         self._is_bound = law.rules.bounds is not None
+        self._is_strict = law.rules.is_strict
         self._keys = keys
         self._has_written = has_written
         self._introduced: dict[int, bool] = {}
@@ -63,12 +72,13 @@ class Door:
         introductions = self._introductions(ops)
 
         def check(part: Sequence[Received]) -> list[Reason | None]:
-            return [introductions[op.id] if op.id in introductions else self._check(raw, op) for raw, op in part]
+            return [introductions[raw] if raw in introductions else self._check(raw, op) for raw, op in part]
 
         return Shared(helpers, check, ops)
 
     def _introductions(self, ops: Sequence[Received]) -> dict[bytes, Reason | None]:
-        tokens = {op.id: _read(op) for _, op in ops if isinstance(op.payload, DelegateUcan)}
+        """The verdicts on delegations, each by the op's bytes: another op can claim to have its id."""
+        tokens = {raw: _read(op) for raw, op in ops if isinstance(op.payload, DelegateUcan)}
         new = {each.cid: each for each in tokens.values() if isinstance(each, Delegation)}
         if new:
             self._delegations |= new
@@ -77,8 +87,8 @@ class Door:
         verdicts: dict[bytes, Reason | None] = {}
         for own in (True, False):
             for raw, op in ops:
-                if op.id in tokens and _is_own(op, tokens[op.id]) == own:
-                    verdicts[op.id] = self._introduce(raw, op, tokens[op.id])
+                if raw in tokens and _is_own(op, tokens[raw]) == own:
+                    verdicts[raw] = self._introduce(raw, op, tokens[raw])
         return verdicts
 
     def _introduce(self, raw: bytes, op: Op, delegation: Delegation | Reason) -> Reason | None:
@@ -97,6 +107,8 @@ class Door:
         return refused
 
     def _check(self, raw: bytes, op: Op) -> Reason | None:
+        if self._is_strict and discriminant(op.payload) >= EXTENSION_BASE:
+            return Reason.UNKNOWN_VARIANT  # as every other v0.1 node says
         if not self._introduced[op.node_id]:
             return Reason.UNKNOWN_NODE
         key = self._keys.get(op.node_id)

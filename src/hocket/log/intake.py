@@ -14,6 +14,7 @@ from hocket.kernel.postcard import Malformed, UnknownVariant
 from hocket.kernel.reasons import Reason
 from hocket.kernel.vocabulary import ReportFork, Sanitised
 from hocket.log.door import CURABLE
+from hocket.log.naming import long_key
 from hocket.log.transaction import Transaction
 from hocket.store import LateOp
 
@@ -92,6 +93,10 @@ class Intake:
         if not early:
             tx.hear(op.timestamp)
         known = self._known.get(op.id)
+        if tx.is_strict and known not in (None, raw) and decode(known).node_id != op.node_id:
+            # Another author has used the id before: this op is known by both.
+            op = replace(op, id=long_key(op))
+            known = self._known.get(op.id)
         if known is not None and _is_same(known, raw, op):
             self._duplicated += 1
         elif reason is not None:
@@ -119,7 +124,7 @@ class Intake:
 
     def _contradict(self, known: bytes, raw: bytes, op: Op) -> None:
         """The id is that of another op. Of one author, neither counts any more."""
-        other = decode(known)
+        other = replace(decode(known), id=op.id)
         if other.node_id == op.node_id:
             if self._tx.is_bound:
                 self._report(known, raw, op)
@@ -210,7 +215,7 @@ def _is_same(known: bytes, raw: bytes, op: Op) -> bool:
     """Whether an op with the same id is the same op. What was sanitised on its way is; so is what was signed again."""
     if known == raw:
         return True
-    other = decode(known)
+    other = replace(decode(known), id=op.id)
     is_sanitised = isinstance(op.payload, Sanitised) or isinstance(other.payload, Sanitised)
     return other.node_id == op.node_id and (is_sanitised or replace(other, signature=op.signature) == op)
 

@@ -11,7 +11,7 @@ from functools import partial
 from hocket.kernel import roster
 from hocket.kernel.clock import Hlc, pack, unpack
 from hocket.kernel.ids import ulid_ms
-from hocket.kernel.ops import Op, decode
+from hocket.kernel.ops import Op
 from hocket.kernel.policy import Policy
 from hocket.kernel.reasons import UNAUTHORISED, Reason
 from hocket.kernel.roster import Job, Outcome, State
@@ -34,9 +34,11 @@ from hocket.kernel.vocabulary import (
     job_of,
     number_of,
 )
-from hocket.log.citations import Citations, Fresh
+from hocket.log.citations import Citations
+from hocket.log.fresh import Fresh
 from hocket.log.law import Law, Laws, trace
 from hocket.log.links import unlinked
+from hocket.log.naming import ID_BYTES, Naming, keyed
 from hocket.log.ownership import Ownership
 from hocket.log.registers import Registers
 from hocket.log.ticks import could_be_newest
@@ -71,6 +73,7 @@ class Projection:
         # that no delegation allowed are to be asked too, because the law has changed.
         self._again: OrderedDict[bytes, bool] = OrderedDict()
         self._doubted: OrderedDict[bytes, None] = OrderedDict()
+        self._naming = Naming(session, self._fresh, laws.rules.is_strict)
         self._citations = Citations(session, self._fresh, self.entry, self.arbiter, settle)
         self._registers = Registers(session, lambda op_id: self._known(op_id)[0], self._counting)
         self._ownership = Ownership(session, lambda op_id: self._known(op_id)[0], self.entry, self._citations.cite)
@@ -201,6 +204,7 @@ class Projection:
 
     def newest(self, op: Op) -> Reason | None:
         """Applies an op that nothing on the log is later than. A refused one leaves no trace; an offer does."""
+        op = self._naming.resolved(op)
         job_id = job_of(op.payload)
         if job_id is None:
             reason = self._citing_fault(op) or self.law.refusal(op) or self._unlinked(op)
@@ -243,6 +247,8 @@ class Projection:
         """
         job_id = job_of(op.payload)
         self._fresh.put(op, Reason.INTEGRITY if integrity else Reason.WAITING)
+        if len(op.id) > ID_BYTES:
+            self._share_id(op)
         if op.node_id in self.law.forks:
             # Perhaps it is one of those that count all the same.
             self._change_law(op)
@@ -257,6 +263,14 @@ class Projection:
             # The law, routes and coordinators are what the following ops are judged by.
             while self._doubted:
                 self._judge(self._doubted.popitem(last=False)[0])
+
+    def _share_id(self, op: Op) -> None:
+        """Ops that cite the id may mean this op now. Those within the job of the op that they meant so far are found by
+        that job; all others are remembered.
+        """
+        for other in self._naming.namesakes(op.id[:ID_BYTES]):
+            if other.job is not None and other.key != op.id:
+                self._doubt(other.key, other.job)
 
     def _arrived_at(self, job_id: bytes, op: Op) -> None:
         before = self.entry(job_id)
@@ -282,6 +296,7 @@ class Projection:
 
     def legislate(self, op: Op, integrity: bool) -> None:
         """Before a whole log is replayed: enters its delegations and revocations, since the law looks back."""
+        op = self._naming.resolved(op)
         self._registers.introduce(op)
         if not integrity and self._citations.are_here(op) and self._registers.enact(op):
             self._change_law(op)
@@ -300,6 +315,7 @@ class Projection:
         """
         if integrity:
             return Reason.INTEGRITY
+        op = self._naming.resolved(op)
         job_id = job_of(op.payload)
         if job_id is not None:
             return self._in_place(self.entry(job_id), op)
@@ -313,6 +329,7 @@ class Projection:
         return self._fresh.ops[op_id][1]
 
     def _in_place(self, before: Entry | None, op: Op) -> int:
+        op = self._naming.resolved(op)
         verdict = roster.apply(before.job if before else None, op, self, partial(self._citing_fault, op))
         if not isinstance(verdict, Reason):
             self._keep(before, verdict)
@@ -345,7 +362,8 @@ class Projection:
         return self._citations.fault(op, newest_claim=None if entry is None else entry.job.claim_op)
 
     def _unlinked(self, op: Op) -> Reason | None:
-        fault = unlinked(op, self.law.authority, self._session, lambda id: self._known(id)[0], self._citations.cite)
+        known = lambda name: self._known(self._naming.key(name, op))[0]  # noqa: E731
+        fault = unlinked(op, self.law.authority, self._session, known, self._citations.cite)
         return fault or self._ownership.fault(op, self.law)
 
     # Folding again.
@@ -388,6 +406,7 @@ class Projection:
         assert op is not None
         if before == Reason.INTEGRITY:
             return
+        op = self._naming.resolved(op)
         self._enact(op)
         reason = int(self._citations.fault(op) or self.law.refusal(op) or self._unlinked(op) or _COUNTS)
         if reason == before:
@@ -403,12 +422,12 @@ class Projection:
         """What no delegation allowed is left out unless the law has changed, so that it costs others nothing."""
         without = () if law else _UNAUTHORISED
         ops: dict[bytes, tuple[Op, int]] = {
-            row.id: (decode(row.body), row.reason) for row in self._session.ops_of_job(job_id, without)
+            row.id: (keyed(row), row.reason) for row in self._session.ops_of_job(job_id, without)
         }
         fresh = self._fresh.of_job(job_id)
         ops.update((op.id, (op, reason)) for op, reason in fresh if law or reason not in _UNAUTHORISED)
         verdicts = {op.id: (op.timestamp, reason) for op, reason in ops.values() if reason == Reason.INTEGRITY}
-        job = roster.fold((op for op, _ in ops.values()), self, self._citations.fault, verdicts)
+        job = roster.fold((self._naming.resolved(op) for op, _ in ops.values()), self, self._citations.fault, verdicts)
         flipped = [op for op, reason in ops.values() if verdicts[op.id][1] != reason]
         for op in flipped:
             self._set_reason(op, verdicts[op.id][1])
@@ -426,7 +445,7 @@ class Projection:
         if op_id in self._fresh.ops:
             return self._fresh.ops[op_id]
         row = self._session.op(op_id)
-        return (None, _COUNTS) if row is None else (decode(row.body), row.reason)
+        return (None, _COUNTS) if row is None else (keyed(row), row.reason)
 
     # What follows from a job's change.
 
@@ -533,7 +552,7 @@ class Projection:
         """The ops of these variants that count, of the store and of this transaction."""
         for row in self._session.ops_of_variants(variants):
             if row.reason == _COUNTS:
-                yield decode(row.body)
+                yield keyed(row)
         for op, reason in list(self._fresh.ops.values()):
             if reason == _COUNTS and discriminant(op.payload) in variants:
                 yield op

@@ -9,10 +9,12 @@ from typing import NamedTuple
 
 import msgspec
 from blake3 import blake3
+from msgspec.structs import replace
 
-from hocket.kernel.ops import decode
+from hocket.kernel.roster import Job
 from hocket.kernel.vocabulary import DelegateUcan, DesignateCoordinator, ReportFork, RevokeRoot, RevokeUcan, number_of
 from hocket.log.law import Laws
+from hocket.log.naming import ID_BYTES, keyed
 from hocket.log.projection import Projection
 from hocket.store import Session, Store
 
@@ -36,8 +38,16 @@ def roster_digest(session: Session) -> bytes:
     hasher = blake3()
     encoder = msgspec.msgpack.Encoder()
     for entry in session.each_job():
-        hasher.update(encoder.encode(entry.job))
+        hasher.update(encoder.encode(_told(entry.job)))
     return hasher.digest()
+
+
+def _told(job: Job) -> Job:
+    """A job as every node tells it: ops go by their ids, since a key can depend on the order of arrival."""
+    if all(key is None or len(key) == ID_BYTES for key in (job.schedule_op, job.claim_op, job.error_op)):
+        return job
+    claim, error = (None if key is None else key[:ID_BYTES] for key in (job.claim_op, job.error_op))
+    return replace(job, schedule_op=job.schedule_op[:ID_BYTES], claim_op=claim, error_op=error)
 
 
 def _digest_if_readable(session: Session) -> bytes | None:
@@ -74,9 +84,9 @@ def _legislate(session: Session, laws: Laws, now: int) -> int:
     """Enters every delegation, revocation and pinning designation: they change what was written before them."""
     projection = Projection(session, now, laws, 0)
     for row in session.ops_of_variants(_LAW_OPS):
-        projection.legislate(decode(row.body), integrity=len(session.ops_at(row.hlc)) > 1)
+        projection.legislate(keyed(row), integrity=len(session.ops_at(row.hlc)) > 1)
     for row in session.ops_of_variants((number_of(DesignateCoordinator),)):
-        projection.designate(decode(row.body), integrity=len(session.ops_at(row.hlc)) > 1)
+        projection.designate(keyed(row), integrity=len(session.ops_at(row.hlc)) > 1)
     return projection.law_state
 
 
@@ -93,7 +103,7 @@ def _step(store: Store, laws: Laws, now: int) -> int:
         projection = Projection(session, now, laws, head.law)
         for index, row in enumerate(rows):
             twin = any(0 <= i < len(rows) and rows[i].hlc == row.hlc for i in (index - 1, index + 1))
-            reason = int(projection.replayed(decode(row.body), integrity=twin))
+            reason = int(projection.replayed(keyed(row), integrity=twin))
             if reason != row.reason:
                 session.set_reasons([(reason, row.id)])
         projection.flush()

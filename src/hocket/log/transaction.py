@@ -14,8 +14,9 @@ from hocket.kernel.clock import U32_MAX, ClockOverflow, Hlc, pack, recv, tick, u
 from hocket.kernel.ops import NO_ID, Op, bound, decode, link_to, pin_to, sealed, unsigned
 from hocket.kernel.policy import Policy
 from hocket.kernel.reasons import Reason
-from hocket.kernel.vocabulary import CreateArtifact, Payload, ScheduleJob, discriminant, job_of
+from hocket.kernel.vocabulary import EXTENSION_BASE, CreateArtifact, Payload, ScheduleJob, discriminant, job_of
 from hocket.log.law import Laws
+from hocket.log.naming import ID_BYTES, is_taken, keyed
 from hocket.log.projection import Projection
 from hocket.store import Head, OpRow, Refusal, Session
 
@@ -126,12 +127,19 @@ class Transaction:
         """Whether ids are bound to content here, and ops to their author's previous op."""
         return self._laws.rules.bounds is not None
 
+    @property
+    def is_strict(self) -> bool:
+        """Whether the mesh keeps to Likewise v0.1."""
+        return self._laws.rules.is_strict
+
     def author(self, payload: Payload, deps: tuple[bytes, ...] = (), about: int | None = None) -> Op | Reason:
         """Writes an op of this node's own. One that would not count is not written: the reason comes back
         instead. What is for the arbiter to decide, and that is another node, is written as an offer: see `is_offer`.
         A job or an artifact whose id is `NO_ID` gets that of the op. An op that is `about` another node pins the
-        last op that is known of it.
+        last op that is known of it. In a strict mesh Hocket's own payloads are never written.
         """
+        if self.is_strict and discriminant(payload) >= EXTENSION_BASE:
+            return Reason.STRICT
         stamp = next_stamp(self._clock, self._wall_now)
         op, body = self._named(stamp, payload, deps, about)
         if isinstance(op.payload, ScheduleJob) and op.payload.job_id == op.id:
@@ -148,6 +156,9 @@ class Transaction:
             pins = () if about is None else self._pin(about)
             return bound(stamp, (*deps, *pins, link_to(self._last)), payload)
         op_id = self.new_id(stamp.wall)
+        while self.is_strict and is_taken(self.session, op_id):
+            op_id = self.new_id(stamp.wall)
+        deps = tuple(dep[:ID_BYTES] for dep in deps)
         if isinstance(payload, ScheduleJob) and payload.job_id == NO_ID:
             payload = replace(payload, job_id=op_id)
         elif isinstance(payload, CreateArtifact) and payload.artifact_id == NO_ID:
@@ -265,7 +276,7 @@ class Transaction:
         """Takes in an op from outside whose signature and author are good. It may be older than others."""
         packed = pack(op.timestamp)
         latest = self.latest_of(op.node_id)
-        twins = [decode(row.body) for row in self.session.ops_at(packed)] if packed <= latest[0] else []
+        twins = [keyed(row) for row in self.session.ops_at(packed)] if packed <= latest[0] else []
         if packed > latest[0]:
             self._latest[op.node_id] = packed, op.id
             if op.node_id == self.node:
@@ -280,7 +291,7 @@ class Transaction:
         self._drafts.append(Draft(op, body, is_sealed=True))
 
     def refuse(self, op_id: bytes, author: int, reason: Reason) -> None:
-        self._refusals.append(Refusal(op_id, author.to_bytes(8, "big"), int(reason), self.now))
+        self._refusals.append(Refusal(op_id[:ID_BYTES], author.to_bytes(8, "big"), int(reason), self.now))
 
     def close(self, sign: Signer) -> None:
         """Signs and stores what was written; the caller's commit makes it durable."""

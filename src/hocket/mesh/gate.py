@@ -269,7 +269,8 @@ class Gate:
             raise self._unknown("a token that is no good", detail=f"it names node {node_text(node)}; {fault}")
         whole = authority.reads_everything(node, now_ms)
         standing = authority.standing(node, now_ms)
-        return Caller(Reader(node, authority, now_ms, whole), standing, bearer.nonce, state, node in law.forks)
+        reader = Reader(node, authority, now_ms, whole, log.rules.is_strict)
+        return Caller(reader, standing, bearer.nonce, state, node in law.forks)
 
     def _check_rules(self, request: Request, caller: Caller | None) -> bool:
         """Whether it is news that this node stands under the same rules."""

@@ -46,17 +46,18 @@ class Page(NamedTuple):
 
 
 class Reader(NamedTuple):
-    """Whom ops are for, and by which law."""
+    """Whom ops are for, and by which law. In a strict mesh nothing is sanitised: Likewise v0.1 has no op for that."""
 
     node: int
     authority: Authority
     now_ms: int
     reads_everything: bool
+    is_strict: bool = False
 
 
 def reader(log: Log, node: int) -> Reader:
     authority, now_ms = log.authority(), log.physical()
-    return Reader(node, authority, now_ms, authority.reads_everything(node, now_ms))
+    return Reader(node, authority, now_ms, authority.reads_everything(node, now_ms), log.rules.is_strict)
 
 
 def is_whole(log: Log) -> bool:
@@ -143,6 +144,8 @@ def _outgoing(session: Session, to: Reader, row: OpRow) -> bytes | None:
     payload = sanitised(op.payload, rules)
     if payload is op.payload:
         return row.body
+    if to.is_strict:
+        return None
     try:
         return encode(msgspec.structs.replace(op, payload=Sanitised(rules, payload), signature=None))
     except Malformed:

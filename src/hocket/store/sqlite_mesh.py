@@ -156,7 +156,8 @@ class MeshStatements:
         """
         return self._artifacts(
             """WHERE expires <= ? AND NOT EXISTS (SELECT 1 FROM evictions WHERE artifact = artifacts.id)
-               AND NOT (type = ? AND EXISTS (SELECT 1 FROM cites WHERE dep IN (artifacts.id, artifacts.op_id)))
+               AND NOT (type = ? AND EXISTS (
+                   SELECT 1 FROM cites WHERE dep IN (artifacts.id, substr(artifacts.op_id, 1, 16))))
                LIMIT ?""",
             *(now, kept, limit),
         )

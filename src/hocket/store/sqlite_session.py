@@ -132,9 +132,12 @@ class SqliteSession(MeshStatements):
         return self._op("id = ? AND settled = 1", op_id)
 
     def known_ops(self, op_ids: Sequence[bytes]) -> dict[bytes, bytes]:
-        """Those of these that are on the log, each with its bytes."""
-        rows = self._many("SELECT id, body FROM ops WHERE id = ? AND settled = 1", [(op_id,) for op_id in op_ids])
-        return dict(rows)
+        """The ops on the log that have these ids, each with its bytes."""
+        spans = [_named(op_id) for op_id in op_ids]
+        return dict(self._many("SELECT id, body FROM ops WHERE id BETWEEN ? AND ? AND settled = 1", spans))
+
+    def ops_named(self, op_id: bytes) -> list[OpRow]:
+        return self._ops("WHERE id BETWEEN ? AND ? AND settled = 1", *_named(op_id))
 
     def latest_of(self, node: bytes) -> tuple[bytes, bytes]:
         """The HLC and the id of the author's latest op, or zeros when there is none."""
@@ -474,6 +477,11 @@ class SqliteSession(MeshStatements):
 
     def set_meta(self, key: str, value: bytes) -> None:
         self._sql("REPLACE INTO meta VALUES (?, ?)", (key, value))
+
+
+def _named(op_id: bytes) -> tuple[bytes, bytes]:
+    """The first and the last key that an op with this id can have: the id alone, or with an author behind it."""
+    return op_id, op_id + b"\xff" * 8
 
 
 def _damaged(how: str) -> StoreError:

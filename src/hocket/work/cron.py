@@ -78,6 +78,11 @@ def _in_force(session: Session, name: str) -> Schedule | None:
 
 def _must(tx: Transaction, payload: SetSchedule | ClearSchedule, before: Schedule | None) -> None:
     op = tx.author(payload)
+    if op is Reason.STRICT:
+        raise Usage(
+            f"the schedule {payload.name!r} cannot be set: this is a strict mesh, and Likewise v0.1 has no op for"
+            " schedules; let the system's cron run `hocket submit`"
+        )
     if op is Reason.OTHERS_SCHEDULE:
         assert before is not None
         raise NotAuthorised(

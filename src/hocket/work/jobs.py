@@ -295,6 +295,11 @@ def complete(tx: Transaction, held: Held, result: bytes | None, duration_ms: int
 
 
 def fail(tx: Transaction, held: Held, error: str, traceback: str, retry: bool) -> Result:
+    """In a strict mesh a failure is a yield: Likewise v0.1 knows no other. The job is tried again as often as one that
+    was handed back.
+    """
+    if tx.is_strict:
+        return hand_back(tx, held, error)
     return _speak(tx, held, FailWork(held.job_id, tx.node, error, traceback, retry))
 
 
@@ -351,13 +356,30 @@ def _end_is_offered(tx: Transaction, job: Job) -> bool:
 
 
 def cancel(tx: Transaction, job_id: bytes, reason: str) -> Job | Offer:
+    """Raises Usage in a strict mesh."""
+    if tx.is_strict:
+        raise Usage(
+            f"job {ulid_text(job_id)} cannot be cancelled: this is a strict mesh, and Likewise v0.1 has no op that"
+            " cancels a job; let it run, or stop the workers of its kind"
+        )
     op = _author(tx, CancelJob(job_id, reason))
     if op is Reason.COMPLETED:
         raise Conflict(f"job {ulid_text(job_id)} is completed already; there is nothing to cancel")
     return _said(tx, _must(op, job_id), job_id)
 
 
+def call_off(tx: Transaction, job_id: bytes, reason: str) -> Job | Offer:
+    """Cancels a job that nobody waits for any more. In a strict mesh it stays as it is."""
+    return _job(tx, job_id) if tx.is_strict else cancel(tx, job_id, reason)
+
+
 def retry(tx: Transaction, job_id: bytes, reason: str) -> Job | Offer:
+    """Raises Usage in a strict mesh."""
+    if tx.is_strict:
+        raise Usage(
+            f"job {ulid_text(job_id)} cannot be retried: this is a strict mesh, and Likewise v0.1 has no op that"
+            " retries a job; submit it again"
+        )
     entry = tx.projection.entry(job_id)
     for dependency in entry.job.policy.dependencies() if entry is not None else ():
         _dependency(tx, dependency)

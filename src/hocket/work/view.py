@@ -131,12 +131,22 @@ def _error(session: Session, job: Job) -> tuple[str | None, str | None]:
     payload = None if job.error_op is None else _payload(session, job.error_op)
     if payload is None:
         if job.outcome is not None and job.returns and job.outcome.name == "FAILED":
-            return f"handed back or lost {job.returns} times without an end", None
+            last = _last_return(session, job)
+            return f"handed back or lost {job.returns} times without an end; the last time: {last}", None
         return None, None
     if isinstance(payload, FailWork):
         return payload.error, payload.traceback
     assert isinstance(payload, CancelJob)
     return payload.reason, None
+
+
+def _last_return(session: Session, job: Job) -> str:
+    """Why the job was last handed back. In a strict mesh this is where a handler's error is."""
+    for row in reversed(session.ops_of_job(job.id)):
+        payload = _payload(session, row.id)
+        if row.reason == 0 and isinstance(payload, YieldWork | ExpireWork):
+            return payload.reason
+    return "not known here"
 
 
 def _payload(session: Session, op_id: bytes) -> Payload | None:
@@ -151,7 +161,7 @@ def op_line(row: OpRow) -> dict[str, Any]:
     stamp = unpack(row.hlc)
     line: dict[str, Any] = {
         "seq": row.seq,
-        "id": ulid_text(row.id),
+        "id": ulid_text(row.id[:16]),
         "type": NAMES.get(row.variant, str(row.variant)),
         "hlc": hlc_text(stamp),
         "author": node_text(stamp.node),

@@ -113,7 +113,7 @@ class _Trace:
         self.told["inputs"] = self._ids(payload.inputs_used, "evidence")
         if artifact.type == SNAPSHOT_TYPE:
             self._snapshots((artifact.id,))
-            cited = {each for dep in {artifact.id, artifact.op_id} for each in self._session.citing(dep)}
+            cited = {each for dep in {artifact.id, artifact.op_id[:16]} for each in self._session.citing(dep)}
             self.told["cited_by"] = [line for each in sorted(cited) if (line := self._op_line(each))]
             return
         self._snapshots(self._records(op.cited))

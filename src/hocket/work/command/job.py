@@ -100,14 +100,14 @@ class Commands:
         self._workshop.close()
         self._sweep()
 
-    def job_type(self, only: bytes | None = None) -> JobType:
-        """How a worker serves them: all that it may, or only this job."""
+    def job_type(self, only: bytes | None = None, is_over: Callable[[], bool] = lambda: False) -> JobType:
+        """How a worker serves them: all that it may, or only this job, until it `is_over`."""
 
         def wants(session: Session, schedule: bytes) -> bool:
             payload = decode(schedule).payload
             assert isinstance(payload, ScheduleJob)
             if only is not None:
-                return payload.job_id == only
+                return payload.job_id == only and not is_over()
             return is_own(session, self._premises.node, schedule) or self._allows(payload.payload)
 
         return JobType(KIND, function=self.serve, wants=wants)

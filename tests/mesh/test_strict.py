@@ -1,0 +1,187 @@
+"""Strict v0.1 meshes: other software that knows Likewise v0.1 works in one beside our nodes, and our nodes write
+nothing in it that such software does not know.
+"""
+
+import asyncio
+import secrets
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hocket.desk import Desk
+from hocket.kernel.reasons import Reason
+from hocket.kernel.roster import Job, Outcome, State
+from hocket.kernel.rules import STRICT, rules_hash
+from hocket.kernel.ucan import Capability
+from hocket.kernel.vocabulary import EXTENSIONS, VARIANTS, CreateArtifact, FailWork
+from hocket.work import jobs
+from hocket.work.jobs import Held
+from tests.mesh.likewise import RULES_HASH, Op, Other
+from tests.mesh.world import WORKER, Guest, Place, artifact, ask, delegation, enrolled, introduced, received, since
+
+DONE = {"duration_ms": 5, "prompt_tokens": None, "completion_tokens": None, "model_latency_ms": None}
+
+
+def strictly(directory: Path, test: Callable[[Place], Any]) -> None:
+    """A strict mesh of one node with a server."""
+
+    async def inside() -> None:
+        place = Place(await asyncio.to_thread(lambda: Desk.init(directory / "a", strict=True)))
+        await place.serve()
+        try:
+            await test(place)
+        finally:
+            await place.close()
+
+    asyncio.run(inside())
+
+
+def job(place: Place, job_id: bytes | str) -> Job:
+    with place.desk.read() as session:
+        entry = session.job(bytes.fromhex(job_id) if isinstance(job_id, str) else job_id)
+    assert entry is not None
+    return entry.job
+
+
+def claimed(place: Place, kind: str) -> Held:
+    (claim,) = place.log.run(lambda tx: jobs.claim(tx, 1, 1, {kind: 60_000}.get)).taken
+    assert claim.job.claim_op is not None
+    return Held(claim.job.id, claim.job.claim_op)
+
+
+def variants(place: Place) -> set[int]:
+    with place.desk.store.read() as session:
+        return {row.variant for row in session.ops_after(0, 10_000)}
+
+
+def admit(a: Place, other: Other) -> None:
+    """The owner delegates to the other node, which introduces itself by that delegation."""
+    payload = delegation(a, other.public, WORKER)
+    a.log.run(lambda tx: tx.author(payload))
+    other.tell("DelegateUcan", ucan_cid=payload.ucan_cid.hex(), ucan_bytes=payload.ucan_bytes.hex())
+
+
+def named(ops: list[Op], type: str, **fields: Any) -> Op:
+    (found,) = [op for op in ops if op["payload"]["type"] == type and fields.items() <= op["payload"].items()]
+    return found
+
+
+@pytest.mark.req("LW-46")
+def test_the_rules_are_those_of_the_page(tmp_path: Path) -> None:
+    assert rules_hash(STRICT).hex() == RULES_HASH
+    Desk.init(tmp_path / "a", strict=True).close()
+    with Desk.open(tmp_path / "a") as desk:
+        assert desk.log.rules == STRICT
+
+
+@pytest.mark.req("LW-46", "LW-08")
+def test_a_likewise_node_works_in_our_mesh(tmp_path: Path) -> None:
+    async def test(a: Place) -> None:
+        other = Other(a.address, a.id)
+
+        def act() -> None:
+            admit(a, other)
+            # A job of ours: the other node claims it, renews by a fresh claim that cites nothing, and completes it.
+            a.submit(1, "test.for-other")
+            ours = named(other.pull(), "ScheduleJob", kind="test.for-other")["payload"]["job_id"]
+            other.tell("ClaimWork", job_id=ours, claimer=other.node, lease_duration_ms=60_000)
+            deadline = job(a, ours).deadline
+            other.tell("ClaimWork", job_id=ours, claimer=other.node, lease_duration_ms=120_000)
+            assert (job(a, ours).fence, job(a, ours).claimer) == (1, other.node)
+            assert (job(a, ours).deadline or 0) > (deadline or 0)
+            other.tell("CompleteJob", job_id=ours, output_claims=[], output_artifacts=[], telemetry=DONE)
+            assert job(a, ours).outcome is Outcome.SUCCEEDED
+            # A job of the other's: ours claims it, renews, notes progress, fails; the other yields; ours completes.
+            theirs = secrets.token_bytes(16).hex()
+            other.tell("ScheduleJob", job_id=theirs, kind="test.for-us", payload=b"{}".hex(), policy_envelope="")
+            held = claimed(a, "test.for-us")
+            assert isinstance(a.log.run(lambda tx: jobs.renew(tx, held, 90_000)), Job)
+            assert a.log.run(lambda tx: jobs.report(tx, held, b'"half"')) is Reason.STRICT
+            assert isinstance(a.log.run(lambda tx: jobs.fail(tx, held, "it broke", "Traceback", False)), Job)
+            assert named(other.pull(), "YieldWork", job_id=theirs)["payload"]["reason"] == "it broke"
+            assert (job(a, theirs).state, job(a, theirs).outcome) == (State.PENDING, None)
+            claim = other.tell("ClaimWork", job_id=theirs, claimer=other.node, lease_duration_ms=60_000)
+            other.tell("YieldWork", (claim["id"],), job_id=theirs, claimer=other.node, reason="going down")
+            again = claimed(a, "test.for-us")
+            assert isinstance(a.log.run(lambda tx: jobs.complete(tx, again, b'"done"', 5)), Job)
+            completion = named(other.pull(), "CompleteJob", job_id=theirs)
+            (result,) = completion["payload"]["output_artifacts"]
+            made = named(other.log, "CreateArtifact", artifact_id=result)
+            assert bytes.fromhex(made["payload"]["content_inline"]) == b'"done"'
+            assert (job(a, theirs).fence, job(a, theirs).outcome) == (3, Outcome.SUCCEEDED)
+
+        await asyncio.to_thread(act)
+        assert max(variants(a)) < 1024
+        assert {op["node_id"] for op in other.log} == {a.id, other.node}
+        with a.desk.read() as session:
+            assert [row.reason for row in session.ops_after(0, 1_000) if row.reason] == []
+
+    strictly(tmp_path, test)
+
+
+@pytest.mark.req("LW-46")
+def test_an_invited_node_takes_over_the_strict_rules(tmp_path: Path) -> None:
+    async def test(a: Place) -> None:
+        b = await enrolled(tmp_path / "b", a, (Capability("Ops", "Read", {}), *WORKER))
+        try:
+            assert b.log.rules == STRICT
+            a.submit(2)
+            await b.exchanges.exchange(a.address)
+            held = await asyncio.to_thread(claimed, b, "test.kind")
+            b.log.run(lambda tx: jobs.fail(tx, held, "it broke", "", True))
+            again = await asyncio.to_thread(claimed, b, "test.kind")
+            b.log.run(lambda tx: jobs.complete(tx, again, None, 5))
+            await b.exchanges.exchange(a.address)
+            assert a.digest() == b.digest()
+            assert max(variants(a) | variants(b)) < 1024
+        finally:
+            await b.close()
+
+    strictly(tmp_path, test)
+
+
+@pytest.mark.req("LW-46")
+def test_none_of_our_payloads_gets_in_or_is_written(tmp_path: Path) -> None:
+    """A v0.1 node would refuse them, so a node of ours in its mesh does, too."""
+
+    async def test(a: Place) -> None:
+        guest = Guest(7)
+        introduced(a, guest)
+        payload = delegation(a, guest.key.public, WORKER)
+        wall = a.log.physical()
+        await ask(a, guest, method="POST", query="", body=b"\x01" + guest.op(payload, wall))
+        failure = guest.op(FailWork(bytes(16), guest.id, "", "", True), wall)
+        reply = await ask(a, guest, method="POST", query="", body=b"\x01" + failure)
+        assert b'"rejected":1' in reply.body
+        with a.desk.store.read() as session:
+            assert [each.reason for each in session.refusals(10)] == [Reason.UNKNOWN_VARIANT]
+        for number in EXTENSIONS - {1031}:
+            assert a.log.run(lambda tx, n=number: tx.author(anything(n))) is Reason.STRICT  # type: ignore[misc]
+        assert max(variants(a)) < 1024
+
+    strictly(tmp_path, test)
+
+
+def anything(number: int) -> Any:
+    """Some payload of that number."""
+    codec = VARIANTS[number]
+    values = {"str": "x", "bytes": bytes(32), "int": 1, "bool": True}
+    kinds = codec.cls.__annotations__
+    return codec.cls(**{name: values[getattr(kind, "__name__", str(kind))] for name, kind in kinds.items()})
+
+
+@pytest.mark.req("LW-46", "LW-29")
+def test_what_would_have_to_be_sanitised_is_not_sent(tmp_path: Path) -> None:
+    async def test(a: Place) -> None:
+        guest = Guest(8)
+        introduced(a, guest, (Capability("Artifact", "Read", {"sanitize": ["TruncateContent(10)"]}),))
+        a.log.run(lambda tx: tx.author(artifact(b"\x01" * 16, b"x" * 100)))
+        a.log.run(lambda tx: tx.author(artifact(b"\x02" * 16, b"short")))
+        found = received(await ask(a, guest, query=since({})))
+        payloads = [op.payload for op in found if isinstance(op.payload, CreateArtifact)]
+        assert [payload.content_inline for payload in payloads] == [b"short"]
+        assert all(op.signature is not None for op in found)
+
+    strictly(tmp_path, test)
