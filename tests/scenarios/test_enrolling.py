@@ -10,11 +10,11 @@ import msgspec
 import pytest
 
 from hocket.kernel.bearer import make_bearer
-from hocket.kernel.clock import Hlc
 from hocket.kernel.ids import parse_ulid
-from hocket.kernel.ops import Op, decode, encode, encode_sequence, sign
+from hocket.kernel.ops import Op, decode, encode_sequence
 from hocket.kernel.rules import rules_hash
 from hocket.kernel.vocabulary import ClaimWork, CompleteJob, IngestEvidence, Location, Payload, Sanitised, Telemetry
+from hocket.log import Transaction
 from hocket.mesh import wire
 from tests.scenarios.machines import Machine, Reason, agree, journal, machines, until, verify
 
@@ -176,13 +176,21 @@ def ops(machine: Machine) -> list[Op]:
 
 
 def push(machine: Machine, to: Machine, address: str, payloads: list[Payload]) -> dict[str, int]:
-    """One POST /ops of ops that the machine's key has signed and its log knows nothing of."""
+    """One POST /ops of ops that the machine's software would not have written."""
     log, key = machine.desk.log, machine.desk.home.node_key()
-    now = log.reading()
-    made = []
-    for number, payload in enumerate(payloads):
-        op = Op(log.new_id(now.wall), Hlc(now.wall + 1, number, log.node), log.node, (), payload)
-        made.append(encode(sign(op, key)))
+
+    def write(tx: Transaction) -> list[bytes]:
+        law = tx.projection.law
+        law.refusal = lambda *_: None  # type: ignore[method-assign]
+        try:
+            written = [tx.author(payload) for payload in payloads]
+        finally:
+            del law.refusal
+        assert all(isinstance(op, Op) for op in written), written
+        return [op.id for op in written if isinstance(op, Op)]
+
+    ids = log.run(write)
+    made = [row.body for row in machine.look(lambda session: [session.op(each) for each in ids]) if row is not None]
     headers = {
         "authorization": f"Bearer {make_bearer(key, str(to.desk.log.node), log.physical() // 1000, 'by-hand')}",
         "content-type": wire.OCTETS,

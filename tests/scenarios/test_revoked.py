@@ -30,13 +30,11 @@ def test_a_revoked_node(tmp_path: Path):
 
         said = owner("revoke", "gpu", "--yes").out
         assert "gpu is revoked" in said
+        until(lambda: Reason.REVOKED in reasons(phone, gpu), "the revocation to be known")
+        # What the coordinator accepted stands, be it that a job was open.
         for place in (owner, phone):
-            until(
-                lambda place=place: place.state(on_its_word) == "pending",
-                "what it did on its own word to be taken back",
-            )
-            assert place.is_done(accepted)
-        assert reasons(owner, gpu) == reasons(phone, gpu) == {Reason.REVOKED, Reason.DEPENDENCY_REJECTED}
+            assert place.is_done(accepted) and place.is_done(on_its_word)
+        assert reasons(owner, gpu) == reasons(phone, gpu)
         # Its processes are refused and say so, and nothing of what they go on to write gets out.
         late = gpu.submit("acme.late", "--open")
         until(lambda: gpu.is_done(late), "the revoked machine to go on by itself")
@@ -52,11 +50,12 @@ def test_a_revoked_node(tmp_path: Path):
         for place in (owner, phone):
             assert not place.has(late)
             assert 0 not in {line.reason for line in place.ops() if line.job == late}
-        # Somebody else does what was taken back.
+        # Nobody does it again.
         phone.work()
-        until(lambda: owner.is_done(on_its_word), "the job to be done again")
-        runs = [(line["job"], line["machine"]) for line in journal(tmp_path) if line["event"] == "start"]
-        assert runs.count((on_its_word, "phone")) == 1 and (accepted, "phone") not in runs
+        after = phone.submit("acme.after")
+        until(lambda: owner.is_done(after), "the next job to be done")
+        runs = {(line["job"], line["machine"]) for line in journal(tmp_path) if line["event"] == "start"}
+        assert not runs & {(on_its_word, "phone"), (accepted, "phone")}
         agree(owner, phone)
         owner.stop()
         phone.stop()

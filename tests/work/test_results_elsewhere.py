@@ -6,13 +6,14 @@ import msgspec
 import pytest
 
 from hocket.errors import Failed
+from hocket.kernel.authority import revoke_root
 from hocket.kernel.ops import decode
 from hocket.kernel.roster import Outcome
-from hocket.kernel.vocabulary import CreateArtifact, DesignateCoordinator, RevokeUcan
+from hocket.kernel.vocabulary import CreateArtifact, DesignateCoordinator
 from hocket.testing.sim.ground import Clocks
 from hocket.work import jobs, view
 from hocket.work.jobs import Held
-from tests.work.test_offers import Home, virtually
+from tests.work.test_offers import USER, Home, virtually
 
 
 class Pair:
@@ -41,7 +42,7 @@ class Pair:
         other = self.other.log.node.to_bytes(8, "big")
         with self.arbiter.store.read() as session:
             cids = [each.cid for each in session.delegations() if each.hlc[12:] == other]
-        self.arbiter.log.run(lambda tx: [tx.author(RevokeUcan(cid)) for cid in cids])
+        self.arbiter.log.run(lambda tx: [tx.author(revoke_root(USER, cid)) for cid in cids])
 
 
 def result(home: Home, job_id: bytes) -> Any:

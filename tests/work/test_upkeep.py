@@ -8,8 +8,7 @@ import pytest
 
 from hocket.desk import Desk
 from hocket.kernel.clock import Hlc
-from hocket.kernel.ids import make_ulid
-from hocket.kernel.ops import Op, encode, sign
+from hocket.kernel.ops import NO_ID, bound, encode, link_to, sign
 from hocket.kernel.roster import State
 from hocket.kernel.vocabulary import ScheduleJob
 from hocket.node import Node
@@ -58,11 +57,9 @@ def test_a_lease_that_runs_out_is_ended_by_a_node_that_does_not_work(tmp_path: P
 def test_held_ops_are_let_in_when_their_time_has_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def test(node: Node) -> None:
         log, key = node.log, node.desk.home.node_key()
-        job_id = make_ulid(log.physical(), b"held-until")
         far = Hlc(log.physical() + 400_000, 0, log.node)
-        op = sign(
-            Op(make_ulid(far.wall, b"0123456789"), far, log.node, (), ScheduleJob(job_id, "acme.x", b"", b"")), key
-        )
+        link = link_to(await node.peek(lambda session: session.head().last))
+        op = sign(bound(far, (link,), ScheduleJob(NO_ID, "acme.x", b"", b""))[0], key)
         assert (await node.call(lambda: log.admit([(encode(op), op)]))).held == 1
         clock = log.physical
         monkeypatch.setattr(log, "physical", lambda: clock() + 400_000)

@@ -83,6 +83,7 @@ def import_log(
       hocket log import backup.ops
     """
     from hocket.log.archive import import_ops
+    from hocket.mesh.peers import two_histories
 
     with open_desk() as desk:
         if file == "-":
@@ -100,6 +101,8 @@ def import_log(
     say(f"{admitted.appended} appended, {admitted.duplicated} duplicated, {admitted.rejected} rejected")
     for sentence, count in reasons.items():
         say(f"rejected {count}: {sentence}", "red")
+    if admitted.forked:
+        raise Failed("integrity failure: " + "; ".join(two_histories(node) for node in sorted(admitted.forked)))
     if admitted.collided:
         raise Failed(f"integrity failure: {TWINS.format(count=admitted.collided)}")
     if admitted.unread:

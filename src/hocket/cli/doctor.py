@@ -178,8 +178,12 @@ def _database(home: Home) -> Findings:
 
 
 def _integrity(session: Session) -> Findings:
-    """Two ops of one author with the same timestamp."""
+    """Nodes with two histories, and two ops of one author with the same timestamp."""
+    from hocket.mesh.peers import two_histories
+
     count = session.refusal_counts().get(Reason.INTEGRITY, 0)
+    for node in {fork.node for fork in session.forks()}:
+        yield Finding("bad", "integrity", two_histories(int.from_bytes(node, "big")))
     if count:
         yield Finding("bad", "integrity", f"{TWINS.format(count=count)}; `hocket log` marks them")
     else:

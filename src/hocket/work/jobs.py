@@ -14,7 +14,7 @@ from hocket.errors import Conflict, NotAuthorised, Usage
 from hocket.kernel.ids import content_hash, ulid_text
 from hocket.kernel.ops import NO_ID, Op, decode
 from hocket.kernel.policy import Policy, Rate, encode_policy
-from hocket.kernel.reasons import Reason
+from hocket.kernel.reasons import UNAUTHORISED, Reason
 from hocket.kernel.roster import Job, Outcome, State
 from hocket.kernel.vocabulary import (
     AcceptWork,
@@ -129,7 +129,11 @@ def _submit(tx: Transaction, draft: Draft) -> Submitted:
             return Submitted(holder, created=False)
     deps = tuple(_dependency(tx, job_id).schedule_op for job_id in policy.dependencies()) if policy.after else ()
     schedule = ScheduleJob(draft.job_id or NO_ID, draft.kind, draft.payload, encode_policy(policy))
-    op = _must(tx.author(schedule, deps), draft.job_id)
+    op = tx.author(schedule, deps)
+    if op in UNAUTHORISED:
+        raise NotAuthorised(f"this node may not submit {draft.kind} jobs: {op.sentence}")
+    if isinstance(op, Reason):
+        raise Usage(f"this {draft.kind} job cannot be submitted: {op.sentence}")
     return Submitted(draft.job_id or op.id, created=True)
 
 
@@ -493,9 +497,9 @@ def _job(tx: Transaction, job_id: bytes) -> Job:
     return entry.job
 
 
-def _must(op: Op | Reason, job_id: bytes | None) -> Op:
-    """For ops that can only be refused because the request itself was wrong. A job that is new has no id yet."""
-    job = "a new job" if job_id is None else f"job {ulid_text(job_id)}"
+def _must(op: Op | Reason, job_id: bytes) -> Op:
+    """For ops that can only be refused because the request itself was wrong."""
+    job = f"job {ulid_text(job_id)}"
     if op in (Reason.UNAUTHORISED, Reason.REVOKED):
         raise NotAuthorised(f"this node may not do that to {job}: {op.sentence}")
     if isinstance(op, Reason):
