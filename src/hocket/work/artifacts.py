@@ -136,11 +136,13 @@ def is_readable(session: Session, hash: bytes, may_read: Callable[[Op], bool]) -
     return any(not session.is_evicted(each.id) and may_read(creation_of(session, each)[0]) for each in found)
 
 
-def put(tx: Transaction, blobs: Blobs, type: str, content: Content, ttl_ms: int | None) -> bytes:
-    """An artifact that comes from no job."""
+def put(
+    tx: Transaction, blobs: Blobs, type: str, content: Content, ttl_ms: int | None, job_id: bytes | None = None
+) -> bytes:
+    """An artifact that no run has made. One for a job can be read by those who may read artifacts of its kind."""
     if content.staged is not None:
         blobs.keep(content.staged)
-    return _must(tx, creation(NO_ID, type, None, (), content, ttl_ms), ()).id
+    return _must(tx, creation(NO_ID, type, job_id, (), content, ttl_ms), ()).id
 
 
 # Eviction.

@@ -132,9 +132,9 @@ def pack(errand: Errand, blobs: Blobs) -> Packed:
 
 def submit(tx: Transaction, blobs: Blobs, secrets: Secrets, packed: Packed) -> bytes:
     """Puts the inputs and the job on the log together; gives the job's id."""
-    for content in packed.contents:
-        artifacts.put(tx, blobs, INPUT_TYPE, content, None)
     submitted = jobs.submit(tx, [Draft(KIND, canonical(packed.manifest), packed.policy)])[0]
+    for content in packed.contents:
+        artifacts.put(tx, blobs, INPUT_TYPE, content, None, submitted.job_id)
     if packed.secrets and submitted.created:
         secrets.keep(submitted.job_id, packed.secrets)
     return submitted.job_id

@@ -150,7 +150,9 @@ class HandOver:
         data = seal(need.job_id, need.fence, values, need.public)
         staged = await self._access.call(lambda: self._blobs.stage(data))
         content = Content(staged.hash, staged.size, None, staged)
-        made = await self._access.run(lambda tx: artifacts.put(tx, self._blobs, SEALED_TYPE, content, SEALED_MS_MAX))
+        made = await self._access.run(
+            lambda tx: artifacts.put(tx, self._blobs, SEALED_TYPE, content, SEALED_MS_MAX, need.job_id)
+        )
         self._secrets.note_handed(Handed(need.job_id, need.fence, made))
 
     def _over(self, session: Session) -> list[Handed]:
