@@ -145,6 +145,24 @@ def test_a_citation_within_a_job_is_asked_again_when_its_id_turns_out_to_be_shar
     assert found[0][NODES[1], expiry.id] == Reason.DEPENDENCY_REJECTED
 
 
+@pytest.mark.req("LW-42", "LW-46", "LW-23")
+@pytest.mark.parametrize("earlier", [True, False])
+def test_an_introduction_gets_in_beside_an_op_with_its_id(earlier: bool) -> None:
+    """In one batch: the verdict on one of them is not taken for that on the other."""
+    log = strict_log()
+    log.admit(sent(INTRODUCTIONS[:2]))
+    third = INTRODUCTIONS[2]
+    squat = Writing().say(1, 5 if earlier else 50, ScheduleJob(op_id(501), "test.a", b"{}", b""))
+    squat = msgspec.structs.replace(squat, id=third.id)
+    moved = Hlc(BEGIN + 20, 0, third.node_id)
+    admission = log.admit(sent([msgspec.structs.replace(third, timestamp=moved), squat]))
+    assert (admission.appended, admission.refused) == (2, {})
+    assert counting(log)[third.node_id, third.id] == counting(log)[NODES[1], third.id] == 0
+    forged = sent([msgspec.structs.replace(squat, timestamp=Hlc(BEGIN + 60, 0, NODES[0]), node_id=NODES[0])])
+    unsigned = [(raw[:-1] + bytes([raw[-1] ^ 1]), op) for raw, op in forged]
+    assert log.admit(unsigned).refused == {Reason.BAD_SIGNATURE: 1}
+
+
 @pytest.mark.req("LW-46")
 def test_the_next_id_of_a_node_can_be_taken_and_it_writes_on() -> None:
     """Within a millisecond ids follow each other, so others can guess the next one."""
