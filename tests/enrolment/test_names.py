@@ -19,7 +19,7 @@ from hocket.mesh.wire import Request
 
 from .people import INVITER, Mesh, exchange
 
-pytestmark = pytest.mark.req("LW-01")
+pytestmark = pytest.mark.touches("LW-01")
 
 CLAIM = (Capability("Job", "Claim", {"kind_prefix": ["acme."]}),)
 IMPOSSIBLE = [
