@@ -140,6 +140,16 @@ def _fields(rules: "Rules") -> list[tuple[str, object]]:
     extensions = rules.extensions
     if extensions is None:
         return [*pairs, ("extensions", "none")]
+    bounds: list[tuple[str, object]] = []
+    if rules.bounds is not None:
+        from hocket.mesh.quota_text import quota_words
+
+        bounds = [
+            ("late bound", span(rules.bounds.late_ms)),
+            ("quota of readers", quota_words(rules.bounds.readers)),
+            ("quota of writers", quota_words(rules.bounds.writers)),
+            ("idle ops", f"{rules.bounds.idle_ops:,} of one author on one job"),
+        ]
     return [
         *pairs,
         ("extensions", ", ".join(name for _, name in extensions.variants)),
@@ -147,4 +157,5 @@ def _fields(rules: "Rules") -> list[tuple[str, object]]:
         ("skew bound", span(extensions.skew_ms)),
         ("derivation ops", ", ".join(extensions.derivation_ops) or "none"),
         ("derivation kinds", ", ".join(extensions.derivation_kinds) or "none"),
+        *bounds,
     ]
