@@ -29,7 +29,8 @@ class Limits:
         self._bounds = self._law.rules.bounds or Bounds()
         self._sender = sender
         self._is_vouched = is_vouched
-        self._left: dict[int, Written] = {}
+        self._room: dict[int, Written] = {}
+        self._taken: dict[int, Written] = {}
         self._idle: dict[bytes, bool] = {}
         self._cut: dict[int, Reason] = {}
         # The authors of whom something was refused, and how many ops.
@@ -41,19 +42,30 @@ class Limits:
         if self._sender is None or author == self._tx.node:
             return None
         if author not in self._cut:
-            left = self._left.get(author) or self._room(author)
-            if left.ops < 1 or left.bytes < size:
+            taken = self._taken.get(author, Written())
+            room = self._room_of(author)
+            if room.ops < taken.ops + 1 or room.bytes < taken.bytes + size:
                 self._cut[author] = Reason.QUOTA
             elif author == self._sender and not self._is_vouched and self._is_idle(op):
                 self._cut[author] = Reason.IDLE
             else:
-                self._left[author] = Written(left.ops - 1, left.bytes - size)
+                self._taken[author] = Written(taken.ops + 1, taken.bytes + size)
                 return None
         # What follows an op that is missing could not be linked to anything, so the rest is refused with it.
         self.refused[author] = self.refused.get(author, 0) + 1
         return self._cut[author]
 
-    def _room(self, author: int) -> Written:
+    def _room_of(self, author: int) -> Written:
+        """How much of an author there was room for before this batch, by the law in force."""
+        if self._law is not self._tx.projection.law:
+            # An author's first op is the delegation that says what it may store.
+            self._law = self._tx.projection.law
+            self._room.clear()
+        if author not in self._room:
+            self._room[author] = self._find_room(author)
+        return self._room[author]
+
+    def _find_room(self, author: int) -> Written:
         quota = ceiling(self._law.authority, author, self._bounds)
         node = author.to_bytes(8, "big")
         has = self._tx.session.written((node,)).get(node, Written())
