@@ -177,3 +177,29 @@ def test_a_worker_drains_under_the_default_quota(tmp_path: Path) -> None:
         await b.close()
 
     run(tmp_path, test, "a")
+
+
+@pytest.mark.req("LW-45")
+def test_what_is_fetched_from_its_author_counts_against_its_quota_too(tmp_path: Path) -> None:
+    async def test(a: Place) -> None:
+        clock = Time()
+        a.exchanges._quotas = Quotas(clock, a.notices.append)
+        reads = (*WORKER, Capability("Ops", "Read", {}))
+        b = await enrolled(tmp_path / "b", a, reads, Quota(ops_per_s=10))
+        await b.exchanges.exchange(a.address)
+        await b.serve()
+        b.submit(250)
+        seen = [written(a, b.id).ops]
+        for _ in range(8):
+            done = await a.exchanges.visit(b.address)
+            assert done.state == "ok"
+            seen.append(written(a, b.id).ops)
+            if not done.retry_s:
+                break
+            clock.now += done.retry_s
+        assert len(seen) > 3 and all(later - before <= 10 * BURST_S for before, later in pairwise(seen))
+        assert b.ids() <= a.ids()
+        assert sum("is over its quota" in text for text in a.notices) == 1
+        await b.close()
+
+    run(tmp_path, test, "a")

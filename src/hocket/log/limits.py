@@ -16,6 +16,7 @@ from hocket.store import Written
 HANDED_ON_FACTOR = 4
 _ACCEPT = number_of(AcceptWork)
 _UNBOUNDED = 2**63
+_NOTHING = Written()
 
 
 class Limits:
@@ -27,8 +28,10 @@ class Limits:
         self._tx = tx
         self._law = tx.projection.law
         self._bounds = self._law.rules.bounds or Bounds()
-        self._sender = sender
-        self._is_vouched = is_vouched
+        self._is_operator = sender is None
+        # The author whose ops are looked at one by one.
+        self._watched = None if is_vouched else sender
+        self._free = {tx.node}
         self._room: dict[int, Written] = {}
         self._taken: dict[int, Written] = {}
         self._idle: dict[bytes, bool] = {}
@@ -39,17 +42,18 @@ class Limits:
     def refusal(self, op: Op, size: int) -> Reason | None:
         """Why no more of the op's author is taken in now; None if there is room, which the op then takes."""
         author = op.node_id
-        if self._sender is None or author == self._tx.node:
+        if self._is_operator or author in self._free:
             return None
         if author not in self._cut:
-            taken = self._taken.get(author, Written())
+            ops, total = self._taken.get(author, _NOTHING)
+            ops, total = ops + 1, total + size
             room = self._room_of(author)
-            if room.ops < taken.ops + 1 or room.bytes < taken.bytes + size:
+            if room.ops < ops or room.bytes < total:
                 self._cut[author] = Reason.QUOTA
-            elif author == self._sender and not self._is_vouched and self._is_idle(op):
+            elif author == self._watched and self._is_idle(op):
                 self._cut[author] = Reason.IDLE
             else:
-                self._taken[author] = Written(taken.ops + 1, taken.bytes + size)
+                self._taken[author] = Written(ops, total)
                 return None
         # What follows an op that is missing could not be linked to anything, so the rest is refused with it.
         self.refused[author] = self.refused.get(author, 0) + 1
@@ -67,8 +71,10 @@ class Limits:
 
     def _find_room(self, author: int) -> Written:
         quota = ceiling(self._law.authority, author, self._bounds)
+        if quota.ops is None and quota.bytes is None and author != self._watched:
+            self._free.add(author)
         node = author.to_bytes(8, "big")
-        has = self._tx.session.written((node,)).get(node, Written())
+        has = self._tx.session.written((node,)).get(node, _NOTHING)
         ops = _UNBOUNDED if quota.ops is None else quota.ops * HANDED_ON_FACTOR
         size = _UNBOUNDED if quota.bytes is None else quota.bytes * HANDED_ON_FACTOR
         return Written(ops - has.ops, size - has.bytes)
