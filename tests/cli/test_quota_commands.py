@@ -44,6 +44,14 @@ def test_without_one_the_mesh_has_a_default(served: Program) -> None:
     assert "20 ops and 64 KiB a second, 20,000 ops and 32 MiB in all" in served("rules", "show", code=0).out
 
 
+def test_the_rules_say_what_the_default_is(hocket: Program) -> None:
+    before = hocket("rules", "show", "--json", code=0).json
+    changed = hocket("rules", "set", "--writer-quota", "ops=7/s", "--reader-quota", "bytes=9", "--json", code=0).json
+    assert changed["bounds"]["writers"] == before["bounds"]["writers"] | {"ops_per_s": 7}
+    assert changed["bounds"]["readers"] == before["bounds"]["readers"] | {"bytes": 9}
+    assert changed["hash"] != before["hash"]
+
+
 @pytest.mark.parametrize(
     "text", ["", "50", "ops", "ops=", "ops=x", "ops=5/m", "ops=5,ops=6", "ops=0", "bytes=-1", "ops=1,", "bytes=99999T"]
 )
