@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hocket.kernel.ids import content_hash
-from hocket.kernel.postcard import Malformed
+from hocket.kernel.postcard import U64, Malformed, encode
+from hocket.kernel.quota import Quota
 from hocket.kernel.rules import (
     HOCKET,
     STRICT,
@@ -26,6 +27,7 @@ WORDS = st.lists(st.text(max_size=8), max_size=4).map(tuple)
 VARIANTS = st.dictionaries(st.integers(1024, 2**32 - 1), st.text(max_size=8), max_size=4).map(
     lambda found: tuple(sorted(found.items()))
 )
+NUMBERS = st.integers(0, 2**64 - 1)
 RULES = st.builds(
     Rules,
     st.text(max_size=5),
@@ -38,7 +40,7 @@ RULES = st.builds(
     WORDS,
     WORDS,
     st.builds(Extensions, VARIANTS, st.booleans(), st.integers(0, 2**64 - 1), WORDS, WORDS),
-    st.builds(Bounds, st.integers(0, 2**64 - 1)),
+    st.builds(Bounds, NUMBERS, st.builds(Quota, *[NUMBERS] * 4), st.builds(Quota, *[NUMBERS] * 4), NUMBERS),
 )
 
 
@@ -62,7 +64,8 @@ def test_the_strict_document_by_exact_bytes() -> None:
 def test_extensions_come_behind_a_strict_document() -> None:
     data = encode_rules(UNBOUND)
     assert data.startswith(encode_rules(STRICT))
-    assert encode_rules(HOCKET) == data + b"\x80\xb8\x99\x29"
+    numbers = (86_400_000, 20, 65_536, 20_000, 2**25, 2_000, 2**23, 100_000_000, 2**36, 2_000)
+    assert encode_rules(HOCKET) == data + b"".join(encode(U64, number) for number in numbers)
     assert rules_hash(HOCKET) != rules_hash(STRICT)
     assert HOCKET.extensions is not None
     assert dict(HOCKET.extensions.variants) == {number: NAMES[number] for number in EXTENSIONS}
@@ -121,3 +124,5 @@ def test_rules_are_bounded_both_ways() -> None:
         decode_rules(b"\x00\x64" + (b"\xe8\x07" + b"x" * 1000) * 100 + b"\x00")
     with pytest.raises(Malformed):
         encode_rules(Rules(extensions=Extensions(((7, "x"),), True, 0)))
+    with pytest.raises(Malformed):
+        encode_rules(msgspec.structs.replace(HOCKET, bounds=Bounds(writers=Quota(ops=7))))

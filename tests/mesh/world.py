@@ -16,6 +16,7 @@ from hocket.kernel.frontier import Frontier, frontier_text
 from hocket.kernel.ids import content_hash, node_id
 from hocket.kernel.keys import SigningKey
 from hocket.kernel.ops import NO_ID, Op, bind, decode, encode, link_to, read_sequence, sign
+from hocket.kernel.quota import NO_QUOTA, Quota
 from hocket.kernel.rules import rules_hash
 from hocket.kernel.ucan import Capability, issue
 from hocket.kernel.vocabulary import CreateArtifact, DelegateUcan
@@ -160,9 +161,9 @@ def delegation(owner: Place, public: bytes, grants: tuple[Capability, ...], expi
     return DelegateUcan(content_hash(token), token)
 
 
-async def enrolled(directory: Path, owner: Place, grants: tuple[Capability, ...]) -> Place:
+async def enrolled(directory: Path, owner: Place, grants: tuple[Capability, ...], quota: Quota = NO_QUOTA) -> Place:
     """A node that was invited by the owner and holds these grants."""
-    invited = enrolment.invite(owner.log, owner.key, directory.name, grants, addresses=[owner.address])
+    invited = enrolment.invite(owner.log, owner.key, directory.name, grants, addresses=[owner.address], quota=quota)
     loop = asyncio.get_running_loop()
 
     def send(address: str, request: Request) -> Reply:

@@ -41,6 +41,10 @@ def invite(
     expires: Annotated[
         str | None, typer.Option("--expires", metavar="DURATION", help="How long it stays in the mesh, like 30d.")
     ] = None,
+    quota: Annotated[
+        str | None,
+        typer.Option("--quota", metavar="QUOTA", help="How much it may store, like ops=50/s,bytes=1M/s,bytes=2G."),
+    ] = None,
     valid: Annotated[
         str, typer.Option("--valid", metavar="DURATION", help="How long the invitation can be used.")
     ] = "1h",
@@ -64,6 +68,10 @@ def invite(
     Without --worker and without a read by name, the node reads all jobs and artifacts. Only registration:write (and
     all) lets it invite others, with no more than it may do itself.
 
+    --quota bounds what the node stores on every other node's log: a number with /s is a rate, one without is in all.
+    What it does not say has the mesh's default (`hocket rules show`), which is small for a node that may only read. A
+    node that invites others shares its quota with them.
+
     \b
       hocket invite gpu-box --worker acme.render. --expires 30d
       hocket invite phone --may job:schedule --address http://192.168.1.7:7315
@@ -77,7 +85,7 @@ def invite(
         raise Usage("say what the node will be called, like `hocket invite gpu-box --worker acme.`")
     else:
         with open_desk() as desk:
-            grants = Grants(tuple(may or ()), tuple(worker or ()), audit, sanitize)
+            grants = Grants(tuple(may or ()), tuple(worker or ()), audit, sanitize, quota)
             _invite(desk, name, grants, seconds(expires, "--expires"), valid, address)
 
 
@@ -88,6 +96,7 @@ class Grants(NamedTuple):
     worker: tuple[str, ...]
     audit: bool
     sanitize: str | None
+    quota: str | None
 
 
 def _invite(
@@ -100,12 +109,15 @@ def _invite(
 ) -> None:
     import msgspec
 
+    from hocket.kernel.quota import NO_QUOTA
     from hocket.mesh import enrolment
     from hocket.mesh.grants import parse_grants, words
+    from hocket.mesh.quota_text import parse_quota, quota_words
     from hocket.work.command.errand import KIND
 
     rules = [rule.strip() for rule in grants.sanitize.split(",")] if grants.sanitize else []
     capabilities = parse_grants(grants.may, worker=grants.worker, audit=grants.audit, sanitize=rules)
+    quota = NO_QUOTA if grants.quota is None else parse_quota(grants.quota)
     made = enrolment.invite(
         desk.log,
         desk.home.node_key(),
@@ -114,6 +126,7 @@ def _invite(
         addresses=_addresses(desk, address),
         valid_ms=round((seconds(valid, "--valid") or 0) * 1000),
         lifetime_s=None if lifetime is None else round(lifetime),
+        quota=quota,
     )
     shown: dict[str, Any] = {
         "name": name,
@@ -123,6 +136,7 @@ def _invite(
         "ends_ms": None if made.ends is None else made.ends * 1000,
         "may": words(capabilities),
         "capabilities": msgspec.to_builtins(capabilities),
+        "quota": msgspec.to_builtins(quota),
     }
     emit(shown)
     if rules and desk.log.rules.is_strict:
@@ -134,6 +148,7 @@ def _invite(
         [
             ("node", name if made.renews is None else f"{name}, which is in the mesh already and gets this besides"),
             ("may", "; ".join(shown["may"])),
+            ("quota", quota_words(quota) or "the mesh's default"),
             ("stays", _stay(lifetime, shown["ends_ms"])),
             ("answers at", ", ".join(made.ticket.addresses)),
             ("good until", moment(shown["good_until_ms"])),
@@ -188,6 +203,9 @@ def _draw(token: str) -> None:
 
 
 def _list() -> None:
+    from hocket.kernel.quota import Quota
+    from hocket.mesh.quota_text import quota_words
+
     now = int(time.time() * 1000)
     with open_desk() as desk, desk.read() as session:
         shown = [_shown(each, now) for each in session.invitations()]
@@ -195,11 +213,11 @@ def _list() -> None:
     rows = [
         (
             *(each["name"], each["state"], moment(each["good_until_ms"]) or "-"),
-            *(each["used_by"] or "-", "; ".join(each["may"])),
+            *(each["used_by"] or "-", "; ".join(each["may"]), quota_words(Quota(**each["quota"])) or "default"),
         )
         for each in shown
     ]
-    table(("name", "state", "good until", "used by", "may"), rows, "no invitations")
+    table(("name", "state", "good until", "used by", "may", "quota"), rows, "no invitations")
 
 
 def _cancel(name: str) -> None:
@@ -212,6 +230,8 @@ def _cancel(name: str) -> None:
 
 
 def _shown(invitation: "Invitation", now: int) -> dict[str, Any]:
+    import msgspec
+
     from hocket.kernel.ids import node_id, node_text
     from hocket.mesh.enrolment import is_cancelled, is_open, terms_of
     from hocket.mesh.grants import words
@@ -229,4 +249,5 @@ def _shown(invitation: "Invitation", now: int) -> dict[str, Any]:
         "good_until_ms": invitation.expires or None,
         "used_by": None if invitation.used_by is None else node_text(node_id(invitation.used_by)),
         "may": words(terms_of(invitation).att),
+        "quota": msgspec.to_builtins(terms_of(invitation).quota),
     }

@@ -11,7 +11,7 @@ from hocket.cli.voice import emit, fields, progress, say, span
 from hocket.errors import Usage
 
 if TYPE_CHECKING:
-    from hocket.kernel.rules import Rules
+    from hocket.kernel.rules import Bounds, Rules
 
 SKEW_MS_MAX = 86_400_000
 
@@ -57,6 +57,14 @@ def set_rules(
             "--derivation-kind", metavar="PREFIX", help="Kinds that the coordinator alone may do; '' for none."
         ),
     ] = None,
+    reader_quota: Annotated[
+        str | None,
+        typer.Option("--reader-quota", metavar="QUOTA", help="What nodes that may only read store, unless invited so."),
+    ] = None,
+    writer_quota: Annotated[
+        str | None,
+        typer.Option("--writer-quota", metavar="QUOTA", help="What all others but the owner's store, like ops=500/s."),
+    ] = None,
     home: HomeOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -67,6 +75,7 @@ def set_rules(
       hocket rules set --skew 2m
       hocket rules set --derivation-op CreateEntity --derivation-op MergeEntities
       hocket rules set --derivation-kind acme.derive.
+      hocket rules set --writer-quota ops=500/s,bytes=1G
     """
     from msgspec.structs import replace
 
@@ -81,9 +90,12 @@ def set_rules(
             changes["derivation_ops"] = _ops(derivation_op)
         if derivation_kind is not None:
             changes["derivation_kinds"] = _kinds(derivation_kind)
-        if not changes:
-            raise Usage("say what to change: --skew, --derivation-op or --derivation-kind")
-        changed = replace(rules, extensions=replace(rules.extensions, **changes))
+        bounds = _bounds(rules, readers=reader_quota, writers=writer_quota)
+        if not changes and reader_quota is None and writer_quota is None:
+            raise Usage(
+                "say what to change: --skew, --derivation-op, --derivation-kind, --reader-quota or --writer-quota"
+            )
+        changed = replace(rules, extensions=replace(rules.extensions, **changes), bounds=bounds)
         if changed != rules:
             with progress("judging anew") as bar:
                 desk.set_rules(changed, bar)
@@ -91,6 +103,21 @@ def set_rules(
     say("changed" if changed != rules else "nothing to change")
     fields(_fields(changed))
     say("every node needs the same rules; running servers and workers take them up when they are started again")
+
+
+def _bounds(rules: "Rules", **texts: str | None) -> "Bounds | None":
+    """The bounds with other quotas; what a quota does not say stays as it is."""
+    from msgspec.structs import replace
+
+    from hocket.kernel.quota import filled
+    from hocket.mesh.quota_text import parse_quota
+
+    given = {name: parse_quota(text) for name, text in texts.items() if text is not None}
+    if not given:
+        return rules.bounds
+    if rules.bounds is None:
+        raise Usage("the ids of this mesh are not bound, and its rules carry no quotas; set them by invitations")
+    return replace(rules.bounds, **{name: filled(quota, getattr(rules.bounds, name)) for name, quota in given.items()})
 
 
 def _skew(text: str) -> int:
@@ -140,6 +167,16 @@ def _fields(rules: "Rules") -> list[tuple[str, object]]:
     extensions = rules.extensions
     if extensions is None:
         return [*pairs, ("extensions", "none: a strict Likewise v0.1 mesh")]
+    bounds: list[tuple[str, object]] = []
+    if rules.bounds is not None:
+        from hocket.mesh.quota_text import quota_words
+
+        bounds = [
+            ("late bound", span(rules.bounds.late_ms)),
+            ("quota of readers", quota_words(rules.bounds.readers)),
+            ("quota of writers", quota_words(rules.bounds.writers)),
+            ("idle ops", f"{rules.bounds.idle_ops:,} of one author on one job"),
+        ]
     return [
         *pairs,
         ("extensions", ", ".join(name for _, name in extensions.variants)),
@@ -147,4 +184,5 @@ def _fields(rules: "Rules") -> list[tuple[str, object]]:
         ("skew bound", span(extensions.skew_ms)),
         ("derivation ops", ", ".join(extensions.derivation_ops) or "none"),
         ("derivation kinds", ", ".join(extensions.derivation_kinds) or "none"),
+        *bounds,
     ]

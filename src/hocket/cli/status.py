@@ -53,6 +53,10 @@ def _status(desk: Desk, session: Session) -> dict[str, Any]:
         "offered_ops": refused.pop(int(Reason.OFFERED), 0),
         "refusals": {BY_NUMBER[number].sentence: count for number, count in sorted(refused.items())},
         "schedules": [each.name for each in session.schedules()],
+        "over_quota": [
+            {"node": node_text(int.from_bytes(each.node, "big")), "last_ms": each.wall, "ops": each.ops}
+            for each in session.over_quota().values()
+        ],
         "held_ops": session.held()[0],
         "held_until_ms": session.held()[1],
         "coordinator": None if (node := coordinator(desk.log, session)) is None else node_text(node),
@@ -72,6 +76,10 @@ def _mesh(shown: dict[str, Any]) -> list[tuple[str, Any]]:
         pairs.append(("coordinator", shown["coordinator"] + (quiet if shown["coordinator_is_quiet"] else "")))
     for peer in shown["peers"]:
         pairs.append(("peer", " ".join(part for part in (peer["address"], peer["state"], peer["detail"]) if part)))
+    now = int(time.time() * 1000)
+    for over in shown["over_quota"]:
+        refused = f"{over['ops']:,} ops refused, last {ago(over['last_ms'], now)}"
+        pairs.append(("over quota", f"node {over['node']}: {refused}; see `hocket nodes`"))
     if shown["held_ops"]:
         pairs.append(("held", f"{shown['held_ops']} ops from clocks that are too far ahead; is this machine's right?"))
     return pairs

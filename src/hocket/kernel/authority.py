@@ -442,6 +442,17 @@ class Authority:
         """Every delegation to this node, whether it stands or not."""
         return list(self._graph.of_node.get(node, ()))
 
+    def in_force(self, node: int, at_ms: int) -> list[Delegation]:
+        return list(self._graph.in_force(node, at_ms, self._revoked))
+
+    def above(self, delegation: Delegation) -> Iterator[Delegation]:
+        """The delegation itself and all that it leans on, so far as they are on the log."""
+        return self._graph.above(delegation.cid)
+
+    def owns(self, delegation: Delegation) -> bool:
+        """Whether it is a root delegation: the user's own, for everything, without caveats."""
+        return self._graph.owns(delegation)
+
 
 def _at(grant: Grant, wall_ms: int) -> bool:
     return grant.time_range is None or grant.time_range[0] <= wall_ms < grant.time_range[1]

@@ -68,6 +68,8 @@ class Reason(IntEnum):
     TOO_LARGE = 84, "it is larger than an op may be here"
     STRICT = 86, "this mesh keeps to Likewise v0.1, which has no such op"
     LATE = 85, "it came long after the delegation that it leans on had ended, and waits for the owner's word"
+    QUOTA = 86, "its author has stored more than its quota"
+    IDLE = 87, "its author has left too many ops on the job that do not count"
 
     # Decided by authority: what the delegations on the log allow the author at the op's time.
     UNAUTHORISED = 70, "no delegation in force allows it"

@@ -8,16 +8,22 @@ second block, so that a mesh without them has exactly the bytes, and the hash, o
 from functools import lru_cache
 
 from msgspec import Struct
-from msgspec.structs import replace
+from msgspec.structs import astuple, replace
 
 from hocket.kernel.ids import content_hash
 from hocket.kernel.postcard import BOOL, STR, U32, U64, Malformed, Reader, encode, pair, seq
 from hocket.kernel.postcard import struct as fields
+from hocket.kernel.quota import Quota
 from hocket.kernel.vocabulary import EXTENSION_BASE, EXTENSIONS, NAMES
 
 RULES_BYTES_MAX = 64 * 1024
 SKEW_MS_DEFAULT = 300_000
 LATE_MS_DEFAULT = 86_400_000
+# A node that may only read writes little: its introduction, and proofs of what it has found out about others.
+READERS_DEFAULT = Quota(ops_per_s=20, bytes_per_s=64 * 1024, ops=20_000, bytes=32 * 1024**2)
+# More than a busy worker writes.
+WRITERS_DEFAULT = Quota(ops_per_s=2_000, bytes_per_s=8 * 1024**2, ops=100_000_000, bytes=64 * 1024**3)
+IDLE_OPS_DEFAULT = 2_000
 # What nobody but the coordinator writes in ordinary work. A mesh that derives more adds it with `hocket rules set`.
 DERIVATION_OPS = ("CascadeTombstone",)
 DERIVATION_KINDS = ("likewise.derive.",)
@@ -41,10 +47,15 @@ class Extensions(Struct, frozen=True):
 class Bounds(Struct, frozen=True):
     """What keeps a member from doing more than it was granted. Ids are bound to content, and ops to their author's
     previous op. An op that arrives longer than `late_ms` after the end of the delegation that it leans on waits for the
-    owner's word.
+    owner's word. `readers` and `writers` are the quotas of nodes whose invitation sets none: of those that may only
+    read, and of all others but the owner's. `idle_ops` is how many ops that do not count one author may leave on one
+    job, because they are read again whenever the job is folded again.
     """
 
     late_ms: int = LATE_MS_DEFAULT
+    readers: Quota = READERS_DEFAULT
+    writers: Quota = WRITERS_DEFAULT
+    idle_ops: int = IDLE_OPS_DEFAULT
 
 
 class Rules(Struct, frozen=True):
@@ -75,10 +86,13 @@ HOCKET = replace(UNBOUND, bounds=Bounds())
 
 _NAMES = seq(STR, limit=1024)
 _EXTENSIONS = fields(Extensions, seq(pair(U32, STR), limit=1024), BOOL, U64, _NAMES, _NAMES)
-_BOUNDS = fields(Bounds, U64)
+_QUOTA = fields(Quota, U64, U64, U64, U64)
+_BOUNDS = fields(Bounds, U64, _QUOTA, _QUOTA, U64)
 
 
 def encode_rules(rules: Rules) -> bytes:
+    if rules.bounds is not None and None in (*astuple(rules.bounds.readers), *astuple(rules.bounds.writers)):
+        raise Malformed("the quotas of a mesh set every bound")
     data = encode(STR, rules.version) + encode(_NAMES, rules.caveats) + encode(_NAMES, rules.sanitize)
     if rules.extensions is not None:
         data += encode(_EXTENSIONS, rules.extensions)

@@ -22,6 +22,7 @@ from hocket.kernel.ids import content_hash, node_id
 from hocket.kernel.jws import compact, from_base64url, open_compact
 from hocket.kernel.keys import SigningKey, did_key, key_text, parse_did_key, verify
 from hocket.kernel.postcard import Malformed
+from hocket.kernel.quota import NO_QUOTA, Quota, read_quota
 
 _HEADER = {"alg": "EdDSA", "typ": "JWT"}
 _VERSION = "0.10.0"
@@ -39,7 +40,7 @@ class Capability(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class Delegation(msgspec.Struct, frozen=True):
     """What a token grants, to which node, and by whom. `cid` is the hash of the token's bytes; `name` is what the
-    issuer calls the node, if it says so."""
+    issuer calls the node, if it says so, and `quota` how much it lets the node store."""
 
     cid: bytes
     issuer: str
@@ -51,6 +52,7 @@ class Delegation(msgspec.Struct, frozen=True):
     node: int
     public: bytes
     name: str | None = None
+    quota: Quota = NO_QUOTA
 
 
 ROOT = (Capability("Ops", "*", {}),)
@@ -85,6 +87,7 @@ def issue(
     expires: int | None,
     proofs: Iterable[bytes] = (),
     name: str | None = None,
+    quota: Quota = NO_QUOTA,
 ) -> bytes:
     """A token by which the holder of a key, the user's or an inviting node's, grants capabilities to a node, and says
     which key that node has and what it is called. It is read once before it is handed out, because a token that
@@ -101,8 +104,11 @@ def issue(
         "exp": expires,
         "prf": [proof.hex() for proof in proofs],
     }
-    if name is not None:
-        claims["fct"] = {"name": name}
+    facts: dict[str, object] = {} if name is None else {"name": name}
+    if quota != NO_QUOTA:
+        facts["quota"] = msgspec.to_builtins(quota)
+    if facts:
+        claims["fct"] = facts
     token = compact(_HEADER, canonical_json(claims), issuer).encode("ascii")
     read(token)
     return token
@@ -145,6 +151,7 @@ def read(token: bytes) -> Delegation:
         node=node,
         public=public,
         name=_name(claims.fct),
+        quota=read_quota(claims.fct),
     )
 
 

@@ -203,7 +203,7 @@ class Log:
         waiting: Callable[[], Admission] | None = None
         for batch in _batches(ops):
             # While one batch is folded, the helpers verify the next.
-            following = self._begin(batch, door, decide, is_vouched)
+            following = self._begin(batch, door, decide, is_vouched, sender)
             if waiting is not None:
                 total = add(total, waiting())
             waiting = following
@@ -218,7 +218,7 @@ class Log:
         return node in self._authors
 
     def _begin(
-        self, batch: list[Received], door: Door, decide: Decide | None, is_vouched: bool
+        self, batch: list[Received], door: Door, decide: Decide | None, is_vouched: bool, sender: int | None
     ) -> Callable[[], Admission]:
         """Begins to verify a batch; what it gives ends that, and takes in what is good."""
         good = sorted(((raw, op) for raw, op in batch if isinstance(op, Op)), key=lambda item: item[1].timestamp)
@@ -232,7 +232,7 @@ class Log:
         def request(tx: Transaction, verdicts: list[Reason | None], limit: int) -> Admission:
             tx.session.order_ops()
             tx.settle()
-            intake = Intake(tx, limit, [op for _, op in good], is_vouched)
+            intake = Intake(tx, limit, [op for _, op in good], is_vouched, sender)
             for raw, op in batch:
                 if isinstance(op, Malformed):
                     intake.unreadable(raw, op)

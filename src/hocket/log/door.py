@@ -31,7 +31,9 @@ from hocket.log.parallel import Shared
 WALL_MAX = 2**48 - 1
 
 # Reasons that can pass: what is missing may come later, and then the op must be sent again.
-CURABLE = frozenset((Reason.UNKNOWN_NODE, Reason.UNRESOLVED, Reason.HELD_FULL, Reason.UNLINKED))
+CURABLE = frozenset(
+    (Reason.UNKNOWN_NODE, Reason.UNRESOLVED, Reason.HELD_FULL, Reason.UNLINKED, Reason.QUOTA, Reason.IDLE)
+)
 
 Received = tuple[bytes, Op]
 

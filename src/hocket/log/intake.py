@@ -14,11 +14,14 @@ from hocket.kernel.postcard import Malformed, UnknownVariant
 from hocket.kernel.reasons import Reason
 from hocket.kernel.vocabulary import ReportFork, Sanitised
 from hocket.log.door import CURABLE
+from hocket.log.limits import Limits
 from hocket.log.naming import long_key
 from hocket.log.transaction import Transaction
 from hocket.store import LateOp
 
 HELD_MAX = 100_000
+# So many of them may be of one author, so that nobody takes the room of all others.
+HELD_PER_AUTHOR_MAX = 10_000
 # So many ops of one author wait for the owner's word.
 LATE_MAX = 10_000
 
@@ -29,8 +32,9 @@ class Admission(NamedTuple):
     their author: an integrity failure, which must be loud. `unread` ones lie behind bytes that cannot be read,
     and nobody can tell where they begin. `held` ones come from a clock that is too far ahead, and are taken in when
     their time has come. `curable` says from when on ops of an author must be sent again, because what they lacked
-    may come. `unlinked` are authors of whom ops came that do not follow those that are here, and `forked` those who
-    were found to have shown two histories.
+    may come. `unlinked` are authors of whom ops came that do not follow those that are here, `forked` those who
+    were found to have shown two histories. `limited` says how many ops of which authors were refused because their
+    authors have stored all that they may.
     """
 
     appended: int
@@ -42,6 +46,7 @@ class Admission(NamedTuple):
     curable: dict[int, Hlc] = {}  # noqa: RUF012
     unlinked: frozenset[int] = frozenset()
     forked: frozenset[int] = frozenset()
+    limited: dict[int, int] = {}  # noqa: RUF012
 
     @property
     def rejected(self) -> int:
@@ -50,16 +55,21 @@ class Admission(NamedTuple):
 
 class Intake:
     """`limit` is the latest wall that is taken in now, `expected` are the ops that may be: what is known about them is
-    read from the store once for all. `is_vouched` says that the owner or the coordinator sends them, or the operator.
+    read from the store once for all. `is_vouched` says that the owner or the coordinator sends them, or the operator;
+    `sender` is the node that does, None for the operator.
     """
 
-    def __init__(self, tx: Transaction, limit: int, expected: Sequence[Op], is_vouched: bool = True) -> None:
+    def __init__(
+        self, tx: Transaction, limit: int, expected: Sequence[Op], is_vouched: bool = True, sender: int | None = None
+    ) -> None:
         self._tx = tx
+        self._limits = Limits(tx, sender, is_vouched)
         self._limit = limit
         self._is_vouched = is_vouched
         self._known = tx.session.known_ops([op.id for op in expected])
         tx.projection.prepare(expected)
         self._room = HELD_MAX - tx.session.held()[0]
+        self._held_of: dict[int, int] = {}
         # Only a node that holds every op of every author can tell whether one follows the other.
         self._checks_links = tx.is_bound and tx.holds_everything
         self._unlinked: set[int] = set()
@@ -103,6 +113,8 @@ class Intake:
             self._refuse(op.id, op.node_id, reason, op.timestamp)
         elif known is not None:
             self._contradict(known, raw, op)
+        elif (limited := self._limits.refusal(op, len(raw))) is not None:
+            self._refuse(op.id, op.node_id, limited, op.timestamp)
         elif early:
             self._hold(raw, op)
         elif not self._is_vouched and self._is_late(op):
@@ -171,12 +183,16 @@ class Intake:
         return until is not None and until <= ended
 
     def _hold(self, raw: bytes, op: Op) -> None:
-        if self._room <= 0:
+        author = op.node_id.to_bytes(8, "big")
+        if op.node_id not in self._held_of:
+            self._held_of[op.node_id] = self._tx.session.held_of(author)
+        if self._room <= 0 or self._held_of[op.node_id] >= HELD_PER_AUTHOR_MAX:
             self._refuse(op.id, op.node_id, Reason.HELD_FULL, op.timestamp)
             return
         self._room -= 1
         self._held += 1
-        self._tx.session.hold(op.id, op.timestamp.wall, raw)
+        self._held_of[op.node_id] += 1
+        self._tx.session.hold(op.id, op.timestamp.wall, raw, author)
 
     def _hold_for_owner(self, raw: bytes, op: Op) -> None:
         author = op.node_id.to_bytes(8, "big")
@@ -208,6 +224,7 @@ class Intake:
             curable=self._curable,
             unlinked=frozenset(self._unlinked),
             forked=frozenset(self._forked),
+            limited=self._limits.refused,
         )
 
 
@@ -233,4 +250,5 @@ def add(left: Admission, right: Admission) -> Admission:
         curable=left.curable | curable,
         unlinked=left.unlinked | right.unlinked,
         forked=left.forked | right.forked,
+        limited=left.limited | {author: left.limited.get(author, 0) + n for author, n in right.limited.items()},
     )

@@ -16,7 +16,7 @@ from hocket.kernel.vocabulary import DelegateUcan, DesignateCoordinator, ReportF
 from hocket.log.law import Laws
 from hocket.log.naming import ID_BYTES, keyed
 from hocket.log.projection import Projection
-from hocket.store import Session, Store
+from hocket.store import Head, OpRow, Session, Store, Written
 
 STEP = 2_000
 _START = bytes(20)
@@ -107,5 +107,17 @@ def _step(store: Store, laws: Laws, now: int) -> int:
             if reason != row.reason:
                 session.set_reasons([(reason, row.id)])
         projection.flush()
+        _count(session, head, rows)
         session.put_head(head._replace(rebuilding=rows[-1].hlc, law=projection.law_state))
         return len(rows)
+
+
+def _count(session: Session, head: Head, rows: list[OpRow]) -> None:
+    """Adds up what each author has written, without this node, which has no quota on its own log."""
+    own = session.op(head.last)
+    sizes: dict[bytes, list[int]] = {}
+    for row in rows:
+        sizes.setdefault(row.hlc[12:], []).append(len(row.body))
+    for node, found in sizes.items():
+        if own is None or node != own.hlc[12:]:
+            session.add_written(node, Written(len(found), sum(found)))

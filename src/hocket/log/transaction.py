@@ -18,7 +18,7 @@ from hocket.kernel.vocabulary import EXTENSION_BASE, CreateArtifact, Payload, Sc
 from hocket.log.law import Laws
 from hocket.log.naming import ID_BYTES, is_taken, keyed
 from hocket.log.projection import Projection
-from hocket.store import Head, OpRow, Refusal, Session
+from hocket.store import Head, OpRow, Refusal, Session, Written
 
 # Gives the time in milliseconds, never less than the clock reading that it is told.
 Wall = Callable[[int], int]
@@ -309,6 +309,7 @@ class Transaction:
             rows.append(OpRow(seq, op.id, stamp, discriminant(payload), job_of(payload), reason, 1, whole, chain))
         if rows:
             self.session.add_ops(rows)
+            self._count()
         if self._projection is not None:
             self._projection.flush()
         if self._refusals:
@@ -319,3 +320,12 @@ class Transaction:
         head = Head(clock.wall, clock.logical, seq, chain, settled, self.unsettled, None, law, self._last)
         if head != self._head:
             self.session.put_head(head)
+
+    def _count(self) -> None:
+        """Adds up what other authors have written. This node has no quota on its own log."""
+        sizes: dict[int, list[int]] = {}
+        for op, body, is_sealed in self._drafts:
+            if is_sealed and op.node_id != self.node:
+                sizes.setdefault(op.node_id, []).append(len(body))
+        for node, found in sizes.items():
+            self.session.add_written(node.to_bytes(8, "big"), Written(len(found), sum(found)))

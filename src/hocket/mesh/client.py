@@ -77,6 +77,8 @@ class Counts(msgspec.Struct):
     rejected: int
     held: int = 0
     unlinked: int = 0
+    over_quota: int = 0
+    retry_s: int = 0
 
 
 class _Health(msgspec.Struct):
@@ -152,7 +154,7 @@ class Client:
     async def exchange(self, bodies: list[bytes], since: Frontier) -> tuple[Counts, Answer]:
         """Both in one round trip, where the peer knows how."""
         reply = await self._ask("POST", wire.EXCHANGE, _query(since, PAGE_OPS_MAX), encode_sequence(bodies))
-        numbers = [reply.headers.get(name, "0" if name in (wire.HELD, wire.UNLINKED) else "") for name in wire.COUNTS]
+        numbers = [reply.headers.get(name, "0" if name in wire.LATER_COUNTS else "") for name in wire.COUNTS]
         if not all(number.isascii() and number.isdigit() and len(number) < 16 for number in numbers):
             raise Unreachable(f"{self.address} answers an exchange without counts")
         return Counts(*map(int, numbers)), self._answer(reply)

@@ -20,6 +20,7 @@ from hocket.kernel.clock import Hlc
 from hocket.kernel.ids import content_hash, node_id
 from hocket.kernel.keys import SigningKey, did_key, parse_did_key
 from hocket.kernel.postcard import Malformed
+from hocket.kernel.quota import NO_QUOTA, Quota
 from hocket.kernel.reasons import Reason
 from hocket.kernel.rules import Rules, decode_rules, encode_rules
 from hocket.kernel.ucan import Capability, Delegation, issue
@@ -53,6 +54,7 @@ class Terms(msgspec.Struct, frozen=True):
     att: tuple[Capability, ...]
     lifetime_s: int | None = None
     cid: str | None = None
+    quota: Quota = NO_QUOTA
 
 
 class Invited(NamedTuple):
@@ -78,6 +80,7 @@ def invite(
     addresses: Sequence[str],
     valid_ms: int = VALID_MS_DEFAULT,
     lifetime_s: int | None = None,
+    quota: Quota = NO_QUOTA,
     randomness: Callable[[int], bytes] = os.urandom,
 ) -> Invited:
     """Makes an invitation. Raises NotAuthorised when this node may not hand on what is to be granted. One by a name
@@ -103,7 +106,7 @@ def invite(
         if len(open_ones) >= INVITATIONS_MAX:
             raise Conflict(f"{len(open_ones)} invitations are open; cancel some")
         # Whether it can be granted is tried out with a key that nobody will have.
-        terms = Terms(capabilities, lifetime_s)
+        terms = Terms(capabilities, lifetime_s, quota=quota)
         tried = _issue(tx, log.user, key, SigningKey(randomness(32)).public, name, terms, trial=True)
         renews = _renewed(tx, name)
         expires = tx.now + valid_ms
@@ -287,7 +290,7 @@ def _issue(
             raise NotAuthorised(f"this node's own delegation ends in {days:.1f} days; grant no more than that")
         expires = min(ends)
     try:
-        token = issue(key, public, terms.att, now_s, expires, [each.cid for each in parents], name)
+        token = issue(key, public, terms.att, now_s, expires, [each.cid for each in parents], name, terms.quota)
     except Malformed as error:
         raise Usage(f"that cannot be granted: {error}") from None
     delegation = read_ucan(token)

@@ -8,6 +8,7 @@ import threading
 from collections import Counter, OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
+from math import ceil
 from typing import NamedTuple
 from urllib.parse import parse_qsl
 
@@ -26,7 +27,9 @@ from hocket.log import Transaction
 from hocket.mesh import introductions, peers, wire
 from hocket.mesh.bucket import Buckets
 from hocket.mesh.hub import Hub
+from hocket.mesh.incoming import Pushed
 from hocket.mesh.outgoing import PAGE_OPS_MAX, Page, Reader, order_ops, page
+from hocket.mesh.quotas import Quotas
 from hocket.mesh.shelf import answer as answer_blob
 from hocket.mesh.wire import Access, BodyTooLong, NoRoom, Reply, Request
 from hocket.work.blobs import Blobs
@@ -57,7 +60,6 @@ SCANNED_PER_NODE_MAX = 16
 # So many bodies are verified at the same time; the others wait for their turn.
 ADMISSIONS_MAX = 2
 
-Received = tuple[bytes, Op | Malformed]
 Handler = Callable[[Request], Awaitable[Reply]]
 Routes = dict[tuple[str, str], Handler]
 
@@ -80,6 +82,12 @@ class Counts(NamedTuple):
     rejected: int
     held: int
     unlinked: int
+    over_quota: int
+    retry_s: int
+
+    def shown(self) -> dict[str, int]:
+        """Likewise's counts and ours; a quota is mentioned only when it was used up."""
+        return {name: count for name, count in self._asdict().items() if count or name not in ("over_quota", "retry_s")}
 
 
 class _Refused(Exception):
@@ -110,7 +118,9 @@ class Gate:
         notice: Callable[[str], None] = lambda text: None,
         met: Callable[[int], Awaitable[None]] | None = None,
         blobs: Blobs | None = None,
+        quotas: Quotas | None = None,
     ) -> None:
+        self._quotas = quotas or Quotas(ground.monotonic, notice)
         self._access, self._key, self._ground = access, key, ground
         self._blobs = blobs
         self._origins, self._notice, self._met = origins, notice, met
@@ -212,6 +222,8 @@ class Gate:
     async def _body(self, request: Request, caller: Caller) -> bytes:
         """The body of a caller that may bring one. Only now is it read."""
         _check_type(request, caller.node)
+        if wait := self._quotas.wait(caller.node):
+            raise _Refused(429, "more than its quota", caller.node, retry_after=str(ceil(wait)))
         with _at_once(self._sending, caller.node, BODIES_AT_ONCE_MAX, "too many bodies at once"):
             body = (await request.whole(wire.BODY_BYTES_MAX)).body
         if not body:
@@ -308,7 +320,7 @@ class Gate:
             body = await self._body(request, caller)
             async with self._admissions:
                 counts = await self._access.call(lambda: self._admit(caller, body))
-            return self._proved(caller, _json(200, counts._asdict()))
+            return self._proved(caller, _json(200, counts.shown()))
 
     async def _exchange(self, request: Request) -> Reply:
         """A push and a pull in one: for a worker that offers claims and waits for the answer."""
@@ -411,43 +423,28 @@ class Gate:
             unauthorised += sum(tx.projection.reason(op.id) in UNAUTHORISED for op in ops)
             accept(tx, ops)
 
-        left: list[Op] = []
-        authors = introductions.all_authors(log)
-
-        def received() -> Iterator[Received]:
-            """They are read while those before them are verified."""
-            for item in read_sequence(body):
-                op = item[1]
-                if isinstance(op, Malformed) or is_brought(op, caller.reader, authors):
-                    yield item
-                else:
-                    left.append(op)
-
-        admission = log.admit(received(), decide=decide, sender=caller.node)
-        if left:
-            log.hear(op.timestamp for op in left)
+        meter = self._quotas.meter(log, caller.node)
+        pushed = Pushed(body, caller.reader, introductions.all_authors(log), meter)
+        admission = log.admit(pushed, decide=decide, sender=caller.node)
+        if pushed.left or pushed.cut:
+            log.hear(op.timestamp for op in pushed.left + pushed.cut)
+        if pushed.left:
             reason = "ops of others from a node that does not read everything, or of too many authors"
-            self.refusals[reason] += len(left)
+            self.refusals[reason] += len(pushed.left)
+        retry_s = 0.0 if meter is None else meter.finish(admission)
+        if over_quota := self._quotas.note(log, caller.node, meter, admission):
+            self.refusals["ops beyond a quota"] += over_quota
         if admission.collided:
             self._notice(
                 f"{admission.collided} ops from node {node_text(caller.node)} carry timestamps that others of their"
                 " authors carry too; is a home in use twice?"
             )
-        rejected = admission.rejected + unauthorised + len(left)
+        rejected = admission.rejected + unauthorised + len(pushed.left) + (0 if meter is None else meter.cut)
         for author in admission.forked:
             self._notice(peers.two_histories(author))
         unlinked = admission.refused.get(Reason.UNLINKED, 0)
-        return Counts(admission.appended - unauthorised, admission.duplicated, rejected, admission.held, unlinked)
-
-
-def is_brought(op: Op, sender: Reader | None, authors: Collection[int] | None) -> bool:
-    """Whether an op is taken from this sender. One that may not read everything has gaps in what it holds of others;
-    taking that in would hide the gaps for good. When there are as many authors as there may be, only their ops are
-    taken.
-    """
-    if authors is not None and op.node_id not in authors:
-        return False
-    return sender is None or sender.reads_everything or op.node_id == sender.node
+        appended = admission.appended - unauthorised
+        return Counts(appended, admission.duplicated, rejected, admission.held, unlinked, over_quota, ceil(retry_s))
 
 
 def _state(frontier: Frontier, caller: Caller) -> bytes:

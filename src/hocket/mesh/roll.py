@@ -11,16 +11,19 @@ from hocket.errors import Conflict, NotAuthorised, Usage
 from hocket.kernel.authority import Standing, revoke_root
 from hocket.kernel.capabilities import grant_of
 from hocket.kernel.clock import U32_MAX, Hlc, unpack
+from hocket.kernel.entitlement import quota_of
 from hocket.kernel.ids import content_hash, node_text
 from hocket.kernel.keys import SigningKey, did_key
+from hocket.kernel.quota import NO_QUOTA, Quota
 from hocket.kernel.reasons import Reason
 from hocket.kernel.roster import KIND_LENGTH_MAX
+from hocket.kernel.rules import Bounds
 from hocket.kernel.ucan import ROOT, Capability, Delegation, issue
 from hocket.kernel.vocabulary import DelegateUcan, DesignateCoordinator, Payload, RevokeUcan, RouteKind
 from hocket.log import Log, Transaction
 from hocket.log.law import Law
 from hocket.mesh.names import HERE, ID_DIGITS_MIN, likeness, names
-from hocket.store import Session
+from hocket.store import OverQuota, Session, Written
 
 # A coordinator that was met within this time will soon hear that it is no longer the one.
 RECENT_MS = 60_000
@@ -32,7 +35,8 @@ class Member(NamedTuple):
     """A node of the mesh. `standing` is pending (nothing of it was seen yet), active, suspended (its time is past or
     has not come), forked (it has shown two histories) or revoked; `seen` is the time of its newest op or of the last
     exchange with it, 0 for never; `expires` is when the last of its delegations ends, in seconds; `inviter` is None
-    when the user delegated to it.
+    when the user delegated to it. `quota` is what it may store, `written` what of it is on this node's log, and `over`
+    when ops of it were last refused for its quota.
     """
 
     node: int
@@ -44,6 +48,9 @@ class Member(NamedTuple):
     seen: int
     inviter: int | None
     is_here: bool
+    quota: Quota = NO_QUOTA
+    written: Written = Written()
+    over: OverQuota | None = None
 
     @property
     def id(self) -> str:
@@ -67,6 +74,8 @@ def members(log: Log, session: Session) -> list[Member]:
     issuers = {did_key(delegation.public): delegation.node for delegation in law.delegations}
     called = names(law)
     by_cid = {each.cid: each for each in law.delegations}
+    keys = {each.node: each.node.to_bytes(8, "big") for each in law.delegations}
+    written, over = session.written(keys.values()), session.over_quota()
     found = []
     for node in dict.fromkeys(delegation.node for delegation in law.delegations):
         standing = law.authority.standing(node, now.wall)
@@ -86,9 +95,16 @@ def members(log: Log, session: Session) -> list[Member]:
                 max(wrote.get(node, 0), met.get(node, 0)),
                 issuers.get(held[-1].issuer),
                 node == log.node,
+                NO_QUOTA if law.is_trusted(node, now.wall) else _quota(law, node, now.wall),
+                written.get(keys[node], Written()),
+                over.get(keys[node]),
             )
         )
     return found
+
+
+def _quota(law: Law, node: int, now: int) -> Quota:
+    return quota_of(law.authority, node, now, law.rules.bounds or Bounds())
 
 
 def _standing(law: Law, node: int, standing: Standing, has_written: bool) -> str:

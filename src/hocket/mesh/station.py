@@ -12,6 +12,7 @@ from hocket.mesh.gate import Gate
 from hocket.mesh.http import HttpTransport
 from hocket.mesh.loop import SyncLoop
 from hocket.mesh.peers import Trust
+from hocket.mesh.quotas import Quotas
 from hocket.mesh.sync import Exchanges
 from hocket.mesh.turn import Turn
 from hocket.mesh.wire import Access, Reply, Request, look, note
@@ -45,7 +46,9 @@ class Station:
         self._trusts: dict[str, Trust] = {}
         self._trusts_until = 0.0
         self.transport = HttpTransport(self._trust)
-        self.exchanges = Exchanges(access, key, self.transport, ground, notice=notice)
+        # What a node brings and what is fetched from it count together.
+        self._quotas = Quotas(ground.monotonic, notice)
+        self.exchanges = Exchanges(access, key, self.transport, ground, notice=notice, quotas=self._quotas)
 
     async def close(self) -> None:
         await self.transport.close()
@@ -67,6 +70,7 @@ class Station:
             notice=self._notice,
             met=self._met,
             blobs=self._blobs,
+            quotas=self._quotas,
         )
 
     async def has_peers(self) -> bool:

@@ -20,9 +20,10 @@ from hocket.kernel.postcard import Malformed, Reader
 from hocket.log import Admission, Log
 from hocket.log.transaction import GAPS
 from hocket.mesh import introductions, outgoing, peers, shelf
-from hocket.mesh.client import Answer, Busy, Client, Counts, Paused, Refused, TooLarge
-from hocket.mesh.gate import Received, is_brought
+from hocket.mesh.client import RETRY_AFTER_S_MAX, Answer, Busy, Client, Counts, Paused, Refused, TooLarge
+from hocket.mesh.incoming import Received, is_brought, is_own
 from hocket.mesh.outgoing import PAGE_BYTES_MAX, PAGE_OPS_MAX, Page, own_frontier, page
+from hocket.mesh.quotas import Quotas
 from hocket.mesh.wire import Access, Transport, look, note
 from hocket.store import Peer, Session
 from hocket.work.ground import Ground
@@ -74,18 +75,22 @@ class _Start(NamedTuple):
 
 class _Taken(NamedTuple):
     """What came of a batch. `unread_at` is how many ops could be read, if there is more behind one that could not;
-    `reached` is, of each author, the last op that this node has now.
+    `reached` is, of each author, the last op that this node has now. `retry_s` is after how many seconds more of the
+    peer's own ops are taken in, 0 if all of them were.
     """
 
     admission: Admission
     unread_at: int | None
     reached: Frontier
+    retry_s: float
 
 
 class _Tally:
     def __init__(self) -> None:
         self.pulled = self.pushed = self.refused = 0
         self.is_refused = False
+        # After how many seconds this node may push more, and pull more of the peer's own ops.
+        self.push_retry_s = self.pull_retry_s = 0.0
         self.unlinked: frozenset[int] = frozenset()
         self.forked: frozenset[int] = frozenset()
 
@@ -101,6 +106,7 @@ class _Tally:
         self.pushed += counts.appended
         self.refused += counts.rejected
         self.is_refused = self.is_refused or counts.rejected > 0
+        self.push_retry_s = max(self.push_retry_s, min(float(counts.retry_s), RETRY_AFTER_S_MAX))
 
 
 class _Line:
@@ -129,7 +135,9 @@ class Exchanges:
         *,
         randomness: Callable[[int], bytes] = os.urandom,
         notice: Callable[[str], None] = lambda text: None,
+        quotas: Quotas | None = None,
     ) -> None:
+        self._quotas = quotas or Quotas(ground.monotonic, notice)
         self._access, self._key, self.transport, self._ground = access, key, transport, ground
         self._randomness = randomness
         self._notice = notice
@@ -242,6 +250,8 @@ class Exchanges:
         detail, answered = "", True
         if node is None:
             detail = "which node it is could not be verified, so nothing was pushed"
+        elif tally.push_retry_s:
+            pass  # the peer takes no more for now
         elif line.theirs is not None and not is_even and (first is None or out is None or not out.whole):
             answered = not await self._push(line, tally)
         if tally.unlinked and self._ground.monotonic() >= line.compared + COMPARE_S:
@@ -252,8 +262,12 @@ class Exchanges:
         if tally.is_refused:
             # What was refused there now may be taken in later; what the peer has is asked anew.
             line.theirs = None
+        retry_s = max(tally.push_retry_s, tally.pull_retry_s)
+        if retry_s and not detail:
+            whose = "this node's quota there" if tally.push_retry_s else "its quota here"
+            detail = f"{whose} is used up; it goes on in {retry_s:.0f} seconds"
         return Exchanged(
-            client.address, node, peers.OK, detail, tally.pulled, tally.pushed, tally.refused, answered=answered
+            client.address, node, peers.OK, detail, tally.pulled, tally.pushed, tally.refused, retry_s, answered
         )
 
     # Pulling.
@@ -311,8 +325,9 @@ class Exchanges:
                 is_last = answer.frontier is not None or answer.following == since
                 if not is_last:
                     fetching = asyncio.create_task(client.pull(answer.following, limit))
-                admission, found, reached = await self._admit(client, answer.body, late)
+                admission, found, reached, retry_s = await self._admit(client, answer.body, late)
                 tally.add(admission)
+                tally.pull_retry_s = max(tally.pull_retry_s, retry_s)
                 if found is not None and limit > 1:
                     # One op cannot be read, and what lies behind it cannot be found: what lies before it is asked for
                     # again, then that one alone, then the rest.
@@ -349,6 +364,7 @@ class Exchanges:
             last: Op | Malformed | None = None
 
             by = None if sender is None else outgoing.reader(log, sender)
+            meter = None if sender is None else self._quotas.meter(log, sender)
             authors = introductions.all_authors(log)
 
             def received() -> Iterator[Received]:
@@ -361,13 +377,18 @@ class Exchanges:
                         stamps[last.id] = last.timestamp
                     if isinstance(last, Op) and last.node_id in late:
                         continue
-                    if isinstance(last, Malformed) or is_brought(last, by, authors):
+                    is_let_in = isinstance(last, Malformed) or is_brought(last, by, authors)
+                    if is_let_in and meter is not None and is_own(last, meter.node):
+                        is_let_in = meter.admits(len(item[0]))
+                    if is_let_in:
                         yield item
-                    else:
+                    elif isinstance(last, Op):
                         # Perhaps the sender's delegation begins in a moment, and it is taken in then.
                         left.setdefault(last.node_id, last.timestamp)
 
             admission = log.admit(received(), decide=accept, sender=sender or 0)
+            retry_s = 0.0 if meter is None else meter.finish(admission)
+            self._quotas.note(log, sender or 0, meter, admission)
             if left:
                 log.hear(stamp for stamp in stamps.values() if stamp.node in left)
             is_cut = isinstance(last, Malformed) and found < Reader(body).varint()
@@ -377,7 +398,7 @@ class Exchanges:
             for op_id in held:
                 reached = merge(reached, {stamps[op_id].node: stamps[op_id]})
             admission = admission._replace(curable={**left, **admission.curable})
-            return _Taken(admission, found - 1 if is_cut else None, reached)
+            return _Taken(admission, found - 1 if is_cut else None, reached, retry_s)
 
         return await self._access.call(work)
 
@@ -418,6 +439,8 @@ class Exchanges:
                     continue
                 has_pushed = True
                 tally.push(counts, out, line.theirs or {})
+                if counts.retry_s:
+                    break
             line.theirs = merge(line.theirs or {}, out.scanned)
             if out.whole:
                 break

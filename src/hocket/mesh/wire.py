@@ -37,7 +37,11 @@ NODE = "x-hocket-node"
 TIME = "x-hocket-time"
 APPENDED, DUPLICATED, REJECTED, HELD = "x-hocket-appended", "x-hocket-duplicated", "x-hocket-rejected", "x-hocket-held"
 UNLINKED = "x-hocket-unlinked"
-COUNTS = (APPENDED, DUPLICATED, REJECTED, HELD, UNLINKED)
+# How many ops were refused because the caller's quota is used up, and after how many seconds more is taken.
+OVER_QUOTA, RETRY_S = "x-hocket-over-quota", "x-hocket-retry-s"
+COUNTS = (APPENDED, DUPLICATED, REJECTED, HELD, UNLINKED, OVER_QUOTA, RETRY_S)
+# Those that a server of an earlier version leaves out.
+LATER_COUNTS = frozenset((HELD, UNLINKED, OVER_QUOTA, RETRY_S))
 # What a server signs for beside the status and the body of its answer, in this order.
 SIGNED = (RULES_HASH, NEXT_FRONTIER, FRONTIER, *COUNTS)
 

@@ -30,6 +30,21 @@ CREATE TABLE late (                       -- came long after its author's delega
 
 ALTER TABLE artifacts ADD COLUMN made BLOB NOT NULL DEFAULT x'';      -- HLC of the op that made it
 
+CREATE TABLE written (                    -- how much of each other author is on the log
+    node  BLOB PRIMARY KEY,
+    ops   INTEGER NOT NULL,
+    bytes INTEGER NOT NULL
+) STRICT, WITHOUT ROWID;
+
+CREATE TABLE over_quota (                 -- nodes of which more came than they may store; on no log
+    node  BLOB PRIMARY KEY,
+    wall  INTEGER NOT NULL,               -- when that was last noted
+    ops   INTEGER NOT NULL                -- so many were refused
+) STRICT, WITHOUT ROWID;
+
+ALTER TABLE held ADD COLUMN author BLOB NOT NULL DEFAULT x'';
+CREATE INDEX held_by_author ON held (author);
+
 ALTER TABLE revocations ADD COLUMN root INTEGER NOT NULL DEFAULT 0;   -- 1: signed by the user's own key
 
 -- A log from before goes on under the rules that it was made by, which bind no ids.

@@ -2,12 +2,23 @@
 schedules, artifacts, peers and invitations. `sqlite_session` is the other half.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import apsw
 
-from hocket.store import Artifact, Coordinator, Delegated, Fork, Invitation, Peer, Revoked, Schedule
+from hocket.store import (
+    Artifact,
+    Coordinator,
+    Delegated,
+    Fork,
+    Invitation,
+    OverQuota,
+    Peer,
+    Revoked,
+    Schedule,
+    Written,
+)
 
 _ARTIFACT = "id, op_id, type, source_job, hash, size, expires, inline, made"
 _SCHEDULE = "name, hlc, cron, timezone, kind, payload, policy, last_tick, op"
@@ -17,6 +28,7 @@ _INVITATION = "secret_hash, name, grants, expires, used_by, made"
 class MeshStatements:
     _sql: Callable[..., apsw.Cursor]
     _one: Callable[..., Any]
+    _many: Callable[..., apsw.Cursor]
 
     def bind(self, node: bytes, public: bytes, issuer: str, hlc: bytes) -> None:
         self._sql("INSERT OR IGNORE INTO nodes VALUES (?, ?, ?, ?)", (node, public, issuer, hlc))
@@ -176,6 +188,38 @@ class MeshStatements:
 
     def is_evicted(self, artifact_id: bytes) -> bool:
         return bool(self._one("SELECT EXISTS (SELECT 1 FROM evictions WHERE artifact = ?)", artifact_id))
+
+    # How much each author has written.
+
+    def add_written(self, node: bytes, written: Written) -> None:
+        self._sql(
+            """INSERT INTO written VALUES (?, ?, ?)
+               ON CONFLICT (node) DO UPDATE SET ops = ops + excluded.ops, bytes = bytes + excluded.bytes""",
+            (node, *written),
+        )
+
+    def written(self, nodes: Iterable[bytes]) -> dict[bytes, Written]:
+        rows = self._many("SELECT node, ops, bytes FROM written WHERE node = ?", [(node,) for node in nodes])
+        return {node: Written(ops, size) for node, ops, size in rows}
+
+    def idle_ops(self, job_id: bytes, node: bytes, accepts: int) -> int:
+        """How many ops about a job do not count, of this author, beyond the offers that were accepted: as many as there
+        are ops of the variant `accepts` that count.
+        """
+        return int(
+            self._one(
+                """SELECT total(CASE WHEN substr(hlc, 13) = ? THEN reason != 0 ELSE 0 END)
+                          - total(variant = ? AND reason = 0)
+                   FROM ops WHERE job = ? AND settled = 1""",
+                *(node, accepts, job_id),
+            )
+        )
+
+    def put_over_quota(self, noted: OverQuota) -> None:
+        self._sql("REPLACE INTO over_quota VALUES (?, ?, ?)", noted)
+
+    def over_quota(self) -> dict[bytes, OverQuota]:
+        return {row[0]: OverQuota(*row) for row in self._sql("SELECT node, wall, ops FROM over_quota")}
 
     # Other nodes, as this one deals with them.
 

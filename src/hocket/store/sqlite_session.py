@@ -35,7 +35,7 @@ _ADD_OP = f"INSERT INTO ops ({_OP}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
 _PUT_JOB = f"REPLACE INTO jobs ({_JOB}) VALUES ({', '.join('?' * 23)})"
 _PROJECTIONS = (
     *("jobs", "after", "cites", "nodes", "routes", "schedules", "artifacts"),
-    *("evictions", "delegations", "revocations", "coordinators", "forks"),
+    *("evictions", "delegations", "revocations", "coordinators", "forks", "written"),
 )
 
 # What comes of a statement that is good when the schema or the text in the file is not.
@@ -261,8 +261,13 @@ class SqliteSession(MeshStatements):
                 counts[reason] = counts.get(reason, 0) + count
         return counts
 
-    def hold(self, op_id: bytes, wall: int, body: bytes) -> None:
-        self._sql("INSERT OR IGNORE INTO held VALUES (?, ?, ?)", (op_id, wall, body))
+    def hold(self, op_id: bytes, wall: int, body: bytes, author: bytes = b"") -> None:
+        self._sql(
+            "INSERT OR IGNORE INTO held (id, wall, body, author) VALUES (?, ?, ?, ?)", (op_id, wall, body, author)
+        )
+
+    def held_of(self, author: bytes) -> int:
+        return int(self._one("SELECT count(*) FROM held WHERE author = ?", author))
 
     def due(self, wall: int, limit: int) -> list[bytes]:
         """The held ops whose time has come, the earliest first."""

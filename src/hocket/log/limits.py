@@ -1,0 +1,89 @@
+"""How much of each author a log takes in. What an author may store a second, and in all, is checked where the author
+itself brings it, before it is verified; here is the cap for what others hand on. It is some times the author's quota,
+because what was admitted elsewhere should be admitted here: nodes would differ otherwise. An author's ops form one
+chain, so the cap cuts that chain at the same place on every node.
+"""
+
+from hocket.kernel.entitlement import ceiling
+from hocket.kernel.ops import Op
+from hocket.kernel.reasons import Reason
+from hocket.kernel.rules import Bounds
+from hocket.kernel.vocabulary import AcceptWork, job_of, number_of
+from hocket.log.transaction import Transaction
+from hocket.store import Written
+
+# So many times the quota of an author are taken in if others hand it on.
+HANDED_ON_FACTOR = 4
+_ACCEPT = number_of(AcceptWork)
+_UNBOUNDED = 2**63
+_NOTHING = Written()
+
+
+class Limits:
+    """Those of one batch. `sender` is the node that brings it, None for the operator, whom nothing limits. Only in what
+    it brings itself is an author held to how many ops it may leave on a job that do not count.
+    """
+
+    def __init__(self, tx: Transaction, sender: int | None, is_vouched: bool) -> None:
+        self._tx = tx
+        self._law = tx.projection.law
+        self._bounds = self._law.rules.bounds or Bounds()
+        self._is_operator = sender is None
+        # The author whose ops are looked at one by one.
+        self._watched = None if is_vouched else sender
+        self._free = {tx.node}
+        self._room: dict[int, Written] = {}
+        self._taken: dict[int, Written] = {}
+        self._idle: dict[bytes, bool] = {}
+        self._cut: dict[int, Reason] = {}
+        # The authors of whom something was refused, and how many ops.
+        self.refused: dict[int, int] = {}
+
+    def refusal(self, op: Op, size: int) -> Reason | None:
+        """Why no more of the op's author is taken in now; None if there is room, which the op then takes."""
+        author = op.node_id
+        if self._is_operator or author in self._free:
+            return None
+        if author not in self._cut:
+            ops, total = self._taken.get(author, _NOTHING)
+            ops, total = ops + 1, total + size
+            room = self._room_of(author)
+            if room.ops < ops or room.bytes < total:
+                self._cut[author] = Reason.QUOTA
+            elif author == self._watched and self._is_idle(op):
+                self._cut[author] = Reason.IDLE
+            else:
+                self._taken[author] = Written(ops, total)
+                return None
+        # What follows an op that is missing could not be linked to anything, so the rest is refused with it.
+        self.refused[author] = self.refused.get(author, 0) + 1
+        return self._cut[author]
+
+    def _room_of(self, author: int) -> Written:
+        """How much of an author there was room for before this batch, by the law in force."""
+        if self._law is not self._tx.projection.law:
+            # An author's first op is the delegation that says what it may store.
+            self._law = self._tx.projection.law
+            self._room.clear()
+        if author not in self._room:
+            self._room[author] = self._find_room(author)
+        return self._room[author]
+
+    def _find_room(self, author: int) -> Written:
+        quota = ceiling(self._law.authority, author, self._bounds)
+        if quota.ops is None and quota.bytes is None and author != self._watched:
+            self._free.add(author)
+        node = author.to_bytes(8, "big")
+        has = self._tx.session.written((node,)).get(node, _NOTHING)
+        ops = _UNBOUNDED if quota.ops is None else quota.ops * HANDED_ON_FACTOR
+        size = _UNBOUNDED if quota.bytes is None else quota.bytes * HANDED_ON_FACTOR
+        return Written(ops - has.ops, size - has.bytes)
+
+    def _is_idle(self, op: Op) -> bool:
+        job_id = job_of(op.payload)
+        if job_id is None:
+            return False
+        if job_id not in self._idle:
+            count = self._tx.session.idle_ops(job_id, op.node_id.to_bytes(8, "big"), _ACCEPT)
+            self._idle[job_id] = count >= self._bounds.idle_ops
+        return self._idle[job_id]

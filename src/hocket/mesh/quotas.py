@@ -1,0 +1,177 @@
+"""Holds members to their quotas where they bring their own ops, and tells the operator of those that are over them.
+What comes is counted before it is verified, so that whatever a member sends costs no more than its quota allows. A
+quota that is used up cuts a batch: the rest is refused for now, and the author is told when to bring it again. Owners
+and the coordinator have no quota. What others hand on was counted where it came in; its cap is in `log.limits`.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from hocket.kernel.entitlement import payers, quota_of, sharing
+from hocket.kernel.ids import node_text
+from hocket.kernel.quota import Quota
+from hocket.kernel.reasons import Reason
+from hocket.kernel.rules import Bounds
+from hocket.log import Admission, Log
+from hocket.log.door import CURABLE
+from hocket.log.law import Law
+from hocket.mesh.bucket import BUCKETS_MAX, Draw, Flows
+from hocket.store import OverQuota, Session, Written
+
+# A node that was idle for so long may bring all that it could have brought meanwhile at once.
+BURST_S = 10.0
+# An author that has stored all that it may asks again after this long, in case it may store more by then.
+FULL_RETRY_S = 300.0
+# The operator is told of the same node again after this long.
+TELL_AGAIN_S = 60.0
+
+_UNBOUNDED = 2**63
+# What may be refused of an honest node's ops, and what was counted before it was read.
+_NOT_CHARGED = CURABLE | {Reason.MALFORMED, Reason.UNKNOWN_VARIANT}
+
+
+class Payer(NamedTuple):
+    """A node whose quota is used, and how much of it in all is left."""
+
+    node: int
+    quota: Quota
+    left: Written
+
+    def draws(self, ops: float, size: float) -> list[Draw]:
+        """What so many ops, of that size together, take from its buckets."""
+        found = []
+        if self.quota.ops_per_s is not None:
+            found.append(Draw((self.node, "ops"), self.quota.ops_per_s, ops))
+        if self.quota.bytes_per_s is not None:
+            found.append(Draw((self.node, "bytes"), self.quota.bytes_per_s, size))
+        return found
+
+
+class Meter:
+    """Counts what one author brings in one batch."""
+
+    def __init__(self, flows: Flows, node: int, payers: Sequence[Payer]) -> None:
+        self.node = node
+        self._flows, self._payers = flows, payers
+        self._left_ops = min((each.left.ops for each in payers), default=0)
+        self._left_bytes = min((each.left.bytes for each in payers), default=0)
+        self._cut_bytes = 0
+        self.cut = 0
+        self.is_full = False
+
+    def admits(self, size: int) -> bool:
+        """Whether one more op of that size is taken in. After the first that is not, no other one is: it would lack
+        the one before it.
+        """
+        if not self.cut:
+            self.is_full = self._left_ops < 1 or self._left_bytes < size
+            if not self.is_full and self._flows.take(self._draws(1, size)):
+                self._left_ops -= 1
+                self._left_bytes -= size
+                return True
+        self.cut += 1
+        self._cut_bytes += size
+        return False
+
+    def leave(self, ops: int, size: int) -> None:
+        """What follows in the batch is not even read."""
+        self.cut += ops
+        self._cut_bytes += size
+
+    @property
+    def retry_s(self) -> float:
+        """After how many seconds the author may bring what was cut, or as much of it as it may bring at once; 0 when
+        nothing was cut.
+        """
+        if not self.cut:
+            return 0.0
+        if self.is_full:
+            return FULL_RETRY_S
+        return max([1.0, *map(self._flows.wait, self._draws(self.cut, self._cut_bytes))])
+
+    def finish(self, admission: Admission) -> float:
+        """Counts what turned out to be bad: an honest node hands on nothing that cannot be verified. Gives after how
+        many seconds the node may bring more, 0 when nothing was refused for its quota.
+        """
+        bad = sum(number for reason, number in admission.refused.items() if reason not in _NOT_CHARGED)
+        # A node that may store nothing more is not to have bodies read for nothing, over and over.
+        for draw in self._draws(bad, self._cut_bytes if self.is_full else 0):
+            self._flows.charge(draw)
+        return max(self.retry_s, FULL_RETRY_S if self.node in admission.limited else 0.0)
+
+    def _draws(self, ops: int, size: int) -> list[Draw]:
+        return [draw for each in self._payers for draw in each.draws(ops, size)]
+
+
+class Quotas:
+    """The buckets of one process, and what it has told the operator. Any thread may use it."""
+
+    def __init__(self, monotonic: Callable[[], float], notice: Callable[[str], None] = lambda text: None) -> None:
+        self._monotonic, self._notice = monotonic, notice
+        self._flows = Flows(BURST_S, monotonic)
+        self._sharing: tuple[Law, dict[int, set[int]]] | None = None
+        self._payers: OrderedDict[int, list[Payer]] = OrderedDict()
+        self._told: dict[int, float] = {}
+        self._refused: dict[int, int] = {}
+
+    def meter(self, log: Log, node: int) -> Meter | None:
+        """What counts the ops that a node brings itself; None for a node without a quota."""
+        now_ms = log.physical()
+        with log.store.read() as session:
+            law = log.laws.read(session, session.head().law)
+            if not law.delegations or law.is_trusted(node, now_ms):
+                return None
+            paying = payers(law.authority, node, now_ms)
+            found = [self._payer(law, session, each, now_ms) for each in paying]
+        self._payers[node] = found
+        self._payers.move_to_end(node)
+        if len(self._payers) > BUCKETS_MAX:
+            self._payers.popitem(last=False)
+        return Meter(self._flows, node, found)
+
+    def wait(self, node: int) -> float:
+        """For how many seconds not even the body of a request of this node is read, as far as is known. A node that has
+        used up its quota is let in again when it may bring what it may bring in a second, so that it cannot make this
+        one read much and take little.
+        """
+        draws = [draw for each in self._payers.get(node, ()) for draw in each.draws(0, 0)]
+        return max((self._flows.wait(draw._replace(cost=draw.rate)) for draw in draws), default=0.0)
+
+    def _payer(self, law: Law, session: Session, node: int, now_ms: int) -> Payer:
+        quota = quota_of(law.authority, node, now_ms, law.rules.bounds or Bounds())
+        written = session.written(each.to_bytes(8, "big") for each in self._sharers(law, node)).values()
+        ops = _UNBOUNDED if quota.ops is None else quota.ops - sum(each.ops for each in written)
+        size = _UNBOUNDED if quota.bytes is None else quota.bytes - sum(each.bytes for each in written)
+        return Payer(node, quota, Written(ops, size))
+
+    def _sharers(self, law: Law, node: int) -> set[int]:
+        if self._sharing is None or self._sharing[0] is not law:
+            self._sharing = law, sharing(law.authority, law.delegations)
+        return self._sharing[1].get(node, {node})
+
+    def note(self, log: Log, sender: int, meter: Meter | None, admission: Admission) -> int:
+        """Tells of every node of which ops were refused for its quota. Gives how many of the sender's were."""
+        refused = dict(admission.limited)
+        if meter is not None and meter.cut:
+            refused[sender] = refused.get(sender, 0) + meter.cut
+        for node, count in refused.items():
+            self._note(log, node, count)
+        return refused.get(sender, 0)
+
+    def _note(self, log: Log, node: int, count: int) -> None:
+        """The operator is told now and then, here and by `hocket nodes`."""
+        self._refused[node] = self._refused.get(node, 0) + count
+        now = self._monotonic()
+        if now - self._told.get(node, -TELL_AGAIN_S) < TELL_AGAIN_S:
+            return
+        self._told[node] = now
+        refused = self._refused.pop(node)
+        key = node.to_bytes(8, "big")
+        with log.store.write() as session:
+            before = session.over_quota().get(key)
+            session.put_over_quota(OverQuota(key, log.physical(), refused + (0 if before is None else before.ops)))
+        self._notice(
+            f"node {node_text(node)} is over its quota: {refused} of its ops were refused for now;"
+            " `hocket nodes` shows what it may store"
+        )
