@@ -242,8 +242,9 @@ class Projection:
         job_id = job_of(op.payload)
         self._fresh.put(op, Reason.INTEGRITY if integrity else Reason.WAITING)
         if op.node_id in self.law.forks:
-            # Perhaps it is one of those that count all the same.
-            self._change_law(op)
+            # Perhaps it is one of those that count all the same. If the op is law as well, that changes the law once more.
+            self.law_state ^= trace(b"arrived" + op.id)
+            self._law = None
         if job_id is None:
             self._registers.introduce(op)
             self._doubted[op.id] = None
