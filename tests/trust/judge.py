@@ -16,6 +16,7 @@ What must hold:
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -30,7 +31,7 @@ from hocket.kernel.ops import Op, decode
 from hocket.kernel.policy import decode_policy
 from hocket.kernel.reasons import UNAUTHORISED, Reason
 from hocket.kernel.roster import Job, Outcome, State
-from hocket.kernel.ucan import read
+from hocket.kernel.ucan import read as read_token
 from hocket.log.rebuild import roster_digest
 from hocket.mesh.names import names
 from hocket.store import Session
@@ -62,6 +63,9 @@ class Sight:
 
     def of(self, *payloads: type) -> list[Op]:
         return [op for op in self.counting if isinstance(op.payload, payloads)]
+
+
+_read = lru_cache(1_000)(read_token)
 
 
 def _time(op: Op) -> Hlc:
@@ -184,23 +188,24 @@ class Judge:
 
     def _authority(self, sight: Sight) -> Naive:
         """Who may do what, by all the delegations and revocations on the log. `hocket` revocations carry no order."""
-        # Of two ops with one place neither says anything.
-        void = {i for i, reason in sight.reasons.items() if reason == Reason.INTEGRITY}
+        # An author with two histories has lost its word; the user's key has not.
+        void = {i for i, reason in sight.reasons.items() if reason in (Reason.INTEGRITY, Reason.FORKED)}
         ops = [op for op in sight.ops.values() if isinstance(op.payload, LAW) and op.id not in void]
         key = tuple(sorted(op.id for op in ops))
         if key in self._naive:
             return self._naive[key]
-        tokens = [read(op.payload.ucan_bytes) for op in ops if isinstance(op.payload, v.DelegateUcan)]
+        tokens = [_read(op.payload.ucan_bytes) for op in ops if isinstance(op.payload, v.DelegateUcan)]
         user = naive_authority.USER
         delegations = [msgspec.structs.replace(d, issuer=user if d.issuer == DID else d.issuer) for d in tokens]
         free = Naive(delegations, set())
         revoked = set()
         for op in ops:
             payload = op.payload
-            if isinstance(payload, v.RevokeUcan) and free.may_revoke(op.node_id, payload.ucan_cid, op.timestamp.wall):
-                revoked.add(payload.ucan_cid)
-            elif isinstance(payload, v.RevokeRoot) and verify(
-                USER.public, payload.signature, b"hocket revoke root\0" + payload.ucan_cid
+            if (
+                isinstance(payload, v.RevokeUcan) and free.may_revoke(op.node_id, payload.ucan_cid, op.timestamp.wall)
+            ) or (
+                isinstance(payload, v.RevokeRoot)
+                and verify(USER.public, payload.signature, b"hocket revoke root\0" + payload.ucan_cid)
             ):
                 revoked.add(payload.ucan_cid)
         naive = self._naive[key] = Naive(delegations, revoked)
@@ -267,6 +272,8 @@ class Judge:
         if not law.forks.keys() <= self.rogues:
             fail("nobody is accused without proof", member, law.forks)
         for each in naive.all.values():
+            if naive.unresolved(each):
+                continue
             fault = next(law.authority.fault(d) for d in law.delegations if d.cid == each.cid)
             if fault is None and naive.badly_made(each):
                 fail("a delegation grants no more than its issuer has", member, each)
@@ -336,9 +343,7 @@ class Judge:
                 here.add(job.id)
         self.final(member, session, sight, naive, here)
 
-    def final(
-        self, member: Member, session: Session, sight: Sight, naive: Naive, done: Iterable[bytes]
-    ) -> None:
+    def final(self, member: Member, session: Session, sight: Sight, naive: Naive, done: Iterable[bytes]) -> None:
         for job_id in done:
             entry = session.job(job_id)
             shown = None if entry is None else (entry.job.claimer, entry.job.artifacts)
@@ -359,7 +364,9 @@ class Judge:
         for member in members:
             self.look(member)
             with member.log.store.read() as session:
-                self.final(member, session, sight := Sight(member, session, self._op), self._authority(sight), self._done)
+                self.final(
+                    member, session, sight := Sight(member, session, self._op), self._authority(sight), self._done
+                )
                 digests[member.name] = projections(member, session), state(member, session)
         first = members[0]
         for member in members[1:]:
