@@ -34,7 +34,12 @@ def sim(
         float, typer.Option("--minutes", metavar="M", min=0.1, max=MINUTES_MAX, help="Virtual minutes of faults.")
     ] = 2.0,
     faults: Annotated[
-        str | None, typer.Option("--faults", metavar="NAME,...", help="Only these faults; `none` for none at all.")
+        str | None,
+        typer.Option(
+            "--faults",
+            metavar="NAME,...",
+            help="Only these faults; `none` for none at all; `hostile` adds a hostile node.",
+        ),
     ] = None,
     jobs: Annotated[int | None, typer.Option("--jobs", metavar="N", min=1, help="How many jobs are submitted.")] = None,
     as_json: JsonOption = False,
@@ -47,9 +52,10 @@ def sim(
       hocket sim --seed 7 --nodes 20 --minutes 30 --faults partition,loss,crash
       hocket sim --seeds 0..999
     """
-    from hocket.testing.sim import FAULTS
+    from hocket.testing.sim import FAULTS, HONEST_FAULTS
 
-    chosen = FAULTS if faults is None else tuple(name.strip() for name in faults.split(",") if name.strip() != "none")
+    named = () if faults is None else tuple(name.strip() for name in faults.split(",") if name.strip() != "none")
+    chosen = HONEST_FAULTS if faults is None else named
     unknown = [name for name in chosen if name not in FAULTS]
     if unknown:
         raise Usage(f"unknown fault {unknown[0]!r}; there are {', '.join(FAULTS)}")

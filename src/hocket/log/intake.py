@@ -154,7 +154,9 @@ class Intake:
         latest, latest_id = tx.latest_of(op.node_id)
         if pack(op.timestamp) > latest and op.link == link_to(latest_id):
             return True
-        if op.node_id in tx.projection.law.forks:
+        since = tx.projection.law.forks.get(op.node_id)
+        if since is not None and op.timestamp >= since:
+            # It counts for nothing. An earlier one may, and must then follow, or prove an earlier fork.
             return True
         if op.node_id in self._unlinked or op.link is None:
             return False

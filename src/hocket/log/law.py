@@ -2,9 +2,9 @@
 revocations, designations and proofs of forks on the log and kept until one of them changes, since every op is judged by
 it.
 
-A node that has shown two histories has lost its word: nothing counts that it wrote from the fork on. What the arbiter
-accepted of it before stands on the arbiter's word; and of a coordinator that was replaced, the history that its
-successor's designation pins.
+A node that has shown two histories has lost its word: nothing counts that it wrote from the fork on, be it about jobs
+or about the law. What the arbiter accepted of it before stands on the arbiter's word; and of a coordinator that was
+replaced, the history that its successor's designation pins.
 """
 
 from bisect import bisect
@@ -180,19 +180,29 @@ class Laws:
 
     def _read(self, session: Session) -> Law:
         is_bound = self.rules.bounds is not None
-        delegations = {each.cid: self._delegation(each.cid, each.token) for each in session.delegations()}
-        revoked = session.revocations()
+        tenures = _tenures(session.coordinators())
+        forks: dict[int, Hlc] = {}
+        for fork in session.forks():
+            forks.setdefault(int.from_bytes(fork.node, "big"), unpack(fork.since))
+        pinned = frozenset(op_id for tenure in tenures for op_id in _pinned(session, tenure, forks))
+
+        def is_void(op_id: bytes, hlc: bytes) -> bool:
+            """Of an author with two histories one node has one and another node the other, so neither is law."""
+            since = forks.get(int.from_bytes(hlc[12:], "big")) if forks else None
+            return since is not None and hlc >= pack(since) and op_id not in pinned
+
+        delegations = {
+            each.cid: self._delegation(each.cid, each.token)
+            for each in session.delegations()
+            if not is_void(each.op_id, each.hlc)
+        }
+        revoked = [each for each in session.revocations() if each.root or not is_void(each.op_id, each.hlc)]
         revocations = [(unpack(each.hlc), unpack(each.hlc).node, each.cid) for each in revoked if not each.root]
         counting = counting_revocations(self._user, delegations.values(), revocations, is_bound)
         roots = {each.cid for each in revoked if each.root}
         authority = Authority(
             self._user, delegations.values(), {cid for _, _, cid in counting} | roots, is_bound=is_bound
         )
-        tenures = _tenures(session.coordinators())
-        forks: dict[int, Hlc] = {}
-        for fork in session.forks():
-            forks.setdefault(int.from_bytes(fork.node, "big"), unpack(fork.since))
-        pinned = frozenset(op_id for tenure in tenures for op_id in _pinned(session, tenure, forks))
         return Law(self.rules, authority, delegations.values(), counting, tenures, forks, pinned)
 
     def _delegation(self, cid: bytes, token: bytes) -> Delegation:

@@ -250,8 +250,9 @@ class Projection:
         if len(op.id) > ID_BYTES:
             self._share_id(op)
         if op.node_id in self.law.forks:
-            # Perhaps it is one of those that count all the same.
-            self._change_law(op)
+            # Perhaps it is one of those that count all the same. If it is law as well, the law changes once more.
+            self.law_state ^= trace(b"arrived" + op.id)
+            self._law = None
         if job_id is None:
             self._registers.introduce(op)
             self._doubted[op.id] = None
@@ -457,6 +458,8 @@ class Projection:
                 self._dirty.discard(job_id)
                 self._session.drop_job(job_id)
                 self._dependents(job_id, before.job.done, None)
+                if (set_by := before.job.policy.set_by()) is not None:
+                    self._untick(set_by)
             return
         if before is None or before.job.schedule_op != job.schedule_op:
             if before is not None:
@@ -490,6 +493,18 @@ class Projection:
             self._session.set_after(job.id, job.policy.dependencies())
         if (set_by := job.policy.set_by()) is not None:
             self._session.ticked(set_by, ulid_ms(job.id))
+
+    def _untick(self, set_by: bytes) -> None:
+        """A tick's job is gone, because its maker lost its word: the tick may be made again."""
+        schedule, _ = self._known(set_by)
+        if schedule is None:
+            return
+        ticks = [schedule.timestamp.wall]
+        for citing in self._citations.citing(set_by):
+            op, _ = self._known(citing)
+            if op is not None and type(op.payload) is ScheduleJob and self.entry(op.payload.job_id) is not None:
+                ticks.append(ulid_ms(op.payload.job_id))
+        self._session.set_last_tick(set_by, max(ticks))
 
     def _dependents(self, job_id: bytes, was: Hlc | None, now: Hlc | None) -> None:
         if self._any_after is None:

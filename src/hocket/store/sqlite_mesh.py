@@ -135,6 +135,10 @@ class MeshStatements:
         """A tick of the schedule that this op set has a job."""
         self._sql("UPDATE schedules SET last_tick = max(last_tick, ?) WHERE op = ?", (tick, op_id))
 
+    def set_last_tick(self, op_id: bytes, tick: int) -> None:
+        """The newest tick of the schedule that has a job; without one, when the schedule was set."""
+        self._sql("UPDATE schedules SET last_tick = ? WHERE op = ?", (tick, op_id))
+
     def _schedules(self, tail: str, *values: object) -> list[Schedule]:
         return [Schedule(*row) for row in self._sql(f"SELECT {_SCHEDULE} FROM schedules {tail}", values)]
 

@@ -7,7 +7,7 @@ nothing was lost, that everybody agrees, and that no job was held twice.
 """
 
 from hocket.testing.sim.checks import Violation
-from hocket.testing.sim.faults import FAULTS
+from hocket.testing.sim.faults import FAULTS, HONEST_FAULTS
 from hocket.testing.sim.world import Report, run
 
-__all__ = ["FAULTS", "Report", "Violation", "run"]
+__all__ = ["FAULTS", "HONEST_FAULTS", "Report", "Violation", "run"]

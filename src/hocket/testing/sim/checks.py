@@ -9,9 +9,10 @@ from typing import NamedTuple
 from hocket.kernel.ids import node_id, ulid_text
 from hocket.kernel.roster import Outcome
 from hocket.log.rebuild import roster_digest
-from hocket.store import Stage
-from hocket.testing.sim.load import OPEN, Held, Journal
-from hocket.testing.sim.node import SimNode
+from hocket.store import Entry, Session, Stage
+from hocket.testing.sim.hostile import ROGUE
+from hocket.testing.sim.load import OPEN, SOLE, Held, Journal
+from hocket.testing.sim.node import SimNode, Up
 from hocket.work import view
 
 
@@ -43,7 +44,7 @@ class Watch:
 
     def look(self, node: SimNode) -> None:
         done_here = self._done_at.setdefault(node.number, set())
-        for job_id, outcome, fence, claim, artifacts in node.store.decided(OPEN):
+        for job_id, outcome, fence, claim, artifacts in node.store.decided(SOLE):
             if claim is not None:
                 self._holder(node.number, job_id, fence, claim)
             if outcome == Outcome.SUCCEEDED:
@@ -71,23 +72,40 @@ class Watch:
         self._found(Violation(rule, about, f"job {ulid_text(about)}: {sentence}"))
 
 
-def settled(nodes: Sequence[SimNode]) -> bool:
-    """Whether every replica has the same ops and every job has ended."""
-    seen: tuple[object, ...] | None = None
+def settled(nodes: Sequence[SimNode], hostile: int | None = None) -> bool:
+    """Whether every replica has the same ops and every job has ended, but for those of a hostile node."""
+    rogue = None if hostile is None else hostile.to_bytes(8, "big")
+    seen: object = None
     for node in nodes:
         with node.store.read() as session:
-            if session.head().unsettled or any(stage is not Stage.DONE for stage, _ in session.counts()):
+            if session.head().unsettled or any(_is_stuck(entry) for entry in _unended(session)):
                 return False
-            here = (session.head().seq, tuple(sorted(session.frontier().items())))
+            known = {author: at for author, at in session.frontier().items() if author != rogue}
+            here = known, session.head().seq if hostile is None else 0
         if seen is not None and here != seen:
             return False
         seen = here
     return True
 
 
-def at_the_end(nodes: Sequence[SimNode], journal: Journal, acknowledged: dict[bytes, int]) -> Iterator[Violation]:
+def _unended(session: Session) -> list[Entry]:
+    if all(stage is Stage.DONE for stage, _ in session.counts()):
+        return []
+    return [entry for entry in session.each_job() if entry.stage is not Stage.DONE]
+
+
+def _is_stuck(entry: Entry) -> bool:
+    """Nobody does what a hostile node asks for."""
+    return entry.stage is not Stage.DONE and entry.job.kind != ROGUE
+
+
+def at_the_end(
+    nodes: Sequence[SimNode], journal: Journal, acknowledged: dict[bytes, int], hostile: int | None = None
+) -> Iterator[Violation]:
     yield from _lost(nodes, acknowledged)
-    yield from _differ(nodes)
+    yield from _differ(nodes, hostile)
+    if hostile is not None:
+        yield from _trespasses(nodes, journal, hostile)
     yield from _unfinished(nodes)
     yield from _stale_results(nodes)
     for node in nodes:
@@ -95,9 +113,27 @@ def at_the_end(nodes: Sequence[SimNode], journal: Journal, acknowledged: dict[by
     yield from overlaps(journal.runs)
 
 
-def _ops(node: SimNode) -> dict[bytes, bytes | None]:
+def _ops(node: SimNode, but: int | None = None) -> dict[bytes, bytes | None]:
+    """Every op of a node's log, but for those of one author."""
+    author = b"" if but is None else but.to_bytes(8, "big")
     with node.store.read() as session:
-        return {row.id: row.job for row in session.ops_after(0, 10_000_000)}
+        return {row.id: row.job for row in session.ops_after(0, 10_000_000) if row.hlc[12:] != author}
+
+
+def _trespasses(nodes: Sequence[SimNode], journal: Journal, hostile: int) -> Iterator[Violation]:
+    """What a hostile node may not do has no effect anywhere."""
+    for node in nodes:
+        with node.store.read() as session:
+            for job in [entry.job for entry in session.each_job()]:
+                if job.kind != journal.submitted.get(job.id, ROGUE) or (job.kind != ROGUE and job.claimer == hostile):
+                    sentence = f"node {node.number} shows {job.kind} job {ulid_text(job.id)}, held by {job.claimer}"
+                    yield Violation("nobody does more than it was granted", job.id, sentence)
+            if session.routes() or len(session.coordinators()) != 1:
+                yield Violation("only the owner decides about the mesh", None, f"node {node.number} does not agree")
+        authority = Up(node).log.authority()
+        for other in nodes:
+            if not authority.is_owner(node_id(other.key.public), int(node.clocks.day() * 1000)):
+                yield Violation("nobody loses a grant", None, f"at node {node.number} node {other.number} has lost its")
 
 
 def _lost(nodes: Sequence[SimNode], acknowledged: dict[bytes, int]) -> Iterator[Violation]:
@@ -110,14 +146,15 @@ def _lost(nodes: Sequence[SimNode], acknowledged: dict[bytes, int]) -> Iterator[
                 break
 
 
-def _differ(nodes: Sequence[SimNode]) -> Iterator[Violation]:
+def _differ(nodes: Sequence[SimNode], hostile: int | None) -> Iterator[Violation]:
+    """Of a node with two histories each may have another part, but all draw the same conclusions."""
     first = nodes[0]
-    ops = _ops(first)
+    ops = _ops(first, hostile)
     with first.store.read() as session:
         digest = roster_digest(session)
         entries = {entry.job.id: entry.job for entry in session.each_job()}
     for node in nodes[1:]:
-        here = _ops(node)
+        here = _ops(node, hostile)
         if here != ops:
             odd = next(iter(sorted(here.keys() ^ ops.keys())), None)
             sentence = f"nodes {first.number} and {node.number} hold different ops"
@@ -135,7 +172,7 @@ def _differ(nodes: Sequence[SimNode]) -> Iterator[Violation]:
 def _unfinished(nodes: Sequence[SimNode]) -> Iterator[Violation]:
     for node in nodes:
         with node.store.read() as session:
-            stuck = [entry for entry in session.each_job() if entry.stage is not Stage.DONE]
+            stuck = [entry for entry in _unended(session) if _is_stuck(entry)]
         for entry in stuck:
             sentence = f"job {ulid_text(entry.job.id)} is still {entry.stage.name.lower()} at node {node.number}"
             yield Violation("every job ends", entry.job.id, sentence)
@@ -149,7 +186,7 @@ def _stale_results(nodes: Sequence[SimNode]) -> Iterator[Violation]:
     with nodes[0].store.read() as session:
         for job in [entry.job for entry in session.each_job()]:
             said = view.result(session, job) if job.outcome is Outcome.SUCCEEDED else None
-            if said is None or job.claimer is None:
+            if said is None or job.claimer is None or job.kind == ROGUE:
                 continue
             if said["node"] != numbers[job.claimer] or (job.kind != OPEN and said["fence"] != job.fence):
                 held = f"node {numbers[job.claimer]} holds it under fence {job.fence}"

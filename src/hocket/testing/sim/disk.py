@@ -37,12 +37,12 @@ class SimStore(SqliteStore):
     def read(self) -> "_Read":  # type: ignore[override]
         return _Read(self._write_session)
 
-    def decided(self, open_kind: str) -> Iterable[tuple[bytes, int | None, int, bytes | None, bytes]]:
-        """Of each job that is not of that kind: id, outcome, fence, claim and results. It is asked for so often that
-        it does not read whole jobs.
+    def decided(self, kind: str) -> Iterable[tuple[bytes, int | None, int, bytes | None, bytes]]:
+        """Of each job of that kind: id, outcome, fence, claim and results. It is asked for so often that it does not
+        read whole jobs.
         """
-        sql = "SELECT id, outcome, fence, claim_op, artifacts FROM jobs WHERE kind != ?"
-        return self._writer.execute(sql, (open_kind,))
+        sql = "SELECT id, outcome, fence, claim_op, artifacts FROM jobs WHERE kind = ?"
+        return self._writer.execute(sql, (kind,))
 
 
 class _Read:

@@ -6,7 +6,10 @@ import random
 from collections.abc import Iterable
 from typing import Literal, NamedTuple
 
-FAULTS = ("partition", "loss", "duplicate", "reorder", "crash", "skew", "slow-disk")
+# What goes wrong among honest nodes; and a member that is not honest, which is there only if it is asked for.
+HONEST_FAULTS = ("partition", "loss", "duplicate", "reorder", "crash", "skew", "slow-disk")
+HOSTILE = "hostile"
+FAULTS = (*HONEST_FAULTS, HOSTILE)
 
 # What a clock may be wrong by and how much faster than another it may run, before it counts as broken.
 RATE_MAX = 0.002

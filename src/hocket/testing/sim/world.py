@@ -22,13 +22,15 @@ from hocket.kernel.rules import HOCKET
 from hocket.kernel.vocabulary import DesignateCoordinator
 from hocket.testing.sim import checks, faults, load, loop
 from hocket.testing.sim.checks import Violation
-from hocket.testing.sim.faults import FAULTS, Fault
+from hocket.testing.sim.faults import HONEST_FAULTS, HOSTILE, Fault
 from hocket.testing.sim.ground import Clocks
+from hocket.testing.sim.hostile import HostileNode
 from hocket.testing.sim.load import Clients, Journal
 from hocket.testing.sim.loop import Life
 from hocket.testing.sim.network import Network
 from hocket.testing.sim.node import SimNode, Up
 from hocket.testing.sim.trace import Event, Trace
+from hocket.work.handlers import Handlers
 
 # When the nodes start, in the simulation's own time. They have met before.
 BEGIN_S = 100.0
@@ -77,7 +79,8 @@ class Report:
             lines.append(f"  {violation.rule}: {violation.sentence}")
         if self.violations:
             lines += [f"  {event}" for event in self.events]
-            lines.append(f"  again with: hocket sim --seed {self.seed} --nodes {self.nodes}")
+            named = "" if self.faults == HONEST_FAULTS else f" --faults {','.join(self.faults) or 'none'}"
+            lines.append(f"  again with: hocket sim --seed {self.seed} --nodes {self.nodes}{named}")
         return "\n".join(lines)
 
 
@@ -86,7 +89,7 @@ def run(
     *,
     nodes: int = 5,
     minutes: float = 2.0,
-    faults: Iterable[str] = FAULTS,
+    faults: Iterable[str] = HONEST_FAULTS,
     jobs: int | None = None,
 ) -> Report:
     """One simulated run. `jobs` is how many are submitted; without it, ten for each minute."""
@@ -122,6 +125,7 @@ class World:
         self._trace = Trace()
         self._journal = Journal()
         self._nodes: list[SimNode] = []
+        self._hostile: HostileNode | None = None
         self._stirred: dict[int, None] = {}
         self._acknowledged: dict[bytes, int] = {}
         self._violations: dict[tuple[str, bytes | None], Violation] = {}
@@ -147,7 +151,7 @@ class World:
         settled = await self._settle()
         virtual = self._loop.time() - BEGIN_S
         self._look()
-        for violation in checks.at_the_end(self._nodes, self._journal, self._acknowledged):
+        for violation in checks.at_the_end(self._nodes, self._journal, self._acknowledged, self._rogue):
             self._found(violation)
         lives = [world, *(node.up.life for node in self._nodes if node.up is not None)]
         for life in lives:
@@ -163,9 +167,15 @@ class World:
         for number, rate in enumerate(self._plan.rates):
             chance = random.Random(self._chance.getrandbits(64))
             self._nodes.append(SimNode(number, user, Clocks(rate, 0.0), chance, self))
+        if HOSTILE in self._names:
+            chance = random.Random(self._chance.getrandbits(64))
+            self._hostile = HostileNode(self._count, user, Clocks(1.0, 0.0), chance, self, victims=tuple(self._nodes))
+            self._hostile.install(RULES, [])
         for node in self._nodes:
             # The arbiter, and one more: so that news gets around even when the arbiter is away.
             friends = dict.fromkeys(n for n in (0, (node.number + 1) % self._count) if n != node.number)
+            if self._hostile is not None and node.number < 2:
+                friends[self._hostile.number] = None
             node.install(RULES, list(friends))
         self._acquaint()
         # That was long ago, and the clocks were right then.
@@ -173,12 +183,14 @@ class World:
         for node, skew in zip(self._nodes, self._plan.skews, strict=True):
             node.clocks.skew = skew
             self._start(node)
+        if self._hostile is not None:
+            self._hostile.start(Handlers(()), self._network, self._everyone)
 
     def _acquaint(self) -> None:
         """Everybody has met the arbiter, and by it the others, before the run begins."""
         arbiter = Up(self._nodes[0]).log
         arbiter.run(lambda tx: tx.author(DesignateCoordinator(tx.node)))
-        for node in self._nodes[1:]:
+        for node in self._everyone[1:]:
             arbiter.admit(_ops(node))
         for node in self._nodes[1:]:
             Up(node).log.admit(_ops(self._nodes[0]))
@@ -188,10 +200,14 @@ class World:
             self._note(node.number, what, about, detail)
 
         handlers = load.handlers(node.number, self._paces[node.number], self._journal, note)
-        node.start(handlers, self._network, self._nodes)
+        node.start(handlers, self._network, self._everyone)
+
+    @property
+    def _everyone(self) -> list[SimNode]:
+        return self._nodes if self._hostile is None else [*self._nodes, self._hostile]
 
     def _life(self, number: int) -> Life | None:
-        up = self._nodes[number].up
+        up = self._everyone[number].up
         return None if up is None else up.life
 
     async def _until(self, at: float) -> None:
@@ -239,11 +255,18 @@ class World:
         for node in self._nodes:
             node.slow_s = 0.0
             self._restart(node)
+        if self._hostile is not None:
+            # What it leaves behind is for the honest nodes to settle.
+            self._hostile.crash()
         self._note(-1, "quiet")
+
+    @property
+    def _rogue(self) -> int | None:
+        return None if self._hostile is None else self._hostile.node
 
     async def _settle(self) -> float | None:
         start = self._loop.time()
-        while not checks.settled(self._nodes):
+        while not checks.settled(self._nodes, self._rogue):
             if self._loop.time() - start > SETTLE_S:
                 return None
             await asyncio.sleep(LOOK_S)
@@ -255,7 +278,8 @@ class World:
         self._trace.add(self._loop.time() - BEGIN_S, node, what, about, detail)
 
     def committed(self, node: int) -> None:
-        self._stirred[node] = None
+        if node < self._count:
+            self._stirred[node] = None
 
     def acknowledged(self, node: int, op_ids: Sequence[bytes]) -> None:
         self._acknowledged.update(dict.fromkeys(op_ids, node))

@@ -1,0 +1,406 @@
+"""The judge of a mesh with rogues in it: after every move it looks at what an honest member shows, and says whether
+the members' grants, taken together, allow it. It asks the naive authority (tests/kernel/naive_authority.py) who may
+write what, and remembers what honest members have shown before. It shares no code with the log but the shapes.
+
+What must hold:
+
+- Every op that counts was allowed to its author; a tick to the author of its schedule; an acceptance to the
+  coordinator, and the op that it accepts to that op's author.
+- A coordinator's word counts only if it was known when the successor was designated.
+- A job's kind, payload, policy and submitter never change, nor does what an artifact's id stands for.
+- A completion that the coordinator knows stands, with its results.
+- Coordinators, routes and honest members' schedules change by those who may change them. A delegation is gone only
+  if its issuer, an issuer above it or the user's key revoked it. Names are those that the inviter gave.
+- What counts for nothing changes nothing.
+- Honest members agree in the end, and a rebuild says the same.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
+from typing import Any
+
+import msgspec
+from blake3 import blake3
+
+from hocket.kernel import vocabulary as v
+from hocket.kernel.authority import Standing
+from hocket.kernel.clock import Hlc
+from hocket.kernel.ids import ulid_text
+from hocket.kernel.keys import verify
+from hocket.kernel.ops import Op, decode
+from hocket.kernel.policy import decode_policy
+from hocket.kernel.reasons import UNAUTHORISED, Reason
+from hocket.kernel.roster import Job, Outcome, State
+from hocket.kernel.ucan import read as read_token
+from hocket.log.rebuild import roster_digest
+from hocket.mesh.names import names
+from hocket.store import Session
+from tests.kernel import naive_authority
+from tests.kernel.naive_authority import Naive
+from tests.trust.members import DAY_MS, DID, USER, Member
+
+DECIDED = (v.ClaimWork, v.CompleteJob, v.YieldWork, v.ExpireWork, v.FailWork, v.CancelJob, v.RetryJob)
+PROOFS = (v.ReportFork, v.RevokeRoot)
+LAW = (v.DelegateUcan, v.RevokeUcan, *PROOFS)
+
+
+class Violation(AssertionError):
+    """Something that no grant allows."""
+
+
+def fail(rule: str, member: Member, about: object) -> None:
+    raise Violation(f"{rule}: at {member.name}, {about}")
+
+
+class Sight:
+    """What one member has on its log."""
+
+    def __init__(self, member: Member, session: Session, read_op: Callable[[bytes], Op]) -> None:
+        rows = session.ops_after(0, 1_000_000)
+        self.ops = {row.id: read_op(row.body) for row in rows}
+        self.reasons = {row.id: row.reason for row in rows}
+        self.counting = sorted((self.ops[i] for i, reason in self.reasons.items() if not reason), key=_time)
+
+    def of(self, *payloads: type) -> list[Op]:
+        return [op for op in self.counting if isinstance(op.payload, payloads)]
+
+
+_read = lru_cache(1_000)(read_token)
+
+
+def _time(op: Op) -> Hlc:
+    return op.timestamp
+
+
+class Judge:
+    """`owner` is the user's own node."""
+
+    def __init__(self, owner: int) -> None:
+        self.owner = owner
+        self.coordinator = owner
+        self.rogues: set[int] = set()
+        self._names: dict[int, str] = {}
+        self._decoded: dict[bytes, Op] = {}
+        self._naive: dict[tuple[bytes, ...], Naive] = {}
+        self._jobs: dict[bytes, tuple[Any, ...]] = {}
+        self._artifacts: dict[bytes, tuple[Any, ...]] = {}
+        # What the coordinator has shown as completed: by whom, with which results.
+        self._done: dict[bytes, tuple[int | None, tuple[bytes, ...]]] = {}
+        self._done_at: dict[int, set[bytes]] = {}
+        # Of each designation, the ops of the predecessor that were known when it was written.
+        self._known: dict[bytes, set[bytes]] = {}
+        self._late: set[bytes] = set()
+        self._stands: dict[bytes, Op] = {}
+
+    def name(self, node: int, name: str) -> None:
+        self._names[node] = name
+
+    def designated(self, by: Member, op: Op, before: int) -> None:
+        payload = op.payload
+        assert isinstance(payload, v.DesignateCoordinator)
+        self.coordinator = payload.coordinator
+        self._known[op.id] = {each.id for _, each in by.ops() if each.node_id == before}
+
+    def decided_late(self) -> None:
+        """The owner has let in what was late."""
+        self._late.clear()
+
+    def _op(self, body: bytes) -> Op:
+        op = self._decoded.get(body)
+        if op is None:
+            op = self._decoded[body] = decode(body)
+        return op
+
+    # Around what a member is shown.
+
+    def before(self, member: Member) -> tuple[bytes, set[bytes]]:
+        with member.log.store.read() as session:
+            return projections(member, session), {row.id for row in session.ops_after(0, 1_000_000)}
+
+    def shown(
+        self,
+        member: Member,
+        before: tuple[bytes, set[bytes]],
+        sent: Sequence[tuple[bytes, Op]],
+        now: int,
+        sender: int,
+    ) -> None:
+        digest, known = before
+        with member.log.store.read() as session:
+            sight = Sight(member, session, self._op)
+            after = projections(member, session)
+        new = sight.ops.keys() - known
+        is_idle = all(sight.reasons[i] in UNAUTHORISED and not isinstance(sight.ops[i].payload, LAW) for i in new)
+        if after != digest and is_idle:
+            fail("what counts for nothing changes nothing", member, [sight.ops[i] for i in new])
+        if sender not in (self.owner, self.coordinator):
+            naive = self._authority(sight)
+            for _, op in sent:
+                if op.id in new and op.node_id in self.rogues and self._is_late(naive, op, sight, now):
+                    fail("a grant that has ended is not used again", member, op)
+        self.look(member)
+
+    def _is_late(self, naive: Naive, op: Op, sight: Sight, now: int) -> bool:
+        if isinstance(op.payload, LAW):
+            return False
+        kind = self._kind(op.payload)
+        wall = op.timestamp.wall
+        allowing = [
+            d
+            for d in naive.good(op.node_id, wall)
+            if isinstance(op.payload, v.AcceptWork)
+            or naive.allows(d, op.payload, wall, kind, naive_authority.written_as(op.payload))
+        ]
+        return bool(allowing) and all(d.expires is not None and d.expires * 1000 + DAY_MS < now for d in allowing)
+
+    # What a member shows.
+
+    def look(self, member: Member) -> None:
+        member.log.settle()
+        with member.log.store.read() as session:
+            sight = Sight(member, session, self._op)
+            self._identities(member, session, sight)
+            naive = self._authority(sight)
+            for op in sight.counting:
+                if not self._is_allowed(naive, op, sight):
+                    fail("whatever counts was allowed", member, op)
+            self._mesh(member, session, sight, naive)
+            self._schedules(member, session, sight, naive)
+            for entry in session.each_job():
+                self._job(member, entry.job, sight)
+            self._results(member, session, sight, naive)
+
+    def _identities(self, member: Member, session: Session, sight: Sight) -> None:
+        for entry in session.each_job():
+            made = sight.ops[entry.job.schedule_op]
+            payload = made.payload
+            assert isinstance(payload, v.ScheduleJob)
+            by = made.node_id
+            if (set_by := entry.job.policy.set_by()) is not None:
+                by = sight.ops[set_by].node_id
+            identity = payload.job_id, payload.kind, payload.payload, payload.policy_envelope, by
+            if self._jobs.setdefault(entry.job.id, identity) != identity or entry.job.kind != payload.kind:
+                fail("a job stays the job that it was", member, identity)
+        for artifact in session.artifacts(bytes(16), 10_000):
+            thing = artifact.op_id, artifact.hash, artifact.type, artifact.source_job
+            if self._artifacts.setdefault(artifact.id, thing) != thing:
+                fail("a result stays the result that it was", member, artifact)
+
+    def _authority(self, sight: Sight) -> Naive:
+        """Who may do what, by all the delegations and revocations on the log. `hocket` revocations carry no order."""
+        # An author with two histories has lost its word; the user's key has not.
+        void = {i for i, reason in sight.reasons.items() if reason in (Reason.INTEGRITY, Reason.FORKED)}
+        ops = [op for op in sight.ops.values() if isinstance(op.payload, LAW) and op.id not in void]
+        key = tuple(sorted(op.id for op in ops))
+        if key in self._naive:
+            return self._naive[key]
+        tokens = [_read(op.payload.ucan_bytes) for op in ops if isinstance(op.payload, v.DelegateUcan)]
+        user = naive_authority.USER
+        delegations = [msgspec.structs.replace(d, issuer=user if d.issuer == DID else d.issuer) for d in tokens]
+        free = Naive(delegations, set())
+        revoked = set()
+        for op in ops:
+            payload = op.payload
+            if (
+                isinstance(payload, v.RevokeUcan) and free.may_revoke(op.node_id, payload.ucan_cid, op.timestamp.wall)
+            ) or (
+                isinstance(payload, v.RevokeRoot)
+                and verify(USER.public, payload.signature, b"hocket revoke root\0" + payload.ucan_cid)
+            ):
+                revoked.add(payload.ucan_cid)
+        naive = self._naive[key] = Naive(delegations, revoked)
+        return naive
+
+    def _kind(self, payload: Any) -> str | None:
+        known = self._jobs.get(getattr(payload, "job_id", b""))
+        return known[1] if known else None
+
+    def _is_allowed(self, naive: Naive, op: Op, sight: Sight) -> bool:
+        payload, wall = op.payload, op.timestamp.wall
+        if isinstance(payload, (v.DelegateUcan, *PROOFS)):
+            return True  # what they are worth is asked elsewhere
+        if isinstance(payload, v.DesignateCoordinator | v.RouteKind):
+            return op.node_id == self.owner
+        if isinstance(payload, v.EvictArtifact):
+            return self._may_evict(op, payload, sight)
+        if isinstance(payload, v.ScheduleJob) and (set_by := decode_policy(payload.policy_envelope).set_by()):
+            schedule = sight.ops[set_by]
+            asked = schedule.payload
+            return (
+                isinstance(asked, v.SetSchedule)
+                and (payload.kind, payload.payload) == (asked.kind, asked.payload)
+                and naive.refusal(schedule.node_id, payload, wall, None) is None
+            )
+        if naive.refusal(op.node_id, payload, wall, self._kind(payload)) is not None:
+            return False
+        if isinstance(payload, v.AcceptWork):
+            offer = sight.ops[payload.offer]
+            could = Naive(list(naive.all.values()), set())
+            return self._decides(op, sight) and (
+                could.refusal(offer.node_id, offer.payload, offer.timestamp.wall, self._kind(payload)) is None
+            )
+        if isinstance(payload, DECIDED) and not decode_policy(self._jobs[payload.job_id][3]).open:
+            return self._decides(op, sight)
+        return True
+
+    def _decides(self, op: Op, sight: Sight) -> bool:
+        """Whether the author was the coordinator at that time, and its successor knew of this."""
+        tenures = [each for each in sight.of(v.DesignateCoordinator) if each.node_id == self.owner]
+        index = sum(each.timestamp <= op.timestamp for each in tenures) - 1
+        if index < 0 or tenures[index].payload.coordinator != op.node_id:  # type: ignore[union-attr]
+            return False
+        if index + 1 == len(tenures) or op.node_id not in self.rogues:
+            return True
+        return op.id in self._known[tenures[index + 1].id]
+
+    def _may_evict(self, op: Op, payload: v.EvictArtifact, sight: Sight) -> bool:
+        made = sight.ops[self._artifacts[payload.artifact_id][0]]
+        owners = {made.node_id, self.owner}
+        job = self._jobs.get(made.payload.source_job or b"")  # type: ignore[union-attr]
+        return op.node_id in owners | ({job[4]} if job else set())
+
+    def _mesh(self, member: Member, session: Session, sight: Sight, naive: Naive) -> None:
+        law = member.log.laws.read(session, session.head().law)
+        mine = {op.id for op in sight.ops.values() if op.node_id == self.owner}
+        if {each.op_id for each in session.coordinators()} != {
+            i for i in mine if isinstance(sight.ops[i].payload, v.DesignateCoordinator)
+        }:
+            fail("the owner designates coordinators", member, session.coordinators())
+        routes = {i for i in mine if isinstance(sight.ops[i].payload, v.RouteKind)}
+        if len(session.routes()) != len({sight.ops[i].payload.kind for i in routes}):  # type: ignore[union-attr]
+            fail("the owner routes kinds", member, session.routes())
+        if not law.forks.keys() <= self.rogues:
+            fail("nobody is accused without proof", member, law.forks)
+        for each in naive.all.values():
+            if naive.unresolved(each):
+                continue
+            fault = next(law.authority.fault(d) for d in law.delegations if d.cid == each.cid)
+            if fault is None and naive.badly_made(each):
+                fail("a delegation grants no more than its issuer has", member, each)
+            if (fault is Reason.REVOKED) != naive.was_revoked(each) and not naive.badly_made(each):
+                fail("a delegation is revoked by its issuer, one above, or the user's key", member, each)
+        called = names(law)
+        for node, name in self._names.items():
+            if called.get(node) != name and naive.held(node):
+                fail("names are what the inviter says", member, called)
+            standing = law.authority.standing(node, member.clock.now)
+            if node not in self.rogues and naive.held(node) and standing is not Standing.ACTIVE:
+                fail("honest members stay members", member, name)
+
+    def _schedules(self, member: Member, session: Session, sight: Sight, naive: Naive) -> None:
+        last: dict[str, Op] = {}
+        for op in sight.of(v.SetSchedule, v.ClearSchedule):
+            payload: Any = op.payload
+            before = last.get(payload.name)
+            if before is not None and before.node_id != op.node_id and isinstance(before.payload, v.SetSchedule):
+                job = v.ScheduleJob(bytes(16), before.payload.kind, b"", b"")
+                if naive.refusal(op.node_id, job, op.timestamp.wall, None) is not None:
+                    fail("a schedule is changed by those who could have set it", member, op)
+            last[payload.name] = op
+        there = {name: op.id for name, op in last.items() if isinstance(op.payload, v.SetSchedule)}
+        if {each.name: each.op for each in session.schedules()} != there:
+            fail("the last word on a schedule counts", member, session.schedules())
+
+    def _job(self, member: Member, job: Job, sight: Sight) -> None:
+        said: list[tuple[int, Any]] = []
+        for op in sight.counting:
+            payload: Any = op.payload
+            if getattr(payload, "job_id", None) == job.id:
+                author = op.node_id
+                if isinstance(payload, v.AcceptWork):
+                    author, payload = sight.ops[payload.offer].node_id, sight.ops[payload.offer].payload
+                said.append((author, payload))
+
+        def has(kinds: type | tuple[type, ...], by: int | None = None) -> bool:
+            return any(isinstance(payload, kinds) and by in (None, author) for author, payload in said)
+
+        if job.state is State.CLAIMED and not has(v.ClaimWork, job.claimer):
+            fail("a job is held by a claim", member, job)
+        ends: dict[Outcome, Any] = {
+            Outcome.SUCCEEDED: v.CompleteJob,
+            Outcome.CANCELLED: v.CancelJob,
+            Outcome.FAILED: (v.FailWork, v.YieldWork, v.ExpireWork),
+        }
+        if job.outcome is not None and not has(ends[job.outcome]):
+            fail("a job ends by an op", member, job)
+        if job.outcome is Outcome.SUCCEEDED and not any(
+            isinstance(payload, v.CompleteJob) and payload.output_artifacts == job.artifacts and author == job.claimer
+            for author, payload in said
+        ):
+            fail("a result is its holder's", member, job)
+
+    def _results(self, member: Member, session: Session, sight: Sight, naive: Naive) -> None:
+        is_decider = member.node == self.coordinator
+        here = self._done_at.setdefault(member.node, set())
+        for entry in session.each_job():
+            job = entry.job
+            if self._jobs[job.id][4] in self.rogues:
+                continue
+            shown = job.claimer, job.artifacts
+            if job.outcome is Outcome.SUCCEEDED and is_decider:
+                self._done.setdefault(job.id, shown)
+            if job.outcome is Outcome.SUCCEEDED and self._done.get(job.id) == shown:
+                here.add(job.id)
+        self.final(member, session, sight, naive, here)
+
+    def final(self, member: Member, session: Session, sight: Sight, naive: Naive, done: Iterable[bytes]) -> None:
+        for job_id in done:
+            entry = session.job(job_id)
+            shown = None if entry is None else (entry.job.claimer, entry.job.artifacts)
+            if entry is None or entry.job.outcome is not Outcome.SUCCEEDED or shown != self._done[job_id]:
+                fail("a completion stands", member, (ulid_text(job_id), entry))
+            for artifact in self._done[job_id][1]:
+                made = self._artifacts.get(artifact)
+                if made is None or session.artifact(artifact) is not None:
+                    continue
+                author = sight.ops[made[0]].node_id
+                if not any(naive.was_revoked(d) for d in naive.held(author)):
+                    fail("the result of a completed job stays", member, (ulid_text(job_id), artifact))
+
+    # At the end.
+
+    def agree(self, members: Sequence[Member]) -> None:
+        digests = {}
+        for member in members:
+            self.look(member)
+            with member.log.store.read() as session:
+                self.final(
+                    member, session, sight := Sight(member, session, self._op), self._authority(sight), self._done
+                )
+                digests[member.name] = projections(member, session), state(member, session)
+        first = members[0]
+        for member in members[1:]:
+            if digests[member.name][0] != digests[first.name][0]:
+                fail("honest members agree", member, _difference(digests[first.name][1], digests[member.name][1]))
+        for member in members:
+            member.rebuilt()
+            with member.log.store.read() as session:
+                if projections(member, session) != digests[member.name][0]:
+                    difference = _difference(digests[member.name][1], state(member, session))
+                    fail("a rebuild says the same", member, difference)
+
+
+def state(member: Member, session: Session) -> dict[str, Any]:
+    """Everything that the log says of jobs and of the mesh."""
+    law = member.log.laws.read(session, session.head().law)
+    artifacts = session.artifacts(bytes(16), 10_000)
+    return {
+        "jobs": [entry.job for entry in session.each_job()],
+        "artifacts": [(each, session.is_evicted(each.id)) for each in artifacts],
+        "schedules": sorted(session.schedules()),
+        "routes": session.routes(),
+        "coordinators": [(each.hlc, each.node, each.pin) for each in session.coordinators()],
+        "forks": sorted(law.forks.items()),
+        "members": sorted((d.cid, str(law.authority.fault(d))) for d in law.delegations),
+        "names": sorted(names(law).items()),
+    }
+
+
+def projections(member: Member, session: Session) -> bytes:
+    rest = state(member, session)
+    del rest["jobs"]
+    return bytes(blake3(roster_digest(session) + repr(rest).encode()).digest())
+
+
+def _difference(left: dict[str, Any], right: dict[str, Any]) -> str:
+    return "; ".join(f"{name}: {left[name]} / {right[name]}" for name in left if left[name] != right[name])

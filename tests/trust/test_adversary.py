@@ -1,0 +1,76 @@
+"""Members with narrow grants who forge, date back, fork, replay, squat and rename at will change nothing that their
+grants do not allow, and honest members agree. Every mistake that a review found once is found again when it is planted
+back.
+"""
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.trust.judge import Violation
+from tests.trust.moves import MOVES_MAX, SIZES, Move, play, random_moves
+from tests.trust.plants import PLANTS
+
+PARTS = 10
+HISTORIES = 10
+SOAK_PARTS = 100
+SOAK_HISTORIES = 1_000
+PLANTED_WITHIN = 2_000
+# Found within a few histories, so that every run of the tests shows that the judge bites.
+QUICK = ("ids are anybody's", "links are not checked", "any member revokes", "anybody evicts")
+
+moves = st.builds(Move, *(st.integers(0, size - 1) for size in SIZES))
+
+
+@pytest.mark.req("LW-26", "LW-32", "LW-42", "LW-43")
+@settings(max_examples=40, suppress_health_check=list(HealthCheck), deadline=None)
+@given(st.integers(0, (1 << 12) - 1), st.lists(moves, max_size=MOVES_MAX))
+def test_members_do_what_they_were_granted_and_nothing_else(setup: int, history: list[Move]) -> None:
+    play(setup, history)
+
+
+@pytest.mark.req("LW-26", "LW-32", "LW-42", "LW-43")
+@pytest.mark.parametrize("part", range(PARTS))
+def test_a_hundred_histories(part: int) -> None:
+    for seed in range(part, PARTS * HISTORIES, PARTS):
+        played(seed)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(7200)
+@pytest.mark.parametrize("part", range(SOAK_PARTS))
+def test_a_hundred_thousand_histories(part: int) -> None:
+    for seed in range(part, SOAK_PARTS * SOAK_HISTORIES, SOAK_PARTS):
+        played(seed)
+
+
+def played(seed: int) -> None:
+    try:
+        play(*random_moves(seed))
+    except Violation as violation:
+        raise Violation(f"seed {seed}: {violation}") from violation
+
+
+@pytest.mark.req("LW-42", "LW-43")
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("name", QUICK)
+def test_a_mistake_that_is_planted_back_is_found_soon(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    PLANTS[name](monkeypatch)
+    assert found_within(50)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(7200)
+@pytest.mark.parametrize("name", PLANTS)
+def test_every_mistake_that_is_planted_back_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    PLANTS[name](monkeypatch)
+    assert found_within(PLANTED_WITHIN)
+
+
+def found_within(histories: int) -> bool:
+    for seed in range(histories):
+        try:
+            play(*random_moves(seed))
+        except Violation:
+            return True
+    return False
