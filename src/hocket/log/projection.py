@@ -276,7 +276,7 @@ class Projection:
     def _arrived_at(self, job_id: bytes, op: Op) -> None:
         before = self.entry(job_id)
         # A tick is judged by its schedule's author.
-        is_judged = before is not None and type(op.payload) is not ScheduleJob
+        is_judged = before is not None and type(op.payload) is not ScheduleJob and op.timestamp > before.job.scheduled
         refused = self.law.refusal(op, before.job.kind) if is_judged else None  # type: ignore[union-attr]
         if refused is not None:
             # What its author may not write is no reason to fold the job again.
