@@ -89,7 +89,7 @@ SIZES = (6, 40, 6, 12, 8, 12)
 def random_moves(seed: int) -> tuple[int, list[Move]]:
     chance = Random(seed)
     count = chance.randint(4, MOVES_MAX)
-    return chance.randrange(1 << 12), [Move(*(chance.randrange(size) for size in SIZES)) for _ in range(count)]
+    return chance.randrange(1 << 13), [Move(*(chance.randrange(size) for size in SIZES)) for _ in range(count)]
 
 
 class Rogue(Forger):
@@ -110,7 +110,7 @@ class Mesh:
     """`setup` chooses the grants. Raises Violation as soon as the judge sees one."""
 
     def __init__(self, setup: int) -> None:
-        self.now = START
+        self.now = self.tenure = START
         self.owner = Member("boss").enter(issue(USER, key("boss").public, ROOT, START // 1000 - 10, None, (), "boss"))
         self.owner.say(DesignateCoordinator(self.owner.node))
         self.honest = [self.owner]
@@ -124,7 +124,7 @@ class Mesh:
         self.rogues: list[Rogue] = []
         for number in range(1 + (setup >> 4) % 2):
             grants = ROGUE_GRANTS[(setup >> (5 + 3 * number)) % len(ROGUE_GRANTS)]
-            ends = START // 1000 + 3_600 if setup >> 11 and not number else None
+            ends = START // 1000 + 3_600 if setup >> 11 & 1 and not number else None
             rogue = Rogue(f"rogue-{number}", b"")
             rogue.token = self._invitation(rogue, grants, ends)
             rogue.said += rogue.enter(rogue.token, self.owner.token, wall=START)
@@ -139,10 +139,12 @@ class Mesh:
             for member in self.honest:
                 self._show(member, rogue.said)
         self._pass(1_000)
-        self._prologue()
+        self._prologue(bool(setup >> 12 & 1))
 
-    def _prologue(self) -> None:
-        """Something to be covetous of: a completed job with its result, an open one that is held, a schedule."""
+    def _prologue(self, was_coordinator: bool) -> None:
+        """Something to be covetous of: a completed job with its result, an open one that is held, a schedule. The
+        rogues have said something by then, and one of them has perhaps been the coordinator for a while.
+        """
         paid, loose = (self.owner.submit(*each) for each in (("pay.x",), ("acme.x",)))
         self._pass(10)
         held = self._author(self.owner, ClaimWork(paid, self.owner.node, 60_000))
@@ -150,6 +152,16 @@ class Mesh:
         self.owner.log.run(lambda tx: jobs.complete(tx, jobs.Held(paid, held.id), b'"good"', 1))
         self.owner.submit("acme.x", open=True)
         self._author(self.owner, SetSchedule("nightly", "* * * * *", "UTC", "pay.x", b"{}", b""))
+        for rogue in self.rogues:
+            for n in range(2):
+                rogue.tell(ScheduleJob(NO_ID, "acme.x", b"{}", encode_policy(Policy(open=bool(n)))), self.now + n * 100)
+            self._pass(200)
+            self._show(self.owner, rogue.said)
+        if was_coordinator:
+            self._designate(self.rogues[0].node)
+            self.tenure = self.now
+            self._pass(1_000)
+            self._designate(self.owner.node)
         for member in self.honest[1:]:
             self._pull(member, self.owner)
         self._author(self.honest[1], ClaimWork(loose, self.honest[1].node, 60_000))
@@ -314,19 +326,22 @@ class Mesh:
             move.target % (3 + len(self.rogues))
         ]
         if move.way < 6:
-            for each in self.honest:
-                if each.node == self.judge.coordinator:
-                    self._pull(self.owner, each)
-            before = self.judge.coordinator
-            op = self._author(self.owner, DesignateCoordinator(node), about=before)
-            if op is not None:
-                self.judge.designated(self.owner, op, before)
+            self._designate(node)
         elif move.way < 8:
             self._author(self.owner, RouteKind(KINDS[move.date % 3], node if move.way == 6 else None))
         elif node in self.judge.rogues:
             rogue = next(each for each in self.rogues if each.node == node)
             if node != self.judge.coordinator:
                 self._author(self.owner, RevokeUcan(content_hash(rogue.token)), about=node)
+
+    def _designate(self, node: int) -> None:
+        for each in self.honest:
+            if each.node == self.judge.coordinator:
+                self._pull(self.owner, each)
+        before = self.judge.coordinator
+        op = self._author(self.owner, DesignateCoordinator(node), about=before)
+        if op is not None:
+            self.judge.designated(self.owner, op, before)
 
     def _evict(self, member: Member, move: Move) -> None:
         made = self._known(CreateArtifact)
@@ -359,7 +374,7 @@ class Mesh:
         last = rogue.said[-1][1].timestamp.wall
         near = about.timestamp.wall if about is not None else self.now
         wanted = (
-            *(self.now, self.now, self.now - 1, self.now - 30_000, last + 1, last + 10),
+            *(self.now, self.now, self.tenure + 5, self.tenure + 500, last + 1, last + 10),
             *(near - 1, near + 1, near, self.now + 60_000, self.now + 400_000, last - 5),
         )[move.date]
         return max(START, wanted if move.date == 11 else max(wanted, last + 1))
@@ -444,8 +459,14 @@ class Mesh:
         offers += [op for _, op in rogue.said if isinstance(op.payload, ClaimWork | CompleteJob | CancelJob)]
         if offers:
             offer = offers[move.target % len(offers)]
-            accepted: Payload = AcceptWork(offer.payload.job_id, offer.id)  # type: ignore[union-attr]
-            rogue.tell(accepted, self._date(rogue, move, offer))
+            job_id: bytes = offer.payload.job_id  # type: ignore[union-attr]
+            words: tuple[Payload, ...] = (
+                AcceptWork(job_id, offer.id),
+                AcceptWork(job_id, offer.id),
+                CancelJob(job_id, ""),
+                ClaimWork(job_id, rogue.node, 60_000),
+            )
+            rogue.tell(words[move.way % 4], self._date(rogue, move, offer))
 
     def _forge_tick(self, rogue: Rogue, move: Move) -> None:
         """A job that says it is a schedule's: its own or another's, as it was asked for or otherwise."""

@@ -99,6 +99,14 @@ class Law:
         """Whether a node is the owner's or the coordinator: what it hands on was in time."""
         return self.authority.is_owner(node, now_ms) or self.coordinator(Hlc(now_ms, U32_MAX, node)) == node
 
+    def could_be_pinned(self, op: Op) -> bool:
+        """Whether an op that has just come may belong to a pinned history of an author with two, or complete it."""
+        since = self.forks.get(op.node_id) if self.forks else None
+        return since is not None and any(
+            tenure.node == op.node_id and tenure.last is not None and since <= op.timestamp <= tenure.last
+            for tenure in self.tenures
+        )
+
     def refusal(self, op: Op, kind: str | None = None) -> Reason | None:
         """Why the author may not write this op; `kind` is that of the job that it is about. A log without a single
         delegation has no law yet: its node is about to introduce itself.
@@ -168,23 +176,24 @@ class Laws:
         self.latest: Law | None = None
         self._tokens: dict[bytes, Delegation] = {}
 
-    def read(self, session: Session, state: int) -> Law:
+    def read(self, session: Session, state: int, fresh: Iterable[Op] = ()) -> Law:
+        """`fresh` are ops of a transaction that are not stored yet."""
         law = self._known.get(state)
         if law is None:
-            law = self._read(session)
+            law = self._read(session, fresh)
             while len(self._known) >= REMEMBERED:
                 del self._known[next(iter(self._known))]
             self._known[state] = law
         self.latest = law
         return law
 
-    def _read(self, session: Session) -> Law:
+    def _read(self, session: Session, fresh: Iterable[Op]) -> Law:
         is_bound = self.rules.bounds is not None
         tenures = _tenures(session.coordinators())
         forks: dict[int, Hlc] = {}
         for fork in session.forks():
             forks.setdefault(int.from_bytes(fork.node, "big"), unpack(fork.since))
-        pinned = frozenset(op_id for tenure in tenures for op_id in _pinned(session, tenure, forks))
+        pinned = frozenset(op_id for tenure in tenures for op_id in _pinned(session, fresh, tenure, forks))
 
         def is_void(op_id: bytes, hlc: bytes) -> bool:
             """Of an author with two histories one node has one and another node the other, so neither is law."""
@@ -222,7 +231,7 @@ def _tenures(coordinators: list[Coordinator]) -> list[Tenure]:
     return tenures
 
 
-def _pinned(session: Session, tenure: Tenure, forks: dict[int, Hlc]) -> Iterator[bytes]:
+def _pinned(session: Session, fresh: Iterable[Op], tenure: Tenure, forks: dict[int, Hlc]) -> Iterator[bytes]:
     """The ops of a coordinator with two histories that its successor's designation commits to: from the pinned one
     back, link by link, to the fork.
     """
@@ -234,6 +243,7 @@ def _pinned(session: Session, tenure: Tenure, forks: dict[int, Hlc]) -> Iterator
         since._replace(logical=since.logical - 1) if since.logical else Hlc(since.wall - 1, U32_MAX, since.node)
     )
     ops = [decode(row.body) for row in session.ops_of_author(node, after, PINNED_MAX)]
+    ops += [op for op in fresh if op.node_id == tenure.node and op.timestamp >= since]
     by_link = {link_to(op.id): op for op in ops}
     found = next((op for op in ops if pin_to(op.timestamp, op.id) == tenure.pin), None)
     while found is not None:

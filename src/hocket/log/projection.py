@@ -85,7 +85,8 @@ class Projection:
     @property
     def law(self) -> Law:
         if self._law is None:
-            self._law = self._laws.read(self._session, self.law_state)
+            fresh = [op for op, _ in self._fresh.ops.values()]
+            self._law = self._laws.read(self._session, self.law_state, fresh)
         return self._law
 
     @property
@@ -249,10 +250,9 @@ class Projection:
         self._fresh.put(op, Reason.INTEGRITY if integrity else Reason.WAITING)
         if len(op.id) > ID_BYTES:
             self._share_id(op)
-        if op.node_id in self.law.forks:
-            # Perhaps it is one of those that count all the same. If it is law as well, the law changes once more.
-            self.law_state ^= trace(b"arrived" + op.id)
-            self._law = None
+        if self.law.could_be_pinned(op):
+            # If the op is law itself, the law changes once more for that.
+            self._judge_anew(op, b"arrived" + op.id)
         if job_id is None:
             self._registers.introduce(op)
             self._doubted[op.id] = None
@@ -300,7 +300,7 @@ class Projection:
         op = self._naming.resolved(op)
         self._registers.introduce(op)
         if not integrity and self._citations.are_here(op) and self._registers.enact(op):
-            self._change_law(op)
+            self._change_law(op.id)
 
     def designate(self, op: Op, integrity: bool) -> None:
         """Before a whole log is replayed, but after its delegations: enters a designation that pins something, since
@@ -308,7 +308,7 @@ class Projection:
         """
         if op.pin is not None and not op.cited and not integrity and self.law.refusal(op) is None:
             self._registers.enter(op)
-            self._change_law(op)
+            self._change_law(op.id)
 
     def replayed(self, op: Op, integrity: bool = False) -> int:
         """Applies the next op of the whole log in HLC order, whose row is stored. Gives its reason, 0 if it
@@ -341,6 +341,7 @@ class Projection:
 
     def collide(self, op: Op) -> None:
         """An op turns out to share its timestamp with another of its author: it does not count any more."""
+        assert self.law is not None  # read before it changes, or the new one would be kept under the old one's number
         _, before = self._known(op.id)
         if before == Reason.INTEGRITY:
             return
@@ -581,7 +582,7 @@ class Projection:
             for job_id in since:
                 self._again.setdefault(job_id, False)
         elif isinstance(payload, DesignateCoordinator):
-            self._change_law(op)
+            self._judge_anew(op)
             self.flush()
             for job_id in self._session.jobs_since(self._decided_since(op)):
                 self._again[job_id] = True
@@ -612,16 +613,16 @@ class Projection:
         if isinstance(op.payload, _LAW) and self._registers.repeal(op):
             self._judge_anew(op)
 
-    def _change_law(self, op: Op) -> None:
-        self.law_state ^= trace(op.id)
+    def _change_law(self, name: bytes) -> None:
+        self.law_state ^= trace(name)
         self._law = None
 
-    def _judge_anew(self, op: Op) -> None:
+    def _judge_anew(self, op: Op, name: bytes = b"") -> None:
         """The law has changed by this op. What is written by the nodes whose delegations it made or broke is to be
         asked again, and so are the revocations.
         """
         before = self.law
-        self._change_law(op)
+        self._change_law(name or op.id)
         losers, gainers = self.law.compared_with(before)
         self._doubted.update((revoked.op_id, None) for revoked in self._session.revocations())
         for fresh, _ in list(self._fresh.ops.values()):

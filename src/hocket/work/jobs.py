@@ -450,7 +450,11 @@ def _speak(tx: Transaction, held: Held, payload: Payload, deps: tuple[bytes, ...
     if stale is not None:
         return stale
     op = _author(tx, payload, (held.claim_op, *deps))
-    return op if isinstance(op, Reason) else _said(tx, op, held.job_id)
+    if isinstance(op, Reason):
+        return op
+    # The arbiter's own completion of an open job stands, too, whatever claim of an earlier time comes to light.
+    _stamp(tx, op)
+    return _said(tx, op, held.job_id)
 
 
 def _said(tx: Transaction, op: Op, job_id: bytes) -> Job | Offer:

@@ -105,7 +105,7 @@ def at_the_end(
     yield from _lost(nodes, acknowledged)
     yield from _differ(nodes, hostile)
     if hostile is not None:
-        yield from _trespasses(nodes, journal, hostile)
+        yield from _trespasses(nodes, hostile)
     yield from _unfinished(nodes)
     yield from _stale_results(nodes)
     for node in nodes:
@@ -120,12 +120,13 @@ def _ops(node: SimNode, but: int | None = None) -> dict[bytes, bytes | None]:
         return {row.id: row.job for row in session.ops_after(0, 10_000_000) if row.hlc[12:] != author}
 
 
-def _trespasses(nodes: Sequence[SimNode], journal: Journal, hostile: int) -> Iterator[Violation]:
+def _trespasses(nodes: Sequence[SimNode], hostile: int) -> Iterator[Violation]:
     """What a hostile node may not do has no effect anywhere."""
     for node in nodes:
         with node.store.read() as session:
             for job in [entry.job for entry in session.each_job()]:
-                if job.kind != journal.submitted.get(job.id, ROGUE) or (job.kind != ROGUE and job.claimer == hostile):
+                is_its_own = job.scheduled.node == hostile
+                if is_its_own != (job.kind == ROGUE) or (not is_its_own and job.claimer == hostile):
                     sentence = f"node {node.number} shows {job.kind} job {ulid_text(job.id)}, held by {job.claimer}"
                     yield Violation("nobody does more than it was granted", job.id, sentence)
             if session.routes() or len(session.coordinators()) != 1:

@@ -1,0 +1,64 @@
+"""A hostile member in the simulated mesh: whatever it signs and whatever it answers, honest nodes agree, honest jobs
+end, and it does nothing that it was not granted.
+"""
+
+import pytest
+
+from hocket.kernel.reasons import Reason
+from hocket.testing import sim
+from hocket.testing.sim import hostile
+from tests.trust.plants import any_member_revokes, jobs_have_any_id, links_are_not_checked
+
+PARTS = 8
+ALL = sim.FAULTS
+
+
+@pytest.mark.req("LW-43")
+@pytest.mark.parametrize("part", range(PARTS))
+def test_a_hostile_member_achieves_nothing(part: int) -> None:
+    for seed in (part, part + PARTS, part + 2 * PARTS):
+        report = sim.run(seed, nodes=3, minutes=0.25, faults=["hostile"] if seed % 2 else ALL, jobs=6)
+        assert not report.violations, report
+        assert report.settled_s is not None
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(7200)
+@pytest.mark.parametrize("part", range(20))
+def test_a_thousand_seeds_with_a_hostile_member(part: int) -> None:
+    for seed in range(part, 1_000, 20):
+        report = sim.run(seed, nodes=4, minutes=1, faults=["hostile"] if seed % 2 else ALL)
+        assert not report.violations, report
+
+
+def test_it_is_hostile_indeed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its ops reach the logs, and are refused there for many reasons; and it is found to have two histories."""
+    reasons: set[int] = set()
+    forks: list[object] = []
+    plain = hostile.HostileNode.crash
+
+    def crash(self: hostile.HostileNode) -> None:
+        for victim in self.victims:
+            with victim.store.read() as session:
+                reasons.update(session.refusal_counts())
+                forks.extend(session.forks())
+        plain(self)
+
+    monkeypatch.setattr(hostile.HostileNode, "crash", crash)
+    for seed in range(6):
+        sim.run(seed, nodes=3, minutes=0.3, faults=["hostile"], jobs=6)
+    wanted = {Reason.UNBOUND, Reason.UNAUTHORISED, Reason.OWNER_ONLY, Reason.UNLINKED, Reason.NOT_ARBITER}
+    assert wanted <= reasons
+    assert forks
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("plant", [jobs_have_any_id, links_are_not_checked, any_member_revokes])
+def test_a_planted_mistake_lets_it_through(plant: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(monkeypatch)  # type: ignore[operator]
+    assert any(sim.run(seed, nodes=3, minutes=0.3, faults=["hostile"], jobs=6).violations for seed in range(40))
+
+
+def test_the_same_seed_gives_the_same_run() -> None:
+    first, second = (sim.run(3, nodes=3, minutes=0.2, faults=["hostile"], jobs=4) for _ in range(2))
+    assert first.digest == second.digest

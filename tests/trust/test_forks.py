@@ -1,0 +1,188 @@
+"""What the adversary found about authors with two histories, and about open jobs: honest nodes agree whatever part of
+which history each of them has heard, and nothing is lost that others had done.
+"""
+
+import pytest
+
+from hocket.kernel.ids import content_hash
+from hocket.kernel.ops import NO_ID, Op
+from hocket.kernel.policy import Policy, decode_policy, encode_policy
+from hocket.kernel.reasons import Reason
+from hocket.kernel.roster import Outcome
+from hocket.kernel.schedules import tick_id, tick_policy
+from hocket.kernel.ucan import ROOT, Capability, issue
+from hocket.kernel.vocabulary import (
+    ClaimWork,
+    CompleteJob,
+    DelegateUcan,
+    DesignateCoordinator,
+    ScheduleJob,
+    SetSchedule,
+    Telemetry,
+)
+from hocket.work import cron, jobs
+from tests.trust.judge import state
+from tests.trust.members import START, WORKER, Forger, Member, job, meet, owner
+
+OPEN = encode_policy(Policy(open=True))
+PASSING = Capability("Registration", "Write", {})
+
+
+def reader(first: Member, name: str) -> Member:
+    return Member(name).enter(first.invite(Forger(name), *ROOT), first.token)
+
+
+def mesh_of(first: Member, other: Member, forger: Forger) -> None:
+    """Everybody knows everybody."""
+    meet(first, other)
+    entering = forger.enter(first.invite(forger, *WORKER, PASSING), first.token)
+    for member in (first, other):
+        member.receive(entering)
+
+
+def shown(member: Member) -> dict[str, object]:
+    with member.log.store.read() as session:
+        return state(member, session)
+
+
+def puppet(forger: Forger, parent: bytes) -> DelegateUcan:
+    token = issue(forger.key, Forger("puppet").key.public, [job("Claim")], START // 1000 - 10, None, [parent])
+    return DelegateUcan(content_hash(token), token)
+
+
+@pytest.mark.req("LW-26", "LW-43")
+@pytest.mark.parametrize("apart_ms", [0, 50])
+def test_a_delegation_in_one_of_two_histories_is_no_law(apart_ms: int) -> None:
+    """One node knew of a member of which the other never heard."""
+    first, forger = owner(), Forger("forger")
+    second = reader(first, "second")
+    mesh_of(first, second, forger)
+    token = first.log.authority().held(forger.node)[0].cid
+    last = forger.last
+    left = forger.say(puppet(forger, token), START + 100, after=last)
+    right = forger.say(ScheduleJob(NO_ID, "acme.x", b"", OPEN), START + 100 + apart_ms, after=last)
+    second.receive([left])
+    first.receive([right])
+    # Each hears of the other's proof, but of neither's op.
+    assert second.receive([right]).forked == {forger.node}
+    first.receive([(body, op) for body, op in second.ops() if op.node_id == second.node])
+    assert Forger("puppet").node not in {d.node for d in first.log.law().delegations}
+    assert shown(first) == shown(second)
+    assert first.rebuilt() and second.rebuilt()
+
+
+@pytest.mark.req("LW-26", "LW-43")
+def test_what_a_forked_author_delegates_changes_no_law_and_leaves_no_stale_one() -> None:
+    first, forger = owner(), Forger("forger")
+    second = reader(first, "second")
+    mesh_of(first, second, forger)
+    token = first.log.authority().held(forger.node)[0].cid
+    last = forger.last
+    for n in range(2):
+        first.receive([forger.say(ScheduleJob(NO_ID, f"acme.{n}", b"", OPEN), START + 100 + n, after=last)])
+    assert first.log.law().forks.keys() == {forger.node}
+    before = shown(first)["members"]
+    first.receive([forger.say(puppet(forger, token), START + 200)])
+    assert shown(first)["members"] == before
+    fresh = Member("owner")
+    fresh.receive(first.ops())
+    assert shown(fresh)["members"] == before
+
+
+@pytest.mark.req("LW-43")
+def test_an_earlier_fork_is_found_after_a_later_one() -> None:
+    """An op from before a known fork was taken in unlinked, counted at one node and never reached the others."""
+    first, forger = owner(), Forger("forger")
+    second = reader(first, "second")
+    mesh_of(first, second, forger)
+    start = forger.last
+    _, middle = early = forger.say(ScheduleJob(NO_ID, "acme.a", b"", OPEN), START + 100)
+    two = [forger.say(ScheduleJob(NO_ID, f"acme.{n}", b"", OPEN), START + 200 + n, after=middle.id) for n in range(2)]
+    for member in (first, second):
+        member.receive([early, *two])
+    assert first.log.law().forks[forger.node].wall == START + 200
+    earlier = forger.say(ScheduleJob(NO_ID, "acme.b", b"", OPEN), START + 50, after=start)
+    assert first.receive([earlier]).forked == {forger.node}
+    assert first.log.law().forks[forger.node].wall == START + 50
+    assert first.reason(earlier[1]) == Reason.FORKED
+    meet(first, second)
+    assert shown(first) == shown(second)
+
+
+@pytest.mark.req("LW-31", "LW-43")
+def test_a_tick_whose_maker_has_two_histories_is_made_again() -> None:
+    first, forger = owner(), Forger("forger")
+    second = reader(first, "second")
+    mesh_of(first, second, forger)
+    schedule = first.say(SetSchedule("nightly", "* * * * *", "UTC", "pay.x", b"{}", b""))
+    tick = (START // 60_000 + 1) * 60_000
+    policy = tick_policy(decode_policy(b""), "nightly", schedule.id)
+    made = ScheduleJob(tick_id(schedule.id, tick), "pay.x", b"{}", encode_policy(policy))
+    last = forger.last
+    first.clock.now = tick + 1_000
+    first.receive([forger.say(made, tick + 5, deps=(schedule.id,), after=last)])
+    assert first.entry(made.job_id) is not None
+    assert first.log.run(cron.make_due) == 0
+    first.receive([forger.say(ScheduleJob(NO_ID, "acme.x", b"", OPEN), tick + 1, after=last)])
+    assert first.entry(made.job_id) is None
+    assert first.log.run(cron.make_due) == 1
+    entry = first.entry(made.job_id)
+    assert entry is not None and entry.job.kind == "pay.x"
+    before = shown(first)
+    assert first.rebuilt() and shown(first) == before
+
+
+@pytest.mark.req("LW-32", "LW-43")
+@pytest.mark.parametrize("batch", [1, 1_000])
+def test_who_hears_of_the_pinned_history_last_counts_it_too(batch: int) -> None:
+    first, old = owner(), Forger("old")
+    first.receive(old.enter(first.invite(old, *ROOT), first.token))
+    first.clock.now = START + 1_000
+    first.say(DesignateCoordinator(old.node))
+    job_id = first.submit("pay.salary")
+    fork_point = old.last
+    held = old.say(ClaimWork(job_id, old.node, 60_000), START + 1_100)
+    ended = old.say(CompleteJob(job_id, (), (), Telemetry(1)), START + 1_200, deps=(held[1].id,))
+    first.receive([held, ended])
+    first.clock.now = START + 2_000
+    first.say(DesignateCoordinator(first.node), about=old.node)
+    first.receive([old.say(ScheduleJob(NO_ID, "acme.x", b"", OPEN), START + 1_050, after=fork_point)])
+    late = reader(first, "late")
+    late.clock.now = first.clock.now
+    ops = sorted(
+        first.ops(), key=lambda sent: (sent[1].node_id == old.node and len(sent[1].causal_deps) > 0, sent[1].timestamp)
+    )
+    introductions = [(body, op) for body, op in ops if isinstance(op.payload, DelegateUcan)]
+    rest = [(body, op) for body, op in ops if not isinstance(op.payload, DelegateUcan)]
+    late.receive(introductions)
+    for start in range(0, len(rest), batch):
+        late.receive(rest[start : start + batch])
+    late.receive(ops)
+    first.receive(late.ops())
+    entry = late.entry(job_id)
+    assert entry is not None and entry.job.outcome is Outcome.SUCCEEDED
+    assert shown(late) == shown(first)
+
+
+@pytest.mark.req("LW-39", "LW-43")
+def test_a_completion_of_the_coordinators_own_stands() -> None:
+    """A claim on an open job that came late displaced the coordinator, which had completed the job."""
+    first = owner()
+    second = reader(first, "second")
+    meet(first, second)
+    job_id = first.submit("acme.x", open=True)
+    second.pull(first)
+    second.say(ClaimWork(job_id, second.node, 60_000))
+    first.clock.now += 1_000
+    held = first.say(ClaimWork(job_id, first.node, 60_000))
+
+    def complete(tx: jobs.Transaction) -> jobs.Result:
+        return jobs.complete(tx, jobs.Held(job_id, held.id), None, 1)
+
+    first.log.run(complete)
+    first.pull(second)
+    entry = first.entry(job_id)
+    assert entry is not None and entry.job.outcome is Outcome.SUCCEEDED and entry.job.claimer == first.node
+    meet(first, second)
+    assert shown(first) == shown(second)
+    assert isinstance(held, Op)
