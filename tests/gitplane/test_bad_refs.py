@@ -224,7 +224,9 @@ listed = [job.state for job in jobs.listing(plane)]
 orders = jobs.orders_of(plane, jobs.group(plane.refs()).values())
 bad = [len(found.findings) for found in verify(plane)]
 plane.close()
-most = [resource.getrusage(who).ru_maxrss // 1024 for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+# Not getrusage for this process: that counts what its parent had before it became this program.
+own = next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmHWM"))
+most = [own // 1024, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss // 1024]
 print(json.dumps([listed, sum(isinstance(order, str) for order in orders.values()), bad, most]))
 """
 

@@ -173,6 +173,8 @@ PLACE, PERSON = "lat=48.2081", "ann@example.org"
 NOT_CONTENT = {
     *("kind", "name", "cron", "timezone", "source_type", "entity_type", "predicate", "artifact_type", "action_type"),
     *("model_id", "model_version", "claim_type", "new_status", "initial_status", "status", "ucan_bytes"),
+    # Only those who may read every op may read the proof of a fork, and a signature is no content.
+    *("public", "left", "right", "signature"),
 }
 
 

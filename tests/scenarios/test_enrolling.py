@@ -10,11 +10,11 @@ import msgspec
 import pytest
 
 from hocket.kernel.bearer import make_bearer
+from hocket.kernel.clock import Hlc
 from hocket.kernel.ids import parse_ulid
-from hocket.kernel.ops import Op, decode, encode_sequence
+from hocket.kernel.ops import Op, bound, decode, encode, encode_sequence, link_to, sign
 from hocket.kernel.rules import rules_hash
 from hocket.kernel.vocabulary import ClaimWork, CompleteJob, IngestEvidence, Location, Payload, Sanitised, Telemetry
-from hocket.log import Transaction
 from hocket.mesh import wire
 from tests.scenarios.machines import Machine, Reason, agree, journal, machines, until, verify
 
@@ -83,7 +83,13 @@ def test_scoped_enrollment(tmp_path: Path):
             CompleteJob(job_id, (), (), Telemetry(1, None, None, None)),
         ]
         before = owner.jobs()
-        assert push(gpu, owner, address, payloads) == {"appended": 0, "duplicated": 0, "rejected": 2, "held": 0}
+        assert push(gpu, owner, address, payloads) == {
+            "appended": 0,
+            "duplicated": 0,
+            "rejected": 2,
+            "held": 0,
+            "unlinked": 0,
+        }
         phone("init", "--user-key", owner.home / "user.key")
         phone("peers", "add", address)
         phone("sync")
@@ -176,21 +182,17 @@ def ops(machine: Machine) -> list[Op]:
 
 
 def push(machine: Machine, to: Machine, address: str, payloads: list[Payload]) -> dict[str, int]:
-    """One POST /ops of ops that the machine's software would not have written."""
+    """One POST /ops of ops that the machine's software would not have written. They are on its log, too, so that it has
+    one history.
+    """
     log, key = machine.desk.log, machine.desk.home.node_key()
-
-    def write(tx: Transaction) -> list[bytes]:
-        law = tx.projection.law
-        law.refusal = lambda *_: None  # type: ignore[method-assign]
-        try:
-            written = [tx.author(payload) for payload in payloads]
-        finally:
-            del law.refusal
-        assert all(isinstance(op, Op) for op in written), written
-        return [op.id for op in written if isinstance(op, Op)]
-
-    ids = log.run(write)
-    made = [row.body for row in machine.look(lambda session: [session.op(each) for each in ids]) if row is not None]
+    now, last = log.reading(), machine.look(lambda session: session.head().last)
+    made = []
+    for number, payload in enumerate(payloads):
+        op, _ = bound(Hlc(now.wall + 1, number, log.node), (link_to(last),), payload)
+        last = op.id
+        made.append(encode(sign(op, key)))
+    log.admit([(each, decode(each)) for each in made])
     headers = {
         "authorization": f"Bearer {make_bearer(key, str(to.desk.log.node), log.physical() // 1000, 'by-hand')}",
         "content-type": wire.OCTETS,

@@ -156,7 +156,8 @@ def completions(machine: Machine) -> Counter[str]:
     ops = {row.id: (row, decode(row.body).payload) for row in rows}
     found: Counter[str] = Counter()
     for row, payload in ops.values():
-        accepts = isinstance(payload, AcceptWork) and payload.offer in ops
+        # The arbiter's stamp on a completion of an open job, which counts already, is no second one.
+        accepts = isinstance(payload, AcceptWork) and payload.offer in ops and ops[payload.offer][0].reason != 0
         if row.reason == 0 and (accepts or isinstance(payload, CompleteJob)):
             found[ulid_text(payload.job_id)] += 1
     return found

@@ -4,8 +4,10 @@ tick. When the next tick falls, by this machine's clock and timezones, is the qu
 
 from datetime import datetime, timedelta
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
-from cronsim import CronSim, CronSimError
+if TYPE_CHECKING:
+    from cronsim import CronSim
 
 _EPOCH = datetime(1970, 1, 1)
 _SECOND = timedelta(seconds=1)
@@ -18,6 +20,9 @@ def could_be_newest(cron: str, timezone: str, tick_ms: int, now_ms: int) -> bool
     timezone it takes a machine's table of timezones, and those differ between machines; so there it is only asked
     whether one of the days that it may be there has ticks, and a worker that claims the job asks its own table.
     """
+    # Not with this module: a program that only submits has no schedules to judge.
+    from cronsim import CronSim, CronSimError
+
     if tick_ms % 1000:
         return False
     try:
@@ -34,10 +39,14 @@ def could_be_newest(cron: str, timezone: str, tick_ms: int, now_ms: int) -> bool
 
 
 def _next(cron: str, after: datetime) -> datetime:
+    from cronsim import CronSim
+
     return next(CronSim(cron, after), datetime.max)
 
 
 @lru_cache(256)
-def _expression(cron: str) -> CronSim:
+def _expression(cron: str) -> "CronSim":
     """Only to be asked, never to be iterated."""
+    from cronsim import CronSim
+
     return CronSim(cron, _EPOCH)
