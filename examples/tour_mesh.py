@@ -283,7 +283,6 @@ class Tour:
         now = owner.roster()
         stands = all(_outcome(now[entry]) == _outcome(before[entry]) for entry in before)
         must(stands, "what the owner had accepted from post no longer stands")
-        )
         self._say("post is revoked: the owner sends it away, a new letter does not reach it and waits, and what the")
         self._say("  owner had accepted from it stands")
 

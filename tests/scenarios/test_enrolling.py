@@ -83,13 +83,8 @@ def test_scoped_enrollment(tmp_path: Path):
             CompleteJob(job_id, (), (), Telemetry(1, None, None, None)),
         ]
         before = owner.jobs()
-        assert push(gpu, owner, address, payloads) == {
-            "appended": 0,
-            "duplicated": 0,
-            "rejected": 2,
-            "held": 0,
-            "unlinked": 0,
-        }
+        counts = {"appended": 0, "duplicated": 0, "rejected": 2, "held": 0, "unlinked": 0}
+        assert push(gpu, owner, address, payloads) == counts
         phone("init", "--user-key", owner.home / "user.key")
         phone("peers", "add", address)
         phone("sync")

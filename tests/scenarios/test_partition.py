@@ -149,18 +149,20 @@ def test_cut_heal_and_cut_again(mesh: Mesh, request: pytest.FixtureRequest, reco
 
 
 def completions(machine: Machine) -> Counter[str]:
-    """How often each job was completed, by what counts on this log: an open job and the coordinator's own by the
-    completion itself, others by its acceptance.
+    """How often each job was completed, by what counts on this log: by the arbiter's acceptances where there are any,
+    else by the completion itself, as with the coordinator's own. An open job may have been completed by another node
+    before the arbiter's acceptance settled it.
     """
     rows = machine.look(lambda session: session.ops_of_variants((number_of(CompleteJob), number_of(AcceptWork))))
     ops = {row.id: (row, decode(row.body).payload) for row in rows}
-    found: Counter[str] = Counter()
+    accepted: Counter[str] = Counter()
+    written: Counter[str] = Counter()
     for row, payload in ops.values():
-        # The arbiter's stamp on a completion of an open job, which counts already, is no second one.
-        accepts = isinstance(payload, AcceptWork) and payload.offer in ops and ops[payload.offer][0].reason != 0
-        if row.reason == 0 and (accepts or isinstance(payload, CompleteJob)):
-            found[ulid_text(payload.job_id)] += 1
-    return found
+        if row.reason == 0 and isinstance(payload, CompleteJob):
+            written[ulid_text(payload.job_id)] += 1
+        elif row.reason == 0 and payload.offer in ops:
+            accepted[ulid_text(payload.job_id)] += 1
+    return accepted + Counter({job: count for job, count in written.items() if job not in accepted})
 
 
 def open_completions(machine: Machine) -> Counter[int]:
