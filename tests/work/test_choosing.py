@@ -37,11 +37,11 @@ def test_a_claim_takes_the_most_urgent_jobs_that_are_wanted(waiting: list[tuple[
         wants = lambda job, schedule: waiting[number_of(schedule)][2]  # noqa: E731
         claims = log.run(lambda tx: jobs.claim(tx, 1, limit, {"a": 1_000, "b": 1_000}.get, wants=wants))
     eligible = [
-        (-priority, submitted.job_id)
-        for (kind, priority, wanted), submitted in zip(waiting, made, strict=True)
+        (-priority, number, submitted.job_id)
+        for number, ((kind, priority, wanted), submitted) in enumerate(zip(waiting, made, strict=True))
         if wanted and kind != "c"
     ]
-    assert [claim.job.id for claim in claims.taken] == [job_id for _, job_id in sorted(eligible)[:limit]]
+    assert [claim.job.id for claim in claims.taken] == [job_id for _, _, job_id in sorted(eligible)[:limit]]
 
 
 def test_a_worker_is_idle_when_only_jobs_are_left_that_it_does_not_want() -> None:
