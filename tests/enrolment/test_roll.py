@@ -262,9 +262,7 @@ def test_owners_ops_of_another_node_reach_no_projection(mesh: Mesh):
     gpu = mesh.join(mesh.invite("gpu", ["all"]))
     exchange(gpu, mesh.owner)
     laws = gpu.log.laws
-    gpu.log.laws = type(
-        "Lawless", (), {"read": lambda self, session, state: _Free(laws.read(session, state)), "rules": laws.rules}
-    )()  # type: ignore[assignment]
+    gpu.log.laws = type("Lawless", (), {"read": lambda self, *known: _Free(laws.read(*known)), "rules": laws.rules})()  # type: ignore[assignment]
     for payload in (RouteKind("acme.render", gpu.log.node), DesignateCoordinator(gpu.log.node)):
         gpu.log.run(lambda tx, payload=payload: tx.author(payload))  # type: ignore[misc]
     gpu.log.laws = laws

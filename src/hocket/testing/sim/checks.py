@@ -126,6 +126,8 @@ def _trespasses(nodes: Sequence[SimNode], hostile: int) -> Iterator[Violation]:
         with node.store.read() as session:
             for job in [entry.job for entry in session.each_job()]:
                 is_its_own = job.scheduled.node == hostile
+                if is_its_own and job.schedule_op != job.id:
+                    yield Violation("nobody takes a job's id", job.id, f"node {node.number} shows it as {job.kind}")
                 if is_its_own != (job.kind == ROGUE) or (not is_its_own and job.claimer == hostile):
                     sentence = f"node {node.number} shows {job.kind} job {ulid_text(job.id)}, held by {job.claimer}"
                     yield Violation("nobody does more than it was granted", job.id, sentence)

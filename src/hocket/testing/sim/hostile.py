@@ -95,7 +95,7 @@ class HostileNode(SimNode):
         misdeeds: list[Callable[[], list[bytes]]] = [
             *[self._speak] * 4,
             *[self._own_job] * 2,
-            self._squat,
+            *[self._squat] * 2,
             self._flood,
             self._replay,
             self._widen,
@@ -114,6 +114,19 @@ class HostileNode(SimNode):
                     self._told[client.address].update(told, bodies)
                 except HocketError:
                     pass  # it was refused, or the network lost it
+            self._forget(bodies)
+
+    def _forget(self, bodies: Sequence[bytes]) -> None:
+        """What nobody took in has no place in its history, or nothing that follows would be taken in either."""
+        for body in reversed(bodies):
+            if self.said[-1][0] != body or any(self._has(victim, body) for victim in self.victims):
+                return
+            self.said.pop()
+
+    @staticmethod
+    def _has(victim: SimNode, body: bytes) -> bool:
+        with victim.store.read() as session:
+            return session.op(decode(body).id) is not None
 
     def _leading_to(self, bodies: Sequence[bytes]) -> list[bytes]:
         """Its own ops before the first of these, back to where it came into the mesh."""
@@ -186,21 +199,21 @@ class HostileNode(SimNode):
         return [made, claim, end][: self.chance.randint(1, 3)]
 
     def _squat(self) -> list[bytes]:
-        """Others' ids: of an op, a job or an artifact."""
-        found: list[Payload] = []
-        for _, op in self._ops():
+        """Others' ids: of an op, a job or an artifact; dated before the op that has it, if it can be."""
+        found: list[tuple[int, Payload]] = []
+        others = [op for _, op in self._ops() if op.node_id != self.node]
+        for op in others:
             if isinstance(op.payload, ScheduleJob):
-                found.append(replace(op.payload, kind=ROGUE))
+                found.append((op.timestamp.wall, replace(op.payload, kind=ROGUE)))
             elif isinstance(op.payload, CreateArtifact):
-                found.append(replace(op.payload, content_inline=b"null", content_hash=content_hash(b"null")))
-        _, victim = self.chance.choice(self._ops())
+                taken = replace(op.payload, content_inline=b"null", content_hash=content_hash(b"null"))
+                found.append((op.timestamp.wall, taken))
         if found and self.chance.random() < 0.7:
-            body = self._say(self.chance.choice(found), self._date())
-        else:
-            self._say(RouteKind(SOLE, self.node), self._date())
-            body = encode(sign(replace(self.said[-1][1], id=victim.id), self.key))
-        self.said.pop()  # nobody takes it in, so its history goes on without it
-        return [body]
+            wall, payload = self.chance.choice(found)
+            return [self._say(payload, max(wall - 1, self.said[-1][1].timestamp.wall + 1))]
+        self._say(RouteKind(SOLE, self.node), self._date())
+        _, mine = self.said.pop()
+        return [encode(sign(replace(mine, id=self.chance.choice(others).id), self.key))]
 
     def _flood(self) -> list[bytes]:
         jobs = self._jobs() or [NO_ID]
