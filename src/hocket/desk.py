@@ -196,7 +196,14 @@ class Desk:
 
     def verify(self, expected: tuple[int, bytes] | None = None, progress: Progress = _no_progress) -> Audit:
         """Checks every signature, the chain and its end."""
-        return verify(self.store, user=self.log.user, expected=expected, helpers=self._helpers, progress=progress)
+        return verify(
+            self.store,
+            user=self.log.user,
+            is_bound=self.log.laws.rules.bounds is not None,
+            expected=expected,
+            helpers=self._helpers,
+            progress=progress,
+        )
 
     def set_rules(self, rules: Rules, progress: Progress = _no_progress) -> Rebuilt:
         """Puts this node under other mesh rules, and judges every op anew by them."""

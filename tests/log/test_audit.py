@@ -8,6 +8,7 @@ from random import Random
 
 import pytest
 
+from hocket.desk import Desk
 from hocket.errors import StoreError
 from hocket.kernel.clock import Hlc, pack
 from hocket.kernel.ids import ulid_text
@@ -230,6 +231,19 @@ def test_an_op_put_there_by_its_own_author_is_a_good_op(log: Log) -> None:
     op = Op(job_id(90), Hlc(NOW + 5, 0, NODES[0]), NODES[0], (), RouteKind("mine", None))
     append_row(log, encode(sign(op, KEYS[0])), op)
     assert findings(log) == []
+
+
+@pytest.mark.req("LW-42")
+def test_an_op_under_an_id_of_its_authors_choice_is_named_where_ids_are_bound(tmp_path: Path) -> None:
+    home = Desk.init(tmp_path)
+    home.submit([jobs.Draft("k", b"{}", Policy())])
+    assert home.verify().findings == []
+    log, key = home.log, home.log._key
+    op = Op(job_id(90), Hlc(2**45, 0, log.node), log.node, (), RouteKind("mine", None))
+    append_row(log, encode(sign(op, key)), op)
+    (found,) = home.verify().findings
+    assert found.op_id == ulid_text(op.id) and "does not follow from its content" in found.what
+    home.close()
 
 
 @pytest.mark.parametrize("column", ["seq", "chain"])

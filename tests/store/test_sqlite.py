@@ -10,9 +10,9 @@ import pytest
 from hocket.errors import StoreError
 from hocket.kernel.policy import Policy
 from hocket.kernel.vocabulary import ScheduleJob
-from hocket.log import Log
+from hocket.log import Log, Transaction
 from hocket.log.audit import verify
-from hocket.store import sqlite
+from hocket.store import Session, Stage, sqlite
 from hocket.store.sqlite import APPLICATION_ID, VERSION, SqliteStore
 from hocket.work import jobs
 from hocket.work.jobs import Draft
@@ -37,6 +37,40 @@ def test_a_commit_is_on_the_disk_when_it_returns(log: Log) -> None:
     for connection in (log.store._writer, log.store._reader):  # type: ignore[attr-defined]
         assert connection.pragma("synchronous") == 2
         assert connection.pragma("journal_mode") == "wal"
+
+
+def test_a_claim_is_remembered_only_while_nobody_else_writes(log: Log, path: Path) -> None:
+    """The connection that wrote a job as claimed need not read it again, unless another one may have changed it."""
+    (made,) = log.run(lambda tx: jobs.submit(tx, [Draft("k", b"{}", Policy())]))
+    (claim,) = log.run(lambda tx: jobs.claim(tx, 1, 1, lambda kind: 1_000)).taken
+
+    def fence(session: Session) -> int:
+        entry = session.job(made.job_id)
+        assert entry is not None and session.jobs_by_id([made.job_id]) == [entry]
+        return entry.job.fence
+
+    said: list[str] = []
+    log.store._writer.exec_trace = lambda cursor, sql, values: said.append(sql) is None  # type: ignore[attr-defined]
+    assert log.run(lambda tx: fence(tx.session)) == claim.job.fence == 1
+    assert not [sql for sql in said if "FROM jobs" in sql]
+    made_by(path, "UPDATE jobs SET fence = 8")
+    with log.store.write() as session:
+        assert fence(session) == 8
+    assert log.run(lambda tx: fence(tx.session)) == 8
+
+
+def test_a_claim_that_was_undone_is_forgotten(log: Log) -> None:
+    (made,) = log.run(lambda tx: jobs.submit(tx, [Draft("k", b"{}", Policy())]))
+
+    def claim_and_fail(tx: Transaction) -> None:
+        jobs.claim(tx, 1, 1, lambda kind: 1_000)
+        tx.projection.flush()
+        raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        log.run(claim_and_fail)
+    entry = log.run(lambda tx: tx.session.job(made.job_id))
+    assert entry is not None and entry.stage is Stage.READY
 
 
 def made_by(path: Path, *statements: str) -> bytes:

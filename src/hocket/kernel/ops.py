@@ -122,8 +122,7 @@ def is_bound(data: bytes, op: Op) -> bool:
     something else, which the fold knows.
     """
     payload = op.payload
-    tail = 1 if op.signature is None else len(sealed(b"", op.signature))
-    body = data[: len(data) - tail]
+    body = data[: len(data) - _tail_bytes(op.signature)]
     field = _SELF_NAMED.get(type(payload))
     if field is not None:
         named = getattr(payload, field)
@@ -230,6 +229,11 @@ def _signature_head(size: int) -> bytes:
     return b"\x01" + encode_value(U64, size)
 
 
+def _tail_bytes(signature: bytes | None) -> int:
+    """The size of the signature field."""
+    return 1 if signature is None else len(_signature_head(len(signature))) + len(signature)
+
+
 def sealed(body: bytes, signature: bytes) -> bytes:
     """The complete op from its unsigned bytes and the bytes of its signature field."""
     data = body + _signature_head(len(signature)) + signature
@@ -303,7 +307,7 @@ def verify_op(data: bytes, op: Op, public: bytes) -> bool:
         return False
     try:
         signature = open_detached(op.signature, op.node_id)
-        body = data[: len(data) - len(sealed(b"", op.signature))]
+        body = data[: len(data) - _tail_bytes(op.signature)]
         if sealed(body, op.signature) != data:
             return False
     except Malformed:

@@ -1,6 +1,6 @@
-"""Proves the log from its own bytes: every op is the one that its author signed, every link of the chain fits,
-nothing is missing in between, and the tail is not cut. It trusts no projection: the authors' keys come from the
-delegations on the log itself.
+"""Proves the log from its own bytes: every op is the one that its author signed, its id follows from its content where
+the rules bind ids, every link of the chain fits, nothing is missing in between, and the tail is not cut. It trusts no
+projection: the authors' keys come from the delegations on the log itself.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,7 +12,7 @@ from hocket.errors import StoreError
 from hocket.kernel.authority import Authority
 from hocket.kernel.clock import pack
 from hocket.kernel.ids import ulid_text
-from hocket.kernel.ops import Op, decode, verify_op
+from hocket.kernel.ops import Op, decode, is_bound, verify_op
 from hocket.kernel.postcard import Malformed
 from hocket.kernel.ucan import Delegation
 from hocket.kernel.ucan import read as read_ucan
@@ -46,14 +46,17 @@ def verify(
     store: Store,
     *,
     user: str,
+    is_bound: bool = False,
     expected: tuple[int, bytes] | None = None,
     helpers: Executor | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Audit:
-    """Reads the whole log. `expected` is a head that was kept elsewhere: the log must still contain it."""
+    """Reads the whole log. `is_bound` says that ids follow from content. `expected` is a head that was kept elsewhere:
+    the log must still contain it.
+    """
     with store.read() as session:
         head = session.head()
-        auditor = _Auditor(user, expected, helpers)
+        auditor = _Auditor(user, is_bound, expected, helpers)
         auditor.findings += [Finding(None, None, f"the database is damaged: {what}") for what in _damage(session)]
         try:
             auditor.walk(session, head, progress)
@@ -71,8 +74,9 @@ def _damage(session: Session) -> list[str]:
 
 
 class _Auditor:
-    def __init__(self, user: str, expected: tuple[int, bytes] | None, helpers: Executor | None) -> None:
+    def __init__(self, user: str, is_bound: bool, expected: tuple[int, bytes] | None, helpers: Executor | None) -> None:
         self._user = user
+        self._is_bound = is_bound
         self._expected = expected
         self._helpers = helpers
         self._keys: dict[int, bytes] = {}
@@ -123,6 +127,8 @@ class _Auditor:
             self.report(row, "what is indexed of it differs from its bytes")
         elif not signed:
             self.report(row, "its signature does not fit its bytes and its author")
+        elif self._is_bound and not isinstance(op.payload, Sanitised) and not is_bound(row.body, op):
+            self.report(row, "its id, or that of what it makes, does not follow from its content")
         computed = link(self._chain, row.body)
         if computed != row.chain:
             self.report(row, "its link does not fit the chain")

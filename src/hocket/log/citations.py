@@ -13,15 +13,15 @@ from hocket.kernel.roster import Standings
 from hocket.kernel.vocabulary import AcceptWork, Payload, ScheduleJob, job_of, number_of
 from hocket.log.fresh import Fresh
 from hocket.log.naming import ID_BYTES
-from hocket.store import Entry, Session
+from hocket.store import Artifact, Entry, Session
 
 _COUNTS = 0
 _ACCEPT = number_of(AcceptWork)
 
 
 class Citations:
-    """`entry` gives a job that is known to the transaction; `arbiter` who decides at a time; `settle` folds what is on
-    the log but not in the projections yet, and gives False when there is nothing.
+    """`entry` and `artifact` give what the transaction knows; `arbiter` who decides at a time; `settle` folds what
+    is on the log but not in the projections yet, and gives False when there is nothing.
     """
 
     def __init__(
@@ -29,13 +29,14 @@ class Citations:
         session: Session,
         fresh: Fresh,
         entry: Callable[[bytes], Entry | None],
+        artifact: Callable[[bytes], Artifact | None],
         arbiter: Callable[[Hlc], int | None],
         settle: Callable[[], bool],
     ) -> None:
         self._arbiter = arbiter
         self._session = session
         self._fresh = fresh
-        self._entry = entry
+        self._entry, self._artifact = entry, artifact
         self._settle_log = settle
         # Of the expected ones only those that are known to be cited are worth a question.
         self._expected: set[bytes] = set()
@@ -147,7 +148,7 @@ class Citations:
         """The same for an artifact: the Likewise chapter on audit has outputs cite a snapshot by its artifact id. One
         that is later than the op is as good as absent, so that a rebuild, which has not met it yet, says the same.
         """
-        artifact = self._session.artifact(artifact_id)
+        artifact = self._artifact(artifact_id)
         if artifact is None or artifact.op_id == artifact_id:
             return None
         standing = self._standing(artifact.op_id, op.id, job_of(op.payload))

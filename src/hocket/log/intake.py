@@ -54,19 +54,22 @@ class Admission(NamedTuple):
 
 
 class Intake:
-    """`limit` is the latest wall that is taken in now, `expected` are the ops that may be: what is known about them is
-    read from the store once for all. `is_vouched` says that the owner or the coordinator sends them, or the operator;
-    `sender` is the node that does, None for the operator.
+    """`limit` is the latest wall that is taken in now, `expected` are the ops that may be, in the order of their times:
+    what is known about them is read from the store once for all. `is_vouched` says that the owner or the coordinator
+    sends them, or the operator; `sender` is the node that does, None for the operator.
     """
 
     def __init__(
         self, tx: Transaction, limit: int, expected: Sequence[Op], is_vouched: bool = True, sender: int | None = None
     ) -> None:
         self._tx = tx
+        latest = next((op.timestamp for op in reversed(expected) if op.timestamp.wall <= limit), None)
+        if latest is not None:
+            tx.hear(latest)
         self._limits = Limits(tx, sender, is_vouched)
         self._limit = limit
         self._is_vouched = is_vouched
-        self._known = tx.session.known_ops([op.id for op in expected])
+        self._known = _known(tx, [op.id for op in expected])
         tx.projection.prepare(expected)
         self._room = HELD_MAX - tx.session.held()[0]
         self._held_of: dict[int, int] = {}
@@ -100,8 +103,6 @@ class Intake:
     def take(self, raw: bytes, op: Op, reason: Reason | None) -> None:
         tx = self._tx
         early = op.timestamp.wall > self._limit
-        if not early:
-            tx.hear(op.timestamp)
         known = self._known.get(op.id)
         if tx.is_strict and known not in (None, raw) and decode(known).node_id != op.node_id:
             # Another author has used the id before: this op is known by both.
@@ -228,6 +229,13 @@ class Intake:
             forked=frozenset(self._forked),
             limited=self._limits.refused,
         )
+
+
+def _known(tx: Transaction, op_ids: Sequence[bytes]) -> dict[bytes, bytes]:
+    """The ops on the log that have these ids, by their keys."""
+    if not tx.is_strict:
+        return tx.session.known_ops(op_ids)
+    return {row.id: row.body for op_id in op_ids for row in tx.session.ops_named(op_id)}
 
 
 def _is_same(known: bytes, raw: bytes, op: Op) -> bool:

@@ -19,9 +19,11 @@ from hocket.kernel.reasons import Reason
 from hocket.kernel.rules import Rules
 from hocket.kernel.ucan import Delegation
 from hocket.kernel.ucan import read as read_ucan
-from hocket.kernel.vocabulary import ClaimWork, CompleteJob, Payload, ReportFork, RevokeRoot, RevokeUcan
+from hocket.kernel.vocabulary import VARIANTS, ClaimWork, CompleteJob, Payload, ReportFork, RevokeRoot, RevokeUcan
 from hocket.store import Coordinator, Session
 
+# What a derivation is done by, where its kind says that a job is one.
+_DERIVING = (ClaimWork, CompleteJob)
 # How many laws are remembered: the one in force, and those of transactions that were undone.
 REMEMBERED = 4
 # How many ops of a coordinator with two histories are looked at.
@@ -67,6 +69,7 @@ class Law:
         self._arbiter = extensions is not None and extensions.arbiter
         self.derivation_ops = frozenset(extensions.derivation_ops if extensions else ())
         self._derivation_kinds = tuple(extensions.derivation_kinds if extensions else ())
+        self._derivation_types = {codec.cls for codec in VARIANTS.values() if codec.cls.__name__ in self.derivation_ops}
         self._derives = bool(self.derivation_ops or self._derivation_kinds)
 
     @property
@@ -147,9 +150,9 @@ class Law:
         return not self.delegations or self.authority.may(node, "Job", "Schedule", kind, wall_ms) is not None
 
     def _is_derivation(self, payload: Payload, kind: str | None) -> bool:
-        if self._derivation_kinds and kind is not None and isinstance(payload, ClaimWork | CompleteJob):
+        if type(payload) in _DERIVING and kind is not None:
             return kind.startswith(self._derivation_kinds)
-        return type(payload).__name__ in self.derivation_ops
+        return type(payload) in self._derivation_types
 
     def compared_with(self, before: "Law") -> tuple[set[int], set[int]]:
         """The nodes that have lost delegations since, and those that have got some: their ops are to be judged anew."""

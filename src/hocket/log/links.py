@@ -24,10 +24,12 @@ from hocket.kernel.vocabulary import (
     Ids,
     UpdateEpisode,
 )
-from hocket.store import Session
+from hocket.store import Artifact
 
 Cite = Callable[[bytes, bytes], None]
 Known = Callable[[bytes], Op | None]
+Made = Callable[[bytes], Artifact | None]
+_OUTPUTS = (CreateClaim, CreateSuggestedAction, CreateEpisode, UpdateEpisode)
 
 
 class _Output(NamedTuple):
@@ -41,15 +43,17 @@ class _Output(NamedTuple):
     all_of_them: bool
 
 
-def unlinked(op: Op, authority: Authority, session: Session, known: Known, cite: Cite) -> Reason | None:
-    """NO_SNAPSHOT when the op is an audited output without a good record. `known` gives an op by its id."""
-    output = _output(op)
+def unlinked(op: Op, authority: Authority, made: Made, known: Known, cite: Cite) -> Reason | None:
+    """NO_SNAPSHOT when the op is an audited output without a good record. `made` gives an artifact by its id, `known`
+    an op.
+    """
+    output = _output(op) if type(op.payload) in _OUTPUTS else None
     if output is None or not authority.audited(op.node_id, op.timestamp.wall, None):
         return None
     for name in output.named:
         # If the record arrives later, the op that names it is judged again.
         cite(name, op.id)
-    good = [_is_good(name, op, output.jobs, session, known) for name in output.named]
+    good = [_is_good(name, op, output.jobs, made, known) for name in output.named]
     return None if good and (all(good) if output.all_of_them else any(good)) else Reason.NO_SNAPSHOT
 
 
@@ -70,12 +74,12 @@ def _output(op: Op) -> _Output | None:
     return None
 
 
-def _is_good(name: bytes, op: Op, jobs: Ids | None, session: Session, known: Known) -> bool:
+def _is_good(name: bytes, op: Op, jobs: Ids | None, made: Made, known: Known) -> bool:
     """Whether the name is that of a record which vouches for the op. Records are named by artifact id or op id."""
     named = known(name)
     if named is not None and isinstance(named.payload, CreateArtifact):
         name = named.payload.artifact_id
-    artifact = session.artifact(name)
+    artifact = made(name)
     creation = None if artifact is None else known(artifact.op_id)
     if creation is None or not isinstance(record := creation.payload, CreateArtifact):
         return False

@@ -33,7 +33,7 @@ def keyed(row: OpRow) -> Op:
 
 def is_taken(session: Session, op_id: bytes) -> bool:
     """Whether an op on the log has this id, or is about a job that has it."""
-    return bool(session.known_ops((op_id,)) or session.jobs_written_of((op_id,)))
+    return bool(session.ops_named(op_id) or session.jobs_written_of((op_id,)))
 
 
 class Namesake(NamedTuple):

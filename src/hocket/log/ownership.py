@@ -12,25 +12,29 @@ from hocket.kernel.reasons import Reason
 from hocket.kernel.vocabulary import ClearSchedule, CreateArtifact, EvictArtifact, SetSchedule
 from hocket.log.law import Law
 from hocket.log.registers import scheduled
-from hocket.store import Entry, Session
+from hocket.store import Artifact, Entry, Session
 
+_SCHEDULES = (SetSchedule, ClearSchedule)
 Cite = Callable[[bytes, bytes], None]
 
 
 class Ownership:
-    """`known` gives an op, `entry` a job; `cite` notes that an op hangs on another op, on a job or on an artifact."""
+    """`known` gives an op, `entry` a job, `artifact` an artifact; `cite` notes that an op hangs on another op, on a job
+    or on an artifact.
+    """
 
     def __init__(
         self,
         session: Session,
         known: Callable[[bytes], Op | None],
         entry: Callable[[bytes], Entry | None],
+        artifact: Callable[[bytes], Artifact | None],
         cite: Cite,
     ) -> None:
-        self._session, self._known, self._entry, self._cite = session, known, entry, cite
+        self._session, self._known, self._entry, self._artifact, self._cite = session, known, entry, artifact, cite
 
     def fault(self, op: Op, law: Law) -> Reason | None:
-        if isinstance(op.payload, SetSchedule | ClearSchedule):
+        if isinstance(op.payload, _SCHEDULES):
             return self._schedule_fault(op, op.payload.name, law)
         if isinstance(op.payload, EvictArtifact) and law.delegations:
             return self._eviction_fault(op, op.payload.artifact_id, law)
@@ -53,7 +57,7 @@ class Ownership:
         at all. Before that only the node that wrote it, the one whose job made it, and the owner.
         """
         self._cite(artifact_id, op.id)
-        artifact = self._session.artifact(artifact_id)
+        artifact = self._artifact(artifact_id)
         creation = None if artifact is None else self._known(artifact.op_id)
         if creation is None or creation.timestamp > op.timestamp:
             return Reason.WAITING

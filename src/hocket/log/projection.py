@@ -69,14 +69,19 @@ class Projection:
         self._dirty: set[bytes] = set()
         self._new: set[bytes] = set()
         self._fresh = Fresh()
+        # The op that the law allows, as was found out just now.
+        self._allowed: Op | None = None
         # What is still to be asked again, each once: jobs, and ops that are about no job. Of a job, whether the ops
         # that no delegation allowed are to be asked too, because the law has changed.
         self._again: OrderedDict[bytes, bool] = OrderedDict()
         self._doubted: OrderedDict[bytes, None] = OrderedDict()
         self._naming = Naming(session, self._fresh, laws.rules.is_strict)
-        self._citations = Citations(session, self._fresh, self.entry, self.arbiter, settle)
-        self._registers = Registers(session, lambda op_id: self._known(op_id)[0], self._counting)
-        self._ownership = Ownership(session, lambda op_id: self._known(op_id)[0], self.entry, self._citations.cite)
+        is_bound = laws.rules.bounds is not None
+        known = lambda op_id: self._known(op_id)[0]  # noqa: E731
+        self._registers = Registers(session, known, self._counting, is_bound)
+        artifact = self._registers.artifact
+        self._citations = Citations(session, self._fresh, self.entry, artifact, self.arbiter, settle)
+        self._ownership = Ownership(session, known, self.entry, artifact, self._citations.cite)
         # Asked once, when it matters: most logs have no dependencies.
         self._any_after: bool | None = None
         self._made_ready: set[bytes] = set()
@@ -101,7 +106,7 @@ class Projection:
     # What the fold asks.
 
     def refusal(self, op: Op, kind: str) -> Reason | None:
-        return self.law.refusal(op, kind)
+        return None if op is self._allowed else self.law.refusal(op, kind)
 
     def tick_refusal(self, op: Op, policy: Policy) -> Reason | None:
         set_by = policy.set_by()
@@ -184,7 +189,8 @@ class Projection:
         self._put(entry._replace(worker=worker))
 
     def flush(self) -> None:
-        """Writes the changed entries, so that the store's queries see them."""
+        """Writes the changed entries and the new artifacts, so that the store's queries see them."""
+        self._registers.flush()
         if self._dirty:
             self._session.put_jobs([entry for i in self._dirty if (entry := self._entries[i]) is not None])
             self._dirty.clear()
@@ -284,7 +290,9 @@ class Projection:
         elif job_id in self._again:
             return
         elif before is not None and op.timestamp > before.job.last:
+            self._allowed = op if is_judged else None
             self._fresh.put(op, self._in_place(before, op))
+            self._allowed = None
         elif before is None and job_id in self._new and type(op.payload) is ScheduleJob:
             self._fresh.put(op, self._in_place(None, op))
         else:
@@ -361,11 +369,14 @@ class Projection:
         if not cited or (job_id := job_of(op.payload)) is None:
             return self._citations.fault(op)
         entry = self._entries.get(job_id)
-        return self._citations.fault(op, newest_claim=None if entry is None else entry.job.claim_op)
+        newest = None if entry is None else entry.job.claim_op
+        if len(cited) == 1 and cited[0] == newest and type(op.payload) not in (AcceptWork, ScheduleJob):
+            return None
+        return self._citations.fault(op, newest_claim=newest)
 
     def _unlinked(self, op: Op) -> Reason | None:
         known = lambda name: self._known(self._naming.key(name, op))[0]  # noqa: E731
-        fault = unlinked(op, self.law.authority, self._session, known, self._citations.cite)
+        fault = unlinked(op, self.law.authority, self._registers.artifact, known, self._citations.cite)
         return fault or self._ownership.fault(op, self.law)
 
     # Folding again.

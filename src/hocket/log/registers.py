@@ -30,17 +30,23 @@ NEVER = 2**62
 
 
 class Registers:
-    """`known` gives an op by its id; `counting` gives every op of some variants that counts."""
+    """`known` gives an op by its id; `counting` gives every op of some variants that counts; `is_bound` says that ids
+    follow from content.
+    """
 
     def __init__(
         self,
         session: Session,
         known: Callable[[bytes], Op | None],
         counting: Callable[[tuple[int, ...]], Iterable[Op]],
+        is_bound: bool,
     ) -> None:
         self._session = session
         self._known = known
         self._counting = counting
+        self._is_bound = is_bound
+        # Artifacts that are not stored yet.
+        self._made: dict[bytes, Artifact] = {}
         # Asked once, when it matters: most logs have no routes.
         self._any_routes: bool | None = None
 
@@ -103,10 +109,11 @@ class Registers:
             what = payload.artifact_type, payload.source_job, payload.content_hash, min(payload.size_bytes, NEVER)
             is_inline = int(payload.content_inline is not None)
             artifact = Artifact(payload.artifact_id, op.id, *what, expires, is_inline, hlc)
-            rival = self._session.artifact(artifact.id)
-            if rival is not None and (other := self._known(rival.op_id)) and other.timestamp > op.timestamp:
-                self._session.drop_artifact(artifact.id)
-            self._session.add_artifact(artifact)
+            if self._is_bound and artifact.id == op.id:
+                # What bears the id of its own op can have no rival.
+                self._made[artifact.id] = artifact
+            else:
+                self._enter_artifact(artifact, op)
         elif isinstance(payload, RouteKind):
             self._any_routes = True
             node = None if payload.route is None else payload.route.to_bytes(8, "big")
@@ -121,14 +128,31 @@ class Registers:
         elif isinstance(payload, EvictArtifact):
             self._session.drop_eviction(op.id)
         elif isinstance(payload, CreateArtifact):
-            artifact = self._session.artifact(payload.artifact_id)
+            artifact = self.artifact(payload.artifact_id)
             if artifact is not None and artifact.op_id == op.id:
+                self._made.pop(payload.artifact_id, None)
                 self._session.drop_artifact(payload.artifact_id)
                 self._enter_again(_ARTIFACT_OPS, "artifact_id", payload.artifact_id)
         elif isinstance(payload, RouteKind):
             self._session.drop_route(payload.kind, pack(op.timestamp))
         elif isinstance(payload, SetSchedule | ClearSchedule):
             self._session.strike_schedule(op.id)
+
+    def _enter_artifact(self, artifact: Artifact, op: Op) -> None:
+        """Of several ops that make the same artifact the earliest counts."""
+        rival = self._session.artifact(artifact.id)
+        if rival is not None and (other := self._known(rival.op_id)) and other.timestamp > op.timestamp:
+            self._session.drop_artifact(artifact.id)
+        self._session.add_artifacts([artifact])
+
+    def artifact(self, artifact_id: bytes) -> Artifact | None:
+        return self._made.get(artifact_id) or self._session.artifact(artifact_id)
+
+    def flush(self) -> None:
+        """Stores what was made, so that the store's queries see it."""
+        if self._made:
+            self._session.add_artifacts(list(self._made.values()))
+            self._made.clear()
 
     def _enter_again(self, variants: tuple[int, ...], field: str, value: object) -> None:
         """What else was said of the same thing has force again."""

@@ -4,6 +4,7 @@ stored together at the end, so that many requests cost one commit.
 """
 
 import hashlib
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -142,9 +143,10 @@ class Transaction:
             return Reason.STRICT
         stamp = next_stamp(self._clock, self._wall_now)
         op, body = self._named(stamp, payload, deps, about)
+        projection = self.projection
         if isinstance(op.payload, ScheduleJob) and op.payload.job_id == op.id:
-            self.projection.expect_new(op.id)
-        reason = self.projection.newest(op)
+            projection.expect_new(op.id)
+        reason = projection.newest(op)
         if reason is not None:
             return reason
         self._clock, self._last = stamp, op.id
@@ -323,9 +325,9 @@ class Transaction:
 
     def _count(self) -> None:
         """Adds up what other authors have written. This node has no quota on its own log."""
-        sizes: dict[int, list[int]] = {}
+        sizes: dict[int, list[int]] = defaultdict(list)
         for op, body, is_sealed in self._drafts:
             if is_sealed and op.node_id != self.node:
-                sizes.setdefault(op.node_id, []).append(len(body))
+                sizes[op.node_id].append(len(body))
         for node, found in sizes.items():
             self.session.add_written(node.to_bytes(8, "big"), Written(len(found), sum(found)))

@@ -2,7 +2,7 @@
 schedules, artifacts, peers and invitations. `sqlite_session` is the other half.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import apsw
@@ -142,8 +142,8 @@ class MeshStatements:
     def _schedules(self, tail: str, *values: object) -> list[Schedule]:
         return [Schedule(*row) for row in self._sql(f"SELECT {_SCHEDULE} FROM schedules {tail}", values)]
 
-    def add_artifact(self, artifact: Artifact) -> None:
-        self._sql(f"INSERT OR IGNORE INTO artifacts ({_ARTIFACT}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", artifact)
+    def add_artifacts(self, artifacts: Sequence[Artifact]) -> None:
+        self._many(f"INSERT OR IGNORE INTO artifacts ({_ARTIFACT}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", artifacts)
 
     def drop_artifact(self, artifact_id: bytes) -> None:
         self._sql("DELETE FROM artifacts WHERE id = ?", (artifact_id,))

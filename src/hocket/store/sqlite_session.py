@@ -18,6 +18,7 @@ from hocket.store import Entry, Head, LateOp, OpRow, Refusal, Stage, Worker
 from hocket.store.sqlite_mesh import MeshStatements
 
 REFUSALS_KEPT = 10_000
+CLAIMED_REMEMBERED = 4_096
 
 _HEAD = "wall, logical, seq, chain, settled, unsettled, rebuilding, law, last"
 _OP = "seq, id, hlc, variant, job, reason, settled, body, chain"
@@ -58,6 +59,9 @@ class SqliteSession(MeshStatements):
         self._head: Head | None = None
         self._head_version = -1
         self._head_seen = False
+        # Jobs that this connection has written as claimed, for as long as no other connection writes: whoever claims
+        # them comes back to end them.
+        self._claimed: dict[bytes, Entry] = {}
 
     def _one(self, sql: str, *values: Any) -> Any:
         """The first column of the first row, or None."""
@@ -69,11 +73,12 @@ class SqliteSession(MeshStatements):
 
     def _among(self, sql: str, values: Sequence[bytes]) -> set[bytes]:
         """The one column that a statement gives for any of the values."""
-        found: set[bytes] = set()
+        return {row[0] for row in self._among_rows(sql, values)}
+
+    def _among_rows(self, sql: str, values: Sequence[bytes]) -> Iterator[Any]:
         for start in range(0, len(values), 1_000):
             part = values[start : start + 1_000]
-            found.update(row[0] for row in self._rows(f"{sql}({', '.join('?' * len(part))})", *part))
-        return found
+            yield from self._rows(f"{sql}({', '.join('?' * len(part))})", *part)
 
     # The log.
 
@@ -90,6 +95,7 @@ class SqliteSession(MeshStatements):
         if row is None or type(row[2]) is not int or type(row[3]) is not bytes:
             raise _damaged("it has lost the end of its log")
         self._head, self._head_version = Head(*row), version
+        self._claimed.clear()
         return self._head
 
     def put_head(self, head: Head) -> None:
@@ -132,12 +138,12 @@ class SqliteSession(MeshStatements):
         return self._op("id = ? AND settled = 1", op_id)
 
     def known_ops(self, op_ids: Sequence[bytes]) -> dict[bytes, bytes]:
-        """The ops on the log that have these ids, each with its bytes."""
-        spans = [_named(op_id) for op_id in op_ids]
-        return dict(self._many("SELECT id, body FROM ops WHERE id BETWEEN ? AND ? AND settled = 1", spans))
+        """The ops on the log that have these keys, each with its bytes."""
+        return dict(self._among_rows("SELECT id, body FROM ops WHERE settled = 1 AND id IN ", op_ids))
 
     def ops_named(self, op_id: bytes) -> list[OpRow]:
-        return self._ops("WHERE id BETWEEN ? AND ? AND settled = 1", *_named(op_id))
+        """The ops with this id: the key of each is the id alone, or with its author behind it."""
+        return self._ops("WHERE id BETWEEN ? AND ? AND settled = 1", op_id, op_id + b"\xff" * 8)
 
     def latest_of(self, node: bytes) -> tuple[bytes, bytes]:
         """The HLC and the id of the author's latest op, or zeros when there is none."""
@@ -305,12 +311,16 @@ class SqliteSession(MeshStatements):
     # The roster.
 
     def job(self, job_id: bytes) -> Entry | None:
+        if self._head_seen and job_id in self._claimed:
+            return self._claimed[job_id]
         row = self._sql(f"SELECT {_JOB} FROM jobs WHERE id = ?", (job_id,)).fetchone()
         return None if row is None else _entry(row)
 
     def jobs_by_id(self, job_ids: Sequence[bytes]) -> list[Entry]:
-        rows = self._many(f"SELECT {_JOB} FROM jobs WHERE id = ?", [(job_id,) for job_id in job_ids])
-        return [_entry(row) for row in rows]
+        claimed = self._claimed if self._head_seen else {}
+        known = [claimed[job_id] for job_id in job_ids if job_id in claimed]
+        sought = [(job_id,) for job_id in job_ids if job_id not in claimed]
+        return known + [_entry(row) for row in self._many(f"SELECT {_JOB} FROM jobs WHERE id = ?", sought)]
 
     def jobs_written_of(self, job_ids: Sequence[bytes]) -> set[bytes]:
         """Which of these jobs any op on the log is about."""
@@ -318,8 +328,14 @@ class SqliteSession(MeshStatements):
 
     def put_jobs(self, entries: Sequence[Entry]) -> None:
         self._many(_PUT_JOB, [_row(entry) for entry in entries])
+        for entry in entries if self._remember_head else ():
+            if entry.stage is Stage.CLAIMED and len(self._claimed) < CLAIMED_REMEMBERED:
+                self._claimed[entry.job.id] = entry
+            else:
+                self._claimed.pop(entry.job.id, None)
 
     def drop_job(self, job_id: bytes) -> None:
+        self._claimed.pop(job_id, None)
         self._sql("DELETE FROM jobs WHERE id = ?", (job_id,))
         self._sql("DELETE FROM after WHERE job = ?", (job_id,))
 
@@ -467,6 +483,7 @@ class SqliteSession(MeshStatements):
     # Upkeep.
 
     def drop_projections(self) -> None:
+        self._claimed.clear()
         for table in _PROJECTIONS:
             self._sql(f"DELETE FROM {table}")
 
@@ -482,11 +499,6 @@ class SqliteSession(MeshStatements):
 
     def set_meta(self, key: str, value: bytes) -> None:
         self._sql("REPLACE INTO meta VALUES (?, ?)", (key, value))
-
-
-def _named(op_id: bytes) -> tuple[bytes, bytes]:
-    """The first and the last key that an op with this id can have: the id alone, or with an author behind it."""
-    return op_id, op_id + b"\xff" * 8
 
 
 def _damaged(how: str) -> StoreError:

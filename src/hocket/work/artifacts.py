@@ -184,7 +184,7 @@ async def upkeep(access: Commits, blobs: Blobs, troubles: Troubles | None = None
     """Evicts what is due and deletes its blobs; gives how many artifacts it was."""
     freed = await access.run(evict_due)
     if freed:
-        await access.run(lambda tx: collect(tx.session, blobs, freed, troubles))
+        await access.run(lambda tx: free(tx, blobs, freed, troubles))
     return len(freed)
 
 
@@ -206,6 +206,12 @@ def collect(session: Session, blobs: Blobs, hashes: Iterable[bytes], troubles: T
             with nullcontext() if troubles is None else troubles.contained(each, f"deleting blob {hash_text(each)}"):
                 sizes.append(blobs.remove(each))
     return Cleared(sum(size > 0 for size in sizes), sum(sizes))
+
+
+def free(tx: Transaction, blobs: Blobs, hashes: Iterable[bytes], troubles: Troubles | None = None) -> Cleared:
+    """The same beside whatever else the transaction does."""
+    tx.projection.flush()
+    return collect(tx.session, blobs, hashes, troubles)
 
 
 def _is_needed(session: Session, hash: bytes) -> bool:

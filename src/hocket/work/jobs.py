@@ -409,10 +409,12 @@ def accept(tx: Transaction, offers: Sequence[Op]) -> int:
 def _stamp(tx: Transaction, op: Op) -> bool:
     """Accepts the completion of an open job."""
     payload = op.payload
-    if not isinstance(payload, CompleteJob) or tx.projection.arbiter(tx.latest) != tx.node:
+    if not isinstance(payload, CompleteJob):
         return False
     entry = tx.projection.entry(payload.job_id)
     if entry is None or not entry.job.policy.open or entry.job.is_settled or not tx.counts(op):
+        return False
+    if tx.projection.arbiter(tx.latest) != tx.node:
         return False
     return not isinstance(tx.author(AcceptWork(payload.job_id, op.id)), Reason)
 

@@ -75,10 +75,16 @@ class SimGround:
 
 
 class Tasks(Runner):
-    """Handlers, which must be coroutines, as tasks of the running loop."""
+    """Handlers, which must be coroutines, as tasks of the running loop. Tracebacks name files of the machine that the
+    simulation runs on, and an op's id follows from its content: they are left out, so that a seed replays anywhere.
+    """
 
     def __init__(self, slots: int, finished: Callable[[Run], None], monotonic: Callable[[], float]) -> None:
-        super().__init__(slots, finished, monotonic)
+        def ended(run: Run) -> None:
+            run.traceback = ""
+            finished(run)
+
+        super().__init__(slots, ended, monotonic)
         self.loop = asyncio.get_running_loop()
 
     def close(self) -> None:

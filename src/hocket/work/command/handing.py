@@ -175,4 +175,4 @@ class HandOver:
 
         freed = await self._access.run(evict)
         if freed is not None:
-            await self._access.run(lambda tx: artifacts.collect(tx.session, self._blobs, [freed]))
+            await self._access.run(lambda tx: artifacts.free(tx, self._blobs, [freed]))
