@@ -246,13 +246,8 @@ class Transaction:
             return pack(own.timestamp), own.id
         if node not in self._latest:
             author = node.to_bytes(8, "big")
-            self._latest[node] = max(self.session.latest_of(author), self.session.skipped(author))
+            self._latest[node] = self.session.latest_of(author)
         return self._latest[node]
-
-    def skip(self, node: int, hlc: bytes, op_id: bytes) -> None:
-        """An op of that author is passed over."""
-        self._latest[node] = hlc, op_id
-        self.session.set_skipped(node.to_bytes(8, "big"), hlc, op_id)
 
     def bodies_beside(self, op: Op) -> list[bytes]:
         """Other ops of the same author with the same link or the same time."""
