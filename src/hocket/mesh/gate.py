@@ -186,8 +186,7 @@ class Gate:
         return Reply(refused.status, refused.headers)
 
     def _stamped(self, reply: Reply) -> Reply:
-        said = {wire.RULES_HASH: self._rules(), wire.KNOWS: knowledge_text(OURS)}
-        return reply._replace(headers={**reply.headers, **said})
+        return reply._replace(headers={**reply.headers, wire.RULES_HASH: self._rules()})
 
     def _handler(self, request: Request) -> Handler:
         handler = self._routes.get((request.method, request.path))
@@ -420,7 +419,7 @@ class Gate:
         answer = wire.answer_hash(reply)
         now_s = self._ground.physical_ms() // 1000
         token = make_bearer(self._key, str(caller.node), now_s, caller.nonce, answer=answer)
-        return reply._replace(headers={**reply.headers, wire.NODE: token})
+        return reply._replace(headers={**reply.headers, wire.NODE: token, wire.KNOWS: knowledge_text(OURS)})
 
     def _admit(self, caller: Caller, body: bytes) -> Counts:
         unauthorised, log = 0, self._access.log
