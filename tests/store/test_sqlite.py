@@ -165,7 +165,7 @@ def test_a_database_of_version_3_keeps_its_workers_and_what_they_hold(path: Path
     before = bodies(log)
     log.store.close()
     as_version_3(path)
-    log = new_log(SqliteStore(path))
+    log.store = SqliteStore(path)
     assert bodies(log) == before
     node = log.node.to_bytes(8, "big")
     with log.store.read() as session:
