@@ -210,13 +210,18 @@ def test_a_worker_whose_lock_tells_nothing_is_dead_when_it_has_been_silent(world
     assert world.watch(observer, BEAT_S + 2) == {there.sign.number}
 
 
-def test_a_copy_of_a_machine_has_free_locks_of_workers_that_run_on_the_original(world: World) -> None:
-    """Its disk was copied while they ran: machine id, directory and lock files are the same. Only the start differs."""
+@pytest.mark.parametrize(
+    "place",
+    [CLONE, HERE._replace(locks="another directory"), HERE._replace(host="another machine")],
+    ids=["copied machine", "copied home", "another machine id"],
+)
+def test_a_copy_has_free_locks_of_workers_that_run_on_the_original(world: World, place: Place) -> None:
+    """It was made while they ran. Of a copied machine all is the same but the start."""
     original = world.directory()
     running = world.worker(original, HERE)
     copy = world.copied(original)
-    on_copy = world.worker(copy, CLONE)
-    observer = world.observer(copy, CLONE)
+    on_copy = world.worker(copy, place)
+    observer = world.observer(copy, place)
     assert world.locks(copy).is_held(name_of(world, running)) is False
     assert world.watch(observer, 3 * SILENT_S, running, on_copy) == set()
     assert world.watch(world.observer(original, HERE), 3 * SILENT_S, running, on_copy) == set()
