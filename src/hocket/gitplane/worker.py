@@ -109,7 +109,6 @@ class GitWorker:
         self._damaged: dict[bytes, str] = {}
         self._running: dict[Future[None], Holding] = {}
         self._sign: SignOfLife
-        self._beat_at = 0.0
         self._wake = threading.Event()
         self._stops = 0
         self._losses = 0
@@ -131,14 +130,19 @@ class GitWorker:
         self._sign = parts.ground.liveness.announce(self._worker.process)
         parts.ground.liveness.forget(parts.log.run(self._register))
         over = threading.Event()
-        watch = threading.Thread(target=self._watch_leases, args=(over,), name="hocket-git-leases", daemon=True)
-        watch.start()
+        beside = [
+            threading.Thread(target=each, args=(over,), name=f"hocket-git-{name}", daemon=True)
+            for name, each in (("leases", self._watch_leases), ("beat", self._beat))
+        ]
+        for thread in beside:
+            thread.start()
         try:
             with ThreadPoolExecutor(self._concurrency, "hocket-git") as slots:
                 self._rounds(slots)
         finally:
             over.set()
-            watch.join()
+            for thread in beside:
+                thread.join()
             with suppress(StoreError):
                 parts.log.run(lambda tx: tx.session.drop_worker(self._sign.number))
             self._sign.close()
@@ -148,7 +152,6 @@ class GitWorker:
         Gives the numbers of those that died.
         """
         self._sign.beat(tx)
-        self._beat_at = self._monotonic() + BEAT_S
         dead = self._parts.ground.liveness.dead(tx.session.workers(tx.node.to_bytes(8, "big")))
         log_jobs.reclaim(tx, dead)
         tx.projection.flush()
@@ -164,7 +167,6 @@ class GitWorker:
             self._wake.clear()
             self._gather()
             self._renew()
-            self._beat()
             if self._stops > 1:
                 for each in self._running.values():
                     self._call_off(each)
@@ -408,11 +410,11 @@ class GitWorker:
             finally:
                 each.lock.release()
 
-    def _beat(self) -> None:
-        if self._monotonic() >= self._beat_at:
+    def _beat(self, over: threading.Event) -> None:
+        """Renews the sign of life, however long git takes."""
+        while not over.wait(BEAT_S):
             with suppress(StoreError):
                 self._parts.log.run(self._sign.beat)
-                self._beat_at = self._monotonic() + BEAT_S
 
     def _watch_leases(self, over: threading.Event) -> None:
         """Ends what runs when its lease must be over, whatever git is doing just then."""

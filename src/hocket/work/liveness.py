@@ -128,12 +128,13 @@ class LockLiveness:
         known = {worker.number: self.is_running(worker) for worker in workers}
         silent = self._silence.of(worker for worker in workers if known[worker.number] is None)
         dead = silent | {number for number, is_running in known.items() if is_running is False}
-        self._names = {worker.number: worker.name for worker in workers if worker.number in dead}
+        self.forget(self._names.keys() - known.keys())  # others have returned their jobs
+        self._names |= {worker.number: worker.name for worker in workers if worker.number in dead}
         return dead
 
     def forget(self, numbers: Iterable[int]) -> None:
         for number in numbers:
-            if name := self._names.get(number):
+            if name := self._names.pop(number, None):
                 self._locks.remove(name)
 
 
