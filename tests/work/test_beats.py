@@ -95,6 +95,23 @@ async def test_a_busy_worker_beats_too_and_keeps_its_job() -> None:
         assert work.fences == [1] and cluster.home.job(job_id).returns == 0
 
 
+@pytest.mark.touches("LW-18")
+@virtually
+async def test_a_worker_that_was_taken_for_dead_has_a_row_again_before_it_claims() -> None:
+    """Otherwise the others would hand back what it claims, every round."""
+    async with Cluster() as cluster:
+        work = Work(seconds=10.0, lease_ms=HOUR_MS)
+        cluster.start(HERE, work)
+        cluster.start(ELSEWHERE)
+        await asyncio.sleep(1.0)
+        with cluster.home.store.write() as session:
+            for worker in session.workers():
+                session.drop_worker(worker.number)
+        cluster.home.submit("w.job")
+        await until(lambda: work.ended)
+        assert work.fences == [1]
+
+
 async def second_start(cluster: Cluster, work: Work, first: Host, then: Callable[[], Any]) -> float:
     """How long after a crash the job starts again."""
     cluster.home.submit("w.job")
