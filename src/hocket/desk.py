@@ -30,7 +30,7 @@ from hocket.work import jobs, view
 from hocket.work.blobs import Blobs
 from hocket.work.command.secrets import Secrets
 from hocket.work.jobs import Draft, Submitted
-from hocket.work.processes import is_alive
+from hocket.work.liveness import Liveness, Standing, machine_liveness, standing
 from hocket.work.products import Kit
 
 if TYPE_CHECKING:
@@ -246,10 +246,16 @@ class Desk:
 
     def _nobody_works(self, before: str) -> None:
         with self.read() as session:
-            alive = [each for each in session.workers() if is_alive(self.home.processes, each.name)]
-        if alive:
-            pids = ", ".join(str(each.pid) for each in alive)
+            now = max(session.head().wall, time.time_ns() // 1_000_000)
+            liveness = self.liveness()
+            running = [each for each in session.workers() if standing(liveness, each, now) is Standing.RUNNING]
+        if running:
+            pids = ", ".join(str(each.pid) for each in running)
             raise Conflict(f"workers are running (process {pids}); stop them before {before}")
+
+    def liveness(self) -> Liveness:
+        """Which workers are alive, as this process sees it."""
+        return machine_liveness(self.home.processes, time.monotonic)
 
     def kit(self, kind: str, monotonic: Callable[[], float]) -> Kit:
         """What a run of a job of that kind is handed."""

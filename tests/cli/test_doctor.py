@@ -1,5 +1,6 @@
 """What `doctor` and `status` find."""
 
+import re
 import time
 from pathlib import Path
 
@@ -113,3 +114,34 @@ def test_status(used: Program):
         "1 ready, 20 succeeded, 1 failed",
     ):
         assert part in text
+
+
+def worker_elsewhere(hocket: Program, heard_ms_ago: int) -> None:
+    """A row as a worker of this node on another machine writes it."""
+    now = int(time.time() * 1000)
+    connection = apsw.Connection(str(hocket.home / "log.db"))
+    connection.execute(
+        "REPLACE INTO workers (name, pid, started, host, boot, namespace, locks, beat)"
+        " VALUES ('worker-77-x', 77, ?, 'host', 'boot', 'pid:[1]', '1-2', ?)",
+        (now - 600_000, now - heard_ms_ago),
+    )
+    connection.close()
+
+
+@pytest.mark.touches("VX-01")
+def test_a_worker_on_another_machine(hocket: Program):
+    worker_elsewhere(hocket, 0)
+    heard = r"workers\tprocess 77 on another machine, started 10 min ago, heard of [\d.]+ s ago"
+    assert re.search(heard, hocket("status", code=0).out)
+    (shown,) = hocket("status", "--json").json["workers"]
+    assert (shown["pid"], shown["state"], shown["where"]) == (77, "running", "on another machine")
+    assert verdicts(hocket)["workers"] == "ok"
+    assert "workers are running (process 77)" in hocket("log", "rebuild", code=3).sentence
+    worker_elsewhere(hocket, 180_000)
+    assert (
+        "workers\tprocess 77 on another machine, started 10 min ago, silent for 3 min" in hocket("status", code=0).out
+    )
+    advice = "process 77 on another machine has been silent for 3 min; a worker that runs here for 30 s"
+    assert advice in hocket("doctor", code=0).out
+    assert verdicts(hocket)["workers"] == "warn"
+    hocket("log", "rebuild", code=0)

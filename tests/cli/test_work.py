@@ -134,6 +134,8 @@ def test_a_killed_workers_job_is_taken_over_by_the_next(hocket: Program, tmp_pat
     worker.kill()
     worker.communicate()
     assert "died" in hocket("doctor", code=0).out
+    assert f"died\tprocess {worker.pid}; the next worker returns its jobs" in hocket("status", code=0).out
+    assert hocket("status", "--json").json["workers"] == []
     (tmp_path / "began").unlink()
     successor = hocket.start("work", "tasks.py", "--grace", "0s")
     until((tmp_path / "began").exists, "the second start")

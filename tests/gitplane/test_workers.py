@@ -274,7 +274,9 @@ def at_hand(here: Place, homes: list[Path]) -> Iterator[GitWorker]:
         ground = Machine(desk.home.processes)
         me = holding.Worker(desk.home.node_key(), ground.name("git"), 60, os.urandom)
         parts = Parts(desk.log, ground, desk.kit(GIT_KIND, ground.monotonic), commands)
-        yield GitWorker(here.open(), parts, me, concurrency=1, until_idle=True, notice=print, finished=lambda *_: None)
+        made = GitWorker(here.open(), parts, me, concurrency=1, until_idle=True, notice=print, finished=lambda *_: None)
+        with closing(ground.liveness.announce(me.process)) as made._sign:
+            yield made
 
 
 @pytest.mark.req("GT-11", "GT-15")

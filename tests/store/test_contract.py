@@ -11,10 +11,11 @@ from typing import NamedTuple
 
 import pytest
 
+from hocket import store as contract
 from hocket.kernel.policy import Policy
 from hocket.log import Log
 from hocket.log.audit import verify
-from hocket.store import Schedule, Session, Stage, Store
+from hocket.store import Schedule, Session, Stage, Store, Worker
 from hocket.store.sqlite import SqliteStore
 from hocket.work import jobs
 from hocket.work.jobs import Draft
@@ -105,7 +106,7 @@ def test_a_transaction_that_raises_is_undone_whole(place: Place) -> None:
         with place.store.write() as session:
             session.set_meta("a", b"1")
             session.set_rate("k", 5)
-            number = session.add_worker("w", 1, 1)
+            number = session.put_worker(Worker(0, "w", 1, 1, bytes(8), 1, contract.Place()))
             session.put_head(before._replace(wall=2**40, seq=99))
             assert number > 0
             raise Trouble

@@ -12,7 +12,7 @@ from hocket.kernel.policy import Policy
 from hocket.kernel.vocabulary import ScheduleJob
 from hocket.log import Log, Transaction
 from hocket.log.audit import verify
-from hocket.store import Session, Stage, sqlite
+from hocket.store import Place, Session, Stage, Worker, sqlite
 from hocket.store.sqlite import APPLICATION_ID, VERSION, SqliteStore
 from hocket.work import jobs
 from hocket.work.jobs import Draft
@@ -147,6 +147,52 @@ def test_an_emptied_file_is_not_filled_again_unless_asked(path: Path) -> None:
     SqliteStore(path, create=True).close()
     connection = apsw.Connection(str(path))
     assert (connection.pragma("application_id"), connection.pragma("user_version")) == (APPLICATION_ID, VERSION)
+
+
+def as_version_3(path: Path) -> None:
+    """Takes from a database what version 4 has added."""
+    added = ("node", "host", "boot", "namespace", "locks", "beat")
+    made_by(path, *(f"ALTER TABLE workers DROP COLUMN {each}" for each in added), "PRAGMA user_version=3")
+
+
+@pytest.mark.touches("VX-02")
+def test_a_database_of_version_3_keeps_its_workers_and_what_they_hold(path: Path) -> None:
+    log = new_log(SqliteStore(path, create=True))
+    log.run(lambda tx: jobs.submit(tx, [Draft("k", b"{}", Policy())] * 2))
+    old = Worker(0, "old", 7, 1_000, b"", 1_000, Place())
+    number = log.run(lambda tx: tx.session.put_worker(old))
+    log.run(lambda tx: jobs.claim(tx, number, 1, lambda kind: 60_000))
+    before = bodies(log)
+    log.store.close()
+    as_version_3(path)
+    log.store = SqliteStore(path)
+    assert bodies(log) == before
+    node = log.node.to_bytes(8, "big")
+    with log.store.read() as session:
+        assert session.head().rebuilding is None
+        assert session.workers() == session.workers(node) == [old._replace(number=number)]
+        assert [entry.worker for entry in session.claimed()] == [number]
+    assert log.run(lambda tx: tx.session.put_worker(Worker(0, "new", 8, 2_000, node, 2_000, Place("h")))) == number + 1
+    assert log.run(lambda tx: jobs.reclaim(tx, set())) == 0
+    assert log.run(lambda tx: jobs.reclaim(tx, {number})) == 1
+    with log.store.read() as session:
+        assert [each.name for each in session.workers()] == ["new"]
+    log.store.close()
+
+
+def test_an_upgraded_database_has_the_columns_of_a_new_one(path: Path) -> None:
+    SqliteStore(path, create=True).close()
+
+    def columns() -> dict[str, list[tuple[object, ...]]]:
+        connection = apsw.Connection(str(path))
+        tables = [row[0] for row in connection.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")]
+        return {table: list(connection.execute(f"PRAGMA table_info({table})")) for table in tables}
+
+    fresh = columns()
+    as_version_3(path)
+    assert columns() != fresh
+    SqliteStore(path).close()
+    assert columns() == fresh
 
 
 def limit_pages(log: Log, spare: int) -> None:

@@ -41,10 +41,11 @@ class Process:
     """One worker process. Its lines arrive in a file."""
 
     def __init__(self, mesh: "Mesh", options: dict[str, Any]) -> None:
+        home, before = options.pop("home", mesh.home), options.pop("before", ())
         self.output = mesh.root / f"out-{os.urandom(4).hex()}"
         with self.output.open("wb") as out:
             self.popen = subprocess.Popen(
-                [sys.executable, str(PROCESS), str(mesh.home), json.dumps(options)],
+                [*before, sys.executable, str(PROCESS), str(home), json.dumps(options)],
                 stdout=out,
                 stderr=subprocess.STDOUT,
                 env=os.environ | {"HOCKET_TEST_JOURNAL": str(mesh.journal_path), "PYTHONPATH": SOURCE},
@@ -110,6 +111,7 @@ class Mesh:
         self.processes: list[Process] = []
 
     def worker(self, **options: Any) -> Process:
+        """`home` is another home than the mesh's own; `before` stands before the command line."""
         process = Process(self, options)
         self.processes.append(process)
         return process

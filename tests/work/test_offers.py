@@ -21,9 +21,9 @@ from hocket.kernel.ucan import ROOT, issue
 from hocket.kernel.vocabulary import DelegateUcan, DesignateCoordinator
 from hocket.log import Log, Transaction
 from hocket.log.wall import SteadyWall
-from hocket.store import Session
+from hocket.store import Place, Session
 from hocket.store.sqlite import SqliteStore
-from hocket.testing.sim.ground import Clocks, SimGround
+from hocket.testing.sim.ground import Clocks, SimGround, SimHost
 from hocket.testing.sim.loop import Life
 from hocket.testing.sim.loop import run as run_virtually
 from hocket.work import docket, jobs
@@ -45,7 +45,7 @@ class Home:
     def __init__(self, number: int, clocks: Clocks) -> None:
         self.chance = random.Random(number)
         self.key = SigningKey(self.chance.randbytes(32))
-        self.ground = SimGround(clocks, self.chance, Life())
+        self.ground = SimGround(clocks, self.chance, Life(), SimHost(Place()))
         self.store = SqliteStore(":memory:", create=True)
         self.log = Log(
             self.store,

@@ -13,6 +13,8 @@ import pytest
 
 import hocket
 from hocket.desk import Desk
+from hocket.log import Transaction
+from hocket.store import Place, Worker
 from hocket.work import cron, jobs
 from tests.work.mesh import PATIENCE_S, SOURCE, Mesh
 
@@ -254,15 +256,19 @@ def test_progress_is_on_the_log_while_the_handler_runs(mesh: Mesh) -> None:
     assert worker.stop() == 0
 
 
+def registered(tx: Transaction, name: str) -> Worker:
+    return Worker(0, name, 1, tx.now, tx.node.to_bytes(8, "big"), tx.now, Place())
+
+
 @pytest.mark.touches("LW-18")
 def test_a_newcomer_is_not_taken_for_a_dead_process(mesh: Mesh) -> None:
     """It registers and claims between a neighbour's look for the dead and what the neighbour does about them."""
     mesh.node.submit_many([("a", {}), ("b", {})])
     log = mesh.desk.log
-    dead = log.run(lambda tx: tx.session.add_worker("worker-of-the-dead", 1, 0))
+    dead = log.run(lambda tx: tx.session.put_worker(registered(tx, "worker-of-the-dead")))
     log.run(lambda tx: jobs.claim(tx, dead, 1, {"a": 60_000}.get))
     found_dead = {dead}
-    newcomer = log.run(lambda tx: tx.session.add_worker("newcomer", 2, 0))
+    newcomer = log.run(lambda tx: tx.session.put_worker(registered(tx, "newcomer")))
     (taken,) = log.run(lambda tx: jobs.claim(tx, newcomer, 1, {"b": 60_000}.get)).taken
     assert log.run(lambda tx: jobs.reclaim(tx, found_dead)) == 1
     with Desk.open(mesh.home) as desk, desk.read() as session:

@@ -1,5 +1,5 @@
 """A worker process for the tests: `worker_process.py HOME [OPTIONS]`, where the options are a JSON object of
-`Node.work`, `modules` (files with handlers), and `constants` that replace those of the worker's module. It says `up`
+`Node.work`, `modules` (files with handlers), and `constants` that replace those of the modules here. It says `up`
 when its handlers are loaded, and each notice on a line of its own.
 """
 
@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import hocket
-from hocket.work import worker
+from hocket.work import liveness, worker
 from hocket.work.handlers import Handlers, load
 
 PR_SET_PDEATHSIG = 1
@@ -23,8 +23,10 @@ def say(text: str) -> None:
 
 def main(home: str, options: dict[str, object]) -> None:
     for name, value in options.pop("constants", {}).items():
-        assert hasattr(worker, name)
-        setattr(worker, name, value)
+        modules = [each for each in (worker, liveness) if hasattr(each, name)]
+        assert modules
+        for each in modules:
+            setattr(each, name, value)
     only = options.pop("only", ())
     handlers = Handlers(load(options.pop("modules", [HANDLERS])), only)
     with hocket.open(home) as node:

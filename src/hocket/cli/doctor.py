@@ -7,6 +7,7 @@ import os
 import shutil
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Literal, NamedTuple
 
@@ -25,7 +26,7 @@ from hocket.kernel.vocabulary import DelegateUcan
 from hocket.store import Session
 from hocket.store.sqlite import SqliteStore
 from hocket.work.command.allowance import configured
-from hocket.work.processes import is_alive
+from hocket.work.liveness import SILENT_S, Standing, machine_liveness, standing, whereabouts
 
 PYTHON_MIN = (3, 11)
 DISK_BAD, DISK_LOW = 16 * 1024 * 1024, 256 * 1024 * 1024
@@ -221,16 +222,21 @@ def _clock(session: Session) -> Findings:
 
 
 def _workers(home: Home, session: Session) -> Findings:
+    liveness = machine_liveness(home.processes, time.monotonic)
+    now = max(session.head().wall, int(time.time() * 1000))
     workers = session.workers()
-    dead = {each.number for each in workers if not is_alive(home.processes, each.name)}
-    held = sum(entry.worker in dead for entry in session.claimed())
-    if dead:
-        yield Finding(
-            "warn",
-            "workers",
-            f"{len(dead)} died and left {held} jobs behind; the next worker that runs hands them back and clears up",
-        )
-    else:
+    stand = {each.number: standing(liveness, each, now) for each in workers}
+    held = Counter(stand[entry.worker] for entry in session.claimed() if entry.worker in stand)
+    count = Counter(stand.values())
+    if died := count[Standing.DIED]:
+        left = f"{died} died and left {held[Standing.DIED]} jobs behind"
+        yield Finding("warn", "workers", f"{left}; the next worker that runs hands them back and clears up")
+    for each in workers:
+        if stand[each.number] is Standing.SILENT:
+            which = f"process {each.pid} {whereabouts(each.place, liveness.place)}".strip()
+            then = f"a worker that runs here for {SILENT_S:.0f} s returns its jobs to the queue"
+            yield Finding("warn", "workers", f"{which} has been silent for {span(now - each.beat)}; {then}")
+    if count[Standing.RUNNING] == len(workers):
         yield Finding("ok", "workers", f"{len(workers)} running, none died" if workers else "none running, none died")
 
 

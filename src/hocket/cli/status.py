@@ -5,7 +5,7 @@ from typing import Any
 
 from hocket.cli.app import new_app
 from hocket.cli.settings import HomeOption, JsonOption, open_desk
-from hocket.cli.voice import ago, emit, fields
+from hocket.cli.voice import ago, emit, fields, span
 from hocket.desk import Desk
 from hocket.kernel.clock import Hlc, hlc_text
 from hocket.kernel.ids import node_text
@@ -15,7 +15,7 @@ from hocket.kernel.roster import Outcome
 from hocket.mesh.peers import coordinator, silence
 from hocket.mesh.programs import differences
 from hocket.store import Session, Stage
-from hocket.work.processes import is_alive
+from hocket.work.liveness import Standing, standing, whereabouts
 
 app = new_app()
 
@@ -37,6 +37,7 @@ def status(home: HomeOption = None, as_json: JsonOption = False) -> None:
 def _status(desk: Desk, session: Session) -> dict[str, Any]:
     head = session.head()
     refused = session.refusal_counts()
+    workers = _workers(desk, session)
     return {
         "node": node_text(desk.log.node),
         "user": desk.log.user,
@@ -46,11 +47,8 @@ def _status(desk: Desk, session: Session) -> dict[str, Any]:
         "chain_head": f"{head.seq}:{head.chain.hex()}",
         "rebuilding": head.rebuilding is not None,
         "jobs": _counts(session),
-        "workers": [
-            {"pid": each.pid, "started_ms": each.started}
-            for each in session.workers()
-            if is_alive(desk.home.processes, each.name)
-        ],
+        "workers": [each for each in workers if each["state"] != Standing.DIED.value],
+        "dead_workers": [each for each in workers if each["state"] == Standing.DIED.value],
         "waiting_ops": refused.pop(int(Reason.WAITING), 0),
         "offered_ops": refused.pop(int(Reason.OFFERED), 0),
         "refusals": {BY_NUMBER[number].sentence: count for number, count in sorted(refused.items())},
@@ -71,6 +69,31 @@ def _status(desk: Desk, session: Session) -> dict[str, Any]:
             for each in session.peers()
         ],
     }
+
+
+def _workers(desk: Desk, session: Session) -> list[dict[str, Any]]:
+    liveness = desk.liveness()
+    now = max(session.head().wall, int(time.time() * 1000))
+    return [
+        {
+            "pid": each.pid,
+            "started_ms": each.started,
+            "heard_ms": each.beat,
+            "state": standing(liveness, each, now).value,
+            "where": whereabouts(each.place, liveness.place),
+        }
+        for each in session.workers()
+    ]
+
+
+def _worker(shown: dict[str, Any], now: int) -> str:
+    """One worker in words. When it was last heard of matters only where no lock tells."""
+    said = [f"process {shown['pid']} {shown['where']}".strip(), f"started {ago(shown['started_ms'], now)}"]
+    if shown["state"] == Standing.SILENT.value:
+        said.append(f"silent for {span(now - shown['heard_ms'])}")
+    elif shown["where"]:
+        said.append(f"heard of {ago(min(now, shown['heard_ms']), now)}")
+    return ", ".join(said)
 
 
 def _mesh(shown: dict[str, Any]) -> list[tuple[str, Any]]:
@@ -108,7 +131,8 @@ def _counts(session: Session) -> dict[str, int]:
 
 def _fields(shown: dict[str, Any]) -> list[tuple[str, object]]:
     now = int(time.time() * 1000)
-    workers = ", ".join(f"process {each['pid']}, started {ago(each['started_ms'], now)}" for each in shown["workers"])
+    workers = "; ".join(_worker(each, now) for each in shown["workers"])
+    dead = ", ".join(str(each["pid"]) for each in shown["dead_workers"])
     pairs: list[tuple[str, object]] = [
         (name.replace("_", " "), shown[name]) for name in ("node", "user", "home", "ops", "clock", "chain_head")
     ]
@@ -117,6 +141,7 @@ def _fields(shown: dict[str, Any]) -> list[tuple[str, object]]:
     pairs += [
         ("jobs", ", ".join(f"{count} {name}" for name, count in shown["jobs"].items() if count) or "none"),
         ("workers", workers or "none"),
+        *([("died", f"process {dead}; the next worker returns its jobs to the queue")] if dead else []),
         ("schedules", ", ".join(shown["schedules"]) or "none"),
         ("waiting ops", shown["waiting_ops"]),
     ]

@@ -28,6 +28,7 @@ from hocket.work.command.job import RUN_S_MAX, Commands, Performed, result
 from hocket.work.ground import Ground
 from hocket.work.handlers import JobType
 from hocket.work.jobs import Draft
+from hocket.work.liveness import BEAT_S, SignOfLife
 from hocket.work.products import Kit
 from hocket.work.proofs import GIT_KIND, NOTHING
 from hocket.work.runner import LEASE_COUNTED, Context, Run, products_of
@@ -101,12 +102,13 @@ class GitWorker:
         self._finished = finished
         self._monotonic = parts.ground.monotonic
         self._chance: random.Random = parts.ground.chance
-        self._watch = Watch(worker.key.public, parts.ground.is_alive, self._monotonic)
+        self._alive: set[str] = set()
+        self._watch = Watch(worker.key.public, lambda process: process in self._alive, self._monotonic)
         self._known: dict[bytes, Known] = {}
         self._unfit: set[bytes] = set()
         self._damaged: dict[bytes, str] = {}
         self._running: dict[Future[None], Holding] = {}
-        self._number = 0
+        self._sign: SignOfLife
         self._wake = threading.Event()
         self._stops = 0
         self._losses = 0
@@ -125,31 +127,38 @@ class GitWorker:
 
     def run(self) -> None:
         parts = self._parts
-        life = parts.ground.live(self._worker.process)
-        self._number = parts.log.run(self._register)
+        self._sign = parts.ground.liveness.announce(self._worker.process)
+        parts.ground.liveness.forget(parts.log.run(self._register))
         over = threading.Event()
-        watch = threading.Thread(target=self._watch_leases, args=(over,), name="hocket-git-leases", daemon=True)
-        watch.start()
+        beside = [
+            threading.Thread(target=each, args=(over,), name=f"hocket-git-{name}", daemon=True)
+            for name, each in (("leases", self._watch_leases), ("beat", self._beat))
+        ]
+        for thread in beside:
+            thread.start()
         try:
             with ThreadPoolExecutor(self._concurrency, "hocket-git") as slots:
                 self._rounds(slots)
         finally:
             over.set()
-            watch.join()
+            for thread in beside:
+                thread.join()
             with suppress(StoreError):
-                parts.log.run(lambda tx: tx.session.drop_worker(self._number))
-            life.close()
+                parts.log.run(lambda tx: tx.session.drop_worker(self._sign.number))
+            self._sign.close()
 
-    def _register(self, tx: Transaction) -> int:
-        """Joins the node's processes, and calls off what a process left on the log that died: git says who goes on."""
-        ground = self._parts.ground
-        dead = {each.number for each in tx.session.workers() if not ground.is_alive(each.name)}
+    def _register(self, tx: Transaction) -> set[int]:
+        """Joins the node's processes, and calls off what a process left on the log that died: git says who goes on.
+        Gives the numbers of those that died.
+        """
+        self._sign.beat(tx)
+        dead = self._parts.ground.liveness.dead(tx.session.workers(tx.node.to_bytes(8, "big")))
         log_jobs.reclaim(tx, dead)
         tx.projection.flush()
         for entry in tx.session.busy(GIT_KIND, SWEEP_MAX):
             if entry.job.state is State.PENDING:
                 log_jobs.call_off(tx, entry.job.id, "the process that held it died; the repository says who goes on")
-        return tx.session.add_worker(self._worker.process, ground.process, tx.now)
+        return dead
 
     def _rounds(self, slots: ThreadPoolExecutor) -> None:
         """Looks for work, looks after what runs, and sleeps, until there is nothing left to do."""
@@ -192,13 +201,14 @@ class GitWorker:
             self._learn(waiting)
             orders = [self._order(job.refs.content_id) for job in waiting]
             ours = [job._replace(tree=each.tree) for job, each in zip(waiting, orders, strict=True) if each is not None]
+            self._alive = self._living()
             mine = {each.held.refs.content_id for each in self._running.values()}
             open_ones = [job for job in self._watch.open(ours) if job.refs.content_id not in mine]
             # Not everybody reaches for the same one.
             self._chance.shuffle(open_ones)
             counted_from = self._monotonic()
             won = self._claim(open_ones[:room])
-        except (Unreachable, Failed) as error:
+        except (Unreachable, Failed, StoreError) as error:
             if self._until_idle and not self._running and self._monotonic() > self._reached_at + PATIENCE_S:
                 raise
             self._notice(f"{error}; trying again")
@@ -236,6 +246,14 @@ class GitWorker:
                 self._notice(f"{hash_text(job.refs.content_id)} cannot be claimed: {error}")
                 self._unfit.add(job.refs.content_id)
         return won
+
+    def _living(self) -> set[str]:
+        """The names of this node's workers that are not dead. One that has ended has no row."""
+        log = self._parts.log
+        with log.store.read() as session:
+            workers = session.workers(log.node.to_bytes(8, "big"))
+        dead = self._parts.ground.liveness.dead(workers)
+        return {each.name for each in workers if each.number not in dead}
 
     def _learn(self, waiting: list[Job]) -> None:
         """Reads what jobs ask for that have come since the last look, all in one go, and decides which are for this
@@ -276,7 +294,7 @@ class GitWorker:
             each.held, each.counted_from = running, before
         manifest = each.order.manifest
         draft = Draft(GIT_KIND, canonical(manifest), Policy(open=True))
-        taken = self._parts.log.run(lambda tx: log_jobs.take(tx, draft, self._number, LEASE_MS))
+        taken = self._parts.log.run(lambda tx: log_jobs.take(tx, draft, self._sign.row(tx), LEASE_MS))
 
         def handler(ctx: Context, /, **payload: Any) -> dict[str, Any]:
             ctx.fence = each.held.claim.fence
@@ -391,6 +409,12 @@ class GitWorker:
                 self._notice(f"{each.name}: its claim cannot be renewed: {error}")
             finally:
                 each.lock.release()
+
+    def _beat(self, over: threading.Event) -> None:
+        """Renews the sign of life, however long git takes."""
+        while not over.wait(BEAT_S):
+            with suppress(StoreError):
+                self._parts.log.run(self._sign.beat)
 
     def _watch_leases(self, over: threading.Event) -> None:
         """Ends what runs when its lease must be over, whatever git is doing just then."""

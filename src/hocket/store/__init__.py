@@ -198,13 +198,27 @@ class Fork(NamedTuple):
     since: bytes
 
 
+class Place(NamedTuple):
+    """Where a worker runs: the machine, which start of it, the namespace of its process ids (containers have their
+    own), and the directory that holds its lock. Empty is unknown.
+    """
+
+    host: str = ""
+    boot: str = ""
+    namespace: str = ""
+    locks: str = ""
+
+
 class Worker(NamedTuple):
-    """A process of this node that holds claims. It is alive for as long as it holds the lock on its file."""
+    """A process of a node that holds claims. `beat` is when it last said that it is alive, by the store's clock."""
 
     number: int
     name: str
     pid: int
     started: int
+    node: bytes
+    beat: int
+    place: Place
 
 
 class Session(Protocol):
@@ -343,8 +357,9 @@ class Session(Protocol):
     def invitations(self) -> list[Invitation]: ...
 
     # This node's processes.
-    def add_worker(self, name: str, pid: int, started: int) -> int: ...
-    def workers(self) -> list[Worker]: ...
+    def put_worker(self, worker: Worker) -> int: ...
+    def has_worker(self, number: int) -> bool: ...
+    def workers(self, node: bytes | None = None) -> list[Worker]: ...
     def drop_worker(self, number: int) -> None: ...
     def put_offer(self, op_id: bytes, job_id: bytes, worker: int) -> None: ...
     def offered_by(self, op_id: bytes) -> int | None: ...

@@ -14,7 +14,7 @@ from hocket.errors import StoreError
 from hocket.kernel.clock import pack, unpack
 from hocket.kernel.policy import DEFAULT, decode_policy, encode_policy
 from hocket.kernel.roster import Job, Outcome, State
-from hocket.store import Entry, Head, LateOp, OpRow, Refusal, Stage, Worker
+from hocket.store import Entry, Head, LateOp, OpRow, Place, Refusal, Stage, Worker
 from hocket.store.sqlite_mesh import MeshStatements
 
 REFUSALS_KEPT = 10_000
@@ -28,6 +28,7 @@ _JOB = (
     " settled"
 )
 _JOB_OF_J = ", ".join("j." + column.strip() for column in _JOB.split(","))
+_WORKER = "name, pid, started, node, beat, host, boot, namespace, locks"
 _PUT_HEAD = (
     "UPDATE head SET wall = ?, logical = ?, seq = ?, chain = ?, settled = ?, unsettled = ?, rebuilding = ?, law = ?,"
     " last = ? WHERE one = 1"
@@ -451,13 +452,20 @@ class SqliteSession(MeshStatements):
 
     # This node's processes.
 
-    def add_worker(self, name: str, pid: int, started: int) -> int:
-        return int(
-            self._one("INSERT INTO workers (name, pid, started) VALUES (?, ?, ?) RETURNING number", name, pid, started)
-        )
+    def put_worker(self, worker: Worker) -> int:
+        """Adds a worker, or renews the beat of the one of that name, which rises each time; gives its number."""
+        added = f"INSERT INTO workers ({_WORKER}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
+        renewed = "ON CONFLICT (name) DO UPDATE SET beat = max(excluded.beat, beat + 1) RETURNING number"
+        return int(self._one(f"{added} {renewed}", *worker[1:6], *worker.place))
 
-    def workers(self) -> list[Worker]:
-        return [Worker(*row) for row in self._sql("SELECT number, name, pid, started FROM workers ORDER BY number")]
+    def has_worker(self, number: int) -> bool:
+        return self._one("SELECT 1 FROM workers WHERE number = ?", number) is not None
+
+    def workers(self, node: bytes | None = None) -> list[Worker]:
+        """The workers of a node, or of all nodes that share the store."""
+        whose = "WHERE ?1 IS NULL OR node IN (?1, x'')"
+        rows = self._sql(f"SELECT number, {_WORKER} FROM workers {whose} ORDER BY number", (node,))
+        return [Worker._make((*row[:6], Place(*row[6:]))) for row in rows]
 
     def drop_worker(self, number: int) -> None:
         self._sql("DELETE FROM workers WHERE number = ?", (number,))

@@ -1,4 +1,4 @@
-"""What a worker stands on: two clocks, chance, the signs of life of its node's processes, the bells that wake it, and
+"""What a worker stands on: two clocks, chance, who of its node is alive, the bells that wake it, and
 the slots that its handlers run in. `Machine` is the real one. A simulation hands in its own, and the same worker runs
 on virtual time, every choice drawn from a seed.
 """
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Protocol
 
 from hocket.bus.bells import Bell, Wish
-from hocket.work.processes import ProcessLock, is_alive
+from hocket.work.liveness import Liveness, machine_liveness
 from hocket.work.runner import Run, Runner
 
 
@@ -30,17 +30,11 @@ class Ground(Protocol):
     @property
     def monotonic(self) -> Callable[[], float]: ...
     @property
-    def process(self) -> int:
-        """The number of this process, for people."""
-
+    def liveness(self) -> Liveness: ...
     def physical_ms(self) -> int: ...
     def name(self, role: str) -> str:
         """A name that no other process of this node has, or ever had."""
 
-    def live(self, name: str) -> Closing:
-        """A sign of life under that name, until it is closed or the process ends."""
-
-    def is_alive(self, name: str) -> bool: ...
     def listen(self, name: str, wish: Wish, rung: Callable[[], None]) -> Closing:
         """Calls `rung` on the running event loop after each change that the wish covers, until it is closed."""
 
@@ -55,23 +49,14 @@ class Machine:
 
     def __init__(self, processes: Path) -> None:
         self._processes = processes
+        self.liveness: Liveness = machine_liveness(processes, self.monotonic)
         self.chance = random.Random()
-
-    @property
-    def process(self) -> int:
-        return os.getpid()
 
     def physical_ms(self) -> int:
         return time.time_ns() // 1_000_000
 
     def name(self, role: str) -> str:
         return f"{role}-{os.getpid()}-{os.urandom(4).hex()}"
-
-    def live(self, name: str) -> Closing:
-        return ProcessLock(self._processes, name)
-
-    def is_alive(self, name: str) -> bool:
-        return is_alive(self._processes, name)
 
     def listen(self, name: str, wish: Wish, rung: Callable[[], None]) -> Closing:
         return _Listening(Bell(self._processes, name, wish), rung)

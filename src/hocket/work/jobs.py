@@ -338,9 +338,9 @@ def _expire(tx: Transaction, job: Job) -> bool:
 
 def reclaim(tx: Transaction, dead: set[int]) -> int:
     """Returns to the queue what processes of this node held that are no more, whatever the lease. `dead` are the
-    workers that were found so; one that has registered since that look is not among them.
+    workers of this node that were found so; one that has registered since that look is not among them.
     """
-    alive = {worker.number for worker in tx.session.workers()} - dead
+    alive = {worker.number for worker in tx.session.workers(tx.node.to_bytes(8, "big"))} - dead
     lost = [e for e in tx.session.claimed() if e.job.claimer == tx.node and e.worker not in alive]
     for entry in lost:
         job = tx.projection.know(entry).job

@@ -1,6 +1,6 @@
-"""Which processes of this node are alive. Each one that may hold claims keeps an exclusive OS lock on a file of
-its own in the home; the kernel lets go of it the moment the process ends, however it ends. So a lock that can
-be taken means a dead process, without a clock or a timeout.
+"""Locks that end with their process. Each process that others must know to be alive keeps an exclusive OS lock on a
+file of its own; the kernel lets go of it the moment the process ends, however it ends. So a lock that is free means a
+dead process, without a clock or a timeout, to every process of the same running system that sees the same directory.
 """
 
 import fcntl
@@ -12,7 +12,7 @@ class ProcessLock:
     """This process's sign of life. The file stays locked until `close` or the end of the process."""
 
     def __init__(self, directory: Path, name: str) -> None:
-        self.path = directory / f"{name}.lock"
+        self.path = lock_path(directory, name)
         self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         # A child made by fork would share the lock and keep this process alive in everybody's eyes.
@@ -28,19 +28,33 @@ class ProcessLock:
             self._fd = -1
 
 
-def is_alive(directory: Path, name: str) -> bool:
-    """Whether the process of that name still holds its lock. The file of a dead one is removed."""
-    path = directory / f"{name}.lock"
+def lock_path(directory: Path, name: str) -> Path:
+    return directory / f"{name}.lock"
+
+
+def is_held(directory: Path, name: str) -> bool | None:
+    """Whether a process holds the lock of that name. None when there is no such file, or locks do not work here."""
     try:
-        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return False
+        fd = os.open(lock_path(directory, name), os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        return None
     try:
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
+    except OSError:
+        return None
     else:
-        path.unlink(missing_ok=True)
         return False
     finally:
         os.close(fd)
+
+
+def is_alive(directory: Path, name: str) -> bool:
+    """Whether the process that made something in this directory under that name is alive. The file of a dead one is
+    removed.
+    """
+    held = is_held(directory, name)
+    if held is False:
+        lock_path(directory, name).unlink(missing_ok=True)
+    return bool(held)

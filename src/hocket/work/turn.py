@@ -3,6 +3,7 @@ what follows from it is the worker's affair. A turn that fails as a whole is tak
 """
 
 import functools
+import random
 from collections.abc import Hashable, Iterable, Sequence
 from typing import NamedTuple
 
@@ -13,6 +14,7 @@ from hocket.log import Transaction
 from hocket.work import cron, jobs
 from hocket.work.handlers import Handlers
 from hocket.work.jobs import Claim, Claims, Held, Result, Wanted
+from hocket.work.liveness import SignOfLife
 from hocket.work.products import NOTHING
 from hocket.work.runner import Run
 from hocket.work.sweep import Commits, Sweep
@@ -21,7 +23,8 @@ from hocket.work.troubles import Troubles
 
 class Turn(NamedTuple):
     """What is asked. `spare` are holds that nobody here wants any more, `closed` claims that were offered and are
-    decided; `dead` are worker processes of this node that were found dead, None when nobody looked.
+    decided; `dead` are worker processes of this node that were found dead, None when nobody looked. `beat` is whether
+    the worker's own sign of life is due.
     """
 
     ended: Sequence[Run] = ()
@@ -34,6 +37,7 @@ class Turn(NamedTuple):
     wanted: int = 0
     offering: bool = False
     dead: set[int] | None = None
+    beat: bool = False
 
     @property
     def is_worth_it(self) -> bool:
@@ -47,6 +51,7 @@ class Turn(NamedTuple):
             or self.closed
             or self.wanted
             or self.dead is not None
+            or self.beat
         )
 
 
@@ -63,6 +68,14 @@ class Turned(NamedTuple):
     now_ms: int
     idle: bool
 
+    def patience(self, chance: random.Random) -> float:
+        """How long until the queue is worth a look without a hint: when the next job falls due, else a slow, uneven
+        beat.
+        """
+        slow = chance.uniform(1.0, 2.0)
+        again_at = self.claims.again_at
+        return slow if again_at is None else min(slow, max(0.0, (again_at - self.now_ms) / 1000.0) + 0.001)
+
 
 class Transact:
     """Takes turns for one worker. `until_idle` is whether it matters that nothing is left to do."""
@@ -73,8 +86,10 @@ class Transact:
         self._sweep = sweep
         self._troubles = troubles
 
-    def __call__(self, tx: Transaction, worker: int, turn: Turn, only: str | None = None) -> Turned:
+    def __call__(self, tx: Transaction, sign: SignOfLife, turn: Turn, only: str | None = None) -> Turned:
         """All of the turn, in one transaction. With `only`, it claims jobs of that kind alone."""
+        if turn.beat:
+            sign.beat(tx)
         tx.projection.load([run.job.id for run in turn.ended])
         outcomes: list[Result | None] = [settle(tx, run) for run in turn.ended]
         outcomes += [jobs.hand_back(tx, run.held, "the worker did not come to it") for run in turn.unstarted]
@@ -93,18 +108,18 @@ class Transact:
         if turn.wanted:
             lease_of = self._handlers.lease_of if only is None else {only: self._handlers.lease_of(only)}.get
             wants = functools.partial(self._wants, tx)
-            claims = jobs.claim(tx, worker, turn.wanted, lease_of, turn.offering, wants)
+            claims = jobs.claim(tx, sign.row(tx), turn.wanted, lease_of, turn.offering, wants)
         idle = not claims.taken and not claims.wanted and self._until_idle and self._is_idle(tx)
         return Turned(outcomes, spared, renewed, lost, claims, tx.now, idle)
 
-    async def one_by_one(self, access: Commits, worker: int, turn: Turn) -> Turned:
+    async def one_by_one(self, access: Commits, sign: SignOfLife, turn: Turn) -> Turned:
         """The same when the whole failed: each thing gets a transaction of its own, so that only the one that cannot be
         done is not done.
         """
 
         async def alone(part: Turn, thing: Hashable, name: str, only: str | None = None) -> Turned | None:
             with self._troubles.contained(thing, name):
-                return await access.run(lambda tx: self(tx, worker, part, only))
+                return await access.run(lambda tx: self(tx, sign, part, only))
             return None
 
         async def each(parts: Iterable[tuple[Job | Held, Turn]]) -> list[Turned | None]:
@@ -114,6 +129,8 @@ class Transact:
                 found.append(await alone(part, job_id, f"what is to be done about job {ulid_text(job_id)}"))
             return found
 
+        if turn.beat:
+            await alone(Turn(beat=True), "beat", "the worker's sign of life")
         ended = await each((run.job, Turn(ended=[run])) for run in turn.ended)
         for index, run in enumerate(turn.ended):
             if ended[index] is None:

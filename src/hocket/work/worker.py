@@ -7,7 +7,6 @@ begins when the arbiter has accepted the claim, and an end counts when the arbit
 
 import asyncio
 import functools
-import random
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -24,6 +23,7 @@ from hocket.work.docket import Decision, Docket
 from hocket.work.ground import Ground
 from hocket.work.handlers import Handlers
 from hocket.work.jobs import Claim, Held, Offer, Result, Wanted
+from hocket.work.liveness import BEAT_S, SignOfLife
 from hocket.work.products import Kit
 from hocket.work.runner import Run
 from hocket.work.sweep import Sweep
@@ -90,7 +90,9 @@ class Worker:
         self._monotonic = ground.monotonic
         self._options = options
         self._name = ground.name("worker")
+        self._sign: SignOfLife
         self._number = 0
+        self._beat_at = 0.0
         self._runner = ground.slots(options.concurrency, self._ended_in_thread)
         self._troubles = Troubles(options.notice, ground.monotonic)
         self._sweep = Sweep(self._troubles, options.notice)
@@ -124,10 +126,10 @@ class Worker:
 
     async def run(self) -> None:
         self._loop = asyncio.get_running_loop()
-        life = self._ground.live(self._name)
+        self._sign = self._ground.liveness.announce(self._name)
         bell = self._ground.listen(self._name, "ready", self._rung)
         try:
-            self._number = await self._access.run(self._register)
+            await self._access.run(self._register)
             await self._turn_until_done()
             if not self._docket.is_empty:
                 await self._docket.last_ask(LAST_ASK_S)
@@ -135,10 +137,10 @@ class Worker:
             self._abandon()
             self._loop = None
             bell.close()
-            life.close()
-            if self._number:
+            self._sign.close()
+            if self._sign.number:
                 with suppress(StoreError):
-                    await self._access.run(lambda tx: tx.session.drop_worker(self._number))
+                    await self._access.run(lambda tx: tx.session.drop_worker(self._sign.number))
 
     def _abandon(self) -> None:
         """Nothing is held at the end, unless the end is an error: then the others hand back what was."""
@@ -174,10 +176,12 @@ class Worker:
                 guest.set_result(None)
         return bool(guests)
 
-    def _register(self, tx: Transaction) -> int:
+    def _register(self, tx: Transaction) -> None:
         if tx.is_uninformed:
             self._options.notice("this node has yet to hear who the coordinator is; jobs that need its word wait")
-        return tx.session.add_worker(self._name, self._ground.process, tx.now)
+        self._sign.beat(tx)
+        self._number = self._sign.number
+        self._beat_at = self._monotonic() + BEAT_S
 
     def _heard(self) -> None:
         self._wake.set()
@@ -226,12 +230,12 @@ class Worker:
             await asyncio.sleep(0)  # their requests go first
         try:
             try:
-                return await self._access.run(lambda tx: self._transact(tx, self._number, turn))
+                return await self._access.run(lambda tx: self._transact(tx, self._sign, turn))
             except StoreError:
                 raise
             except Exception as error:
                 self._troubles.tell("turn", f"a turn of the worker failed ({described(error)}); it goes on in steps")
-                return await self._transact.one_by_one(self._access, self._number, turn)
+                return await self._transact.one_by_one(self._access, self._sign, turn)
         except StoreError as error:
             self._options.notice(f"{error}; trying again")
             self._ended.extendleft(reversed(turn.ended))
@@ -287,7 +291,8 @@ class Worker:
         wanted = self._room(now) + len(ended) + len(unstarted) if is_hungry else 0
         offering = not self._docket.is_resting(now)
         spare = list(self._spare)
-        return Turn(ended, unstarted, spare, renewals, notes, doubtful, closed, max(0, wanted), offering, dead)
+        beat = now >= self._beat_at
+        return Turn(ended, unstarted, spare, renewals, notes, doubtful, closed, max(0, wanted), offering, dead, beat)
 
     def _overstayed(self, run: Run, now: float) -> bool:
         return self._stopping is not None or now - run.claimed_at > QUEUED_MAX_S or now >= run.ends_at
@@ -327,10 +332,11 @@ class Worker:
 
     def _survey(self, session: Session) -> set[int] | None:
         now_ms = max(session.head().wall, self._ground.physical_ms(), self._now_ms)
-        known = {each.number: each.name for each in session.workers() if each.number != self._number}
-        dead = {number for number, name in known.items() if not self._ground.is_alive(name)}
-        alive = known.keys() - dead | {self._number}
-        lost = any(e.job.claimer == self._access.node_id and e.worker not in alive for e in session.claimed())
+        node = self._access.node_id
+        workers = session.workers(node.to_bytes(8, "big"))
+        dead = self._ground.liveness.dead(workers)
+        alive = {each.number for each in workers} - dead
+        lost = any(e.job.claimer == node and e.worker not in alive for e in session.claimed())
         return dead if lost or dead or self._sweep.is_due(session, now_ms) else None
 
     def _watch_loop(self, now: float) -> None:
@@ -353,6 +359,14 @@ class Worker:
 
     def _take(self, turn: Turn, turned: Turned, before: float) -> None:
         self._now_ms = max(self._now_ms, turned.now_ms)
+        if turn.beat:
+            self._beat_at = before + BEAT_S
+        if turn.dead:
+            self._ground.liveness.forget(turn.dead)
+        if self._sign.number != self._number:
+            self._number = self._sign.number
+            self._options.notice("other workers took this one for dead; it joins again, and gives up what it has lost")
+            self._rung()
         for run in turn.doubtful:
             run.checked_at = before
         for run, outcome in zip((*turn.ended, *turn.unstarted), turned.outcomes, strict=True):
@@ -373,7 +387,7 @@ class Worker:
             self._docket.add(wanted.offer, functools.partial(self._claimed, wanted, before), is_claim=True)
         if turn.wanted:
             self._hungry = len(turned.claims.taken) + len(turned.claims.wanted) == turn.wanted
-            self._next_look = self._monotonic() + _patience(turned, self._ground.chance)
+            self._next_look = self._monotonic() + turned.patience(self._ground.chance)
 
     def _when_decided(self, result: Result | None, follow: Callable[[Decision], None]) -> None:
         if result is None:
@@ -482,12 +496,3 @@ class Worker:
                 run.ended_at = self._monotonic()
                 self._ended.append(run)
         return False
-
-
-def _patience(turned: Turned, chance: random.Random) -> float:
-    """How long until the queue is worth a look without a hint: when the next job falls due, else a slow, uneven
-    beat.
-    """
-    slow = chance.uniform(1.0, 2.0)
-    again_at = turned.claims.again_at
-    return slow if again_at is None else min(slow, max(0.0, (again_at - turned.now_ms) / 1000.0) + 0.001)

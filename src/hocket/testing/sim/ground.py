@@ -1,5 +1,6 @@
 """What a simulated node stands on: clocks that are wrong in their own way, chance from the seed, and handlers as tasks
-on the one event loop. Processes and bells are entries in a table that goes with the node's life.
+on the one event loop. Bells are entries in a table that goes with the node's life; locks are entries in a table of its
+host, which stays, and they are free when that life has ended.
 """
 
 import asyncio
@@ -7,8 +8,10 @@ import random
 from collections.abc import Callable
 
 from hocket.bus.bells import Wish
+from hocket.store import Place
 from hocket.testing.sim.loop import Life
 from hocket.work.ground import Closing
+from hocket.work.liveness import Liveness, LockLiveness
 from hocket.work.runner import Run, Runner
 
 EPOCH_S = 1_750_000_000.0
@@ -30,16 +33,44 @@ class Clocks:
         return EPOCH_S + self._true() * self._rate + self.skew
 
 
+class SimHost:
+    """A machine's locks. Its nodes come and go; `crash` is the end of all of them."""
+
+    def __init__(self, place: Place) -> None:
+        self.place = place
+        self._held: dict[str, bool] = {}
+
+    def liveness(self, monotonic: Callable[[], float]) -> Liveness:
+        return LockLiveness(self, self.place, 1, monotonic)
+
+    def crash(self) -> None:
+        self._held = dict.fromkeys(self._held, False)
+
+    def take(self, name: str) -> Callable[[], None]:
+        self._held[name] = True
+
+        def close() -> None:
+            if self._held.get(name):  # a crash has left it free, and what ends because of it removes nothing
+                self.remove(name)
+
+        return close
+
+    def is_held(self, name: str) -> bool | None:
+        return self._held.get(name)
+
+    def remove(self, name: str) -> None:
+        self._held.pop(name, None)
+
+
 class SimGround:
     """The ground of one life of a node."""
 
-    def __init__(self, clocks: Clocks, chance: random.Random, life: Life) -> None:
+    def __init__(self, clocks: Clocks, chance: random.Random, life: Life, host: SimHost) -> None:
         self.chance = chance
         self.monotonic = clocks.monotonic
-        self.process = 1
+        self.liveness = host.liveness(clocks.monotonic)
         self._clocks = clocks
         self._life = life
-        self._names: set[str] = set()
         self._bells: dict[str, tuple[Wish, Callable[[], None]]] = {}
 
     def physical_ms(self) -> int:
@@ -47,13 +78,6 @@ class SimGround:
 
     def name(self, role: str) -> str:
         return f"{role}-{self.chance.randbytes(4).hex()}"
-
-    def live(self, name: str) -> Closing:
-        self._names.add(name)
-        return _Closing(lambda: self._names.discard(name))
-
-    def is_alive(self, name: str) -> bool:
-        return name in self._names
 
     def listen(self, name: str, wish: Wish, rung: Callable[[], None]) -> Closing:
         self._bells[name] = (wish, rung)

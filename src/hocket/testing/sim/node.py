@@ -20,8 +20,9 @@ from hocket.mesh.gate import Gate
 from hocket.mesh.loop import SyncLoop
 from hocket.mesh.sync import Exchanges
 from hocket.node import Node
+from hocket.store import Place
 from hocket.testing.sim.disk import Disk, SimStore
-from hocket.testing.sim.ground import Clocks, SimGround
+from hocket.testing.sim.ground import Clocks, SimGround, SimHost
 from hocket.testing.sim.lines import Lines, address
 from hocket.testing.sim.loop import Life
 from hocket.testing.sim.network import Network
@@ -53,6 +54,7 @@ class SimNode:
         self.clocks = clocks
         self.chance = chance
         self.witness = witness
+        self.host = SimHost(Place(f"host-{number}", "boot", "pid", "locks"))
         self.store = SimStore(lambda: witness.committed(number))
         self.slow_s = 0.0
         self.up: Up | None = None
@@ -78,6 +80,7 @@ class SimNode:
         if self.up is not None:
             up, self.up = self.up, None
             up.life.end()
+            self.host.crash()
             self.witness.crashed(self.number)
 
 
@@ -90,6 +93,13 @@ class _Desk(Desk):
         self.blobs = cast(Blobs, None)
 
 
+class _Alone:
+    """The turn to keep in touch: a simulated node is one process."""
+
+    def close(self) -> None:
+        pass
+
+
 class Up(Node):
     """One life of a node."""
 
@@ -97,7 +107,7 @@ class Up(Node):
         self.node = node
         self.life = Life()
         chance = random.Random(node.chance.getrandbits(64))
-        ground = SimGround(node.clocks, chance, self.life)
+        ground = SimGround(node.clocks, chance, self.life, node.host)
         log = Log(
             node.store,
             node.key,
@@ -116,7 +126,7 @@ class Up(Node):
             self, self.node.key, lines, self.ground, randomness=self._chance.randbytes, notice=self._notice
         )
         self.reach = exchanges.consult
-        touch = SyncLoop(self, exchanges, self.ground, lambda: self.ground.live("touch"), notice=self._notice)
+        touch = SyncLoop(self, exchanges, self.ground, _Alone, notice=self._notice)
         worker = Worker(self, self.ground, WorkerOptions(handlers, CONCURRENCY, notice=self._notice))
         self.life.start(self.gate.open(), "gate")
         self.life.start(touch.run(), "touch")

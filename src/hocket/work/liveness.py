@@ -1,0 +1,226 @@
+"""Which workers are alive. A worker shows two signs of life: an OS lock that ends with its process, and a beat, a time
+in its row that it renews. An observer on the same running system that sees the same directory of locks tests the lock
+and knows at once. To every other observer only the beat counts: a worker whose beat stays the same for `SILENT_S` is
+dead to it. Whoever is taken for dead wrongly loses its jobs to others, and the fence tells the two holders apart.
+
+The beat is compared with itself only, and the wait is counted on the observer's own clock. So a clock that is wrong,
+or that is set, kills nobody.
+"""
+
+import hashlib
+import os
+import re
+from collections.abc import Callable, Collection, Iterable
+from enum import Enum
+from pathlib import Path
+from typing import Protocol
+
+from hocket.log import Transaction
+from hocket.store import Place, Worker
+from hocket.work.processes import ProcessLock, is_held, lock_path
+
+# How often a worker renews its row: an idle one makes one small commit in this time.
+BEAT_S = 10.0
+# A worker whose lock cannot be tested is dead when its beat has stayed the same for this long.
+SILENT_S = 30.0
+# The time since an observer's last look counts for no more than this: one that was suspended must not take its own
+# pause for the silence of others.
+LOOK_S_MAX = 5.0
+
+_MACHINE_IDS = ("/etc/machine-id", "/var/lib/dbus/machine-id")
+
+
+class SignOfLife:
+    """What a worker shows the others for as long as it lives."""
+
+    def __init__(self, name: str, process: int, place: Place, close: Callable[[], None]) -> None:
+        self.close = close
+        self._name, self._process, self._place = name, process, place
+        self._started = 0
+        self.number = 0
+
+    def beat(self, tx: Transaction) -> None:
+        """Renews the worker's row. The first beat adds it."""
+        self._started = self._started or tx.now
+        node = tx.node.to_bytes(8, "big")
+        self.number = tx.session.put_worker(
+            Worker(0, self._name, self._process, self._started, node, tx.now, self._place)
+        )
+
+    def row(self, tx: Transaction) -> int:
+        """The number of its row. A worker that was taken for dead has lost its row, and gets another."""
+        if not tx.session.has_worker(self.number):
+            self.beat(tx)
+        return self.number
+
+
+class Liveness(Protocol):
+    """What one process knows of its node's workers."""
+
+    @property
+    def place(self) -> Place:
+        """Where this process runs."""
+
+    def announce(self, name: str) -> SignOfLife:
+        """Takes the lock of that name. The first beat tells the others."""
+
+    def is_running(self, worker: Worker) -> bool | None:
+        """Whether a worker runs, where its lock tells. None where only the beat does."""
+
+    def dead(self, workers: Collection[Worker]) -> set[int]:
+        """The numbers of those that are dead. To be called with all workers of the node, again and again."""
+
+    def forget(self, numbers: Iterable[int]) -> None:
+        """The rows of these dead workers are gone; removes what is left of their locks."""
+
+
+class Locks(Protocol):
+    """One directory of locks."""
+
+    def take(self, name: str) -> Callable[[], None]:
+        """Holds the lock of that name until the returned function is called, or the process ends."""
+
+    def is_held(self, name: str) -> bool | None:
+        """None when there is no such lock."""
+
+    def remove(self, name: str) -> None: ...
+
+
+class FileLocks:
+    """A directory in a home."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+
+    def take(self, name: str) -> Callable[[], None]:
+        return ProcessLock(self._directory, name).close
+
+    def is_held(self, name: str) -> bool | None:
+        return is_held(self._directory, name)
+
+    def remove(self, name: str) -> None:
+        lock_path(self._directory, name).unlink(missing_ok=True)
+
+
+class LockLiveness:
+    """Liveness by locks, and by beats where a lock proves nothing.
+
+    A lock that is held always means a running worker: its name is never used twice. A lock that is free means a dead
+    worker only if the worker took it in this very directory, on this machine, since the machine's last start. A copy of
+    a machine has the same machine id and the same files, and free locks of workers that run on the original: only the
+    start tells it apart. A lock that is not there proves nothing.
+    """
+
+    def __init__(self, locks: Locks, place: Place, process: int, monotonic: Callable[[], float]) -> None:
+        self.place = place
+        self._locks, self._process = locks, process
+        self._silence = _Silence(monotonic)
+        self._names: dict[int, str] = {}
+
+    def announce(self, name: str) -> SignOfLife:
+        return SignOfLife(name, self._process, self.place, self._locks.take(name))
+
+    def is_running(self, worker: Worker) -> bool | None:
+        held = self._locks.is_held(worker.name)
+        return held if held or _is_same_directory(worker.place, self.place) else None
+
+    def dead(self, workers: Collection[Worker]) -> set[int]:
+        known = {worker.number: self.is_running(worker) for worker in workers}
+        silent = self._silence.of(worker for worker in workers if known[worker.number] is None)
+        dead = silent | {number for number, is_running in known.items() if is_running is False}
+        self.forget(self._names.keys() - known.keys())  # others have returned their jobs
+        self._names |= {worker.number: worker.name for worker in workers if worker.number in dead}
+        return dead
+
+    def forget(self, numbers: Iterable[int]) -> None:
+        for number in numbers:
+            if name := self._names.pop(number, None):
+                self._locks.remove(name)
+
+
+class _Silence:
+    """For how long the beat of each worker has stayed the same, as far as this process has seen."""
+
+    def __init__(self, monotonic: Callable[[], float]) -> None:
+        self._monotonic = monotonic
+        self._looked_at = monotonic()
+        self._heard: dict[int, tuple[int, float]] = {}
+
+    def of(self, workers: Iterable[Worker]) -> set[int]:
+        """Those that have been silent for too long."""
+        now = self._monotonic()
+        passed = min(now - self._looked_at, LOOK_S_MAX)
+        self._looked_at = now
+        before, self._heard = self._heard, {}
+        for worker in workers:
+            beat, silent_s = before.get(worker.number, (None, 0.0))
+            self._heard[worker.number] = worker.beat, silent_s + passed if beat == worker.beat else 0.0
+        return {number for number, (_, silent_s) in self._heard.items() if silent_s >= SILENT_S}
+
+
+def _is_same_directory(one: Place, other: Place) -> bool:
+    """Whether two processes see the same locks. Container or not does not matter: locks are the kernel's."""
+    is_known = bool(one.boot and one.locks)
+    return is_known and (one.host, one.boot, one.locks) == (other.host, other.boot, other.locks)
+
+
+def machine_liveness(directory: Path, monotonic: Callable[[], float]) -> LockLiveness:
+    """Liveness as a process of this machine sees it, with the locks in a directory."""
+    return LockLiveness(FileLocks(directory), place_of(directory), os.getpid(), monotonic)
+
+
+def place_of(directory: Path) -> Place:
+    """Where this process runs. Machine ids are confidential, so only a hash of it is given away."""
+    machine = next(filter(None, map(_machine_id, _MACHINE_IDS)), "")
+    host = hashlib.sha256(b"hocket host\0" + machine.encode()).hexdigest()[:16] if machine else ""
+    boot = _read("/proc/sys/kernel/random/boot_id")
+    try:
+        namespace = os.readlink("/proc/self/ns/pid")
+    except OSError:
+        namespace = ""
+    try:
+        found = directory.stat()
+    except OSError:
+        return Place(host, boot, namespace)
+    return Place(host, boot, namespace, f"{found.st_dev:x}-{found.st_ino:x}")
+
+
+def _machine_id(path: str) -> str:
+    """Empty where there is none: an image that has yet to start for the first time says so in words."""
+    text = _read(path)
+    return text if re.fullmatch("[0-9a-f]{32}", text) else ""
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError):
+        return ""
+
+
+class Standing(Enum):
+    """How a worker stands at one look, for people. A silent one may be dead: a worker that watches it will tell."""
+
+    RUNNING = "running"
+    SILENT = "silent"
+    DIED = "died"
+
+
+def standing(liveness: Liveness, worker: Worker, now_ms: int) -> Standing:
+    is_running = liveness.is_running(worker)
+    if is_running is None:
+        return Standing.SILENT if now_ms - worker.beat >= SILENT_S * 1000 else Standing.RUNNING
+    return Standing.RUNNING if is_running else Standing.DIED
+
+
+def whereabouts(place: Place, here: Place) -> str:
+    """Where a worker runs, in words, as seen from here. Empty when it uses the same locks."""
+    if not place.boot:
+        return "in an unknown place"
+    if place.boot == here.boot:
+        if place.namespace != here.namespace:
+            return "in another container"
+        return "" if _is_same_directory(place, here) else "with locks in another directory"
+    if place.host and place.host == here.host:
+        return "from before this machine's last start, or on a copy of this machine"
+    return "on another machine"
