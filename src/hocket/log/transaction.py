@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
+from hocket.bus.changes import CLAIM, JOB, LOG, NOTHING, Changes, gathered
 from hocket.errors import StoreError
 from hocket.kernel.clock import U32_MAX, ClockOverflow, Hlc, pack, recv, tick, unpack
 from hocket.kernel.ops import NO_ID, Op, bound, decode, link_to, pin_to, sealed, unsigned
@@ -81,6 +82,7 @@ class Transaction:
         "_settled",
         "_stamps",
         "_wall_now",
+        "_written",
         "new_id",
         "node",
         "now",
@@ -105,6 +107,8 @@ class Transaction:
         self.new_id = new_id
         self._projection: Projection | None = None
         self._drafts: list[Draft] = []
+        # The jobs that the ops of this transaction are about.
+        self._written: set[bytes] = set()
         self._stamps: dict[Hlc, Op] = {}
         # Of each author, the time and the id of its latest op, as far as it was looked up.
         self._latest: dict[int, tuple[bytes, bytes]] = {}
@@ -119,9 +123,15 @@ class Transaction:
         return self._projection
 
     @property
-    def stirring(self) -> bool:
-        """Whether workers should look at what this transaction changed."""
-        return self.unsettled > 0 or (self._projection is not None and self._projection.stirring)
+    def changes(self) -> Changes:
+        """What this transaction has changed, once it is closed."""
+        projection = self._projection
+        if projection is None:
+            return NOTHING  # every op goes through the projection
+        keys = {JOB: projection.touched | self._written, CLAIM: projection.lost_claims}
+        if self._drafts:
+            keys[LOG] = {b""}
+        return gathered(projection.ready_kinds(), keys)
 
     @property
     def is_bound(self) -> bool:
@@ -311,6 +321,7 @@ class Transaction:
             rows.append(OpRow(seq, op.id, stamp, discriminant(payload), job_of(payload), reason, 1, whole, chain))
         if rows:
             self.session.add_ops(rows)
+            self._written = {row.job for row in rows if row.job is not None}
             self._count()
         if self._projection is not None:
             self._projection.flush()

@@ -1,9 +1,8 @@
-"""What a worker stands on: two clocks, chance, the signs of life of its node's processes, the bells that wake it, and
+"""What a worker stands on: two clocks, chance, the signs of life of its node's processes, the bus that wakes it, and
 the slots that its handlers run in. `Machine` is the real one. A simulation hands in its own, and the same worker runs
 on virtual time, every choice drawn from a seed.
 """
 
-import asyncio
 import os
 import random
 import time
@@ -11,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
-from hocket.bus.bells import Bell, Wish
+from hocket.bus import Bus
 from hocket.work.processes import ProcessLock, is_alive
 from hocket.work.runner import Run, Runner
 
@@ -24,6 +23,10 @@ class Ground(Protocol):
     """`monotonic` counts seconds and never jumps; `physical_ms` is what the machine takes for the time of day. They
     are told nothing of what other nodes say.
     """
+
+    @property
+    def bus(self) -> Bus:
+        """Tells of every change that a process of this node commits."""
 
     @property
     def chance(self) -> random.Random: ...
@@ -41,9 +44,6 @@ class Ground(Protocol):
         """A sign of life under that name, until it is closed or the process ends."""
 
     def is_alive(self, name: str) -> bool: ...
-    def listen(self, name: str, wish: Wish, rung: Callable[[], None]) -> Closing:
-        """Calls `rung` on the running event loop after each change that the wish covers, until it is closed."""
-
     def slots(self, count: int, finished: Callable[[Run], None]) -> Runner:
         """Where handlers run, that many at once."""
 
@@ -53,8 +53,9 @@ class Machine:
 
     monotonic = staticmethod(time.monotonic)
 
-    def __init__(self, processes: Path) -> None:
+    def __init__(self, processes: Path, bus: Bus) -> None:
         self._processes = processes
+        self.bus = bus
         self.chance = random.Random()
 
     @property
@@ -73,23 +74,5 @@ class Machine:
     def is_alive(self, name: str) -> bool:
         return is_alive(self._processes, name)
 
-    def listen(self, name: str, wish: Wish, rung: Callable[[], None]) -> Closing:
-        return _Listening(Bell(self._processes, name, wish), rung)
-
     def slots(self, count: int, finished: Callable[[Run], None]) -> Runner:
         return Runner(count, finished, self.monotonic)
-
-
-class _Listening:
-    def __init__(self, bell: Bell, rung: Callable[[], None]) -> None:
-        self._bell, self._rung = bell, rung
-        self._loop = asyncio.get_running_loop()
-        self._loop.add_reader(bell.fileno(), self._heard)
-
-    def _heard(self) -> None:
-        self._bell.clear()
-        self._rung()
-
-    def close(self) -> None:
-        self._loop.remove_reader(self._bell.fileno())
-        self._bell.close()

@@ -1,13 +1,12 @@
 """What a simulated node stands on: clocks that are wrong in their own way, chance from the seed, and handlers as tasks
-on the one event loop. Processes and bells are entries in a table that goes with the node's life.
+on the one event loop. Processes and hints are entries in tables that go with the node's life.
 """
 
 import asyncio
 import random
 from collections.abc import Callable
 
-from hocket.bus.bells import Wish
-from hocket.testing.sim.loop import Life
+from hocket.bus.memory import MemoryBus
 from hocket.work.ground import Closing
 from hocket.work.runner import Run, Runner
 
@@ -33,14 +32,13 @@ class Clocks:
 class SimGround:
     """The ground of one life of a node."""
 
-    def __init__(self, clocks: Clocks, chance: random.Random, life: Life) -> None:
+    def __init__(self, clocks: Clocks, chance: random.Random) -> None:
+        self.bus = MemoryBus()
         self.chance = chance
         self.monotonic = clocks.monotonic
         self.process = 1
         self._clocks = clocks
-        self._life = life
         self._names: set[str] = set()
-        self._bells: dict[str, tuple[Wish, Callable[[], None]]] = {}
 
     def physical_ms(self) -> int:
         return int(self._clocks.day() * 1000)
@@ -54,21 +52,6 @@ class SimGround:
 
     def is_alive(self, name: str) -> bool:
         return name in self._names
-
-    def listen(self, name: str, wish: Wish, rung: Callable[[], None]) -> Closing:
-        self._bells[name] = (wish, rung)
-        return _Closing(lambda: self._bells.pop(name, None))
-
-    def ring(self, stirring: bool) -> None:
-        """Wakes whoever listens, as a commit does."""
-        loop = asyncio.get_running_loop()
-        for wish, rung in list(self._bells.values()):
-            if stirring or wish == "any":
-                loop.call_soon(self._rung, rung)
-
-    def _rung(self, rung: Callable[[], None]) -> None:
-        if not self._life.is_over:
-            rung()
 
     def slots(self, count: int, finished: Callable[[Run], None]) -> Runner:
         return Tasks(count, finished, self.monotonic)

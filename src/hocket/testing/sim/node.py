@@ -97,7 +97,7 @@ class Up(Node):
         self.node = node
         self.life = Life()
         chance = random.Random(node.chance.getrandbits(64))
-        ground = SimGround(node.clocks, chance, self.life)
+        ground = SimGround(node.clocks, chance)
         log = Log(
             node.store,
             node.key,
@@ -105,7 +105,7 @@ class Up(Node):
             wall=SteadyWall(node.clocks.day, node.clocks.monotonic),
             physical=ground.physical_ms,
             randomness=chance.randbytes,
-            committed=ground.ring,
+            bus=ground.bus,
         )
         super().__init__(_Desk(log), Disk(node, chance, self.life), ground)
         self.gate = Gate(self, node.key, ground, notice=self._notice)
