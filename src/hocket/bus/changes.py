@@ -143,7 +143,7 @@ def encode_within(changes: Changes, size: int) -> bytes:
 def decode_changes(data: bytes) -> Changes:
     """Raises Malformed."""
     reader = Reader(data)
-    changes = read_changes(reader)
+    changes = _read_one(reader)
     if reader.remaining():
         raise Malformed(f"{reader.remaining()} bytes follow the changes")
     return changes
@@ -155,13 +155,13 @@ def decode_or_anything(data: bytes) -> Changes:
     merged = NOTHING
     try:
         while reader.remaining():
-            merged |= read_changes(reader)
+            merged |= _read_one(reader)
     except Malformed:
         return ANYTHING
     return merged
 
 
-def read_changes(reader: Reader) -> Changes:
+def _read_one(reader: Reader) -> Changes:
     """The next message. Raises Malformed."""
     kinds: tuple[str, ...]
     families: tuple[tuple[str, tuple[bytes, ...]], ...]
