@@ -89,7 +89,7 @@ def test_what_is_read_is_the_one_form_of_what_it_says(data: bytes) -> None:
     "data",
     [
         b"\1",
-        b"\1\1\1\1\1\1\1\1",
+        b"\1" * 10,
         b"\3\0\0",
         encode_changes(ANYTHING)[:-1],
         encode_changes(about("job", b"x")) + b"\1",

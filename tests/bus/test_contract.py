@@ -81,7 +81,7 @@ def test_a_listener_that_never_looks_costs_little_and_misses_nothing(bus: Bus) -
 def test_a_waiter_is_woken_by_a_match_and_not_by_another_change(bus: Bus) -> None:
     listener = bus.subscribe(RENDER)
     heard: list[Changes] = []
-    thread = threading.Thread(target=lambda: heard.append(listener.wait(PATIENCE_S)))
+    thread = threading.Thread(target=lambda: heard.append(listener.wait(PATIENCE_S)), daemon=True)
     thread.start()
     bus.publish(REPORT)
     bus.publish(RENDER)
@@ -94,7 +94,7 @@ def test_a_waiter_is_woken_by_a_match_and_not_by_another_change(bus: Bus) -> Non
 def test_closing_ends_a_wait_and_what_comes_later_is_not_told(bus: Bus) -> None:
     listener = bus.subscribe(ANYTHING)
     heard: list[Changes] = []
-    thread = threading.Thread(target=lambda: heard.append(listener.wait(None)))
+    thread = threading.Thread(target=lambda: heard.append(listener.wait(None)), daemon=True)
     thread.start()
     listener.close()
     thread.join(PATIENCE_S)

@@ -184,7 +184,7 @@ def test_messages_of_several_processes_do_not_mix(tmp_path: Path) -> None:
         while came := listener.wait(None):
             heard.append(came)
 
-    reader = threading.Thread(target=read)
+    reader = threading.Thread(target=read, daemon=True)
     reader.start()
     publishers = [process(PUBLISH, tmp_path, letter, 2_000) for letter in "abc"]
     for each in publishers:
