@@ -22,7 +22,7 @@ export HYPOTHESIS_STORAGE_DIRECTORY := $(CURDIR)/.cache/hypothesis
 # Tests that share a resource or watch the clock say so with xdist_group; loadgroup keeps each group in one process.
 PYTEST := $(BIN)/python -m pytest -q -n $(JOBS) --dist=loadgroup -o cache_dir=.cache/pytest
 
-.PHONY: help setup run test lint soak fuzz bench conformance audit pin clean
+.PHONY: help setup run test quick lint soak fuzz bench conformance audit pin clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -56,6 +56,12 @@ lint: setup ## ruff and mypy
 
 test: lint ## lint, then all tests but the soak
 	$(PYTEST) $(ARGS)
+
+# The rooms whose tests start no processes that stay.
+QUICK := tests/kernel tests/roster tests/store tests/log tests/trust tests/node tests/test_house.py
+
+quick: lint ## lint, and the tests that answer within two minutes
+	HYPOTHESIS_PROFILE=quick $(PYTEST) -m "not soak and not slow" $(QUICK) $(ARGS)
 
 soak: setup ## the same tests, twenty times the examples, and the long runs
 	HYPOTHESIS_PROFILE=soak $(PYTEST) -m "soak or not soak" --timeout=7200 $(ARGS)

@@ -1,14 +1,24 @@
-"""Hypothesis profiles, chosen by HYPOTHESIS_PROFILE: `default`, or `soak` with twenty times the examples."""
+"""Hypothesis profiles, chosen by HYPOTHESIS_PROFILE: `default`, `quick` with a quarter of the examples, or `soak` with
+twenty times as many.
+"""
 
 import os
 import signal
 
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 
 EXAMPLES = 60
 
-# No deadline: on a busy machine a slow example is not a wrong one.
-settings.register_profile("default", max_examples=EXAMPLES, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# No deadline: on a busy machine a slow example is not a wrong one. Nothing is explained either: that runs a failing
+# example hundreds of times more, beyond a test's time limit.
+settings.register_profile(
+    "default",
+    max_examples=EXAMPLES,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+    phases=[phase for phase in Phase if phase is not Phase.explain],
+)
+settings.register_profile("quick", settings.get_profile("default"), max_examples=EXAMPLES // 4)
 settings.register_profile("soak", settings.get_profile("default"), max_examples=EXAMPLES * 20)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 

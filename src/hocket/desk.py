@@ -14,6 +14,7 @@ from hocket.bus.pipes import Pipes
 from hocket.errors import Conflict, Usage
 from hocket.home import Ask, Home, Remembered, default_home, read_user_key
 from hocket.kernel.ids import content_hash, ulid_text
+from hocket.kernel.knowledge import OURS, knowledge_text, named_in, payloads, read_knowledge
 from hocket.kernel.rules import HOCKET, STRICT, Rules, decode_rules, encode_rules
 from hocket.kernel.ucan import ROOT, issue
 from hocket.kernel.vocabulary import DelegateUcan, DesignateCoordinator
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
     from hocket.work.command.job import Commands
 
 Progress = Callable[[int, int], None]
+# Where the store keeps what the program that last judged everything knows.
+KNOWN = "known"
 
 
 def _no_progress(done: int, total: int) -> None:
@@ -82,7 +85,9 @@ class Desk:
         home = Home(path or default_home())
         home.check()
         home.shut_out_others()
-        return cls(home, SqliteStore(home.database), _helpers())
+        desk = cls(home, SqliteStore(home.database), _helpers())
+        desk._catch_up()
+        return desk
 
     @classmethod
     def init(
@@ -111,6 +116,7 @@ class Desk:
             _put_rules(store, STRICT if strict else HOCKET)
             desk = cls(home, store, _helpers())
             desk.log.run(lambda tx: desk.introduce(tx, known, _machine_name()))
+            desk._catch_up()
         return desk
 
     @classmethod
@@ -143,6 +149,7 @@ class Desk:
                     session.set_meta(RULES, encode_rules(entry.rules))
             desk = cls(home, store, _helpers(), wall=wall)
             enrolment.enter(desk.log, entry, trust)
+            desk._catch_up()
         return desk
 
     def introduce(self, tx: Transaction, ask: Ask | None = None, name: str | None = None) -> None:
@@ -217,6 +224,25 @@ class Desk:
         """Drops the roster and everything else that is derived, and makes it anew from the ops."""
         self._nobody_works("a rebuild")
         return rebuild(self.store, self.log.laws, self._wall(0), progress)
+
+    def _catch_up(self) -> None:
+        """Judges everything anew if another program wrote here last that knew more or less, and that makes a
+        difference. While workers run it is left to the next one who opens the home.
+        """
+        with self.store.read() as session:
+            said = session.meta(KNOWN)
+            if said == knowledge_text(OURS).encode():
+                return
+            changed = frozenset() if said is None else OURS ^ read_knowledge(said.decode())
+            law = self.log.laws.read(session, session.head().law)
+            matters = bool(changed & named_in(law.delegations) or session.has_variants(payloads(changed)))
+        if matters:
+            try:
+                self.rebuild()
+            except Conflict:
+                return
+        with self.store.write() as session:
+            session.set_meta(KNOWN, knowledge_text(OURS).encode())
 
     def _nobody_works(self, before: str) -> None:
         with self.read() as session:

@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -109,9 +110,40 @@ def test_listeners_come_and_go(bus: Bus) -> None:
     for _ in range(20):
         bus.publish(RENDER)
         listener = bus.subscribe(ANYTHING)
+        assert bus.is_heard()
         bus.publish(REPORT)
         assert listener.wait(PATIENCE_S) == REPORT
         listener.close()
+
+
+def test_a_bus_says_when_nobody_listens(bus: Bus) -> None:
+    listener = bus.subscribe(RENDER)
+    bus.publish(REPORT)
+    listener.close()
+    deadline = time.monotonic() + PATIENCE_S
+    while bus.is_heard():
+        assert time.monotonic() < deadline
+        bus.publish(REPORT)
+        time.sleep(0.005)
+    listener = bus.subscribe(RENDER)
+    assert bus.is_heard()
+    listener.close()
+
+
+def test_a_coroutine_waits_until_there_is_more(bus: Bus) -> None:
+    async def run() -> None:
+        listener = Listener(bus.subscribe(ANYTHING))
+        bus.publish(RENDER)
+        assert await listener.wait(PATIENCE_S) == RENDER
+        waiting = asyncio.create_task(listener.wait(PATIENCE_S))
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert not waiting.done()
+        bus.publish(REPORT)
+        assert await waiting == REPORT
+        listener.close()
+
+    asyncio.run(run())
 
 
 def test_a_coroutine_is_told_whichever_thread_publishes(bus: Bus) -> None:
@@ -131,7 +163,7 @@ def test_a_coroutine_is_told_whichever_thread_publishes(bus: Bus) -> None:
         bus.publish(about(GIT, b"d"))
         assert await listener.wait(0.01) == NOTHING
 
-    asyncio.run(run())
+    asyncio.run(run(), debug=True)  # which refuses what another thread may not do
 
 
 def test_a_coroutine_hears_what_came_before_it_was_attached(bus: Bus) -> None:

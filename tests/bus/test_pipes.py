@@ -44,6 +44,32 @@ def test_a_pipe_is_not_taken_for_a_dead_ones_while_it_is_made(tmp_path: Path, mo
     bus.close()
 
 
+def test_a_pipe_is_found_although_the_time_of_the_directory_has_not_moved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Time stamps of directories are coarse; here as coarse as it takes."""
+    monkeypatch.setattr(pipes, "STAMP_GRAIN_NS", 3_600_000_000_000)
+    bus = Pipes(tmp_path)
+    bus.subscribe(ANYTHING).close()
+    bus.publish(RENDER)
+    stamp = tmp_path.stat().st_mtime_ns
+    listener = bus.subscribe(ANYTHING)
+    os.utime(tmp_path, ns=(stamp, stamp))
+    assert bus.is_heard()
+    bus.publish(RENDER)
+    assert listener.wait(0) == RENDER
+    listener.close()
+    bus.close()
+
+
+def test_a_pipe_that_nobody_reads_any_more_is_removed_when_it_is_found(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "worker-1-ab.any")
+    bus = Pipes(tmp_path)
+    bus.publish(RENDER)
+    assert list(tmp_path.iterdir()) == []
+    bus.close()
+
+
 @pytest.mark.xdist_group("processes")
 def test_the_pipe_of_a_killed_process_is_removed_and_a_full_one_is_no_trouble(tmp_path: Path) -> None:
     listening = process(

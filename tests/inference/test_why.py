@@ -150,7 +150,6 @@ def test_links_that_are_missing_are_named():
             CreateClaim(claim, ClaimType.ATTRIBUTE, junk, "is", TextObject("x"), ClaimStatus.HINT, (), Provenance()),
         )
         assert why(node, ulid_text(claim))["missing"] == ["this claim names no record of a model call"]
-        assert node.desk.verify().findings == []
 
 
 def test_a_record_that_contradicts_its_op_is_named():

@@ -49,6 +49,8 @@ def well_typed(name: str, value: Any) -> bool:
 
 
 def understood(capability: Capability) -> bool:
+    if capability.resource not in RESOURCES or capability.action not in ACTIONS:
+        return False
     return all(name in KNOWN and well_typed(name, value) for name, value in capability.caveats.items())
 
 
@@ -121,8 +123,6 @@ class Naive:
         if d.issuer != USER and not parents:
             return "FOREIGN_USER"
         if d.issuer != USER and any(parent.audience != d.issuer for parent in parents):
-            return "UNAUTHORISED"
-        if any(c.resource not in RESOURCES or c.action not in ACTIONS for c in d.capabilities):
             return "UNAUTHORISED"
         for parent in parents:
             if d.not_before < parent.not_before:

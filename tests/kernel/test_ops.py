@@ -211,8 +211,50 @@ def test_a_random_batch_never_raises(data: bytes) -> None:
     assert sum(len(raw) for raw, _ in got) <= len(data)
 
 
+NEWER = st.integers(27, 2**63).filter(lambda number: number not in v.VARIANTS)
+
+
+def newer_op(number: int, content: bytes) -> Op:
+    """An op whose payload only a newer program knows, under the id that its content gives it."""
+    node = 5
+    bound, _ = ops.bind(Op(ops.NO_ID, Hlc(1000, 2, node), node, (ops.link_to(JOB),), v.Unknown(number, content)))
+    return ops.sign(bound, KEY)
+
+
 @pytest.mark.req("LW-34")
-def test_an_unknown_variant_ends_a_batch_and_says_whose_it_was() -> None:
+@given(NEWER, st.binary(max_size=300))
+def test_an_op_of_a_newer_program_is_read_as_far_as_can_be_and_hides_nothing(number: int, content: bytes) -> None:
+    op, good = newer_op(number, content), make()
+    data = ops.encode(op)
+    assert ops.decode(data) == op and ops.is_bound(data, op) and ops.verify_op(data, op, KEY.public)
+    batch = ops.encode_sequence([ops.encode(good), data, ops.encode(good)])
+    assert [one for _, one in ops.read_sequence(batch)] == [good, op, good]
+
+
+@pytest.mark.req("LW-34")
+@pytest.mark.parametrize(("copies", "is_read"), [(1, True), (3, True), (4, False), (10_000, False)])
+def test_what_looks_like_a_signature_costs_a_few_tries_and_no_more(copies: int, is_read: bool) -> None:
+    """Inside a payload that is not known here."""
+    field = detached(bytes(64), 5)
+    data = ops.encode(newer_op(2_000, (b"\x01" + bytes([len(field)]) + field) * copies))
+    ((raw, found),) = ops.read_sequence(ops.encode_sequence([data]))
+    assert raw == data and isinstance(found, Op if is_read else UnknownVariant)
+
+
+@pytest.mark.req("LW-34")
+@given(NEWER, st.binary(max_size=100), st.data())
+def test_a_damaged_op_of_a_newer_program_is_not_taken_for_another(
+    number: int, content: bytes, data: st.DataObject
+) -> None:
+    whole = ops.encode(newer_op(number, content))
+    place = data.draw(st.integers(0, len(whole) - 1))
+    damaged = whole[:place] + bytes([whole[place] ^ data.draw(st.integers(1, 255))]) + whole[place + 1 :]
+    for _, found in ops.read_sequence(ops.encode_sequence([damaged])):
+        assert not isinstance(found, Op) or not ops.verify_op(damaged, found, KEY.public)
+
+
+@pytest.mark.req("LW-34")
+def test_an_unknown_variant_under_any_id_ends_a_batch_and_says_whose_it_was() -> None:
     good = ops.encode(make())
     other = bytes([9] * 16)
     unknown = other + good[16:].replace(b"\x0b" + JOB, second.varint(999) + JOB)

@@ -109,6 +109,7 @@ def kinds(log: Log) -> dict[int, OpRow]:
     return {row.variant: row for row in reversed(rows(log))}
 
 
+@pytest.mark.slow
 @pytest.mark.req("VX-08")
 def test_any_flipped_byte_of_any_op_is_found_and_the_op_is_named(log: Log) -> None:
     flips = 0

@@ -192,6 +192,7 @@ def test_an_output_cites_a_record_by_its_op_or_by_its_artifact() -> None:
     assert reason(everywhere_the_same([before, after]), before) == Reason.WAITING
 
 
+@pytest.mark.slow
 @pytest.mark.req("LW-35")
 @pytest.mark.parametrize("delivered", [True, False])
 def test_another_nodes_record_helps_once_that_node_has_completed_the_job_with_it(delivered: bool) -> None:

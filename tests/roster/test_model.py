@@ -126,6 +126,7 @@ def test_the_queue_holds_what_the_model_holds_ready(data: st.DataObject) -> None
         }
 
 
+@pytest.mark.slow
 @pytest.mark.req("LW-32")
 def test_the_histories_reach_the_deep_states() -> None:
     """Else the comparison would compare little."""

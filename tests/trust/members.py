@@ -6,18 +6,14 @@ from collections.abc import Iterable
 from typing import Any
 
 import msgspec
-import pytest
-from blake3 import blake3
 
 from hocket.kernel.clock import Hlc
-from hocket.kernel.ids import content_hash, make_ulid, node_id
-from hocket.kernel.jws import detached
+from hocket.kernel.ids import content_hash, node_id
 from hocket.kernel.keys import SigningKey, did_key
-from hocket.kernel.ops import NO_ID, Op, bind, decode, encode, link_to, sealed, sign, unsigned
-from hocket.kernel.postcard import UnknownVariant
+from hocket.kernel.ops import NO_ID, Op, bind, decode, encode, link_to, sign
 from hocket.kernel.rules import HOCKET, Rules, encode_rules
 from hocket.kernel.ucan import ROOT, Capability, issue, read
-from hocket.kernel.vocabulary import DelegateUcan, DesignateCoordinator, Payload, RouteKind
+from hocket.kernel.vocabulary import DelegateUcan, DesignateCoordinator, Payload
 from hocket.log import RULES, Admission, Log, Transaction
 from hocket.log.rebuild import rebuild, roster_digest
 from hocket.store import Entry
@@ -153,18 +149,6 @@ class Forger:
         if after is None:
             self.last = signed.id
         return encode(signed), signed
-
-    def strange(self, wall: int) -> tuple[bytes, UnknownVariant]:
-        """An op of a newer program, which nobody here can read."""
-        known = unsigned(Op(NO_ID, Hlc(wall, 0, self.node), self.node, (link_to(self.last),), RouteKind("", None)))
-        head = known[16 : known.index(b"\x19\x00\x00", 16)]
-        rest = head + b"\xff\x7f" + b"from the future"
-        self.last = make_ulid(wall, bytes(blake3(b"hocket op\0" + rest).digest(10)))
-        body = self.last + rest
-        data = sealed(body, detached(self.key.sign(body + b"\x00"), self.node))
-        with pytest.raises(UnknownVariant) as caught:
-            decode(data)
-        return data, caught.value
 
 
 def owner(name: str = "owner") -> Member:

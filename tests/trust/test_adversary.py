@@ -22,6 +22,7 @@ QUICK = ("ids are anybody's", "links are not checked", "any member revokes", "an
 moves = st.builds(Move, *(st.integers(0, size - 1) for size in SIZES))
 
 
+@pytest.mark.slow
 @pytest.mark.req("LW-26", "LW-32", "LW-42", "LW-43")
 @settings(max_examples=40, suppress_health_check=list(HealthCheck), deadline=None)
 @given(st.integers(0, (1 << 13) - 1), st.lists(moves, max_size=MOVES_MAX))
@@ -29,6 +30,7 @@ def test_members_do_what_they_were_granted_and_nothing_else(setup: int, history:
     play(setup, history)
 
 
+@pytest.mark.slow
 @pytest.mark.req("LW-26", "LW-32", "LW-42", "LW-43")
 @pytest.mark.parametrize("part", range(PARTS))
 def test_a_hundred_histories(part: int) -> None:
@@ -51,6 +53,7 @@ def played(seed: int) -> None:
         raise Violation(f"seed {seed}: {violation}") from violation
 
 
+@pytest.mark.slow
 @pytest.mark.req("LW-42", "LW-43")
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", QUICK)

@@ -9,7 +9,7 @@ import pytest
 from hocket.kernel.authority import revoke_root
 from hocket.kernel.clock import Hlc
 from hocket.kernel.ids import content_hash
-from hocket.kernel.ops import NO_ID, Op, encode, sign
+from hocket.kernel.ops import NO_ID, Op, decode, encode, encode_sequence, read_sequence, sign
 from hocket.kernel.policy import Policy, encode_policy
 from hocket.kernel.reasons import Reason
 from hocket.kernel.roster import Outcome, State
@@ -25,6 +25,7 @@ from hocket.kernel.vocabulary import (
     RouteKind,
     ScheduleJob,
     Telemetry,
+    Unknown,
 )
 from hocket.log import Transaction
 from tests.trust.members import DAY_MS, DID, START, USER, WORKER, Forger, Member, job, meet, owner
@@ -449,18 +450,33 @@ def test_an_op_signed_by_another_is_no_history() -> None:
 
 
 @pytest.mark.req("LW-34", "LW-46")
-def test_a_chain_goes_on_past_an_op_of_a_newer_program() -> None:
-    """Its variant is unknown here, so it is refused; but it is its author's, and the next op follows it."""
+def test_an_op_of_a_newer_program_is_kept_and_does_nothing() -> None:
+    """Its variant is unknown here, so it counts for nothing; but it is its author's, and the next op follows it."""
     first, newer = owner(), Forger("newer")
     first.receive(newer.enter(first.invite(newer), first.token))
     one = newer.say(ScheduleJob(NO_ID, "acme.one", b"{}", b""), START + 10)
-    strange, unknown = newer.strange(START + 20)
+    strange = newer.say(Unknown(16_383, b"from the future"), START + 20)
     three = newer.say(ScheduleJob(NO_ID, "acme.three", b"{}", b""), START + 30)
     first.receive([one])
     assert first.receive([three]).refused == {Reason.UNLINKED: 1}
     # Somebody else's word that there was an op is nothing.
-    assert first.receive([(strange[:-1] + bytes([strange[-1] ^ 1]), unknown)]).refused == {Reason.UNKNOWN_VARIANT: 1}
+    forged = strange[0][:-1] + bytes([strange[0][-1] ^ 1])
+    assert first.receive([(forged, decode(forged))]).refused == {Reason.BAD_SIGNATURE: 1}
     assert first.receive([three]).refused == {Reason.UNLINKED: 1}
-    assert first.receive([(strange, unknown)]).refused == {Reason.UNKNOWN_VARIANT: 1}
-    assert first.receive([three]).appended == 1
-    assert first.reason(three[1]) == 0 and first.rebuilt()
+    # It hides nothing that comes behind it.
+    assert [op for _, op in read_sequence(encode_sequence([strange[0], three[0]]))] == [strange[1], three[1]]
+    assert first.receive([strange, three]).appended == 2
+    assert (first.reason(strange[1]), first.reason(three[1])) == (Reason.UNKNOWN_VARIANT, 0)
+    assert first.rebuilt()
+
+
+@pytest.mark.req("LW-43")
+def test_two_histories_are_found_though_one_is_of_a_newer_program() -> None:
+    first, newer = owner(), Forger("newer")
+    first.receive(newer.enter(first.invite(newer), first.token))
+    before = newer.last
+    strange = newer.say(Unknown(16_383, b"from the future"), START + 20)
+    other = newer.say(ScheduleJob(NO_ID, "acme.one", b"{}", b""), START + 30, after=before)
+    first.receive([strange])
+    assert first.receive([other]).forked == {newer.node}
+    assert newer.node in first.log.law().forks

@@ -23,9 +23,8 @@ class MemoryBus:
 
     def publish(self, changes: Changes) -> None:
         with self._lock:
-            subscriptions = list(self._subscriptions)
-        for each in subscriptions:
-            each.tell(changes)
+            for each in self._subscriptions:
+                each.tell(changes)
 
     def subscribe(self, topics: Changes) -> "_Subscription":
         made = _Subscription(topics, self._forget)
@@ -50,8 +49,6 @@ class _Subscription:
         if not changes.matches(self._topics):
             return
         with self._changed:
-            if self._is_closed:
-                return
             is_first, self._came = not self._came, self._came | changes
             self._changed.notify_all()
         if is_first and self._call is not None:

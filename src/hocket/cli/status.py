@@ -9,9 +9,11 @@ from hocket.cli.voice import ago, emit, fields
 from hocket.desk import Desk
 from hocket.kernel.clock import Hlc, hlc_text
 from hocket.kernel.ids import node_text
+from hocket.kernel.knowledge import unknown_of
 from hocket.kernel.reasons import BY_NUMBER, Reason
 from hocket.kernel.roster import Outcome
 from hocket.mesh.peers import coordinator, silence
+from hocket.mesh.programs import differences
 from hocket.store import Session, Stage
 from hocket.work.processes import is_alive
 
@@ -57,6 +59,9 @@ def _status(desk: Desk, session: Session) -> dict[str, Any]:
             {"node": node_text(int.from_bytes(each.node, "big")), "last_ms": each.wall, "ops": each.ops}
             for each in session.over_quota().values()
         ],
+        "programs": {node_text(node): how for node, how in differences(session).items()},
+        "unknown_ops": refused.pop(int(Reason.UNKNOWN_VARIANT), 0),
+        "unknown_grants": sorted(unknown_of(desk.log.laws.read(session, head.law).delegations)),
         "held_ops": session.held()[0],
         "held_until_ms": session.held()[1],
         "coordinator": None if (node := coordinator(desk.log, session)) is None else node_text(node),
@@ -80,6 +85,13 @@ def _mesh(shown: dict[str, Any]) -> list[tuple[str, Any]]:
     for over in shown["over_quota"]:
         refused = f"{over['ops']:,} ops refused, last {ago(over['last_ms'], now)}"
         pairs.append(("over quota", f"node {over['node']}: {refused}; see `hocket nodes`"))
+    pairs += [("program", f"node {node}: {how}") for node, how in shown["programs"].items()]
+    if shown["unknown_ops"]:
+        kept = f"{shown['unknown_ops']} ops of newer programs do nothing here; upgrade this node to read them"
+        pairs.append(("unknown ops", kept))
+    if shown["unknown_grants"]:
+        names = ", ".join(shown["unknown_grants"])
+        pairs.append(("unknown grants", f"delegations name {names}; upgrade this node to honour that"))
     if shown["held_ops"]:
         pairs.append(("held", f"{shown['held_ops']} ops from clocks that are too far ahead; is this machine's right?"))
     return pairs

@@ -5,9 +5,10 @@ capabilities.py and what an op asks for in needs.py; asking again for the ops th
 
 A delegation stands when it leads back to the user: it is the user's own, or all the delegations that it cites stand,
 were given to its issuer, contain its times, each of its capabilities is within one of theirs, and one of them lets the
-issuer write registrations. What it cites must hold for a delegation of the user too, if it cites any. Because a
-standing delegation is inside its parents in every respect, an op need only be held against the delegation itself and
-not against the chain above it.
+issuer write registrations. A capability that names something beyond Likewise v0.1 and is within none of theirs admits
+nothing, and that is all. What it cites must hold for a delegation of the user too, if it cites any. Because a standing
+delegation is inside its parents in every respect, an op need only be held against the delegation itself and not
+against the chain above it.
 
 Revocation reaches down and back: whatever leans on a revoked delegation, directly or not, counts for nothing, whenever
 it was written. Under bound rules a delegation is revoked by its issuer or by the issuer of one above it, and one that
@@ -23,7 +24,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from hocket.kernel import vocabulary as v
-from hocket.kernel.capabilities import Grant, grant_of, is_known
+from hocket.kernel.capabilities import Grant, grant_of, is_v01
 from hocket.kernel.clock import U64_MAX, Hlc
 from hocket.kernel.keys import SigningKey, parse_did_key, verify
 from hocket.kernel.needs import JUDGED, READING, Judged
@@ -85,6 +86,7 @@ class _Graph:
         self.of_node: dict[int, list[Delegation]] = {}
         self.children: dict[bytes, list[Delegation]] = {}
         self.grants: dict[bytes, tuple[Grant, ...]] = {}
+        self._v01: dict[bytes, set[Grant]] = {}
         self._depths: dict[bytes, int] = {}
         # Whatever is not reached from above leans on a delegation that is not here, or on itself.
         self.faults: dict[bytes, Reason | None] = dict.fromkeys(self.by_cid, Reason.UNRESOLVED)
@@ -92,8 +94,9 @@ class _Graph:
         ready: deque[Delegation] = deque()
         for delegation in self.by_cid.values():
             self.of_node.setdefault(delegation.node, []).append(delegation)
-            grants = (grant_of(capability) for capability in delegation.capabilities)
-            self.grants[delegation.cid] = tuple(grant for grant in grants if grant is not None)
+            grants = [(grant_of(capability), is_v01(capability)) for capability in delegation.capabilities]
+            self.grants[delegation.cid] = tuple(grant for grant, _ in grants if grant is not None)
+            self._v01[delegation.cid] = {grant for grant, is_plain in grants if grant is not None and is_plain}
             parents = set(delegation.proofs)
             missing[delegation.cid] = len(parents)
             for parent in parents:
@@ -123,16 +126,16 @@ class _Graph:
                 return Reason.FOREIGN_USER
             if any(parent.audience != delegation.issuer for parent in parents):
                 return Reason.UNAUTHORISED
-        if not all(map(is_known, delegation.capabilities)):
-            return Reason.UNAUTHORISED
         if parents:
             if not all(_in_time(delegation, parent) for parent in parents):
                 return Reason.WIDENED
             above = [grant for parent in parents for grant in self.grants[parent.cid]]
-            if not all(any(map(grant.within, above)) for grant in self.grants[delegation.cid]):
+            granted = tuple(grant for grant in self.grants[delegation.cid] if any(map(grant.within, above)))
+            plain = self._v01[delegation.cid]
+            if not plain <= set(granted):
                 return Reason.WIDENED
-            granted = self.grants[delegation.cid]
-            if delegation.issuer != self.user and not any(_passes_on(grant, delegation, granted) for grant in above):
+            self.grants[delegation.cid] = granted
+            if delegation.issuer != self.user and not any(_passes_on(grant, delegation, plain) for grant in above):
                 return Reason.UNAUTHORISED
         return None
 
@@ -269,6 +272,8 @@ class Authority:
         which a parent is not here."""
         ways = self._writes.get((node, type(payload)))
         if ways is None:
+            if isinstance(payload, v.Unknown):
+                return Reason.UNKNOWN_VARIANT
             if isinstance(payload, v.Sanitised):
                 return self.refusal(node, payload.payload, wall_ms, kind)
             if isinstance(payload, v.DelegateUcan | v.ReportFork | v.RevokeRoot):
@@ -296,7 +301,7 @@ class Authority:
 
     def allowed_until(self, node: int, payload: Payload, wall_ms: int, kind: str | None) -> int | None:
         """When the last of the delegations ends that allow this node to write this op; None when none does."""
-        if isinstance(payload, v.Sanitised) or JUDGED[type(payload)].resource == "Registration":
+        if isinstance(payload, v.Sanitised | v.Unknown) or JUDGED[type(payload)].resource == "Registration":
             return None
         if self.refusal(node, payload, wall_ms, kind) is not None:
             return None

@@ -12,7 +12,9 @@ Readings of our own, where the Likewise document leaves a choice or contradicts 
 - kind_prefix also narrows the reading of artifacts, under Artifact and under Ops: by the kind of the job that an
   artifact came from. One that came from no job is not read under it. Writing artifacts it leaves alone.
 - An unknown caveat, or a known one with a value of another type, empties its capability and leaves the others of the
-  delegation as they are. An unknown resource or action spoils the delegation whole.
+  delegation as they are. So does a resource or an action that is not known: a newer program may know it.
+- A capability of Likewise v0.1 that is wider than what its issuer holds spoils the delegation whole. One that names
+  anything beyond v0.1 is only emptied by that: programs that know it and programs that do not must agree on the rest.
 - A caveat that the parent has and the child lacks widens, even where it would have no effect on the child's resource.
 - A child's sanitize list must contain every rule of the parent's as it is spelled there.
 """
@@ -21,16 +23,21 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from hocket.kernel.postcard import Malformed
+from hocket.kernel.rules import CAVEATS
 from hocket.kernel.sanitise import parse_rule
 from hocket.kernel.ucan import Capability
 
-RESOURCES = frozenset(
+RESOURCES_V01 = frozenset(
     {
         *("Ops", "Evidence", "Entity", "Claim", "Job", "Episode", "Artifact", "Action", "Mesh", "UserAssertion"),
         "Registration",
     }
 )
-ACTIONS = frozenset({"*", "Read", "Write", "Schedule", "Claim", "Complete"})
+ACTIONS_V01 = frozenset({"*", "Read", "Write", "Schedule", "Claim", "Complete"})
+CAVEATS_V01 = frozenset(CAVEATS)
+# What this program knows.
+RESOURCES = RESOURCES_V01
+ACTIONS = ACTIONS_V01
 _JOB_WRITES = frozenset({"Schedule", "Claim", "Complete"})
 
 Words = frozenset[str]
@@ -69,12 +76,16 @@ class Grant(NamedTuple):
         )
 
 
-def is_known(capability: Capability) -> bool:
-    return capability.resource in RESOURCES and capability.action in ACTIONS
+def is_v01(capability: Capability) -> bool:
+    """Whether it names nothing beyond Likewise v0.1."""
+    is_named = capability.resource in RESOURCES_V01 and capability.action in ACTIONS_V01
+    return is_named and set(capability.caveats) <= CAVEATS_V01
 
 
 def grant_of(capability: Capability) -> Grant | None:
-    """The capability with its caveats understood, or None when it has one that cannot be, and so admits nothing."""
+    """The capability with its caveats understood. None when it names something unknown, and so admits nothing."""
+    if capability.resource not in RESOURCES or capability.action not in ACTIONS:
+        return None
     values: dict[str, object] = {}
     for name, value in capability.caveats.items():
         read = READERS.get(name)

@@ -14,6 +14,8 @@ from hocket.kernel.postcard import Malformed
 
 TOKEN_BYTES_MAX = 16 * 1024
 _SIGNATURE_CHARS = 86
+# What follows the header in a signature field: two dots and the signature.
+SIGNATURE_END_CHARS = 2 + _SIGNATURE_CHARS
 
 _URL_SAFE = bytes.maketrans(b"+/", b"-_")
 _STANDARD = bytes.maketrans(b"-_", b"+/")

@@ -75,6 +75,8 @@ JUDGED: dict[type[Payload], Judged] = {
     v.RevokeRoot: _REGISTRATION,
     # It holds whole ops, so only those who may read every op may read it.
     v.ReportFork: Judged("Ops", None),
+    # Nobody here knows what it says, so the same holds for it.
+    v.Unknown: Judged("Ops", None),
 }
 
 

@@ -19,11 +19,24 @@ import msgspec
 
 from hocket.kernel.clock import Hlc
 from hocket.kernel.ids import digest, make_ulid
-from hocket.kernel.jws import SIGNATURE_BEGINS, detached, open_detached
+from hocket.kernel.jws import SIGNATURE_BEGINS, SIGNATURE_END_CHARS, detached, open_detached
 from hocket.kernel.keys import SigningKey, verify
-from hocket.kernel.postcard import BYTES, NODE, STR, U32, U64, Malformed, Reader, fixed, option, seq, write_varint
+from hocket.kernel.postcard import (
+    BYTES,
+    NODE,
+    STR,
+    U32,
+    U64,
+    Malformed,
+    Reader,
+    UnknownVariant,
+    fixed,
+    option,
+    seq,
+    write_varint,
+)
 from hocket.kernel.postcard import encode as encode_value
-from hocket.kernel.vocabulary import PAYLOAD, CreateArtifact, Payload, ScheduleJob, number_of
+from hocket.kernel.vocabulary import PAYLOAD, VARIANTS, CreateArtifact, Payload, ScheduleJob, Unknown, number_of
 
 MAX_OP_BYTES = 4 * 1024 * 1024
 MAX_DEPS = 1024
@@ -41,6 +54,8 @@ _SCHEDULE = encode_value(U64, number_of(ScheduleJob))
 # No op id begins so: its milliseconds would lie beyond the year 10800.
 _LINK_MARK, _PIN_MARK = 0xFF, 0xFE
 NO_ID = bytes(16)
+# A payload that is not known here may contain what looks like a signature, and each try costs a hash.
+_SIGNATURES_TRIED = 4
 # The payloads that make something, and the field that names it.
 _SELF_NAMED: dict[type[Payload], str] = {ScheduleJob: "job_id", CreateArtifact: "artifact_id"}
 _OP_CONTEXT = b"hocket op\0"
@@ -180,7 +195,11 @@ def _rest(stamp: Hlc, deps: tuple[bytes, ...], payload: Payload) -> bytes:
         out += deps[0]
     else:
         _write_deps(out, deps)
-    _write_payload(out, payload)
+    if type(payload) is Unknown:
+        write_varint(out, payload.number)
+        out += payload.content
+    else:
+        _write_payload(out, payload)
     return bytes(out)
 
 
@@ -252,13 +271,40 @@ def encode(op: Op) -> bytes:
 
 
 def _read_envelope(r: Reader) -> Op:
+    start = r.pos
     op_id = r.take(16)
     version = _read_u32(r)
     if version != SCHEMA_VERSION:
         raise Malformed(f"schema version {version} is not known here")
     timestamp = Hlc(_read_u64(r), _read_u32(r), _read_node(r))
-    node = _read_node(r)
-    return Op(op_id, timestamp, node, _read_deps(r), _read_payload(r), _read_signature(r), version)
+    node, deps, at = _read_node(r), _read_deps(r), r.pos
+    try:
+        payload = _read_payload(r)
+    except UnknownVariant as error:
+        payload = _read_unknown(r, start, at, op_id, timestamp, error)
+    return Op(op_id, timestamp, node, deps, payload, _read_signature(r), version)
+
+
+def _read_unknown(r: Reader, start: int, at: int, op_id: bytes, timestamp: Hlc, error: UnknownVariant) -> Unknown:
+    """A payload that this program does not know. Nothing says where it ends; but a signature follows it, and where ids
+    are bound the right one is that before which the bytes give the op's id.
+    """
+    r.pos = at
+    number, begins = _read_u64(r), r.pos
+    if number in VARIANTS or timestamp.wall >> 48:
+        raise error
+    data, place = r.data, begins
+    for _ in range(_SIGNATURES_TRIED):
+        place = data.find(SIGNATURE_BEGINS, place + 1, start + MAX_OP_BYTES)
+        if place < 0:
+            break
+        dots = data.find(b"..", place, place + MAX_SIGNATURE_BYTES)
+        head = _signature_head(max(dots - place, 0) + SIGNATURE_END_CHARS)
+        ends = place - len(head)
+        if ends >= begins and data[ends:place] == head and _bound_id(timestamp.wall, data[start:ends]) == op_id:
+            r.pos = ends
+            return Unknown(number, data[begins:ends])
+    raise error
 
 
 def read_op(r: Reader) -> Op:
@@ -315,37 +361,6 @@ def verify_op(data: bytes, op: Op, public: bytes) -> bool:
     return verify(public, signature, body + b"\x00")
 
 
-class Unread(NamedTuple):
-    """The envelope of an op whose payload nobody here can read; its author has signed it."""
-
-    id: bytes
-    timestamp: Hlc
-    link: bytes | None
-
-
-def read_unknown(data: bytes, public: bytes) -> Unread | None:
-    """What can be told of an op with an unknown payload, if these bytes are all of it, this key has signed them, and
-    the id follows from them. So an author's chain can be followed past an op of a newer program.
-    """
-    r = Reader(data)
-    try:
-        op_id = r.take(16)
-        if _read_u32(r) != SCHEMA_VERSION:
-            return None
-        stamp = Hlc(_read_u64(r), _read_u32(r), _read_node(r))
-        node, deps = _read_node(r), _read_deps(r)
-        place = data.rfind(SIGNATURE_BEGINS)
-        signature = open_detached(data[max(place, 0) :], node)
-    except Malformed:
-        return None
-    body = data[: place - len(_signature_head(len(data) - place))]
-    if sealed(body, data[place:]) != data or not verify(public, signature, body + b"\x00"):
-        return None
-    if node != stamp.node or stamp.wall >> 48 or _bound_id(stamp.wall, body) != op_id:
-        return None
-    return Unread(op_id, stamp, deps[-1] if deps and deps[-1][0] == _LINK_MARK else None)
-
-
 def encode_sequence(ops: Sequence[bytes]) -> bytes:
     """A batch of ops that are already encoded."""
     count = bytearray()
@@ -356,12 +371,11 @@ def encode_sequence(ops: Sequence[bytes]) -> bytes:
 def read_sequence(data: bytes) -> Iterator[tuple[bytes, Op | Malformed]]:
     """Each op of a batch with its own bytes, or the reason why it is none.
 
-    Postcard puts no length before a payload. An op whose bytes cannot be followed to their end (a variant or a
-    schema version that is not known here, input that stops early) therefore hides where the next one begins: it
-    is given as a Malformed together with all the bytes that are left, of which the first 16 are its id, and the
-    reading stops. Whoever sent the batch must be asked again from there, in smaller batches, to get at what
-    lies behind. An op that can be followed but breaks a rule is given as a Malformed with its own bytes, and
-    the reading goes on.
+    Postcard puts no length before a payload. An op whose bytes cannot be followed to their end (another schema version,
+    input that stops early, an unknown variant where ids are not bound) therefore hides where the next one begins: it is
+    given as a Malformed together with all the bytes that are left, of which the first 16 are its id, and the reading
+    stops. Whoever sent the batch must be asked again from there, in smaller batches, to get at what lies behind. An op
+    that can be followed but breaks a rule is given as a Malformed with its own bytes, and the reading goes on.
     """
     r = Reader(data)
     start = 0

@@ -14,7 +14,7 @@ from hocket.kernel.ids import content_hash
 from hocket.kernel.postcard import BOOL, STR, U32, U64, Malformed, Reader, encode, pair, seq
 from hocket.kernel.postcard import struct as fields
 from hocket.kernel.quota import Quota
-from hocket.kernel.vocabulary import EXTENSION_BASE, EXTENSIONS, NAMES
+from hocket.kernel.vocabulary import EXTENSION_BASE
 
 RULES_BYTES_MAX = 64 * 1024
 SKEW_MS_DEFAULT = 300_000
@@ -71,11 +71,26 @@ class Rules(Struct, frozen=True):
         return self.extensions is None
 
 
+# The extra payloads that a mesh of these rules agrees on. What a newer program knows beyond them is no part of the
+# rules: a node that does not know it keeps it and passes it on, so nothing is ever added here.
+VARIANTS_AGREED = (
+    (1024, "FailWork"),
+    (1025, "CancelJob"),
+    (1026, "RetryJob"),
+    (1027, "ReportProgress"),
+    (1028, "SetSchedule"),
+    (1029, "ClearSchedule"),
+    (1030, "AcceptWork"),
+    (1031, "Sanitised"),
+    (1032, "ReportFork"),
+    (1033, "RevokeRoot"),
+)
+
 STRICT = Rules()
 # The extensions alone, for logs from before ids were bound.
 UNBOUND = Rules(
     extensions=Extensions(
-        variants=tuple((number, NAMES[number]) for number in sorted(EXTENSIONS)),
+        variants=VARIANTS_AGREED,
         arbiter=True,
         skew_ms=SKEW_MS_DEFAULT,
         derivation_ops=DERIVATION_OPS,

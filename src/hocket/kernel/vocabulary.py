@@ -402,6 +402,13 @@ class Sanitised(Struct, frozen=True):
     payload: "Payload"
 
 
+class Unknown(Struct, frozen=True):
+    """A payload of a newer program: its number and its bytes. It is kept and passed on, and does nothing."""
+
+    number: int
+    content: bytes
+
+
 class ReportFork(Struct, frozen=True):
     """The proof that a node has shown two histories: its key, and two ops that it signed and that cannot both be in
     one."""
@@ -426,7 +433,7 @@ Payload = (
     | CreateEpisode | UpdateEpisode | CreateSuggestedAction | UpdateActionStatus
     | DesignateCoordinator | DelegateUcan | RevokeUcan | RouteKind | CascadeTombstone
     | FailWork | CancelJob | RetryJob | ReportProgress | SetSchedule | ClearSchedule | AcceptWork | Sanitised
-    | ReportFork | RevokeRoot
+    | ReportFork | RevokeRoot | Unknown
 )  # fmt: skip
 
 LOCATION = fields(Location, F64, F64, option(F64))
@@ -504,7 +511,7 @@ _NUMBERS: dict[type[Payload], int] = {codec.cls: number for number, codec in VAR
 
 
 def discriminant(payload: Payload) -> int:
-    return _NUMBERS[type(payload)]
+    return payload.number if type(payload) is Unknown else _NUMBERS[type(payload)]
 
 
 def number_of(variant: type[Payload]) -> int:

@@ -22,6 +22,7 @@ from hocket.kernel.vocabulary import (
     RevokeRoot,
     Sanitised,
     ScheduleJob,
+    Unknown,
     discriminant,
 )
 from hocket.log.law import Law
@@ -111,6 +112,8 @@ class Door:
     def _check(self, raw: bytes, op: Op) -> Reason | None:
         if self._is_strict and discriminant(op.payload) >= EXTENSION_BASE:
             return Reason.UNKNOWN_VARIANT  # as every other v0.1 node says
+        if isinstance(op.payload, Unknown) and not self._is_bound:
+            return Reason.UNKNOWN_VARIANT
         if not self._introduced[op.node_id]:
             return Reason.UNKNOWN_NODE
         key = self._keys.get(op.node_id)

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from hocket.kernel.clock import Hlc, pack
 from hocket.kernel.forks import is_fork
-from hocket.kernel.ops import Op, decode, link_to, read_stamp, read_unknown
+from hocket.kernel.ops import Op, decode, link_to, read_stamp
 from hocket.kernel.postcard import Malformed, UnknownVariant
 from hocket.kernel.reasons import Reason
 from hocket.kernel.vocabulary import ReportFork, Sanitised
@@ -90,15 +90,6 @@ class Intake:
             self._tx.hear(stamp)
         reason = Reason.UNKNOWN_VARIANT if isinstance(error, UnknownVariant) else Reason.MALFORMED
         self._refuse(raw[:16].ljust(16, b"\0"), 0, reason)
-        if self._checks_links and stamp is not None and isinstance(error, UnknownVariant):
-            self._skip(raw, stamp.node)
-
-    def _skip(self, raw: bytes, author: int) -> None:
-        """Remembers that an op is there which this program cannot read, so that its author's next one follows it."""
-        public, _ = self._tx.session.nodes().get(author.to_bytes(8, "big"), (b"", ""))
-        unread = read_unknown(raw, public) if public else None
-        if unread is not None and unread.link == link_to(self._tx.latest_of(author)[1]):
-            self._tx.skip(author, pack(unread.timestamp), unread.id)
 
     def take(self, raw: bytes, op: Op, reason: Reason | None) -> None:
         tx = self._tx

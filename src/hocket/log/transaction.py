@@ -82,7 +82,6 @@ class Transaction:
         "_settled",
         "_stamps",
         "_wall_now",
-        "_written",
         "new_id",
         "node",
         "now",
@@ -107,8 +106,6 @@ class Transaction:
         self.new_id = new_id
         self._projection: Projection | None = None
         self._drafts: list[Draft] = []
-        # The jobs that the ops of this transaction are about.
-        self._written: set[bytes] = set()
         self._stamps: dict[Hlc, Op] = {}
         # Of each author, the time and the id of its latest op, as far as it was looked up.
         self._latest: dict[int, tuple[bytes, bytes]] = {}
@@ -128,9 +125,8 @@ class Transaction:
         projection = self._projection
         if projection is None:
             return NOTHING  # every op goes through the projection
-        keys = {JOB: projection.touched | self._written, CLAIM: projection.lost_claims}
-        if self._drafts:
-            keys[LOG] = {b""}
+        log = {b""} if self._drafts else ()
+        keys = {JOB: projection.touched, CLAIM: projection.lost_claims, LOG: log}
         return gathered(projection.ready_kinds(), keys)
 
     @property
@@ -256,13 +252,8 @@ class Transaction:
             return pack(own.timestamp), own.id
         if node not in self._latest:
             author = node.to_bytes(8, "big")
-            self._latest[node] = max(self.session.latest_of(author), self.session.skipped(author))
+            self._latest[node] = self.session.latest_of(author)
         return self._latest[node]
-
-    def skip(self, node: int, hlc: bytes, op_id: bytes) -> None:
-        """An op of that author is passed over."""
-        self._latest[node] = hlc, op_id
-        self.session.set_skipped(node.to_bytes(8, "big"), hlc, op_id)
 
     def bodies_beside(self, op: Op) -> list[bytes]:
         """Other ops of the same author with the same link or the same time."""
@@ -321,7 +312,6 @@ class Transaction:
             rows.append(OpRow(seq, op.id, stamp, discriminant(payload), job_of(payload), reason, 1, whole, chain))
         if rows:
             self.session.add_ops(rows)
-            self._written = {row.job for row in rows if row.job is not None}
             self._count()
         if self._projection is not None:
             self._projection.flush()

@@ -15,6 +15,7 @@ from hocket.kernel.bearer import check_bearer, make_bearer, read_bearer
 from hocket.kernel.frontier import Frontier, frontier_text, parse_frontier
 from hocket.kernel.ids import node_text, parse_node
 from hocket.kernel.keys import SigningKey
+from hocket.kernel.knowledge import OURS, Knowledge, knowledge_text, read_knowledge
 from hocket.kernel.ops import encode_sequence
 from hocket.kernel.postcard import Malformed
 from hocket.kernel.rules import rules_hash
@@ -88,7 +89,7 @@ class _Health(msgspec.Struct):
 
 class Client:
     """`node` is who answers there, once that was proved; `claims` who it says that it is. `is_hocket` tells whether it
-    knows what Hocket adds to the protocol.
+    knows what Hocket adds to the protocol. `knows` is what its program knows, once it has said so.
     """
 
     def __init__(
@@ -112,6 +113,7 @@ class Client:
         self._offset_s = 0
         self._public: bytes | None = None
         self._unsigned: Unsigned | None = None
+        self.knows: Knowledge | None = None
 
     # What can be asked.
 
@@ -223,6 +225,8 @@ class Client:
             reply, nonce = await self._send(method, path, query, body)
         await self._check(reply, nonce)
         await self._believe(reply, nonce)
+        if wire.KNOWS in reply.headers:
+            self.knows = read_knowledge(reply.headers[wire.KNOWS])
         return reply
 
     async def _send(self, method: str, path: str, query: str, body: bytes) -> tuple[Reply, str]:
@@ -236,7 +240,8 @@ class Client:
     def _headers(self, nonce: str) -> Mapping[str, str]:
         audience = _origin(self.address) if self.claims is None else str(self.claims)
         token = make_bearer(self._key, audience, self._now_s(), nonce, TOKEN_S)
-        return {"authorization": f"Bearer {token}", wire.RULES_HASH: rules_hash(self._access.log.rules).hex()}
+        rules = rules_hash(self._access.log.rules).hex()
+        return {"authorization": f"Bearer {token}", wire.RULES_HASH: rules, wire.KNOWS: knowledge_text(OURS)}
 
     def _nonce(self) -> str:
         return self._randomness(16).hex()

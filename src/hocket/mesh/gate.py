@@ -19,12 +19,13 @@ from hocket.kernel.bearer import Bearer, Nonces, check_bearer, make_bearer, read
 from hocket.kernel.frontier import Frontier, encode_frontier, frontier_text, parse_frontier
 from hocket.kernel.ids import content_hash, node_text
 from hocket.kernel.keys import SigningKey
+from hocket.kernel.knowledge import OURS, knowledge_text, read_knowledge
 from hocket.kernel.ops import Op, encode_sequence, read_sequence
 from hocket.kernel.postcard import Malformed
 from hocket.kernel.reasons import UNAUTHORISED, Reason
 from hocket.kernel.rules import rules_hash
 from hocket.log import Transaction
-from hocket.mesh import introductions, peers, wire
+from hocket.mesh import introductions, peers, programs, wire
 from hocket.mesh.bucket import Buckets
 from hocket.mesh.hub import Hub
 from hocket.mesh.incoming import Pushed
@@ -150,6 +151,7 @@ class Gate:
         self.refusals: Counter[str] = Counter()
         self.drift: dict[int, str] = {}
         self._agreeing: set[int] = set()
+        self._programs: dict[int, str] = {}
 
     async def open(self) -> None:
         await self._access.call(lambda: order_ops(self._access.log.store))
@@ -250,6 +252,10 @@ class Gate:
         is_new = self._check_rules(request, caller)
         if is_new and self._met is not None:
             await self._met(caller.node)
+        knows = request.headers.get(wire.KNOWS)
+        if knows is not None and self._programs.get(caller.node) != knows:
+            self._programs[caller.node] = knows
+            await programs.heard(self._access, caller.node, read_knowledge(knows), self._notice)
         return caller
 
     def _unknown(self, reason: str, node: int | None = None, detail: str = "") -> _Refused:
@@ -413,7 +419,7 @@ class Gate:
         answer = wire.answer_hash(reply)
         now_s = self._ground.physical_ms() // 1000
         token = make_bearer(self._key, str(caller.node), now_s, caller.nonce, answer=answer)
-        return reply._replace(headers={**reply.headers, wire.NODE: token})
+        return reply._replace(headers={**reply.headers, wire.NODE: token, wire.KNOWS: knowledge_text(OURS)})
 
     def _admit(self, caller: Caller, body: bytes) -> Counts:
         unauthorised, log = 0, self._access.log

@@ -19,7 +19,7 @@ from hocket.kernel.frontier import Frontier, merge
 from hocket.kernel.ops import decode, encode
 from hocket.kernel.postcard import Malformed
 from hocket.kernel.sanitise import sanitised
-from hocket.kernel.vocabulary import CreateArtifact, EvictArtifact, Payload, Sanitised, ScheduleJob, job_of
+from hocket.kernel.vocabulary import CreateArtifact, EvictArtifact, Payload, Sanitised, ScheduleJob, Unknown, job_of
 from hocket.log import Log
 from hocket.mesh.wire import BODY_BYTES_MAX
 from hocket.store import OpRow, Session, Store
@@ -140,6 +140,9 @@ def _outgoing(session: Session, to: Reader, row: OpRow) -> bytes | None:
     rules = to.authority.reading(to.node, op.payload, op.timestamp.wall, kind, to.now_ms)
     if rules is None:
         return None
+    if isinstance(op.payload, Unknown):
+        # What a newer program wrote cannot be sanitised here.
+        return None if rules else row.body
     if isinstance(op.payload, Sanitised):
         return row.body
     payload = sanitised(op.payload, rules)

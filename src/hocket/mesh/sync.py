@@ -15,11 +15,12 @@ from hocket.kernel.clock import Hlc
 from hocket.kernel.frontier import Frontier, encode_frontier, merge
 from hocket.kernel.ids import content_hash, node_text
 from hocket.kernel.keys import SigningKey
+from hocket.kernel.knowledge import Knowledge
 from hocket.kernel.ops import Op, read_sequence
 from hocket.kernel.postcard import Malformed, Reader
 from hocket.log import Admission, Log
 from hocket.log.transaction import GAPS
-from hocket.mesh import introductions, outgoing, peers, shelf
+from hocket.mesh import introductions, outgoing, peers, programs, shelf
 from hocket.mesh.client import RETRY_AFTER_S_MAX, Answer, Busy, Client, Counts, Paused, Refused, TooLarge
 from hocket.mesh.incoming import Received, is_brought, is_own
 from hocket.mesh.outgoing import PAGE_BYTES_MAX, PAGE_OPS_MAX, Page, own_frontier, page
@@ -121,6 +122,7 @@ class _Line:
         self.cursor: Frontier = {}
         self.began = began
         self.compared = -COMPARE_S
+        self.knows: Knowledge | None = None
 
 
 class Exchanges:
@@ -240,6 +242,9 @@ class Exchanges:
         node = await client.prove()
         if node is None:
             theirs = None
+        elif client.knows is not None and client.knows != line.knows:
+            line.knows = client.knows
+            await programs.heard(self._access, node, client.knows, self._notice)
         if first is not None and out is not None and theirs is not None:
             theirs = merge(theirs, out.scanned)
         if theirs is not None:

@@ -41,6 +41,8 @@ NODE = "x-hocket-node"
 TIME = "x-hocket-time"
 APPENDED, DUPLICATED, REJECTED, HELD = "x-hocket-appended", "x-hocket-duplicated", "x-hocket-rejected", "x-hocket-held"
 UNLINKED = "x-hocket-unlinked"
+# What the program of either side knows beyond Likewise v0.1. Operators are told of differences; nothing hangs on it.
+KNOWS = "x-hocket-knows"
 # How many ops were refused because the caller's quota is used up, and after how many seconds more is taken.
 OVER_QUOTA, RETRY_S = "x-hocket-over-quota", "x-hocket-retry-s"
 COUNTS = (APPENDED, DUPLICATED, REJECTED, HELD, UNLINKED, OVER_QUOTA, RETRY_S)

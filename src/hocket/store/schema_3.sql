@@ -14,10 +14,9 @@ CREATE INDEX jobs_ready ON jobs (kind, priority DESC, scheduled) WHERE stage = 0
 
 ALTER TABLE jobs ADD COLUMN settled INTEGER NOT NULL DEFAULT 0;       -- 1: the arbiter has accepted its completion
 
-CREATE TABLE skipped (                    -- the latest op of an author that this program cannot read
-    author BLOB PRIMARY KEY,
-    hlc    BLOB NOT NULL,
-    id     BLOB NOT NULL
+CREATE TABLE programs (                   -- what the programs of other nodes know, as each last said
+    node  BLOB PRIMARY KEY,
+    knows TEXT NOT NULL
 ) STRICT, WITHOUT ROWID;
 
 CREATE TABLE late (                       -- came long after its author's delegation had ended; on no log yet

@@ -239,6 +239,13 @@ class MeshStatements:
         rows = self._sql("SELECT address, node, pulled, state, detail, seen, added FROM peers ORDER BY added, address")
         return [Peer(*row) for row in rows]
 
+    def programs(self) -> dict[bytes, str]:
+        """What the program of each other node knows, as far as it has said so."""
+        return dict(self._sql("SELECT node, knows FROM programs"))
+
+    def set_program(self, node: bytes, knows: str) -> None:
+        self._sql("REPLACE INTO programs VALUES (?, ?)", (node, knows))
+
     def put_invitation(self, invitation: Invitation) -> None:
         self._sql(f"REPLACE INTO invitations ({_INVITATION}) VALUES (?, ?, ?, ?, ?, ?)", invitation)
 

@@ -150,13 +150,6 @@ class SqliteSession(MeshStatements):
         sql = "SELECT hlc, id FROM ops WHERE substr(hlc, 13) = ? ORDER BY hlc DESC LIMIT 1"
         return self._sql(sql, (node,)).fetchone() or (bytes(20), bytes(16))
 
-    def skipped(self, node: bytes) -> tuple[bytes, bytes]:
-        """The HLC and the id of the author's latest op that cannot be read here, or zeros."""
-        return self._sql("SELECT hlc, id FROM skipped WHERE author = ?", (node,)).fetchone() or (bytes(20), bytes(16))
-
-    def set_skipped(self, node: bytes, hlc: bytes, op_id: bytes) -> None:
-        self._sql("REPLACE INTO skipped VALUES (?, ?, ?)", (node, hlc, op_id))
-
     def ops_with_link(self, node: bytes, link: bytes) -> list[OpRow]:
         """The author's ops that contain these bytes before their payload. This reads every op of the author."""
         return self._ops("WHERE substr(hlc, 13) = ? AND instr(body, ?) > 0 ORDER BY hlc", node, link)
@@ -210,6 +203,10 @@ class SqliteSession(MeshStatements):
 
     def ops_of_variants(self, variants: Sequence[int]) -> list[OpRow]:
         return self._ops(f"WHERE variant IN ({', '.join('?' * len(variants))}) ORDER BY hlc", *variants)
+
+    def has_variants(self, variants: Sequence[int]) -> bool:
+        marks = ", ".join("?" * len(variants))
+        return bool(self._one(f"SELECT EXISTS (SELECT 1 FROM ops WHERE variant IN ({marks}))", *variants))
 
     def _ops(self, tail: str, *values: Any) -> list[OpRow]:
         try:

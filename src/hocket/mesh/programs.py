@@ -1,0 +1,27 @@
+"""What the programs of other nodes know, as each node says. Operators see there which nodes to upgrade; nothing else
+depends on it.
+"""
+
+from collections.abc import Callable
+
+from hocket.kernel.ids import node_text
+from hocket.kernel.knowledge import Knowledge, knowledge_text, read_knowledge, sentence
+from hocket.mesh.wire import Access, look, note
+from hocket.store import Session
+
+
+async def heard(access: Access, node: int, knows: Knowledge, notice: Callable[[str], None]) -> None:
+    """Keeps what a node's program knows, and tells the operator if that is news and differs from this program."""
+    key, text = node.to_bytes(8, "big"), knowledge_text(knows)
+    if await look(access, lambda session: session.programs().get(key)) == text:
+        return
+    await note(access, lambda session: session.set_program(key, text))
+    difference = sentence(knows)
+    if difference is not None:
+        notice(f"node {node_text(node)}: {difference}")
+
+
+def differences(session: Session) -> dict[int, str]:
+    """The nodes whose programs differ from this one, and how."""
+    found = {node: sentence(read_knowledge(knows)) for node, knows in session.programs().items()}
+    return {int.from_bytes(node, "big"): said for node, said in found.items() if said is not None}

@@ -1,0 +1,132 @@
+"""Two programs of different versions in one mesh, as real processes: whichever of them is the coordinator, jobs go on,
+what only the newer one knows is kept and passed on by the older one without effect, and operators are told.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.scenarios.machines import Machine, machines, until, verify
+from tests.versions import newer
+
+pytestmark = [pytest.mark.xdist_group("processes")]
+
+WRITE = """
+from hocket.desk import Desk
+from hocket.kernel.vocabulary import Note
+with Desk.open() as desk:
+    print(desk.log.run(lambda tx: tx.author(Note("written on the moon"))).id.hex())
+"""
+# A further delegation, of which a caveat and a resource are new.
+DELEGATE = """
+from hocket.desk import Desk
+from hocket.kernel.ids import content_hash
+from hocket.kernel.ucan import Capability, issue
+from hocket.kernel.vocabulary import DelegateUcan
+grants = [
+    Capability("Job", "Claim", {{"kind_prefix": ["light."], "gravity": True}}),
+    Capability("Job", "Complete", {{"kind_prefix": ["acme."]}}),
+    Capability("Moon", "Write", {{}}),
+]
+with Desk.open() as desk, desk.read() as session:
+    public, _ = session.nodes()[int("{node}", 16).to_bytes(8, "big")]
+    token = issue(desk.home.user_key(), public, grants, 0, None)
+    op = desk.log.run(lambda tx: tx.author(DelegateUcan(content_hash(token), token)))
+    print(op.id.hex())
+"""
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return newer.make(tmp_path_factory.mktemp("newer"))
+
+
+@pytest.fixture
+def three(tmp_path: Path) -> Iterator[list[Machine]]:
+    with machines(tmp_path, "owner", "left", "right") as made:
+        yield made
+
+
+def join(owner: Machine, *others: Machine) -> None:
+    owner("init")
+    address = owner.serve()
+    for each in others:
+        each("join", owner.invite(each.name, "all", address=address))
+
+
+def log(machine: Machine, type: str) -> list[dict[str, Any]]:
+    lines: list[dict[str, Any]] = machine("log", "--limit", "1000", "--json").json
+    return [line for line in lines if line["type"] == type]
+
+
+def status(machine: Machine) -> dict[str, Any]:
+    shown: dict[str, Any] = machine("status", "--json").json
+    return shown
+
+
+def runs_jobs(by: Machine, asked: Machine, kind: str) -> None:
+    """Jobs that one of them submits the other one does."""
+    job_ids = asked.submit_all([{"kind": kind, "payload": {"n": n}} for n in range(5)])
+    for job_id in job_ids:
+        until(lambda job_id=job_id: asked.show(job_id).get("outcome") == "succeeded", f"{by.name} to do {kind}")  # type: ignore[misc]
+
+
+@pytest.mark.req("LW-34", "LW-30")
+@pytest.mark.timeout(300)
+def test_the_coordinator_is_newer(three: list[Machine], program: Path) -> None:
+    owner, left, right = three
+    newer.upgrade(owner, program)
+    join(owner, left, right)
+    left.work()
+    runs_jobs(left, owner, "acme.before")
+    newer.script(owner, WRITE)
+    newer.script(owner, DELEGATE.format(node=node(left)))
+    runs_jobs(left, owner, "acme.after")
+    right("sync")
+    for older in (left, right):
+        until(lambda older=older: log(older, str(newer.NOTE)), f"the note to reach {older.name}")  # type: ignore[misc]
+        (kept,) = log(older, str(newer.NOTE))
+        assert not kept["counts"] and "unknown" in kept["reason"]
+        shown = status(older)
+        assert shown["unknown_ops"] == 1
+        assert shown["unknown_grants"] == ["caveat gravity", "resource Moon"]
+        assert "payload 1034" in shown["programs"][node(owner)]
+        assert "upgrade this node" in older("status").out
+    assert log(owner, "Note")[0]["counts"]
+    told = status(owner)["programs"]
+    lacks = "does not know caveat gravity, payload 1034 (Note), resource Moon"
+    assert all(lacks in told[node(older)] for older in (left, right))
+    # What the new delegation says in words that the older program knows is in force there.
+    assert left("may", left.name, "complete", "acme.x", code=None).code == 0
+    verify(owner, left, right)
+
+
+@pytest.mark.req("LW-34", "LW-30")
+@pytest.mark.timeout(300)
+def test_the_coordinator_is_older(three: list[Machine], program: Path) -> None:
+    owner, left, right = three
+    join(owner, left, right)
+    for each in (left, right):
+        newer.upgrade(each, program)
+    left.work()
+    right.serve()
+    runs_jobs(left, owner, "acme.before")
+    newer.script(left, WRITE)
+    runs_jobs(left, right, "acme.after")
+    # The older coordinator passes on what it cannot read, and so what follows it.
+    until(lambda: log(right, "Note"), "the note to reach the other newer node")
+    assert log(right, "Note")[0]["counts"]
+    (kept,) = log(owner, str(newer.NOTE))
+    assert not kept["counts"] and status(owner)["unknown_ops"] == 1
+    verify(owner, left, right)
+    # After an upgrade the coordinator reads what it has kept.
+    owner.stop()
+    newer.upgrade(owner, program)
+    assert log(owner, "Note")[0]["counts"] and status(owner)["unknown_ops"] == 0
+    verify(owner)
+
+
+def node(machine: Machine) -> str:
+    return str(status(machine)["node"])
