@@ -78,6 +78,14 @@ def test_what_cannot_start_yet_is_no_work(log: Teller) -> None:
     assert log.changes(lambda tx: jobs.submit(tx, [Draft("k", b"{}", Policy(not_before=2**41))])).kinds == set()
 
 
+def test_what_is_claimed_at_once_is_no_work_for_others(log: Teller) -> None:
+    def request(tx: Transaction) -> None:
+        jobs.submit(tx, [Draft("k", b"{}", Policy())])
+        assert len(jobs.claim(tx, WORKER, 1, lambda kind: 60_000).taken) == 1
+
+    assert log.changes(request).kinds == set()
+
+
 def test_what_a_worker_does_by_itself_wakes_no_worker(log: Teller) -> None:
     job = log.submit("k")
     assert log.changes(lambda tx: jobs.claim(tx, WORKER, 1, lambda kind: 60_000)) == said(job=job)
