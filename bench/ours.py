@@ -21,7 +21,7 @@ from hocket.work import jobs
 LABEL = "Hocket"
 NOTES = {
     "drain": "Hocket signs a claim and a completion for each job, and has both on the disk.",
-    "latency": "Hocket does not poll: the submitter rings the worker's bell.",
+    "latency": "Hocket does not poll: a hint of the submitter wakes the worker.",
 }
 FILL_STEP = 1_000
 

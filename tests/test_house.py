@@ -13,9 +13,9 @@ HOUSE = Path(__file__).resolve().parent.parent / "src" / "hocket"
 ORDER = [
     "kernel",
     "store",
+    "bus",
     "log",
     "coordination",
-    "bus",
     "work",
     "inference",
     "mesh",

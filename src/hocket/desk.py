@@ -1,4 +1,4 @@
-"""One node's parts put together for one process: home, store, log and bells, and every plain thing that can be
+"""One node's parts put together for one process: home, store, log and bus, and every plain thing that can be
 asked of them. It blocks and has no event loop; `node` offers the same to async and to synchronous programs.
 """
 
@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hocket.bus.bells import Bells
+from hocket.bus.pipes import Pipes
 from hocket.errors import Conflict, Usage
 from hocket.home import Ask, Home, Remembered, default_home, read_user_key
 from hocket.kernel.ids import content_hash, ulid_text
@@ -64,7 +64,7 @@ class Desk:
     ) -> None:
         self.home = home
         self.store = store
-        self.bells = Bells(home.processes)
+        self.bus = Pipes(home.processes)
         self.blobs = Blobs(home.blobs)
         self.secrets = Secrets(home.secrets)
         self._helpers = helpers
@@ -77,7 +77,7 @@ class Desk:
             physical=SteadyWall() if wall is None else None,
             randomness=randomness,
             helpers=helpers,
-            committed=self.bells.ring,
+            bus=self.bus,
         )
 
     @classmethod
@@ -164,7 +164,7 @@ class Desk:
             tx.session.set_meta(NEWCOMER, b"1")
 
     def close(self) -> None:
-        self.bells.close()
+        self.bus.close()
         self.blobs.close()
         if self._helpers is not None:
             self._helpers.shutdown()

@@ -5,6 +5,7 @@ programs.
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any, Protocol, TypeVar
 
+from hocket.bus.changes import ANYTHING, JOB, Changes, about
 from hocket.desk import Desk
 from hocket.errors import Failed, Usage
 from hocket.kernel.ids import ulid_text
@@ -26,14 +27,18 @@ class Node(Protocol):
     @property
     def desk(self) -> Desk: ...
     async def read(self, query: Callable[[Session], T]) -> T: ...
-    async def until(self, look: Callable[[], Awaitable[tuple[bool, T]]], timeout: float | None) -> T: ...
+    async def until(
+        self, look: Callable[[], Awaitable[tuple[bool, T]]], timeout: float | None, topics: Changes = ANYTHING
+    ) -> T: ...
     async def decide(self, request: Callable[[Transaction], Result]) -> Job: ...
 
 
 class SyncNode(Protocol):
     @property
     def desk(self) -> Desk: ...
-    def until(self, look: Callable[[Session], tuple[bool, T]], timeout: float | None = None) -> T: ...
+    def until(
+        self, look: Callable[[Session], tuple[bool, T]], timeout: float | None = None, topics: Changes = ANYTHING
+    ) -> T: ...
     def decide(self, request: Callable[[Transaction], Result]) -> Job: ...
 
 
@@ -104,7 +109,8 @@ class Handle:
 
     async def result(self, timeout: float | None = None) -> Any:
         """Waits for the job and gives what its handler returned. Raises JobFailed, JobCancelled or TimeoutError."""
-        return await self._node.until(lambda: self._node.read(lambda session: _ending(session, self._id)), timeout)
+        look = lambda: self._node.read(lambda session: _ending(session, self._id))  # noqa: E731
+        return await self._node.until(look, timeout, about(JOB, self._id))
 
     async def proof(self) -> bytes:
         """The proof of how a command ended, as `hocket proof verify` reads it from a file. Raises Failed when there is
@@ -131,7 +137,7 @@ class Handle:
 
         ended = False
         while not ended:
-            lines, ended = await self._node.until(look, None)
+            lines, ended = await self._node.until(look, None, about(JOB, self._id))
             for line in lines:
                 seen = line["seq"]
                 yield line
@@ -157,7 +163,7 @@ class SyncHandle:
 
     def result(self, timeout: float | None = None) -> Any:
         """Waits for the job and gives what its handler returned. Raises JobFailed, JobCancelled or TimeoutError."""
-        return self._node.until(lambda session: _ending(session, self._id), timeout)
+        return self._node.until(lambda session: _ending(session, self._id), timeout, about(JOB, self._id))
 
     def proof(self) -> bytes:
         """The proof of how a command ended, as `hocket proof verify` reads it from a file. Raises Failed when there is
@@ -184,7 +190,7 @@ class SyncHandle:
             return bool(lines) or ended, (lines, ended)
 
         while not ended:
-            lines, ended = self._node.until(look)
+            lines, ended = self._node.until(look, None, about(JOB, self._id))
             for line in lines:
                 seen = line["seq"]
                 yield line

@@ -61,7 +61,6 @@ class Home:
         self.runs = self.path / "runs"
         self.secrets = self.path / "secrets"
         self.git_cache = self.path / "git" / "cache"
-        self.git_waiting = self.path / "git" / "waiting"
         self.git_trusted = self.path / "git" / "trusted"
         self.configuration = self.path / "config.toml"
         self._user_key = self.path / "user.key"

@@ -3,19 +3,20 @@
 """
 
 import asyncio
-import os
-import select
 import signal
 import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
-from contextlib import AbstractContextManager, ExitStack, asynccontextmanager, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, asynccontextmanager, closing, contextmanager
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from hocket.bus.bells import Bell
+from hocket.bus import Subscription
+from hocket.bus.changes import ANYTHING, Changes
+from hocket.bus.listener import Listener
+from hocket.bus.memory import MemoryBus
 from hocket.desk import Desk
 from hocket.errors import Conflict, HocketError, Usage
 from hocket.handles import Handle, JobCancelled, JobFailed, SyncHandle
@@ -32,7 +33,7 @@ from hocket.work.command import errand
 from hocket.work.command.errand import Errand
 from hocket.work.command.handing import HandOver
 from hocket.work.docket import Decision, decisions
-from hocket.work.ground import Closing, Ground, Machine
+from hocket.work.ground import Ground, Machine
 from hocket.work.handlers import Handlers, JobType, encode_payload, kind
 from hocket.work.jobs import Draft, Offer, Result, Submitted
 from hocket.work.products import Kit
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# A hint can be lost; whoever waits looks again after this long.
+# A hint can be lost, so every waiter looks again after this long.
 LOOK_AGAIN_S = 2.0
 
 
@@ -144,15 +145,16 @@ class Node:
 
     def __init__(self, desk: Desk, executor: Executor | None = None, ground: Ground | None = None) -> None:
         self.desk = desk
-        self.ground: Ground = ground or Machine(desk.home.processes)
+        self.ground: Ground = ground or Machine(desk.home.processes, desk.bus)
         self._executor = executor or ThreadPoolExecutor(2, "hocket-store")
         # Taking in a peer's ops is long work; it has threads of its own, so that nobody else waits for it.
         self._mesh_executor = executor or ThreadPoolExecutor(4, "hocket-mesh")
         self._committer = Committer(desk.log, self._executor)
         self.reach: Callable[[], Awaitable[None]] | None = None
         """Exchanges with the arbiter, if this process is in touch with other nodes. Raises Unreachable."""
-        self._bell: Closing | None = None
-        self._changed = asyncio.Event()
+        # One subscription for all waiters of this object, and a bus of their own.
+        self._hints: Subscription | None = None
+        self._waiters = MemoryBus()
         self._station: Station | None = None
 
     async def finish(self) -> None:
@@ -160,8 +162,8 @@ class Node:
         if self._station is not None:
             await self._station.close()
         await self._committer.close()
-        if self._bell is not None:
-            self._bell.close()
+        if self._hints is not None:
+            self._hints.close()
         self._executor.shutdown()
         self._mesh_executor.shutdown()
 
@@ -302,27 +304,26 @@ class Node:
                 await worker.run()
         return worker
 
-    def changes(self) -> asyncio.Event:
-        """An event that is set by the next change of anything. Take it before looking, then look, then wait."""
-        if self._bell is None:
-            self._bell = self.ground.listen(self.ground.name("node"), "any", self._rung)
-        return self._changed
+    def listen(self, topics: Changes) -> Listener:
+        """Hears of every change of this node that matches the topics, from now on."""
+        if self._hints is None:
+            self._hints = self.ground.bus.subscribe(ANYTHING)
+            self._hints.attach(asyncio.get_running_loop(), self._waiters.publish)
+        return Listener(self._waiters.subscribe(topics))
 
-    def _rung(self) -> None:
-        self._changed.set()
-        self._changed = asyncio.Event()
-
-    async def until(self, look: Callable[[], Awaitable[tuple[bool, T]]], timeout: float | None) -> T:
-        """Looks, and looks again after each change, until there is something to see. Raises TimeoutError."""
-        async with asyncio.timeout(timeout):
-            while True:
-                changed = self.changes()
-                found, value = await look()
-                if found:
-                    return value
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(LOOK_AGAIN_S):
-                        await changed.wait()
+    async def until(
+        self, look: Callable[[], Awaitable[tuple[bool, T]]], timeout: float | None, topics: Changes = ANYTHING
+    ) -> T:
+        """Looks, and looks again after each change of the topics, until there is something to see. Raises
+        TimeoutError.
+        """
+        with closing(self.listen(topics)) as changes:
+            async with asyncio.timeout(timeout):
+                while True:
+                    found, value = await look()
+                    if found:
+                        return value
+                    await changes.wait(LOOK_AGAIN_S)
 
 
 class SyncNode:
@@ -392,13 +393,15 @@ class SyncNode:
 
         return asyncio.run(run())
 
-    def until(self, look: Callable[[Session], tuple[bool, T]], timeout: float | None = None) -> T:
-        """Looks, and looks again after each change, until there is something to see. Raises TimeoutError."""
+    def until(
+        self, look: Callable[[Session], tuple[bool, T]], timeout: float | None = None, topics: Changes = ANYTHING
+    ) -> T:
+        """Looks, and looks again after each change of the topics, until there is something to see. Raises
+        TimeoutError.
+        """
         deadline = None if timeout is None else time.monotonic() + timeout
-        bell = Bell(self.desk.home.processes, f"wait-{os.getpid()}-{os.urandom(4).hex()}", "any")
-        try:
+        with closing(self.desk.bus.subscribe(topics)) as changes:
             while True:
-                bell.clear()
                 with self.desk.read() as session:
                     found, value = look(session)
                 if found:
@@ -406,9 +409,7 @@ class SyncNode:
                 left = LOOK_AGAIN_S if deadline is None else min(LOOK_AGAIN_S, deadline - time.monotonic())
                 if left <= 0:
                     raise TimeoutError(f"nothing came within {timeout} seconds")
-                select.select([bell], [], [], left)
-        finally:
-            bell.close()
+                changes.wait(left)
 
 
 __all__ = ["Handle", "HocketError", "JobCancelled", "JobFailed", "Node", "SyncHandle", "SyncNode", "init", "open"]

@@ -8,6 +8,7 @@ from random import Random
 
 import msgspec
 
+from hocket.bus.changes import ANYTHING, NOTHING, Changes, decode_changes, decode_or_anything, encode_changes
 from hocket.kernel import ops, policy
 from hocket.kernel import vocabulary as v
 from hocket.kernel.clock import Hlc
@@ -232,7 +233,26 @@ def _policies(rng: Random) -> Stream:
 _MALFORMED = (Malformed,)
 _NAMES = tuple(encode_value(STR, name) for name in ("StripGeo", "TruncateContent(0)", "lat", '{"lat":1}', "\0", "bob"))
 
+# Hints.
+
+CHANGES = [
+    Sample(data := encode_changes(each), tuple(range(len(data) + 1)))
+    for each in (
+        NOTHING,
+        ANYTHING,
+        Changes(frozenset(("acme.render", "acme.", "é")), frozenset((("job", A), ("job", B), ("log", b"")))),
+    )
+]
+
+
+def _hold_changes(data: bytes, changes: Changes) -> bool:
+    assert encode_changes(changes) == data, "not the one form of what it says"
+    assert decode_or_anything(data) == changes
+    return True
+
+
 TARGETS = (
+    Target("changes", decode_changes, _MALFORMED, _hold_changes, CHANGES, lambda rng: Damage(rng, CHANGES)),
     Target("op", ops.decode, _MALFORMED, _hold_op, OPS, lambda rng: Damage(rng, OPS, _TAGS)),
     Target("sequence", _read_sequence, (), _hold_sequence, SEQUENCES, lambda rng: Damage(rng, SEQUENCES, _TAGS)),
     Target("archive", _read_archive, (), _hold_archive, SEQUENCES, lambda rng: Damage(rng, SEQUENCES, _TAGS)),

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hocket.bus import changes
 from hocket.kernel import authority, bearer, jws, ops, postcard, proof, ucan, yaml_subset
 from hocket.kernel.vocabulary import AcceptWork, Sanitised
 from hocket.mesh import tickets
@@ -32,7 +33,7 @@ REQUIREMENTS = {
     **dict.fromkeys(("ucan", "capabilities", "join-request", "join-answer", "ticket"), ("LW-24",)),
     **dict.fromkeys(("sanitise",), ("LW-29",)),
     **dict.fromkeys(("rules",), ("LW-30",)),
-    **dict.fromkeys(("policy",), ()),
+    **dict.fromkeys(("policy", "changes"), ()),
     **dict.fromkeys(("manifest",), ("GT-02", "GT-03")),
     **dict.fromkeys(("proof", "envelope"), ("GT-10",)),
     **dict.fromkeys(("git-claim", "git-result", "git-tree"), ("GT-09",)),
@@ -146,6 +147,7 @@ def _lax_base64(text: bytes) -> bytes:
     [
         ("op", postcard, "_varint", _lax_varint),
         ("frontier", postcard, "_varint", _lax_varint),
+        ("changes", changes, "_check_ascending", lambda values: None),
         ("op", ops, "verify", lambda public, signature, message: True),
         ("sequence", ops, "_fault", lambda op, size: None),
         ("bearer", bearer, "verify", lambda public, signature, message: True),

@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 
+from hocket.bus.pipes import Pipes
 from hocket.desk import Desk
 from hocket.gitplane import holding, jobs
 from hocket.gitplane.announcing import listening
@@ -184,15 +185,18 @@ def test_a_running_job_is_aborted(here: Place, homes: list[Path], tmp_path: Path
 
 @pytest.mark.req("GT-07")
 def test_a_job_is_announced_to_those_who_wait(here: Place, homes: list[Path], tmp_path: Path) -> None:
-    file, rung = tmp_path / "job.yaml", threading.Event()
+    file, heard = tmp_path / "job.yaml", threading.Event()
     file.write_bytes(manifest(1))
-    announced = Home(homes[0]).git_waiting
+    processes = Home(homes[0]).processes
     hocket(homes[0], "git", "submit", here.directory, file)
-    with listening(announced, rung.set):
-        assert not rung.is_set()
+    bus = Pipes(processes)
+    with listening(bus, heard.set):
+        assert not heard.is_set()
+        hocket(homes[0], "submit", "other.kind")
         hocket(homes[0], "git", "submit", here.directory, file)
-        assert rung.wait(PATIENCE_S)
-    assert list(announced.iterdir()) == []
+        assert heard.wait(PATIENCE_S)
+    bus.close()
+    assert list(processes.glob("*.any")) == []
 
 
 @pytest.mark.req("GT-11")
@@ -271,7 +275,7 @@ def test_a_worker_writes_the_policy_of_the_manifest(here: Place, homes: list[Pat
 def at_hand(here: Place, homes: list[Path]) -> Iterator[GitWorker]:
     """A worker in this process, whose rounds the test makes one by one."""
     with Desk.open(homes[0]) as desk, closing(desk.commands(SyncNode(desk).fetch, (), True)) as commands:
-        ground = Machine(desk.home.processes)
+        ground = Machine(desk.home.processes, desk.bus)
         me = holding.Worker(desk.home.node_key(), ground.name("git"), 60, os.urandom)
         parts = Parts(desk.log, ground, desk.kit(GIT_KIND, ground.monotonic), commands)
         made = GitWorker(here.open(), parts, me, concurrency=1, until_idle=True, notice=print, finished=lambda *_: None)

@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from hocket.bus.changes import ANYTHING, JOB, LOG, Changes
+from hocket.bus.memory import MemoryBus
 from hocket.errors import Conflict, StoreError, Usage
 from hocket.kernel.policy import Policy
 from hocket.kernel.vocabulary import RouteKind
@@ -137,14 +139,23 @@ def test_a_refused_author_writes_nothing_and_spends_no_time(log: Log) -> None:
 
 
 def test_whoever_waits_is_told_after_the_commit_and_once() -> None:
-    told: list[tuple[bool, int]] = []
+    told: list[tuple[Changes, int]] = []
     log = new_log()
 
-    def look(stirring: bool) -> None:
-        with log.store.read() as session:
-            told.append((stirring, session.head().seq))
+    class Watched(MemoryBus):
+        def publish(self, changes: Changes) -> None:
+            with log.store.read() as session:
+                told.append((changes, session.head().seq))
 
-    log._committed = look
-    log.commit([submit] * 3)
-    log.append_plain("k", b"{}")
-    assert told == [(True, 3), (True, 4)]
+    log._bus = Watched()
+    log.commit([submit])
+    log._bus.subscribe(ANYTHING)
+    made = log.commit([submit] * 3)
+    last = log.append_plain("k", b"{}")
+    log.run(lambda tx: tx.now)
+    ids = [each.job_id for (each,) in made]
+    grown = (LOG, b"")
+    assert told == [
+        (Changes(frozenset(("k",)), frozenset((grown, *((JOB, job_id) for job_id in ids)))), 4),
+        (Changes(frozenset(("k",)), frozenset((grown, (JOB, last)))), 5),
+    ], "and nothing where nobody listens, or nothing has changed"

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 import pytest
 
+from hocket.bus.changes import ANYTHING, CLAIM, JOB, LOG, about
 from hocket.kernel.clock import Hlc
 from hocket.kernel.ids import content_hash, node_id
 from hocket.kernel.keys import SigningKey
@@ -245,6 +246,20 @@ def test_what_leans_on_a_revoked_delegation_leaves_the_roster_and_stays_on_the_l
         entry = session.job(J)
         assert entry is not None and entry.job.state is State.PENDING
         assert session.op(done.id) is not None
+
+
+def test_whoever_holds_a_job_hears_that_a_revocation_took_it_away() -> None:
+    mesh = Mesh()
+    mesh.worker(1, ScheduleJob(J, "acme.render.x", b"", b'{"open":true}'))
+    log = admitted(mesh.ops)
+    log.run(lambda tx: tx.author(introduction(log._key).payload))
+    assert len(log.run(lambda tx: jobs.claim(tx, 7, 1, lambda kind: 60_000)).taken) == 1
+    heard = log._bus.subscribe(ANYTHING)
+    revoked = mesh.owner(0, RevokeUcan(content_hash(mesh.granted)))
+    last(log, [revoked])
+    with log.store.read() as session:
+        assert session.job(J) is None
+    assert heard.wait(0) == about(LOG) | about(JOB, J) | about(CLAIM, J)
 
 
 @pytest.mark.req("LW-27")

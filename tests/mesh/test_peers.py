@@ -5,11 +5,12 @@ from pathlib import Path
 
 import pytest
 
+from hocket.bus.changes import PEER, about
 from hocket.errors import Unreachable
 from hocket.kernel.ucan import Capability
 from hocket.kernel.vocabulary import DesignateCoordinator
 from hocket.mesh import peers
-from tests.mesh.world import WORKER, Place, delegation, enrolled, run
+from tests.mesh.world import WORKER, Place, delegation, enrolled, run, until
 
 # Restricted nodes.
 
@@ -110,6 +111,21 @@ def test_a_quiet_coordinator_is_noticed_and_nobody_takes_its_place(tmp_path: Pat
         with b.desk.store.read() as session:
             assert peers.coordinator(b.log, session) == a.id
             assert [op for op in session.ops_after(0, 99) if op.variant == _designations()] != []
+
+    run(tmp_path, test)
+
+
+def test_a_peer_that_the_operator_adds_is_visited_without_waiting_for_a_round(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("hocket.mesh.loop.ROUND_S", 3_600.0)
+
+    async def test(a: Place, b: Place) -> None:
+        loop = b.keep_in_touch()
+        await until(lambda: loop._next_round, "the first round")
+        b.befriend(a.address)
+        b.desk.bus.publish(about(PEER, a.address.encode()))
+        await until(lambda: a.ids() <= b.ids(), "the visit")
 
     run(tmp_path, test)
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from hocket.bus.changes import ANYTHING, JOB, LOG, about
 from hocket.kernel.frontier import Frontier, parse_frontier
 from hocket.kernel.ops import NO_ID, decode, encode_sequence
 from hocket.kernel.ucan import Capability
@@ -282,9 +283,9 @@ def test_what_a_listener_was_given_is_not_hinted_at(tmp_path: Path):
         hub._listeners[listener] = None
         a.submit(1)
         assert (await ask(a, guest)).status == 200
-        assert hub._with_news() == []
+        assert hub._with_news() == {}
         a.submit(1)
-        assert hub._with_news() == [listener]
+        assert list(hub._with_news()) == [listener]
 
     run(tmp_path, test, "a")
 
@@ -317,5 +318,23 @@ def test_only_so_many_listeners_of_one_node(tmp_path: Path):
         assert (await ask(a, guest, path=wire.HINTS, query="")).status == 429
         for stream in streams:
             await stream.aclose()  # type: ignore[attr-defined]
+
+    run(tmp_path, test, "a")
+
+
+@pytest.mark.req("LW-40")
+def test_a_hint_names_the_jobs_that_the_listener_may_read_and_no_others(tmp_path: Path):
+    async def test(a: Place) -> None:
+        guest = Guest(7)
+        introduced(a, guest, (Capability("Job", "Read", {"kind_prefix": ["acme."]}),))
+        hints = a.transport.hints(a.address, a.headers(a.id, key=guest.key))
+        assert await anext(hints) == ANYTHING, "the first one says that anything may have happened before"
+        drafts = [kind(name).draft({}) for name in ("secret.kind", "acme.render")]
+        secret, render = (made.job_id for made in a.desk.submit(drafts))
+        async with asyncio.timeout(5):
+            heard = await anext(hints)
+        assert heard == about(LOG) | about(JOB, render)
+        assert not heard.matches(about(JOB, secret))
+        await hints.aclose()  # type: ignore[attr-defined]
 
     run(tmp_path, test, "a")

@@ -12,6 +12,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
+from hocket.bus.changes import ANYTHING, JOB, NOTHING, Changes, about
 from hocket.errors import Unreachable, Usage
 from hocket.mesh import peers, wire
 from hocket.mesh.http import HttpTransport
@@ -261,6 +262,37 @@ def test_a_bad_answer_is_no_answer(pieces: list[bytes], pause_s: float, said: st
         async with server, HttpTransport(answer_s=1.0) as transport:
             with pytest.raises(Unreachable, match=said):
                 await transport.send(address, Request("GET", wire.OPS))
+
+    asyncio.run(run())
+
+
+EVENTS = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\n"
+
+
+@pytest.mark.req("LW-40")
+@pytest.mark.parametrize(
+    ("event", "said"),
+    [
+        (b"event: ops\ndata: {}\n\n", ANYTHING),
+        (b":\n\n" + wire.hint(about(JOB, b"x")), about(JOB, b"x")),
+        (wire.hint(ANYTHING), ANYTHING),
+        (b"event: ops\r\ndata: {}\r\n\r\n", ANYTHING),
+        (b'data: {"changes": "AgAA", "more": [1]}\n\n', NOTHING),
+        (b'data: {"changes": "BwAA"}\n\n', ANYTHING),
+        (b'data: {"changes": "not base64!"}\n\n', ANYTHING),
+        (b'data: {"changes": 7}\n\n', ANYTHING),
+        (b"data: \xff\n\n", ANYTHING),
+        (b"data:\n\n", ANYTHING),
+    ],
+    ids=["old", "new", "anything", "crlf", "more", "later", "no base64", "no text", "no json", "empty"],
+)
+def test_a_hint_that_says_nothing_readable_means_anything(event: bytes, said: Changes):
+    """Earlier versions send an empty object; they take any event with data for a hint."""
+
+    async def run() -> None:
+        server, address = await answering(EVENTS, event, pause_s=0.01)
+        async with server, HttpTransport() as transport:
+            assert [changes async for changes in transport.hints(address, {})] == [said]
 
     asyncio.run(run())
 

@@ -40,7 +40,7 @@ def expire(desk: Desk) -> list[object]:
         desk.log.user,
         wall=lambda floor: max(floor, ahead),
         randomness=lambda count: time.time_ns().to_bytes(10, "big")[:count],
-        committed=desk.bells.ring,
+        bus=desk.bus,
     )
     return [log.run(lambda tx: jobs.expire(tx, 100))]
 

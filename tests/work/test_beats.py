@@ -12,7 +12,6 @@ import pytest
 from hocket.kernel.vocabulary import DesignateCoordinator
 from hocket.store import Place
 from hocket.testing.sim.ground import Clocks, SimGround, SimHost
-from hocket.testing.sim.loop import Life
 from hocket.work.handlers import Handlers
 from hocket.work.liveness import BEAT_S, SILENT_S
 from hocket.work.worker import Worker, WorkerOptions
@@ -30,7 +29,7 @@ class Host(Line):
         super().__init__(home, home)
         self.machine = after.machine if after else SimHost(place)
         self.machine.place = place
-        ground = SimGround(Clocks(1.0, 0.0), home.chance, Life(), self.machine)
+        ground = SimGround(Clocks(1.0, 0.0), home.chance, self.machine)
         options = WorkerOptions(Handlers([each.type for each in work]))
         self._is_over = False
         self._running = asyncio.create_task(Worker(self, ground, options).run())

@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import hocket.testing
+from hocket.bus.changes import Changes
 from hocket.kernel.ops import decode
 from hocket.kernel.policy import Policy
 from hocket.kernel.vocabulary import ScheduleJob
@@ -55,3 +56,21 @@ def test_a_worker_is_idle_when_only_jobs_are_left_that_it_does_not_want() -> Non
         node.submit_many([("a", {"n": n}) for n in range(40)])
         worker = node.work(Handlers([picky]), until_idle=True)
         assert done == [7] and worker.succeeded == 1
+
+
+# What a worker listens for.
+
+KINDS = st.lists(st.sampled_from(["a", "b", "ab", "a.b", "a.b.c", "a.bc", "b.a"]), max_size=4)
+PREFIXES = st.lists(st.sampled_from(["a.", "b.", "a.b."]), max_size=2)
+ONLY = st.lists(st.sampled_from(["a", "a.", "b", "a.b", "a.b.", "c"]), max_size=2)
+
+
+@given(KINDS, PREFIXES, ONLY, st.sampled_from(["a", "b", "ab", "a.b", "a.b.c", "a.bc", "a.b.c.d", "b.a", "c"]))
+def test_a_worker_listens_for_every_kind_that_it_serves(
+    kinds: list[str], prefixes: list[str], only: list[str], kind: str
+) -> None:
+    handlers = Handlers([JobType(each, function=print) for each in kinds + prefixes], only)
+    heard = Changes(frozenset((kind,))).matches(Changes(handlers.topics()))
+    assert heard or handlers.find(kind) is None
+    if not only:
+        assert not heard or handlers.find(kind) is not None

@@ -24,7 +24,6 @@ from hocket.log.wall import SteadyWall
 from hocket.store import Place, Session
 from hocket.store.sqlite import SqliteStore
 from hocket.testing.sim.ground import Clocks, SimGround, SimHost
-from hocket.testing.sim.loop import Life
 from hocket.testing.sim.loop import run as run_virtually
 from hocket.work import docket, jobs
 from hocket.work.docket import Decision, decisions
@@ -45,7 +44,7 @@ class Home:
     def __init__(self, number: int, clocks: Clocks) -> None:
         self.chance = random.Random(number)
         self.key = SigningKey(self.chance.randbytes(32))
-        self.ground = SimGround(clocks, self.chance, Life(), SimHost(Place()))
+        self.ground = SimGround(clocks, self.chance, SimHost(Place()))
         self.store = SqliteStore(":memory:", create=True)
         self.log = Log(
             self.store,
@@ -54,7 +53,7 @@ class Home:
             wall=SteadyWall(clocks.day, clocks.monotonic),
             physical=self.ground.physical_ms,
             randomness=self.chance.randbytes,
-            committed=self.ground.ring,
+            bus=self.ground.bus,
         )
         self.log.run(self._introduce)
 

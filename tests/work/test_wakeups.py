@@ -1,10 +1,8 @@
-"""The pipes by which processes wake each other, the sign of life of each, and schedules that cannot be read."""
+"""The sign of life of each process, and schedules that cannot be read."""
 
 import os
-import select
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 
@@ -12,7 +10,6 @@ import pytest
 
 import hocket
 import hocket.testing
-from hocket.bus.bells import Bell, Bells
 from hocket.kernel.schedules import tick_id
 from hocket.kernel.vocabulary import SetSchedule
 from hocket.work import cron
@@ -24,86 +21,8 @@ from tests.work.mesh import PATIENCE_S
 pytestmark = pytest.mark.touches("LW-18")
 
 
-def rung(bell: Bell, patience: float = 0.0) -> bool:
-    readable, _, _ = select.select([bell], [], [], patience)
-    bell.clear()
-    return bool(readable)
-
-
-def test_a_bell_hears_what_it_asked_for(tmp_path: Path) -> None:
-    ready, every, bells = Bell(tmp_path, "a", "ready"), Bell(tmp_path, "b", "any"), Bells(tmp_path)
-    bells.ring(True)
-    assert (rung(ready), rung(every)) == (True, True)
-    bells.ring(False)
-    assert (rung(ready), rung(every)) == (False, True)
-    bells.close()
-    ready.close()
-    every.close()
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_bell_that_comes_later_is_found_and_one_that_goes_is_forgotten(tmp_path: Path) -> None:
-    bells = Bells(tmp_path)
-    for number in range(20):
-        bells.ring(True)
-        bell = Bell(tmp_path, str(number), "ready")
-        bells.ring(True)
-        assert rung(bell), "however soon after the last look it came"
-        bell.close()
-        bells.ring(True)
-    bells.close()
-
-
-def test_a_bell_is_not_taken_for_a_dead_ones_while_it_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    bells, mkfifo = Bells(tmp_path), os.mkfifo
-
-    def watched(path: Path, mode: int) -> None:
-        mkfifo(path, mode)
-        bells.ring(True)
-
-    monkeypatch.setattr(os, "mkfifo", watched)
-    bell = Bell(tmp_path, "a", "ready")
-    bells.ring(True)
-    assert rung(bell)
-    bell.close()
-    bells.close()
-
-
-def test_the_pipe_of_a_killed_process_is_removed_and_a_full_one_is_no_trouble(tmp_path: Path) -> None:
-    code = (
-        "import sys, pathlib, hocket.bus.bells as b\n"
-        "bell = b.Bell(pathlib.Path(sys.argv[1]), 'a', 'any'); print(flush=True); sys.stdin.read()"
-    )
-    process = subprocess.Popen(
-        [sys.executable, "-c", code, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment()
-    )
-    assert process.stdout is not None
-    process.stdout.readline()
-    bells = Bells(tmp_path)
-    for _ in range(100_000):
-        bells.ring(True)
-    process.kill()
-    process.wait()
-    bells.ring(True)
-    assert list(tmp_path.iterdir()) == []
-    bells.close()
-
-
 def environment() -> dict[str, str]:
     return os.environ | {"PYTHONPATH": str(Path(hocket.__file__).parents[1])}
-
-
-def test_many_ring_at_once(tmp_path: Path) -> None:
-    bell, bells = Bell(tmp_path, "a", "ready"), Bells(tmp_path)
-    threads = [threading.Thread(target=lambda: [bells.ring(True) for _ in range(200)]) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(PATIENCE_S)
-    assert rung(bell)
-    assert not rung(bell)
-    bells.close()
-    bell.close()
 
 
 def test_a_process_is_alive_until_it_ends_however_it_ends(tmp_path: Path) -> None:

@@ -1,3 +1,41 @@
-"""Hints: something has changed, look. A hint may be lost or come twice; nobody depends on one for more than
-being quick. `bells` carries them between the processes of one machine.
+"""Carries hints that something has changed. A hint can be lost, come twice or come out of order: it says where to look,
+and the store says what is true. So every listener also looks by itself now and then, and a bus may fail in any way
+without harm except delay. `pipes` carries hints between the processes of one machine, `memory` within one process.
 """
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol
+
+from hocket.bus.changes import Changes
+
+if TYPE_CHECKING:
+    from asyncio import AbstractEventLoop
+
+
+class Subscription(Protocol):
+    """One listener's share of the hints: those that match its topics. Hints that come before the listener looks are
+    merged into one, so a slow listener misses nothing and needs no queue.
+    """
+
+    def wait(self, timeout_s: float | None) -> Changes:
+        """What has changed since the last call; blocks until there is something. NOTHING when the time is over, or
+        when another thread closes the subscription. None waits without a limit.
+        """
+
+    def attach(self, loop: "AbstractEventLoop", heard: Callable[[Changes], None]) -> None:
+        """From now on calls `heard` on that event loop instead. Call it there, once."""
+
+    def close(self) -> None: ...
+
+
+class Bus(Protocol):
+    """Safe to use from several threads."""
+
+    def is_heard(self) -> bool:
+        """Whether anybody may be listening. Ask before working out what to publish."""
+
+    def publish(self, changes: Changes) -> None:
+        """Tells every matching listener. Never blocks and never fails for the sake of a listener."""
+
+    def subscribe(self, topics: Changes) -> Subscription:
+        """Hears of every change that matches the topics from now on. Subscribe first, then look."""

@@ -2,8 +2,9 @@
 
 import asyncio
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 
+from hocket.bus.changes import JOB, about
 from hocket.kernel.ids import ulid_text
 from hocket.kernel.proof import Execution
 from hocket.kernel.reasons import Reason
@@ -57,15 +58,16 @@ class Following:
 
     async def end(self) -> Outcome:
         """Waits for it. What another process or node ran was not heard meanwhile, and comes now."""
-        while True:
-            changed = self._node.changes()
-            if (ended := self._outcome or await self._look()) is not None:
-                break
-            # What runs here says so when it is over; of everything else the log has to be asked.
-            with suppress(TimeoutError):
-                async with asyncio.timeout(LOOK_AGAIN_S):
-                    await (self._settled if self._heard else changed).wait()
-            self._settled.clear()
+        with closing(self._node.listen(about(JOB, self._job_id))) as changes:
+            while (ended := self._outcome or await self._look()) is None:
+                # What runs here says so when it is over; of everything else the log has to be asked.
+                if self._heard:
+                    with suppress(TimeoutError):
+                        async with asyncio.timeout(LOOK_AGAIN_S):
+                            await self._settled.wait()
+                else:
+                    await changes.wait(LOOK_AGAIN_S)
+                self._settled.clear()
         blobs, fetch = self._node.desk.blobs, SyncNode(self._node.desk).fetch
         for stream in STREAM_TYPES.keys() - self._heard:
             kept = await self._node.read(lambda session, s=stream: printed(session, blobs, self._job_id, s, fetch))  # type: ignore[misc]

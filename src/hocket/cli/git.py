@@ -70,7 +70,7 @@ def submit(
     contents = [read_file(path, jobs.INPUTS_BYTES_MAX) for path in inputs or ()]
     with _plane(repo) as plane:
         made = jobs.submit(plane, text, _now(), contents)
-    announce(_home().git_waiting)
+    announce(_home().processes, made.content_id)
     content_id = hash_text(made.content_id)
     emit({"content_id": content_id, "commit": made.commit, "created": made.is_new})
     say(f"{'submitted' if made.is_new else 'already there'} {content_id}")
@@ -126,7 +126,7 @@ def work(
             raise Usage("nothing is allowed here; say what may be run, with --allow PATTERN or --allow-any")
         for warning in commands.allowance.warnings():
             notice(warning)
-        ground = Machine(desk.home.processes)
+        ground = Machine(desk.home.processes, desk.bus)
         me = holding.Worker(desk.home.node_key(), ground.name("git"), int(lease_s), os.urandom)
         parts = Parts(desk.log, ground, desk.kit(GIT_KIND, ground.monotonic), commands)
 
@@ -143,7 +143,7 @@ def work(
             notice=notice,
             finished=finished,
         )
-        with listening(desk.home.git_waiting, worker.wake), _signals(worker.stop):
+        with listening(desk.bus, worker.wake), _signals(worker.stop):
             worker.run()
     say(f"done: {worker.succeeded} succeeded, {worker.failed} failed, {worker.lost} not ours in the end")
 

@@ -1,4 +1,4 @@
-"""`hocket jobs`: the list of jobs, once or for as long as somebody watches. It is drawn anew when a commit rings, not
+"""`hocket jobs`: the list of jobs, once or for as long as somebody watches. It is drawn anew when a job changes, not
 on a beat.
 """
 
@@ -9,6 +9,7 @@ from typing import Annotated, Any, NamedTuple
 
 import typer
 
+from hocket.bus.changes import JOB, about
 from hocket.cli.app import new_app
 from hocket.cli.settings import HomeOption, JsonOption, open_desk, settings
 from hocket.cli.voice import ago, clean, console, drawn, emit, on_terminal, span, table
@@ -149,7 +150,7 @@ class Watch:
     def wait(self, timeout: float | None = None) -> None:
         """Until the list has changed, or the time is over."""
         try:
-            self._node.until(self._look, timeout)
+            self._node.until(self._look, timeout, about(JOB))
         except TimeoutError:
             pass
 

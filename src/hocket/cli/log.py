@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from hocket.bus.changes import LOG, about
 from hocket.cli.app import new_app
 from hocket.cli.archive import export_log, import_log
 from hocket.cli.job import rejected
@@ -106,7 +107,7 @@ def _follow(desk: Desk, fits: Filter, seen: int) -> None:
 
     sys.stdout.flush()
     while True:
-        seen, lines = node.until(look)
+        seen, lines = node.until(look, None, about(LOG))
         for line in lines:
             _say(line, follow=True)
         sys.stdout.flush()

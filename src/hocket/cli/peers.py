@@ -48,6 +48,7 @@ def add(
       hocket peers add 192.168.1.7:7315
       hocket peers add https://mesh.example.org:7315 --ca ca.pem
     """
+    from hocket.bus.changes import PEER, about
     from hocket.mesh import peers
 
     where = peers.check_address(address)
@@ -57,7 +58,7 @@ def add(
     with open_desk() as desk:
         with desk.store.write() as session:
             peers.add(session, where, int(time.time() * 1000), trust=trust)
-        desk.bells.ring(False)
+        desk.bus.publish(about(PEER, where.encode()))
     emit({"address": where, "added": True})
     say(f"peer {where} added; exchange with it by `hocket sync`")
 
@@ -108,11 +109,14 @@ def remove(address: Address, home: HomeOption = None, as_json: JsonOption = Fals
     \b
       hocket peers remove http://192.168.1.7:7315
     """
+    from hocket.bus.changes import PEER, about
     from hocket.mesh import peers
 
     where = peers.check_address(address)
-    with open_desk() as desk, desk.store.write() as session:
-        peers.remove(session, where)
+    with open_desk() as desk:
+        with desk.store.write() as session:
+            peers.remove(session, where)
+        desk.bus.publish(about(PEER, where.encode()))
     emit({"address": where, "removed": True})
     say(f"peer {where} removed")
 
@@ -124,13 +128,14 @@ def resume(address: Address, home: HomeOption = None, as_json: JsonOption = Fals
     \b
       hocket peers resume http://192.168.1.7:7315
     """
+    from hocket.bus.changes import PEER, about
     from hocket.mesh import peers
 
     where = peers.check_address(address)
     with open_desk() as desk:
         with desk.store.write() as session:
             peers.resume(session, where)
-        desk.bells.ring(False)
+        desk.bus.publish(about(PEER, where.encode()))
     emit({"address": where, "resumed": True})
     say(f"peer {where} is tried again; `hocket sync` does it now")
 

@@ -1,47 +1,37 @@
-"""Tells the workers of a machine that a job has come into a repository, so that they look before it is time to. Who
-waits has a bell in a directory of the home. A hint can be lost: workers list the refs by themselves, too.
+"""Tells the workers of a machine that a job has come into a repository, so that they look before it is time to. A hint
+can be lost: workers list the refs by themselves, too.
 """
 
-import os
-import select
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
-from hocket.bus.bells import Bell, Bells
+from hocket.bus import Bus
+from hocket.bus.changes import GIT, about
+from hocket.bus.pipes import Pipes
 
 
-def announce(directory: Path) -> None:
-    """Wakes whoever waits there, if anybody ever did."""
-    if directory.is_dir():
-        bells = Bells(directory)
-        bells.ring(stirring=True)
-        bells.close()
+def announce(processes: Path, content_id: bytes) -> None:
+    """Wakes the git workers of a home, if there is one at all."""
+    if processes.is_dir():
+        with closing(Pipes(processes)) as bus:
+            bus.publish(about(GIT, content_id))
 
 
 @contextmanager
-def listening(directory: Path, rung: Callable[[], None]) -> Iterator[None]:
-    """Calls `rung`, in a thread of its own, whenever something is announced there."""
-    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    bell = Bell(directory, f"git-{os.getpid()}-{os.urandom(4).hex()}", "any")
-    reading, writing = os.pipe()
+def listening(bus: Bus, heard: Callable[[], None]) -> Iterator[None]:
+    """Calls `heard`, in a thread of its own, whenever a job is announced."""
+    changes = bus.subscribe(about(GIT))
 
     def listen() -> None:
-        while True:
-            ready, _, _ = select.select([bell.fileno(), reading], [], [])
-            if reading in ready:
-                return
-            bell.clear()
-            rung()
+        while changes.wait(None):
+            heard()
 
-    thread = threading.Thread(target=listen, name="hocket-git-bell", daemon=True)
+    thread = threading.Thread(target=listen, name="hocket-git-hints", daemon=True)
     thread.start()
     try:
         yield
     finally:
-        os.write(writing, b"x")
+        changes.close()
         thread.join()
-        os.close(reading)
-        os.close(writing)
-        bell.close()

@@ -9,6 +9,9 @@ from concurrent.futures import Executor
 from itertools import islice
 from typing import Any, TypeVar
 
+from hocket.bus import Bus
+from hocket.bus.changes import JOB, LOG, Changes
+from hocket.bus.memory import MemoryBus
 from hocket.errors import NotAuthorised, StoreError
 from hocket.kernel.authority import Authority
 from hocket.kernel.clock import Hlc, pack
@@ -46,7 +49,7 @@ class Log:
     """`wall` gives the time and `randomness` that many random bytes; both come from outside, so that a
     simulation can choose them. `physical` is the machine's own clock in milliseconds; `wall` may run ahead of it after
     what was heard from others. `helpers` sign and verify in parallel; without them everything happens in the
-    caller's thread.
+    caller's thread. `bus` is told after each commit what it changed.
     """
 
     def __init__(
@@ -59,7 +62,7 @@ class Log:
         randomness: Callable[[int], bytes],
         physical: Callable[[], int] | None = None,
         helpers: Executor | None = None,
-        committed: Callable[[bool], None] = lambda stirring: None,
+        bus: Bus | None = None,
     ) -> None:
         self.store = store
         self.node = node_id(key.public)
@@ -69,7 +72,7 @@ class Log:
         self.physical = physical or (lambda: wall(0))
         self._randomness = randomness
         self._helpers = helpers
-        self._committed = committed
+        self._bus: Bus = bus or MemoryBus()
         with store.read() as session:
             kept = session.meta(RULES)
         self.laws = Laws(user, HOCKET if kept is None else decode_rules(kept))
@@ -101,7 +104,8 @@ class Log:
             transaction = Transaction(session, self.node, self.laws, self._wall, self.physical(), self.new_id)
             result = request(transaction)
             transaction.close(self._sign)
-        self._committed(transaction.stirring)
+        if self._bus.is_heard() and (changes := transaction.changes):
+            self._bus.publish(changes)
         return result
 
     def append_plain(self, kind: str, payload: bytes) -> bytes:
@@ -132,7 +136,8 @@ class Log:
             session.put_head(
                 Head(stamp.wall, stamp.logical, seq, chain, settled, head.unsettled + 1, None, head.law, job_id)
             )
-        self._committed(True)
+        if self._bus.is_heard():
+            self._bus.publish(Changes(frozenset((kind,)), frozenset(((JOB, job_id), (LOG, b"")))))
         return job_id
 
     def settle(self) -> None:

@@ -85,7 +85,11 @@ class Projection:
         # Asked once, when it matters: most logs have no dependencies.
         self._any_after: bool | None = None
         self._made_ready: set[bytes] = set()
-        self._called_off = False
+        self._freed_kinds: set[str] = set()
+        self.touched: set[bytes] = set()
+        """The jobs whose entries were written or dropped."""
+        self.lost_claims: set[bytes] = set()
+        """The jobs that a worker of this node held, and holds no more."""
 
     @property
     def law(self) -> Law:
@@ -94,13 +98,13 @@ class Projection:
             self._law = self._laws.read(self._session, self.law_state, fresh)
         return self._law
 
-    @property
-    def stirring(self) -> bool:
-        """Whether workers should look: something can start that nobody has claimed, or something that one of
-        them runs was called off.
+    def ready_kinds(self) -> set[str]:
+        """The kinds of which a worker may find more to claim than before: a job became ready, or a job that counts
+        against a limit ended.
         """
-        return self._called_off or any(
-            (entry := self._entries[job_id]) is not None and entry.stage is Stage.READY for job_id in self._made_ready
+        entries = (self._entries[job_id] for job_id in self._made_ready)
+        return self._freed_kinds.union(
+            entry.job.kind for entry in entries if entry is not None and entry.stage is Stage.READY
         )
 
     # What the fold asks.
@@ -193,6 +197,7 @@ class Projection:
         self._registers.flush()
         if self._dirty:
             self._session.put_jobs([entry for i in self._dirty if (entry := self._entries[i]) is not None])
+            self.touched |= self._dirty
             self._dirty.clear()
 
     def _put(self, entry: Entry) -> None:
@@ -468,6 +473,9 @@ class Projection:
             if before is not None:
                 self._entries[job_id] = None
                 self._dirty.discard(job_id)
+                self.touched.add(job_id)
+                if before.worker is not None:
+                    self.lost_claims.add(job_id)
                 self._session.drop_job(job_id)
                 self._dependents(job_id, before.job.done, None)
                 if (set_by := before.job.policy.set_by()) is not None:
@@ -480,11 +488,11 @@ class Projection:
             self._scheduled(job)
         self._put(Entry(job, self._stage(job), self._worker(before, job)))
         if before is not None and before.stage is Stage.CLAIMED:
-            # A holder here must hear that it is one no more, and whoever waits for a place under a limit of a free one.
-            is_lost = before.worker is not None and job.claim_op != before.job.claim_op
-            is_free = job.state is not State.CLAIMED
-            limited = job.outcome is Outcome.CANCELLED or job.policy.concurrency is not None
-            self._called_off |= is_lost or (is_free and limited)
+            is_over = job.outcome is Outcome.CANCELLED or job.claim_op != before.job.claim_op
+            if is_over and before.worker is not None:
+                self.lost_claims.add(job.id)
+            if job.state is not State.CLAIMED and job.policy.concurrency is not None:
+                self._freed_kinds.add(job.kind)
         was = before.job.done if before is not None and before.job.outcome is Outcome.SUCCEEDED else None
         now = job.done if job.outcome is Outcome.SUCCEEDED else None
         if was != now:

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
+from hocket.bus.changes import CLAIM, JOB, LOG, NOTHING, Changes, gathered
 from hocket.errors import StoreError
 from hocket.kernel.clock import U32_MAX, ClockOverflow, Hlc, pack, recv, tick, unpack
 from hocket.kernel.ops import NO_ID, Op, bound, decode, link_to, pin_to, sealed, unsigned
@@ -119,9 +120,14 @@ class Transaction:
         return self._projection
 
     @property
-    def stirring(self) -> bool:
-        """Whether workers should look at what this transaction changed."""
-        return self.unsettled > 0 or (self._projection is not None and self._projection.stirring)
+    def changes(self) -> Changes:
+        """What this transaction has changed, once it is closed."""
+        projection = self._projection
+        if projection is None:
+            return NOTHING  # every op goes through the projection
+        log = {b""} if self._drafts else ()
+        keys = {JOB: projection.touched, CLAIM: projection.lost_claims, LOG: log}
+        return gathered(projection.ready_kinds(), keys)
 
     @property
     def is_bound(self) -> bool:

@@ -14,6 +14,7 @@ from urllib.parse import quote
 import aiohttp
 from yarl import URL
 
+from hocket.bus.changes import Changes
 from hocket.errors import Unreachable, Usage
 from hocket.mesh import wire
 from hocket.mesh.peers import Trust
@@ -67,7 +68,7 @@ class HttpTransport:
         except (aiohttp.ClientError, OSError, ValueError) as error:
             raise Unreachable(f"{address} cannot be reached: {_said(error)}") from error
 
-    async def hints(self, address: str, headers: Mapping[str, str]) -> AsyncIterator[None]:
+    async def hints(self, address: str, headers: Mapping[str, str]) -> AsyncIterator[Changes]:
         quiet = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S, sock_read=QUIET_S)
         try:
             async with self._session(address).get(
@@ -79,8 +80,8 @@ class HttpTransport:
                 if response.status != 200 or response.content_type != wire.EVENTS:
                     raise Unreachable(f"{address} gives no hints")
                 async with aclosing(_events(response.content)) as events:
-                    async for _ in events:
-                        yield None
+                    async for data in events:
+                        yield wire.read_hint(data)
         except TimeoutError:
             raise Unreachable(f"{address} has fallen silent") from None
         except (aiohttp.ClientError, OSError, ValueError) as error:
@@ -118,18 +119,19 @@ async def _body(response: aiohttp.ClientResponse, address: str) -> bytes:
     return b"".join(parts)
 
 
-async def _events(content: aiohttp.StreamReader) -> AsyncGenerator[None, None]:
-    """Something for each event of the stream; lines that only keep it alive are none."""
-    size, has_data = 0, False
+async def _events(content: aiohttp.StreamReader) -> AsyncGenerator[bytes, None]:
+    """The data of each event of the stream; lines that only keep it alive are none."""
+    size, data = 0, b""
     while line := await content.readline():
         size += len(line)
         if size > EVENT_BYTES_MAX:
             raise ValueError("an event that is too long")
-        has_data = has_data or line.startswith(b"data:")
+        if line.startswith(b"data:"):
+            data += line[5:]
         if line in (b"\n", b"\r\n"):
-            if has_data:
-                yield None
-            size, has_data = 0, False
+            if data:
+                yield data
+            size, data = 0, b""
 
 
 def _ssl(trust: Trust) -> ssl.SSLContext | aiohttp.Fingerprint | bool:

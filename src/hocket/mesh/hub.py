@@ -1,24 +1,25 @@
 """Hints to peers that listen: one event after each growth of the log that brings something which the listener may
-have, did not write, and was not given yet. A hint carries nothing; the listener pulls. Lines without meaning keep a
-quiet connection alive.
+have, did not write, and was not given yet. A hint names the jobs that those ops are about, and nothing else; the
+listener pulls. Lines without meaning keep a quiet connection alive.
 """
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 
+from hocket.bus.changes import ANYTHING, LOG, NOTHING, Changes, about
 from hocket.kernel.authority import Standing
 from hocket.kernel.clock import unpack
 from hocket.kernel.frontier import Frontier, merge
-from hocket.mesh.outgoing import is_readable, reader
-from hocket.mesh.wire import Access, look
+from hocket.mesh.outgoing import readable, reader
+from hocket.mesh.wire import Access, hint, look
 from hocket.store import OpRow, Session
 from hocket.work.ground import Ground
 from hocket.work.supervision import supervised
 
 # Growth within this time of a hint is told by the next one.
 GAP_S = 0.02
-# A bell can be lost; whoever waits looks again after this long.
+# A hint can be lost, so the hub looks again after this long.
 LOOK_AGAIN_S = 2.0
 KEEP_ALIVE_S = 15.0
 LISTENERS_MAX = 256
@@ -26,7 +27,6 @@ LISTENERS_OF_NODE_MAX = 8
 # More new ops than this are taken for readable without a look.
 LOOK_OPS_MAX = 256
 
-HINT = b"event: ops\ndata: {}\n\n"
 ALIVE = b":\n\n"
 
 
@@ -34,6 +34,7 @@ class _Listener:
     def __init__(self, node: int, seq: int) -> None:
         self.node, self.seq = node, seq
         self.given: Frontier = {}
+        self.news = NOTHING
         self.due = asyncio.Event()
         self.is_over = False
 
@@ -56,7 +57,7 @@ class Hub:
             watch = supervised("the watch for hints", self._watch, self._notice, self._ground)
             self._watching = asyncio.create_task(watch)
         try:
-            yield HINT
+            yield hint(ANYTHING)
             while not listener.is_over:
                 try:
                     async with asyncio.timeout(KEEP_ALIVE_S):
@@ -67,8 +68,9 @@ class Hub:
                     yield ALIVE
                     continue
                 listener.due.clear()
+                news, listener.news = listener.news, NOTHING
                 if not listener.is_over:
-                    yield HINT
+                    yield hint(news)
         finally:
             self._listeners.pop(listener, None)
 
@@ -90,21 +92,20 @@ class Hub:
 
     async def _watch(self) -> None:
         seq = -1
-        while True:
-            changed = self._access.changes()
-            now = await look(self._access, _seq)
-            if now != seq:
-                seq = now
-                for listener in await self._access.call(self._with_news):
-                    listener.due.set()
-                await asyncio.sleep(GAP_S)
-            with suppress(TimeoutError):
-                async with asyncio.timeout(LOOK_AGAIN_S):
-                    await changed.wait()
+        with closing(self._access.listen(about(LOG))) as changes:
+            while True:
+                now = await look(self._access, _seq)
+                if now != seq:
+                    seq = now
+                    for listener, news in (await self._access.call(self._with_news)).items():
+                        listener.news |= news
+                        listener.due.set()
+                    await asyncio.sleep(GAP_S)
+                await changes.wait(LOOK_AGAIN_S)
 
-    def _with_news(self) -> list[_Listener]:
-        """Whoever has something to pull; those that have lost their standing are sent away."""
-        found = []
+    def _with_news(self) -> dict[_Listener, Changes]:
+        """Who has something to pull, and what; those that have lost their standing are sent away."""
+        found = {}
         log = self._access.log
         listening = [(listener, reader(log, listener.node)) for listener in list(self._listeners)]
         if not all(to.reads_everything for _, to in listening):
@@ -116,11 +117,11 @@ class Hub:
                 if not rows:
                     continue
                 new = [row for row in rows if not _is_within(row, listener.given)]
-                is_news = len(rows) == LOOK_OPS_MAX or is_readable(session, to, new)
+                news = ANYTHING if len(rows) == LOOK_OPS_MAX else readable(session, to, new)
                 listener.seq = _seq(session) if len(rows) == LOOK_OPS_MAX else rows[-1].seq
             listener.is_over = listener.is_over or not self._is_active(listener.node)
-            if is_news or listener.is_over:
-                found.append(listener)
+            if news or listener.is_over:
+                found[listener] = news
         return found
 
     def _is_active(self, node: int) -> bool:

@@ -5,8 +5,9 @@ left alone until the rules or the operator say otherwise. One process of a node 
 
 import asyncio
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 
+from hocket.bus.changes import LOG, NOTHING, PEER, about
 from hocket.errors import HocketError, StoreError
 from hocket.kernel.ids import node_text
 from hocket.kernel.rules import rules_hash
@@ -29,6 +30,8 @@ ROUND_S = 2.0
 # Changes here within this time of a push are told by the next one.
 GAP_S = 0.02
 
+_PEERS = about(PEER)
+
 
 class _Visitor:
     """Keeps in touch with one peer."""
@@ -36,7 +39,8 @@ class _Visitor:
     def __init__(self, loop: "SyncLoop", address: str) -> None:
         self._loop, self._address = loop, address
         self._wake = asyncio.Event()
-        self._is_hinted = self._is_changed = self._is_forced = False
+        self._hinted = NOTHING
+        self._is_changed = self._is_forced = False
         self._is_resting = False
         self._is_welcome = asyncio.Event()
         self._failures = 0
@@ -60,7 +64,8 @@ class _Visitor:
         try:
             idle = False
             while True:
-                self._is_hinted = self._is_changed = self._is_forced = False
+                self._hinted = NOTHING
+                self._is_changed = self._is_forced = False
                 try:
                     done = await self._loop.exchanges.visit(self._address, unless_idle=idle)
                 except StoreError as error:
@@ -93,7 +98,7 @@ class _Visitor:
         until = ground.monotonic() + wait
         is_paused = done.state == peers.PAUSED and self._loop.is_paused_by(done.detail)
         while (left := until - ground.monotonic()) > 0 or is_paused:
-            if self._is_forced or (is_well and (self._is_hinted or self._is_changed)):
+            if self._is_forced or (is_well and (self._hinted or self._is_changed)):
                 break
             self._wake.clear()
             with suppress(TimeoutError):
@@ -101,7 +106,7 @@ class _Visitor:
                     await self._wake.wait()
         if self._is_forced:
             self._failures = 0
-        idle = is_well and self._is_changed and not self._is_hinted and not self._is_forced and left > 0
+        idle = is_well and self._is_changed and not self._hinted and not self._is_forced and left > 0
         return idle
 
     async def _listen(self) -> None:
@@ -111,9 +116,9 @@ class _Visitor:
             await self._is_welcome.wait()
             try:
                 headers = await self._loop.exchanges.hint_headers(self._address)
-                async for _ in self._loop.exchanges.transport.hints(self._address, headers):
+                async for changes in self._loop.exchanges.transport.hints(self._address, headers):
                     failures = 0
-                    self._is_hinted = True
+                    self._hinted |= changes
                     self._wake.set()
             except HocketError:
                 pass  # the visits say how it stands
@@ -152,19 +157,18 @@ class SyncLoop:
         self.is_on = True
         try:
             await self._access.call(lambda: order_ops(self._access.log.store))
-            while True:
-                changed = self._access.changes()
-                try:
-                    if self.ground.monotonic() >= self._next_round:
-                        await self._round()
-                    await self._tell()
-                except StoreError as error:
-                    self.notice(f"{error}; trying again")
-                    await asyncio.sleep(ROUND_S)
-                await asyncio.sleep(GAP_S)
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(ROUND_S):
-                        await changed.wait()
+            with closing(self._access.listen(about(LOG) | _PEERS)) as changes:
+                while True:
+                    try:
+                        if self.ground.monotonic() >= self._next_round:
+                            await self._round()
+                        await self._tell()
+                    except StoreError as error:
+                        self.notice(f"{error}; trying again")
+                        await asyncio.sleep(ROUND_S)
+                    await asyncio.sleep(GAP_S)
+                    if (await changes.wait(ROUND_S)).matches(_PEERS):
+                        self._next_round = 0.0
         finally:
             self.is_on = False
             await self._end(list(self._visitors))

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from hocket.bus.changes import JOB, LOG, NOTHING, Changes, gathered
 from hocket.kernel.authority import Authority
 from hocket.kernel.clock import pack, unpack
 from hocket.kernel.frontier import Frontier, merge
@@ -188,15 +189,17 @@ def _kind(session: Session, job_id: bytes) -> str:
     raise Undecided
 
 
-def is_readable(session: Session, to: Reader, rows: Iterable[OpRow]) -> bool:
-    """Whether any of these ops is news for the reader: by another author, and one that it may have."""
+def readable(session: Session, to: Reader, rows: Iterable[OpRow]) -> Changes:
+    """What these ops change as far as they are news for the reader: by another author, and ones that it may have."""
+    found = []
     for row in rows:
         try:
             if row.hlc[12:] != _key(to.node) and _outgoing(session, to, row) is not None:
-                return True
+                found.append(row)
         except Undecided:
             continue
-    return False
+    jobs = {row.job for row in found if row.job is not None}
+    return gathered((), {LOG: {b""}, JOB: jobs}) if found else NOTHING
 
 
 def own_frontier(session: Session) -> Frontier:

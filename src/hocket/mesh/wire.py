@@ -3,10 +3,14 @@ that both sides keep. `Transport` is how a request gets to an address, `Access` 
 the real ones are in `http` and in the node, and a simulation hands in its own.
 """
 
-import asyncio
+import base64
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import NamedTuple, Protocol, TypeVar
 
+import msgspec
+
+from hocket.bus.changes import ANYTHING, Changes, decode_changes, encode_changes
+from hocket.bus.listener import Listener
 from hocket.kernel.ids import content_hash
 from hocket.log import Log
 from hocket.store import Session
@@ -94,13 +98,31 @@ def answer_hash(reply: Reply) -> str:
     return content_hash(head + content_hash(reply.body)).hex()
 
 
+class _Hint(msgspec.Struct):
+    changes: str
+
+
+def hint(changes: Changes) -> bytes:
+    """One event of a stream of hints. Its data is JSON; earlier versions send and expect an empty object."""
+    text = base64.b64encode(encode_changes(changes)).decode()
+    return b"event: ops\ndata: %b\n\n" % msgspec.json.encode(_Hint(text))
+
+
+def read_hint(data: bytes) -> Changes:
+    """What the data of an event says. An earlier or a later version may mean anything."""
+    try:
+        return decode_changes(base64.b64decode(msgspec.json.decode(data, type=_Hint).changes, validate=True))
+    except (msgspec.MsgspecError, ValueError):
+        return ANYTHING
+
+
 class Transport(Protocol):
     """Both raise Unreachable when the address does not answer, or not in time, or with more than it may."""
 
     async def send(self, address: str, request: Request) -> Reply: ...
 
-    def hints(self, address: str, headers: Mapping[str, str]) -> AsyncIterator[None]:
-        """Something for each hint that comes, until the connection ends. The first one says that it stands."""
+    def hints(self, address: str, headers: Mapping[str, str]) -> AsyncIterator[Changes]:
+        """What the peer says that has changed, until the connection ends. The first hint says that it stands."""
 
 
 class Access(Protocol):
@@ -112,8 +134,8 @@ class Access(Protocol):
     async def call(self, work: Callable[[], T]) -> T:
         """Runs what blocks (the store, signatures) off the event loop."""
 
-    def changes(self) -> asyncio.Event:
-        """An event that the next change of anything sets. Take it before looking, then look, then wait."""
+    def listen(self, topics: Changes) -> Listener:
+        """Hears of every change of this node that matches the topics, from now on."""
 
 
 async def look(access: Access, query: Callable[[Session], T]) -> T:

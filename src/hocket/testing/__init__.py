@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor, Future
 from typing import Any, TypeVar
 
+from hocket.bus.changes import ANYTHING, Changes
 from hocket.node import Node, SyncNode
 from hocket.store import Session
 from hocket.testing.bench import RUNS_MAX, Bench, Clock, Ran, Types
@@ -51,7 +52,9 @@ class MemorySyncNode(SyncNode):
             asyncio.run(run.execute_async()) if run.job_type.is_async else run.execute()
         return ran
 
-    def until(self, look: Callable[[Session], tuple[bool, T]], timeout: float | None = None) -> T:
+    def until(
+        self, look: Callable[[Session], tuple[bool, T]], timeout: float | None = None, topics: Changes = ANYTHING
+    ) -> T:
         for wait in (self.drain, None):
             with self.desk.read() as session:
                 found, value = look(session)
@@ -83,7 +86,9 @@ class MemoryNode(Node):
                 run.execute()
         return ran
 
-    async def until(self, look: Callable[[], Awaitable[tuple[bool, T]]], timeout: float | None) -> T:
+    async def until(
+        self, look: Callable[[], Awaitable[tuple[bool, T]]], timeout: float | None, topics: Changes = ANYTHING
+    ) -> T:
         async with asyncio.timeout(timeout):
             while True:
                 found, value = await look()

@@ -1,9 +1,8 @@
-"""What a worker stands on: two clocks, chance, who of its node is alive, the bells that wake it, and
-the slots that its handlers run in. `Machine` is the real one. A simulation hands in its own, and the same worker runs
+"""What a worker stands on: two clocks, chance, who of its node is alive, the bus that wakes it, and the slots that its
+handlers run in. `Machine` is the real one. A simulation hands in its own, and the same worker runs
 on virtual time, every choice drawn from a seed.
 """
 
-import asyncio
 import os
 import random
 import time
@@ -11,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
-from hocket.bus.bells import Bell, Wish
+from hocket.bus import Bus
 from hocket.work.liveness import Liveness, machine_liveness
 from hocket.work.runner import Run, Runner
 
@@ -26,6 +25,10 @@ class Ground(Protocol):
     """
 
     @property
+    def bus(self) -> Bus:
+        """Tells of every change that a process of this node commits."""
+
+    @property
     def chance(self) -> random.Random: ...
     @property
     def monotonic(self) -> Callable[[], float]: ...
@@ -34,9 +37,6 @@ class Ground(Protocol):
     def physical_ms(self) -> int: ...
     def name(self, role: str) -> str:
         """A name that no other process of this node has, or ever had."""
-
-    def listen(self, name: str, wish: Wish, rung: Callable[[], None]) -> Closing:
-        """Calls `rung` on the running event loop after each change that the wish covers, until it is closed."""
 
     def slots(self, count: int, finished: Callable[[Run], None]) -> Runner:
         """Where handlers run, that many at once."""
@@ -47,9 +47,9 @@ class Machine:
 
     monotonic = staticmethod(time.monotonic)
 
-    def __init__(self, processes: Path) -> None:
-        self._processes = processes
+    def __init__(self, processes: Path, bus: Bus) -> None:
         self.liveness: Liveness = machine_liveness(processes, self.monotonic)
+        self.bus = bus
         self.chance = random.Random()
 
     def physical_ms(self) -> int:
@@ -58,23 +58,5 @@ class Machine:
     def name(self, role: str) -> str:
         return f"{role}-{os.getpid()}-{os.urandom(4).hex()}"
 
-    def listen(self, name: str, wish: Wish, rung: Callable[[], None]) -> Closing:
-        return _Listening(Bell(self._processes, name, wish), rung)
-
     def slots(self, count: int, finished: Callable[[Run], None]) -> Runner:
         return Runner(count, finished, self.monotonic)
-
-
-class _Listening:
-    def __init__(self, bell: Bell, rung: Callable[[], None]) -> None:
-        self._bell, self._rung = bell, rung
-        self._loop = asyncio.get_running_loop()
-        self._loop.add_reader(bell.fileno(), self._heard)
-
-    def _heard(self) -> None:
-        self._bell.clear()
-        self._rung()
-
-    def close(self) -> None:
-        self._loop.remove_reader(self._bell.fileno())
-        self._bell.close()

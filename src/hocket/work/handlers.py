@@ -110,6 +110,12 @@ class Handlers:
     def kinds(self) -> list[str]:
         return sorted(self._types)
 
+    def topics(self) -> frozenset[str]:
+        """The kinds that this worker serves, as a listener names them."""
+        served = {kind for kind in self._types if self.find(kind) is not None}
+        inner = [only for only in self._only if any(only.startswith(prefix) for prefix in self._prefixes)]
+        return frozenset(served.union(inner, (only.rstrip(".") + "." for only in inner)))
+
     def find(self, kind: str) -> JobType | None:
         if self._only and not any(kind == prefix or kind.startswith(prefix.rstrip(".") + ".") for prefix in self._only):
             return None

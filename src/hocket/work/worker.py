@@ -13,6 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
+from hocket.bus.changes import CLAIM, Changes, about
 from hocket.errors import StoreError
 from hocket.kernel.ids import ulid_text
 from hocket.kernel.reasons import Reason
@@ -42,6 +43,8 @@ AHEAD_MAX = 256
 QUEUED_MAX_S = 1.0
 # A run younger than this is not checked for having been cancelled: it will be over before that matters.
 YOUNG_S = 0.05
+# A run is checked this often without a hint, because a hint can be lost.
+CHECK_S = 5.0
 PROGRESS_S = 0.5
 BLOCKED_LOOP_S = 5.0
 STORE_REST_S = 0.5
@@ -49,6 +52,8 @@ STORE_REST_S = 0.5
 REFUSED_REST_S = 1.0
 # At the end, what has yet to be decided is put to the arbiter once more, for this long.
 LAST_ASK_S = 1.0
+
+_LOST = about(CLAIM)
 
 
 @dataclass
@@ -109,7 +114,8 @@ class Worker:
         self._stopping: float | None = None
         self._hurry = False
         self._hungry = True
-        self._rang_at = 0.0
+        self._served = Changes(options.handlers.topics())
+        self._lost_at = 0.0
         self._moved_at = self._monotonic()
         self._now_ms = 0
         self._next_round = 0.0
@@ -127,7 +133,8 @@ class Worker:
     async def run(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._sign = self._ground.liveness.announce(self._name)
-        bell = self._ground.listen(self._name, "ready", self._rung)
+        hints = self._ground.bus.subscribe(Changes(self._served.kinds, _LOST.subjects))
+        hints.attach(self._loop, self._hinted)
         try:
             await self._access.run(self._register)
             await self._turn_until_done()
@@ -136,7 +143,7 @@ class Worker:
         finally:
             self._abandon()
             self._loop = None
-            bell.close()
+            hints.close()
             self._sign.close()
             if self._sign.number:
                 with suppress(StoreError):
@@ -186,10 +193,15 @@ class Worker:
     def _heard(self) -> None:
         self._wake.set()
 
-    def _rung(self) -> None:
-        self._hungry = True
-        self._rang_at = self._monotonic()
-        self._wake.set()
+    def _hinted(self, changes: Changes) -> None:
+        if changes.matches(self._served):
+            self._hungry = True
+            self._wake.set()
+        if changes.matches(_LOST):
+            held = Changes(subjects=frozenset((CLAIM, job_id) for job_id in self._held))
+            if changes.matches(held):
+                self._lost_at = self._monotonic()
+                self._wake.set()
 
     def _ended_in_thread(self, run: Run) -> None:
         """Called by the runner's threads. However many runs end before the loop looks, it is woken once."""
@@ -285,7 +297,8 @@ class Worker:
         live = [run for run in current if run.job.id not in gone and not run.stopped]
         renewals = [run for run in live if now >= run.renews_at]
         notes = [(run, note) for run in live if (note := self._note(run, now)) is not None]
-        doubtful = [run for run in live if run.checked_at < self._rang_at and now - (run.started_at or now) > YOUNG_S]
+        checked = max(self._lost_at, now - CHECK_S)
+        doubtful = [run for run in live if run.checked_at < checked and now - (run.started_at or now) > YOUNG_S]
         closed = [op_id for due, op_id in self._closed if due <= now]
         is_hungry = (self._hungry or self._guests) and self._stopping is None
         wanted = self._room(now) + len(ended) + len(unstarted) if is_hungry else 0
@@ -366,7 +379,8 @@ class Worker:
         if self._sign.number != self._number:
             self._number = self._sign.number
             self._options.notice("other workers took this one for dead; it joins again, and gives up what it has lost")
-            self._rung()
+            self._hungry, self._lost_at = True, self._monotonic()
+            self._wake.set()
         for run in turn.doubtful:
             run.checked_at = before
         for run, outcome in zip((*turn.ended, *turn.unstarted), turned.outcomes, strict=True):

@@ -1,16 +1,14 @@
 """What a simulated node stands on: clocks that are wrong in their own way, chance from the seed, and handlers as tasks
-on the one event loop. Bells are entries in a table that goes with the node's life; locks are entries in a table of its
-host, which stays, and they are free when that life has ended.
+on the one event loop. Hints go with the node's life; locks are entries in a table of its host, which stays, and they
+are free when that life has ended.
 """
 
 import asyncio
 import random
 from collections.abc import Callable
 
-from hocket.bus.bells import Wish
+from hocket.bus.memory import MemoryBus
 from hocket.store import Place
-from hocket.testing.sim.loop import Life
-from hocket.work.ground import Closing
 from hocket.work.liveness import Liveness, LockLiveness
 from hocket.work.runner import Run, Runner
 
@@ -65,34 +63,18 @@ class SimHost:
 class SimGround:
     """The ground of one life of a node."""
 
-    def __init__(self, clocks: Clocks, chance: random.Random, life: Life, host: SimHost) -> None:
+    def __init__(self, clocks: Clocks, chance: random.Random, host: SimHost) -> None:
+        self.bus = MemoryBus()
         self.chance = chance
         self.monotonic = clocks.monotonic
         self.liveness = host.liveness(clocks.monotonic)
         self._clocks = clocks
-        self._life = life
-        self._bells: dict[str, tuple[Wish, Callable[[], None]]] = {}
 
     def physical_ms(self) -> int:
         return int(self._clocks.day() * 1000)
 
     def name(self, role: str) -> str:
         return f"{role}-{self.chance.randbytes(4).hex()}"
-
-    def listen(self, name: str, wish: Wish, rung: Callable[[], None]) -> Closing:
-        self._bells[name] = (wish, rung)
-        return _Closing(lambda: self._bells.pop(name, None))
-
-    def ring(self, stirring: bool) -> None:
-        """Wakes whoever listens, as a commit does."""
-        loop = asyncio.get_running_loop()
-        for wish, rung in list(self._bells.values()):
-            if stirring or wish == "any":
-                loop.call_soon(self._rung, rung)
-
-    def _rung(self, rung: Callable[[], None]) -> None:
-        if not self._life.is_over:
-            rung()
 
     def slots(self, count: int, finished: Callable[[Run], None]) -> Runner:
         return Tasks(count, finished, self.monotonic)
@@ -113,11 +95,3 @@ class Tasks(Runner):
 
     def close(self) -> None:
         self._waiting.clear()
-
-
-class _Closing:
-    def __init__(self, close: Callable[[], object]) -> None:
-        self._close = close
-
-    def close(self) -> None:
-        self._close()

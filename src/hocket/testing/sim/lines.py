@@ -6,9 +6,10 @@ import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from hocket.bus.changes import Changes
 from hocket.errors import Unreachable
 from hocket.mesh import wire
-from hocket.mesh.hub import HINT
+from hocket.mesh.hub import ALIVE
 from hocket.mesh.wire import Reply, Request
 from hocket.testing.sim.network import Network
 
@@ -39,7 +40,7 @@ class Lines:
         assert up is not None
         return await up.gate.answer(request)
 
-    async def hints(self, address: str, headers: Mapping[str, str]) -> AsyncIterator[None]:
+    async def hints(self, address: str, headers: Mapping[str, str]) -> AsyncIterator[Changes]:
         there = int(address.removeprefix(_PREFIX))
         reply = await self.send(address, Request("GET", wire.HINTS, "", headers))
         up = self._nodes[there].up
@@ -54,8 +55,8 @@ class Lines:
                     line = await came.get()
                 if line is None:
                     return
-                if line == HINT:
-                    yield None
+                if line != ALIVE:
+                    yield wire.read_hint(line.split(b"data:")[1])
         except TimeoutError:
             raise Unreachable(f"{address} has gone quiet") from None
         finally:

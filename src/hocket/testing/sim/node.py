@@ -107,7 +107,7 @@ class Up(Node):
         self.node = node
         self.life = Life()
         chance = random.Random(node.chance.getrandbits(64))
-        ground = SimGround(node.clocks, chance, self.life, node.host)
+        ground = SimGround(node.clocks, chance, node.host)
         log = Log(
             node.store,
             node.key,
@@ -115,7 +115,7 @@ class Up(Node):
             wall=SteadyWall(node.clocks.day, node.clocks.monotonic),
             physical=ground.physical_ms,
             randomness=chance.randbytes,
-            committed=ground.ring,
+            bus=ground.bus,
         )
         super().__init__(_Desk(log), Disk(node, chance, self.life), ground)
         self.gate = Gate(self, node.key, ground, notice=self._notice)

@@ -1,0 +1,190 @@
+"""Hints between the processes of one machine. Each listener keeps a named pipe in a directory that they share; whoever
+publishes writes one message into each pipe that wants it. The pipe's name carries the listener's topics, so nobody is
+woken in vain. A pipe without a reader belongs to a dead process and is removed.
+
+A message fits into what every POSIX system writes at once, so messages of several processes do not mix. A pipe may be
+full: then the message is dropped, and the reader finds so much in the pipe that it takes it for ANYTHING. Processes of
+different versions can share a directory: a message or a name that cannot be read means ANYTHING.
+"""
+
+import base64
+import errno
+import os
+import select
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from hocket.bus.changes import (
+    ANYTHING,
+    NOTHING,
+    Changes,
+    decode_changes,
+    decode_or_anything,
+    encode_within,
+)
+
+if TYPE_CHECKING:
+    from asyncio import AbstractEventLoop
+
+STAMP_GRAIN_NS = 50_000_000
+# The least PIPE_BUF that POSIX allows.
+MESSAGE_BYTES_MAX = 512
+# A pipe holds at least one page. When a message did not fit, there was more than this in it.
+FULL_BYTES = 4096 - MESSAGE_BYTES_MAX
+READ_BYTES = 65_536
+# A file's name has at most 255 bytes, and base64 takes four for three.
+TOPICS_BYTES_MAX = 150
+# Earlier versions write into pipes with these endings, and keep such pipes themselves.
+SUFFIXES = (".any", ".ready")
+
+
+class _Pipe:
+    """One listener's end."""
+
+    def __init__(self, directory: Path, topics: Changes) -> None:
+        name = f"{os.getpid()}-{os.urandom(4).hex()}"
+        self._topics = topics
+        self._path = directory / f"{name}.{_topics_text(topics)}{SUFFIXES[0]}"
+        # It gets its name once it is open: a publisher that found it before would remove it as a dead process's.
+        unnamed = directory / f"{name}.new"
+        os.mkfifo(unnamed, 0o600)
+        # Open for both ends, so that the pipe never reports its end when a publisher closes it.
+        self._fd = os.open(unnamed, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+        os.rename(unnamed, self._path)
+        self._reading = threading.Lock()
+        self._is_closed = False
+        self._loop: AbstractEventLoop | None = None
+
+    def wait(self, timeout_s: float | None) -> Changes:
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        with self._reading:
+            poll = select.poll()
+            poll.register(self._fd, select.POLLIN)
+            while not self._is_closed:
+                left = None if deadline is None else max(0.0, deadline - time.monotonic())
+                poll.poll(None if left is None else left * 1000)
+                if not self._is_closed and (came := self._read()):
+                    return came
+                if left == 0.0:
+                    break
+        return NOTHING
+
+    def attach(self, loop: "AbstractEventLoop", heard: Callable[[Changes], None]) -> None:
+        def ready() -> None:
+            if came := self._read():
+                heard(came)
+
+        self._loop = loop
+        loop.add_reader(self._fd, ready)
+
+    def _read(self) -> Changes:
+        try:
+            data = os.read(self._fd, READ_BYTES)
+        except BlockingIOError:
+            return NOTHING
+        came = ANYTHING if len(data) > FULL_BYTES else decode_or_anything(data)
+        return came if came.matches(self._topics) else NOTHING
+
+    def close(self) -> None:
+        if self._is_closed:
+            return
+        self._is_closed = True
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.remove_reader(self._fd)
+        self._path.unlink(missing_ok=True)
+        try:
+            os.write(self._fd, b"\0")  # ends a wait in another thread
+        except BlockingIOError:
+            pass
+        with self._reading:
+            os.close(self._fd)
+
+
+class _Reader(NamedTuple):
+    """Another process's pipe, as a publisher knows it."""
+
+    fd: int
+    topics: Changes
+
+
+class Pipes:
+    """The bus of a directory. A publisher reads the list of pipes again only when the directory has changed."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        self._readers: dict[str, _Reader] = {}
+        self._seen = -1
+        self._lock = threading.Lock()
+
+    def subscribe(self, topics: Changes) -> _Pipe:
+        return _Pipe(self._directory, topics)
+
+    def is_heard(self) -> bool:
+        return bool(self._readers) or os.fstat(self._fd).st_mtime_ns != self._seen
+
+    def publish(self, changes: Changes) -> None:
+        with self._lock:
+            self._look()
+            names = [name for name, reader in self._readers.items() if changes.matches(reader.topics)]
+            message = encode_within(changes, MESSAGE_BYTES_MAX) if names else b""
+            for name in names:
+                self._write(name, message)
+
+    def close(self) -> None:
+        with self._lock:
+            for reader in self._readers.values():
+                os.close(reader.fd)
+            os.close(self._fd)
+            self._readers.clear()
+
+    def _look(self) -> None:
+        try:
+            changed = os.fstat(self._fd).st_mtime_ns
+            if changed == self._seen:
+                return
+            names = {name for name in os.listdir(self._directory) if name.endswith(SUFFIXES)}
+        except FileNotFoundError:
+            return
+        # A directory's time stamp is coarse: a pipe made just after this look might not move it, so a fresh
+        # stamp is not trusted.
+        self._seen = changed if time.time_ns() - changed > STAMP_GRAIN_NS else -1
+        for name in self._readers.keys() - names:
+            os.close(self._readers.pop(name).fd)
+        for name in names - self._readers.keys():
+            self._open(name)
+
+    def _open(self, name: str) -> None:
+        path = self._directory / name
+        try:
+            fd = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError as error:
+            if error.errno == errno.ENXIO:
+                path.unlink(missing_ok=True)
+        else:
+            self._readers[name] = _Reader(fd, _topics_of(name))
+
+    def _write(self, name: str, message: bytes) -> None:
+        try:
+            os.write(self._readers[name].fd, message)
+        except BlockingIOError:
+            pass
+        except OSError:
+            os.close(self._readers.pop(name).fd)
+            (self._directory / name).unlink(missing_ok=True)
+
+
+def _topics_text(topics: Changes) -> str:
+    return base64.urlsafe_b64encode(encode_within(topics, TOPICS_BYTES_MAX)).decode().rstrip("=")
+
+
+def _topics_of(name: str) -> Changes:
+    try:
+        _, text, _ = name.split(".")
+        topics = decode_changes(base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)))
+    except ValueError:
+        return ANYTHING
+    return topics
