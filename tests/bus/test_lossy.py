@@ -96,7 +96,8 @@ class Work:
         self.quick = JobType("w.quick", function=self._quick)
         self.other = JobType("x.other", function=self._quick)
         self.failing = JobType("w.failing", function=self._failing, retries=2)
-        self.long = JobType("w.long", function=self._long, lease_ms=30_000)
+        # A lease so long that no renewal shows in time that the job was called off.
+        self.long = JobType("w.long", function=self._long, lease_ms=86_400_000)
 
     async def _quick(self, ctx: Context, n: int) -> int:
         await asyncio.sleep(0.1)

@@ -60,17 +60,18 @@ def test_a_worker_is_idle_when_only_jobs_are_left_that_it_does_not_want() -> Non
 
 # What a worker listens for.
 
-KINDS = st.lists(st.sampled_from(["a", "b", "ab", "a.b", "a.b.c", "a.bc", "b.a"]), max_size=4)
-PREFIXES = st.lists(st.sampled_from(["a.", "b.", "a.b."]), max_size=2)
-ONLY = st.lists(st.sampled_from(["a", "a.", "b", "a.b", "a.b.", "c"]), max_size=2)
+KINDS = ["a", "b", "ab", "a.b", "a.b.c", "a.bc", "a.b.c.d", "b.a", "c"]
 
 
-@given(KINDS, PREFIXES, ONLY, st.sampled_from(["a", "b", "ab", "a.b", "a.b.c", "a.bc", "a.b.c.d", "b.a", "c"]))
-def test_a_worker_listens_for_every_kind_that_it_serves(
-    kinds: list[str], prefixes: list[str], only: list[str], kind: str
-) -> None:
-    handlers = Handlers([JobType(each, function=print) for each in kinds + prefixes], only)
-    heard = Changes(frozenset((kind,))).matches(Changes(handlers.topics()))
-    assert heard or handlers.find(kind) is None
-    if not only:
-        assert not heard or handlers.find(kind) is not None
+@given(
+    st.lists(st.sampled_from(KINDS), max_size=4),
+    st.lists(st.sampled_from(["a.", "b.", "a.b."]), max_size=2),
+    st.lists(st.sampled_from(["a", "a.", "b", "a.b", "a.b.", "c"]), max_size=2),
+)
+def test_a_worker_listens_for_every_kind_that_it_serves(exact: list[str], prefixes: list[str], only: list[str]) -> None:
+    handlers = Handlers([JobType(each, function=print) for each in exact + prefixes], only)
+    topics = Changes(handlers.topics())
+    heard = {kind for kind in KINDS if Changes(frozenset((kind,))).matches(topics)}
+    served = {kind for kind in KINDS if handlers.find(kind) is not None}
+    assert heard >= served
+    assert only or heard == served
