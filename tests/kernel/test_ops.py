@@ -211,7 +211,7 @@ def test_a_random_batch_never_raises(data: bytes) -> None:
     assert sum(len(raw) for raw, _ in got) <= len(data)
 
 
-NEWER = st.integers(27, 2**63).filter(lambda number: number not in v.VARIANTS)
+NEWER = st.integers(27, 2**32 - 1).filter(lambda number: number not in v.VARIANTS)
 
 
 def newer_op(number: int, content: bytes) -> Op:
@@ -229,6 +229,14 @@ def test_an_op_of_a_newer_program_is_read_as_far_as_can_be_and_hides_nothing(num
     assert ops.decode(data) == op and ops.is_bound(data, op) and ops.verify_op(data, op, KEY.public)
     batch = ops.encode_sequence([ops.encode(good), data, ops.encode(good)])
     assert [one for _, one in ops.read_sequence(batch)] == [good, op, good]
+
+
+@pytest.mark.req("LW-34")
+@pytest.mark.parametrize("number", [2**32, 2**63, 2**64 - 1])
+def test_a_variant_that_no_program_can_have_is_not_read(number: int) -> None:
+    """A discriminant has 32 bits; what is larger fits no store."""
+    ((_, found),) = ops.read_sequence(ops.encode_sequence([ops.encode(newer_op(number, b""))]))
+    assert isinstance(found, UnknownVariant)
 
 
 @pytest.mark.req("LW-34")

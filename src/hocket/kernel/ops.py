@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from hocket.kernel.clock import Hlc
+from hocket.kernel.clock import U32_MAX, Hlc
 from hocket.kernel.ids import digest, make_ulid
 from hocket.kernel.jws import SIGNATURE_BEGINS, SIGNATURE_END_CHARS, detached, open_detached
 from hocket.kernel.keys import SigningKey, verify
@@ -291,7 +291,7 @@ def _read_unknown(r: Reader, start: int, at: int, op_id: bytes, timestamp: Hlc, 
     """
     r.pos = at
     number, begins = _read_u64(r), r.pos
-    if number in VARIANTS or timestamp.wall >> 48:
+    if number in VARIANTS or number > U32_MAX or timestamp.wall >> 48:
         raise error
     data, place = r.data, begins
     for _ in range(_SIGNATURES_TRIED):
