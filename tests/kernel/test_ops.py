@@ -68,6 +68,13 @@ def test_an_op_comes_back_and_two_encoders_agree(op: Op) -> None:
 
 
 @pytest.mark.req("LW-42")
+def test_a_name_of_zeros_is_not_sought_among_the_dependencies() -> None:
+    payload = v.ScheduleJob(ops.NO_ID, "k", bytes(40), b"")
+    bound, body = ops.bind(make(payload, deps=(ops.NO_ID, ops.link_to(JOB))))
+    assert ops.unsigned(bound) == body and bound.payload == msgspec.structs.replace(payload, job_id=bound.id)
+
+
+@pytest.mark.req("LW-42")
 @given(some_ops(), st.binary(min_size=16, max_size=16), st.booleans(), st.data())
 def test_ids_follow_from_everything_that_an_op_says(op: Op, before: bytes, names: bool, data: st.DataObject) -> None:
     stamp = op.timestamp._replace(wall=op.timestamp.wall >> 16)

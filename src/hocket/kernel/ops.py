@@ -121,12 +121,12 @@ def bind(op: Op) -> tuple[Op, bytes]:
 
 def bound(stamp: Hlc, deps: tuple[bytes, ...], payload: Payload) -> tuple[Op, bytes]:
     """The same from what such an op says."""
-    rest = _rest(stamp, deps, payload)
+    rest, at = _rest(stamp, deps, payload)
     identity = make_ulid(stamp.wall, digest(_OP_CONTEXT + rest, 10))
     field = _SELF_NAMED.get(type(payload))
     if field is not None and getattr(payload, field) == NO_ID:
-        # Nothing before the payload can hold so many zeros.
-        place = rest.index(NO_ID)
+        # What stands between the payload's beginning and the name is never so many zeros.
+        place = rest.index(NO_ID, at)
         rest = rest[:place] + identity + rest[place + 16 :]
         payload = msgspec.structs.replace(payload, **{field: identity})
     return Op(identity, stamp, stamp.node, deps, payload), identity + rest
@@ -178,11 +178,11 @@ def unsigned(op: Op) -> bytes:
     _check(op)
     if len(op.id) != 16:
         raise Malformed(f"an op id has 16 bytes, not {len(op.id)}")
-    return op.id + _rest(op.timestamp, op.causal_deps, op.payload)
+    return op.id + _rest(op.timestamp, op.causal_deps, op.payload)[0]
 
 
-def _rest(stamp: Hlc, deps: tuple[bytes, ...], payload: Payload) -> bytes:
-    """What stands between the id and the signature field."""
+def _rest(stamp: Hlc, deps: tuple[bytes, ...], payload: Payload) -> tuple[bytes, int]:
+    """What stands between the id and the signature field, and where in it the payload begins."""
     wall, logical, node = stamp
     out = bytearray(_version_and_wall(wall))
     if 0 <= logical <= 0x7F:
@@ -195,12 +195,13 @@ def _rest(stamp: Hlc, deps: tuple[bytes, ...], payload: Payload) -> bytes:
         out += deps[0]
     else:
         _write_deps(out, deps)
+    at = len(out)
     if type(payload) is Unknown:
         write_varint(out, payload.number)
         out += payload.content
     else:
         _write_payload(out, payload)
-    return bytes(out)
+    return bytes(out), at
 
 
 def plain_schedule(
