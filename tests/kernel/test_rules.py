@@ -126,3 +126,8 @@ def test_rules_are_bounded_both_ways() -> None:
         encode_rules(Rules(extensions=Extensions(((7, "x"),), True, 0)))
     with pytest.raises(Malformed):
         encode_rules(msgspec.structs.replace(HOCKET, bounds=Bounds(writers=Quota(ops=7))))
+
+
+def test_a_mesh_that_bounds_late_ops_alone_has_the_default_quotas() -> None:
+    unbounded = encode_rules(msgspec.structs.replace(HOCKET, bounds=None))
+    assert decode_rules(unbounded + b"\x07").bounds == Bounds(7)

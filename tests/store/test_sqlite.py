@@ -2,12 +2,15 @@
 
 from collections.abc import Iterator
 from contextlib import closing
+from importlib import resources
 from pathlib import Path
 
 import apsw
 import pytest
 
 from hocket.errors import StoreError
+from hocket.kernel.ids import content_hash
+from hocket.kernel.ops import NO_ID
 from hocket.kernel.policy import Policy
 from hocket.kernel.vocabulary import ScheduleJob
 from hocket.log import Log, Transaction
@@ -16,6 +19,7 @@ from hocket.store import Place, Session, Stage, Worker, sqlite
 from hocket.store.sqlite import APPLICATION_ID, VERSION, SqliteStore
 from hocket.work import jobs
 from hocket.work.jobs import Draft
+from hocket.work.products import Content, creation
 from tests.roster.world import INTRODUCTIONS, Script, introduction, job_id, new_log, sent
 
 
@@ -151,8 +155,18 @@ def test_an_emptied_file_is_not_filled_again_unless_asked(path: Path) -> None:
 
 def as_version_3(path: Path) -> None:
     """Takes from a database what version 4 has added."""
-    added = ("node", "host", "boot", "namespace", "locks", "beat")
-    made_by(path, *(f"ALTER TABLE workers DROP COLUMN {each}" for each in added), "PRAGMA user_version=3")
+    columns = {
+        "workers": ("node", "host", "boot", "namespace", "locks", "beat"),
+        "artifacts": ("made",),
+        "held": ("author",),
+    }
+    made_by(
+        path,
+        "DROP INDEX held_by_author",
+        *(f"DROP TABLE {table}" for table in ("programs", "written", "over_quota")),
+        *(f"ALTER TABLE {table} DROP COLUMN {each}" for table, added in columns.items() for each in added),
+        "PRAGMA user_version=3",
+    )
 
 
 @pytest.mark.touches("VX-02")
@@ -162,11 +176,19 @@ def test_a_database_of_version_3_keeps_its_workers_and_what_they_hold(path: Path
     old = Worker(0, "old", 7, 1_000, b"", 1_000, Place())
     number = log.run(lambda tx: tx.session.put_worker(old))
     log.run(lambda tx: jobs.claim(tx, number, 1, lambda kind: 60_000))
-    before = bodies(log)
+    content = Content(content_hash(b"x"), 1, b"x", None)
+    log.run(lambda tx: tx.author(creation(NO_ID, "t", None, (), content, None)))
+    log.admit(sent(INTRODUCTIONS))
+
+    def derived() -> list[object]:
+        with log.store.read() as session:
+            return [session.artifacts(bytes(16), 9), session.written(list(session.nodes()))]
+
+    before, known = bodies(log), derived()
     log.store.close()
     as_version_3(path)
     log.store = SqliteStore(path)
-    assert bodies(log) == before
+    assert bodies(log) == before and derived() == known and all(known)
     node = log.node.to_bytes(8, "big")
     with log.store.read() as session:
         assert session.head().rebuilding is None
@@ -180,19 +202,16 @@ def test_a_database_of_version_3_keeps_its_workers_and_what_they_hold(path: Path
     log.store.close()
 
 
-def test_an_upgraded_database_has_the_columns_of_a_new_one(path: Path) -> None:
-    SqliteStore(path, create=True).close()
+@pytest.mark.parametrize("version", range(1, VERSION))
+def test_an_upgraded_database_has_the_tables_of_a_new_one(path: Path, tmp_path: Path, version: int) -> None:
+    def schema(of: Path) -> list[tuple[object, ...]]:
+        return sorted(apsw.Connection(str(of)).execute("SELECT type, name, tbl_name, sql FROM sqlite_schema"), key=str)
 
-    def columns() -> dict[str, list[tuple[object, ...]]]:
-        connection = apsw.Connection(str(path))
-        tables = [row[0] for row in connection.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")]
-        return {table: list(connection.execute(f"PRAGMA table_info({table})")) for table in tables}
-
-    fresh = columns()
-    as_version_3(path)
-    assert columns() != fresh
+    steps = [resources.files("hocket.store").joinpath(step).read_text() for step in sqlite._SCHEMA[:version]]
+    made_by(path, *steps, f"PRAGMA application_id={APPLICATION_ID}", f"PRAGMA user_version={version}")
     SqliteStore(path).close()
-    assert columns() == fresh
+    SqliteStore(tmp_path / "new.db", create=True).close()
+    assert schema(path) == schema(tmp_path / "new.db")
 
 
 def limit_pages(log: Log, spare: int) -> None:

@@ -121,11 +121,20 @@ def decode_rules(data: bytes) -> Rules:
     r = Reader(data)
     version, caveats, sanitize = STR.read(r), _NAMES.read(r), _NAMES.read(r)
     extensions = _EXTENSIONS.read(r) if r.remaining() else None
-    rules = Rules(version, caveats, sanitize, extensions, _BOUNDS.read(r) if r.remaining() else None)
+    rules = Rules(version, caveats, sanitize, extensions, _read_bounds(r) if r.remaining() else None)
     if r.remaining():
         raise Malformed(f"{r.remaining()} bytes follow the rules")
     _check(rules, len(data))
     return rules
+
+
+def _read_bounds(r: Reader) -> Bounds:
+    """The first programs that bound ids wrote the bound on late ops alone; such a mesh has the default quotas."""
+    start, late_ms = r.pos, U64.read(r)
+    if not r.remaining():
+        return Bounds(late_ms)
+    r.pos = start
+    return _BOUNDS.read(r)
 
 
 @lru_cache(maxsize=16)

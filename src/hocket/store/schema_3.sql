@@ -8,16 +8,7 @@ CREATE TABLE forks (
     since BLOB NOT NULL                   -- HLC: from here on there are two histories
 ) STRICT, WITHOUT ROWID;
 
--- Ids of one millisecond are in no order, so the queue goes by the time of the ops.
-DROP INDEX jobs_ready;
-CREATE INDEX jobs_ready ON jobs (kind, priority DESC, scheduled) WHERE stage = 0;
-
 ALTER TABLE jobs ADD COLUMN settled INTEGER NOT NULL DEFAULT 0;       -- 1: the arbiter has accepted its completion
-
-CREATE TABLE programs (                   -- what the programs of other nodes know, as each last said
-    node  BLOB PRIMARY KEY,
-    knows TEXT NOT NULL
-) STRICT, WITHOUT ROWID;
 
 CREATE TABLE late (                       -- came long after its author's delegation had ended; on no log yet
     id       BLOB PRIMARY KEY,
@@ -26,23 +17,6 @@ CREATE TABLE late (                       -- came long after its author's delega
     received INTEGER NOT NULL,
     body     BLOB NOT NULL
 ) STRICT, WITHOUT ROWID;
-
-ALTER TABLE artifacts ADD COLUMN made BLOB NOT NULL DEFAULT x'';      -- HLC of the op that made it
-
-CREATE TABLE written (                    -- how much of each other author is on the log
-    node  BLOB PRIMARY KEY,
-    ops   INTEGER NOT NULL,
-    bytes INTEGER NOT NULL
-) STRICT, WITHOUT ROWID;
-
-CREATE TABLE over_quota (                 -- nodes of which more came than they may store; on no log
-    node  BLOB PRIMARY KEY,
-    wall  INTEGER NOT NULL,               -- when that was last noted
-    ops   INTEGER NOT NULL                -- so many were refused
-) STRICT, WITHOUT ROWID;
-
-ALTER TABLE held ADD COLUMN author BLOB NOT NULL DEFAULT x'';
-CREATE INDEX held_by_author ON held (author);
 
 ALTER TABLE revocations ADD COLUMN root INTEGER NOT NULL DEFAULT 0;   -- 1: signed by the user's own key
 
