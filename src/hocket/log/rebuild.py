@@ -38,12 +38,12 @@ def roster_digest(session: Session) -> bytes:
     hasher = blake3()
     encoder = msgspec.msgpack.Encoder()
     for entry in session.each_job():
-        hasher.update(encoder.encode(_told(entry.job)))
+        hasher.update(encoder.encode(without_keys(entry.job)))
     return hasher.digest()
 
 
-def _told(job: Job) -> Job:
-    """A job as every node tells it: ops go by their ids, since a key can depend on the order of arrival."""
+def without_keys(job: Job) -> Job:
+    """A job as every node shows it: by the ids of ops, since the key of an op can depend on the order of arrival."""
     if all(key is None or len(key) == ID_BYTES for key in (job.schedule_op, job.claim_op, job.error_op)):
         return job
     claim, error = (None if key is None else key[:ID_BYTES] for key in (job.claim_op, job.error_op))
