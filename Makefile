@@ -58,7 +58,7 @@ test: lint ## lint, then all tests but the soak
 	$(PYTEST) $(ARGS)
 
 # The rooms whose tests start no processes that stay.
-QUICK := tests/kernel tests/roster tests/store tests/log tests/trust tests/node tests/test_house.py
+QUICK := tests/kernel tests/store tests/log tests/trust tests/node tests/test_house.py
 
 quick: lint ## lint, and the tests that answer within two minutes
 	HYPOTHESIS_PROFILE=quick $(PYTEST) -m "not soak and not slow" $(QUICK) $(ARGS)

@@ -15,8 +15,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from bench.subject import Result
-from hocket.cli.knock import SUFFIX
-from hocket.desk import Desk
+from hocket.node.runtime import Runtime
+from hocket.server.local_client import SUFFIX
 
 HOCKET = str(Path(sys.executable).parent / "hocket")
 TRUE = shutil.which("true") or "/bin/true"
@@ -26,7 +26,7 @@ READY_S = 30.0
 
 def run_resident(home: Path, samples: int) -> Result:
     """`hocket run -- true` while a worker of the node is there, against `true`."""
-    Desk.init(home / "node").close()
+    Runtime.init(home / "node").close()
     environment = _environment(home / "node")
     with _worker(home / "node", environment):
         return _samples(samples, environment)
@@ -34,7 +34,7 @@ def run_resident(home: Path, samples: int) -> Result:
 
 def run_alone(home: Path, samples: int) -> Result:
     """The same without a worker: the process that is asked does the job itself."""
-    Desk.init(home / "node").close()
+    Runtime.init(home / "node").close()
     return _samples(samples, _environment(home / "node"))
 
 

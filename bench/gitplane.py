@@ -18,18 +18,18 @@ from typing import Any
 
 from bench.subject import Result
 from hocket.gitplane import holding, jobs, verify
-from hocket.gitplane.holding import Held, Worker
-from hocket.gitplane.jobs import Job
+from hocket.gitplane.holding import GitWorkerKey, HeldClaim
+from hocket.gitplane.jobs import GitJob
 from hocket.gitplane.objects import Kind
 from hocket.gitplane.plane import ROOT, Change, Plane, open_plane
 from hocket.kernel.ids import content_hash
 from hocket.kernel.keys import SigningKey
-from hocket.kernel.proof import Execution, Output, Proof, Resources, Runner, Stream, check, prove
+from hocket.kernel.proof import Execution, Output, Proof, Resources, RunnerProgram, Stream, check, prove
 
 NOW_MS = 1_762_600_000_123
 PORTION = 16
 SUBMIT_STEP = 500
-ME = Worker(SigningKey(hashlib.sha256(b"bench").digest()), "bench-1", 60, os.urandom)
+ME = GitWorkerKey(SigningKey(hashlib.sha256(b"bench").digest()), "bench-1", 60, os.urandom)
 
 
 # --- claims
@@ -61,16 +61,20 @@ def claims_http(home: Path, count: int, batch: int) -> Result:
         return _turns(plane, batch, listed[::2], raw.claim, listed[1::2])
 
 
-def _learned(plane: Plane, listed: Sequence[Job]) -> list[Job]:
+def _learned(plane: Plane, listed: Sequence[GitJob]) -> list[GitJob]:
     """A worker has read what a job asks for before it claims it."""
     orders = jobs.orders_of(plane, [job.refs for job in listed])
     return [
-        job._replace(tree=each.tree) for job in listed if isinstance(each := orders[job.refs.content_id], jobs.Order)
+        job._replace(tree=each.tree) for job in listed if isinstance(each := orders[job.refs.content_id], jobs.GitOrder)
     ]
 
 
 def _turns(
-    plane: Plane, batch: int, ours: Sequence[Job], claim: Callable[[Sequence[Job]], None], others: Sequence[Job]
+    plane: Plane,
+    batch: int,
+    ours: Sequence[GitJob],
+    claim: Callable[[Sequence[GitJob]], None],
+    others: Sequence[GitJob],
 ) -> Result:
     """Ours and the raw command claim the same number of jobs, a portion each in turn."""
     seconds = raw_seconds = 0.0
@@ -91,13 +95,13 @@ def _turns(
     return {"rate": rate, "raw_rate": raw_rate, "ratio": rate / raw_rate}
 
 
-def _portions(some: Sequence[Job], size: int) -> Iterator[list[Job]]:
+def _portions(some: Sequence[GitJob], size: int) -> Iterator[list[GitJob]]:
     left = iter(some)
     while few := list(islice(left, size)):
         yield few
 
 
-def _refs(job: Job) -> tuple[str, str]:
+def _refs(job: GitJob) -> tuple[str, str]:
     return job.refs.name("claim"), job.refs.of_worker(ME.key.public)
 
 
@@ -114,7 +118,7 @@ class _UpdateRef:
         assert self._process.stdin is not None and self._process.stdout is not None
         self._to, self._from = self._process.stdin, self._process.stdout
 
-    def claim(self, some: Sequence[Job]) -> None:
+    def claim(self, some: Sequence[GitJob]) -> None:
         for job in some:
             creates = "".join(f"create {ref} {job.refs.job}\n" for ref in _refs(job))
             self._to.write(f"start\n{creates}prepare\ncommit\n".encode())
@@ -132,7 +136,7 @@ class _UpdateRef:
 class _Push:
     """`git push --atomic` out of a bare repository that has the jobs and, made before, the commits that claim them."""
 
-    def __init__(self, place: Path, address: str, listed: Iterable[Job]) -> None:
+    def __init__(self, place: Path, address: str, listed: Iterable[GitJob]) -> None:
         self._git = ["git", "--git-dir", str(place)]
         _run("git", "init", "--quiet", "--bare", str(place))
         _run(*self._git, "config", "remote.origin.url", address)
@@ -145,7 +149,7 @@ class _Push:
                 assert held is not None
                 self._commits[job.refs.content_id] = held.commit
 
-    def claim(self, some: Sequence[Job]) -> None:
+    def claim(self, some: Sequence[GitJob]) -> None:
         moves = [f"{self._commits[job.refs.content_id]}:{ref}" for job in some for ref in _refs(job)]
         _run(*self._git, "push", "--quiet", "--atomic", "origin", *moves)
 
@@ -264,8 +268,8 @@ def _repository(place: Path, count: int, finished: bool = False) -> list[Proof]:
     return proofs
 
 
-def _finish(plane: Plane, made: jobs.Submitted, number: int) -> Proof:
-    held = holding.claim(plane, Job(jobs.JobRefs(made.content_id, made.commit), "pending"), ME, NOW_MS)
+def _finish(plane: Plane, made: jobs.GitSubmitted, number: int) -> Proof:
+    held = holding.claim(plane, GitJob(jobs.JobRefs(made.content_id, made.commit), "pending"), ME, NOW_MS)
     assert held is not None
     running = holding.run(plane, held, ME, NOW_MS)
     assert running is not None
@@ -275,7 +279,7 @@ def _finish(plane: Plane, made: jobs.Submitted, number: int) -> Proof:
     return proof
 
 
-def _proof(held: Held, number: int, hashes: Sequence[bytes]) -> Proof:
+def _proof(held: HeldClaim, number: int, hashes: Sequence[bytes]) -> Proof:
     made, said, nothing = hashes
     size = len(str(number)) + 1
     execution = Execution(
@@ -291,7 +295,7 @@ def _proof(held: Held, number: int, hashes: Sequence[bytes]) -> Proof:
         resources=Resources(wall_s=1.5, cpu_s=0.25),
         fence=held.claim.fence,
         job="01JBZ8Q0000000000000000000",
-        runner=Runner(content_hash(b"the runner"), "0.1.0", "linux/x86_64"),
+        runner=RunnerProgram(content_hash(b"the runner"), "0.1.0", "linux/x86_64"),
         stdout=Stream(said, size, size),
         stderr=Stream(nothing, 0, 0),
     )

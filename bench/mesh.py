@@ -23,7 +23,6 @@ from nacl.bindings import crypto_sign_open
 import hocket
 from bench import crew, meter, ours
 from bench.subject import Result
-from hocket.desk import Desk
 from hocket.kernel.authority import Authority
 from hocket.kernel.ids import node_id
 from hocket.kernel.jws import open_detached
@@ -35,7 +34,8 @@ from hocket.kernel.vocabulary import ClaimWork
 from hocket.mesh import peers
 from hocket.mesh.grants import parse_grants
 from hocket.mesh.outgoing import PAGE_OPS_MAX
-from hocket.node import Node
+from hocket.node.node import Node
+from hocket.node.runtime import Runtime
 from hocket.testing import sim
 from hocket.work.jobs import accept
 
@@ -49,7 +49,7 @@ def admit(home: Path, ops: int) -> Result:
     of the same ops with nothing around it, on all cores, before and after.
     """
     _, others = _two_nodes(home, ops)
-    with Desk.open(home / "node") as source, source.read() as session:
+    with Runtime.open(home / "node") as source, source.read() as session:
         rows = session.ops_after(0, ops + 10)
         author = source.home.node_key().public
     batches = [
@@ -58,9 +58,9 @@ def admit(home: Path, ops: int) -> Result:
     ]
     signed = [_signed(row.body) for row in rows[:RAW_OPS_MAX]]
     raw = _raw_verify(signed, author)
-    with Desk.open(others) as desk:
+    with Runtime.open(others) as runtime:
         start = time.perf_counter()
-        taken = sum(desk.log.admit(read_sequence(batch), decide=accept).appended for batch in batches)
+        taken = sum(runtime.log.admit(read_sequence(batch), decide=accept).appended for batch in batches)
         seconds = time.perf_counter() - start
     if taken != len(rows):
         raise RuntimeError(f"{taken} ops taken in of {len(rows)}")
@@ -72,7 +72,7 @@ def _two_nodes(home: Path, ops: int) -> tuple[Path, Path]:
     """A node whose log has so many ops, three for each job, and an empty one of the same user."""
     ours.fill(home, ops // 3)
     full, empty = home / "node", home / "other"
-    Desk.init(empty, full / "user.key").close()
+    Runtime.init(empty, full / "user.key").close()
     return full, empty
 
 
@@ -102,7 +102,7 @@ def first_sync(home: Path, ops: int) -> Result:
     """A whole log to a node that has nothing yet: one process serves, another one pulls."""
     full, empty = _two_nodes(home, ops)
     with _serving(full) as address:
-        with Desk.open(empty) as desk, desk.store.write() as session:
+        with Runtime.open(empty) as runtime, runtime.store.write() as session:
             peers.add(session, address, int(time.time() * 1000))
         done = subprocess.run(
             [sys.executable, "-m", "bench.mesh", "pull", str(empty), address], capture_output=True, text=True
@@ -127,10 +127,10 @@ def _serving(home: Path) -> Iterator[str]:
             server.kill()
 
 
-async def _pull(desk: Desk, address: str) -> Result:
-    node = Node(desk)
+async def _pull(runtime: Runtime, address: str) -> Result:
+    node = Node(runtime)
     try:
-        exchanges = node.station().exchanges
+        exchanges = node.services().exchanges
         start = time.perf_counter()
         done = await exchanges.visit(address)
         seconds = time.perf_counter() - start
@@ -169,7 +169,7 @@ def hint_to_claim(home: Path, samples: int) -> Result:
     invited node; both nodes idle before each.
     """
     first, second = home / "node", home / "other"
-    Desk.init(first).close()
+    Runtime.init(first).close()
     chance, latencies = random.Random(1), []
     with _serving(first) as address:
         grants = [word for grant in GRANTS for word in ("--may", grant)]
@@ -206,8 +206,8 @@ def _hocket(home: Path, *words: str) -> Any:
 def main() -> None:
     what, home = sys.argv[1], Path(sys.argv[2])
     if what == "pull":
-        with Desk.open(home) as desk:
-            print(json.dumps(asyncio.run(_pull(desk, sys.argv[3]))))
+        with Runtime.open(home) as runtime:
+            print(json.dumps(asyncio.run(_pull(runtime, sys.argv[3]))))
     else:
         meter.report_at_exit()
         with hocket.open(home) as node:

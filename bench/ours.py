@@ -14,8 +14,8 @@ import apsw
 import hocket
 from bench import crew, meter
 from bench.subject import Result
-from hocket.desk import Desk
 from hocket.log import Transaction
+from hocket.node.runtime import Runtime
 from hocket.work import jobs
 
 LABEL = "Hocket"
@@ -43,7 +43,7 @@ def stamp(ctx: hocket.Context, n: int) -> None:
 def _home(home: Path) -> Path:
     node = home / "node"
     if not node.exists():
-        Desk.init(node).close()
+        Runtime.init(node).close()
     return node
 
 
@@ -78,16 +78,16 @@ def latency(home: Path, samples: int, polled: bool) -> Result:
 def fill(home: Path, finished: int) -> Result:
     """Every job is submitted, claimed and completed by real ops, in one process and without handlers."""
     start = time.perf_counter()
-    with Desk.open(_home(home)) as desk:
+    with Runtime.open(_home(home)) as runtime:
         for first in range(0, finished, FILL_STEP):
             step = min(FILL_STEP, finished - first)
-            desk.submit([noop.draft({"n": first + number}) for number in range(step)])
-            _finish(desk, step)
+            runtime.submit([noop.draft({"n": first + number}) for number in range(step)])
+            _finish(runtime, step)
     return {"seconds": time.perf_counter() - start}
 
 
-def _finish(desk: Desk, count: int) -> None:
-    claims = desk.log.run(lambda tx: jobs.claim(tx, 0, count, lambda kind: 60_000)).taken
+def _finish(runtime: Runtime, count: int) -> None:
+    claims = runtime.log.run(lambda tx: jobs.claim(tx, 0, count, lambda kind: 60_000)).taken
 
     def complete(tx: Transaction) -> None:
         tx.projection.load([claim.job.id for claim in claims])
@@ -95,14 +95,14 @@ def _finish(desk: Desk, count: int) -> None:
             assert claim.job.claim_op is not None
             jobs.complete(tx, jobs.Held(claim.job.id, claim.job.claim_op), None, 0)
 
-    desk.log.run(complete)
+    runtime.log.run(complete)
 
 
 def refold(home: Path, ops: int) -> Result:
     fill(home, ops // 3)
-    with Desk.open(_home(home)) as desk:
+    with Runtime.open(_home(home)) as runtime:
         start = time.perf_counter()
-        rebuilt = desk.rebuild()
+        rebuilt = runtime.rebuild()
         seconds = time.perf_counter() - start
     if not rebuilt.unchanged:
         raise RuntimeError("the roster came out different")

@@ -57,7 +57,7 @@ def work() -> None:
 
 def main() -> None:
     with hocket.open() as node:
-        path = node.desk.home.path / "page.db"
+        path = node.runtime.home.path / "page.db"
         handle = node.submit(publish, path=str(path))
         workers = [subprocess.Popen([sys.executable, __file__, "--worker"]) for _ in range(2)]
         try:

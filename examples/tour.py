@@ -252,7 +252,7 @@ async def tour(home: Path) -> list[str]:
             console.print(
                 f"killed worker's job handed back at {back[11:23]}, {since(back, killed_at):.2f} s after the kill"
             )
-            audit = await asyncio.to_thread(node.desk.verify)
+            audit = await asyncio.to_thread(node.runtime.verify)
     wrong += [f"a worker left with {code}" for code in codes if code != 0]
     wrong += [f"log: {finding.what}" for finding in audit.findings]
     if not audit.findings:

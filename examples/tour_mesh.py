@@ -97,7 +97,7 @@ class Member:
 
     def roster(self) -> dict[bytes, bytes]:
         """Everything that this node's log says of every job that it knows, as bytes."""
-        with self.node.desk.read() as session:
+        with self.node.runtime.read() as session:
             return {entry.job.id: msgspec.msgpack.encode(entry.job) for entry in session.each_job()}
 
     def start(self, *words: str) -> None:

@@ -22,7 +22,7 @@ ORDER = [
     "gitplane",
     "rhythm",
     "home",
-    "desk",
+    "runtime",
     "handles",
     "node",
     "server",
@@ -116,6 +116,15 @@ def test_every_room_has_its_place():
     assert rooms <= known, "a new room needs its place in ORDER, and in the list in CONTRIBUTING.md"
 
 
+def test_no_class_name_stands_for_two_things():
+    found: dict[str, list[str]] = {}
+    for path in modules():
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef):
+                found.setdefault(node.name, []).append(f"{path.relative_to(HOUSE)}:{node.lineno}")
+    assert not {name: places for name, places in found.items() if len(places) > 1}
+
+
 @pytest.mark.parametrize(
     ("module", "source"),
     [
@@ -142,7 +151,7 @@ def test_a_wrong_import_is_found(module: str, source: str):
     [
         ("hocket.kernel.clock", "from hocket.kernel import ids\nfrom .ids import Ulid\nimport hashlib"),
         ("hocket.store.sqlite", "import apsw, time\nfrom hocket.errors import Refused\nfrom ..kernel import ops"),
-        ("hocket.node", "from .mesh import peers"),
+        ("hocket.node.node", "from .mesh import peers"),
         ("hocket.errors", "from hocket.kernel.reasons import Reason"),
         ("hocket.testing.network", "import hocket\nfrom hocket import node, cli"),
     ],

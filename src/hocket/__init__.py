@@ -10,9 +10,9 @@ if TYPE_CHECKING:
     from typing import Any
 
     from hocket.errors import Conflict, HocketError, NotAuthorised, StoreError, Unreachable, Usage
-    from hocket.handles import Handle, JobCancelled, JobFailed, SyncHandle
-    from hocket.node import Node, SyncNode, init, open
-    from hocket.work.command.errand import command
+    from hocket.node.handles import Handle, JobCancelled, JobFailed, SyncHandle
+    from hocket.node.node import Node, SyncNode, init, open
+    from hocket.work.command.request import command
     from hocket.work.handlers import Handlers, JobType, job, kind
     from hocket.work.runner import Cancelled, Context
 
@@ -44,9 +44,9 @@ __all__ = [
 
 _ROOMS = {
     "errors": ("Conflict", "HocketError", "NotAuthorised", "StoreError", "Unreachable", "Usage"),
-    "handles": ("Handle", "JobCancelled", "JobFailed", "SyncHandle"),
-    "node": ("Node", "SyncNode", "init", "open"),
-    "work.command.errand": ("command",),
+    "node.handles": ("Handle", "JobCancelled", "JobFailed", "SyncHandle"),
+    "node.node": ("Node", "SyncNode", "init", "open"),
+    "work.command.request": ("command",),
     "work.handlers": ("Handlers", "JobType", "job", "kind"),
     "work.runner": ("Cancelled", "Context"),
 }

@@ -12,18 +12,18 @@ import pytest
 
 from hocket.bus.changes import ANYTHING, Changes
 from hocket.bus.memory import MemoryBus
-from hocket.handles import JobCancelled, JobFailed
 from hocket.kernel.ids import content_hash
 from hocket.kernel.keys import SigningKey, did_key
 from hocket.kernel.ucan import ROOT, issue
 from hocket.kernel.vocabulary import DelegateUcan
 from hocket.log import Log, Transaction
-from hocket.log.wall import SteadyWall
-from hocket.node import Node
+from hocket.log.steady_clock import SteadyWall
+from hocket.node.handles import JobCancelled, JobFailed
+from hocket.node.node import Node
 from hocket.store import Place
 from hocket.store.sqlite import SqliteStore
 from hocket.testing import sim
-from hocket.testing.sim.ground import Clocks, SimGround, SimHost
+from hocket.testing.sim.environment import Clocks, SimEnvironment, SimHost
 from hocket.testing.sim.loop import run as run_virtually
 from hocket.testing.sim.node import _Desk
 from hocket.work.handlers import Handlers, JobType, policy
@@ -66,27 +66,27 @@ class SmallNode:
 
     def __init__(self, bus: MemoryBus) -> None:
         chance, clocks = random.Random(1), Clocks(1.0, 0.0)
-        self.ground = SimGround(clocks, chance, SimHost(Place()))
-        self.ground.bus = bus
+        self.environment = SimEnvironment(clocks, chance, SimHost(Place()))
+        self.environment.bus = bus
         self.key = SigningKey(chance.randbytes(32))
         log = Log(
             SqliteStore(":memory:", create=True),
             self.key,
             did_key(USER.public),
             wall=SteadyWall(clocks.day, clocks.monotonic),
-            physical=self.ground.physical_ms,
+            physical=self.environment.physical_ms,
             randomness=chance.randbytes,
             bus=bus,
         )
         log.run(self._introduce)
-        self.node = Node(_Desk(log), ground=self.ground)
+        self.node = Node(_Desk(log), environment=self.environment)
 
     def _introduce(self, tx: Transaction) -> None:
         token = issue(USER, self.key.public, ROOT, tx.now // 1000, None)
         tx.author(DelegateUcan(content_hash(token), token))
 
     def worker(self, *types: JobType, concurrency: int = 2) -> Worker:
-        return Worker(self.node, self.ground, WorkerOptions(Handlers(types), concurrency))
+        return Worker(self.node, self.environment, WorkerOptions(Handlers(types), concurrency))
 
 
 class Work:
@@ -198,7 +198,7 @@ def test_a_mesh_breaks_no_rule_on_such_a_bus(seed: int, monkeypatch: pytest.Monk
         buses.append(Lossy(seed * 1_000 + len(buses), 0.5))
         return buses[-1]
 
-    monkeypatch.setattr("hocket.testing.sim.ground.MemoryBus", lossy)
+    monkeypatch.setattr("hocket.testing.sim.environment.MemoryBus", lossy)
     report = sim.run(seed, nodes=3, minutes=0.7, jobs=12)
     assert not report.violations, report
     assert report.settled_s is not None
@@ -216,7 +216,7 @@ def mesh(tmp_path: Path) -> Any:
 
 @pytest.mark.xdist_group("processes")
 def test_a_worker_finds_what_nobody_told_it_of(mesh: Mesh) -> None:
-    mesh.desk.log._bus = MemoryBus()
+    mesh.runtime.log._bus = MemoryBus()
     mesh.worker(constants={"CHECK_S": 0.2}).up()
     handle = mesh.node.submit("step.rest", n=1)
     assert handle.result(60) == 1
@@ -244,7 +244,7 @@ def test_a_worker_is_woken_for_its_kinds_alone() -> None:
             await asyncio.sleep(0.001)
         assert len(heard["quick"]) == 5
         assert heard["other"] == []
-        place.ground.bus.publish(ANYTHING)
+        place.environment.bus.publish(ANYTHING)
         await asyncio.sleep(0.001)
         assert heard["other"] == [ANYTHING]
         for each in (quick, other):

@@ -8,7 +8,7 @@ import pytest
 
 from hocket.work import cron
 from hocket.work.handlers import kind as job_kind
-from tests.enrolment.people import Mesh, exchange
+from tests.mesh.enrolment.people import Mesh, exchange
 
 from .conftest import Program, until
 
@@ -104,5 +104,5 @@ def test_schedules_of_others_are_listed_with_their_authors_and_not_changed(peopl
     here("cron", "remove", "mail", code=0)
 
 
-def plan(name: str, kind: str) -> cron.Plan:
-    return cron.check(cron.Plan(name, "* * * * *", "UTC", job_kind(kind).draft({})))
+def plan(name: str, kind: str) -> cron.NewSchedule:
+    return cron.check(cron.NewSchedule(name, "* * * * *", "UTC", job_kind(kind).draft({})))

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from hocket.gitplane.holding import Worker
-from hocket.home import Home
+from hocket.gitplane.holding import GitWorkerKey
+from hocket.node.home import Home
 from tests.gitplane.hands import finished
 from tests.gitplane.places import place
 
@@ -42,7 +42,7 @@ def test_nodes_that_may_complete_jobs_are_trusted_until_they_are_revoked(
         (directory := tmp_path / f"of-{name}").mkdir()
         with place("bare", directory) as here:
             key = Home(mesh[name].home).node_key()
-            finished(here.open(), by=Worker(key, "worker-1", 60, os.urandom))
+            finished(here.open(), by=GitWorkerKey(key, "worker-1", 60, os.urandom))
             by[name] = str(here.directory)
     assert owner("git", "verify", by["builder"], code=0).out == "good: 1 jobs\n"
     assert "not trusted here" in owner("git", "verify", by["stranger"], code=4).sentence

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from hocket.cli.knock import HELLO
+from hocket.server.local_client import HELLO
 from tests.cli.conftest import PATIENCE_S, PROGRAM, Program, until
 
 NOBODY = 65534
@@ -123,14 +123,14 @@ print(repr(caller.recv(1 << 20)), flush=True)
 def test_a_false_socket_is_handed_nothing(place: Program, is_open: bool) -> None:
     for path in (place.home, place.home / "processes"):
         path.chmod(0o777)
-    door = place.home / "processes" / "0-false.door"
-    with somebody_else(FALSE_SOCKET, door) as thief:
+    server = place.home / "processes" / "0-false.socket"
+    with somebody_else(FALSE_SOCKET, server) as thief:
         if not is_open:
             place.home.chmod(0o700)
             (place.home / "processes").chmod(0o700)
         ran = place("run", "--", "echo", "ran", environment={"PRECIOUS": "precious"})
         if is_open:
-            assert ran.code == 4 and f"{door} belongs to" in ran.sentence
+            assert ran.code == 4 and f"{server} belongs to" in ran.sentence
             thief.kill()
         else:
             assert (ran.code, ran.out) == (0, "ran\n")
@@ -142,10 +142,10 @@ def test_a_false_socket_is_handed_nothing(place: Program, is_open: bool) -> None
 @needs_root
 def test_a_door_opens_to_nobody_else(place: Program) -> None:
     place.start("work")
-    (door,) = until(lambda: list((place.home / "processes").glob("*.door")), "a door")
-    for path in (place.home, place.home / "processes", door):
+    (server,) = until(lambda: list((place.home / "processes").glob("*.socket")), "a socket")
+    for path in (place.home, place.home / "processes", server):
         path.chmod(0o777)
-    knock = """
+    call = """
 line = socket.socket(socket.AF_UNIX)
 line.connect(sys.argv[1])
 print("up", flush=True)
@@ -155,11 +155,11 @@ try:
 except ConnectionError:
     print(b"", flush=True)
 """
-    with somebody_else(knock, door, (HELLO + bytes(12)).hex()) as caller:
+    with somebody_else(call, server, (HELLO + bytes(12)).hex()) as caller:
         assert caller.stdout is not None and caller.stdout.readline() == "b''\n"
     with socket.socket(socket.AF_UNIX) as ours:
         ours.settimeout(PATIENCE_S)
-        ours.connect(str(door))
+        ours.connect(str(server))
         ours.sendall(HELLO + bytes(12))
         assert ours.recv(100) == b"l\0\0\0\0", "our own caller is answered"
 

@@ -75,7 +75,7 @@ def test_a_second_machine_joins_works_and_is_revoked(served: Program, tmp_path: 
     gpu("sync", code=0)
     assert nodes(served)["gpu"]["standing"] == "active" and nodes(served)["gpu"]["roles"] == ["worker"]
     assert nodes(gpu)["gpu"]["here"]
-    # The same law on both sides.
+    # The same permissions on both sides.
     for program in (served, gpu):
         assert program("may", "gpu", "claim", "acme.render", code=0).out.startswith("yes")
         refused = program("may", "gpu", "claim", "other.kind", code=4)

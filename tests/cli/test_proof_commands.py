@@ -8,10 +8,10 @@ import pytest
 from securesystemslib.dsse import Envelope
 from securesystemslib.signer import SSlibKey
 
-from hocket.desk import Desk
 from hocket.kernel.ids import ulid_text
 from hocket.kernel.keys import SigningKey, did_key, key_text
 from hocket.kernel.proof import decode_proof, encode_proof, prove, read_envelope
+from hocket.node.runtime import Runtime
 from tests.work.proven import FILES, MANIFEST, asked, ran, saying
 
 from .conftest import PATIENCE_S, Program
@@ -26,13 +26,13 @@ class Proven(Program):
 
     def __init__(self, directory: Path) -> None:
         super().__init__(directory / "home")
-        with Desk.init(self.home) as desk:
-            self.good = ulid_text(ran(desk).id)
-            self.failed = ulid_text(ran(desk, MANIFEST | {"timeout": 61}, exit_code=3).id)
-            self.wrong_key = ulid_text(ran(desk, MANIFEST | {"timeout": 62}, key=OTHER).id)
-            self.wrong = ulid_text(ran(desk, MANIFEST | {"timeout": 63}, change=saying(fence=7, argv=("x",))).id)
-            self.waiting = ulid_text(asked(desk))
-            self.key = desk.home.node_key()
+        with Runtime.init(self.home) as runtime:
+            self.good = ulid_text(ran(runtime).id)
+            self.failed = ulid_text(ran(runtime, MANIFEST | {"timeout": 61}, exit_code=3).id)
+            self.wrong_key = ulid_text(ran(runtime, MANIFEST | {"timeout": 62}, key=OTHER).id)
+            self.wrong = ulid_text(ran(runtime, MANIFEST | {"timeout": 63}, change=saying(fence=7, argv=("x",))).id)
+            self.waiting = ulid_text(asked(runtime))
+            self.key = runtime.home.node_key()
         (directory / "job.yaml").write_text(json.dumps(MANIFEST))
         (directory / "other.yaml").write_text(json.dumps(MANIFEST | {"timeout": 1}))
         self.file = directory / "proof.json"

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from hocket.desk import Desk
 from hocket.errors import Usage
 from hocket.kernel.quota import Quota
 from hocket.mesh.quota_text import parse_quota, quota_words, size_words
+from hocket.node.runtime import Runtime
 from hocket.store import OverQuota
 
 from .conftest import Program, until
@@ -64,8 +64,8 @@ def test_a_bad_quota_is_a_usage_error(text: str) -> None:
 def test_a_node_over_its_quota_is_shown(hocket: Program) -> None:
     hocket("status", code=0)
     here = nodes(hocket).popitem()[1]["node"]
-    with Desk.open(hocket.home) as desk, desk.store.write() as session:
-        session.put_over_quota(OverQuota(bytes.fromhex(here), desk.log.physical(), 1234))
+    with Runtime.open(hocket.home) as runtime, runtime.store.write() as session:
+        session.put_over_quota(OverQuota(bytes.fromhex(here), runtime.log.physical(), 1234))
     assert hocket("status", "--json", code=0).json["over_quota"][0]["ops"] == 1234
     assert f"node {here}: 1,234 ops refused" in hocket("status", code=0).out
     assert nodes(hocket).popitem()[1]["over_quota"]["ops"] == 1234

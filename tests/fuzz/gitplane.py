@@ -4,11 +4,11 @@ import json
 from collections.abc import Callable
 from random import Random
 
-from hocket.gitplane.claims import Claim, claim_data, is_signed, read_claim
-from hocket.gitplane.foreign import OtherProof, read_other_envelope, signed
-from hocket.gitplane.objects import DIRECTORY, FILE, Commit, Entry, read_commit, read_tree, tree_data
+from hocket.gitplane.claims import GitClaim, claim_data, is_signed, read_claim
+from hocket.gitplane.foreign import ForeignProof, read_other_envelope, signed
+from hocket.gitplane.objects import DIRECTORY, FILE, Commit, TreeEntry, read_commit, read_tree, tree_data
 from hocket.gitplane.results import Result, read_result, result_data
-from hocket.gitplane.trailers import Malformed
+from hocket.gitplane.trailers import BadTrailer
 from hocket.kernel.ids import content_hash, hash_text
 from hocket.kernel.keys import SigningKey
 from tests.fuzz import mutate
@@ -17,7 +17,7 @@ from tests.fuzz.target import Target
 
 WORKER, OUTSIDER = SigningKey(b"\7" * 32), SigningKey(b"\x08" * 32)
 _JOB, _TREE, _PARENT = bytes(range(32)), "ab" * 20, "cd" * 20
-_CLAIM = Claim(_JOB, WORKER.public, "worker-1", 1, 60, 1_763_194_193_123, "claimed", bytes(16))
+_CLAIM = GitClaim(_JOB, WORKER.public, "worker-1", 1, 60, 1_763_194_193_123, "claimed", bytes(16))
 _CLAIMS = [
     _CLAIM,
     _CLAIM._replace(state="running", fence=7, nonce=bytes(range(16))),
@@ -49,8 +49,8 @@ _SIGNED_RESULTS = [
 TREES = [
     Sample(data, tuple(range(0, len(data), 7)))
     for data in (
-        tree_data([Entry(FILE, "job.yaml", _TREE), Entry(DIRECTORY, "inputs", _PARENT)]),
-        tree_data([Entry(FILE, name * 64, _TREE) for name in "abc"]),
+        tree_data([TreeEntry(FILE, "job.yaml", _TREE), TreeEntry(DIRECTORY, "inputs", _PARENT)]),
+        tree_data([TreeEntry(FILE, name * 64, _TREE) for name in "abc"]),
     )
 ]
 _WORDS = (
@@ -82,13 +82,13 @@ _WORDS = (
 )
 
 
-def _claim(data: bytes) -> tuple[Commit, Claim] | None:
+def _claim(data: bytes) -> tuple[Commit, GitClaim] | None:
     commit = read_commit(data)
     claim = read_claim(commit)
     return (commit, claim) if is_signed(commit, claim) and claim.worker == WORKER.public else None
 
 
-def _hold_claim(data: bytes, read: tuple[Commit, Claim] | None) -> bool:
+def _hold_claim(data: bytes, read: tuple[Commit, GitClaim] | None) -> bool:
     if read is None:
         return False
     assert _SIGNED.get(data) == read[1], "signed by the worker, and never written by it"
@@ -110,25 +110,25 @@ def _hold_result(data: bytes, read: tuple[Commit, Result]) -> bool:
     return True
 
 
-def _other_proof(data: bytes) -> tuple[OtherProof, list[str]]:
+def _other_proof(data: bytes) -> tuple[ForeignProof, list[str]]:
     """Whose signatures are held against the bytes is fixed: only one text was ever signed."""
     held = []
     for result in _SIGNED_RESULTS:
         try:
             held.append(signed(result, data))
-        except Malformed:
+        except BadTrailer:
             pass
     return read_other_envelope(data), held
 
 
-def _hold_other_proof(data: bytes, read: tuple[OtherProof, list[str]]) -> bool:
+def _hold_other_proof(data: bytes, read: tuple[ForeignProof, list[str]]) -> bool:
     proof, held = read
     assert held == (["proof", "proof"] if data == _SAID else []), "signed by the worker, and never written by it"
     assert len(proof.job) == len(proof.program) == 32 and all(len(hash) == 32 for hash in proof.pointers)
     return True
 
 
-def _hold_tree(data: bytes, entries: dict[str, Entry]) -> bool:
+def _hold_tree(data: bytes, entries: dict[str, TreeEntry]) -> bool:
     assert all(name == entry.name and len(entry.oid) == 40 for name, entry in entries.items())
     assert tree_data(entries.values()) == data, "not the only spelling"
     return True
@@ -149,8 +149,8 @@ def _trees(rng: Random) -> mutate.Stream:
 
 
 TARGETS = (
-    Target("git-claim", _claim, (Malformed, ValueError), _hold_claim, CLAIMS, _commits(CLAIMS)),
-    Target("git-result", _result, (Malformed, ValueError), _hold_result, RESULTS, _commits(RESULTS)),
-    Target("git-other-proof", _other_proof, (Malformed,), _hold_other_proof, OTHER_PROOFS, _other_proofs),
+    Target("git-claim", _claim, (BadTrailer, ValueError), _hold_claim, CLAIMS, _commits(CLAIMS)),
+    Target("git-result", _result, (BadTrailer, ValueError), _hold_result, RESULTS, _commits(RESULTS)),
+    Target("git-other-proof", _other_proof, (BadTrailer,), _hold_other_proof, OTHER_PROOFS, _other_proofs),
     Target("git-tree", lambda data: read_tree(data, 20), (ValueError,), _hold_tree, TREES, _trees),
 )

@@ -388,5 +388,5 @@ TARGETS = (
     ),
     Target("join-request", tickets.read_request, MALFORMED, _hold_request, REQUESTS, _request_stream),
     Target("join-answer", _answer, MALFORMED, _hold_answer, ANSWERS, _answer_stream),
-    Target("query", _query, (gate._Refused,), _hold_query, QUERIES, _query_stream),
+    Target("query", _query, (gate._RequestRefused,), _hold_query, QUERIES, _query_stream),
 )

@@ -4,38 +4,38 @@ import hashlib
 import os
 
 from hocket.gitplane import holding, jobs
-from hocket.gitplane.holding import Held, Worker
-from hocket.gitplane.jobs import Job
+from hocket.gitplane.holding import GitWorkerKey, HeldClaim
+from hocket.gitplane.jobs import GitJob
 from hocket.gitplane.plane import Plane
 from hocket.kernel.ids import content_hash
 from hocket.kernel.keys import SigningKey
-from hocket.kernel.proof import Execution, Output, Proof, Resources, Runner, Stream, prove
+from hocket.kernel.proof import Execution, Output, Proof, Resources, RunnerProgram, Stream, prove
 
 NOW_MS = 1_762_600_000_123
 CONTENTS = {content_hash(data): data for data in (b"made\n", b"said\n", b"")}
 MADE, SAID, NOTHING = (content_hash(data) for data in (b"made\n", b"said\n", b""))
 
 
-def worker(name: str = "one", process: str = "worker-1", lease_s: int = 60) -> Worker:
-    return Worker(SigningKey(hashlib.sha256(name.encode()).digest()), process, lease_s, os.urandom)
+def worker(name: str = "one", process: str = "worker-1", lease_s: int = 60) -> GitWorkerKey:
+    return GitWorkerKey(SigningKey(hashlib.sha256(name.encode()).digest()), process, lease_s, os.urandom)
 
 
 def manifest(number: int = 0) -> bytes:
     return b'command: ["/bin/echo"]\nargs: ["%d"]\ntimeout: 30\n' % number
 
 
-def submitted(plane: Plane, number: int = 0) -> Job:
+def submitted(plane: Plane, number: int = 0) -> GitJob:
     made = jobs.submit(plane, manifest(number), NOW_MS)
     return seen(plane, made.content_id)
 
 
-def seen(plane: Plane, content_id: bytes) -> Job:
+def seen(plane: Plane, content_id: bytes) -> GitJob:
     job = jobs.look(plane, content_id)
     assert job is not None
     return job
 
 
-def proof(held: Held, by: Worker, number: int = 0, exit_code: int = 0, fence: int | None = None) -> Proof:
+def proof(held: HeldClaim, by: GitWorkerKey, number: int = 0, exit_code: int = 0, fence: int | None = None) -> Proof:
     return prove(
         Execution(
             content_id=held.refs.content_id,
@@ -50,7 +50,7 @@ def proof(held: Held, by: Worker, number: int = 0, exit_code: int = 0, fence: in
             resources=Resources(wall_s=1.5, cpu_s=0.25),
             fence=held.claim.fence if fence is None else fence,
             job="01JBZ8Q0000000000000000000",
-            runner=Runner(content_hash(b"the runner"), "0.1.0", "linux/x86_64"),
+            runner=RunnerProgram(content_hash(b"the runner"), "0.1.0", "linux/x86_64"),
             stdout=Stream(SAID, 5, 5),
             stderr=Stream(NOTHING, 0, 0),
         ),
@@ -58,7 +58,7 @@ def proof(held: Held, by: Worker, number: int = 0, exit_code: int = 0, fence: in
     )
 
 
-def finished(plane: Plane, number: int = 0, by: Worker | None = None, exit_code: int = 0) -> Job:
+def finished(plane: Plane, number: int = 0, by: GitWorkerKey | None = None, exit_code: int = 0) -> GitJob:
     """A job that went all the way."""
     by = by or worker()
     job = submitted(plane, number)

@@ -22,7 +22,7 @@ def main() -> None:
     sys.stdin.readline()
     won = []
     for job in listed:
-        held = job.claim and holding.Held(job.refs, "", str(job.refs.claim), job.claim)
+        held = job.claim and holding.HeldClaim(job.refs, "", str(job.refs.claim), job.claim)
         if what == "finish" and held is not None and held.claim.worker == me.key.public:
             tree = reading.commit(plane, str(job.refs.job)).tree
             held = held._replace(tree=tree)

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from hocket.desk import Desk
 from hocket.gitplane import jobs
 from hocket.gitplane.jobs import JobRefs
 from hocket.gitplane.objects import COMMIT_BYTES_MAX
 from hocket.gitplane.plane import open_plane
 from hocket.gitplane.verify import verify
 from hocket.kernel.manifest import content_id, read_manifest
+from hocket.node.runtime import Runtime
 from tests.gitplane.hands import NOW_MS, finished, manifest, submitted
 from tests.gitplane.places import Place, place
 
@@ -126,7 +126,7 @@ def test_a_bad_ref_spoils_only_its_own_job(here: Place, kind: str):
     states = {each.refs.content_id: each.state for each in jobs.listing(plane)}
     assert states[done.refs.content_id] == "succeeded" and states[waiting.refs.content_id] == "pending"
     orders = jobs.orders_of(plane, [each.refs for each in jobs.waiting(plane)])
-    assert isinstance(orders[waiting.refs.content_id], jobs.Order)
+    assert isinstance(orders[waiting.refs.content_id], jobs.GitOrder)
     assert isinstance(orders.get(BAD.content_id, ""), str) or states[BAD.content_id] == "claimed"
     found = {each.content_id: each for each in verify(plane)}
     assert found[done.refs.content_id].is_sound and found[waiting.refs.content_id].is_sound
@@ -148,7 +148,7 @@ def test_a_server_that_cannot_read_some_of_its_objects(tmp_path: Path, monkeypat
         states = {each.refs.content_id: each.state for each in jobs.listing(plane)}
         assert states[done.refs.content_id] == "succeeded" and states[waiting.refs.content_id] == "pending"
         orders = jobs.orders_of(plane, [each.refs for each in jobs.waiting(plane)])
-        assert [job for job, order in orders.items() if isinstance(order, jobs.Order)] == [waiting.refs.content_id]
+        assert [job for job, order in orders.items() if isinstance(order, jobs.GitOrder)] == [waiting.refs.content_id]
         sound = {each.content_id for each in verify(plane) if each.is_sound}
         assert sound == {done.refs.content_id, waiting.refs.content_id}
 
@@ -176,7 +176,7 @@ def test_a_worker_meets_every_bad_ref_and_does_the_other_jobs(
     where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """All of them at once, each on a job of its own."""
-    Desk.init(tmp_path / "home").close()
+    Runtime.init(tmp_path / "home").close()
     with place(where, tmp_path) as here:
         names = {}
         for number, (kind, poison) in enumerate(POISONS.items(), 1000):

@@ -8,10 +8,10 @@ import pytest
 from hocket.errors import Conflict, Failed, Usage
 from hocket.gitplane import holding, jobs
 from hocket.gitplane.claims import read_claim
-from hocket.gitplane.holding import Watch
-from hocket.gitplane.objects import FILE, Entry, Object, commit_data, read_commit, tree_data
+from hocket.gitplane.holding import ClaimWatch
+from hocket.gitplane.objects import FILE, Object, TreeEntry, commit_data, read_commit, tree_data
 from hocket.gitplane.plane import Change, Plane
-from hocket.gitplane.trailers import Malformed, read_trailers, time_of, time_text
+from hocket.gitplane.trailers import BadTrailer, read_trailers, time_of, time_text
 from hocket.kernel.ids import content_hash
 from tests.gitplane.hands import CONTENTS, NOW_MS, finished, manifest, proof, seen, submitted, worker
 from tests.gitplane.places import Place
@@ -192,7 +192,7 @@ def test_bad_submissions(here: Place, monkeypatch: pytest.MonkeyPatch):
 
 def test_a_job_whose_name_lies_is_not_run(here: Place):
     plane = here.open()
-    tree = plane.write("tree", tree_data([Entry(FILE, "job.yaml", plane.write("blob", manifest()))]))
+    tree = plane.write("tree", tree_data([TreeEntry(FILE, "job.yaml", plane.write("blob", manifest()))]))
     commit = plane.write("commit", commit_data(tree, [], "x <x@x>", 1, b"by hand\n"))
     refs = jobs.JobRefs(bytes(32), commit)
     assert plane.swap([Change(refs.name("job"), None, commit)])
@@ -249,7 +249,7 @@ class Time:
 @pytest.mark.req("GT-11")
 def test_a_lease_is_counted_on_the_watchers_clock(here: Place):
     plane, me, clock = here.open(), worker(lease_s=10), Time()
-    watch = Watch(worker("two").key.public, lambda _: True, clock)
+    watch = ClaimWatch(worker("two").key.public, lambda _: True, clock)
     held = holding.claim(plane, submitted(plane), me, 5)
     assert held is not None
 
@@ -275,9 +275,9 @@ def test_a_dead_process_of_our_own_key_is_not_waited_for(here: Place):
     held = holding.claim(plane, submitted(plane), me, NOW_MS)
     assert held is not None
     alive = {"worker-1"}
-    watch = Watch(me.key.public, alive.__contains__, Time())
+    watch = ClaimWatch(me.key.public, alive.__contains__, Time())
     assert watch.open(jobs.listing(plane)) == []
-    stranger = Watch(worker("two").key.public, lambda _: False, Time())
+    stranger = ClaimWatch(worker("two").key.public, lambda _: False, Time())
     assert stranger.open(jobs.listing(plane)) == []
     alive.clear()
     (job,) = watch.open(jobs.listing(plane))
@@ -290,7 +290,7 @@ def test_jobs_that_ended_are_not_open(here: Place):
     finished(plane, 1)
     pending = submitted(plane, 2)
     holding.abort(plane, submitted(plane, 3).refs.content_id, worker(), NOW_MS)
-    watch = Watch(worker().key.public, lambda _: False, clock)
+    watch = ClaimWatch(worker().key.public, lambda _: False, clock)
     for _ in range(2):
         assert [job.refs.content_id for job in watch.open(jobs.listing(plane))] == [pending.refs.content_id]
         clock.now += 1000
@@ -363,7 +363,7 @@ def test_times_are_read_as_written(ms: int):
     ],
 )
 def test_trailers_that_are_none(text: bytes):
-    with pytest.raises(Malformed):
+    with pytest.raises(BadTrailer):
         read_trailers(text, frozenset("AB"), frozenset("A"))
 
 
@@ -392,10 +392,10 @@ def test_a_claim_must_be_one(here: Place):
         (b"Claim-Sig", b"Claim-Signature"),
     ):
         assert old in raw
-        with pytest.raises(Malformed):
+        with pytest.raises(BadTrailer):
             read_claim(read_commit(raw.replace(old, new)))
     lines = raw.split(b"\n")
-    with pytest.raises(Malformed, match="last line"):
+    with pytest.raises(BadTrailer, match="last line"):
         read_claim(read_commit(b"\n".join([*lines[:-3], lines[-2], lines[-3], b""])))
 
 

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hocket.errors import StoreError
-from hocket.gitplane import loose
-from hocket.gitplane.loose import PLAIN_BYTES_MAX, Loose
+from hocket.gitplane import loose_objects
+from hocket.gitplane.loose_objects import PLAIN_BYTES_MAX, Loose
 from hocket.gitplane.plane import ROOT, Change
 from tests.gitplane.places import Place
 
@@ -32,7 +32,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """With files that have no name at first, and as on a file system that has no such thing."""
     if request.param == "named":
-        monkeypatch.setattr(loose, "_NAMELESS", 0)
+        monkeypatch.setattr(loose_objects, "_NAMELESS", 0)
     return str(request.param)
 
 
@@ -99,7 +99,7 @@ def test_a_repository_that_vanishes_while_a_file_is_ready_does_not_come_back(her
 
 KILLED = """
 import os, signal, sys
-from hocket.gitplane.loose import Loose
+from hocket.gitplane.loose_objects import Loose
 write = os.write
 def half(handle, data):
     write(handle, data[:3])

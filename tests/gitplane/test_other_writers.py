@@ -12,9 +12,9 @@ import pytest
 
 from hocket.errors import Usage
 from hocket.gitplane import holding, jobs
-from hocket.gitplane.holding import Watch
+from hocket.gitplane.holding import ClaimWatch
 from hocket.gitplane.objects import Object
-from hocket.gitplane.trailers import Malformed, any_key_of
+from hocket.gitplane.trailers import BadTrailer, any_key_of
 from hocket.gitplane.trust import Verdict, verdict
 from hocket.gitplane.verify import Verified, verify
 from hocket.kernel.ids import content_hash, hash_text
@@ -257,7 +257,7 @@ def test_a_claim_that_is_only_the_workers_ref_holds_the_job(here: Place, name: s
     assert listed.other is not None and listed.other.worker == by
     # It has no lease, so that it is never over.
     assert jobs.waiting(plane) == []
-    assert Watch(me.key.public, lambda _: False, lambda: 1e9).open([listed]) == []
+    assert ClaimWatch(me.key.public, lambda _: False, lambda: 1e9).open([listed]) == []
     assert judged(here)[0].findings == ()
     holding.abort(plane, JOB, me, NOW_MS, "enough")
     assert seen(plane, JOB).state == "aborted"
@@ -400,7 +400,7 @@ def test_the_policy_of_the_manifest_is_in_the_result(here: Place):
     assert any("not the policy_root of the job's job.yaml" in each for each in wrong)
 
 
-def _done(here: Place, text: bytes, policy_root: str | None) -> jobs.Job:
+def _done(here: Place, text: bytes, policy_root: str | None) -> jobs.GitJob:
     plane, me = here.open(), worker()
     job = seen(plane, jobs.submit(plane, text, NOW_MS).content_id)
     held = holding.claim(plane, job, me, NOW_MS)
@@ -431,7 +431,7 @@ def test_keys_have_one_right_spelling_in_each_way():
         assert any_key_of("Worker-Id", f"ed25519:{text}") == KEY.public
     wrong = [KEY.public.hex().upper(), KEYS["base64"] + "=", " " + KEYS["hex"], KEYS["base64"][:-1] + "\n=", "", "=="]
     for text in wrong:
-        with pytest.raises(Malformed):
+        with pytest.raises(BadTrailer):
             any_key_of("Worker-Id", f"ed25519:{text}")
-    with pytest.raises(Malformed):
+    with pytest.raises(BadTrailer):
         any_key_of("Worker-Id", f"x25519:{KEYS['base64']}")

@@ -14,9 +14,9 @@ from hocket.gitplane.git import Git, git_environment, without_password
 from hocket.gitplane.objects import (
     DIRECTORY,
     FILE,
-    Entry,
     Object,
     Repository,
+    TreeEntry,
     Unreadable,
     commit_data,
     read_commit,
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.xdist_group("processes")
 
 
 def put(plane: Plane, text: str, *parents: str) -> str:
-    tree = plane.write("tree", tree_data([Entry(FILE, "text", plane.write("blob", text.encode()))]))
+    tree = plane.write("tree", tree_data([TreeEntry(FILE, "text", plane.write("blob", text.encode()))]))
     return plane.write("commit", commit_data(tree, parents, WHO, 1_700_000_000, f"{text}\n".encode()))
 
 
@@ -145,7 +145,7 @@ def test_refs_below_a_name(anywhere: Place):
 def test_objects_of_others_are_read(anywhere: Place):
     one = anywhere.open()
     large = os.urandom(200_000)
-    tree = one.write("tree", tree_data([Entry(FILE, "large", one.write("blob", large))]))
+    tree = one.write("tree", tree_data([TreeEntry(FILE, "large", one.write("blob", large))]))
     first = one.write("commit", commit_data(tree, [], WHO, 1, b"large\n"))
     second = put(one, "second", first)
     assert one.swap([Change(ref("claim"), None, second)])
@@ -156,7 +156,7 @@ def test_objects_of_others_are_read(anywhere: Place):
     found = other.read([second, first, tree])
     commit = found[second]
     assert isinstance(commit, Object) and read_commit(commit.data).parents == (first,)
-    assert found[tree] == Object("tree", tree_data([Entry(FILE, "large", one.write("blob", large))]))
+    assert found[tree] == Object("tree", tree_data([TreeEntry(FILE, "large", one.write("blob", large))]))
     blob = one.write("blob", large)
     assert other.read([blob]) == {blob: Object("blob", large)}
     absent = "12" * other.digest_bytes
@@ -174,7 +174,7 @@ def test_servers_of_every_age(kind: str, version: int, filters: str, tmp_path: P
         here.git("config", "uploadpack.allowFilter", filters)
         one = here.open()
         large, small = one.write("blob", b"x" * 200_000), one.write("blob", b"small")
-        tree = one.write("tree", tree_data([Entry(FILE, "large", large), Entry(FILE, "small", small)]))
+        tree = one.write("tree", tree_data([TreeEntry(FILE, "large", large), TreeEntry(FILE, "small", small)]))
         first = one.write("commit", commit_data(tree, [], WHO, 1, b"large\n"))
         second = put(one, "second", first)
         assert one.swap([Change(ref("claim"), None, second)])
@@ -242,8 +242,12 @@ def test_objects_are_those_that_git_would_write(here: Place):
     plane = here.open()
     blob = plane.write("blob", b"hello\n")
     assert blob == here.git("hash-object", "--stdin", given="hello\n").strip()
-    entries = [Entry(FILE, "b", blob), Entry(FILE, "b.c", blob), Entry(DIRECTORY, "b-", plane.write("tree", b""))]
-    entries += [Entry(FILE, "a", blob)]
+    entries = [
+        TreeEntry(FILE, "b", blob),
+        TreeEntry(FILE, "b.c", blob),
+        TreeEntry(DIRECTORY, "b-", plane.write("tree", b"")),
+    ]
+    entries += [TreeEntry(FILE, "a", blob)]
     tree = plane.write("tree", tree_data(entries))
     listed = here.git("ls-tree", tree).splitlines()
     assert here.git("mktree", given="\n".join(listed)).strip() == tree

@@ -102,5 +102,5 @@ def test_a_worker_that_lost_finds_the_job_taken(anywhere: Place):
     job = submitted(plane)
     assert holding.claim(plane, job, worker("one"), NOW_MS) is not None
     assert holding.claim(plane, job, worker("two"), NOW_MS) is None
-    watch = holding.Watch(worker("two").key.public, lambda _: False, lambda: 0.0)
+    watch = holding.ClaimWatch(worker("two").key.public, lambda _: False, lambda: 0.0)
     assert watch.open(jobs.listing(plane)) == []

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from hocket.desk import Desk
 from hocket.errors import StoreError, Usage
 from hocket.gitplane import jobs
 from hocket.gitplane.trust import NAME_CHARS_MAX, TrustedKeys, parse_worker
-from hocket.home import Home
 from hocket.kernel.keys import SigningKey, did_key, key_text
+from hocket.node.home import Home
+from hocket.node.runtime import Runtime
 from tests.gitplane.hands import finished, submitted, worker
 from tests.gitplane.places import Place
 from tests.gitplane.test_workers import hocket, manifest
@@ -25,7 +25,7 @@ ONE, TWO = key_text(worker().key.public), key_text(worker("two").key.public)
 
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
-    Desk.init(tmp_path / "home").close()
+    Runtime.init(tmp_path / "home").close()
     return tmp_path / "home"
 
 

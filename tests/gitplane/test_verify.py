@@ -12,11 +12,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hocket.gitplane import holding, jobs
-from hocket.gitplane.claims import Claim, claim_data
-from hocket.gitplane.jobs import Job
-from hocket.gitplane.objects import FILE, Entry, Object, commit_data, read_commit, read_tree, tree_data
+from hocket.gitplane.claims import GitClaim, claim_data
+from hocket.gitplane.jobs import GitJob
+from hocket.gitplane.objects import FILE, Object, TreeEntry, commit_data, read_commit, read_tree, tree_data
 from hocket.gitplane.plane import Plane
-from hocket.gitplane.verify import Finding, Verified, verify
+from hocket.gitplane.verify import GitFinding, Verified, verify
 from hocket.kernel.ids import content_hash
 from hocket.kernel.keys import key_text
 from tests.gitplane.hands import CONTENTS, NOW_MS, finished, manifest, proof, seen, submitted, worker
@@ -25,7 +25,7 @@ from tests.gitplane.places import Place
 pytestmark = pytest.mark.xdist_group("processes")
 
 
-def findings(plane: Plane) -> list[Finding]:
+def findings(plane: Plane) -> list[GitFinding]:
     return [finding for found in verify(plane) for finding in found.findings]
 
 
@@ -41,13 +41,13 @@ def raw(plane: Plane, oid: str | None) -> bytes:
     return found.data
 
 
-def point(here: Place, job: Job, *moves: tuple[str, str]) -> None:
+def point(here: Place, job: GitJob, *moves: tuple[str, str]) -> None:
     """Somebody who may push moves refs as they like."""
     for part, oid in moves:
         here.git("update-ref", job.refs.name(part), oid)
 
 
-def own(job: Job) -> str:
+def own(job: GitJob) -> str:
     return f"claims/{worker().key.public.hex()}"
 
 
@@ -85,10 +85,10 @@ def test_what_is_sound(anywhere: Place):
 # --- tampering. Each function gets the plane with one finished job, does its worst, and gives the commit that is to
 # be named and a part of what is to be said of it.
 
-Tampering = Callable[[Place, Plane, Job], tuple[str, str]]
+Tampering = Callable[[Place, Plane, GitJob], tuple[str, str]]
 
 
-def rewritten(here: Place, plane: Plane, job: Job, part: str, change: Callable[[bytes], bytes]) -> str:
+def rewritten(here: Place, plane: Plane, job: GitJob, part: str, change: Callable[[bytes], bytes]) -> str:
     """The commit of a ref with other bytes, and the ref moved to it."""
     before = raw(plane, getattr(job.refs, part))
     after = change(before)
@@ -100,14 +100,14 @@ def rewritten(here: Place, plane: Plane, job: Job, part: str, change: Callable[[
 
 
 def replaced(part: str, old: bytes, new: bytes, what: str) -> Tampering:
-    def tamper(here: Place, plane: Plane, job: Job) -> tuple[str, str]:
+    def tamper(here: Place, plane: Plane, job: GitJob) -> tuple[str, str]:
         return rewritten(here, plane, job, part, lambda data: data.replace(old, new)), what
 
     return tamper
 
 
 def upper(part: str, trailer: bytes) -> Tampering:
-    def tamper(here: Place, plane: Plane, job: Job) -> tuple[str, str]:
+    def tamper(here: Place, plane: Plane, job: GitJob) -> tuple[str, str]:
         def change(data: bytes) -> bytes:
             return re.sub(trailer + rb": \w+:\K?[0-9a-f]+".replace(rb"\K?", b""), _upper, data)
 
@@ -124,7 +124,7 @@ def _upper(match: "re.Match[bytes]") -> bytes:
 def in_base64(part: str, trailer: bytes, what: str) -> Tampering:
     from base64 import b64encode
 
-    def tamper(here: Place, plane: Plane, job: Job) -> tuple[str, str]:
+    def tamper(here: Place, plane: Plane, job: GitJob) -> tuple[str, str]:
         def change(data: bytes) -> bytes:
             return re.sub(
                 trailer + rb": (\w+):([0-9a-f]+)",
@@ -137,7 +137,7 @@ def in_base64(part: str, trailer: bytes, what: str) -> Tampering:
     return tamper
 
 
-def job_replaced(here: Place, plane: Plane, job: Job) -> tuple[str, str]:
+def job_replaced(here: Place, plane: Plane, job: GitJob) -> tuple[str, str]:
     """The same manifest in another commit: what was claimed and done was for the first."""
     tree = read_commit(raw(plane, job.refs.job)).tree
     oid = plane.write("commit", commit_data(tree, [], "x <x@x>", 1, b"another\n"))
@@ -145,72 +145,72 @@ def job_replaced(here: Place, plane: Plane, job: Job) -> tuple[str, str]:
     return str(job.refs.result), f"not the job's commit {oid}"
 
 
-def job_replaced_under_a_claim(here: Place, plane: Plane, job: Job) -> tuple[str, str]:
+def job_replaced_under_a_claim(here: Place, plane: Plane, job: GitJob) -> tuple[str, str]:
     job_replaced(here, plane, job)
     first = here.git("rev-list", str(job.refs.claim)).split()[-2]
     return first, f"the claims lead to {job.refs.job}, not to the job's commit"
 
 
-def manifest_changed(here: Place, plane: Plane, job: Job) -> tuple[str, str]:
-    tree = plane.write("tree", tree_data([Entry(FILE, "job.yaml", plane.write("blob", manifest(99)))]))
+def manifest_changed(here: Place, plane: Plane, job: GitJob) -> tuple[str, str]:
+    tree = plane.write("tree", tree_data([TreeEntry(FILE, "job.yaml", plane.write("blob", manifest(99)))]))
     oid = plane.write("commit", commit_data(tree, [], "x <x@x>", 1, b"another\n"))
     point(here, job, ("job", oid))
     return oid, "its job.yaml is blake3:"
 
 
-def manifest_broken(here: Place, plane: Plane, job: Job) -> tuple[str, str]:
-    tree = plane.write("tree", tree_data([Entry(FILE, "job.yaml", plane.write("blob", b"command: 7\n"))]))
+def manifest_broken(here: Place, plane: Plane, job: GitJob) -> tuple[str, str]:
+    tree = plane.write("tree", tree_data([TreeEntry(FILE, "job.yaml", plane.write("blob", b"command: 7\n"))]))
     oid = plane.write("commit", commit_data(tree, [], "x <x@x>", 1, b"another\n"))
     point(here, job, ("job", oid))
     return oid, "its job.yaml is no manifest: timeout"
 
 
-def manifest_gone(here: Place, plane: Plane, job: Job) -> tuple[str, str]:
+def manifest_gone(here: Place, plane: Plane, job: GitJob) -> tuple[str, str]:
     oid = plane.write("commit", commit_data(plane.write("tree", b""), [], "x <x@x>", 1, b"another\n"))
     point(here, job, ("job", oid))
     return oid, "has no job.yaml"
 
 
-def job_ref_gone(here: Place, plane: Plane, job: Job) -> tuple[str, str]:
+def job_ref_gone(here: Place, plane: Plane, job: GitJob) -> tuple[str, str]:
     here.git("update-ref", "-d", job.refs.name("job"))
     return str(job.refs.claim), "there is no ref"
 
 
-def claim_ref_gone(here: Place, plane: Plane, job: Job) -> tuple[str, str]:
+def claim_ref_gone(here: Place, plane: Plane, job: GitJob) -> tuple[str, str]:
     here.git("update-ref", "-d", job.refs.name("claim"))
     return str(job.refs.result), "nobody has claimed"
 
 
-def worker_ref_gone(here: Place, plane: Plane, job: Job) -> tuple[str, str]:
+def worker_ref_gone(here: Place, plane: Plane, job: GitJob) -> tuple[str, str]:
     here.git("update-ref", "-d", job.refs.name(own(job)))
     return str(job.refs.claim), "there is no ref"
 
 
-def result_ref_gone(here: Place, plane: Plane, job: Job) -> tuple[str, str]:
+def result_ref_gone(here: Place, plane: Plane, job: GitJob) -> tuple[str, str]:
     here.git("update-ref", "-d", job.refs.name("result"))
     return str(job.refs.claim), "it is done, but there is no ref"
 
 
-def ref_of_a_stranger(here: Place, plane: Plane, job: Job) -> tuple[str, str]:
+def ref_of_a_stranger(here: Place, plane: Plane, job: GitJob) -> tuple[str, str]:
     point(here, job, (f"claims/{'ab' * 32}", str(job.refs.claim)))
     return str(job.refs.claim), "is not the newest claim of that worker"
 
 
-def older_claim(here: Place, plane: Plane, job: Job) -> tuple[str, str]:
+def older_claim(here: Place, plane: Plane, job: GitJob) -> tuple[str, str]:
     parent = read_commit(raw(plane, job.refs.claim)).parents[0]
     point(here, job, ("claim", parent), (own(job), parent))
     return str(job.refs.result), "the newest claim is running"
 
 
-def forged(**changes: object) -> Callable[[Place, Plane, Job, str], str]:
+def forged(**changes: object) -> Callable[[Place, Plane, GitJob, str], str]:
     """A claim after the last, signed by somebody with a key of their own."""
 
-    def make(here: Place, plane: Plane, job: Job, parent: str) -> str:
+    def make(here: Place, plane: Plane, job: GitJob, parent: str) -> str:
         commit = read_commit(raw(plane, job.refs.claim))
         by = changes.get("by", worker("two"))
         assert job.claim is not None
         fields = {name: value for name, value in changes.items() if name != "by"}
-        claim: Claim = job.claim._replace(worker=by.key.public, **fields)  # type: ignore[attr-defined, arg-type]
+        claim: GitClaim = job.claim._replace(worker=by.key.public, **fields)  # type: ignore[attr-defined, arg-type]
         oid = plane.write("commit", claim_data(claim, commit.tree, parent, by.key))  # type: ignore[attr-defined]
         point(here, job, ("claim", oid), (f"claims/{by.key.public.hex()}", oid))  # type: ignore[attr-defined]
         return oid
@@ -218,52 +218,52 @@ def forged(**changes: object) -> Callable[[Place, Plane, Job, str], str]:
     return make
 
 
-def after_the_end(here: Place, plane: Plane, job: Job) -> tuple[str, str]:
+def after_the_end(here: Place, plane: Plane, job: GitJob) -> tuple[str, str]:
     make = forged(fence=2, state="claimed", result=None)
     return make(here, plane, job, str(job.refs.claim)), "follows a claim that is done"
 
 
-def fence_jumps(here: Place, plane: Plane, job: Job) -> tuple[str, str]:
+def fence_jumps(here: Place, plane: Plane, job: GitJob) -> tuple[str, str]:
     running = read_commit(raw(plane, job.refs.claim)).parents[0]
     return forged(fence=3, state="claimed", result=None)(here, plane, job, running), "the fence jumps from 1 to 3"
 
 
-def fence_falls(here: Place, plane: Plane, job: Job) -> tuple[str, str]:
+def fence_falls(here: Place, plane: Plane, job: GitJob) -> tuple[str, str]:
     running = read_commit(raw(plane, job.refs.claim)).parents[0]
     return forged(fence=0, state="claimed", result=None)(here, plane, job, running), "the fence jumps from 1 to 0"
 
 
-def fence_of_another(here: Place, plane: Plane, job: Job) -> tuple[str, str]:
+def fence_of_another(here: Place, plane: Plane, job: GitJob) -> tuple[str, str]:
     running = read_commit(raw(plane, job.refs.claim)).parents[0]
     return forged(fence=1)(here, plane, job, running), "another worker goes on with the fence 1"
 
 
-def taken_over_as_done(here: Place, plane: Plane, job: Job) -> tuple[str, str]:
+def taken_over_as_done(here: Place, plane: Plane, job: GitJob) -> tuple[str, str]:
     running = read_commit(raw(plane, job.refs.claim)).parents[0]
     return forged(fence=2)(here, plane, job, running), "begins as claimed, not as done"
 
 
-def starts_at_two(here: Place, plane: Plane, job: Job) -> tuple[str, str]:
+def starts_at_two(here: Place, plane: Plane, job: GitJob) -> tuple[str, str]:
     return forged(fence=2, state="claimed", result=None)(here, plane, job, str(job.refs.job)), "has the fence 2, not 1"
 
 
-def starts_running(here: Place, plane: Plane, job: Job) -> tuple[str, str]:
+def starts_running(here: Place, plane: Plane, job: GitJob) -> tuple[str, str]:
     make = forged(fence=1, state="running", result=None)
     return make(here, plane, job, str(job.refs.job)), "the first claim is running"
 
 
-def goes_back(here: Place, plane: Plane, job: Job) -> tuple[str, str]:
+def goes_back(here: Place, plane: Plane, job: GitJob) -> tuple[str, str]:
     running = read_commit(raw(plane, job.refs.claim)).parents[0]
     make = forged(state="claimed", result=None, by=worker())
     return make(here, plane, job, running), "goes back from running to claimed"
 
 
-def of_another_job(here: Place, plane: Plane, job: Job) -> tuple[str, str]:
+def of_another_job(here: Place, plane: Plane, job: GitJob) -> tuple[str, str]:
     running = read_commit(raw(plane, job.refs.claim)).parents[0]
     return forged(job=bytes(32), by=worker())(here, plane, job, running), "its Job-Id is blake3:000"
 
 
-def signed_by_another_key(here: Place, plane: Plane, job: Job) -> tuple[str, str]:
+def signed_by_another_key(here: Place, plane: Plane, job: GitJob) -> tuple[str, str]:
     commit = read_commit(raw(plane, job.refs.claim))
     unsigned = commit.raw[: commit.raw.rindex(b"Claim-Sig")]
     signature = key_text(worker("two").key.sign(b"hocket claim 1\0" + unsigned))
@@ -272,7 +272,7 @@ def signed_by_another_key(here: Place, plane: Plane, job: Job) -> tuple[str, str
     return oid, "its Claim-Sig is not by"
 
 
-def moved_in_the_chain(here: Place, plane: Plane, job: Job) -> tuple[str, str]:
+def moved_in_the_chain(here: Place, plane: Plane, job: GitJob) -> tuple[str, str]:
     """The last claim, put directly on the job: each trailer is as it was."""
     running = read_commit(raw(plane, job.refs.claim)).parents[0]
     oid = rewritten(here, plane, job, "claim", lambda data: data.replace(running.encode(), str(job.refs.job).encode()))
@@ -280,12 +280,12 @@ def moved_in_the_chain(here: Place, plane: Plane, job: Job) -> tuple[str, str]:
     return oid, "its Claim-Sig is not by"
 
 
-def abort_beside_a_result(here: Place, plane: Plane, job: Job) -> tuple[str, str]:
+def abort_beside_a_result(here: Place, plane: Plane, job: GitJob) -> tuple[str, str]:
     point(here, job, ("abort", str(job.refs.claim)))
     return str(job.refs.claim), "the abort is not the newest claim"
 
 
-def result_elsewhere(here: Place, plane: Plane, job: Job) -> tuple[str, str]:
+def result_elsewhere(here: Place, plane: Plane, job: GitJob) -> tuple[str, str]:
     other = finished(plane, 1)
     oid = rewritten(
         here, plane, job, "result", lambda data: data.replace(str(job.refs.job).encode(), str(other.refs.job).encode())
@@ -293,12 +293,12 @@ def result_elsewhere(here: Place, plane: Plane, job: Job) -> tuple[str, str]:
     return oid, "its parent is"
 
 
-def result_without_parents(here: Place, plane: Plane, job: Job) -> tuple[str, str]:
+def result_without_parents(here: Place, plane: Plane, job: GitJob) -> tuple[str, str]:
     parent = f"parent {job.refs.job}\n".encode()
     return rewritten(here, plane, job, "result", lambda data: data.replace(parent, b"")), "its parent is nothing"
 
 
-def result_of_another_job(here: Place, plane: Plane, job: Job) -> tuple[str, str]:
+def result_of_another_job(here: Place, plane: Plane, job: GitJob) -> tuple[str, str]:
     other = finished(plane, 1)
     point(here, job, ("result", str(other.refs.result)))
     return str(other.refs.result), "the newest claim is done with"
@@ -307,12 +307,12 @@ def result_of_another_job(here: Place, plane: Plane, job: Job) -> tuple[str, str
 def with_file(name: str, change: Callable[[bytes], bytes | None], what: str) -> Tampering:
     """The result with one file changed, and every id above it made anew."""
 
-    def tamper(here: Place, plane: Plane, job: Job) -> tuple[str, str]:
+    def tamper(here: Place, plane: Plane, job: GitJob) -> tuple[str, str]:
         commit = read_commit(raw(plane, job.refs.result))
 
         def anew(oid: str, steps: list[str]) -> str:
             entries = read_tree(raw(plane, oid), plane.digest_bytes)
-            entry = entries.get(steps[0], Entry(FILE, steps[0], ""))
+            entry = entries.get(steps[0], TreeEntry(FILE, steps[0], ""))
             if steps[1:]:
                 entries[steps[0]] = entry._replace(oid=anew(entry.oid, steps[1:]))
             else:
@@ -329,7 +329,7 @@ def with_file(name: str, change: Callable[[bytes], bytes | None], what: str) -> 
     return tamper
 
 
-def proof_of_another_key(here: Place, plane: Plane, job: Job) -> tuple[str, str]:
+def proof_of_another_key(here: Place, plane: Plane, job: GitJob) -> tuple[str, str]:
     """A stranger proves the same run, and puts the proof in place of the worker's."""
     two = worker("two")
     held = holding.claim(plane, submitted(plane, 50), two, NOW_MS)
@@ -351,7 +351,7 @@ def proof_of_another_key(here: Place, plane: Plane, job: Job) -> tuple[str, str]
     return calls[-2], "it is by ed25519:"
 
 
-def tree_of_another(here: Place, plane: Plane, job: Job) -> tuple[str, str]:
+def tree_of_another(here: Place, plane: Plane, job: GitJob) -> tuple[str, str]:
     """The worker itself signs a claim that shows another tree than the job's."""
     assert job.claim is not None
     running = read_commit(raw(plane, job.refs.claim)).parents[0]
@@ -360,7 +360,7 @@ def tree_of_another(here: Place, plane: Plane, job: Job) -> tuple[str, str]:
     return oid, "its tree is"
 
 
-def proof_of_another_fence(here: Place, plane: Plane, job: Job) -> tuple[str, str]:
+def proof_of_another_fence(here: Place, plane: Plane, job: GitJob) -> tuple[str, str]:
     """The worker takes its own job over, and hands in the proof of the first time."""
     assert job.claim is not None
     parent = read_commit(raw(plane, job.refs.claim)).parents[0]
@@ -472,7 +472,7 @@ def test_a_proof_of_another_command(here: Place):
     held = holding.claim(plane, submitted(plane), me, NOW_MS)
     assert held is not None
     result = holding.finish(plane, held, me, proof(held, me, number=99), CONTENTS, NOW_MS)
-    assert findings(plane) == [Finding(str(result), "its proof is of another command than the job's")]
+    assert findings(plane) == [GitFinding(str(result), "its proof is of another command than the job's")]
 
 
 def test_a_claim_that_forgets_a_taken_over_one(here: Place):
@@ -484,15 +484,15 @@ def test_a_claim_that_forgets_a_taken_over_one(here: Place):
     assert over is not None
     job = seen(plane, held.refs.content_id)
     point(here, job, ("claim", held.commit))
-    assert Finding(over.commit, f"{job.refs.of_worker(over.claim.worker)} is not the newest claim of that worker") in (
-        findings(plane)
-    )
+    assert GitFinding(
+        over.commit, f"{job.refs.of_worker(over.claim.worker)} is not the newest claim of that worker"
+    ) in (findings(plane))
 
 
 # --- any byte
 
 
-def objects_of(here: Place, job: Job) -> list[str]:
+def objects_of(here: Place, job: GitJob) -> list[str]:
     """Every object that a result is made of, and its claim and its job."""
     listed = here.git("rev-list", "--objects", "--no-object-names", str(job.refs.result), str(job.refs.claim))
     return listed.split()
@@ -676,7 +676,7 @@ def test_bytes_of_any_kind_are_no_reason_to_give_up(here: Place):
     job = finished(plane)
     blob = plane.write("blob", b"\xff\x00")
     tree = plane.write(
-        "tree", tree_data([Entry("120000", "job.yaml", blob), Entry("160000", "outputs.json", "12" * 20)])
+        "tree", tree_data([TreeEntry("120000", "job.yaml", blob), TreeEntry("160000", "outputs.json", "12" * 20)])
     )
     for oid in (blob, tree, plane.write("commit", commit_data(tree, [str(job.refs.job)], "x <x@x>", 1, b"\xff\n"))):
         for part in ("job", "claim", "result"):

@@ -19,18 +19,18 @@ from typing import Any
 import pytest
 
 from hocket.bus.pipes import Pipes
-from hocket.desk import Desk
 from hocket.gitplane import holding, jobs
-from hocket.gitplane.announcing import listening
+from hocket.gitplane.hints import listening
 from hocket.gitplane.plane import Change
 from hocket.gitplane.verify import verify
 from hocket.gitplane.worker import GitWorker, Parts
-from hocket.home import Home
 from hocket.kernel.ids import content_hash, hash_text
 from hocket.kernel.keys import SigningKey, key_text
 from hocket.kernel.manifest import content_id, read_manifest
-from hocket.node import SyncNode
-from hocket.work.ground import Machine
+from hocket.node.home import Home
+from hocket.node.node import SyncNode
+from hocket.node.runtime import Runtime
+from hocket.work.environment import MachineEnvironment
 from hocket.work.proofs import GIT_KIND
 from tests.gitplane.places import Place, place
 
@@ -79,7 +79,7 @@ def manifest(number: int, *command: str) -> bytes:
 def homes(tmp_path: Path) -> list[Path]:
     made = [tmp_path / f"home-{number}" for number in range(4)]
     for home in made:
-        Desk.init(home).close()
+        Runtime.init(home).close()
         # The jobs write where the tests can see it.
         (home / "config.toml").write_text('[commands]\nsandbox = "off"\n')
     return made
@@ -274,12 +274,12 @@ def test_a_worker_writes_the_policy_of_the_manifest(here: Place, homes: list[Pat
 @pytest.fixture
 def at_hand(here: Place, homes: list[Path]) -> Iterator[GitWorker]:
     """A worker in this process, whose rounds the test makes one by one."""
-    with Desk.open(homes[0]) as desk, closing(desk.commands(SyncNode(desk).fetch, (), True)) as commands:
-        ground = Machine(desk.home.processes, desk.bus)
-        me = holding.Worker(desk.home.node_key(), ground.name("git"), 60, os.urandom)
-        parts = Parts(desk.log, ground, desk.kit(GIT_KIND, ground.monotonic), commands)
+    with Runtime.open(homes[0]) as runtime, closing(runtime.commands(SyncNode(runtime).fetch, (), True)) as commands:
+        environment = MachineEnvironment(runtime.home.processes, runtime.bus)
+        me = holding.GitWorkerKey(runtime.home.node_key(), environment.name("git"), 60, os.urandom)
+        parts = Parts(runtime.log, environment, runtime.kit(GIT_KIND, environment.monotonic), commands)
         made = GitWorker(here.open(), parts, me, concurrency=1, until_idle=True, notice=print, finished=lambda *_: None)
-        with closing(ground.liveness.announce(me.process)) as made._sign:
+        with closing(environment.liveness.announce(me.process)) as made._sign:
             yield made
 
 
@@ -298,7 +298,7 @@ def test_a_job_that_was_submitted_again_between_two_looks_is_looked_at_again(her
     first = jobs.submit(plane, text, 1_000)
     found = jobs.look(plane, first.content_id)
     assert found is not None
-    other = holding.Worker(SigningKey(b"\x31" * 32), "elsewhere", 3_600, os.urandom)
+    other = holding.GitWorkerKey(SigningKey(b"\x31" * 32), "elsewhere", 3_600, os.urandom)
     assert holding.claim(plane, found, other, 1_000) is not None
     with ThreadPoolExecutor(1) as slots:
         # Another worker holds the job: this one learns what it asks for, and waits.

@@ -38,7 +38,7 @@ def delegation(
 ROOTS = delegation(USER, OWNER, ROOT)
 
 
-def law(*delegations: Delegation, revoked: Iterable[Delegation] = ()) -> Authority:
+def permissions(*delegations: Delegation, revoked: Iterable[Delegation] = ()) -> Authority:
     return Authority(did_key(USER.public), (ROOTS, *delegations), [each.cid for each in revoked])
 
 
@@ -50,7 +50,7 @@ def node(key: SigningKey) -> int:
 def test_a_node_that_may_only_read_stores_much_less_than_one_that_writes() -> None:
     reader = delegation(OWNER, ONE, READS, above=[ROOTS])
     writer = delegation(OWNER, TWO, WRITES, above=[ROOTS])
-    authority = law(reader, writer)
+    authority = permissions(reader, writer)
     assert quota_of(authority, node(ONE), 1, BOUNDS) == BOUNDS.readers
     assert quota_of(authority, node(TWO), 1, BOUNDS) == BOUNDS.writers
     assert quota_of(authority, node(OWNER), 1, BOUNDS) == NO_QUOTA
@@ -61,7 +61,7 @@ def test_a_node_that_may_only_read_stores_much_less_than_one_that_writes() -> No
 @pytest.mark.req("LW-45")
 def test_an_invitation_sets_a_quota_and_the_default_fills_it() -> None:
     given = delegation(OWNER, ONE, READS, Quota(ops_per_s=5, bytes=10**12), [ROOTS])
-    quota = quota_of(law(given), node(ONE), 1, BOUNDS)
+    quota = quota_of(permissions(given), node(ONE), 1, BOUNDS)
     assert quota == Quota(5, BOUNDS.readers.bytes_per_s, BOUNDS.readers.ops, 10**12)
 
 
@@ -72,7 +72,7 @@ def test_nobody_hands_on_more_than_it_has() -> None:
     # Nor does it give itself more.
     again = delegation(ONE, ONE, WRITES, Quota(ops_per_s=500, bytes_per_s=10**9), [one])
     three = delegation(TWO, THREE, WRITES, Quota(ops=1000), [two])
-    authority = law(one, two, again, three)
+    authority = permissions(one, two, again, three)
     assert quota_of(authority, node(ONE), 1, BOUNDS).ops_per_s == 5
     assert quota_of(authority, node(ONE), 1, BOUNDS).bytes_per_s == BOUNDS.writers.bytes_per_s
     assert quota_of(authority, node(TWO), 1, BOUNDS).ops_per_s == 5
@@ -84,7 +84,7 @@ def test_a_node_shares_its_quota_with_those_that_it_lets_in() -> None:
     one = delegation(OWNER, ONE, WRITES, above=[ROOTS])
     two = delegation(ONE, TWO, WRITES, above=[one])
     three = delegation(TWO, THREE, READS, above=[two])
-    authority = law(one, two, three)
+    authority = permissions(one, two, three)
     assert payers(authority, node(THREE), 1) == (node(THREE), node(TWO), node(ONE))
     assert payers(authority, node(ONE), 1) == (node(ONE),)
     shared = sharing(authority, (ROOTS, one, two, three))
@@ -95,15 +95,15 @@ def test_a_node_shares_its_quota_with_those_that_it_lets_in() -> None:
 def test_the_widest_of_several_counts_while_it_is_in_force() -> None:
     narrow = delegation(OWNER, ONE, READS, Quota(ops=5), [ROOTS])
     wide = delegation(OWNER, ONE, READS, Quota(ops=50), [ROOTS], ends=10)
-    authority = law(narrow, wide)
+    authority = permissions(narrow, wide)
     assert quota_of(authority, node(ONE), 9_999, BOUNDS).ops == 50
     assert quota_of(authority, node(ONE), 10_000, BOUNDS).ops == 5
     assert ceiling(authority, node(ONE), BOUNDS).ops == 50
     # What was stored under a delegation that was revoked since may still come from elsewhere.
-    assert ceiling(law(narrow, wide, revoked=[wide]), node(ONE), BOUNDS).ops == 50
+    assert ceiling(permissions(narrow, wide, revoked=[wide]), node(ONE), BOUNDS).ops == 50
     # One that leads nowhere gives nothing.
     forged = delegation(TWO, ONE, READS, Quota(ops=5000), [narrow])
-    assert ceiling(law(narrow, forged), node(ONE), BOUNDS).ops == 5
+    assert ceiling(permissions(narrow, forged), node(ONE), BOUNDS).ops == 5
 
 
 @given(st.lists(QUOTAS, min_size=1, max_size=4))

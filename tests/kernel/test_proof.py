@@ -32,7 +32,7 @@ from hocket.kernel.proof import (
     Output,
     Proof,
     Resources,
-    Runner,
+    RunnerProgram,
     Stream,
     check,
     decode_proof,
@@ -60,7 +60,7 @@ EXECUTION = Execution(
     resources=Resources(0.884, 0.25, 1 << 20, 1e-7, 4096, 512, None, {"A100": 1.0}),
     fence=3,
     job="01J9ZC0000000000000000000A",
-    runner=Runner(b"r" * 32, "0.1.0", "linux/aarch64"),
+    runner=RunnerProgram(b"r" * 32, "0.1.0", "linux/aarch64"),
     stdout=Stream(b"s" * 32, 6, 6),
     stderr=Stream(b"e" * 32, 0, 0),
 )
@@ -97,7 +97,7 @@ EXECUTIONS = st.builds(
     ),
     fence=COUNTS,
     job=st.binary(min_size=16, max_size=16).map(lambda b: ulid_text(bytes([b[0] & 0x7F]) + b[1:])),
-    runner=st.builds(Runner, HASHES, TEXTS.filter(bool), TEXTS.filter(bool)),
+    runner=st.builds(RunnerProgram, HASHES, TEXTS.filter(bool), TEXTS.filter(bool)),
     stdout=STREAMS,
     stderr=STREAMS,
 )
@@ -408,7 +408,7 @@ def test_random_bytes_are_no_proof(data: bytes) -> None:
         {"resources": Resources(disk_read_bytes=2**53)},
         {"fence": -1},
         {"job": "no ulid"},
-        {"runner": Runner(bytes(32), "", "linux")},
+        {"runner": RunnerProgram(bytes(32), "", "linux")},
     ],
 )
 def test_what_nobody_could_read_is_not_proven(change: dict[str, Any]) -> None:

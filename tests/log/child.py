@@ -7,10 +7,10 @@ python child.py rebuild HOME STEP    a rebuild in steps of so many ops, one line
 
 import sys
 
-from hocket.desk import Desk
 from hocket.kernel.policy import Policy
 from hocket.kernel.vocabulary import RouteKind
 from hocket.log import rebuild as rebuilding
+from hocket.node.runtime import Runtime
 from hocket.work import jobs
 from hocket.work.jobs import Draft
 
@@ -19,30 +19,30 @@ def say(*words: object) -> None:
     print(*words, flush=True)
 
 
-def append(desk: Desk, turn: int) -> None:
+def append(runtime: Runtime, turn: int) -> None:
     if turn % 3 == 0:
-        say(desk.submit([Draft("plain", b"{}", Policy())])[0].job_id.hex())
+        say(runtime.submit([Draft("plain", b"{}", Policy())])[0].job_id.hex())
     elif turn % 3 == 1:
-        made = desk.submit([Draft("several", b"{}", Policy(priority=1)) for _ in range(3)])
+        made = runtime.submit([Draft("several", b"{}", Policy(priority=1)) for _ in range(3)])
         say(*(each.job_id.hex() for each in made))
     else:
         requests = [lambda tx: jobs.submit(tx, [Draft("grouped", b"{}", Policy(retries=1))]) for _ in range(2)]
-        results = desk.log.commit([*requests, lambda tx: tx.author(RouteKind("k", None))])
+        results = runtime.log.commit([*requests, lambda tx: tx.author(RouteKind("k", None))])
         say(*(each.job_id.hex() for result in results[:2] for each in result))
 
 
 def main() -> None:
     verb, home, *rest = sys.argv[1:]
-    with Desk.open(home) as desk:
+    with Runtime.open(home) as runtime:
         say("ready")
         if verb == "rebuild":
             rebuilding.STEP = int(rest[0])
-            desk.rebuild(lambda done, total: say(done, total))
+            runtime.rebuild(lambda done, total: say(done, total))
             return
         sys.stdin.readline()
         turn = 0
         while verb == "forever" or turn < int(rest[0]):
-            append(desk, turn)
+            append(runtime, turn)
             turn += 1
 
 

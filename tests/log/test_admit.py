@@ -12,7 +12,7 @@ from hocket.kernel.ucan import ROOT, issue
 from hocket.kernel.vocabulary import DelegateUcan, IngestEvidence, RouteKind, ScheduleJob
 from hocket.log import Log
 from hocket.log.audit import verify
-from tests.roster.world import (
+from tests.log.roster.world import (
     INTRODUCTIONS,
     KEYS,
     NODES,

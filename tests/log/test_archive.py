@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from hocket.desk import Desk
 from hocket.kernel.ids import ulid_text
 from hocket.kernel.keys import did_key
 from hocket.kernel.ops import decode, encode_sequence
@@ -16,11 +15,12 @@ from hocket.log import archive as archives
 from hocket.log.archive import export_ops, import_ops
 from hocket.log.audit import verify
 from hocket.log.rebuild import roster_digest
+from hocket.node.runtime import Runtime
 from hocket.work import jobs
 from hocket.work.jobs import Draft
+from tests.log.roster.world import new_log
 from tests.log.test_admit import with_variant
 from tests.log.test_audit import fill
-from tests.roster.world import new_log
 
 pytestmark = pytest.mark.touches("LW-32", "LW-34")
 
@@ -67,15 +67,15 @@ def test_a_second_import_changes_nothing(source: Log) -> None:
 
 @pytest.mark.req("LW-32")
 def test_into_a_home_that_has_a_log_of_its_own(tmp_path: Path) -> None:
-    with Desk.init(tmp_path / "one") as one:
+    with Runtime.init(tmp_path / "one") as one:
         (made,) = one.submit([Draft("k", b"{}", Policy(priority=2))])
         one.submit([Draft("k", b"{}", Policy())])
-        with Desk.init(tmp_path / "two", user_key=tmp_path / "one" / "user.key") as two:
+        with Runtime.init(tmp_path / "two", user_key=tmp_path / "one" / "user.key") as two:
             two.submit([Draft("other", b"{}", Policy(open=True))])
             claim = two.log.run(lambda tx: jobs.claim(tx, 1, 1, lambda kind: 60_000)).taken[0]
             two.log.run(lambda tx: jobs.complete(tx, jobs.Held(claim.job.id, claim.job.claim_op or b""), None, 1))
-            for desk, data in ((two, exported(one.log)), (one, exported(two.log)), (two, exported(one.log))):
-                import_ops(desk.log, io.BytesIO(data))
+            for runtime, data in ((two, exported(one.log)), (one, exported(two.log)), (two, exported(one.log))):
+                import_ops(runtime.log, io.BytesIO(data))
             assert state(one.log) == state(two.log)
             assert two.show(ulid_text(made.job_id))["kind"] == "k"
             assert one.verify().findings == two.verify().findings == []

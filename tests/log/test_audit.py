@@ -8,7 +8,6 @@ from random import Random
 
 import pytest
 
-from hocket.desk import Desk
 from hocket.errors import StoreError
 from hocket.kernel.clock import Hlc, pack
 from hocket.kernel.ids import ulid_text
@@ -17,12 +16,13 @@ from hocket.kernel.ops import Op, encode, sign
 from hocket.kernel.policy import Policy
 from hocket.kernel.vocabulary import RouteKind, ScheduleJob
 from hocket.log import Log
-from hocket.log.audit import Audit, Finding, verify
+from hocket.log.audit import Audit, AuditFinding, verify
 from hocket.log.transaction import link
+from hocket.node.runtime import Runtime
 from hocket.store import OpRow
 from hocket.store.sqlite import SqliteStore
 from hocket.work import jobs
-from tests.roster.world import (
+from tests.log.roster.world import (
     INTRODUCTIONS,
     KEYS,
     NODES,
@@ -82,7 +82,7 @@ def audit(log: Log, expected: tuple[int, bytes] | None = None) -> Audit:
     return verify(log.store, user=USER_DID, expected=expected)
 
 
-def findings(log: Log) -> list[Finding]:
+def findings(log: Log) -> list[AuditFinding]:
     return audit(log).findings
 
 
@@ -236,7 +236,7 @@ def test_an_op_put_there_by_its_own_author_is_a_good_op(log: Log) -> None:
 
 @pytest.mark.req("LW-42")
 def test_an_op_under_an_id_of_its_authors_choice_is_named_where_ids_are_bound(tmp_path: Path) -> None:
-    home = Desk.init(tmp_path)
+    home = Runtime.init(tmp_path)
     home.submit([jobs.Draft("k", b"{}", Policy())])
     assert home.verify().findings == []
     log, key = home.log, home.log._key

@@ -13,7 +13,7 @@ from hocket.bus.changes import ANYTHING, CLAIM, JOB, KEYS_MAX, LOG, NOTHING, Cha
 from hocket.bus.memory import MemoryBus
 from hocket.kernel.policy import Policy
 from hocket.log import Transaction
-from hocket.store import Place, Worker
+from hocket.store import Place, WorkerRow
 from hocket.testing import MemorySyncNode
 from hocket.work import jobs
 from hocket.work.jobs import Claim, Draft, Held
@@ -27,7 +27,7 @@ class Teller:
     """Says what each request to a node's log has changed."""
 
     def __init__(self, node: MemorySyncNode) -> None:
-        self._log, self.clock = node.desk.log, node.clock
+        self._log, self.clock = node.runtime.log, node.clock
         bus = MemoryBus()
         self._log._bus = bus
         self._heard = bus.subscribe(ANYTHING)
@@ -136,5 +136,5 @@ def test_many_jobs_are_some_jobs_and_the_kinds_stay_exact(log: Teller) -> None:
 
 
 def test_what_is_not_on_the_log_is_no_change(log: Teller) -> None:
-    worker = Worker(0, "w", 1, 0, bytes(8), 0, Place())
+    worker = WorkerRow(0, "w", 1, 0, bytes(8), 0, Place())
     assert log.changes(lambda tx: tx.session.put_worker(worker)) == NOTHING

@@ -16,11 +16,22 @@ from hocket.kernel.reasons import Reason
 from hocket.kernel.roster import State
 from hocket.kernel.vocabulary import RouteKind, ScheduleJob
 from hocket.log import Log
-from hocket.log.wall import SteadyWall
+from hocket.log.steady_clock import SteadyWall
 from hocket.store.sqlite import SqliteStore
 from hocket.work import jobs
 from hocket.work.jobs import Draft
-from tests.roster.world import INTRODUCTIONS, KEYS, NODES, STRANGER, Clock, introduction, job_id, new_log, sent, signed
+from tests.log.roster.world import (
+    INTRODUCTIONS,
+    KEYS,
+    NODES,
+    STRANGER,
+    Clock,
+    introduction,
+    job_id,
+    new_log,
+    sent,
+    signed,
+)
 
 pytestmark = pytest.mark.touches("LW-22")
 

@@ -16,7 +16,7 @@ from hocket.log.audit import verify
 from hocket.store import Session
 from hocket.work import jobs
 from hocket.work.jobs import Draft, Submitted
-from tests.roster.world import introduction, job_id, new_log
+from tests.log.roster.world import introduction, job_id, new_log
 
 pytestmark = pytest.mark.touches("VX-07")
 

@@ -13,9 +13,9 @@ from hocket.kernel.vocabulary import (
     ScheduleJob,
     Telemetry,
 )
-from tests.log.test_law import OTHER, OWNER, J, Mesh, worker_can_sign
-from tests.roster.test_cascades import everywhere_the_same, reason
-from tests.roster.world import INTRODUCTIONS, NODES, job_id
+from tests.log.roster.test_cascades import everywhere_the_same, reason
+from tests.log.roster.world import INTRODUCTIONS, NODES, job_id
+from tests.log.test_permissions import OTHER, OWNER, J, Mesh, worker_can_sign
 
 __all__ = ["worker_can_sign"]
 

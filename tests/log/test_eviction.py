@@ -16,10 +16,10 @@ from hocket.kernel.ucan import ROOT, Capability, issue
 from hocket.kernel.vocabulary import CreateArtifact, EvictArtifact, ScheduleJob, SetSchedule
 from hocket.work import artifacts
 from hocket.work.blobs import Blobs
-from tests.log.test_law import WORKER, WORKER_NODE, Mesh, admitted, token
-from tests.roster import world
-from tests.roster.test_cascades import everywhere_the_same, reason
-from tests.roster.world import INTRODUCTIONS, START, USER, job_id
+from tests.log.roster import world
+from tests.log.roster.test_cascades import everywhere_the_same, reason
+from tests.log.roster.world import INTRODUCTIONS, START, USER, job_id
+from tests.log.test_permissions import WORKER, WORKER_NODE, Mesh, admitted, token
 
 PHONE = SigningKey(b"fone" * 8)
 PHONE_NODE = node_id(PHONE.public)

@@ -31,9 +31,9 @@ from hocket.kernel.vocabulary import (
     TextObject,
     UpdateEpisode,
 )
-from tests.log.test_law import WORKER_NODE, J, Mesh, admitted, token, worker_can_sign
-from tests.roster.test_cascades import everywhere_the_same, reason
-from tests.roster.world import INTRODUCTIONS, START, job_id
+from tests.log.roster.test_cascades import everywhere_the_same, reason
+from tests.log.roster.world import INTRODUCTIONS, START, job_id
+from tests.log.test_permissions import WORKER_NODE, J, Mesh, admitted, token, worker_can_sign
 
 __all__ = ["worker_can_sign"]
 

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from hocket.desk import Desk
 from hocket.errors import StoreError
 from hocket.kernel.clock import unpack
 from hocket.kernel.policy import Policy
 from hocket.log.rebuild import roster_digest
+from hocket.node.runtime import Runtime
 from hocket.work import jobs
 from hocket.work.jobs import Draft
 from tests.log.processes import go, rest, start
@@ -22,16 +22,16 @@ pytestmark = pytest.mark.xdist_group("processes")
 
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
-    Desk.init(tmp_path / "home").close()
+    Runtime.init(tmp_path / "home").close()
     return tmp_path / "home"
 
 
 def proved(home: Path) -> set[str]:
     """The jobs on the log, after everything about it has been checked."""
-    with Desk.open(home) as desk:
-        audit = desk.verify()
+    with Runtime.open(home) as runtime:
+        audit = runtime.verify()
         assert audit.findings == []
-        with desk.read() as session:
+        with runtime.read() as session:
             rows = session.ops_after(0, 1_000_000)
             assert [row.seq for row in rows] == list(range(1, session.head().seq + 1))
             times = [unpack(row.hlc) for row in rows]
@@ -91,14 +91,14 @@ def test_processes_that_are_killed_while_others_append(home: Path) -> None:
 @pytest.mark.req("LW-33")
 @pytest.mark.parametrize("kill_after", [1, 3])
 def test_a_rebuild_killed_half_way_goes_on_where_it_was(home: Path, kill_after: int) -> None:
-    with Desk.open(home) as desk:
-        made = desk.submit([Draft("k", b"{}", Policy(priority=number)) for number in range(30)])
+    with Runtime.open(home) as runtime:
+        made = runtime.submit([Draft("k", b"{}", Policy(priority=number)) for number in range(30)])
         for _ in range(10):
-            claim = desk.log.run(lambda tx: jobs.claim(tx, 1, 1, lambda kind: 60_000)).taken[0]
+            claim = runtime.log.run(lambda tx: jobs.claim(tx, 1, 1, lambda kind: 60_000)).taken[0]
             held = jobs.Held(claim.job.id, claim.job.claim_op or b"")
-            desk.log.run(lambda tx, held=held: jobs.complete(tx, held, b"7", 1))
-        desk.submit([Draft("plain", b"{}", Policy())])
-        with desk.read() as session:
+            runtime.log.run(lambda tx, held=held: jobs.complete(tx, held, b"7", 1))
+        runtime.submit([Draft("plain", b"{}", Policy())])
+        with runtime.read() as session:
             digest, total = roster_digest(session), session.head().seq
             reasons = [row.reason for row in session.ops_after(0, 1_000)]
     child = start("rebuild", home, 7)
@@ -110,38 +110,38 @@ def test_a_rebuild_killed_half_way_goes_on_where_it_was(home: Path, kill_after: 
     child.wait()
     assert done < total
 
-    with Desk.open(home) as desk:
-        with desk.store.read() as session:
+    with Runtime.open(home) as runtime:
+        with runtime.store.read() as session:
             assert session.head().rebuilding is not None
         with pytest.raises(StoreError, match="rebuil"):
-            desk.submit([Draft("k", b"{}", Policy(priority=1))])
+            runtime.submit([Draft("k", b"{}", Policy(priority=1))])
         with pytest.raises(StoreError, match="rebuil"):
-            desk.submit([Draft("plain", b"{}", Policy())])
+            runtime.submit([Draft("plain", b"{}", Policy())])
         with pytest.raises(StoreError, match="rebuil"):
-            desk.log.run(lambda tx: jobs.cancel(tx, made[0].job_id, ""))
+            runtime.log.run(lambda tx: jobs.cancel(tx, made[0].job_id, ""))
         steps: list[int] = []
-        rebuilt = desk.rebuild(lambda done, total: steps.append(done))
+        rebuilt = runtime.rebuild(lambda done, total: steps.append(done))
         assert (rebuilt.before, rebuilt.after) == (None, digest)
         # The steps that were done are not done again.
         assert steps[-1] <= total - done
-        with desk.read() as session:
+        with runtime.read() as session:
             assert session.head().rebuilding is None
             assert [row.reason for row in session.ops_after(0, 1_000)] == reasons
             assert session.head().seq == total
-        assert desk.rebuild().unchanged
-        desk.log.run(lambda tx: jobs.cancel(tx, made[0].job_id, ""))
+        assert runtime.rebuild().unchanged
+        runtime.log.run(lambda tx: jobs.cancel(tx, made[0].job_id, ""))
     proved(home)
 
 
 @pytest.mark.req("LW-33")
 def test_two_rebuilds_at_once_do_not_hurt(home: Path) -> None:
-    with Desk.open(home) as desk:
-        desk.submit([Draft("k", b"{}", Policy(priority=number)) for number in range(40)])
-        with desk.read() as session:
+    with Runtime.open(home) as runtime:
+        runtime.submit([Draft("k", b"{}", Policy(priority=number)) for number in range(40)])
+        with runtime.read() as session:
             digest = roster_digest(session)
     children = [start("rebuild", home, 3) for _ in range(2)]
     for child in children:
         rest(child)
-    with Desk.open(home) as desk, desk.read() as session:
+    with Runtime.open(home) as runtime, runtime.read() as session:
         assert roster_digest(session) == digest
         assert session.head().rebuilding is None

@@ -11,9 +11,9 @@ from hocket.log.rebuild import rebuild, roster_digest
 from hocket.store import Stage
 from hocket.work import jobs
 from hocket.work.jobs import Draft
+from tests.log.roster.test_rules import Story
+from tests.log.roster.world import INTRODUCTIONS, NOW, new_log, sent
 from tests.log.test_audit import fill, sql
-from tests.roster.test_rules import Story
-from tests.roster.world import INTRODUCTIONS, NOW, new_log, sent
 
 pytestmark = pytest.mark.touches("LW-33")
 
@@ -51,7 +51,7 @@ def test_every_derived_table_comes_out_the_same(log: Log) -> None:
     before = derived(log)
     reasons = {reason for _, reason in before["reasons"]}
     assert reasons >= {0, Reason.WAITING, Reason.ALREADY_CLAIMED, Reason.INTEGRITY}
-    assert rebuild(log.store, log.laws, NOW).unchanged
+    assert rebuild(log.store, log.permissions_reader, NOW).unchanged
     assert derived(log) == before
     assert verify(log.store, user=log.user).findings == []
 
@@ -62,7 +62,7 @@ def test_whatever_the_size_of_its_steps(log: Log, step: int, monkeypatch: pytest
     log.settle()
     before = derived(log)
     monkeypatch.setattr(rebuilding, "STEP", step)
-    rebuild(log.store, log.laws, NOW)
+    rebuild(log.store, log.permissions_reader, NOW)
     assert derived(log) == before
 
 
@@ -85,7 +85,7 @@ def test_what_was_spoilt_is_mended(log: Log, spoil: str) -> None:
     before = derived(log)
     sql(log, spoil)
     assert derived(log) != before
-    rebuild(log.store, log.laws, NOW)
+    rebuild(log.store, log.permissions_reader, NOW)
     assert derived(log) == before
 
 
@@ -97,13 +97,13 @@ def test_submits_that_were_not_folded_yet_are_not_lost(log: Log) -> None:
     with log.store.read() as session:
         other.admit(sent(INTRODUCTIONS))
         count = sum(1 for _ in session.each_job())
-    after = rebuild(log.store, log.laws, NOW).after
+    after = rebuild(log.store, log.permissions_reader, NOW).after
     with log.store.read() as session:
         assert session.head().unsettled == 0
         assert sum(1 for _ in session.each_job()) == count + 1
         assert roster_digest(session) == after
     log.settle()
-    assert rebuild(log.store, log.laws, NOW).unchanged
+    assert rebuild(log.store, log.permissions_reader, NOW).unchanged
 
 
 @pytest.mark.req("LW-32")
@@ -122,7 +122,7 @@ def test_submits_are_folded_in_steps_until_none_is_left(step: int) -> None:
         assert session.head().unsettled == 0
         assert {entry.job.id for entry, _ in session.ready("k", 100)} >= set(made)
         assert session.counts() == {(Stage.READY, None): 14}
-    assert rebuild(log.store, log.laws, NOW).unchanged
+    assert rebuild(log.store, log.permissions_reader, NOW).unchanged
 
 
 def test_a_submit_that_is_not_folded_yet_can_be_asked_for_by_whoever_decides() -> None:

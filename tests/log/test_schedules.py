@@ -21,10 +21,10 @@ from hocket.kernel.vocabulary import ClearSchedule, RevokeUcan, ScheduleJob, Set
 from hocket.log import Log
 from hocket.log.rebuild import rebuild
 from hocket.work import cron
-from tests.log.test_law import OTHER, WORKER, WORKER_NODE, Mesh, admitted, token
-from tests.roster import world
-from tests.roster.test_cascades import everywhere_the_same, reason
-from tests.roster.world import INTRODUCTIONS, START
+from tests.log.roster import world
+from tests.log.roster.test_cascades import everywhere_the_same, reason
+from tests.log.roster.world import INTRODUCTIONS, START
+from tests.log.test_permissions import OTHER, WORKER, WORKER_NODE, Mesh, admitted, token
 
 SECOND = 1_000
 PHONE = SigningKey(b"fone" * 8)
@@ -387,5 +387,5 @@ def test_every_history_of_schedules_comes_out_as_modelled_in_every_order(
     log = admitted(mesh.ops[:2], order[:cut], order[cut:])
     for again in (False, True):
         if again:
-            rebuild(log.store, log.laws, world.NOW)
+            rebuild(log.store, log.permissions_reader, world.NOW)
         assert {op.id: reason(log, op) == 0 for op in ops} == expected

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from hocket.desk import Desk
 from hocket.kernel.rules import STRICT
 from hocket.mesh import peers
+from hocket.node.runtime import Runtime
 from tests.cli.conftest import TASKS, Program, until
 
 
@@ -45,7 +45,7 @@ def serving(hocket: Program, *options: object) -> tuple[str, int]:
 
 
 def ops(hocket: Program) -> int:
-    with Desk.open(hocket.home) as desk, desk.store.read() as session:
+    with Runtime.open(hocket.home) as runtime, runtime.store.read() as session:
         return session.head().seq
 
 
@@ -97,8 +97,8 @@ def test_a_pause_is_an_exit_code_and_a_line(program: Callable[[str], Program]):
     address, _ = serving(a)
     b("peers", "add", address, code=0)
     b("sync", code=0)
-    with Desk.open(b.home) as desk:
-        desk.set_rules(STRICT)
+    with Runtime.open(b.home) as runtime:
+        runtime.set_rules(STRICT)
     paused = b("sync", code=1)
     assert "\tpaused\t" in paused.out
     listed = b("peers", "list", "--json").json["peers"][0]

@@ -42,7 +42,7 @@ def test_a_pull_gives_the_ops_in_hlc_order_with_the_headers_of_the_protocol(tmp_
         assert frontier == parse_frontier(reply.headers[wire.FRONTIER])
         assert frontier == {n: max(op.timestamp for op in ops if op.node_id == n) for n in (a.id, b.id)}
         # The stored bytes go out as they are.
-        with a.desk.store.read() as session:
+        with a.runtime.store.read() as session:
             assert {raw for raw, _ in read_sequence(reply.body)} == {row.body for row in session.ops_after(0, 100)}
 
     run(tmp_path, test)
@@ -168,7 +168,7 @@ def test_a_push_is_counted_and_can_be_repeated(tmp_path: Path):
     async def test(a: Place, b: Place) -> None:
         await b.exchanges.exchange(a.address)
         b.submit(10)
-        with b.desk.store.read() as session:
+        with b.runtime.store.read() as session:
             body = encode_sequence([row.body for row in session.ops_of_author(b.id.to_bytes(8, "big"), bytes(20), 99)])
         first = await b.ask(a, "POST", query="", body=body)
         assert first.headers["content-type"] == "application/json"
@@ -196,7 +196,7 @@ def test_what_is_refused_is_counted_without_a_reason(tmp_path: Path):
         body = encode_sequence([good, unauthorised, unknown, bytes(forged)])
         reply = await ask(a, guest, method="POST", query="", body=body)
         assert json.loads(reply.body) == {"appended": 1, "duplicated": 0, "rejected": 3, "held": 0, "unlinked": 0}
-        with a.desk.read() as session:
+        with a.runtime.read() as session:
             jobs = [entry.job.kind for entry in session.each_job()]
             assert jobs == ["acme.render"]
             assert len(session.refusals(10)) == 2
@@ -210,7 +210,7 @@ def test_a_truncated_body_is_taken_as_far_as_it_goes(tmp_path: Path, cut: int):
     async def test(a: Place, b: Place) -> None:
         await b.exchanges.exchange(a.address)
         b.submit(4)
-        with b.desk.store.read() as session:
+        with b.runtime.store.read() as session:
             ops = [row.body for row in session.ops_of_author(b.id.to_bytes(8, "big"), bytes(20), 99)]
         body = encode_sequence(ops)[:-cut]
         reply = await b.ask(a, "POST", query="", body=body)
@@ -283,7 +283,7 @@ def test_an_exchange_pushes_and_pulls_at_once(tmp_path: Path):
         await b.exchanges.exchange(a.address)
         b.submit(3)
         a.submit(2)
-        with b.desk.store.read() as session:
+        with b.runtime.store.read() as session:
             mine = [row.body for row in session.ops_of_author(b.id.to_bytes(8, "big"), bytes(20), 99)]
         known = parse_frontier((await b.ask(a)).headers[wire.NEXT_FRONTIER])
         a.submit(1)

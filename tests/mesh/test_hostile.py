@@ -8,13 +8,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hocket.desk import Desk
 from hocket.kernel.frontier import frontier_text
 from hocket.kernel.ops import encode_sequence
 from hocket.kernel.rules import rules_hash
 from hocket.mesh import peers, wire
 from hocket.mesh.sync import Exchanges
 from hocket.mesh.wire import Reply, Request
+from hocket.node.runtime import Runtime
 from tests.mesh.world import Place
 
 ANSWERS = {200, 204, 400, 401, 403, 404, 405, 409, 413, 415, 429}
@@ -30,7 +30,7 @@ class Fixed:
         self.place = self.runner.run(self._open(home))
 
     async def _open(self, home: Path) -> Place:
-        place = Place(Desk.init(home))
+        place = Place(Runtime.init(home))
         await place.gate.open()
         place.submit(3)
         return place
@@ -112,7 +112,7 @@ def test_no_answer_of_a_peer_breaks_anything(fixed: Fixed, status, headers, body
             return Reply(status, headers | given_rules, body)
 
     async def visit() -> str:
-        exchanges = Exchanges(place.node, place.key, Hostile(), place.node.ground)  # type: ignore[arg-type]
+        exchanges = Exchanges(place.node, place.key, Hostile(), place.node.environment)  # type: ignore[arg-type]
         async with asyncio.timeout(10):
             return (await exchanges.visit("http://hostile")).state
 
@@ -141,6 +141,6 @@ def test_a_peer_that_never_comes_to_an_end_is_left(fixed: Fixed, monkeypatch: py
             }
             return Reply(200, headers, b"\0")
 
-    exchanges = Exchanges(place.node, place.key, Endless(), place.node.ground)  # type: ignore[arg-type]
+    exchanges = Exchanges(place.node, place.key, Endless(), place.node.environment)  # type: ignore[arg-type]
     fixed.runner.run(exchanges.visit("http://endless"))
     assert asked <= 52

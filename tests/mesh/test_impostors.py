@@ -179,7 +179,7 @@ def test_a_liar_with_a_key_moves_no_cursor_beyond_what_it_sends(tmp_path: Path):
         assert (await b.exchanges.visit(a.address)).state == peers.OK
         kept = decode_frontier(b.peer(a.address).pulled)
         assert kept.keys() <= {a.id, b.id}
-        with b.desk.store.read() as session:
+        with b.runtime.store.read() as session:
             have = session.frontier()
         assert all(stamp.wall < FAR_MS for stamp in kept.values())
         assert have[a.id.to_bytes(8, "big")]
@@ -232,7 +232,7 @@ def test_ops_that_are_held_are_not_sent_again_and_again(tmp_path: Path):
         a.log.admit(read_sequence(encode_sequence([fast])))
         a.log.physical = physical
         await b.exchanges.visit(a.address)
-        with b.desk.store.read() as session:
+        with b.runtime.store.read() as session:
             assert session.held()[0] == 1
         between = Between(b)
         await b.exchanges.visit(a.address)
@@ -291,7 +291,7 @@ def test_a_pause_that_nobody_signed_is_not_for_good(tmp_path: Path, monkeypatch:
         between = Between(b)
         between.answers.append(lambda request: Reply(409, {wire.RULES_HASH: rules_hash(STRICT).hex()}))
         b.exchanges._lines.clear()
-        client = Client(b.node, b.key, between, b.node.ground, a.address, a.id)  # type: ignore[arg-type]
+        client = Client(b.node, b.key, between, b.node.environment, a.address, a.id)  # type: ignore[arg-type]
         client.claims, client._has_met = a.id, True
         b.exchanges._lines[a.address] = sync._Line(client, 0.0)
         done = await b.exchanges.visit(a.address)
@@ -312,7 +312,7 @@ def test_nothing_is_pulled_from_a_revoked_peer(tmp_path: Path):
             await place.exchanges.exchange(a.address)
         c.befriend(b.address)
         await c.exchanges.visit(b.address)
-        with a.desk.store.read() as session:
+        with a.runtime.store.read() as session:
             cid = next(each.cid for each in session.delegations() if each.hlc[12:] == b.id.to_bytes(8, "big"))
         revoke(a, cid)
         await c.exchanges.exchange(a.address)
@@ -362,7 +362,7 @@ def test_the_clock_hears_every_op_that_is_refused(tmp_path: Path, case: str):
             op = op[:at] + b"\x7f" + op[at + 1 :]
         reply = await ask(a, guest, method="POST", query="", body=encode_sequence([op]))
         assert b'"rejected":1' in reply.body
-        with a.desk.store.read() as session:
+        with a.runtime.store.read() as session:
             assert session.head().wall >= wall
 
     run(tmp_path, test, "a")
@@ -377,7 +377,7 @@ def test_the_clock_does_not_hear_a_refused_op_from_too_far_ahead(tmp_path: Path)
         wall = a.log.physical() + 900_000
         op = third.op(ScheduleJob(NO_ID, "acme.render", b"{}", b""), wall)
         await ask(a, guest, method="POST", query="", body=encode_sequence([op]))
-        with a.desk.store.read() as session:
+        with a.runtime.store.read() as session:
             assert session.head().wall < wall
 
     run(tmp_path, test, "a")

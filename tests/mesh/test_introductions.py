@@ -166,7 +166,7 @@ def test_made_up_authors_in_a_frontier_are_not_remembered(tmp_path: Path):
         for n in range(40):
             made_up = {author: Hlc(5, 0, author) for author in range(1_000 * n, 1_000 * n + 500)}
             assert (await ask(a, reader, query=since(made_up))).status == 200
-        (listener,) = a.gate._hub._listeners
+        (listener,) = a.gate._hint_streams._listeners
         assert len(listener.given) <= 2
         kept = a.gate._scanned[reader.id]
         assert len(kept) <= 16
@@ -178,12 +178,12 @@ def test_made_up_authors_in_a_frontier_are_not_remembered(tmp_path: Path):
 
 def test_a_long_query_counts_as_many_requests(tmp_path: Path):
     from hocket.kernel.clock import Hlc
-    from hocket.mesh.bucket import Buckets
+    from hocket.mesh.rate_limit import Buckets
 
     async def test(a: Place) -> None:
         reader = Guest(7)
         introduced(a, reader)
-        a.gate._callers = Buckets(0.001, 50.0, a.node.ground.monotonic)
+        a.gate._callers = Buckets(0.001, 50.0, a.node.environment.monotonic)
         made_up = {author: Hlc(2**41, 0, author) for author in range(2**62, 2**62 + 3_000)}
         statuses = [(await ask(a, reader, query=since(made_up))).status for _ in range(5)]
         assert statuses[0] == 200

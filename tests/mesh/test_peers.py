@@ -92,7 +92,7 @@ def test_a_quiet_coordinator_is_noticed_and_nobody_takes_its_place(tmp_path: Pat
     async def test(a: Place, b: Place) -> None:
         b.befriend(a.address)
         await b.exchanges.visit(a.address)
-        with b.desk.store.read() as session:
+        with b.runtime.store.read() as session:
             assert peers.coordinator(b.log, session) == a.id
             assert peers.silence(b.log, session) is None
             real = b.log.physical
@@ -101,14 +101,14 @@ def test_a_quiet_coordinator_is_noticed_and_nobody_takes_its_place(tmp_path: Pat
             assert silence is not None
             assert silence.node == a.id
             assert silence.last_ms is not None
-            with a.desk.store.read() as own:
+            with a.runtime.store.read() as own:
                 assert peers.silence(a.log, own) is None
         await a.stop_serving()
         b.keep_in_touch()
         async with asyncio.timeout(10):
             while not any("coordinator" in notice for notice in b.notices):
                 await asyncio.sleep(0.02)
-        with b.desk.store.read() as session:
+        with b.runtime.store.read() as session:
             assert peers.coordinator(b.log, session) == a.id
             assert [op for op in session.ops_after(0, 99) if op.variant == _designations()] != []
 
@@ -124,7 +124,7 @@ def test_a_peer_that_the_operator_adds_is_visited_without_waiting_for_a_round(
         loop = b.keep_in_touch()
         await until(lambda: loop._next_round, "the first round")
         b.befriend(a.address)
-        b.desk.bus.publish(about(PEER, a.address.encode()))
+        b.runtime.bus.publish(about(PEER, a.address.encode()))
         await until(lambda: a.ids() <= b.ids(), "the visit")
 
     run(tmp_path, test)

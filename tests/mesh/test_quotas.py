@@ -13,10 +13,10 @@ from hocket.kernel.quota import NO_QUOTA, Quota
 from hocket.kernel.rules import READERS_DEFAULT
 from hocket.kernel.ucan import Capability, issue
 from hocket.kernel.vocabulary import DelegateUcan, IngestEvidence
-from hocket.mesh import roll, wire
+from hocket.mesh import membership, wire
 from hocket.mesh.quotas import BURST_S, FULL_RETRY_S, Quotas
 from hocket.mesh.wire import Reply
-from hocket.store import Written
+from hocket.store import WrittenTotals
 from tests.mesh.world import WORKER, Place, enrolled, run
 from tests.trust.members import Forger
 
@@ -33,7 +33,7 @@ class Time:
 
 def token(owner: Place, forger: Forger, grants: tuple[Capability, ...], quota: Quota = NO_QUOTA) -> bytes:
     """The owner's node lets the forger in."""
-    parent = next(each for each in owner.log.law().delegations if each.node == owner.id)
+    parent = next(each for each in owner.log.permissions().delegations if each.node == owner.id)
     made = issue(owner.key, forger.key.public, grants, parent.not_before, None, [parent.cid], forger.name, quota)
     owner.log.run(lambda tx: tx.author(DelegateUcan(content_hash(made), made)))
     return made
@@ -48,10 +48,10 @@ async def push(owner: Place, forger: Forger, bodies: list[bytes]) -> Reply:
     return await owner.ask(owner, "POST", wire.OPS, "", encode_sequence(bodies), headers)
 
 
-def written(place: Place, node: int) -> Written:
+def written(place: Place, node: int) -> WrittenTotals:
     key = node.to_bytes(8, "big")
-    with place.desk.store.read() as session:
-        return session.written((key,)).get(key, Written())
+    with place.runtime.store.read() as session:
+        return session.written((key,)).get(key, WrittenTotals())
 
 
 @pytest.mark.req("LW-45")
@@ -88,8 +88,8 @@ def test_a_reader_that_pushes_as_fast_as_it_can_stays_within_its_quota(tmp_path:
         assert all(int(reply.headers["retry-after"]) >= 1 for reply in replies if reply.status == 429)
         assert a.gate.refusals["ops beyond a quota"] > 0 and a.gate.refusals["more than its quota"] > 0
         assert sum("is over its quota" in text for text in a.notices) == 1
-        with a.desk.read() as session:
-            member = roll.find(roll.members(a.log, session), "reader")
+        with a.runtime.read() as session:
+            member = membership.find(membership.members(a.log, session), "reader")
         assert member.over is not None and member.over.ops > 0 and member.written == stored
         await worker.close()
 
@@ -140,7 +140,7 @@ def test_what_a_node_may_store_in_all_ends(tmp_path: Path) -> None:
         token(a, forger, WORKER, Quota(ops=25))
         assert b'"over_quota":6' in (await push(a, forger, ops[10:])).body
         assert written(a, forger.node).ops == 25
-        assert a.desk.rebuild().unchanged and written(a, forger.node).ops == 25
+        assert a.runtime.rebuild().unchanged and written(a, forger.node).ops == 25
 
     run(tmp_path, test, "a")
 

@@ -22,7 +22,7 @@ from hocket.kernel.vocabulary import (
 from hocket.log import Transaction
 from hocket.mesh import wire
 from hocket.mesh.grants import parse_grants
-from hocket.mesh.hub import _Listener
+from hocket.mesh.hint_stream import _Listener
 from hocket.work import jobs
 from hocket.work.handlers import kind
 from hocket.work.jobs import cancel
@@ -101,7 +101,7 @@ def test_ops_about_a_job_go_to_whoever_may_read_its_kind(tmp_path: Path):
         introduced(a, guest, (Capability("Job", "Read", {"kind_prefix": ["acme."]}),))
         a.submit(1, "acme.render")
         a.submit(1, "secret.kind")
-        with a.desk.read() as session:
+        with a.runtime.read() as session:
             jobs = {entry.job.kind: entry.job.id for entry in session.each_job()}
         for job_id in jobs.values():
             a.log.run(partial(cancel, job_id=job_id, reason="for a test"))
@@ -139,7 +139,7 @@ def test_artifacts_go_to_whoever_may_read_the_kind_of_the_job_that_they_came_fro
         introduced(a, guest, parse_grants([], worker=["acme."]))
         a.submit(1, "acme.render")
         a.submit(1, "secret.kind")
-        with a.desk.read() as session:
+        with a.runtime.read() as session:
             ids = {entry.job.kind: entry.job.id for entry in session.each_job()}
         made: dict[str, bytes] = {}
 
@@ -164,12 +164,12 @@ def test_a_worker_does_not_run_a_job_on_a_payload_that_was_sanitised(tmp_path: P
 
     async def test(a: Place) -> None:
         draft = kind("acme.render").draft
-        whole, cut = a.desk.submit([draft({"frame": 1}), draft({"frame": 2, "position": [48.2, 16.4]})])
+        whole, cut = a.runtime.submit([draft({"frame": 1}), draft({"frame": 2, "position": [48.2, 16.4]})])
         a.submit(1, "secret.kind")
         gpu = await enrolled(tmp_path / "gpu", a, parse_grants([], worker=["acme."], sanitize=["StripGeo"]))
         try:
             assert (await gpu.exchanges.visit(a.address)).state == "ok"
-            with gpu.desk.read() as session:
+            with gpu.runtime.read() as session:
                 ops = [decode(row.body).payload for row in session.ops_after(0, 100)]
                 (sent,) = [each.payload for each in ops if isinstance(each, Sanitised)]
                 assert isinstance(sent, ScheduleJob) and (sent.job_id, sent.payload) == (cut.job_id, b'{"frame":2}')
@@ -252,7 +252,7 @@ def test_a_hint_comes_with_what_the_listener_may_have_and_with_nothing_else(tmp_
         await until(lambda: heard == 3)
         listening.cancel()
         await asyncio.wait([listening])
-        await until(lambda: not a.gate._hub._listeners, "the end of the stream")
+        await until(lambda: not a.gate._hint_streams._listeners, "the end of the stream")
 
     run(tmp_path, test, "a")
 
@@ -277,15 +277,15 @@ def test_a_job_that_came_the_short_way_in_is_hinted_at(tmp_path: Path):
 @pytest.mark.req("LW-40")
 def test_what_a_listener_was_given_is_not_hinted_at(tmp_path: Path):
     async def test(a: Place) -> None:
-        guest, hub = Guest(7), a.gate._hub
+        guest, hint_streams = Guest(7), a.gate._hint_streams
         introduced(a, guest)
         listener = _Listener(guest.id, a.count())
-        hub._listeners[listener] = None
+        hint_streams._listeners[listener] = None
         a.submit(1)
         assert (await ask(a, guest)).status == 200
-        assert hub._with_news() == {}
+        assert hint_streams._with_news() == {}
         a.submit(1)
-        assert list(hub._with_news()) == [listener]
+        assert list(hint_streams._with_news()) == [listener]
 
     run(tmp_path, test, "a")
 
@@ -330,7 +330,7 @@ def test_a_hint_names_the_jobs_that_the_listener_may_read_and_no_others(tmp_path
         hints = a.transport.hints(a.address, a.headers(a.id, key=guest.key))
         assert await anext(hints) == ANYTHING, "the first one says that anything may have happened before"
         drafts = [kind(name).draft({}) for name in ("secret.kind", "acme.render")]
-        secret, render = (made.job_id for made in a.desk.submit(drafts))
+        secret, render = (made.job_id for made in a.runtime.submit(drafts))
         async with asyncio.timeout(5):
             heard = await anext(hints)
         assert heard == about(LOG) | about(JOB, render)

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from hocket.desk import Desk
 from hocket.kernel.reasons import Reason
 from hocket.kernel.roster import Job, Outcome, State
 from hocket.kernel.rules import STRICT, rules_hash
 from hocket.kernel.ucan import Capability
 from hocket.kernel.vocabulary import EXTENSIONS, VARIANTS, CreateArtifact, FailWork
+from hocket.node.runtime import Runtime
 from hocket.work import jobs
 from hocket.work.jobs import Held
 from tests.mesh.likewise import RULES_HASH, Op, Other
@@ -28,7 +28,7 @@ def strictly(directory: Path, test: Callable[[Place], Any]) -> None:
     """A strict mesh of one node with a server."""
 
     async def inside() -> None:
-        place = Place(await asyncio.to_thread(lambda: Desk.init(directory / "a", strict=True)))
+        place = Place(await asyncio.to_thread(lambda: Runtime.init(directory / "a", strict=True)))
         await place.serve()
         try:
             await test(place)
@@ -39,7 +39,7 @@ def strictly(directory: Path, test: Callable[[Place], Any]) -> None:
 
 
 def job(place: Place, job_id: bytes | str) -> Job:
-    with place.desk.read() as session:
+    with place.runtime.read() as session:
         entry = session.job(bytes.fromhex(job_id) if isinstance(job_id, str) else job_id)
     assert entry is not None
     return entry.job
@@ -52,7 +52,7 @@ def claimed(place: Place, kind: str) -> Held:
 
 
 def variants(place: Place) -> set[int]:
-    with place.desk.store.read() as session:
+    with place.runtime.store.read() as session:
         return {row.variant for row in session.ops_after(0, 10_000)}
 
 
@@ -71,9 +71,9 @@ def named(ops: list[Op], type: str, **fields: Any) -> Op:
 @pytest.mark.req("LW-46")
 def test_the_rules_are_those_of_the_page(tmp_path: Path) -> None:
     assert rules_hash(STRICT).hex() == RULES_HASH
-    Desk.init(tmp_path / "a", strict=True).close()
-    with Desk.open(tmp_path / "a") as desk:
-        assert desk.log.rules == STRICT
+    Runtime.init(tmp_path / "a", strict=True).close()
+    with Runtime.open(tmp_path / "a") as runtime:
+        assert runtime.log.rules == STRICT
 
 
 @pytest.mark.req("LW-46", "LW-08")
@@ -115,7 +115,7 @@ def test_a_likewise_node_works_in_our_mesh(tmp_path: Path) -> None:
         await asyncio.to_thread(act)
         assert max(variants(a)) < 1024
         assert {op["node_id"] for op in other.log} == {a.id, other.node}
-        with a.desk.read() as session:
+        with a.runtime.read() as session:
             assert [row.reason for row in session.ops_after(0, 1_000) if row.reason] == []
 
     strictly(tmp_path, test)
@@ -155,7 +155,7 @@ def test_none_of_our_payloads_gets_in_or_is_written(tmp_path: Path) -> None:
         failure = guest.op(FailWork(bytes(16), guest.id, "", "", True), wall)
         reply = await ask(a, guest, method="POST", query="", body=b"\x01" + failure)
         assert b'"rejected":1' in reply.body
-        with a.desk.store.read() as session:
+        with a.runtime.store.read() as session:
             assert [each.reason for each in session.refusals(10)] == [Reason.UNKNOWN_VARIANT]
         for number in EXTENSIONS - {1031}:
             assert a.log.run(lambda tx, n=number: tx.author(anything(n))) is Reason.STRICT  # type: ignore[misc]

@@ -45,7 +45,7 @@ def test_a_peer_whose_exchange_fails_is_tried_again_and_the_others_go_on(tmp_pat
 def test_the_loop_that_fails_is_told_and_goes_on(tmp_path: Path):
     async def test(a: Place, b: Place) -> None:
         b.befriend(a.address)
-        loop = b.station.loop()
+        loop = b.services.loop()
         real, failed = loop._round, 0
 
         async def once() -> None:
@@ -82,7 +82,7 @@ def test_a_listener_for_hints_that_fails_listens_again(tmp_path: Path):
         b.exchanges.hint_headers = once  # type: ignore[method-assign]
         b.befriend(a.address)
         b.keep_in_touch()
-        await until(lambda: a.gate._hub._listeners, "the second try")
+        await until(lambda: a.gate._hint_streams._listeners, "the second try")
         assert any("hints" in notice and "KeyError" in notice for notice in b.notices)
 
     run(tmp_path, test)
@@ -92,8 +92,8 @@ def test_a_listener_for_hints_that_fails_listens_again(tmp_path: Path):
 def test_the_watch_for_hints_goes_on_after_an_error(tmp_path: Path):
     async def test(a: Place, b: Place) -> None:
         await b.exchanges.exchange(a.address)
-        hub = a.gate._hub
-        real, failed = hub._with_news, 0
+        hint_streams = a.gate._hint_streams
+        real, failed = hint_streams._with_news, 0
 
         def once():  # type: ignore[no-untyped-def]
             nonlocal failed
@@ -102,7 +102,7 @@ def test_the_watch_for_hints_goes_on_after_an_error(tmp_path: Path):
                 raise ZeroDivisionError
             return real()
 
-        hub._with_news = once  # type: ignore[method-assign]
+        hint_streams._with_news = once  # type: ignore[method-assign]
         hints = b.transport.hints(a.address, b.headers(a.id))
         await anext(hints)
         await until(lambda: failed, "the error")

@@ -25,7 +25,7 @@ class Between:
         self._real = place.transport
         self.asked: list[Request] = []
         self.answers: list[Callable[[Request], Reply | None]] = []
-        place.exchanges = Exchanges(place.node, place.key, self, place.node.ground, notice=place.notices.append)
+        place.exchanges = Exchanges(place.node, place.key, self, place.node.environment, notice=place.notices.append)
 
     async def send(self, address: str, request: Request) -> Reply:
         self.asked.append(request)
@@ -196,7 +196,7 @@ def test_other_rules_pause_a_peer_until_somebody_says_otherwise(tmp_path: Path):
         b.befriend(a.address)
         await b.exchanges.visit(a.address)
         a.submit(1)
-        a.log.laws.rules = STRICT
+        a.log.permissions_reader.rules = STRICT
         done = await b.exchanges.visit(a.address)
         assert done.state == peers.PAUSED
         for rules in (STRICT, b.log.rules):
@@ -208,8 +208,8 @@ def test_other_rules_pause_a_peer_until_somebody_says_otherwise(tmp_path: Path):
         b.keep_in_touch()
         await asyncio.sleep(0.3)
         assert between.asked == []
-        a.log.laws.rules = b.log.rules
-        with b.desk.store.write() as session:
+        a.log.permissions_reader.rules = b.log.rules
+        with b.runtime.store.write() as session:
             peers.resume(session, a.address)
         async with asyncio.timeout(10):
             while b.peer(a.address).state != peers.OK:
@@ -224,12 +224,12 @@ def test_a_paused_peer_that_comes_by_itself_under_the_same_rules_is_tried_again(
     async def test(a: Place, b: Place) -> None:
         b.befriend(a.address)
         await b.exchanges.visit(a.address)
-        a.log.laws.rules = STRICT
+        a.log.permissions_reader.rules = STRICT
         assert (await b.exchanges.visit(a.address)).state == peers.PAUSED
         a.befriend(b.address)
         assert (await a.exchanges.visit(b.address)).state == peers.PAUSED
         assert b.peer(a.address).state == peers.PAUSED
-        a.log.laws.rules = b.log.rules
+        a.log.permissions_reader.rules = b.log.rules
         assert (await a.exchanges.visit(b.address)).state == peers.OK
         assert b.peer(a.address).state == peers.NEW
 
@@ -242,20 +242,20 @@ def test_two_nodes_with_one_key_are_noticed(tmp_path: Path):
     async def test(a: Place) -> None:
         import shutil
 
-        from hocket.desk import Desk
         from hocket.mesh.client import Refused
+        from hocket.node.runtime import Runtime
 
-        first = Place(await asyncio.to_thread(Desk.init, tmp_path / "first", tmp_path / "a" / "user.key"))
-        first.desk.close()
+        first = Place(await asyncio.to_thread(Runtime.init, tmp_path / "first", tmp_path / "a" / "user.key"))
+        first.runtime.close()
         shutil.copytree(tmp_path / "first", tmp_path / "second")
-        copies = [Place(Desk.open(tmp_path / name)) for name in ("first", "second")]
+        copies = [Place(Runtime.open(tmp_path / name)) for name in ("first", "second")]
         try:
             for copy in copies:
                 copy.submit(2)
             await copies[0].exchanges.exchange(a.address)
             await copies[1].exchanges.exchange(a.address)
             # Whoever hears both finds out, and lets neither in any more.
-            assert a.log.law().forks.keys() == {copies[0].id}
+            assert a.log.permissions().forks.keys() == {copies[0].id}
             assert any("two histories" in notice for notice in a.notices)
             for copy in copies:
                 with pytest.raises(Refused):
@@ -290,9 +290,9 @@ def test_an_answer_under_other_rules_is_not_taken_in(tmp_path: Path):
 
 def test_a_node_of_another_user_is_refused_on_both_sides(tmp_path: Path):
     async def test(a: Place, b: Place) -> None:
-        from hocket.desk import Desk
+        from hocket.node.runtime import Runtime
 
-        stranger = Place(await asyncio.to_thread(Desk.init, tmp_path / "stranger"))
+        stranger = Place(await asyncio.to_thread(Runtime.init, tmp_path / "stranger"))
         try:
             await stranger.serve()
             stranger.submit(3)
@@ -316,7 +316,7 @@ def test_a_revoked_node_is_refused_and_says_so(tmp_path: Path):
     async def test(a: Place, b: Place) -> None:
         b.befriend(a.address)
         await b.exchanges.visit(a.address)
-        with a.desk.store.read() as session:
+        with a.runtime.store.read() as session:
             cid = next(each.cid for each in session.delegations() if each.hlc[12:] == b.id.to_bytes(8, "big"))
         revoke(a, cid)
         done = await b.exchanges.visit(a.address)
@@ -426,11 +426,11 @@ def test_an_op_that_cannot_be_read_does_not_hide_those_behind_it(tmp_path: Path)
         b.befriend(a.address)
         await b.exchanges.visit(a.address)
         a.submit(40)
-        with a.desk.store.read() as session:
+        with a.runtime.store.read() as session:
             bad = session.ops_after(0, 100)[-1].id
         # A schema version of the future: nobody here can tell where such an op ends. It is the last of its author's, so
         # that nothing follows it.
-        with a.desk.store.read() as session:
+        with a.runtime.store.read() as session:
             body = session.ops_after(0, 100)[-1].body
         strange = body[:16] + b"\x7f" + body[17:]
         between = Between(b)
@@ -488,11 +488,11 @@ def test_ops_whose_author_is_not_known_yet_are_asked_for_again(tmp_path: Path):
 
 def test_a_wrong_clock_is_put_right_for_the_tokens(tmp_path: Path):
     async def test(a: Place, b: Place) -> None:
-        ground = b.node.ground
-        real = ground.physical_ms
+        environment = b.node.environment
+        real = environment.physical_ms
 
         class Slow:
-            chance, monotonic = ground.chance, ground.monotonic
+            chance, monotonic = environment.chance, environment.monotonic
 
             def physical_ms(self) -> int:
                 return real() - 500_000

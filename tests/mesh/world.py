@@ -8,7 +8,6 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from hocket.desk import Desk
 from hocket.kernel.authority import revoke_root
 from hocket.kernel.bearer import make_bearer, read_bearer
 from hocket.kernel.clock import Hlc
@@ -23,9 +22,10 @@ from hocket.kernel.vocabulary import CreateArtifact, DelegateUcan
 from hocket.log.rebuild import roster_digest
 from hocket.mesh import enrolment, peers, wire
 from hocket.mesh.loop import SyncLoop
-from hocket.mesh.station import Station
+from hocket.mesh.services import MeshServices
 from hocket.mesh.wire import Reply, Request
-from hocket.node import Node
+from hocket.node.node import Node
+from hocket.node.runtime import Runtime
 from hocket.server.running import Server
 from hocket.work.handlers import kind
 
@@ -42,16 +42,16 @@ WORKER = (
 class Place:
     """One node with everything that it has to do with others."""
 
-    def __init__(self, desk: Desk) -> None:
-        self.desk, self.log = desk, desk.log
-        self.node = Node(desk)
-        self.key = desk.home.node_key()
+    def __init__(self, runtime: Runtime) -> None:
+        self.runtime, self.log = runtime, runtime.log
+        self.node = Node(runtime)
+        self.key = runtime.home.node_key()
         self.notices: list[str] = []
-        self.station = Station(
-            self.node, self.key, self.node.ground, desk.home.processes, self.notices.append, desk.blobs
+        self.services = MeshServices(
+            self.node, self.key, self.node.environment, runtime.home.processes, self.notices.append, runtime.blobs
         )
-        self.gate = self.station.gate()
-        self.transport, self.exchanges = self.station.transport, self.station.exchanges
+        self.gate = self.services.gate()
+        self.transport, self.exchanges = self.services.transport, self.services.exchanges
         self.server: Server | None = None
         self._syncing: asyncio.Task[None] | None = None
 
@@ -74,8 +74,8 @@ class Place:
             self.server = None
 
     def keep_in_touch(self) -> SyncLoop:
-        self.station.exchanges = self.exchanges
-        loop = self.station.loop()
+        self.services.exchanges = self.exchanges
+        loop = self.services.loop()
         self._syncing = asyncio.create_task(loop.run())
         return loop
 
@@ -84,31 +84,31 @@ class Place:
             self._syncing.cancel()
             await asyncio.wait([self._syncing])
         await self.stop_serving()
-        await self.station.close()
+        await self.services.close()
         await self.node.close()
 
     def befriend(self, address: str, node: int | None = None) -> None:
-        with self.desk.store.write() as session:
+        with self.runtime.store.write() as session:
             peers.add(session, address, self.log.physical(), node)
 
     def peer(self, address: str) -> Any:
-        with self.desk.store.read() as session:
+        with self.runtime.store.read() as session:
             return peers.find(session, address)
 
     def digest(self) -> bytes:
-        with self.desk.read() as session:
+        with self.runtime.read() as session:
             return roster_digest(session)
 
     def count(self) -> int:
-        with self.desk.store.read() as session:
+        with self.runtime.store.read() as session:
             return session.head().seq
 
     def ids(self) -> set[bytes]:
-        with self.desk.store.read() as session:
+        with self.runtime.store.read() as session:
             return {row.id for row in session.ops_after(0, 1_000_000)}
 
     def submit(self, count: int, name: str = "test.kind", size: int = 20) -> None:
-        self.desk.submit([kind(name).draft({"n": n, "text": "x" * size}) for n in range(count)])
+        self.runtime.submit([kind(name).draft({"n": n, "text": "x" * size}) for n in range(count)])
 
     def headers(self, audience: str | int, **changes: Any) -> dict[str, str]:
         """Headers as this node would send them, unless changed."""
@@ -147,8 +147,8 @@ async def world(directory: Path, *names: str) -> AsyncIterator[list[Place]]:
     async with AsyncExitStack() as stack:
         places: list[Place] = []
         for name in names:
-            user_key = None if not places else places[0].desk.home.path / "user.key"
-            place = Place(await asyncio.to_thread(Desk.init, directory / name, user_key))
+            user_key = None if not places else places[0].runtime.home.path / "user.key"
+            place = Place(await asyncio.to_thread(Runtime.init, directory / name, user_key))
             places.append(place)
             stack.push_async_callback(place.close)
             await place.serve()
@@ -157,7 +157,7 @@ async def world(directory: Path, *names: str) -> AsyncIterator[list[Place]]:
 
 def delegation(owner: Place, public: bytes, grants: tuple[Capability, ...], expires: int | None = None) -> DelegateUcan:
     """A token of the user's, made where the user's key is."""
-    token = issue(owner.desk.home.user_key(), public, grants, owner.log.physical() // 1000 - 60, expires)
+    token = issue(owner.runtime.home.user_key(), public, grants, owner.log.physical() // 1000 - 60, expires)
     return DelegateUcan(content_hash(token), token)
 
 
@@ -169,7 +169,7 @@ async def enrolled(directory: Path, owner: Place, grants: tuple[Capability, ...]
     def send(address: str, request: Request) -> Reply:
         return asyncio.run_coroutine_threadsafe(owner.transport.send(address, request), loop).result()
 
-    return Place(await asyncio.to_thread(Desk.join, directory, invited.token, send))
+    return Place(await asyncio.to_thread(Runtime.join, directory, invited.token, send))
 
 
 class Guest:
@@ -228,7 +228,7 @@ def introduced(a: Place, guest: Guest, grants: tuple[Capability, ...] = WORKER, 
 
 def revoke(a: Place, cid: bytes) -> None:
     """By the user's key, which issued it."""
-    word = revoke_root(a.desk.home.user_key(), cid)
+    word = revoke_root(a.runtime.home.user_key(), cid)
     assert isinstance(a.log.run(lambda tx: tx.author(word)), Op)
 
 

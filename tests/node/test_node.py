@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import hocket
-from hocket.desk import Desk
+from hocket.node.runtime import Runtime
 from hocket.work.handlers import Handlers
 
 PATIENCE_S = 60.0
@@ -38,7 +38,7 @@ DRAIN = {"until_idle": True}
 
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
-    Desk.init(tmp_path / "home").close()
+    Runtime.init(tmp_path / "home").close()
     return tmp_path / "home"
 
 
@@ -55,22 +55,22 @@ async def working(node: hocket.Node) -> AsyncIterator[None]:
 
 
 @contextmanager
-def counted_writes(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+def counted_writes(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     """One entry for each write transaction."""
     writes: list[int] = []
-    write = desk.store.write
+    write = runtime.store.write
 
     def counting() -> Any:
         writes.append(1)
         return write()
 
     with monkeypatch.context() as patch:
-        patch.setattr(desk.store, "write", counting)
+        patch.setattr(runtime.store, "write", counting)
         yield writes
 
 
-def head(desk: Desk) -> int:
-    return desk.verify().ops
+def head(runtime: Runtime) -> int:
+    return runtime.verify().ops
 
 
 def test_async_from_submit_to_result(home: Path) -> None:
@@ -141,10 +141,10 @@ def test_a_home_that_is_not_there_is_said_so(tmp_path: Path) -> None:
 )
 def test_submit_many_is_all_or_nothing(home: Path, wrong: tuple[Any, dict[str, Any]]) -> None:
     with hocket.open(home) as node:
-        before = head(node.desk)
+        before = head(node.runtime)
         with pytest.raises(hocket.Usage):
             node.submit_many([(add, {"a": 1, "b": 1}), wrong, (add, {"a": 2, "b": 2})])
-        assert head(node.desk) == before
+        assert head(node.runtime) == before
 
         async def main() -> None:
             async with hocket.open(home) as other:
@@ -152,7 +152,7 @@ def test_submit_many_is_all_or_nothing(home: Path, wrong: tuple[Any, dict[str, A
                     await other.submit_many([(add, {"a": 1, "b": 1}), wrong])
 
         asyncio.run(main())
-        assert head(node.desk) == before
+        assert head(node.runtime) == before
 
 
 def test_one_wrong_submit_does_not_touch_those_that_are_committed_with_it(home: Path) -> None:
@@ -164,8 +164,8 @@ def test_one_wrong_submit_does_not_touch_those_that_are_committed_with_it(home: 
 
     results = asyncio.run(main())
     assert [isinstance(each, hocket.Usage) for each in results] == [n % 10 == 0 for n in range(50)]
-    with Desk.open(home) as desk:
-        assert head(desk) == 2 + 45
+    with Runtime.open(home) as runtime:
+        assert head(runtime) == 2 + 45
 
 
 def test_not_even_a_request_that_breaks_touches_those_that_are_committed_with_it(home: Path) -> None:
@@ -183,9 +183,9 @@ def test_not_even_a_request_that_breaks_touches_those_that_are_committed_with_it
 def test_a_store_that_refuses_tells_everybody_after_one_try(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> list[Any]:
         async with hocket.open(home) as node:
-            with node.desk.store.write() as session:
+            with node.runtime.store.write() as session:
                 session.put_head(session.head()._replace(rebuilding=bytes(20)))
-            with counted_writes(node.desk, monkeypatch) as writes:
+            with counted_writes(node.runtime, monkeypatch) as writes:
                 jobs = (node.submit(add.set(priority=1), a=1, b=1) for _ in range(50))
                 told = await asyncio.gather(*jobs, return_exceptions=True)
                 assert len(writes) <= 5
@@ -197,15 +197,15 @@ def test_a_store_that_refuses_tells_everybody_after_one_try(home: Path, monkeypa
 def test_many_submits_at_once_share_commits(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         async with hocket.open(home) as node:
-            with counted_writes(node.desk, monkeypatch) as writes:
+            with counted_writes(node.runtime, monkeypatch) as writes:
                 handles = await asyncio.gather(*(node.submit(add, a=n, b=n) for n in range(300)))
                 assert len(writes) <= 30
             assert len({handle.job_id for handle in handles}) == 300
 
     asyncio.run(main())
-    with Desk.open(home) as desk:
-        assert head(desk) == 2 + 300
-        assert desk.verify().findings == []
+    with Runtime.open(home) as runtime:
+        assert head(runtime) == 2 + 300
+        assert runtime.verify().findings == []
 
 
 def test_a_submitter_that_gives_up_does_not_disturb_the_others(home: Path) -> None:
@@ -247,8 +247,8 @@ def test_many_threads_share_one_node(home: Path) -> None:
         assert len(set(ids)) == 160
         node.work(HANDLERS, **DRAIN)
         assert {node.job(each).result(PATIENCE_S) is not None for each in ids} == {True}
-        assert node.desk.verify().findings == []
-        assert node.desk.rebuild().unchanged
+        assert node.runtime.verify().findings == []
+        assert node.runtime.rebuild().unchanged
 
 
 # Following.

@@ -129,8 +129,8 @@ def test_priorities_and_dependencies_are_kept():
 
 def test_cron_ticks_come_with_the_clock():
     with hocket.testing.node(at=1_750_000_000.0) as node:
-        plan = cron.check(cron.Plan("hourly", "0 * * * *", "UTC", echo.draft({"word": "tick"})))
-        node.desk.log.run(lambda tx: cron.add(tx, plan))
+        plan = cron.check(cron.NewSchedule("hourly", "0 * * * *", "UTC", echo.draft({"word": "tick"})))
+        node.runtime.log.run(lambda tx: cron.add(tx, plan))
         assert node.drain() == []
         node.clock.advance(3 * 3600)
         assert len(node.drain()) == 1
@@ -198,9 +198,9 @@ def test_one_seed_gives_one_log_and_another_seed_another():
         with hocket.testing.node(seed) as node:
             node.submit_many([(echo, {"word": str(n)}) for n in range(5)] + [(flaky, {"failures": 2})])
             node.drain()
-            assert node.desk.verify().findings == []
-            assert node.desk.rebuild().unchanged
-            return node.desk.verify().head[1]
+            assert node.runtime.verify().findings == []
+            assert node.runtime.rebuild().unchanged
+            return node.runtime.verify().head[1]
 
     assert head(1) == head(1) != head(2)
 

@@ -17,13 +17,13 @@ from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
-from hocket.desk import Desk
 from hocket.kernel.clock import Hlc, unpack
 from hocket.kernel.ids import parse_ulid, ulid_text
 from hocket.kernel.reasons import Reason
 from hocket.kernel.roster import Job, Outcome
 from hocket.kernel.vocabulary import NAMES
 from hocket.log.rebuild import roster_digest
+from hocket.node.runtime import Runtime
 from hocket.store import Session, Stage
 from tests.cli.conftest import Result
 
@@ -137,7 +137,7 @@ class Machine:
             "PYTHONPATH": os.pathsep.join(filter(None, [CHECKOUT, os.environ.get("PYTHONPATH")])),
         }
         self.processes: list[Process] = []
-        self._desk: Desk | None = None
+        self._runtime: Runtime | None = None
 
     # What a person does there.
 
@@ -220,8 +220,8 @@ class Machine:
             assert process.ended().code == 0, process.notices
 
     def close(self) -> None:
-        if self._desk is not None:
-            self._desk.close()
+        if self._runtime is not None:
+            self._runtime.close()
         for process in self.processes:
             if process.is_alive:
                 process.kill()
@@ -229,18 +229,18 @@ class Machine:
     # What is there to see.
 
     @property
-    def desk(self) -> Desk:
-        if self._desk is None:
-            self._desk = Desk.open(self.home)
-        return self._desk
+    def runtime(self) -> Runtime:
+        if self._runtime is None:
+            self._runtime = Runtime.open(self.home)
+        return self._runtime
 
     def look(self, query: Callable[[Session], T]) -> T:
-        with self.desk.read() as session:
+        with self.runtime.read() as session:
             return query(session)
 
     @property
     def node(self) -> str:
-        return f"{self.desk.log.node:016x}"
+        return f"{self.runtime.log.node:016x}"
 
     def digest(self) -> bytes:
         return self.look(roster_digest)
@@ -251,7 +251,7 @@ class Machine:
         return [msgspec.structs.replace(job, last=job.scheduled) for job in jobs]
 
     def ops(self) -> list[OpLine]:
-        with self.desk.read() as session:
+        with self.runtime.read() as session:
             rows = session.ops_after(0, 10_000_000)
         return [
             OpLine(

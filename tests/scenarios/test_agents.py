@@ -11,8 +11,8 @@ from hocket.kernel.ids import parse_ulid, ulid_text
 from hocket.kernel.ops import decode
 from hocket.kernel.snapshot import SNAPSHOT_TYPE
 from hocket.kernel.vocabulary import CreateSuggestedAction, UpdateActionStatus
-from tests.inference.endpoint import Endpoint, Handler, chat, endpoint
 from tests.scenarios.machines import Machine, agree, journal, machines, until, verify
+from tests.work.inference.endpoint import Endpoint, Handler, chat, endpoint
 
 AGENT = str(Path(__file__).with_name("agent.py"))
 STEPS = ("proposed", "approved", "executing", "completed")
@@ -43,7 +43,7 @@ def follow(machine: Machine, first: str) -> tuple[list[str], list[str], dict[str
     thoughts, tools = [first], []
     while True:
         until(lambda: machine.is_done(thoughts[-1]), f"thought {len(thoughts)}")
-        said = machine.desk.show(thoughts[-1])["result"]
+        said = machine.runtime.show(thoughts[-1])["result"]
         if "following" not in said:
             return thoughts, tools, said
         tools += said["tools"]
@@ -92,7 +92,7 @@ def approved(machine: Machine, said: dict[str, Any]) -> tuple[str, str]:
     payload = json.dumps({"action": said["action"], "text": said["answer"]})
     yes = machine.submit("agent.approve", payload)
     until(lambda: machine.is_done(yes), "the approval")
-    act: str = machine.desk.show(yes)["result"]["act"]
+    act: str = machine.runtime.show(yes)["result"]["act"]
     until(lambda: machine.is_done(act), "the action")
     return yes, act
 

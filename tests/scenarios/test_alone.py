@@ -48,7 +48,7 @@ def test_solo_ingest_derivation_and_rebuild(tmp_path: Path):
         assert why["claim"]["jobs"] == [derived]
 
         before, shown = solo.digest(), solo.show(derived)
-        with solo.desk.store.write() as session:
+        with solo.runtime.store.write() as session:
             session.drop_projections()
         assert not solo.has(derived) and solo("why", claim, "--json").json["snapshots"] == []
         assert "the roster changed" in solo("log", "rebuild").out

@@ -75,11 +75,11 @@ def test_scoped_enrollment(tmp_path: Path):
         for place in (owner, gpu):
             assert place("may", "gpu", "claim", "acme.render.frame").out.startswith("yes")
             assert place("may", "gpu", "claim", "acme.bank.pay", code=4).out.startswith("no")
-        # Ops made by hand, with its key and past its own law, straight to the server: they are on the log and nowhere
-        # else, also on a machine that only ever heard of them.
+        # Ops made by hand, with its key and past its own permissions, straight to the server: they are on the log and
+        # nowhere else, also on a machine that only ever heard of them.
         job_id = parse_ulid(secret)
         payloads: list[Payload] = [
-            ClaimWork(job_id, gpu.desk.log.node, 60_000),
+            ClaimWork(job_id, gpu.runtime.log.node, 60_000),
             CompleteJob(job_id, (), (), Telemetry(1, None, None, None)),
         ]
         before = owner.jobs()
@@ -180,7 +180,7 @@ def push(machine: Machine, to: Machine, address: str, payloads: list[Payload]) -
     """One POST /ops of ops that the machine's software would not have written. They are on its log, too, so that it has
     one history.
     """
-    log, key = machine.desk.log, machine.desk.home.node_key()
+    log, key = machine.runtime.log, machine.runtime.home.node_key()
     now, last = log.reading(), machine.look(lambda session: session.head().last)
     made = []
     for number, payload in enumerate(payloads):
@@ -189,7 +189,7 @@ def push(machine: Machine, to: Machine, address: str, payloads: list[Payload]) -
         made.append(encode(sign(op, key)))
     log.admit([(each, decode(each)) for each in made])
     headers = {
-        "authorization": f"Bearer {make_bearer(key, str(to.desk.log.node), log.physical() // 1000, 'by-hand')}",
+        "authorization": f"Bearer {make_bearer(key, str(to.runtime.log.node), log.physical() // 1000, 'by-hand')}",
         "content-type": wire.OCTETS,
         wire.RULES_HASH: rules_hash(log.rules).hex(),
     }

@@ -245,7 +245,7 @@ def test_a_holder_that_is_cut_off_stops_in_time(pair: tuple[Machine, Machine, Ca
     way.heal()
     until(lambda: gpu.is_done(held) and gpu.is_done(unasked) and owner.is_done(unasked), "everybody to know")
     agree(owner, gpu)
-    assert owner.desk.show(held)["result"] == gpu.desk.show(held)["result"] == "owner"
+    assert owner.runtime.show(held)["result"] == gpu.runtime.show(held)["result"] == "owner"
     assert owner.ops_of(held).count("ExpireWork") >= 1
     owner.stop()
     gpu.stop()
@@ -283,7 +283,7 @@ def test_a_displaced_holder_of_an_open_job_is_stopped_and_its_end_refused(
     until(lambda: owner.is_done(held) and gpu.is_done(held), "the second job")
     agree(owner, gpu)
     for place in (owner, gpu):
-        assert [place.desk.show(job)["result"] for job in (done, held)] == ["owner", "owner"]
+        assert [place.runtime.show(job)["result"] for job in (done, held)] == ["owner", "owner"]
         by = Counter((line.author, line.reason != 0) for line in place.ops() if line.type == "CompleteJob")
         assert by == {(owner.node, False): 2, (gpu.node, True): 1}
     owner.stop()

@@ -13,7 +13,7 @@ import pytest
 
 from hocket.errors import Usage
 from hocket.kernel.ops import encode_sequence
-from hocket.mesh import enrolment, station, wire
+from hocket.mesh import enrolment, services, wire
 from hocket.mesh import gate as gates
 from hocket.mesh.wire import Reply, Request
 from hocket.server import app, connections, listening
@@ -451,7 +451,7 @@ def test_a_proxy_holds_as_many_connections_as_it_needs(tmp_path: Path, monkeypat
 
 @pytest.mark.parametrize("path", [enrolment.JOIN, wire.INTRODUCE])
 def test_joins_and_introductions_are_counted_by_address(tmp_path: Path, path: str, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(station, "JOIN_RATE_PER_S", 0.1)
+    monkeypatch.setattr(services, "JOIN_RATE_PER_S", 0.1)
     monkeypatch.setattr(gates, "STRANGERS_RATE_PER_S", 0.1)
 
     async def test(a: Place, b: Place) -> None:
@@ -465,10 +465,12 @@ def test_joins_and_introductions_are_counted_by_address(tmp_path: Path, path: st
             finally:
                 writer.close()
 
-        from hocket.mesh.station import Station
+        from hocket.mesh.services import MeshServices
 
-        b.station = Station(b.node, b.key, b.node.ground, b.desk.home.processes, b.notices.append, b.desk.blobs)
-        b.gate = b.station.gate()
+        b.services = MeshServices(
+            b.node, b.key, b.node.environment, b.runtime.home.processes, b.notices.append, b.runtime.blobs
+        )
+        b.gate = b.services.gate()
         await b.stop_serving()
         await b.serve()
         answers = [await knock(HOSTILE) for _ in range(60)]

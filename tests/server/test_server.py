@@ -367,11 +367,11 @@ def test_nodes_exchange_over_tls_with_a_pinned_certificate_or_a_ca(tmp_path: Pat
                 (Trust(pin=pin), peers.OK),
                 (Trust(ca=str(cert)), peers.OK),
             ):
-                with b.desk.store.write() as session:
+                with b.runtime.store.write() as session:
                     if peers.find(session, a.address):
                         peers.remove(session, a.address)
                     peers.add(session, a.address, 0, trust=trust)
-                b.station._trusts_until = 0.0
+                b.services._trusts_until = 0.0
                 done = await b.exchanges.visit(a.address)
                 assert done.state == state, done
                 assert trust is not None or "not trusted" in done.detail

@@ -15,11 +15,11 @@ from hocket import store as contract
 from hocket.kernel.policy import Policy
 from hocket.log import Log
 from hocket.log.audit import verify
-from hocket.store import Schedule, Session, Stage, Store, Worker
+from hocket.store import Schedule, Session, Stage, Store, WorkerRow
 from hocket.store.sqlite import SqliteStore
 from hocket.work import jobs
 from hocket.work.jobs import Draft
-from tests.roster.world import introduction, job_id, new_log
+from tests.log.roster.world import introduction, job_id, new_log
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 CHILD = Path(__file__).parent / "child.py"
@@ -106,7 +106,7 @@ def test_a_transaction_that_raises_is_undone_whole(place: Place) -> None:
         with place.store.write() as session:
             session.set_meta("a", b"1")
             session.set_rate("k", 5)
-            number = session.put_worker(Worker(0, "w", 1, 1, bytes(8), 1, contract.Place()))
+            number = session.put_worker(WorkerRow(0, "w", 1, 1, bytes(8), 1, contract.Place()))
             session.put_head(before._replace(wall=2**40, seq=99))
             assert number > 0
             raise Trouble

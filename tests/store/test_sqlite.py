@@ -15,12 +15,12 @@ from hocket.kernel.policy import Policy
 from hocket.kernel.vocabulary import ScheduleJob
 from hocket.log import Log, Transaction
 from hocket.log.audit import verify
-from hocket.store import Place, Session, Stage, Worker, sqlite
+from hocket.store import Place, Session, Stage, WorkerRow, sqlite
 from hocket.store.sqlite import APPLICATION_ID, VERSION, SqliteStore
 from hocket.work import jobs
 from hocket.work.jobs import Draft
-from hocket.work.products import Content, creation
-from tests.roster.world import INTRODUCTIONS, Script, introduction, job_id, new_log, sent
+from hocket.work.run_outputs import Content, creation
+from tests.log.roster.world import INTRODUCTIONS, Script, introduction, job_id, new_log, sent
 
 
 @pytest.fixture
@@ -173,7 +173,7 @@ def as_version_3(path: Path) -> None:
 def test_a_database_of_version_3_keeps_its_workers_and_what_they_hold(path: Path) -> None:
     log = new_log(SqliteStore(path, create=True))
     log.run(lambda tx: jobs.submit(tx, [Draft("k", b"{}", Policy())] * 2))
-    old = Worker(0, "old", 7, 1_000, b"", 1_000, Place())
+    old = WorkerRow(0, "old", 7, 1_000, b"", 1_000, Place())
     number = log.run(lambda tx: tx.session.put_worker(old))
     log.run(lambda tx: jobs.claim(tx, number, 1, lambda kind: 60_000))
     content = Content(content_hash(b"x"), 1, b"x", None)
@@ -194,7 +194,9 @@ def test_a_database_of_version_3_keeps_its_workers_and_what_they_hold(path: Path
         assert session.head().rebuilding is None
         assert session.workers() == session.workers(node) == [old._replace(number=number)]
         assert [entry.worker for entry in session.claimed()] == [number]
-    assert log.run(lambda tx: tx.session.put_worker(Worker(0, "new", 8, 2_000, node, 2_000, Place("h")))) == number + 1
+    assert (
+        log.run(lambda tx: tx.session.put_worker(WorkerRow(0, "new", 8, 2_000, node, 2_000, Place("h")))) == number + 1
+    )
     assert log.run(lambda tx: jobs.reclaim(tx, set())) == 0
     assert log.run(lambda tx: jobs.reclaim(tx, {number})) == 1
     with log.store.read() as session:

@@ -260,7 +260,7 @@ class Judge:
         return op.node_id in owners | ({job[4]} if job else set())
 
     def _mesh(self, member: Member, session: Session, sight: Sight, naive: Naive) -> None:
-        law = member.log.laws.read(session, session.head().law)
+        permissions = member.log.permissions(session)
         mine = {op.id for op in sight.ops.values() if op.node_id == self.owner}
         if {each.op_id for each in session.coordinators()} != {
             i for i in mine if isinstance(sight.ops[i].payload, v.DesignateCoordinator)
@@ -269,21 +269,21 @@ class Judge:
         routes = {i for i in mine if isinstance(sight.ops[i].payload, v.RouteKind)}
         if len(session.routes()) != len({sight.ops[i].payload.kind for i in routes}):  # type: ignore[union-attr]
             fail("the owner routes kinds", member, session.routes())
-        if not law.forks.keys() <= self.rogues:
-            fail("nobody is accused without proof", member, law.forks)
+        if not permissions.forks.keys() <= self.rogues:
+            fail("nobody is accused without proof", member, permissions.forks)
         for each in naive.all.values():
             if naive.unresolved(each):
                 continue
-            fault = next(law.authority.fault(d) for d in law.delegations if d.cid == each.cid)
+            fault = next(permissions.authority.fault(d) for d in permissions.delegations if d.cid == each.cid)
             if fault is None and naive.badly_made(each):
                 fail("a delegation grants no more than its issuer has", member, each)
             if (fault is Reason.REVOKED) != naive.was_revoked(each) and not naive.badly_made(each):
                 fail("a delegation is revoked by its issuer, one above, or the user's key", member, each)
-        called = names(law)
+        called = names(permissions)
         for node, name in self._names.items():
             if called.get(node) != name and naive.held(node):
                 fail("names are what the inviter says", member, called)
-            standing = law.authority.standing(node, member.clock.now)
+            standing = permissions.authority.standing(node, member.clock.now)
             if node not in self.rogues and naive.held(node) and standing is not Standing.ACTIVE:
                 fail("honest members stay members", member, name)
 
@@ -382,7 +382,7 @@ class Judge:
 
 def state(member: Member, session: Session) -> dict[str, Any]:
     """Everything that the log says of jobs and of the mesh."""
-    law = member.log.laws.read(session, session.head().law)
+    permissions = member.log.permissions(session)
     artifacts = session.artifacts(bytes(16), 10_000)
     return {
         "jobs": [entry.job for entry in session.each_job()],
@@ -390,9 +390,9 @@ def state(member: Member, session: Session) -> dict[str, Any]:
         "schedules": sorted(session.schedules()),
         "routes": session.routes(),
         "coordinators": [(each.hlc, each.node, each.pin) for each in session.coordinators()],
-        "forks": sorted(law.forks.items()),
-        "members": sorted((d.cid, str(law.authority.fault(d))) for d in law.delegations),
-        "names": sorted(names(law).items()),
+        "forks": sorted(permissions.forks.items()),
+        "members": sorted((d.cid, str(permissions.authority.fault(d))) for d in permissions.delegations),
+        "names": sorted(names(permissions).items()),
     }
 
 

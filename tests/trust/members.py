@@ -16,10 +16,10 @@ from hocket.kernel.ucan import ROOT, Capability, issue, read
 from hocket.kernel.vocabulary import DelegateUcan, DesignateCoordinator, Payload
 from hocket.log import RULES, Admission, Log, Transaction
 from hocket.log.rebuild import rebuild, roster_digest
-from hocket.store import Entry
+from hocket.store import JobEntry
 from hocket.store.sqlite import SqliteStore
 from hocket.work import jobs
-from tests.roster.world import Clock, randomness
+from tests.log.roster.world import Clock, randomness
 
 USER = SigningKey(b"trust user ".ljust(32, b"!"))
 DID = did_key(USER.public)
@@ -90,7 +90,7 @@ class Member:
         with self.log.store.read() as session:
             return [(row.body, decode(row.body)) for row in session.ops_after(0, 100_000)]
 
-    def entry(self, job_id: bytes) -> Entry | None:
+    def entry(self, job_id: bytes) -> JobEntry | None:
         self.log.settle()
         with self.log.store.read() as session:
             return session.job(job_id)
@@ -109,7 +109,7 @@ class Member:
 
     def rebuilt(self) -> bool:
         self.log.settle()
-        return rebuild(self.log.store, self.log.laws, self.clock.now).unchanged
+        return rebuild(self.log.store, self.log.permissions_reader, self.clock.now).unchanged
 
 
 class Forger:

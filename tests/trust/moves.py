@@ -46,7 +46,7 @@ from hocket.kernel.vocabulary import (
     YieldWork,
 )
 from hocket.log import Admission, Transaction
-from hocket.store import Entry
+from hocket.store import JobEntry
 from hocket.work import cron, jobs
 from tests.trust.judge import Judge, Violation
 from tests.trust.members import DAY_MS, READS, START, USER, WORKER, Forger, Member, job, key
@@ -215,14 +215,14 @@ class Mesh:
 
     # What honest members do.
 
-    def _entries(self, member: Member) -> list[Entry]:
+    def _entries(self, member: Member) -> list[JobEntry]:
         member.log.settle()
         with member.log.store.read() as session:
             return list(session.each_job())
 
-    def _jobs(self) -> list[Entry]:
+    def _jobs(self) -> list[JobEntry]:
         """Every job that an honest member shows, each once."""
-        found: dict[bytes, Entry] = {}
+        found: dict[bytes, JobEntry] = {}
         for member in self.honest:
             for entry in self._entries(member):
                 found.setdefault(entry.job.id, entry)
@@ -267,7 +267,7 @@ class Mesh:
         with suppress(HocketError):
             member.log.run(lambda tx: jobs.submit(tx, [draft]))
 
-    def _chosen(self, member: Member, move: Move) -> Entry | None:
+    def _chosen(self, member: Member, move: Move) -> JobEntry | None:
         entries = self._entries(member)
         return entries[move.target % len(entries)] if entries else None
 
@@ -411,7 +411,7 @@ class Mesh:
         payload = payloads[move.way % len(payloads)]
         rogue.tell(payload, self._date(rogue, move, about))
 
-    def _newest(self, entry: Entry) -> Op:
+    def _newest(self, entry: JobEntry) -> Op:
         about = [op for op in self._known(AcceptWork, ClaimWork, CompleteJob, ScheduleJob)]
         return [op for op in about if op.payload.job_id == entry.job.id][-1]  # type: ignore[union-attr]
 

@@ -13,9 +13,9 @@ from hocket.kernel.forks import Forked
 from hocket.kernel.ids import node_id
 from hocket.kernel.ops import Op, decode
 from hocket.kernel.reasons import Reason
-from hocket.kernel.roster import Context, Job, Verdict
+from hocket.kernel.roster import FoldContext, Job, Verdict
 from hocket.kernel.vocabulary import AcceptWork, ReportFork
-from hocket.log import door, intake, law, ownership, projection, registers
+from hocket.log import author_check, intake, ownership, permissions, projection, registers
 from hocket.mesh import names
 from hocket.work import jobs
 from tests.trust import judge
@@ -25,21 +25,21 @@ Plant = Callable[[pytest.MonkeyPatch], None]
 
 def ids_are_anybodys(patch: pytest.MonkeyPatch) -> None:
     """The door asks neither whether ids follow from content nor whether a job has its op's."""
-    patch.setattr(door, "is_bound", lambda data, op: True)
-    patch.setattr(door, "_is_misnamed", lambda op: False)
+    patch.setattr(author_check, "is_bound", lambda data, op: True)
+    patch.setattr(author_check, "_is_misnamed", lambda op: False)
 
 
 def artifacts_have_any_id(patch: pytest.MonkeyPatch) -> None:
-    plain = door.is_bound
+    plain = author_check.is_bound
 
     def lenient(data: bytes, op: Op) -> bool:
         return type(op.payload).__name__ == "CreateArtifact" or plain(data, op)
 
-    patch.setattr(door, "is_bound", lenient)
+    patch.setattr(author_check, "is_bound", lenient)
 
 
 def jobs_have_any_id(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(door, "_is_misnamed", lambda op: False)
+    patch.setattr(author_check, "_is_misnamed", lambda op: False)
 
 
 def links_are_not_checked(patch: pytest.MonkeyPatch) -> None:
@@ -48,19 +48,19 @@ def links_are_not_checked(patch: pytest.MonkeyPatch) -> None:
 
 def forks_are_forgiven(patch: pytest.MonkeyPatch) -> None:
     """A proof of two histories changes nothing."""
-    plain = law.Law.__init__
+    plain = permissions.Permissions.__init__
 
-    def forgiving(self: law.Law, *args: Any) -> None:
+    def forgiving(self: permissions.Permissions, *args: Any) -> None:
         plain(self, *args[:5], {}, *args[6:])
 
-    patch.setattr(law.Law, "__init__", forgiving)
+    patch.setattr(permissions.Permissions, "__init__", forgiving)
 
 
 def later_forks_hide_earlier_ones(patch: pytest.MonkeyPatch) -> None:
     plain = intake.Intake._follows
 
     def follows(self: intake.Intake, raw: bytes, op: Op) -> bool:
-        return op.node_id in self._tx.projection.law.forks or plain(self, raw, op)
+        return op.node_id in self._tx.projection.permissions.forks or plain(self, raw, op)
 
     patch.setattr(intake.Intake, "_follows", follows)
 
@@ -69,12 +69,12 @@ def accusations_are_believed(patch: pytest.MonkeyPatch) -> None:
     def gullible(report: ReportFork) -> Forked:
         return Forked(node_id(report.public), min(decode(report.left).timestamp, decode(report.right).timestamp))
 
-    patch.setattr(door, "read_fork", gullible)
+    patch.setattr(author_check, "read_fork", gullible)
     patch.setattr(registers, "read_fork", gullible)
 
 
 def pins_are_ignored(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(law.Law, "is_overtaken", lambda self, at: False)
+    patch.setattr(permissions.Permissions, "is_overtaken", lambda self, at: False)
 
 
 def any_member_revokes(patch: pytest.MonkeyPatch) -> None:
@@ -82,7 +82,7 @@ def any_member_revokes(patch: pytest.MonkeyPatch) -> None:
 
 
 def any_key_revokes_roots(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(door, "is_root_revocation", lambda user, payload: True)
+    patch.setattr(author_check, "is_root_revocation", lambda user, payload: True)
 
 
 def every_grant_passes_on(patch: pytest.MonkeyPatch) -> None:
@@ -96,7 +96,7 @@ def delegations_widen(patch: pytest.MonkeyPatch) -> None:
 
 def ticks_run_as_their_maker(patch: pytest.MonkeyPatch) -> None:
     """The node that writes a tick down is asked, and not the one that set the schedule."""
-    patch.setattr(law.Law, "tick_refusal", lambda self, op, author: self.refusal(op, op.payload.kind))
+    patch.setattr(permissions.Permissions, "tick_refusal", lambda self, op, author: self.refusal(op, op.payload.kind))
 
 
 def ticks_say_anything(patch: pytest.MonkeyPatch) -> None:
@@ -114,7 +114,7 @@ def acceptance_needs_no_authority(patch: pytest.MonkeyPatch) -> None:
     plain = roster._accept
 
     class Lenient:
-        def __init__(self, context: Context) -> None:
+        def __init__(self, context: FoldContext) -> None:
             self._context = context
 
         def __getattr__(self, name: str) -> Any:
@@ -123,7 +123,7 @@ def acceptance_needs_no_authority(patch: pytest.MonkeyPatch) -> None:
         def refusal(self, op: Op, kind: str) -> Reason | None:
             return None
 
-    def accept(job: Job, op: Op, payload: AcceptWork, context: Context) -> Verdict:
+    def accept(job: Job, op: Op, payload: AcceptWork, context: FoldContext) -> Verdict:
         return plain(job, op, payload, Lenient(context))
 
     patch.setitem(roster._RULES, AcceptWork, accept)
@@ -133,7 +133,7 @@ def anybody_accepts(patch: pytest.MonkeyPatch) -> None:
     plain = roster._accept
 
     class Servile:
-        def __init__(self, context: Context, node: int) -> None:
+        def __init__(self, context: FoldContext, node: int) -> None:
             self._context, self._node = context, node
 
         def __getattr__(self, name: str) -> Any:
@@ -142,7 +142,7 @@ def anybody_accepts(patch: pytest.MonkeyPatch) -> None:
         def arbiter(self, at: Hlc) -> int | None:
             return self._node
 
-    def accept(job: Job, op: Op, payload: AcceptWork, context: Context) -> Verdict:
+    def accept(job: Job, op: Op, payload: AcceptWork, context: FoldContext) -> Verdict:
         return plain(job, op, payload, Servile(context, op.node_id))
 
     patch.setitem(roster._RULES, AcceptWork, accept)
@@ -154,7 +154,7 @@ def open_completions_are_not_accepted(patch: pytest.MonkeyPatch) -> None:
 
 
 def anybody_evicts(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(ownership.Ownership, "_eviction_fault", lambda self, op, artifact_id, law: None)
+    patch.setattr(ownership.Ownership, "_eviction_fault", lambda self, op, artifact_id, permissions: None)
 
 
 def late_ops_are_taken_in(patch: pytest.MonkeyPatch) -> None:
@@ -162,8 +162,8 @@ def late_ops_are_taken_in(patch: pytest.MonkeyPatch) -> None:
 
 
 def nodes_name_themselves(patch: pytest.MonkeyPatch) -> None:
-    def last_word(law: law.Law) -> dict[int, str]:
-        return {each.node: each.name for each in law.delegations if each.name is not None}
+    def last_word(permissions: permissions.Permissions) -> dict[int, str]:
+        return {each.node: each.name for each in permissions.delegations if each.name is not None}
 
     patch.setattr(names, "names", last_word)
     patch.setattr(judge, "names", last_word)
@@ -186,7 +186,7 @@ def refused_ops_move_jobs(patch: pytest.MonkeyPatch) -> None:
 
 
 def the_number_of_the_law_returns(patch: pytest.MonkeyPatch) -> None:
-    """A forked author's delegation arrives, and the law has the number that it had before."""
+    """A forked author's delegation arrives, and the permissions has the number that it had before."""
     plain = projection.trace
     patch.setattr(projection, "trace", lambda name: plain(name.removeprefix(b"arrived")))
 

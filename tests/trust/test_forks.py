@@ -66,7 +66,7 @@ def test_a_delegation_in_one_of_two_histories_is_no_law(apart_ms: int) -> None:
     # Each hears of the other's proof, but of neither's op.
     assert second.receive([right]).forked == {forger.node}
     first.receive([(body, op) for body, op in second.ops() if op.node_id == second.node])
-    assert Forger("puppet").node not in {d.node for d in first.log.law().delegations}
+    assert Forger("puppet").node not in {d.node for d in first.log.permissions().delegations}
     assert shown(first) == shown(second)
     assert first.rebuilt() and second.rebuilt()
 
@@ -80,7 +80,7 @@ def test_what_a_forked_author_delegates_changes_no_law_and_leaves_no_stale_one()
     last = forger.last
     for n in range(2):
         first.receive([forger.say(ScheduleJob(NO_ID, f"acme.{n}", b"", OPEN), START + 100 + n, after=last)])
-    assert first.log.law().forks.keys() == {forger.node}
+    assert first.log.permissions().forks.keys() == {forger.node}
     before = shown(first)["members"]
     first.receive([forger.say(puppet(forger, token), START + 200)])
     assert shown(first)["members"] == before
@@ -100,10 +100,10 @@ def test_an_earlier_fork_is_found_after_a_later_one() -> None:
     two = [forger.say(ScheduleJob(NO_ID, f"acme.{n}", b"", OPEN), START + 200 + n, after=middle.id) for n in range(2)]
     for member in (first, second):
         member.receive([early, *two])
-    assert first.log.law().forks[forger.node].wall == START + 200
+    assert first.log.permissions().forks[forger.node].wall == START + 200
     earlier = forger.say(ScheduleJob(NO_ID, "acme.b", b"", OPEN), START + 50, after=start)
     assert first.receive([earlier]).forked == {forger.node}
-    assert first.log.law().forks[forger.node].wall == START + 50
+    assert first.log.permissions().forks[forger.node].wall == START + 50
     assert first.reason(earlier[1]) == Reason.FORKED
     meet(first, second)
     assert shown(first) == shown(second)

@@ -67,7 +67,7 @@ def test_nodes_that_hear_two_histories_end_with_one_roster(told_first: str) -> N
     # The proof travels: whoever has heard one of the two knows by it that there is another.
     meet(first, one, two)
     for member in (first, one, two):
-        assert member.log.law().forks == {forger.node: early[1].timestamp}
+        assert member.log.permissions().forks == {forger.node: early[1].timestamp}
         for _, op in (early, late):
             assert member.reason(op) in (None, Reason.FORKED)
             assert member.entry(op.id) is None
@@ -102,7 +102,7 @@ def test_the_proof_may_come_before_or_after_what_it_voids() -> None:
         for each in order:
             witness.receive([each])
         witness.receive([left, on_left, proof])
-        assert witness.log.law().forks == {forger.node: left[1].timestamp}
+        assert witness.log.permissions().forks == {forger.node: left[1].timestamp}
         digests.add(witness.digest())
         assert witness.rebuilt()
     assert len(digests) == 1
@@ -130,7 +130,7 @@ def test_nobody_is_accused_without_proof(trouble: str) -> None:
     }[trouble]
     accusation = forger.say(ReportFork(victim.key.public, left, right), START + 30)
     assert first.receive([accusation]).refused == {Reason.MALFORMED: 1}
-    assert first.log.law().forks == {}
+    assert first.log.permissions().forks == {}
 
 
 @pytest.mark.req("LW-43")
@@ -142,7 +142,7 @@ def test_an_op_that_follows_nothing_waits_for_what_it_follows() -> None:
     assert first.receive([ops[2]]).refused == {Reason.UNLINKED: 1}
     assert first.receive([ops[2]]).curable.keys() == {second.node}
     assert first.receive(ops).appended == 3
-    assert first.log.law().forks == {}
+    assert first.log.permissions().forks == {}
 
 
 def forged(member: Member, n: int) -> tuple[bytes, Op]:
@@ -409,7 +409,9 @@ def test_what_a_member_may_not_write_makes_nobody_fold_a_job_again(monkeypatch: 
     before = first.entry(job_id)
     refolds: list[bytes] = []
     plain = Projection._refold
-    monkeypatch.setattr(Projection, "_refold", lambda self, job, law: (refolds.append(job), plain(self, job, law)))
+    monkeypatch.setattr(
+        Projection, "_refold", lambda self, job, permissions: (refolds.append(job), plain(self, job, permissions))
+    )
     evil = [forger.say(CancelJob(job_id, ""), START + 200_000 + n) for n in range(50)]
     first.clock.now = START + 250_000
     for each in evil:
@@ -433,7 +435,9 @@ def test_a_batch_of_late_ops_folds_a_job_again_once(monkeypatch: pytest.MonkeyPa
     first.say(CancelJob(job_id, "first of all"))
     refolds: list[bytes] = []
     plain = Projection._refold
-    monkeypatch.setattr(Projection, "_refold", lambda self, job, law: (refolds.append(job), plain(self, job, law)))
+    monkeypatch.setattr(
+        Projection, "_refold", lambda self, job, permissions: (refolds.append(job), plain(self, job, permissions))
+    )
     first.receive(late)
     assert refolds == [job_id]
 
@@ -445,7 +449,7 @@ def test_an_op_signed_by_another_is_no_history() -> None:
     _, op = first.ops()[-1]
     stolen = sign(op, forger.key)
     assert first.receive([(encode(stolen), stolen)])[:2] == (0, 1)
-    assert first.log.law().forks == {}
+    assert first.log.permissions().forks == {}
     assert Hlc(0, 0, 0) < op.timestamp
 
 
@@ -479,4 +483,4 @@ def test_two_histories_are_found_though_one_is_of_a_newer_program() -> None:
     other = newer.say(ScheduleJob(NO_ID, "acme.one", b"{}", b""), START + 30, after=before)
     first.receive([strange])
     assert first.receive([other]).forked == {newer.node}
-    assert newer.node in first.log.law().forks
+    assert newer.node in first.log.permissions().forks

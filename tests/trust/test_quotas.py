@@ -12,7 +12,7 @@ from hocket.kernel.vocabulary import ClaimWork, IngestEvidence, ReportProgress, 
 from hocket.log import intake
 from hocket.log.limits import HANDED_ON_FACTOR
 from hocket.mesh.quotas import BURST_S, Quotas
-from hocket.store import Written
+from hocket.store import WrittenTotals
 from tests.trust.members import READS, START, USER, WORKER, Forger, Member, key, meet, owner
 
 Received = tuple[bytes, Op]
@@ -26,10 +26,10 @@ def evidence(forger: Forger, count: int, wall: int = START + 10) -> list[Receive
     return [forger.say(IngestEvidence(bytes(16), bytes(32), "note", "x"), wall, n) for n in range(count)]
 
 
-def written(member: Member, node: int) -> Written:
+def written(member: Member, node: int) -> WrittenTotals:
     packed = node.to_bytes(8, "big")
     with member.log.store.read() as session:
-        return session.written((packed,)).get(packed, Written())
+        return session.written((packed,)).get(packed, WrittenTotals())
 
 
 def second(first: Member, name: str = "second") -> Member:
@@ -52,7 +52,7 @@ def test_what_others_hand_on_is_not_slowed_down_but_ends_at_the_same_op_everywhe
         other.receive(part, first.node)
     meet(first, other)
     assert written(first, forger.node) == written(other, forger.node)
-    assert written(first, forger.node) == Written(cap, sum(len(raw) for raw, _ in ops[:cap]))
+    assert written(first, forger.node) == WrittenTotals(cap, sum(len(raw) for raw, _ in ops[:cap]))
     assert first.receive(ops).appended == len(ops) - cap  # the operator may bring what he likes
 
 
@@ -64,7 +64,11 @@ def test_a_revoked_members_history_is_still_handed_on() -> None:
     first.receive(evidence(forger, 50), forger.node)
     first.say(RevokeUcan(read(token).cid), about=forger.node)
     meet(first, late)
-    assert written(late, forger.node) == written(first, forger.node) == Written(52, written(first, forger.node).bytes)
+    assert (
+        written(late, forger.node)
+        == written(first, forger.node)
+        == WrittenTotals(52, written(first, forger.node).bytes)
+    )
 
 
 def test_the_counts_are_made_anew_from_the_log() -> None:
@@ -74,7 +78,7 @@ def test_the_counts_are_made_anew_from_the_log() -> None:
     before = written(first, forger.node)
     assert before.ops == 22
     assert first.rebuilt() and written(first, forger.node) == before
-    assert written(first, first.node) == Written()
+    assert written(first, first.node) == WrittenTotals()
 
 
 @pytest.mark.req("LW-45")
@@ -97,7 +101,7 @@ def test_ops_that_do_not_count_on_one_job_are_bounded() -> None:
 
 def test_renewals_that_the_arbiter_accepts_are_not_idle() -> None:
     first, worker = owner(), Forger("worker")
-    first.log.laws.rules = replace(HOCKET, bounds=Bounds(idle_ops=5))
+    first.log.permissions_reader.rules = replace(HOCKET, bounds=Bounds(idle_ops=5))
     job_id = first.submit()
     first.receive(worker.enter(first.invite(worker), first.token, wall=first.clock.now), worker.node)
     for _ in range(30):

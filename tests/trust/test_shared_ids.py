@@ -36,9 +36,9 @@ from hocket.log.rebuild import rebuild, roster_digest
 from hocket.store.sqlite import SqliteStore
 from hocket.work import jobs, view
 from tests.conftest import EXAMPLES
-from tests.roster.world import INTRODUCTIONS, NODES, NOW, READER, USER, new_log, op_id, sent
-from tests.roster.world import START as BEGIN
-from tests.roster.world import Script as Writing
+from tests.log.roster.world import INTRODUCTIONS, NODES, NOW, READER, USER, new_log, op_id, sent
+from tests.log.roster.world import START as BEGIN
+from tests.log.roster.world import Script as Writing
 from tests.trust.members import START, Forger, Member, key
 from tests.trust.members import USER as OWNER
 
@@ -294,7 +294,7 @@ def test_shared_ids_say_the_same_in_every_order(history: list[Op], data: st.Data
         assert told(log) == told(expected)
         with log.store.read() as session:
             digests.add(roster_digest(session))
-        assert rebuild(log.store, log.laws, NOW).unchanged
+        assert rebuild(log.store, log.permissions_reader, NOW).unchanged
         assert counting(log) == found
         assert verify(log.store, user=did_key(USER.public)).findings == []
     assert len(digests) == 1

@@ -14,14 +14,14 @@ from tests.versions import newer
 pytestmark = [pytest.mark.xdist_group("processes")]
 
 WRITE = """
-from hocket.desk import Desk
+from hocket.node.runtime import Runtime
 from hocket.kernel.vocabulary import Note
-with Desk.open() as desk:
-    print(desk.log.run(lambda tx: tx.author(Note("written on the moon"))).id.hex())
+with Runtime.open() as runtime:
+    print(runtime.log.run(lambda tx: tx.author(Note("written on the moon"))).id.hex())
 """
 # A further delegation, of which a caveat and a resource are new.
 DELEGATE = """
-from hocket.desk import Desk
+from hocket.node.runtime import Runtime
 from hocket.kernel.ids import content_hash
 from hocket.kernel.ucan import Capability, issue
 from hocket.kernel.vocabulary import DelegateUcan
@@ -30,10 +30,10 @@ grants = [
     Capability("Job", "Complete", {{"kind_prefix": ["acme."]}}),
     Capability("Moon", "Write", {{}}),
 ]
-with Desk.open() as desk, desk.read() as session:
+with Runtime.open() as runtime, runtime.read() as session:
     public, _ = session.nodes()[int("{node}", 16).to_bytes(8, "big")]
-    token = issue(desk.home.user_key(), public, grants, 0, None)
-    op = desk.log.run(lambda tx: tx.author(DelegateUcan(content_hash(token), token)))
+    token = issue(runtime.home.user_key(), public, grants, 0, None)
+    op = runtime.log.run(lambda tx: tx.author(DelegateUcan(content_hash(token), token)))
     print(op.id.hex())
 """
 

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import hocket
-from hocket.desk import Desk
 from hocket.kernel.ops import decode
-from hocket.node import SyncNode
+from hocket.node.node import SyncNode
+from hocket.node.runtime import Runtime
 from hocket.store import Session, Stage
 
 T = TypeVar("T")
@@ -59,7 +59,7 @@ class Process:
 
     def number(self) -> int | None:
         """The number under which it is registered, once it is."""
-        with self._mesh.desk.read() as session:
+        with self._mesh.runtime.read() as session:
             return next((each.number for each in session.workers() if each.pid == self.pid), None)
 
     def up(self) -> "Process":
@@ -105,9 +105,9 @@ class Mesh:
         self.home = root / "home"
         self.journal_path = root / "journal"
         self.journal_path.touch()
-        Desk.init(self.home).close()
-        self.desk = Desk.open(self.home)
-        self.node = SyncNode(self.desk)
+        Runtime.init(self.home).close()
+        self.runtime = Runtime.open(self.home)
+        self.node = SyncNode(self.runtime)
         self.processes: list[Process] = []
 
     def worker(self, **options: Any) -> Process:
@@ -147,21 +147,21 @@ class Mesh:
         return sum(number for (stage, _), number in session.counts().items() if stage is Stage.DONE)
 
     def claim_of(self, job_id: str) -> tuple[str, int]:
-        shown = self.desk.show(job_id)
+        shown = self.runtime.show(job_id)
         return shown["state"], shown["fence"]
 
     def ops(self, job_id: str) -> list[str]:
         """The types of the ops on a job that count."""
-        return [op["type"] for op in self.desk.show(job_id)["ops"] if op["counts"]]
+        return [op["type"] for op in self.runtime.show(job_id)["ops"] if op["counts"]]
 
     def check_log(self) -> None:
         """The log proves itself, and its roster comes out the same when it is made anew. Workers must have stopped."""
-        assert self.desk.verify().findings == []
-        assert self.desk.rebuild().unchanged
+        assert self.runtime.verify().findings == []
+        assert self.runtime.rebuild().unchanged
 
     def payloads(self) -> list[tuple[int, Any]]:
         """Every op that counts, in the log's order: its wall time and what it carries."""
-        with self.desk.read() as session:
+        with self.runtime.read() as session:
             rows = session.ops_after(0, 1_000_000)
         ops = [decode(row.body) for row in rows if row.reason == 0]
         return [(op.timestamp.wall, op) for op in ops]

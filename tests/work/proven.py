@@ -8,18 +8,28 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from hocket.desk import Desk
 from hocket.kernel.ids import ulid_text
 from hocket.kernel.keys import SigningKey
 from hocket.kernel.manifest import canonical, content_id, parse_manifest
 from hocket.kernel.policy import DEFAULT, Policy
-from hocket.kernel.proof import PROOF_TYPE, Execution, Output, Proof, Resources, Runner, Stream, encode_proof, prove
+from hocket.kernel.proof import (
+    PROOF_TYPE,
+    Execution,
+    Output,
+    Proof,
+    Resources,
+    RunnerProgram,
+    Stream,
+    encode_proof,
+    prove,
+)
 from hocket.kernel.reasons import Reason
 from hocket.kernel.roster import Job
+from hocket.node.runtime import Runtime
 from hocket.work import jobs
 from hocket.work.jobs import Draft, Held
-from hocket.work.products import NOTHING, Products
 from hocket.work.proofs import OUTPUT_TYPE, STREAM_TYPES
+from hocket.work.run_outputs import NOTHING, RunOutputs
 
 KIND = "hocket.run"
 MANIFEST: dict[str, Any] = {"command": ["sh", "-c"], "args": ["make dist"], "timeout": 60, "env": {"CI": "1"}}
@@ -29,15 +39,15 @@ Change = Callable[[Execution], Execution]
 
 
 def asked(
-    desk: Desk, manifest: dict[str, Any] = MANIFEST, policy: Policy = DEFAULT, payload: bytes | None = None
+    runtime: Runtime, manifest: dict[str, Any] = MANIFEST, policy: Policy = DEFAULT, payload: bytes | None = None
 ) -> bytes:
     """A command job that waits; gives its id."""
     draft = Draft(KIND, canonical(parse_manifest(manifest)) if payload is None else payload, policy)
-    return desk.log.run(lambda tx: jobs.submit(tx, [draft]))[0].job_id
+    return runtime.log.run(lambda tx: jobs.submit(tx, [draft]))[0].job_id
 
 
 def ran(
-    desk: Desk,
+    runtime: Runtime,
     manifest: dict[str, Any] = MANIFEST,
     *,
     change: Change = lambda execution: execution,
@@ -48,12 +58,12 @@ def ran(
 ) -> Job:
     """Claims the job that waits, or a new one, and ends it. `change` makes the proof say something else, `key` signs
     it instead of the node's, and `proof` spells it."""
-    taken = desk.log.run(lambda tx: jobs.claim(tx, 1, 1, lambda kind: 60_000)).taken
+    taken = runtime.log.run(lambda tx: jobs.claim(tx, 1, 1, lambda kind: 60_000)).taken
     if not taken:
-        asked(desk, manifest, Policy(retries=3))
-        taken = desk.log.run(lambda tx: jobs.claim(tx, 1, 1, lambda kind: 60_000)).taken
+        asked(runtime, manifest, Policy(retries=3))
+        taken = runtime.log.run(lambda tx: jobs.claim(tx, 1, 1, lambda kind: 60_000)).taken
     job = taken[0].job
-    products = Products(desk.kit(KIND, monotonic), job.id)
+    products = RunOutputs(runtime.kit(KIND, monotonic), job.id)
     files = {path: products.evidence(data, OUTPUT_TYPE) for path, data in FILES.items()}
     streams = {name: products.evidence(name.encode(), type) for name, type in STREAM_TYPES.items()}
     parsed = parse_manifest(manifest)
@@ -70,10 +80,10 @@ def ran(
         resources=Resources(wall_s=0.884, cpu_s=0.25, memory_peak_bytes=1 << 20),
         fence=job.fence,
         job=ulid_text(job.id),
-        runner=Runner(bytes(32), "0.1.0", "linux/aarch64"),
+        runner=RunnerProgram(bytes(32), "0.1.0", "linux/aarch64"),
         **{name: Stream(kept.hash, kept.size, kept.size) for name, kept in streams.items()},
     )
-    made = prove(change(execution), key or desk.home.node_key())
+    made = prove(change(execution), key or runtime.home.node_key())
     products.evidence(proof(made), PROOF_TYPE)
 
     def end(tx: Any) -> Any:
@@ -85,7 +95,7 @@ def ran(
         assert written is not NOTHING
         return jobs.fail(tx, held, f"sh ended with exit code {exit_code}", "", retry=retry)
 
-    ended = desk.log.run(end)
+    ended = runtime.log.run(end)
     assert isinstance(ended, Job)
     return ended
 

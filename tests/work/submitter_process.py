@@ -8,49 +8,49 @@ import time
 from pathlib import Path
 
 import hocket
-from hocket.desk import Desk
 from hocket.log import Log
-from hocket.node import SyncNode
+from hocket.node.node import SyncNode
+from hocket.node.runtime import Runtime
 from hocket.work import cron, jobs
 
 
-def unique(desk: Desk) -> list[object]:
+def unique(runtime: Runtime) -> list[object]:
     """Submits under one key, and other jobs in between."""
-    node = SyncNode(desk)
+    node = SyncNode(runtime)
     once = hocket.kind("step.once", unique="the one", unique_for="1h")
     made = [node.submit(once) for _ in range(5)]
     return [[handle.job_id, handle.created] for handle in made]
 
 
-def tick(desk: Desk) -> list[object]:
+def tick(runtime: Runtime) -> list[object]:
     """Makes due ticks a few times, on a clock that stands three days ahead."""
     ahead = int(time.time() * 1000) + 3 * 86_400_000
-    key = desk.home.node_key()
-    log = Log(desk.store, key, desk.log.user, wall=lambda floor: max(floor, ahead), randomness=lambda n: bytes(n))
+    key = runtime.home.node_key()
+    log = Log(runtime.store, key, runtime.log.user, wall=lambda floor: max(floor, ahead), randomness=lambda n: bytes(n))
     return [log.run(cron.make_due) for _ in range(5)]
 
 
-def expire(desk: Desk) -> list[object]:
+def expire(runtime: Runtime) -> list[object]:
     """Expires what is held, on a clock that runs an hour ahead."""
     ahead = int(time.time() * 1000) + 3_600_000
-    key = desk.home.node_key()
+    key = runtime.home.node_key()
     log = Log(
-        desk.store,
+        runtime.store,
         key,
-        desk.log.user,
+        runtime.log.user,
         wall=lambda floor: max(floor, ahead),
         randomness=lambda count: time.time_ns().to_bytes(10, "big")[:count],
-        bus=desk.bus,
+        bus=runtime.bus,
     )
     return [log.run(lambda tx: jobs.expire(tx, 100))]
 
 
-def submit(desk: Desk) -> list[object]:
-    return [SyncNode(desk).submit("step.rest").job_id]
+def submit(runtime: Runtime) -> list[object]:
+    return [SyncNode(runtime).submit("step.rest").job_id]
 
 
 if __name__ == "__main__":
-    with Desk.open(sys.argv[1]) as opened:
+    with Runtime.open(sys.argv[1]) as opened:
         print("up", flush=True)
         while not Path(sys.argv[2]).exists():
             time.sleep(0.001)

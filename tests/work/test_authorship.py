@@ -8,7 +8,6 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from hocket.desk import Desk
 from hocket.kernel.policy import DEFAULT, encode_policy
 from hocket.kernel.reasons import Reason
 from hocket.kernel.roster import Job, State
@@ -24,16 +23,17 @@ from hocket.kernel.vocabulary import (
     SetSchedule,
 )
 from hocket.log import Log
-from hocket.node import SyncNode
+from hocket.node.node import SyncNode
+from hocket.node.runtime import Runtime
 from hocket.work import cron, jobs
 from hocket.work.authorship import is_own
-from hocket.work.command.errand import KIND
+from hocket.work.command.request import KIND
 from hocket.work.jobs import Draft
-from tests.enrolment.people import Mesh as People
-from tests.enrolment.people import exchange
-from tests.log.test_law import WORKER, WORKER_NODE, Mesh, admitted
-from tests.roster import world
-from tests.roster.world import NODES, START, job_id
+from tests.log.roster import world
+from tests.log.roster.world import NODES, START, job_id
+from tests.log.test_permissions import WORKER, WORKER_NODE, Mesh, admitted
+from tests.mesh.enrolment.people import Mesh as People
+from tests.mesh.enrolment.people import exchange
 
 J = job_id(1)
 OWNER = NODES[0]
@@ -147,12 +147,12 @@ def touching(path: Path) -> Draft:
     return Draft(KIND, msgspec.json.encode(payload), DEFAULT)
 
 
-def plan(name: str, path: Path) -> cron.Plan:
-    return cron.check(cron.Plan(name, "* * * * *", "UTC", touching(path)))
+def plan(name: str, path: Path) -> cron.NewSchedule:
+    return cron.check(cron.NewSchedule(name, "* * * * *", "UTC", touching(path)))
 
 
-def works(desk: Desk) -> None:
-    SyncNode(desk).work([], allow=[], until_idle=True)
+def works(runtime: Runtime) -> None:
+    SyncNode(runtime).work([], allow=[], until_idle=True)
 
 
 @pytest.mark.req("LW-44")

@@ -11,7 +11,7 @@ import pytest
 
 from hocket.kernel.vocabulary import DesignateCoordinator
 from hocket.store import Place
-from hocket.testing.sim.ground import Clocks, SimGround, SimHost
+from hocket.testing.sim.environment import Clocks, SimEnvironment, SimHost
 from hocket.work.handlers import Handlers
 from hocket.work.liveness import BEAT_S, SILENT_S
 from hocket.work.worker import Worker, WorkerOptions
@@ -29,10 +29,10 @@ class Host(Line):
         super().__init__(home, home)
         self.machine = after.machine if after else SimHost(place)
         self.machine.place = place
-        ground = SimGround(Clocks(1.0, 0.0), home.chance, self.machine)
+        environment = SimEnvironment(Clocks(1.0, 0.0), home.chance, self.machine)
         options = WorkerOptions(Handlers([each.type for each in work]))
         self._is_over = False
-        self._running = asyncio.create_task(Worker(self, ground, options).run())
+        self._running = asyncio.create_task(Worker(self, environment, options).run())
 
     async def run(self, request: Callable[[Any], Any]) -> Any:
         if self._is_over:

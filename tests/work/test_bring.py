@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 import hocket
-from hocket.desk import Desk
 from hocket.errors import Usage
 from hocket.kernel.policy import DEFAULT
 from hocket.log import Transaction
-from hocket.node import Node
+from hocket.node.node import Node
+from hocket.node.runtime import Runtime
 from hocket.work import jobs
 from hocket.work.handlers import Handlers
 from hocket.work.jobs import Draft
@@ -32,7 +32,7 @@ class Scene:
         self.working: asyncio.Task[None]
         self.begun, self.go_on = threading.Event(), threading.Event()
         job = hocket.job("b.wait")(self.handle)
-        self.worker = Worker(node, node.ground, WorkerOptions(Handlers([job]), concurrency=1))
+        self.worker = Worker(node, node.environment, WorkerOptions(Handlers([job]), concurrency=1))
 
     def handle(self, ctx: hocket.Context) -> None:
         self.begun.set()
@@ -53,8 +53,8 @@ class Scene:
 
 @asynccontextmanager
 async def scene(home: Path) -> AsyncIterator[Scene]:
-    Desk.init(home).close()
-    node = Node(Desk.open(home))
+    Runtime.init(home).close()
+    node = Node(Runtime.open(home))
     made = Scene(node)
     made.working = asyncio.create_task(made.worker.run())
     while not made.worker._number:
@@ -76,7 +76,7 @@ def test_a_job_is_submitted_and_claimed_in_one_transaction(tmp_path: Path) -> No
     async def act() -> None:
         async with scene(tmp_path / "home") as here:
             commits: list[int] = []
-            log = here.node.desk.log
+            log = here.node.runtime.log
             really = log.commit
             log.commit = lambda requests: commits.append(len(requests)) or really(requests)  # type: ignore
             job_id = await here.bring()

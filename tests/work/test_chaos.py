@@ -82,7 +82,7 @@ def kill(mesh: Mesh, victim: Process) -> Kill:
     number = victim.number()
     before = time.time()
     victim.signal(signal.SIGSTOP)
-    with mesh.desk.read() as session:
+    with mesh.runtime.read() as session:
         held = [ulid_text(entry.job.id) for entry in session.claimed() if entry.worker == number]
     victim.kill()
     return Kill(victim.pid, before, time.time(), held)
@@ -91,7 +91,7 @@ def kill(mesh: Mesh, victim: Process) -> Kill:
 def check_completions(mesh: Mesh, ids: set[str]) -> None:
     completed = [ulid_text(op.payload.job_id) for _, op in mesh.payloads() if isinstance(op.payload, CompleteJob)]
     assert sorted(completed) == sorted(ids)
-    with mesh.desk.read() as session:
+    with mesh.runtime.read() as session:
         done = session.jobs([Stage.DONE], None, len(ids) + 1, newest_first=False)
     assert {ulid_text(entry.job.id) for entry in done if entry.job.outcome == 0} == ids
 

@@ -33,8 +33,8 @@ def test_a_claim_takes_the_most_urgent_jobs_that_are_wanted(waiting: list[tuple[
             Draft(kind, str(number).encode(), Policy(priority=priority))
             for number, (kind, priority, _) in enumerate(waiting)
         ]
-        made = node.desk.submit(drafts)
-        log = node.desk.log
+        made = node.runtime.submit(drafts)
+        log = node.runtime.log
         wants = lambda job, schedule: waiting[number_of(schedule)][2]  # noqa: E731
         claims = log.run(lambda tx: jobs.claim(tx, 1, limit, {"a": 1_000, "b": 1_000}.get, wants=wants))
     eligible = [

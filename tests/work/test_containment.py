@@ -1,5 +1,5 @@
 """One thing that fails ends nothing else. What is wrong with a schedule, a job, an artifact or a held op is told, and
-workers and upkeep go on with the rest. Faults that the code itself rules out are planted.
+workers and maintenance go on with the rest. Faults that the code itself rules out are planted.
 """
 
 import asyncio
@@ -12,7 +12,6 @@ import pytest
 
 import hocket
 import hocket.testing
-from hocket.desk import Desk
 from hocket.errors import Conflict, StoreError
 from hocket.kernel.clock import Hlc
 from hocket.kernel.ids import content_hash, make_ulid, parse_ulid
@@ -21,18 +20,19 @@ from hocket.kernel.policy import Policy, encode_policy
 from hocket.kernel.reasons import Reason
 from hocket.kernel.vocabulary import ScheduleJob, SetSchedule
 from hocket.log import Transaction
-from hocket.node import Node
+from hocket.node.node import Node
+from hocket.node.runtime import Runtime
 from hocket.store import Schedule, Session
-from hocket.work import artifacts, cron, jobs, supervision, troubles, upkeep
-from hocket.work.docket import Decision, Docket
+from hocket.work import artifacts, cron, jobs, maintenance, supervision, troubles
 from hocket.work.handlers import Handlers, JobType
 from hocket.work.jobs import Offer
-from hocket.work.products import contain
+from hocket.work.maintenance import Maintenance
+from hocket.work.pending_decisions import Decision, PendingDecisions
+from hocket.work.run_outputs import contain
 from hocket.work.sweep import Sweep
 from hocket.work.troubles import Troubles
-from hocket.work.upkeep import Upkeep
 from tests.mesh.world import until
-from tests.work.test_docket import Ground
+from tests.work.test_pending_decisions import StubEnvironment
 
 LeaseOf = Callable[[str], int | None]
 
@@ -48,8 +48,8 @@ HANDLERS = Handlers(
 
 def schedules(node: hocket.testing.MemorySyncNode, *names: str) -> None:
     for name in names:
-        plan = cron.check(cron.Plan(name, "* * * * *", "UTC", hocket.kind("c.job").draft({})))
-        node.desk.log.run(lambda tx, plan=plan: cron.add(tx, plan))
+        plan = cron.check(cron.NewSchedule(name, "* * * * *", "UTC", hocket.kind("c.job").draft({})))
+        node.runtime.log.run(lambda tx, plan=plan: cron.add(tx, plan))
     node.clock.advance(120)
 
 
@@ -66,7 +66,7 @@ def works(node: hocket.testing.MemorySyncNode, handlers: Handlers = HANDLERS) ->
 def test_a_schedule_after_a_job_that_failed_or_was_cancelled_ends_no_worker(how: str) -> None:
     """A tick that came after a cancelled job was a Conflict, and the worker that met it ended, as did the next one."""
     with hocket.testing.node() as node:
-        log = node.desk.log
+        log = node.runtime.log
         first = node.submit("c.job").job_id
         job_id = parse_ulid(first)
         policy = encode_policy(Policy(after=(first,)))
@@ -88,7 +88,7 @@ def test_a_schedule_after_a_job_that_failed_or_was_cancelled_ends_no_worker(how:
 )
 def test_a_schedule_that_cannot_be_read_ends_no_worker(cron_and_zone: tuple[str, str]) -> None:
     with hocket.testing.node() as node:
-        node.desk.log.run(lambda tx: tx.author(SetSchedule("bad", *cron_and_zone, "c.job", b"{}", b"")))
+        node.runtime.log.run(lambda tx: tx.author(SetSchedule("bad", *cron_and_zone, "c.job", b"{}", b"")))
         schedules(node, "good")
         worker, _ = works(node)
         assert worker.succeeded == 1
@@ -123,15 +123,15 @@ def test_a_tick_that_the_log_refuses_is_told_once_and_rests(monkeypatch: pytest.
         schedules(node, "bad")
 
         def is_due() -> bool:
-            with node.desk.read() as session:
+            with node.runtime.read() as session:
                 return sweep.is_due(session, round(node.clock.now * 1000))
 
         assert is_due()
-        node.desk.log.run(lambda tx: sweep(tx, None))
+        node.runtime.log.run(lambda tx: sweep(tx, None))
         assert not is_due(), "a refused tick is not tried in every round"
         now += troubles.REST_S
         assert is_due()
-        node.desk.log.run(lambda tx: sweep(tx, None))
+        node.runtime.log.run(lambda tx: sweep(tx, None))
     assert notices == ["schedule 'bad' makes no job: it is not a tick of the schedule that it names"]
 
 
@@ -188,7 +188,7 @@ def test_a_kind_that_cannot_be_claimed_holds_up_no_other(monkeypatch: pytest.Mon
         monkeypatch.setattr(jobs, "claim", claim)
 
         async def run() -> None:
-            here = Node(node.desk)
+            here = Node(node.runtime)
             try:
                 async with asyncio.timeout(20):
                     working = asyncio.ensure_future(here.work(HANDLERS, notice=notices.append))
@@ -205,7 +205,7 @@ def test_a_kind_that_cannot_be_claimed_holds_up_no_other(monkeypatch: pytest.Mon
 
 
 def outcomes(node: hocket.testing.MemorySyncNode) -> list[int | None]:
-    with node.desk.read() as session:
+    with node.runtime.read() as session:
         return [entry.job.outcome for entry in session.each_job()]
 
 
@@ -213,7 +213,7 @@ def test_a_job_that_cannot_be_started_is_handed_back(monkeypatch: pytest.MonkeyP
     tried: list[str] = []
 
     with hocket.testing.node() as node:
-        real = node.desk.kit
+        real = node.runtime.kit
 
         def kit(kind: str, monotonic: Callable[[], float]) -> Any:
             if kind == "c.bad" and not tried:
@@ -221,7 +221,7 @@ def test_a_job_that_cannot_be_started_is_handed_back(monkeypatch: pytest.MonkeyP
                 raise RuntimeError("planted")
             return real(kind, monotonic)
 
-        monkeypatch.setattr(node.desk, "kit", kit)
+        monkeypatch.setattr(node.runtime, "kit", kit)
         node.submit_many([("c.bad", {}), ("c.job", {})])
         worker, notices = works(node)
         assert worker.succeeded == 2 and tried
@@ -251,24 +251,24 @@ def test_an_arbiter_that_cannot_be_asked_is_asked_again() -> None:
                 raise RuntimeError("planted")
             return [Reason.NOT_ACCEPTED] * len(offers)
 
-        docket = Docket(consult, Ground(), lambda: None, notices.append)  # type: ignore[arg-type]
-        docket.add(Offer(b"o" * 16, b"j" * 16), lambda decision, dropped: heard.append(decision))
+        pending_decisions = PendingDecisions(consult, StubEnvironment(), lambda: None, notices.append)  # type: ignore[arg-type]
+        pending_decisions.add(Offer(b"o" * 16, b"j" * 16), lambda decision, dropped: heard.append(decision))
         async with asyncio.timeout(20):
             while not heard:
-                docket.ask(time.monotonic())
-                docket.settle()
+                pending_decisions.ask(time.monotonic())
+                pending_decisions.settle()
                 await asyncio.sleep(0.001)
         assert asked == [1, 1] and any("planted" in text for text in notices)
 
     asyncio.run(run())
 
 
-# Upkeep.
+# Maintenance.
 
 
 @pytest.fixture
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(upkeep, "ROUND_S", 0.02)
+    monkeypatch.setattr(maintenance, "ROUND_S", 0.02)
     monkeypatch.setattr(supervision, "REST_S", 0.02)
 
 
@@ -276,7 +276,7 @@ def kept_up(home: Path, test: Callable[[Node], Awaitable[None]]) -> list[str]:
     notices: list[str] = []
 
     async def run() -> None:
-        node = Node(Desk.init(home))
+        node = Node(Runtime.init(home))
         try:
             async with node.kept_up(notices.append):
                 await test(node)
@@ -289,11 +289,11 @@ def kept_up(home: Path, test: Callable[[Node], Awaitable[None]]) -> list[str]:
 
 async def ticks(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     """Waits until a schedule that is set now has ticked."""
-    plan = cron.check(cron.Plan("pulse", "* * * * *", "UTC", hocket.kind("acme.ping").draft({})))
+    plan = cron.check(cron.NewSchedule("pulse", "* * * * *", "UTC", hocket.kind("acme.ping").draft({})))
     await node.run(lambda tx: cron.add(tx, plan))
     wall, physical = node.log._wall, node.log.physical
     monkeypatch.setattr(node.log, "_wall", lambda floor: wall(floor) + 61_000)
-    monkeypatch.setattr(node.ground, "physical_ms", lambda: physical() + 61_000)
+    monkeypatch.setattr(node.environment, "physical_ms", lambda: physical() + 61_000)
 
     async def has_ticked() -> bool:
         return bool(await node.peek(lambda session: session.ready_kinds()))
@@ -316,15 +316,15 @@ def test_a_part_of_the_upkeep_that_fails_holds_up_no_other(tmp_path: Path, monke
 
 @pytest.mark.usefixtures("often")
 def test_upkeep_that_ends_by_an_error_is_told_and_begun_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real, begun = Upkeep.run, []
+    real, begun = Maintenance.run, []
 
-    async def run(self: Upkeep) -> None:
+    async def run(self: Maintenance) -> None:
         begun.append(1)
         if len(begun) == 1:
             raise RuntimeError("planted")
         await real(self)
 
-    monkeypatch.setattr(Upkeep, "run", run)
+    monkeypatch.setattr(Maintenance, "run", run)
 
     async def test(node: Node) -> None:
         await ticks(node, monkeypatch)
@@ -336,7 +336,7 @@ def test_upkeep_that_ends_by_an_error_is_told_and_begun_again(tmp_path: Path, mo
 @pytest.mark.usefixtures("often")
 def test_a_held_op_that_cannot_be_read_keeps_no_other_out(tmp_path: Path) -> None:
     async def test(node: Node) -> None:
-        log, key = node.log, node.desk.home.node_key()
+        log, key = node.log, node.runtime.home.node_key()
         stamp = Hlc(log.physical(), 5, log.node)
         identity = make_ulid(stamp.wall, b"0123456789")
         op = sign(Op(identity, stamp, log.node, (), ScheduleJob(identity, "acme.x", b"", b"")), key)
@@ -353,18 +353,18 @@ def test_a_held_op_that_cannot_be_read_keeps_no_other_out(tmp_path: Path) -> Non
 
 
 def test_a_blob_that_cannot_be_deleted_keeps_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with Desk.init(tmp_path / "home") as desk:
-        blobs = desk.blobs
+    with Runtime.init(tmp_path / "home") as runtime:
+        blobs = runtime.blobs
         data = [bytes([number]) * 100_000 for number in range(3)]
         made = [
-            desk.log.run(lambda tx, each=each: artifacts.put(tx, blobs, "note", contain(blobs, each), None))
+            runtime.log.run(lambda tx, each=each: artifacts.put(tx, blobs, "note", contain(blobs, each), None))
             for each in data
         ]
         for artifact_id in made:
-            with desk.read() as session:
+            with runtime.read() as session:
                 found = session.artifact(artifact_id)
             assert found is not None
-            desk.log.run(lambda tx, found=found: artifacts.evict(tx, found))
+            runtime.log.run(lambda tx, found=found: artifacts.evict(tx, found))
         real, bad = blobs.remove, content_hash(data[1])
 
         def remove(hash: bytes) -> int:
@@ -374,7 +374,7 @@ def test_a_blob_that_cannot_be_deleted_keeps_no_other(tmp_path: Path, monkeypatc
 
         monkeypatch.setattr(blobs, "remove", remove)
         notices: list[str] = []
-        cleared = artifacts.clear(desk.store, blobs, troubles=Troubles(notices.append, time.monotonic))
+        cleared = artifacts.clear(runtime.store, blobs, troubles=Troubles(notices.append, time.monotonic))
         assert cleared.blobs == 2 and blobs.has(bad)
         assert len(notices) == 1 and "planted" in notices[0]
 

@@ -22,12 +22,12 @@ LEASE_MS = 60_000
 
 
 def claim(node: MemorySyncNode, limit: int = 100) -> list[jobs.Claim]:
-    return node.desk.log.run(lambda tx: jobs.claim(tx, 1, limit, lambda kind: LEASE_MS)).taken
+    return node.runtime.log.run(lambda tx: jobs.claim(tx, 1, limit, lambda kind: LEASE_MS)).taken
 
 
 def again_at(node: MemorySyncNode) -> int | None:
     """When it is worth asking again, where nothing can be claimed now."""
-    claims = node.desk.log.run(lambda tx: jobs.claim(tx, 1, 1, lambda kind: LEASE_MS))
+    claims = node.runtime.log.run(lambda tx: jobs.claim(tx, 1, 1, lambda kind: LEASE_MS))
     assert claims.taken == []
     return claims.again_at
 
@@ -38,11 +38,11 @@ def held(taken: jobs.Claim) -> Held:
 
 
 def complete(node: MemorySyncNode, taken: jobs.Claim, result: bytes | None = None) -> Job | Reason:
-    return node.desk.log.run(lambda tx: jobs.complete(tx, held(taken), result, 1))
+    return node.runtime.log.run(lambda tx: jobs.complete(tx, held(taken), result, 1))
 
 
 def fail(node: MemorySyncNode, taken: jobs.Claim, retry: bool = True) -> object:
-    return node.desk.log.run(lambda tx: jobs.fail(tx, held(taken), "ValueError: no", "the traceback", retry))
+    return node.runtime.log.run(lambda tx: jobs.fail(tx, held(taken), "ValueError: no", "the traceback", retry))
 
 
 def words(taken: list[jobs.Claim]) -> list[str]:
@@ -215,7 +215,7 @@ def test_a_job_comes_after_jobs_that_are_there_and_after_nothing_else():
     with hocket.testing.node() as node:
         with pytest.raises(hocket.Usage, match="no job 00000000000000000000000001 to come after"):
             node.submit(hocket.kind("a", after="00000000000000000000000001"))
-        assert node.desk.verify().ops == 2
+        assert node.runtime.verify().ops == 2
 
 
 # Cancelling.
@@ -268,7 +268,7 @@ def test_no_more_of_a_kind_in_a_while_than_its_rate():
         node.submit_many([(hocket.kind("a", rate="4/m"), {})] * 12)
         starts: list[float] = []
         for _ in range(100):
-            claims = node.desk.log.run(lambda tx: jobs.claim(tx, 1, 100, lambda kind: LEASE_MS))
+            claims = node.runtime.log.run(lambda tx: jobs.claim(tx, 1, 100, lambda kind: LEASE_MS))
             starts += [node.clock.now] * len(claims.taken)
             if claims.again_at is not None:
                 node.clock.now = max(node.clock.now, claims.again_at / 1000)
@@ -288,10 +288,10 @@ def test_a_renewal_moves_the_deadline_keeps_the_fence_and_needs_the_claim_in_for
         (first,) = claim(node)
         assert first.job.deadline == round(node.clock.now * 1000) + LEASE_MS
         node.clock.advance(40)
-        renewed = node.desk.log.run(lambda tx: jobs.renew(tx, held(first), LEASE_MS))
+        renewed = node.runtime.log.run(lambda tx: jobs.renew(tx, held(first), LEASE_MS))
         assert not isinstance(renewed, Reason)
         assert (renewed.fence, renewed.deadline) == (1, round(node.clock.now * 1000) + LEASE_MS)
-        node.desk.log.run(lambda tx: jobs.hand_back(tx, held(first), "enough"))
+        node.runtime.log.run(lambda tx: jobs.hand_back(tx, held(first), "enough"))
         (second,) = claim(node)
         assert second.job.fence == 2
         for late in (
@@ -302,7 +302,7 @@ def test_a_renewal_moves_the_deadline_keeps_the_fence_and_needs_the_claim_in_for
             lambda tx: jobs.fail(tx, held(first), "no", "", True),
             lambda tx: jobs.report(tx, held(first), b"1"),
         ):
-            assert node.desk.log.run(late) is Reason.STALE_CLAIM
+            assert node.runtime.log.run(late) is Reason.STALE_CLAIM
         complete(node, second, b"2")
         assert handle.result() == 2
         assert [op["type"] for op in handle.status()["ops"]].count("CompleteJob") == 1
@@ -314,11 +314,11 @@ def test_a_lease_ends_by_the_logs_clock_and_only_then():
         node.submit("a")
         (first,) = claim(node)
         node.clock.advance(60)
-        assert node.desk.log.run(lambda tx: jobs.expire(tx, 10)) == 0
+        assert node.runtime.log.run(lambda tx: jobs.expire(tx, 10)) == 0
         node.clock.advance(0.002)
-        assert node.desk.log.run(lambda tx: jobs.renew(tx, held(first), LEASE_MS)) is Reason.LEASE_PASSED
-        assert node.desk.log.run(lambda tx: jobs.expire(tx, 10)) == 1
-        assert node.desk.log.run(lambda tx: jobs.expire(tx, 10)) == 0
+        assert node.runtime.log.run(lambda tx: jobs.renew(tx, held(first), LEASE_MS)) is Reason.LEASE_PASSED
+        assert node.runtime.log.run(lambda tx: jobs.expire(tx, 10)) == 1
+        assert node.runtime.log.run(lambda tx: jobs.expire(tx, 10)) == 0
         (second,) = claim(node)
         assert second.job.fence == 2
         assert complete(node, first) is Reason.STALE_CLAIM
@@ -329,11 +329,11 @@ def test_a_claim_on_a_held_or_a_completed_job_is_refused():
     with hocket.testing.node() as node:
         node.submit("a")
         (taken,) = claim(node)
-        again = ClaimWork(taken.job.id, node.desk.log.node, LEASE_MS)
+        again = ClaimWork(taken.job.id, node.runtime.log.node, LEASE_MS)
         other = ClaimWork(taken.job.id, 7, LEASE_MS)
-        assert node.desk.log.run(lambda tx: tx.author(other)) is Reason.NOT_CLAIMER
+        assert node.runtime.log.run(lambda tx: tx.author(other)) is Reason.NOT_CLAIMER
         complete(node, taken)
-        assert node.desk.log.run(lambda tx: tx.author(again)) is Reason.COMPLETED
+        assert node.runtime.log.run(lambda tx: tx.author(again)) is Reason.COMPLETED
 
 
 @pytest.mark.req("LW-19")
@@ -342,8 +342,8 @@ def test_kinds_without_a_handler_are_left_alone():
         node.submit("a")
         node.submit("b")
         known = {"b": LEASE_MS}
-        assert words(node.desk.log.run(lambda tx: jobs.claim(tx, 1, 9, known.get)).taken) == ["b"]
-        assert node.desk.log.run(lambda tx: jobs.claim(tx, 1, 9, known.get)) == ([], None, [])
+        assert words(node.runtime.log.run(lambda tx: jobs.claim(tx, 1, 9, known.get)).taken) == ["b"]
+        assert node.runtime.log.run(lambda tx: jobs.claim(tx, 1, 9, known.get)) == ([], None, [])
         assert words(claim(node)) == ["a"]
 
 
@@ -356,7 +356,7 @@ def test_a_log_with_all_of_this_proves_itself():
         complete(node, claim(node)[0], b'{"deep": [1, 2]}')
         claim(node)
         node.clock.advance(120)
-        node.desk.log.run(lambda tx: jobs.expire(tx, 10))
+        node.runtime.log.run(lambda tx: jobs.expire(tx, 10))
         assert a.result() == {"deep": [1, 2]}
-        assert node.desk.verify().findings == []
-        assert node.desk.rebuild().unchanged
+        assert node.runtime.verify().findings == []
+        assert node.runtime.rebuild().unchanged

@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 from hocket.log import Log
-from hocket.store import Place, Worker
+from hocket.store import Place, WorkerRow
 from hocket.store.sqlite import SqliteStore
-from hocket.testing.sim.ground import SimHost
+from hocket.testing.sim.environment import SimHost
 from hocket.work import liveness as rule
 from hocket.work.liveness import (
     BEAT_S,
@@ -27,12 +27,12 @@ from hocket.work.liveness import (
     LockLiveness,
     Locks,
     SignOfLife,
-    Standing,
+    WorkerState,
     place_of,
     standing,
     whereabouts,
 )
-from tests.roster.world import new_log
+from tests.log.roster.world import new_log
 from tests.work.mesh import SOURCE
 
 pytestmark = pytest.mark.xdist_group("processes")
@@ -86,7 +86,7 @@ class World:
         self.log.run(neighbour.sign.beat)
         return neighbour
 
-    def rows(self) -> list[Worker]:
+    def rows(self) -> list[WorkerRow]:
         with self.log.store.read() as session:
             return session.workers(self.log.node.to_bytes(8, "big"))
 
@@ -317,7 +317,7 @@ def test_a_worker_that_was_taken_for_dead_gets_a_new_row(world: World) -> None:
 def test_workers_of_other_nodes_are_not_ours(world: World) -> None:
     mine = world.worker(world.directory())
     with world.log.store.write() as session:
-        other = session.put_worker(Worker(0, "theirs", 1, 0, b"othernod", 0, ELSEWHERE))
+        other = session.put_worker(WorkerRow(0, "theirs", 1, 0, b"othernod", 0, ELSEWHERE))
         assert [row.number for row in session.workers(b"othernod")] == [other]
         assert {row.number for row in session.workers()} == {mine.sign.number, other}
     assert [row.number for row in world.rows()] == [mine.sign.number]
@@ -343,15 +343,15 @@ def test_how_a_worker_stands_at_one_look(world: World) -> None:
     near, far = world.worker(directory), world.worker(world.directory(), ELSEWHERE)
     observer = world.observer(directory)
 
-    def stand(later_s: float = 0) -> list[Standing]:
+    def stand(later_s: float = 0) -> list[WorkerState]:
         return [standing(observer, row, int(row.beat + later_s * 1000)) for row in world.rows()]
 
-    assert stand() == [Standing.RUNNING, Standing.RUNNING]
-    assert stand(SILENT_S) == [Standing.RUNNING, Standing.SILENT]
+    assert stand() == [WorkerState.RUNNING, WorkerState.RUNNING]
+    assert stand(SILENT_S) == [WorkerState.RUNNING, WorkerState.SILENT]
     near.kill()
-    assert stand() == [Standing.DIED, Standing.RUNNING]
+    assert stand() == [WorkerState.DIED, WorkerState.RUNNING]
     far.kill()
-    assert stand()[1] is Standing.RUNNING
+    assert stand()[1] is WorkerState.RUNNING
 
 
 def test_the_machine_id_is_not_given_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,16 +20,16 @@ from hocket.kernel.roster import Job, Outcome, State
 from hocket.kernel.ucan import ROOT, issue
 from hocket.kernel.vocabulary import DelegateUcan, DesignateCoordinator
 from hocket.log import Log, Transaction
-from hocket.log.wall import SteadyWall
+from hocket.log.steady_clock import SteadyWall
 from hocket.store import Place, Session
 from hocket.store.sqlite import SqliteStore
-from hocket.testing.sim.ground import Clocks, SimGround, SimHost
+from hocket.testing.sim.environment import Clocks, SimEnvironment, SimHost
 from hocket.testing.sim.loop import run as run_virtually
-from hocket.work import docket, jobs
-from hocket.work.docket import Decision, decisions
+from hocket.work import jobs, pending_decisions
 from hocket.work.handlers import Handlers, JobType
 from hocket.work.jobs import Draft, Held, Offer
-from hocket.work.products import Kit
+from hocket.work.pending_decisions import Decision, decisions
+from hocket.work.run_outputs import RunServices
 from hocket.work.runner import Context
 from hocket.work.worker import Worker, WorkerOptions
 
@@ -44,16 +44,16 @@ class Home:
     def __init__(self, number: int, clocks: Clocks) -> None:
         self.chance = random.Random(number)
         self.key = SigningKey(self.chance.randbytes(32))
-        self.ground = SimGround(clocks, self.chance, SimHost(Place()))
+        self.environment = SimEnvironment(clocks, self.chance, SimHost(Place()))
         self.store = SqliteStore(":memory:", create=True)
         self.log = Log(
             self.store,
             self.key,
             did_key(USER.public),
             wall=SteadyWall(clocks.day, clocks.monotonic),
-            physical=self.ground.physical_ms,
+            physical=self.environment.physical_ms,
             randomness=self.chance.randbytes,
-            bus=self.ground.bus,
+            bus=self.environment.bus,
         )
         self.log.run(self._introduce)
 
@@ -98,8 +98,10 @@ class Line:
     def node_id(self) -> int:
         return self._here.log.node
 
-    def kit(self, kind: str) -> Kit:
-        return Kit(None, self._here.log.reading, self._here.log.new_id, self._here.ground.monotonic, lambda: False)  # type: ignore[arg-type]
+    def kit(self, kind: str) -> RunServices:
+        return RunServices(
+            None, self._here.log.reading, self._here.log.new_id, self._here.environment.monotonic, lambda: False
+        )  # type: ignore[arg-type]
 
     async def run(self, request: Callable[[Transaction], Any]) -> Any:
         await asyncio.sleep(0)
@@ -134,7 +136,7 @@ class Mesh:
         self.done: list[tuple[bytes, Decision]] = []
         self.worker = Worker(
             self.line,
-            self.home.ground,
+            self.home.environment,
             WorkerOptions(
                 Handlers(types),
                 notice=self.said.append,
@@ -251,7 +253,7 @@ async def test_an_answer_that_comes_after_the_lease_starts_nothing_and_goes_back
         mesh.arbiter.take(mesh.home.bodies())
         return await consult(offers)
 
-    mesh.worker._docket._consult = slow
+    mesh.worker._pending_decisions._consult = slow
     await until(lambda: "YieldWork" in [kind for kind, _ in mesh.home.ops(job_id)])
     assert not work.began
     await mesh.stop()
@@ -347,8 +349,8 @@ async def test_without_the_arbiter_nothing_of_its_jobs_begins_and_open_jobs_go_o
     await asyncio.sleep(30)
     assert not work.began
     gaps = [later[0] - earlier[0] for earlier, later in zip(mesh.line.asked, mesh.line.asked[1:], strict=False)]
-    assert all(gap >= docket.REST_MIN_S for gap in gaps)
-    assert max(gaps) <= docket.REST_MAX_S + 2.5
+    assert all(gap >= pending_decisions.REST_MIN_S for gap in gaps)
+    assert max(gaps) <= pending_decisions.REST_MAX_S + 2.5
     assert gaps[0] < 1 < gaps[-1], "the pauses grow"
     assert sum("cannot be reached" in text for text in mesh.said) == 1
     claims = [kind for kind, _ in mesh.home.ops(job_id) if kind == "ClaimWork"]

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 import hocket
-from hocket.desk import Desk
 from hocket.log import Transaction
-from hocket.store import Place, Worker
+from hocket.node.runtime import Runtime
+from hocket.store import Place, WorkerRow
 from hocket.work import cron, jobs
 from tests.work.mesh import PATIENCE_S, SOURCE, Mesh
 
@@ -50,19 +50,19 @@ def test_several_processes_that_submit_one_unique_key_make_one_job(mesh: Mesh) -
     assert len(answers) == 20
     assert len({job_id for job_id, _ in answers}) == 1
     assert sum(created for _, created in answers) == 1
-    with mesh.desk.read() as session:
+    with mesh.runtime.read() as session:
         assert sum(session.counts().values()) == 1
     mesh.check_log()
 
 
 @pytest.mark.req("LW-41")
 def test_a_missed_tick_is_made_up_once_by_all_processes_together(mesh: Mesh) -> None:
-    plan = cron.check(cron.Plan("daily", "30 4 * * *", "Europe/Vienna", hocket.kind("step.rest").draft({})))
-    mesh.desk.log.run(lambda tx: cron.add(tx, plan))
-    assert mesh.desk.log.run(cron.make_due) == 0, "a new schedule's first tick is yet to come"
+    plan = cron.check(cron.NewSchedule("daily", "30 4 * * *", "Europe/Vienna", hocket.kind("step.rest").draft({})))
+    mesh.runtime.log.run(lambda tx: cron.add(tx, plan))
+    assert mesh.runtime.log.run(cron.make_due) == 0, "a new schedule's first tick is yet to come"
     made = race(mesh, "tick")
     assert sum(sum(answer) for answer in made) == 1, "three days were missed, the last tick is made up"
-    with mesh.desk.read() as session:
+    with mesh.runtime.read() as session:
         assert sum(session.counts().values()) == 1
         (schedule,) = session.schedules()
     assert cron.next_tick(schedule, schedule.last_tick) > schedule.last_tick
@@ -79,7 +79,9 @@ def test_never_more_of_a_kind_at_once_than_its_limit_over_all_workers(mesh: Mesh
     for worker in workers:
         assert worker.stop() == 0
     lines = mesh.journal()
-    kinds = {handle: mesh.desk.brief(mesh.desk.find(handle))["kind"] for handle in {line["job"] for line in lines}}
+    kinds = {
+        handle: mesh.runtime.brief(mesh.runtime.find(handle))["kind"] for handle in {line["job"] for line in lines}
+    }
     for kind, limit in (("step.rest", 3), ("step.arest", 2)):
         running, most = 0, 0
         for line in sorted((each for each in lines if kinds[each["job"]] == kind), key=lambda each: each["at"]):
@@ -230,11 +232,11 @@ def test_a_worker_that_finds_everything_held_does_not_hammer(mesh: Mesh) -> None
     mesh.worker().up()
     mesh.wait_journal("start")
     idle = mesh.worker().up()
-    before, at = mesh.desk.verify().ops, time.monotonic()
+    before, at = mesh.runtime.verify().ops, time.monotonic()
     cpu = idle.cpu_s()
     while time.monotonic() < at + 2:
         time.sleep(0.1)
-    assert mesh.desk.verify().ops == before, "nothing was tried, nothing was written"
+    assert mesh.runtime.verify().ops == before, "nothing was tried, nothing was written"
     assert idle.cpu_s() - cpu < 0.2 * (time.monotonic() - at)
     gate.touch()
     mesh.wait_done(1)
@@ -247,7 +249,7 @@ def test_progress_is_on_the_log_while_the_handler_runs(mesh: Mesh) -> None:
     worker = mesh.worker().up()
     mesh.wait_journal("start")
     seen = mesh.node.until(
-        lambda session: (bool((job := session.job(mesh.desk.find(handle.job_id))).job.progress), job.job), PATIENCE_S
+        lambda session: (bool((job := session.job(mesh.runtime.find(handle.job_id))).job.progress), job.job), PATIENCE_S
     )
     assert seen.progress == b'{"done":1}'
     assert handle.status()["progress"] == {"done": 1}
@@ -256,22 +258,22 @@ def test_progress_is_on_the_log_while_the_handler_runs(mesh: Mesh) -> None:
     assert worker.stop() == 0
 
 
-def registered(tx: Transaction, name: str) -> Worker:
-    return Worker(0, name, 1, tx.now, tx.node.to_bytes(8, "big"), tx.now, Place())
+def registered(tx: Transaction, name: str) -> WorkerRow:
+    return WorkerRow(0, name, 1, tx.now, tx.node.to_bytes(8, "big"), tx.now, Place())
 
 
 @pytest.mark.touches("LW-18")
 def test_a_newcomer_is_not_taken_for_a_dead_process(mesh: Mesh) -> None:
     """It registers and claims between a neighbour's look for the dead and what the neighbour does about them."""
     mesh.node.submit_many([("a", {}), ("b", {})])
-    log = mesh.desk.log
+    log = mesh.runtime.log
     dead = log.run(lambda tx: tx.session.put_worker(registered(tx, "worker-of-the-dead")))
     log.run(lambda tx: jobs.claim(tx, dead, 1, {"a": 60_000}.get))
     found_dead = {dead}
     newcomer = log.run(lambda tx: tx.session.put_worker(registered(tx, "newcomer")))
     (taken,) = log.run(lambda tx: jobs.claim(tx, newcomer, 1, {"b": 60_000}.get)).taken
     assert log.run(lambda tx: jobs.reclaim(tx, found_dead)) == 1
-    with Desk.open(mesh.home) as desk, desk.read() as session:
+    with Runtime.open(mesh.home) as runtime, runtime.read() as session:
         assert [each.number for each in session.workers()] == [newcomer]
         (held,) = session.claimed()
         assert (held.job.id, held.worker) == (taken.job.id, newcomer)

@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from hocket.desk import Desk
 from hocket.errors import Failed
 from hocket.kernel.ids import content_hash, ulid_text
 from hocket.kernel.keys import SigningKey
 from hocket.kernel.proof import Output, Stream, check, encode_proof, prove
 from hocket.kernel.roster import Job, Outcome
+from hocket.node.runtime import Runtime
 from hocket.work import artifacts, jobs
 from hocket.work.proofs import OUTPUT_TYPE, check_proof, examine, find_proof, need_proof
 from tests.work.proven import FILES, MANIFEST, Change, asked, ran, saying
@@ -23,77 +23,77 @@ LARGE = content_hash(FILES["dist/large.bin"])
 
 
 @pytest.fixture
-def desk(tmp_path: Path) -> Iterator[Desk]:
-    with Desk.init(tmp_path / "home") as opened:
+def runtime(tmp_path: Path) -> Iterator[Runtime]:
+    with Runtime.init(tmp_path / "home") as opened:
         yield opened
 
 
-def problems(desk: Desk, job: Job) -> list[str]:
-    with desk.read() as session:
-        return check_proof(session, desk.blobs, job, need_proof(session, desk.blobs, job))
+def problems(runtime: Runtime, job: Job) -> list[str]:
+    with runtime.read() as session:
+        return check_proof(session, runtime.blobs, job, need_proof(session, runtime.blobs, job))
 
 
-def blob(desk: Desk) -> Path:
-    return next(path for path in desk.home.blobs.rglob("*") if path.is_file() and path.stat().st_size == 100_000)
-
-
-@pytest.mark.req("GT-12")
-def test_a_good_proof_has_no_problems(desk: Desk) -> None:
-    job = ran(desk)
-    with desk.read() as session:
-        proof = find_proof(session, desk.blobs, job)
-        assert proof is not None and proof == need_proof(session, desk.blobs, job)
-        assert check(proof, worker=desk.home.node_key().public).job == ulid_text(job.id)
-        assert examine(session, desk.blobs, job, proof) == ([], [])
+def blob(runtime: Runtime) -> Path:
+    return next(path for path in runtime.home.blobs.rglob("*") if path.is_file() and path.stat().st_size == 100_000)
 
 
 @pytest.mark.req("GT-12")
-def test_a_command_that_failed_is_proven_as_well(desk: Desk) -> None:
-    job = ran(desk, exit_code=3)
-    assert job.outcome is Outcome.FAILED and problems(desk, job) == []
+def test_a_good_proof_has_no_problems(runtime: Runtime) -> None:
+    job = ran(runtime)
+    with runtime.read() as session:
+        proof = find_proof(session, runtime.blobs, job)
+        assert proof is not None and proof == need_proof(session, runtime.blobs, job)
+        assert check(proof, worker=runtime.home.node_key().public).job == ulid_text(job.id)
+        assert examine(session, runtime.blobs, job, proof) == ([], [])
 
 
-def test_of_several_runs_the_last_is_found(desk: Desk) -> None:
-    first = ran(desk, exit_code=3, retry=True)
-    assert first.outcome is None and problems(desk, first) == []
-    with desk.read() as session:
-        earlier = need_proof(session, desk.blobs, first)
-    desk.log.run(lambda tx: jobs.cancel(tx, first.id, "enough"))
-    desk.log.run(lambda tx: jobs.retry(tx, first.id, "once more"))
-    second = ran(desk)
-    assert second.id == first.id and problems(desk, second) == []
-    with desk.read() as session:
-        assert need_proof(session, desk.blobs, second) != earlier
-        wrong = check_proof(session, desk.blobs, second, earlier)
+@pytest.mark.req("GT-12")
+def test_a_command_that_failed_is_proven_as_well(runtime: Runtime) -> None:
+    job = ran(runtime, exit_code=3)
+    assert job.outcome is Outcome.FAILED and problems(runtime, job) == []
+
+
+def test_of_several_runs_the_last_is_found(runtime: Runtime) -> None:
+    first = ran(runtime, exit_code=3, retry=True)
+    assert first.outcome is None and problems(runtime, first) == []
+    with runtime.read() as session:
+        earlier = need_proof(session, runtime.blobs, first)
+    runtime.log.run(lambda tx: jobs.cancel(tx, first.id, "enough"))
+    runtime.log.run(lambda tx: jobs.retry(tx, first.id, "once more"))
+    second = ran(runtime)
+    assert second.id == first.id and problems(runtime, second) == []
+    with runtime.read() as session:
+        assert need_proof(session, runtime.blobs, second) != earlier
+        wrong = check_proof(session, runtime.blobs, second, earlier)
     assert "made under fence 1, the job's last claim has fence 2" in wrong[0]
 
 
-def test_what_another_node_calls_a_proof_is_not_found_but_can_be_verified(desk: Desk) -> None:
-    job = ran(desk)
+def test_what_another_node_calls_a_proof_is_not_found_but_can_be_verified(runtime: Runtime) -> None:
+    job = ran(runtime)
     elsewhere = replace(job, claimer=(job.claimer or 0) ^ 1)
-    with desk.read() as session:
-        assert find_proof(session, desk.blobs, elsewhere) is None
-        proof = need_proof(session, desk.blobs, elsewhere)
-        [problem] = check_proof(session, desk.blobs, elsewhere, proof)
+    with runtime.read() as session:
+        assert find_proof(session, runtime.blobs, elsewhere) is None
+        proof = need_proof(session, runtime.blobs, elsewhere)
+        [problem] = check_proof(session, runtime.blobs, elsewhere, proof)
     assert "held the job" in problem
 
 
-def test_a_job_without_a_proof_says_so(desk: Desk) -> None:
-    job_id = asked(desk)
-    with desk.read() as session:
+def test_a_job_without_a_proof_says_so(runtime: Runtime) -> None:
+    job_id = asked(runtime)
+    with runtime.read() as session:
         entry = session.job(job_id)
         assert entry is not None
-        assert find_proof(session, desk.blobs, entry.job) is None
+        assert find_proof(session, runtime.blobs, entry.job) is None
         with pytest.raises(Failed, match="has no proof"):
-            need_proof(session, desk.blobs, entry.job)
+            need_proof(session, runtime.blobs, entry.job)
 
 
-def test_what_is_no_proof_is_not_taken_for_one(desk: Desk) -> None:
-    job = ran(desk, proof=lambda proof: encode_proof(proof)[:-1])
-    with desk.read() as session:
-        assert find_proof(session, desk.blobs, job) is None
+def test_what_is_no_proof_is_not_taken_for_one(runtime: Runtime) -> None:
+    job = ran(runtime, proof=lambda proof: encode_proof(proof)[:-1])
+    with runtime.read() as session:
+        assert find_proof(session, runtime.blobs, job) is None
         with pytest.raises(Failed, match="is no proof"):
-            need_proof(session, desk.blobs, job)
+            need_proof(session, runtime.blobs, job)
 
 
 @pytest.mark.parametrize(
@@ -112,67 +112,67 @@ def test_what_is_no_proof_is_not_taken_for_one(desk: Desk) -> None:
         (saying(stdout=Stream(content_hash(b"stdout"), 7, 7)), "stdout has 7 bytes in the proof and 6 on the log"),
     ],
 )
-def test_a_proof_that_says_something_else_than_the_log_is_found(desk: Desk, change: Change, problem: str) -> None:
-    job = ran(desk, change=change)
-    assert [each for each in problems(desk, job) if problem in each] and len(problems(desk, job)) == 1
+def test_a_proof_that_says_something_else_than_the_log_is_found(runtime: Runtime, change: Change, problem: str) -> None:
+    job = ran(runtime, change=change)
+    assert [each for each in problems(runtime, job) if problem in each] and len(problems(runtime, job)) == 1
 
 
-def test_an_output_that_the_log_does_not_know_is_found(desk: Desk) -> None:
+def test_an_output_that_the_log_does_not_know_is_found(runtime: Runtime) -> None:
     known = tuple(Output(path, content_hash(data), len(data)) for path, data in FILES.items())
-    job = ran(desk, change=saying(outputs=(*known, Output("dist/more", bytes(32), 1))))
-    assert problems(desk, job) == [
+    job = ran(runtime, change=saying(outputs=(*known, Output("dist/more", bytes(32), 1))))
+    assert problems(runtime, job) == [
         f"the output 'dist/more' is blake3:{bytes(32).hex()}, and no artifact of the job is that"
     ]
 
 
-def test_a_proof_by_another_key_is_found(desk: Desk) -> None:
-    [problem] = problems(desk, ran(desk, key=OTHER))
+def test_a_proof_by_another_key_is_found(runtime: Runtime) -> None:
+    [problem] = problems(runtime, ran(runtime, key=OTHER))
     assert "the proof is by node" in problem and "held the job" in problem
 
 
-def test_a_proof_of_another_job_is_found(desk: Desk) -> None:
-    first, second = ran(desk), ran(desk, MANIFEST | {"timeout": 61})
-    with desk.read() as session:
-        proof = need_proof(session, desk.blobs, first)
-        wrong = check_proof(session, desk.blobs, second, proof)
+def test_a_proof_of_another_job_is_found(runtime: Runtime) -> None:
+    first, second = ran(runtime), ran(runtime, MANIFEST | {"timeout": 61})
+    with runtime.read() as session:
+        proof = need_proof(session, runtime.blobs, first)
+        wrong = check_proof(session, runtime.blobs, second, proof)
     assert "the job asks for" in wrong[0] and "not of" in wrong[1] and len(wrong) == 2
 
 
 @pytest.mark.req("GT-12")
-def test_a_tampered_proof_is_found(desk: Desk) -> None:
-    job = ran(desk)
-    with desk.read() as session:
-        proof = need_proof(session, desk.blobs, job)
+def test_a_tampered_proof_is_found(runtime: Runtime) -> None:
+    job = ran(runtime)
+    with runtime.read() as session:
+        proof = need_proof(session, runtime.blobs, job)
         forged = prove(check(proof), OTHER)
         for name in ("signature", "statement_signature"):
             mixed = replace(proof, **{name: forged.signature})
-            [problem] = check_proof(session, desk.blobs, job, mixed)
+            [problem] = check_proof(session, runtime.blobs, job, mixed)
             assert "is not signed by" in problem
 
 
-def test_a_job_that_is_no_command_is_found(desk: Desk) -> None:
-    asked(desk, payload=b'{"command": "make", "timeout": 60}')
-    assert any("is no command: command: a list is needed" in each for each in problems(desk, ran(desk)))
+def test_a_job_that_is_no_command_is_found(runtime: Runtime) -> None:
+    asked(runtime, payload=b'{"command": "make", "timeout": 60}')
+    assert any("is no command: command: a list is needed" in each for each in problems(runtime, ran(runtime)))
 
 
-def test_a_damaged_file_is_found(desk: Desk) -> None:
-    job = ran(desk)
-    path = blob(desk)
+def test_a_damaged_file_is_found(runtime: Runtime) -> None:
+    job = ran(runtime)
+    path = blob(runtime)
     path.chmod(0o600)
     path.write_bytes(b"y" + FILES["dist/large.bin"][1:])
-    [problem] = problems(desk, job)
+    [problem] = problems(runtime, job)
     assert "the output 'dist/large.bin'" in problem
 
 
-def test_a_file_that_is_not_here_is_no_problem_and_is_said(desk: Desk) -> None:
-    job = ran(desk)
-    blob(desk).unlink()
-    with desk.read() as session:
-        proof = need_proof(session, desk.blobs, job)
-        wrong, notes = examine(session, desk.blobs, job, proof)
+def test_a_file_that_is_not_here_is_no_problem_and_is_said(runtime: Runtime) -> None:
+    job = ran(runtime)
+    blob(runtime).unlink()
+    with runtime.read() as session:
+        proof = need_proof(session, runtime.blobs, job)
+        wrong, notes = examine(session, runtime.blobs, job, proof)
         assert wrong == [] and len(notes) == 1 and "'dist/large.bin' was not looked at" in notes[0]
         # Another node has something else under that name, and then the right thing.
-        wrong, notes = examine(session, desk.blobs, job, proof, lambda hash, size: b"z" * size)
+        wrong, notes = examine(session, runtime.blobs, job, proof, lambda hash, size: b"z" * size)
         assert wrong == [] and "is not its content" in notes[0]
         asked_for = []
 
@@ -180,15 +180,15 @@ def test_a_file_that_is_not_here_is_no_problem_and_is_said(desk: Desk) -> None:
             asked_for.append((hash, size))
             return FILES["dist/large.bin"]
 
-        assert examine(session, desk.blobs, job, proof, fetch) == ([], [])
-        assert asked_for == [(LARGE, 100_000)] and desk.blobs.has(LARGE)
+        assert examine(session, runtime.blobs, job, proof, fetch) == ([], [])
+        assert asked_for == [(LARGE, 100_000)] and runtime.blobs.has(LARGE)
 
 
-def test_an_evicted_file_is_no_problem_and_is_said(desk: Desk) -> None:
-    job = ran(desk)
-    with desk.read() as session:
+def test_an_evicted_file_is_no_problem_and_is_said(runtime: Runtime) -> None:
+    job = ran(runtime)
+    with runtime.read() as session:
         kept = [each for each in session.artifacts_of_job(job.id) if each.type == OUTPUT_TYPE and each.hash == LARGE]
-    desk.log.run(lambda tx: artifacts.evict(tx, kept[0]))
-    with desk.read() as session:
-        wrong, notes = examine(session, desk.blobs, job, need_proof(session, desk.blobs, job))
+    runtime.log.run(lambda tx: artifacts.evict(tx, kept[0]))
+    with runtime.read() as session:
+        wrong, notes = examine(session, runtime.blobs, job, need_proof(session, runtime.blobs, job))
     assert wrong == [] and notes == ["the output 'dist/large.bin' was evicted; its bytes were not looked at"]

@@ -11,7 +11,7 @@ from hocket.kernel.ops import decode
 from hocket.kernel.roster import Outcome
 from hocket.kernel.vocabulary import CreateArtifact, DesignateCoordinator
 from hocket.log.transaction import GAPS
-from hocket.testing.sim.ground import Clocks
+from hocket.testing.sim.environment import Clocks
 from hocket.work import jobs, view
 from hocket.work.jobs import Held
 from tests.work.test_offers import USER, Home, virtually

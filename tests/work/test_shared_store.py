@@ -31,7 +31,7 @@ def second_home(mesh: Mesh) -> Path:
 
 
 def fences(mesh: Mesh) -> set[int]:
-    with mesh.desk.read() as session:
+    with mesh.runtime.read() as session:
         return {entry.job.fence for entry in session.each_job()}
 
 
@@ -41,7 +41,7 @@ def test_two_workers_on_one_store_leave_each_others_jobs_alone(mesh: Mesh) -> No
     """They used to hand them back every round: fence 4 within a second, failed after 25 returns."""
     homes = {"step.rest": mesh.home, "step.arest": second_home(mesh)}
     workers = [mesh.worker(home=home, only=[kind], constants=QUICK).up() for kind, home in homes.items()]
-    with mesh.desk.read() as session:
+    with mesh.runtime.read() as session:
         assert len({each.place.locks for each in session.workers()}) == 2
     # Longer than a silence may be, so that each of them would be found out.
     ms = QUICK["SILENT_S"] * 1_500
@@ -145,7 +145,7 @@ def test_a_container_with_the_same_directory_is_told_by_the_lock(mesh: Mesh) -> 
     inside = mesh.worker(before=NAMESPACE, constants=patient, concurrency=1)
 
     def rows() -> list[str]:
-        with mesh.desk.read() as session:
+        with mesh.runtime.read() as session:
             return [each.place.namespace for each in session.workers()]
 
     (namespace,) = wait_for(rows, "the worker in the container to register")

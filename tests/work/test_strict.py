@@ -65,7 +65,7 @@ def test_what_comes_after_a_failed_job_waits(member: Member) -> None:
     assert max(discriminant(op.payload) for _, op in member.ops()) < 1024
 
 
-PLAN = cron.Plan("nightly", "0 2 * * *", "UTC", jobs.Draft("acme.x", b"{}", jobs.Policy()))
+PLAN = cron.NewSchedule("nightly", "0 2 * * *", "UTC", jobs.Draft("acme.x", b"{}", jobs.Policy()))
 WISHES: dict[str, tuple[Callable[[Transaction, bytes], Any], str]] = {
     "cancel": (lambda tx, job_id: jobs.cancel(tx, job_id, "?"), "let it run"),
     "retry": (lambda tx, job_id: jobs.retry(tx, job_id, "?"), "submit it again"),

@@ -11,7 +11,7 @@ from hocket.work import supervision
 from hocket.work.supervision import supervised
 
 
-def ground() -> Any:
+def environment() -> Any:
     return SimpleNamespace(chance=random.Random(1), monotonic=lambda: asyncio.get_running_loop().time())
 
 
@@ -29,7 +29,7 @@ def test_work_that_fails_is_told_and_started_again(monkeypatch: pytest.MonkeyPat
 
     async def test() -> None:
         async with asyncio.timeout(10):
-            assert await supervised("the sync loop", work, notices.append, ground()) == "done"
+            assert await supervised("the sync loop", work, notices.append, environment()) == "done"
 
     asyncio.run(test())
     assert runs == 4
@@ -53,7 +53,7 @@ def test_the_rest_grows_while_the_errors_go_on(monkeypatch: pytest.MonkeyPatch):
             raise OSError
 
     monkeypatch.setattr(supervision.asyncio, "sleep", rest)
-    asyncio.run(supervised("it", work, lambda text: None, ground()))
+    asyncio.run(supervised("it", work, lambda text: None, environment()))
     assert rests[0] <= 0.002 and max(rests) <= 0.02
     assert all(seconds >= 0.005 for seconds in rests[4:])
 
@@ -69,7 +69,7 @@ def test_cancelling_the_supervisor_cancels_the_work():
             ended = True
 
     async def test() -> None:
-        task = asyncio.create_task(supervised("it", work, lambda text: None, ground()))
+        task = asyncio.create_task(supervised("it", work, lambda text: None, environment()))
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         task.cancel()

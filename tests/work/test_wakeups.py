@@ -80,12 +80,12 @@ def test_a_forked_child_is_no_sign_of_life(tmp_path: Path) -> None:
 )
 def test_a_schedule_that_cannot_be_read_does_not_hold_up_the_others(bad: SetSchedule) -> None:
     with hocket.testing.node() as node:
-        good = cron.check(cron.Plan("good", "* * * * *", "UTC", hocket.kind("w.tick").draft({})))
-        node.desk.log.run(lambda tx: tx.author(bad))
-        node.desk.log.run(lambda tx: cron.add(tx, good))
+        good = cron.check(cron.NewSchedule("good", "* * * * *", "UTC", hocket.kind("w.tick").draft({})))
+        node.runtime.log.run(lambda tx: tx.author(bad))
+        node.runtime.log.run(lambda tx: cron.add(tx, good))
         node.clock.advance(120)
-        assert node.desk.log.run(cron.make_due) == 1
-        assert node.desk.log.run(cron.make_due) == 0
+        assert node.runtime.log.run(cron.make_due) == 1
+        assert node.runtime.log.run(cron.make_due) == 0
 
 
 @pytest.mark.req("LW-41")
@@ -99,9 +99,9 @@ def test_a_schedule_that_cannot_be_read_does_not_hold_up_the_others(bad: SetSche
 )
 def test_the_last_tick_is_the_newest_that_is_not_in_the_future(at: float, expected: int) -> None:
     with hocket.testing.node(at=1_700_000_000) as node:
-        plan = cron.check(cron.Plan("x", "30 2 * * *", "UTC", hocket.kind("w.tick").draft({})))
-        node.desk.log.run(lambda tx: cron.add(tx, plan))
-        with node.desk.read() as session:
+        plan = cron.check(cron.NewSchedule("x", "30 2 * * *", "UTC", hocket.kind("w.tick").draft({})))
+        node.runtime.log.run(lambda tx: cron.add(tx, plan))
+        with node.runtime.read() as session:
             (schedule,) = session.schedules()
         assert cron.last_tick(schedule, int(at * 1000)) == expected * 1000
         following = cron.next_tick(schedule, expected * 1000)
@@ -113,11 +113,11 @@ def test_a_tick_has_one_id_whenever_it_is_made() -> None:
     ids = set()
     for late in (0, 30, 50):
         with hocket.testing.node(1, at=1_743_301_700) as node:
-            plan = cron.check(cron.Plan("x", "30 2 * * *", "UTC", hocket.kind("w.tick").draft({})))
-            node.desk.log.run(lambda tx, plan=plan: cron.add(tx, plan))
+            plan = cron.check(cron.NewSchedule("x", "30 2 * * *", "UTC", hocket.kind("w.tick").draft({})))
+            node.runtime.log.run(lambda tx, plan=plan: cron.add(tx, plan))
             node.clock.now = 1_743_301_800 + late
-            assert node.desk.log.run(cron.make_due) == 1
-            with node.desk.read() as session:
+            assert node.runtime.log.run(cron.make_due) == 1
+            with node.runtime.read() as session:
                 (entry,) = session.each_job()
                 (schedule,) = session.schedules()
             assert entry.job.id == tick_id(schedule.op, 1_743_301_800_000)
@@ -130,15 +130,15 @@ def test_a_tick_near_a_clock_change_is_made_once_each_day() -> None:
     """Half past two does not exist on one night in Vienna, and on another it comes twice."""
     for start in (1_743_100_000, 1_761_250_000):
         with hocket.testing.node(at=start) as node:
-            plan = cron.check(cron.Plan("x", "30 2 * * *", "Europe/Vienna", hocket.kind("w.tick").draft({})))
-            node.desk.log.run(lambda tx, plan=plan: cron.add(tx, plan))
+            plan = cron.check(cron.NewSchedule("x", "30 2 * * *", "Europe/Vienna", hocket.kind("w.tick").draft({})))
+            node.runtime.log.run(lambda tx, plan=plan: cron.add(tx, plan))
             made = 0
             sweep = Sweep(Troubles(pytest.fail, lambda: 0.0), pytest.fail)
             for _ in range(5 * 24 * 4):
                 node.clock.advance(900)
-                with node.desk.read() as session:
+                with node.runtime.read() as session:
                     is_due = sweep.is_due(session, round(node.clock.now * 1000))
-                assert node.desk.log.run(cron.make_due) == is_due
+                assert node.runtime.log.run(cron.make_due) == is_due
                 made += is_due
             assert made == 5
 
@@ -146,8 +146,8 @@ def test_a_tick_near_a_clock_change_is_made_once_each_day() -> None:
 @pytest.mark.req("LW-41")
 def test_a_schedule_that_is_removed_or_set_anew_ticks_accordingly() -> None:
     with hocket.testing.node() as node:
-        log = node.desk.log
-        plan = cron.check(cron.Plan("x", "* * * * *", "UTC", hocket.kind("w.tick").draft({"n": 1})))
+        log = node.runtime.log
+        plan = cron.check(cron.NewSchedule("x", "* * * * *", "UTC", hocket.kind("w.tick").draft({"n": 1})))
         log.run(lambda tx: cron.add(tx, plan))
         node.clock.advance(61)
         assert log.run(cron.make_due) == 1
@@ -158,5 +158,5 @@ def test_a_schedule_that_is_removed_or_set_anew_ticks_accordingly() -> None:
         assert log.run(cron.make_due) == 0
         with pytest.raises(hocket.Usage, match="no schedule 'x'"):
             log.run(lambda tx: cron.remove(tx, "x"))
-        assert node.desk.rebuild().unchanged
+        assert node.runtime.rebuild().unchanged
         assert log.run(cron.make_due) == 0

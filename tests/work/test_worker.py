@@ -67,7 +67,7 @@ def test_when_the_grace_is_over_everything_is_handed_back(mesh: Mesh) -> None:
     assert worker.stop() == 0
     assert worker.ended() == (0, 0, 3)
     assert [mesh.ops(handle.job_id)[-1] for handle in handles] == ["YieldWork"] * 3
-    with mesh.desk.read() as session:
+    with mesh.runtime.read() as session:
         assert session.workers() == []
     assert [path.name for path in (mesh.home / "processes").iterdir()] == []
 
@@ -124,7 +124,7 @@ ENDS = {
 def test_whatever_a_handler_does_is_its_jobs_end_and_not_the_workers(mesh: Mesh) -> None:
     handles = {(kind, how): mesh.node.submit(kind, how=how) for kind in ("step.bad", "step.abad") for how in ENDS}
     wrong = mesh.node.submit("step.bad", wrong="argument")
-    listed = mesh.desk.submit([Draft("step.bad", b"[1]", Policy())])[0]
+    listed = mesh.runtime.submit([Draft("step.bad", b"[1]", Policy())])[0]
     good = mesh.node.submit(hocket.kind("step.rest", priority=-1))
     worker = mesh.worker(until_idle=True)
     assert worker.ended()[:2] == (1, len(handles) + 2), worker.output.read_text()
@@ -142,7 +142,7 @@ def test_whatever_a_handler_does_is_its_jobs_end_and_not_the_workers(mesh: Mesh)
         assert len(caught.value.traceback) <= 16_384
     with pytest.raises(hocket.JobFailed, match=r"unexpected keyword argument|missing 1 required") as caught:
         wrong.result(PATIENCE_S)
-    assert "the payload is a JSON list, not an object" in str(mesh.desk.show(ulid_text(listed.job_id))["error"])
+    assert "the payload is a JSON list, not an object" in str(mesh.runtime.show(ulid_text(listed.job_id))["error"])
     mesh.check_log()
 
 
@@ -305,11 +305,11 @@ def test_a_store_that_refuses_for_a_while_loses_nothing(mesh: Mesh) -> None:
     handle = mesh.node.submit(GATE, path=str(gate))
     worker = mesh.worker().up()
     mesh.wait_journal("start")
-    with mesh.desk.store.write() as session:
+    with mesh.runtime.store.write() as session:
         session.put_head(session.head()._replace(rebuilding=bytes(20)))
     gate.touch()
     wait_for(lambda: any("trying again" in line for line in worker.lines()), "the worker to say so")
-    with mesh.desk.store.write() as session:
+    with mesh.runtime.store.write() as session:
         session.put_head(session.head()._replace(rebuilding=None))
     assert handle.result(PATIENCE_S) == 1
     assert worker.stop() == 0

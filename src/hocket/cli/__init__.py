@@ -35,9 +35,9 @@ def main(arguments: list[str] | None = None) -> "NoReturn":
 
 def _run(arguments: list[str]) -> int:
     if arguments[:1] == ["run"]:
-        from hocket.cli.knock import knock
+        from hocket.server.local_client import ask_worker
 
-        code = knock(arguments[1:])
+        code = ask_worker(arguments[1:])
         if code is not None:
             # A worker did it all; there is nothing here that would have to be taken down with care.
             os._exit(_flushed(code))
@@ -72,7 +72,7 @@ def _usage(error: Exception, message: str) -> str:
 
 
 def _fail(sentence: str, code: int) -> int:
-    from hocket.cli.voice import clean
+    from hocket.kernel.safe_text import clean
 
     print(f"hocket: {clean(sentence)}", file=sys.stderr)
     return code
@@ -111,7 +111,7 @@ def _keep(text: str) -> str | None:
     try:
         from hocket.cli.redaction import redacted, redacted_words
         from hocket.cli.settings import settings
-        from hocket.home import Home, default_home
+        from hocket.node.home import Home, default_home
 
         home = Home(settings.home or default_home()).path
         if not home.is_dir() or home.stat().st_uid != os.geteuid():

@@ -69,7 +69,7 @@ def new_app(**options: Any) -> typer.Typer:
     )
 
 
-class Commands(TyperGroup):
+class CommandGroup(TyperGroup):
     """Finds commands by name without loading the others."""
 
     def __init__(self, **attributes: Any) -> None:
@@ -98,7 +98,7 @@ class _PipeClosed(Exception):
     pass
 
 
-app = new_app(cls=Commands, epilog=EPILOG)
+app = new_app(cls=CommandGroup, epilog=EPILOG)
 
 
 def _show_version(value: bool) -> None:

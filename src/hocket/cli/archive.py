@@ -12,8 +12,8 @@ from typing import Annotated, BinaryIO
 import typer
 
 from hocket.cli.files import private_file
+from hocket.cli.output import emit, notice, on_terminal, progress, say
 from hocket.cli.settings import HomeOption, JsonOption, open_desk
-from hocket.cli.voice import emit, notice, on_terminal, progress, say
 from hocket.errors import Failed, StoreError, Usage
 
 TWINS = (
@@ -37,15 +37,15 @@ def export_log(
 
     if file == "-" and on_terminal():
         raise Usage("this would write bytes to your terminal; name a file, or redirect it")
-    with open_desk() as desk, progress("exporting") as bar:
+    with open_desk() as runtime, progress("exporting") as bar:
         if file == "-":
-            count = export_ops(desk.store, sys.stdout.buffer, bar)
+            count = export_ops(runtime.store, sys.stdout.buffer, bar)
             sys.stdout.buffer.flush()
             notice(f"{count} ops exported")
             return
         try:
             with _written(Path(file)) as out:
-                count = export_ops(desk.store, out, bar)
+                count = export_ops(runtime.store, out, bar)
         except OSError as error:
             raise StoreError(f"cannot write {file}: {error.strerror}") from None
     emit({"ops": count, "file": file})
@@ -85,16 +85,16 @@ def import_log(
     from hocket.log.archive import import_ops
     from hocket.mesh.peers import two_histories
 
-    with open_desk() as desk:
+    with open_desk() as runtime:
         if file == "-":
-            admitted = import_ops(desk.log, sys.stdin.buffer)
+            admitted = import_ops(runtime.log, sys.stdin.buffer)
         else:
             try:
                 source = open(file, "rb")  # noqa: SIM115
             except OSError as error:
                 raise Usage(f"cannot read {file}: {error.strerror}") from None
             with source:
-                admitted = import_ops(desk.log, source)
+                admitted = import_ops(runtime.log, source)
     reasons = {reason.sentence: count for reason, count in admitted.refused.items()}
     counts = {"appended": admitted.appended, "duplicated": admitted.duplicated, "rejected": admitted.rejected}
     emit(counts | {"collided": admitted.collided, "unread": admitted.unread, "reasons": reasons})

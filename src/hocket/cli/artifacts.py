@@ -9,8 +9,8 @@ import typer
 from hocket.cli.app import new_app
 from hocket.cli.files import write_file
 from hocket.cli.job import moment
+from hocket.cli.output import emit, fields, on_terminal, say, table
 from hocket.cli.settings import HomeOption, JsonOption, open_desk, settings
-from hocket.cli.voice import emit, fields, on_terminal, say, table
 
 LIMIT_MAX = 100_000
 
@@ -47,11 +47,11 @@ def list_artifacts(
 
     from hocket.work import artifacts
 
-    with open_desk() as desk:
-        job_id = None if job is None else desk.find(job)
-        with desk.read() as session:
+    with open_desk() as runtime:
+        job_id = None if job is None else runtime.find(job)
+        with runtime.read() as session:
             found = artifacts.every(session) if job_id is None else iter(session.artifacts_of_job(job_id))
-            shown = [artifacts.brief(session, desk.blobs, each) for each in islice(found, limit)]
+            shown = [artifacts.brief(session, runtime.blobs, each) for each in islice(found, limit)]
     emit(shown)
     rows = [
         (
@@ -72,8 +72,8 @@ def show(id: IdArgument, home: HomeOption = None, as_json: JsonOption = False) -
     """
     from hocket.work import artifacts
 
-    with open_desk() as desk, desk.read() as session:
-        shown = artifacts.full(session, desk.blobs, artifacts.find(session, id))
+    with open_desk() as runtime, runtime.read() as session:
+        shown = artifacts.full(session, runtime.blobs, artifacts.find(session, id))
     emit(shown)
     names = ("artifact_id", "type", "job_id", "hash", "size", "content", "author", "model_id", "model_version")
     pairs: list[tuple[str, Any]] = [
@@ -101,14 +101,14 @@ def get(
     """
     from hocket.errors import Usage
     from hocket.kernel.ids import ulid_text
-    from hocket.node import SyncNode
+    from hocket.node.node import SyncNode
     from hocket.work import artifacts
 
     if output is None and (settings.as_json or on_terminal()):
         raise Usage("give -o FILE; the content of an artifact is no text for a terminal")
-    with open_desk() as desk, desk.read() as session:
+    with open_desk() as runtime, runtime.read() as session:
         found = artifacts.find(session, id)
-        data = artifacts.content(session, desk.blobs, found, SyncNode(desk).fetch)
+        data = artifacts.content(session, runtime.blobs, found, SyncNode(runtime).fetch)
     if output is None:
         sys.stdout.buffer.write(data)
         return
@@ -134,13 +134,13 @@ def put(
     """
     from hocket.kernel.ids import hash_text, ulid_text
     from hocket.work import artifacts
-    from hocket.work.products import check_ttl, check_type, contain
+    from hocket.work.run_outputs import check_ttl, check_type, contain
 
     check_type(type)
     ttl_ms = check_ttl(ttl)
-    with open_desk() as desk:
-        content = contain(desk.blobs, file)
-        artifact_id = desk.log.run(lambda tx: artifacts.put(tx, desk.blobs, type, content, ttl_ms))
+    with open_desk() as runtime:
+        content = contain(runtime.blobs, file)
+        artifact_id = runtime.log.run(lambda tx: artifacts.put(tx, runtime.blobs, type, content, ttl_ms))
     emit({"artifact_id": ulid_text(artifact_id), "hash": hash_text(content.hash), "size": content.size})
     say(f"kept {content.size} bytes as {ulid_text(artifact_id)}")
 
@@ -155,12 +155,12 @@ def evict(id: IdArgument, home: HomeOption = None, as_json: JsonOption = False) 
     from hocket.kernel.ids import ulid_text
     from hocket.work import artifacts
 
-    with open_desk() as desk:
-        with desk.read() as session:
+    with open_desk() as runtime:
+        with runtime.read() as session:
             found = artifacts.find(session, id)
-        desk.log.run(lambda tx: artifacts.evict(tx, found))
-        with desk.store.write() as session:
-            cleared = artifacts.collect(session, desk.blobs, [found.hash])
+        runtime.log.run(lambda tx: artifacts.evict(tx, found))
+        with runtime.store.write() as session:
+            cleared = artifacts.collect(session, runtime.blobs, [found.hash])
     emit({"artifact_id": ulid_text(found.id), "evicted": True, "freed_bytes": cleared.bytes})
     say(f"evicted {ulid_text(found.id)}")
 
@@ -174,8 +174,8 @@ def gc(home: HomeOption = None, as_json: JsonOption = False) -> None:
     """
     from hocket.work import artifacts
 
-    with open_desk() as desk:
-        desk.log.settle()
-        cleared = artifacts.clear(desk.store, desk.blobs)
+    with open_desk() as runtime:
+        runtime.log.settle()
+        cleared = artifacts.clear(runtime.store, runtime.blobs)
     emit({"blobs": cleared.blobs, "freed_bytes": cleared.bytes})
     say(f"deleted {cleared.blobs} blobs, {cleared.bytes} bytes are free")

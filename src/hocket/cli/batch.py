@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from hocket.cli.options import decoded
+from hocket.cli.output import Progress, emit, progress, say
 from hocket.cli.settings import open_desk
-from hocket.cli.voice import Progress, emit, progress, say
-from hocket.desk import Desk
 from hocket.errors import HocketError, Usage
 from hocket.kernel.ids import ulid_text
 from hocket.kernel.policy import DEFAULT
 from hocket.log import Transaction
+from hocket.node.runtime import Runtime
 from hocket.work import jobs
 from hocket.work.handlers import draft, policy
 from hocket.work.jobs import PAYLOAD_BYTES_MAX, Draft, Submitted
@@ -27,7 +27,7 @@ STEP = 1_000
 _OWN = {"kind", "payload", "name", "after"}
 
 
-class Line(NamedTuple):
+class BatchLine(NamedTuple):
     """A job as its line asks for it. `after` holds names of other lines, or job ids."""
 
     number: int
@@ -36,15 +36,15 @@ class Line(NamedTuple):
     draft: Draft
 
 
-class Batch(NamedTuple):
+class JobFile(NamedTuple):
     """The lines of one file, and what the file is called."""
 
     source: str
-    lines: list[Line]
+    lines: list[BatchLine]
     named: dict[str, int]
 
     @contextmanager
-    def at(self, line: Line) -> Iterator[None]:
+    def at(self, line: BatchLine) -> Iterator[None]:
         with _placed(self.source, line.number):
             yield
 
@@ -59,16 +59,16 @@ def _placed(source: str, number: int) -> Iterator[None]:
 
 def submit_batch(source: str) -> None:
     """Reads, orders and submits a file, and says what became of each line."""
-    with open_desk() as desk:
+    with open_desk() as runtime:
         name = "standard input" if source == "-" else source
         with _opened(source) as file, progress("reading") as bar:
             batch = _read(name, file, bar)
         if not batch.lines:
             raise Usage(f"{name}: nothing to submit")
         order = _ordered(batch)
-        there = _cited_jobs(desk, batch)
+        there = _cited_jobs(runtime, batch)
         with progress("submitting") as bar:
-            made = desk.log.run(lambda tx: _submit(tx, batch, order, there, bar))
+            made = runtime.log.run(lambda tx: _submit(tx, batch, order, there, bar))
     emit(
         [
             {
@@ -97,8 +97,8 @@ def _opened(source: str) -> Iterator[BinaryIO]:
         raise Usage(f"cannot read the batch {source}: {error.strerror}") from None
 
 
-def _read(source: str, file: BinaryIO, bar: Progress) -> Batch:
-    batch = Batch(source, [], {})
+def _read(source: str, file: BinaryIO, bar: Progress) -> JobFile:
+    batch = JobFile(source, [], {})
     number = 0
     while text := file.readline(LINE_BYTES_MAX + 1):
         number += 1
@@ -119,7 +119,7 @@ def _read(source: str, file: BinaryIO, bar: Progress) -> Batch:
     return batch
 
 
-def _line(number: int, text: bytes) -> Line:
+def _line(number: int, text: bytes) -> BatchLine:
     value = decoded(text.strip(), "this")
     if not isinstance(value, dict):
         raise Usage(f'a line is an object like {{"kind": "acme.render"}}, not {_called(value)}')
@@ -131,7 +131,7 @@ def _line(number: int, text: bytes) -> Line:
     options = {key: each for key, each in value.items() if key not in _OWN}
     for key, each in options.items():
         _check_option(key, each)
-    return Line(
+    return BatchLine(
         number, name, _after(value.get("after")), draft(kind, value.get("payload", {}), policy(DEFAULT, **options))
     )
 
@@ -156,7 +156,7 @@ def _after(value: Any) -> tuple[str, ...]:
     return tuple(named)
 
 
-def _ordered(batch: Batch) -> list[int]:
+def _ordered(batch: JobFile) -> list[int]:
     """The lines' indices, each behind those that it comes after. Raises Usage for a cycle."""
     order: list[int] = []
     seen: dict[int, bool] = {}  # False while it is on the path, True when it has its place
@@ -179,17 +179,17 @@ def _ordered(batch: Batch) -> list[int]:
     return order
 
 
-def _cited(batch: Batch, index: int) -> Iterator[int]:
+def _cited(batch: JobFile, index: int) -> Iterator[int]:
     return iter([batch.named[each] for each in batch.lines[index].after if each in batch.named])
 
 
-def _refuse_cycle(batch: Batch, path: list[int], back_to: int) -> None:
+def _refuse_cycle(batch: JobFile, path: list[int], back_to: int) -> None:
     cycle = [*path[path.index(back_to) :], back_to]
     with batch.at(batch.lines[back_to]):
         raise Usage(f"cycle in after: {' → '.join(str(batch.lines[index].name) for index in cycle)}")
 
 
-def _cited_jobs(desk: Desk, batch: Batch) -> dict[str, str]:
+def _cited_jobs(runtime: Runtime, batch: JobFile) -> dict[str, str]:
     """The whole ids of the jobs that lines cite and that are no lines themselves."""
     there: dict[str, str] = {}
     for line in batch.lines:
@@ -198,14 +198,14 @@ def _cited_jobs(desk: Desk, batch: Batch) -> dict[str, str]:
                 continue
             with batch.at(line):
                 try:
-                    there[cited] = ulid_text(desk.find(cited))
+                    there[cited] = ulid_text(runtime.find(cited))
                 except Usage as error:
                     raise Usage(f"after {cited!r} is neither the name of a line nor a job: {error}") from None
     return there
 
 
 def _submit(
-    tx: Transaction, batch: Batch, order: Iterable[int], there: dict[str, str], bar: Progress
+    tx: Transaction, batch: JobFile, order: Iterable[int], there: dict[str, str], bar: Progress
 ) -> dict[int, Submitted]:
     """What became of each line. Names stand for the jobs that their lines led to, which may have been there before."""
     made: dict[int, Submitted] = {}

@@ -5,8 +5,8 @@ from typing import Annotated
 import typer
 
 from hocket.cli.app import new_app
+from hocket.cli.output import emit, say
 from hocket.cli.settings import HomeOption, JsonOption, open_desk
-from hocket.cli.voice import emit, say
 from hocket.errors import Conflict, Usage
 
 app = new_app()
@@ -31,21 +31,21 @@ def coordinator(
     if (node is None) == (not show):
         raise Usage("say a node, like `hocket coordinator rack-1`, or --show")
     from hocket.kernel.ids import node_text
-    from hocket.mesh import roll
+    from hocket.mesh import membership
 
-    with open_desk() as desk:
-        with desk.read() as session:
-            members = roll.members(desk.log, session)
+    with open_desk() as runtime:
+        with runtime.read() as session:
+            members = membership.members(runtime.log, session)
             names = {each.node: each.shown for each in members}
-            current = roll.coordinator(desk.log, session)
+            current = membership.coordinator(runtime.log, session)
         if node is None:
             emit({"node": None if current is None else node_text(current), "name": names.get(current or 0)})
             say("no node is the coordinator" if current is None else f"{names.get(current, '-')} {node_text(current)}")
             return
-        member = roll.find(members, node)
+        member = membership.find(members, node)
         if member.standing in ("revoked", "suspended"):
             raise Conflict(f"{member.shown} is {member.standing}; choose a node in force")
-        done = roll.designate(desk.log, member.node)
+        done = membership.designate(runtime.log, member.node)
     previous = None if done.previous is None else node_text(done.previous)
     emit({"node": member.id, "name": member.name, "previous": previous, "previous_hears": done.hears})
     say(f"{member.shown} is the coordinator")

@@ -18,12 +18,12 @@ from hocket.cli.options import (
     given,
     payload,
 )
+from hocket.cli.output import emit, say, table
 from hocket.cli.settings import HomeOption, JsonOption, open_desk
-from hocket.cli.voice import emit, say, table
 from hocket.kernel.ids import node_text
 
 if TYPE_CHECKING:
-    from hocket.desk import Desk
+    from hocket.node.runtime import Runtime
     from hocket.store import Schedule, Session
 
 app = new_app()
@@ -83,11 +83,11 @@ def add(
         backoff_max=backoff_max,
     )
     made = draft(kind, payload(data), policy(DEFAULT, **options))
-    plan = cron.check(cron.Plan(name, expression, timezone, made))
-    with open_desk() as desk:
-        desk.log.run(lambda tx: cron.add(tx, plan))
-        with desk.read() as session:
-            shown = [each for each in _shown(desk, session) if each["name"] == name]
+    plan = cron.check(cron.NewSchedule(name, expression, timezone, made))
+    with open_desk() as runtime:
+        runtime.log.run(lambda tx: cron.add(tx, plan))
+        with runtime.read() as session:
+            shown = [each for each in _shown(runtime, session) if each["name"] == name]
     emit(shown[0] if shown else None)
     for each in shown:
         say(f"schedule {name} set; next tick {moment(each['next_ms']) or 'never'}")
@@ -101,8 +101,8 @@ def list_schedules(home: HomeOption = None, as_json: JsonOption = False) -> None
     \b
       hocket cron list
     """
-    with open_desk() as desk, desk.read() as session:
-        shown = _shown(desk, session)
+    with open_desk() as runtime, runtime.read() as session:
+        shown = _shown(runtime, session)
     emit(shown)
     table(
         ("name", "cron", "timezone", "kind", "next tick", "last tick", "author", "allowed"),
@@ -136,24 +136,24 @@ def remove(
     """
     from hocket.work import cron
 
-    with open_desk() as desk:
-        desk.log.run(lambda tx: cron.remove(tx, name))
+    with open_desk() as runtime:
+        runtime.log.run(lambda tx: cron.remove(tx, name))
     emit({"name": name, "removed": True})
     say(f"schedule {name} removed")
 
 
-def _shown(desk: "Desk", session: "Session") -> list[dict[str, Any]]:
-    from hocket.mesh import roll
+def _shown(runtime: "Runtime", session: "Session") -> list[dict[str, Any]]:
+    from hocket.mesh import membership
 
-    law = desk.log.laws.read(session, session.head().law)
-    now = max(session.head().wall, desk.log.physical())
-    names = {member.node: member.name for member in roll.members(desk.log, session)}
+    permissions = runtime.log.permissions(session)
+    now = max(session.head().wall, runtime.log.physical())
+    names = {member.node: member.name for member in membership.members(runtime.log, session)}
     return [
         _schedule(each)
         | {
             "author": node_text(each.author),
             "author_name": names.get(each.author),
-            "allowed": law.may_schedule(each.author, each.kind, now),
+            "allowed": permissions.may_schedule(each.author, each.kind, now),
         }
         for each in session.schedules()
     ]

@@ -13,20 +13,20 @@ from typing import Literal, NamedTuple
 
 from hocket.cli.app import new_app
 from hocket.cli.archive import TWINS
+from hocket.cli.output import emit, span, table
 from hocket.cli.settings import HomeOption, JsonOption, settings
-from hocket.cli.voice import emit, span, table
 from hocket.errors import Failed, HocketError
-from hocket.home import Home, default_home, exposure, key_owner
 from hocket.kernel.authority import Authority
 from hocket.kernel.ids import node_id
 from hocket.kernel.ops import decode
 from hocket.kernel.reasons import Reason
 from hocket.kernel.ucan import read as read_ucan
 from hocket.kernel.vocabulary import DelegateUcan
+from hocket.node.home import Home, default_home, exposure, key_owner
 from hocket.store import Session
 from hocket.store.sqlite import SqliteStore
 from hocket.work.command.allowance import configured
-from hocket.work.liveness import SILENT_S, Standing, machine_liveness, standing, whereabouts
+from hocket.work.liveness import SILENT_S, WorkerState, machine_liveness, standing, whereabouts
 
 PYTHON_MIN = (3, 11)
 DISK_BAD, DISK_LOW = 16 * 1024 * 1024, 256 * 1024 * 1024
@@ -36,13 +36,13 @@ MIB = 1024 * 1024
 app = new_app()
 
 
-class Finding(NamedTuple):
+class Check(NamedTuple):
     verdict: Literal["ok", "warn", "bad"]
     check: str
     says: str
 
 
-Findings = Iterator[Finding]
+Findings = Iterator[Check]
 
 
 @app.command()
@@ -74,7 +74,7 @@ def _examine(home: Home) -> Findings:
     if home.database.exists():
         yield from _guarded("database", lambda: _database(home))
     if (home.path / "crash.log").exists():
-        yield Finding("warn", "crash log", f"a command crashed; read {home.path / 'crash.log'}, then remove it")
+        yield Check("warn", "crash log", f"a command crashed; read {home.path / 'crash.log'}, then remove it")
 
 
 def _guarded(check: str, look: Callable[[], Findings]) -> Findings:
@@ -82,25 +82,25 @@ def _guarded(check: str, look: Callable[[], Findings]) -> Findings:
     try:
         yield from look()
     except HocketError as error:
-        yield Finding("bad", check, str(error))
+        yield Check("bad", check, str(error))
     except Exception as error:
-        yield Finding("bad", check, f"could not be examined: {type(error).__name__}: {error}")
+        yield Check("bad", check, f"could not be examined: {type(error).__name__}: {error}")
 
 
 def _python() -> Findings:
     version = ".".join(map(str, sys.version_info[:3]))
     if sys.version_info < PYTHON_MIN:
-        yield Finding("bad", "python", f"{version} is too old; Hocket needs {PYTHON_MIN[0]}.{PYTHON_MIN[1]} or newer")
+        yield Check("bad", "python", f"{version} is too old; Hocket needs {PYTHON_MIN[0]}.{PYTHON_MIN[1]} or newer")
     else:
-        yield Finding("ok", "python", version)
+        yield Check("ok", "python", version)
 
 
 def _home(home: Home) -> Findings:
     home.check()
-    yield Finding("ok", "home", str(home.path))
+    yield Check("ok", "home", str(home.path))
     for path in home.exposed():
         mode = path.lstat().st_mode & 0o777
-        yield Finding("warn", "home", f"others may use {path} (mode {mode:04o}); the next command closes it to them")
+        yield Check("warn", "home", f"others may use {path} (mode {mode:04o}); the next command closes it to them")
 
 
 def _keys(home: Home) -> Findings:
@@ -108,21 +108,21 @@ def _keys(home: Home) -> Findings:
         whose = key_owner(path)
         exposed = exposure(path)
         if exposed is not None:
-            yield Finding("bad", "keys", exposed)
+            yield Check("bad", "keys", exposed)
         elif path.name == "user.key" and home.user_did() != whose:
-            yield Finding("bad", "keys", f"{path} is not the key of this home's user; restore the right one")
+            yield Check("bad", "keys", f"{path} is not the key of this home's user; restore the right one")
         else:
             locked = path.name == "user.key" and home.is_locked()
             said = "locked" if locked else "there and only its owner can read it"
-            yield Finding("ok", "keys", f"{path.name} is {said}")
+            yield Check("ok", "keys", f"{path.name} is {said}")
 
 
 def _disk(home: Home) -> Findings:
     free = shutil.disk_usage(home.path).free
     if free >= DISK_LOW:
-        yield Finding("ok", "disk", f"{free // MIB} MiB free")
+        yield Check("ok", "disk", f"{free // MIB} MiB free")
     else:
-        yield Finding("bad" if free < DISK_BAD else "warn", "disk", f"only {free // MIB} MiB free; make room")
+        yield Check("bad" if free < DISK_BAD else "warn", "disk", f"only {free // MIB} MiB free; make room")
 
 
 def _commands(home: Home) -> Findings:
@@ -130,10 +130,10 @@ def _commands(home: Home) -> Findings:
     allowance = configured(home.configuration)
     warnings = [*allowance.warnings()]
     if allowance.is_empty:
-        yield Finding("ok", "commands", "the configuration allows none of other nodes")
+        yield Check("ok", "commands", "the configuration allows none of other nodes")
     elif not warnings:
-        yield Finding("ok", "commands", "other nodes run in a sandbox, and no pattern allows anything")
-    yield from (Finding("warn", "commands", each) for each in warnings)
+        yield Check("ok", "commands", "other nodes run in a sandbox, and no pattern allows anything")
+    yield from (Check("warn", "commands", each) for each in warnings)
 
 
 def _file_system(home: Home) -> Findings:
@@ -149,14 +149,14 @@ def _file_system(home: Home) -> Findings:
             try:
                 fcntl.flock(second, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                yield Finding("ok", "locks and pipes", "the file system has both")
+                yield Check("ok", "locks and pipes", "the file system has both")
             else:
-                yield Finding("bad", "locks and pipes", "locks exclude nobody here; put the home on a local disk")
+                yield Check("bad", "locks and pipes", "locks exclude nobody here; put the home on a local disk")
         finally:
             os.close(first)
             os.close(second)
     except OSError as error:
-        yield Finding("bad", "locks and pipes", f"{error.strerror}; put the home on a local disk")
+        yield Check("bad", "locks and pipes", f"{error.strerror}; put the home on a local disk")
     finally:
         path.unlink(missing_ok=True)
 
@@ -166,9 +166,9 @@ def _database(home: Home) -> Findings:
     try:
         with store.read() as session:
             damage = session.damage()
-            yield from (Finding("bad", "database", f"damaged: {what}; restore a backup") for what in damage)
+            yield from (Check("bad", "database", f"damaged: {what}; restore a backup") for what in damage)
             if not damage:
-                yield Finding("ok", "database", f"opens and is in order, {session.head().seq} ops")
+                yield Check("ok", "database", f"opens and is in order, {session.head().seq} ops")
             yield from _guarded("first op", lambda: _first_op(home, session))
             yield from _guarded("integrity", lambda: _integrity(session))
             yield from _guarded("clock", lambda: _clock(session))
@@ -184,11 +184,11 @@ def _integrity(session: Session) -> Findings:
 
     count = session.refusal_counts().get(Reason.INTEGRITY, 0)
     for node in {fork.node for fork in session.forks()}:
-        yield Finding("bad", "integrity", two_histories(int.from_bytes(node, "big")))
+        yield Check("bad", "integrity", two_histories(int.from_bytes(node, "big")))
     if count:
-        yield Finding("bad", "integrity", f"{TWINS.format(count=count)}; `hocket log` marks them")
+        yield Check("bad", "integrity", f"{TWINS.format(count=count)}; `hocket log` marks them")
     else:
-        yield Finding("ok", "integrity", "no two ops of one author share a timestamp")
+        yield Check("ok", "integrity", "no two ops of one author share a timestamp")
 
 
 def _first_op(home: Home, session: Session) -> Findings:
@@ -196,29 +196,29 @@ def _first_op(home: Home, session: Session) -> Findings:
     row = session.op_seq(1)
     payload = None if row is None else decode(row.body).payload
     if not isinstance(payload, DelegateUcan):
-        yield Finding("bad", "first op", "the log does not begin with a delegation; restore a backup")
+        yield Check("bad", "first op", "the log does not begin with a delegation; restore a backup")
         return
     delegation = read_ucan(payload.ucan_bytes)
     known = [read_ucan(each.token) for each in session.delegations()]
     if delegation.node != node_id(home.node_key().public):
-        yield Finding("bad", "first op", "node.key is not the key of this log; restore the key that belongs to it")
+        yield Check("bad", "first op", "node.key is not the key of this log; restore the key that belongs to it")
     elif Authority(home.user_did(), [delegation, *known], ()).fault(delegation) is not None:
         whose = "user.key is not the key of this log's user" if home.has_user_key() else "user.did names another user"
-        yield Finding("bad", "first op", f"{whose}; restore the one that belongs to it")
+        yield Check("bad", "first op", f"{whose}; restore the one that belongs to it")
     else:
-        yield Finding("ok", "first op", "the keys are those that the log begins with")
+        yield Check("ok", "first op", "the keys are those that the log begins with")
 
 
 def _clock(session: Session) -> Findings:
     behind = session.head().wall - int(time.time() * 1000)
     if behind > CLOCK_BEHIND_MS_MAX:
-        yield Finding(
+        yield Check(
             "warn",
             "clock",
             f"this machine's clock is {span(behind)} behind the log's; set it right, or time here goes at half speed",
         )
     else:
-        yield Finding("ok", "clock", "not behind the log's")
+        yield Check("ok", "clock", "not behind the log's")
 
 
 def _workers(home: Home, session: Session) -> Findings:
@@ -228,20 +228,20 @@ def _workers(home: Home, session: Session) -> Findings:
     stand = {each.number: standing(liveness, each, now) for each in workers}
     held = Counter(stand[entry.worker] for entry in session.claimed() if entry.worker in stand)
     count = Counter(stand.values())
-    if died := count[Standing.DIED]:
-        left = f"{died} died and left {held[Standing.DIED]} jobs behind"
-        yield Finding("warn", "workers", f"{left}; the next worker that runs hands them back and clears up")
+    if died := count[WorkerState.DIED]:
+        left = f"{died} died and left {held[WorkerState.DIED]} jobs behind"
+        yield Check("warn", "workers", f"{left}; the next worker that runs hands them back and clears up")
     for each in workers:
-        if stand[each.number] is Standing.SILENT:
+        if stand[each.number] is WorkerState.SILENT:
             which = f"process {each.pid} {whereabouts(each.place, liveness.place)}".strip()
             then = f"a worker that runs here for {SILENT_S:.0f} s returns its jobs to the queue"
-            yield Finding("warn", "workers", f"{which} has been silent for {span(now - each.beat)}; {then}")
-    if count[Standing.RUNNING] == len(workers):
-        yield Finding("ok", "workers", f"{len(workers)} running, none died" if workers else "none running, none died")
+            yield Check("warn", "workers", f"{which} has been silent for {span(now - each.beat)}; {then}")
+    if count[WorkerState.RUNNING] == len(workers):
+        yield Check("ok", "workers", f"{len(workers)} running, none died" if workers else "none running, none died")
 
 
 def _rebuild(session: Session) -> Findings:
     if session.head().rebuilding is not None:
-        yield Finding("bad", "rebuild", "one is under way or was interrupted; run `hocket log rebuild` to finish it")
+        yield Check("bad", "rebuild", "one is under way or was interrupted; run `hocket log rebuild` to finish it")
     else:
-        yield Finding("ok", "rebuild", "none is unfinished")
+        yield Check("ok", "rebuild", "none is unfinished")

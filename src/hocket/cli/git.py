@@ -13,14 +13,14 @@ from hocket.cli import git_trust
 from hocket.cli.app import new_app
 from hocket.cli.files import read_file
 from hocket.cli.options import seconds
+from hocket.cli.output import ago, emit, fields, notice, progress, say, table
 from hocket.cli.settings import HomeOption, JsonOption, open_desk, settings
-from hocket.cli.voice import ago, emit, fields, notice, progress, say, table
 from hocket.errors import Failed, HocketError, NotAuthorised, Usage
 
 if TYPE_CHECKING:
-    from hocket.gitplane.jobs import Job
+    from hocket.gitplane.jobs import GitJob
     from hocket.gitplane.plane import Plane
-    from hocket.home import Home
+    from hocket.node.home import Home
 
 CONCURRENCY_MAX = 1_000
 
@@ -62,7 +62,7 @@ def submit(
       hocket git submit jobs.git job.yaml
     """
     from hocket.gitplane import jobs
-    from hocket.gitplane.announcing import announce
+    from hocket.gitplane.hints import announce
     from hocket.kernel.ids import hash_text
     from hocket.kernel.yaml_subset import TEXT_BYTES_MAX
 
@@ -108,27 +108,27 @@ def work(
     run. SIGTERM or Ctrl-C lets what runs finish; a second one stops it and hands the jobs back.
     """
     from hocket.gitplane import holding
-    from hocket.gitplane.announcing import listening
+    from hocket.gitplane.hints import listening
     from hocket.gitplane.worker import GitWorker, Parts
     from hocket.kernel.ids import hash_text
-    from hocket.node import SyncNode
-    from hocket.work.ground import Machine
+    from hocket.node.node import SyncNode
+    from hocket.work.environment import MachineEnvironment
     from hocket.work.proofs import GIT_KIND
 
     lease_s = seconds(lease, "--lease")
     assert lease_s is not None
     with ExitStack() as stack:
-        desk = stack.enter_context(open_desk())
+        runtime = stack.enter_context(open_desk())
         plane = stack.enter_context(_plane(repo))
-        fetch = SyncNode(desk).fetch
-        commands = stack.enter_context(closing(desk.commands(fetch, allow or (), allow_any, allow_env or ())))
+        fetch = SyncNode(runtime).fetch
+        commands = stack.enter_context(closing(runtime.commands(fetch, allow or (), allow_any, allow_env or ())))
         if commands.allowance.is_empty:
             raise Usage("nothing is allowed here; say what may be run, with --allow PATTERN or --allow-any")
         for warning in commands.allowance.warnings():
             notice(warning)
-        ground = Machine(desk.home.processes, desk.bus)
-        me = holding.Worker(desk.home.node_key(), ground.name("git"), int(lease_s), os.urandom)
-        parts = Parts(desk.log, ground, desk.kit(GIT_KIND, ground.monotonic), commands)
+        environment = MachineEnvironment(runtime.home.processes, runtime.bus)
+        me = holding.GitWorkerKey(runtime.home.node_key(), environment.name("git"), int(lease_s), os.urandom)
+        parts = Parts(runtime.log, environment, runtime.kit(GIT_KIND, environment.monotonic), commands)
 
         def finished(content_id: bytes, state: str, job_id: str) -> None:
             emit({"content_id": hash_text(content_id), "state": state, "job_id": job_id or None})
@@ -143,7 +143,7 @@ def work(
             notice=notice,
             finished=finished,
         )
-        with listening(desk.bus, worker.wake), _signals(worker.stop):
+        with listening(runtime.bus, worker.wake), _signals(worker.stop):
             worker.run()
     say(f"done: {worker.succeeded} succeeded, {worker.failed} failed, {worker.lost} not ours in the end")
 
@@ -310,10 +310,10 @@ def abort(
     from hocket.gitplane import holding
     from hocket.kernel.ids import hash_text
 
-    with open_desk() as desk, _plane(repo) as plane:
+    with open_desk() as runtime, _plane(repo) as plane:
         found = _find(plane, job)
         name = f"abort-{os.getpid()}"
-        me = holding.Worker(desk.home.node_key(), name, holding.LEASE_S_DEFAULT, os.urandom)
+        me = holding.GitWorkerKey(runtime.home.node_key(), name, holding.LEASE_S_DEFAULT, os.urandom)
         commit = holding.abort(plane, found.refs.content_id, me, _now(), reason)
     emit({"content_id": hash_text(found.refs.content_id), "commit": commit})
     say(f"aborted {hash_text(found.refs.content_id)}")
@@ -361,7 +361,7 @@ def _plane(repo: str) -> "Iterator[Plane]":
 
 
 def _home() -> "Home":
-    from hocket.home import Home, default_home
+    from hocket.node.home import Home, default_home
 
     return Home(settings.home or default_home())
 
@@ -385,20 +385,20 @@ def _trusted() -> set[bytes]:
         return set()
     try:
         trusted = {home.node_key().public, *TrustedKeys(home.git_trusted).read()}
-        with open_desk() as desk, desk.read() as session:
-            return trusted | keys_of_mesh(desk.log, session).keys()
+        with open_desk() as runtime, runtime.read() as session:
+            return trusted | keys_of_mesh(runtime.log, session).keys()
     except HocketError as error:
         notice(f"the keys that this home trusts are not known: {error}")
         return set()
 
 
-def _find(plane: "Plane", text: str) -> "Job":
+def _find(plane: "Plane", text: str) -> "GitJob":
     from hocket.gitplane import jobs
 
     return jobs.describe(plane, [jobs.named(plane, text)])[0]
 
 
-def _brief(job: "Job") -> dict[str, Any]:
+def _brief(job: "GitJob") -> dict[str, Any]:
     from hocket.kernel.ids import hash_text
     from hocket.kernel.keys import key_text
 

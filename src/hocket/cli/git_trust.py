@@ -5,13 +5,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hocket.cli.app import new_app
+from hocket.cli.output import emit, say, table
 from hocket.cli.settings import HomeOption, JsonOption, open_desk
-from hocket.cli.voice import emit, say, table
 from hocket.errors import Usage
 
 if TYPE_CHECKING:
-    from hocket.desk import Desk
     from hocket.gitplane.trust import TrustedKeys
+    from hocket.node.runtime import Runtime
 
 app = new_app()
 
@@ -45,8 +45,8 @@ def add(
     from hocket.kernel.keys import key_text
 
     public = parse_worker(key)
-    with open_desk() as desk:
-        added = _keys(desk).add(public, name)
+    with open_desk() as runtime:
+        added = _keys(runtime).add(public, name)
     emit({"key": key_text(public), "added": added})
     say(f"{'trusted' if added else 'already trusted'}: {key_text(public)}")
 
@@ -61,10 +61,10 @@ def list_keys(home: HomeOption = None, as_json: JsonOption = False) -> None:
     from hocket.gitplane.trust import keys_of_mesh
     from hocket.kernel.keys import key_text
 
-    with open_desk() as desk, desk.read() as session:
-        written = _keys(desk).read()
-        mesh = keys_of_mesh(desk.log, session)
-        own = desk.home.node_key().public
+    with open_desk() as runtime, runtime.read() as session:
+        written = _keys(runtime).read()
+        mesh = keys_of_mesh(runtime.log, session)
+        own = runtime.home.node_key().public
     rows = [(own, "this node", mesh.get(own, ""))]
     rows += [(key, "mesh", name) for key, name in mesh.items() if key != own]
     rows += [(key, "added", name) for key, name in written.items()]
@@ -83,14 +83,14 @@ def remove(key: Key, home: HomeOption = None, as_json: JsonOption = False) -> No
     from hocket.kernel.keys import key_text
 
     public = parse_worker(key)
-    with open_desk() as desk:
-        if not _keys(desk).remove(public):
+    with open_desk() as runtime:
+        if not _keys(runtime).remove(public):
             raise Usage(f"{key_text(public)} is not on the list; `hocket git trust list` shows it")
     emit({"key": key_text(public), "removed": True})
     say(f"no longer trusted: {key_text(public)}")
 
 
-def _keys(desk: "Desk") -> "TrustedKeys":
+def _keys(runtime: "Runtime") -> "TrustedKeys":
     from hocket.gitplane.trust import TrustedKeys
 
-    return TrustedKeys(desk.home.git_trusted)
+    return TrustedKeys(runtime.home.git_trusted)

@@ -6,9 +6,9 @@ from typing import Annotated
 import typer
 
 from hocket.cli.app import new_app
+from hocket.cli.output import emit, fields, say
 from hocket.cli.passphrases import PassphraseFile, known, new
 from hocket.cli.settings import HomeOption, JsonOption, settings
-from hocket.cli.voice import emit, fields, say
 
 app = new_app()
 
@@ -43,12 +43,12 @@ def init(
       hocket --home /srv/second init --user-key /srv/render/user.key
       hocket --home /srv/plain init --strict
     """
-    from hocket.desk import Desk
     from hocket.kernel.ids import node_text
+    from hocket.node.runtime import Runtime
 
     chosen = new(passphrase_file) if passphrase else None
-    with Desk.init(settings.home, user_key, passphrase=chosen, ask=known(passphrase_file), strict=strict) as desk:
-        made = {"node": node_text(desk.log.node), "user": desk.log.user, "home": str(desk.home.path)}
+    with Runtime.init(settings.home, user_key, passphrase=chosen, ask=known(passphrase_file), strict=strict) as runtime:
+        made = {"node": node_text(runtime.log.node), "user": runtime.log.user, "home": str(runtime.home.path)}
     emit(made)
     say("created")
     fields(list(made.items()))

@@ -9,13 +9,13 @@ import typer
 from hocket.cli.app import new_app
 from hocket.cli.job import moment
 from hocket.cli.options import seconds
+from hocket.cli.output import emit, fields, notice, on_terminal, say, span, table
 from hocket.cli.settings import HomeOption, JsonOption, open_desk, settings
-from hocket.cli.voice import emit, fields, notice, on_terminal, say, span, table
 from hocket.errors import Usage
 
 if TYPE_CHECKING:
-    from hocket.desk import Desk
     from hocket.kernel.ucan import Capability
+    from hocket.node.runtime import Runtime
     from hocket.store import Invitation
 
 app = new_app()
@@ -84,9 +84,9 @@ def invite(
     elif name is None:
         raise Usage("say what the node will be called, like `hocket invite gpu-box --worker acme.`")
     else:
-        with open_desk() as desk:
+        with open_desk() as runtime:
             grants = Grants(tuple(may or ()), tuple(worker or ()), audit, sanitize, quota)
-            _invite(desk, name, grants, seconds(expires, "--expires"), valid, address)
+            _invite(runtime, name, grants, seconds(expires, "--expires"), valid, address)
 
 
 class Grants(NamedTuple):
@@ -100,7 +100,7 @@ class Grants(NamedTuple):
 
 
 def _invite(
-    desk: "Desk",
+    runtime: "Runtime",
     name: str,
     grants: Grants,
     lifetime: float | None,
@@ -113,17 +113,17 @@ def _invite(
     from hocket.mesh import enrolment
     from hocket.mesh.grants import parse_grants, words
     from hocket.mesh.quota_text import parse_quota, quota_words
-    from hocket.work.command.errand import KIND
+    from hocket.work.command.request import KIND
 
     rules = [rule.strip() for rule in grants.sanitize.split(",")] if grants.sanitize else []
     capabilities = parse_grants(grants.may, worker=grants.worker, audit=grants.audit, sanitize=rules)
     quota = NO_QUOTA if grants.quota is None else parse_quota(grants.quota)
     made = enrolment.invite(
-        desk.log,
-        desk.home.node_key(),
+        runtime.log,
+        runtime.home.node_key(),
         name,
         capabilities,
-        addresses=_addresses(desk, address),
+        addresses=_addresses(runtime, address),
         valid_ms=round((seconds(valid, "--valid") or 0) * 1000),
         lifetime_s=None if lifetime is None else round(lifetime),
         quota=quota,
@@ -139,7 +139,7 @@ def _invite(
         "quota": msgspec.to_builtins(quota),
     }
     emit(shown)
-    if rules and desk.log.rules.is_strict:
+    if rules and runtime.log.rules.is_strict:
         notice("this is a strict mesh: what would have to be sanitised for this node is not sent to it at all")
     say(made.token)
     if on_terminal() and not settings.as_json:
@@ -169,12 +169,12 @@ def _stay(lifetime: float | None, ends_ms: int | None) -> str:
     return "until it is revoked" if ends_ms is None else f"as long as this node may, until {moment(ends_ms)}"
 
 
-def _addresses(desk: "Desk", given: list[str] | None) -> list[str]:
+def _addresses(runtime: "Runtime", given: list[str] | None) -> list[str]:
     from hocket.mesh.peers import ADDRESS, check_address
 
     if given:
         return [check_address(each) for each in given]
-    with desk.read() as session:
+    with runtime.read() as session:
         own = session.meta(ADDRESS)
     if own is None:
         raise Usage("nobody could answer the invitation: start `hocket serve` here first, or give an --address")
@@ -207,7 +207,7 @@ def _list() -> None:
     from hocket.mesh.quota_text import quota_words
 
     now = int(time.time() * 1000)
-    with open_desk() as desk, desk.read() as session:
+    with open_desk() as runtime, runtime.read() as session:
         shown = [_shown(each, now) for each in session.invitations()]
     emit(shown)
     rows = [
@@ -223,8 +223,8 @@ def _list() -> None:
 def _cancel(name: str) -> None:
     from hocket.mesh import enrolment
 
-    with open_desk() as desk:
-        enrolment.cancel(desk.log, name)
+    with open_desk() as runtime:
+        enrolment.cancel(runtime.log, name)
     emit({"name": name, "cancelled": True})
     say(f"the invitation for {name} is cancelled")
 

@@ -5,8 +5,8 @@ from typing import Annotated, Any
 import typer
 
 from hocket.cli.app import new_app
+from hocket.cli.output import emit, fields, say, table
 from hocket.cli.settings import HomeOption, JsonOption, open_desk
-from hocket.cli.voice import emit, fields, say, table
 
 show_app, cancel_app, retry_app = new_app(), new_app(), new_app()
 
@@ -24,8 +24,8 @@ def show(job: JobArgument, home: HomeOption = None, as_json: JsonOption = False)
       hocket show 01J9ZC
       hocket show 01J9ZC --json | jq .result
     """
-    with open_desk() as desk:
-        shown = desk.show(job)
+    with open_desk() as runtime:
+        shown = runtime.show(job)
     emit(shown)
     fields(_fields(shown))
     for name in ("error", "traceback"):
@@ -129,13 +129,13 @@ def retry(
 def _change(verb: str, prefix: str, reason: str) -> None:
     from hocket.errors import Usage
     from hocket.kernel.ids import ulid_text
-    from hocket.node import SyncNode
+    from hocket.node.node import SyncNode
 
     if not 0 < len(reason) <= REASON_CHARS_MAX:
         raise Usage(f"a reason has 1 to {REASON_CHARS_MAX} characters, not {len(reason)}")
-    with open_desk() as desk:
-        job_id = desk.find(prefix)
-        job = SyncNode(desk).job(ulid_text(job_id))
+    with open_desk() as runtime:
+        job_id = runtime.find(prefix)
+        job = SyncNode(runtime).job(ulid_text(job_id))
         (job.cancel if verb == "cancel" else job.retry)(reason)
-        emit(desk.brief(job_id))
+        emit(runtime.brief(job_id))
     say(f"{'cancelled' if verb == 'cancel' else 'retried'} {ulid_text(job_id)}")

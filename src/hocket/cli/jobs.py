@@ -11,11 +11,12 @@ import typer
 
 from hocket.bus.changes import JOB, about
 from hocket.cli.app import new_app
+from hocket.cli.output import ago, console, drawn, emit, on_terminal, span, table
 from hocket.cli.settings import HomeOption, JsonOption, open_desk, settings
-from hocket.cli.voice import ago, clean, console, drawn, emit, on_terminal, span, table
-from hocket.desk import Desk
 from hocket.kernel.roster import Outcome
-from hocket.store import Entry, Session, Stage
+from hocket.kernel.safe_text import clean
+from hocket.node.runtime import Runtime
+from hocket.store import JobEntry, Session, Stage
 from hocket.work import view
 
 LIMIT_MAX = 100_000
@@ -47,7 +48,7 @@ STAGES = {
 }
 
 
-class Wanted(NamedTuple):
+class JobFilter(NamedTuple):
     """Which jobs the list is of."""
 
     state: StateName | None
@@ -75,18 +76,18 @@ def jobs(
       hocket jobs --outcome failed --limit 10 --json
       hocket jobs --watch
     """
-    wanted = Wanted(state, outcome, kind, limit)
-    with open_desk() as desk:
+    wanted = JobFilter(state, outcome, kind, limit)
+    with open_desk() as runtime:
         if watch:
-            _watch(desk, wanted)
+            _watch(runtime, wanted)
             return
-        with desk.read() as session:
+        with runtime.read() as session:
             listed, rows = _listed(session, wanted)
     emit(listed)
     table(COLUMNS, rows, "no jobs")
 
 
-def _select(session: Session, wanted: Wanted) -> list[Entry]:
+def _select(session: Session, wanted: JobFilter) -> list[JobEntry]:
     """The newest that fit. The store cannot tell outcomes apart, so more and more is read until enough fit."""
     if wanted.outcome is None:
         return session.jobs(STAGES[wanted.state], wanted.kind, wanted.limit, newest_first=True)
@@ -102,7 +103,7 @@ def _select(session: Session, wanted: Wanted) -> list[Entry]:
         read *= 8
 
 
-def _listed(session: Session, wanted: Wanted) -> tuple[list[dict[str, Any]], list[tuple[object, ...]]]:
+def _listed(session: Session, wanted: JobFilter) -> tuple[list[dict[str, Any]], list[tuple[object, ...]]]:
     """The jobs for programs, and the same as rows for people."""
     entries = _select(session, wanted)
     listed = [view.brief(entry) for entry in entries]
@@ -136,13 +137,13 @@ def _when(job: dict[str, Any], now: int) -> str:
     return ago(job["scheduled_ms"], now)
 
 
-class Watch:
+class JobsWatch:
     """The list as it was seen last, and the wait for it to change."""
 
-    def __init__(self, desk: Desk, wanted: Wanted) -> None:
-        from hocket.node import SyncNode
+    def __init__(self, runtime: Runtime, wanted: JobFilter) -> None:
+        from hocket.node.node import SyncNode
 
-        self._node = SyncNode(desk)
+        self._node = SyncNode(runtime)
         self._wanted = wanted
         self.listed: list[dict[str, Any]] | None = None
         self.rows: list[tuple[object, ...]] = []
@@ -160,8 +161,8 @@ class Watch:
         return self.listed != before, None
 
 
-def _watch(desk: Desk, wanted: Wanted) -> None:
-    watch = Watch(desk, wanted)
+def _watch(runtime: Runtime, wanted: JobFilter) -> None:
+    watch = JobsWatch(runtime, wanted)
     if on_terminal() and not settings.as_json:
         _watch_drawn(watch)
         return
@@ -180,7 +181,7 @@ def _watch(desk: Desk, wanted: Wanted) -> None:
         time.sleep(DRAW_MIN_S)
 
 
-def _watch_drawn(watch: Watch) -> None:
+def _watch_drawn(watch: JobsWatch) -> None:
     from rich.live import Live
     from rich.text import Text
 

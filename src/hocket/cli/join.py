@@ -8,8 +8,8 @@ import typer
 
 from hocket.cli.app import new_app
 from hocket.cli.job import moment
+from hocket.cli.output import emit, fields, say
 from hocket.cli.settings import HomeOption, JsonOption, settings
-from hocket.cli.voice import emit, fields, say
 from hocket.errors import Unreachable, Usage
 
 if TYPE_CHECKING:
@@ -42,11 +42,11 @@ def join(
       hocket join hocket-1-… --home /srv/gpu
       ssh gpu-box hocket join - < token
     """
-    from hocket.desk import Desk
     from hocket.kernel.ids import node_text
-    from hocket.mesh import enrolment, roll
+    from hocket.mesh import enrolment, membership
     from hocket.mesh.grants import words
     from hocket.mesh.peers import Trust, check_pin
+    from hocket.node.runtime import Runtime
 
     trust = Trust(None if ca is None else str(ca.absolute()), check_pin(pin))
     text = sys.stdin.read(TOKEN_READ_MAX) if token == "-" else token
@@ -55,15 +55,15 @@ def join(
             "--pin and --ca check the certificate of an https:// address, and the invitation has none;"
             " have the inviting node serve with TLS, or join without them"
         )
-    with Desk.join(settings.home, text, _sender(trust), trust=trust) as desk:
-        with desk.read() as session:
-            here = next(each for each in roll.members(desk.log, session) if each.is_here)
+    with Runtime.join(settings.home, text, _sender(trust), trust=trust) as runtime:
+        with runtime.read() as session:
+            here = next(each for each in membership.members(runtime.log, session) if each.is_here)
             peers = [each.address for each in session.peers()]
         shown: dict[str, Any] = {
             "node": here.id,
             "name": here.name,
-            "user": desk.log.user,
-            "home": str(desk.home.path),
+            "user": runtime.log.user,
+            "home": str(runtime.home.path),
             "inviter": None if here.inviter is None else node_text(here.inviter),
             "peers": peers,
             "may": words(here.capabilities),

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hocket.cli.app import new_app
+from hocket.cli.output import emit, fields, say
 from hocket.cli.passphrases import PassphraseFile, known, new
 from hocket.cli.settings import HomeOption, JsonOption, open_desk, settings
-from hocket.cli.voice import emit, fields, say
 from hocket.errors import Conflict, NotAuthorised, StoreError, Usage
 
 if TYPE_CHECKING:
-    from hocket.home import Home
+    from hocket.node.home import Home
 
 app = new_app()
 
@@ -80,7 +80,7 @@ def backup(
       hocket keys backup /media/stick/user.key
       hocket keys backup user.key.locked --passphrase-file secret
     """
-    from hocket.home import write_user_key
+    from hocket.node.home import write_user_key
 
     there = _home()
     there.check()
@@ -106,8 +106,8 @@ def restore(
     \b
       hocket keys restore /media/stick/user.key
     """
-    from hocket.home import Remembered, key_owner, read_user_key
     from hocket.kernel.keys import did_key
+    from hocket.node.home import Remembered, key_owner, read_user_key
 
     there = _home()
     if not there.is_complete():
@@ -165,18 +165,18 @@ def reissue(passphrase_file: PassphraseFile = None, home: HomeOption = None, as_
       hocket keys reissue
     """
     from hocket.kernel.ids import hash_text, node_text
-    from hocket.mesh import roll
+    from hocket.mesh import membership
 
-    with open_desk() as desk:
-        with desk.read() as session:
-            here = next((each for each in roll.members(desk.log, session) if each.is_here), None)
-        key = desk.home.user_key(known(passphrase_file))
+    with open_desk() as runtime:
+        with runtime.read() as session:
+            here = next((each for each in membership.members(runtime.log, session) if each.is_here), None)
+        key = runtime.home.user_key(known(passphrase_file))
         name = None if here is None else here.name
-        made = roll.reissue(desk.log, key, desk.home.node_key().public, name)
-        with desk.read() as session:
-            after = roll.members(desk.log, session)
-            coordinator = roll.coordinator(desk.log, session)
-        if not roll.is_owner(desk.log):
+        made = membership.reissue(runtime.log, key, runtime.home.node_key().public, name)
+        with runtime.read() as session:
+            after = membership.members(runtime.log, session)
+            coordinator = membership.coordinator(runtime.log, session)
+        if not membership.is_owner(runtime.log):
             raise NotAuthorised("the new delegation does not make this node the owner's")
     emit({"node": node_text(made.node), "delegation": hash_text(made.cid)})
     say(f"this node, {node_text(made.node)}, is the owner's by {hash_text(made.cid)}")
@@ -185,7 +185,7 @@ def reissue(passphrase_file: PassphraseFile = None, home: HomeOption = None, as_
 
 
 def _home() -> "Home":
-    from hocket.home import Home, default_home
+    from hocket.node.home import Home, default_home
 
     return Home(settings.home or default_home())
 

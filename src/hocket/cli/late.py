@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
+from hocket.cli.output import ago, emit, say, table
 from hocket.cli.settings import HomeOption, JsonOption, open_desk
-from hocket.cli.voice import ago, emit, say, table
 from hocket.errors import Usage
 
 
@@ -30,20 +30,20 @@ def late(
       hocket log late gpu-box --accept
       hocket log late gpu-box --drop
     """
-    from hocket.mesh import roll
+    from hocket.mesh import membership
 
     if accept == drop and (accept or node is not None):
         raise Usage("say either --accept or --drop, and of which node")
     if (accept or drop) and node is None:
         raise Usage("say of which node, as `hocket log late` lists them")
-    with open_desk() as desk:
-        with desk.read() as session:
-            members = roll.members(desk.log, session)
+    with open_desk() as runtime:
+        with runtime.read() as session:
+            members = membership.members(runtime.log, session)
             waiting = session.late_ops()
-            now = desk.log.physical()
+            now = runtime.log.physical()
         if node is not None:
-            member = roll.find(members, node)
-            count = desk.log.decide_late(member.node, accept)
+            member = membership.find(members, node)
+            count = runtime.log.decide_late(member.node, accept)
             emit({"node": member.id, "ops": count, "accepted": accept})
             say(f"{count} ops of {member.shown} {'are on the log' if accept else 'are dropped'}")
             return

@@ -13,11 +13,12 @@ from hocket.cli.app import new_app
 from hocket.cli.archive import export_log, import_log
 from hocket.cli.job import rejected
 from hocket.cli.late import late
+from hocket.cli.output import console, emit, on_terminal, progress, say
 from hocket.cli.settings import HomeOption, JsonOption, open_desk, settings
-from hocket.cli.voice import clean, console, emit, on_terminal, progress, say
-from hocket.desk import Desk
 from hocket.errors import Failed, Usage
 from hocket.kernel.ids import ulid_text
+from hocket.kernel.safe_text import clean
+from hocket.node.runtime import Runtime
 from hocket.store import OpRow, Session
 from hocket.work import view
 
@@ -51,10 +52,10 @@ def log(
     """
     if ctx.invoked_subcommand is not None:
         return
-    with open_desk() as desk:
-        job_id = None if job is None else desk.find(job)
+    with open_desk() as runtime:
+        job_id = None if job is None else runtime.find(job)
         fits = _filter(job_id, kind)
-        with desk.read() as session:
+        with runtime.read() as session:
             seen = session.head().seq
             lines = [_line(row) for row in _tail(session, fits, job_id, limit)]
         if not follow:
@@ -62,7 +63,7 @@ def log(
         for line in lines:
             _say(line, follow)
         if follow:
-            _follow(desk, fits, seen)
+            _follow(runtime, fits, seen)
 
 
 Filter = Callable[[Session, OpRow], bool]
@@ -96,10 +97,10 @@ def _tail(session: Session, fits: Filter, job_id: bytes | None, limit: int) -> l
         read *= 8
 
 
-def _follow(desk: Desk, fits: Filter, seen: int) -> None:
-    from hocket.node import SyncNode
+def _follow(runtime: Runtime, fits: Filter, seen: int) -> None:
+    from hocket.node.node import SyncNode
 
-    node = SyncNode(desk)
+    node = SyncNode(runtime)
 
     def look(session: Session) -> tuple[bool, tuple[int, list[dict[str, Any]]]]:
         rows = session.ops_after(seen, FOLLOW_STEP)
@@ -168,8 +169,8 @@ def verify(
       hocket log verify --head 120:9f2c...
     """
     expected = None if head is None else _head(head)
-    with open_desk() as desk, progress("verifying") as bar:
-        audit = desk.verify(expected, bar)
+    with open_desk() as runtime, progress("verifying") as bar:
+        audit = runtime.verify(expected, bar)
     text = f"{audit.head[0]}:{audit.head[1].hex()}"
     emit({"ops": audit.ops, "head": text, "findings": [each._asdict() for each in audit.findings]})
     for each in audit.findings:
@@ -199,8 +200,8 @@ def rebuild(home: HomeOption = None, as_json: JsonOption = False) -> None:
     \b
       hocket log rebuild
     """
-    with open_desk() as desk, progress("rebuilding") as bar:
-        rebuilt = desk.rebuild(bar)
+    with open_desk() as runtime, progress("rebuilding") as bar:
+        rebuilt = runtime.rebuild(bar)
     resumed = rebuilt.before is None
     emit({"ops": rebuilt.ops, "roster": rebuilt.after.hex(), "resumed": resumed, "unchanged": rebuilt.unchanged})
     outcome = "finished what was begun" if resumed else "nothing changed" if rebuilt.unchanged else "the roster changed"

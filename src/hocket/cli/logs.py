@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from hocket.cli.app import new_app
+from hocket.cli.output import on_terminal
 from hocket.cli.settings import HomeOption, JsonOption, open_desk
-from hocket.cli.voice import clean, on_terminal
 from hocket.errors import Usage
+from hocket.kernel.safe_text import clean
 
 if TYPE_CHECKING:
-    from hocket.desk import Desk
     from hocket.kernel.roster import Job
+    from hocket.node.runtime import Runtime
 
 LOOK_S = 0.05
 READ_BYTES = 65_536
@@ -45,17 +46,17 @@ def logs(
       hocket logs 01J9ZC --follow --stderr
     """
     from hocket.work import view
-    from hocket.work.command.errand import KIND
+    from hocket.work.command.request import KIND
     from hocket.work.proofs import GIT_KIND
 
     stream: Literal["stdout", "stderr"] = "stderr" if stderr else "stdout"
-    with open_desk() as desk:
-        with desk.read() as session:
+    with open_desk() as runtime:
+        with runtime.read() as session:
             found = view.find(session, job).job
         if found.kind not in (KIND, GIT_KIND):
             raise Usage(f"job {job} is of kind {found.kind}, not a command; see `hocket show {job}`")
         show = _raw if raw or not on_terminal() else _Safe()
-        for chunk in _printed(desk, found, stream, follow):
+        for chunk in _printed(runtime, found, stream, follow):
             sys.stdout.buffer.write(show(chunk))
             sys.stdout.buffer.flush()
 
@@ -75,22 +76,22 @@ class _Safe:
         return clean(self._decoder.decode(chunk).replace("\r\n", "\n"), lines=True).encode()
 
 
-def _printed(desk: "Desk", job: "Job", stream: str, follow: bool) -> Iterator[bytes]:
+def _printed(runtime: "Runtime", job: "Job", stream: str, follow: bool) -> Iterator[bytes]:
     """What is kept of the stream: first where the command runs, then, from the same place on, on the log."""
     from hocket.kernel.ids import ulid_text
-    from hocket.node import SyncNode
+    from hocket.node.node import SyncNode
     from hocket.work.command.outcome import ending, printed
 
     shown = 0
     while True:
-        live = next(desk.home.runs.glob(f"*/{ulid_text(job.id)}-*/streams/{stream}"), None)
+        live = next(runtime.home.runs.glob(f"*/{ulid_text(job.id)}-*/streams/{stream}"), None)
         if live is not None:
             for chunk in _tail(live, shown):
                 shown += len(chunk)
                 yield chunk
-        with desk.read() as session:
-            if ending(session, desk.blobs, job.id) is not None:
-                yield printed(session, desk.blobs, job.id, stream, SyncNode(desk).fetch)[shown:]
+        with runtime.read() as session:
+            if ending(session, runtime.blobs, job.id) is not None:
+                yield printed(session, runtime.blobs, job.id, stream, SyncNode(runtime).fetch)[shown:]
                 return
         if not follow:
             return

@@ -9,8 +9,8 @@ import typer
 
 from hocket.cli.app import new_app
 from hocket.cli.files import read_file
+from hocket.cli.output import emit, on_terminal, say
 from hocket.cli.settings import HomeOption, JsonOption, settings
-from hocket.cli.voice import emit, on_terminal, say
 from hocket.errors import Failed
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ import typer
 from hocket.cli.app import new_app
 from hocket.cli.job import moment
 from hocket.cli.nodes import NodeArgument
+from hocket.cli.output import emit, say, table
 from hocket.cli.settings import HomeOption, JsonOption, open_desk
-from hocket.cli.voice import emit, say, table
 
 _NO = 4
 
@@ -35,14 +35,14 @@ def may(
       hocket may phone artifact:write
     """
     from hocket.kernel.ids import hash_text, node_text
-    from hocket.mesh import roll
+    from hocket.mesh import membership
     from hocket.mesh.grants import parse_action, words
 
     resource, wanted = parse_action(action)
-    with open_desk() as desk, desk.read() as session:
-        names = {each.node: each.shown for each in roll.members(desk.log, session)}
-        member = roll.find(roll.members(desk.log, session), node)
-        answer = roll.may(desk.log, session, member.node, resource, wanted, kind)
+    with open_desk() as runtime, runtime.read() as session:
+        names = {each.node: each.shown for each in membership.members(runtime.log, session)}
+        member = membership.find(membership.members(runtime.log, session), node)
+        answer = membership.may(runtime.log, session, member.node, resource, wanted, kind)
     routed = None if answer.routed is None else names.get(answer.routed, node_text(answer.routed))
     chain: list[dict[str, Any]] = [
         {

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hocket.cli.app import new_app
+from hocket.cli.output import ago, emit, table
 from hocket.cli.settings import HomeOption, JsonOption, open_desk
-from hocket.cli.voice import ago, emit, table
 
 if TYPE_CHECKING:
-    from hocket.mesh.roll import Member
+    from hocket.mesh.membership import Member
 
 app = new_app()
 
@@ -27,10 +27,10 @@ def nodes(home: HomeOption = None, as_json: JsonOption = False) -> None:
       hocket nodes
       hocket nodes --json | jq '.[] | select(.standing == "active") | .name'
     """
-    from hocket.mesh import roll
+    from hocket.mesh import membership
 
-    with open_desk() as desk, desk.read() as session:
-        shown = [member_shown(each) for each in roll.members(desk.log, session)]
+    with open_desk() as runtime, runtime.read() as session:
+        shown = [member_shown(each) for each in membership.members(runtime.log, session)]
     emit(shown)
     now = int(time.time() * 1000)
     table(

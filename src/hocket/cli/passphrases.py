@@ -9,9 +9,9 @@ from typing import Annotated
 
 import typer
 
-from hocket.cli.voice import on_terminal
+from hocket.cli.output import on_terminal
 from hocket.errors import Usage
-from hocket.home import Ask
+from hocket.node.home import Ask
 
 ENVIRONMENT = "HOCKET_PASSPHRASE"
 PASSPHRASE_CHARS_MAX = 1024

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hocket.cli.app import new_app
+from hocket.cli.output import ago, emit, say, table
 from hocket.cli.settings import HomeOption, JsonOption, open_desk
-from hocket.cli.voice import ago, emit, say, table
 from hocket.errors import Usage
 
 if TYPE_CHECKING:
@@ -55,10 +55,10 @@ def add(
     trust = peers.Trust(_file(ca), peers.check_pin(pin))
     if trust != peers.Trust() and not where.startswith("https://"):
         raise Usage("only an https:// address has a certificate to check")
-    with open_desk() as desk:
-        with desk.store.write() as session:
+    with open_desk() as runtime:
+        with runtime.store.write() as session:
             peers.add(session, where, int(time.time() * 1000), trust=trust)
-        desk.bus.publish(about(PEER, where.encode()))
+        runtime.bus.publish(about(PEER, where.encode()))
     emit({"address": where, "added": True})
     say(f"peer {where} added; exchange with it by `hocket sync`")
 
@@ -74,9 +74,9 @@ def list_peers(home: HomeOption = None, as_json: JsonOption = False) -> None:
     from hocket.kernel.ids import node_text
     from hocket.mesh.peers import silence
 
-    with open_desk() as desk, desk.read() as session:
+    with open_desk() as runtime, runtime.read() as session:
         shown = [_shown(each) for each in session.peers()]
-        quiet = silence(desk.log, session)
+        quiet = silence(runtime.log, session)
     told = None if quiet is None else {"node": node_text(quiet.node), "last_ms": quiet.last_ms}
     emit({"peers": shown, "silent_coordinator": told})
     now = int(time.time() * 1000)
@@ -113,10 +113,10 @@ def remove(address: Address, home: HomeOption = None, as_json: JsonOption = Fals
     from hocket.mesh import peers
 
     where = peers.check_address(address)
-    with open_desk() as desk:
-        with desk.store.write() as session:
+    with open_desk() as runtime:
+        with runtime.store.write() as session:
             peers.remove(session, where)
-        desk.bus.publish(about(PEER, where.encode()))
+        runtime.bus.publish(about(PEER, where.encode()))
     emit({"address": where, "removed": True})
     say(f"peer {where} removed")
 
@@ -132,10 +132,10 @@ def resume(address: Address, home: HomeOption = None, as_json: JsonOption = Fals
     from hocket.mesh import peers
 
     where = peers.check_address(address)
-    with open_desk() as desk:
-        with desk.store.write() as session:
+    with open_desk() as runtime:
+        with runtime.store.write() as session:
             peers.resume(session, where)
-        desk.bus.publish(about(PEER, where.encode()))
+        runtime.bus.publish(about(PEER, where.encode()))
     emit({"address": where, "resumed": True})
     say(f"peer {where} is tried again; `hocket sync` does it now")
 
@@ -159,9 +159,9 @@ def find(
         from hocket.mesh import lan
     except ImportError as error:
         raise Usage(f"looking around needs {error.name}; install hocket[server]") from None
-    with open_desk() as desk:
-        found = asyncio.run(lan.find(desk.log.user, seconds))
-        shown = [each._asdict() for each in found if each.node != f"{desk.log.node:016x}"]
+    with open_desk() as runtime:
+        found = asyncio.run(lan.find(runtime.log.user, seconds))
+        shown = [each._asdict() for each in found if each.node != f"{runtime.log.node:016x}"]
     emit(shown)
     table(
         ("address", "node", "mesh"),

@@ -7,13 +7,13 @@ import typer
 
 from hocket.cli.app import new_app
 from hocket.cli.nodes import NodeArgument
+from hocket.cli.output import emit, on_terminal, say
 from hocket.cli.passphrases import PassphraseFile, known
 from hocket.cli.settings import HomeOption, JsonOption, open_desk, settings
-from hocket.cli.voice import emit, on_terminal, say
 from hocket.errors import Conflict
 
 if TYPE_CHECKING:
-    from hocket.mesh.roll import Revocation
+    from hocket.mesh.membership import Revocation
 
 app = new_app()
 
@@ -39,17 +39,19 @@ def revoke(
       hocket revoke gpu-box
       hocket revoke 3f9a01 --yes
     """
-    from hocket.mesh import roll
+    from hocket.mesh import membership
 
-    with open_desk() as desk:
-        has_user_key = desk.home.holds_user_key()
-        planned = roll.revocable(desk.log, node, has_user_key)
+    with open_desk() as runtime:
+        has_user_key = runtime.home.holds_user_key()
+        planned = membership.revocable(runtime.log, node, has_user_key)
         if not yes and on_terminal(sys.stdin) and not settings.as_json:
             _explain(planned)
             if not typer.confirm("revoke it?"):
                 raise Conflict("nothing was revoked")
         ask = known(passphrase_file)
-        done = roll.revoke(desk.log, planned.member.id, (lambda: desk.home.user_key(ask)) if has_user_key else None)
+        done = membership.revoke(
+            runtime.log, planned.member.id, (lambda: runtime.home.user_key(ask)) if has_user_key else None
+        )
     emit(
         {
             "node": done.member.id,

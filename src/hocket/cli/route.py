@@ -5,8 +5,8 @@ from typing import Annotated
 import typer
 
 from hocket.cli.app import new_app
+from hocket.cli.output import emit, say, table
 from hocket.cli.settings import HomeOption, JsonOption, open_desk
-from hocket.cli.voice import emit, say, table
 from hocket.errors import Usage
 
 app = new_app()
@@ -35,13 +35,16 @@ def route(
         return
     if kind is None or (node is None) == (not clear):
         raise Usage("say a kind and a node, like `hocket route acme.render gpu-box`, or a kind and --clear, or --list")
-    from hocket.mesh import roll
+    from hocket.mesh import membership
 
-    with open_desk() as desk:
-        with desk.read() as session:
-            member = None if node is None else roll.find(roll.members(desk.log, session), node)
-            able = member is None or roll.may(desk.log, session, member.node, "Job", "Claim", kind).chain is not None
-        roll.route(desk.log, kind, None if member is None else member.node)
+    with open_desk() as runtime:
+        with runtime.read() as session:
+            member = None if node is None else membership.find(membership.members(runtime.log, session), node)
+            able = (
+                member is None
+                or membership.may(runtime.log, session, member.node, "Job", "Claim", kind).chain is not None
+            )
+        membership.route(runtime.log, kind, None if member is None else member.node)
     emit({"kind": kind, "node": None if member is None else member.id, "able": able})
     say(f"{kind} goes to {'whoever may do it' if member is None else member.shown}")
     if not able:
@@ -50,10 +53,10 @@ def route(
 
 def _list() -> None:
     from hocket.kernel.ids import node_text
-    from hocket.mesh import roll
+    from hocket.mesh import membership
 
-    with open_desk() as desk, desk.read() as session:
-        names = {each.node: each.shown for each in roll.members(desk.log, session)}
+    with open_desk() as runtime, runtime.read() as session:
+        names = {each.node: each.shown for each in membership.members(runtime.log, session)}
         routes = [(kind, int.from_bytes(node, "big")) for kind, _, node in session.routes() if node is not None]
     emit([{"kind": kind, "node": node_text(node), "name": names.get(node)} for kind, node in routes])
     table(("kind", "node", "id"), [(kind, names.get(node, "-"), node_text(node)) for kind, node in routes], "no routes")

@@ -6,8 +6,8 @@ import typer
 
 from hocket.cli.app import new_app
 from hocket.cli.options import seconds
+from hocket.cli.output import emit, fields, progress, say, span
 from hocket.cli.settings import HomeOption, JsonOption, open_desk
-from hocket.cli.voice import emit, fields, progress, say, span
 from hocket.errors import Usage
 
 if TYPE_CHECKING:
@@ -36,8 +36,8 @@ def show(home: HomeOption = None, as_json: JsonOption = False) -> None:
     \b
       hocket rules show
     """
-    with open_desk() as desk:
-        rules = desk.log.rules
+    with open_desk() as runtime:
+        rules = runtime.log.rules
     emit(_shown(rules))
     fields(_fields(rules))
 
@@ -79,8 +79,8 @@ def set_rules(
     """
     from msgspec.structs import replace
 
-    with open_desk() as desk:
-        rules = desk.log.rules
+    with open_desk() as runtime:
+        rules = runtime.log.rules
         if rules.extensions is None:
             raise Usage("this is a strict mesh, and Likewise v0.1 fixes its rules; there is nothing to change")
         changes: dict[str, Any] = {}
@@ -98,7 +98,7 @@ def set_rules(
         changed = replace(rules, extensions=replace(rules.extensions, **changes), bounds=bounds)
         if changed != rules:
             with progress("judging anew") as bar:
-                desk.set_rules(changed, bar)
+                runtime.set_rules(changed, bar)
     emit(_shown(changed))
     say("changed" if changed != rules else "nothing to change")
     fields(_fields(changed))

@@ -15,17 +15,17 @@ import typer
 
 from hocket.cli.app import new_app
 from hocket.cli.options import Priority, Retries, given
+from hocket.cli.output import emit, notice, say
 from hocket.cli.settings import HomeOption, JsonOption, open_desk, settings
-from hocket.cli.voice import emit, notice, say
 from hocket.errors import Usage
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from hocket.cli.door import Asked
-    from hocket.desk import Desk
-    from hocket.work.command.errand import Packed
-    from hocket.work.command.outcome import Outcome
+    from hocket.node.runtime import Runtime
+    from hocket.server.local_server import Asked
+    from hocket.work.command.outcome import CommandOutcome
+    from hocket.work.command.request import PackedRequest
 
 app = new_app()
 
@@ -80,16 +80,16 @@ def run(
     is ours; 124 when it ran out of time, 127 when it could not be started. `hocket proof show JOB` shows the proof.
     """
     asked = read(context.params, Path.cwd(), dict(os.environ))
-    with open_desk() as desk:
-        from hocket.work.command import errand
+    with open_desk() as runtime:
+        from hocket.work.command import request
 
-        packed = errand.pack(asked.errand, desk.blobs)
+        packed = request.pack(asked.request, runtime.blobs)
         if asked.warning:
             notice(asked.warning)
         if detach:
-            _detached(desk, packed)
+            _detached(runtime, packed)
             return
-        ended, job_id = asyncio.run(_attached(desk, packed))
+        ended, job_id = asyncio.run(_attached(runtime, packed))
     emit({"job_id": job_id, "exit_code": ended.code})
     if ended.sentence:
         notice(ended.sentence)
@@ -114,15 +114,15 @@ def _command() -> Any:
 
 
 def read(params: dict[str, Any], directory: Path, environment: dict[str, str]) -> "Asked":
-    from hocket.cli.door import Asked
-    from hocket.work.command.errand import command, named_inputs
+    from hocket.server.local_server import Asked
+    from hocket.work.command.request import command, named_inputs
     from hocket.work.command.secrets import named_values
 
     if not params["command"]:
         raise Usage("say what to run, like `hocket run -- make test`")
     variables = params["env"] or ()
     public = [each for each in variables if "=" in each]
-    errand = command(
+    request = command(
         *params["command"],
         timeout=params["timeout"],
         env=dict(_split(each) for each in public),
@@ -133,7 +133,7 @@ def read(params: dict[str, Any], directory: Path, environment: dict[str, str]) -
         network=params["network"],
         **given(priority=params["priority"], retries=params["retries"]),
     )
-    return Asked(errand, bool(params["detach"]), _exposed(errand.env))
+    return Asked(request, bool(params["detach"]), _exposed(request.env))
 
 
 def _exposed(names: "Mapping[str, str]") -> str | None:
@@ -149,31 +149,31 @@ def _split(text: str) -> tuple[str, str]:
     return name, value
 
 
-def _detached(desk: "Desk", packed: "Packed") -> None:
+def _detached(runtime: "Runtime", packed: "PackedRequest") -> None:
     from hocket.kernel.ids import ulid_text
-    from hocket.work.command import errand
+    from hocket.work.command import request
 
-    job_id = ulid_text(desk.log.run(lambda tx: errand.submit(tx, desk.blobs, desk.secrets, packed)))
+    job_id = ulid_text(runtime.log.run(lambda tx: request.submit(tx, runtime.blobs, runtime.secrets, packed)))
     emit({"job_id": job_id})
-    say(f"submitted {errand.KIND} {job_id}")
+    say(f"submitted {request.KIND} {job_id}")
 
 
-async def _attached(desk: "Desk", packed: "Packed") -> "tuple[Outcome, str]":
+async def _attached(runtime: "Runtime", packed: "PackedRequest") -> "tuple[CommandOutcome, str]":
     """Submits it and serves it, too, for as long as it takes."""
-    from hocket.cli.following import Following
     from hocket.kernel.ids import ulid_text
-    from hocket.node import Node, SyncNode
+    from hocket.node.node import Node, SyncNode
+    from hocket.server.following import Following
     from hocket.work import jobs
-    from hocket.work.command import errand
+    from hocket.work.command import request
     from hocket.work.handlers import Handlers
     from hocket.work.worker import Worker, WorkerOptions
 
-    node = Node(desk)
-    commands = desk.commands(SyncNode(desk).fetch)
-    job_id = await node.run(lambda tx: errand.submit(tx, desk.blobs, desk.secrets, packed))
+    node = Node(runtime)
+    commands = runtime.commands(SyncNode(runtime).fetch)
+    job_id = await node.run(lambda tx: request.submit(tx, runtime.blobs, runtime.secrets, packed))
     name = ulid_text(job_id)
     following = Following(node, job_id, _print)
-    commands.audience.listen(name, following)
+    commands.listeners.listen(name, following)
     interrupted = asyncio.Event()
 
     def tell(text: str) -> None:
@@ -182,7 +182,7 @@ async def _attached(desk: "Desk", packed: "Packed") -> "tuple[Outcome, str]":
 
     handlers = Handlers([commands.job_type(job_id, following.is_over)])
     options = WorkerOptions(handlers, 1, grace=0.0, notice=tell, finished=following.finished)
-    worker = Worker(node, node.ground, options)
+    worker = Worker(node, node.environment, options)
     for each in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(each, interrupted.set)
     try:

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hocket.cli.app import new_app
+from hocket.cli.output import emit, fields, notice
 from hocket.cli.settings import HomeOption, JsonOption, open_desk
-from hocket.cli.voice import emit, fields, notice
 from hocket.errors import Usage
 
 if TYPE_CHECKING:
-    from hocket.desk import Desk
     from hocket.mesh.gate import Gate
+    from hocket.node.runtime import Runtime
     from hocket.server.running import Server
 
 PORT = 7315
@@ -67,12 +67,12 @@ def serve(
     from hocket.mesh.peers import check_address
 
     known = None if address is None else check_address(address)
-    with open_desk() as desk:
-        asyncio.run(_serve(desk, host, port, known, cert, key, proxy or [], announce))
+    with open_desk() as runtime:
+        asyncio.run(_serve(runtime, host, port, known, cert, key, proxy or [], announce))
 
 
 async def _serve(
-    desk: "Desk",
+    runtime: "Runtime",
     host: str,
     port: int,
     address: str | None,
@@ -81,17 +81,17 @@ async def _serve(
     proxies: list[str],
     announce: bool,
 ) -> None:
-    from hocket.node import Node
+    from hocket.node.node import Node
 
-    node = Node(desk)
+    node = Node(runtime)
     try:
-        station = node.station(notice)
+        services = node.services(notice)
         from hocket.mesh.peers import ADDRESS
         from hocket.mesh.wire import note
         from hocket.server.running import Server
         from hocket.work.supervision import supervised
 
-        gate = station.gate(lambda: {server.address, *([] if address is None else [address])})
+        gate = services.gate(lambda: {server.address, *([] if address is None else [address])})
         server = Server(gate, host, port, cert=cert, key=key, proxies=proxies)
         told = address or server.address
         ended = asyncio.Event()
@@ -99,12 +99,12 @@ async def _serve(
             asyncio.get_running_loop().add_signal_handler(each, ended.set)
         await server.start()
         keeping = asyncio.create_task(
-            supervised("the exchange with peers", lambda: station.loop().run(), notice, node.ground)
+            supervised("the exchange with peers", lambda: services.loop().run(), notice, node.environment)
         )
         try:
             await note(node, lambda session: session.set_meta(ADDRESS, told.encode()))
-            async with _announced(desk, server, announce), node.kept_up(notice):
-                _say(desk, told, server)
+            async with _announced(runtime, server, announce), node.kept_up(notice):
+                _say(runtime, told, server)
                 await ended.wait()
         finally:
             keeping.cancel()
@@ -117,12 +117,12 @@ async def _serve(
         await node.finish()
 
 
-def _say(desk: "Desk", address: str, server: "Server") -> None:
+def _say(runtime: "Runtime", address: str, server: "Server") -> None:
     import sys
 
     from hocket.kernel.ids import node_text
 
-    shown: dict[str, Any] = {"address": address, "node": node_text(desk.log.node), "process": os.getpid()}
+    shown: dict[str, Any] = {"address": address, "node": node_text(runtime.log.node), "process": os.getpid()}
     emit(shown)
     fields(list(shown.items()))
     sys.stdout.flush()
@@ -137,7 +137,7 @@ def _report(gate: "Gate") -> None:
 
 
 @asynccontextmanager
-async def _announced(desk: "Desk", server: "Server", wanted: bool) -> AsyncIterator[None]:
+async def _announced(runtime: "Runtime", server: "Server", wanted: bool) -> AsyncIterator[None]:
     if not wanted:
         yield
         return
@@ -146,7 +146,7 @@ async def _announced(desk: "Desk", server: "Server", wanted: bool) -> AsyncItera
     from hocket.mesh.lan import Announcement
     from hocket.server.running import outward_host
 
-    announcement = Announcement(desk.log.node, desk.log.user, server.scheme, [outward_host()], server.port)
+    announcement = Announcement(runtime.log.node, runtime.log.user, server.scheme, [outward_host()], server.port)
     await announcement.open()
     try:
         yield

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from hocket.desk import Desk
+    from hocket.node.runtime import Runtime
 
 
 @dataclass
@@ -41,12 +41,12 @@ HomeOption = Annotated[
 JsonOption = Annotated[bool, typer.Option("--json", help="Answer in JSON, for programs.", callback=_note_json)]
 
 
-def open_desk() -> "Desk":
-    """The desk of the home that was asked for."""
+def open_desk() -> "Runtime":
+    """The runtime of the home that was asked for."""
     import gc
 
-    from hocket.desk import Desk
+    from hocket.node.runtime import Runtime
 
     # The door switched this off for the time of loading; from here on a command may run long.
     gc.enable()
-    return Desk.open(settings.home)
+    return Runtime.open(settings.home)

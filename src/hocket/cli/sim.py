@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hocket.cli.app import new_app
+from hocket.cli.output import emit, progress, say
 from hocket.cli.settings import JsonOption
-from hocket.cli.voice import emit, progress, say
 from hocket.errors import Failed, Usage
 
 if TYPE_CHECKING:

@@ -4,9 +4,8 @@ import time
 from typing import Any
 
 from hocket.cli.app import new_app
+from hocket.cli.output import ago, emit, fields, span
 from hocket.cli.settings import HomeOption, JsonOption, open_desk
-from hocket.cli.voice import ago, emit, fields, span
-from hocket.desk import Desk
 from hocket.kernel.clock import Hlc, hlc_text
 from hocket.kernel.ids import node_text
 from hocket.kernel.knowledge import unknown_of
@@ -14,8 +13,9 @@ from hocket.kernel.reasons import BY_NUMBER, Reason
 from hocket.kernel.roster import Outcome
 from hocket.mesh.peers import coordinator, silence
 from hocket.mesh.programs import differences
+from hocket.node.runtime import Runtime
 from hocket.store import Session, Stage
-from hocket.work.liveness import Standing, standing, whereabouts
+from hocket.work.liveness import WorkerState, standing, whereabouts
 
 app = new_app()
 
@@ -28,27 +28,27 @@ def status(home: HomeOption = None, as_json: JsonOption = False) -> None:
       hocket status
       hocket status --json | jq .jobs
     """
-    with open_desk() as desk, desk.read() as session:
-        shown = _status(desk, session)
+    with open_desk() as runtime, runtime.read() as session:
+        shown = _status(runtime, session)
     emit(shown)
     fields(_fields(shown))
 
 
-def _status(desk: Desk, session: Session) -> dict[str, Any]:
+def _status(runtime: Runtime, session: Session) -> dict[str, Any]:
     head = session.head()
     refused = session.refusal_counts()
-    workers = _workers(desk, session)
+    workers = _workers(runtime, session)
     return {
-        "node": node_text(desk.log.node),
-        "user": desk.log.user,
-        "home": str(desk.home.path),
+        "node": node_text(runtime.log.node),
+        "user": runtime.log.user,
+        "home": str(runtime.home.path),
         "ops": head.seq,
-        "clock": hlc_text(Hlc(head.wall, head.logical, desk.log.node)),
+        "clock": hlc_text(Hlc(head.wall, head.logical, runtime.log.node)),
         "chain_head": f"{head.seq}:{head.chain.hex()}",
         "rebuilding": head.rebuilding is not None,
         "jobs": _counts(session),
-        "workers": [each for each in workers if each["state"] != Standing.DIED.value],
-        "dead_workers": [each for each in workers if each["state"] == Standing.DIED.value],
+        "workers": [each for each in workers if each["state"] != WorkerState.DIED.value],
+        "dead_workers": [each for each in workers if each["state"] == WorkerState.DIED.value],
         "waiting_ops": refused.pop(int(Reason.WAITING), 0),
         "offered_ops": refused.pop(int(Reason.OFFERED), 0),
         "refusals": {BY_NUMBER[number].sentence: count for number, count in sorted(refused.items())},
@@ -59,11 +59,13 @@ def _status(desk: Desk, session: Session) -> dict[str, Any]:
         ],
         "programs": {node_text(node): how for node, how in differences(session).items()},
         "unknown_ops": refused.pop(int(Reason.UNKNOWN_VARIANT), 0),
-        "unknown_grants": sorted(unknown_of(desk.log.laws.read(session, head.law).delegations)),
+        "unknown_grants": sorted(
+            unknown_of(runtime.log.permissions_reader.read(session, head.permissions_state).delegations)
+        ),
         "held_ops": session.held()[0],
         "held_until_ms": session.held()[1],
-        "coordinator": None if (node := coordinator(desk.log, session)) is None else node_text(node),
-        "coordinator_is_quiet": silence(desk.log, session) is not None,
+        "coordinator": None if (node := coordinator(runtime.log, session)) is None else node_text(node),
+        "coordinator_is_quiet": silence(runtime.log, session) is not None,
         "peers": [
             {"address": each.address, "state": each.state, "detail": each.detail, "seen_ms": each.seen or None}
             for each in session.peers()
@@ -71,8 +73,8 @@ def _status(desk: Desk, session: Session) -> dict[str, Any]:
     }
 
 
-def _workers(desk: Desk, session: Session) -> list[dict[str, Any]]:
-    liveness = desk.liveness()
+def _workers(runtime: Runtime, session: Session) -> list[dict[str, Any]]:
+    liveness = runtime.liveness()
     now = max(session.head().wall, int(time.time() * 1000))
     return [
         {
@@ -89,7 +91,7 @@ def _workers(desk: Desk, session: Session) -> list[dict[str, Any]]:
 def _worker(shown: dict[str, Any], now: int) -> str:
     """One worker in words. When it was last heard of matters only where no lock tells."""
     said = [f"process {shown['pid']} {shown['where']}".strip(), f"started {ago(shown['started_ms'], now)}"]
-    if shown["state"] == Standing.SILENT.value:
+    if shown["state"] == WorkerState.SILENT.value:
         said.append(f"silent for {span(now - shown['heard_ms'])}")
     elif shown["where"]:
         said.append(f"heard of {ago(min(now, shown['heard_ms']), now)}")

@@ -22,12 +22,12 @@ from hocket.cli.options import (
     payload,
     seconds,
 )
+from hocket.cli.output import emit, say
 from hocket.cli.settings import HomeOption, JsonOption, open_desk
-from hocket.cli.voice import emit, say
 from hocket.errors import Unreachable, Usage
 
 if TYPE_CHECKING:
-    from hocket.desk import Desk
+    from hocket.node.runtime import Runtime
 
 app = new_app()
 
@@ -110,29 +110,29 @@ def _submit_one(kind: str, data: str | None, options: dict[str, Any], wait: bool
 
     check_kind(kind)
     arguments = payload(data)
-    with open_desk() as desk:
+    with open_desk() as runtime:
         if "after" in options:
-            options["after"] = [ulid_text(desk.find(each)) for each in options["after"]]
-        made = desk.submit([draft(kind, arguments, policy(DEFAULT, **options))])[0]
+            options["after"] = [ulid_text(runtime.find(each)) for each in options["after"]]
+        made = runtime.submit([draft(kind, arguments, policy(DEFAULT, **options))])[0]
         job_id = ulid_text(made.job_id)
         answer = {"job_id": job_id, "kind": kind, "created": made.created}
         say(f"submitted {kind} {job_id}" if made.created else f"already there {job_id}")
         if not wait:
             emit(answer)
             return
-        result = _result(desk, job_id, patience)
+        result = _result(runtime, job_id, patience)
         emit(answer | {"outcome": "succeeded", "result": result})
         _say_json(result)
 
 
-def _result(desk: "Desk", job_id: str, patience: float | None) -> Any:
+def _result(runtime: "Runtime", job_id: str, patience: float | None) -> Any:
     import sys
 
-    from hocket.node import SyncNode
+    from hocket.node.node import SyncNode
 
     sys.stdout.flush()
     try:
-        return SyncNode(desk).job(job_id).result(patience)
+        return SyncNode(runtime).job(job_id).result(patience)
     except TimeoutError:
         raise Unreachable(
             f"job {job_id} has not ended within {patience:g} seconds; it goes on, see `hocket show {job_id}`"

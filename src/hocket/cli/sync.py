@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hocket.cli.app import new_app
+from hocket.cli.output import emit, table
 from hocket.cli.settings import HomeOption, JsonOption, open_desk
-from hocket.cli.voice import emit, table
 from hocket.errors import Failed, Unreachable, Usage
 
 if TYPE_CHECKING:
-    from hocket.desk import Desk
     from hocket.mesh.sync import Exchanged
+    from hocket.node.runtime import Runtime
 
 app = new_app()
 
@@ -35,8 +35,8 @@ def sync(
     """
     from hocket.mesh.peers import PAUSED, REFUSED, UNREACHABLE, check_address, find
 
-    with open_desk() as desk:
-        with desk.read() as session:
+    with open_desk() as runtime:
+        with runtime.read() as session:
             known = [each.address for each in session.peers()]
             if peer is not None:
                 address = check_address(peer)
@@ -45,7 +45,7 @@ def sync(
                 known = [address]
         if not known:
             raise Usage("this node has no peers; add one with `hocket peers add ADDRESS`")
-        done = asyncio.run(_sync(desk, known))
+        done = asyncio.run(_sync(runtime, known))
     emit([_shown(each) for each in done])
     table(
         ("peer", "state", "new here", "new there", "refused", "detail"),
@@ -59,12 +59,12 @@ def sync(
         raise Failed(f"{len(stopped)} of {len(done)} peers took no part; see `hocket peers list`")
 
 
-async def _sync(desk: "Desk", addresses: list[str]) -> "list[Exchanged]":
-    from hocket.node import Node
+async def _sync(runtime: "Runtime", addresses: list[str]) -> "list[Exchanged]":
+    from hocket.node.node import Node
 
-    node = Node(desk)
+    node = Node(runtime)
     try:
-        exchanges = node.station().exchanges
+        exchanges = node.services().exchanges
         return list(await asyncio.gather(*(exchanges.visit(address) for address in addresses)))
     finally:
         await node.finish()

@@ -3,8 +3,8 @@
 from hocket.cli.app import new_app
 from hocket.cli.job import moment
 from hocket.cli.nodes import member_shown
+from hocket.cli.output import emit, fields
 from hocket.cli.settings import HomeOption, JsonOption, open_desk
-from hocket.cli.voice import emit, fields
 from hocket.errors import NotAuthorised
 
 app = new_app()
@@ -17,14 +17,14 @@ def whoami(home: HomeOption = None, as_json: JsonOption = False) -> None:
     \b
       hocket whoami
     """
-    from hocket.mesh import roll
+    from hocket.mesh import membership
 
-    with open_desk() as desk, desk.read() as session:
-        here = next((each for each in roll.members(desk.log, session) if each.is_here), None)
+    with open_desk() as runtime, runtime.read() as session:
+        here = next((each for each in membership.members(runtime.log, session) if each.is_here), None)
         if here is None:
             raise NotAuthorised("no delegation on the log lets this node in; `hocket doctor` says more")
-        shown = member_shown(here) | {"user": desk.log.user, "home": str(desk.home.path)}
-        shown["holds_user_key"] = desk.home.has_user_key()
+        shown = member_shown(here) | {"user": runtime.log.user, "home": str(runtime.home.path)}
+        shown["holds_user_key"] = runtime.home.has_user_key()
     emit(shown)
     fields(
         [

@@ -6,8 +6,8 @@ import typer
 
 from hocket.cli.app import new_app
 from hocket.cli.job import moment
+from hocket.cli.output import emit, say, span
 from hocket.cli.settings import HomeOption, JsonOption, open_desk
-from hocket.cli.voice import emit, say, span
 
 app = new_app()
 
@@ -28,8 +28,8 @@ def why(
     """
     from hocket.work.why import explain
 
-    with open_desk() as desk, desk.read() as session:
-        told = explain(session, desk.blobs, id, full)
+    with open_desk() as runtime, runtime.read() as session:
+        told = explain(session, runtime.blobs, id, full)
     emit(told)
     for line in _head(told):
         say(line)

@@ -14,17 +14,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hocket.cli.app import new_app
-from hocket.cli.door import Door
 from hocket.cli.options import seconds
+from hocket.cli.output import console, emit, notice, on_terminal, say
 from hocket.cli.run import parse
 from hocket.cli.settings import HomeOption, JsonOption, open_desk, settings
-from hocket.cli.voice import clean, console, emit, notice, on_terminal, say
-from hocket.desk import Desk
 from hocket.errors import Usage
-from hocket.home import ENVIRONMENT
 from hocket.kernel.reasons import Reason
 from hocket.kernel.roster import Job
-from hocket.node import Node, SyncNode
+from hocket.kernel.safe_text import clean
+from hocket.node.home import ENVIRONMENT
+from hocket.node.node import Node, SyncNode
+from hocket.node.runtime import Runtime
+from hocket.server.local_server import LocalServer
 from hocket.work.command.job import Commands
 from hocket.work.handlers import Handlers, load
 from hocket.work.runner import Run
@@ -95,17 +96,17 @@ def work(
     """
     grace_s = seconds(grace, "--grace")
     assert grace_s is not None
-    with open_desk() as desk:
+    with open_desk() as runtime:
         # A handler that opens the node means this one.
-        os.environ[ENVIRONMENT] = str(desk.home.path)
+        os.environ[ENVIRONMENT] = str(runtime.home.path)
         found = load(modules or ())
         if modules and not any(each.function is not None for each in found):
             raise Usage(f"no handlers in {', '.join(modules)}; decorate a function with @hocket.job(kind)")
-        with closing(desk.commands(SyncNode(desk).fetch, allow or (), allow_any, allow_env or ())) as commands:
+        with closing(runtime.commands(SyncNode(runtime).fetch, allow or (), allow_any, allow_env or ())) as commands:
             for warning in commands.allowance.warnings():
                 notice(warning)
             handlers = Handlers([*found, commands.job_type()], kinds or ())
-            shift = Shift(desk, WorkerOptions(handlers, concurrency, until_idle, grace_s), commands)
+            shift = Shift(runtime, WorkerOptions(handlers, concurrency, until_idle, grace_s), commands)
             asyncio.run(shift.run())
     shift.report()
 
@@ -113,8 +114,8 @@ def work(
 class Shift:
     """One run of a worker, with its signals and its counter."""
 
-    def __init__(self, desk: Desk, options: WorkerOptions, commands: Commands) -> None:
-        self._desk = desk
+    def __init__(self, runtime: Runtime, options: WorkerOptions, commands: Commands) -> None:
+        self._runtime = runtime
         self._commands = commands
         self._options = options
         self._options.notice = self._notice
@@ -123,14 +124,14 @@ class Shift:
         self._status: Status | None = None
 
     async def run(self) -> None:
-        node = Node(self._desk)
-        self._worker = Worker(node, node.ground, self._options)
+        node = Node(self._runtime)
+        self._worker = Worker(node, node.environment, self._options)
         loop = asyncio.get_running_loop()
         for each in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(each, self._signalled)
         try:
             with self._counter():
-                door = Door(node, self._worker, self._commands, parse, node.ground.name("commands"))
+                door = LocalServer(node, self._worker, self._commands, parse, node.environment.name("commands"))
                 self._options.finished = functools.partial(self._finished, door)
                 async with node.in_touch(self._notice), door:
                     await self._worker.run()
@@ -159,7 +160,7 @@ class Shift:
         self._status = console(sys.stderr).status(f"serving {clean(kinds)}")
         return self._status
 
-    def _finished(self, door: Door, run: Run, outcome: Job | Reason) -> None:
+    def _finished(self, door: LocalServer, run: Run, outcome: Job | Reason) -> None:
         door.finished(run, outcome)
         if self._status is not None:
             self._status.update(self._sum())

@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple, get_args
 
 from hocket.gitplane.objects import Commit, commit_data
 from hocket.gitplane.trailers import (
-    Malformed,
+    BadTrailer,
     any_key_of,
     hash_of,
     key_of,
@@ -40,7 +40,7 @@ _NONCE = re.compile(f"(?:[0-9a-f]{{2}}){{{NONCE_BYTES}}}")
 _OID = re.compile("[0-9a-f]{40}|[0-9a-f]{64}")
 
 
-class Claim(NamedTuple):
+class GitClaim(NamedTuple):
     """What a claim commit says. `result` is the commit that a worker who is done ended with."""
 
     job: bytes
@@ -55,7 +55,7 @@ class Claim(NamedTuple):
     reason: str | None = None
 
 
-def claim_data(claim: Claim, tree: str, parent: str, key: SigningKey) -> bytes:
+def claim_data(claim: GitClaim, tree: str, parent: str, key: SigningKey) -> bytes:
     """The bytes of a signed claim commit. The signature is the last line, over everything before it."""
     assert key.public == claim.worker
     trailers = [
@@ -75,26 +75,26 @@ def claim_data(claim: Claim, tree: str, parent: str, key: SigningKey) -> bytes:
     return unsigned + _SIGNATURE + key_text(key.sign(DOMAIN + unsigned)).encode() + b"\n"
 
 
-def read_claim(commit: Commit) -> Claim:
+def read_claim(commit: Commit) -> GitClaim:
     """What the commit says. Raises Malformed; whether the signature holds is `is_signed`'s affair."""
     found = read_trailers(commit.message, _KNOWN, _NEEDED)
     state, lease_s = found["State"], number_of("Lease", found["Lease"])
     if state not in _STATES:
-        raise Malformed(f"State is none of {', '.join(_STATES)}: {state!r}")
+        raise BadTrailer(f"State is none of {', '.join(_STATES)}: {state!r}")
     if not LEASE_S_MIN <= lease_s <= LEASE_S_MAX:
-        raise Malformed(f"Lease is not between {LEASE_S_MIN} and {LEASE_S_MAX} seconds: {lease_s}")
+        raise BadTrailer(f"Lease is not between {LEASE_S_MIN} and {LEASE_S_MAX} seconds: {lease_s}")
     if _PROCESS.fullmatch(found["Process"]) is None:
-        raise Malformed(f"Process is not the name of a process: {found['Process']!r}")
+        raise BadTrailer(f"Process is not the name of a process: {found['Process']!r}")
     if _NONCE.fullmatch(found["Nonce"]) is None:
-        raise Malformed(f"Nonce is not {2 * NONCE_BYTES} lower-case hex digits: {found['Nonce']!r}")
+        raise BadTrailer(f"Nonce is not {2 * NONCE_BYTES} lower-case hex digits: {found['Nonce']!r}")
     if "Result" in found and _OID.fullmatch(found["Result"]) is None:
-        raise Malformed(f"Result is not the id of a commit: {found['Result']!r}")
+        raise BadTrailer(f"Result is not the id of a commit: {found['Result']!r}")
     if ("Result" in found) != (state == "done"):
-        raise Malformed("a claim has a Result when its state is done, and only then")
+        raise BadTrailer("a claim has a Result when its state is done, and only then")
     signature_of("Claim-Sig", found["Claim-Sig"])
     if not commit.raw.endswith(_SIGNATURE + found["Claim-Sig"].encode() + b"\n"):
-        raise Malformed("Claim-Sig is not the last line")
-    return Claim(
+        raise BadTrailer("Claim-Sig is not the last line")
+    return GitClaim(
         job=hash_of("Job-Id", found["Job-Id"]),
         worker=key_of("Worker-Id", found["Worker-Id"]),
         process=found["Process"],
@@ -108,7 +108,7 @@ def read_claim(commit: Commit) -> Claim:
     )
 
 
-class OtherClaim(NamedTuple):
+class ForeignClaim(NamedTuple):
     """A claim that another program put there, in its own way. GATOS says no more of it than who holds the job; it has
     no lease, so that nobody takes it over."""
 
@@ -131,15 +131,15 @@ def worker_named(name: str) -> bytes | None:
     """The worker after whom a ref below `claims/` is named, None when it is not named after a key."""
     try:
         return any_key_of("Worker-Id", f"ed25519:{name}")
-    except Malformed:
+    except BadTrailer:
         return None
 
 
-def is_signed(commit: Commit, claim: Claim) -> bool:
+def is_signed(commit: Commit, claim: GitClaim) -> bool:
     """Whether the worker that the claim names signed exactly these bytes."""
     unsigned, line, text = commit.raw.rpartition(_SIGNATURE)
     try:
         signature = signature_of("Claim-Sig", text[:-1].decode("latin-1"))
-    except Malformed:
+    except BadTrailer:
         return False
     return bool(line) and verify(claim.worker, signature, DOMAIN + unsigned)

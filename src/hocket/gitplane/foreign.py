@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 
 from hocket.gitplane.results import Result
-from hocket.gitplane.trailers import Malformed, hash_of
+from hocket.gitplane.trailers import BadTrailer, hash_of
 from hocket.kernel.ids import content_hash, hash_text
 from hocket.kernel.keys import key_text, verify
 from hocket.kernel.proof import PROOF_BYTES_MAX, BadProof, read_envelope
@@ -16,24 +16,24 @@ from hocket.kernel.proof import PROOF_BYTES_MAX, BadProof, read_envelope
 Signed = Literal["proof", "job", "nothing"]
 
 
-class _Runner(msgspec.Struct, forbid_unknown_fields=True):
+class _ForeignRunner(msgspec.Struct, forbid_unknown_fields=True):
     program: str
     version: str | None = None
     platform: str | None = None
 
 
-class _Envelope(msgspec.Struct, forbid_unknown_fields=True):
+class _ForeignEnvelope(msgspec.Struct, forbid_unknown_fields=True):
     job_id: str
-    runner: _Runner
+    runner: _ForeignRunner
     outputs: list[dict[str, Any]]
     started_at: str | None = None
     finished_at: str | None = None
 
 
-_envelopes = msgspec.json.Decoder(_Envelope)
+_envelopes = msgspec.json.Decoder(_ForeignEnvelope)
 
 
-class OtherProof(NamedTuple):
+class ForeignProof(NamedTuple):
     """What an envelope says: of which job, by which program, and which pointers it has, sizes by hashes."""
 
     job: bytes
@@ -51,14 +51,14 @@ def is_hockets(envelope: bytes) -> bool:
     return True
 
 
-def read_other_envelope(raw: bytes) -> OtherProof:
+def read_other_envelope(raw: bytes) -> ForeignProof:
     """Raises Malformed."""
     if len(raw) > PROOF_BYTES_MAX:
-        raise Malformed(f"the proof has {len(raw)} bytes; at most {PROOF_BYTES_MAX}")
+        raise BadTrailer(f"the proof has {len(raw)} bytes; at most {PROOF_BYTES_MAX}")
     try:
         found = _envelopes.decode(raw)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise Malformed(f"the proof is not an envelope as GATOS has it: {error}") from None
+        raise BadTrailer(f"the proof is not an envelope as GATOS has it: {error}") from None
     pointers = {}
     for output in found.outputs:
         hash, size = output.get("hash"), output.get("size")
@@ -66,7 +66,7 @@ def read_other_envelope(raw: bytes) -> OtherProof:
             # GATOS' schema has the algorithm's name before the digits, and its example leaves it out.
             digest = hash_of("hash", hash if ":" in hash else f"blake3:{hash}")
             pointers[digest] = size if isinstance(size, int) else None
-    return OtherProof(hash_of("job_id", found.job_id), hash_of("runner.program", found.runner.program), pointers)
+    return ForeignProof(hash_of("job_id", found.job_id), hash_of("runner.program", found.runner.program), pointers)
 
 
 def signed(result: Result, envelope: bytes) -> Signed:
@@ -86,4 +86,6 @@ def signed(result: Result, envelope: bytes) -> Signed:
     for message, what in messages.items():
         if verify(result.worker, result.signature, message):
             return what
-    raise Malformed(f"its Attest-Sig is not by {key_text(result.worker)} over the proof, in any way that is known here")
+    raise BadTrailer(
+        f"its Attest-Sig is not by {key_text(result.worker)} over the proof, in any way that is known here"
+    )

@@ -13,9 +13,9 @@ from hocket.gitplane.objects import (
     OBJECT_BYTES_MAX,
     TREE_BYTES_MAX,
     Commit,
-    Entry,
     Object,
-    TooLarge,
+    ObjectTooLarge,
+    TreeEntry,
     Unreadable,
     read_commit,
     read_tree,
@@ -41,7 +41,7 @@ _FILES = {
 }
 
 
-class Finding(NamedTuple):
+class GitFinding(NamedTuple):
     """`is_gap` is True for what could not be looked at, because it is not in this clone."""
 
     commit: str
@@ -52,7 +52,7 @@ class Finding(NamedTuple):
 class Wrong(Exception):
     """Ends the look at one part of a job, with what was found."""
 
-    def __init__(self, finding: Finding) -> None:
+    def __init__(self, finding: GitFinding) -> None:
         super().__init__(finding.what)
         self.finding = finding
 
@@ -66,7 +66,7 @@ class Gathered:
         self._found: dict[str, Object | Unreadable] = {}
         self._weights: dict[str, tuple[bytes, int]] = {}
         self._commits: dict[str, Commit] = {}
-        self._trees: dict[str, dict[str, Entry]] = {}
+        self._trees: dict[str, dict[str, TreeEntry]] = {}
 
     def gather(self, jobs: Iterable[JobRefs]) -> None:
         """Raises TooLarge when these jobs have more bytes than there is room for."""
@@ -121,7 +121,7 @@ class Gathered:
         while some := list(islice(left, LARGE_AT_ONCE)):
             try:
                 found = self._plane.read(some, OBJECT_BYTES_MAX, OBJECT_BYTES_MAX)
-            except TooLarge:
+            except ObjectTooLarge:
                 for oid in some:
                     self._keep_weights(self._plane.read([oid]))
             else:
@@ -142,7 +142,7 @@ class Gathered:
         except Wrong:
             return None
 
-    def _as_tree(self, oid: str) -> Iterable[Entry]:
+    def _as_tree(self, oid: str) -> Iterable[TreeEntry]:
         try:
             return self.tree(oid, oid).values()
         except Wrong:
@@ -159,13 +159,13 @@ class Gathered:
         """The bytes of an object that the commit `of` leads to."""
         found = self.object(oid, of)
         if found.kind != kind:
-            raise Wrong(Finding(of, f"its object {oid} is a {found.kind} and not a {kind}"))
+            raise Wrong(GitFinding(of, f"its object {oid} is a {found.kind} and not a {kind}"))
         return found.data
 
     def object(self, oid: str, of: str) -> Object:
         found = self._found.get(oid, Unreadable("is not the id of an object here"))
         if isinstance(found, Unreadable):
-            raise Wrong(Finding(of, f"its object {oid} {found.why}", is_gap=found.is_missing))
+            raise Wrong(GitFinding(of, f"its object {oid} {found.why}", is_gap=found.is_missing))
         return found
 
     def commit(self, oid: str, of: str) -> Commit:
@@ -174,19 +174,19 @@ class Gathered:
             try:
                 self._commits[oid] = read_commit(raw)
             except ValueError as error:
-                raise Wrong(Finding(oid, str(error))) from None
+                raise Wrong(GitFinding(oid, str(error))) from None
         return self._commits[oid]
 
-    def tree(self, oid: str, of: str) -> dict[str, Entry]:
+    def tree(self, oid: str, of: str) -> dict[str, TreeEntry]:
         if oid not in self._trees:
             raw = self.get(oid, "tree", of)
             try:
                 self._trees[oid] = read_tree(raw, self.digest_bytes)
             except ValueError as error:
-                raise Wrong(Finding(of, f"its tree {oid}: {error}")) from None
+                raise Wrong(GitFinding(of, f"its tree {oid}: {error}")) from None
         return self._trees[oid]
 
-    def below(self, entries: Mapping[str, Entry], path: Iterable[str], of: str) -> dict[str, Entry]:
+    def below(self, entries: Mapping[str, TreeEntry], path: Iterable[str], of: str) -> dict[str, TreeEntry]:
         """The directory at a path; nothing when there is none."""
         found = dict(entries)
         for name in path:
@@ -195,12 +195,12 @@ class Gathered:
             found = self.tree(found[name].oid, of)
         return found
 
-    def file(self, entries: Mapping[str, Entry], name: str, of: str) -> bytes:
+    def file(self, entries: Mapping[str, TreeEntry], name: str, of: str) -> bytes:
         if name not in entries:
-            raise Wrong(Finding(of, f"its tree has no {name}"))
+            raise Wrong(GitFinding(of, f"its tree has no {name}"))
         return self.get(entries[name].oid, "blob", of)
 
-    def search(self, entries: Mapping[str, Entry], hash: bytes, limit: int) -> bytes | None:
+    def search(self, entries: Mapping[str, TreeEntry], hash: bytes, limit: int) -> bytes | None:
         """The file among these with that hash, whatever it is called; one after another is read and let go."""
         for oid in islice(dict.fromkeys(entry.oid for entry in entries.values()), SEARCHED_MAX):
             found = self._plane.read([oid], limit)[oid]

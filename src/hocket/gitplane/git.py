@@ -57,7 +57,7 @@ class Done(NamedTuple):
     complaint: str
 
 
-class Ended(Exception):
+class GitGone(Exception):
     """A git process that was being talked to is gone; the argument is what it complained about."""
 
 
@@ -201,13 +201,13 @@ class Talk:
         self._process.stdout.close()  # type: ignore[union-attr]
         return complaint
 
-    def _ended(self) -> Ended:
+    def _ended(self) -> GitGone:
         # It closed its output or stopped reading; the exit and the last words follow at once.
         try:
             self._process.wait(timeout=5)
         except subprocess.TimeoutExpired:
             pass
-        return Ended(self.close())
+        return GitGone(self.close())
 
 
 class _Patient(io.RawIOBase):

@@ -7,12 +7,12 @@ from typing import NamedTuple
 
 from hocket.errors import Conflict, Failed, Usage
 from hocket.gitplane import reading
-from hocket.gitplane.claims import LEASE_S_MAX, LEASE_S_MIN, NONCE_BYTES, Claim, ClaimState, claim_data
-from hocket.gitplane.jobs import FINAL, Job, JobRefs, blob_entries, look
-from hocket.gitplane.objects import FILE, Entry, tree_data
+from hocket.gitplane.claims import LEASE_S_MAX, LEASE_S_MIN, NONCE_BYTES, ClaimState, GitClaim, claim_data
+from hocket.gitplane.jobs import FINAL, GitJob, JobRefs, blob_entries, look
+from hocket.gitplane.objects import FILE, TreeEntry, tree_data
 from hocket.gitplane.plane import Change, Plane
 from hocket.gitplane.results import BLOBS, result_data, result_files, result_of, travelling
-from hocket.gitplane.trailers import Malformed
+from hocket.gitplane.trailers import BadTrailer
 from hocket.kernel.ids import content_hash, hash_text
 from hocket.kernel.keys import SigningKey
 from hocket.kernel.proof import Proof, check
@@ -25,7 +25,7 @@ ABORT_TRIES = 20
 REASON_CHARS_MAX = 200
 
 
-class Worker(NamedTuple):
+class GitWorkerKey(NamedTuple):
     """Who claims: its key, the name of its process, how long its claims hold, and where its nonces come from."""
 
     key: SigningKey
@@ -34,16 +34,16 @@ class Worker(NamedTuple):
     randomness: Callable[[int], bytes]
 
 
-class Held(NamedTuple):
+class HeldClaim(NamedTuple):
     """A claim in force, as far as its worker knows."""
 
     refs: JobRefs
     tree: str
     commit: str
-    claim: Claim
+    claim: GitClaim
 
 
-class Watch:
+class ClaimWatch:
     """Which claims may be taken over. A lease is counted on the watcher's own clock, from when it first saw the claim
     commit: a claim that stays as it is for its whole lease and a tenth more is nobody's any longer. A claim of our own
     key whose process is dead needs no waiting.
@@ -53,7 +53,7 @@ class Watch:
         self._own, self._is_alive, self._monotonic = own, is_alive, monotonic
         self._seen: dict[bytes, tuple[str, float]] = {}
 
-    def open(self, jobs: Iterable[Job]) -> list[Job]:
+    def open(self, jobs: Iterable[GitJob]) -> list[GitJob]:
         """Of all jobs, those that may be claimed now. To be called with every listing."""
         now = self._monotonic()
         seen: dict[bytes, tuple[str, float]] = {}
@@ -73,16 +73,18 @@ class Watch:
         return found
 
 
-def claim(plane: Plane, job: Job, worker: Worker, now_ms: int) -> Held | None:
-    """Claims a job that is pending, or takes over one whose claim is over (`Watch` says which). None is a lost race."""
+def claim(plane: Plane, job: GitJob, worker: GitWorkerKey, now_ms: int) -> HeldClaim | None:
+    """Claims a job that is pending, or takes over one whose claim is over (`ClaimWatch` says which). None is a lost
+    race.
+    """
     return next(iter(claim_each(plane, [job], worker, now_ms)), None)
 
 
-def claim_each(plane: Plane, some: Iterable[Job], worker: Worker, now_ms: int) -> list[Held]:
+def claim_each(plane: Plane, some: Iterable[GitJob], worker: GitWorkerKey, now_ms: int) -> list[HeldClaim]:
     """Claims several jobs; gives those that were won."""
     if not LEASE_S_MIN <= worker.lease_s <= LEASE_S_MAX:
         raise Usage(f"a lease of {worker.lease_s} s is not possible; from {LEASE_S_MIN} to {LEASE_S_MAX} s")
-    made: list[Held] = []
+    made: list[HeldClaim] = []
 
     def ready() -> Iterator[list[Change]]:
         for job in some:
@@ -99,11 +101,11 @@ def claim_each(plane: Plane, some: Iterable[Job], worker: Worker, now_ms: int) -
     return [held for held, is_won in zip(made, won, strict=True) if is_won]
 
 
-def _claim(plane: Plane, job: Job, worker: Worker, now_ms: int) -> Held:
+def _claim(plane: Plane, job: GitJob, worker: GitWorkerKey, now_ms: int) -> HeldClaim:
     refs = job.refs
     assert refs.job is not None
     tree = job.tree or _tree(plane, refs)
-    made = Claim(
+    made = GitClaim(
         job=refs.content_id,
         worker=worker.key.public,
         process=worker.process,
@@ -114,32 +116,32 @@ def _claim(plane: Plane, job: Job, worker: Worker, now_ms: int) -> Held:
         nonce=worker.randomness(NONCE_BYTES),
     )
     commit = plane.write("commit", claim_data(made, tree, refs.claim or refs.job, worker.key))
-    return Held(refs, tree, commit, made)
+    return HeldClaim(refs, tree, commit, made)
 
 
 def _tree(plane: Plane, refs: JobRefs) -> str:
     try:
         return reading.commit(plane, str(refs.job)).tree
-    except Malformed as error:
+    except BadTrailer as error:
         raise Failed(f"the job {hash_text(refs.content_id)} cannot be claimed: {error}") from None
 
 
-def run(plane: Plane, held: Held, worker: Worker, now_ms: int) -> Held | None:
+def run(plane: Plane, held: HeldClaim, worker: GitWorkerKey, now_ms: int) -> HeldClaim | None:
     """Says that the command runs now. None when the claim is no longer in force."""
     return _follow(plane, held, worker, now_ms, "running")
 
 
-def renew(plane: Plane, held: Held, worker: Worker, now_ms: int) -> Held | None:
+def renew(plane: Plane, held: HeldClaim, worker: GitWorkerKey, now_ms: int) -> HeldClaim | None:
     """Begins the lease anew. None when the claim is no longer in force: it was taken over, or the job was aborted."""
     return _follow(plane, held, worker, now_ms, held.claim.state)
 
 
-def release(plane: Plane, held: Held, worker: Worker, now_ms: int) -> bool:
+def release(plane: Plane, held: HeldClaim, worker: GitWorkerKey, now_ms: int) -> bool:
     """Hands the job back: anybody may claim it at once. False when the claim is no longer in force."""
     return _follow(plane, held, worker, now_ms, "released") is not None
 
 
-def _follow(plane: Plane, held: Held, worker: Worker, now_ms: int, state: ClaimState) -> Held | None:
+def _follow(plane: Plane, held: HeldClaim, worker: GitWorkerKey, now_ms: int, state: ClaimState) -> HeldClaim | None:
     made = held.claim._replace(
         state=state, claimed_ms=now_ms, lease_s=worker.lease_s, nonce=worker.randomness(NONCE_BYTES)
     )
@@ -148,15 +150,15 @@ def _follow(plane: Plane, held: Held, worker: Worker, now_ms: int, state: ClaimS
     return held._replace(commit=commit, claim=made) if moved else None
 
 
-def _moves(held: Held, commit: str) -> list[Change]:
+def _moves(held: HeldClaim, commit: str) -> list[Change]:
     own = held.refs.of_worker(held.claim.worker)
     return [Change(held.refs.name("claim"), held.commit, commit), Change(own, held.commit, commit)]
 
 
 def finish(
     plane: Plane,
-    held: Held,
-    worker: Worker,
+    held: HeldClaim,
+    worker: GitWorkerKey,
     proof: Proof,
     contents: Mapping[bytes, bytes],
     now_ms: int,
@@ -171,12 +173,12 @@ def finish(
     if execution.fence != held.claim.fence:
         raise ValueError(f"the proof is of fence {execution.fence}, the claim has fence {held.claim.fence}")
     files = result_files(proof, execution)
-    entries = [Entry(FILE, name, plane.write("blob", data)) for name, data in files.items()]
+    entries = [TreeEntry(FILE, name, plane.write("blob", data)) for name, data in files.items()]
     if blobs := travelling(execution, contents):
         for hash, data in blobs.items():
             if content_hash(data) != hash:
                 raise ValueError(f"a content is not {hash_text(hash)}")
-        within = [Entry(FILE, hash.hex(), plane.write("blob", data)) for hash, data in blobs.items()]
+        within = [TreeEntry(FILE, hash.hex(), plane.write("blob", data)) for hash, data in blobs.items()]
         entries += blob_entries(plane, BLOBS, within)
     tree = plane.write("tree", tree_data(entries))
     said = result_of(proof, execution, policy_root)
@@ -187,7 +189,7 @@ def finish(
     return result if moved else None
 
 
-def abort(plane: Plane, job: bytes, worker: Worker, now_ms: int, reason: str = "") -> str:
+def abort(plane: Plane, job: bytes, worker: GitWorkerKey, now_ms: int, reason: str = "") -> str:
     """Aborts a job that has not ended; gives the commit that says so. Raises Conflict when it has ended."""
     reason = " ".join(reason.encode("ascii", "replace").decode().split())[:REASON_CHARS_MAX].strip()
     for _ in range(ABORT_TRIES):
@@ -198,7 +200,7 @@ def abort(plane: Plane, job: bytes, worker: Worker, now_ms: int, reason: str = "
             raise Conflict(f"the job {hash_text(job)} has ended already: {found.state}")
         refs = found.refs
         assert refs.job is not None
-        made = Claim(
+        made = GitClaim(
             job=job,
             worker=worker.key.public,
             process=worker.process,

@@ -10,14 +10,14 @@ from typing import Literal, NamedTuple
 
 from hocket.errors import Conflict, Failed, Usage
 from hocket.gitplane import reading
-from hocket.gitplane.claims import IDENTITY, Claim, OtherClaim, is_ours, other_worker, read_claim, worker_named
+from hocket.gitplane.claims import IDENTITY, ForeignClaim, GitClaim, is_ours, other_worker, read_claim, worker_named
 from hocket.gitplane.objects import (
     COMMIT_BYTES_MAX,
     DIRECTORY,
     FILE,
     Commit,
-    Entry,
     Object,
+    TreeEntry,
     Unreadable,
     commit_data,
     tree_data,
@@ -25,7 +25,7 @@ from hocket.gitplane.objects import (
 from hocket.gitplane.plane import ROOT, Change, Plane
 from hocket.gitplane.reading import OBJECTS, Tree, as_commit, below, good
 from hocket.gitplane.results import Result, read_result
-from hocket.gitplane.trailers import Malformed, message
+from hocket.gitplane.trailers import BadTrailer, message
 from hocket.kernel.ids import content_hash, hash_text, parse_ulid, ulid_text
 from hocket.kernel.manifest import BadManifest, Manifest, content_id, read_manifest
 from hocket.kernel.yaml_subset import TEXT_BYTES_MAX
@@ -63,26 +63,26 @@ class JobRefs(NamedTuple):
         return self.name(f"claims/{worker.hex()}")
 
 
-class Job(NamedTuple):
+class GitJob(NamedTuple):
     """A job as its newest commits say. `other` is the claim of another program; `trouble` tells what is wrong with a
     job that is damaged; `tree` is that of its commit, where it was looked up."""
 
     refs: JobRefs
     state: JobState
-    claim: Claim | None = None
+    claim: GitClaim | None = None
     result: Result | None = None
     trouble: str | None = None
     tree: str | None = None
-    other: OtherClaim | None = None
+    other: ForeignClaim | None = None
 
 
-class Submitted(NamedTuple):
+class GitSubmitted(NamedTuple):
     content_id: bytes
     commit: str
     is_new: bool
 
 
-class Order(NamedTuple):
+class GitOrder(NamedTuple):
     """What a job asks for, those of its inputs that lie beside it, by their hashes, and the commit that says so."""
 
     manifest: Manifest
@@ -94,7 +94,7 @@ class Order(NamedTuple):
 # --- submitting
 
 
-def submit(plane: Plane, text: bytes, now_ms: int, inputs: Iterable[bytes] = ()) -> Submitted:
+def submit(plane: Plane, text: bytes, now_ms: int, inputs: Iterable[bytes] = ()) -> GitSubmitted:
     """Puts a job there. One that is there already is the same job; nothing changes."""
     try:
         manifest = read_manifest(text)
@@ -107,10 +107,10 @@ def submit(plane: Plane, text: bytes, now_ms: int, inputs: Iterable[bytes] = ())
     # Looked at first: two who write the same at the same second write the same commit, and both would be told that
     # theirs is new.
     if (there := plane.refs(ref).get(ref)) is not None:
-        return Submitted(job, there, is_new=False)
-    entries = [Entry(FILE, MANIFEST, plane.write("blob", text))]
+        return GitSubmitted(job, there, is_new=False)
+    entries = [TreeEntry(FILE, MANIFEST, plane.write("blob", text))]
     if contents:
-        files = [Entry(FILE, hash.hex(), plane.write("blob", data)) for hash, data in contents.items()]
+        files = [TreeEntry(FILE, hash.hex(), plane.write("blob", data)) for hash, data in contents.items()]
         entries += blob_entries(plane, INPUTS, files)
     trailers = [("Job-Id", hash_text(job))] + ([("Ulid", manifest.ulid)] if manifest.ulid else [])
     tree = plane.write("tree", tree_data(entries))
@@ -118,11 +118,11 @@ def submit(plane: Plane, text: bytes, now_ms: int, inputs: Iterable[bytes] = ())
         "commit", commit_data(tree, [], IDENTITY, now_ms // 1000, message(f"job {job.hex()[:12]}", trailers))
     )
     if plane.swap([Change(ref, None, commit)]):
-        return Submitted(job, commit, is_new=True)
+        return GitSubmitted(job, commit, is_new=True)
     there = plane.refs(ref).get(ref)
     if there is None:
         raise Conflict(f"the job {hash_text(job)} was there a moment ago and is cleared away now; submit it again")
-    return Submitted(job, there, is_new=False)
+    return GitSubmitted(job, there, is_new=False)
 
 
 def _check_inputs(manifest: Manifest, contents: Mapping[bytes, bytes]) -> None:
@@ -136,14 +136,14 @@ def _check_inputs(manifest: Manifest, contents: Mapping[bytes, bytes]) -> None:
             raise Usage(f"the input {hash_text(hash)} has {len(data)} bytes, but the manifest says {named[hash]}")
 
 
-def blob_entries(plane: Plane, name: str, files: Iterable[Entry]) -> list[Entry]:
+def blob_entries(plane: Plane, name: str, files: Iterable[TreeEntry]) -> list[TreeEntry]:
     """Directories that hold files by their hashes: one with that name, and the place where GATOS' pointers lead to. The
     second costs two small trees, because both are the same directory."""
     oid = plane.write("tree", tree_data(files))
-    entry = Entry(DIRECTORY, OBJECTS[-1], oid)
+    entry = TreeEntry(DIRECTORY, OBJECTS[-1], oid)
     for above in reversed(OBJECTS[:-1]):
-        entry = Entry(DIRECTORY, above, plane.write("tree", tree_data([entry])))
-    return [Entry(DIRECTORY, name, oid), entry]
+        entry = TreeEntry(DIRECTORY, above, plane.write("tree", tree_data([entry])))
+    return [TreeEntry(DIRECTORY, name, oid), entry]
 
 
 # --- looking
@@ -176,35 +176,35 @@ def _job_refs(job: bytes, has: Mapping[str, str]) -> JobRefs:
     return JobRefs(job, has.get("job"), has.get("claim"), has.get("result"), has.get("abort"), claims, others, stray)
 
 
-def listing(plane: Plane) -> list[Job]:
+def listing(plane: Plane) -> list[GitJob]:
     """Every job with its state, in the order of the content ids."""
     return describe(plane, group(plane.refs()).values())
 
 
-def unfinished(plane: Plane) -> list[Job]:
+def unfinished(plane: Plane) -> list[GitJob]:
     """The jobs that have no result and are not aborted, damaged ones too. Those that have ended, however many, are not
     looked at."""
     found = group(plane.refs()).values()
     return describe(plane, [refs for refs in found if refs.result is None and refs.abort is None])
 
 
-def is_waiting(job: Job) -> bool:
+def is_waiting(job: GitJob) -> bool:
     """Whether a worker may have to do with it, now or when a lease is over. The claim of another program has no lease:
     it ends with a result, or when a person calls the job off."""
     return job.state in ("pending", "claimed", "running") and job.other is None
 
 
-def waiting(plane: Plane) -> list[Job]:
+def waiting(plane: Plane) -> list[GitJob]:
     return [job for job in unfinished(plane) if is_waiting(job)]
 
 
-def look(plane: Plane, job: bytes) -> Job | None:
+def look(plane: Plane, job: bytes) -> GitJob | None:
     """One job, None when there is none of that content id."""
     found = group(plane.refs(f"{ROOT}{job.hex()}/"))
     return describe(plane, found.values())[0] if found else None
 
 
-def describe(plane: Plane, jobs: Iterable[JobRefs]) -> list[Job]:
+def describe(plane: Plane, jobs: Iterable[JobRefs]) -> list[GitJob]:
     """The states of jobs, told from their refs and the commits that these point to."""
     jobs = [refs for refs in jobs if refs.job is not None]
     plane.bring(head for refs in jobs for head in _heads(refs))
@@ -220,20 +220,20 @@ def _heads(refs: JobRefs) -> list[str]:
     return [head for head in (refs.claim, refs.result) if head is not None]
 
 
-def _describe(refs: JobRefs, objects: Mapping[str, Object | Unreadable]) -> Job:
+def _describe(refs: JobRefs, objects: Mapping[str, Object | Unreadable]) -> GitJob:
     claim = other = result = None
     try:
         if refs.stray is not None:
-            raise Malformed(f"the ref {refs.stray} is in the way of a ref that the job needs")
+            raise BadTrailer(f"the ref {refs.stray} is in the way of a ref that the job needs")
         if refs.claim is not None:
             other = _other_claim(refs, objects[refs.claim])
             claim = read_claim(good(as_commit(refs.claim, objects[refs.claim]))) if other is None else None
         elif refs.abort is None and (name := _claim_alone(refs)) is not None:
-            other = OtherClaim(worker_named(name), name)
+            other = ForeignClaim(worker_named(name), name)
         if refs.result is not None:
             result = read_result(good(as_commit(refs.result, objects[refs.result])))
     except ValueError as error:
-        return Job(refs, "damaged", claim, trouble=str(error))
+        return GitJob(refs, "damaged", claim, trouble=str(error))
     state: JobState
     if result is not None:
         state = result.state or "ended"
@@ -244,10 +244,10 @@ def _describe(refs: JobRefs, objects: Mapping[str, Object | Unreadable]) -> Job:
     elif claim is None or claim.state == "released":
         state = "pending"
     elif claim.state == "done":
-        return Job(refs, "damaged", claim, trouble=f"the claim {refs.claim} is done, but there is no result")
+        return GitJob(refs, "damaged", claim, trouble=f"the claim {refs.claim} is done, but there is no result")
     else:
         state = claim.state
-    return Job(refs, state, claim, result, other=other)
+    return GitJob(refs, state, claim, result, other=other)
 
 
 def _claim_alone(refs: JobRefs) -> str | None:
@@ -255,14 +255,14 @@ def _claim_alone(refs: JobRefs) -> str | None:
     return next(iter([*(worker.hex() for worker in refs.claims), *refs.others]), None)
 
 
-def _other_claim(refs: JobRefs, found: Object | Unreadable) -> OtherClaim | None:
+def _other_claim(refs: JobRefs, found: Object | Unreadable) -> ForeignClaim | None:
     """What `claim` points to, when another program wrote it and says who holds the job."""
     if isinstance(found, Unreadable) or is_ours(found.data) or (worker := other_worker(found.data)) is None:
         return None
-    return OtherClaim(worker, refs.name("claim"))
+    return ForeignClaim(worker, refs.name("claim"))
 
 
-def order_of(plane: Plane, refs: JobRefs) -> Order:
+def order_of(plane: Plane, refs: JobRefs) -> GitOrder:
     """What a job asks for. Raises Failed when its commit does not hold what its name promises."""
     order = orders_of(plane, [refs])[refs.content_id]
     if isinstance(order, str):
@@ -270,13 +270,13 @@ def order_of(plane: Plane, refs: JobRefs) -> Order:
     return order
 
 
-def orders_of(plane: Plane, some: Iterable[JobRefs]) -> dict[bytes, Order | str]:
+def orders_of(plane: Plane, some: Iterable[JobRefs]) -> dict[bytes, GitOrder | str]:
     """What jobs ask for, by content id, or why that cannot be told. Wherever the objects are, they are read in as few
     goes as for one job.
     """
     some = [refs for refs in some if refs.job is not None]
     plane.bring(str(refs.job) for refs in some)
-    orders: dict[bytes, Order | str] = {}
+    orders: dict[bytes, GitOrder | str] = {}
     left = iter(some)
     while batch := list(islice(left, ORDERS_AT_ONCE)):
         commits = reading.commits(plane, [str(refs.job) for refs in batch])
@@ -292,26 +292,28 @@ def orders_of(plane: Plane, some: Iterable[JobRefs]) -> dict[bytes, Order | str]
     return orders
 
 
-def _order(plane: Plane, refs: JobRefs, commit: Commit, entries: Tree, texts: Mapping[str, bytes | Malformed]) -> Order:
+def _order(
+    plane: Plane, refs: JobRefs, commit: Commit, entries: Tree, texts: Mapping[str, bytes | BadTrailer]
+) -> GitOrder:
     """Raises Malformed or BadManifest."""
     if MANIFEST not in entries:
-        raise Malformed(f"the job's commit {refs.job} has no {MANIFEST}")
+        raise BadTrailer(f"the job's commit {refs.job} has no {MANIFEST}")
     manifest = read_manifest(good(texts[entries[MANIFEST].oid]))
     if content_id(manifest) != refs.content_id:
-        raise Malformed(f"{MANIFEST} of {refs.job} is {hash_text(content_id(manifest))}")
+        raise BadTrailer(f"{MANIFEST} of {refs.job} is {hash_text(content_id(manifest))}")
     inputs: Tree = {}
     if manifest.inputs:
         inputs = below(plane, entries, OBJECTS) | below(plane, entries, [INPUTS])
     wanted = {pointer.hash.hex(): pointer.hash for pointer in manifest.inputs or ()}
     beside = {wanted[name]: entry.oid for name, entry in inputs.items() if name in wanted}
-    return Order(manifest, beside, str(refs.job), commit.tree)
+    return GitOrder(manifest, beside, str(refs.job), commit.tree)
 
 
 def read_input(plane: Plane, hash: bytes, oid: str) -> bytes:
     """An input that lies beside its job. Raises Failed when it is not what its name says."""
     try:
         data = reading.file(plane, oid)
-    except Malformed as error:
+    except BadTrailer as error:
         raise Failed(f"the input {hash_text(hash)} in {plane.where} cannot be read: {error}") from None
     if content_hash(data) != hash:
         raise Failed(
@@ -362,7 +364,7 @@ def _called(plane: Plane, some: Iterable[JobRefs], alias: str) -> list[JobRefs]:
         orders = orders_of(plane, batch)
         for refs in batch:
             order = orders[refs.content_id]
-            if isinstance(order, Order) and order.manifest.ulid == alias:
+            if isinstance(order, GitOrder) and order.manifest.ulid == alias:
                 found.append(refs)
     return found
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from hocket.errors import HocketError, StoreError
-from hocket.gitplane.git import PATIENCE_S, Ended, Talk
+from hocket.gitplane.git import PATIENCE_S, GitGone, Talk
 from hocket.gitplane.objects import OBJECT_BYTES_MAX, Kind, Object, Repository, Unreadable
 from hocket.gitplane.plane import ROOT, SWAP_TRIES, Change, check_changes, outcome, parse_refs
 
@@ -110,7 +110,7 @@ class LocalPlane:
             if self._mover is None:
                 self._mover = self.repository.git.talk("update-ref", "--stdin")
             self._mover.say(_order(changes))
-        except Ended as ended:
+        except GitGone as ended:
             self._mover = None
             return str(ended)
         return None
@@ -123,7 +123,7 @@ class LocalPlane:
             for step in (b"start: ok", b"prepare: ok", b"commit: ok"):
                 if (line := self._mover.line()) != step:
                     raise AssertionError(f"git update-ref said {line!r}")
-        except Ended as ended:
+        except GitGone as ended:
             self._mover = None
             return str(ended)
         return None

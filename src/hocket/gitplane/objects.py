@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Literal, NamedTuple, TypeVar
 
 from hocket.errors import StoreError, Usage
-from hocket.gitplane.git import PATIENCE_S, Ended, Git, Talk
-from hocket.gitplane.loose import Loose
+from hocket.gitplane.git import PATIENCE_S, Git, GitGone, Talk
+from hocket.gitplane.loose_objects import Loose
 
 OBJECT_BYTES_MAX = 64 * 1024 * 1024
 COMMIT_BYTES_MAX = 64 * 1024
@@ -42,7 +42,7 @@ class Unreadable(NamedTuple):
     is_missing: bool = False
 
 
-class Entry(NamedTuple):
+class TreeEntry(NamedTuple):
     mode: str
     name: str
     oid: str
@@ -51,7 +51,7 @@ class Entry(NamedTuple):
 MISSING = Unreadable("is missing here", is_missing=True)
 
 
-class TooLarge(Exception):
+class ObjectTooLarge(Exception):
     """Objects that are not read, because together they have more bytes than the caller has room for."""
 
 
@@ -149,7 +149,7 @@ class Repository:
                         found[oid] = Unreadable(f"has {size} bytes, more than the {limit} that are read here")
                 fitting = [oid for oid in sizes if oid not in found]
                 if together is not None and (together := together - sum(sizes[oid] for oid in fitting)) < 0:
-                    raise TooLarge
+                    raise ObjectTooLarge
                 self._ask("contents", fitting, self._contents, found)
         return found
 
@@ -184,7 +184,7 @@ class Repository:
             talk.say(b"".join(b"%b %b\n" % (command.encode(), oid.encode()) for oid in oids) + b"flush\n")
             for oid in oids:
                 found[oid] = answer(talk, oid)
-        except Ended as ended:
+        except GitGone as ended:
             # Git gives up at some kinds of damage, or was ended by somebody. Each of the others is asked for again.
             self._reader = None
             rest = [oid for oid in oids if oid not in found]
@@ -289,7 +289,7 @@ class Repository:
 # --- the insides of objects
 
 
-def tree_data(entries: Iterable[Entry]) -> bytes:
+def tree_data(entries: Iterable[TreeEntry]) -> bytes:
     """The bytes of a tree."""
     return b"".join(
         b"%b %b\0" % (entry.mode.encode(), entry.name.encode("utf-8", "surrogateescape")) + bytes.fromhex(entry.oid)
@@ -297,21 +297,21 @@ def tree_data(entries: Iterable[Entry]) -> bytes:
     )
 
 
-def _place(entry: Entry) -> bytes:
+def _place(entry: TreeEntry) -> bytes:
     """Git sorts directories as if their names ended in a slash."""
     return entry.name.encode("utf-8", "surrogateescape") + (b"/" if entry.mode == DIRECTORY else b"")
 
 
-def read_tree(data: bytes, digest_bytes: int) -> dict[str, Entry]:
+def read_tree(data: bytes, digest_bytes: int) -> dict[str, TreeEntry]:
     """The entries of a tree by name. Raises ValueError when it is none, or not as git writes them."""
-    entries: dict[str, Entry] = {}
+    entries: dict[str, TreeEntry] = {}
     at, before = 0, b""
     while at < len(data):
         space, end = data.find(b" ", at), data.find(b"\0", at)
         if space < 0 or end < space or end + 1 + digest_bytes > len(data) or data[at:space] not in _MODES:
             raise ValueError("not a tree")
         name = data[space + 1 : end].decode("utf-8", "surrogateescape")
-        entry = Entry(data[at:space].decode(), name, data[end + 1 : end + 1 + digest_bytes].hex())
+        entry = TreeEntry(data[at:space].decode(), name, data[end + 1 : end + 1 + digest_bytes].hex())
         if name in ("", ".", "..", ".git") or "/" in name or name in entries or before >= (before := _place(entry)):
             raise ValueError(f"the name {name!r} is not one, or not where it belongs")
         entries[name] = entry

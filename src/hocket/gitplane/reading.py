@@ -10,32 +10,32 @@ from hocket.gitplane.objects import (
     OBJECT_BYTES_MAX,
     TREE_BYTES_MAX,
     Commit,
-    Entry,
     Object,
+    TreeEntry,
     Unreadable,
     read_commit,
     read_tree,
 )
 from hocket.gitplane.plane import Plane
-from hocket.gitplane.trailers import Malformed
+from hocket.gitplane.trailers import BadTrailer
 
 T = TypeVar("T")
-Tree = dict[str, Entry]
+Tree = dict[str, TreeEntry]
 # Where GATOS keeps the bytes that a pointer with a BLAKE3 hash refers to.
 OBJECTS = ("gatos", "objects", "blake3")
 
 
-def commits(plane: Plane, oids: Iterable[str]) -> dict[str, Commit | Malformed]:
+def commits(plane: Plane, oids: Iterable[str]) -> dict[str, Commit | BadTrailer]:
     found = plane.read(oids, COMMIT_BYTES_MAX)
     return {oid: as_commit(oid, each) for oid, each in found.items()}
 
 
-def trees(plane: Plane, oids: Iterable[str]) -> dict[str, Tree | Malformed]:
+def trees(plane: Plane, oids: Iterable[str]) -> dict[str, Tree | BadTrailer]:
     found = plane.read(oids, TREE_BYTES_MAX)
     return {oid: as_tree(oid, each, plane.digest_bytes) for oid, each in found.items()}
 
 
-def files(plane: Plane, oids: Iterable[str], limit: int = OBJECT_BYTES_MAX) -> dict[str, bytes | Malformed]:
+def files(plane: Plane, oids: Iterable[str], limit: int = OBJECT_BYTES_MAX) -> dict[str, bytes | BadTrailer]:
     found = plane.read(oids, limit)
     return {oid: _data(oid, each, "blob") for oid, each in found.items()}
 
@@ -61,30 +61,30 @@ def below(plane: Plane, top: Tree, path: Iterable[str]) -> Tree:
     return top
 
 
-def good(found: T | Malformed) -> T:
+def good(found: T | BadTrailer) -> T:
     """What was found. Raises Malformed when it is not what it should be."""
-    if isinstance(found, Malformed):
+    if isinstance(found, BadTrailer):
         raise found
     return found
 
 
-def as_commit(oid: str, found: Object | Unreadable) -> Commit | Malformed:
+def as_commit(oid: str, found: Object | Unreadable) -> Commit | BadTrailer:
     data = _data(oid, found, "commit")
     try:
-        return data if isinstance(data, Malformed) else read_commit(data)
+        return data if isinstance(data, BadTrailer) else read_commit(data)
     except ValueError:
-        return Malformed(f"the object {oid} is not a commit")
+        return BadTrailer(f"the object {oid} is not a commit")
 
 
-def as_tree(oid: str, found: Object | Unreadable, digest_bytes: int) -> Tree | Malformed:
+def as_tree(oid: str, found: Object | Unreadable, digest_bytes: int) -> Tree | BadTrailer:
     data = _data(oid, found, "tree")
     try:
-        return data if isinstance(data, Malformed) else read_tree(data, digest_bytes)
+        return data if isinstance(data, BadTrailer) else read_tree(data, digest_bytes)
     except ValueError as error:
-        return Malformed(f"the tree {oid}: {error}")
+        return BadTrailer(f"the tree {oid}: {error}")
 
 
-def _data(oid: str, found: Object | Unreadable, kind: str) -> bytes | Malformed:
+def _data(oid: str, found: Object | Unreadable, kind: str) -> bytes | BadTrailer:
     if isinstance(found, Unreadable):
-        return Malformed(f"the object {oid} {found.why}")
-    return found.data if found.kind == kind else Malformed(f"the object {oid} is not a {kind}")
+        return BadTrailer(f"the object {oid} {found.why}")
+    return found.data if found.kind == kind else BadTrailer(f"the object {oid} is not a {kind}")

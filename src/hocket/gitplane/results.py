@@ -12,7 +12,7 @@ import msgspec
 
 from hocket.gitplane.claims import IDENTITY
 from hocket.gitplane.objects import Commit, commit_data
-from hocket.gitplane.trailers import Malformed, any_key_of, find_trailers, hash_of, message
+from hocket.gitplane.trailers import BadTrailer, any_key_of, find_trailers, hash_of, message
 from hocket.kernel.canonical import canonical_plain
 from hocket.kernel.ids import hash_text
 from hocket.kernel.intoto import PAYLOAD_TYPE, statement
@@ -91,12 +91,12 @@ def read_result(commit: Commit) -> Result:
     """What a result says, whoever wrote it. Raises Malformed."""
     found = find_trailers(commit.message, _TRAILERS)
     if not found.keys() >= _NEEDED:
-        raise Malformed(f"the trailer {min(_NEEDED - found.keys())} is missing")
+        raise BadTrailer(f"the trailer {min(_NEEDED - found.keys())} is missing")
     state, policy_root = found.get("State"), found.get("Policy-Code-Root")
     if state is not None and state not in _STATES:
-        raise Malformed(f"State is none of {', '.join(_STATES)}: {state!r}")
+        raise BadTrailer(f"State is none of {', '.join(_STATES)}: {state!r}")
     if policy_root is not None and _POLICY_ROOT.fullmatch(policy_root) is None:
-        raise Malformed(f"Policy-Code-Root is not sha256: and 64 lower-case hex digits: {policy_root[:160]!r}")
+        raise BadTrailer(f"Policy-Code-Root is not sha256: and 64 lower-case hex digits: {policy_root[:160]!r}")
     program, signature = found.get("Attest-Program"), found.get("Attest-Sig")
     return Result(
         job=hash_of("Job-Id", found["Job-Id"]),
@@ -160,7 +160,7 @@ def checked_proof(result: Result, envelope: bytes, attestation: bytes) -> Execut
     execution = check(proof, result.job, result.worker)
     # The attestation has one spelling, and everything in it follows from the proof.
     if _attestation(statement(execution, result.proof, result.worker), proof) != attestation:
-        raise Malformed(f"{ATTESTATION} is not what follows from the proof")
+        raise BadTrailer(f"{ATTESTATION} is not what follows from the proof")
     return execution
 
 
@@ -179,10 +179,10 @@ def read_proof(result: Result, envelope: bytes, attestation: bytes) -> Proof:
     try:
         found = _attestations.decode(attestation)
         if len(found.signatures) != 1:
-            raise Malformed(f"{ATTESTATION} has {len(found.signatures)} signatures and not one")
+            raise BadTrailer(f"{ATTESTATION} has {len(found.signatures)} signatures and not one")
         signature = b64decode(found.signatures[0].sig, validate=True)
     except (msgspec.MsgspecError, NotBase64, UnicodeDecodeError, RecursionError) as error:
-        raise Malformed(f"{ATTESTATION} is not a DSSE envelope: {error}") from None
+        raise BadTrailer(f"{ATTESTATION} is not a DSSE envelope: {error}") from None
     if result.signature is None:
-        raise Malformed("the trailer Attest-Sig is missing")
+        raise BadTrailer("the trailer Attest-Sig is missing")
     return Proof(envelope, result.worker, result.signature, signature)

@@ -21,7 +21,7 @@ _NUMBER = re.compile("0|[1-9][0-9]{0,15}")
 _TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z")
 
 
-class Malformed(ValueError):
+class BadTrailer(ValueError):
     """A commit that does not say what it should. The message names the trailer and its value."""
 
 
@@ -36,26 +36,26 @@ def message(subject: str, trailers: Sequence[tuple[str, str]]) -> bytes:
 def read_trailers(text: bytes, known: frozenset[str], needed: frozenset[str]) -> dict[str, str]:
     """The trailers of a message by name, each at most once, none unknown, none of the needed ones left out."""
     if len(text) > MESSAGE_BYTES_MAX:
-        raise Malformed(f"the message has {len(text)} bytes, more than {MESSAGE_BYTES_MAX}")
+        raise BadTrailer(f"the message has {len(text)} bytes, more than {MESSAGE_BYTES_MAX}")
     try:
         whole = text.decode("ascii")
     except UnicodeDecodeError:
-        raise Malformed("the message is not plain ASCII") from None
+        raise BadTrailer("the message is not plain ASCII") from None
     if not whole.endswith("\n") or "\n\n" not in whole[:-1]:
-        raise Malformed("the message does not end in a paragraph of trailers")
+        raise BadTrailer("the message does not end in a paragraph of trailers")
     paragraph = whole[:-1].rsplit("\n\n", 1)[1]
     pairs = _LINE.findall(paragraph)
     if len(pairs) != paragraph.count("\n") + 1:
         wrong = next(line for line in paragraph.split("\n") if _LINE.fullmatch(line) is None)
-        raise Malformed(f"{wrong[:80]!r} is not a trailer")
+        raise BadTrailer(f"{wrong[:80]!r} is not a trailer")
     found = dict(pairs)
     if len(found) != len(pairs):
         twice = next(name for name in found if sum(name == each for each, _ in pairs) > 1)
-        raise Malformed(f"the trailer {twice} is there twice")
+        raise BadTrailer(f"the trailer {twice} is there twice")
     if not found.keys() <= known:
-        raise Malformed(f"the trailer {min(found.keys() - known)} is not known here")
+        raise BadTrailer(f"the trailer {min(found.keys() - known)} is not known here")
     if not needed <= found.keys():
-        raise Malformed(f"the trailer {min(needed - found.keys())} is missing")
+        raise BadTrailer(f"the trailer {min(needed - found.keys())} is missing")
     return found
 
 
@@ -63,12 +63,12 @@ def find_trailers(text: bytes, wanted: frozenset[str]) -> dict[str, str]:
     """The trailers of a message that anybody may have written: those that are wanted, each at most once. Other lines
     of the last paragraph are left alone, as git does."""
     if len(text) > MESSAGE_BYTES_MAX:
-        raise Malformed(f"the message has {len(text)} bytes, more than {MESSAGE_BYTES_MAX}")
+        raise BadTrailer(f"the message has {len(text)} bytes, more than {MESSAGE_BYTES_MAX}")
     paragraph = text.decode("latin-1").strip().rsplit("\n\n", 1)[-1]
     found: dict[str, str] = {}
     for name, value in _ANY_LINE.findall(paragraph):
         if name in wanted and found.setdefault(name, value) is not value:
-            raise Malformed(f"the trailer {name} is there twice")
+            raise BadTrailer(f"the trailer {name} is there twice")
     return found
 
 
@@ -80,7 +80,7 @@ def prefixed(name: str, value: str, algorithm: str, size: int) -> bytes:
     except ValueError:
         found = b""
     if start != algorithm or len(found) != size or found.hex() != digits:
-        raise Malformed(f"{name} is not {algorithm}: and {2 * size} lower-case hex digits: {value[:160]!r}")
+        raise BadTrailer(f"{name} is not {algorithm}: and {2 * size} lower-case hex digits: {value[:160]!r}")
     return found
 
 
@@ -115,7 +115,7 @@ def any_key_of(name: str, value: str, size: int = KEY_BYTES) -> bytes:
 
 def number_of(name: str, value: str) -> int:
     if _NUMBER.fullmatch(value) is None or int(value) > NUMBER_MAX:
-        raise Malformed(f"{name} is not a whole number: {value[:160]!r}")
+        raise BadTrailer(f"{name} is not a whole number: {value[:160]!r}")
     return int(value)
 
 
@@ -130,5 +130,5 @@ def time_of(name: str, value: str) -> int:
             raise ValueError
         moment = datetime.fromisoformat(value)
     except ValueError:
-        raise Malformed(f"{name} is not a time like 2025-11-08T12:00:00.000Z: {value[:160]!r}") from None
+        raise BadTrailer(f"{name} is not a time like 2025-11-08T12:00:00.000Z: {value[:160]!r}") from None
     return (moment - _EPOCH) // _MS

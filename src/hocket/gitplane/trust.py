@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Literal
 
 from hocket.errors import StoreError, Usage
-from hocket.gitplane.trailers import Malformed, any_key_of
+from hocket.gitplane.trailers import BadTrailer, any_key_of
 from hocket.gitplane.verify import Verified
 from hocket.kernel.keys import key_text, parse_did_key, parse_key
 from hocket.log import Log
-from hocket.mesh import roll
+from hocket.mesh import membership
 from hocket.store import Session
 from hocket.store.disk import sync_directory
 from hocket.work.proofs import GIT_KIND
@@ -41,7 +41,7 @@ def parse_worker(text: str) -> bytes:
         if text.startswith("did:"):
             return parse_did_key(text)
         return any_key_of("the key", text if ":" in text else f"ed25519:{text}")
-    except (Malformed, ValueError):
+    except (BadTrailer, ValueError):
         raise Usage(
             f"{text[:100]!r} is no worker's key; give ed25519: and 64 hex digits, as `hocket git show` has it"
         ) from None
@@ -50,8 +50,8 @@ def parse_worker(text: str) -> bytes:
 def keys_of_mesh(log: Log, session: Session) -> dict[bytes, str]:
     """The keys of the nodes that may complete jobs from git now, with their names."""
     found = {}
-    for member in roll.members(log, session):
-        chain = roll.may(log, session, member.node, "Job", "Complete", GIT_KIND).chain
+    for member in membership.members(log, session):
+        chain = membership.may(log, session, member.node, "Job", "Complete", GIT_KIND).chain
         if chain:
             found[chain[-1].public] = member.shown
     return found

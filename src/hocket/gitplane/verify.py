@@ -9,11 +9,11 @@ from concurrent.futures import Executor
 from itertools import islice
 from typing import NamedTuple
 
-from hocket.gitplane.claims import Claim, is_ours, is_signed, other_worker, read_claim, worker_named
+from hocket.gitplane.claims import GitClaim, is_ours, is_signed, other_worker, read_claim, worker_named
 from hocket.gitplane.foreign import is_hockets, read_other_envelope, signed
-from hocket.gitplane.gathering import Finding, Gathered, Wrong
+from hocket.gitplane.gathering import Gathered, GitFinding, Wrong
 from hocket.gitplane.jobs import INPUTS, MANIFEST, JobRefs, group
-from hocket.gitplane.objects import Commit, Entry, TooLarge
+from hocket.gitplane.objects import Commit, ObjectTooLarge, TreeEntry
 from hocket.gitplane.plane import Plane
 from hocket.gitplane.reading import OBJECTS
 from hocket.gitplane.results import (
@@ -29,7 +29,7 @@ from hocket.gitplane.results import (
     result_data,
     state_of,
 )
-from hocket.gitplane.trailers import Malformed
+from hocket.gitplane.trailers import BadTrailer
 from hocket.kernel.ids import content_hash, hash_text
 from hocket.kernel.keys import key_text
 from hocket.kernel.manifest import BadManifest, Manifest, content_id, read_manifest
@@ -45,7 +45,7 @@ class Verified(NamedTuple):
     there is no result, or one that nobody signed."""
 
     content_id: bytes
-    findings: tuple[Finding, ...]
+    findings: tuple[GitFinding, ...]
     worker: bytes | None = None
     execution: Execution | None = None
     has_result: bool = False
@@ -67,7 +67,7 @@ def verify(plane: Plane, job: bytes | None = None, helpers: Executor | None = No
         gathered = Gathered(plane, shallow)
         try:
             gathered.gather(some)
-        except TooLarge:
+        except ObjectTooLarge:
             begun = None
         else:
             begun = Shared(helpers, _verify_each, [_Job(refs, gathered) for refs in some])
@@ -91,9 +91,9 @@ def _verify_alone(plane: Plane, shallow: frozenset[str], refs: JobRefs) -> Verif
     gathered = Gathered(plane, shallow)
     try:
         gathered.gather([refs])
-    except TooLarge:
+    except ObjectTooLarge:
         what = "its commits and files have more bytes than are read for one job"
-        return Verified(refs.content_id, (Finding(_any_of(refs), what),), has_result=refs.result is not None)
+        return Verified(refs.content_id, (GitFinding(_any_of(refs), what),), has_result=refs.result is not None)
     return _Job(refs, gathered).verify()
 
 
@@ -107,10 +107,10 @@ class _Job:
 
     def __init__(self, refs: JobRefs, objects: Gathered) -> None:
         self._refs, self._objects = refs, objects
-        self._findings: list[Finding] = []
+        self._findings: list[GitFinding] = []
         self._tree: str | None = None
         self._asked: Manifest | None = None
-        self._head: Claim | None = None
+        self._head: GitClaim | None = None
         self._holders: set[bytes] = set()
         self._signer: bytes | None = None
 
@@ -129,14 +129,14 @@ class _Job:
         return Verified(self._refs.content_id, tuple(self._findings), worker, execution, has_result, self._signer)
 
     def _note(self, commit: str, what: str) -> None:
-        self._findings.append(Finding(commit, what))
+        self._findings.append(GitFinding(commit, what))
 
     # --- the job
 
     def _manifest(self) -> None:
         job = self._refs.job
         if job is None:
-            raise Wrong(Finding(_any_of(self._refs), f"there is no ref {self._refs.name('job')}"))
+            raise Wrong(GitFinding(_any_of(self._refs), f"there is no ref {self._refs.name('job')}"))
         commit = self._objects.commit(job, job)
         self._tree = commit.tree
         try:
@@ -154,7 +154,7 @@ class _Job:
         except Wrong as wrong:
             self._findings.append(wrong.finding)
 
-    def _blobs(self, files: Mapping[str, Entry], of: str, named: Mapping[bytes, int | None]) -> None:
+    def _blobs(self, files: Mapping[str, TreeEntry], of: str, named: Mapping[bytes, int | None]) -> None:
         """Files that are called by their hashes."""
         for name, entry in files.items():
             try:
@@ -195,7 +195,7 @@ class _Job:
             by = worker_named(name.removeprefix("claims/"))
             try:
                 inside = other_worker(found.data)
-            except Malformed as error:
+            except BadTrailer as error:
                 self._note(oid, str(error))
                 continue
             if by is None and inside is None and name == "claim":
@@ -209,7 +209,7 @@ class _Job:
     def _chain(self, oid: str) -> None:
         """Walks from the newest claim to the job."""
         newest: dict[bytes, str] = {}
-        after: tuple[str, Claim] | None = None
+        after: tuple[str, GitClaim] | None = None
         is_cut = False
         while not is_cut:
             commit = self._objects.commit(oid, after[0] if after else oid)
@@ -225,27 +225,29 @@ class _Job:
             if after:
                 self._step(*after, claim)
             if len(commit.parents) != 1:
-                raise Wrong(Finding(oid, f"a claim has one parent, this one has {len(commit.parents)}"))
+                raise Wrong(GitFinding(oid, f"a claim has one parent, this one has {len(commit.parents)}"))
             if commit.parents[0] == self._refs.job:
                 self._first(oid, claim)
                 break
             if is_cut := oid in self._objects.shallow:
-                self._findings.append(Finding(oid, "the claims before it are not in this shallow clone", is_gap=True))
+                self._findings.append(
+                    GitFinding(oid, "the claims before it are not in this shallow clone", is_gap=True)
+                )
             after, oid = (oid, claim), commit.parents[0]
         self._refs_of_claims(newest, is_cut)
 
-    def _is_aborted_over(self, claim: Claim, commit: Commit) -> bool:
+    def _is_aborted_over(self, claim: GitClaim, commit: Commit) -> bool:
         """Whether a job was called off that another program had claimed; it is the one step that may follow."""
         try:
             return claim.state == "aborted" and claim.fence == 0 and other_worker(commit.message) is not None
-        except Malformed:
+        except BadTrailer:
             return False
 
-    def _claim(self, oid: str, commit: Commit) -> Claim:
+    def _claim(self, oid: str, commit: Commit) -> GitClaim:
         try:
             claim = read_claim(commit)
-        except Malformed as error:
-            raise Wrong(Finding(oid, str(error))) from None
+        except BadTrailer as error:
+            raise Wrong(GitFinding(oid, str(error))) from None
         if claim.job != self._refs.content_id:
             self._note(oid, f"its Job-Id is {hash_text(claim.job)}, not {hash_text(self._refs.content_id)}")
         if not is_signed(commit, claim):
@@ -254,14 +256,14 @@ class _Job:
             self._note(oid, f"its tree is {commit.tree}, not the job's")
         return claim
 
-    def _first(self, oid: str, claim: Claim) -> None:
+    def _first(self, oid: str, claim: GitClaim) -> None:
         right = 0 if claim.state == "aborted" else 1
         if claim.fence != right:
             self._note(oid, f"the first claim has the fence {claim.fence}, not {right}")
         if claim.state not in ("claimed", "aborted"):
             self._note(oid, f"the first claim is {claim.state}")
 
-    def _step(self, oid: str, claim: Claim, before: Claim) -> None:
+    def _step(self, oid: str, claim: GitClaim, before: GitClaim) -> None:
         """Whether a claim may follow the one before it."""
         if before.state in ("done", "aborted"):
             self._note(oid, f"it follows a claim that is {before.state}")
@@ -318,8 +320,8 @@ class _Job:
             self._note(oid, f"its parent is {', '.join(commit.parents) or 'nothing'}, not the job's commit {refs.job}")
         try:
             result = read_result(commit)
-        except Malformed as error:
-            raise Wrong(Finding(oid, str(error))) from None
+        except BadTrailer as error:
+            raise Wrong(GitFinding(oid, str(error))) from None
         if result.job != refs.content_id:
             self._note(oid, f"its Job-Id is {hash_text(result.job)}, not {hash_text(refs.content_id)}")
         holders = {head.worker} if head is not None else self._holders
@@ -343,24 +345,24 @@ class _Job:
             self._note(oid, f"its proof is of fence {execution.fence}, the claim has fence {head.fence}")
         return execution
 
-    def _is_hockets(self, oid: str, entries: Mapping[str, Entry]) -> bool:
+    def _is_hockets(self, oid: str, entries: Mapping[str, TreeEntry]) -> bool:
         if OUTPUTS in entries or ATTESTATION in entries:
             return True
         return PROOF in entries and is_hockets(self._objects.file(entries, PROOF, oid))
 
-    def _other_result(self, oid: str, result: Result, entries: Mapping[str, Entry]) -> None:
+    def _other_result(self, oid: str, result: Result, entries: Mapping[str, TreeEntry]) -> None:
         """A result of another program: its proof, wherever in the tree that lies, and what that points to."""
         kept = self._objects.below(entries, OBJECTS, oid)
         envelope = self._objects.search(entries, result.proof, PROOF_BYTES_MAX)
         envelope = envelope or self._objects.search(kept, result.proof, PROOF_BYTES_MAX)
         if envelope is None:
-            raise Wrong(Finding(oid, "none of its files is the proof that Proof-Of-Execution names"))
+            raise Wrong(GitFinding(oid, "none of its files is the proof that Proof-Of-Execution names"))
         if is_hockets(envelope):
-            raise Wrong(Finding(oid, f"its proof is Hocket's, but its files are not: it has no {ATTESTATION}"))
+            raise Wrong(GitFinding(oid, f"its proof is Hocket's, but its files are not: it has no {ATTESTATION}"))
         try:
             proof, what = read_other_envelope(envelope), signed(result, envelope)
-        except Malformed as error:
-            raise Wrong(Finding(oid, f"its proof does not hold: {error}")) from None
+        except BadTrailer as error:
+            raise Wrong(GitFinding(oid, f"its proof does not hold: {error}")) from None
         if proof.job != self._refs.content_id:
             self._note(oid, f"its proof is of {hash_text(proof.job)}, not of {hash_text(self._refs.content_id)}")
         if result.program not in (None, proof.program):
@@ -368,17 +370,17 @@ class _Job:
         self._blobs(kept, oid, proof.pointers | {result.proof: len(envelope)})
         self._signer = result.worker if what == "proof" else None
 
-    def _proof(self, oid: str, result: Result, entries: Mapping[str, Entry]) -> Execution:
+    def _proof(self, oid: str, result: Result, entries: Mapping[str, TreeEntry]) -> Execution:
         envelope = self._objects.file(entries, PROOF, oid)
         if content_hash(envelope) != result.proof:
             self._note(oid, f"its {PROOF} is {hash_text(content_hash(envelope))}, not what Proof-Of-Execution says")
         try:
             return checked_proof(result, envelope, self._objects.file(entries, ATTESTATION, oid))
-        except (Malformed, BadProof) as error:
-            raise Wrong(Finding(oid, f"its proof does not hold: {error}")) from None
+        except (BadTrailer, BadProof) as error:
+            raise Wrong(GitFinding(oid, f"its proof does not hold: {error}")) from None
 
     def _consequences(
-        self, oid: str, commit: Commit, result: Result, execution: Execution, entries: Mapping[str, Entry]
+        self, oid: str, commit: Commit, result: Result, execution: Execution, entries: Mapping[str, TreeEntry]
     ) -> None:
         """Everything else in a result follows from its proof."""
         if self._asked is not None and execution.argv != self._asked.argv:

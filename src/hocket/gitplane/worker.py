@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 from hocket.errors import Failed, HocketError, StoreError, Unreachable
 from hocket.gitplane import holding, jobs
-from hocket.gitplane.holding import Held, Watch, rest_s
-from hocket.gitplane.jobs import Job, JobRefs, Order
+from hocket.gitplane.holding import ClaimWatch, HeldClaim, rest_s
+from hocket.gitplane.jobs import GitJob, GitOrder, JobRefs
 from hocket.gitplane.plane import Plane
 from hocket.gitplane.results import BLOBS_BYTES_MAX, state_of
 from hocket.kernel.ids import hash_text, ulid_text
@@ -24,15 +24,15 @@ from hocket.kernel.policy import Policy
 from hocket.kernel.roster import State
 from hocket.log import Log, Transaction
 from hocket.work import jobs as log_jobs
+from hocket.work.batch import settle
 from hocket.work.command.job import RUN_S_MAX, Commands, Performed, result
-from hocket.work.ground import Ground
+from hocket.work.environment import Environment
 from hocket.work.handlers import JobType
 from hocket.work.jobs import Draft
 from hocket.work.liveness import BEAT_S, SignOfLife
-from hocket.work.products import Kit
 from hocket.work.proofs import GIT_KIND, NOTHING
+from hocket.work.run_outputs import RunServices
 from hocket.work.runner import LEASE_COUNTED, Context, Run, products_of
-from hocket.work.turn import settle
 
 # How often the refs are listed when nothing was heard of: rarely enough for a server that is not ours.
 LISTED_EVERY_S = 2.0
@@ -48,8 +48,8 @@ class Parts(NamedTuple):
     """What a git worker needs of its node."""
 
     log: Log
-    ground: Ground
-    kit: Kit
+    environment: Environment
+    kit: RunServices
     commands: Commands
 
 
@@ -57,13 +57,13 @@ class Known(NamedTuple):
     """A job as this worker has looked at it: its commit, and what it asks for, unless it is not for this worker."""
 
     commit: str
-    order: Order | None
+    order: GitOrder | None
 
 
 class Holding:
     """One job that is held and run here."""
 
-    def __init__(self, held: Held, order: Order, counted_from: float) -> None:
+    def __init__(self, held: HeldClaim, order: GitOrder, counted_from: float) -> None:
         self.held = held
         self.order = order
         self.lock = threading.Lock()
@@ -86,7 +86,7 @@ class GitWorker:
         self,
         plane: Plane,
         parts: Parts,
-        worker: holding.Worker,
+        worker: holding.GitWorkerKey,
         *,
         concurrency: int,
         until_idle: bool,
@@ -100,10 +100,10 @@ class GitWorker:
         self._until_idle = until_idle
         self._notice = notice
         self._finished = finished
-        self._monotonic = parts.ground.monotonic
-        self._chance: random.Random = parts.ground.chance
+        self._monotonic = parts.environment.monotonic
+        self._chance: random.Random = parts.environment.chance
         self._alive: set[str] = set()
-        self._watch = Watch(worker.key.public, lambda process: process in self._alive, self._monotonic)
+        self._watch = ClaimWatch(worker.key.public, lambda process: process in self._alive, self._monotonic)
         self._known: dict[bytes, Known] = {}
         self._unfit: set[bytes] = set()
         self._damaged: dict[bytes, str] = {}
@@ -127,8 +127,8 @@ class GitWorker:
 
     def run(self) -> None:
         parts = self._parts
-        self._sign = parts.ground.liveness.announce(self._worker.process)
-        parts.ground.liveness.forget(parts.log.run(self._register))
+        self._sign = parts.environment.liveness.announce(self._worker.process)
+        parts.environment.liveness.forget(parts.log.run(self._register))
         over = threading.Event()
         beside = [
             threading.Thread(target=each, args=(over,), name=f"hocket-git-{name}", daemon=True)
@@ -152,7 +152,7 @@ class GitWorker:
         Gives the numbers of those that died.
         """
         self._sign.beat(tx)
-        dead = self._parts.ground.liveness.dead(tx.session.workers(tx.node.to_bytes(8, "big")))
+        dead = self._parts.environment.liveness.dead(tx.session.workers(tx.node.to_bytes(8, "big")))
         log_jobs.reclaim(tx, dead)
         tx.projection.flush()
         for entry in tx.session.busy(GIT_KIND, SWEEP_MAX):
@@ -224,7 +224,7 @@ class GitWorker:
             future.add_done_callback(lambda _: self._wake.set())
         return len(won), not ours
 
-    def _tell_damaged(self, listed: list[Job]) -> None:
+    def _tell_damaged(self, listed: list[GitJob]) -> None:
         """Says once of each job that is damaged what is wrong with it."""
         damaged = {job.refs.content_id: job.trouble for job in listed if job.trouble is not None}
         for content_id, trouble in damaged.items():
@@ -232,7 +232,7 @@ class GitWorker:
                 self._notice(f"{hash_text(content_id)} is damaged, and left alone: {trouble}")
         self._damaged = damaged
 
-    def _claim(self, some: list[Job]) -> list[Held]:
+    def _claim(self, some: list[GitJob]) -> list[HeldClaim]:
         """Claims several jobs. When git refuses one for another reason than a lost race, the others are claimed one by
         one, and that one is left alone from then on."""
         try:
@@ -252,10 +252,10 @@ class GitWorker:
         log = self._parts.log
         with log.store.read() as session:
             workers = session.workers(log.node.to_bytes(8, "big"))
-        dead = self._parts.ground.liveness.dead(workers)
+        dead = self._parts.environment.liveness.dead(workers)
         return {each.name for each in workers if each.number not in dead}
 
-    def _learn(self, waiting: list[Job]) -> None:
+    def _learn(self, waiting: list[GitJob]) -> None:
         """Reads what jobs ask for that have come since the last look, all in one go, and decides which are for this
         worker.
         """
@@ -279,7 +279,7 @@ class GitWorker:
         known = self._known.get(refs.content_id)
         return known is not None and known.commit == refs.job
 
-    def _order(self, content_id: bytes) -> Order | None:
+    def _order(self, content_id: bytes) -> GitOrder | None:
         return None if content_id in self._unfit else self._known[content_id].order
 
     # Doing it; each job in a thread of its own.
@@ -317,7 +317,7 @@ class GitWorker:
         if run.stopped:
             log_jobs.call_off(tx, run.job.id, "its result is not in the repository, which says who goes on")
 
-    def _content(self, order: Order) -> Callable[[bytes], bytes]:
+    def _content(self, order: GitOrder) -> Callable[[bytes], bytes]:
         def content(hash: bytes) -> bytes:
             oid = order.inputs.get(hash)
             return self._parts.commands.content(hash) if oid is None else jobs.read_input(self._plane, hash, oid)
@@ -438,4 +438,4 @@ class GitWorker:
             each.run.stop(None)
 
     def _now(self) -> int:
-        return self._parts.ground.physical_ms()
+        return self._parts.environment.physical_ms()

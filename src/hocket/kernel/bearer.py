@@ -40,7 +40,7 @@ class Bearer(NamedTuple):
     answer: str | None = None
 
 
-class _Claims(msgspec.Struct, frozen=True):
+class _BearerClaims(msgspec.Struct, frozen=True):
     """Members that are not known here are ignored."""
 
     iss: Number
@@ -79,7 +79,7 @@ def read_bearer(token: str) -> Bearer:
     _, payload, _, signing_input = open_compact(token)
     try:
         # Read as a whole first: what is ignored must still be JSON.
-        claims = msgspec.convert(msgspec.json.decode(payload, type=dict[str, Any]), _Claims)
+        claims = msgspec.convert(msgspec.json.decode(payload, type=dict[str, Any]), _BearerClaims)
         node = int(claims.iss)
     except (ValueError, msgspec.MsgspecError, RecursionError) as error:
         raise Malformed(f"not a bearer token: {error}") from None

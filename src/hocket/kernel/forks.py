@@ -1,7 +1,7 @@
 """Forks: when two ops prove that their author has shown two histories, and from which time on. An honest author links
 each op to the one before it, at a later time, so no two of its ops share a link, a time or an id. The proof holds both
-ops as they were signed and the author's key; nobody's word is needed to believe it. The law decides what follows for
-the author's ops; the log finds the two ops.
+ops as they were signed and the author's key; nobody's word is needed to believe it. The permissions decide what follows
+for the author's ops; the log finds the two ops.
 """
 
 from typing import NamedTuple

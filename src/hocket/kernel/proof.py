@@ -59,7 +59,7 @@ class Resources(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     gpu_s: dict[str, Amount] = {}
 
 
-class Runner(msgspec.Struct, frozen=True):
+class RunnerProgram(msgspec.Struct, frozen=True):
     """What ran the command: the hash of its program, its version, and the platform, like `linux/x86_64`."""
 
     program: bytes
@@ -83,7 +83,7 @@ class Execution(msgspec.Struct, frozen=True):
     resources: Resources
     fence: int
     job: str
-    runner: Runner
+    runner: RunnerProgram
     stdout: Stream | None = None
     stderr: Stream | None = None
 
@@ -191,7 +191,9 @@ def _read(raw: bytes) -> Execution:
         resources=run.resources,
         fence=run.fence,
         job=run.job,
-        runner=Runner(_hash("runner.program", found.runner.program), found.runner.version, found.runner.platform),
+        runner=RunnerProgram(
+            _hash("runner.program", found.runner.program), found.runner.version, found.runner.platform
+        ),
         stdout=_stream("stdout", run.stdout),
         stderr=_stream("stderr", run.stderr),
     )

@@ -85,7 +85,7 @@ class Job(msgspec.Struct, frozen=True):
     is_settled: bool = False
 
 
-class Context(Protocol):
+class FoldContext(Protocol):
     """What the fold of one job may ask about the rest of the log, always as of the op's own HLC."""
 
     def refusal(self, op: Op, kind: str) -> Reason | None:
@@ -119,7 +119,7 @@ class Context(Protocol):
 Verdict = Job | Reason
 
 
-def apply(job: Job | None, op: Op, context: Context, citing: Callable[[], Reason | None]) -> Verdict:
+def apply(job: Job | None, op: Op, context: FoldContext, citing: Callable[[], Reason | None]) -> Verdict:
     """The job after this op, or why the op does not count. `citing` says why it does not for the sake of what it cites,
     if so; that is asked only when its author may write it.
     """
@@ -146,7 +146,7 @@ def apply(job: Job | None, op: Op, context: Context, citing: Callable[[], Reason
     return _RULES[type(payload)](job, op, payload, context)
 
 
-def _accept(job: Job, op: Op, payload: AcceptWork, context: Context) -> Verdict:
+def _accept(job: Job, op: Op, payload: AcceptWork, context: FoldContext) -> Verdict:
     """The arbiter's acceptance puts the offered op in force, under the acceptance's own id and time. It helps only what
     its author was allowed to offer; that the author has lost its delegation or its word since is no matter.
     """
@@ -186,7 +186,7 @@ class _Decided:
     store, and is not asked again when more of the log is known.
     """
 
-    def __init__(self, context: Context, node: int) -> None:
+    def __init__(self, context: FoldContext, node: int) -> None:
         self.is_claim = context.is_claim
         self.offer_of = context.offer_of
         self._node = node
@@ -232,7 +232,7 @@ def _schedule(op: Op, payload: ScheduleJob, policy: Policy | None) -> Verdict:
 
 
 def _schedule_refusal(
-    op: Op, payload: ScheduleJob, policy: Policy | None, context: Context, citing: Callable[[], Reason | None]
+    op: Op, payload: ScheduleJob, policy: Policy | None, context: FoldContext, citing: Callable[[], Reason | None]
 ) -> Reason | None:
     """Why the author may not schedule the job, if so, or what it cites stands against it. A tick is its schedule's
     author's, whoever writes it down, so its schedule must be here before it can be judged.
@@ -250,11 +250,11 @@ def _policy(payload: ScheduleJob) -> Policy | None:
         return None
 
 
-def _schedule_again(job: Job, op: Op, payload: ScheduleJob, context: Context) -> Verdict:
+def _schedule_again(job: Job, op: Op, payload: ScheduleJob, context: FoldContext) -> Verdict:
     return Reason.DUPLICATE_JOB
 
 
-def _claim(job: Job, op: Op, payload: ClaimWork, context: Context) -> Verdict:
+def _claim(job: Job, op: Op, payload: ClaimWork, context: FoldContext) -> Verdict:
     if job.state is State.COMPLETED:
         return Reason.COMPLETED
     if payload.claimer != op.node_id:
@@ -286,7 +286,7 @@ def _claim(job: Job, op: Op, payload: ClaimWork, context: Context) -> Verdict:
     )
 
 
-def _renew(job: Job, op: Op, payload: ClaimWork, context: Context) -> Verdict:
+def _renew(job: Job, op: Op, payload: ClaimWork, context: FoldContext) -> Verdict:
     """A holder's fresh claim keeps the fence and moves the deadline; anybody else's comes too late."""
     if payload.claimer != job.claimer:
         return Reason.ALREADY_CLAIMED
@@ -301,12 +301,12 @@ def _renew(job: Job, op: Op, payload: ClaimWork, context: Context) -> Verdict:
     return replace(job, deadline=op.timestamp.wall + payload.lease_duration_ms, last=op.timestamp)
 
 
-def _routed_elsewhere(job: Job, op: Op, context: Context) -> Reason | None:
+def _routed_elsewhere(job: Job, op: Op, context: FoldContext) -> Reason | None:
     routed = context.route(job.kind, op.timestamp)
     return None if routed is None or routed == op.node_id else Reason.ROUTED_ELSEWHERE
 
 
-def _stale(job: Job, op: Op, context: Context) -> Reason | None:
+def _stale(job: Job, op: Op, context: FoldContext) -> Reason | None:
     """An op about a claim cites it. One that cites only other claims on the job speaks for an older hold, perhaps
     of another process of the same node; one that cites no claim at all comes from software that knows claims by
     their node.
@@ -320,7 +320,7 @@ def _stale(job: Job, op: Op, context: Context) -> Reason | None:
     return None
 
 
-def _held(job: Job, op: Op, claimer: int, context: Context) -> Reason | None:
+def _held(job: Job, op: Op, claimer: int, context: FoldContext) -> Reason | None:
     """Why the author may not speak for the claim in force, if so."""
     if job.state is State.COMPLETED:
         return Reason.COMPLETED
@@ -331,7 +331,7 @@ def _held(job: Job, op: Op, claimer: int, context: Context) -> Reason | None:
     return _stale(job, op, context)
 
 
-def _complete(job: Job, op: Op, payload: CompleteJob, context: Context) -> Verdict:
+def _complete(job: Job, op: Op, payload: CompleteJob, context: FoldContext) -> Verdict:
     refused = _held(job, op, op.node_id, context)
     if refused is not None:
         return refused
@@ -346,12 +346,12 @@ def _complete(job: Job, op: Op, payload: CompleteJob, context: Context) -> Verdi
     )
 
 
-def _yield(job: Job, op: Op, payload: YieldWork, context: Context) -> Verdict:
+def _yield(job: Job, op: Op, payload: YieldWork, context: FoldContext) -> Verdict:
     refused = _held(job, op, payload.claimer, context)
     return refused if refused is not None else _returned(job, op)
 
 
-def _expire(job: Job, op: Op, payload: ExpireWork, context: Context) -> Verdict:
+def _expire(job: Job, op: Op, payload: ExpireWork, context: FoldContext) -> Verdict:
     if job.state is State.COMPLETED:
         return Reason.COMPLETED
     if job.state is State.PENDING:
@@ -374,7 +374,7 @@ def _returned(job: Job, op: Op) -> Job:
     return _pending(replace(job, returns=returns), op, op.timestamp.wall + rest if rest else job.ready_at)
 
 
-def _fail(job: Job, op: Op, payload: FailWork, context: Context) -> Verdict:
+def _fail(job: Job, op: Op, payload: FailWork, context: FoldContext) -> Verdict:
     refused = _held(job, op, payload.claimer, context)
     if refused is not None:
         return refused
@@ -406,7 +406,7 @@ def _failed(job: Job, op: Op) -> Job:
     )
 
 
-def _cancel(job: Job, op: Op, payload: CancelJob, context: Context) -> Verdict:
+def _cancel(job: Job, op: Op, payload: CancelJob, context: FoldContext) -> Verdict:
     if job.state is State.COMPLETED:
         return Reason.COMPLETED
     return replace(
@@ -420,7 +420,7 @@ def _cancel(job: Job, op: Op, payload: CancelJob, context: Context) -> Verdict:
     )
 
 
-def _retry(job: Job, op: Op, payload: RetryJob, context: Context) -> Verdict:
+def _retry(job: Job, op: Op, payload: RetryJob, context: FoldContext) -> Verdict:
     """A completion is final. What never completed, because it failed for good or was called off, may be tried
     anew.
     """
@@ -430,14 +430,14 @@ def _retry(job: Job, op: Op, payload: RetryJob, context: Context) -> Verdict:
     return _pending(fresh, op, 0)
 
 
-def _progress(job: Job, op: Op, payload: ReportProgress, context: Context) -> Verdict:
+def _progress(job: Job, op: Op, payload: ReportProgress, context: FoldContext) -> Verdict:
     refused = _held(job, op, payload.claimer, context)
     return refused if refused is not None else replace(job, progress=payload.note, last=op.timestamp)
 
 
 _LONG_AGO = Hlc(0, 0, 0)
 _DECIDED = frozenset((ClaimWork, CompleteJob, YieldWork, ExpireWork, FailWork, CancelJob, RetryJob))
-_RULES: dict[type, Callable[[Job, Op, Any, Context], Verdict]] = {
+_RULES: dict[type, Callable[[Job, Op, Any, FoldContext], Verdict]] = {
     ScheduleJob: _schedule_again,
     ClaimWork: _claim,
     CompleteJob: _complete,
@@ -457,7 +457,7 @@ Standings = dict[bytes, tuple[Hlc, int]]
 
 def fold(
     ops: Iterable[Op],
-    context: Context,
+    context: FoldContext,
     dependencies: Callable[[Op, Standings], Reason | None],
     standings: Standings,
 ) -> Job | None:
@@ -480,8 +480,8 @@ def fold(
 
 
 def seen(job: Job | None, op: Op) -> Job | None:
-    """A job after an op that does not count: `last` moves on all the same, since an op between the two, should
-    it come late, could make it count. What its author may not write does not get so far: only the law could make that
+    """A job after an op that does not count: `last` moves on all the same, since an op between the two, should it come
+    late, could make it count. What its author may not write does not get so far: only the permissions could make that
     count, and then the job is folded anew.
     """
     return None if job is None else replace(job, last=op.timestamp)

@@ -66,7 +66,7 @@ class _Subject(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     key: str
 
 
-class _Claims(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class _UcanClaims(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     iss: str
     aud: str
     att: Annotated[tuple[Capability, ...], msgspec.Meta(max_length=CAPABILITIES_MAX)]
@@ -120,7 +120,7 @@ def read(token: bytes) -> Delegation:
         _, payload, signature, signing_input = open_compact(token.decode("ascii"))
         header = _unambiguous(from_base64url(token.partition(b".")[0]))
         members = _unambiguous(payload)
-        claims = msgspec.json.decode(payload, type=_Claims)
+        claims = msgspec.json.decode(payload, type=_UcanClaims)
         version = {each for each in (header.pop("ucv", None), members.get("ucv")) if each is not None}
         if header != _HEADER or version != {_VERSION}:
             raise Malformed("a token's header and version are not those of a UCAN v0.10 signed with EdDSA")

@@ -23,11 +23,11 @@ from hocket.kernel.postcard import Malformed
 from hocket.kernel.reasons import Reason
 from hocket.kernel.rules import HOCKET, Rules, decode_rules
 from hocket.kernel.vocabulary import ScheduleJob, number_of
-from hocket.log.door import WALL_MAX, Door
+from hocket.log.author_check import WALL_MAX, AuthorCheck
 from hocket.log.intake import Admission, Intake, add
-from hocket.log.law import Law, Laws
 from hocket.log.naming import is_taken
 from hocket.log.parallel import in_parallel
+from hocket.log.permissions import Permissions, PermissionsReader
 from hocket.log.transaction import Transaction, Wall, being_rebuilt, link, next_stamp
 from hocket.store import Head, OpRow, Session, Store
 
@@ -75,7 +75,7 @@ class Log:
         self._bus: Bus = bus or MemoryBus()
         with store.read() as session:
             kept = session.meta(RULES)
-        self.laws = Laws(user, HOCKET if kept is None else decode_rules(kept))
+        self.permissions_reader = PermissionsReader(user, HOCKET if kept is None else decode_rules(kept))
         self._last_id = bytes(16)
         self._last_id_ms = 0
         self._id_lock = threading.Lock()
@@ -101,7 +101,9 @@ class Log:
     def run(self, request: Callable[[Transaction], T]) -> T:
         """One request in a transaction of its own; its error is raised."""
         with self.store.write() as session:
-            transaction = Transaction(session, self.node, self.laws, self._wall, self.physical(), self.new_id)
+            transaction = Transaction(
+                session, self.node, self.permissions_reader, self._wall, self.physical(), self.new_id
+            )
             result = request(transaction)
             transaction.close(self._sign)
         if self._bus.is_heard() and (changes := transaction.changes):
@@ -119,13 +121,13 @@ class Log:
             if head.rebuilding is not None:
                 raise being_rebuilt()
             stamp = next_stamp(Hlc(head.wall, head.logical, self.node), self._wall(head.wall))
-            law = self.laws.read(session, head.law)
-            if law.delegations:
+            permissions = self.permissions_reader.read(session, head.permissions_state)
+            if permissions.delegations:
                 schedule = ScheduleJob(NO_ID, kind, b"", b"")
-                refused = law.authority.refusal(self.node, schedule, stamp.wall, kind)
+                refused = permissions.authority.refusal(self.node, schedule, stamp.wall, kind)
                 if refused is not None:
                     raise NotAuthorised(f"this node may not submit {kind} jobs: {refused.sentence}")
-            is_bound = self.laws.rules.bounds is not None
+            is_bound = self.permissions_reader.rules.bounds is not None
             link_back = link_to(head.last) if is_bound else None
             new_id = None if is_bound else self._free_id(session, stamp.wall)
             job_id, body = plain_schedule(new_id, stamp, link_back, kind, payload)
@@ -134,7 +136,17 @@ class Log:
             session.add_ops((OpRow(seq, job_id, pack(stamp), SCHEDULE_JOB, job_id, 0, 0, whole, chain),))
             settled = head.settled if head.unsettled else head.seq
             session.put_head(
-                Head(stamp.wall, stamp.logical, seq, chain, settled, head.unsettled + 1, None, head.law, job_id)
+                Head(
+                    stamp.wall,
+                    stamp.logical,
+                    seq,
+                    chain,
+                    settled,
+                    head.unsettled + 1,
+                    None,
+                    head.permissions_state,
+                    job_id,
+                )
             )
         if self._bus.is_heard():
             self._bus.publish(Changes(frozenset((kind,)), frozenset(((JOB, job_id), (LOG, b"")))))
@@ -177,17 +189,19 @@ class Log:
         sign, node = self._key.sign, self.node
         return [detached(sign(body + b"\x00"), node) for body in bodies]
 
-    def law(self) -> Law:
-        """The law in force."""
-        with self.store.read() as session:
-            return self.laws.read(session, session.head().law)
+    def permissions(self, session: Session | None = None) -> Permissions:
+        """The permissions as the session sees them, or as they are now."""
+        if session is None:
+            with self.store.read() as own:
+                return self.permissions(own)
+        return self.permissions_reader.read(session, session.head().permissions_state)
 
     def authority(self) -> Authority:
-        return self.law().authority
+        return self.permissions().authority
 
     @property
     def rules(self) -> Rules:
-        return self.laws.rules
+        return self.permissions_reader.rules
 
     def admit(self, ops: Iterable[Received], decide: Decide | None = None, *, sender: int | None = None) -> Admission:
         """Takes in ops from elsewhere, in any order, any number of times. What cannot be verified is turned
@@ -201,9 +215,9 @@ class Log:
     def _admit(self, ops: Iterable[Received], decide: Decide | None, sender: int | None) -> Admission:
         with self.store.read() as session:
             keys = {int.from_bytes(node, "big"): public for node, (public, _) in session.nodes().items()}
-            law = self.laws.read(session, session.head().law)
-        is_vouched = sender is None or law.is_trusted(sender, self._wall(0))
-        door = Door(self.user, keys, self._has_written, law, self.node, self._wall(0))
+            permissions = self.permissions(session)
+        is_vouched = sender is None or permissions.is_trusted(sender, self._wall(0))
+        door = AuthorCheck(self.user, keys, self._has_written, permissions, self.node, self._wall(0))
         total = Admission(0, 0, {})
         waiting: Callable[[], Admission] | None = None
         for batch in _batches(ops):
@@ -223,7 +237,7 @@ class Log:
         return node in self._authors
 
     def _begin(
-        self, batch: list[Received], door: Door, decide: Decide | None, is_vouched: bool, sender: int | None
+        self, batch: list[Received], door: AuthorCheck, decide: Decide | None, is_vouched: bool, sender: int | None
     ) -> Callable[[], Admission]:
         """Begins to verify a batch; what it gives ends that, and takes in what is good."""
         good = sorted(((raw, op) for raw, op in batch if isinstance(op, Op)), key=lambda item: item[1].timestamp)
@@ -274,7 +288,7 @@ class Log:
         """Puts on the log, or drops, the ops of a node that came long after its delegation had ended. Gives how many
         there were. Raises NotAuthorised unless this node is the owner's or the coordinator: all others follow those.
         """
-        if not self.law().is_trusted(self.node, self._wall(0)):
+        if not self.permissions().is_trusted(self.node, self._wall(0)):
             raise NotAuthorised("the owner decides on late ops; do this on the owner's node or on the coordinator")
         with self.store.read() as session:
             late = session.late_ops(node.to_bytes(8, "big"))

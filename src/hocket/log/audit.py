@@ -26,7 +26,7 @@ BATCH = 1_000
 FINDINGS_MAX = 100
 
 
-class Finding(NamedTuple):
+class AuditFinding(NamedTuple):
     """One thing that is wrong, with the op that it is wrong with."""
 
     seq: int | None
@@ -39,7 +39,7 @@ class Audit(NamedTuple):
 
     ops: int
     head: tuple[int, bytes]
-    findings: list[Finding]
+    findings: list[AuditFinding]
 
 
 def verify(
@@ -57,7 +57,7 @@ def verify(
     with store.read() as session:
         head = session.head()
         auditor = _Auditor(user, is_bound, expected, helpers)
-        auditor.findings += [Finding(None, None, f"the database is damaged: {what}") for what in _damage(session)]
+        auditor.findings += [AuditFinding(None, None, f"the database is damaged: {what}") for what in _damage(session)]
         try:
             auditor.walk(session, head, progress)
         except StoreError as error:
@@ -84,12 +84,12 @@ class _Auditor:
         self._met_expected = expected is None or expected[0] == 0
         self.seq = 0
         self.count = 0
-        self.findings: list[Finding] = []
+        self.findings: list[AuditFinding] = []
 
     def report(self, row: OpRow | None, what: str) -> None:
         if len(self.findings) < FINDINGS_MAX:
             op_id = None if row is None or len(row.id) < ID_BYTES else ulid_text(row.id[:ID_BYTES])
-            self.findings.append(Finding(None if row is None else row.seq, op_id, what))
+            self.findings.append(AuditFinding(None if row is None else row.seq, op_id, what))
 
     def walk(self, session: Session, head: Head, progress: Callable[[int, int], None]) -> None:
         self._meet(session)

@@ -11,9 +11,9 @@ from hocket.kernel.policy import dependencies
 from hocket.kernel.reasons import Reason
 from hocket.kernel.roster import Standings
 from hocket.kernel.vocabulary import AcceptWork, Payload, ScheduleJob, job_of, number_of
-from hocket.log.fresh import Fresh
 from hocket.log.naming import ID_BYTES
-from hocket.store import Artifact, Entry, Session
+from hocket.log.unstored_ops import UnstoredOps
+from hocket.store import Artifact, JobEntry, Session
 
 _COUNTS = 0
 _ACCEPT = number_of(AcceptWork)
@@ -27,8 +27,8 @@ class Citations:
     def __init__(
         self,
         session: Session,
-        fresh: Fresh,
-        entry: Callable[[bytes], Entry | None],
+        fresh: UnstoredOps,
+        entry: Callable[[bytes], JobEntry | None],
         artifact: Callable[[bytes], Artifact | None],
         arbiter: Callable[[Hlc], int | None],
         settle: Callable[[], bool],

@@ -13,7 +13,7 @@ from hocket.kernel.ops import Op, decode, link_to, read_stamp
 from hocket.kernel.postcard import Malformed, UnknownVariant
 from hocket.kernel.reasons import Reason
 from hocket.kernel.vocabulary import ReportFork, Sanitised
-from hocket.log.door import CURABLE
+from hocket.log.author_check import CURABLE
 from hocket.log.limits import Limits
 from hocket.log.naming import long_key
 from hocket.log.transaction import Transaction
@@ -146,7 +146,7 @@ class Intake:
         latest, latest_id = tx.latest_of(op.node_id)
         if pack(op.timestamp) > latest and op.link == link_to(latest_id):
             return True
-        since = tx.projection.law.forks.get(op.node_id)
+        since = tx.projection.permissions.forks.get(op.node_id)
         if since is not None and op.timestamp >= since:
             # It counts for nothing. An earlier one may, and must then follow, or prove an earlier fork.
             return True
@@ -166,11 +166,11 @@ class Intake:
 
     def _is_late(self, op: Op) -> bool:
         """Whether what allowed the op had ended so long ago that it may well have been dated back."""
-        tx, bounds = self._tx, self._tx.projection.law.rules.bounds
+        tx, bounds = self._tx, self._tx.projection.permissions.rules.bounds
         if bounds is None:
             return False
         ended = tx.physical - bounds.late_ms
-        authority = tx.projection.law.authority
+        authority = tx.projection.permissions.authority
         if not authority.has_ended(op.node_id, ended):
             return False
         until = authority.allowed_until(op.node_id, op.payload, op.timestamp.wall, tx.kind_of(op.payload))

@@ -10,13 +10,13 @@ from hocket.kernel.reasons import Reason
 from hocket.kernel.rules import Bounds
 from hocket.kernel.vocabulary import AcceptWork, job_of, number_of
 from hocket.log.transaction import Transaction
-from hocket.store import Written
+from hocket.store import WrittenTotals
 
 # So many times the quota of an author are taken in if others hand it on.
 HANDED_ON_FACTOR = 4
 _ACCEPT = number_of(AcceptWork)
 _UNBOUNDED = 2**63
-_NOTHING = Written()
+_NOTHING = WrittenTotals()
 
 
 class Limits:
@@ -26,14 +26,14 @@ class Limits:
 
     def __init__(self, tx: Transaction, sender: int | None, is_vouched: bool) -> None:
         self._tx = tx
-        self._law = tx.projection.law
-        self._bounds = self._law.rules.bounds or Bounds()
+        self._permissions = tx.projection.permissions
+        self._bounds = self._permissions.rules.bounds or Bounds()
         self._is_operator = sender is None
         # The author whose ops are looked at one by one.
         self._watched = None if is_vouched else sender
         self._free = {tx.node}
-        self._room: dict[int, Written] = {}
-        self._taken: dict[int, Written] = {}
+        self._room: dict[int, WrittenTotals] = {}
+        self._taken: dict[int, WrittenTotals] = {}
         self._idle: dict[bytes, bool] = {}
         self._cut: dict[int, Reason] = {}
         # The authors of whom something was refused, and how many ops.
@@ -53,31 +53,31 @@ class Limits:
             elif author == self._watched and self._is_idle(op):
                 self._cut[author] = Reason.IDLE
             else:
-                self._taken[author] = Written(ops, total)
+                self._taken[author] = WrittenTotals(ops, total)
                 return None
         # What follows an op that is missing could not be linked to anything, so the rest is refused with it.
         self.refused[author] = self.refused.get(author, 0) + 1
         return self._cut[author]
 
-    def _room_of(self, author: int) -> Written:
-        """How much of an author there was room for before this batch, by the law in force."""
-        if self._law is not self._tx.projection.law:
+    def _room_of(self, author: int) -> WrittenTotals:
+        """How much of an author there was room for before this batch, by the permissions in force."""
+        if self._permissions is not self._tx.projection.permissions:
             # An author's first op is the delegation that says what it may store.
-            self._law = self._tx.projection.law
+            self._permissions = self._tx.projection.permissions
             self._room.clear()
         if author not in self._room:
             self._room[author] = self._find_room(author)
         return self._room[author]
 
-    def _find_room(self, author: int) -> Written:
-        quota = ceiling(self._law.authority, author, self._bounds)
+    def _find_room(self, author: int) -> WrittenTotals:
+        quota = ceiling(self._permissions.authority, author, self._bounds)
         if quota.ops is None and quota.bytes is None and author != self._watched:
             self._free.add(author)
         node = author.to_bytes(8, "big")
         has = self._tx.session.written((node,)).get(node, _NOTHING)
         ops = _UNBOUNDED if quota.ops is None else quota.ops * HANDED_ON_FACTOR
         size = _UNBOUNDED if quota.bytes is None else quota.bytes * HANDED_ON_FACTOR
-        return Written(ops - has.ops, size - has.bytes)
+        return WrittenTotals(ops - has.ops, size - has.bytes)
 
     def _is_idle(self, op: Op) -> bool:
         job_id = job_of(op.payload)

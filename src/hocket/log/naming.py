@@ -15,7 +15,7 @@ from hocket.kernel.clock import Hlc, unpack
 from hocket.kernel.ops import Op, decode
 from hocket.kernel.reasons import Reason
 from hocket.kernel.vocabulary import job_of
-from hocket.log.fresh import Fresh
+from hocket.log.unstored_ops import UnstoredOps
 from hocket.store import OpRow, Session
 
 ID_BYTES = 16
@@ -48,7 +48,7 @@ class Namesake(NamedTuple):
 class Naming:
     """`fresh` are the ops of the transaction that are not stored yet."""
 
-    def __init__(self, session: Session, fresh: Fresh, is_strict: bool) -> None:
+    def __init__(self, session: Session, fresh: UnstoredOps, is_strict: bool) -> None:
         self._session, self._fresh, self._is_strict = session, fresh, is_strict
 
     def namesakes(self, op_id: bytes) -> list[Namesake]:

@@ -10,9 +10,9 @@ from hocket.kernel.clock import pack
 from hocket.kernel.ops import Op
 from hocket.kernel.reasons import Reason
 from hocket.kernel.vocabulary import ClearSchedule, CreateArtifact, EvictArtifact, SetSchedule
-from hocket.log.law import Law
+from hocket.log.permissions import Permissions
 from hocket.log.registers import scheduled
-from hocket.store import Artifact, Entry, Session
+from hocket.store import Artifact, JobEntry, Session
 
 _SCHEDULES = (SetSchedule, ClearSchedule)
 Cite = Callable[[bytes, bytes], None]
@@ -27,32 +27,32 @@ class Ownership:
         self,
         session: Session,
         known: Callable[[bytes], Op | None],
-        entry: Callable[[bytes], Entry | None],
+        entry: Callable[[bytes], JobEntry | None],
         artifact: Callable[[bytes], Artifact | None],
         cite: Cite,
     ) -> None:
         self._session, self._known, self._entry, self._artifact, self._cite = session, known, entry, artifact, cite
 
-    def fault(self, op: Op, law: Law) -> Reason | None:
+    def fault(self, op: Op, permissions: Permissions) -> Reason | None:
         if isinstance(op.payload, _SCHEDULES):
-            return self._schedule_fault(op, op.payload.name, law)
-        if isinstance(op.payload, EvictArtifact) and law.delegations:
-            return self._eviction_fault(op, op.payload.artifact_id, law)
+            return self._schedule_fault(op, op.payload.name, permissions)
+        if isinstance(op.payload, EvictArtifact) and permissions.delegations:
+            return self._eviction_fault(op, op.payload.artifact_id, permissions)
         return None
 
-    def _schedule_fault(self, op: Op, name: str, law: Law) -> Reason | None:
+    def _schedule_fault(self, op: Op, name: str, permissions: Permissions) -> Reason | None:
         before = self._session.schedule_before(name, pack(op.timestamp))
         fault = schedules.change_fault(
             op,
             None if before is None else self._known(before.op),
-            lambda kind: law.may_schedule(op.node_id, kind, op.timestamp.wall),
+            lambda kind: permissions.may_schedule(op.node_id, kind, op.timestamp.wall),
         )
         if fault is Reason.OTHERS_SCHEDULE:
             # It would count, should the schedule that is in its way turn out not to.
             self._session.set_schedule(scheduled(op), counts=False)
         return fault
 
-    def _eviction_fault(self, op: Op, artifact_id: bytes, law: Law) -> Reason | None:
+    def _eviction_fault(self, op: Op, artifact_id: bytes, permissions: Permissions) -> Reason | None:
         """An artifact's time to live is in its own op, so when that is over anyone may evict it who may write artifacts
         at all. Before that only the node that wrote it, the one whose job made it, and the owner.
         """
@@ -69,7 +69,7 @@ class Ownership:
         job_id = creation.payload.source_job
         if job_id is not None and self._submitter(op, job_id) == op.node_id:
             return None
-        return None if law.authority.is_owner(op.node_id, wall) else Reason.OTHERS_ARTIFACT
+        return None if permissions.authority.is_owner(op.node_id, wall) else Reason.OTHERS_ARTIFACT
 
     def _submitter(self, op: Op, job_id: bytes) -> int | None:
         """The node whose job it is; of a tick, the one that set the schedule."""

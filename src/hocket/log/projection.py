@@ -35,14 +35,14 @@ from hocket.kernel.vocabulary import (
     number_of,
 )
 from hocket.log.citations import Citations
-from hocket.log.fresh import Fresh
-from hocket.log.law import Law, Laws, trace
 from hocket.log.links import unlinked
 from hocket.log.naming import ID_BYTES, Naming, keyed
 from hocket.log.ownership import Ownership
+from hocket.log.permissions import Permissions, PermissionsReader, trace
 from hocket.log.registers import Registers
 from hocket.log.ticks import could_be_newest
-from hocket.store import Entry, Session, Stage
+from hocket.log.unstored_ops import UnstoredOps
+from hocket.store import JobEntry, Session, Stage
 
 _CLAIMS = (number_of(ClaimWork), number_of(AcceptWork))
 _COUNTS = 0
@@ -54,29 +54,34 @@ class Projection:
     """The roster and its neighbours, as of one transaction. It is the context that the kernel's fold asks."""
 
     def __init__(
-        self, session: Session, now: int, laws: Laws, law: int, settle: Callable[[], bool] = lambda: False
+        self,
+        session: Session,
+        now: int,
+        permissions_reader: PermissionsReader,
+        permissions: int,
+        settle: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`law` is the number of the law in force. `settle` folds what is on the log but not in the projections
-        yet; it gives False when there is nothing.
+        """`permissions` is the number of the permissions in force. `settle` folds what is on the log but not in the
+        projections yet; it gives False when there is nothing.
         """
         self._session = session
         self._settle_log = settle
         self._now = now
-        self._laws = laws
-        self.law_state = law
-        self._law: Law | None = None
-        self._entries: dict[bytes, Entry | None] = {}
+        self._permissions_reader = permissions_reader
+        self.permissions_state = permissions
+        self._permissions: Permissions | None = None
+        self._entries: dict[bytes, JobEntry | None] = {}
         self._dirty: set[bytes] = set()
         self._new: set[bytes] = set()
-        self._fresh = Fresh()
-        # The op that the law allows, as was found out just now.
+        self._fresh = UnstoredOps()
+        # The op that the permissions allow, as was found out just now.
         self._allowed: Op | None = None
         # What is still to be asked again, each once: jobs, and ops that are about no job. Of a job, whether the ops
-        # that no delegation allowed are to be asked too, because the law has changed.
+        # that no delegation allowed are to be asked too, because the permissions have changed.
         self._again: OrderedDict[bytes, bool] = OrderedDict()
         self._doubted: OrderedDict[bytes, None] = OrderedDict()
-        self._naming = Naming(session, self._fresh, laws.rules.is_strict)
-        is_bound = laws.rules.bounds is not None
+        self._naming = Naming(session, self._fresh, permissions_reader.rules.is_strict)
+        is_bound = permissions_reader.rules.bounds is not None
         known = lambda op_id: self._known(op_id)[0]  # noqa: E731
         self._registers = Registers(session, known, self._counting, is_bound)
         artifact = self._registers.artifact
@@ -92,11 +97,11 @@ class Projection:
         """The jobs that a worker of this node held, and holds no more."""
 
     @property
-    def law(self) -> Law:
-        if self._law is None:
+    def permissions(self) -> Permissions:
+        if self._permissions is None:
             fresh = [op for op, _ in self._fresh.ops.values()]
-            self._law = self._laws.read(self._session, self.law_state, fresh)
-        return self._law
+            self._permissions = self._permissions_reader.read(self._session, self.permissions_state, fresh)
+        return self._permissions
 
     def ready_kinds(self) -> set[str]:
         """The kinds of which a worker may find more to claim than before: a job became ready, or a job that counts
@@ -110,7 +115,7 @@ class Projection:
     # What the fold asks.
 
     def refusal(self, op: Op, kind: str) -> Reason | None:
-        return None if op is self._allowed else self.law.refusal(op, kind)
+        return None if op is self._allowed else self.permissions.refusal(op, kind)
 
     def tick_refusal(self, op: Op, policy: Policy) -> Reason | None:
         set_by = policy.set_by()
@@ -119,13 +124,13 @@ class Projection:
         if schedule is not None and isinstance(schedule.payload, SetSchedule):
             ended = self._session.schedule_after(schedule.payload.name, pack(schedule.timestamp))
         fault = tick_fault(op, schedule, None if ended is None else unpack(ended), could_be_newest)
-        return fault or (None if schedule is None else self.law.tick_refusal(op, schedule.node_id))
+        return fault or (None if schedule is None else self.permissions.tick_refusal(op, schedule.node_id))
 
     def arbiter(self, at: Hlc) -> int | None:
-        return self.law.arbiter(at)
+        return self.permissions.arbiter(at)
 
     def is_overtaken(self, at: Hlc) -> bool:
-        return self.law.is_overtaken(at)
+        return self.permissions.is_overtaken(at)
 
     def offer_of(self, op_id: bytes) -> bytes | None:
         op, _ = self._known(op_id)
@@ -151,7 +156,7 @@ class Projection:
 
     # Entries, read once and written together.
 
-    def entry(self, job_id: bytes) -> Entry | None:
+    def entry(self, job_id: bytes) -> JobEntry | None:
         if job_id not in self._entries:
             found = self._session.job(job_id)
             if found is None and self._settle_log():
@@ -180,7 +185,7 @@ class Projection:
         self._entries[job_id] = None
         self._new.add(job_id)
 
-    def know(self, entry: Entry) -> Entry:
+    def know(self, entry: JobEntry) -> JobEntry:
         """Takes over an entry that a query has just read, unless this transaction holds a newer one."""
         known = self._entries.setdefault(entry.job.id, entry)
         assert known is not None
@@ -200,13 +205,13 @@ class Projection:
             self.touched |= self._dirty
             self._dirty.clear()
 
-    def _put(self, entry: Entry) -> None:
+    def _put(self, entry: JobEntry) -> None:
         self._entries[entry.job.id] = entry
         self._dirty.add(entry.job.id)
         if entry.stage is Stage.READY:
             self._made_ready.add(entry.job.id)
 
-    def _note(self, before: Entry | None, op: Op) -> None:
+    def _note(self, before: JobEntry | None, op: Op) -> None:
         """An op that changes nothing was written about the job all the same."""
         if before is not None and (moved := roster.seen(before.job, op)) is not None:
             self._entries[before.job.id] = before._replace(job=moved)
@@ -219,7 +224,7 @@ class Projection:
         op = self._naming.resolved(op)
         job_id = job_of(op.payload)
         if job_id is None:
-            reason = self._citing_fault(op) or self.law.refusal(op) or self._unlinked(op)
+            reason = self._citing_fault(op) or self.permissions.refusal(op) or self._unlinked(op)
             if reason is None:
                 self._fresh.put(op, _COUNTS)
                 self._registers.introduce(op)
@@ -261,8 +266,8 @@ class Projection:
         self._fresh.put(op, Reason.INTEGRITY if integrity else Reason.WAITING)
         if len(op.id) > ID_BYTES:
             self._share_id(op)
-        if self.law.could_be_pinned(op):
-            # If the op is law itself, the law changes once more for that.
+        if self.permissions.could_be_pinned(op):
+            # If the op itself changes the permissions, the permissions change once more for that.
             self._judge_anew(op, b"arrived" + op.id)
         if job_id is None:
             self._registers.introduce(op)
@@ -272,7 +277,7 @@ class Projection:
         # Whoever cites it has waited for it, and now learns what it is, be it only that it is later than themselves.
         self._leaners(op)
         if job_id is None:
-            # The law, routes and coordinators are what the following ops are judged by.
+            # The permissions, routes and coordinators are what the following ops are judged by.
             while self._doubted:
                 self._judge(self._doubted.popitem(last=False)[0])
 
@@ -288,7 +293,7 @@ class Projection:
         before = self.entry(job_id)
         # A tick is judged by its schedule's author.
         is_judged = before is not None and type(op.payload) is not ScheduleJob and op.timestamp > before.job.scheduled
-        refused = self.law.refusal(op, before.job.kind) if is_judged else None  # type: ignore[union-attr]
+        refused = self.permissions.refusal(op, before.job.kind) if is_judged else None  # type: ignore[union-attr]
         if refused is not None:
             # What its author may not write is no reason to fold the job again.
             self._fresh.put(op, refused)
@@ -309,19 +314,19 @@ class Projection:
         self._settle()
 
     def legislate(self, op: Op, integrity: bool) -> None:
-        """Before a whole log is replayed: enters its delegations and revocations, since the law looks back."""
+        """Before a whole log is replayed: enters its delegations and revocations, since the permissions look back."""
         op = self._naming.resolved(op)
         self._registers.introduce(op)
         if not integrity and self._citations.are_here(op) and self._registers.enact(op):
-            self._change_law(op.id)
+            self._change_permissions(op.id)
 
     def designate(self, op: Op, integrity: bool) -> None:
         """Before a whole log is replayed, but after its delegations: enters a designation that pins something, since
         that looks back, too.
         """
-        if op.pin is not None and not op.cited and not integrity and self.law.refusal(op) is None:
+        if op.pin is not None and not op.cited and not integrity and self.permissions.refusal(op) is None:
             self._registers.enter(op)
-            self._change_law(op.id)
+            self._change_permissions(op.id)
 
     def replayed(self, op: Op, integrity: bool = False) -> int:
         """Applies the next op of the whole log in HLC order, whose row is stored. Gives its reason, 0 if it
@@ -333,7 +338,7 @@ class Projection:
         job_id = job_of(op.payload)
         if job_id is not None:
             return self._in_place(self.entry(job_id), op)
-        reason = self._citing_fault(op) or self.law.refusal(op) or self._unlinked(op)
+        reason = self._citing_fault(op) or self.permissions.refusal(op) or self._unlinked(op)
         if reason is None and not self._registers.is_designated(op):
             self._project(op)
         return reason or _COUNTS
@@ -342,7 +347,7 @@ class Projection:
         """Whether an op of this transaction counts."""
         return self._fresh.ops[op_id][1]
 
-    def _in_place(self, before: Entry | None, op: Op) -> int:
+    def _in_place(self, before: JobEntry | None, op: Op) -> int:
         op = self._naming.resolved(op)
         verdict = roster.apply(before.job if before else None, op, self, partial(self._citing_fault, op))
         if not isinstance(verdict, Reason):
@@ -354,7 +359,9 @@ class Projection:
 
     def collide(self, op: Op) -> None:
         """An op turns out to share its timestamp with another of its author: it does not count any more."""
-        assert self.law is not None  # read before it changes, or the new one would be kept under the old one's number
+        assert (
+            self.permissions is not None
+        )  # read before it changes, or the new one would be kept under the old one's number
         _, before = self._known(op.id)
         if before == Reason.INTEGRITY:
             return
@@ -381,8 +388,8 @@ class Projection:
 
     def _unlinked(self, op: Op) -> Reason | None:
         known = lambda name: self._known(self._naming.key(name, op))[0]  # noqa: E731
-        fault = unlinked(op, self.law.authority, self._registers.artifact, known, self._citations.cite)
-        return fault or self._ownership.fault(op, self.law)
+        fault = unlinked(op, self.permissions.authority, self._registers.artifact, known, self._citations.cite)
+        return fault or self._ownership.fault(op, self.permissions)
 
     # Folding again.
 
@@ -403,10 +410,10 @@ class Projection:
             if op is not None:
                 self._doubt(op.id, job_of(op.payload))
 
-    def _doubt(self, op_id: bytes, job_id: bytes | None, law: bool = False) -> None:
-        """`law` says that it is asked again because the law has changed."""
+    def _doubt(self, op_id: bytes, job_id: bytes | None, permissions: bool = False) -> None:
+        """`permissions` says that it is asked again because the permissions have changed."""
         if job_id is not None:
-            self._again[job_id] = law or self._again.get(job_id, False)
+            self._again[job_id] = permissions or self._again.get(job_id, False)
         else:
             self._doubted[op_id] = None
 
@@ -426,7 +433,7 @@ class Projection:
             return
         op = self._naming.resolved(op)
         self._enact(op)
-        reason = int(self._citations.fault(op) or self.law.refusal(op) or self._unlinked(op) or _COUNTS)
+        reason = int(self._citations.fault(op) or self.permissions.refusal(op) or self._unlinked(op) or _COUNTS)
         if reason == before:
             return
         self._set_reason(op, reason)
@@ -436,14 +443,14 @@ class Projection:
             self._unproject(op)
         self._leaners(op)
 
-    def _refold(self, job_id: bytes, law: bool) -> None:
-        """What no delegation allowed is left out unless the law has changed, so that it costs others nothing."""
-        without = () if law else _UNAUTHORISED
+    def _refold(self, job_id: bytes, permissions: bool) -> None:
+        """Ops without a grant are left out unless the permissions have changed, so that they cost others nothing."""
+        without = () if permissions else _UNAUTHORISED
         ops: dict[bytes, tuple[Op, int]] = {
             row.id: (keyed(row), row.reason) for row in self._session.ops_of_job(job_id, without)
         }
         fresh = self._fresh.of_job(job_id)
-        ops.update((op.id, (op, reason)) for op, reason in fresh if law or reason not in _UNAUTHORISED)
+        ops.update((op.id, (op, reason)) for op, reason in fresh if permissions or reason not in _UNAUTHORISED)
         verdicts = {op.id: (op.timestamp, reason) for op, reason in ops.values() if reason == Reason.INTEGRITY}
         job = roster.fold((self._naming.resolved(op) for op, _ in ops.values()), self, self._citations.fault, verdicts)
         flipped = [op for op, reason in ops.values() if verdicts[op.id][1] != reason]
@@ -467,7 +474,7 @@ class Projection:
 
     # What follows from a job's change.
 
-    def _keep(self, before: Entry | None, job: Job | None, job_id: bytes = b"") -> None:
+    def _keep(self, before: JobEntry | None, job: Job | None, job_id: bytes = b"") -> None:
         """Stores a job's new record and lets the jobs that come after it know when its success begins or ends."""
         if job is None:
             if before is not None:
@@ -486,7 +493,7 @@ class Projection:
                 # An earlier ScheduleJob has come to light: what the other one said that it comes after is void.
                 self._session.drop_job(job.id)
             self._scheduled(job)
-        self._put(Entry(job, self._stage(job), self._worker(before, job)))
+        self._put(JobEntry(job, self._stage(job), self._worker(before, job)))
         if before is not None and before.stage is Stage.CLAIMED:
             is_over = job.outcome is Outcome.CANCELLED or job.claim_op != before.job.claim_op
             if is_over and before.worker is not None:
@@ -498,7 +505,7 @@ class Projection:
         if was != now:
             self._dependents(job.id, was, now)
 
-    def _worker(self, before: Entry | None, job: Job) -> int | None:
+    def _worker(self, before: JobEntry | None, job: Job) -> int | None:
         """Which process of this node holds the job: the one that did, or the one whose offer was accepted."""
         if job.state is not State.CLAIMED or job.claim_op is None:
             return None
@@ -605,7 +612,7 @@ class Projection:
             self.flush()
             for job_id in self._session.jobs_since(self._decided_since(op)):
                 self._again[job_id] = True
-            derivations = tuple(number for number, name in NAMES.items() if name in self.law.derivation_ops)
+            derivations = tuple(number for number, name in NAMES.items() if name in self.permissions.derivation_ops)
             for row in self._session.ops_of_variants(derivations) if derivations else ():
                 if row.hlc > pack(op.timestamp):
                     self._doubted[row.id] = None
@@ -619,7 +626,7 @@ class Projection:
             return pack(designation.timestamp)
         return pack(min(designation.timestamp, Hlc(pin.wall, pin.logical, 0)))
 
-    # The law.
+    # The permissions.
 
     def _enact(self, op: Op) -> None:
         """A delegation, a revocation or a proof of a fork has force as soon as all that it cites is here."""
@@ -632,28 +639,28 @@ class Projection:
         if isinstance(op.payload, _LAW) and self._registers.repeal(op):
             self._judge_anew(op)
 
-    def _change_law(self, name: bytes) -> None:
-        self.law_state ^= trace(name)
-        self._law = None
+    def _change_permissions(self, name: bytes) -> None:
+        self.permissions_state ^= trace(name)
+        self._permissions = None
 
     def _judge_anew(self, op: Op, name: bytes = b"") -> None:
-        """The law has changed by this op. What is written by the nodes whose delegations it made or broke is to be
-        asked again, and so are the revocations.
+        """The permissions have changed by this op. What is written by the nodes whose delegations it made or broke is
+        to be asked again, and so are the revocations.
         """
-        before = self.law
-        self._change_law(name or op.id)
-        losers, gainers = self.law.compared_with(before)
+        before = self.permissions
+        self._change_permissions(name or op.id)
+        losers, gainers = self.permissions.compared_with(before)
         self._doubted.update((revoked.op_id, None) for revoked in self._session.revocations())
         for fresh, _ in list(self._fresh.ops.values()):
             if fresh.node_id in losers | gainers and fresh.id != op.id:
-                self._doubt(fresh.id, job_of(fresh.payload), law=True)
+                self._doubt(fresh.id, job_of(fresh.payload), permissions=True)
         for node in losers | gainers:
             for schedule_op in self._session.schedule_ops_by(node.to_bytes(8, "big")):
                 self._doubt_ticks(schedule_op, 0)
         for node in losers:
             self._session.order_ops()
             for op_id, job_id in self._session.written_by(node.to_bytes(8, "big")):
-                self._doubt(op_id, job_id, law=True)
+                self._doubt(op_id, job_id, permissions=True)
         if gainers:
             for row in self._session.ops_refused_for(_UNAUTHORISED):
-                self._doubt(row.id, row.job, law=True)
+                self._doubt(row.id, row.job, permissions=True)

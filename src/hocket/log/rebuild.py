@@ -13,10 +13,10 @@ from msgspec.structs import replace
 
 from hocket.kernel.roster import Job
 from hocket.kernel.vocabulary import DelegateUcan, DesignateCoordinator, ReportFork, RevokeRoot, RevokeUcan, number_of
-from hocket.log.law import Laws
 from hocket.log.naming import ID_BYTES, keyed
+from hocket.log.permissions import PermissionsReader
 from hocket.log.projection import Projection
-from hocket.store import Head, OpRow, Session, Store, Written
+from hocket.store import Head, OpRow, Session, Store, WrittenTotals
 
 STEP = 2_000
 _START = bytes(20)
@@ -59,7 +59,10 @@ def _digest_if_readable(session: Session) -> bytes | None:
 
 
 def rebuild(
-    store: Store, laws: Laws, now: int, progress: Callable[[int, int], None] = lambda done, total: None
+    store: Store,
+    permissions_reader: PermissionsReader,
+    now: int,
+    progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Rebuilt:
     """`now` decides which pending jobs are shown as delayed; it changes nothing else."""
     with store.write() as session:
@@ -69,10 +72,12 @@ def rebuild(
         if head.rebuilding in (None, _START):
             session.drop_projections()
             session.mark_settled(head.settled + 1, head.seq)
-            law = _legislate(session, laws, now)
-            session.put_head(head._replace(settled=head.seq, unsettled=0, rebuilding=_START, law=law))
+            permissions = _legislate(session, permissions_reader, now)
+            session.put_head(
+                head._replace(settled=head.seq, unsettled=0, rebuilding=_START, permissions_state=permissions)
+            )
     done = 0
-    while taken := _step(store, laws, now):
+    while taken := _step(store, permissions_reader, now):
         done += taken
         progress(min(done, head.seq), head.seq)
     with store.write() as session:
@@ -80,17 +85,17 @@ def rebuild(
         return Rebuilt(head.seq, before, roster_digest(session))
 
 
-def _legislate(session: Session, laws: Laws, now: int) -> int:
+def _legislate(session: Session, permissions_reader: PermissionsReader, now: int) -> int:
     """Enters every delegation, revocation and pinning designation: they change what was written before them."""
-    projection = Projection(session, now, laws, 0)
+    projection = Projection(session, now, permissions_reader, 0)
     for row in session.ops_of_variants(_LAW_OPS):
         projection.legislate(keyed(row), integrity=len(session.ops_at(row.hlc)) > 1)
     for row in session.ops_of_variants((number_of(DesignateCoordinator),)):
         projection.designate(keyed(row), integrity=len(session.ops_at(row.hlc)) > 1)
-    return projection.law_state
+    return projection.permissions_state
 
 
-def _step(store: Store, laws: Laws, now: int) -> int:
+def _step(store: Store, permissions_reader: PermissionsReader, now: int) -> int:
     with store.write() as session:
         head = session.head()
         if head.rebuilding is None:
@@ -100,7 +105,7 @@ def _step(store: Store, laws: Laws, now: int) -> int:
             return 0
         # Ops that share a timestamp belong together; the last of the batch may have twins beyond it.
         rows = [row for row in rows if row.hlc != rows[-1].hlc] + session.ops_at(rows[-1].hlc)
-        projection = Projection(session, now, laws, head.law)
+        projection = Projection(session, now, permissions_reader, head.permissions_state)
         for index, row in enumerate(rows):
             twin = any(0 <= i < len(rows) and rows[i].hlc == row.hlc for i in (index - 1, index + 1))
             reason = int(projection.replayed(keyed(row), integrity=twin))
@@ -108,7 +113,7 @@ def _step(store: Store, laws: Laws, now: int) -> int:
                 session.set_reasons([(reason, row.id)])
         projection.flush()
         _count(session, head, rows)
-        session.put_head(head._replace(rebuilding=rows[-1].hlc, law=projection.law_state))
+        session.put_head(head._replace(rebuilding=rows[-1].hlc, permissions_state=projection.permissions_state))
         return len(rows)
 
 
@@ -120,4 +125,4 @@ def _count(session: Session, head: Head, rows: list[OpRow]) -> None:
         sizes.setdefault(row.hlc[12:], []).append(len(row.body))
     for node, found in sizes.items():
         if own is None or node != own.hlc[12:]:
-            session.add_written(node, Written(len(found), sum(found)))
+            session.add_written(node, WrittenTotals(len(found), sum(found)))

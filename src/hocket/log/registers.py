@@ -70,8 +70,8 @@ class Registers:
             self._session.bind(node, delegation.public, delegation.issuer, pack(op.timestamp))
 
     def enact(self, op: Op) -> bool:
-        """Enters a delegation, a revocation or a proof of two histories in the law, whatever its author may do: what
-        each of them is worth is found out by reading all of them together. False when it is there already.
+        """Enters a delegation, a revocation or a proof of two histories in the permissions, whatever its author may do:
+        what each of them is worth is found out by reading all of them together. False when it is there already.
         """
         hlc, payload = pack(op.timestamp), op.payload
         if isinstance(payload, DelegateUcan):

@@ -17,10 +17,10 @@ from hocket.kernel.ops import NO_ID, Op, bound, decode, link_to, pin_to, sealed,
 from hocket.kernel.policy import Policy
 from hocket.kernel.reasons import Reason
 from hocket.kernel.vocabulary import EXTENSION_BASE, CreateArtifact, Payload, ScheduleJob, discriminant, job_of
-from hocket.log.law import Laws
 from hocket.log.naming import ID_BYTES, is_taken, keyed
+from hocket.log.permissions import PermissionsReader
 from hocket.log.projection import Projection
-from hocket.store import Head, OpRow, Refusal, Session, Written
+from hocket.store import Head, OpRow, Refusal, Session, WrittenTotals
 
 # Gives the time in milliseconds, never less than the clock reading that it is told.
 Wall = Callable[[int], int]
@@ -53,7 +53,7 @@ def link(previous: bytes, body: bytes) -> bytes:
     return hashlib.sha3_256(previous + body).digest()
 
 
-class Draft(NamedTuple):
+class OpDraft(NamedTuple):
     """An op of this transaction. `body` lacks the signature unless it is sealed."""
 
     op: Op
@@ -76,7 +76,7 @@ class Transaction:
         "_head",
         "_last",
         "_latest",
-        "_laws",
+        "_permissions_reader",
         "_projection",
         "_refusals",
         "_settled",
@@ -91,12 +91,18 @@ class Transaction:
     )
 
     def __init__(
-        self, session: Session, node: int, laws: Laws, wall: Wall, physical: int, new_id: Callable[[int], bytes]
+        self,
+        session: Session,
+        node: int,
+        permissions_reader: PermissionsReader,
+        wall: Wall,
+        physical: int,
+        new_id: Callable[[int], bytes],
     ) -> None:
         self.session = session
         self.node = node
         self.physical = physical
-        self._laws = laws
+        self._permissions_reader = permissions_reader
         head = session.head()
         if head.rebuilding is not None:
             raise being_rebuilt()
@@ -105,7 +111,7 @@ class Transaction:
         self._wall_now = self.now = wall(head.wall)
         self.new_id = new_id
         self._projection: Projection | None = None
-        self._drafts: list[Draft] = []
+        self._drafts: list[OpDraft] = []
         self._stamps: dict[Hlc, Op] = {}
         # Of each author, the time and the id of its latest op, as far as it was looked up.
         self._latest: dict[int, tuple[bytes, bytes]] = {}
@@ -116,7 +122,9 @@ class Transaction:
     @property
     def projection(self) -> Projection:
         if self._projection is None:
-            self._projection = Projection(self.session, self.now, self._laws, self._head.law, self.settle)
+            self._projection = Projection(
+                self.session, self.now, self._permissions_reader, self._head.permissions_state, self.settle
+            )
         return self._projection
 
     @property
@@ -132,12 +140,12 @@ class Transaction:
     @property
     def is_bound(self) -> bool:
         """Whether ids are bound to content here, and ops to their author's previous op."""
-        return self._laws.rules.bounds is not None
+        return self._permissions_reader.rules.bounds is not None
 
     @property
     def is_strict(self) -> bool:
         """Whether the mesh keeps to Likewise v0.1."""
-        return self._laws.rules.is_strict
+        return self._permissions_reader.rules.is_strict
 
     def author(self, payload: Payload, deps: tuple[bytes, ...] = (), about: int | None = None) -> Op | Reason:
         """Writes an op of this node's own. One that would not count is not written: the reason comes back
@@ -156,7 +164,7 @@ class Transaction:
         if reason is not None:
             return reason
         self._clock, self._last = stamp, op.id
-        self._drafts.append(Draft(op, body, is_sealed=False))
+        self._drafts.append(OpDraft(op, body, is_sealed=False))
         return op
 
     def _named(self, stamp: Hlc, payload: Payload, deps: tuple[bytes, ...], about: int | None) -> tuple[Op, bytes]:
@@ -214,9 +222,10 @@ class Transaction:
         routed = self.projection.route(kind, self.latest)
         if routed not in (None, self.node):
             return False
-        law = self.projection.law
-        return not law.delegations or all(
-            law.authority.may(self.node, "Job", action, kind, self.now) is not None for action in ("Claim", "Complete")
+        permissions = self.projection.permissions
+        return not permissions.delegations or all(
+            permissions.authority.may(self.node, "Job", action, kind, self.now) is not None
+            for action in ("Claim", "Complete")
         )
 
     def decides(self, policy: Policy) -> bool:
@@ -228,9 +237,9 @@ class Transaction:
     @property
     def is_uninformed(self) -> bool:
         """Whether somebody else decides here, and this node has not heard yet who."""
-        extensions = self._laws.rules.extensions
+        extensions = self._permissions_reader.rules.extensions
         has_arbiter = extensions is not None and extensions.arbiter
-        return has_arbiter and not self.projection.law.coordinators and self.session.meta(NEWCOMER) is not None
+        return has_arbiter and not self.projection.permissions.coordinators and self.session.meta(NEWCOMER) is not None
 
     @property
     def latest(self) -> Hlc:
@@ -266,7 +275,7 @@ class Transaction:
     @property
     def holds_everything(self) -> bool:
         """Whether this node may read every op, and always could, so that it holds all ops of every author."""
-        authority = self.projection.law.authority
+        authority = self.projection.permissions.authority
         return authority.reads_everything(self.node, self.now) and self.session.meta(GAPS) is None
 
     def kind_of(self, payload: Payload) -> str | None:
@@ -291,7 +300,7 @@ class Transaction:
         for twin in twins:
             self.projection.collide(twin)
         self.projection.arrived(op, integrity=bool(twins))
-        self._drafts.append(Draft(op, body, is_sealed=True))
+        self._drafts.append(OpDraft(op, body, is_sealed=True))
 
     def refuse(self, op_id: bytes, author: int, reason: Reason) -> None:
         self._refusals.append(Refusal(op_id[:ID_BYTES], author.to_bytes(8, "big"), int(reason), self.now))
@@ -318,9 +327,11 @@ class Transaction:
         if self._refusals:
             self.session.refuse(self._refusals)
         settled = self._settled if self.unsettled else seq
-        law = self._head.law if self._projection is None else self._projection.law_state
+        permissions_state = (
+            self._head.permissions_state if self._projection is None else self._projection.permissions_state
+        )
         clock = self._clock
-        head = Head(clock.wall, clock.logical, seq, chain, settled, self.unsettled, None, law, self._last)
+        head = Head(clock.wall, clock.logical, seq, chain, settled, self.unsettled, None, permissions_state, self._last)
         if head != self._head:
             self.session.put_head(head)
 
@@ -331,4 +342,4 @@ class Transaction:
             if is_sealed and op.node_id != self.node:
                 sizes[op.node_id].append(len(body))
         for node, found in sizes.items():
-            self.session.add_written(node.to_bytes(8, "big"), Written(len(found), sum(found)))
+            self.session.add_written(node.to_bytes(8, "big"), WrittenTotals(len(found), sum(found)))

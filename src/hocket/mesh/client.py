@@ -22,9 +22,9 @@ from hocket.kernel.rules import rules_hash
 from hocket.kernel.vocabulary import DelegateUcan, number_of
 from hocket.mesh import wire
 from hocket.mesh.outgoing import PAGE_OPS_MAX
-from hocket.mesh.wire import Access, Reply, Request, Transport, look
+from hocket.mesh.wire import MeshAccess, Reply, Request, Transport, look
 from hocket.store import Session
-from hocket.work.ground import Ground
+from hocket.work.environment import Environment
 
 # A token is for one request; this is how long that may take to arrive.
 TOKEN_S = 120
@@ -60,11 +60,11 @@ class Busy(Unreachable):
         self.seconds = seconds
 
 
-class TooLarge(HocketError):
+class AnswerTooLarge(HocketError):
     """The peer takes only smaller bodies."""
 
 
-class Answer(NamedTuple):
+class PeerAnswer(NamedTuple):
     """What a pull brought. `frontier` is the server's own, given when the answer is complete."""
 
     body: bytes
@@ -72,7 +72,7 @@ class Answer(NamedTuple):
     frontier: Frontier | None
 
 
-class Counts(msgspec.Struct):
+class PushCounts(msgspec.Struct):
     appended: int
     duplicated: int
     rejected: int
@@ -94,15 +94,15 @@ class Client:
 
     def __init__(
         self,
-        access: Access,
+        access: MeshAccess,
         key: SigningKey,
         transport: Transport,
-        ground: Ground,
+        environment: Environment,
         address: str,
         node: int | None,
         randomness: Callable[[int], bytes] = os.urandom,
     ) -> None:
-        self._access, self._key, self._transport, self._ground = access, key, transport, ground
+        self._access, self._key, self._transport, self._environment = access, key, transport, environment
         self._randomness = randomness
         self.address = address
         self._expected = node
@@ -142,24 +142,24 @@ class Client:
             await self._introduce()
         self._has_met = True
 
-    async def pull(self, since: Frontier, limit: int = PAGE_OPS_MAX) -> Answer:
+    async def pull(self, since: Frontier, limit: int = PAGE_OPS_MAX) -> PeerAnswer:
         reply = await self._ask("GET", wire.OPS, _query(since, limit))
         return self._answer(reply)
 
-    async def push(self, bodies: list[bytes]) -> Counts:
+    async def push(self, bodies: list[bytes]) -> PushCounts:
         reply = await self._ask("POST", wire.OPS, body=encode_sequence(bodies))
         try:
-            return msgspec.json.decode(reply.body, type=Counts)
+            return msgspec.json.decode(reply.body, type=PushCounts)
         except msgspec.MsgspecError:
             raise Unreachable(f"{self.address} answers a push with something else than counts") from None
 
-    async def exchange(self, bodies: list[bytes], since: Frontier) -> tuple[Counts, Answer]:
+    async def exchange(self, bodies: list[bytes], since: Frontier) -> tuple[PushCounts, PeerAnswer]:
         """Both in one round trip, where the peer knows how."""
         reply = await self._ask("POST", wire.EXCHANGE, _query(since, PAGE_OPS_MAX), encode_sequence(bodies))
         numbers = [reply.headers.get(name, "0" if name in wire.LATER_COUNTS else "") for name in wire.COUNTS]
         if not all(number.isascii() and number.isdigit() and len(number) < 16 for number in numbers):
             raise Unreachable(f"{self.address} answers an exchange without counts")
-        return Counts(*map(int, numbers)), self._answer(reply)
+        return PushCounts(*map(int, numbers)), self._answer(reply)
 
     async def blob(self, hash: bytes, start: int) -> bytes | None:
         """Part of a blob from there on, None when the peer does not have it or does not give it."""
@@ -247,14 +247,14 @@ class Client:
         return self._randomness(16).hex()
 
     def _now_s(self) -> int:
-        return self._ground.physical_ms() // 1000 + self._offset_s
+        return self._environment.physical_ms() // 1000 + self._offset_s
 
     def _learn_time(self, reply: Reply) -> bool:
         """Takes over the server's time for the tokens that it gets, if that is another one but not far off."""
         said = reply.headers.get(wire.TIME, "")
         if not (said.isascii() and said.isdigit() and len(said) < 16):
             return False
-        offset = int(said) - self._ground.physical_ms() // 1000
+        offset = int(said) - self._environment.physical_ms() // 1000
         if abs(offset) > OFFSET_S_MAX or abs(offset - self._offset_s) < 1:
             return False
         self._offset_s = offset
@@ -287,7 +287,7 @@ class Client:
             seconds = _retry_after(reply)
             raise Busy(f"{self.address} asks to be left alone for {seconds:.0f} seconds", seconds)
         if status == 413:
-            raise TooLarge(f"{self.address} takes only smaller bodies")
+            raise AnswerTooLarge(f"{self.address} takes only smaller bodies")
         if status == 507:
             raise Unreachable(f"{self.address} has more authors on its log than an exchange can name")
         if status != 200:
@@ -301,11 +301,11 @@ class Client:
             return False
         return self.node is not None and self._unsigned is None
 
-    def _answer(self, reply: Reply) -> Answer:
+    def _answer(self, reply: Reply) -> PeerAnswer:
         try:
             following = parse_frontier(reply.headers.get(wire.NEXT_FRONTIER, ""))
             said = reply.headers.get(wire.FRONTIER)
-            return Answer(reply.body, following, None if said is None else parse_frontier(said))
+            return PeerAnswer(reply.body, following, None if said is None else parse_frontier(said))
         except Malformed:
             raise Unreachable(f"{self.address} answers without a frontier that can be read") from None
 

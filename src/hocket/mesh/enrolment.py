@@ -46,7 +46,7 @@ _CANCELLED = 0
 Send = Callable[[str, Request], Reply]
 
 
-class Terms(msgspec.Struct, frozen=True):
+class InvitationTerms(msgspec.Struct, frozen=True):
     """What an invitation grants, as it is kept: `lifetime_s` counts from the joining. `cid` is the delegation that was
     issued under it.
     """
@@ -106,7 +106,7 @@ def invite(
         if len(open_ones) >= INVITATIONS_MAX:
             raise Conflict(f"{len(open_ones)} invitations are open; cancel some")
         # Whether it can be granted is tried out with a key that nobody will have.
-        terms = Terms(capabilities, lifetime_s, quota=quota)
+        terms = InvitationTerms(capabilities, lifetime_s, quota=quota)
         tried = _issue(tx, log.user, key, SigningKey(randomness(32)).public, name, terms, trial=True)
         renews = _renewed(tx, name)
         expires = tx.now + valid_ms
@@ -126,8 +126,8 @@ def is_cancelled(invitation: Invitation) -> bool:
     return invitation.expires == _CANCELLED
 
 
-def terms_of(invitation: Invitation) -> Terms:
-    return msgspec.json.decode(invitation.grants, type=Terms)
+def terms_of(invitation: Invitation) -> InvitationTerms:
+    return msgspec.json.decode(invitation.grants, type=InvitationTerms)
 
 
 def cancel(log: Log, name: str) -> None:
@@ -159,7 +159,7 @@ def answer(log: Log, key: SigningKey, request: Request) -> Reply:
             return _refused(403, "unknown", "the invitation is not known here")
     try:
         return log.run(lambda tx: _let_in(tx, log, key, asked))
-    except _Refused as refused:
+    except _JoinRefused as refused:
         return refused.reply
 
 
@@ -183,7 +183,7 @@ def _invited(session: Session, asked: tickets.JoinRequest) -> Invitation | None:
     )
 
 
-class _Refused(Exception):
+class _JoinRefused(Exception):
     def __init__(self, status: int, code: str, message: str) -> None:
         self.reply = _refused(status, code, message)
 
@@ -199,10 +199,10 @@ def _let_in(tx: Transaction, log: Log, key: SigningKey, asked: tickets.JoinReque
     if invitation.used_by is None:
         if not is_open(invitation, tx.now):
             code = "cancelled" if is_cancelled(invitation) else "expired"
-            raise _Refused(410, code, "the invitation is no longer good")
+            raise _JoinRefused(410, code, "the invitation is no longer good")
         terms = _admit(tx, log, key, asked, invitation, terms)
     elif invitation.used_by != asked.public:
-        raise _Refused(410, "used", "the invitation was used by another node")
+        raise _JoinRefused(410, "used", "the invitation was used by another node")
     return _welcome(tx, log, asked.public, invitation, terms)
 
 
@@ -212,44 +212,46 @@ def _admit(
     key: SigningKey,
     asked: tickets.JoinRequest,
     invitation: Invitation,
-    terms: Terms,
-) -> Terms:
+    terms: InvitationTerms,
+) -> InvitationTerms:
     """Delegates to the node and marks the invitation used."""
     name = invitation.name
     if asked.name not in (None, name):
-        raise _Refused(409, "name", "the invitation says what the node is called")
+        raise _JoinRefused(409, "name", "the invitation says what the node is called")
     node = node_id(asked.public)
     # A key that is in the mesh already is that of one node; a second one with it would be taken for the first.
-    held = tx.projection.law.authority.held(node)
-    if node == tx.node or (held and names(tx.projection.law).get(node) != name):
-        raise _Refused(409, "key", "a node with this key is in the mesh already, by another name")
+    held = tx.projection.permissions.authority.held(node)
+    if node == tx.node or (held and names(tx.projection.permissions).get(node) != name):
+        raise _JoinRefused(409, "key", "a node with this key is in the mesh already, by another name")
     if not _namesakes(tx, name).keys() <= {node}:
-        raise _Refused(409, "name", "another node of this name, or of one that looks like it, is in the mesh already")
+        raise _JoinRefused(
+            409, "name", "another node of this name, or of one that looks like it, is in the mesh already"
+        )
     if _count(tx, node) >= DELEGATIONS_MAX:
-        raise _Refused(409, "many", "the node holds as many delegations as a node may")
+        raise _JoinRefused(409, "many", "the node holds as many delegations as a node may")
     try:
         token = _issue(tx, log.user, key, asked.public, name, terms)
     except NotAuthorised:
-        raise _Refused(403, "authority", "the inviting node may no longer grant what it offered") from None
-    law = tx.projection.law
-    if any(each.cid == content_hash(token) and law.authority.fault(each) for each in law.delegations):
+        raise _JoinRefused(403, "authority", "the inviting node may no longer grant what it offered") from None
+    permissions = tx.projection.permissions
+    if any(each.cid == content_hash(token) and permissions.authority.fault(each) for each in permissions.delegations):
         # The same words in the same second make the same delegation, and that one was revoked.
-        raise _Refused(503, "again", "ask again in a second")
+        raise _JoinRefused(503, "again", "ask again in a second")
     if isinstance(tx.author(DelegateUcan(content_hash(token), token)), Reason):
-        raise _Refused(403, "authority", "the inviting node may no longer grant what it offered")
+        raise _JoinRefused(403, "authority", "the inviting node may no longer grant what it offered")
     terms = msgspec.structs.replace(terms, cid=content_hash(token).hex())
     tx.session.put_invitation(invitation._replace(used_by=asked.public, grants=msgspec.json.encode(terms)))
     return terms
 
 
-def _welcome(tx: Transaction, log: Log, public: bytes, invitation: Invitation, terms: Terms) -> Reply:
+def _welcome(tx: Transaction, log: Log, public: bytes, invitation: Invitation, terms: InvitationTerms) -> Reply:
     assert terms.cid is not None
     by_cid = {each.cid: each.token for each in tx.session.delegations()}
     cid = bytes.fromhex(terms.cid)
-    law = tx.projection.law
+    permissions = tx.projection.permissions
     delegation = read_ucan(by_cid[cid])
-    if law.authority.fault(delegation) is not None:
-        raise _Refused(403, "revoked", "the node was let in and revoked since")
+    if permissions.authority.fault(delegation) is not None:
+        raise _JoinRefused(403, "revoked", "the node was let in and revoked since")
     chain: list[bytes] = []
     waiting = list(delegation.proofs)
     while waiting:
@@ -267,17 +269,24 @@ def _welcome(tx: Transaction, log: Log, public: bytes, invitation: Invitation, t
 
 
 def _issue(
-    tx: Transaction, user: str, key: SigningKey, public: bytes, name: str, terms: Terms, *, trial: bool = False
+    tx: Transaction,
+    user: str,
+    key: SigningKey,
+    public: bytes,
+    name: str,
+    terms: InvitationTerms,
+    *,
+    trial: bool = False,
 ) -> bytes:
     """The delegation of a node by this one. Raises NotAuthorised when this node does not hold what it would grant. Time
     that went by since the trial may have shortened it.
     """
-    law = tx.projection.law
+    permissions = tx.projection.permissions
     now_s = tx.now // 1000
     held = [
         each
-        for each in law.authority.held(tx.node)
-        if law.authority.fault(each) is None and each.not_before <= now_s and _before(now_s, each.expires)
+        for each in permissions.authority.held(tx.node)
+        if permissions.authority.fault(each) is None and each.not_before <= now_s and _before(now_s, each.expires)
     ]
     parents = _parents(held, terms.att)
     ends = [each.expires for each in parents if each.expires is not None]
@@ -294,7 +303,7 @@ def _issue(
     except Malformed as error:
         raise Usage(f"that cannot be granted: {error}") from None
     delegation = read_ucan(token)
-    fault = Authority(user, [*law.delegations, delegation], ()).fault(delegation)
+    fault = Authority(user, [*permissions.delegations, delegation], ()).fault(delegation)
     if fault is not None:
         raise NotAuthorised(f"this node cannot grant that: {fault.sentence}")
     return token
@@ -340,12 +349,12 @@ def _passes_on(delegation: Delegation) -> bool:
 
 def _namesakes(tx: Transaction, name: str) -> dict[int, str]:
     """The nodes in the mesh that are called so or nearly so, without those that were revoked."""
-    law = tx.projection.law
+    permissions = tx.projection.permissions
     return {
         node: known
-        for node, known in names(law).items()
+        for node, known in names(permissions).items()
         if likeness(known) == likeness(name)
-        and law.authority.standing(node, tx.now) not in (Standing.REVOKED, Standing.UNKNOWN)
+        and permissions.authority.standing(node, tx.now) not in (Standing.REVOKED, Standing.UNKNOWN)
     }
 
 
@@ -363,14 +372,14 @@ def _renewed(tx: Transaction, name: str) -> int | None:
 
 
 def _count(tx: Transaction, node: int) -> int:
-    authority = tx.projection.law.authority
+    authority = tx.projection.permissions.authority
     return sum(authority.fault(each) is None for each in authority.held(node))
 
 
 # The joining side.
 
 
-class Entry(NamedTuple):
+class Welcomed(NamedTuple):
     """What a node has to know to begin: checked, and leading back to the user whom the token names."""
 
     delegation: Delegation
@@ -403,7 +412,7 @@ def parse(text: str) -> Ticket:
         raise Usage(f"this is not a whole invitation: {error}; copy the token again") from None
 
 
-def ask(ticket: Ticket, node: SigningKey, send: Send, wall: Wall) -> Entry:
+def ask(ticket: Ticket, node: SigningKey, send: Send, wall: Wall) -> Welcomed:
     """Asks the inviting node, at one of its addresses after the other, to be let in; checks what it answers."""
     request = Request("POST", JOIN, headers={"content-type": JSON}, body=tickets.make_request(ticket, node))
     silent: list[str] = []
@@ -431,7 +440,7 @@ def _refusal(reply: Reply) -> HocketError:
     return Conflict(sentence) if code in _CONFLICTS else NotAuthorised(sentence)
 
 
-def welcomed(ticket: Ticket, node: SigningKey, body: bytes, address: str, physical: int) -> Entry:
+def welcomed(ticket: Ticket, node: SigningKey, body: bytes, address: str, physical: int) -> Welcomed:
     """Checks an answer: that the inviting node gave it, to this node, in the mesh of the user whom the token names."""
     try:
         welcome = tickets.read_answer(ticket, node.public, body)
@@ -453,10 +462,10 @@ def welcomed(ticket: Ticket, node: SigningKey, body: bytes, address: str, physic
             f"this machine's clock and the inviting node's are {apart // 1000} seconds apart; set them right"
             " and join again with the same token"
         )
-    return Entry(mine, tokens, rules, welcome.wall, ticket.inviter, address)
+    return Welcomed(mine, tokens, rules, welcome.wall, ticket.inviter, address)
 
 
-def enter(log: Log, entry: Entry, trust: peers.Trust | None = None) -> None:
+def enter(log: Log, entry: Welcomed, trust: peers.Trust | None = None) -> None:
     """Writes what makes this node one of the mesh: first its own delegation, which says which key it has, then those
     that it leans on, so that everyone who hears of it can follow it to the user; and the inviting node as a peer. They
     are ops of this node's own: another author's may not be taken in without all that came before them.

@@ -26,15 +26,15 @@ from hocket.kernel.reasons import UNAUTHORISED, Reason
 from hocket.kernel.rules import rules_hash
 from hocket.log import Transaction
 from hocket.mesh import introductions, peers, programs, wire
-from hocket.mesh.bucket import Buckets
-from hocket.mesh.hub import Hub
+from hocket.mesh.blobs import answer as answer_blob
+from hocket.mesh.hint_stream import HintStreams
 from hocket.mesh.incoming import Pushed
-from hocket.mesh.outgoing import PAGE_OPS_MAX, Page, Reader, order_ops, page
+from hocket.mesh.outgoing import PAGE_OPS_MAX, Page, PeerReader, order_ops, page
 from hocket.mesh.quotas import Quotas
-from hocket.mesh.shelf import answer as answer_blob
-from hocket.mesh.wire import Access, BodyTooLong, NoRoom, Reply, Request
+from hocket.mesh.rate_limit import Buckets
+from hocket.mesh.wire import BodyTooLong, MeshAccess, NoRoom, Reply, Request
 from hocket.work.blobs import Blobs
-from hocket.work.ground import Ground
+from hocket.work.environment import Environment
 from hocket.work.jobs import accept
 
 # A worker that offers claims asks many times a second.
@@ -66,10 +66,10 @@ Routes = dict[tuple[str, str], Handler]
 
 
 class Caller(NamedTuple):
-    reader: Reader
+    reader: PeerReader
     standing: Standing
     nonce: str
-    law: int
+    permissions: int
     is_forked: bool
 
     @property
@@ -77,7 +77,7 @@ class Caller(NamedTuple):
         return self.reader.node
 
 
-class Counts(NamedTuple):
+class RequestCounts(NamedTuple):
     appended: int
     duplicated: int
     rejected: int
@@ -91,7 +91,7 @@ class Counts(NamedTuple):
         return {name: count for name, count in self._asdict().items() if count or name not in ("over_quota", "retry_s")}
 
 
-class _Refused(Exception):
+class _RequestRefused(Exception):
     """Ends a request: a status for the caller, a reason for the operator. The reason is one of a few; a `detail` may
     repeat what the caller has sent. `node` is who is asking, once that is certain.
     """
@@ -110,9 +110,9 @@ class Gate:
 
     def __init__(
         self,
-        access: Access,
+        access: MeshAccess,
         key: SigningKey,
-        ground: Ground,
+        environment: Environment,
         *,
         origins: Callable[[], Collection[str]] = tuple,
         routes: Routes | None = None,
@@ -121,8 +121,8 @@ class Gate:
         blobs: Blobs | None = None,
         quotas: Quotas | None = None,
     ) -> None:
-        self._quotas = quotas or Quotas(ground.monotonic, notice)
-        self._access, self._key, self._ground = access, key, ground
+        self._quotas = quotas or Quotas(environment.monotonic, notice)
+        self._access, self._key, self._environment = access, key, environment
         self._blobs = blobs
         self._origins, self._notice, self._met = origins, notice, met
         self._routes: Routes = {
@@ -136,14 +136,14 @@ class Gate:
             **(routes or {}),
         }
         self._nonces = Nonces()
-        self._began_s = ground.physical_ms() // 1000
-        self._callers = Buckets(RATE_PER_S, BURST, ground.monotonic)
-        self._strangers = Buckets(STRANGERS_RATE_PER_S, STRANGERS_BURST, ground.monotonic)
-        self._all_strangers = Buckets(ALL_STRANGERS_RATE_PER_S, ALL_STRANGERS_BURST, ground.monotonic)
+        self._began_s = environment.physical_ms() // 1000
+        self._callers = Buckets(RATE_PER_S, BURST, environment.monotonic)
+        self._strangers = Buckets(STRANGERS_RATE_PER_S, STRANGERS_BURST, environment.monotonic)
+        self._all_strangers = Buckets(ALL_STRANGERS_RATE_PER_S, ALL_STRANGERS_BURST, environment.monotonic)
         self._asking: Counter[int] = Counter()
         self._sending: Counter[int] = Counter()
         self._admissions = asyncio.Semaphore(ADMISSIONS_MAX)
-        self._hub = Hub(access, ground, notice)
+        self._hint_streams = HintStreams(access, environment, notice)
         self._keys: tuple[int, dict[bytes, tuple[bytes, str]]] = (-1, {})
         self._told: OrderedDict[tuple[str, int | None], float] = OrderedDict()
         self._scanned: OrderedDict[int, OrderedDict[bytes, Frontier]] = OrderedDict()
@@ -158,30 +158,30 @@ class Gate:
 
     async def close(self) -> None:
         """Ends the streams of hints."""
-        await self._hub.close()
+        await self._hint_streams.close()
 
     async def answer(self, request: Request) -> Reply:
         """Whatever happens, the reply says under which rules this node stands."""
         try:
             reply = await self._handler(request)(request)
-        except _Refused as refused:
+        except _RequestRefused as refused:
             reply = self._refusal(refused)
         except BodyTooLong:
-            reply = self._refusal(_Refused(413, "a body that is too large"))
+            reply = self._refusal(_RequestRefused(413, "a body that is too large"))
         except NoRoom:
-            reply = self._refusal(_Refused(503, "no room for more bodies", retry_after="5"))
+            reply = self._refusal(_RequestRefused(503, "no room for more bodies", retry_after="5"))
         return self._stamped(reply)
 
     def failed(self, status: int, error: Exception) -> Reply:
         """For a request that this node could not answer, through no fault of the caller's: it is to come back."""
-        refused = _Refused(status, "this node failed", None, f"{type(error).__name__}: {error}", retry_after="5")
+        refused = _RequestRefused(status, "this node failed", None, f"{type(error).__name__}: {error}", retry_after="5")
         return self._stamped(self._refusal(refused))
 
     def turned_away(self, status: int, reason: str) -> None:
         """Counts and tells what the server refused before there was a request to judge."""
-        self._count(_Refused(status, reason))
+        self._count(_RequestRefused(status, reason))
 
-    def _refusal(self, refused: _Refused) -> Reply:
+    def _refusal(self, refused: _RequestRefused) -> Reply:
         self._count(refused)
         return Reply(refused.status, refused.headers)
 
@@ -193,16 +193,16 @@ class Gate:
         if handler is None:
             methods = sorted(method for method, path in self._routes if path == request.path)
             if methods:
-                raise _Refused(405, "a method that its path does not have", allow=", ".join(methods))
-            raise _Refused(404, "a path that is not there")
+                raise _RequestRefused(405, "a method that its path does not have", allow=", ".join(methods))
+            raise _RequestRefused(404, "a path that is not there")
         return handler
 
     def _rules(self) -> str:
         return rules_hash(self._access.log.rules).hex()
 
-    def _count(self, refused: _Refused) -> None:
+    def _count(self, refused: _RequestRefused) -> None:
         self.refusals[refused.reason] += 1
-        now, told = self._ground.monotonic(), (refused.reason, refused.node)
+        now, told = self._environment.monotonic(), (refused.reason, refused.node)
         if now - self._told.get(told, -TELL_AGAIN_S) < TELL_AGAIN_S:
             return
         self._told[told] = now
@@ -225,11 +225,11 @@ class Gate:
         """The body of a caller that may bring one. Only now is it read."""
         _check_type(request, caller.node)
         if wait := self._quotas.wait(caller.node):
-            raise _Refused(429, "more than its quota", caller.node, retry_after=str(ceil(wait)))
+            raise _RequestRefused(429, "more than its quota", caller.node, retry_after=str(ceil(wait)))
         with _at_once(self._sending, caller.node, BODIES_AT_ONCE_MAX, "too many bodies at once"):
             body = (await request.whole(wire.BODY_BYTES_MAX)).body
         if not body:
-            raise _Refused(400, "a body that is empty", caller.node)
+            raise _RequestRefused(400, "a body that is empty", caller.node)
         return body
 
     async def _caller(self, request: Request) -> Caller:
@@ -241,14 +241,14 @@ class Gate:
         except Malformed:
             raise self._unknown("a token that cannot be read") from None
         caller = await self._access.call(lambda: self._recognise(token.strip(), bearer))
-        if not self._nonces.use(bearer.node, bearer.nonce, bearer.expires, self._ground.physical_ms() // 1000):
+        if not self._nonces.use(bearer.node, bearer.nonce, bearer.expires, self._environment.physical_ms() // 1000):
             raise self._unknown("a token that was used before", caller.node)
         if caller.standing is not Standing.ACTIVE:
-            raise _Refused(403, f"its delegation is {caller.standing.value}", caller.node)
+            raise _RequestRefused(403, f"its delegation is {caller.standing.value}", caller.node)
         if caller.is_forked:
-            raise _Refused(403, "it has shown two histories", caller.node)
+            raise _RequestRefused(403, "it has shown two histories", caller.node)
         if wait := self._callers.take(caller.node, 1 + len(request.query) // QUERY_BYTES):
-            raise _Refused(429, "too many requests", caller.node, retry_after=str(max(1, round(wait))))
+            raise _RequestRefused(429, "too many requests", caller.node, retry_after=str(max(1, round(wait))))
         is_new = self._check_rules(request, caller)
         if is_new and self._met is not None:
             await self._met(caller.node)
@@ -258,18 +258,18 @@ class Gate:
             await programs.heard(self._access, caller.node, read_knowledge(knows), self._notice)
         return caller
 
-    def _unknown(self, reason: str, node: int | None = None, detail: str = "") -> _Refused:
+    def _unknown(self, reason: str, node: int | None = None, detail: str = "") -> _RequestRefused:
         # A caller whose clock is wrong can learn from this what time it is here.
-        time = str(self._ground.physical_ms() // 1000)
-        return _Refused(401, reason, node, detail, **{"www_authenticate": "Bearer", wire.TIME: time})
+        time = str(self._environment.physical_ms() // 1000)
+        return _RequestRefused(401, reason, node, detail, **{"www_authenticate": "Bearer", wire.TIME: time})
 
     def _recognise(self, token: str, bearer: Bearer) -> Caller:
         log, node = self._access.log, bearer.node
-        now_ms = self._ground.physical_ms()
+        now_ms = self._environment.physical_ms()
         with log.store.read() as session:
-            state = session.head().law
-            law = log.laws.read(session, state)
-            authority = law.authority
+            state = session.head().permissions_state
+            permissions = log.permissions_reader.read(session, state)
+            authority = permissions.authority
             known_by, keys = self._keys
             if known_by != state:
                 keys = session.nodes()
@@ -287,8 +287,8 @@ class Gate:
             raise self._unknown("a token that is no good", detail=f"it names node {node_text(node)}; {fault}")
         whole = authority.reads_everything(node, now_ms)
         standing = authority.standing(node, now_ms)
-        reader = Reader(node, authority, now_ms, whole, log.rules.is_strict)
-        return Caller(reader, standing, bearer.nonce, state, node in law.forks)
+        reader = PeerReader(node, authority, now_ms, whole, log.rules.is_strict)
+        return Caller(reader, standing, bearer.nonce, state, node in permissions.forks)
 
     def _check_rules(self, request: Request, caller: Caller | None) -> bool:
         """Whether it is news that this node stands under the same rules."""
@@ -304,7 +304,9 @@ class Gate:
             self.drift[node] = (theirs or "")[:64]
             self._agreeing.discard(node)
         said = "none" if theirs is None else f"blake3:{theirs[:64]}"
-        refused = _Refused(409, "other mesh rules", node, f"its rules are {said}, those of this node blake3:{ours}")
+        refused = _RequestRefused(
+            409, "other mesh rules", node, f"its rules are {said}, those of this node blake3:{ours}"
+        )
         if caller is not None:
             # A peer that hears this leaves this node alone for long, so it must be certain who says it.
             refused.headers = dict(self._proved(caller, Reply(refused.status)).headers)
@@ -345,43 +347,43 @@ class Gate:
 
     async def _hints(self, request: Request) -> Reply:
         caller = await self._caller(request)
-        if not self._hub.has_room(caller.node):
-            raise _Refused(429, "too many listeners", caller.node, retry_after="60")
+        if not self._hint_streams.has_room(caller.node):
+            raise _RequestRefused(429, "too many listeners", caller.node, retry_after="60")
         headers = {"content-type": wire.EVENTS, "cache-control": "no-store"}
-        return self._proved(caller, Reply(200, headers, stream=self._hub.listen(caller.node)))
+        return self._proved(caller, Reply(200, headers, stream=self._hint_streams.listen(caller.node)))
 
     async def _blob(self, request: Request) -> Reply:
         async with self._called(request) as caller:
             blobs = self._blobs
             if blobs is None:
-                raise _Refused(404, "a blob where there are none", caller.node)
+                raise _RequestRefused(404, "a blob where there are none", caller.node)
             return await self._access.call(lambda: answer_blob(self._access.log, blobs, caller.reader, request.query))
 
     async def _introduce(self, request: Request) -> Reply:
         """A node that is not known here brings the op that introduces it. It does not learn what became of it."""
         if wait := self._strangers.take(request.address) or self._all_strangers.take(None):
-            raise _Refused(429, "too many introductions", None, retry_after=str(max(1, round(wait))))
+            raise _RequestRefused(429, "too many introductions", None, retry_after=str(max(1, round(wait))))
         self._check_rules(request, None)
         _check_type(request, None)
         request = await request.whole(INTRODUCTION_BYTES_MAX)
         received = list(read_sequence(request.body))
         if len(received) != 1 or (delegation := introductions.read(received[0][1])) is None:
-            raise _Refused(400, "an introduction that is none")
-        log, now_s = self._access.log, self._ground.physical_ms() // 1000
+            raise _RequestRefused(400, "an introduction that is none")
+        log, now_s = self._access.log, self._environment.physical_ms() // 1000
         if await self._access.call(lambda: introductions.is_known(log, delegation)):
             return Reply(204)
         fault = await self._access.call(lambda: introductions.fault(log, delegation, now_s))
         if fault is None:
             await self._access.call(lambda: log.admit(received, sender=delegation.node))
         else:
-            self._count(_Refused(204, fault, None, f"it names node {node_text(delegation.node)}"))
+            self._count(_RequestRefused(204, fault, None, f"it names node {node_text(delegation.node)}"))
         return Reply(204)
 
     def _answer(self, caller: Caller, since: Frontier, limit: int) -> Reply:
         made = self._page(caller, since, limit)
         if made.whole:
             # Of authors that are not on this log a reader can say what it likes.
-            self._hub.gave(caller.node, {n: at for n, at in made.scanned.items() if n in made.ours})
+            self._hint_streams.gave(caller.node, {n: at for n, at in made.scanned.items() if n in made.ours})
         try:
             headers = {"content-type": wire.OCTETS, wire.NEXT_FRONTIER: frontier_text(made.seen)}
             if made.whole:
@@ -389,7 +391,9 @@ class Gate:
                 told = made.ours if whole else {n: at for n, at in made.ours.items() if n == caller.node}
                 headers[wire.FRONTIER] = frontier_text(told)
         except Malformed as error:
-            raise _Refused(507, "a log of more authors than an answer can name", caller.node, str(error)) from None
+            raise _RequestRefused(
+                507, "a log of more authors than an answer can name", caller.node, str(error)
+            ) from None
         return Reply(200, headers, encode_sequence(made.bodies))
 
     def _page(self, caller: Caller, since: Frontier, limit: int) -> Page:
@@ -417,11 +421,11 @@ class Gate:
         """
         reply = self._stamped(reply)
         answer = wire.answer_hash(reply)
-        now_s = self._ground.physical_ms() // 1000
+        now_s = self._environment.physical_ms() // 1000
         token = make_bearer(self._key, str(caller.node), now_s, caller.nonce, answer=answer)
         return reply._replace(headers={**reply.headers, wire.NODE: token, wire.KNOWS: knowledge_text(OURS)})
 
-    def _admit(self, caller: Caller, body: bytes) -> Counts:
+    def _admit(self, caller: Caller, body: bytes) -> RequestCounts:
         unauthorised, log = 0, self._access.log
 
         def decide(tx: Transaction, ops: Sequence[Op]) -> None:
@@ -450,43 +454,45 @@ class Gate:
             self._notice(peers.two_histories(author))
         unlinked = admission.refused.get(Reason.UNLINKED, 0)
         appended = admission.appended - unauthorised
-        return Counts(appended, admission.duplicated, rejected, admission.held, unlinked, over_quota, ceil(retry_s))
+        return RequestCounts(
+            appended, admission.duplicated, rejected, admission.held, unlinked, over_quota, ceil(retry_s)
+        )
 
 
 def _state(frontier: Frontier, caller: Caller) -> bytes:
-    """What a reader with this frontier may have depends on the law."""
-    return content_hash(encode_frontier(frontier) + caller.law.to_bytes(16, "big", signed=True))
+    """What a reader with this frontier may have depends on the permissions."""
+    return content_hash(encode_frontier(frontier) + caller.permissions.to_bytes(16, "big", signed=True))
 
 
 def _asked(request: Request, node: int) -> tuple[Frontier, int]:
     try:
         asked = parse_qsl(request.query, keep_blank_values=True, strict_parsing=True, max_num_fields=8)
     except ValueError:
-        raise _Refused(400, "a query that cannot be read", node) from None
+        raise _RequestRefused(400, "a query that cannot be read", node) from None
     values = dict(asked)
     if len(values) != len(asked) or not values.keys() <= {"since", "limit"} or "since" not in values:
-        raise _Refused(400, "a query without since, or with more than since and limit", node)
+        raise _RequestRefused(400, "a query without since, or with more than since and limit", node)
     try:
         since = parse_frontier(values["since"])
     except Malformed:
-        raise _Refused(400, "a frontier that cannot be read", node) from None
+        raise _RequestRefused(400, "a frontier that cannot be read", node) from None
     limit = values.get("limit", str(PAGE_OPS_DEFAULT))
     if not limit.isascii() or not limit.isdigit():
-        raise _Refused(400, "a limit that is no number", node)
+        raise _RequestRefused(400, "a limit that is no number", node)
     return since, PAGE_OPS_MAX if len(limit) > 9 else min(PAGE_OPS_MAX, int(limit))
 
 
 def _check_type(request: Request, node: int | None) -> None:
     content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if content_type != wire.OCTETS:
-        raise _Refused(415, "a body of another type", node)
+        raise _RequestRefused(415, "a body of another type", node)
 
 
 @contextmanager
 def _at_once(counts: Counter[int], node: int, limit: int, reason: str) -> Iterator[None]:
     """Bounds what is done for one node at the same time."""
     if counts[node] >= limit:
-        raise _Refused(429, reason, node, retry_after="1")
+        raise _RequestRefused(429, reason, node, retry_after="1")
     counts[node] += 1
     try:
         yield

@@ -5,13 +5,13 @@ from collections.abc import Collection, Iterator
 from hocket.kernel import postcard
 from hocket.kernel.ops import Op, read_sequence
 from hocket.kernel.postcard import Malformed
-from hocket.mesh.outgoing import Reader
-from hocket.mesh.quotas import Meter
+from hocket.mesh.outgoing import PeerReader
+from hocket.mesh.quotas import QuotaMeter
 
 Received = tuple[bytes, Op | Malformed]
 
 
-def is_brought(op: Op, sender: Reader | None, authors: Collection[int] | None) -> bool:
+def is_brought(op: Op, sender: PeerReader | None, authors: Collection[int] | None) -> bool:
     """Whether an op is taken from this sender. One that may not read everything has gaps in what it holds of others;
     taking that in would hide the gaps for good. When there are as many authors as there may be, only their ops are
     taken.
@@ -31,7 +31,9 @@ class Pushed:
     node may not bring, `cut` those beyond its quota, as far as they were read.
     """
 
-    def __init__(self, body: bytes, sender: Reader, authors: Collection[int] | None, meter: Meter | None) -> None:
+    def __init__(
+        self, body: bytes, sender: PeerReader, authors: Collection[int] | None, meter: QuotaMeter | None
+    ) -> None:
         self._body, self._sender, self._authors, self._meter = body, sender, authors, meter
         self.left: list[Op] = []
         self.cut: list[Op] = []

@@ -1,7 +1,7 @@
 """Introductions: a node that is not known here brings the delegation that lets it in, in an op of its own and without a
 token. It is the one way to write on a log without being known there, so it is judged before anything is written: by the
-law in force, by the time, and by how much its issuer has brought in already. Here it is also decided when a log has so
-many authors that ops of new ones are no longer taken.
+permissions in force, by the time, and by how much its issuer has brought in already. Here it is also decided when a log
+has so many authors that ops of new ones are no longer taken.
 """
 
 from hocket.kernel.authority import Authority
@@ -38,20 +38,20 @@ def is_known(log: Log, delegation: Delegation) -> bool:
 def fault(log: Log, delegation: Delegation, now_s: int) -> str | None:
     """Why an introduction is not written down, in words for the operator; None when it may be."""
     with log.store.read() as session:
-        law = log.laws.read(session, session.head().law)
+        permissions = log.permissions(session)
         count = len(session.nodes())
         is_revoked = any(each.cid == delegation.cid for each in session.revocations())
     if count >= AUTHORS_MAX:
         return f"an introduction to a mesh of {AUTHORS_MAX} nodes, which is the limit"
     if now_s + LEEWAY_S < delegation.not_before or not (delegation.expires is None or now_s < delegation.expires):
         return "an introduction by a delegation that is not in force"
-    by_cid = {each.cid: each for each in law.delegations}
+    by_cid = {each.cid: each for each in permissions.delegations}
     above = _above(delegation, by_cid)
-    if is_revoked or any(law.authority.fault(each) is not None for each in above):
+    if is_revoked or any(permissions.authority.fault(each) is not None for each in above):
         return "an introduction by a delegation that was revoked, or that leans on one that does not count"
     if Authority(log.user, [*above, delegation], ()).fault(delegation) is not None:
         return "an introduction by a delegation that does not lead back to the user"
-    issued = sum(each.issuer == delegation.issuer for each in law.delegations)
+    issued = sum(each.issuer == delegation.issuer for each in permissions.delegations)
     if delegation.issuer != log.user and issued >= DELEGATIONS_PER_ISSUER_MAX:
         return f"an introduction by an issuer of {DELEGATIONS_PER_ISSUER_MAX} delegations, which is the limit"
     return None

@@ -15,9 +15,9 @@ from hocket.mesh import peers
 from hocket.mesh.client import is_paused_by
 from hocket.mesh.outgoing import order_ops
 from hocket.mesh.sync import Exchanged, Exchanges
-from hocket.mesh.wire import Access, look
+from hocket.mesh.wire import MeshAccess, look
 from hocket.store import Peer
-from hocket.work.ground import Closing, Ground
+from hocket.work.environment import Closing, Environment
 from hocket.work.supervision import supervised
 
 # How often a peer is visited when nothing is known to have happened; each time a random part of it is left out.
@@ -45,7 +45,7 @@ class _Visitor:
         self._is_welcome = asyncio.Event()
         self._failures = 0
         self.task = asyncio.create_task(
-            supervised(f"the exchange with {address}", self._run, loop.notice, loop.ground),
+            supervised(f"the exchange with {address}", self._run, loop.notice, loop.environment),
         )
 
     def changed(self) -> None:
@@ -59,7 +59,9 @@ class _Visitor:
 
     async def _run(self) -> None:
         listening = asyncio.create_task(
-            supervised(f"listening for hints of {self._address}", self._listen, self._loop.notice, self._loop.ground)
+            supervised(
+                f"listening for hints of {self._address}", self._listen, self._loop.notice, self._loop.environment
+            )
         )
         try:
             idle = False
@@ -85,19 +87,19 @@ class _Visitor:
 
     async def _rest(self, done: Exchanged) -> bool:
         """Waits until the next visit is due. True when all that calls for it is a change here."""
-        ground = self._loop.ground
+        environment = self._loop.environment
         is_well = done.state == peers.OK and not done.retry_s
         self._failures = 0 if done.state == peers.OK else self._failures + 1
         if is_well:
-            wait = CADENCE_S * ground.chance.uniform(1.0 - JITTER, 1.0)
+            wait = CADENCE_S * environment.chance.uniform(1.0 - JITTER, 1.0)
             await asyncio.sleep(GAP_S)
         elif done.retry_s:
-            wait = done.retry_s * ground.chance.uniform(1.0, 1.0 + JITTER)
+            wait = done.retry_s * environment.chance.uniform(1.0, 1.0 + JITTER)
         else:
-            wait = min(BACKOFF_S_MAX, BACKOFF_S * 2.0 ** min(self._failures, 16)) * ground.chance.uniform(0.5, 1.0)
-        until = ground.monotonic() + wait
+            wait = min(BACKOFF_S_MAX, BACKOFF_S * 2.0 ** min(self._failures, 16)) * environment.chance.uniform(0.5, 1.0)
+        until = environment.monotonic() + wait
         is_paused = done.state == peers.PAUSED and self._loop.is_paused_by(done.detail)
-        while (left := until - ground.monotonic()) > 0 or is_paused:
+        while (left := until - environment.monotonic()) > 0 or is_paused:
             if self._is_forced or (is_well and (self._hinted or self._is_changed)):
                 break
             self._wake.clear()
@@ -123,7 +125,7 @@ class _Visitor:
             except HocketError:
                 pass  # the visits say how it stands
             failures += 1
-            chance = self._loop.ground.chance.uniform(0.5, 1.0)
+            chance = self._loop.environment.chance.uniform(0.5, 1.0)
             await asyncio.sleep(min(BACKOFF_S_MAX, BACKOFF_S * 2.0 ** min(failures, 16)) * chance)
 
 
@@ -134,13 +136,13 @@ class SyncLoop:
 
     def __init__(
         self,
-        access: Access,
+        access: MeshAccess,
         exchanges: Exchanges,
-        ground: Ground,
+        environment: Environment,
         turn: Callable[[], Closing | None],
         notice: Callable[[str], None] = lambda text: None,
     ) -> None:
-        self._access, self.exchanges, self.ground = access, exchanges, ground
+        self._access, self.exchanges, self.environment = access, exchanges, environment
         self._turn, self.notice = turn, notice
         self._visitors: dict[str, _Visitor] = {}
         self._seq = -1
@@ -149,7 +151,7 @@ class SyncLoop:
         self.is_on = False
 
     async def run(self) -> None:
-        await supervised("the exchange with the peers", self._run, self.notice, self.ground)
+        await supervised("the exchange with the peers", self._run, self.notice, self.environment)
 
     async def _run(self) -> None:
         while (mine := self._turn()) is None:
@@ -160,7 +162,7 @@ class SyncLoop:
             with closing(self._access.listen(about(LOG) | _PEERS)) as changes:
                 while True:
                     try:
-                        if self.ground.monotonic() >= self._next_round:
+                        if self.environment.monotonic() >= self._next_round:
                             await self._round()
                         await self._tell()
                     except StoreError as error:
@@ -184,7 +186,7 @@ class SyncLoop:
 
     async def _round(self) -> None:
         """Follows the list of peers, and listens for a silence."""
-        self._next_round = self.ground.monotonic() + ROUND_S
+        self._next_round = self.environment.monotonic() + ROUND_S
         log = self._access.log
         known, silence = await look(self._access, lambda session: (session.peers(), peers.silence(log, session)))
         await self._follow({peer.address: peer for peer in known})

@@ -9,7 +9,7 @@ import re
 
 from hocket.kernel.reasons import Reason
 from hocket.kernel.ucan import Delegation
-from hocket.log.law import Law
+from hocket.log.permissions import Permissions
 
 HERE = "here"
 ID_DIGITS_MIN = 4
@@ -41,16 +41,16 @@ def likeness(name: str) -> str:
     return name.lower().translate(_ALIKE).replace("rn", "m")
 
 
-def names(law: Law) -> dict[int, str]:
+def names(permissions: Permissions) -> dict[int, str]:
     """The name of every node that has one. A node's name is what the issuer closest to the user calls it, and of
     several equally close issuers the earliest; that issuer may change it by a later delegation. What a node says about
     itself does not count, and neither does a name that cannot be one.
     """
-    by_cid = {each.cid: each for each in law.delegations}
+    by_cid = {each.cid: each for each in permissions.delegations}
     depths: dict[bytes, int] = {}
     chosen: dict[int, tuple[tuple[bool, int], str, str]] = {}
-    for each in law.delegations:
-        fault = law.authority.fault(each)
+    for each in permissions.delegations:
+        fault = permissions.authority.fault(each)
         if fault not in (None, Reason.REVOKED) or each.issuer == each.audience:
             continue
         if each.name is None or not is_name(each.name):

@@ -46,8 +46,10 @@ class Page(NamedTuple):
     ours: Frontier
 
 
-class Reader(NamedTuple):
-    """Whom ops are for, and by which law. In a strict mesh nothing is sanitised: Likewise v0.1 has no op for that."""
+class PeerReader(NamedTuple):
+    """Whom ops are for, and by which permissions. In a strict mesh nothing is sanitised: Likewise v0.1 has no op for
+    that.
+    """
 
     node: int
     authority: Authority
@@ -56,9 +58,9 @@ class Reader(NamedTuple):
     is_strict: bool = False
 
 
-def reader(log: Log, node: int) -> Reader:
+def reader(log: Log, node: int) -> PeerReader:
     authority, now_ms = log.authority(), log.physical()
-    return Reader(node, authority, now_ms, authority.reads_everything(node, now_ms), log.rules.is_strict)
+    return PeerReader(node, authority, now_ms, authority.reads_everything(node, now_ms), log.rules.is_strict)
 
 
 def is_whole(log: Log) -> bool:
@@ -67,7 +69,7 @@ def is_whole(log: Log) -> bool:
 
 
 def page(
-    log: Log, to: Reader, since: Frontier, *, limit: int, size: int = PAGE_BYTES_MAX, before: Frontier | None = None
+    log: Log, to: PeerReader, since: Frontier, *, limit: int, size: int = PAGE_BYTES_MAX, before: Frontier | None = None
 ) -> Page:
     """The next ops for a reader who knows each author up to `since`: at most so many, and so many bytes. `before` is
     how far this node has looked for that reader already.
@@ -97,7 +99,7 @@ class _Gathered:
     for another time, so that the reader misses nothing.
     """
 
-    def __init__(self, to: Reader, since: Frontier, scanned: Frontier, size: int) -> None:
+    def __init__(self, to: PeerReader, since: Frontier, scanned: Frontier, size: int) -> None:
         self._to, self._left = to, size
         self._left_for_later: set[int] = set()
         self.bodies: list[bytes] = []
@@ -131,7 +133,7 @@ def _rows(session: Session, since: Frontier, own_only: int | None, limit: int) -
     return session.ops_of_author(_key(own_only), after, limit)
 
 
-def _outgoing(session: Session, to: Reader, row: OpRow) -> bytes | None:
+def _outgoing(session: Session, to: PeerReader, row: OpRow) -> bytes | None:
     """The bytes of an op as the reader may have it; None when it may not."""
     if to.reads_everything or row.hlc[12:] == _key(to.node):
         return row.body
@@ -161,7 +163,7 @@ class Undecided(Exception):
     """The job that an op is about is not here."""
 
 
-def kind_of(session: Session, to: Reader, payload: Payload) -> str | None:
+def kind_of(session: Session, to: PeerReader, payload: Payload) -> str | None:
     """The kind of the job by which it is judged whether the reader may have an op: the job that it is about, or that an
     artifact came from. None when there is no such job, or it does not matter for this reader.
     """
@@ -189,7 +191,7 @@ def _kind(session: Session, job_id: bytes) -> str:
     raise Undecided
 
 
-def readable(session: Session, to: Reader, rows: Iterable[OpRow]) -> Changes:
+def readable(session: Session, to: PeerReader, rows: Iterable[OpRow]) -> Changes:
     """What these ops change as far as they are news for the reader: by another author, and ones that it may have."""
     found = []
     for row in rows:

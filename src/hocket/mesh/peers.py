@@ -156,8 +156,8 @@ def two_histories(node: int) -> str:
 
 def coordinator(log: Log, session: Session) -> int | None:
     """Who is the coordinator now."""
-    law = log.laws.read(session, session.head().law)
-    return law.coordinator(Hlc(max(session.head().wall, log.physical()), U32_MAX, log.node))
+    permissions = log.permissions(session)
+    return permissions.coordinator(Hlc(max(session.head().wall, log.physical()), U32_MAX, log.node))
 
 
 def address_of(session: Session, node: int) -> str | None:

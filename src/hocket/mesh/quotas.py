@@ -14,10 +14,10 @@ from hocket.kernel.quota import Quota
 from hocket.kernel.reasons import Reason
 from hocket.kernel.rules import Bounds
 from hocket.log import Admission, Log
-from hocket.log.door import CURABLE
-from hocket.log.law import Law
-from hocket.mesh.bucket import BUCKETS_MAX, Draw, Flows
-from hocket.store import OverQuota, Session, Written
+from hocket.log.author_check import CURABLE
+from hocket.log.permissions import Permissions
+from hocket.mesh.rate_limit import BUCKETS_MAX, DebtBuckets, Draw
+from hocket.store import OverQuota, Session, WrittenTotals
 
 # A node that was idle for so long may bring all that it could have brought meanwhile at once.
 BURST_S = 10.0
@@ -36,7 +36,7 @@ class Payer(NamedTuple):
 
     node: int
     quota: Quota
-    left: Written
+    left: WrittenTotals
 
     def draws(self, ops: float, size: float) -> list[Draw]:
         """What so many ops, of that size together, take from its buckets."""
@@ -48,10 +48,10 @@ class Payer(NamedTuple):
         return found
 
 
-class Meter:
+class QuotaMeter:
     """Counts what one author brings in one batch."""
 
-    def __init__(self, flows: Flows, node: int, payers: Sequence[Payer]) -> None:
+    def __init__(self, flows: DebtBuckets, node: int, payers: Sequence[Payer]) -> None:
         self.node = node
         self._flows, self._payers = flows, payers
         self._left_ops = min((each.left.ops for each in payers), default=0)
@@ -109,26 +109,26 @@ class Quotas:
 
     def __init__(self, monotonic: Callable[[], float], notice: Callable[[str], None] = lambda text: None) -> None:
         self._monotonic, self._notice = monotonic, notice
-        self._flows = Flows(BURST_S, monotonic)
-        self._sharing: tuple[Law, dict[int, set[int]]] | None = None
+        self._flows = DebtBuckets(BURST_S, monotonic)
+        self._sharing: tuple[Permissions, dict[int, set[int]]] | None = None
         self._payers: OrderedDict[int, list[Payer]] = OrderedDict()
         self._told: dict[int, float] = {}
         self._refused: dict[int, int] = {}
 
-    def meter(self, log: Log, node: int) -> Meter | None:
+    def meter(self, log: Log, node: int) -> QuotaMeter | None:
         """What counts the ops that a node brings itself; None for a node without a quota."""
         now_ms = log.physical()
         with log.store.read() as session:
-            law = log.laws.read(session, session.head().law)
-            if not law.delegations or law.is_trusted(node, now_ms):
+            permissions = log.permissions(session)
+            if not permissions.delegations or permissions.is_trusted(node, now_ms):
                 return None
-            paying = payers(law.authority, node, now_ms)
-            found = [self._payer(law, session, each, now_ms) for each in paying]
+            paying = payers(permissions.authority, node, now_ms)
+            found = [self._payer(permissions, session, each, now_ms) for each in paying]
         self._payers[node] = found
         self._payers.move_to_end(node)
         if len(self._payers) > BUCKETS_MAX:
             self._payers.popitem(last=False)
-        return Meter(self._flows, node, found)
+        return QuotaMeter(self._flows, node, found)
 
     def wait(self, node: int) -> float:
         """For how many seconds not even the body of a request of this node is read, as far as is known. A node that has
@@ -138,19 +138,19 @@ class Quotas:
         draws = [draw for each in self._payers.get(node, ()) for draw in each.draws(0, 0)]
         return max((self._flows.wait(draw._replace(cost=draw.rate)) for draw in draws), default=0.0)
 
-    def _payer(self, law: Law, session: Session, node: int, now_ms: int) -> Payer:
-        quota = quota_of(law.authority, node, now_ms, law.rules.bounds or Bounds())
-        written = session.written(each.to_bytes(8, "big") for each in self._sharers(law, node)).values()
+    def _payer(self, permissions: Permissions, session: Session, node: int, now_ms: int) -> Payer:
+        quota = quota_of(permissions.authority, node, now_ms, permissions.rules.bounds or Bounds())
+        written = session.written(each.to_bytes(8, "big") for each in self._sharers(permissions, node)).values()
         ops = _UNBOUNDED if quota.ops is None else quota.ops - sum(each.ops for each in written)
         size = _UNBOUNDED if quota.bytes is None else quota.bytes - sum(each.bytes for each in written)
-        return Payer(node, quota, Written(ops, size))
+        return Payer(node, quota, WrittenTotals(ops, size))
 
-    def _sharers(self, law: Law, node: int) -> set[int]:
-        if self._sharing is None or self._sharing[0] is not law:
-            self._sharing = law, sharing(law.authority, law.delegations)
+    def _sharers(self, permissions: Permissions, node: int) -> set[int]:
+        if self._sharing is None or self._sharing[0] is not permissions:
+            self._sharing = permissions, sharing(permissions.authority, permissions.delegations)
         return self._sharing[1].get(node, {node})
 
-    def note(self, log: Log, sender: int, meter: Meter | None, admission: Admission) -> int:
+    def note(self, log: Log, sender: int, meter: QuotaMeter | None, admission: Admission) -> int:
         """Tells of every node of which ops were refused for its quota. Gives how many of the sender's were."""
         refused = dict(admission.limited)
         if meter is not None and meter.cut:

@@ -20,14 +20,14 @@ from hocket.kernel.ops import Op, read_sequence
 from hocket.kernel.postcard import Malformed, Reader
 from hocket.log import Admission, Log
 from hocket.log.transaction import GAPS
-from hocket.mesh import introductions, outgoing, peers, programs, shelf
-from hocket.mesh.client import RETRY_AFTER_S_MAX, Answer, Busy, Client, Counts, Paused, Refused, TooLarge
+from hocket.mesh import blobs, introductions, outgoing, peers, programs
+from hocket.mesh.client import RETRY_AFTER_S_MAX, AnswerTooLarge, Busy, Client, Paused, PeerAnswer, PushCounts, Refused
 from hocket.mesh.incoming import Received, is_brought, is_own
 from hocket.mesh.outgoing import PAGE_BYTES_MAX, PAGE_OPS_MAX, Page, own_frontier, page
 from hocket.mesh.quotas import Quotas
-from hocket.mesh.wire import Access, Transport, look, note
+from hocket.mesh.wire import MeshAccess, Transport, look, note
 from hocket.store import Peer, Session
-from hocket.work.ground import Ground
+from hocket.work.environment import Environment
 from hocket.work.jobs import accept
 
 # An exchange that goes on for longer than this many batches is ended; the next one goes on from there.
@@ -101,7 +101,7 @@ class _Tally:
         self.pulled += admission.appended
         self.refused += admission.rejected
 
-    def push(self, counts: Counts, out: Page, before: Frontier) -> None:
+    def push(self, counts: PushCounts, out: Page, before: Frontier) -> None:
         if counts.unlinked:
             self.unlinked |= {author for author, at in out.scanned.items() if before.get(author) != at}
         self.pushed += counts.appended
@@ -130,17 +130,17 @@ class Exchanges:
 
     def __init__(
         self,
-        access: Access,
+        access: MeshAccess,
         key: SigningKey,
         transport: Transport,
-        ground: Ground,
+        environment: Environment,
         *,
         randomness: Callable[[int], bytes] = os.urandom,
         notice: Callable[[str], None] = lambda text: None,
         quotas: Quotas | None = None,
     ) -> None:
-        self._quotas = quotas or Quotas(ground.monotonic, notice)
-        self._access, self._key, self.transport, self._ground = access, key, transport, ground
+        self._quotas = quotas or Quotas(environment.monotonic, notice)
+        self._access, self._key, self.transport, self._environment = access, key, transport, environment
         self._randomness = randomness
         self._notice = notice
         self._lines: dict[str, _Line] = {}
@@ -213,15 +213,17 @@ class Exchanges:
             for peer in known
             if peer.state != peers.PAUSED and not _is_revoked(authority, peer.node, log.physical())
         ]
-        return await shelf.fetch([line.client for line in lines], hash, size)
+        return await blobs.fetch([line.client for line in lines], hash, size)
 
     async def _line(self, address: str) -> _Line:
         if address not in self._lines:
             peer = await look(self._access, lambda session: peers.find(session, address))
             known = None if peer is None or peer.node is None else int.from_bytes(peer.node, "big")
-            client = Client(self._access, self._key, self.transport, self._ground, address, known, self._randomness)
+            client = Client(
+                self._access, self._key, self.transport, self._environment, address, known, self._randomness
+            )
             # Somebody else may have been faster while this one looked.
-            self._lines.setdefault(address, _Line(client, self._ground.monotonic()))
+            self._lines.setdefault(address, _Line(client, self._environment.monotonic()))
         return self._lines[address]
 
     async def _exchange(self, line: _Line, unless_idle: bool) -> Exchanged:
@@ -234,7 +236,7 @@ class Exchanges:
             out = await self._next_page(line, PAGE_BYTES_MAX)
         if unless_idle and line.theirs is not None and (out is None or not out.bodies):
             return Exchanged(client.address, client.node, peers.OK)
-        first: Answer | None = None
+        first: PeerAnswer | None = None
         if out is not None and out.bodies and client.is_hocket:
             counts, first = await client.exchange(out.bodies, start.since)
             tally.push(counts, out, before)
@@ -259,8 +261,8 @@ class Exchanges:
             pass  # the peer takes no more for now
         elif line.theirs is not None and not is_even and (first is None or out is None or not out.whole):
             answered = not await self._push(line, tally)
-        if tally.unlinked and self._ground.monotonic() >= line.compared + COMPARE_S:
-            line.compared = self._ground.monotonic()
+        if tally.unlinked and self._environment.monotonic() >= line.compared + COMPARE_S:
+            line.compared = self._environment.monotonic()
             await self._compare(line, start, tally)
         for author in tally.forked:
             self._notice(peers.two_histories(author))
@@ -303,8 +305,8 @@ class Exchanges:
                     session.set_meta(GAPS, b"1")
                     has_gaps = True
         if not client.is_hocket:
-            if self._ground.monotonic() - line.began > ANEW_S:
-                line.cursor, line.began = {}, self._ground.monotonic()
+            if self._environment.monotonic() - line.began > ANEW_S:
+                line.cursor, line.began = {}, self._environment.monotonic()
             return _Start(line.cursor, line.cursor, reading)
         with log.store.read() as session:
             kept = peers.pulled(peers.find(session, client.address))
@@ -318,12 +320,12 @@ class Exchanges:
         since = {author: at for author, at in start.since.items() if author not in tally.unlinked}
         return await self._pull(line, start._replace(since=since), None, tally)
 
-    async def _pull(self, line: _Line, start: _Start, first: Answer | None, tally: _Tally) -> Frontier | None:
+    async def _pull(self, line: _Line, start: _Start, first: PeerAnswer | None, tally: _Tally) -> Frontier | None:
         """Pulls until there is nothing more. Gives the peer's frontier, None when it could not be told."""
         client = line.client
         since, limit, kept = start.since, PAGE_OPS_MAX, start.kept
         late: set[int] = set()
-        fetching: asyncio.Task[Answer] | None = None
+        fetching: asyncio.Task[PeerAnswer] | None = None
         answer = first or await client.pull(since, limit)
         try:
             for _ in range(PULLS_MAX):
@@ -437,7 +439,7 @@ class Exchanges:
             if out.bodies:
                 try:
                     counts = await line.client.push(out.bodies)
-                except TooLarge:
+                except AnswerTooLarge:
                     if size <= PUSH_BYTES_MIN or len(out.bodies) == 1:
                         raise
                     size = size // 2
@@ -454,7 +456,7 @@ class Exchanges:
     # The operator's view.
 
     async def _record(self, done: Exchanged) -> None:
-        now = self._ground.physical_ms()
+        now = self._environment.physical_ms()
 
         def edit(peer: Peer) -> Peer:
             node = peer.node if done.node is None else done.node.to_bytes(8, "big")
@@ -482,7 +484,7 @@ def _is_revoked(authority: Authority, node: bytes | None, now_ms: int) -> bool:
     return node is not None and authority.standing(int.from_bytes(node, "big"), now_ms) is Standing.REVOKED
 
 
-async def _drop(task: asyncio.Task[Answer] | None) -> None:
+async def _drop(task: asyncio.Task[PeerAnswer] | None) -> None:
     if task is not None and not task.done():
         task.cancel()
     if task is not None:
@@ -497,6 +499,6 @@ def _coordinator(log: Log, session: Session) -> tuple[int | None, str | None]:
 
 def _reading(log: Log, session: Session) -> bytes:
     """Tells one state of what this node may read from another."""
-    authority = log.laws.read(session, session.head().law).authority
+    authority = log.permissions(session).authority
     good = [each.cid for each in authority.held(log.node) if authority.fault(each) is None]
     return content_hash(b"".join(sorted(good)))

@@ -1,5 +1,5 @@
 """What crosses between two nodes, as plain values: requests, replies, the names of headers and paths, and the bounds
-that both sides keep. `Transport` is how a request gets to an address, `Access` how this room reaches its own node;
+that both sides keep. `Transport` is how a request gets to an address, `MeshAccess` how this room reaches its own node;
 the real ones are in `http` and in the node, and a simulation hands in its own.
 """
 
@@ -125,7 +125,7 @@ class Transport(Protocol):
         """What the peer says that has changed, until the connection ends. The first hint says that it stands."""
 
 
-class Access(Protocol):
+class MeshAccess(Protocol):
     """How this room reaches its own node."""
 
     @property
@@ -138,7 +138,7 @@ class Access(Protocol):
         """Hears of every change of this node that matches the topics, from now on."""
 
 
-async def look(access: Access, query: Callable[[Session], T]) -> T:
+async def look(access: MeshAccess, query: Callable[[Session], T]) -> T:
     """Runs a query over one consistent view of the store."""
 
     def work() -> T:
@@ -148,7 +148,7 @@ async def look(access: Access, query: Callable[[Session], T]) -> T:
     return await access.call(work)
 
 
-async def note(access: Access, change: Callable[[Session], T]) -> T:
+async def note(access: MeshAccess, change: Callable[[Session], T]) -> T:
     """Changes what this node keeps about other nodes. Nobody is woken: it is on no log."""
 
     def work() -> T:

@@ -131,7 +131,7 @@ class _Accepted(socket.socket):
             self.shutdown(socket.SHUT_RDWR)
 
 
-class Listener(socket.socket):
+class BoundedListener(socket.socket):
     """A listening socket that accepts only connections for which there is room."""
 
     connections: Connections

@@ -19,7 +19,7 @@ from hocket.mesh.gate import Gate
 from hocket.mesh.peers import is_loopback
 from hocket.server.app import web_app
 from hocket.server.connections import BoundedProtocol
-from hocket.server.listening import Connections, Listener
+from hocket.server.listening import BoundedListener, Connections
 
 KEEP_ALIVE_S = 75
 STOP_S = 5
@@ -128,12 +128,12 @@ class Server:
             raise Usage(f"{self._cert} and {self._key} are not a certificate and its key: {error.reason}") from error
 
 
-def _bound(host: str, port: int) -> Listener:
+def _bound(host: str, port: int) -> BoundedListener:
     try:
         family, kind, protocol, _, place = socket.getaddrinfo(
             host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
-        made = Listener(family, kind, protocol)
+        made = BoundedListener(family, kind, protocol)
     except OSError as error:
         raise Usage(f"{host!r} is not a host of this machine: {error.strerror}") from error
     try:

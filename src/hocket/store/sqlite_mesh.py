@@ -17,7 +17,7 @@ from hocket.store import (
     Peer,
     Revoked,
     Schedule,
-    Written,
+    WrittenTotals,
 )
 
 _ARTIFACT = "id, op_id, type, source_job, hash, size, expires, inline, made"
@@ -195,16 +195,16 @@ class MeshStatements:
 
     # How much each author has written.
 
-    def add_written(self, node: bytes, written: Written) -> None:
+    def add_written(self, node: bytes, written: WrittenTotals) -> None:
         self._sql(
             """INSERT INTO written VALUES (?, ?, ?)
                ON CONFLICT (node) DO UPDATE SET ops = ops + excluded.ops, bytes = bytes + excluded.bytes""",
             (node, *written),
         )
 
-    def written(self, nodes: Iterable[bytes]) -> dict[bytes, Written]:
+    def written(self, nodes: Iterable[bytes]) -> dict[bytes, WrittenTotals]:
         rows = self._many("SELECT node, ops, bytes FROM written WHERE node = ?", [(node,) for node in nodes])
-        return {node: Written(ops, size) for node, ops, size in rows}
+        return {node: WrittenTotals(ops, size) for node, ops, size in rows}
 
     def idle_ops(self, job_id: bytes, node: bytes, accepts: int) -> int:
         """How many ops about a job do not count, of this author, beyond the offers that were accepted: as many as there

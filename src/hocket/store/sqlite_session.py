@@ -14,7 +14,7 @@ from hocket.errors import StoreError
 from hocket.kernel.clock import pack, unpack
 from hocket.kernel.policy import DEFAULT, decode_policy, encode_policy
 from hocket.kernel.roster import Job, Outcome, State
-from hocket.store import Entry, Head, LateOp, OpRow, Place, Refusal, Stage, Worker
+from hocket.store import Head, JobEntry, LateOp, OpRow, Place, Refusal, Stage, WorkerRow
 from hocket.store.sqlite_mesh import MeshStatements
 
 REFUSALS_KEPT = 10_000
@@ -62,7 +62,7 @@ class SqliteSession(MeshStatements):
         self._head_seen = False
         # Jobs that this connection has written as claimed, for as long as no other connection writes: whoever claims
         # them comes back to end them.
-        self._claimed: dict[bytes, Entry] = {}
+        self._claimed: dict[bytes, JobEntry] = {}
 
     def _one(self, sql: str, *values: Any) -> Any:
         """The first column of the first row, or None."""
@@ -308,13 +308,13 @@ class SqliteSession(MeshStatements):
 
     # The roster.
 
-    def job(self, job_id: bytes) -> Entry | None:
+    def job(self, job_id: bytes) -> JobEntry | None:
         if self._head_seen and job_id in self._claimed:
             return self._claimed[job_id]
         row = self._sql(f"SELECT {_JOB} FROM jobs WHERE id = ?", (job_id,)).fetchone()
         return None if row is None else _entry(row)
 
-    def jobs_by_id(self, job_ids: Sequence[bytes]) -> list[Entry]:
+    def jobs_by_id(self, job_ids: Sequence[bytes]) -> list[JobEntry]:
         claimed = self._claimed if self._head_seen else {}
         known = [claimed[job_id] for job_id in job_ids if job_id in claimed]
         sought = [(job_id,) for job_id in job_ids if job_id not in claimed]
@@ -324,7 +324,7 @@ class SqliteSession(MeshStatements):
         """Which of these jobs any op on the log is about."""
         return self._among("SELECT job FROM ops WHERE settled = 1 AND job IS NOT NULL AND job IN ", job_ids)
 
-    def put_jobs(self, entries: Sequence[Entry]) -> None:
+    def put_jobs(self, entries: Sequence[JobEntry]) -> None:
         self._many(_PUT_JOB, [_row(entry) for entry in entries])
         for entry in entries if self._remember_head else ():
             if entry.stage is Stage.CLAIMED and len(self._claimed) < CLAIMED_REMEMBERED:
@@ -341,7 +341,7 @@ class SqliteSession(MeshStatements):
         rows = self._sql("SELECT id FROM jobs WHERE id BETWEEN ? AND ? ORDER BY id LIMIT ?", (low, high, limit))
         return [row[0] for row in rows]
 
-    def jobs(self, stages: Sequence[Stage], kind: str | None, limit: int, newest_first: bool) -> list[Entry]:
+    def jobs(self, stages: Sequence[Stage], kind: str | None, limit: int, newest_first: bool) -> list[JobEntry]:
         where = (
             "stage = " + str(int(stages[0]))
             if len(stages) == 1
@@ -355,7 +355,7 @@ class SqliteSession(MeshStatements):
         rows = self._sql(f"SELECT {_JOB} FROM jobs WHERE {where} ORDER BY id {order} LIMIT ?", (*values, limit))
         return [_entry(row) for row in rows]
 
-    def each_job(self) -> Iterator[Entry]:
+    def each_job(self) -> Iterator[JobEntry]:
         for row in self._sql(f"SELECT {_JOB} FROM jobs ORDER BY id"):
             yield _entry(row)
 
@@ -365,7 +365,7 @@ class SqliteSession(MeshStatements):
     def jobs_since(self, hlc: bytes) -> list[bytes]:
         return [row[0] for row in self._sql("SELECT id FROM jobs WHERE last > ?", (hlc,))]
 
-    def jobs_by_unique_key(self, key: str) -> list[Entry]:
+    def jobs_by_unique_key(self, key: str) -> list[JobEntry]:
         return [_entry(row) for row in self._sql(f"SELECT {_JOB} FROM jobs WHERE unique_key = ?", (key,))]
 
     def counts(self) -> dict[tuple[Stage, int | None], int]:
@@ -402,7 +402,7 @@ class SqliteSession(MeshStatements):
             )
         ]
 
-    def ready(self, kind: str, limit: int, after: Entry | None = None) -> list[tuple[Entry, bytes | None]]:
+    def ready(self, kind: str, limit: int, after: JobEntry | None = None) -> list[tuple[JobEntry, bytes | None]]:
         """The most urgent jobs of a kind, each with its ScheduleJob op (None when that is not stored yet)."""
         beyond = ""
         place: tuple[object, ...] = ()
@@ -419,10 +419,10 @@ class SqliteSession(MeshStatements):
     def claimed_count(self, kind: str) -> int:
         return int(self._one("SELECT count(*) FROM jobs WHERE stage = 3 AND kind = ?", kind))
 
-    def claimed(self) -> list[Entry]:
+    def claimed(self) -> list[JobEntry]:
         return [_entry(row) for row in self._sql(f"SELECT {_JOB} FROM jobs WHERE stage = 3")]
 
-    def overdue(self, now: int, limit: int) -> list[Entry]:
+    def overdue(self, now: int, limit: int) -> list[JobEntry]:
         rows = self._sql(f"SELECT {_JOB} FROM jobs WHERE stage = 3 AND deadline < ? LIMIT ?", (now, limit))
         return [_entry(row) for row in rows]
 
@@ -438,7 +438,7 @@ class SqliteSession(MeshStatements):
         resting = "SELECT DISTINCT kind FROM jobs WHERE stage = 1 AND (failures > 0 OR returns > 0)"
         return {*self.ready_kinds(), *(row[0] for row in claimed), *(row[0] for row in self._sql(resting))}
 
-    def busy(self, kind: str, limit: int) -> list[Entry]:
+    def busy(self, kind: str, limit: int) -> list[JobEntry]:
         """Jobs of a kind that can start, or rest before they are tried again."""
         resting = "stage = 1 AND (failures > 0 OR returns > 0)"
         rows = self._sql(f"SELECT {_JOB} FROM jobs WHERE kind = ? AND (stage = 0 OR {resting}) LIMIT ?", (kind, limit))
@@ -452,7 +452,7 @@ class SqliteSession(MeshStatements):
 
     # This node's processes.
 
-    def put_worker(self, worker: Worker) -> int:
+    def put_worker(self, worker: WorkerRow) -> int:
         """Adds a worker, or renews the beat of the one of that name, which rises each time; gives its number."""
         added = f"INSERT INTO workers ({_WORKER}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
         renewed = "ON CONFLICT (name) DO UPDATE SET beat = max(excluded.beat, beat + 1) RETURNING number"
@@ -461,11 +461,11 @@ class SqliteSession(MeshStatements):
     def has_worker(self, number: int) -> bool:
         return self._one("SELECT 1 FROM workers WHERE number = ?", number) is not None
 
-    def workers(self, node: bytes | None = None) -> list[Worker]:
+    def workers(self, node: bytes | None = None) -> list[WorkerRow]:
         """The workers of a node, or of all nodes that share the store."""
         whose = "WHERE ?1 IS NULL OR node IN (?1, x'')"
         rows = self._sql(f"SELECT number, {_WORKER} FROM workers {whose} ORDER BY number", (node,))
-        return [Worker._make((*row[:6], Place(*row[6:]))) for row in rows]
+        return [WorkerRow._make((*row[:6], Place(*row[6:]))) for row in rows]
 
     def drop_worker(self, number: int) -> None:
         self._sql("DELETE FROM workers WHERE number = ?", (number,))
@@ -485,7 +485,7 @@ class SqliteSession(MeshStatements):
     def drop_offers_of(self, worker: int) -> None:
         self._sql("DELETE FROM offers WHERE worker = ?", (worker,))
 
-    # Upkeep.
+    # Maintenance.
 
     def drop_projections(self) -> None:
         self._claimed.clear()
@@ -524,7 +524,7 @@ def _bytes(value: Any) -> bytes:
     return value if type(value) is bytes else b""
 
 
-def _row(entry: Entry) -> tuple[Any, ...]:
+def _row(entry: JobEntry) -> tuple[Any, ...]:
     job = entry.job
     policy = job.policy
     return (
@@ -554,7 +554,7 @@ def _row(entry: Entry) -> tuple[Any, ...]:
     )
 
 
-def _entry(row: tuple[Any, ...]) -> Entry:
+def _entry(row: tuple[Any, ...]) -> JobEntry:
     (job_id, kind, stage, _, schedule_op, scheduled, policy, last, outcome, fence, failures, returns, claimer,
      claim_op, deadline, ready_at, done, artifacts, error_op, progress, _, worker, settled) = row  # fmt: skip
     job = Job(
@@ -579,4 +579,4 @@ def _entry(row: tuple[Any, ...]) -> Entry:
         progress,
         bool(settled),
     )
-    return Entry(job, _STAGES[stage], worker)
+    return JobEntry(job, _STAGES[stage], worker)

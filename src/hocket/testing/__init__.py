@@ -16,7 +16,7 @@ from concurrent.futures import Executor, Future
 from typing import Any, TypeVar
 
 from hocket.bus.changes import ANYTHING, Changes
-from hocket.node import Node, SyncNode
+from hocket.node.node import Node, SyncNode
 from hocket.store import Session
 from hocket.testing.bench import RUNS_MAX, Bench, Clock, Ran, Types
 
@@ -56,7 +56,7 @@ class MemorySyncNode(SyncNode):
         self, look: Callable[[Session], tuple[bool, T]], timeout: float | None = None, topics: Changes = ANYTHING
     ) -> T:
         for wait in (self.drain, None):
-            with self.desk.read() as session:
+            with self.runtime.read() as session:
                 found, value = look(session)
             if found:
                 return value
@@ -101,7 +101,7 @@ class MemoryNode(Node):
                     await asyncio.sleep(0)
 
 
-class Opening:
+class MemoryOpening:
     """What `node` gives: enter it with `async with` or with `with`."""
 
     def __init__(self, seed: int, at: float) -> None:
@@ -126,6 +126,6 @@ class Opening:
             await self._node.close()
 
 
-def node(seed: int = 0, at: float = START) -> Opening:
+def node(seed: int = 0, at: float = START) -> MemoryOpening:
     """A fresh node in memory, whose clock stands at `at`."""
-    return Opening(seed, at)
+    return MemoryOpening(seed, at)

@@ -1,5 +1,5 @@
-"""A desk in memory: real keys, a real log and real SQLite, a clock that stands until it is moved, and the next run of
-whatever can run. The nodes for tests are built on it.
+"""A runtime in memory: real keys, a real log and real SQLite, a clock that stands until it is moved, and the next run
+of whatever can run. The nodes for tests are built on it.
 """
 
 import random
@@ -7,18 +7,18 @@ from collections.abc import Iterable, Iterator
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
-from hocket.desk import Desk
 from hocket.errors import Conflict
-from hocket.home import Ask, Home
 from hocket.kernel.ids import ulid_text
 from hocket.kernel.keys import SigningKey, did_key
 from hocket.kernel.reasons import Reason
 from hocket.log import Transaction
+from hocket.node.home import Ask, Home
+from hocket.node.runtime import Runtime
 from hocket.store.sqlite import SqliteStore
 from hocket.work import cron, jobs
+from hocket.work.batch import settle
 from hocket.work.handlers import REGISTRY, Handlers, JobType
 from hocket.work.runner import Run
-from hocket.work.turn import settle
 
 Types = Iterable[JobType] | None
 
@@ -67,7 +67,7 @@ class _Home(Home):
         return self._node
 
 
-class Bench(Desk):
+class Bench(Runtime):
     def __init__(self, seed: int, at: float) -> None:
         chance = random.Random(seed)
         self.clock = Clock(at)

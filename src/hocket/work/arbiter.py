@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVar
 
 from hocket.log import Transaction
-from hocket.work.docket import Decision
 from hocket.work.jobs import Offer, Result
+from hocket.work.pending_decisions import Decision
 
 T = TypeVar("T")
 

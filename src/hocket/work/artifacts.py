@@ -19,7 +19,7 @@ from hocket.kernel.vocabulary import CreateArtifact, EvictArtifact, Payload
 from hocket.log import Transaction
 from hocket.store import Artifact, Session, Store
 from hocket.work.blobs import Blobs
-from hocket.work.products import Content, creation
+from hocket.work.run_outputs import Content, creation
 from hocket.work.troubles import Troubles
 
 T = TypeVar("T")
@@ -176,11 +176,11 @@ def evict_due(tx: Transaction, limit: int = EVICT_MAX) -> list[bytes]:
     return freed
 
 
-class Commits(Protocol):
+class CommitAccess(Protocol):
     async def run(self, request: Callable[[Transaction], T]) -> T: ...
 
 
-async def upkeep(access: Commits, blobs: Blobs, troubles: Troubles | None = None) -> int:
+async def maintenance(access: CommitAccess, blobs: Blobs, troubles: Troubles | None = None) -> int:
     """Evicts what is due and deletes its blobs; gives how many artifacts it was."""
     freed = await access.run(evict_due)
     if freed:

@@ -26,7 +26,7 @@ from hocket.work.jobs import Draft
 Failed = Callable[[Schedule, str], None]
 
 
-class Plan(NamedTuple):
+class NewSchedule(NamedTuple):
     """A schedule to be set: at each tick a job like `draft` is made."""
 
     name: str
@@ -35,7 +35,7 @@ class Plan(NamedTuple):
     draft: Draft
 
 
-def check(plan: Plan) -> Plan:
+def check(plan: NewSchedule) -> NewSchedule:
     if not 0 < len(plan.name) <= NAME_LENGTH_MAX or not plan.name.isprintable():
         raise Usage(f"bad schedule name {plan.name!r}; 1 to {NAME_LENGTH_MAX} printable characters")
     _zone(plan.timezone)
@@ -52,7 +52,7 @@ def check(plan: Plan) -> Plan:
     return plan
 
 
-def add(tx: Transaction, plan: Plan) -> None:
+def add(tx: Transaction, plan: NewSchedule) -> None:
     """Sets a schedule; one of the same name is replaced. Its first tick is the next one. Raises NotAuthorised when this
     node may not schedule such jobs, or not replace the schedule that has the name.
     """

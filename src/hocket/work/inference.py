@@ -13,7 +13,7 @@ from hocket.errors import Usage
 from hocket.kernel.clock import Hlc
 from hocket.kernel.snapshot import SNAPSHOT_TYPE, Snapshot, encode_snapshot
 from hocket.kernel.vocabulary import CreateArtifact, Ids, Telemetry
-from hocket.work.products import Content, Product, Products, check_id, contain
+from hocket.work.run_outputs import Content, RunOutput, RunOutputs, check_id, contain
 
 PROMPT_BYTES_MAX = 8 * 1024 * 1024
 OUTPUT_BYTES_MAX = 8 * 1024 * 1024
@@ -78,7 +78,7 @@ def _sorted_out(each: Any) -> tuple[str, bytes]:
     return name or "evidence", check_id(rest)
 
 
-def infer(products: Products, asked: Question, call: Callable[..., Any], options: dict[str, Any]) -> Any:
+def infer(products: RunOutputs, asked: Question, call: Callable[..., Any], options: dict[str, Any]) -> Any:
     """Calls the model and records it. Gives what the call gives, or something to await when that is what it gives."""
     record = _Record(products, asked)
     try:
@@ -101,7 +101,7 @@ async def _awaited(record: "_Record", coming: Awaitable[Any]) -> Any:
 class _Record:
     """One call from its beginning to its end."""
 
-    def __init__(self, products: Products, asked: Question) -> None:
+    def __init__(self, products: RunOutputs, asked: Question) -> None:
         self._products = products
         self._asked = asked
         kit = products.kit
@@ -129,10 +129,10 @@ class _Record:
     def _end(self, answer: Answer, text: str) -> None:
         self._products.end(self._id, self._made(answer, text, self._products.kit.now()))
 
-    def _unanswered(self, now: Hlc) -> Product:
+    def _unanswered(self, now: Hlc) -> RunOutput:
         return self._made(Answer(None, ""), "[no answer: the run was over before one came]", now)
 
-    def _made(self, answer: Answer, text: str, now: Hlc) -> Product:
+    def _made(self, answer: Answer, text: str, now: Hlc) -> RunOutput:
         asked, kit = self._asked, self._products.kit
         version = answer.version or asked.version
         taken_ms = max(0, int((kit.monotonic() - self._began) * 1000))
@@ -151,7 +151,7 @@ class _Record:
         )
         content = contain(kit.blobs, encode_snapshot(snapshot))
         payload = self._products.named(_creation(self._id, self._products.job_id, snapshot, content))
-        return Product(payload.artifact_id, payload, (), content.staged, is_snapshot=True)
+        return RunOutput(payload.artifact_id, payload, (), content.staged, is_snapshot=True)
 
 
 def _creation(artifact_id: bytes, job_id: bytes, snapshot: Snapshot, content: Content) -> CreateArtifact:

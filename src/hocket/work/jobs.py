@@ -32,8 +32,8 @@ from hocket.kernel.vocabulary import (
     number_of,
 )
 from hocket.log import SETTLE_STEP, Transaction
-from hocket.store import Entry
-from hocket.work.products import NOTHING, Content, Written, creation
+from hocket.store import JobEntry
+from hocket.work.run_outputs import NOTHING, Content, WrittenOutputs, creation
 
 KIND = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
 KIND_LENGTH_MAX = 255
@@ -76,7 +76,7 @@ class Offer(NamedTuple):
     job_id: bytes
 
 
-class Wanted(NamedTuple):
+class OfferedClaim(NamedTuple):
     """A claim that is offered. `schedule` is the op that carries the payload, encoded; `lease_ms` what is asked for."""
 
     offer: Offer
@@ -91,7 +91,7 @@ class Claims(NamedTuple):
 
     taken: list[Claim]
     again_at: int | None
-    wanted: list[Wanted] = []  # noqa: RUF012
+    wanted: list[OfferedClaim] = []  # noqa: RUF012
 
 
 class Held(NamedTuple):
@@ -180,7 +180,7 @@ def claim(
     # Jobs whose claims wait for the arbiter's word are as ready as before; whoever comes next looks past them.
     offered = tx.session.offered_jobs() if kinds else set()
     taken: list[Claim] = []
-    wanted: list[Wanted] = []
+    wanted: list[OfferedClaim] = []
     turns: list[int] = []
     for entry, schedule in _by_urgency(tx, kinds, limit + len(offered)):
         job = tx.projection.know(entry).job
@@ -200,7 +200,7 @@ def claim(
             continue
         if tx.is_offer(op):
             tx.session.put_offer(op.id, job.id, worker)
-            wanted.append(Wanted(Offer(op.id, job.id), body, lease_ms))
+            wanted.append(OfferedClaim(Offer(op.id, job.id), body, lease_ms))
         else:
             tx.projection.assign(job.id, worker)
             taken.append(Claim(_job(tx, job.id), body))
@@ -220,13 +220,13 @@ def take(tx: Transaction, draft: Draft, worker: int, lease_ms: int) -> Claim:
     return Claim(job, tx.body(job.schedule_op))
 
 
-def _by_urgency(tx: Transaction, kinds: list[str], page: int) -> Iterator[tuple[Entry, bytes | None]]:
+def _by_urgency(tx: Transaction, kinds: list[str], page: int) -> Iterator[tuple[JobEntry, bytes | None]]:
     """The ready jobs of those kinds, each with its ScheduleJob op: as many as are asked for, up to a bound. It is read
     page by page, since those at the front may be for somebody else.
     """
 
-    def of(kind: str) -> Iterator[tuple[Entry, bytes | None]]:
-        last: Entry | None = None
+    def of(kind: str) -> Iterator[tuple[JobEntry, bytes | None]]:
+        last: JobEntry | None = None
         while rows := tx.session.ready(kind, page, last):
             yield from rows
             if len(rows) < page:
@@ -279,7 +279,9 @@ def _has_run_out(tx: Transaction, job: Job) -> bool:
     return tx.physical > job.deadline
 
 
-def complete(tx: Transaction, held: Held, result: bytes | None, duration_ms: int, made: Written = NOTHING) -> Result:
+def complete(
+    tx: Transaction, held: Held, result: bytes | None, duration_ms: int, made: WrittenOutputs = NOTHING
+) -> Result:
     """Ends a job well. A result goes on the log as an artifact, before the completion that names it. Only records of
     model calls are cited as well: a completion must count, too, where artifacts may not be read.
     """

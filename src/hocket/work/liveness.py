@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Protocol
 
 from hocket.log import Transaction
-from hocket.store import Place, Worker
+from hocket.store import Place, WorkerRow
 from hocket.work.processes import ProcessLock, is_held, lock_path
 
 # How often a worker renews its row: an idle one makes one small commit in this time.
@@ -44,7 +44,7 @@ class SignOfLife:
         self._started = self._started or tx.now
         node = tx.node.to_bytes(8, "big")
         self.number = tx.session.put_worker(
-            Worker(0, self._name, self._process, self._started, node, tx.now, self._place)
+            WorkerRow(0, self._name, self._process, self._started, node, tx.now, self._place)
         )
 
     def row(self, tx: Transaction) -> int:
@@ -64,10 +64,10 @@ class Liveness(Protocol):
     def announce(self, name: str) -> SignOfLife:
         """Takes the lock of that name. The first beat tells the others."""
 
-    def is_running(self, worker: Worker) -> bool | None:
+    def is_running(self, worker: WorkerRow) -> bool | None:
         """Whether a worker runs, where its lock tells. None where only the beat does."""
 
-    def dead(self, workers: Collection[Worker]) -> set[int]:
+    def dead(self, workers: Collection[WorkerRow]) -> set[int]:
         """The numbers of those that are dead. To be called with all workers of the node, again and again."""
 
     def forget(self, numbers: Iterable[int]) -> None:
@@ -120,11 +120,11 @@ class LockLiveness:
     def announce(self, name: str) -> SignOfLife:
         return SignOfLife(name, self._process, self.place, self._locks.take(name))
 
-    def is_running(self, worker: Worker) -> bool | None:
+    def is_running(self, worker: WorkerRow) -> bool | None:
         held = self._locks.is_held(worker.name)
         return held if held or _is_same_directory(worker.place, self.place) else None
 
-    def dead(self, workers: Collection[Worker]) -> set[int]:
+    def dead(self, workers: Collection[WorkerRow]) -> set[int]:
         known = {worker.number: self.is_running(worker) for worker in workers}
         silent = self._silence.of(worker for worker in workers if known[worker.number] is None)
         dead = silent | {number for number, is_running in known.items() if is_running is False}
@@ -146,7 +146,7 @@ class _Silence:
         self._looked_at = monotonic()
         self._heard: dict[int, tuple[int, float]] = {}
 
-    def of(self, workers: Iterable[Worker]) -> set[int]:
+    def of(self, workers: Iterable[WorkerRow]) -> set[int]:
         """Those that have been silent for too long."""
         now = self._monotonic()
         passed = min(now - self._looked_at, LOOK_S_MAX)
@@ -198,7 +198,7 @@ def _read(path: str) -> str:
         return ""
 
 
-class Standing(Enum):
+class WorkerState(Enum):
     """How a worker stands at one look, for people. A silent one may be dead: a worker that watches it will tell."""
 
     RUNNING = "running"
@@ -206,11 +206,11 @@ class Standing(Enum):
     DIED = "died"
 
 
-def standing(liveness: Liveness, worker: Worker, now_ms: int) -> Standing:
+def standing(liveness: Liveness, worker: WorkerRow, now_ms: int) -> WorkerState:
     is_running = liveness.is_running(worker)
     if is_running is None:
-        return Standing.SILENT if now_ms - worker.beat >= SILENT_S * 1000 else Standing.RUNNING
-    return Standing.RUNNING if is_running else Standing.DIED
+        return WorkerState.SILENT if now_ms - worker.beat >= SILENT_S * 1000 else WorkerState.RUNNING
+    return WorkerState.RUNNING if is_running else WorkerState.DIED
 
 
 def whereabouts(place: Place, here: Place) -> str:

@@ -23,7 +23,7 @@ from hocket.kernel.vocabulary import Payload, ScheduleJob
 from hocket.work.handlers import JobType
 from hocket.work.inference import infer, question
 from hocket.work.jobs import RESULT_BYTES_MAX, Claim, Held
-from hocket.work.products import Kit, Products
+from hocket.work.run_outputs import RunOutputs, RunServices
 
 TRACEBACK_CHARS_MAX = 16_384
 ERROR_CHARS_MAX = 500
@@ -119,7 +119,7 @@ class Context:
         return call(asked.prompt, **options)
 
 
-def products_of(ctx: Context) -> Products:
+def products_of(ctx: Context) -> RunOutputs:
     """For handlers of our own, which keep what users' handlers may not."""
     return ctx._run.products
 
@@ -137,7 +137,7 @@ def schedule_of(ctx: Context) -> bytes:
 class Run:
     """One execution of a job, from the claim to its outcome."""
 
-    def __init__(self, claim: Claim, job_type: JobType, lease_ms: int, claimed_at: float, kit: Kit) -> None:
+    def __init__(self, claim: Claim, job_type: JobType, lease_ms: int, claimed_at: float, kit: RunServices) -> None:
         job = claim.job
         assert job.claim_op is not None and job.deadline is not None
         self.job = job
@@ -157,7 +157,7 @@ class Run:
         self.renewing = False
         self.note: bytes | None = None
         self.noted_at = 0.0
-        self.products = Products(kit, job.id)
+        self.products = RunOutputs(kit, job.id)
         self.context = Context(self, claim)
         self.schedule = claim.schedule
         self._lock = threading.Lock()

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from hocket.work.ground import Ground
+from hocket.work.environment import Environment
 
 T = TypeVar("T")
 
@@ -15,18 +15,20 @@ REST_S, REST_S_MAX = 1.0, 60.0
 HEALTHY_S = 60.0
 
 
-async def supervised(name: str, make: Callable[[], Awaitable[T]], notice: Callable[[str], None], ground: Ground) -> T:
+async def supervised(
+    name: str, make: Callable[[], Awaitable[T]], notice: Callable[[str], None], environment: Environment
+) -> T:
     """Runs what `make` gives until it returns, and gives its result. After an error the operator is told, and the work
     is made anew. Cancelling this cancels the work; `name` is the subject of the notice ("the sync loop").
     """
     failures = 0
     while True:
-        began = ground.monotonic()
+        began = environment.monotonic()
         try:
             return await make()
         except Exception as error:
-            failures = 1 if ground.monotonic() - began >= HEALTHY_S else failures + 1
-            rest = min(REST_S_MAX, REST_S * 2.0 ** min(failures - 1, 16)) * ground.chance.uniform(0.5, 1.0)
+            failures = 1 if environment.monotonic() - began >= HEALTHY_S else failures + 1
+            rest = min(REST_S_MAX, REST_S * 2.0 ** min(failures - 1, 16)) * environment.chance.uniform(0.5, 1.0)
             said = str(error) or "no further detail"
             notice(f"{name} failed ({type(error).__name__}: {said}); it starts again in {rest:.1f} seconds")
         await asyncio.sleep(rest)

@@ -17,7 +17,7 @@ T = TypeVar("T")
 EXPIRED_MAX = 500
 
 
-class Commits(Protocol):
+class SweepAccess(Protocol):
     async def run(self, request: Callable[[Transaction], T]) -> T: ...
     async def peek(self, query: Callable[[Session], T]) -> T: ...
 
@@ -55,7 +55,7 @@ class Sweep:
         for schedule in self._due(tx.session, tx.now):
             self._tick(tx, schedule)
 
-    async def one_by_one(self, access: Commits, dead: set[int] | None) -> None:
+    async def one_by_one(self, access: SweepAccess, dead: set[int] | None) -> None:
         if dead is not None:
             with self._troubles.contained("reclaim", "handing back the jobs of dead worker processes"):
                 await access.run(lambda tx: self._reclaim(tx, dead))

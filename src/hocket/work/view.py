@@ -24,14 +24,14 @@ from hocket.kernel.vocabulary import (
     ScheduleJob,
     YieldWork,
 )
-from hocket.store import Artifact, Entry, OpRow, Session, Stage
+from hocket.store import Artifact, JobEntry, OpRow, Session, Stage
 from hocket.work.jobs import RESULT_TYPE
 
 AMBIGUOUS_SHOWN = 5
 DEPTH_MAX = 100
 
 
-def find(session: Session, prefix: str) -> Entry:
+def find(session: Session, prefix: str) -> JobEntry:
     """The one job whose id begins so. Raises Usage for none or several."""
     try:
         low, high = ulid_prefix_range(prefix)
@@ -49,7 +49,7 @@ def find(session: Session, prefix: str) -> Entry:
     return entry
 
 
-def brief(entry: Entry) -> dict[str, Any]:
+def brief(entry: JobEntry) -> dict[str, Any]:
     """One line of a list."""
     job = entry.job
     return {
@@ -71,7 +71,7 @@ def brief(entry: Entry) -> dict[str, Any]:
     }
 
 
-def full(session: Session, entry: Entry) -> dict[str, Any]:
+def full(session: Session, entry: JobEntry) -> dict[str, Any]:
     """Everything about one job, with its ops."""
     job = entry.job
     rows = session.ops_of_job(job.id)

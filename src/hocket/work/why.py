@@ -23,7 +23,7 @@ from hocket.kernel.vocabulary import (
     TombstoneEvidence,
     number_of,
 )
-from hocket.store import Artifact, Entry, Session
+from hocket.store import Artifact, JobEntry, Session
 from hocket.work import artifacts, view
 from hocket.work.blobs import Blobs, Damaged
 
@@ -38,7 +38,7 @@ def explain(session: Session, blobs: Blobs, text: str, whole: bool = False) -> d
     """
     trace = _Trace(session, blobs, whole)
     match _find(session, text):
-        case Entry() as entry:
+        case JobEntry() as entry:
             trace.job(entry)
         case Artifact() as artifact:
             trace.artifact(artifact)
@@ -47,7 +47,7 @@ def explain(session: Session, blobs: Blobs, text: str, whole: bool = False) -> d
     return trace.told
 
 
-def _find(session: Session, text: str) -> Entry | Artifact | Op:
+def _find(session: Session, text: str) -> JobEntry | Artifact | Op:
     try:
         low, high = ulid_prefix_range(text)
     except ValueError:
@@ -91,7 +91,7 @@ class _Trace:
 
     # Where a chain begins.
 
-    def job(self, entry: Entry) -> None:
+    def job(self, entry: JobEntry) -> None:
         job = entry.job
         own = self._session.artifacts_of_job(job.id)
         records = [each for each in own if each.type == SNAPSHOT_TYPE]

@@ -20,16 +20,16 @@ from hocket.kernel.reasons import Reason
 from hocket.kernel.roster import Job, Outcome
 from hocket.log import Transaction
 from hocket.store import Session
-from hocket.work.docket import Decision, Docket
-from hocket.work.ground import Ground
+from hocket.work.batch import Batch, BatchResult, BatchRunner
+from hocket.work.environment import Environment
 from hocket.work.handlers import Handlers
-from hocket.work.jobs import Claim, Held, Offer, Result, Wanted
+from hocket.work.jobs import Claim, Held, Offer, OfferedClaim, Result
 from hocket.work.liveness import BEAT_S, SignOfLife
-from hocket.work.products import Kit
+from hocket.work.pending_decisions import Decision, PendingDecisions
+from hocket.work.run_outputs import RunServices
 from hocket.work.runner import Run
 from hocket.work.sweep import Sweep
 from hocket.work.troubles import Troubles, described
-from hocket.work.turn import Transact, Turn, Turned
 
 T = TypeVar("T")
 
@@ -68,14 +68,14 @@ class WorkerOptions:
     finished: Callable[[Run, Job | Reason], None] = lambda run, outcome: None
 
 
-class Access(Protocol):
+class WorkerAccess(Protocol):
     """How the worker reaches the log: requests are grouped with those of the rest of the process, reads see one
     view.
     """
 
     @property
     def node_id(self) -> int: ...
-    def kit(self, kind: str) -> Kit:
+    def kit(self, kind: str) -> RunServices:
         """What a run of a job of that kind is handed."""
 
     async def run(self, request: Callable[[Transaction], T]) -> T: ...
@@ -89,20 +89,20 @@ class Access(Protocol):
 class Worker:
     """Run it once. `stop` makes it finish or hand back what it holds; `stop` again makes it do so at once."""
 
-    def __init__(self, access: Access, ground: Ground, options: WorkerOptions) -> None:
+    def __init__(self, access: WorkerAccess, environment: Environment, options: WorkerOptions) -> None:
         self._access = access
-        self._ground = ground
-        self._monotonic = ground.monotonic
+        self._environment = environment
+        self._monotonic = environment.monotonic
         self._options = options
-        self._name = ground.name("worker")
+        self._name = environment.name("worker")
         self._sign: SignOfLife
         self._number = 0
         self._beat_at = 0.0
-        self._runner = ground.slots(options.concurrency, self._ended_in_thread)
-        self._troubles = Troubles(options.notice, ground.monotonic)
+        self._runner = environment.slots(options.concurrency, self._ended_in_thread)
+        self._troubles = Troubles(options.notice, environment.monotonic)
         self._sweep = Sweep(self._troubles, options.notice)
-        self._transact = Transact(options.handlers, options.until_idle, self._sweep, self._troubles)
-        self._docket = Docket(access.consult, ground, self._heard, options.notice)
+        self._transact = BatchRunner(options.handlers, options.until_idle, self._sweep, self._troubles)
+        self._pending_decisions = PendingDecisions(access.consult, environment, self._heard, options.notice)
         self._held: dict[bytes, Run] = {}
         self._spare: list[Held] = []
         self._closed: list[tuple[float, bytes]] = []
@@ -132,14 +132,14 @@ class Worker:
 
     async def run(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._sign = self._ground.liveness.announce(self._name)
-        hints = self._ground.bus.subscribe(Changes(self._served.kinds, _LOST.subjects))
+        self._sign = self._environment.liveness.announce(self._name)
+        hints = self._environment.bus.subscribe(Changes(self._served.kinds, _LOST.subjects))
         hints.attach(self._loop, self._hinted)
         try:
             await self._access.run(self._register)
             await self._turn_until_done()
-            if not self._docket.is_empty:
-                await self._docket.last_ask(LAST_ASK_S)
+            if not self._pending_decisions.is_empty:
+                await self._pending_decisions.last_ask(LAST_ASK_S)
         finally:
             self._abandon()
             self._loop = None
@@ -152,7 +152,7 @@ class Worker:
     def _abandon(self) -> None:
         """Nothing is held at the end, unless the end is an error: then the others hand back what was."""
         self._runner.close()
-        self._docket.close()
+        self._pending_decisions.close()
         self._let_guests_in()
         if self._watch is not None:
             self._watch.cancel()
@@ -215,15 +215,15 @@ class Worker:
         while True:
             self._wake.clear()
             self._waking = False
-            self._docket.settle()
+            self._pending_decisions.settle()
             turn = self._plan(await self._round())
-            turned: Turned | None = None
+            turned: BatchResult | None = None
             if turn.is_worth_it or self._guests:
                 before = self._monotonic()
                 turned = await self._commit(turn)
                 if turned is not None:
                     self._take(turn, turned, before)
-            self._docket.ask(self._monotonic())
+            self._pending_decisions.ask(self._monotonic())
             if self._stopping is not None and self._wind_down():
                 return
             if turned is not None and turned.idle and self._has_nothing:
@@ -232,9 +232,9 @@ class Worker:
 
     @property
     def _has_nothing(self) -> bool:
-        return not self._held and not self._spare and self._docket.is_empty
+        return not self._held and not self._spare and self._pending_decisions.is_empty
 
-    async def _commit(self, turn: Turn) -> Turned | None:
+    async def _commit(self, turn: Batch) -> BatchResult | None:
         """One transaction. When the store cannot take it (full, locked, being rebuilt), what has ended is kept
         and tried again. When something in it fails, each thing is tried by itself.
         """
@@ -263,9 +263,9 @@ class Worker:
             return
         until = min((run.renews_at for run in self._held.values() if not run.stopped), default=self._next_round)
         until = min(until, self._next_round)
-        is_resting = self._docket.is_resting(now)
+        is_resting = self._pending_decisions.is_resting(now)
         if is_resting:
-            until = min(until, self._docket.rests_until)
+            until = min(until, self._pending_decisions.rests_until)
         if looking:
             until = min(until, self._next_look)
         if self._stopping is not None:
@@ -275,12 +275,12 @@ class Worker:
                 async with asyncio.timeout(until - now):
                     await self._wake.wait()
         now = self._monotonic()
-        if now >= self._next_look or (is_resting and not self._docket.is_resting(now)):
+        if now >= self._next_look or (is_resting and not self._pending_decisions.is_resting(now)):
             self._hungry = True
 
     # Planning a turn.
 
-    def _plan(self, dead: set[int] | None) -> Turn:
+    def _plan(self, dead: set[int] | None) -> Batch:
         now = self._monotonic()
         if self._watch is not None and now >= self._watch_at:
             self._look_at_leases()
@@ -302,10 +302,10 @@ class Worker:
         closed = [op_id for due, op_id in self._closed if due <= now]
         is_hungry = (self._hungry or self._guests) and self._stopping is None
         wanted = self._room(now) + len(ended) + len(unstarted) if is_hungry else 0
-        offering = not self._docket.is_resting(now)
+        offering = not self._pending_decisions.is_resting(now)
         spare = list(self._spare)
         beat = now >= self._beat_at
-        return Turn(ended, unstarted, spare, renewals, notes, doubtful, closed, max(0, wanted), offering, dead, beat)
+        return Batch(ended, unstarted, spare, renewals, notes, doubtful, closed, max(0, wanted), offering, dead, beat)
 
     def _overstayed(self, run: Run, now: float) -> bool:
         return self._stopping is not None or now - run.claimed_at > QUEUED_MAX_S or now >= run.ends_at
@@ -325,7 +325,7 @@ class Worker:
         if len(self._held) < slots:
             self._moved_at = now
         pace = max(self._pace_s, now - self._moved_at, 1e-6)
-        return slots + min(AHEAD_MAX, int(slots * AHEAD_S / pace)) - len(self._held) - self._docket.claims
+        return slots + min(AHEAD_MAX, int(slots * AHEAD_S / pace)) - len(self._held) - self._pending_decisions.claims
 
     async def _round(self) -> set[int] | None:
         """Every now and then, looks whether anything is left lying: which processes of this node have died, and
@@ -334,7 +334,7 @@ class Worker:
         now = self._monotonic()
         if now < self._next_round:
             return None
-        self._next_round = now + ROUND_S * self._ground.chance.uniform(0.8, 1.2)
+        self._next_round = now + ROUND_S * self._environment.chance.uniform(0.8, 1.2)
         self._watch_loop(now)
         try:
             with self._troubles.contained("round", "the look at what is left lying"):
@@ -344,10 +344,10 @@ class Worker:
         return None
 
     def _survey(self, session: Session) -> set[int] | None:
-        now_ms = max(session.head().wall, self._ground.physical_ms(), self._now_ms)
+        now_ms = max(session.head().wall, self._environment.physical_ms(), self._now_ms)
         node = self._access.node_id
         workers = session.workers(node.to_bytes(8, "big"))
-        dead = self._ground.liveness.dead(workers)
+        dead = self._environment.liveness.dead(workers)
         alive = {each.number for each in workers} - dead
         lost = any(e.job.claimer == node and e.worker not in alive for e in session.claimed())
         return dead if lost or dead or self._sweep.is_due(session, now_ms) else None
@@ -370,12 +370,12 @@ class Worker:
 
     # What follows from a turn.
 
-    def _take(self, turn: Turn, turned: Turned, before: float) -> None:
+    def _take(self, turn: Batch, turned: BatchResult, before: float) -> None:
         self._now_ms = max(self._now_ms, turned.now_ms)
         if turn.beat:
             self._beat_at = before + BEAT_S
         if turn.dead:
-            self._ground.liveness.forget(turn.dead)
+            self._environment.liveness.forget(turn.dead)
         if self._sign.number != self._number:
             self._number = self._sign.number
             self._options.notice("other workers took this one for dead; it joins again, and gives up what it has lost")
@@ -398,16 +398,16 @@ class Worker:
         for claim in turned.claims.taken:
             self._try_to_begin(claim, before)
         for wanted in turned.claims.wanted:
-            self._docket.add(wanted.offer, functools.partial(self._claimed, wanted, before), is_claim=True)
+            self._pending_decisions.add(wanted.offer, functools.partial(self._claimed, wanted, before), is_claim=True)
         if turn.wanted:
             self._hungry = len(turned.claims.taken) + len(turned.claims.wanted) == turn.wanted
-            self._next_look = self._monotonic() + turned.patience(self._ground.chance)
+            self._next_look = self._monotonic() + turned.patience(self._environment.chance)
 
     def _when_decided(self, result: Result | None, follow: Callable[[Decision], None]) -> None:
         if result is None:
             return
         if isinstance(result, Offer):
-            self._docket.add(result, lambda decision, dropped: follow(decision))
+            self._pending_decisions.add(result, lambda decision, dropped: follow(decision))
         else:
             follow(result)
 
@@ -422,7 +422,7 @@ class Worker:
         else:
             run.renewed_at, run.deadline_ms = before, decision.deadline
 
-    def _claimed(self, wanted: Wanted, before: float, decision: Decision, dropped: bool) -> None:
+    def _claimed(self, wanted: OfferedClaim, before: float, decision: Decision, dropped: bool) -> None:
         """The arbiter's word on a claim. One that was given up meanwhile, or comes too late to be of use, goes back."""
         now = self._monotonic()
         is_held = isinstance(decision, Job)

@@ -11,9 +11,9 @@ from msgspec.structs import replace
 from hocket.kernel.ids import node_id, ulid_text
 from hocket.kernel.roster import Job, Outcome
 from hocket.log.rebuild import without_keys
-from hocket.store import Entry, Session, Stage
+from hocket.store import JobEntry, Session, Stage
 from hocket.testing.sim.hostile import ROGUE
-from hocket.testing.sim.load import OPEN, SOLE, Held, Journal
+from hocket.testing.sim.load import OPEN, SOLE, Journal, SimRun
 from hocket.testing.sim.node import SimNode, Up
 from hocket.work import view
 
@@ -33,7 +33,7 @@ class Shown(NamedTuple):
     node: int
 
 
-class Watch:
+class InvariantWatch:
     """Looks at the replicas while the run goes on: what the arbiter has decided never looks otherwise later, or
     elsewhere.
     """
@@ -90,13 +90,13 @@ def settled(nodes: Sequence[SimNode], hostile: int | None = None) -> bool:
     return True
 
 
-def _unended(session: Session) -> list[Entry]:
+def _unended(session: Session) -> list[JobEntry]:
     if all(stage is Stage.DONE for stage, _ in session.counts()):
         return []
     return [entry for entry in session.each_job() if entry.stage is not Stage.DONE]
 
 
-def _is_stuck(entry: Entry) -> bool:
+def _is_stuck(entry: JobEntry) -> bool:
     """Nobody does what a hostile node asks for."""
     return entry.stage is not Stage.DONE and entry.job.kind != ROGUE
 
@@ -219,9 +219,9 @@ def _unaware(node: SimNode) -> Iterator[Violation]:
         latest = max(latest, row.hlc)
 
 
-def overlaps(runs: Iterable[Held]) -> Iterator[Violation]:
+def overlaps(runs: Iterable[SimRun]) -> Iterator[Violation]:
     """Runs of one job that is decided by an arbiter, at the same time on two nodes, in true time."""
-    by_job: dict[bytes, list[Held]] = {}
+    by_job: dict[bytes, list[SimRun]] = {}
     for run in runs:
         if run.kind != OPEN:
             by_job.setdefault(run.job_id, []).append(run)

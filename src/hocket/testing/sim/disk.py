@@ -31,11 +31,11 @@ class SimStore(SqliteStore):
         self.committed = committed
         super().__init__(":memory:", create=True)
 
-    def write(self) -> "_Write":
-        return _Write(self)
+    def write(self) -> "_SimWrite":
+        return _SimWrite(self)
 
-    def read(self) -> "_Read":  # type: ignore[override]
-        return _Read(self._write_session)
+    def read(self) -> "_SimRead":  # type: ignore[override]
+        return _SimRead(self._write_session)
 
     def decided(self, kind: str) -> Iterable[tuple[bytes, int | None, int, bytes | None, bytes]]:
         """Of each job of that kind: id, outcome, fence, claim and results. It is asked for so often that it does not
@@ -45,7 +45,7 @@ class SimStore(SqliteStore):
         return self._writer.execute(sql, (kind,))
 
 
-class _Read:
+class _SimRead:
     """What reads does so between two steps of the loop: nobody can write meanwhile."""
 
     __slots__ = ("_session",)
@@ -60,7 +60,7 @@ class _Read:
         pass
 
 
-class _Write(WriteTransaction):
+class _SimWrite(WriteTransaction):
     __slots__ = ("_store",)
 
     def __init__(self, store: SimStore) -> None:
@@ -80,7 +80,7 @@ class _Write(WriteTransaction):
             raise PowerCut
 
 
-class Machine(Protocol):
+class DiskOwner(Protocol):
     """What a disk belongs to. It is slow for as long as `slow_s` says by how much."""
 
     store: SimStore
@@ -94,7 +94,7 @@ class Disk(Inline):
     little later. A node whose life is over gets no answers.
     """
 
-    def __init__(self, machine: Machine, chance: random.Random, life: Life) -> None:
+    def __init__(self, machine: DiskOwner, chance: random.Random, life: Life) -> None:
         self._machine = machine
         self._chance = chance
         self._life = life

@@ -29,7 +29,7 @@ class Fault(NamedTuple):
     mode: str = ""
 
 
-class Plan(NamedTuple):
+class FaultPlan(NamedTuple):
     rates: tuple[float, ...]
     skews: tuple[float, ...]
     faults: tuple[Fault, ...]
@@ -44,7 +44,7 @@ def check(names: Iterable[str]) -> tuple[str, ...]:
     return tuple(name for name in FAULTS if name in given)
 
 
-def draw(chance: random.Random, nodes: int, seconds: float, names: Iterable[str], skew_s: float) -> Plan:
+def draw(chance: random.Random, nodes: int, seconds: float, names: Iterable[str], skew_s: float) -> FaultPlan:
     """`skew_s` is by how much the mesh's rules let clocks differ."""
     kinds = set(names)
     rates, skews = [1.0] * nodes, [0.0] * nodes
@@ -85,4 +85,4 @@ def draw(chance: random.Random, nodes: int, seconds: float, names: Iterable[str]
             node = chance.randrange(nodes)
             slow = chance.choice((0.05, 0.5, 4.0)) * chance.uniform(0.2, 1)
             faults += [Fault(start, "slow", node, slow), Fault(end, "slow", node, 0)]
-    return Plan(tuple(rates), tuple(skews), tuple(sorted(faults)))
+    return FaultPlan(tuple(rates), tuple(skews), tuple(sorted(faults)))

@@ -89,7 +89,7 @@ class HostileNode(SimNode):
 
     async def _misbehave(self, up: Up, lines: Lines) -> None:
         clients = [
-            Client(up, self.key, lines, up.ground, address(victim.number), None, self.chance.randbytes)
+            Client(up, self.key, lines, up.environment, address(victim.number), None, self.chance.randbytes)
             for victim in self.victims
         ]
         misdeeds: list[Callable[[], list[bytes]]] = [
@@ -211,6 +211,8 @@ class HostileNode(SimNode):
         if found and self.chance.random() < 0.7:
             wall, payload = self.chance.choice(found)
             return [self._say(payload, max(wall - 1, self.said[-1][1].timestamp.wall + 1))]
+        if not others:
+            return self._speak()
         self._say(RouteKind(SOLE, self.node), self._date())
         _, mine = self.said.pop()
         return [encode(sign(replace(mine, id=self.chance.choice(others).id), self.key))]
@@ -263,7 +265,7 @@ class LyingGate(Gate):
     """The gate of a hostile node. Its lies are signed, as they must be to be believed."""
 
     def __init__(self, up: Up, node: HostileNode) -> None:
-        super().__init__(up, node.key, up.ground)
+        super().__init__(up, node.key, up.environment)
         self._liar = node
 
     def _answer(self, caller: Caller, since: Frontier, limit: int) -> Reply:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from hocket.bus.changes import Changes
 from hocket.errors import Unreachable
 from hocket.mesh import wire
-from hocket.mesh.hub import ALIVE
+from hocket.mesh.hint_stream import ALIVE
 from hocket.mesh.wire import Reply, Request
 from hocket.testing.sim.network import Network
 

@@ -30,7 +30,7 @@ PACE = (0.4, 1.6)
 
 
 @dataclass
-class Held:
+class SimRun:
     """One run of a handler, in true time."""
 
     job_id: bytes
@@ -45,7 +45,7 @@ class Held:
 class Journal:
     """What the handlers and the clients of a run did."""
 
-    runs: list[Held] = field(default_factory=list)
+    runs: list[SimRun] = field(default_factory=list)
     submitted: dict[bytes, str] = field(default_factory=dict)
 
 
@@ -90,7 +90,7 @@ def handlers(node: int, pace: float, journal: Journal, note: Callable[[str, byte
 
     async def work(ctx: Context, ms: int, fails: int) -> dict[str, int]:
         job_id = parse_ulid(ctx.job_id)
-        held = Held(job_id, ctx.kind, ctx.fence, node, now())
+        held = SimRun(job_id, ctx.kind, ctx.fence, node, now())
         journal.runs.append(held)
         note("begins", job_id, f"fence {ctx.fence}")
         try:

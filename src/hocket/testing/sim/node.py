@@ -1,5 +1,5 @@
-"""A simulated node: the real log, store, committer, worker, gate and exchanges, on a ground and over a network that the
-seed chooses. It can crash at any moment and start again on what its disk has kept.
+"""A simulated node: the real log, store, committer, worker, gate and exchanges, in an environment and over a network
+that the seed chooses. It can crash at any moment and start again on what its disk has kept.
 """
 
 import asyncio
@@ -7,22 +7,22 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVar, cast
 
-from hocket.desk import Desk
 from hocket.kernel.ids import content_hash
 from hocket.kernel.keys import SigningKey, did_key
 from hocket.kernel.rules import Rules, encode_rules
 from hocket.kernel.ucan import ROOT, issue
 from hocket.kernel.vocabulary import DelegateUcan
 from hocket.log import RULES, Log, Transaction
-from hocket.log.wall import SteadyWall
+from hocket.log.steady_clock import SteadyWall
 from hocket.mesh import peers
 from hocket.mesh.gate import Gate
 from hocket.mesh.loop import SyncLoop
 from hocket.mesh.sync import Exchanges
-from hocket.node import Node
+from hocket.node.node import Node
+from hocket.node.runtime import Runtime
 from hocket.store import Place
 from hocket.testing.sim.disk import Disk, SimStore
-from hocket.testing.sim.ground import Clocks, SimGround, SimHost
+from hocket.testing.sim.environment import Clocks, SimEnvironment, SimHost
 from hocket.testing.sim.lines import Lines, address
 from hocket.testing.sim.loop import Life
 from hocket.testing.sim.network import Network
@@ -84,8 +84,8 @@ class SimNode:
             self.witness.crashed(self.number)
 
 
-class _Desk(Desk):
-    """A desk without a home: nothing that a simulated node does needs files."""
+class _Desk(Runtime):
+    """A runtime without a home: nothing that a simulated node does needs files."""
 
     def __init__(self, log: Log) -> None:
         self.store = log.store
@@ -107,27 +107,27 @@ class Up(Node):
         self.node = node
         self.life = Life()
         chance = random.Random(node.chance.getrandbits(64))
-        ground = SimGround(node.clocks, chance, node.host)
+        environment = SimEnvironment(node.clocks, chance, node.host)
         log = Log(
             node.store,
             node.key,
             did_key(node.user.public),
             wall=SteadyWall(node.clocks.day, node.clocks.monotonic),
-            physical=ground.physical_ms,
+            physical=environment.physical_ms,
             randomness=chance.randbytes,
-            bus=ground.bus,
+            bus=environment.bus,
         )
-        super().__init__(_Desk(log), Disk(node, chance, self.life), ground)
-        self.gate = Gate(self, node.key, ground, notice=self._notice)
+        super().__init__(_Desk(log), Disk(node, chance, self.life), environment)
+        self.gate = Gate(self, node.key, environment, notice=self._notice)
         self._chance = chance
 
     def start(self, handlers: Handlers, lines: Lines) -> None:
         exchanges = Exchanges(
-            self, self.node.key, lines, self.ground, randomness=self._chance.randbytes, notice=self._notice
+            self, self.node.key, lines, self.environment, randomness=self._chance.randbytes, notice=self._notice
         )
         self.reach = exchanges.consult
-        touch = SyncLoop(self, exchanges, self.ground, _Alone, notice=self._notice)
-        worker = Worker(self, self.ground, WorkerOptions(handlers, CONCURRENCY, notice=self._notice))
+        touch = SyncLoop(self, exchanges, self.environment, _Alone, notice=self._notice)
+        worker = Worker(self, self.environment, WorkerOptions(handlers, CONCURRENCY, notice=self._notice))
         self.life.start(self.gate.open(), "gate")
         self.life.start(touch.run(), "touch")
         self.life.start(worker.run(), "worker")

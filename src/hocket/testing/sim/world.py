@@ -22,8 +22,8 @@ from hocket.kernel.rules import HOCKET
 from hocket.kernel.vocabulary import DesignateCoordinator
 from hocket.testing.sim import checks, faults, load, loop
 from hocket.testing.sim.checks import Violation
+from hocket.testing.sim.environment import Clocks
 from hocket.testing.sim.faults import HONEST_FAULTS, HOSTILE, Fault
-from hocket.testing.sim.ground import Clocks
 from hocket.testing.sim.hostile import HostileNode
 from hocket.testing.sim.load import Clients, Journal
 from hocket.testing.sim.loop import Life
@@ -129,7 +129,7 @@ class World:
         self._stirred: dict[int, None] = {}
         self._acknowledged: dict[bytes, int] = {}
         self._violations: dict[tuple[str, bytes | None], Violation] = {}
-        self._watch = checks.Watch(self._found)
+        self._watch = checks.InvariantWatch(self._found)
 
     async def run(self) -> Report:
         began = time.perf_counter()

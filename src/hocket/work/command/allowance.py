@@ -14,8 +14,8 @@ from hocket.errors import Usage
 from hocket.kernel.manifest import INPUTS_NAME, OUTPUTS_NAME, SANDBOX_NAME, Manifest, Sandbox
 from hocket.work.command import sandbox
 from hocket.work.command.orders import PASSED_ON
+from hocket.work.command.risky_patterns import is_deciding, trap
 from hocket.work.command.secrets import SECRETS_NAME, secret_names
-from hocket.work.command.traps import is_deciding, trap
 
 # `auto` means required where a sandbox can be made, and off elsewhere.
 SandboxRule = Literal["auto", "required", "off"]

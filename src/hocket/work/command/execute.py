@@ -1,6 +1,6 @@
-"""Runs commands for a worker, through a keeper: a process of its own that is started with the first command and ends
-with the worker. None of a command's processes is left when `run` returns, however it returns. Only Linux has what this
-stands on.
+"""Runs commands for a worker, through a fork server: a process of its own that is started with the first command and
+ends with the worker. None of a command's processes is left when `run` returns, however it returns. Only Linux has what
+this stands on.
 """
 
 import errno
@@ -13,23 +13,24 @@ from collections.abc import Callable
 from typing import Literal, NamedTuple
 
 from hocket.kernel.proof import Resources
+from hocket.work.command.fork_server_connection import ForkServerConnection
 from hocket.work.command.gpus import Gpus
-from hocket.work.command.line import Line
-from hocket.work.command.running import Heard, Order, Running
+from hocket.work.command.running import CommandOrder, Heard, Running
 from hocket.work.command.streams import Kept
 
-__all__ = ["Ended", "Heard", "Keeper", "Kept", "Order", "Why"]
+__all__ = ["CommandOrder", "CommandResult", "CommandRunner", "Heard", "Kept", "Why"]
 
 # How often a command that prints nothing is looked after: whether it is to stop.
 ROUND_S = 0.1
-# How often an order is given: to a supervisor that was ready and may have died, to a new one, to one of a new keeper.
+# How often an order is given: to a supervisor that was ready and may have died, to a new one, to one of a new fork
+# server.
 TRIES = 3
 
 Why = Literal["exited", "timeout", "stopped", "disk full", "not started", "lost"]
 
 
-class Ended(NamedTuple):
-    """How a command ended. `lost` says that its supervisor or the keeper was killed, and the command with it."""
+class CommandResult(NamedTuple):
+    """How a command ended. `lost` says that its supervisor or the fork server was killed, and the command with it."""
 
     exit_code: int | None
     signal: int | None
@@ -42,22 +43,24 @@ class Ended(NamedTuple):
     stderr: Kept
 
 
-class Keeper:
+class CommandRunner:
     """Safe to use from several threads. The process is started when it is needed, and anew when it has died."""
 
     def __init__(self, gpus: Gpus | None = None) -> None:
         self._gpus = gpus
         self._lock = threading.Lock()
-        self._line: Line | None = None
+        self._line: ForkServerConnection | None = None
         self._is_closed = False
 
     @property
     def process(self) -> int | None:
-        """The number of the keeper's process, None while there is none."""
+        """The number of the fork server's process, None while there is none."""
         line = self._line
         return line.process.pid if line is not None else None
 
-    def run(self, order: Order, heard: Heard, should_stop: Callable[[], bool], now_ms: Callable[[], int]) -> Ended:
+    def run(
+        self, order: CommandOrder, heard: Heard, should_stop: Callable[[], bool], now_ms: Callable[[], int]
+    ) -> CommandResult:
         """Runs the command and blocks until all its processes are gone. `heard` is told what it prints while it runs,
         as ("stdout" or "stderr", bytes). What is raised in this thread meanwhile, by `heard` or by another thread,
         stops the command, and is raised again when it is gone.
@@ -93,7 +96,7 @@ class Keeper:
             line.prepare()
 
     def close(self) -> None:
-        """Stops every command and ends the keeper."""
+        """Stops every command and ends the fork server."""
         with self._lock:
             self._is_closed = True
             line, self._line = self._line, None
@@ -105,21 +108,22 @@ class Keeper:
         for number in range(TRIES):
             line = self._line
             if line is None or not line.is_open:
-                # On a thread of its own: what is raised in this one from outside must not leave half a keeper behind.
-                starter = threading.Thread(target=self._start, name="hocket-keeper-start", daemon=True)
+                # On a thread of its own: what is raised in this one from outside must not leave half a fork server
+                # behind.
+                starter = threading.Thread(target=self._start, name="hocket-fork-start", daemon=True)
                 starter.start()
                 starter.join()
                 line = self._line
             if line is None:
-                return "the keeper of commands cannot be started" if not self._is_closed else "the worker is ending"
+                return "the fork server cannot be started" if not self._is_closed else "the worker is ending"
             try:
                 if running.give(line):
                     return ""
             except OSError as error:
-                return f"there is no room for another command: {error.strerror}"
+                return f"there is no workdir for another command: {error.strerror}"
             if number > 0 and not line.is_dead():
-                return "the keeper of commands cannot start another process; see what it says on stderr"
-        return "the keeper of commands dies as soon as it is started"
+                return "the fork server cannot start another process; see what it says on stderr"
+        return "the fork server dies as soon as it is started"
 
     def _start(self) -> None:
         with self._lock:
@@ -129,12 +133,12 @@ class Keeper:
                 self._line.close()
                 self._line = None
             try:
-                self._line = Line()
+                self._line = ForkServerConnection()
             except OSError as error:
-                print(f"hocket: cannot start the keeper of commands: {error.strerror}", file=sys.stderr)
+                print(f"hocket: cannot start the fork server: {error.strerror}", file=sys.stderr)
 
     def _give_up(self, running: Running) -> None:
-        """Makes sure that a supervisor without a report is dead. The keeper then kills everything below it."""
+        """Makes sure that a supervisor without a report is dead. The fork server then kills everything below it."""
         line = self._line
         if running.report is None and running.supervisor and line is not None:
             line.kill(running.supervisor)
@@ -144,13 +148,13 @@ def _deaf(stream: str, chunk: bytes) -> None:
     pass
 
 
-def _unprepared(order: Order, error: OSError, started_ms: int, finished_ms: int) -> Ended:
+def _unprepared(order: CommandOrder, error: OSError, started_ms: int, finished_ms: int) -> CommandResult:
     nothing = [Kept(order.streams / name, 0, 0) for name in ("stdout", "stderr")]
     detail = f"cannot write what the command prints to {order.streams}: {error.strerror}"
-    return Ended(None, None, "not started", detail, started_ms, finished_ms, Resources(), *nothing)
+    return CommandResult(None, None, "not started", detail, started_ms, finished_ms, Resources(), *nothing)
 
 
-def _ended(running: Running, problem: str, started_ms: int, finished_ms: int) -> Ended:
+def _ended(running: Running, problem: str, started_ms: int, finished_ms: int) -> CommandResult:
     report = running.report or {"is": "lost"}
     order = running.order
     why: Why
@@ -176,7 +180,7 @@ def _ended(running: Running, problem: str, started_ms: int, finished_ms: int) ->
     for name, keeping in running.kept.items():
         if keeping.problem is not None:
             detail += f"; only {kept[name].size} bytes of {name} are kept: {keeping.problem}"
-    return Ended(
+    return CommandResult(
         report.get("exit_code"),
         report.get("signal"),
         why,
@@ -192,7 +196,7 @@ def _ended(running: Running, problem: str, started_ms: int, finished_ms: int) ->
 _MEASURED = ("wall_s", "cpu_s", "memory_peak_bytes", "memory_gb_s", "disk_read_bytes", "disk_written_bytes")
 
 
-def _sentence(order: Order, why: Why, exit_code: int | None, number: int | None) -> str:
+def _sentence(order: CommandOrder, why: Why, exit_code: int | None, number: int | None) -> str:
     end = f"it was ended by {_signal_name(number)}" if number is not None else f"its exit code is {exit_code}"
     if why == "exited":
         return end
@@ -211,7 +215,7 @@ def _signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def _refusal(order: Order, step: str, number: int) -> str:
+def _refusal(order: CommandOrder, step: str, number: int) -> str:
     """Why the command could not be started, and what to do."""
     program = order.argv[0]
     if step == "directory":

@@ -22,7 +22,7 @@ from hocket.kernel.ids import content_hash, hash_text, parse_ulid, ulid_text
 from hocket.kernel.keys import SigningKey
 from hocket.kernel.manifest import BadManifest, Manifest, content_id, parse_manifest
 from hocket.kernel.ops import decode
-from hocket.kernel.proof import PROOF_TYPE, Execution, Output, Proof, Runner, Stream, encode_proof, prove
+from hocket.kernel.proof import PROOF_TYPE, Execution, Output, Proof, RunnerProgram, Stream, encode_proof, prove
 from hocket.kernel.vocabulary import ScheduleJob
 from hocket.store import Session
 from hocket.work import artifacts
@@ -30,18 +30,18 @@ from hocket.work.artifacts import Fetch
 from hocket.work.authorship import is_own
 from hocket.work.blobs import Blobs
 from hocket.work.command.allowance import Allowance
-from hocket.work.command.audience import Audience
-from hocket.work.command.errand import KIND
-from hocket.work.command.execute import Ended, Keeper
+from hocket.work.command.execute import CommandResult, CommandRunner
 from hocket.work.command.gpus import Gpus
-from hocket.work.command.handing import sealed_since, unseal
-from hocket.work.command.orders import Bounds, Terms, order_for
+from hocket.work.command.listeners import OutputListeners
+from hocket.work.command.orders import CommandLimits, RunTerms, order_for
+from hocket.work.command.request import KIND
+from hocket.work.command.secret_handover import sealed_since, unseal
 from hocket.work.command.secrets import Secrets, secret_names
 from hocket.work.command.streams import Kept
-from hocket.work.command.workshop import Content, Room, Workshop
+from hocket.work.command.workdir import Content, Workdir, Workdirs
 from hocket.work.handlers import JobType
-from hocket.work.products import INLINE_BYTES_MAX, Products
 from hocket.work.proofs import NOTHING, OUTPUT_TYPE, STREAM_TYPES
+from hocket.work.run_outputs import INLINE_BYTES_MAX, RunOutputs
 from hocket.work.runner import Context, claim_of, products_of, schedule_of
 
 # What a worker bounds where a manifest does not: the time of a command, what is kept of what it prints, its files.
@@ -50,12 +50,12 @@ GRACE_S = 5.0
 PRINTED_BYTES_MAX = 8 * 1024 * 1024
 FREE_BYTES_MIN = 256 * 1024 * 1024
 FILE_BYTES_MAX = 64 * 1024**3
-# How long after a command its room is removed, and all is made ready for the next one.
+# How long after a command its workdir is removed, and all is made ready for the next one.
 TIDY_AFTER_S = 0.01
 # How long another node may take to hand over the secrets of its command, and how often it is looked for them.
 HANDED_S = 30.0
 HANDED_LOOK_S = 0.1
-BOUNDS = Bounds(RUN_S_MAX, GRACE_S, PRINTED_BYTES_MAX, FREE_BYTES_MIN, FILE_BYTES_MAX)
+BOUNDS = CommandLimits(RUN_S_MAX, GRACE_S, PRINTED_BYTES_MAX, FREE_BYTES_MIN, FILE_BYTES_MAX)
 
 
 class Premises(NamedTuple):
@@ -75,7 +75,7 @@ class Performed(NamedTuple):
     """A command that was run, and its proof."""
 
     execution: Execution
-    ended: Ended
+    ended: CommandResult
     proof: Proof
     proof_id: bytes
 
@@ -86,18 +86,18 @@ class Commands:
     def __init__(self, premises: Premises, allowance: Allowance) -> None:
         self._premises = premises
         self.allowance = allowance
-        self._keeper = Keeper(Gpus.find())
-        self._workshop = Workshop(premises.runs)
+        self._runner = CommandRunner(Gpus.find())
+        self._workdirs = Workdirs(premises.runs)
         self._caretaker = ThreadPoolExecutor(1, "hocket-caretaker")
         self._is_untidy = False
         self._closing = threading.Event()
-        self.audience = Audience()
+        self.listeners = OutputListeners()
 
     def close(self) -> None:
         self._closing.set()
-        self._keeper.close()
+        self._runner.close()
         self._caretaker.shutdown()
-        self._workshop.close()
+        self._workdirs.close()
         self._sweep()
 
     def job_type(self, only: bytes | None = None, is_over: Callable[[], bool] = lambda: False) -> JobType:
@@ -140,17 +140,17 @@ class Commands:
             "HOCKET_CONTENT_ID": hash_text(id_of),
         }
         for name in STREAM_TYPES:
-            self.audience.tell(ctx.job_id, name, b"")
-        with self._tidied(), self._workshop.room(ctx.job_id) as room:
-            room.furnish(manifest, content)
-            ended = self._keeper.run(
-                order_for(manifest, room, told, BOUNDS, self._terms(ctx, manifest, is_own)),
-                heard=lambda stream, chunk: self.audience.tell(ctx.job_id, stream, chunk),
+            self.listeners.tell(ctx.job_id, name, b"")
+        with self._tidied(), self._workdirs.workdir(ctx.job_id) as workdir:
+            workdir.furnish(manifest, content)
+            ended = self._runner.run(
+                order_for(manifest, workdir, told, BOUNDS, self._terms(ctx, manifest, is_own)),
+                heard=lambda stream, chunk: self.listeners.tell(ctx.job_id, stream, chunk),
                 should_stop=lambda: ctx.cancelled,
                 now_ms=self._premises.now_ms,
             )
             products = products_of(ctx)
-            outputs = _outputs(products, room, manifest)
+            outputs = _outputs(products, workdir, manifest)
             stdout, stderr = (_stream(products, name, getattr(ended, name)) for name in STREAM_TYPES)
         execution = Execution(
             content_id=id_of,
@@ -169,14 +169,14 @@ class Commands:
             stdout=stdout,
             stderr=stderr,
         )
-        self.audience.tell_end(ctx.job_id, execution)
+        self.listeners.tell_end(ctx.job_id, execution)
         proof = prove(execution, self._premises.key)
         return Performed(execution, ended, proof, products.evidence(encode_proof(proof), PROOF_TYPE).id)
 
-    def _terms(self, ctx: Context, manifest: Manifest, is_own: bool) -> Terms:
+    def _terms(self, ctx: Context, manifest: Manifest, is_own: bool) -> RunTerms:
         allowance = self.allowance
         box = manifest.sandbox if is_own else allowance.sandbox_for(manifest)
-        return Terms(is_own, box, allowance.environment, allowance.paths, self._secrets(ctx, manifest))
+        return RunTerms(is_own, box, allowance.environment, allowance.paths, self._secrets(ctx, manifest))
 
     def _secrets(self, ctx: Context, manifest: Manifest) -> dict[str, str]:
         """The values of the secret variables that the manifest names: from this home, or handed over by the node that
@@ -221,8 +221,8 @@ class Commands:
     def _tidy(self) -> None:
         self._closing.wait(TIDY_AFTER_S)
         self._is_untidy = False
-        self._workshop.tidy()
-        self._keeper.prepare()
+        self._workdirs.tidy()
+        self._runner.prepare()
 
     def _sweep(self) -> None:
         """Deletes secrets of jobs that have ended."""
@@ -259,15 +259,15 @@ def result(manifest: Manifest, performed: Performed) -> dict[str, Any]:
     }
 
 
-def _outputs(products: Products, room: Room, manifest: Manifest) -> tuple[Output, ...]:
+def _outputs(products: RunOutputs, workdir: Workdir, manifest: Manifest) -> tuple[Output, ...]:
     made = []
-    for path, file in room.collect(manifest.output_patterns).items():
+    for path, file in workdir.collect(manifest.output_patterns).items():
         kept = products.evidence(file, OUTPUT_TYPE)
         made.append(Output(path, kept.hash, kept.size))
     return tuple(made)
 
 
-def _stream(products: Products, name: str, kept: Kept) -> Stream:
+def _stream(products: RunOutputs, name: str, kept: Kept) -> Stream:
     """Of a stream that nothing came on there is no artifact."""
     if kept.size == 0:
         return Stream(NOTHING, 0, kept.total)
@@ -276,7 +276,7 @@ def _stream(products: Products, name: str, kept: Kept) -> Stream:
     return Stream(evidence.hash, evidence.size, kept.total)
 
 
-def _complaint(manifest: Manifest, ended: Ended) -> str:
+def _complaint(manifest: Manifest, ended: CommandResult) -> str:
     program = manifest.argv[0]
     if ended.why == "timeout":
         limit = min(manifest.timeout or RUN_S_MAX, RUN_S_MAX)
@@ -289,9 +289,9 @@ def _complaint(manifest: Manifest, ended: Ended) -> str:
 
 
 @cache
-def _runner() -> Runner:
+def _runner() -> RunnerProgram:
     """What runs commands here: the hash is over all of Hocket's own files, by name."""
     root = Path(__file__).parents[2]
     files = sorted(path.relative_to(root).as_posix() for path in root.rglob("*.py"))
     hashes = b"".join(content_hash(name.encode()) + content_hash((root / name).read_bytes()) for name in files)
-    return Runner(content_hash(hashes), version("hocket"), f"linux/{machine()}")
+    return RunnerProgram(content_hash(hashes), version("hocket"), f"linux/{machine()}")

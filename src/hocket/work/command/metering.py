@@ -1,14 +1,14 @@
 """What a command uses. The kernel tells exactly what ended processes took: processor time, bytes read from and written
 to disks, the peak of each one's memory. How much memory all of them hold together is looked at from time to time, and
 so is the processor time of those that their parents never wait for, which the exact account leaves out. Pages that
-processes share count for each of them. It runs inside the keeper, so it imports little.
+processes share count for each of them. It runs inside the fork server, so it imports little.
 """
 
 from __future__ import annotations
 
 import resource
 
-from hocket.work.command.tree import Process
+from hocket.work.command.process_tree import Process
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ _BLOCK_BYTES = 512
 _GB = 1e9
 
 
-class Meter:
+class UsageMeter:
     """Counts for one command. `look` is told which processes there are, `ended` what each took that was waited for."""
 
     def __init__(self, now: float) -> None:

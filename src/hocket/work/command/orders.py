@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 from hocket.kernel.manifest import Manifest, Sandbox
 from hocket.work.command import sandbox
-from hocket.work.command.execute import Order
-from hocket.work.command.workshop import Room
+from hocket.work.command.running import CommandOrder
+from hocket.work.command.workdir import Workdir
 
 # Variables of the worker's that commands get; a star stands for anything.
 PASSED_ON = ("PATH", "LANG", "LC_*", "TZ")
@@ -20,7 +20,7 @@ PASSED_ON = ("PATH", "LANG", "LC_*", "TZ")
 _LINKING = ("LD_", "GLIBC_TUNABLES")
 
 
-class Bounds(NamedTuple):
+class CommandLimits(NamedTuple):
     """What a worker allows a command. `run_s_max` holds where the manifest asks for no timeout, or a longer one."""
 
     run_s_max: float
@@ -30,7 +30,7 @@ class Bounds(NamedTuple):
     file_bytes_max: int
 
 
-class Terms(NamedTuple):
+class RunTerms(NamedTuple):
     """How a worker runs a command. `passed_on` are names of the worker's own variables, `paths` what a sandbox shows
     beside the system, `secrets` variables that are not in the manifest. The command of another node cannot choose its
     HOME and TMPDIR.
@@ -43,20 +43,22 @@ class Terms(NamedTuple):
     secrets: Mapping[str, str] = {}
 
 
-def order_for(manifest: Manifest, room: Room, told: Mapping[str, str], bounds: Bounds, terms: Terms) -> Order:
+def order_for(
+    manifest: Manifest, workdir: Workdir, told: Mapping[str, str], bounds: CommandLimits, terms: RunTerms
+) -> CommandOrder:
     """`told` are variables that say which job this is. Raises Usage when there must be a sandbox and can be none."""
-    argv, directory = manifest.argv, room.begin_in(manifest)
-    env = environment(manifest, room, told, os.environ, terms)
+    argv, directory = manifest.argv, workdir.begin_in(manifest)
+    env = environment(manifest, workdir, told, os.environ, terms)
     is_sandboxed, has_network = terms.sandbox != "off", terms.sandbox != "on"
     if is_sandboxed:
         inside = {name: env.pop(name) for name in [*env] if name.startswith(_LINKING)}
-        view = sandbox.View(room, directory, has_network, terms.paths)
+        view = sandbox.View(workdir, directory, has_network, terms.paths)
         argv = sandbox.wrapped(sandbox.check(), argv, view, inside)
-    return Order(
+    return CommandOrder(
         argv=argv,
         env=env,
         directory=directory,
-        streams=room.streams,
+        streams=workdir.streams,
         timeout_s=min(manifest.timeout or bounds.run_s_max, bounds.run_s_max),
         grace_s=bounds.grace_s,
         output_bytes_max=bounds.output_bytes_max,
@@ -69,16 +71,16 @@ def order_for(manifest: Manifest, room: Room, told: Mapping[str, str], bounds: B
 
 def environment(
     manifest: Manifest,
-    room: Room,
+    workdir: Workdir,
     told: Mapping[str, str],
     own: Mapping[str, str],
-    terms: Terms,
+    terms: RunTerms,
 ) -> dict[str, str]:
     """What is passed on of our own, then a home and a place for temporary files, then what the manifest says, then what
     is told: the later counts.
     """
     is_passed_on = _fitting(terms.passed_on).match
-    places = {"HOME": str(room.home), "TMPDIR": str(room.temporary)}
+    places = {"HOME": str(workdir.home), "TMPDIR": str(workdir.temporary)}
     return {
         "PATH": os.defpath,
         **{name: value for name, value in own.items() if is_passed_on(name)},

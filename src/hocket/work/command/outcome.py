@@ -16,19 +16,19 @@ from hocket.work.proofs import STREAM_TYPES, find_proof
 TIMED_OUT, NOT_STARTED, BY_SIGNAL = 124, 127, 128
 
 
-class Outcome(NamedTuple):
+class CommandOutcome(NamedTuple):
     code: int
     sentence: str
 
 
-def plain_ending(job: Job, execution: Execution | None) -> Outcome | None:
+def plain_ending(job: Job, execution: Execution | None) -> CommandOutcome | None:
     """How a job ended whose last run is known, without a look at the log; None where that has more to say."""
     if execution is None or execution.fence != job.fence or job.outcome in (None, Ended.CANCELLED):
         return None
-    return Outcome(exit_code(execution), "") if _is_plain(execution) else None
+    return CommandOutcome(exit_code(execution), "") if _is_plain(execution) else None
 
 
-def ending(session: Session, blobs: Blobs, job_id: bytes) -> Outcome | None:
+def ending(session: Session, blobs: Blobs, job_id: bytes) -> CommandOutcome | None:
     """None while the job has not ended."""
     entry = session.job(job_id)
     if entry is None or entry.stage is not Stage.DONE:
@@ -38,9 +38,9 @@ def ending(session: Session, blobs: Blobs, job_id: bytes) -> Outcome | None:
         proof = find_proof(session, blobs, job)
         if proof is not None:
             execution = read_envelope(proof.envelope)
-            return Outcome(exit_code(execution), _sentence(session, job, execution))
+            return CommandOutcome(exit_code(execution), _sentence(session, job, execution))
     verb = "was cancelled" if job.outcome is Ended.CANCELLED else "failed"
-    return Outcome(1, f"job {ulid_text(job_id)} {verb}: {_error(session, job)}")
+    return CommandOutcome(1, f"job {ulid_text(job_id)} {verb}: {_error(session, job)}")
 
 
 def exit_code(execution: Execution) -> int:

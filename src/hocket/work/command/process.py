@@ -1,4 +1,4 @@
-"""What a process of the keeper's can ask Linux for. It imports little."""
+"""What a process of the fork server's can ask Linux for. It imports little."""
 
 from __future__ import annotations
 

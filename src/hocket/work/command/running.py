@@ -15,9 +15,9 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hocket.work.command import passing
+from hocket.work.command import fd_passing
+from hocket.work.command.fork_server_connection import ForkServerConnection, hang_up
 from hocket.work.command.gpus import ASK_S, GpuMeter, Gpus
-from hocket.work.command.line import Line, hang_up
 from hocket.work.command.streams import Keeping, Kept
 from hocket.work.command.supervisor import MESSAGE_BYTES_MAX
 
@@ -32,7 +32,7 @@ SILENCE_S = 5.0
 Heard = Callable[[str, bytes], None]
 
 
-class Order(NamedTuple):
+class CommandOrder(NamedTuple):
     """A command to run. Of stdout and stderr at most `output_bytes_max` each are kept, in files of these names in the
     directory `streams`. No file of the command's grows beyond `file_bytes_max`. It is stopped when its time is up or
     less than `free_bytes_min` are free where `directory` is. A timeout or limit of 0 is none. `sandboxed` says that the
@@ -56,7 +56,7 @@ class Order(NamedTuple):
 class Running:
     """From the order to the report. `report` is what the supervisor said last, None when it died before."""
 
-    def __init__(self, order: Order, gpus: Gpus | None) -> None:
+    def __init__(self, order: CommandOrder, gpus: Gpus | None) -> None:
         self.order = order
         self.gpus = GpuMeter(gpus) if gpus is not None else None
         self.kept = {name: Keeping(order.streams / name, order.output_bytes_max) for name in ("stdout", "stderr")}
@@ -70,7 +70,7 @@ class Running:
         self._is_stopping = False
         self._limit = math.inf
 
-    def give(self, line: Line) -> bool:
+    def give(self, line: ForkServerConnection) -> bool:
         """Hands the order to a supervisor. False when nobody took it."""
         self._is_given = False
         self._hang_up()
@@ -84,7 +84,7 @@ class Running:
             os.set_blocking(fd, False)
         try:
             head, *parts = _parts(self.order, self.gpus is not None)
-            passing.send(control, head, [out_end.fileno(), err_end.fileno()])
+            fd_passing.send(control, head, [out_end.fileno(), err_end.fileno()])
             for part in parts:
                 control.send(part, _socket.MSG_NOSIGNAL)
             self._is_given = True
@@ -189,7 +189,7 @@ def _pipe() -> list[io.FileIO]:
     return list(map(io.FileIO, islice(chain.from_iterable(iter(os.pipe, None)), 2), ("rb", "wb")))
 
 
-def _parts(order: Order, is_named: bool) -> Iterator[bytes]:
+def _parts(order: CommandOrder, is_named: bool) -> Iterator[bytes]:
     """The order as messages. Both ends are the same interpreter, so its own format does."""
     told = {
         "argv": [os.fsencode(each) for each in order.argv],

@@ -1,4 +1,4 @@
-"""A sandbox for commands, made by bubblewrap (`bwrap`): the system is there to be read, the command's own room to be
+"""A sandbox for commands, made by bubblewrap (`bwrap`): the system is there to be read, the command's own workdir to be
 written, and nothing else is there; it sees no other processes, and no network unless it asked for it. A command that
 must have a sandbox is never run without one.
 """
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hocket.errors import Usage
-from hocket.work.command.workshop import Room
+from hocket.work.command.workdir import Workdir
 
 PROGRAM = "bwrap"
 # How long the trial may take.
@@ -23,11 +23,11 @@ RESOLVER = ("/run/systemd/resolve", "/run/resolvconf", "/run/NetworkManager")
 
 
 class View(NamedTuple):
-    """What a command sees: its room, in which it begins in that directory, the network or not, and further `paths` to
-    be read. Those below /dev are devices.
+    """What a command sees: its workdir, in which it begins in that directory, the network or not, and further `paths`
+    to be read. Those below /dev are devices.
     """
 
-    room: Room
+    workdir: Workdir
     directory: Path
     has_network: bool
     paths: tuple[str, ...] = ()
@@ -48,15 +48,15 @@ def wrapped(program: str, argv: Sequence[str], view: View, env: Mapping[str, str
     """The command line that runs `argv` inside, with these variables set there. `program` is bubblewrap's whole path:
     which that is must not be for the command's own PATH to decide.
     """
-    room, has_network = view.room, view.has_network
+    workdir, has_network = view.workdir, view.has_network
     made = [program, "--unshare-all", *(["--share-net"] if has_network else []), "--die-with-parent", "--new-session"]
     made += ["--cap-drop", "ALL"]
     for path in (*SYSTEM, *(RESOLVER if has_network else ())):
         made += ["--ro-bind-try", path, path]
-    made += ["--proc", "/proc", "--dev", "/dev", "--bind", str(room.temporary), "/tmp"]
+    made += ["--proc", "/proc", "--dev", "/dev", "--bind", str(workdir.temporary), "/tmp"]
     for path in view.paths:
         made += ["--dev-bind-try" if path.startswith("/dev/") else "--ro-bind-try", path, path]
-    for own in (room.work, room.home, room.temporary):
+    for own in (workdir.work, workdir.home, workdir.temporary):
         made += ["--bind", str(own), str(own)]
     for name, value in env.items():
         made += ["--setenv", name, value]
@@ -93,12 +93,12 @@ def _try(program: str) -> str:
     if not program:
         return "there is no `bwrap` here; install the package bubblewrap"
     with tempfile.TemporaryDirectory() as directory:
-        room = Room(Path(directory))
-        for path in (room.work, room.home, room.temporary):
+        workdir = Workdir(Path(directory))
+        for path in (workdir.work, workdir.home, workdir.temporary):
             path.mkdir()
         try:
             ran = subprocess.run(
-                wrapped(program, ("true",), View(room, room.work, has_network=False)),
+                wrapped(program, ("true",), View(workdir, workdir.work, has_network=False)),
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
                 timeout=TRIAL_S,

@@ -36,10 +36,10 @@ class Keeping:
 
     def write(self, chunk: bytes) -> None:
         self._total += len(chunk)
-        room = self._limit - self._end_room - self._size
-        if room > 0 and not self._end:
-            self._put(chunk[:room])
-            chunk = chunk[room:]
+        workdir = self._limit - self._end_room - self._size
+        if workdir > 0 and not self._end:
+            self._put(chunk[:workdir])
+            chunk = chunk[workdir:]
         if chunk and self._end_room:
             self._end.append(chunk)
             self._end_bytes += len(chunk)
@@ -53,8 +53,8 @@ class Keeping:
         left_out = self._total - self._size - len(end)
         if left_out + max(0, len(end) - self._end_room) > 0 and end:
             said = b"\n[%d bytes left out]\n"
-            room = self._end_room - len(said % self._total)
-            end = said % (self._total - self._size - room) + end[-room:]
+            workdir = self._end_room - len(said % self._total)
+            end = said % (self._total - self._size - workdir) + end[-workdir:]
         self._put(end)
         self.close()
         return Kept(self.path, self._size, self._total)

@@ -1,7 +1,7 @@
-"""Watches over one command, in a process that the keeper forks for it. Linux makes it the parent of all orphans below
-it, so that no process of the command can get away: not by forking twice, not by a session of its own. The command is
-over when its first process ends; what is left of it is killed then. It is stopped when the time is up, when the disk is
-full and when the worker asks; it is killed at once when the worker or the keeper is gone.
+"""Watches over one command, in a process that the fork server forks for it. Linux makes it the parent of all orphans
+below it, so that no process of the command can get away: not by forking twice, not by a session of its own. The command
+is over when its first process ends; what is left of it is killed then. It is stopped when the time is up, when the disk
+is full and when the worker asks; it is killed at once when the worker or the fork server is gone.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ import os
 import select
 import time
 
-from hocket.work.command import passing
-from hocket.work.command.first import First
-from hocket.work.command.metering import LOOK_ADVANCE_S, LOOK_MAX_S, LOOK_S, LOOK_SHARE, Meter
+from hocket.work.command import fd_passing
+from hocket.work.command.command_process import CommandProcess
+from hocket.work.command.metering import LOOK_ADVANCE_S, LOOK_MAX_S, LOOK_S, LOOK_SHARE, UsageMeter
 from hocket.work.command.process import adopt_orphans, name_process, watch_parent
-from hocket.work.command.tree import Process, Tree
+from hocket.work.command.process_tree import Process, Tree
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -34,17 +34,17 @@ TIGHT = 4
 _MSG_DONTWAIT = 0x40
 
 
-def supervise(control: _socket.socket, worker: int, keeper: int) -> None:
+def supervise(control: _socket.socket, worker: int, fork_server: int) -> None:
     """Waits for an order on the control socket, runs it and reports. `worker` is a descriptor of the worker's process,
-    `keeper` the number of the keeper's.
+    `fork_server` the number of the fork server's.
     """
     os.setsid()
     adopt_orphans()
     name_process(READY)
-    keeper_gone = watch_parent(keeper)
-    if keeper_gone is None:
+    fork_server_gone = watch_parent(fork_server)
+    if fork_server_gone is None:
         return
-    lives = (worker, keeper_gone)
+    lives = (worker, fork_server_gone)
     first = _first()
     _rehearse(control, first)
     if _first_of(control.fileno(), lives) in lives:
@@ -54,7 +54,7 @@ def supervise(control: _socket.socket, worker: int, keeper: int) -> None:
         return
     _say(control, {"is": "taken", "number": os.getpid()})
     name_process(BUSY)
-    watch = Watch(control, marshal.loads(order), first)
+    watch = CommandWatch(control, marshal.loads(order), first)
     if watch.start(order, streams):
         for stream in streams:
             os.close(stream)
@@ -65,49 +65,49 @@ def supervise(control: _socket.socket, worker: int, keeper: int) -> None:
             continue
 
 
-def _rehearse(control: _socket.socket, first: First | None) -> None:
+def _rehearse(control: _socket.socket, first: CommandProcess | None) -> None:
     """Memory that a fork shares is copied when it is first touched. So the motions are gone through once while nobody
     waits for it.
     """
     order = marshal.dumps({"argv": [b""], "env": {b"": b""}, "directory": b"", "timeout_s": 1.0})
-    Watch(control, marshal.loads(order), first).reap()
+    CommandWatch(control, marshal.loads(order), first).reap()
 
 
-def _first() -> First | None:
+def _first() -> CommandProcess | None:
     """None where there is no room for another process now."""
     try:
-        return First()
+        return CommandProcess()
     except OSError:
         return None
 
 
-class Watch:
+class CommandWatch:
     """One command from its start to its end."""
 
-    def __init__(self, control: _socket.socket, order: dict[str, Any], first: First | None) -> None:
+    def __init__(self, control: _socket.socket, order: dict[str, Any], first: CommandProcess | None) -> None:
         self._control = control
         self._order = order
         self._first = first
         self._tree = Tree((first.number,) if first is not None else ())
-        self._meter = Meter(time.monotonic())
+        self._meter = UsageMeter(time.monotonic())
         self._status: int | None = None
         self._why = "exited"
         self._named_at = 0.0
         self._began = time.monotonic()
         self._spent_s = 0.0
         try:
-            self._room = os.open(order["directory"], os.O_PATH | os.O_CLOEXEC)
+            self._workdir = os.open(order["directory"], os.O_PATH | os.O_CLOEXEC)
         except OSError:
-            self._room = -1  # then the command cannot begin there either, which says why
+            self._workdir = -1  # then the command cannot begin there either, which says why
 
     def start(self, order: bytes, streams: list[int]) -> bool:
         """Lets the first process begin; when it has died while it waited, another one."""
         try:
-            self._first = self._first or First()
+            self._first = self._first or CommandProcess()
             try:
                 problem = self._first.begin(order, streams)
             except OSError:
-                self._first = First()
+                self._first = CommandProcess()
                 problem = self._first.begin(order, streams)
         except OSError as error:
             problem = "fork", error.errno or 0
@@ -211,13 +211,13 @@ class Watch:
 
     def _is_full(self, times: int = 1) -> bool:
         least = self._order["free_bytes_min"]
-        if not least or self._room < 0:
+        if not least or self._workdir < 0:
             return False
         try:
-            room = os.fstatvfs(self._room)
+            workdir = os.fstatvfs(self._workdir)
         except OSError:
             return False
-        return bool(room.f_bavail * room.f_frsize < least * times)
+        return bool(workdir.f_bavail * workdir.f_frsize < least * times)
 
 
 def _first_of(control: int, lives: tuple[int, ...]) -> int:
@@ -232,7 +232,7 @@ def _order(control: _socket.socket) -> tuple[bytes, list[int]]:
     """The order, and where the command's stdout and stderr go. It comes in several messages; the first says how many
     bytes all of them have. Empty when the worker is gone before the last.
     """
-    head, streams = passing.receive(control, MESSAGE_BYTES_MAX)
+    head, streams = fd_passing.receive(control, MESSAGE_BYTES_MAX)
     size = int.from_bytes(head, "big")
     parts = bytearray()
     while len(parts) < size:

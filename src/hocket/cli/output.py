@@ -1,0 +1,141 @@
+"""How things are said. A person at a terminal gets tables, colours and bars; a pipe gets plain lines with tabs between
+the columns, whole and unstyled; `--json` gets JSON and nothing else. In text that came from elsewhere, characters that
+drive a terminal or change the order of what is read are spelled out. Rich is loaded for terminals alone.
+"""
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import IO, TYPE_CHECKING, Any
+
+from hocket.cli.settings import settings
+from hocket.kernel.safe_text import clean, clean_json
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+Row = Sequence[object]
+Progress = Callable[[int, int], None]
+
+STYLES = {
+    "succeeded": "green",
+    "failed": "red",
+    "cancelled": "yellow",
+    "claimed": "cyan",
+    "ok": "green",
+    "warn": "yellow",
+    "bad": "bold red",
+}
+
+
+def on_terminal(stream: IO[str] | None = None) -> bool:
+    try:
+        return (stream or sys.stdout).isatty()
+    except ValueError:
+        return False
+
+
+def console(stream: IO[str] | None = None) -> "Console":
+    from rich.console import Console
+
+    return Console(file=stream or sys.stdout, highlight=False, soft_wrap=True)
+
+
+def say(text: object = "", style: str | None = None, *, lines: bool = False) -> None:
+    """One line for a person. Nothing when JSON was asked for."""
+    if settings.as_json:
+        return
+    shown = clean(text, lines=lines)
+    if style is not None and on_terminal():
+        from rich.text import Text
+
+        console().print(Text(shown, style))
+    else:
+        print(shown)
+
+
+def emit(value: Any) -> None:
+    """The answer for a program, when JSON was asked for: laid out on a terminal, on one line otherwise."""
+    import msgspec
+
+    if not settings.as_json:
+        return
+    encoded = msgspec.json.encode(value)
+    print(clean_json((msgspec.json.format(encoded, indent=2) if on_terminal() else encoded).decode()))
+
+
+def notice(text: str) -> None:
+    """Something that happens while a command runs."""
+    print(f"hocket: {clean(text)}", file=sys.stderr, flush=True)
+
+
+def table(columns: Sequence[str], rows: Sequence[Row], empty: str) -> None:
+    """A table on a terminal, lines with tabs in a pipe. `empty` is for people when there is nothing to show."""
+    if settings.as_json:
+        return
+    if not on_terminal():
+        for row in rows:
+            print("\t".join(clean(cell) for cell in row))
+    elif rows:
+        console().print(drawn(columns, rows), soft_wrap=False)
+    else:
+        say(empty, "dim")
+
+
+def drawn(columns: Sequence[str], rows: Sequence[Row]) -> "Table":
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+    from rich.text import Text
+
+    shown = Table(box=SIMPLE_HEAD, pad_edge=False, header_style="bold")
+    for index, column in enumerate(columns):
+        shown.add_column(column, overflow="fold", no_wrap=index == 0)
+    for row in rows:
+        cells = [clean(cell) for cell in row]
+        shown.add_row(*(Text(cell, STYLES.get(cell.split(" ", 1)[0], "")) for cell in cells))
+    return shown
+
+
+def fields(pairs: Sequence[tuple[str, object]]) -> None:
+    """Names with their values, aligned for people, with a tab between for a pipe."""
+    if settings.as_json:
+        return
+    if not on_terminal():
+        for name, value in pairs:
+            print(f"{name}\t{clean(value)}")
+        return
+    from rich.text import Text
+
+    width = max((len(name) for name, _ in pairs), default=0) + 2
+    for name, value in pairs:
+        text = clean(value)
+        console().print(Text.assemble((name.ljust(width), "dim"), (text, STYLES.get(text, ""))))
+
+
+@contextmanager
+def progress(label: str) -> Iterator[Progress]:
+    """A bar on stderr, drawn when a person watches; call what this gives with how much is done, and of how much."""
+    if settings.as_json or not on_terminal(sys.stderr):
+        yield lambda done, total: None
+        return
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bars
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Bars(*columns, console=console(sys.stderr), transient=True) as bars:
+        task = bars.add_task(label, total=None)
+        yield lambda done, total: bars.update(task, completed=done, total=total)
+
+
+def ago(then_ms: int, now_ms: int) -> str:
+    """How long before or after now, roughly."""
+    away = then_ms - now_ms
+    return f"in {span(away)}" if away > 0 else f"{span(-away)} ago"
+
+
+def span(ms: int) -> str:
+    for unit, length in (("d", 86_400_000), ("h", 3_600_000), ("min", 60_000)):
+        if ms >= 2 * length:
+            return f"{ms // length} {unit}"
+    return f"{ms / 1000:.0f} s" if ms >= 10_000 else f"{max(0, ms) / 1000:.1f} s"

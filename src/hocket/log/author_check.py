@@ -1,0 +1,179 @@
+"""Who gets in: whether an op from elsewhere was signed by a node that this user has let in, and whether its ids follow
+from its content. The first op of every node is a delegation to itself that leads back to the user and says which key
+the node has. Nothing else of a node comes in before it, even where the node's key is known because another has told its
+delegation. What an op then means, whether its author may write it and whether it counts, is decided by the fold.
+"""
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
+
+from hocket.kernel.authority import Authority, is_root_revocation
+from hocket.kernel.forks import BOUND_OP_BYTES_MAX, read_fork
+from hocket.kernel.ops import Op, is_bound, verify_op
+from hocket.kernel.policy import decode_policy
+from hocket.kernel.postcard import Malformed
+from hocket.kernel.reasons import Reason
+from hocket.kernel.ucan import Delegation
+from hocket.kernel.ucan import read as read_ucan
+from hocket.kernel.vocabulary import (
+    EXTENSION_BASE,
+    DelegateUcan,
+    ReportFork,
+    RevokeRoot,
+    Sanitised,
+    ScheduleJob,
+    Unknown,
+    discriminant,
+)
+from hocket.log.parallel import Shared
+from hocket.log.permissions import Permissions
+
+# The last millisecond that a ULID can hold, in the year 10889.
+WALL_MAX = 2**48 - 1
+
+# Reasons that can pass: what is missing may come later, and then the op must be sent again.
+CURABLE = frozenset(
+    (Reason.UNKNOWN_NODE, Reason.UNRESOLVED, Reason.HELD_FULL, Reason.UNLINKED, Reason.QUOTA, Reason.IDLE)
+)
+
+Received = tuple[bytes, Op]
+
+
+class AuthorCheck:
+    """`keys` are the nodes known so far; those that are told are added. `has_written` says whether an op of a node is
+    on the log, so that the node has introduced itself. `reader` is the node whose door it is, and `now` its time.
+    """
+
+    def __init__(
+        self,
+        user: str,
+        keys: dict[int, bytes],
+        has_written: Callable[[int], bool],
+        permissions: Permissions,
+        reader: int,
+        now: int,
+    ) -> None:
+        self._user = user
+        self._is_bound = permissions.rules.bounds is not None
+        self._is_strict = permissions.rules.is_strict
+        self._keys = keys
+        self._has_written = has_written
+        self._introduced: dict[int, bool] = {}
+        self._permissions = permissions
+        self._authority = permissions.authority
+        self._delegations = {each.cid: each for each in permissions.delegations}
+        self._reader = reader
+        self._now = now
+
+    def judge(self, ops: Sequence[Received], helpers: Executor | None) -> Shared[Received, Reason | None]:
+        """Begins to find out why each op is turned away, None for those that may come in. Ops that come later may be
+        given to it before this is finished.
+        """
+        for author in {op.node_id for _, op in ops} - self._introduced.keys():
+            self._introduced[author] = author in self._keys and self._has_written(author)
+        # Introductions are few and come first, since the others hang on them; the rest is verified on all cores.
+        introductions = self._introductions(ops)
+
+        def check(part: Sequence[Received]) -> list[Reason | None]:
+            return [introductions[raw] if raw in introductions else self._check(raw, op) for raw, op in part]
+
+        return Shared(helpers, check, ops)
+
+    def _introductions(self, ops: Sequence[Received]) -> dict[bytes, Reason | None]:
+        """The verdicts on delegations, each by the op's bytes: another op can claim to have its id."""
+        tokens = {raw: _read(op) for raw, op in ops if isinstance(op.payload, DelegateUcan)}
+        new = {each.cid: each for each in tokens.values() if isinstance(each, Delegation)}
+        if new:
+            self._delegations |= new
+            # What is revoked is judged by the fold, which looks back.
+            self._authority = Authority(self._user, self._delegations.values(), ())
+        verdicts: dict[bytes, Reason | None] = {}
+        for own in (True, False):
+            for raw, op in ops:
+                if raw in tokens and _is_own(op, tokens[raw]) == own:
+                    verdicts[raw] = self._introduce(raw, op, tokens[raw])
+        return verdicts
+
+    def _introduce(self, raw: bytes, op: Op, delegation: Delegation | Reason) -> Reason | None:
+        if isinstance(delegation, Reason):
+            return delegation
+        fault = self._authority.fault(delegation)
+        if fault is not None and not (fault is Reason.UNRESOLVED and op.node_id in self._keys):
+            return fault
+        if not _is_own(op, delegation):
+            refused = self._check(raw, op)
+        else:
+            refused = self._verified(raw, op, self._keys.get(op.node_id, delegation.public))
+            self._introduced[op.node_id] |= refused is None
+        if refused is None:
+            self._keys.setdefault(delegation.node, delegation.public)
+        return refused
+
+    def _check(self, raw: bytes, op: Op) -> Reason | None:
+        if self._is_strict and discriminant(op.payload) >= EXTENSION_BASE:
+            return Reason.UNKNOWN_VARIANT  # as every other v0.1 node says
+        if isinstance(op.payload, Unknown) and not self._is_bound:
+            return Reason.UNKNOWN_VARIANT
+        if not self._introduced[op.node_id]:
+            return Reason.UNKNOWN_NODE
+        key = self._keys.get(op.node_id)
+        if isinstance(op.payload, Sanitised) or op.signature is None:
+            return self._unsigned(op, key)
+        return self._verified(raw, op, key)
+
+    def _verified(self, raw: bytes, op: Op, key: bytes | None) -> Reason | None:
+        if op.timestamp.wall > WALL_MAX:
+            return Reason.BEYOND_TIME
+        if key is None:
+            return Reason.UNKNOWN_NODE
+        if not verify_op(raw, op, key):
+            return Reason.BAD_SIGNATURE
+        return self._unbound(raw, op) if self._is_bound else None
+
+    def _unbound(self, raw: bytes, op: Op) -> Reason | None:
+        if len(raw) > BOUND_OP_BYTES_MAX and not isinstance(op.payload, ReportFork):
+            return Reason.TOO_LARGE
+        if op.link is None or not is_bound(raw, op) or _is_misnamed(op):
+            return Reason.UNBOUND
+        if isinstance(op.payload, ReportFork) and read_fork(op.payload) is None:
+            return Reason.MALFORMED
+        if isinstance(op.payload, RevokeRoot) and not is_root_revocation(self._user, op.payload):
+            return Reason.BAD_SIGNATURE
+        return None
+
+    def _unsigned(self, op: Op, key: bytes | None) -> Reason | None:
+        """An op without a signature is taken in only by one who may read no more of it than is left."""
+        payload = op.payload
+        if op.signature is not None or not isinstance(payload, Sanitised):
+            return Reason.BAD_SIGNATURE
+        if op.timestamp.wall > WALL_MAX:
+            return Reason.BEYOND_TIME
+        if key is None:
+            return Reason.UNKNOWN_NODE
+        admitted = self._permissions.authority.sanitizes(self._reader, payload.rules, self._now)
+        return None if admitted else Reason.BAD_MARKER
+
+
+def _is_misnamed(op: Op) -> bool:
+    """Whether a job has neither its op's id nor says of which schedule it is a tick, which the fold then checks."""
+    payload = op.payload
+    if not isinstance(payload, ScheduleJob) or payload.job_id == op.id:
+        return False
+    try:
+        return decode_policy(payload.policy_envelope).schedule_op is None
+    except ValueError:
+        return True
+
+
+def _is_own(op: Op, delegation: Delegation | Reason) -> bool:
+    """Whether its author says by this op which key it has itself."""
+    return isinstance(delegation, Delegation) and delegation.node == op.node_id
+
+
+def _read(op: Op) -> Delegation | Reason:
+    assert isinstance(op.payload, DelegateUcan)
+    try:
+        delegation = read_ucan(op.payload.ucan_bytes)
+    except Malformed:
+        return Reason.MALFORMED
+    return delegation if delegation.cid == op.payload.ucan_cid else Reason.MALFORMED

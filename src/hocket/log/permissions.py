@@ -1,0 +1,261 @@
+"""The permissions of a log: who may write what, and who is the coordinator, at every moment. They are read from the
+delegations, revocations, designations and proofs of forks on the log and kept until one of them changes, since every op
+is judged by it.
+
+A node that has shown two histories has lost its word: nothing counts that it wrote from the fork on, be it about jobs
+or about the permissions. What the arbiter accepted of it before stands on the arbiter's word; and of a coordinator that
+was replaced, the history that its successor's designation pins.
+"""
+
+from bisect import bisect
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from hocket.kernel.authority import Authority, Revocation, Standing, counting_revocations
+from hocket.kernel.clock import U32_MAX, Hlc, pack, unpack
+from hocket.kernel.ids import content_hash
+from hocket.kernel.ops import Op, decode, link_to, pin_to
+from hocket.kernel.reasons import Reason
+from hocket.kernel.rules import Rules
+from hocket.kernel.ucan import Delegation
+from hocket.kernel.ucan import read as read_ucan
+from hocket.kernel.vocabulary import VARIANTS, ClaimWork, CompleteJob, Payload, ReportFork, RevokeRoot, RevokeUcan
+from hocket.store import Coordinator, Session
+
+# What a derivation is done by, where its kind says that a job is one.
+_DERIVING = (ClaimWork, CompleteJob)
+# How many states of the permissions are remembered: the one in force, and those of transactions that were undone.
+REMEMBERED = 4
+# How many ops of a coordinator with two histories are looked at.
+PINNED_MAX = 1_000_000
+
+
+class Tenure(NamedTuple):
+    """A coordinator from a time on. `last` is the time of the last op of its own that counts as the coordinator's: the
+    designation of its successor has pinned it. None: there is no bound.
+    """
+
+    since: Hlc
+    node: int
+    last: Hlc | None = None
+    pin: bytes | None = None
+
+
+class Permissions:
+    """`revocations` are those that count: each was judged by what was in force when it was written. `forks` says of
+    nodes since when they have two histories, and `pinned` are ops from after that which count all the same.
+    """
+
+    def __init__(
+        self,
+        rules: Rules,
+        authority: Authority,
+        delegations: Iterable[Delegation],
+        revocations: Iterable[Revocation],
+        tenures: list[Tenure],
+        forks: dict[int, Hlc],
+        pinned: frozenset[bytes],
+    ) -> None:
+        extensions = rules.extensions
+        self.rules = rules
+        self.authority = authority
+        self.delegations = tuple(delegations)
+        self._revocations = frozenset(revocations)
+        self.tenures = tenures
+        self.forks = forks
+        self._pinned = pinned
+        self._since = [tenure.since for tenure in tenures]
+        self._has_pins = any(tenure.last is not None for tenure in tenures)
+        self._arbiter = extensions is not None and extensions.arbiter
+        self.derivation_ops = frozenset(extensions.derivation_ops if extensions else ())
+        self._derivation_kinds = tuple(extensions.derivation_kinds if extensions else ())
+        self._derivation_types = {codec.cls for codec in VARIANTS.values() if codec.cls.__name__ in self.derivation_ops}
+        self._derives = bool(self.derivation_ops or self._derivation_kinds)
+
+    @property
+    def coordinators(self) -> list[tuple[Hlc, int]]:
+        """Since when which node is the coordinator."""
+        return [(tenure.since, tenure.node) for tenure in self.tenures]
+
+    def _tenure(self, at: Hlc) -> Tenure | None:
+        if self._since and at >= self._since[-1]:
+            return self.tenures[-1]
+        index = bisect(self._since, at)
+        return self.tenures[index - 1] if index else None
+
+    def coordinator(self, at: Hlc) -> int | None:
+        """The coordinator in force at that time, if one was designated."""
+        tenure = self._tenure(at)
+        return None if tenure is None else tenure.node
+
+    def arbiter(self, at: Hlc) -> int | None:
+        return self.coordinator(at) if self._arbiter else None
+
+    def is_overtaken(self, at: Hlc) -> bool:
+        """Whether what the coordinator of that time decided then was not known when its successor was designated."""
+        if not self._has_pins:
+            return False
+        tenure = self._tenure(at)
+        return tenure is not None and tenure.last is not None and at > tenure.last
+
+    def is_trusted(self, node: int, now_ms: int) -> bool:
+        """Whether a node is the owner's or the coordinator: what it hands on was in time."""
+        return self.authority.is_owner(node, now_ms) or self.coordinator(Hlc(now_ms, U32_MAX, node)) == node
+
+    def could_be_pinned(self, op: Op) -> bool:
+        """Whether an op that has just come may belong to a pinned history of an author with two, or complete it."""
+        since = self.forks.get(op.node_id) if self.forks else None
+        return since is not None and any(
+            tenure.node == op.node_id and tenure.last is not None and since <= op.timestamp <= tenure.last
+            for tenure in self.tenures
+        )
+
+    def refusal(self, op: Op, kind: str | None = None) -> Reason | None:
+        """Why the author may not write this op; `kind` is that of the job that it is about. A log without a single
+        delegation has no permissions yet: its node is about to introduce itself.
+        """
+        if not self.delegations:
+            return None
+        payload = op.payload
+        since = self.forks.get(op.node_id) if self.forks else None
+        if since is not None and op.timestamp >= since and op.id not in self._pinned:
+            # A proof speaks for itself.
+            return None if isinstance(payload, ReportFork | RevokeRoot) else Reason.FORKED
+        refused = self.authority.refusal(op.node_id, payload, op.timestamp.wall, kind)
+        if refused is None:
+            if self._derives and self._is_derivation(payload, kind) and op.node_id != self.coordinator(op.timestamp):
+                return Reason.NOT_COORDINATOR
+        elif type(payload) is RevokeUcan and (op.timestamp, op.node_id, payload.ucan_cid) in self._revocations:
+            return None
+        return refused
+
+    def tick_refusal(self, op: Op, author: int) -> Reason | None:
+        """The same for the job of a schedule's tick: the schedule's `author` must be allowed to schedule it when the
+        tick is written. The op's own author need only be a member then.
+        """
+        if not self.delegations:
+            return None
+        since = self.forks.get(op.node_id)
+        if since is not None and op.timestamp >= since:
+            return Reason.FORKED
+        refused = self.authority.refusal(author, op.payload, op.timestamp.wall, None)
+        if refused is None and self._derives and self._is_derivation(op.payload, None):
+            refused = None if op.node_id == self.coordinator(op.timestamp) else Reason.NOT_COORDINATOR
+        standing = self.authority.standing(op.node_id, op.timestamp.wall)
+        if refused is None and standing is not Standing.ACTIVE:
+            refused = Reason.REVOKED if standing is Standing.REVOKED else Reason.UNAUTHORISED
+        return refused
+
+    def may_schedule(self, node: int, kind: str, wall_ms: int) -> bool:
+        return not self.delegations or self.authority.may(node, "Job", "Schedule", kind, wall_ms) is not None
+
+    def _is_derivation(self, payload: Payload, kind: str | None) -> bool:
+        if type(payload) in _DERIVING and kind is not None:
+            return kind.startswith(self._derivation_kinds)
+        return type(payload) in self._derivation_types
+
+    def compared_with(self, before: "Permissions") -> tuple[set[int], set[int]]:
+        """The nodes that have lost delegations since, and those that have got some: their ops are to be judged anew."""
+        then, now = before._standing(), self._standing()
+        forked = {node for node in self.forks.keys() | before.forks.keys() if self._fork(node) != before._fork(node)}
+        return {node for node, _ in then - now} | forked, {node for node, _ in now - then} | forked
+
+    def _fork(self, node: int) -> tuple[Hlc | None, frozenset[bytes]]:
+        return self.forks.get(node), self._pinned
+
+    def _standing(self) -> set[tuple[int, bytes]]:
+        return {(each.node, each.cid) for each in self.delegations if self.authority.fault(each) is None}
+
+
+class PermissionsReader:
+    """Reads the permissions of a session, once for each state that it is in. `latest` is what was read last, for those
+    who may not touch the store.
+    """
+
+    def __init__(self, user: str, rules: Rules) -> None:
+        self._user = user
+        self.rules = rules
+        self._known: dict[int, Permissions] = {}
+        self.latest: Permissions | None = None
+        self._tokens: dict[bytes, Delegation] = {}
+
+    def read(self, session: Session, state: int, fresh: Iterable[Op] = ()) -> Permissions:
+        """`fresh` are ops of a transaction that are not stored yet."""
+        permissions = self._known.get(state)
+        if permissions is None:
+            permissions = self._read(session, fresh)
+            while len(self._known) >= REMEMBERED:
+                del self._known[next(iter(self._known))]
+            self._known[state] = permissions
+        self.latest = permissions
+        return permissions
+
+    def _read(self, session: Session, fresh: Iterable[Op]) -> Permissions:
+        is_bound = self.rules.bounds is not None
+        tenures = _tenures(session.coordinators())
+        forks: dict[int, Hlc] = {}
+        for fork in session.forks():
+            forks.setdefault(int.from_bytes(fork.node, "big"), unpack(fork.since))
+        pinned = frozenset(op_id for tenure in tenures for op_id in _pinned(session, fresh, tenure, forks))
+
+        def is_void(op_id: bytes, hlc: bytes) -> bool:
+            """Of an author with two histories one node has one and another node the other, so neither counts."""
+            since = forks.get(int.from_bytes(hlc[12:], "big")) if forks else None
+            return since is not None and hlc >= pack(since) and op_id not in pinned
+
+        delegations = {
+            each.cid: self._delegation(each.cid, each.token)
+            for each in session.delegations()
+            if not is_void(each.op_id, each.hlc)
+        }
+        revoked = [each for each in session.revocations() if each.root or not is_void(each.op_id, each.hlc)]
+        revocations = [(unpack(each.hlc), unpack(each.hlc).node, each.cid) for each in revoked if not each.root]
+        counting = counting_revocations(self._user, delegations.values(), revocations, is_bound)
+        roots = {each.cid for each in revoked if each.root}
+        authority = Authority(
+            self._user, delegations.values(), {cid for _, _, cid in counting} | roots, is_bound=is_bound
+        )
+        return Permissions(self.rules, authority, delegations.values(), counting, tenures, forks, pinned)
+
+    def _delegation(self, cid: bytes, token: bytes) -> Delegation:
+        if cid not in self._tokens:
+            self._tokens[cid] = read_ucan(token)
+        return self._tokens[cid]
+
+
+def _tenures(coordinators: list[Coordinator]) -> list[Tenure]:
+    tenures: list[Tenure] = []
+    for each in coordinators:
+        if tenures and each.pin is not None:
+            before = tenures[-1]
+            wall, logical = int.from_bytes(each.pin[1:7], "big"), int.from_bytes(each.pin[7:11], "big")
+            tenures[-1] = before._replace(last=Hlc(wall, logical, before.node), pin=each.pin)
+        tenures.append(Tenure(unpack(each.hlc), int.from_bytes(each.node, "big")))
+    return tenures
+
+
+def _pinned(session: Session, fresh: Iterable[Op], tenure: Tenure, forks: dict[int, Hlc]) -> Iterator[bytes]:
+    """The ops of a coordinator with two histories that its successor's designation commits to: from the pinned one
+    back, link by link, to the fork.
+    """
+    since = forks.get(tenure.node)
+    if since is None or tenure.last is None or tenure.last < since:
+        return
+    node = tenure.node.to_bytes(8, "big")
+    after = pack(
+        since._replace(logical=since.logical - 1) if since.logical else Hlc(since.wall - 1, U32_MAX, since.node)
+    )
+    ops = [decode(row.body) for row in session.ops_of_author(node, after, PINNED_MAX)]
+    ops += [op for op in fresh if op.node_id == tenure.node and op.timestamp >= since]
+    by_link = {link_to(op.id): op for op in ops}
+    found = next((op for op in ops if pin_to(op.timestamp, op.id) == tenure.pin), None)
+    while found is not None:
+        yield found.id
+        found = by_link.get(found.link or b"")
+
+
+def trace(op_id: bytes) -> int:
+    """An op's share in the number of the permissions: whatever the order of the ops, the same permissions have the same
+    number.
+    """
+    return int.from_bytes(content_hash(op_id)[:8], "big", signed=True)

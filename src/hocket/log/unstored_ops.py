@@ -1,0 +1,29 @@
+"""The ops of one transaction that are not stored yet."""
+
+from hocket.kernel.ops import Op
+from hocket.kernel.vocabulary import job_of
+
+
+class UnstoredOps:
+    """Each op by its key, with its reason, 0 if it counts."""
+
+    def __init__(self) -> None:
+        self.ops: dict[bytes, tuple[Op, int]] = {}
+        self._of_job: dict[bytes, list[bytes]] = {}
+        # The longer keys of ops that share their id with another author's.
+        self._long: dict[bytes, list[bytes]] = {}
+
+    def put(self, op: Op, reason: int) -> None:
+        if op.id not in self.ops:
+            if (job_id := job_of(op.payload)) is not None:
+                self._of_job.setdefault(job_id, []).append(op.id)
+            if len(op.id) > 16:
+                self._long.setdefault(op.id[:16], []).append(op.id)
+        self.ops[op.id] = (op, reason)
+
+    def of_job(self, job_id: bytes) -> list[tuple[Op, int]]:
+        return [self.ops[op_id] for op_id in self._of_job.get(job_id, ())]
+
+    def named(self, op_id: bytes) -> list[tuple[Op, int]]:
+        """Those that have this id."""
+        return [self.ops[key] for key in (op_id, *self._long.get(op_id, ())) if key in self.ops]

@@ -1,0 +1,84 @@
+"""Blobs across the mesh: the content of an artifact that is too large for its op stays where it was made until somebody
+asks for it. A node gives it to whoever may read the artifact as it is, part by part; the one who asked puts the parts
+together and keeps them only if they are what the op promises.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from urllib.parse import parse_qsl
+
+from hocket.errors import Unreachable
+from hocket.kernel.ids import content_hash, hash_text
+from hocket.kernel.ops import Op
+from hocket.log import Log
+from hocket.mesh import wire
+from hocket.mesh.client import Client, Refused
+from hocket.mesh.outgoing import PeerReader, Undecided, kind_of
+from hocket.mesh.wire import Reply
+from hocket.work import artifacts
+from hocket.work.blobs import BLOB_BYTES_MAX, Blobs
+
+PART_BYTES = 4 * 1024 * 1024
+# For how long a peer may take over one part.
+PART_S = 30.0
+
+
+def answer(log: Log, blobs: Blobs, to: PeerReader, query: str) -> Reply:
+    """Part of a blob. Whoever may not have it is told what is told when it is not here."""
+    asked = _asked(query)
+    if asked is None:
+        return Reply(400)
+    hash, start = asked
+
+    if not to.reads_everything:
+        # Which kind a job is of decides who may read what it made, so the roster must be up to date.
+        log.settle()
+    with log.store.read() as session:
+
+        def may_read(op: Op) -> bool:
+            try:
+                kind = kind_of(session, to, op.payload)
+            except Undecided:
+                return False
+            return to.authority.reading(to.node, op.payload, op.timestamp.wall, kind, to.now_ms) == ()
+
+        readable = artifacts.is_readable(session, hash, may_read)
+    part = blobs.part(hash, start, PART_BYTES) if readable else None
+    return Reply(404) if part is None else Reply(200, {"content-type": wire.OCTETS}, part)
+
+
+def _asked(query: str) -> tuple[bytes, int] | None:
+    try:
+        values = dict(parse_qsl(query, max_num_fields=4))
+        start = values.get("from", "0")
+        hash = bytes.fromhex(values.get("hash", ""))
+    except ValueError:
+        return None
+    if len(hash) != 32 or not (start.isascii() and start.isdigit() and len(start) < 16):
+        return None
+    return hash, int(start)
+
+
+async def fetch(clients: Sequence[Client], hash: bytes, size: int) -> bytes:
+    """The whole of a blob from the first of these that has it. Raises Unreachable when none does."""
+    for client in clients:
+        try:
+            parts = await _parts(client, hash, min(size, BLOB_BYTES_MAX))
+        except (Unreachable, Refused, TimeoutError):
+            continue
+        if parts is not None and content_hash(parts) == hash:
+            return parts
+    raise Unreachable(f"no node that can be reached has {hash_text(hash)}")
+
+
+async def _parts(client: Client, hash: bytes, size: int) -> bytes | None:
+    data = bytearray()
+    await client.meet()
+    while True:
+        async with asyncio.timeout(PART_S):
+            part = await client.blob(hash, len(data))
+        if part is None:
+            return None
+        data += part
+        if not part or len(data) >= size:
+            return bytes(data)

@@ -1,0 +1,138 @@
+"""Hints to peers that listen: one event after each growth of the log that brings something which the listener may
+have, did not write, and was not given yet. A hint names the jobs that those ops are about, and nothing else; the
+listener pulls. Lines without meaning keep a quiet connection alive.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import closing, suppress
+
+from hocket.bus.changes import ANYTHING, LOG, NOTHING, Changes, about
+from hocket.kernel.authority import Standing
+from hocket.kernel.clock import unpack
+from hocket.kernel.frontier import Frontier, merge
+from hocket.mesh.outgoing import readable, reader
+from hocket.mesh.wire import MeshAccess, hint, look
+from hocket.store import OpRow, Session
+from hocket.work.environment import Environment
+from hocket.work.supervision import supervised
+
+# Growth within this time of a hint is told by the next one.
+GAP_S = 0.02
+# A hint can be lost, so the stream looks again after this long.
+LOOK_AGAIN_S = 2.0
+KEEP_ALIVE_S = 15.0
+LISTENERS_MAX = 256
+LISTENERS_OF_NODE_MAX = 8
+# More new ops than this are taken for readable without a look.
+LOOK_OPS_MAX = 256
+
+ALIVE = b":\n\n"
+
+
+class _Listener:
+    def __init__(self, node: int, seq: int) -> None:
+        self.node, self.seq = node, seq
+        self.given: Frontier = {}
+        self.news = NOTHING
+        self.due = asyncio.Event()
+        self.is_over = False
+
+
+class HintStreams:
+    def __init__(self, access: MeshAccess, environment: Environment, notice: Callable[[str], None]) -> None:
+        self._access, self._environment, self._notice = access, environment, notice
+        self._listeners: dict[_Listener, None] = {}
+        self._watching: asyncio.Task[None] | None = None
+
+    def has_room(self, node: int) -> bool:
+        of_node = sum(listener.node == node for listener in self._listeners)
+        return len(self._listeners) < LISTENERS_MAX and of_node < LISTENERS_OF_NODE_MAX
+
+    async def listen(self, node: int) -> AsyncIterator[bytes]:
+        """The lines of one listener's stream. It begins with a hint, since anything may have happened before."""
+        listener = _Listener(node, await look(self._access, _seq))
+        self._listeners[listener] = None
+        if self._watching is None:
+            watch = supervised("the watch for hints", self._watch, self._notice, self._environment)
+            self._watching = asyncio.create_task(watch)
+        try:
+            yield hint(ANYTHING)
+            while not listener.is_over:
+                try:
+                    async with asyncio.timeout(KEEP_ALIVE_S):
+                        await listener.due.wait()
+                except TimeoutError:
+                    if not await self._access.call(lambda: self._is_active(node)):
+                        return
+                    yield ALIVE
+                    continue
+                listener.due.clear()
+                news, listener.news = listener.news, NOTHING
+                if not listener.is_over:
+                    yield hint(news)
+        finally:
+            self._listeners.pop(listener, None)
+
+    def gave(self, node: int, frontier: Frontier) -> None:
+        """A node was given everything up to there. It need not be hinted at any of that."""
+        for listener in list(self._listeners):
+            if listener.node == node:
+                listener.given = merge(listener.given, frontier)
+
+    async def close(self) -> None:
+        """Ends every stream."""
+        if self._watching is not None:
+            self._watching.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._watching
+        for listener in self._listeners:
+            listener.is_over = True
+            listener.due.set()
+
+    async def _watch(self) -> None:
+        seq = -1
+        with closing(self._access.listen(about(LOG))) as changes:
+            while True:
+                now = await look(self._access, _seq)
+                if now != seq:
+                    seq = now
+                    for listener, news in (await self._access.call(self._with_news)).items():
+                        listener.news |= news
+                        listener.due.set()
+                    await asyncio.sleep(GAP_S)
+                await changes.wait(LOOK_AGAIN_S)
+
+    def _with_news(self) -> dict[_Listener, Changes]:
+        """Who has something to pull, and what; those that have lost their standing are sent away."""
+        found = {}
+        log = self._access.log
+        listening = [(listener, reader(log, listener.node)) for listener in list(self._listeners)]
+        if not all(to.reads_everything for _, to in listening):
+            # Which job an op is about decides who may read it, so the roster must be up to date.
+            log.settle()
+        for listener, to in listening:
+            with log.store.read() as session:
+                rows = session.ops_after(listener.seq, LOOK_OPS_MAX)
+                if not rows:
+                    continue
+                new = [row for row in rows if not _is_within(row, listener.given)]
+                news = ANYTHING if len(rows) == LOOK_OPS_MAX else readable(session, to, new)
+                listener.seq = _seq(session) if len(rows) == LOOK_OPS_MAX else rows[-1].seq
+            listener.is_over = listener.is_over or not self._is_active(listener.node)
+            if news or listener.is_over:
+                found[listener] = news
+        return found
+
+    def _is_active(self, node: int) -> bool:
+        log = self._access.log
+        return log.authority().standing(node, log.physical()) is Standing.ACTIVE
+
+
+def _is_within(row: OpRow, frontier: Frontier) -> bool:
+    stamp = unpack(row.hlc)
+    return stamp.node in frontier and stamp <= frontier[stamp.node]
+
+
+def _seq(session: Session) -> int:
+    return session.head().seq

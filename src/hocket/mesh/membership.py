@@ -1,0 +1,389 @@
+"""The roll of a mesh: which nodes are in it, what each may do and why, and what its owner decides about them: who is
+revoked, which node a kind is routed to, and who is the coordinator. Each decision is one transaction of ops on this
+node's log; whether they count is decided, here as everywhere, by the permissions.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple
+
+from hocket.errors import Conflict, NotAuthorised, Usage
+from hocket.kernel.authority import Standing, revoke_root
+from hocket.kernel.capabilities import grant_of
+from hocket.kernel.clock import U32_MAX, Hlc, unpack
+from hocket.kernel.entitlement import quota_of
+from hocket.kernel.ids import content_hash, node_text
+from hocket.kernel.keys import SigningKey, did_key
+from hocket.kernel.quota import NO_QUOTA, Quota
+from hocket.kernel.reasons import Reason
+from hocket.kernel.roster import KIND_LENGTH_MAX
+from hocket.kernel.rules import Bounds
+from hocket.kernel.ucan import ROOT, Capability, Delegation, issue
+from hocket.kernel.vocabulary import DelegateUcan, DesignateCoordinator, Payload, RevokeUcan, RouteKind
+from hocket.log import Log, Transaction
+from hocket.log.permissions import Permissions
+from hocket.mesh.names import HERE, ID_DIGITS_MIN, likeness, names
+from hocket.store import OverQuota, Session, WrittenTotals
+
+# A coordinator that was met within this time will soon hear that it is no longer the one.
+RECENT_MS = 60_000
+# Each revocation makes every node read the permissions again.
+REVOKED_AT_ONCE_MAX = 256
+
+
+class Member(NamedTuple):
+    """A node of the mesh. `standing` is pending (nothing of it was seen yet), active, suspended (its time is past or
+    has not come), forked (it has shown two histories) or revoked; `seen` is the time of its newest op or of the last
+    exchange with it, 0 for never; `expires` is when the last of its delegations ends, in seconds; `inviter` is None
+    when the user delegated to it. `quota` is what it may store, `written` what of it is on this node's log, and `over`
+    when ops of it were last refused for its quota.
+    """
+
+    node: int
+    name: str | None
+    standing: str
+    roles: tuple[str, ...]
+    capabilities: tuple[Capability, ...]
+    expires: int | None
+    seen: int
+    inviter: int | None
+    is_here: bool
+    quota: Quota = NO_QUOTA
+    written: WrittenTotals = WrittenTotals()
+    over: OverQuota | None = None
+
+    @property
+    def id(self) -> str:
+        return node_text(self.node)
+
+    @property
+    def shown(self) -> str:
+        return self.name or self.id
+
+
+# Looking.
+
+
+def members(log: Log, session: Session) -> list[Member]:
+    """Every node that a delegation on the log lets in or once let in, in the order in which they came."""
+    permissions = _permissions(log, session)
+    now = _now(log, session)
+    coordinator = permissions.coordinator(now)
+    wrote = {int.from_bytes(node, "big"): unpack(hlc).wall for node, hlc in session.frontier().items()}
+    met = {int.from_bytes(peer.node, "big"): peer.seen for peer in session.peers() if peer.node is not None}
+    issuers = {did_key(delegation.public): delegation.node for delegation in permissions.delegations}
+    called = names(permissions)
+    by_cid = {each.cid: each for each in permissions.delegations}
+    keys = {each.node: each.node.to_bytes(8, "big") for each in permissions.delegations}
+    written, over = session.written(keys.values()), session.over_quota()
+    found = []
+    for node in dict.fromkeys(delegation.node for delegation in permissions.delegations):
+        standing = permissions.authority.standing(node, now.wall)
+        if standing is Standing.UNKNOWN:
+            continue
+        held = permissions.authority.held(node)
+        good = [each for each in held if permissions.authority.fault(each) is None]
+        holds = [each for each in good if _in_force(each, now.wall)] or good
+        found.append(
+            Member(
+                node,
+                called.get(node),
+                _standing(permissions, node, standing, node in wrote),
+                _roles(permissions, node, now.wall, coordinator),
+                _capabilities(_topmost(by_cid, holds)),
+                _end(holds),
+                max(wrote.get(node, 0), met.get(node, 0)),
+                issuers.get(held[-1].issuer),
+                node == log.node,
+                NO_QUOTA if permissions.is_trusted(node, now.wall) else _quota(permissions, node, now.wall),
+                written.get(keys[node], WrittenTotals()),
+                over.get(keys[node]),
+            )
+        )
+    return found
+
+
+def _quota(permissions: Permissions, node: int, now: int) -> Quota:
+    return quota_of(permissions.authority, node, now, permissions.rules.bounds or Bounds())
+
+
+def _standing(permissions: Permissions, node: int, standing: Standing, has_written: bool) -> str:
+    if standing is not Standing.ACTIVE:
+        return str(standing.value)
+    if node in permissions.forks:
+        return "forked"
+    return "active" if has_written else "pending"
+
+
+def find(roll: Iterable[Member], text: str) -> Member:
+    """The one node of that name, or whose id begins so; `here` is always this one. A text that could mean two nodes is
+    refused, even if one of them is called exactly that. A revoked node stands back behind the others of its name.
+    """
+    roll = list(roll)
+    if text.lower() == HERE:
+        found = [each for each in roll if each.is_here]
+    else:
+        alike = [each for each in roll if each.name is not None and likeness(each.name) == likeness(text)]
+        if len(alike) > 1:
+            alike = [each for each in alike if each.standing != "revoked"] or alike
+        if len(alike) == 1 and str(alike[0].name).lower() != text.lower():
+            alike = []
+        is_id = len(text) >= ID_DIGITS_MIN
+        found = alike + [each for each in roll if is_id and each.id.startswith(text.lower()) and each not in alike]
+    if not found:
+        raise Usage(f"no node {text!r} in this mesh; `hocket nodes` lists them, by name and id")
+    if len(found) > 1:
+        raise Usage(f"{text!r} could be {' or '.join(map(_described, found))}; say which by its id")
+    return found[0]
+
+
+def _described(member: Member) -> str:
+    return member.id if member.name is None else f"{member.id} ({member.name})"
+
+
+class MayAnswer(NamedTuple):
+    """Whether a node may do something: by which chain of delegations, the user's first (None: it may not), and where
+    the kind is routed, if that is elsewhere.
+    """
+
+    chain: list[Delegation] | None
+    routed: int | None
+
+
+def may(log: Log, session: Session, node: int, resource: str, action: str, kind: str | None) -> MayAnswer:
+    permissions = _permissions(log, session)
+    now = _now(log, session)
+    chain = permissions.authority.may(node, resource, action, kind, now.wall)
+    if (resource, action) == ("Mesh", "Write") and not permissions.authority.is_owner(node, now.wall):
+        chain = None
+    routed = None
+    if kind is not None and (resource, action) == ("Job", "Claim"):
+        target = route_of(session, kind)
+        routed = None if target == node else target
+    return MayAnswer(chain, routed)
+
+
+def route_of(session: Session, kind: str) -> int | None:
+    found = {known: node for known, _, node in session.routes()}.get(kind)
+    return None if found is None else int.from_bytes(found, "big")
+
+
+def is_owner(log: Log) -> bool:
+    with log.store.read() as session:
+        return _permissions(log, session).authority.is_owner(log.node, _now(log, session).wall)
+
+
+def _permissions(log: Log, session: Session) -> Permissions:
+    return log.permissions(session)
+
+
+def _now(log: Log, session: Session) -> Hlc:
+    """Now, after everything that is on the log."""
+    return Hlc(max(session.head().wall, log.physical()), U32_MAX, log.node)
+
+
+def _in_force(delegation: Delegation, now: int) -> bool:
+    return delegation.not_before * 1000 <= now and (delegation.expires is None or now < delegation.expires * 1000)
+
+
+def _capabilities(delegations: Iterable[Delegation]) -> tuple[Capability, ...]:
+    found: list[Capability] = []
+    for delegation in delegations:
+        found += [each for each in delegation.capabilities if each not in found]
+    return tuple(found)
+
+
+def _end(delegations: list[Delegation]) -> int | None:
+    ends = [each.expires for each in delegations if each.expires is not None]
+    return max(ends) if ends and len(ends) == len(delegations) else None
+
+
+def _roles(permissions: Permissions, node: int, now: int, coordinator: int | None) -> tuple[str, ...]:
+    roles = []
+    if permissions.authority.is_owner(node, now):
+        roles.append("owner")
+    if node == coordinator:
+        roles.append("coordinator")
+    in_force = [
+        each
+        for each in permissions.authority.held(node)
+        if permissions.authority.fault(each) is None and _in_force(each, now)
+    ]
+    grants = [grant_of(capability) for each in in_force for capability in each.capabilities]
+    if any(grant is not None and grant.covers("Job", "Claim") for grant in grants):
+        roles.append("worker")
+    return tuple(roles) or ("peer",)
+
+
+# Deciding.
+
+
+class Revocation(NamedTuple):
+    """What a revocation did: how many delegations of the node it named, and which others hold less than before by it.
+    What the node holds through these goes with them and is not counted.
+    """
+
+    member: Member
+    delegations: int
+    cascade: list[Member]
+    cids: tuple[bytes, ...] = ()
+
+
+def revocable(log: Log, text: str, has_user_key: bool = False) -> Revocation:
+    """What a revocation would do. Raises what `revoke` would raise. `has_user_key` says that the user's key is here."""
+    with log.store.read() as session:
+        roll = members(log, session)
+        member = find(roll, text)
+        permissions = _permissions(log, session)
+        cids = _revocable(permissions, member, log.node, _now(log, session).wall, has_user_key)
+    below = _below(permissions, cids)
+    others = [each for each in roll if each.node in below and each.node != member.node]
+    return Revocation(member, len(cids), others, tuple(cids))
+
+
+def revoke(log: Log, text: str, user_key: Callable[[], SigningKey] | None = None) -> Revocation:
+    """Revokes every delegation by which a node holds anything, all or none. What this node may not revoke itself, like
+    another owner's, takes the user's key.
+    """
+    done = revocable(log, text, user_key is not None)
+    permissions = log.permissions()
+    is_own = all(permissions.authority.may_revoke(log.node, cid, log.physical()) for cid in done.cids)
+    user = None if is_own or user_key is None else user_key()
+
+    def request(tx: Transaction) -> None:
+        for cid in _revocable(tx.projection.permissions, done.member, tx.node, tx.now, user is not None):
+            word: Payload = RevokeUcan(cid)
+            if user is not None and not tx.projection.permissions.authority.may_revoke(tx.node, cid, tx.now):
+                word = revoke_root(user, cid)
+            _author(tx, word, f"this node may not revoke {done.member.shown}", done.member.node)
+
+    log.run(request)
+    return done
+
+
+def _revocable(permissions: Permissions, member: Member, author: int, now: int, has_user_key: bool) -> list[bytes]:
+    """The topmost of a node's delegations: with these, all the others go that it holds."""
+    if member.node == author:
+        raise Usage("a node does not revoke itself; do it on another of the owner's nodes")
+    held = [each for each in permissions.authority.held(member.node) if permissions.authority.fault(each) is None]
+    if not held:
+        raise Conflict(f"{member.shown} holds nothing any more; it was revoked")
+    topmost = _topmost({each.cid: each for each in permissions.delegations}, held)
+    is_bound = permissions.rules.bounds is not None
+    if not all(permissions.authority.may_revoke(author, each.cid, now) for each in topmost) and not (
+        is_bound and has_user_key
+    ):
+        raise NotAuthorised(
+            f"only the node that invited {member.shown}, one above that node, or the user's key may revoke it"
+            if is_bound
+            else f"only the owner, or the node that invited it, may revoke {member.shown}"
+        )
+    if len(topmost) > REVOKED_AT_ONCE_MAX:
+        raise Conflict(_too_many(permissions, member, topmost))
+    return [each.cid for each in topmost]
+
+
+def _topmost(by_cid: Mapping[bytes, Delegation], held: list[Delegation]) -> list[Delegation]:
+    """Those of a node's delegations that lean on no other of them. A node that may pass on what it holds can issue any
+    number to itself, so each delegation is looked at once.
+    """
+    own = {each.cid for each in held}
+    leaning: dict[bytes, bool] = {}
+
+    def leans(cid: bytes) -> bool:
+        # A chain that stands is short and has no circle.
+        if cid not in leaning:
+            leaning[cid] = any(parent in own or leans(parent) for parent in by_cid[cid].proofs)
+        return leaning[cid]
+
+    return [each for each in held if not leans(each.cid)]
+
+
+def _too_many(permissions: Permissions, member: Member, topmost: list[Delegation]) -> str:
+    called = names(permissions)
+    nodes = {did_key(each.public): each.node for each in permissions.delegations}
+    counts = Counter(nodes.get(each.issuer) for each in topmost)
+    issuer, count = max(counts.items(), key=lambda item: item[1])
+    by = "the user" if issuer is None else called.get(issuer) or node_text(issuer)
+    return (
+        f"{member.shown} holds {len(topmost)} delegations, {count} of them by {by}; revoke that node first,"
+        f" and all that it issued goes with it"
+    )
+
+
+def _below(permissions: Permissions, cids: Iterable[bytes]) -> set[int]:
+    """The nodes that hold something which leans on these delegations."""
+    children: dict[bytes, list[Delegation]] = {}
+    for each in permissions.delegations:
+        for parent in each.proofs:
+            children.setdefault(parent, []).append(each)
+    reached = set(cids)
+    waiting = list(reached)
+    nodes: set[int] = set()
+    while waiting:
+        for child in children.get(waiting.pop(), ()):
+            if child.cid not in reached:
+                reached.add(child.cid)
+                waiting.append(child.cid)
+                nodes.add(child.node)
+    return nodes
+
+
+def route(log: Log, kind: str, node: int | None) -> None:
+    """Sends all jobs of a kind to one node; to whoever may do them, without one."""
+    if not 0 < len(kind) <= KIND_LENGTH_MAX or not kind.isprintable():
+        raise Usage(f"a kind has 1 to {KIND_LENGTH_MAX} printable characters")
+    log.run(lambda tx: _author(tx, RouteKind(kind, node), "only the owner's node may route a kind"))
+
+
+class Designation(NamedTuple):
+    """Who was the coordinator before, and whether it has heard of the change or is likely to, soon."""
+
+    previous: int | None
+    hears: bool
+
+
+def designate(log: Log, node: int) -> Designation:
+    """Makes a node the coordinator from now on."""
+
+    def request(tx: Transaction) -> Designation:
+        previous = tx.projection.permissions.coordinator(tx.latest)
+        if previous == node:
+            raise Conflict(f"{node_text(node)} is the coordinator already")
+        otherwise = "only the owner's node may designate the coordinator"
+        _author(tx, DesignateCoordinator(node), otherwise, previous)
+        met = [each.seen for each in tx.session.peers() if each.node is not None and _is(each.node, previous)]
+        recently = bool(met) and tx.physical - max(met) < RECENT_MS
+        return Designation(previous, previous in (None, tx.node) or recently)
+
+    return log.run(request)
+
+
+def coordinator(log: Log, session: Session) -> int | None:
+    return _permissions(log, session).coordinator(_now(log, session))
+
+
+def reissue(log: Log, user: SigningKey, public: bytes, name: str | None) -> Delegation:
+    """A new root delegation for this node, by the user's own key."""
+    if did_key(user.public) != log.user:
+        raise NotAuthorised("that is the key of another user")
+
+    def request(tx: Transaction) -> bytes:
+        token = issue(user, public, ROOT, tx.now // 1000, None, name=name)
+        if any(each.cid == content_hash(token) for each in tx.projection.permissions.delegations):
+            raise Conflict("this very delegation was made within the last second; wait for the next one")
+        _author(tx, DelegateUcan(content_hash(token), token), "the delegation does not count")
+        return content_hash(token)
+
+    cid = log.run(request)
+    return next(each for each in log.permissions().delegations if each.cid == cid)
+
+
+def _is(packed: bytes, node: int | None) -> bool:
+    return node is not None and int.from_bytes(packed, "big") == node
+
+
+def _author(tx: Transaction, payload: Payload, otherwise: str, about: int | None = None) -> None:
+    written = tx.author(payload, about=about)
+    if isinstance(written, Reason):
+        raise NotAuthorised(otherwise if written is Reason.OWNER_ONLY else f"{otherwise}: {written.sentence}")

@@ -1,0 +1,102 @@
+"""Everything that one process of a node needs to deal with others, put together: the transport, the exchanges, the loop
+that keeps in touch, and the gate with all its paths.
+"""
+
+from collections.abc import Callable, Collection
+from pathlib import Path
+
+from hocket.kernel.keys import SigningKey
+from hocket.mesh import enrolment, peers, tickets
+from hocket.mesh.gate import Gate
+from hocket.mesh.http import HttpTransport
+from hocket.mesh.loop import SyncLoop
+from hocket.mesh.peers import Trust
+from hocket.mesh.quotas import Quotas
+from hocket.mesh.rate_limit import Buckets
+from hocket.mesh.sync import Exchanges
+from hocket.mesh.sync_lock import SyncLock
+from hocket.mesh.wire import MeshAccess, Reply, Request, look, note
+from hocket.work.blobs import Blobs
+from hocket.work.environment import Environment
+
+# How peers' certificates are checked is looked up again after this long.
+TRUST_S = 2.0
+# Requests to join from one address, and from all together.
+JOIN_RATE_PER_S, JOIN_BURST = 2.0, 20.0
+ALL_JOINS_RATE_PER_S, ALL_JOINS_BURST = 50.0, 200.0
+
+
+class MeshServices:
+    """`processes` is the home's directory for what processes share. Use it on one event loop; close it when done."""
+
+    def __init__(
+        self,
+        access: MeshAccess,
+        key: SigningKey,
+        environment: Environment,
+        processes: Path,
+        notice: Callable[[str], None] = lambda text: None,
+        blobs: Blobs | None = None,
+    ) -> None:
+        self._blobs = blobs
+        self._access, self._key, self._environment, self._processes = access, key, environment, processes
+        self._notice = notice
+        self._join_limits = Buckets(JOIN_RATE_PER_S, JOIN_BURST, environment.monotonic)
+        self._all_join_limits = Buckets(ALL_JOINS_RATE_PER_S, ALL_JOINS_BURST, environment.monotonic)
+        self._trusts: dict[str, Trust] = {}
+        self._trusts_until = 0.0
+        self.transport = HttpTransport(self._trust)
+        # What a node brings and what is fetched from it count together.
+        self._quotas = Quotas(environment.monotonic, notice)
+        self.exchanges = Exchanges(access, key, self.transport, environment, notice=notice, quotas=self._quotas)
+
+    async def close(self) -> None:
+        await self.transport.close()
+
+    def loop(self) -> SyncLoop:
+        """The loop that keeps in touch with the peers."""
+        return SyncLoop(
+            self._access, self.exchanges, self._environment, lambda: SyncLock.take(self._processes), notice=self._notice
+        )
+
+    def gate(self, origins: Callable[[], Collection[str]] = tuple) -> Gate:
+        """The gate for a server, with the path by which invited nodes come in."""
+        return Gate(
+            self._access,
+            self._key,
+            self._environment,
+            origins=origins,
+            routes={("POST", enrolment.JOIN): self._join},
+            notice=self._notice,
+            met=self._met,
+            blobs=self._blobs,
+            quotas=self._quotas,
+        )
+
+    async def has_peers(self) -> bool:
+        return bool(await look(self._access, lambda session: session.peers()))
+
+    async def _join(self, request: Request) -> Reply:
+        """Any address may ask to join, so each is limited; the operator hears of refused ones."""
+        if wait := self._join_limits.take(request.address) or self._all_join_limits.take(None):
+            return Reply(429, {"retry-after": str(max(1, round(wait)))})
+        request = await request.whole(tickets.MESSAGE_BYTES_MAX)
+        reply = await self._access.call(lambda: enrolment.answer(self._access.log, self._key, request))
+        if reply.status != 200:
+            self._notice(f"a request to join was refused ({reply.status}): {enrolment.refusal_of(reply)}")
+        return reply
+
+    async def _met(self, node: int) -> None:
+        """A node that came in stands under the rules of this one: if it was paused for its rules, it is no longer."""
+        key = node.to_bytes(8, "big")
+        known = await look(self._access, lambda session: session.peers())
+        if any(peer.state == peers.PAUSED and peer.node == key for peer in known):
+            await note(self._access, lambda session: peers.resume_node(session, node))
+
+    def _trust(self, address: str) -> Trust:
+        now = self._environment.monotonic()
+        if now >= self._trusts_until:
+            with self._access.log.store.read() as session:
+                self._trusts = peers.trusts(session)
+            self._trusts_until = now + TRUST_S
+        return self._trusts.get(address, Trust())

@@ -1,0 +1,419 @@
+"""A node as programs use it. `async with hocket.open() as node` gives a `Node`, `with hocket.open() as node` a
+`SyncNode`; both submit jobs, follow them by handles and run workers, over the same runtime.
+"""
+
+import asyncio
+import signal
+import threading
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import AbstractContextManager, ExitStack, asynccontextmanager, closing, contextmanager
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from hocket.bus import Subscription
+from hocket.bus.changes import ANYTHING, Changes
+from hocket.bus.listener import Listener
+from hocket.bus.memory import MemoryBus
+from hocket.errors import Conflict, HocketError, Usage
+from hocket.kernel.ids import parse_ulid
+from hocket.kernel.policy import DEFAULT
+from hocket.kernel.reasons import Reason
+from hocket.kernel.roster import Job
+from hocket.log import Log, Transaction
+from hocket.log.committer import Committer
+from hocket.node.handles import Handle, JobCancelled, JobFailed, SyncHandle
+from hocket.node.runtime import Runtime
+from hocket.store import Session
+from hocket.work import jobs
+from hocket.work.arbiter import decided
+from hocket.work.command import request
+from hocket.work.command.request import CommandRequest
+from hocket.work.command.secret_handover import HandOver
+from hocket.work.environment import Environment, MachineEnvironment
+from hocket.work.handlers import Handlers, JobType, encode_payload, kind
+from hocket.work.jobs import Draft, Offer, Result, Submitted
+from hocket.work.maintenance import Maintenance
+from hocket.work.pending_decisions import Decision, decisions
+from hocket.work.run_outputs import RunServices
+from hocket.work.supervision import supervised
+from hocket.work.worker import Worker, WorkerOptions
+
+if TYPE_CHECKING:
+    from hocket.mesh.services import MeshServices
+
+T = TypeVar("T")
+
+# A hint can be lost, so every waiter looks again after this long.
+LOOK_AGAIN_S = 2.0
+
+
+class Opening:
+    """What `open` gives: enter it with `async with` or with `with`."""
+
+    def __init__(self, home: Path | str | None) -> None:
+        self._home = home
+        self._async: Node | None = None
+        self._sync: SyncNode | None = None
+
+    async def __aenter__(self) -> "Node":
+        runtime = await asyncio.get_running_loop().run_in_executor(None, Runtime.open, self._home)
+        self._async = Node(runtime)
+        return self._async
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._async is not None:
+            await self._async.close()
+
+    def __enter__(self) -> "SyncNode":
+        self._sync = SyncNode(Runtime.open(self._home))
+        return self._sync
+
+    def __exit__(self, *_: object) -> None:
+        if self._sync is not None:
+            self._sync.close()
+
+
+def init(home: Path | str | None = None, user_key: Path | None = None, *, strict: bool = False) -> None:
+    """Creates a home: the user's key, the node's key, and the user's root delegation to the node as the first
+    op. With a `user_key` from another home, this one becomes another node of the same user. Raises Conflict
+    when it exists already. A `strict` home keeps to Likewise v0.1: none of Hocket's own ops is written in its mesh.
+    """
+    Runtime.init(home, user_key, strict=strict).close()
+
+
+def open(home: Path | str | None = None) -> Opening:
+    """Opens the node whose home this is (default: $HOCKET_HOME, else ~/.hocket)."""
+    return Opening(home)
+
+
+@asynccontextmanager
+async def _beside(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+    """Does something else at the same time, until the end."""
+    task = asyncio.create_task(work)
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+
+
+@contextmanager
+def _signals(stop: Callable[[], None]) -> Iterator[None]:
+    """Only the main thread can listen to signals; elsewhere they stay what they were."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    loop = asyncio.get_running_loop()
+    kept = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    for number in kept:
+        loop.add_signal_handler(number, stop)
+    try:
+        yield
+    finally:
+        for number, handler in kept.items():
+            loop.remove_signal_handler(number)
+            if handler is not None:
+                signal.signal(number, handler)
+
+
+def _drafts(pairs: Iterable[tuple[JobType | str, dict[str, Any]]]) -> list[Draft]:
+    return [(_named(job) if isinstance(job, str) else job).draft(payload) for job, payload in pairs]
+
+
+# Making one anew is a tenth of what a submit takes beside the commit.
+_named = lru_cache(maxsize=1_024)(kind)
+
+
+def _accepted(decision: Decision) -> Job:
+    if isinstance(decision, Reason):
+        raise Conflict(f"it was not accepted: {decision.sentence}")
+    return decision
+
+
+def _id(text: str) -> bytes:
+    try:
+        return parse_ulid(text)
+    except ValueError as error:
+        raise Usage(f"{text!r} is not a job id: {error}") from None
+
+
+class Node:
+    """The async face. Store calls run on an executor, so the event loop is never held up."""
+
+    def __init__(
+        self, runtime: Runtime, executor: Executor | None = None, environment: Environment | None = None
+    ) -> None:
+        self.runtime = runtime
+        self.environment: Environment = environment or MachineEnvironment(runtime.home.processes, runtime.bus)
+        self._executor = executor or ThreadPoolExecutor(2, "hocket-store")
+        # Taking in a peer's ops is long work; it has threads of its own, so that nobody else waits for it.
+        self._mesh_executor = executor or ThreadPoolExecutor(4, "hocket-mesh")
+        self._committer = Committer(runtime.log, self._executor)
+        self.reach: Callable[[], Awaitable[None]] | None = None
+        """Exchanges with the arbiter, if this process is in touch with other nodes. Raises Unreachable."""
+        # One subscription for all waiters of this object, and a bus of their own.
+        self._hints: Subscription | None = None
+        self._waiters = MemoryBus()
+        self._services: MeshServices | None = None
+
+    async def finish(self) -> None:
+        """Ends what this object began and leaves the runtime open."""
+        if self._services is not None:
+            await self._services.close()
+        await self._committer.close()
+        if self._hints is not None:
+            self._hints.close()
+        self._executor.shutdown()
+        self._mesh_executor.shutdown()
+
+    async def close(self) -> None:
+        await self.finish()
+        self.runtime.close()
+
+    async def submit(self, job: JobType | str | CommandRequest, /, **payload: Any) -> Handle:
+        """Submits one job; its payload's members are the handler's keyword arguments. A `command` has none."""
+        if not isinstance(job, JobType | str):
+            blobs, secrets = self.runtime.blobs, self.runtime.secrets
+            packed = await self.call(lambda: request.pack(job, blobs))
+            return Handle(self, await self.run(lambda tx: request.submit(tx, blobs, secrets, packed)), created=True)
+        return (await self.submit_many([(job, payload)]))[0]
+
+    async def submit_many(self, pairs: Iterable[tuple[JobType | str, dict[str, Any]]]) -> list[Handle]:
+        """Submits many jobs in one transaction: all of them or none."""
+        drafts = _drafts(pairs)
+        made: list[Submitted] = await self.run(lambda tx: jobs.submit(tx, drafts))
+        return [Handle(self, each.job_id, each.created) for each in made]
+
+    def job(self, job_id: str) -> Handle:
+        """A handle on a job that is there already, by its whole id."""
+        return Handle(self, _id(job_id), created=False)
+
+    @property
+    def node_id(self) -> int:
+        return self.runtime.log.node
+
+    @property
+    def log(self) -> Log:
+        return self.runtime.log
+
+    async def call(self, work: Callable[[], T]) -> T:
+        """Runs what blocks off the event loop, beside the requests and queries."""
+        return await asyncio.get_running_loop().run_in_executor(self._mesh_executor, work)
+
+    def services(self, notice: Callable[[str], None] = lambda text: None) -> "MeshServices":
+        """This process's dealings with other nodes; made when it is first asked for."""
+        if self._services is None:
+            try:
+                from hocket.mesh.services import MeshServices
+            except ImportError as error:
+                raise Usage(f"dealing with other nodes needs {error.name}; install hocket[server]") from None
+            home = self.runtime.home
+            self._services = MeshServices(
+                self, home.node_key(), self.environment, home.processes, notice, self.runtime.blobs
+            )
+        return self._services
+
+    @asynccontextmanager
+    async def kept_up(self, notice: Callable[[str], None]) -> AsyncIterator[None]:
+        """Sees to what falls due meanwhile."""
+        runtime = self.runtime
+        maintenance = Maintenance(self, self.environment, runtime.blobs, notice)
+        hand_over = HandOver(self, runtime.log.node, runtime.secrets, runtime.blobs, notice)
+        async with (
+            _beside(supervised("the maintenance of this node", maintenance.run, notice, self.environment)),
+            _beside(supervised("handing over secrets", hand_over.run, notice, self.environment)),
+        ):
+            yield
+
+    @asynccontextmanager
+    async def in_touch(self, notice: Callable[[str], None]) -> AsyncIterator[None]:
+        """Keeps in touch with the peers meanwhile, if there are any, unless another process of this node does."""
+        async with self.kept_up(notice):
+            if not await self.peek(lambda session: session.peers()):
+                yield
+                return
+            services = self.services(notice)
+            self.reach = services.exchanges.consult
+            async with _beside(
+                supervised("the exchange with peers", lambda: services.loop().run(), notice, self.environment)
+            ):
+                yield
+            self.reach = None
+
+    def kit(self, kind: str) -> RunServices:
+        return self.runtime.kit(kind, self.environment.monotonic)
+
+    async def run(self, request: Callable[[Transaction], T]) -> T:
+        """Runs a request inside a transaction of the log, grouped with whatever else is waiting."""
+        return await self._committer.run(request)
+
+    async def read(self, query: Callable[[Session], T]) -> T:
+        """Runs a query over one consistent view, in which everything that was submitted is to be seen."""
+        return await self._query(self.runtime.read, query)
+
+    async def peek(self, query: Callable[[Session], T]) -> T:
+        """The same without waiting for the newest submits to be in the roster."""
+        return await self._query(self.runtime.store.read, query)
+
+    async def consult(self, offers: Sequence[Offer]) -> list[Decision]:
+        """Puts offers to the arbiter; gives, for each, the job if it was accepted, else the reason."""
+        await (self.reach or self.services().exchanges.consult)()
+        return await self.peek(lambda session: decisions(session, offers))
+
+    async def decide(self, request: Callable[[Transaction], Result]) -> Job:
+        """What a request makes of a job, once it is decided. Raises Conflict when it was not accepted."""
+        (decision,) = await decided(self, lambda tx: [request(tx)])
+        return _accepted(decision)
+
+    async def _query(self, view: Callable[[], AbstractContextManager[Session]], query: Callable[[Session], T]) -> T:
+        def run() -> T:
+            with view() as session:
+                return query(session)
+
+        return await asyncio.get_running_loop().run_in_executor(self._executor, run)
+
+    async def work(
+        self,
+        handlers: Handlers | Iterable[JobType],
+        *,
+        allow: Iterable[str] | None = None,
+        allow_any: bool = False,
+        allow_env: Iterable[str] = (),
+        **options: Any,
+    ) -> Worker:
+        """Runs a worker in this process until SIGTERM or SIGINT tells it to stop; a second signal stops it at once.
+        With `allow` or `allow_any` it runs commands, too: this node's own, and others' that fit a pattern and set no
+        variables but those in `allow_env`.
+        Options: `concurrency` (how many jobs at once, 4), `until_idle` (end when nothing is left to do), `grace`
+        (seconds that handlers may go on after the first signal, 10), `notice` (is told of what is unusual),
+        `finished` (is called with each run and its outcome).
+        """
+        served = handlers if isinstance(handlers, Handlers) else Handlers(handlers)
+        commands = None
+        with ExitStack() as stack:
+            if allow is not None or allow_any:
+                commands = self.runtime.commands(SyncNode(self.runtime).fetch, allow or (), allow_any, allow_env)
+                stack.callback(commands.close)
+                served = served.plus(commands.job_type())
+            chosen = WorkerOptions(served, **options)
+            if commands is not None:
+                for warning in commands.allowance.warnings():
+                    chosen.notice(warning)
+            worker = Worker(self, self.environment, chosen)
+            stack.enter_context(_signals(worker.stop))
+            async with self.in_touch(chosen.notice):
+                await worker.run()
+        return worker
+
+    def listen(self, topics: Changes) -> Listener:
+        """Hears of every change of this node that matches the topics, from now on."""
+        if self._hints is None:
+            self._hints = self.environment.bus.subscribe(ANYTHING)
+            self._hints.attach(asyncio.get_running_loop(), self._waiters.publish)
+        return Listener(self._waiters.subscribe(topics))
+
+    async def until(
+        self, look: Callable[[], Awaitable[tuple[bool, T]]], timeout: float | None, topics: Changes = ANYTHING
+    ) -> T:
+        """Looks, and looks again after each change of the topics, until there is something to see. Raises
+        TimeoutError.
+        """
+        with closing(self.listen(topics)) as changes:
+            async with asyncio.timeout(timeout):
+                while True:
+                    found, value = await look()
+                    if found:
+                        return value
+                    await changes.wait(LOOK_AGAIN_S)
+
+
+class SyncNode:
+    """The synchronous face, for scripts. Safe to use from several threads."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self.runtime = runtime
+
+    def close(self) -> None:
+        self.runtime.close()
+
+    def submit(self, job: JobType | str | CommandRequest, /, **payload: Any) -> SyncHandle:
+        """Submits one job; its payload's members are the handler's keyword arguments. A `command` has none."""
+        if not isinstance(job, JobType | str):
+            packed = request.pack(job, self.runtime.blobs)
+            runtime = self.runtime
+            job_id = runtime.log.run(lambda tx: request.submit(tx, runtime.blobs, runtime.secrets, packed))
+            return SyncHandle(self, job_id, True)
+        job_type = _named(job) if isinstance(job, str) else job
+        if job_type.policy is DEFAULT:
+            # It asks for nothing special, so it takes the short way in.
+            encoded = encode_payload(job_type.kind, payload)
+            return SyncHandle(self, self.runtime.log.append_plain(job_type.kind, encoded), True)
+        job_id, created = self.runtime.submit([job_type.draft(payload)])[0]
+        return SyncHandle(self, job_id, created)
+
+    def submit_many(self, pairs: Iterable[tuple[JobType | str, dict[str, Any]]]) -> list[SyncHandle]:
+        """Submits many jobs in one transaction: all of them or none."""
+        return [SyncHandle(self, each.job_id, each.created) for each in self.runtime.submit(_drafts(pairs))]
+
+    def job(self, job_id: str) -> SyncHandle:
+        """A handle on a job that is there already, by its whole id."""
+        return SyncHandle(self, _id(job_id), created=False)
+
+    def work(self, handlers: Handlers | Iterable[JobType], **options: Any) -> Worker:
+        """Runs a worker in this thread until it is told to stop; the options are those of `Node.work`."""
+
+        return self._with_node(lambda node: node.work(handlers, **options))
+
+    def decide(self, request: Callable[[Transaction], Result]) -> Job:
+        """What a request makes of a job, once it is decided. Raises Conflict when it was not accepted."""
+        result = self.runtime.log.run(request)
+        if isinstance(result, Offer):
+            offer = result
+            (result,) = self._with_node(lambda node: node.consult([offer]))
+        return _accepted(result)
+
+    def fetch(self, hash: bytes, size: int) -> bytes | None:
+        """A blob from another node, None when this one knows of no other. The caller may be reading: this has a runtime
+        of its own.
+        """
+        with Runtime.open(self.runtime.home.path) as runtime:
+            with runtime.store.read() as session:
+                if not session.peers():
+                    return None
+            return SyncNode(runtime)._with_node(lambda node: node.services().exchanges.fetch(hash, size))
+
+    def _with_node(self, act: Callable[[Node], Awaitable[T]]) -> T:
+        """Does something on an event loop of its own."""
+
+        async def run() -> T:
+            node = Node(self.runtime)
+            try:
+                return await act(node)
+            finally:
+                await node.finish()
+
+        return asyncio.run(run())
+
+    def until(
+        self, look: Callable[[Session], tuple[bool, T]], timeout: float | None = None, topics: Changes = ANYTHING
+    ) -> T:
+        """Looks, and looks again after each change of the topics, until there is something to see. Raises
+        TimeoutError.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        with closing(self.runtime.bus.subscribe(topics)) as changes:
+            while True:
+                with self.runtime.read() as session:
+                    found, value = look(session)
+                if found:
+                    return value
+                left = LOOK_AGAIN_S if deadline is None else min(LOOK_AGAIN_S, deadline - time.monotonic())
+                if left <= 0:
+                    raise TimeoutError(f"nothing came within {timeout} seconds")
+                changes.wait(left)
+
+
+__all__ = ["Handle", "HocketError", "JobCancelled", "JobFailed", "Node", "SyncHandle", "SyncNode", "init", "open"]

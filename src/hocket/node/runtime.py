@@ -1,0 +1,305 @@
+"""One node's parts put together for one process: home, store, log and bus, and every plain thing that can be
+asked of them. It blocks and has no event loop; `node` offers the same to async and to synchronous programs.
+"""
+
+import os
+import time
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hocket.bus.pipes import Pipes
+from hocket.errors import Conflict, Usage
+from hocket.kernel.ids import content_hash, ulid_text
+from hocket.kernel.knowledge import OURS, knowledge_text, named_in, payloads, read_knowledge
+from hocket.kernel.rules import HOCKET, STRICT, Rules, decode_rules, encode_rules
+from hocket.kernel.ucan import ROOT, issue
+from hocket.kernel.vocabulary import DelegateUcan, DesignateCoordinator
+from hocket.log import RULES, Log, Transaction
+from hocket.log.audit import Audit, verify
+from hocket.log.permissions import PermissionsReader
+from hocket.log.rebuild import Rebuilt, rebuild
+from hocket.log.steady_clock import SteadyWall
+from hocket.log.transaction import NEWCOMER, Wall
+from hocket.node.home import Ask, Home, Remembered, default_home, read_user_key
+from hocket.store import Session, Store
+from hocket.store.sqlite import SqliteStore
+from hocket.work import jobs, view
+from hocket.work.blobs import Blobs
+from hocket.work.command.secrets import Secrets
+from hocket.work.jobs import Draft, Submitted
+from hocket.work.liveness import Liveness, WorkerState, machine_liveness, standing
+from hocket.work.run_outputs import RunServices
+
+if TYPE_CHECKING:
+    from hocket.mesh.enrolment import Send
+    from hocket.mesh.peers import Trust
+    from hocket.work.artifacts import Fetch
+    from hocket.work.command.job import Commands
+
+Progress = Callable[[int, int], None]
+# Where the store keeps what the program that last judged everything knows.
+KNOWN = "known"
+
+
+def _no_progress(done: int, total: int) -> None:
+    pass
+
+
+class Runtime:
+    """Open one with `Runtime.open`; close it when done. Safe to use from several threads. Time, randomness and the
+    threads that help can come from outside, so that a test can choose them.
+    """
+
+    def __init__(
+        self,
+        home: Home,
+        store: Store,
+        helpers: Executor | None,
+        *,
+        wall: Wall | None = None,
+        randomness: Callable[[int], bytes] = os.urandom,
+    ) -> None:
+        self.home = home
+        self.store = store
+        self.bus = Pipes(home.processes)
+        self.blobs = Blobs(home.blobs)
+        self.secrets = Secrets(home.secrets)
+        self._helpers = helpers
+        self._wall = wall or SteadyWall()
+        self.log = Log(
+            store,
+            home.node_key(),
+            home.user_did(),
+            wall=self._wall,
+            physical=SteadyWall() if wall is None else None,
+            randomness=randomness,
+            helpers=helpers,
+            bus=self.bus,
+        )
+
+    @classmethod
+    def open(cls, path: Path | str | None = None) -> "Runtime":
+        home = Home(path or default_home())
+        home.check()
+        home.shut_out_others()
+        runtime = cls(home, SqliteStore(home.database), _helpers())
+        runtime._catch_up()
+        return runtime
+
+    @classmethod
+    def init(
+        cls,
+        path: Path | str | None = None,
+        user_key: Path | None = None,
+        *,
+        passphrase: str | None = None,
+        ask: Ask | None = None,
+        strict: bool = False,
+    ) -> "Runtime":
+        """Creates a home: the user's key, the node's key, and the user's root delegation to the node as the first op.
+        A `passphrase` locks the user's key; `ask` is called for that of a `user_key` which is locked, and locks the
+        copy too. A `strict` home keeps to Likewise v0.1: none of Hocket's own ops is ever written in its mesh.
+        """
+        home = Home(path or default_home())
+        known = Remembered(ask)
+        user = None if user_key is None else read_user_key(user_key, known)
+        if passphrase is not None:
+            known.passphrase = passphrase
+        with home.creation() as fresh:
+            if not fresh:
+                raise Conflict(f"the home {home.path} exists already; nothing was changed")
+            home.ensure_keys(user, known.passphrase)
+            store = SqliteStore(home.new_database(), create=True)
+            _put_rules(store, STRICT if strict else HOCKET)
+            runtime = cls(home, store, _helpers())
+            runtime.log.run(lambda tx: runtime.introduce(tx, known, _machine_name()))
+            runtime._catch_up()
+        return runtime
+
+    @classmethod
+    def join(
+        cls,
+        path: Path | str | None,
+        token: str,
+        send: "Send",
+        *,
+        trust: "Trust | None" = None,
+        wall: Wall | None = None,
+    ) -> "Runtime":
+        """Makes a home an invited node's: its key is made here, and the inviting node is asked to delegate to it. A
+        home that is an invited node's of the same user already gets a further delegation. `trust` is how to check the
+        inviting node's certificate from now on.
+        """
+        from hocket.mesh import enrolment
+
+        ticket = enrolment.parse(token)
+        home = Home(path or default_home())
+        wall = wall or SteadyWall()
+        with home.creation() as fresh:
+            home.check_joinable(ticket.user_did)
+            home.ensure_node_key()
+            entry = enrolment.ask(ticket, home.node_key(), send, wall)
+            home.note_user(ticket.user_did)
+            store = SqliteStore(home.new_database(), create=True)
+            if fresh:
+                with store.write() as session:
+                    session.set_meta(RULES, encode_rules(entry.rules))
+            runtime = cls(home, store, _helpers(), wall=wall)
+            enrolment.enter(runtime.log, entry, trust)
+            runtime._catch_up()
+        return runtime
+
+    def introduce(self, tx: Transaction, ask: Ask | None = None, name: str | None = None) -> None:
+        """Puts the user's root delegation to this node on the log, once. The user's first node is the coordinator."""
+        if tx.node.to_bytes(8, "big") in tx.session.nodes():
+            return
+        token = issue(self.home.user_key(ask), self.home.node_key().public, ROOT, tx.now // 1000, None, name=name)
+        tx.author(DelegateUcan(content_hash(token), token))
+        if self.home.made_user():
+            tx.author(DesignateCoordinator(tx.node))
+        else:
+            tx.session.set_meta(NEWCOMER, b"1")
+
+    def close(self) -> None:
+        self.bus.close()
+        self.blobs.close()
+        if self._helpers is not None:
+            self._helpers.shutdown()
+        self.store.close()
+
+    def __enter__(self) -> "Runtime":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def read(self) -> AbstractContextManager[Session]:
+        """A view in which every op that is on the log is in the projections too."""
+        self.log.settle()
+        return self.store.read()
+
+    def submit(self, drafts: Sequence[Draft]) -> list[Submitted]:
+        """All of them in one transaction, or none."""
+        return self.log.run(lambda tx: jobs.submit(tx, drafts))
+
+    def find(self, prefix: str) -> bytes:
+        """The id of the one job that the text begins."""
+        with self.read() as session:
+            return view.find(session, prefix).job.id
+
+    def show(self, prefix: str) -> dict[str, Any]:
+        with self.read() as session:
+            return view.full(session, view.find(session, prefix))
+
+    def brief(self, job_id: bytes) -> dict[str, Any]:
+        with self.read() as session:
+            entry = session.job(job_id)
+            if entry is None:
+                raise Usage(f"no job {ulid_text(job_id)}")
+            return view.brief(entry)
+
+    def verify(self, expected: tuple[int, bytes] | None = None, progress: Progress = _no_progress) -> Audit:
+        """Checks every signature, the chain and its end."""
+        return verify(
+            self.store,
+            user=self.log.user,
+            is_bound=self.log.permissions_reader.rules.bounds is not None,
+            expected=expected,
+            helpers=self._helpers,
+            progress=progress,
+        )
+
+    def set_rules(self, rules: Rules, progress: Progress = _no_progress) -> Rebuilt:
+        """Puts this node under other mesh rules, and judges every op anew by them."""
+        self._nobody_works("this")
+        with self.store.write() as session:
+            session.set_meta(RULES, encode_rules(rules))
+        self.log.permissions_reader = PermissionsReader(self.log.user, rules)
+        return self.rebuild(progress)
+
+    def rebuild(self, progress: Progress = _no_progress) -> Rebuilt:
+        """Drops the roster and everything else that is derived, and makes it anew from the ops."""
+        self._nobody_works("a rebuild")
+        return rebuild(self.store, self.log.permissions_reader, self._wall(0), progress)
+
+    def _catch_up(self) -> None:
+        """Judges everything anew if another program wrote here last that knew more or less, and that makes a
+        difference. While workers run it is left to the next one who opens the home.
+        """
+        with self.store.read() as session:
+            said = session.meta(KNOWN)
+            if said == knowledge_text(OURS).encode():
+                return
+            changed = frozenset() if said is None else OURS ^ read_knowledge(said.decode())
+            permissions = self.log.permissions(session)
+            matters = bool(changed & named_in(permissions.delegations) or session.has_variants(payloads(changed)))
+        if matters:
+            try:
+                self.rebuild()
+            except Conflict:
+                return
+        with self.store.write() as session:
+            session.set_meta(KNOWN, knowledge_text(OURS).encode())
+
+    def _nobody_works(self, before: str) -> None:
+        with self.read() as session:
+            now = max(session.head().wall, time.time_ns() // 1_000_000)
+            liveness = self.liveness()
+            running = [each for each in session.workers() if standing(liveness, each, now) is WorkerState.RUNNING]
+        if running:
+            pids = ", ".join(str(each.pid) for each in running)
+            raise Conflict(f"workers are running (process {pids}); stop them before {before}")
+
+    def liveness(self) -> Liveness:
+        """Which workers are alive, as this process sees it."""
+        return machine_liveness(self.home.processes, time.monotonic)
+
+    def kit(self, kind: str, monotonic: Callable[[], float]) -> RunServices:
+        """What a run of a job of that kind is handed."""
+
+        def audited() -> bool:
+            permissions = self.log.permissions_reader.latest
+            return permissions is None or permissions.authority.audited(self.log.node, self.log.reading().wall, kind)
+
+        return RunServices(self.blobs, self.log.reading, self.log.new_id, monotonic, audited)
+
+    def commands(
+        self, fetch: "Fetch", allow: Iterable[str] = (), allow_any: bool = False, allow_env: Iterable[str] = ()
+    ) -> "Commands":
+        """What runs commands on this node: its own, and those of others that the home's configuration or these
+        patterns allow, with variables of these names. `fetch` gets content from other nodes.
+        """
+        from hocket.work.command.allowance import configured
+        from hocket.work.command.job import Commands, Premises
+
+        allowance = configured(self.home.configuration).extended(allow, allow_any, allow_env)
+        physical = lambda: time.time_ns() // 1_000_000  # noqa: E731
+        key, runs = self.home.node_key(), self.home.runs
+        premises = Premises(key, self.log.node, runs, self.secrets, self.blobs, self.read, fetch, physical)
+        return Commands(premises, allowance)
+
+
+def _put_rules(store: Store, rules: Rules) -> None:
+    """Keeps the rules of a new home. One that was left half-created keeps those that it has, once ops are there."""
+    with store.write() as session:
+        kept = session.meta(RULES)
+        if kept is None or session.head().seq == 0:
+            session.set_meta(RULES, encode_rules(rules))
+        elif kept != encode_rules(rules):
+            has = "strict" if decode_rules(kept).is_strict else "not strict"
+            raise Conflict(f"the home was begun under other rules (it is {has}); nothing was changed, begin another")
+
+
+def _helpers() -> Executor:
+    return ThreadPoolExecutor(max(1, (os.cpu_count() or 1) - 1), "hocket-sign")
+
+
+def _machine_name() -> str | None:
+    """What this machine is called, if that can be a node's name."""
+    from hocket.mesh.names import is_name
+
+    name = os.uname().nodename.partition(".")[0]
+    return name if is_name(name) else None

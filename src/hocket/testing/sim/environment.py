@@ -1,0 +1,97 @@
+"""What a simulated node stands on: clocks that are wrong in their own way, chance from the seed, and handlers as tasks
+on the one event loop. Hints go with the node's life; locks are entries in a table of its host, which stays, and they
+are free when that life has ended.
+"""
+
+import asyncio
+import random
+from collections.abc import Callable
+
+from hocket.bus.memory import MemoryBus
+from hocket.store import Place
+from hocket.work.liveness import Liveness, LockLiveness
+from hocket.work.runner import Run, Runner
+
+EPOCH_S = 1_750_000_000.0
+
+
+class Clocks:
+    """A machine's two clocks. Both run at its own `rate`; the time of day is off by `skew` seconds as well."""
+
+    def __init__(self, rate: float, skew: float) -> None:
+        self._rate = rate
+        self.skew = skew
+        self._true = asyncio.get_running_loop().time
+
+    def monotonic(self) -> float:
+        return self._true() * self._rate
+
+    def day(self) -> float:
+        """The time of day as this machine has it, in seconds since the epoch."""
+        return EPOCH_S + self._true() * self._rate + self.skew
+
+
+class SimHost:
+    """A machine's locks. Its nodes come and go; `crash` is the end of all of them."""
+
+    def __init__(self, place: Place) -> None:
+        self.place = place
+        self._held: dict[str, bool] = {}
+
+    def liveness(self, monotonic: Callable[[], float]) -> Liveness:
+        return LockLiveness(self, self.place, 1, monotonic)
+
+    def crash(self) -> None:
+        self._held = dict.fromkeys(self._held, False)
+
+    def take(self, name: str) -> Callable[[], None]:
+        self._held[name] = True
+
+        def close() -> None:
+            if self._held.get(name):  # a crash has left it free, and what ends because of it removes nothing
+                self.remove(name)
+
+        return close
+
+    def is_held(self, name: str) -> bool | None:
+        return self._held.get(name)
+
+    def remove(self, name: str) -> None:
+        self._held.pop(name, None)
+
+
+class SimEnvironment:
+    """The environment of one life of a node."""
+
+    def __init__(self, clocks: Clocks, chance: random.Random, host: SimHost) -> None:
+        self.bus = MemoryBus()
+        self.chance = chance
+        self.monotonic = clocks.monotonic
+        self.liveness = host.liveness(clocks.monotonic)
+        self._clocks = clocks
+
+    def physical_ms(self) -> int:
+        return int(self._clocks.day() * 1000)
+
+    def name(self, role: str) -> str:
+        return f"{role}-{self.chance.randbytes(4).hex()}"
+
+    def slots(self, count: int, finished: Callable[[Run], None]) -> Runner:
+        return Tasks(count, finished, self.monotonic)
+
+
+class Tasks(Runner):
+    """Handlers, which must be coroutines, as tasks of the running loop. Tracebacks name files of the machine that the
+    simulation runs on, and an op's id follows from its content: they are left out, so that a seed replays anywhere.
+    """
+
+    def __init__(self, slots: int, finished: Callable[[Run], None], monotonic: Callable[[], float]) -> None:
+        def ended(run: Run) -> None:
+            run.traceback = ""
+            finished(run)
+
+        super().__init__(slots, ended, monotonic)
+        self.loop = asyncio.get_running_loop()
+
+    def close(self) -> None:
+        self._waiting.clear()

@@ -1,0 +1,210 @@
+"""One turn of a worker: what it asks of the log, all in one transaction, and what came of that. When a turn is due and
+what follows from it is the worker's affair. A turn that fails as a whole is taken again one thing at a time.
+"""
+
+import functools
+import random
+from collections.abc import Hashable, Iterable, Sequence
+from typing import NamedTuple
+
+from hocket.kernel.ids import ulid_text
+from hocket.kernel.reasons import Reason
+from hocket.kernel.roster import Job
+from hocket.log import Transaction
+from hocket.work import cron, jobs
+from hocket.work.handlers import Handlers
+from hocket.work.jobs import Claim, Claims, Held, OfferedClaim, Result
+from hocket.work.liveness import SignOfLife
+from hocket.work.run_outputs import NOTHING
+from hocket.work.runner import Run
+from hocket.work.sweep import Sweep, SweepAccess
+from hocket.work.troubles import Troubles
+
+
+class Batch(NamedTuple):
+    """What is asked. `spare` are holds that nobody here wants any more, `closed` claims that were offered and are
+    decided; `dead` are worker processes of this node that were found dead, None when nobody looked. `beat` is whether
+    the worker's own sign of life is due.
+    """
+
+    ended: Sequence[Run] = ()
+    unstarted: Sequence[Run] = ()
+    spare: Sequence[Held] = ()
+    renewals: Sequence[Run] = ()
+    notes: Sequence[tuple[Run, bytes]] = ()
+    doubtful: Sequence[Run] = ()
+    closed: Sequence[bytes] = ()
+    wanted: int = 0
+    offering: bool = False
+    dead: set[int] | None = None
+    beat: bool = False
+
+    @property
+    def is_worth_it(self) -> bool:
+        return bool(
+            self.ended
+            or self.unstarted
+            or self.spare
+            or self.renewals
+            or self.notes
+            or self.doubtful
+            or self.closed
+            or self.wanted
+            or self.dead is not None
+            or self.beat
+        )
+
+
+class BatchResult(NamedTuple):
+    """What came of it. `spared` are the results of handing back what was spare. None stands for what could not be put
+    on the log at all, which was told.
+    """
+
+    outcomes: list[Result | None]
+    spared: list[Result | None]
+    renewed: list[Result | None]
+    lost: list[Run]
+    claims: Claims
+    now_ms: int
+    idle: bool
+
+    def patience(self, chance: random.Random) -> float:
+        """How long until the queue is worth a look without a hint: when the next job falls due, else a slow, uneven
+        beat.
+        """
+        slow = chance.uniform(1.0, 2.0)
+        again_at = self.claims.again_at
+        return slow if again_at is None else min(slow, max(0.0, (again_at - self.now_ms) / 1000.0) + 0.001)
+
+
+class BatchRunner:
+    """Takes turns for one worker. `until_idle` is whether it matters that nothing is left to do."""
+
+    def __init__(self, handlers: Handlers, until_idle: bool, sweep: Sweep, troubles: Troubles) -> None:
+        self._handlers = handlers
+        self._until_idle = until_idle
+        self._sweep = sweep
+        self._troubles = troubles
+
+    def __call__(self, tx: Transaction, sign: SignOfLife, turn: Batch, only: str | None = None) -> BatchResult:
+        """All of the turn, in one transaction. With `only`, it claims jobs of that kind alone."""
+        if turn.beat:
+            sign.beat(tx)
+        tx.projection.load([run.job.id for run in turn.ended])
+        outcomes: list[Result | None] = [settle(tx, run) for run in turn.ended]
+        outcomes += [jobs.hand_back(tx, run.held, "the worker did not come to it") for run in turn.unstarted]
+        spared: list[Result | None] = [
+            jobs.hand_back(tx, held, "the worker no longer wanted it") for held in turn.spare
+        ]
+        renewed: list[Result | None] = [jobs.renew(tx, run.held, run.lease_ms) for run in turn.renewals]
+        for run, note in turn.notes:
+            jobs.report(tx, run.held, note)
+        lost = [run for run in turn.doubtful if not _holds(tx, run)]
+        for op_id in turn.closed:
+            tx.session.drop_offer(op_id)
+        if turn.dead is not None:
+            self._sweep(tx, turn.dead)
+        claims = Claims([], None)
+        if turn.wanted:
+            lease_of = self._handlers.lease_of if only is None else {only: self._handlers.lease_of(only)}.get
+            wants = functools.partial(self._wants, tx)
+            claims = jobs.claim(tx, sign.row(tx), turn.wanted, lease_of, turn.offering, wants)
+        idle = not claims.taken and not claims.wanted and self._until_idle and self._is_idle(tx)
+        return BatchResult(outcomes, spared, renewed, lost, claims, tx.now, idle)
+
+    async def one_by_one(self, access: SweepAccess, sign: SignOfLife, turn: Batch) -> BatchResult:
+        """The same when the whole failed: each thing gets a transaction of its own, so that only the one that cannot be
+        done is not done.
+        """
+
+        async def alone(part: Batch, thing: Hashable, name: str, only: str | None = None) -> BatchResult | None:
+            with self._troubles.contained(thing, name):
+                return await access.run(lambda tx: self(tx, sign, part, only))
+            return None
+
+        async def each(parts: Iterable[tuple[Job | Held, Batch]]) -> list[BatchResult | None]:
+            found = []
+            for about, part in parts:
+                job_id = about.id if isinstance(about, Job) else about.job_id
+                found.append(await alone(part, job_id, f"what is to be done about job {ulid_text(job_id)}"))
+            return found
+
+        if turn.beat:
+            await alone(Batch(beat=True), "beat", "the worker's sign of life")
+        ended = await each((run.job, Batch(ended=[run])) for run in turn.ended)
+        for index, run in enumerate(turn.ended):
+            if ended[index] is None:
+                # Perhaps what the handler made cannot be written, but that it failed can.
+                run.error, run.traceback = "what came of it cannot be put on the log", ""
+                (ended[index],) = await each([(run.job, Batch(ended=[run]))])
+        unstarted = await each((run.job, Batch(unstarted=[run])) for run in turn.unstarted)
+        spare = await each((held, Batch(spare=[held])) for held in turn.spare)
+        renewals = await each((run.job, Batch(renewals=[run])) for run in turn.renewals)
+        await each((run.job, Batch(notes=[(run, note)])) for run, note in turn.notes)
+        doubtful = await each((run.job, Batch(doubtful=[run])) for run in turn.doubtful)
+        await alone(Batch(closed=turn.closed), "closed", "forgetting offers that are decided")
+        if turn.dead is not None:
+            await self._sweep.one_by_one(access, turn.dead)
+        parts = [*ended, *unstarted, *spare, *renewals, *doubtful]
+        taken: list[Claim] = []
+        wanted: list[OfferedClaim] = []
+        for kind in sorted(await access.run(lambda tx: tx.session.ready_kinds())) if turn.wanted else ():
+            room = turn.wanted - len(taken) - len(wanted)
+            if room > 0 and self._handlers.find(kind) is not None:
+                asked = Batch(wanted=room, offering=turn.offering)
+                parts.append(found := await alone(asked, ("kind", kind), f"claiming {kind} jobs", kind))
+                taken += found.claims.taken if found else []
+                wanted += found.claims.wanted if found else []
+        done = [part for part in parts if part is not None]
+        again = [part.claims.again_at for part in done if part.claims.again_at is not None]
+        return BatchResult(
+            [part and part.outcomes[0] for part in (*ended, *unstarted)],
+            [part and part.spared[0] for part in spare],
+            [part and part.renewed[0] for part in renewals],
+            [run for part in doubtful if part for run in part.lost],
+            Claims(taken, min(again, default=None), wanted),
+            max((part.now_ms for part in done), default=0),
+            idle=False,
+        )
+
+    def _wants(self, tx: Transaction, job: Job, schedule: bytes) -> bool:
+        name = f"job {ulid_text(job.id)}"
+        with self._troubles.contained(job.id, name):
+            if job.policy.schedule_op is not None and cron.is_tick(tx.session, job) is False:
+                self._troubles.tell(job.id, f"{name} is left alone: by this machine's timezones it is no tick")
+                return False
+            kind = job.kind
+            return self._handlers.takes_all(kind) or self._handlers.wants(tx.session, kind, schedule)
+        return False
+
+    def _is_idle(self, tx: Transaction) -> bool:
+        tx.projection.flush()
+        if tx.unsettled or tx.is_uninformed:
+            return False
+        served = [kind for kind in tx.session.busy_kinds() if self._handlers.find(kind) is not None]
+        return not any(self._handlers.takes_all(kind) or self._is_wanted(tx, kind) for kind in served)
+
+    def _is_wanted(self, tx: Transaction, kind: str) -> bool:
+        """Of a kind of which this worker does not take every job: whether there is one that it would take."""
+        busy = tx.session.busy(kind, jobs.LOOKED_AT_MAX)
+        return any(self._wants(tx, entry.job, tx.body(entry.job.schedule_op)) for entry in busy)
+
+
+def settle(tx: Transaction, run: Run) -> Result:
+    """Puts the end of a run on the log."""
+    assert run.started_at is not None and run.ended_at is not None
+    is_stopped = run.stopped or jobs.stale_claim(tx, run.held) is not None
+    made = run.products.write(tx, not is_stopped and run.error is None, is_stopped)
+    if isinstance(made, Reason):
+        run.error, made = f"what the handler made would not count: {made.sentence}", NOTHING
+    if run.stopped:
+        return jobs.hand_back(tx, run.held, "the worker stopped it")
+    if run.error is None:
+        return jobs.complete(tx, run.held, run.result, int((run.ended_at - run.started_at) * 1000), made)
+    retry = run.job.policy.retries is not None or run.job.failures < run.job_type.retries
+    return jobs.fail(tx, run.held, run.error, run.traceback, retry)
+
+
+def _holds(tx: Transaction, run: Run) -> bool:
+    entry = tx.projection.entry(run.job.id)
+    return entry is not None and entry.job.claim_op == run.held.claim_op and entry.job.deadline is not None

@@ -1,0 +1,126 @@
+"""The first process of a command. The supervisor forks it before there is an order, because that takes longer than all
+the rest of a start; it waits, and becomes the command when it is told which. It runs inside the fork server, so it
+imports little.
+"""
+
+from __future__ import annotations
+
+import _signal as signal  # type: ignore[import-not-found]
+import _socket
+import marshal
+import os
+import resource
+
+from hocket.work.command import fd_passing
+from hocket.work.command.process import die_with_parent, forgo_new_rights
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+COMPLAINT_BYTES_MAX = 4_096
+_SIZE_BYTES = 8
+# A signal that whoever started the worker ignores would stay ignored.
+_RESET = (
+    *("SIGHUP", "SIGINT", "SIGQUIT", "SIGPIPE", "SIGALRM", "SIGTERM", "SIGUSR1", "SIGUSR2", "SIGCHLD", "SIGTSTP"),
+    *("SIGTTIN", "SIGTTOU", "SIGXCPU", "SIGXFSZ"),
+)
+
+
+class CommandProcess:
+    """As its supervisor has it. Raises OSError when there is no room for another process."""
+
+    def __init__(self) -> None:
+        self._line, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_STREAM)
+        supervisor = os.getpid()
+        self.number = os.fork()
+        if self.number == 0:
+            self._line.close()
+            _become(theirs, supervisor)
+        theirs.close()
+
+    def begin(self, order: bytes, streams: list[int]) -> tuple[str, int] | None:
+        """Lets it become the command. Where it cannot, gives at which step and the number of the error. Raises OSError
+        when it is not there any more.
+        """
+        fd_passing.send(self._line, len(order).to_bytes(_SIZE_BYTES, "big"), streams)
+        self._line.sendall(order)
+        # The other end closes by itself when the program begins.
+        said = self._line.recv(COMPLAINT_BYTES_MAX)
+        self._line.close()
+        return marshal.loads(said) if said else None
+
+
+def _become(line: _socket.socket, supervisor: int) -> None:
+    """In the new process: becomes the command, or says what kept it from that."""
+    step = "prepare"
+    try:
+        os.setsid()
+        die_with_parent()
+        if os.getppid() != supervisor:
+            os._exit(127)
+        for name in _RESET:
+            signal.signal(getattr(signal, name), signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        os.dup2(os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC), 0)
+        _rehearse()
+        head, streams = fd_passing.receive(line, _SIZE_BYTES)
+        if not head:
+            os._exit(0)
+        order = _order(line, int.from_bytes(head, "big"))
+        if order["no_new_rights"]:
+            forgo_new_rights()
+        if order["file_bytes_max"]:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (order["file_bytes_max"],) * 2)
+        os.dup2(streams[0], 1)
+        os.dup2(streams[1], 2)
+        step = "directory"
+        os.chdir(order["directory"])
+        step = "program"
+        _begin(order["argv"], order["env"])
+    except OSError as error:
+        line.send(marshal.dumps((step, error.errno)))
+    except BaseException as error:
+        line.send(marshal.dumps((f"{step}: {error!r}"[:1000], 0)))
+    finally:
+        os._exit(127)
+
+
+def _rehearse() -> None:
+    """As the supervisor does it, with programs that cannot be: a directory, and one in a file."""
+    for argv in ([b"/"], [b"none"]):
+        order = marshal.loads(marshal.dumps({"argv": argv, "env": {b"PATH": b"/dev/null"}}))
+        try:
+            _begin(order["argv"], order["env"])
+        except OSError:
+            pass
+
+
+def _order(line: _socket.socket, size: int) -> dict[str, Any]:
+    parts = bytearray()
+    while len(parts) < size:
+        part = line.recv(size - len(parts))
+        if not part:
+            os._exit(0)
+        parts += part
+    return marshal.loads(parts)  # type: ignore[no-any-return]
+
+
+def _begin(argv: list[bytes], env: dict[bytes, bytes]) -> None:
+    """The program is looked for on the PATH of the command, if its name has no slash."""
+    if b"/" in argv[0]:
+        os.execve(argv[0], argv, env)
+    worst = FileNotFoundError(2, "not found")
+    for directory in env.get(b"PATH", os.defpath.encode()).split(b":"):
+        program = os.path.join(directory, argv[0])
+        # To look first is much cheaper than to fail.
+        if not os.path.exists(program):
+            continue
+        try:
+            os.execve(program, argv, env)
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except OSError as error:
+            worst = error if worst.errno == 2 else worst  # type: ignore[assignment]
+    raise worst

@@ -1,0 +1,158 @@
+"""The processes below this one, read from Linux's /proc. It runs inside the fork server, so it imports little. Whatever
+was there before the command is known to be none of its own and is not read again, which keeps a look cheap on a machine
+with many processes.
+"""
+
+from __future__ import annotations
+
+import _signal as signal  # type: ignore[import-not-found]  # the part in C alone, which loads in no time
+import os
+import time
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Iterator
+
+# The rest between two rounds of killing doubles from the first to the second.
+REST_S = 0.001
+REST_MAX_S = 0.02
+# After so many rounds that found nobody, everything is looked at anew.
+BLIND_ROUNDS = 3
+# How long killing is tried at a stretch; some processes hang in the kernel until a disk answers.
+KILL_S = 20.0
+
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+
+
+class Process:
+    """What /proc says about one process."""
+
+    __slots__ = ("cpu_s", "group", "memory_bytes", "parent")
+
+    def __init__(self, stat: bytes) -> None:
+        # The name of the program comes first, in brackets, and may contain anything.
+        fields = stat[stat.rindex(b")") + 2 :].split()
+        self.parent = int(fields[1])
+        self.group = int(fields[2])
+        self.cpu_s = (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
+        self.memory_bytes = int(fields[21]) * _PAGE_BYTES
+
+
+class Tree:
+    """All processes below this one. What is there already is not, but for those in `below`."""
+
+    def __init__(self, below: Collection[int] = ()) -> None:
+        self._root = os.getpid()
+        self._group = os.getpgrp()
+        self._strangers = {*_numbers()} - {self._root, *below}
+
+    def look(self) -> dict[int, Process]:
+        """The processes of the tree, by number."""
+        return dict(self._find())
+
+    def _find(self) -> Iterator[tuple[int, Process]]:
+        """The processes of the tree one by one, each as soon as it is known to be one."""
+        there = _numbers()
+        self._strangers.intersection_update(there)
+        mine = {self._root}
+        unknown: dict[int, Process] = {}
+        for number in there:
+            if number in self._strangers or number == self._root or (process := _read(number)) is None:
+                continue
+            if process.parent in mine:
+                mine.add(number)
+                yield number, process
+            else:
+                unknown[number] = process
+        settled = False
+        while not settled:
+            settled = True
+            for number, process in [*unknown.items()]:
+                if process.parent in mine:
+                    mine.add(number)
+                    yield number, unknown.pop(number)
+                    settled = False
+                elif process.parent in self._strangers:
+                    # A stranger's child can never become ours. One whose parent is not known yet, or gone, may be.
+                    self._strangers.add(number)
+                    del unknown[number]
+                    settled = False
+
+    def look_anew(self, apart: Collection[int] = ()) -> dict[int, Process]:
+        """The same without trusting what was known, for numbers are used again, if rarely. `apart` are processes that
+        are left out with all below them.
+        """
+        everything = {number: process for number in _numbers() if (process := _read(number)) is not None}
+        mine: dict[int, Process] = {}
+        for number, process in everything.items():
+            line = number
+            while line in everything and line != self._root and line not in apart:
+                line = everything[line].parent
+            if line == self._root and number != self._root:
+                mine[number] = process
+        self._strangers = everything.keys() - mine.keys() - {self._root}
+        return mine
+
+    def tell(self, *signals: int) -> bool:
+        """Sends signals to all processes of the tree. False when there is none."""
+        return self._tell(self._find(), signals)
+
+    def kill_strays(self, apart: Collection[int]) -> bool:
+        """Kills everything but what is `apart`. False when there is nothing else."""
+        return self._tell(self.look_anew(apart).items(), (signal.SIGKILL,))
+
+    def _tell(self, processes: Iterable[tuple[int, Process]], signals: tuple[int, ...]) -> bool:
+        """A group gets a signal as a whole and at once: members that fork meanwhile do not get away. And it gets it
+        before the rest is looked for, which takes long while many of them crowd the machine.
+        """
+        groups = {0, self._group}
+        pid = 0
+        for pid, process in processes:
+            for number in signals:
+                if process.group not in groups:
+                    _send(os.killpg, process.group, number)
+                elif process.group in (0, self._group):
+                    _send(os.kill, pid, number)
+            groups.add(process.group)
+        return pid != 0
+
+    def kill(self, reap: Callable[[], bool]) -> bool:
+        """Kills until `reap` says that there is no child any more; then there is nothing below one either, since Linux
+        makes orphans children of this process. False when some do not end.
+        """
+        rest, blind, until = REST_S, 0, time.monotonic() + KILL_S
+        while reap():
+            if time.monotonic() > until:
+                return False
+            found = self.tell(signal.SIGKILL) if blind < BLIND_ROUNDS else self.kill_strays(())
+            blind = 0 if found else blind + 1
+            if reap():
+                time.sleep(rest)
+                rest = min(rest * 2, REST_MAX_S)
+        return True
+
+
+def _numbers() -> list[int]:
+    return [int(name) for name in os.listdir("/proc") if name.isdecimal()]
+
+
+def _read(number: int) -> Process | None:
+    """None when it is gone."""
+    try:
+        fd = os.open(f"/proc/{number}/stat", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        return Process(os.read(fd, 4096))
+    except OSError:
+        return None
+    finally:
+        os.close(fd)
+
+
+def _send(kill: Callable[[int, int], None], target: int, number: int) -> None:
+    try:
+        kill(target, number)
+    except (ProcessLookupError, PermissionError):
+        pass

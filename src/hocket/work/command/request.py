@@ -1,0 +1,155 @@
+"""A command as somebody asks for it, and the job that is made of it: files that it needs become artifacts on the log,
+and everything that it is about becomes its manifest, whose hash is what the proof will be about.
+"""
+
+import os
+from collections.abc import Iterable, Mapping
+from os import PathLike
+from pathlib import Path, PurePosixPath
+from typing import Any, NamedTuple
+
+from hocket.errors import Usage
+from hocket.kernel.durations import duration_ms
+from hocket.kernel.ids import hash_text
+from hocket.kernel.manifest import (
+    INPUTS_NAME,
+    OUTPUTS_NAME,
+    SANDBOX_NAME,
+    BadManifest,
+    Manifest,
+    canonical,
+    parse_manifest,
+)
+from hocket.kernel.policy import DEFAULT, Policy
+from hocket.log import Transaction
+from hocket.work import artifacts, jobs
+from hocket.work.blobs import Blobs
+from hocket.work.command.secrets import SECRETS_NAME, Secrets, check_values, named_values
+from hocket.work.handlers import Duration, policy
+from hocket.work.jobs import Draft
+from hocket.work.run_outputs import Content
+
+KIND = "hocket.run"
+INPUT_TYPE = "hocket.input"
+TIMEOUT_S_DEFAULT = 3_600
+
+
+class CommandRequest(NamedTuple):
+    """`inputs` are files here by the names that they have there; `outputs` are patterns of what to keep; `secrets` are
+    variables whose values stay off the log.
+    """
+
+    argv: tuple[str, ...]
+    timeout_s: int = TIMEOUT_S_DEFAULT
+    env: Mapping[str, str] = {}
+    inputs: Mapping[str, Path] = {}
+    outputs: tuple[str, ...] = ()
+    sandbox: str = "off"
+    policy: Policy = DEFAULT
+    secrets: Mapping[str, str] = {}
+
+
+def command(
+    *argv: str,
+    timeout: Duration = "1h",
+    env: Mapping[str, str] | None = None,
+    inputs: Mapping[str, str | PathLike[str]] | Iterable[str | PathLike[str]] = (),
+    outputs: Iterable[str] = (),
+    secrets: Mapping[str, str] | Iterable[str] = (),
+    sandbox: bool = False,
+    network: bool = False,
+    **options: Any,
+) -> CommandRequest:
+    """A command to submit, as a job with a proof. `inputs` are files here, by the names that they have there or by
+    themselves; `outputs` are patterns of files to keep; in a `sandbox` it has the `network` only if that is said. What
+    is in `env` goes on the log, where other nodes can read it; `secrets` do not: variables with their values, or names
+    of variables that are set here. The other options are those of `job`.
+    """
+    try:
+        timeout_ms = duration_ms(timeout)
+    except ValueError as error:
+        raise Usage(f"bad timeout {timeout!r}: {error}") from None
+    if timeout_ms % 1000:
+        raise Usage(f"bad timeout {timeout!r}: whole seconds are needed")
+    if isinstance(inputs, Mapping):
+        named = {name: Path(path) for name, path in inputs.items()}
+    else:
+        named = named_inputs(map(str, inputs), Path.cwd())
+    wish = "network" if network else "on" if sandbox else "off"
+    hidden = dict(secrets) if isinstance(secrets, Mapping) else named_values(secrets, os.environ)
+    return CommandRequest(
+        argv,
+        timeout_ms // 1000,
+        dict(env or {}),
+        named,
+        tuple(outputs),
+        wish,
+        policy(DEFAULT, **options),
+        hidden,
+    )
+
+
+class PackedRequest(NamedTuple):
+    """A request that is ready to be put on the log."""
+
+    manifest: Manifest
+    contents: list[Content]
+    policy: Policy
+    secrets: Mapping[str, str] = {}
+
+
+def pack(request: CommandRequest, blobs: Blobs) -> PackedRequest:
+    """Reads the inputs and writes the manifest. Raises Usage, with the field named."""
+    # Always as blobs, however small: they are found by their hash.
+    staged = [blobs.stage(path) for path in request.inputs.values()]
+    contents = [Content(each.hash, each.size, None, each) for each in staged]
+    env = dict(request.env)
+    if request.inputs:
+        env[INPUTS_NAME] = ":".join(request.inputs)
+    if request.outputs:
+        env[OUTPUTS_NAME] = ":".join(request.outputs)
+    if request.sandbox != "off":
+        env[SANDBOX_NAME] = request.sandbox
+    if request.secrets:
+        check_values(request.secrets)
+        if both := request.secrets.keys() & env.keys():
+            raise Usage(f"the variable {min(both)} is both a secret and a plain one; give it once")
+        env[SECRETS_NAME] = ":".join(request.secrets)
+    asked: dict[str, object] = {"command": list(request.argv), "args": [], "timeout": request.timeout_s}
+    if env:
+        asked["env"] = env
+    if contents:
+        asked["inputs"] = [
+            {"kind": "blobptr", "algo": "blake3", "hash": hash_text(each.hash), "size": each.size} for each in contents
+        ]
+    try:
+        # Their names must be such as a manifest may have.
+        parse_manifest({"command": ["true"], "timeout": 0, "env": dict.fromkeys(request.secrets, "")})
+        return PackedRequest(parse_manifest(asked), contents, request.policy, request.secrets)
+    except BadManifest as error:
+        raise Usage(str(error)) from None
+
+
+def submit(tx: Transaction, blobs: Blobs, secrets: Secrets, packed: PackedRequest) -> bytes:
+    """Puts the inputs and the job on the log together; gives the job's id."""
+    submitted = jobs.submit(tx, [Draft(KIND, canonical(packed.manifest), packed.policy)])[0]
+    for content in packed.contents:
+        artifacts.put(tx, blobs, INPUT_TYPE, content, None, submitted.job_id)
+    if packed.secrets and submitted.created:
+        secrets.keep(submitted.job_id, packed.secrets)
+    return submitted.job_id
+
+
+def named_inputs(given: Iterable[str], directory: Path) -> dict[str, Path]:
+    """Inputs as people write them, FILE or NAME=FILE. A file below the directory keeps its place there."""
+    found: dict[str, Path] = {}
+    for text in given:
+        name, equals, file = text.partition("=")
+        path = directory / (file if equals else text)
+        if not equals:
+            inside = path.resolve().is_relative_to(directory.resolve())
+            name = str(path.resolve().relative_to(directory.resolve())) if inside else path.name
+        if not name or name in found or PurePosixPath(name).is_absolute() or ":" in name:
+            raise Usage(f"bad input {text!r}: give each file its own relative name without a colon, like NAME=FILE")
+        found[name] = path
+    return found

@@ -1,0 +1,178 @@
+"""Hands secrets to another node that runs a command of ours. When its claim counts, we seal the values with its key and
+put them into a blob, as an artifact that is evicted when the job has ended. The log has the hash of what was sealed;
+nobody but the claimer can open it. The claimer fetches the blob as it fetches inputs.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from typing import NamedTuple, Protocol, TypeVar
+
+import msgspec
+from nacl.bindings import (
+    crypto_box_seal,
+    crypto_box_seal_open,
+    crypto_sign_ed25519_pk_to_curve25519,
+    crypto_sign_ed25519_sk_to_curve25519,
+)
+from nacl.exceptions import CryptoError
+
+from hocket.errors import Conflict, HocketError, NotAuthorised, StoreError
+from hocket.kernel.clock import unpack
+from hocket.kernel.ids import ulid_text
+from hocket.kernel.keys import SigningKey
+from hocket.log import Transaction
+from hocket.store import Artifact, Session, Stage
+from hocket.work import artifacts
+from hocket.work.blobs import Blobs
+from hocket.work.command.secrets import Handed, Secrets
+from hocket.work.run_outputs import Content
+
+T = TypeVar("T")
+
+SEALED_TYPE = "hocket.sealed"
+# How often a node that keeps secrets looks whether somebody needs them.
+LOOK_S = 0.25
+# When sealed values may be evicted even if the node that sealed them has died.
+SEALED_MS_MAX = 24 * 3_600_000
+ARTIFACTS_STEP = 500
+_TIME_BYTES, _ID_BYTES = 6, 16
+
+
+class Sealed(msgspec.Struct, frozen=True):
+    """What is inside: the values, and the one hold on a job that they are for."""
+
+    job: str
+    fence: int
+    values: dict[str, str]
+
+
+def seal(job_id: bytes, fence: int, values: Mapping[str, str], public: bytes) -> bytes:
+    """For the node with that key alone."""
+    plain = msgspec.json.encode(Sealed(ulid_text(job_id), fence, dict(values)))
+    return crypto_box_seal(plain, crypto_sign_ed25519_pk_to_curve25519(public))
+
+
+def unseal(data: bytes, job_id: bytes, fence: int, key: SigningKey) -> dict[str, str] | None:
+    """None when it is not for this node, or not for this hold on the job."""
+    public = crypto_sign_ed25519_pk_to_curve25519(key.public)
+    private = crypto_sign_ed25519_sk_to_curve25519(key.seed + key.public)
+    try:
+        found = msgspec.json.decode(crypto_box_seal_open(data, public, private), type=Sealed)
+    except (CryptoError, msgspec.MsgspecError):
+        return None
+    return found.values if (found.job, found.fence) == (ulid_text(job_id), fence) else None
+
+
+def sealed_since(session: Session, claim: bytes, author: int) -> Iterator[Artifact]:
+    """What that node has sealed since a claim, the oldest first."""
+    row = session.op(claim)
+    if row is None:
+        return
+    # An id begins with the time, and whoever answers a claim has a later clock than the claim.
+    after = (unpack(row.hlc).wall - 1).to_bytes(_TIME_BYTES, "big").ljust(_ID_BYTES, b"\xff")
+    while found := session.artifacts(after, ARTIFACTS_STEP):
+        for each in found:
+            if each.type == SEALED_TYPE and not session.is_evicted(each.id):
+                op, _ = artifacts.creation_of(session, each)
+                if op.node_id == author:
+                    yield each
+        after = found[-1].id
+
+
+class HandOverAccess(Protocol):
+    async def run(self, request: Callable[[Transaction], T]) -> T: ...
+    async def read(self, query: Callable[[Session], T]) -> T: ...
+    async def call(self, work: Callable[[], T]) -> T: ...
+
+
+class _Need(NamedTuple):
+    """A hold of another node on a job of ours that needs secrets."""
+
+    job_id: bytes
+    fence: int
+    public: bytes
+
+
+class HandOver:
+    """Every process that stays up does it; that two of them do the same is harmless."""
+
+    def __init__(
+        self, access: HandOverAccess, node: int, secrets: Secrets, blobs: Blobs, notice: Callable[[str], None]
+    ) -> None:
+        self._access, self._node, self._secrets, self._blobs, self._notice = access, node, secrets, blobs, notice
+        self._failed: set[_Need] = set()
+
+    async def run(self) -> None:
+        """Goes on until it is cancelled."""
+        while True:
+            await asyncio.sleep(LOOK_S)
+            if self._secrets.is_empty():
+                continue
+            try:
+                await self._round()
+            except StoreError as error:
+                self._notice(f"{error}; trying again")
+
+    async def _round(self) -> None:
+        for need in await self._access.read(self._needs):
+            try:
+                await self._hand_over(need)
+            except HocketError as error:
+                self._failed.add(need)
+                self._notice(f"the secrets of job {ulid_text(need.job_id)} cannot be handed over: {error}")
+        for handed in await self._access.read(self._over):
+            # Where it may not be evicted here, its time will be over all the same.
+            with suppress(NotAuthorised, Conflict):
+                await self._take_back(handed)
+            self._secrets.forget_handed(handed)
+
+    def _needs(self, session: Session) -> list[_Need]:
+        done = {(each.job_id, each.fence) for each in self._secrets.handed()}
+        keys = session.nodes()
+        found = []
+        for job_id in self._secrets.job_ids():
+            entry = session.job(job_id)
+            if entry is None or entry.stage is not Stage.CLAIMED or (job_id, entry.job.fence) in done:
+                continue
+            claimer = entry.job.claimer
+            if claimer is None or claimer == self._node:
+                continue
+            need = _Need(job_id, entry.job.fence, keys[claimer.to_bytes(8, "big")][0])
+            found += [need] if need not in self._failed else []
+        return found
+
+    async def _hand_over(self, need: _Need) -> None:
+        values = self._secrets.values(need.job_id)
+        if values is None:
+            return
+        data = seal(need.job_id, need.fence, values, need.public)
+        staged = await self._access.call(lambda: self._blobs.stage(data))
+        content = Content(staged.hash, staged.size, None, staged)
+        made = await self._access.run(
+            lambda tx: artifacts.put(tx, self._blobs, SEALED_TYPE, content, SEALED_MS_MAX, need.job_id)
+        )
+        self._secrets.note_handed(Handed(need.job_id, need.fence, made))
+
+    def _over(self, session: Session) -> list[Handed]:
+        """What was handed over for holds that have ended. Values of jobs that have ended are deleted on the way."""
+        self._secrets.sweep(session, time.time())
+        found = []
+        for each in self._secrets.handed():
+            entry = session.job(each.job_id)
+            if entry is None or entry.stage is not Stage.CLAIMED or entry.job.fence != each.fence:
+                found.append(each)
+        return found
+
+    async def _take_back(self, handed: Handed) -> None:
+        def evict(tx: Transaction) -> bytes | None:
+            artifact = tx.session.artifact(handed.artifact_id)
+            if artifact is None or tx.session.is_evicted(artifact.id):
+                return None
+            artifacts.evict(tx, artifact)
+            return artifact.hash
+
+        freed = await self._access.run(evict)
+        if freed is not None:
+            await self._access.run(lambda tx: artifacts.free(tx, self._blobs, [freed]))

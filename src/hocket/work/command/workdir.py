@@ -1,0 +1,144 @@
+"""Where commands run. Each has a workdir of its own below `runs`: the directory that it works in, a home, a place for
+temporary files, and what it printed. A workdir that was left is removed with the next tidying, and workdirs of
+processes that died with them are cleared by the next one.
+"""
+
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from itertools import count
+from pathlib import Path
+
+from blake3 import blake3
+
+from hocket.errors import Failed, StoreError
+from hocket.kernel.ids import hash_text
+from hocket.kernel.manifest import Manifest, Pointer
+from hocket.work.command.outputs import collect
+from hocket.work.command.removal import remove_tree
+from hocket.work.processes import ProcessLock, is_alive
+
+# Gives the content that has a hash, whole or in parts. It is checked here.
+Content = Callable[[bytes], bytes | Iterable[bytes]]
+
+
+class Workdir:
+    """One command's. `work` is the directory that it works in, `streams` where what it prints is kept; it cannot see
+    the latter in a sandbox.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.work = path / "work"
+        self.home = path / "home"
+        self.temporary = path / "tmp"
+        self.streams = path / "streams"
+
+    def furnish(self, manifest: Manifest, content: Content) -> None:
+        """Puts the inputs where the manifest says, each checked against its hash, and makes the directory that the
+        command begins in.
+        """
+        for pointer, place in zip(manifest.inputs or (), manifest.input_paths, strict=True):
+            _put(self.work, place, pointer, content)
+        try:
+            self.begin_in(manifest).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise Failed(f"cannot make the directory {manifest.cwd!r}: {error.strerror}") from None
+
+    def begin_in(self, manifest: Manifest) -> Path:
+        return self.work / (manifest.cwd or "")
+
+    def collect(self, patterns: Iterable[str]) -> dict[str, Path]:
+        """What the command made, by its paths in `work`. Raises Failed when it cannot be kept."""
+        return collect(self.work, patterns)
+
+
+class Workdirs:
+    """The workdirs of this process. Safe to use from several threads."""
+
+    def __init__(self, runs: Path) -> None:
+        self._runs = runs
+        self._lock = threading.Lock()
+        self._sign: ProcessLock | None = None
+        self._own: Path | None = None
+        self._numbers = count(1)
+        self._left: deque[Path] = deque()
+
+    @contextmanager
+    def workdir(self, name: str) -> Iterator[Workdir]:
+        """A workdir for as long as the block lasts. The name, a job's, is for people."""
+        try:
+            if self._own is None:
+                self.clear()
+            path = self._own_rooms() / f"{name}-{next(self._numbers)}"
+            workdir = Workdir(path)
+        except OSError as error:
+            raise StoreError(f"cannot make a directory for the command: {error.strerror}") from error
+        try:
+            try:
+                for each in (path, workdir.work, workdir.home, workdir.temporary, workdir.streams):
+                    each.mkdir(mode=0o700)
+            except OSError as error:
+                raise StoreError(f"cannot make a directory for the command: {error.strerror}") from error
+            yield workdir
+        finally:
+            self._left.append(path)
+
+    def tidy(self) -> None:
+        """Removes the workdirs that were left."""
+        while True:
+            try:
+                path = self._left.popleft()
+            except IndexError:
+                return
+            remove_tree(path)
+
+    def clear(self) -> int:
+        """Removes the workdirs of processes that are dead; gives their number."""
+        cleared = 0
+        for workdirs in self._runs.glob("*/"):
+            if not is_alive(self._runs, workdirs.name):
+                cleared += remove_tree(workdirs)
+        return cleared
+
+    def close(self) -> None:
+        with self._lock:
+            if self._sign is not None and self._own is not None:
+                remove_tree(self._own)
+                self._sign.close()
+                self._sign = self._own = None
+
+    def _own_rooms(self) -> Path:
+        with self._lock:
+            if self._own is None:
+                self._runs.mkdir(mode=0o700, parents=True, exist_ok=True)
+                # The sign of life first: without it the directory would be taken for a dead process's.
+                name = f"{os.getpid()}-{os.urandom(4).hex()}"
+                self._sign = ProcessLock(self._runs, name)
+                self._own = self._runs / name
+                self._own.mkdir(mode=0o700)
+            return self._own
+
+
+def _put(directory: Path, place: str, pointer: Pointer, content: Content) -> None:
+    target = directory / place
+    hasher, size = blake3(), 0
+    given = content(pointer.hash)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        # Inputs may be programs, too.
+        with open(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o700), "wb") as file:
+            for part in (given,) if isinstance(given, bytes) else given:
+                hasher.update(part)
+                size += len(part)
+                file.write(part)
+    except (FileExistsError, NotADirectoryError, IsADirectoryError):
+        raise Failed(f"the input {place!r} is in the way of another; give them other names") from None
+    except OSError as error:
+        raise StoreError(f"cannot write the input {place!r}: {error.strerror}") from error
+    if hasher.digest() != pointer.hash:
+        raise Failed(f"the input {place!r} has the hash {hash_text(hasher.digest())}, not {hash_text(pointer.hash)}")
+    if pointer.size is not None and pointer.size != size:
+        raise Failed(f"the input {place!r} has {size} bytes, not {pointer.size}")

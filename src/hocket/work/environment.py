@@ -1,0 +1,62 @@
+"""What a worker stands on: two clocks, chance, who of its node is alive, the bus that wakes it, and the slots that its
+handlers run in. `MachineEnvironment` is the real one. A simulation hands in its own, and the same worker runs
+on virtual time, every choice drawn from a seed.
+"""
+
+import os
+import random
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+from hocket.bus import Bus
+from hocket.work.liveness import Liveness, machine_liveness
+from hocket.work.runner import Run, Runner
+
+
+class Closing(Protocol):
+    def close(self) -> None: ...
+
+
+class Environment(Protocol):
+    """`monotonic` counts seconds and never jumps; `physical_ms` is what the machine takes for the time of day. They
+    are told nothing of what other nodes say.
+    """
+
+    @property
+    def bus(self) -> Bus:
+        """Tells of every change that a process of this node commits."""
+
+    @property
+    def chance(self) -> random.Random: ...
+    @property
+    def monotonic(self) -> Callable[[], float]: ...
+    @property
+    def liveness(self) -> Liveness: ...
+    def physical_ms(self) -> int: ...
+    def name(self, role: str) -> str:
+        """A name that no other process of this node has, or ever had."""
+
+    def slots(self, count: int, finished: Callable[[Run], None]) -> Runner:
+        """Where handlers run, that many at once."""
+
+
+class MachineEnvironment:
+    """This machine, and a home's directory for the signs of life of its processes."""
+
+    monotonic = staticmethod(time.monotonic)
+
+    def __init__(self, processes: Path, bus: Bus) -> None:
+        self.liveness: Liveness = machine_liveness(processes, self.monotonic)
+        self.bus = bus
+        self.chance = random.Random()
+
+    def physical_ms(self) -> int:
+        return time.time_ns() // 1_000_000
+
+    def name(self, role: str) -> str:
+        return f"{role}-{os.getpid()}-{os.urandom(4).hex()}"
+
+    def slots(self, count: int, finished: Callable[[Run], None]) -> Runner:
+        return Runner(count, finished, self.monotonic)

@@ -1,0 +1,338 @@
+"""What a run makes besides its result: artifacts, ops for a knowledge graph, and the records of its model calls. They
+are gathered while the handler runs and go on the log together with its end. Of a run that fails only the records of
+model calls and the evidence of what it did are kept, and of one that is stopped only the former: what it made is void,
+but the calls have happened.
+"""
+
+import threading
+from collections.abc import Callable, Iterable
+from os import PathLike
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from hocket.errors import Usage
+from hocket.kernel.clock import Hlc
+from hocket.kernel.durations import duration_ms
+from hocket.kernel.ids import content_hash, parse_ulid
+from hocket.kernel.ops import artifact_id
+from hocket.kernel.postcard import Malformed
+from hocket.kernel.postcard import encode as encode_value
+from hocket.kernel.reasons import Reason
+from hocket.kernel.vocabulary import (
+    PAYLOAD,
+    AddEntityAlias,
+    CreateArtifact,
+    CreateClaim,
+    CreateEntity,
+    CreateEpisode,
+    CreateSuggestedAction,
+    Ids,
+    IngestEvidence,
+    MergeEntities,
+    Payload,
+    SplitEntity,
+    SupersedeClaim,
+    TombstoneEvidence,
+    UpdateActionStatus,
+    UpdateClaimConfidence,
+    UpdateClaimStatus,
+    UpdateEpisode,
+)
+from hocket.log import Transaction
+from hocket.work.blobs import Blobs, Staged
+
+INLINE_BYTES_MAX = 64 * 1024
+TYPE_CHARS_MAX = 255
+INPUTS_MAX = 1_000
+# An op can cite a little more than a thousand others, and the completion cites every record of a model call.
+PRODUCTS_MAX = 1_000
+EMIT_BYTES_MAX = 1024 * 1024
+TTL_MS_MAX = 100 * 365 * 86_400_000
+RESERVED_TYPES = ("hocket.", "likewise.")
+GRAPH_OPS = (
+    *(IngestEvidence, TombstoneEvidence, CreateEntity, AddEntityAlias, MergeEntities, SplitEntity),
+    *(CreateClaim, UpdateClaimStatus, UpdateClaimConfidence, SupersedeClaim),
+    *(CreateEpisode, UpdateEpisode, CreateSuggestedAction, UpdateActionStatus),
+)
+
+
+class RunServices(NamedTuple):
+    """What a run is handed by its node. `now` reads the log's clock and `new_id` makes an id for a time in
+    milliseconds; `audited` says whether every model call must be recorded. Any thread may call them, even one that can
+    be interrupted anywhere, so none of them touches the store.
+    """
+
+    blobs: Blobs
+    now: Callable[[], Hlc]
+    new_id: Callable[[int], bytes]
+    monotonic: Callable[[], float]
+    audited: Callable[[], bool]
+
+
+class RunOutput(NamedTuple):
+    """One op to come. `id` is that of the artifact, if it makes one; `deps` are the artifacts whose ops it will cite.
+    Evidence is kept of a failed run, too.
+    """
+
+    id: bytes
+    payload: Payload
+    deps: Ids = ()
+    staged: Staged | None = None
+    is_snapshot: bool = False
+    is_evidence: bool = False
+
+
+class WrittenOutputs(NamedTuple):
+    """What a run put on the log, for its completion to name. `records` are the ops that wrote the snapshots."""
+
+    snapshots: Ids = ()
+    artifacts: Ids = ()
+    claims: Ids = ()
+    records: Ids = ()
+
+
+NOTHING = WrittenOutputs()
+
+
+class Content(NamedTuple):
+    """Where an artifact's bytes are: in the op, or in a blob."""
+
+    hash: bytes
+    size: int
+    inline: bytes | None
+    staged: Staged | None
+
+
+class Evidence(NamedTuple):
+    """An artifact to come."""
+
+    id: bytes
+    hash: bytes
+    size: int
+
+
+class RunOutputs:
+    """Safe to use from several threads. `job_id` is the job that the run is of."""
+
+    def __init__(self, kit: RunServices, job_id: bytes) -> None:
+        self.kit = kit
+        self.job_id = job_id
+        self._lock = threading.Lock()
+        self._made: list[RunOutput] = []
+        self._open: dict[bytes, Callable[[Hlc], RunOutput]] = {}
+        self._sealed = False
+
+    def artifact(
+        self, content: bytes | PathLike[str], type: str, ttl: str | float | None, inputs: Iterable[str | bytes]
+    ) -> bytes:
+        check_type(type)
+        return self._keep(content, type, check_ttl(ttl), check_inputs(inputs), is_evidence=False).id
+
+    def evidence(self, content: bytes | PathLike[str], type: str) -> Evidence:
+        """An artifact of one of our own types that says what the run did. It is kept when the run fails, too."""
+        return self._keep(content, type, None, (), is_evidence=True)
+
+    def _keep(
+        self, content: bytes | PathLike[str], type: str, ttl_ms: int | None, inputs: Ids, is_evidence: bool
+    ) -> Evidence:
+        kept = contain(self.kit.blobs, content)
+        try:
+            payload = self.named(creation(self.new_id(), type, self.job_id, inputs, kept, ttl_ms))
+            self._add(RunOutput(payload.artifact_id, payload, self.snapshots, kept.staged, is_evidence=is_evidence))
+        except BaseException:
+            self._drop(kept.staged)
+            raise
+        return Evidence(payload.artifact_id, kept.hash, kept.size)
+
+    def named(self, payload: CreateArtifact) -> CreateArtifact:
+        """The same under the id that its content gives it."""
+        return msgspec.structs.replace(payload, artifact_id=artifact_id(self.kit.now().node, payload))
+
+    def emit(self, payload: Payload) -> None:
+        """An op about what the run found out. One that comes after model calls is linked to their records."""
+        if not isinstance(payload, GRAPH_OPS):
+            raise Usage(f"a handler may not emit {type(payload).__name__}")
+        snapshots = self.snapshots
+        linked = _linked(payload, snapshots, self.job_id) if snapshots else payload
+        try:
+            size = len(encode_value(PAYLOAD, linked))
+        except (Malformed, TypeError, ValueError, AttributeError) as error:
+            raise Usage(f"this {type(payload).__name__} cannot be written: {error}") from None
+        if size > EMIT_BYTES_MAX:
+            raise Usage(f"the {type(payload).__name__} has {size} bytes, at most {EMIT_BYTES_MAX}")
+        self._add(RunOutput(self.new_id(), linked, snapshots))
+
+    def new_id(self) -> bytes:
+        return self.kit.new_id(self.kit.now().wall)
+
+    @property
+    def snapshots(self) -> Ids:
+        """The records of model calls so far."""
+        with self._lock:
+            return tuple(each.id for each in self._made if each.is_snapshot)
+
+    def begin(self, call_id: bytes, unanswered: Callable[[Hlc], RunOutput]) -> None:
+        """A model call is under way. `unanswered` gives its record in case that no answer comes before the end."""
+        with self._lock:
+            self._check_room()
+            self._open[call_id] = unanswered
+
+    def end(self, call_id: bytes, record: RunOutput) -> None:
+        """The call is over, and this is its record. When the run is over too, it has been recorded already."""
+        with self._lock:
+            if self._open.pop(call_id, None) is not None:
+                self._made.append(record)
+                return
+        self._drop(record.staged)
+
+    def _add(self, product: RunOutput) -> None:
+        with self._lock:
+            self._check_room()
+            self._made.append(product)
+
+    def _check_room(self) -> None:
+        if self._sealed:
+            raise Usage("the run is over; nothing that it makes now is kept")
+        if len(self._made) + len(self._open) >= PRODUCTS_MAX:
+            raise Usage(f"a run makes at most {PRODUCTS_MAX} artifacts, ops and model calls; use more jobs")
+
+    def _drop(self, staged: Staged | None) -> None:
+        if staged is not None:
+            self.kit.blobs.drop(staged)
+
+    def contents(self, bytes_max: int) -> dict[bytes, bytes]:
+        """The evidence so far, by hash, as far as each piece has no more bytes than that."""
+        with self._lock:
+            kept = [each for each in self._made if each.is_evidence]
+        found: dict[bytes, bytes] = {}
+        for each in kept:
+            assert isinstance(each.payload, CreateArtifact)
+            if each.payload.content_inline is not None:
+                found[each.payload.content_hash] = each.payload.content_inline
+            elif each.staged is not None and each.staged.size <= bytes_max:
+                found[each.staged.hash] = each.staged.path.read_bytes()
+        return found
+
+    # The end of the run.
+
+    def write(self, tx: Transaction, whole: bool, stopped: bool = False) -> WrittenOutputs | Reason:
+        """Puts everything on the log, or of a run that came to nothing what must be kept all the same. Gives the reason
+        when something of what is whole would not count.
+        """
+        done = NOTHING
+        written: dict[bytes, bytes] = {}
+        for each in self._seal(tx):
+            if not (whole or each.is_snapshot or (each.is_evidence and not stopped)):
+                self._drop(each.staged)
+                continue
+            if each.staged is not None:
+                self.kit.blobs.keep(each.staged)
+            op = tx.author(each.payload, tuple(written[dep] for dep in each.deps if dep in written))
+            if not isinstance(op, Reason):
+                written[each.id] = op.id
+                done = _added(done, each, op.id)
+            elif whole:
+                return op
+        return done
+
+    def _seal(self, tx: Transaction) -> list[RunOutput]:
+        with self._lock:
+            self._sealed = True
+            while self._open:
+                call_id, unanswered = next(iter(self._open.items()))
+                self._made.append(unanswered(Hlc(tx.now, 0, tx.node)))
+                del self._open[call_id]
+            return list(self._made)
+
+
+def _added(done: WrittenOutputs, product: RunOutput, op_id: bytes) -> WrittenOutputs:
+    payload = product.payload
+    if product.is_snapshot:
+        return done._replace(snapshots=(*done.snapshots, product.id), records=(*done.records, op_id))
+    if isinstance(payload, CreateArtifact):
+        return done._replace(artifacts=(*done.artifacts, product.id))
+    if isinstance(payload, CreateClaim):
+        return done._replace(claims=(*done.claims, payload.claim_id))
+    return done
+
+
+def _linked(payload: Payload, snapshots: Ids, job_id: bytes) -> Payload:
+    """The payload, saying which model calls it comes from."""
+    if isinstance(payload, CreateClaim):
+        told = payload.provenance
+        provenance = msgspec.structs.replace(
+            told, jobs=_union(told.jobs, (job_id,)), snapshots=_union(told.snapshots, snapshots)
+        )
+        return msgspec.structs.replace(payload, provenance=provenance)
+    if isinstance(payload, CreateSuggestedAction) and payload.derivation_job is None:
+        return msgspec.structs.replace(payload, derivation_job=job_id)
+    return payload
+
+
+def _union(left: Ids, right: Ids) -> Ids:
+    return tuple(dict.fromkeys((*left, *right)))
+
+
+def creation(
+    made: bytes, type: str, source_job: bytes | None, inputs: Ids, content: Content, ttl_ms: int | None
+) -> CreateArtifact:
+    return CreateArtifact(
+        made, type, source_job, inputs, content.hash, content.inline, None, None, content.size, ttl_ms
+    )
+
+
+def contain(blobs: Blobs, content: bytes | PathLike[str]) -> Content:
+    """Small content goes into the op, larger content into a blob."""
+    if isinstance(content, bytes | bytearray | memoryview):
+        data = bytes(content)
+        if len(data) <= INLINE_BYTES_MAX:
+            return Content(content_hash(data), len(data), data, None)
+        staged = blobs.stage(data)
+    elif isinstance(content, PathLike):
+        staged = blobs.stage(Path(content))
+        if staged.size <= INLINE_BYTES_MAX:
+            data = staged.path.read_bytes()
+            blobs.drop(staged)
+            return Content(staged.hash, staged.size, data, None)
+    else:
+        raise Usage(f"the content of an artifact is bytes or a Path, not {type(content).__name__}")
+    return Content(staged.hash, staged.size, None, staged)
+
+
+def check_type(type: str) -> str:
+    if not 0 < len(type) <= TYPE_CHARS_MAX or not type.isprintable() or type.startswith(RESERVED_TYPES):
+        raise Usage(
+            f"illegal artifact type {type!r}; use 1 to {TYPE_CHARS_MAX} printable characters that do not begin with"
+            f" {' or '.join(RESERVED_TYPES)}"
+        )
+    return type
+
+
+def check_ttl(ttl: str | float | None) -> int | None:
+    if ttl is None:
+        return None
+    try:
+        ttl_ms = duration_ms(ttl)
+    except ValueError as error:
+        raise Usage(f"bad ttl {ttl!r}: {error}") from None
+    if not 0 < ttl_ms <= TTL_MS_MAX:
+        raise Usage(f"bad ttl {ttl!r}: longer than nothing and at most {TTL_MS_MAX // 86_400_000} days")
+    return ttl_ms
+
+
+def check_inputs(inputs: Iterable[str | bytes]) -> Ids:
+    ids = tuple(dict.fromkeys(check_id(each) for each in inputs))
+    if len(ids) > INPUTS_MAX:
+        raise Usage(f"{len(ids)} inputs are too many, at most {INPUTS_MAX}")
+    return ids
+
+
+def check_id(value: str | bytes) -> bytes:
+    if isinstance(value, bytes) and len(value) == 16:
+        return value
+    try:
+        return parse_ulid(value)  # type: ignore[arg-type]
+    except (ValueError, TypeError):
+        raise Usage(f"{value!r} is not an id; give a whole ULID") from None
