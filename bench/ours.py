@@ -90,7 +90,7 @@ def _finish(runtime: Runtime, count: int) -> None:
     claims = runtime.log.run(lambda tx: jobs.claim(tx, 0, count, lambda kind: 60_000)).taken
 
     def complete(tx: Transaction) -> None:
-        tx.projection.load([claim.job.id for claim in claims])
+        tx.projection.jobs.load([claim.job.id for claim in claims])
         for claim in claims:
             assert claim.job.claim_op is not None
             jobs.complete(tx, jobs.Held(claim.job.id, claim.job.claim_op), None, 0)

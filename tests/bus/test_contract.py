@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from hocket.bus import Bus
-from hocket.bus.changes import ANYTHING, GIT, JOB, NOTHING, Changes, about
+from hocket.bus.changes import ANYTHING, GIT, NOTHING, Changes, about
 from hocket.bus.listener import Listener
 from hocket.bus.memory import MemoryBus
 from hocket.bus.pipes import Pipes
+from hocket.kernel.subjects import JOB
 
 pytestmark = pytest.mark.touches("LW-40")
 

@@ -14,8 +14,9 @@ import pytest
 
 import hocket
 from hocket.bus import pipes
-from hocket.bus.changes import ANYTHING, JOB, LOG, NOTHING, Changes, about
+from hocket.bus.changes import ANYTHING, LOG, NOTHING, Changes, about
 from hocket.bus.pipes import Pipes
+from hocket.kernel.subjects import JOB
 
 pytestmark = pytest.mark.touches("LW-18")
 

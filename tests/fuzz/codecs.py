@@ -20,6 +20,7 @@ from hocket.kernel.postcard import encode as encode_value
 from hocket.kernel.rules import HOCKET, STRICT, Extensions, Rules, decode_rules, encode_rules, rules_hash
 from hocket.kernel.sanitise import sanitised
 from hocket.kernel.snapshot import Snapshot, decode_snapshot, encode_snapshot
+from hocket.kernel.subjects import subject_of
 from hocket.log import archive
 from tests.fuzz.mutate import JSON_WORDS, Damage, JsonDamage, Sample, Stream, by_fields, by_punctuation
 from tests.fuzz.target import Target
@@ -65,7 +66,7 @@ def _hold_op(data: bytes, op: Op) -> bool:
     assert ops.encode(op) == data, "not the spelling of what it says"
     assert not ops.verify_op(data, op, KEY.public) or data in SIGNED, "verifies, and was never signed"
     need_of(op.payload)
-    v.job_of(op.payload)
+    subject_of(op.payload)
     return True
 
 

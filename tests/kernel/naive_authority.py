@@ -194,7 +194,7 @@ class Naive:
             fault = self.fault(d)
             if not inside or fault not in (None, "REVOKED", "UNRESOLVED"):
                 continue
-            if isinstance(payload, v.AcceptWork):
+            if isinstance(payload, v.AcceptWork | v.AcceptOffer):
                 allowed = True
             elif isinstance(payload, v.DesignateCoordinator | v.RouteKind):
                 allowed = self.owner(d)
@@ -261,7 +261,7 @@ WRITTEN = {
     "UserAssertion": {"Write": ["UserAssert"]},
     "Mesh": {"Write": ["DesignateCoordinator", "RouteKind"]},
     "Registration": {"": ["DelegateUcan", "RevokeUcan", "RevokeRoot"]},
-    "Ops": {"": ["ReportFork"]},
+    "Ops": {"": ["ReportFork", "AcceptOffer"]},
 }
 PLACE = {
     name: (resource, action)
@@ -451,5 +451,6 @@ def payloads(word: str) -> list[v.Payload]:
         v.SetSchedule("", "", "", word, b"", b""),
         v.ClearSchedule(""),
         v.AcceptWork(ID, ID),
+        v.AcceptOffer("", b"", ID),
         v.Sanitised(("StripGeo",), claim),
     ]

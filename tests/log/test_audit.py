@@ -128,7 +128,7 @@ def test_any_flipped_byte_of_any_op_is_found_and_the_op_is_named(log: Log) -> No
 
 
 @pytest.mark.req("VX-08")
-@pytest.mark.parametrize("column", ["hlc", "id", "chain", "job"])
+@pytest.mark.parametrize("column", ["hlc", "id", "chain", "key"])
 def test_any_flipped_byte_of_what_is_indexed_is_found(log: Log, column: str) -> None:
     for row in rows(log):
         value = getattr(row, column)
@@ -143,11 +143,10 @@ def test_any_flipped_byte_of_what_is_indexed_is_found(log: Log, column: str) -> 
     assert findings(log) == []
 
 
-def test_a_changed_variant_or_a_forgotten_job_is_found(log: Log) -> None:
+@pytest.mark.parametrize("change", ["variant = variant + 1", "key = NULL", "family = 'lock'"])
+def test_a_changed_variant_or_subject_is_found(log: Log, change: str) -> None:
     row = next(row for row in rows(log) if row.job is not None)
-    sql(log, "UPDATE ops SET variant = variant + 1 WHERE seq = ?", row.seq)
-    assert {finding.op_id for finding in findings(log)} == {ulid_text(row.id)}
-    sql(log, "UPDATE ops SET variant = variant - 1, job = NULL WHERE seq = ?", row.seq)
+    sql(log, f"UPDATE ops SET {change} WHERE seq = ?", row.seq)
     assert {finding.op_id for finding in findings(log)} == {ulid_text(row.id)}
 
 
@@ -211,7 +210,7 @@ def append_row(log: Log, body: bytes, op: Op) -> None:
     chain, like = link(head.chain, body), rows(log)[-1]
     names = ", ".join(OpRow._fields)
     changed = like._replace(
-        seq=head.seq + 1, id=op.id, hlc=pack(op.timestamp), body=body, chain=chain, variant=25, job=None
+        seq=head.seq + 1, id=op.id, hlc=pack(op.timestamp), body=body, chain=chain, variant=25, key=None
     )
     sql(log, f"INSERT INTO ops ({names}) VALUES ({', '.join('?' * len(names.split(',')))})", *changed)
     sql(log, "UPDATE head SET seq = ?, chain = ?", head.seq + 1, chain)

@@ -9,9 +9,10 @@ import pytest
 
 import hocket
 import hocket.testing
-from hocket.bus.changes import ANYTHING, CLAIM, JOB, KEYS_MAX, LOG, NOTHING, Changes
+from hocket.bus.changes import ANYTHING, CLAIM, KEYS_MAX, LOG, NOTHING, Changes
 from hocket.bus.memory import MemoryBus
 from hocket.kernel.policy import Policy
+from hocket.kernel.subjects import JOB
 from hocket.log import Transaction
 from hocket.store import Place, WorkerRow
 from hocket.testing import MemorySyncNode

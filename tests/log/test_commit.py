@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
-from hocket.bus.changes import ANYTHING, JOB, LOG, Changes
+from hocket.bus.changes import ANYTHING, LOG, Changes
 from hocket.bus.memory import MemoryBus
 from hocket.errors import Conflict, StoreError, Usage
 from hocket.kernel.policy import Policy
+from hocket.kernel.subjects import JOB
 from hocket.kernel.vocabulary import RouteKind
 from hocket.log import Log, Transaction
 from hocket.log.audit import verify

@@ -12,8 +12,9 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from hocket.bus.changes import ANYTHING, JOB, NOTHING, Changes, about
+from hocket.bus.changes import ANYTHING, NOTHING, Changes, about
 from hocket.errors import Unreachable, Usage
+from hocket.kernel.subjects import JOB
 from hocket.mesh import peers, wire
 from hocket.mesh.http import HttpTransport
 from hocket.mesh.peers import Trust

@@ -13,6 +13,7 @@ import pytest
 
 from hocket import store as contract
 from hocket.kernel.policy import Policy
+from hocket.kernel.subjects import JOB, Subject
 from hocket.log import Log
 from hocket.log.audit import verify
 from hocket.store import Schedule, Session, Stage, Store, WorkerRow
@@ -310,7 +311,7 @@ def test_ops_by_id_place_time_job_and_author(place: Place) -> None:
         assert [session.op(row.id) for row in rows] == [session.op_seq(row.seq) for row in rows] == rows
         assert session.op(job_id(404)) is None and session.op_seq(404) is None
         assert session.ops_at(rows[2].hlc) == [rows[2]]
-        assert session.ops_of_job(made[1].job_id) == [rows[2], rows[4]]
+        assert session.ops_about(Subject(JOB, made[1].job_id)) == [rows[2], rows[4]]
         assert session.ops_in_order(bytes(20), 100) == rows
         assert session.ops_in_order(rows[1].hlc, 2) == rows[2:4]
         assert session.frontier() == {log.node.to_bytes(8, "big"): rows[4].hlc}

@@ -154,7 +154,7 @@ def test_an_emptied_file_is_not_filled_again_unless_asked(path: Path) -> None:
 
 
 def as_version_3(path: Path) -> None:
-    """Takes from a database what version 4 has added."""
+    """Takes from a database what versions 4 and 5 have added."""
     columns = {
         "workers": ("node", "host", "boot", "namespace", "locks", "beat"),
         "artifacts": ("made",),
@@ -163,6 +163,11 @@ def as_version_3(path: Path) -> None:
     made_by(
         path,
         "DROP INDEX held_by_author",
+        "DROP INDEX ops_by_subject",
+        "DROP TABLE subjects",
+        "ALTER TABLE ops DROP COLUMN family",
+        "ALTER TABLE ops RENAME COLUMN key TO job",
+        "CREATE INDEX ops_by_job ON ops (job, hlc) WHERE settled = 1 AND job IS NOT NULL",
         *(f"DROP TABLE {table}" for table in ("programs", "written", "over_quota")),
         *(f"ALTER TABLE {table} DROP COLUMN {each}" for table, added in columns.items() for each in added),
         "PRAGMA user_version=3",

@@ -439,7 +439,7 @@ def test_a_batch_of_late_ops_folds_a_job_again_once(monkeypatch: pytest.MonkeyPa
         Projection, "_refold", lambda self, job, permissions: (refolds.append(job), plain(self, job, permissions))
     )
     first.receive(late)
-    assert refolds == [job_id]
+    assert refolds == [("job", job_id)]
 
 
 @pytest.mark.req("LW-22")

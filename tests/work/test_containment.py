@@ -142,7 +142,7 @@ def test_a_job_whose_end_cannot_be_written_fails_alone(monkeypatch: pytest.Monke
     real = jobs.complete
 
     def complete(tx: Transaction, held: jobs.Held, *rest: Any) -> jobs.Result:
-        entry = tx.projection.entry(held.job_id)
+        entry = tx.projection.jobs.entry(held.job_id)
         assert entry is not None
         if entry.job.kind == "c.bad":
             raise RuntimeError("planted")

@@ -17,6 +17,7 @@ from hocket.kernel.ops import decode
 from hocket.kernel.policy import Policy
 from hocket.kernel.reasons import Reason
 from hocket.kernel.roster import Job, Outcome, State
+from hocket.kernel.subjects import JOB, Subject
 from hocket.kernel.ucan import ROOT, issue
 from hocket.kernel.vocabulary import DelegateUcan, DesignateCoordinator
 from hocket.log import Log, Transaction
@@ -77,7 +78,9 @@ class Home:
     def ops(self, job_id: bytes) -> list[tuple[str, int]]:
         """The types of the ops on a job, each with its reason."""
         with self.store.read() as session:
-            return [(type(decode(row.body).payload).__name__, row.reason) for row in session.ops_of_job(job_id)]
+            return [
+                (type(decode(row.body).payload).__name__, row.reason) for row in session.ops_about(Subject(JOB, job_id))
+            ]
 
     def submit(self, kind: str, **policy: Any) -> bytes:
         return self.log.run(lambda tx: jobs.submit(tx, [Draft(kind, b"{}", Policy(**policy))]))[0].job_id

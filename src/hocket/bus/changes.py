@@ -15,8 +15,7 @@ import msgspec
 
 from hocket.kernel.postcard import BYTES, STR, U32, Codec, Malformed, Reader, pair, seq, tuple_of, write_varint
 
-# Families of subjects, and their keys.
-JOB = "job"  # a job's id: the job changed
+# Families of subjects, and their keys. Those that ops are about are families, too: a job, by its id.
 CLAIM = "claim"  # a job's id: a worker of this node lost its claim on the job
 LOG = "log"  # no key: ops were written
 PEER = "peer"  # an address: the operator changed the list of peers

@@ -9,12 +9,13 @@ from typing import Annotated, Any, NamedTuple
 
 import typer
 
-from hocket.bus.changes import JOB, about
+from hocket.bus.changes import about
 from hocket.cli.app import new_app
 from hocket.cli.output import ago, console, drawn, emit, on_terminal, span, table
 from hocket.cli.settings import HomeOption, JsonOption, open_desk, settings
 from hocket.kernel.roster import Outcome
 from hocket.kernel.safe_text import clean
+from hocket.kernel.subjects import JOB
 from hocket.node.runtime import Runtime
 from hocket.store import JobEntry, Session, Stage
 from hocket.work import view

@@ -18,6 +18,7 @@ from hocket.cli.settings import HomeOption, JsonOption, open_desk, settings
 from hocket.errors import Failed, Usage
 from hocket.kernel.ids import ulid_text
 from hocket.kernel.safe_text import clean
+from hocket.kernel.subjects import JOB, Subject
 from hocket.node.runtime import Runtime
 from hocket.store import OpRow, Session
 from hocket.work import view
@@ -86,7 +87,7 @@ def _tail(session: Session, fits: Filter, job_id: bytes | None, limit: int) -> l
     if limit == 0:
         return []
     if job_id is not None:
-        rows = sorted(session.ops_of_job(job_id), key=lambda row: row.seq)
+        rows = sorted(session.ops_about(Subject(JOB, job_id)), key=lambda row: row.seq)
         return [row for row in rows if fits(session, row)][-limit:]
     read = limit
     while True:

@@ -61,6 +61,7 @@ JUDGED: dict[type[Payload], Judged] = {
     v.FailWork: _COMPLETE,
     v.ReportProgress: _COMPLETE,
     v.AcceptWork: Judged("Job", None, "kind_prefix"),
+    v.AcceptOffer: Judged("Ops", None),
     v.UserAssert: Judged("UserAssertion", "Write"),
     v.CreateArtifact: _ARTIFACT,
     v.EvictArtifact: _ARTIFACT,

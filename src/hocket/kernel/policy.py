@@ -4,6 +4,7 @@ and reads it strictly; the roster decides what follows per job (time, retries, o
 admits a submit or a claim decides what spans jobs (unique keys, concurrency, rates).
 """
 
+from functools import lru_cache
 from typing import Annotated
 
 import msgspec
@@ -71,6 +72,7 @@ def encode_policy(policy: Policy) -> bytes:
     return b"" if policy == DEFAULT else _encoder.encode(policy)
 
 
+@lru_cache(maxsize=256)
 def decode_policy(envelope: bytes) -> Policy:
     """Raises ValueError, with the field named, for anything that is not exactly a policy of ours."""
     if not envelope:

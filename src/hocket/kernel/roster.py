@@ -1,6 +1,6 @@
-"""The roster: what the ops say about each job. `apply` takes one job and the next op in HLC order and gives the
-job as it is afterwards, or the reason why the op does not count. It reads no clock and knows nothing of
-arrival: whoever keeps the log feeds it in HLC order and, when an op comes late, feeds it the whole job again.
+"""The roster: what the ops say about each job. `Jobs` holds the rules of this family, which `arbitration` asks: one job
+and the next op in HLC order give the job as it is afterwards, or the reason why the op does not count. The rules read
+no clock and know nothing of arrival.
 
     Pending ──ClaimWork──► Claimed ──CompleteJob──► Completed, for good
        ▲                      │
@@ -14,21 +14,21 @@ is one sequence, the arbiter's own, and nothing that arrives late can change it.
 arbiter; but once the arbiter has accepted its completion, that stands, whatever comes to light of earlier times.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from enum import IntEnum
-from functools import partial
 from typing import Any, Protocol
 
 import msgspec
 from msgspec.structs import replace
 
+from hocket.kernel.arbitration import Citing, FoldContext
 from hocket.kernel.clock import Hlc
 from hocket.kernel.ids import content_hash
 from hocket.kernel.ops import Op
 from hocket.kernel.policy import LEASE_MS_MAX, RETRIES_MAX, Policy, backoff_ms, decode_policy
-from hocket.kernel.reasons import UNAUTHORISED, Reason
+from hocket.kernel.reasons import Reason
+from hocket.kernel.subjects import Subject
 from hocket.kernel.vocabulary import (
-    AcceptWork,
     CancelJob,
     ClaimWork,
     CompleteJob,
@@ -85,23 +85,11 @@ class Job(msgspec.Struct, frozen=True):
     is_settled: bool = False
 
 
-class FoldContext(Protocol):
-    """What the fold of one job may ask about the rest of the log, always as of the op's own HLC."""
-
-    def refusal(self, op: Op, kind: str) -> Reason | None:
-        """Why the author had no authority to write this op about a job of this kind, if so."""
+class JobContext(FoldContext, Protocol):
+    """What the fold of one job may ask about the rest of the log beside that."""
 
     def tick_refusal(self, op: Op, policy: Policy) -> Reason | None:
         """Why this ScheduleJob, which names a schedule, is no tick of it, or its schedule's author had no authority."""
-
-    def arbiter(self, at: Hlc) -> int | None:
-        """The node that decides about jobs which are not open, if any."""
-
-    def is_overtaken(self, at: Hlc) -> bool:
-        """Whether a successor was designated who did not know of what the arbiter decided at that time."""
-
-    def offered(self, op_id: bytes, job_id: bytes) -> Op | None:
-        """That op, if it is about that job."""
 
     def offer_of(self, op_id: bytes) -> bytes | None:
         """The offer that this op accepts, if it is an acceptance."""
@@ -119,66 +107,60 @@ class FoldContext(Protocol):
 Verdict = Job | Reason
 
 
-def apply(job: Job | None, op: Op, context: FoldContext, citing: Callable[[], Reason | None]) -> Verdict:
-    """The job after this op, or why the op does not count. `citing` says why it does not for the sake of what it cites,
-    if so; that is asked only when its author may write it.
-    """
-    payload = op.payload
-    if job is None:
-        if type(payload) is not ScheduleJob:
+class Jobs:
+    """The family of jobs."""
+
+    decided = frozenset((ClaimWork, CompleteJob, YieldWork, ExpireWork, FailWork, CancelJob, RetryJob))
+
+    def refusal(self, job: Job | None, op: Op, context: JobContext, citing: Citing) -> Reason | None:
+        payload = op.payload
+        if type(payload) is ScheduleJob:
+            return _schedule_refusal(op, payload, context, citing)
+        if job is None:
             return citing() or Reason.UNKNOWN_JOB
-        policy = _policy(payload)
-        return _schedule_refusal(op, payload, policy, context, citing) or _schedule(op, payload, policy)
-    if type(payload) is ScheduleJob:
-        refused = _schedule_refusal(op, payload, _policy(payload), context, citing)
-    else:
-        refused = context.refusal(op, job.kind) or citing()
-    if refused is not None:
-        return refused
-    if type(payload) in _DECIDED and not job.policy.open:
-        arbiter = context.arbiter(op.timestamp)
-        if arbiter == op.node_id:
-            if context.is_overtaken(op.timestamp):
-                return Reason.NOT_ARBITER
-            context = _Decided(context, op.node_id)
-        elif arbiter is not None:
-            return Reason.OFFERED
-    return _RULES[type(payload)](job, op, payload, context)
+        return context.refusal(op, job.kind) or citing()
 
+    def word(self, job: Job | None) -> str:
+        return "" if job is None else job.kind
 
-def _accept(job: Job, op: Op, payload: AcceptWork, context: FoldContext) -> Verdict:
-    """The arbiter's acceptance puts the offered op in force, under the acceptance's own id and time. It helps only what
-    its author was allowed to offer; that the author has lost its delegation or its word since is no matter.
-    """
-    if context.arbiter(op.timestamp) != op.node_id or context.is_overtaken(op.timestamp):
-        return Reason.NOT_ARBITER
-    offered = context.offered(payload.offer, job.id)
-    if offered is None or type(offered.payload) not in _DECIDED:
-        return Reason.NOT_ARBITER
-    refused = context.refusal(offered, job.kind)
-    if refused not in (None, Reason.REVOKED, Reason.FORKED):
-        return refused
-    if job.policy.open:
-        return _settle(job, op, offered)
-    accepted = replace(offered, id=op.id, timestamp=op.timestamp)
-    return _RULES[type(offered.payload)](job, accepted, offered.payload, _Decided(context, offered.node_id))
+    def is_certain(self, job: Job | None, op: Op) -> bool:
+        """A tick is judged by its schedule's author, and an op that is earlier than the job's may belong to another."""
+        return job is not None and type(op.payload) is not ScheduleJob and op.timestamp > job.scheduled
 
+    def is_open(self, job: Job | None) -> bool:
+        return job is None or job.policy.open
 
-def _settle(job: Job, op: Op, offered: Op) -> Verdict:
-    """The first completion of an open job that the arbiter has accepted is the job's for good."""
-    if job.is_settled or not isinstance(offered.payload, CompleteJob):
-        return Reason.NOT_ARBITER
-    return replace(
-        job,
-        state=State.COMPLETED,
-        outcome=Outcome.SUCCEEDED,
-        claimer=offered.node_id,
-        done=job.done if job.outcome is Outcome.SUCCEEDED else op.timestamp,
-        artifacts=offered.payload.output_artifacts,
-        deadline=None,
-        last=op.timestamp,
-        is_settled=True,
-    )
+    def apply(self, job: Job | None, op: Op, context: JobContext) -> Verdict:
+        if job is None:
+            assert type(op.payload) is ScheduleJob
+            return _schedule(op, op.payload)
+        return _RULES[type(op.payload)](job, op, op.payload, context)
+
+    def apply_decided(self, job: Job | None, op: Op, context: JobContext, author: int) -> Verdict:
+        assert job is not None
+        return _RULES[type(op.payload)](job, op, op.payload, _Decided(context, author))
+
+    def accept_open(self, job: Job, op: Op, offered: Op) -> Verdict:
+        """The first completion of an open job that the arbiter has accepted is the job's for good."""
+        if job.is_settled or not isinstance(offered.payload, CompleteJob):
+            return Reason.NOT_ARBITER
+        return replace(
+            job,
+            state=State.COMPLETED,
+            outcome=Outcome.SUCCEEDED,
+            claimer=offered.node_id,
+            done=job.done if job.outcome is Outcome.SUCCEEDED else op.timestamp,
+            artifacts=offered.payload.output_artifacts,
+            deadline=None,
+            last=op.timestamp,
+            is_settled=True,
+        )
+
+    def seen(self, job: Job, op: Op) -> Job:
+        return replace(job, last=op.timestamp)
+
+    def last(self, job: Job) -> Hlc:
+        return job.last
 
 
 class _Decided:
@@ -186,7 +168,7 @@ class _Decided:
     store, and is not asked again when more of the log is known.
     """
 
-    def __init__(self, context: FoldContext, node: int) -> None:
+    def __init__(self, context: JobContext, node: int) -> None:
         self.is_claim = context.is_claim
         self.offer_of = context.offer_of
         self._node = node
@@ -194,7 +176,7 @@ class _Decided:
     def is_overtaken(self, at: Hlc) -> bool:
         return False
 
-    def refusal(self, op: Op, kind: str) -> Reason | None:
+    def refusal(self, op: Op, word: str) -> Reason | None:
         return None
 
     def tick_refusal(self, op: Op, policy: Policy) -> Reason | None:
@@ -204,7 +186,7 @@ class _Decided:
         """The node whose op it was: it speaks with the arbiter's word."""
         return self._node
 
-    def offered(self, op_id: bytes, job_id: bytes) -> Op | None:
+    def offered(self, op_id: bytes, subject: Subject) -> Op | None:
         return None
 
     def route(self, kind: str, at: Hlc) -> int | None:
@@ -214,8 +196,8 @@ class _Decided:
         return _LONG_AGO
 
 
-def _schedule(op: Op, payload: ScheduleJob, policy: Policy | None) -> Verdict:
-    kind = payload.kind
+def _schedule(op: Op, payload: ScheduleJob) -> Verdict:
+    kind, policy = payload.kind, _policy(payload)
     if not 0 < len(kind) <= KIND_LENGTH_MAX or not kind.isprintable():
         return Reason.BAD_KIND
     if policy is None:
@@ -231,12 +213,11 @@ def _schedule(op: Op, payload: ScheduleJob, policy: Policy | None) -> Verdict:
     )
 
 
-def _schedule_refusal(
-    op: Op, payload: ScheduleJob, policy: Policy | None, context: FoldContext, citing: Callable[[], Reason | None]
-) -> Reason | None:
+def _schedule_refusal(op: Op, payload: ScheduleJob, context: JobContext, citing: Citing) -> Reason | None:
     """Why the author may not schedule the job, if so, or what it cites stands against it. A tick is its schedule's
     author's, whoever writes it down, so its schedule must be here before it can be judged.
     """
+    policy = _policy(payload)
     if policy is None or policy.schedule_op is None:
         return context.refusal(op, payload.kind) or citing()
     return citing() or context.tick_refusal(op, policy)
@@ -250,11 +231,11 @@ def _policy(payload: ScheduleJob) -> Policy | None:
         return None
 
 
-def _schedule_again(job: Job, op: Op, payload: ScheduleJob, context: FoldContext) -> Verdict:
+def _schedule_again(job: Job, op: Op, payload: ScheduleJob, context: JobContext) -> Verdict:
     return Reason.DUPLICATE_JOB
 
 
-def _claim(job: Job, op: Op, payload: ClaimWork, context: FoldContext) -> Verdict:
+def _claim(job: Job, op: Op, payload: ClaimWork, context: JobContext) -> Verdict:
     if job.state is State.COMPLETED:
         return Reason.COMPLETED
     if payload.claimer != op.node_id:
@@ -286,7 +267,7 @@ def _claim(job: Job, op: Op, payload: ClaimWork, context: FoldContext) -> Verdic
     )
 
 
-def _renew(job: Job, op: Op, payload: ClaimWork, context: FoldContext) -> Verdict:
+def _renew(job: Job, op: Op, payload: ClaimWork, context: JobContext) -> Verdict:
     """A holder's fresh claim keeps the fence and moves the deadline; anybody else's comes too late."""
     if payload.claimer != job.claimer:
         return Reason.ALREADY_CLAIMED
@@ -301,12 +282,12 @@ def _renew(job: Job, op: Op, payload: ClaimWork, context: FoldContext) -> Verdic
     return replace(job, deadline=op.timestamp.wall + payload.lease_duration_ms, last=op.timestamp)
 
 
-def _routed_elsewhere(job: Job, op: Op, context: FoldContext) -> Reason | None:
+def _routed_elsewhere(job: Job, op: Op, context: JobContext) -> Reason | None:
     routed = context.route(job.kind, op.timestamp)
     return None if routed is None or routed == op.node_id else Reason.ROUTED_ELSEWHERE
 
 
-def _stale(job: Job, op: Op, context: FoldContext) -> Reason | None:
+def _stale(job: Job, op: Op, context: JobContext) -> Reason | None:
     """An op about a claim cites it. One that cites only other claims on the job speaks for an older hold, perhaps
     of another process of the same node; one that cites no claim at all comes from software that knows claims by
     their node.
@@ -320,7 +301,7 @@ def _stale(job: Job, op: Op, context: FoldContext) -> Reason | None:
     return None
 
 
-def _held(job: Job, op: Op, claimer: int, context: FoldContext) -> Reason | None:
+def _held(job: Job, op: Op, claimer: int, context: JobContext) -> Reason | None:
     """Why the author may not speak for the claim in force, if so."""
     if job.state is State.COMPLETED:
         return Reason.COMPLETED
@@ -331,7 +312,7 @@ def _held(job: Job, op: Op, claimer: int, context: FoldContext) -> Reason | None
     return _stale(job, op, context)
 
 
-def _complete(job: Job, op: Op, payload: CompleteJob, context: FoldContext) -> Verdict:
+def _complete(job: Job, op: Op, payload: CompleteJob, context: JobContext) -> Verdict:
     refused = _held(job, op, op.node_id, context)
     if refused is not None:
         return refused
@@ -346,12 +327,12 @@ def _complete(job: Job, op: Op, payload: CompleteJob, context: FoldContext) -> V
     )
 
 
-def _yield(job: Job, op: Op, payload: YieldWork, context: FoldContext) -> Verdict:
+def _yield(job: Job, op: Op, payload: YieldWork, context: JobContext) -> Verdict:
     refused = _held(job, op, payload.claimer, context)
     return refused if refused is not None else _returned(job, op)
 
 
-def _expire(job: Job, op: Op, payload: ExpireWork, context: FoldContext) -> Verdict:
+def _expire(job: Job, op: Op, payload: ExpireWork, context: JobContext) -> Verdict:
     if job.state is State.COMPLETED:
         return Reason.COMPLETED
     if job.state is State.PENDING:
@@ -374,7 +355,7 @@ def _returned(job: Job, op: Op) -> Job:
     return _pending(replace(job, returns=returns), op, op.timestamp.wall + rest if rest else job.ready_at)
 
 
-def _fail(job: Job, op: Op, payload: FailWork, context: FoldContext) -> Verdict:
+def _fail(job: Job, op: Op, payload: FailWork, context: JobContext) -> Verdict:
     refused = _held(job, op, payload.claimer, context)
     if refused is not None:
         return refused
@@ -406,7 +387,7 @@ def _failed(job: Job, op: Op) -> Job:
     )
 
 
-def _cancel(job: Job, op: Op, payload: CancelJob, context: FoldContext) -> Verdict:
+def _cancel(job: Job, op: Op, payload: CancelJob, context: JobContext) -> Verdict:
     if job.state is State.COMPLETED:
         return Reason.COMPLETED
     return replace(
@@ -420,7 +401,7 @@ def _cancel(job: Job, op: Op, payload: CancelJob, context: FoldContext) -> Verdi
     )
 
 
-def _retry(job: Job, op: Op, payload: RetryJob, context: FoldContext) -> Verdict:
+def _retry(job: Job, op: Op, payload: RetryJob, context: JobContext) -> Verdict:
     """A completion is final. What never completed, because it failed for good or was called off, may be tried
     anew.
     """
@@ -430,14 +411,13 @@ def _retry(job: Job, op: Op, payload: RetryJob, context: FoldContext) -> Verdict
     return _pending(fresh, op, 0)
 
 
-def _progress(job: Job, op: Op, payload: ReportProgress, context: FoldContext) -> Verdict:
+def _progress(job: Job, op: Op, payload: ReportProgress, context: JobContext) -> Verdict:
     refused = _held(job, op, payload.claimer, context)
     return refused if refused is not None else replace(job, progress=payload.note, last=op.timestamp)
 
 
 _LONG_AGO = Hlc(0, 0, 0)
-_DECIDED = frozenset((ClaimWork, CompleteJob, YieldWork, ExpireWork, FailWork, CancelJob, RetryJob))
-_RULES: dict[type, Callable[[Job, Op, Any, FoldContext], Verdict]] = {
+_RULES: dict[type, Callable[[Job, Op, Any, JobContext], Verdict]] = {
     ScheduleJob: _schedule_again,
     ClaimWork: _claim,
     CompleteJob: _complete,
@@ -447,41 +427,6 @@ _RULES: dict[type, Callable[[Job, Op, Any, FoldContext], Verdict]] = {
     CancelJob: _cancel,
     RetryJob: _retry,
     ReportProgress: _progress,
-    AcceptWork: _accept,
 }
 
-
-# When each op was written and its reason, 0 if it counts.
-Standings = dict[bytes, tuple[Hlc, int]]
-
-
-def fold(
-    ops: Iterable[Op],
-    context: FoldContext,
-    dependencies: Callable[[Op, Standings], Reason | None],
-    standings: Standings,
-) -> Job | None:
-    """A whole job from all its ops, in any order. `standings` holds the ops that are out of the question, and at the
-    end all of them. `dependencies` says why an op does not count for the sake of what it cites, if so.
-    """
-    job: Job | None = None
-    for op in sorted(ops, key=lambda op: op.timestamp):
-        if op.id in standings:
-            continue
-        verdict = apply(job, op, context, partial(dependencies, op, standings))
-        if isinstance(verdict, Reason):
-            standings[op.id] = (op.timestamp, int(verdict))
-            if verdict not in UNAUTHORISED:
-                job = seen(job, op)
-        else:
-            standings[op.id] = (op.timestamp, 0)
-            job = verdict
-    return job
-
-
-def seen(job: Job | None, op: Op) -> Job | None:
-    """A job after an op that does not count: `last` moves on all the same, since an op between the two, should it come
-    late, could make it count. What its author may not write does not get so far: only the permissions could make that
-    count, and then the job is folded anew.
-    """
-    return None if job is None else replace(job, last=op.timestamp)
+JOBS = Jobs()

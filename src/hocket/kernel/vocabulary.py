@@ -395,6 +395,14 @@ class AcceptWork(Struct, frozen=True):
     offer: bytes
 
 
+class AcceptOffer(Struct, frozen=True):
+    """The arbiter's word that an offered op about any subject counts, from now on. Jobs have AcceptWork."""
+
+    family: str
+    key: bytes
+    offer: bytes
+
+
 class Sanitised(Struct, frozen=True):
     """A payload from which a sender has taken what the receiver may not see, by these rules in this order."""
 
@@ -433,7 +441,7 @@ Payload = (
     | CreateEpisode | UpdateEpisode | CreateSuggestedAction | UpdateActionStatus
     | DesignateCoordinator | DelegateUcan | RevokeUcan | RouteKind | CascadeTombstone
     | FailWork | CancelJob | RetryJob | ReportProgress | SetSchedule | ClearSchedule | AcceptWork | Sanitised
-    | ReportFork | RevokeRoot | Unknown
+    | ReportFork | RevokeRoot | AcceptOffer | Unknown
 )  # fmt: skip
 
 LOCATION = fields(Location, F64, F64, option(F64))
@@ -501,6 +509,7 @@ VARIANTS: dict[int, StructCodec[Payload]] = {
 }
 VARIANTS[1032] = fields(ReportFork, HASH, BYTES, BYTES)
 VARIANTS[1033] = fields(RevokeRoot, HASH, fixed(64))
+VARIANTS[1034] = fields(AcceptOffer, STR, BYTES, ULID)
 # What was sanitised twice carries the rules of both, not two wrappings.
 VARIANTS[1031] = fields(Sanitised, seq(STR, limit=64), one_of(VARIANTS))
 
@@ -516,10 +525,3 @@ def discriminant(payload: Payload) -> int:
 
 def number_of(variant: type[Payload]) -> int:
     return _NUMBERS[variant]
-
-
-def job_of(payload: Payload) -> bytes | None:
-    """The job that an op about a job touches. The field job_id stands in those payloads and in no others, so an
-    artifact, which only names the job that it came from, is not among them."""
-    job_id: bytes | None = getattr(payload, "job_id", None)
-    return job_id

@@ -10,7 +10,7 @@ from itertools import islice
 from typing import Any, TypeVar
 
 from hocket.bus import Bus
-from hocket.bus.changes import JOB, LOG, Changes
+from hocket.bus.changes import LOG, Changes
 from hocket.bus.memory import MemoryBus
 from hocket.errors import NotAuthorised, StoreError
 from hocket.kernel.authority import Authority
@@ -22,6 +22,7 @@ from hocket.kernel.ops import NO_ID, Op, decode, link_to, plain_schedule, sealed
 from hocket.kernel.postcard import Malformed
 from hocket.kernel.reasons import Reason
 from hocket.kernel.rules import HOCKET, Rules, decode_rules
+from hocket.kernel.subjects import JOB
 from hocket.kernel.vocabulary import ScheduleJob, number_of
 from hocket.log.author_check import WALL_MAX, AuthorCheck
 from hocket.log.intake import Admission, Intake, add
@@ -133,7 +134,7 @@ class Log:
             job_id, body = plain_schedule(new_id, stamp, link_back, kind, payload)
             whole = sealed(body, detached(self._key.sign(body + b"\x00"), self.node))
             seq, chain = head.seq + 1, link(head.chain, whole)
-            session.add_ops((OpRow(seq, job_id, pack(stamp), SCHEDULE_JOB, job_id, 0, 0, whole, chain),))
+            session.add_ops((OpRow(seq, job_id, pack(stamp), SCHEDULE_JOB, JOB, job_id, 0, 0, whole, chain),))
             settled = head.settled if head.unsettled else head.seq
             session.put_head(
                 Head(

@@ -14,9 +14,10 @@ from hocket.kernel.clock import pack
 from hocket.kernel.ids import ulid_text
 from hocket.kernel.ops import Op, decode, is_bound, verify_op
 from hocket.kernel.postcard import Malformed
+from hocket.kernel.subjects import subject_of
 from hocket.kernel.ucan import Delegation
 from hocket.kernel.ucan import read as read_ucan
-from hocket.kernel.vocabulary import DelegateUcan, Sanitised, discriminant, job_of, number_of
+from hocket.kernel.vocabulary import DelegateUcan, Sanitised, discriminant, number_of
 from hocket.log.naming import ID_BYTES, long_key
 from hocket.log.parallel import in_parallel
 from hocket.log.transaction import link
@@ -176,8 +177,8 @@ def _is_good(row: OpRow, op: Op, public: bytes) -> bool:
 
 
 def _columns_fit(row: OpRow, op: Op) -> bool:
-    return row.id in (op.id, long_key(op)) and (row.hlc, row.variant, row.job) == (
+    return row.id in (op.id, long_key(op)) and (row.hlc, row.variant, row.subject) == (
         pack(op.timestamp),
         discriminant(op.payload),
-        job_of(op.payload),
+        subject_of(op.payload),
     )

@@ -5,18 +5,25 @@ they cite by key: see `naming`.
 
 from collections.abc import Callable, Iterator, Sequence
 
+from hocket.kernel.arbitration import Standings
 from hocket.kernel.clock import Hlc, unpack
 from hocket.kernel.ops import Op, decode
 from hocket.kernel.policy import dependencies
 from hocket.kernel.reasons import Reason
-from hocket.kernel.roster import Standings
-from hocket.kernel.vocabulary import AcceptWork, Payload, ScheduleJob, job_of, number_of
+from hocket.kernel.subjects import ACCEPTANCES, JOB, Subject, subject_of
+from hocket.kernel.vocabulary import Payload, ScheduleJob, number_of
 from hocket.log.naming import ID_BYTES
 from hocket.log.unstored_ops import UnstoredOps
 from hocket.store import Artifact, JobEntry, Session
 
 _COUNTS = 0
-_ACCEPT = number_of(AcceptWork)
+_ACCEPTANCES = tuple(number_of(each) for each in ACCEPTANCES)
+
+
+def names_others(payload: Payload) -> bool:
+    """Whether the payload itself names ops or jobs that it hangs on."""
+    kind = type(payload)
+    return kind in ACCEPTANCES or (kind is ScheduleJob and bool(payload.policy_envelope))  # type: ignore[union-attr]
 
 
 class Citations:
@@ -62,7 +69,7 @@ class Citations:
         ops while it is folded again; without them the op is its job's newest, and `newest_claim` is known to count.
         """
         payload = op.payload
-        if not op.cited and not _hangs(payload):
+        if not op.cited and not names_others(payload):
             return None
         reason: Reason | None = None
         for standing in self._cited(op, verdicts, newest_claim):
@@ -92,10 +99,10 @@ class Citations:
         the offer is worth is what the acceptance says.
         """
         payload = op.payload
-        job_id = job_of(payload)
+        subject = subject_of(payload)
         for dep in op.cited:
             if newest_claim is None or dep != newest_claim:
-                standing = (verdicts and verdicts.get(dep)) or self._standing(dep, op.id, job_id)
+                standing = (verdicts and verdicts.get(dep)) or self._standing(dep, op.id, subject)
                 if standing is not None and standing[1] == Reason.OFFERED:
                     self.cite(dep, op.id)
                     if self._is_accepted(dep, op):
@@ -104,8 +111,9 @@ class Citations:
         if type(payload) is ScheduleJob and payload.policy_envelope:
             for earlier in dependencies(payload.policy_envelope):
                 yield self._schedule_standing(earlier, op)
-        elif type(payload) is AcceptWork:
-            offer = (verdicts and verdicts.get(payload.offer)) or self._standing(payload.offer, op.id, job_id)
+        elif type(payload) in ACCEPTANCES:
+            name = payload.offer  # type: ignore[union-attr]
+            offer = (verdicts and verdicts.get(name)) or self._standing(name, op.id, subject)
             yield None if offer is None else (offer[0], _COUNTS)
 
     def _is_accepted(self, offer: bytes, op: Op) -> bool:
@@ -114,16 +122,17 @@ class Citations:
         """
         offered = self._fresh.ops[offer][0] if offer in self._fresh.ops else None
         row = None if offered is not None else self._session.op(offer)
-        job_id = job_of(offered.payload) if offered is not None else row and row.job
-        if not job_id:
+        subject = subject_of(offered.payload) if offered is not None else row and row.subject
+        if not subject:
             return False
-        stored = [(decode(row.body), row.reason) for row in self._session.ops_of_job(job_id) if row.variant == _ACCEPT]
+        rows = [row for row in self._session.ops_about(subject) if row.variant in _ACCEPTANCES]
+        stored = [(decode(row.body), row.reason) for row in rows]
         return any(
-            type(each.payload) is AcceptWork
-            and each.payload.offer == offer
+            type(each.payload) in ACCEPTANCES
+            and each.payload.offer == offer  # type: ignore[union-attr]
             and reason != Reason.INTEGRITY
             and each.node_id == self._arbiter(min(each.timestamp, op.timestamp))
-            for each, reason in stored + self._fresh.of_job(job_id)
+            for each, reason in stored + self._fresh.about(subject)
         )
 
     def _schedule_standing(self, job_id: bytes, op: Op) -> tuple[Hlc, int] | None:
@@ -134,8 +143,9 @@ class Citations:
         entry = self._entry(job_id)
         if entry is not None and entry.job.scheduled < op.timestamp:
             return entry.job.scheduled, _COUNTS
-        known = [(decode(row.body), row.reason) for row in self._session.ops_of_job(job_id)]
-        known += self._fresh.of_job(job_id)
+        subject = Subject(JOB, job_id)
+        known = [(decode(row.body), row.reason) for row in self._session.ops_about(subject)]
+        known += self._fresh.about(subject)
         schedules = [
             (each.timestamp, reason)
             for each, reason in known
@@ -151,14 +161,14 @@ class Citations:
         artifact = self._artifact(artifact_id)
         if artifact is None or artifact.op_id == artifact_id:
             return None
-        standing = self._standing(artifact.op_id, op.id, job_of(op.payload))
+        standing = self._standing(artifact.op_id, op.id, subject_of(op.payload))
         return standing if standing is not None and standing[0] < op.timestamp else None
 
-    def _standing(self, dep: bytes, op_id: bytes, job_id: bytes | None) -> tuple[Hlc, int] | None:
+    def _standing(self, dep: bytes, op_id: bytes, subject: Subject | None) -> tuple[Hlc, int] | None:
         """When a cited op was written and whether it counts."""
         if dep in self._fresh.ops:
             op, reason = self._fresh.ops[dep]
-            at, cited_job = op.timestamp, job_of(op.payload)
+            at, cited = op.timestamp, subject_of(op.payload)
         else:
             row = self._session.op(dep)
             if row is None and self._settle_log():
@@ -166,13 +176,7 @@ class Citations:
             if row is None:
                 self.cite(dep, op_id)
                 return None
-            at, cited_job, reason = unpack(row.hlc), row.job, row.reason
-        if cited_job is None or cited_job != job_id:
+            at, cited, reason = unpack(row.hlc), row.subject, row.reason
+        if cited is None or cited != subject:
             self.cite(dep, op_id)
         return at, reason
-
-
-def _hangs(payload: Payload) -> bool:
-    """Whether the payload itself names ops or jobs that it hangs on."""
-    kind = type(payload)
-    return kind is AcceptWork or (kind is ScheduleJob and bool(payload.policy_envelope))  # type: ignore[union-attr]

@@ -8,13 +8,14 @@ from hocket.kernel.entitlement import ceiling
 from hocket.kernel.ops import Op
 from hocket.kernel.reasons import Reason
 from hocket.kernel.rules import Bounds
-from hocket.kernel.vocabulary import AcceptWork, job_of, number_of
+from hocket.kernel.subjects import ACCEPTANCES, Subject, subject_of
+from hocket.kernel.vocabulary import number_of
 from hocket.log.transaction import Transaction
 from hocket.store import WrittenTotals
 
 # So many times the quota of an author are taken in if others hand it on.
 HANDED_ON_FACTOR = 4
-_ACCEPT = number_of(AcceptWork)
+_ACCEPTANCES = tuple(number_of(each) for each in ACCEPTANCES)
 _UNBOUNDED = 2**63
 _NOTHING = WrittenTotals()
 
@@ -34,7 +35,7 @@ class Limits:
         self._free = {tx.node}
         self._room: dict[int, WrittenTotals] = {}
         self._taken: dict[int, WrittenTotals] = {}
-        self._idle: dict[bytes, bool] = {}
+        self._idle: dict[Subject, bool] = {}
         self._cut: dict[int, Reason] = {}
         # The authors of whom something was refused, and how many ops.
         self.refused: dict[int, int] = {}
@@ -80,10 +81,10 @@ class Limits:
         return WrittenTotals(ops - has.ops, size - has.bytes)
 
     def _is_idle(self, op: Op) -> bool:
-        job_id = job_of(op.payload)
-        if job_id is None:
+        subject = subject_of(op.payload)
+        if subject is None:
             return False
-        if job_id not in self._idle:
-            count = self._tx.session.idle_ops(job_id, op.node_id.to_bytes(8, "big"), _ACCEPT)
-            self._idle[job_id] = count >= self._bounds.idle_ops
-        return self._idle[job_id]
+        if subject not in self._idle:
+            count = self._tx.session.idle_ops(subject, op.node_id.to_bytes(8, "big"), _ACCEPTANCES)
+            self._idle[subject] = count >= self._bounds.idle_ops
+        return self._idle[subject]

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from hocket.kernel.clock import Hlc, unpack
 from hocket.kernel.ops import Op, decode
 from hocket.kernel.reasons import Reason
-from hocket.kernel.vocabulary import job_of
+from hocket.kernel.subjects import Subject, subject_of
 from hocket.log.unstored_ops import UnstoredOps
 from hocket.store import OpRow, Session
 
@@ -41,7 +41,7 @@ class Namesake(NamedTuple):
 
     at: Hlc
     key: bytes
-    job: bytes | None
+    subject: Subject | None
     reason: int
 
 
@@ -54,10 +54,10 @@ class Naming:
     def namesakes(self, op_id: bytes) -> list[Namesake]:
         """The ops with this id."""
         found = {
-            row.id: Namesake(unpack(row.hlc), row.id, row.job, row.reason) for row in self._session.ops_named(op_id)
+            row.id: Namesake(unpack(row.hlc), row.id, row.subject, row.reason) for row in self._session.ops_named(op_id)
         }
         for op, reason in self._fresh.named(op_id):
-            found[op.id] = Namesake(op.timestamp, op.id, job_of(op.payload), reason)
+            found[op.id] = Namesake(op.timestamp, op.id, subject_of(op.payload), reason)
         return list(found.values())
 
     def key(self, name: bytes, citing: Op) -> bytes:

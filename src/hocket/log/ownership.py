@@ -11,7 +11,7 @@ from hocket.kernel.ops import Op
 from hocket.kernel.reasons import Reason
 from hocket.kernel.vocabulary import ClearSchedule, CreateArtifact, EvictArtifact, SetSchedule
 from hocket.log.permissions import Permissions
-from hocket.log.registers import scheduled
+from hocket.log.schedule_register import scheduled
 from hocket.store import Artifact, JobEntry, Session
 
 _SCHEDULES = (SetSchedule, ClearSchedule)

@@ -1,63 +1,35 @@
-"""What is derived from ops that are about no job: which key a node has, what is delegated and revoked, who is the
-coordinator, where kinds are routed, which schedules are set, which artifacts exist. Each register is entered when an
-op counts and struck when it does not any more; whether it counts is the projection's question.
+"""What is derived from ops about the mesh itself: which key a node has, what is delegated and revoked, who is the
+coordinator, and where kinds are routed. Whether an op counts is the engine's question.
 """
-
-from collections.abc import Callable, Iterable
 
 from hocket.kernel.clock import Hlc, pack
 from hocket.kernel.forks import read_fork
 from hocket.kernel.ops import Op
+from hocket.kernel.reasons import Reason
+from hocket.kernel.subjects import JOB, Subject
 from hocket.kernel.ucan import read as read_ucan
 from hocket.kernel.vocabulary import (
-    ClearSchedule,
-    CreateArtifact,
+    NAMES,
     DelegateUcan,
     DesignateCoordinator,
-    EvictArtifact,
     ReportFork,
     RevokeRoot,
     RevokeUcan,
     RouteKind,
-    SetSchedule,
-    number_of,
 )
-from hocket.store import Artifact, Coordinator, Delegated, Fork, Revoked, Schedule, Session
-
-_ARTIFACT_OPS = (number_of(CreateArtifact),)
-# What SQLite's integers can hold.
-NEVER = 2**62
+from hocket.log.projectors import Engine, Projector
+from hocket.store import Coordinator, Delegated, Fork, Revoked, Session
 
 
-class Registers:
-    """`known` gives an op by its id; `counting` gives every op of some variants that counts; `is_bound` says that ids
-    follow from content.
+class GrantRegister:
+    """Delegations, revocations and proofs of two histories. They have force as soon as all that they cite is here,
+    whatever their authors may do: what each of them is worth is found out by reading all of them together.
     """
 
-    def __init__(
-        self,
-        session: Session,
-        known: Callable[[bytes], Op | None],
-        counting: Callable[[tuple[int, ...]], Iterable[Op]],
-        is_bound: bool,
-    ) -> None:
-        self._session = session
-        self._known = known
-        self._counting = counting
-        self._is_bound = is_bound
-        # Artifacts that are not stored yet.
-        self._made: dict[bytes, Artifact] = {}
-        # Asked once, when it matters: most logs have no routes.
-        self._any_routes: bool | None = None
+    payloads = (DelegateUcan, RevokeUcan, RevokeRoot, ReportFork)
 
-    def route(self, kind: str, at: Hlc) -> int | None:
-        """The node that the kind is routed to at that time, if any."""
-        if self._any_routes is None:
-            self._any_routes = self._session.has_routes()
-        if not self._any_routes:
-            return None
-        node = self._session.route(kind, pack(at))
-        return None if node is None else int.from_bytes(node, "big")
+    def __init__(self, session: Session) -> None:
+        self._session = session
 
     def introduce(self, op: Op) -> None:
         """Notes the key of a node that a delegation names, whether or not that op counts: which key a node has
@@ -70,9 +42,7 @@ class Registers:
             self._session.bind(node, delegation.public, delegation.issuer, pack(op.timestamp))
 
     def enact(self, op: Op) -> bool:
-        """Enters a delegation, a revocation or a proof of two histories in the permissions, whatever its author may do:
-        what each of them is worth is found out by reading all of them together. False when it is there already.
-        """
+        """False when it is there already."""
         hlc, payload = pack(op.timestamp), op.payload
         if isinstance(payload, DelegateUcan):
             return self._session.set_delegation(Delegated(op.id, payload.ucan_cid, hlc, payload.ucan_bytes))
@@ -89,84 +59,96 @@ class Registers:
         session = self._session
         return session.drop_delegation(op.id) or session.drop_revocation(op.id) or session.drop_fork(op.id)
 
-    def is_designated(self, op: Op) -> bool:
+    def revocations(self) -> list[bytes]:
+        return [revoked.op_id for revoked in self._session.revocations()]
+
+
+class CoordinatorRegister:
+    payloads = (DesignateCoordinator,)
+
+    def __init__(self, session: Session, engine: Engine, projectors: dict[str, Projector[object]]) -> None:
+        self._session, self._engine, self._projectors = session, engine, projectors
+
+    def has(self, op: Op) -> bool:
         """Whether a designation was entered already."""
         if not isinstance(op.payload, DesignateCoordinator):
             return False
         return any(each.op_id == op.id for each in self._session.coordinators())
 
+    def put(self, op: Op) -> None:
+        assert isinstance(op.payload, DesignateCoordinator)
+        # A pin looks back, so nothing that comes to light may change whether it counts.
+        pin = None if op.pin is None or op.cited else op.pin.commitment
+        node = op.payload.coordinator.to_bytes(8, "big")
+        self._session.set_coordinator(Coordinator(pack(op.timestamp), op.id, node, pin))
+
     def enter(self, op: Op) -> None:
-        payload = op.payload
-        hlc = pack(op.timestamp)
-        if isinstance(payload, DesignateCoordinator):
-            # A pin looks back, so nothing that comes to light may change whether it counts.
-            pin = None if op.pin is None or op.cited else op.pin.commitment
-            self._session.set_coordinator(Coordinator(hlc, op.id, payload.coordinator.to_bytes(8, "big"), pin))
-        elif isinstance(payload, EvictArtifact):
-            self._session.add_eviction(op.id, payload.artifact_id)
-        elif isinstance(payload, CreateArtifact):
-            expires = None if payload.ttl_ms is None else min(op.timestamp.wall + payload.ttl_ms, NEVER)
-            what = payload.artifact_type, payload.source_job, payload.content_hash, min(payload.size_bytes, NEVER)
-            is_inline = int(payload.content_inline is not None)
-            artifact = Artifact(payload.artifact_id, op.id, *what, expires, is_inline, hlc)
-            if self._is_bound and artifact.id == op.id:
-                # What bears the id of its own op can have no rival.
-                self._made[artifact.id] = artifact
-            else:
-                self._enter_artifact(artifact, op)
-        elif isinstance(payload, RouteKind):
-            self._any_routes = True
-            node = None if payload.route is None else payload.route.to_bytes(8, "big")
-            self._session.set_route(payload.kind, hlc, node)
-        elif isinstance(payload, SetSchedule | ClearSchedule):
-            self._session.set_schedule(scheduled(op), counts=True)
+        self.put(op)
+        self._follow(op)
 
     def strike(self, op: Op) -> None:
-        payload = op.payload
-        if isinstance(payload, DesignateCoordinator):
-            self._session.drop_coordinator(op.id)
-        elif isinstance(payload, EvictArtifact):
-            self._session.drop_eviction(op.id)
-        elif isinstance(payload, CreateArtifact):
-            artifact = self.artifact(payload.artifact_id)
-            if artifact is not None and artifact.op_id == op.id:
-                self._made.pop(payload.artifact_id, None)
-                self._session.drop_artifact(payload.artifact_id)
-                self._enter_again(_ARTIFACT_OPS, "artifact_id", payload.artifact_id)
-        elif isinstance(payload, RouteKind):
-            self._session.drop_route(payload.kind, pack(op.timestamp))
-        elif isinstance(payload, SetSchedule | ClearSchedule):
-            self._session.strike_schedule(op.id)
+        self._session.drop_coordinator(op.id)
+        self._follow(op)
 
-    def _enter_artifact(self, artifact: Artifact, op: Op) -> None:
-        """Of several ops that make the same artifact the earliest counts."""
-        rival = self._session.artifact(artifact.id)
-        if rival is not None and (other := self._known(rival.op_id)) and other.timestamp > op.timestamp:
-            self._session.drop_artifact(artifact.id)
-        self._session.add_artifacts([artifact])
+    def _follow(self, op: Op) -> None:
+        """A coordinator that comes late, or is none any more, changes who could decide since then."""
+        engine = self._engine
+        engine.permissions_changed(op)
+        engine.flush()
+        since = self._decided_since(op)
+        for family, projector in self._projectors.items():
+            for key in projector.keys_since(since):
+                engine.ask_again(Subject(family, key), permissions=True)
+        derivations = tuple(number for number, name in NAMES.items() if name in engine.permissions.derivation_ops)
+        for row in self._session.ops_of_variants(derivations) if derivations else ():
+            if row.hlc > pack(op.timestamp):
+                engine.doubt(row.id)
+        for row in self._session.ops_refused_for((Reason.WAITING,)):
+            if row.subject is None:
+                engine.doubt(row.id)
+            else:
+                engine.ask_again(row.subject)
 
-    def artifact(self, artifact_id: bytes) -> Artifact | None:
-        return self._made.get(artifact_id) or self._session.artifact(artifact_id)
-
-    def flush(self) -> None:
-        """Stores what was made, so that the store's queries see it."""
-        if self._made:
-            self._session.add_artifacts(list(self._made.values()))
-            self._made.clear()
-
-    def _enter_again(self, variants: tuple[int, ...], field: str, value: object) -> None:
-        """What else was said of the same thing has force again."""
-        for other in self._counting(variants):
-            if getattr(other.payload, field, None) == value:
-                self.enter(other)
+    def _decided_since(self, designation: Op) -> bytes:
+        """From when on a designation changes who decides: its own time, or the op of its predecessor that it pins."""
+        pin = designation.pin
+        if pin is None or designation.cited:
+            return pack(designation.timestamp)
+        return pack(min(designation.timestamp, Hlc(pin.wall, pin.logical, 0)))
 
 
-def scheduled(op: Op) -> Schedule:
-    """What an op says of a schedule."""
-    payload = op.payload
-    hlc = pack(op.timestamp)
-    if isinstance(payload, SetSchedule):
-        job = payload.kind, payload.payload, payload.policy_envelope
-        return Schedule(payload.name, hlc, payload.cron, payload.timezone, *job, op.timestamp.wall, op.id)
-    assert isinstance(payload, ClearSchedule)
-    return Schedule(payload.name, hlc, None, "", "", b"", b"", 0, op.id)
+class RouteRegister:
+    payloads = (RouteKind,)
+
+    def __init__(self, session: Session, engine: Engine) -> None:
+        self._session, self._engine = session, engine
+        # Asked once, when it matters: most logs have no routes.
+        self._any: bool | None = None
+
+    def route(self, kind: str, at: Hlc) -> int | None:
+        """The node that the kind is routed to at that time, if any."""
+        if self._any is None:
+            self._any = self._session.has_routes()
+        if not self._any:
+            return None
+        node = self._session.route(kind, pack(at))
+        return None if node is None else int.from_bytes(node, "big")
+
+    def enter(self, op: Op) -> None:
+        assert isinstance(op.payload, RouteKind)
+        self._any = True
+        node = None if op.payload.route is None else op.payload.route.to_bytes(8, "big")
+        self._session.set_route(op.payload.kind, pack(op.timestamp), node)
+        self._follow(op)
+
+    def strike(self, op: Op) -> None:
+        assert isinstance(op.payload, RouteKind)
+        self._session.drop_route(op.payload.kind, pack(op.timestamp))
+        self._follow(op)
+
+    def _follow(self, op: Op) -> None:
+        """A route that comes late changes who could claim since then."""
+        assert isinstance(op.payload, RouteKind)
+        self._engine.flush()
+        for job_id in self._session.jobs_of_kind_since(op.payload.kind, pack(op.timestamp)):
+            self._engine.ask_again(Subject(JOB, job_id))

@@ -10,13 +10,14 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from hocket.bus.changes import CLAIM, JOB, LOG, NOTHING, Changes, gathered
+from hocket.bus.changes import CLAIM, LOG, NOTHING, Changes, gathered
 from hocket.errors import StoreError
 from hocket.kernel.clock import U32_MAX, ClockOverflow, Hlc, pack, recv, tick, unpack
 from hocket.kernel.ops import NO_ID, Op, bound, decode, link_to, pin_to, sealed, unsigned
 from hocket.kernel.policy import Policy
 from hocket.kernel.reasons import Reason
-from hocket.kernel.vocabulary import EXTENSION_BASE, CreateArtifact, Payload, ScheduleJob, discriminant, job_of
+from hocket.kernel.subjects import JOB, subject_of
+from hocket.kernel.vocabulary import EXTENSION_BASE, CreateArtifact, Payload, ScheduleJob, discriminant
 from hocket.log.naming import ID_BYTES, is_taken, keyed
 from hocket.log.permissions import PermissionsReader
 from hocket.log.projection import Projection
@@ -28,6 +29,7 @@ Signer = Callable[[Sequence[bytes]], list[bytes]]
 
 
 SETTLE_ALL = 2**62
+_NO_SUBJECT = (JOB, None)
 # Where the store keeps that this node has not always been given everything.
 GAPS = "gaps"
 # Where the store keeps that this node came into a mesh that was there before it, so that somebody is the coordinator.
@@ -134,8 +136,9 @@ class Transaction:
         if projection is None:
             return NOTHING  # every op goes through the projection
         log = {b""} if self._drafts else ()
-        keys = {JOB: projection.touched, CLAIM: projection.lost_claims, LOG: log}
-        return gathered(projection.ready_kinds(), keys)
+        touched = {family: projector.touched for family, projector in projection.projectors.items()}
+        keys = {**touched, CLAIM: projection.jobs.lost_claims, LOG: log}
+        return gathered(projection.jobs.ready_kinds(), keys)
 
     @property
     def is_bound(self) -> bool:
@@ -159,7 +162,7 @@ class Transaction:
         op, body = self._named(stamp, payload, deps, about)
         projection = self.projection
         if isinstance(op.payload, ScheduleJob) and op.payload.job_id == op.id:
-            projection.expect_new(op.id)
+            projection.jobs.expect_new(op.id)
         reason = projection.newest(op)
         if reason is not None:
             return reason
@@ -202,8 +205,8 @@ class Transaction:
         rows = self.session.unsettled_ops(self._settled, limit)
         for row in rows:
             op = decode(row.body)
-            assert job_of(op.payload) is not None
-            self.projection.expect_new(op.payload.job_id)  # type: ignore[union-attr]
+            assert isinstance(op.payload, ScheduleJob)
+            self.projection.jobs.expect_new(op.payload.job_id)
             self.projection.replayed(op)
         if rows:
             self.session.mark_settled(rows[0].seq, rows[-1].seq)
@@ -219,7 +222,7 @@ class Transaction:
 
     def admits(self, kind: str) -> bool:
         """Whether the route in force and this node's delegations let it claim jobs of the kind, and end them."""
-        routed = self.projection.route(kind, self.latest)
+        routed = self.projection.jobs.route(kind, self.latest)
         if routed not in (None, self.node):
             return False
         permissions = self.projection.permissions
@@ -280,8 +283,8 @@ class Transaction:
 
     def kind_of(self, payload: Payload) -> str | None:
         """The kind of the job that an op is about, if the job is known."""
-        job_id = job_of(payload)
-        entry = None if job_id is None else self.projection.entry(job_id)
+        subject = subject_of(payload)
+        entry = None if subject is None or subject.family != JOB else self.projection.jobs.entry(subject.key)
         return None if entry is None else entry.job.kind
 
     def admit(self, op: Op, body: bytes) -> None:
@@ -318,7 +321,8 @@ class Transaction:
             reason = self.projection.reason(op.id)
             payload = op.payload
             stamp = pack(op.timestamp)
-            rows.append(OpRow(seq, op.id, stamp, discriminant(payload), job_of(payload), reason, 1, whole, chain))
+            family, key = subject_of(payload) or _NO_SUBJECT
+            rows.append(OpRow(seq, op.id, stamp, discriminant(payload), family, key, reason, 1, whole, chain))
         if rows:
             self.session.add_ops(rows)
             self._count()

@@ -1,7 +1,7 @@
 """The ops of one transaction that are not stored yet."""
 
 from hocket.kernel.ops import Op
-from hocket.kernel.vocabulary import job_of
+from hocket.kernel.subjects import Subject, subject_of
 
 
 class UnstoredOps:
@@ -9,20 +9,20 @@ class UnstoredOps:
 
     def __init__(self) -> None:
         self.ops: dict[bytes, tuple[Op, int]] = {}
-        self._of_job: dict[bytes, list[bytes]] = {}
+        self._about: dict[Subject, list[bytes]] = {}
         # The longer keys of ops that share their id with another author's.
         self._long: dict[bytes, list[bytes]] = {}
 
     def put(self, op: Op, reason: int) -> None:
         if op.id not in self.ops:
-            if (job_id := job_of(op.payload)) is not None:
-                self._of_job.setdefault(job_id, []).append(op.id)
+            if (subject := subject_of(op.payload)) is not None:
+                self._about.setdefault(subject, []).append(op.id)
             if len(op.id) > 16:
                 self._long.setdefault(op.id[:16], []).append(op.id)
         self.ops[op.id] = (op, reason)
 
-    def of_job(self, job_id: bytes) -> list[tuple[Op, int]]:
-        return [self.ops[op_id] for op_id in self._of_job.get(job_id, ())]
+    def about(self, subject: Subject) -> list[tuple[Op, int]]:
+        return [self.ops[op_id] for op_id in self._about.get(subject, ())]
 
     def named(self, op_id: bytes) -> list[tuple[Op, int]]:
         """Those that have this id."""

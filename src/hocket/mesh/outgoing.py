@@ -12,14 +12,15 @@ from typing import NamedTuple
 
 import msgspec
 
-from hocket.bus.changes import JOB, LOG, NOTHING, Changes, gathered
+from hocket.bus.changes import LOG, NOTHING, Changes, gathered
 from hocket.kernel.authority import Authority
 from hocket.kernel.clock import pack, unpack
 from hocket.kernel.frontier import Frontier, merge
 from hocket.kernel.ops import decode, encode
 from hocket.kernel.postcard import Malformed
 from hocket.kernel.sanitise import sanitised
-from hocket.kernel.vocabulary import CreateArtifact, EvictArtifact, Payload, Sanitised, ScheduleJob, Unknown, job_of
+from hocket.kernel.subjects import JOB, Subject, subject_of
+from hocket.kernel.vocabulary import CreateArtifact, EvictArtifact, Payload, Sanitised, ScheduleJob, Unknown
 from hocket.log import Log
 from hocket.mesh.wire import BODY_BYTES_MAX
 from hocket.store import OpRow, Session, Store
@@ -171,7 +172,8 @@ def kind_of(session: Session, to: PeerReader, payload: Payload) -> str | None:
         payload = payload.payload
     if not to.authority.reads_by_kind(to.node, type(payload)):
         return None
-    job_id = job_of(payload)
+    subject = subject_of(payload)
+    job_id = subject.key if subject is not None and subject.family == JOB else None
     if isinstance(payload, CreateArtifact):
         job_id = payload.source_job
     elif isinstance(payload, EvictArtifact):
@@ -184,7 +186,7 @@ def _kind(session: Session, job_id: bytes) -> str:
     entry = session.job(job_id)
     if entry is not None:
         return entry.job.kind
-    for row in session.ops_of_job(job_id):
+    for row in session.ops_about(Subject(JOB, job_id)):
         payload = decode(row.body).payload
         if isinstance(payload, ScheduleJob):
             return payload.kind
@@ -200,8 +202,11 @@ def readable(session: Session, to: PeerReader, rows: Iterable[OpRow]) -> Changes
                 found.append(row)
         except Undecided:
             continue
-    jobs = {row.job for row in found if row.job is not None}
-    return gathered((), {LOG: {b""}, JOB: jobs}) if found else NOTHING
+    keys: dict[str, set[bytes]] = {LOG: {b""}}
+    for row in found:
+        if row.key is not None:
+            keys.setdefault(row.family, set()).add(row.key)
+    return gathered((), keys) if found else NOTHING
 
 
 def own_frontier(session: Session) -> Frontier:

@@ -5,11 +5,12 @@ programs.
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any, Protocol, TypeVar
 
-from hocket.bus.changes import ANYTHING, JOB, Changes, about
+from hocket.bus.changes import ANYTHING, Changes, about
 from hocket.errors import Failed, Usage
 from hocket.kernel.ids import ulid_text
 from hocket.kernel.proof import encode_proof
 from hocket.kernel.roster import Job, Outcome
+from hocket.kernel.subjects import JOB, Subject
 from hocket.log import Transaction
 from hocket.node.runtime import Runtime
 from hocket.store import JobEntry, Session, Stage
@@ -75,7 +76,7 @@ def _ending(session: Session, job_id: bytes) -> tuple[bool, Any]:
 def _news(session: Session, job_id: bytes, seen: int) -> tuple[list[dict[str, Any]], bool]:
     """The job's ops after `seen` as lines, and whether it has ended."""
     entry = _entry(session, job_id)
-    lines = [view.op_line(row) for row in session.ops_of_job(job_id) if row.seq > seen]
+    lines = [view.op_line(row) for row in session.ops_about(Subject(JOB, job_id)) if row.seq > seen]
     return lines, entry.stage is Stage.DONE
 
 

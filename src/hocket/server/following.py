@@ -4,11 +4,12 @@ import asyncio
 from collections.abc import Callable
 from contextlib import closing, suppress
 
-from hocket.bus.changes import JOB, about
+from hocket.bus.changes import about
 from hocket.kernel.ids import ulid_text
 from hocket.kernel.proof import Execution
 from hocket.kernel.reasons import Reason
 from hocket.kernel.roster import Job, State
+from hocket.kernel.subjects import JOB
 from hocket.node.node import LOOK_AGAIN_S, Node, SyncNode
 from hocket.work.command.outcome import CommandOutcome, ending, exit_code, plain_ending, printed
 from hocket.work.proofs import STREAM_TYPES

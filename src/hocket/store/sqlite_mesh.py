@@ -7,6 +7,7 @@ from typing import Any
 
 import apsw
 
+from hocket.kernel.subjects import Subject
 from hocket.store import (
     Artifact,
     Coordinator,
@@ -17,6 +18,7 @@ from hocket.store import (
     Peer,
     Revoked,
     Schedule,
+    SubjectRow,
     WrittenTotals,
 )
 
@@ -206,16 +208,16 @@ class MeshStatements:
         rows = self._many("SELECT node, ops, bytes FROM written WHERE node = ?", [(node,) for node in nodes])
         return {node: WrittenTotals(ops, size) for node, ops, size in rows}
 
-    def idle_ops(self, job_id: bytes, node: bytes, accepts: int) -> int:
-        """How many ops about a job do not count, of this author, beyond the offers that were accepted: as many as there
-        are ops of the variant `accepts` that count.
+    def idle_ops(self, subject: Subject, node: bytes, acceptances: Sequence[int]) -> int:
+        """How many ops about a subject do not count, of this author, beyond the offers that were accepted: as many as
+        there are ops of the variants `acceptances` that count.
         """
         return int(
             self._one(
                 """SELECT total(CASE WHEN substr(hlc, 13) = ? THEN reason != 0 ELSE 0 END)
-                          - total(variant = ? AND reason = 0)
-                   FROM ops WHERE job = ? AND settled = 1""",
-                *(node, accepts, job_id),
+                          - total(variant IN (SELECT value FROM json_each(?)) AND reason = 0)
+                   FROM ops WHERE key = ? AND settled = 1 AND family = ?""",
+                *(node, str(list(acceptances)), subject.key, subject.family),
             )
         )
 
@@ -256,3 +258,22 @@ class MeshStatements:
 
     def invitations(self) -> list[Invitation]:
         return [Invitation(*row) for row in self._sql(f"SELECT {_INVITATION} FROM invitations ORDER BY made")]
+
+    # The states of families without tables of their own.
+
+    def subject_state(self, subject: Subject) -> bytes | None:
+        state: bytes | None = self._one("SELECT state FROM subjects WHERE family = ? AND key = ?", *subject)
+        return state
+
+    def put_subject(self, row: SubjectRow) -> None:
+        self._sql("REPLACE INTO subjects VALUES (?, ?, ?, ?)", (*row.subject, row.last, row.state))
+
+    def drop_subject(self, subject: Subject) -> None:
+        self._sql("DELETE FROM subjects WHERE family = ? AND key = ?", subject)
+
+    def subjects_since(self, family: str, hlc: bytes) -> list[bytes]:
+        return [row[0] for row in self._sql("SELECT key FROM subjects WHERE family = ? AND last > ?", (family, hlc))]
+
+    def each_subject(self) -> list[SubjectRow]:
+        rows = self._sql("SELECT family, key, last, state FROM subjects ORDER BY family, key")
+        return [SubjectRow(Subject(family, key), last, state) for family, key, last, state in rows]

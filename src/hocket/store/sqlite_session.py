@@ -14,6 +14,7 @@ from hocket.errors import StoreError
 from hocket.kernel.clock import pack, unpack
 from hocket.kernel.policy import DEFAULT, decode_policy, encode_policy
 from hocket.kernel.roster import Job, Outcome, State
+from hocket.kernel.subjects import Subject
 from hocket.store import Head, JobEntry, LateOp, OpRow, Place, Refusal, Stage, WorkerRow
 from hocket.store.sqlite_mesh import MeshStatements
 
@@ -21,7 +22,7 @@ REFUSALS_KEPT = 10_000
 CLAIMED_REMEMBERED = 4_096
 
 _HEAD = "wall, logical, seq, chain, settled, unsettled, rebuilding, law, last"
-_OP = "seq, id, hlc, variant, job, reason, settled, body, chain"
+_OP = "seq, id, hlc, variant, family, key, reason, settled, body, chain"
 _JOB = (
     "id, kind, stage, priority, schedule_op, scheduled, policy, last, outcome, fence, failures, returns, claimer,"
     " claim_op, deadline, ready_at, done, artifacts, error_op, progress, unique_key, worker,"
@@ -33,10 +34,10 @@ _PUT_HEAD = (
     "UPDATE head SET wall = ?, logical = ?, seq = ?, chain = ?, settled = ?, unsettled = ?, rebuilding = ?, law = ?,"
     " last = ? WHERE one = 1"
 )
-_ADD_OP = f"INSERT INTO ops ({_OP}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
+_ADD_OP = f"INSERT INTO ops ({_OP}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 _PUT_JOB = f"REPLACE INTO jobs ({_JOB}) VALUES ({', '.join('?' * 23)})"
 _PROJECTIONS = (
-    *("jobs", "after", "cites", "nodes", "routes", "schedules", "artifacts"),
+    *("jobs", "subjects", "after", "cites", "nodes", "routes", "schedules", "artifacts"),
     *("evictions", "delegations", "revocations", "coordinators", "forks", "written"),
 )
 
@@ -176,10 +177,11 @@ class SqliteSession(MeshStatements):
     def ops_at(self, hlc: bytes) -> list[OpRow]:
         return self._ops("WHERE substr(hlc, 13) = ? AND hlc = ?", hlc[12:], hlc)
 
-    def ops_of_job(self, job_id: bytes, without: Sequence[int] = ()) -> list[OpRow]:
+    def ops_about(self, subject: Subject, without: Sequence[int] = ()) -> list[OpRow]:
         """In HLC order, but for those that were refused for one of these reasons."""
         refused = f"AND reason NOT IN ({', '.join(str(int(reason)) for reason in without)})" if without else ""
-        return self._ops(f"WHERE job = ? AND settled = 1 {refused} ORDER BY hlc", job_id)
+        where = f"WHERE key = ? AND settled = 1 AND family = ? {refused} ORDER BY hlc"
+        return self._ops(where, subject.key, subject.family)
 
     def ops_in_order(self, after: bytes, limit: int) -> list[OpRow]:
         """The next ops of all authors in HLC order."""
@@ -198,9 +200,10 @@ class SqliteSession(MeshStatements):
     def ops_of_author(self, node: bytes, after: bytes, limit: int) -> list[OpRow]:
         return self._ops("WHERE substr(hlc, 13) = ? AND hlc > ? ORDER BY hlc LIMIT ?", node, after, limit)
 
-    def written_by(self, node: bytes) -> list[tuple[bytes, bytes | None]]:
-        """The ids of an author's ops and of the jobs that they are about."""
-        return list(self._rows("SELECT id, job FROM ops WHERE substr(hlc, 13) = ? ORDER BY hlc", node))
+    def written_by(self, node: bytes) -> list[tuple[bytes, Subject | None]]:
+        """The ids of an author's ops and what they are about."""
+        rows = self._rows("SELECT id, family, key FROM ops WHERE substr(hlc, 13) = ? ORDER BY hlc", node)
+        return [(op_id, None if key is None else Subject(family, key)) for op_id, family, key in rows]
 
     def ops_of_variants(self, variants: Sequence[int]) -> list[OpRow]:
         return self._ops(f"WHERE variant IN ({', '.join('?' * len(variants))}) ORDER BY hlc", *variants)
@@ -322,7 +325,10 @@ class SqliteSession(MeshStatements):
 
     def jobs_written_of(self, job_ids: Sequence[bytes]) -> set[bytes]:
         """Which of these jobs any op on the log is about."""
-        return self._among("SELECT job FROM ops WHERE settled = 1 AND job IS NOT NULL AND job IN ", job_ids)
+        return self._among(
+            "SELECT key FROM ops WHERE settled = 1 AND family = 'job' AND key IS NOT NULL AND key IN ",
+            job_ids,
+        )
 
     def put_jobs(self, entries: Sequence[JobEntry]) -> None:
         self._many(_PUT_JOB, [_row(entry) for entry in entries])

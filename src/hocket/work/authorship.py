@@ -9,6 +9,7 @@ from hocket.kernel.ops import decode
 from hocket.kernel.policy import decode_policy
 from hocket.kernel.reasons import Reason
 from hocket.kernel.roster import Job
+from hocket.kernel.subjects import JOB, Subject
 from hocket.kernel.vocabulary import AcceptWork, RetryJob, ScheduleJob, number_of
 from hocket.store import OpRow, Session
 from hocket.work import cron
@@ -44,7 +45,7 @@ def authors(session: Session, job: Job, schedule: bytes) -> frozenset[int]:
 
 def _last_retry(session: Session, job_id: bytes) -> int | None:
     """The author of the last retry that counts, be it only since the arbiter accepted it."""
-    rows = session.ops_of_job(job_id)
+    rows = session.ops_about(Subject(JOB, job_id))
     offers = {row.id: row for row in rows if row.variant == _RETRY and row.reason == Reason.OFFERED}
     author = None
     for row in rows:

@@ -90,7 +90,7 @@ class BatchRunner:
         """All of the turn, in one transaction. With `only`, it claims jobs of that kind alone."""
         if turn.beat:
             sign.beat(tx)
-        tx.projection.load([run.job.id for run in turn.ended])
+        tx.projection.jobs.load([run.job.id for run in turn.ended])
         outcomes: list[Result | None] = [settle(tx, run) for run in turn.ended]
         outcomes += [jobs.hand_back(tx, run.held, "the worker did not come to it") for run in turn.unstarted]
         spared: list[Result | None] = [
@@ -206,5 +206,5 @@ def settle(tx: Transaction, run: Run) -> Result:
 
 
 def _holds(tx: Transaction, run: Run) -> bool:
-    entry = tx.projection.entry(run.job.id)
+    entry = tx.projection.jobs.entry(run.job.id)
     return entry is not None and entry.job.claim_op == run.held.claim_op and entry.job.deadline is not None

@@ -16,7 +16,9 @@ from hocket.kernel.ops import NO_ID, Op, decode
 from hocket.kernel.policy import Policy, Rate, encode_policy
 from hocket.kernel.reasons import UNAUTHORISED, Reason
 from hocket.kernel.roster import Job, Outcome, State
+from hocket.kernel.subjects import JOB, Subject, subject_of
 from hocket.kernel.vocabulary import (
+    AcceptOffer,
     AcceptWork,
     CancelJob,
     ClaimWork,
@@ -121,7 +123,7 @@ def submit(tx: Transaction, drafts: Sequence[Draft]) -> list[Submitted]:
 
 def _submit(tx: Transaction, draft: Draft) -> Submitted:
     policy = draft.policy
-    if draft.job_id is not None and tx.projection.entry(draft.job_id) is not None:
+    if draft.job_id is not None and tx.projection.jobs.entry(draft.job_id) is not None:
         return Submitted(draft.job_id, created=False)
     if policy.unique is not None:
         holder = _unique_holder(tx, draft.kind, policy)
@@ -149,7 +151,7 @@ def _unique_holder(tx: Transaction, kind: str, policy: Policy) -> bytes | None:
 
 
 def _dependency(tx: Transaction, job_id: bytes) -> Job:
-    entry = tx.projection.entry(job_id)
+    entry = tx.projection.jobs.entry(job_id)
     if entry is None:
         raise Usage(f"no job {ulid_text(job_id)} to come after")
     if entry.job.outcome in (Outcome.FAILED, Outcome.CANCELLED):
@@ -183,7 +185,7 @@ def claim(
     wanted: list[OfferedClaim] = []
     turns: list[int] = []
     for entry, schedule in _by_urgency(tx, kinds, limit + len(offered)):
-        job = tx.projection.know(entry).job
+        job = tx.projection.jobs.know(entry).job
         if job.id in offered or not (tx.decides(job.policy) or (offering and not tx.is_uninformed)):
             continue
         body = schedule or tx.body(job.schedule_op)
@@ -202,7 +204,7 @@ def claim(
             tx.session.put_offer(op.id, job.id, worker)
             wanted.append(OfferedClaim(Offer(op.id, job.id), body, lease_ms))
         else:
-            tx.projection.assign(job.id, worker)
+            tx.projection.jobs.assign(job.id, worker)
             taken.append(Claim(_job(tx, job.id), body))
         if len(taken) + len(wanted) == limit:
             return Claims(taken, tx.now, wanted)
@@ -215,7 +217,7 @@ def take(tx: Transaction, draft: Draft, worker: int, lease_ms: int) -> Claim:
     assert draft.policy.open
     job_id = _submit(tx, draft).job_id
     _must(tx.author(ClaimWork(job_id, tx.node, lease_ms)), job_id)
-    tx.projection.assign(job_id, worker)
+    tx.projection.jobs.assign(job_id, worker)
     job = _job(tx, job_id)
     return Claim(job, tx.body(job.schedule_op))
 
@@ -266,7 +268,7 @@ def _next_turn(tx: Transaction, kind: str, rate: Rate) -> int:
 
 
 def renew(tx: Transaction, held: Held, lease_ms: int) -> Result:
-    entry = tx.projection.entry(held.job_id)
+    entry = tx.projection.jobs.entry(held.job_id)
     if entry is not None and _has_run_out(tx, entry.job):
         return Reason.LEASE_PASSED
     return _speak(tx, held, ClaimWork(held.job_id, tx.node, lease_ms))
@@ -321,12 +323,12 @@ def expire(tx: Transaction, limit: int) -> int:
     """Returns to the queue what is held past its deadline, whoever holds it. The arbiter waits until its own machine's
     clock has passed the deadline: then the holder, which counts by its own, has stopped.
     """
-    return sum(_expire(tx, tx.projection.know(entry).job) for entry in tx.session.overdue(tx.now, limit))
+    return sum(_expire(tx, tx.projection.jobs.know(entry).job) for entry in tx.session.overdue(tx.now, limit))
 
 
 def expire_one(tx: Transaction, job_id: bytes) -> bool:
     """The same for one job."""
-    entry = tx.projection.entry(job_id)
+    entry = tx.projection.jobs.entry(job_id)
     return entry is not None and (entry.job.deadline or NEVER) < tx.now and _expire(tx, entry.job)
 
 
@@ -345,7 +347,7 @@ def reclaim(tx: Transaction, dead: set[int]) -> int:
     alive = {worker.number for worker in tx.session.workers(tx.node.to_bytes(8, "big"))} - dead
     lost = [e for e in tx.session.claimed() if e.job.claimer == tx.node and e.worker not in alive]
     for entry in lost:
-        job = tx.projection.know(entry).job
+        job = tx.projection.jobs.know(entry).job
         assert job.claim_op is not None
         if not _end_is_offered(tx, job):
             _author(tx, YieldWork(job.id, tx.node, "its worker process died"), (job.claim_op,))
@@ -357,7 +359,11 @@ def reclaim(tx: Transaction, dead: set[int]) -> int:
 
 def _end_is_offered(tx: Transaction, job: Job) -> bool:
     """Whether the arbiter has yet to decide on an end of this hold that was offered before."""
-    offered = [row for row in tx.session.ops_of_job(job.id) if row.reason == Reason.OFFERED and row.variant in _ENDS]
+    offered = [
+        row
+        for row in tx.session.ops_about(Subject(JOB, job.id))
+        if row.reason == Reason.OFFERED and row.variant in _ENDS
+    ]
     return any(job.claim_op in decode(row.body).cited for row in offered)
 
 
@@ -386,7 +392,7 @@ def retry(tx: Transaction, job_id: bytes, reason: str) -> Job | Offer:
             f"job {ulid_text(job_id)} cannot be retried: this is a strict mesh, and Likewise v0.1 has no op that"
             " retries a job; submit it again"
         )
-    entry = tx.projection.entry(job_id)
+    entry = tx.projection.jobs.entry(job_id)
     for dependency in entry.job.policy.dependencies() if entry is not None else ():
         _dependency(tx, dependency)
     op = _author(tx, RetryJob(job_id, reason))
@@ -398,10 +404,10 @@ def retry(tx: Transaction, job_id: bytes, reason: str) -> Job | Offer:
 
 
 def accept(tx: Transaction, offers: Sequence[Op]) -> int:
-    """The arbiter's part: decides on what others offer about jobs, in the order of the offers' own times. What spans
-    jobs, and what hangs on the rest of the log, is decided here and now; the fold asks for it no more. Completions of
-    open jobs, which need nobody's word, get the arbiter's too: then they stand whatever comes to light later. Gives how
-    many were accepted.
+    """The arbiter's part: decides on what others offer, in the order of the offers' own times. What spans jobs, and
+    what hangs on the rest of the log, is decided here and now; the fold asks for it no more. Completions of open jobs,
+    which need nobody's word, get the arbiter's too: then they stand whatever comes to light later. Gives how many were
+    accepted.
     """
     return sum(
         _accept(tx, op) if tx.is_offer(op) else _stamp(tx, op) for op in sorted(offers, key=lambda op: op.timestamp)
@@ -413,7 +419,7 @@ def _stamp(tx: Transaction, op: Op) -> bool:
     payload = op.payload
     if not isinstance(payload, CompleteJob):
         return False
-    entry = tx.projection.entry(payload.job_id)
+    entry = tx.projection.jobs.entry(payload.job_id)
     if entry is None or not entry.job.policy.open or entry.job.is_settled or not tx.counts(op):
         return False
     if tx.projection.arbiter(tx.latest) != tx.node:
@@ -425,12 +431,16 @@ def _accept(tx: Transaction, op: Op) -> bool:
     payload = op.payload
     if isinstance(payload, ExpireWork) or tx.projection.arbiter(tx.latest) != tx.node:
         return False  # the arbiter expires by its own clock
-    job_id: bytes = payload.job_id  # type: ignore[union-attr]
-    entry = tx.projection.entry(job_id)
+    subject = subject_of(payload)
+    assert subject is not None
+    if subject.family != JOB:
+        return not isinstance(tx.author(AcceptOffer(subject.family, subject.key, op.id)), Reason)
+    job_id = subject.key
+    entry = tx.projection.jobs.entry(job_id)
     if entry is None:
         return False
     job = entry.job
-    if isinstance(payload, ClaimWork) and tx.projection.route(job.kind, tx.latest) not in (None, op.node_id):
+    if isinstance(payload, ClaimWork) and tx.projection.jobs.route(job.kind, tx.latest) not in (None, op.node_id):
         return False  # a first claim as well as a renewal
     if isinstance(payload, ClaimWork) and job.state is State.PENDING and not _may_start(tx, op, payload, job):
         return False
@@ -443,7 +453,7 @@ def _may_start(tx: Transaction, op: Op, payload: ClaimWork, job: Job) -> bool:
     """
     if op.timestamp.wall + payload.lease_duration_ms < tx.now:
         return False
-    if any(tx.projection.succeeded(dependency) is None for dependency in job.policy.dependencies()):
+    if any(tx.projection.jobs.succeeded(dependency) is None for dependency in job.policy.dependencies()):
         return False
     return _turn(tx, job) <= tx.now
 
@@ -467,7 +477,7 @@ def _said(tx: Transaction, op: Op, job_id: bytes) -> Job | Offer:
 
 def stale_claim(tx: Transaction, held: Held) -> Reason | None:
     """Why the claim no longer holds, None while it does."""
-    entry = tx.projection.entry(held.job_id)
+    entry = tx.projection.jobs.entry(held.job_id)
     if entry is None:
         return Reason.UNKNOWN_JOB
     if entry.job.state is State.COMPLETED:
@@ -500,7 +510,7 @@ def _call_off(tx: Transaction, job_id: bytes) -> None:
 
 
 def _job(tx: Transaction, job_id: bytes) -> Job:
-    entry = tx.projection.entry(job_id)
+    entry = tx.projection.jobs.entry(job_id)
     assert entry is not None
     return entry.job
 

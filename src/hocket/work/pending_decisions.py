@@ -12,6 +12,7 @@ from hocket.errors import Unreachable
 from hocket.kernel.ops import decode
 from hocket.kernel.reasons import Reason
 from hocket.kernel.roster import Job
+from hocket.kernel.subjects import JOB, Subject
 from hocket.kernel.vocabulary import AcceptWork, ClaimWork, number_of
 from hocket.store import Session
 from hocket.work.environment import Environment
@@ -52,7 +53,7 @@ def _decision(session: Session, offer: Offer) -> Decision:
     offered, entry = session.op(offer.op_id), session.job(offer.job_id)
     if offered is None or entry is None:
         return Reason.UNKNOWN_JOB
-    for row in session.ops_of_job(offer.job_id):
+    for row in session.ops_about(Subject(JOB, offer.job_id)):
         if row.variant != _ACCEPT or row.reason:
             continue
         payload = decode(row.body).payload

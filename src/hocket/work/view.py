@@ -12,6 +12,7 @@ from hocket.kernel.ids import node_text, ulid_prefix_range, ulid_text
 from hocket.kernel.ops import Op, decode
 from hocket.kernel.reasons import BY_NUMBER
 from hocket.kernel.roster import Job
+from hocket.kernel.subjects import JOB, Subject
 from hocket.kernel.vocabulary import (
     NAMES,
     AcceptWork,
@@ -74,7 +75,7 @@ def brief(entry: JobEntry) -> dict[str, Any]:
 def full(session: Session, entry: JobEntry) -> dict[str, Any]:
     """Everything about one job, with its ops."""
     job = entry.job
-    rows = session.ops_of_job(job.id)
+    rows = session.ops_about(Subject(JOB, job.id))
     schedule = decode(next(row.body for row in rows if row.id == job.schedule_op)).payload
     assert isinstance(schedule, ScheduleJob)
     error, traceback = _error(session, job)
@@ -142,7 +143,7 @@ def _error(session: Session, job: Job) -> tuple[str | None, str | None]:
 
 def _last_return(session: Session, job: Job) -> str:
     """Why the job was last handed back. In a strict mesh this is where a handler's error is."""
-    for row in reversed(session.ops_of_job(job.id)):
+    for row in reversed(session.ops_about(Subject(JOB, job.id))):
         payload = _payload(session, row.id)
         if row.reason == 0 and isinstance(payload, YieldWork | ExpireWork):
             return payload.reason

@@ -12,6 +12,7 @@ from hocket.kernel.ops import Op, decode
 from hocket.kernel.postcard import Malformed
 from hocket.kernel.reasons import Reason
 from hocket.kernel.snapshot import SNAPSHOT_TYPE, Snapshot, contradictions, decode_snapshot
+from hocket.kernel.subjects import JOB, Subject
 from hocket.kernel.vocabulary import (
     CompleteJob,
     CreateArtifact,
@@ -148,7 +149,7 @@ class _Trace:
     # The links of the chain.
 
     def _output_claims(self, job_id: bytes) -> Ids:
-        rows = [row for row in self._session.ops_of_job(job_id) if row.variant == number_of(CompleteJob)]
+        rows = [row for row in self._session.ops_about(Subject(JOB, job_id)) if row.variant == number_of(CompleteJob)]
         ended = [decode(row.body).payload for row in rows if row.reason in _COMPLETES]
         last = ended[-1] if ended else None
         return last.output_claims if isinstance(last, CompleteJob) else ()

@@ -30,7 +30,7 @@ def late_claim_wins(patch: pytest.MonkeyPatch) -> None:
         return replace(job, fence=job.fence + 1, **taken)
 
     def accept_always(tx: Transaction, op: Any) -> bool:
-        entry = tx.projection.entry(op.payload.job_id)
+        entry = tx.projection.jobs.entry(op.payload.job_id)
         if isinstance(op.payload, ClaimWork) and entry is not None and entry.job.state is State.CLAIMED:
             return not isinstance(tx.author(AcceptWork(entry.job.id, op.id)), Reason)
         return accept(tx, op)
@@ -49,7 +49,7 @@ def fence_not_checked(patch: pytest.MonkeyPatch) -> None:
         return Reason.NOT_CLAIMED if job.state is State.PENDING else None
 
     def stale(tx: Transaction, held: Any) -> Reason | None:
-        entry = tx.projection.entry(held.job_id)
+        entry = tx.projection.jobs.entry(held.job_id)
         return None if entry is not None and entry.job.state is State.CLAIMED else Reason.STALE_CLAIM
 
     def uncited(tx: Transaction, held: Any, payload: Any, deps: tuple[bytes, ...] = ()) -> Any:

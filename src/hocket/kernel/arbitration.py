@@ -1,0 +1,148 @@
+"""How the ops about one subject become its state, whatever its family: in the order of their times, each judged by who
+may write it, by what it cites, by the arbiter, and last by the family's own rules.
+
+Some payloads of a family are decided by the arbiter, the one node that sees every claim in one order. What another node
+writes of them is an offer, which counts once the arbiter has accepted it, under the acceptance's own id and time. What
+the arbiter writes itself counts at once.
+"""
+
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any, Protocol, TypeVar
+
+from msgspec.structs import replace
+
+from hocket.kernel.clock import Hlc
+from hocket.kernel.ops import Op
+from hocket.kernel.reasons import UNAUTHORISED, Reason
+from hocket.kernel.subjects import ACCEPTANCES, Subject
+
+S = TypeVar("S")
+# Says why an op does not count for the sake of what it cites, if so.
+Citing = Callable[[], Reason | None]
+# When each op was written and its reason, 0 if it counts.
+Standings = dict[bytes, tuple[Hlc, int]]
+
+
+class FoldContext(Protocol):
+    """What the fold of one subject may ask about the rest of the log, always as of the op's own HLC."""
+
+    def refusal(self, op: Op, word: str) -> Reason | None:
+        """Why the author had no authority to write this op, if so. `word` is what a caveat is asked about: a job's
+        kind.
+        """
+
+    def arbiter(self, at: Hlc) -> int | None:
+        """The node that decides about subjects which are not open, if any."""
+
+    def is_overtaken(self, at: Hlc) -> bool:
+        """Whether a successor was designated who did not know of what the arbiter decided at that time."""
+
+    def offered(self, op_id: bytes, subject: Subject) -> Op | None:
+        """That op, if it is about that subject."""
+
+
+class Family(Protocol[S]):
+    """The rules of one family. `S` is the state of one subject; None stands for a subject of which nothing counts."""
+
+    @property
+    def decided(self) -> frozenset[type]:
+        """The payloads that the arbiter decides."""
+
+    def refusal(self, state: S | None, op: Op, context: Any, citing: Citing) -> Reason | None:
+        """Why the op does not count whatever the state says: its author may not write it, or what it cites stands
+        against it. What it cites is asked about only when its author may write it.
+        """
+
+    def word(self, state: S | None) -> str:
+        """The word that a caveat of the author's grant is asked about, like the kind of a job."""
+
+    def is_certain(self, state: S | None, op: Op) -> bool:
+        """Whether the author of this op is judged by that word, whatever ops of earlier times may come to light."""
+
+    def is_open(self, state: S | None) -> bool:
+        """Whether nobody's word is needed: the earliest op counts."""
+
+    def apply(self, state: S | None, op: Op, context: Any) -> S | Reason:
+        """The state after this op, or why the op does not count."""
+
+    def apply_decided(self, state: S | None, op: Op, context: Any, author: int) -> S | Reason:
+        """The same for an op of this author that the arbiter wrote or accepted: what hangs on the rest of the log was
+        decided then, in the arbiter's own store, and is not asked again when more of the log is known.
+        """
+
+    def accept_open(self, state: S, op: Op, offered: Op) -> S | Reason:
+        """The state after the arbiter's acceptance of an op about an open subject."""
+
+    def seen(self, state: S, op: Op) -> S:
+        """The state after an op that does not count: its time is noted all the same, since an op between the two,
+        should it come late, could make it count.
+        """
+
+    def last(self, state: S) -> Hlc:
+        """The time of the latest op about the subject."""
+
+
+def apply(family: Family[S], state: S | None, subject: Subject, op: Op, context: Any, citing: Citing) -> S | Reason:
+    """The state after this op, or why the op does not count."""
+    refused = family.refusal(state, op, context, citing)
+    if refused is not None:
+        return refused
+    kind = type(op.payload)
+    if kind in ACCEPTANCES:
+        return _accept(family, state, subject, op, context)
+    if kind in family.decided and not family.is_open(state):
+        arbiter = context.arbiter(op.timestamp)
+        if arbiter == op.node_id:
+            if context.is_overtaken(op.timestamp):
+                return Reason.NOT_ARBITER
+            return family.apply_decided(state, op, context, op.node_id)
+        if arbiter is not None:
+            return Reason.OFFERED
+    return family.apply(state, op, context)
+
+
+def _accept(family: Family[S], state: S | None, subject: Subject, op: Op, context: FoldContext) -> S | Reason:
+    """The arbiter's acceptance puts the offered op in force, under the acceptance's own id and time. It helps only what
+    its author was allowed to offer; that the author has lost its delegation or its word since is no matter.
+    """
+    if context.arbiter(op.timestamp) != op.node_id or context.is_overtaken(op.timestamp):
+        return Reason.NOT_ARBITER
+    offered = context.offered(op.payload.offer, subject)  # type: ignore[union-attr]
+    if offered is None or type(offered.payload) not in family.decided:
+        return Reason.NOT_ARBITER
+    refused = context.refusal(offered, family.word(state))
+    if refused not in (None, Reason.REVOKED, Reason.FORKED):
+        return refused
+    if state is not None and family.is_open(state):
+        return family.accept_open(state, op, offered)
+    accepted = replace(offered, id=op.id, timestamp=op.timestamp)
+    return family.apply_decided(state, accepted, context, offered.node_id)
+
+
+def fold(
+    family: Family[S],
+    subject: Subject,
+    ops: Iterable[Op],
+    context: Any,
+    dependencies: Callable[[Op, Standings], Reason | None],
+    standings: Standings,
+) -> S | None:
+    """A subject's state from all its ops, in any order. `standings` holds the ops that are out of the question, and at
+    the end all of them. `dependencies` says why an op does not count for the sake of what it cites, if so.
+    """
+    state: S | None = None
+    for op in sorted(ops, key=lambda op: op.timestamp):
+        if op.id in standings:
+            continue
+        verdict = apply(family, state, subject, op, context, partial(dependencies, op, standings))
+        if isinstance(verdict, Reason):
+            standings[op.id] = (op.timestamp, int(verdict))
+            # What its author may not write moves nothing: only the permissions could make it count, and then the
+            # subject is folded anew.
+            if state is not None and verdict not in UNAUTHORISED:
+                state = family.seen(state, op)
+        else:
+            standings[op.id] = (op.timestamp, 0)
+            state = verdict
+    return state

@@ -1,0 +1,42 @@
+"""What an op is about: a family, and a key within it. All ops about one subject are folded together, in the order of
+their times, by the rules of its family. An op without a subject is judged by itself.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from hocket.kernel.vocabulary import AcceptOffer, AcceptWork, CreateArtifact, Payload, ScheduleJob
+
+JOB = "job"
+# The arbiter's word that an offered op counts.
+ACCEPTANCES: tuple[type[AcceptWork | AcceptOffer], ...] = (AcceptWork, AcceptOffer)
+
+
+class Subject(NamedTuple):
+    family: str
+    key: bytes
+
+
+# How the payloads of families beside jobs say what they are about.
+ABOUT: dict[type, Callable[[Any], Subject]] = {AcceptOffer: lambda payload: Subject(payload.family, payload.key)}
+
+
+def subject_of(payload: Payload) -> Subject | None:
+    """The field job_id stands in the payloads about jobs and in no others, so an artifact, which only names the job
+    that it came from, is not among them.
+    """
+    if (job_id := getattr(payload, "job_id", None)) is not None:
+        return Subject(JOB, job_id)
+    about = ABOUT.get(type(payload))
+    return None if about is None else about(payload)
+
+
+def names_of(payload: Payload) -> tuple[bytes, ...]:
+    """What an op with this payload can be cited by, beside its id. An op that cites an offer waits for its
+    acceptance.
+    """
+    if type(payload) is ScheduleJob:
+        return (payload.job_id,)
+    if type(payload) is CreateArtifact:
+        return (payload.artifact_id,)
+    return (payload.offer,) if type(payload) in ACCEPTANCES else ()  # type: ignore[union-attr]

@@ -1,0 +1,250 @@
+"""Keeps the roster true to the fold inside one transaction, and sees to what follows from a job's change: jobs that
+come after it, the stage that the queue goes by, and which process of this node holds it.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+
+from hocket.kernel.clock import Hlc, pack, unpack
+from hocket.kernel.ids import ulid_ms
+from hocket.kernel.ops import Op
+from hocket.kernel.policy import Policy
+from hocket.kernel.reasons import Reason
+from hocket.kernel.roster import JOBS, Job, Outcome, State
+from hocket.kernel.schedules import tick_fault
+from hocket.kernel.subjects import JOB, Subject, subject_of
+from hocket.kernel.vocabulary import AcceptWork, ClaimWork, ScheduleJob, SetSchedule, discriminant, number_of
+from hocket.log.projectors import Engine
+from hocket.log.registers import RouteRegister
+from hocket.log.ticks import could_be_newest
+from hocket.store import JobEntry, Session, Stage
+
+_CLAIMS = (number_of(ClaimWork), number_of(AcceptWork))
+_COUNTS = 0
+
+
+class JobProjector:
+    """Also what the rules of jobs ask about the rest of the log."""
+
+    family = JOBS
+
+    def __init__(self, session: Session, engine: Engine, routes: RouteRegister, settle: Callable[[], bool]) -> None:
+        self._session, self._engine, self._routes, self._settle_log = session, engine, routes, settle
+        self.context = self
+        self.refusal, self.arbiter = engine.refusal, engine.arbiter
+        self.is_overtaken, self.offered = engine.is_overtaken, engine.offered
+        self.route = routes.route
+        self._entries: dict[bytes, JobEntry | None] = {}
+        self._dirty: set[bytes] = set()
+        self._new: set[bytes] = set()
+        # Asked once, when it matters: most logs have no dependencies.
+        self._any_after: bool | None = None
+        self._made_ready: set[bytes] = set()
+        self._freed_kinds: set[str] = set()
+        self.touched: set[bytes] = set()
+        """The jobs whose entries were written or dropped."""
+        self.lost_claims: set[bytes] = set()
+        """The jobs that a worker of this node held, and holds no more."""
+
+    def ready_kinds(self) -> set[str]:
+        """The kinds of which a worker may find more to claim than before: a job became ready, or a job that counts
+        against a limit ended.
+        """
+        entries = (self._entries[job_id] for job_id in self._made_ready)
+        return self._freed_kinds.union(
+            entry.job.kind for entry in entries if entry is not None and entry.stage is Stage.READY
+        )
+
+    # What the rules ask.
+
+    def tick_refusal(self, op: Op, policy: Policy) -> Reason | None:
+        set_by = policy.set_by()
+        schedule, _ = (None, _COUNTS) if set_by is None else self._engine.known(set_by)
+        ended: bytes | None = None
+        if schedule is not None and isinstance(schedule.payload, SetSchedule):
+            ended = self._session.schedule_after(schedule.payload.name, pack(schedule.timestamp))
+        fault = tick_fault(op, schedule, None if ended is None else unpack(ended), could_be_newest)
+        return fault or (None if schedule is None else self._engine.permissions.tick_refusal(op, schedule.node_id))
+
+    def offer_of(self, op_id: bytes) -> bytes | None:
+        op, _ = self._engine.known(op_id)
+        return op.payload.offer if op is not None and isinstance(op.payload, AcceptWork) else None
+
+    def succeeded(self, job_id: bytes) -> Hlc | None:
+        entry = self.entry(job_id)
+        return entry.job.done if entry is not None and entry.job.outcome is Outcome.SUCCEEDED else None
+
+    def is_claim(self, op_id: bytes, job_id: bytes) -> bool:
+        op, _ = self._engine.known(op_id)
+        return op is not None and discriminant(op.payload) in _CLAIMS and subject_of(op.payload) == (JOB, job_id)
+
+    # Entries, read once and written together.
+
+    def entry(self, job_id: bytes) -> JobEntry | None:
+        if job_id not in self._entries:
+            found = self._session.job(job_id)
+            if found is None and self._settle_log():
+                found = self._session.job(job_id)
+            self._entries[job_id] = found
+        return self._entries[job_id]
+
+    def load(self, job_ids: Iterable[bytes]) -> None:
+        """Reads many entries at once."""
+        for entry in self._session.jobs_by_id([i for i in job_ids if i not in self._entries]):
+            self._entries[entry.job.id] = entry
+
+    def expect_new(self, job_id: bytes) -> None:
+        """Takes the caller's word that no job has this id and nobody cites it, because it was made just now."""
+        self._entries[job_id] = None
+        self._new.add(job_id)
+
+    def know(self, entry: JobEntry) -> JobEntry:
+        """Takes over an entry that a query has just read, unless this transaction holds a newer one."""
+        known = self._entries.setdefault(entry.job.id, entry)
+        assert known is not None
+        return known
+
+    def assign(self, job_id: bytes, worker: int | None) -> None:
+        """Notes which process of this node holds the job."""
+        entry = self.entry(job_id)
+        assert entry is not None
+        self._put(entry._replace(worker=worker))
+
+    def _put(self, entry: JobEntry) -> None:
+        self._entries[entry.job.id] = entry
+        self._dirty.add(entry.job.id)
+        if entry.stage is Stage.READY:
+            self._made_ready.add(entry.job.id)
+
+    # What the engine asks.
+
+    def state(self, key: bytes) -> Job | None:
+        entry = self.entry(key)
+        return None if entry is None else entry.job
+
+    def note(self, key: bytes, state: Job) -> None:
+        before = self._entries[key]
+        assert before is not None
+        self._entries[key] = before._replace(job=state)
+        self._dirty.add(key)
+
+    def prepare(self, keys: Sequence[bytes]) -> None:
+        self.load(keys)
+        for job_id in keys:
+            self._entries.setdefault(job_id, None)
+        self._new |= set(keys) - self._session.jobs_written_of(keys)
+
+    def is_new(self, key: bytes) -> bool:
+        return key in self._new
+
+    def not_new(self, key: bytes) -> None:
+        self._new.discard(key)
+
+    def claim(self, key: bytes) -> bytes | None:
+        entry = self._entries.get(key)
+        return None if entry is None else entry.job.claim_op
+
+    def own_fault(self, state: Job | None, op: Op) -> Reason | None:
+        """The fold believes the arbiter that it keeps to the routes that it knows; here is where it does."""
+        if type(op.payload) is not ClaimWork or state is None:
+            return None
+        routed = self.route(state.kind, op.timestamp)
+        return None if routed is None or routed == op.node_id else Reason.ROUTED_ELSEWHERE
+
+    def keys_since(self, hlc: bytes) -> Iterable[bytes]:
+        return self._session.jobs_since(hlc)
+
+    def flush(self) -> None:
+        if self._dirty:
+            self._session.put_jobs([entry for i in self._dirty if (entry := self._entries[i]) is not None])
+            self.touched |= self._dirty
+            self._dirty.clear()
+
+    # What follows from a job's change.
+
+    def keep(self, key: bytes, state: Job | None) -> None:
+        """Lets the jobs that come after it know when its success begins or ends."""
+        before, job = self.entry(key), state
+        if job is None:
+            if before is not None:
+                self._drop(before)
+            return
+        if before is None or before.job.schedule_op != job.schedule_op:
+            if before is not None:
+                # An earlier ScheduleJob has come to light: what the other one said that it comes after is void.
+                self._session.drop_job(job.id)
+            self._scheduled(job)
+        self._put(JobEntry(job, self._stage(job), self._worker(before, job)))
+        if before is not None and before.stage is Stage.CLAIMED:
+            is_over = job.outcome is Outcome.CANCELLED or job.claim_op != before.job.claim_op
+            if is_over and before.worker is not None:
+                self.lost_claims.add(job.id)
+            if job.state is not State.CLAIMED and job.policy.concurrency is not None:
+                self._freed_kinds.add(job.kind)
+        was = before.job.done if before is not None and before.job.outcome is Outcome.SUCCEEDED else None
+        now = job.done if job.outcome is Outcome.SUCCEEDED else None
+        if was != now:
+            self._dependents(job.id, was, now)
+
+    def _drop(self, before: JobEntry) -> None:
+        job_id = before.job.id
+        self._entries[job_id] = None
+        self._dirty.discard(job_id)
+        self.touched.add(job_id)
+        if before.worker is not None:
+            self.lost_claims.add(job_id)
+        self._session.drop_job(job_id)
+        self._dependents(job_id, before.job.done, None)
+        if (set_by := before.job.policy.set_by()) is not None:
+            self._untick(set_by)
+
+    def _worker(self, before: JobEntry | None, job: Job) -> int | None:
+        """Which process of this node holds the job: the one that did, or the one whose offer was accepted."""
+        if job.state is not State.CLAIMED or job.claim_op is None:
+            return None
+        if before is not None and before.job.claim_op == job.claim_op:
+            return before.worker
+        offer = self.offer_of(job.claim_op)
+        return None if offer is None else self._session.offered_by(offer)
+
+    def _scheduled(self, job: Job) -> None:
+        if job.policy.after:
+            self._any_after = True
+            self._session.set_after(job.id, job.policy.dependencies())
+        if (set_by := job.policy.set_by()) is not None:
+            self._session.ticked(set_by, ulid_ms(job.id))
+
+    def _untick(self, set_by: bytes) -> None:
+        """A tick's job is gone, because its maker lost its word: the tick may be made again."""
+        schedule, _ = self._engine.known(set_by)
+        if schedule is None:
+            return
+        ticks = [schedule.timestamp.wall]
+        for citing in self._engine.citations.citing(set_by):
+            op, _ = self._engine.known(citing)
+            if op is not None and type(op.payload) is ScheduleJob and self.entry(op.payload.job_id) is not None:
+                ticks.append(ulid_ms(op.payload.job_id))
+        self._session.set_last_tick(set_by, max(ticks))
+
+    def _dependents(self, job_id: bytes, was: Hlc | None, now: Hlc | None) -> None:
+        if self._any_after is None:
+            self._any_after = self._session.has_after()
+        if not self._any_after:
+            return
+        changed_at = min(at for at in (was, now) if at is not None) if was or now else None
+        for dependent in self._session.dependents(job_id):
+            entry = self.entry(dependent)
+            if entry is None:
+                continue
+            if changed_at is not None and entry.job.last > changed_at:
+                self._engine.ask_again(Subject(JOB, dependent))
+            else:
+                self._put(entry._replace(stage=self._stage(entry.job)))
+
+    def _stage(self, job: Job) -> Stage:
+        if job.state is State.COMPLETED:
+            return Stage.DONE
+        if job.state is State.CLAIMED:
+            return Stage.CLAIMED
+        if job.policy.after and any(self.succeeded(dep) is None for dep in job.policy.dependencies()):
+            return Stage.BLOCKED
+        return Stage.DELAYED if job.ready_at > self._engine.now else Stage.READY

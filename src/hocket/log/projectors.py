@@ -1,0 +1,158 @@
+"""What the engine in `projection` works with. A projector keeps the states of one family's subjects, which are folded
+from their ops; a register is filled by ops that are each judged by themselves. A new family of subjects is its rules in
+the kernel and a line in `FAMILIES`; what it keeps is stored by `SubjectProjector`, unless it needs tables of its own.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Protocol, TypeVar
+
+from hocket.kernel.arbitration import Family, FoldContext
+from hocket.kernel.clock import Hlc, pack
+from hocket.kernel.ops import Op
+from hocket.kernel.reasons import Reason
+from hocket.kernel.subjects import Subject
+from hocket.log.citations import Citations
+from hocket.log.permissions import Permissions
+from hocket.store import Session, SubjectRow
+
+S = TypeVar("S")
+
+
+class StoredFamily(Family[S], Protocol[S]):
+    """A family whose states are stored as bytes."""
+
+    def encode(self, state: S) -> bytes: ...
+    def decode(self, data: bytes) -> S: ...
+
+
+# The families beside jobs, by name.
+FAMILIES: dict[str, StoredFamily[Any]] = {}
+
+
+class Engine(FoldContext, Protocol):
+    """What projectors and registers ask of the engine."""
+
+    now: int
+    citations: Citations
+
+    @property
+    def permissions(self) -> Permissions: ...
+    def known(self, op_id: bytes) -> tuple[Op | None, int]:
+        """The op, and its reason: 0 if it counts."""
+
+    def counting(self, variants: tuple[int, ...]) -> Iterator[Op]:
+        """The ops of these variants that count, of the store and of this transaction."""
+
+    def ask_again(self, subject: Subject, permissions: bool = False) -> None:
+        """The subject is to be folded again. With `permissions` the ops that no delegation allowed are asked, too."""
+
+    def doubt(self, op_id: bytes) -> None:
+        """An op without a subject is to be judged again."""
+
+    def permissions_changed(self, op: Op) -> None:
+        """This op has changed the permissions: what they decide is to be asked again."""
+
+    def flush(self) -> None: ...
+
+
+class Projector(Protocol[S]):
+    """The states of one family's subjects, as of one transaction. `touched` are those that were written or dropped."""
+
+    touched: set[bytes]
+
+    @property
+    def family(self) -> Family[S]: ...
+    @property
+    def context(self) -> Any:
+        """What the family's rules ask about the rest of the log."""
+
+    def state(self, key: bytes) -> S | None: ...
+    def keep(self, key: bytes, state: S | None) -> None:
+        """Takes a state that follows from the ops, and sees to what follows from it."""
+
+    def note(self, key: bytes, state: S) -> None:
+        """Takes a state that differs only in the time of the latest op."""
+
+    def prepare(self, keys: Sequence[bytes]) -> None:
+        """Reads at once what will be asked about these subjects."""
+
+    def is_new(self, key: bytes) -> bool:
+        """Whether no op on the log is known to be about it."""
+
+    def not_new(self, key: bytes) -> None:
+        """From now on an op is."""
+
+    def claim(self, key: bytes) -> bytes | None:
+        """An op about the subject that is known to count, if its later ops usually cite one."""
+
+    def own_fault(self, state: S | None, op: Op) -> Reason | None:
+        """Why this node does not write the op, although the fold would let it count."""
+
+    def keys_since(self, hlc: bytes) -> Iterable[bytes]:
+        """The subjects that ops later than this are about."""
+
+    def flush(self) -> None:
+        """Writes what has changed, so that the store's queries see it."""
+
+
+class Register(Protocol):
+    """What ops of some payloads say, each by itself. It is entered when an op counts and struck when it does not any
+    more.
+    """
+
+    @property
+    def payloads(self) -> tuple[type, ...]: ...
+    def enter(self, op: Op) -> None: ...
+    def strike(self, op: Op) -> None: ...
+
+
+class SubjectProjector:
+    """Keeps the states of a family in the table that such families share."""
+
+    def __init__(self, session: Session, engine: Engine, name: str, family: StoredFamily[Any]) -> None:
+        self._session, self._name, self.family = session, name, family
+        self.context = engine
+        self._states: dict[bytes, Any] = {}
+        self._dirty: set[bytes] = set()
+        self.touched: set[bytes] = set()
+
+    def state(self, key: bytes) -> Any:
+        if key not in self._states:
+            data = self._session.subject_state(Subject(self._name, key))
+            self._states[key] = None if data is None else self.family.decode(data)
+        return self._states[key]
+
+    def keep(self, key: bytes, state: Any) -> None:
+        self._states[key] = state
+        self._dirty.add(key)
+
+    note = keep
+
+    def prepare(self, keys: Sequence[bytes]) -> None:
+        pass
+
+    def is_new(self, key: bytes) -> bool:
+        return False
+
+    def not_new(self, key: bytes) -> None:
+        pass
+
+    def claim(self, key: bytes) -> bytes | None:
+        return None
+
+    def own_fault(self, state: Any, op: Op) -> Reason | None:
+        return None
+
+    def keys_since(self, hlc: bytes) -> Iterable[bytes]:
+        return self._session.subjects_since(self._name, hlc)
+
+    def flush(self) -> None:
+        for key in self._dirty:
+            subject, state = Subject(self._name, key), self._states[key]
+            if state is None:
+                self._session.drop_subject(subject)
+            else:
+                last: Hlc = self.family.last(state)
+                self._session.put_subject(SubjectRow(subject, pack(last), self.family.encode(state)))
+        self.touched |= self._dirty
+        self._dirty.clear()

@@ -1,0 +1,60 @@
+"""Which schedules are set, by which op, and which jobs of their ticks are to be asked again when that changes."""
+
+from hocket.kernel.clock import pack
+from hocket.kernel.ids import ulid_ms
+from hocket.kernel.ops import Op
+from hocket.kernel.subjects import JOB, subject_of
+from hocket.kernel.vocabulary import ClearSchedule, SetSchedule
+from hocket.log.projectors import Engine
+from hocket.store import Schedule, Session
+
+
+class ScheduleRegister:
+    payloads = (SetSchedule, ClearSchedule)
+
+    def __init__(self, session: Session, engine: Engine) -> None:
+        self._session, self._engine = session, engine
+
+    def enter(self, op: Op) -> None:
+        self._session.set_schedule(scheduled(op), counts=True)
+        self._follow(op, is_in_force=True)
+
+    def strike(self, op: Op) -> None:
+        self._session.strike_schedule(op.id)
+        self._follow(op, is_in_force=False)
+
+    def _follow(self, op: Op, is_in_force: bool) -> None:
+        """A schedule that is set or cleared late, or is not any more, changes who could change it since then, and until
+        when the one before it ticked.
+        """
+        assert isinstance(op.payload, SetSchedule | ClearSchedule)
+        at = pack(op.timestamp)
+        for later in self._session.schedule_ops_after(op.payload.name, at):
+            self._engine.doubt(later)
+        earlier = self._session.schedule_before(op.payload.name, at)
+        if earlier is not None and (not is_in_force or earlier.last_tick > op.timestamp.wall):
+            self._doubt_ticks(earlier.op, op.timestamp.wall)
+
+    def doubt_ticks_of(self, node: int) -> None:
+        """The grants of a node have changed, and so what the ticks of its schedules are worth."""
+        for schedule_op in self._session.schedule_ops_by(node.to_bytes(8, "big")):
+            self._doubt_ticks(schedule_op, 0)
+
+    def _doubt_ticks(self, schedule_op: bytes, since: int) -> None:
+        """The jobs of the schedule's ticks after that time are to be asked again."""
+        for citing in self._engine.citations.citing(schedule_op):
+            op, _ = self._engine.known(citing)
+            subject = None if op is None else subject_of(op.payload)
+            if subject is not None and subject.family == JOB and ulid_ms(subject.key) > since:
+                self._engine.ask_again(subject, permissions=True)
+
+
+def scheduled(op: Op) -> Schedule:
+    """What an op says of a schedule."""
+    payload = op.payload
+    hlc = pack(op.timestamp)
+    if isinstance(payload, SetSchedule):
+        job = payload.kind, payload.payload, payload.policy_envelope
+        return Schedule(payload.name, hlc, payload.cron, payload.timezone, *job, op.timestamp.wall, op.id)
+    assert isinstance(payload, ClearSchedule)
+    return Schedule(payload.name, hlc, None, "", "", b"", b"", 0, op.id)

@@ -1,0 +1,13 @@
+-- Version 5: an op says what it is about, a family and a key. Until here all of them were about jobs.
+DROP INDEX ops_by_job;
+ALTER TABLE ops RENAME COLUMN job TO key;
+ALTER TABLE ops ADD COLUMN family TEXT NOT NULL DEFAULT 'job';
+CREATE INDEX ops_by_subject ON ops (key, hlc) WHERE settled = 1 AND key IS NOT NULL;
+
+CREATE TABLE subjects (                   -- the states of families that have no table of their own
+    family TEXT NOT NULL,
+    key    BLOB NOT NULL,
+    last   BLOB NOT NULL,                 -- HLC of the latest op about it
+    state  BLOB NOT NULL,
+    PRIMARY KEY (family, key)
+) STRICT, WITHOUT ROWID;

@@ -1,0 +1,264 @@
+"""A family of subjects that the engine has never heard of: counters, which are added to and compared and set. Its
+rules, its payloads and a line in the list of families are all that it takes; late ops, refusals, revocations, offers,
+sync and rebuild are the engine's. Adding needs nobody's word; setting is the arbiter's to decide.
+"""
+
+from collections.abc import Iterator
+from itertools import permutations
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from hocket.kernel import needs, ops, subjects, vocabulary
+from hocket.kernel.arbitration import Citing
+from hocket.kernel.clock import Hlc
+from hocket.kernel.ids import content_hash
+from hocket.kernel.needs import Judged
+from hocket.kernel.ops import Op, decode
+from hocket.kernel.postcard import BYTES, I64, union
+from hocket.kernel.postcard import struct as fields
+from hocket.kernel.reasons import Reason
+from hocket.kernel.subjects import Subject
+from hocket.kernel.ucan import ROOT, issue
+from hocket.kernel.vocabulary import AcceptOffer, DelegateUcan, DesignateCoordinator, RevokeUcan
+from hocket.log import Log
+from hocket.log.audit import verify
+from hocket.log.projectors import FAMILIES
+from hocket.log.rebuild import rebuild
+from hocket.work import jobs
+from tests.log.roster.test_cascades import reason
+from tests.log.roster.world import INTRODUCTIONS, KEYS, NODES, NOW, USER, Clock, Script, new_log, sent
+
+COUNTER = "counter"
+A, B, C = 0, 1, 2
+
+
+class AddTo(msgspec.Struct, frozen=True):
+    counter: bytes
+    amount: int
+
+
+class SetTo(msgspec.Struct, frozen=True):
+    """Sets the counter if it has the expected value."""
+
+    counter: bytes
+    expected: int
+    value: int
+
+
+class Counter(msgspec.Struct, frozen=True):
+    value: int
+    last: Hlc
+
+
+class Counters:
+    """The rules."""
+
+    decided = frozenset((SetTo,))
+
+    def refusal(self, state: Counter | None, op: Op, context: Any, citing: Citing) -> Reason | None:
+        return context.refusal(op, "") or citing()
+
+    def word(self, state: Counter | None) -> str:
+        return ""
+
+    def is_certain(self, state: Counter | None, op: Op) -> bool:
+        return True
+
+    def is_open(self, state: Counter | None) -> bool:
+        return False
+
+    def apply(self, state: Counter | None, op: Op, context: Any) -> Counter | Reason:
+        value, payload = 0 if state is None else state.value, op.payload
+        if isinstance(payload, AddTo):
+            return Counter(value + payload.amount, op.timestamp)
+        assert isinstance(payload, SetTo)
+        return Counter(payload.value, op.timestamp) if value == payload.expected else Reason.STALE_CLAIM
+
+    def apply_decided(self, state: Counter | None, op: Op, context: Any, author: int) -> Counter | Reason:
+        return self.apply(state, op, context)
+
+    def accept_open(self, state: Counter, op: Op, offered: Op) -> Counter | Reason:
+        raise AssertionError("no counter is open")
+
+    def seen(self, state: Counter, op: Op) -> Counter:
+        return replace(state, last=op.timestamp)
+
+    def last(self, state: Counter) -> Hlc:
+        return state.last
+
+    def encode(self, state: Counter) -> bytes:
+        return msgspec.msgpack.encode(state)
+
+    def decode(self, data: bytes) -> Counter:
+        return msgspec.msgpack.decode(data, type=Counter)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def counters() -> Iterator[None]:
+    """Makes the program one that knows counters."""
+    with pytest.MonkeyPatch.context() as patch:
+        for number, payload, width in ((2000, AddTo, 1), (2001, SetTo, 2)):
+            patch.setitem(vocabulary.VARIANTS, number, fields(payload, BYTES, *[I64] * width))
+            patch.setitem(vocabulary.NAMES, number, payload.__name__)
+            patch.setitem(vocabulary._NUMBERS, payload, number)
+            for table in (needs.JUDGED, needs.READING):
+                patch.setitem(table, payload, Judged("Action", "Write"))
+            patch.setitem(subjects.ABOUT, payload, lambda payload: Subject(COUNTER, payload.counter))
+        payloads = union(vocabulary.VARIANTS)
+        patch.setattr(ops, "_read_payload", payloads.read)
+        patch.setattr(ops, "_write_payload", payloads.write)
+        patch.setitem(FAMILIES, COUNTER, Counters())
+        yield
+
+
+def value(log: Log, name: bytes = b"visits") -> int | None:
+    with log.store.read() as session:
+        data = session.subject_state(Subject(COUNTER, name))
+    return None if data is None else Counters().decode(data).value
+
+
+def shown(log: Log) -> object:
+    with log.store.read() as session:
+        return session.each_subject(), {row.id: row.reason for row in session.ops_after(0, 1_000)}
+
+
+def in_every_order(history: list[Op]) -> Log:
+    """Every order, one op at a time and all at once, and a rebuild after each."""
+    seen = []
+    for order in permutations(history):
+        for batches in ([[op] for op in order], [list(order)]):
+            log = new_log()
+            log.admit(sent(INTRODUCTIONS))
+            for batch in batches:
+                log.admit(sent(batch))
+            seen.append(shown(log))
+            rebuild(log.store, log.permissions_reader, NOW)
+            seen.append(shown(log))
+    assert all(other == seen[0] for other in seen[1:])
+    return log
+
+
+def test_it_is_folded_in_the_order_of_time_whatever_comes_first() -> None:
+    script = Script()
+    added = script.say(A, 10, AddTo(b"visits", 5))
+    changed = script.say(B, 20, SetTo(b"visits", 5, 50))
+    late = script.say(C, 30, SetTo(b"visits", 5, 500))
+    again = script.say(A, 40, AddTo(b"visits", 1))
+    log = in_every_order(script.ops)
+    assert value(log) == 51
+    assert [reason(log, op) for op in (added, changed, late, again)] == [0, 0, Reason.STALE_CLAIM, 0]
+
+
+def test_an_op_that_cites_another_counter_follows_its_fate() -> None:
+    script = Script()
+    first = script.say(A, 10, SetTo(b"source", 1, 2))
+    script.say(B, 20, AddTo(b"visits", 7), (first.id,))
+    assert value(in_every_order(script.ops)) is None
+    script.say(C, 5, AddTo(b"source", 1))
+    assert value(in_every_order(script.ops)) == 7
+
+
+def test_two_ops_of_one_time_are_both_out() -> None:
+    script = Script()
+    script.say(A, 10, AddTo(b"visits", 1))
+    script.say(B, 20, AddTo(b"visits", 10))
+    script.say(B, 20, AddTo(b"visits", 100))
+    assert value(in_every_order(script.ops)) == 1
+
+
+def test_a_revocation_takes_back_what_was_counted() -> None:
+    script = Script()
+    cid = INTRODUCTIONS[B].payload.ucan_cid  # type: ignore[union-attr]
+    script.say(A, 10, AddTo(b"visits", 1))
+    script.say(B, 20, AddTo(b"visits", 10))
+    script.say(A, 15, RevokeUcan(cid))
+    log = in_every_order(script.ops)
+    assert value(log) == 1
+
+
+def test_what_others_set_counts_once_the_arbiter_accepts_it() -> None:
+    script = Script()
+    script.say(A, 1, DesignateCoordinator(NODES[A]))
+    offer = script.say(B, 10, SetTo(b"visits", 0, 5))
+    rival = script.say(C, 11, SetTo(b"visits", 0, 6))
+    assert value(in_every_order(script.ops)) is None
+    script.say(A, 20, AcceptOffer(COUNTER, b"visits", rival.id))
+    log = in_every_order(script.ops)
+    assert value(log) == 6
+    assert [reason(log, op) for op in (offer, rival)] == [Reason.OFFERED, Reason.OFFERED]
+
+
+def test_nobody_accepts_in_the_arbiters_place() -> None:
+    script = Script()
+    script.say(A, 1, DesignateCoordinator(NODES[A]))
+    offer = script.say(B, 10, SetTo(b"visits", 0, 5))
+    accepted = script.say(B, 20, AcceptOffer(COUNTER, b"visits", offer.id))
+    log = in_every_order(script.ops)
+    assert value(log) is None and reason(log, accepted) == Reason.NOT_ARBITER
+
+
+class Node:
+    """A node that writes by itself, and exchanges with others."""
+
+    def __init__(self, number: int) -> None:
+        self.log = new_log(key=KEYS[number], wall=Clock())
+        token = issue(USER, KEYS[number].public, ROOT, 0, None)
+        self.log.run(lambda tx: tx.author(DelegateUcan(content_hash(token), token)))
+
+    def pull(self, other: "Node") -> None:
+        """Takes in all that the other has; the arbiter decides on the way."""
+        with other.log.store.read() as session:
+            rows = session.ops_after(0, 10_000)
+        self.log.admit([(row.body, decode(row.body)) for row in rows], decide=jobs.accept)
+
+
+acts = st.tuples(st.integers(0, 2), st.sampled_from(("add", "set", "pull")), st.integers(0, 2), st.integers(0, 3))
+
+
+@given(st.booleans(), st.lists(acts, max_size=14))
+def test_nodes_that_have_heard_everything_agree(has_arbiter: bool, history: list[tuple[int, str, int, int]]) -> None:
+    nodes = [Node(number) for number in range(3)]
+    for node in nodes[1:]:
+        node.pull(nodes[0])
+    if has_arbiter:
+        nodes[0].log.run(lambda tx: tx.author(DesignateCoordinator(tx.node)))
+    names = (b"one", b"two")
+    for who, act, other, amount in history:
+        name, node = names[amount % 2], nodes[who]
+        if act == "pull":
+            node.pull(nodes[other])
+        else:
+            payload = AddTo(name, amount) if act == "add" else SetTo(name, value(node.log, name) or 0, amount * 10)
+            node.log.run(lambda tx, payload=payload: tx.author(payload))
+    for _ in range(3):
+        for node in nodes:
+            for other_node in nodes:
+                node.pull(other_node)
+    states = []
+    for node in nodes:
+        with node.log.store.read() as session:
+            states.append(session.each_subject())
+        assert not verify(node.log.store, user=node.log.user, is_bound=False).findings
+        rebuild(node.log.store, node.log.permissions_reader, NOW)
+        with node.log.store.read() as session:
+            states.append(session.each_subject())
+    assert all(state == states[0] for state in states)
+
+
+def test_a_program_that_does_not_know_the_family_keeps_its_ops(monkeypatch: pytest.MonkeyPatch) -> None:
+    script = Script()
+    script.say(A, 1, DesignateCoordinator(NODES[A]))
+    offer = script.say(B, 10, SetTo(b"visits", 0, 5))
+    script.say(A, 20, AcceptOffer(COUNTER, b"visits", offer.id))
+    log = new_log()
+    with monkeypatch.context() as patch:
+        patch.delitem(FAMILIES, COUNTER)
+        log.admit(sent([*INTRODUCTIONS, *script.ops]))
+        assert value(log) is None
+    rebuild(log.store, log.permissions_reader, NOW)
+    assert value(log) == 5
