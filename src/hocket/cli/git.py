@@ -349,7 +349,7 @@ def _plane(repo: str) -> "Iterator[Plane]":
     """The repository. A home is not needed to look at it; without one nothing is kept of what came from elsewhere."""
     import tempfile
 
-    from hocket.gitplane.plane import open_plane
+    from hocket.gitplane.opening import open_plane
 
     home = _home()
     with ExitStack() as stack:

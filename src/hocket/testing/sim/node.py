@@ -73,7 +73,7 @@ class SimNode:
 
     def start(self, handlers: Handlers, network: Network, nodes: "Sequence[SimNode]") -> None:
         self.up = Up(self)
-        self.up.start(handlers, Lines(self.number, network, nodes))
+        self.up.start(handlers, Lines(self.number, network, lambda there: nodes[there].up))
 
     def crash(self) -> None:
         """Everything stops between two steps; what was not committed is gone."""
