@@ -95,8 +95,8 @@ class Line:
         self.asked: list[tuple[float, int]] = []
 
     @property
-    def node_id(self) -> int:
-        return self._here.log.node
+    def log(self) -> Log:
+        return self._here.log
 
     def kit(self, kind: str) -> RunServices:
         return RunServices(

@@ -15,9 +15,10 @@ from hocket.mesh import peers
 from hocket.mesh.client import is_paused_by
 from hocket.mesh.outgoing import order_ops
 from hocket.mesh.sync import Exchanged, Exchanges
-from hocket.mesh.wire import MeshAccess, look
+from hocket.mesh.wire import look
 from hocket.store import Peer
 from hocket.work.environment import Closing, Environment
+from hocket.work.node_access import NodeAccess
 from hocket.work.supervision import supervised
 
 # How often a peer is visited when nothing is known to have happened; each time a random part of it is left out.
@@ -136,7 +137,7 @@ class SyncLoop:
 
     def __init__(
         self,
-        access: MeshAccess,
+        access: NodeAccess,
         exchanges: Exchanges,
         environment: Environment,
         turn: Callable[[], Closing | None],

@@ -14,21 +14,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from hocket.bus import Subscription
-from hocket.bus.changes import ANYTHING, Changes
+from hocket.bus.changes import ANYTHING, JOB, Changes, about
 from hocket.bus.listener import Listener
 from hocket.bus.memory import MemoryBus
 from hocket.errors import Conflict, HocketError, Usage
-from hocket.kernel.ids import parse_ulid
+from hocket.kernel.ids import parse_ulid, ulid_text
 from hocket.kernel.policy import DEFAULT
 from hocket.kernel.reasons import Reason
 from hocket.kernel.roster import Job
 from hocket.log import Log, Transaction
 from hocket.log.committer import Committer
-from hocket.node.handles import Handle, JobCancelled, JobFailed, SyncHandle
+from hocket.node import handles
+from hocket.node.handles import Handle, JobCancelled, JobFailed
 from hocket.node.runtime import Runtime
 from hocket.store import Session
 from hocket.work import jobs
 from hocket.work.arbiter import decided
+from hocket.work.blobs import Blobs
 from hocket.work.command import request
 from hocket.work.command.request import CommandRequest
 from hocket.work.command.secret_handover import HandOver
@@ -192,12 +194,12 @@ class Node:
         return Handle(self, _id(job_id), created=False)
 
     @property
-    def node_id(self) -> int:
-        return self.runtime.log.node
-
-    @property
     def log(self) -> Log:
         return self.runtime.log
+
+    @property
+    def blobs(self) -> Blobs:
+        return self.runtime.blobs
 
     async def call(self, work: Callable[[], T]) -> T:
         """Runs what blocks off the event loop, beside the requests and queries."""
@@ -219,9 +221,8 @@ class Node:
     @asynccontextmanager
     async def kept_up(self, notice: Callable[[str], None]) -> AsyncIterator[None]:
         """Sees to what falls due meanwhile."""
-        runtime = self.runtime
-        maintenance = Maintenance(self, self.environment, runtime.blobs, notice)
-        hand_over = HandOver(self, runtime.log.node, runtime.secrets, runtime.blobs, notice)
+        maintenance = Maintenance(self, self.environment, notice)
+        hand_over = HandOver(self, self.runtime.secrets, notice)
         async with (
             _beside(supervised("the maintenance of this node", maintenance.run, notice, self.environment)),
             _beside(supervised("handing over secrets", hand_over.run, notice, self.environment)),
@@ -328,6 +329,59 @@ class Node:
                     if found:
                         return value
                     await changes.wait(LOOK_AGAIN_S)
+
+
+class SyncHandle:
+    """A job that was submitted. `created` is False when a unique key led to one that was there already."""
+
+    __slots__ = ("_id", "_node", "created")
+
+    def __init__(self, node: "SyncNode", job_id: bytes, created: bool) -> None:
+        self._node = node
+        self._id = job_id
+        self.created = created
+
+    @property
+    def job_id(self) -> str:
+        return ulid_text(self._id)
+
+    def status(self) -> dict[str, Any]:
+        """Where the job stands now."""
+        return self._node.runtime.show(self.job_id)
+
+    def result(self, timeout: float | None = None) -> Any:
+        """Waits for the job and gives what its handler returned. Raises JobFailed, JobCancelled or TimeoutError."""
+        return self._node.until(lambda session: handles.ending_of(session, self._id), timeout, about(JOB, self._id))
+
+    def proof(self) -> bytes:
+        """The proof of how a command ended, as `hocket proof verify` reads it from a file. Raises Failed when there is
+        none.
+        """
+        runtime = self._node.runtime
+        with runtime.read() as session:
+            return handles.proof_of(session, runtime.blobs, self._id)
+
+    def cancel(self, reason: str = "cancelled by its submitter") -> None:
+        """Calls the job off, pending or running. Raises Conflict when it is completed."""
+        self._node.decide(lambda tx: jobs.cancel(tx, self._id, reason))
+
+    def retry(self, reason: str = "retried by its submitter") -> None:
+        """Tries a failed or cancelled job anew."""
+        self._node.decide(lambda tx: jobs.retry(tx, self._id, reason))
+
+    def events(self) -> Iterator[dict[str, Any]]:
+        """The job's ops from the first on, each as it comes, until the job has ended."""
+        seen, ended = 0, False
+
+        def look(session: Session) -> tuple[bool, tuple[list[dict[str, Any]], bool]]:
+            lines, ended = handles.news_of(session, self._id, seen)
+            return bool(lines) or ended, (lines, ended)
+
+        while not ended:
+            lines, ended = self._node.until(look, None, about(JOB, self._id))
+            for line in lines:
+                seen = line["seq"]
+                yield line
 
 
 class SyncNode:

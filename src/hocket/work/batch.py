@@ -15,9 +15,10 @@ from hocket.work import cron, jobs
 from hocket.work.handlers import Handlers
 from hocket.work.jobs import Claim, Claims, Held, OfferedClaim, Result
 from hocket.work.liveness import SignOfLife
+from hocket.work.node_access import NodeAccess
 from hocket.work.run_outputs import NOTHING
 from hocket.work.runner import Run
-from hocket.work.sweep import Sweep, SweepAccess
+from hocket.work.sweep import Sweep
 from hocket.work.troubles import Troubles
 
 
@@ -112,7 +113,7 @@ class BatchRunner:
         idle = not claims.taken and not claims.wanted and self._until_idle and self._is_idle(tx)
         return BatchResult(outcomes, spared, renewed, lost, claims, tx.now, idle)
 
-    async def one_by_one(self, access: SweepAccess, sign: SignOfLife, turn: Batch) -> BatchResult:
+    async def one_by_one(self, access: NodeAccess, sign: SignOfLife, turn: Batch) -> BatchResult:
         """The same when the whole failed: each thing gets a transaction of its own, so that only the one that cannot be
         done is not done.
         """

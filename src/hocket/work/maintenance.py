@@ -4,18 +4,14 @@ come, artifacts whose time is over. Every process that stays up does it; whoever
 
 import asyncio
 from collections.abc import Callable
-from typing import Protocol, TypeVar
 
 from hocket.errors import StoreError
-from hocket.log import Log, Transaction
 from hocket.store import Session
 from hocket.work import artifacts, jobs
-from hocket.work.blobs import Blobs
 from hocket.work.environment import Environment
+from hocket.work.node_access import NodeAccess
 from hocket.work.sweep import Sweep
 from hocket.work.troubles import Troubles, described
-
-T = TypeVar("T")
 
 # How often leases, schedules and held ops are looked at.
 ROUND_S = 1.0
@@ -24,19 +20,9 @@ CLEAR_S = 3600.0
 _EVICTING = "evicting artifacts"
 
 
-class MaintenanceAccess(Protocol):
-    @property
-    def log(self) -> Log: ...
-    async def run(self, request: Callable[[Transaction], T]) -> T: ...
-    async def peek(self, query: Callable[[Session], T]) -> T: ...
-    async def call(self, work: Callable[[], T]) -> T: ...
-
-
 class Maintenance:
-    def __init__(
-        self, access: MaintenanceAccess, environment: Environment, blobs: Blobs, notice: Callable[[str], None]
-    ) -> None:
-        self._access, self._environment, self._blobs, self._notice = access, environment, blobs, notice
+    def __init__(self, access: NodeAccess, environment: Environment, notice: Callable[[str], None]) -> None:
+        self._access, self._environment, self._blobs, self._notice = access, environment, access.blobs, notice
         self._troubles = Troubles(notice, environment.monotonic)
         self._sweep = Sweep(self._troubles, notice)
         self._clear_at = environment.monotonic() + CLEAR_S

@@ -4,22 +4,15 @@ fails, each part gets a transaction of its own, so that one bad job or schedule 
 """
 
 from collections.abc import Callable
-from typing import Protocol, TypeVar
 
 from hocket.kernel.ids import ulid_text
 from hocket.log import Transaction
 from hocket.store import Schedule, Session
 from hocket.work import cron, jobs
+from hocket.work.node_access import NodeAccess
 from hocket.work.troubles import Troubles
 
-T = TypeVar("T")
-
 EXPIRED_MAX = 500
-
-
-class SweepAccess(Protocol):
-    async def run(self, request: Callable[[Transaction], T]) -> T: ...
-    async def peek(self, query: Callable[[Session], T]) -> T: ...
 
 
 class Sweep:
@@ -55,7 +48,7 @@ class Sweep:
         for schedule in self._due(tx.session, tx.now):
             self._tick(tx, schedule)
 
-    async def one_by_one(self, access: SweepAccess, dead: set[int] | None) -> None:
+    async def one_by_one(self, access: NodeAccess, dead: set[int] | None) -> None:
         if dead is not None:
             with self._troubles.contained("reclaim", "handing back the jobs of dead worker processes"):
                 await access.run(lambda tx: self._reclaim(tx, dead))

@@ -8,10 +8,10 @@ begins when the arbiter has accepted the claim, and an end counts when the arbit
 import asyncio
 import functools
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from hocket.bus.changes import CLAIM, Changes, about
 from hocket.errors import StoreError
@@ -25,8 +25,8 @@ from hocket.work.environment import Environment
 from hocket.work.handlers import Handlers
 from hocket.work.jobs import Claim, Held, Offer, OfferedClaim, Result
 from hocket.work.liveness import BEAT_S, SignOfLife
+from hocket.work.node_access import NodeAccess
 from hocket.work.pending_decisions import Decision, PendingDecisions
-from hocket.work.run_outputs import RunServices
 from hocket.work.runner import Run
 from hocket.work.sweep import Sweep
 from hocket.work.troubles import Troubles, described
@@ -68,28 +68,10 @@ class WorkerOptions:
     finished: Callable[[Run, Job | Reason], None] = lambda run, outcome: None
 
 
-class WorkerAccess(Protocol):
-    """How the worker reaches the log: requests are grouped with those of the rest of the process, reads see one
-    view.
-    """
-
-    @property
-    def node_id(self) -> int: ...
-    def kit(self, kind: str) -> RunServices:
-        """What a run of a job of that kind is handed."""
-
-    async def run(self, request: Callable[[Transaction], T]) -> T: ...
-    async def peek(self, query: Callable[[Session], T]) -> T: ...
-    async def consult(self, offers: Sequence[Offer]) -> list[Decision]:
-        """Puts offers to the arbiter and gives, for each, the job if it was accepted, else the reason. Raises
-        Unreachable when the arbiter cannot be asked.
-        """
-
-
 class Worker:
     """Run it once. `stop` makes it finish or hand back what it holds; `stop` again makes it do so at once."""
 
-    def __init__(self, access: WorkerAccess, environment: Environment, options: WorkerOptions) -> None:
+    def __init__(self, access: NodeAccess, environment: Environment, options: WorkerOptions) -> None:
         self._access = access
         self._environment = environment
         self._monotonic = environment.monotonic
@@ -345,7 +327,7 @@ class Worker:
 
     def _survey(self, session: Session) -> set[int] | None:
         now_ms = max(session.head().wall, self._environment.physical_ms(), self._now_ms)
-        node = self._access.node_id
+        node = self._access.log.node
         workers = session.workers(node.to_bytes(8, "big"))
         dead = self._environment.liveness.dead(workers)
         alive = {each.number for each in workers} - dead
