@@ -16,9 +16,9 @@ from hocket.gitplane.trailers import BadTrailer
 from hocket.kernel.ids import content_hash, hash_text
 from hocket.kernel.keys import SigningKey
 from hocket.kernel.proof import Proof, check
+from hocket.work.lease import may_be_taken_over
 
 LEASE_S_DEFAULT = 60
-LEASE_MARGIN = 1.1
 REST_S_MIN = 0.05
 REST_S_MAX = 5.0
 ABORT_TRIES = 20
@@ -66,7 +66,7 @@ class ClaimWatch:
                 if commit != job.refs.claim:
                     since = now
                 seen[job.refs.content_id] = job.refs.claim, since
-                is_over = now - since >= job.claim.lease_s * LEASE_MARGIN
+                is_over = may_be_taken_over(since, job.claim.lease_s, now)
                 if is_over or (job.claim.worker == self._own and not self._is_alive(job.claim.process)):
                     found.append(job)
         self._seen = seen

@@ -20,6 +20,7 @@ from hocket.kernel.reasons import Reason
 from hocket.kernel.roster import Job, Outcome
 from hocket.log import Transaction
 from hocket.store import Session
+from hocket.work import lease
 from hocket.work.batch import Batch, BatchResult, BatchRunner
 from hocket.work.environment import Environment
 from hocket.work.handlers import Handlers
@@ -243,7 +244,7 @@ class Worker:
         looking = self._stopping is None and self._room(now) > 0
         if self._ended or self._spare or self._guests or (looking and self._hungry):
             return
-        until = min((run.renews_at for run in self._held.values() if not run.stopped), default=self._next_round)
+        until = min((run.lease.renews_at for run in self._held.values() if not run.stopped), default=self._next_round)
         until = min(until, self._next_round)
         is_resting = self._pending_decisions.is_resting(now)
         if is_resting:
@@ -277,7 +278,7 @@ class Worker:
         unstarted = [run for run in current if run.started_at is None and self._overstayed(run, now) and run.revoke()]
         gone = {run.job.id for run in unstarted}
         live = [run for run in current if run.job.id not in gone and not run.stopped]
-        renewals = [run for run in live if now >= run.renews_at]
+        renewals = lease.to_renew(live, now)
         notes = [(run, note) for run in live if (note := self._note(run, now)) is not None]
         checked = max(self._lost_at, now - CHECK_S)
         doubtful = [run for run in live if run.checked_at < checked and now - (run.started_at or now) > YOUNG_S]
@@ -290,7 +291,7 @@ class Worker:
         return Batch(ended, unstarted, spare, renewals, notes, doubtful, closed, max(0, wanted), offering, dead, beat)
 
     def _overstayed(self, run: Run, now: float) -> bool:
-        return self._stopping is not None or now - run.claimed_at > QUEUED_MAX_S or now >= run.ends_at
+        return self._stopping is not None or now - run.claimed_at > QUEUED_MAX_S or now >= run.lease.ends_at
 
     def _note(self, run: Run, now: float) -> bytes | None:
         if run.note is None or now - run.noted_at < PROGRESS_S:
@@ -371,8 +372,11 @@ class Worker:
         for spared in turned.spared:
             self._when_decided(spared, lambda decision: None)
         for run, renewed in zip(turn.renewals, turned.renewed, strict=True):
-            run.renewing = True
-            self._when_decided(renewed, functools.partial(self._renewed, run, before))
+            if renewed is None:
+                run.lease.try_again(self._monotonic())
+            else:
+                run.lease.renewing()
+                self._when_decided(renewed, functools.partial(self._renewed, run, before))
         del self._spare[: len(turn.spare)]
         self._closed = [each for each in self._closed if each[1] not in turn.closed]
         for run in turned.lost:
@@ -394,7 +398,6 @@ class Worker:
             follow(result)
 
     def _renewed(self, run: Run, before: float, decision: Decision) -> None:
-        run.renewing = False
         if self._held.get(run.job.id) is not run:
             return
         if isinstance(decision, Reason):
@@ -402,7 +405,8 @@ class Worker:
         elif decision.claim_op != run.held.claim_op or decision.deadline is None:
             self._lose(run, Reason.STALE_CLAIM.sentence)
         else:
-            run.renewed_at, run.deadline_ms = before, decision.deadline
+            run.lease.renewed(run.lease_ms / 1000, before)
+            run.deadline_ms = decision.deadline
 
     def _claimed(self, wanted: OfferedClaim, before: float, decision: Decision, dropped: bool) -> None:
         """The arbiter's word on a claim. One that was given up meanwhile, or comes too late to be of use, goes back."""
@@ -431,9 +435,9 @@ class Worker:
         lease_ms = claim.job.policy.lease_ms or job_type.lease_ms
         run = Run(claim, job_type, lease_ms, before, self._access.kit(claim.job.kind))
         self._held[claim.job.id] = run
-        if run.ends_at > self._monotonic():
+        if run.lease.ends_at > self._monotonic():
             self._runner.start(run)
-            self._watch_leases(run.ends_at)
+            self._watch_leases(run.lease.ends_at)
 
     def _watch_leases(self, until: float) -> None:
         """Handlers are stopped when the count is up, whatever the loop is waiting for just then."""
@@ -450,11 +454,11 @@ class Worker:
             self._watch = None
         now = self._monotonic()
         live = [run for run in self._held.values() if not run.stopped and run.ended_at is None]
-        for run in live:
-            if now >= run.ends_at and not run.revoke():
+        for run in lease.run_out(live, now):
+            if not run.revoke():
                 self._options.notice(f"job {ulid_text(run.job.id)}: the lease ran out here; its handler is stopped")
                 run.stop(self._runner.loop)
-        following = min((run.ends_at for run in live if now < run.ends_at), default=None)
+        following = min((run.lease.ends_at for run in live if now < run.lease.ends_at), default=None)
         if following is not None:
             self._watch_leases(following)
 
