@@ -41,6 +41,7 @@ from hocket.work.maintenance import Maintenance
 from hocket.work.pending_decisions import Decision, decisions
 from hocket.work.run_outputs import RunServices
 from hocket.work.supervision import supervised
+from hocket.work.sweep import SweepLoop
 from hocket.work.worker import Worker, WorkerOptions
 
 if TYPE_CHECKING:
@@ -223,7 +224,10 @@ class Node:
         """Sees to what falls due meanwhile."""
         maintenance = Maintenance(self, self.environment, notice)
         hand_over = HandOver(self, self.runtime.secrets, notice)
+        sweep = SweepLoop(self, self.environment, notice)
+        await sweep.look()
         async with (
+            _beside(supervised("the sweep of leases and schedules", sweep.run, notice, self.environment)),
             _beside(supervised("the maintenance of this node", maintenance.run, notice, self.environment)),
             _beside(supervised("handing over secrets", hand_over.run, notice, self.environment)),
         ):

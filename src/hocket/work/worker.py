@@ -1,6 +1,5 @@
 """The worker loop: claims what it can finish, lets handlers run, renews their leases, and puts outcomes on the
-log, many in one commit. It also looks after its neighbours: claims past their deadline are expired, and claims
-of processes of this node that have died are handed back at once. One turn of the loop is one transaction;
+log, many in one commit. What other processes leave behind is the sweep's. One turn of the loop is one transaction;
 between turns it sleeps until something happens. Where another node is the arbiter, what it writes is an offer: a job
 begins when the arbiter has accepted the claim, and an end counts when the arbiter has accepted that.
 """
@@ -19,7 +18,6 @@ from hocket.kernel.ids import ulid_text
 from hocket.kernel.reasons import Reason
 from hocket.kernel.roster import Job, Outcome
 from hocket.log import Transaction
-from hocket.store import Session
 from hocket.work import lease
 from hocket.work.batch import Batch, BatchResult, BatchRunner
 from hocket.work.environment import Environment
@@ -29,12 +27,11 @@ from hocket.work.liveness import BEAT_S, SignOfLife
 from hocket.work.node_access import NodeAccess
 from hocket.work.pending_decisions import Decision, PendingDecisions
 from hocket.work.runner import Run
-from hocket.work.sweep import Sweep
 from hocket.work.troubles import Troubles, described
 
 T = TypeVar("T")
 
-# How often a worker looks after its neighbours. A dead process's jobs restart within this time.
+# How often a worker looks whether an async handler blocks the handlers' loop.
 ROUND_S = 0.25
 # Work queued behind each slot, beyond what runs: enough to keep a slot busy during a commit, little enough to
 # lose nothing.
@@ -83,8 +80,7 @@ class Worker:
         self._beat_at = 0.0
         self._runner = environment.slots(options.concurrency, self._ended_in_thread)
         self._troubles = Troubles(options.notice, environment.monotonic)
-        self._sweep = Sweep(self._troubles, options.notice)
-        self._transact = BatchRunner(options.handlers, options.until_idle, self._sweep, self._troubles)
+        self._transact = BatchRunner(options.handlers, options.until_idle, self._troubles)
         self._pending_decisions = PendingDecisions(access.consult, environment, self._heard, options.notice)
         self._held: dict[bytes, Run] = {}
         self._spare: list[Held] = []
@@ -100,7 +96,6 @@ class Worker:
         self._served = Changes(options.handlers.topics())
         self._lost_at = 0.0
         self._moved_at = self._monotonic()
-        self._now_ms = 0
         self._next_round = 0.0
         self._next_look = 0.0
         self._pace_s = AHEAD_S
@@ -199,7 +194,7 @@ class Worker:
             self._wake.clear()
             self._waking = False
             self._pending_decisions.settle()
-            turn = self._plan(await self._round())
+            turn = self._plan()
             turned: BatchResult | None = None
             if turn.is_worth_it or self._guests:
                 before = self._monotonic()
@@ -263,8 +258,11 @@ class Worker:
 
     # Planning a turn.
 
-    def _plan(self, dead: set[int] | None) -> Batch:
+    def _plan(self) -> Batch:
         now = self._monotonic()
+        if now >= self._next_round:
+            self._next_round = now + ROUND_S
+            self._watch_loop(now)
         if self._watch is not None and now >= self._watch_at:
             self._look_at_leases()
         popped = [self._ended.popleft() for _ in range(len(self._ended))]
@@ -288,7 +286,7 @@ class Worker:
         offering = not self._pending_decisions.is_resting(now)
         spare = list(self._spare)
         beat = now >= self._beat_at
-        return Batch(ended, unstarted, spare, renewals, notes, doubtful, closed, max(0, wanted), offering, dead, beat)
+        return Batch(ended, unstarted, spare, renewals, notes, doubtful, closed, max(0, wanted), offering, beat)
 
     def _overstayed(self, run: Run, now: float) -> bool:
         return self._stopping is not None or now - run.claimed_at > QUEUED_MAX_S or now >= run.lease.ends_at
@@ -310,31 +308,6 @@ class Worker:
         pace = max(self._pace_s, now - self._moved_at, 1e-6)
         return slots + min(AHEAD_MAX, int(slots * AHEAD_S / pace)) - len(self._held) - self._pending_decisions.claims
 
-    async def _round(self) -> set[int] | None:
-        """Every now and then, looks whether anything is left lying: which processes of this node have died, and
-        does one of them, or a lease past its deadline, or a schedule, ask for a sweep? None when nothing does.
-        """
-        now = self._monotonic()
-        if now < self._next_round:
-            return None
-        self._next_round = now + ROUND_S * self._environment.chance.uniform(0.8, 1.2)
-        self._watch_loop(now)
-        try:
-            with self._troubles.contained("round", "the look at what is left lying"):
-                return await self._access.peek(self._survey)
-        except StoreError as error:
-            self._options.notice(f"{error}; trying again")
-        return None
-
-    def _survey(self, session: Session) -> set[int] | None:
-        now_ms = max(session.head().wall, self._environment.physical_ms(), self._now_ms)
-        node = self._access.log.node
-        workers = session.workers(node.to_bytes(8, "big"))
-        dead = self._environment.liveness.dead(workers)
-        alive = {each.number for each in workers} - dead
-        lost = any(e.job.claimer == node and e.worker not in alive for e in session.claimed())
-        return dead if lost or dead or self._sweep.is_due(session, now_ms) else None
-
     def _watch_loop(self, now: float) -> None:
         loop = self._runner.loop
         if loop is None:
@@ -354,11 +327,8 @@ class Worker:
     # What follows from a turn.
 
     def _take(self, turn: Batch, turned: BatchResult, before: float) -> None:
-        self._now_ms = max(self._now_ms, turned.now_ms)
         if turn.beat:
             self._beat_at = before + BEAT_S
-        if turn.dead:
-            self._environment.liveness.forget(turn.dead)
         if self._sign.number != self._number:
             self._number = self._sign.number
             self._options.notice("other workers took this one for dead; it joins again, and gives up what it has lost")
