@@ -6,7 +6,6 @@ doing.
 import asyncio
 import functools
 import os
-import signal
 import sys
 from contextlib import closing
 from typing import TYPE_CHECKING, Annotated, Any
@@ -25,6 +24,7 @@ from hocket.kernel.safe_text import clean
 from hocket.node.home import ENVIRONMENT
 from hocket.node.node import Node, SyncNode
 from hocket.node.runtime import Runtime
+from hocket.node.signals import stopped_by_signals
 from hocket.server.local_server import LocalServer
 from hocket.work.command.job import Commands
 from hocket.work.handlers import Handlers, load
@@ -126,11 +126,8 @@ class Shift:
     async def run(self) -> None:
         node = Node(self._runtime)
         self._worker = Worker(node, node.environment, self._options)
-        loop = asyncio.get_running_loop()
-        for each in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(each, self._signalled)
         try:
-            with self._counter():
+            with stopped_by_signals(self._signalled), self._counter():
                 door = LocalServer(node, self._worker, self._commands, parse, node.environment.name("commands"))
                 self._options.finished = functools.partial(self._finished, door)
                 async with node.in_touch(self._notice), door:

@@ -3,12 +3,10 @@
 """
 
 import asyncio
-import signal
-import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
-from contextlib import AbstractContextManager, ExitStack, asynccontextmanager, closing, contextmanager
+from contextlib import AbstractContextManager, ExitStack, asynccontextmanager, closing
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -27,6 +25,7 @@ from hocket.log.committer import Committer
 from hocket.node import handles
 from hocket.node.handles import Handle, JobCancelled, JobFailed
 from hocket.node.runtime import Runtime
+from hocket.node.signals import stopped_by_signals
 from hocket.store import Session
 from hocket.work import jobs
 from hocket.work.arbiter import decided
@@ -101,25 +100,6 @@ async def _beside(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
     finally:
         task.cancel()
         await asyncio.wait([task])
-
-
-@contextmanager
-def _signals(stop: Callable[[], None]) -> Iterator[None]:
-    """Only the main thread can listen to signals; elsewhere they stay what they were."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    loop = asyncio.get_running_loop()
-    kept = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-    for number in kept:
-        loop.add_signal_handler(number, stop)
-    try:
-        yield
-    finally:
-        for number, handler in kept.items():
-            loop.remove_signal_handler(number)
-            if handler is not None:
-                signal.signal(number, handler)
 
 
 def _drafts(pairs: Iterable[tuple[JobType | str, dict[str, Any]]]) -> list[Draft]:
@@ -308,7 +288,7 @@ class Node:
                 for warning in commands.allowance.warnings():
                     chosen.notice(warning)
             worker = Worker(self, self.environment, chosen)
-            stack.enter_context(_signals(worker.stop))
+            stack.enter_context(stopped_by_signals(worker.stop))
             async with self.in_touch(chosen.notice):
                 await worker.run()
         return worker
