@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from rich.status import Status
 
 CONCURRENCY_MAX = 1_000
+AHEAD_MAX = 1_000
 
 app = new_app()
 
@@ -53,6 +54,16 @@ def work(
     kinds: Annotated[
         list[str] | None,
         typer.Option("--kinds", metavar="PREFIX", help="Only these kinds and those below them; may be repeated."),
+    ] = None,
+    ahead: Annotated[
+        int | None,
+        typer.Option(
+            "--ahead",
+            metavar="N",
+            min=0,
+            max=AHEAD_MAX,
+            help="How many jobs to claim beyond those that run. Default: 32 with those.",
+        ),
     ] = None,
     until_idle: Annotated[
         bool, typer.Option("--until-idle", help="End when nothing is left that this worker could do.")
@@ -106,7 +117,7 @@ def work(
             for warning in commands.allowance.warnings():
                 notice(warning)
             handlers = Handlers([*found, commands.job_type()], kinds or ())
-            shift = Shift(runtime, WorkerOptions(handlers, concurrency, until_idle, grace_s), commands)
+            shift = Shift(runtime, WorkerOptions(handlers, concurrency, until_idle, grace_s, ahead), commands)
             asyncio.run(shift.run())
     shift.report()
 

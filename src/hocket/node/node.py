@@ -273,7 +273,8 @@ class Node:
         With `allow` or `allow_any` it runs commands, too: this node's own, and others' that fit a pattern and set no
         variables but those in `allow_env`.
         Options: `concurrency` (how many jobs at once, 4), `until_idle` (end when nothing is left to do), `grace`
-        (seconds that handlers may go on after the first signal, 10), `notice` (is told of what is unusual),
+        (seconds that handlers may go on after the first signal, 10), `ahead` (how many jobs it claims beyond those that
+        run; by default as many as make 32 with them), `notice` (is told of what is unusual),
         `finished` (is called with each run and its outcome).
         """
         served = handlers if isinstance(handlers, Handlers) else Handlers(handlers)

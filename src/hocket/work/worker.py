@@ -33,10 +33,11 @@ T = TypeVar("T")
 
 # How often a worker looks whether an async handler blocks the handlers' loop.
 ROUND_S = 0.25
-# Work queued behind each slot, beyond what runs: enough to keep a slot busy during a commit, little enough to
-# lose nothing.
+# Work queued behind each slot, beyond what runs: enough to keep a slot busy during a commit.
 AHEAD_S = 0.05
-AHEAD_MAX = 256
+# Jobs that a worker holds by default, those that run included. Runs that ended since the last commit are among them:
+# when the worker is killed, they are run again.
+HELD_MAX = 32
 # A job that waits this long behind a slow one goes back, so that a free worker can take it.
 QUEUED_MAX_S = 1.0
 # A run younger than this is not checked for having been cancelled: it will be over before that matters.
@@ -56,14 +57,21 @@ _LOST = about(CLAIM)
 
 @dataclass
 class WorkerOptions:
-    """`grace` is how many seconds running handlers may go on after the worker is told to stop."""
+    """`grace` is how many seconds running handlers may go on after the worker is told to stop. `ahead` is how many jobs
+    it may claim beyond those that run; by default as many as make 32 with them.
+    """
 
     handlers: Handlers
     concurrency: int = 4
     until_idle: bool = False
     grace: float = 10.0
+    ahead: int | None = None
     notice: Callable[[str], None] = lambda text: None
     finished: Callable[[Run, Job | Reason], None] = lambda run, outcome: None
+
+    @property
+    def ahead_max(self) -> int:
+        return max(0, HELD_MAX - self.concurrency) if self.ahead is None else self.ahead
 
 
 class Worker:
@@ -306,7 +314,8 @@ class Worker:
         if len(self._held) < slots:
             self._moved_at = now
         pace = max(self._pace_s, now - self._moved_at, 1e-6)
-        return slots + min(AHEAD_MAX, int(slots * AHEAD_S / pace)) - len(self._held) - self._pending_decisions.claims
+        ahead = min(self._options.ahead_max, int(slots * AHEAD_S / pace))
+        return slots + ahead - len(self._held) - self._pending_decisions.claims
 
     def _watch_loop(self, now: float) -> None:
         loop = self._runner.loop
