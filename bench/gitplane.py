@@ -21,10 +21,12 @@ from hocket.gitplane import holding, jobs, verify
 from hocket.gitplane.holding import GitWorkerKey, HeldClaim
 from hocket.gitplane.jobs import GitJob
 from hocket.gitplane.objects import Kind
-from hocket.gitplane.plane import ROOT, Change, Plane, open_plane
+from hocket.gitplane.opening import open_plane
+from hocket.gitplane.plane import ROOT, Change, Plane
+from hocket.kernel.execution import Execution, Output, Resources, RunnerProgram, Stream
 from hocket.kernel.ids import content_hash
 from hocket.kernel.keys import SigningKey
-from hocket.kernel.proof import Execution, Output, Proof, Resources, RunnerProgram, Stream, check, prove
+from hocket.kernel.proof import Proof, check, prove
 
 NOW_MS = 1_762_600_000_123
 PORTION = 16

@@ -4,6 +4,7 @@ Read from the syntax trees: nothing is imported, so the check also holds for roo
 """
 
 import ast
+from collections.abc import Collection
 from pathlib import Path
 
 import pytest
@@ -114,6 +115,64 @@ def test_every_room_has_its_place():
     known = {*ORDER, *EVERYWHERE, "errors"}
     rooms = {path.relative_to(HOUSE).parts[0].removesuffix(".py") for path in modules()}
     assert rooms <= known, "a new room needs its place in ORDER, and in the list in CONTRIBUTING.md"
+
+
+def circles(sources: dict[str, str], packages: Collection[str] = ()) -> list[list[str]]:
+    """The groups of modules that import each other, directly or through others. Every import counts, also one inside a
+    function or under TYPE_CHECKING. `sources` has each module's text under its name.
+    """
+    needs: dict[str, set[str]] = {}
+    for name, source in sources.items():
+        found = imports(source, tuple(name.split(".")), name in packages)
+        needs[name] = {each if each in sources else each.rpartition(".")[0] for each in found} & sources.keys()
+    reached = {name: _reached(name, needs) for name in needs}
+    groups = {tuple(sorted(other for other in reached[name] if name in reached[other])) for name in needs}
+    return sorted(list(group) for group in groups if group)
+
+
+def _reached(name: str, needs: dict[str, set[str]]) -> set[str]:
+    found: set[str] = set()
+    waiting = list(needs[name])
+    while waiting:
+        if (each := waiting.pop()) not in found:
+            found.add(each)
+            waiting += needs[each]
+    return found
+
+
+def test_no_modules_import_each_other():
+    # The public face imports lazily what it shows, so that importing it is quick; that is the one exception.
+    sources = {".".join(module_name(path)): path.read_text(encoding="utf-8") for path in modules()}
+    packages = {".".join(module_name(path)) for path in modules() if path.stem == "__init__"}
+    del sources["hocket"]
+    assert not circles(sources, packages)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "from hocket.room.b import B",
+        "from hocket.room import b",
+        "import hocket.room.b",
+        "from .b import B",
+        "def f():\n    from hocket.room.b import B",
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from hocket.room.b import B",
+    ],
+)
+def test_a_circle_is_found(source: str):
+    sources = {
+        "hocket.room.a": source,
+        "hocket.room.b": "from hocket.room import c",
+        "hocket.room.c": "from hocket.room.a import A",
+        "hocket.room.d": "from hocket.room.a import A",
+    }
+    assert circles(sources) == [["hocket.room.a", "hocket.room.b", "hocket.room.c"]]
+
+
+def test_a_package_that_imports_its_modules_and_is_imported_by_them_is_a_circle():
+    sources = {"hocket.room": "from .a import A", "hocket.room.a": "from hocket.room import B"}
+    assert circles(sources, {"hocket.room"}) == [["hocket.room", "hocket.room.a"]]
+    assert circles(sources | {"hocket.room.a": "import os"}, {"hocket.room"}) == []
 
 
 def test_no_class_name_stands_for_two_things():

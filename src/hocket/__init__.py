@@ -10,8 +10,8 @@ if TYPE_CHECKING:
     from typing import Any
 
     from hocket.errors import Conflict, HocketError, NotAuthorised, StoreError, Unreachable, Usage
-    from hocket.node.handles import Handle, JobCancelled, JobFailed, SyncHandle
-    from hocket.node.node import Node, SyncNode, init, open
+    from hocket.node.handles import Handle, JobCancelled, JobFailed
+    from hocket.node.node import Node, SyncHandle, SyncNode, init, open
     from hocket.work.command.request import command
     from hocket.work.handlers import Handlers, JobType, job, kind
     from hocket.work.runner import Cancelled, Context
@@ -44,8 +44,8 @@ __all__ = [
 
 _ROOMS = {
     "errors": ("Conflict", "HocketError", "NotAuthorised", "StoreError", "Unreachable", "Usage"),
-    "node.handles": ("Handle", "JobCancelled", "JobFailed", "SyncHandle"),
-    "node.node": ("Node", "SyncNode", "init", "open"),
+    "node.handles": ("Handle", "JobCancelled", "JobFailed"),
+    "node.node": ("Node", "SyncHandle", "SyncNode", "init", "open"),
     "work.command.request": ("command",),
     "work.handlers": ("Handlers", "JobType", "job", "kind"),
     "work.runner": ("Cancelled", "Context"),

@@ -193,7 +193,8 @@ def test_a_listener_of_another_version_is_told_of_everything(tmp_path: Path, nam
 PUBLISH = """
 import sys, pathlib
 from hocket.bus.pipes import Pipes
-from hocket.bus.changes import JOB, about
+from hocket.bus.changes import about
+from hocket.kernel.subjects import JOB
 bus = Pipes(pathlib.Path(sys.argv[1]))
 for n in range(int(sys.argv[3])):
     bus.publish(about(JOB, sys.argv[2].encode() * (1 + n % 40)))

@@ -11,6 +11,7 @@ import msgspec
 from hocket.bus.changes import ANYTHING, NOTHING, Changes, decode_changes, decode_or_anything, encode_changes
 from hocket.kernel import ops, policy
 from hocket.kernel import vocabulary as v
+from hocket.kernel.backoff import backoff_ms
 from hocket.kernel.clock import Hlc
 from hocket.kernel.frontier import Frontier, decode_frontier, encode_frontier, frontier_text, parse_frontier
 from hocket.kernel.needs import need_of
@@ -219,7 +220,7 @@ def _hold_policy(data: bytes, read: policy.Policy) -> bool:
     assert policy.decode_policy(spelled) == read and policy.encode_policy(policy.decode_policy(spelled)) == spelled
     assert policy.dependencies(data) == read.dependencies() and len(read.after) <= policy.AFTER_MAX
     policy.check_policy(read)
-    assert 0 <= policy.backoff_ms(read, 1000, 65535) <= policy.DELAY_MS_MAX
+    assert 0 <= backoff_ms(1000, read.backoff_ms, read.backoff_max_ms, 65535) <= policy.DELAY_MS_MAX
     return True
 
 

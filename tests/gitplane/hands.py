@@ -7,9 +7,10 @@ from hocket.gitplane import holding, jobs
 from hocket.gitplane.holding import GitWorkerKey, HeldClaim
 from hocket.gitplane.jobs import GitJob
 from hocket.gitplane.plane import Plane
+from hocket.kernel.execution import Execution, Output, Resources, RunnerProgram, Stream
 from hocket.kernel.ids import content_hash
 from hocket.kernel.keys import SigningKey
-from hocket.kernel.proof import Execution, Output, Proof, Resources, RunnerProgram, Stream, prove
+from hocket.kernel.proof import Proof, prove
 
 NOW_MS = 1_762_600_000_123
 CONTENTS = {content_hash(data): data for data in (b"made\n", b"said\n", b"")}

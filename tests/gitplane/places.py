@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-from hocket.gitplane.plane import Plane, open_plane
+from hocket.gitplane.opening import open_plane
+from hocket.gitplane.plane import Plane
 
 KINDS = ("bare", "worktree", "file", "daemon", "http", "ssh")
 PATIENCE_S = 60

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from hocket.gitplane import holding, jobs, reading
-from hocket.gitplane.plane import open_plane
+from hocket.gitplane.opening import open_plane
 from tests.gitplane.hands import CONTENTS, NOW_MS, proof, worker
 
 

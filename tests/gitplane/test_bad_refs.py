@@ -15,7 +15,7 @@ import pytest
 from hocket.gitplane import jobs
 from hocket.gitplane.jobs import JobRefs
 from hocket.gitplane.objects import COMMIT_BYTES_MAX
-from hocket.gitplane.plane import open_plane
+from hocket.gitplane.opening import open_plane
 from hocket.gitplane.verify import verify
 from hocket.kernel.manifest import content_id, read_manifest
 from hocket.node.runtime import Runtime
@@ -217,7 +217,7 @@ MEASURED = """
 import json, resource, sys
 from pathlib import Path
 from hocket.gitplane import jobs
-from hocket.gitplane.plane import open_plane
+from hocket.gitplane.opening import open_plane
 from hocket.gitplane.verify import verify
 plane = open_plane(sys.argv[1], Path(sys.argv[2]))
 listed = [job.state for job in jobs.listing(plane)]

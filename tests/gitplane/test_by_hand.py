@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from hocket.gitplane import holding, jobs
-from hocket.gitplane.plane import open_plane
+from hocket.gitplane.opening import open_plane
 from hocket.gitplane.verify import verify
 from tests.docs import reader
 from tests.gitplane.hands import NOW_MS, finished, worker

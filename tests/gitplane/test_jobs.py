@@ -298,7 +298,7 @@ def test_jobs_that_ended_are_not_open(here: Place):
 
 @pytest.mark.req("GT-04")
 def test_rests_after_lost_races():
-    assert holding.rest_s(0, 0.0) == 0.025 and holding.rest_s(0, 1.0) == 0.05
+    assert holding.rest_s(1, 0.0) == 0.05 and holding.rest_s(1, 1.0) == 0.1
     assert holding.rest_s(3, 1.0) == 0.4 and holding.rest_s(10_000, 1.0) == 5.0
 
 

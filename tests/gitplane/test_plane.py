@@ -23,7 +23,8 @@ from hocket.gitplane.objects import (
     read_tree,
     tree_data,
 )
-from hocket.gitplane.plane import ROOT, Change, Plane, is_address, open_plane
+from hocket.gitplane.opening import is_address, open_plane
+from hocket.gitplane.plane import ROOT, Change, Plane
 from tests.gitplane.places import Place, http_server, place
 
 WHO = "somebody <somebody@localhost>"

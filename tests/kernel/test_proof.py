@@ -22,18 +22,14 @@ from securesystemslib.exceptions import VerificationError
 from securesystemslib.signer import SSlibKey
 
 from hocket.kernel.canonical import canonical_json, canonical_plain
+from hocket.kernel.execution import Execution, Output, Resources, RunnerProgram, Stream
 from hocket.kernel.ids import content_hash, hash_text, ulid_text
 from hocket.kernel.intoto import BUILD_TYPE
 from hocket.kernel.keys import SigningKey, did_key, key_text, verify
 from hocket.kernel.proof import (
     PROOF_BYTES_MAX,
     BadProof,
-    Execution,
-    Output,
     Proof,
-    Resources,
-    RunnerProgram,
-    Stream,
     check,
     decode_proof,
     digest,

@@ -8,21 +8,12 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from hocket.kernel.execution import Execution, Output, Resources, RunnerProgram, Stream
 from hocket.kernel.ids import ulid_text
 from hocket.kernel.keys import SigningKey
 from hocket.kernel.manifest import canonical, content_id, parse_manifest
 from hocket.kernel.policy import DEFAULT, Policy
-from hocket.kernel.proof import (
-    PROOF_TYPE,
-    Execution,
-    Output,
-    Proof,
-    Resources,
-    RunnerProgram,
-    Stream,
-    encode_proof,
-    prove,
-)
+from hocket.kernel.proof import PROOF_TYPE, Proof, encode_proof, prove
 from hocket.kernel.reasons import Reason
 from hocket.kernel.roster import Job
 from hocket.node.runtime import Runtime

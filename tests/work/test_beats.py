@@ -14,6 +14,7 @@ from hocket.store import Place
 from hocket.testing.sim.environment import Clocks, SimEnvironment, SimHost
 from hocket.work.handlers import Handlers
 from hocket.work.liveness import BEAT_S, SILENT_S
+from hocket.work.sweep import SweepLoop
 from hocket.work.worker import Worker, WorkerOptions
 from tests.work.test_offers import Home, Line, Work, now, until, virtually
 
@@ -32,7 +33,10 @@ class Host(Line):
         environment = SimEnvironment(Clocks(1.0, 0.0), home.chance, self.machine)
         options = WorkerOptions(Handlers([each.type for each in work]))
         self._is_over = False
-        self._running = asyncio.create_task(Worker(self, environment, options).run())
+        self._running = [
+            asyncio.create_task(Worker(self, environment, options).run()),
+            asyncio.create_task(SweepLoop(self, environment, lambda text: None).run()),
+        ]
 
     async def run(self, request: Callable[[Any], Any]) -> Any:
         if self._is_over:
@@ -42,9 +46,10 @@ class Host(Line):
     async def crash(self) -> None:
         self.machine.crash()
         self._is_over = True
-        self._running.cancel()
-        with suppress(asyncio.CancelledError):
-            await self._running
+        for task in self._running:
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
 
 
 class Cluster:

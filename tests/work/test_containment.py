@@ -127,11 +127,11 @@ def test_a_tick_that_the_log_refuses_is_told_once_and_rests(monkeypatch: pytest.
                 return sweep.is_due(session, round(node.clock.now * 1000))
 
         assert is_due()
-        node.runtime.log.run(lambda tx: sweep(tx, None))
+        node.runtime.log.run(lambda tx: sweep(tx, set()))
         assert not is_due(), "a refused tick is not tried in every round"
         now += troubles.REST_S
         assert is_due()
-        node.runtime.log.run(lambda tx: sweep(tx, None))
+        node.runtime.log.run(lambda tx: sweep(tx, set()))
     assert notices == ["schedule 'bad' makes no job: it is not a tick of the schedule that it names"]
 
 

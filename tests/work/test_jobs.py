@@ -8,7 +8,7 @@ import pytest
 
 import hocket
 import hocket.testing
-from hocket.kernel.policy import backoff_ms
+from hocket.kernel.backoff import backoff_ms
 from hocket.kernel.reasons import Reason
 from hocket.kernel.roster import Job
 from hocket.kernel.vocabulary import ClaimWork
@@ -69,7 +69,8 @@ def test_each_failure_rests_longer_and_the_last_one_is_the_end():
             node.clock.now = due / 1000
         policy = hocket.kind("a", backoff="10s", backoff_max="30s").policy
         for number, rest in enumerate(rests, 1):
-            assert backoff_ms(policy, number, 0) <= rest <= backoff_ms(policy, number, 65535)
+            rests = policy.backoff_ms, policy.backoff_max_ms
+            assert backoff_ms(number, *rests, 0) <= rest <= backoff_ms(number, *rests, 65535)
         (taken,) = claim(node)
         fail(node, taken)
         shown = handle.status()

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,9 +13,9 @@ from hocket.kernel.roster import State
 from hocket.kernel.vocabulary import ScheduleJob
 from hocket.node.node import Node
 from hocket.node.runtime import Runtime
-from hocket.work import artifacts, jobs, maintenance
+from hocket.work import artifacts, jobs, maintenance, sweep
 from hocket.work.cron import NewSchedule, add
-from hocket.work.handlers import kind
+from hocket.work.handlers import JobType, kind
 from hocket.work.run_outputs import contain
 from tests.mesh.world import until
 
@@ -22,6 +23,7 @@ from tests.mesh.world import until
 @pytest.fixture(autouse=True)
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(maintenance, "ROUND_S", 0.02)
+    monkeypatch.setattr(sweep, "ROUND_S", 0.02)
 
 
 def kept_up(home: Path, test: Callable[[Node], Awaitable[None]]) -> None:
@@ -42,13 +44,16 @@ def kept_up(home: Path, test: Callable[[Node], Awaitable[None]]) -> None:
 def test_a_lease_that_runs_out_is_ended_by_a_node_that_does_not_work(tmp_path: Path) -> None:
     async def test(node: Node) -> None:
         handle = await node.submit("acme.x")
-        (claim,) = (await node.run(lambda tx: jobs.claim(tx, 1, 1, lambda kind: 30))).taken
+        sign = node.environment.liveness.announce("a worker that lives and does nothing")
+        await node.run(sign.beat)
+        (claim,) = (await node.run(lambda tx: jobs.claim(tx, sign.row(tx), 1, lambda kind: 30))).taken
         assert claim.job.state is State.CLAIMED
 
         async def is_pending() -> bool:
             return (await handle.status())["state"] == "pending"
 
         await until(is_pending)
+        sign.close()
 
     kept_up(tmp_path / "home", test)
 
@@ -100,3 +105,26 @@ def test_a_schedule_ticks_on_a_node_that_does_not_work(tmp_path: Path, monkeypat
         await until(has_ticked)
 
     kept_up(tmp_path / "home", test)
+
+
+def test_a_process_that_works_sweeps_once_in_each_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[sweep.Sweep] = []
+    real = sweep.Sweep.__init__
+
+    def init(self: sweep.Sweep, *arguments: Any) -> None:
+        made.append(self)
+        real(self, *arguments)
+
+    monkeypatch.setattr(sweep.Sweep, "__init__", init)
+
+    async def run() -> None:
+        node = Node(Runtime.init(tmp_path / "home"))
+        try:
+            await node.submit("acme.x")
+            worker = await node.work([JobType("acme.x", function=lambda ctx: None)], until_idle=True)
+            assert worker.succeeded == 1
+        finally:
+            await node.close()
+
+    asyncio.run(run())
+    assert len(made) == 1

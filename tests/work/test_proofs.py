@@ -7,9 +7,10 @@ import pytest
 from msgspec.structs import replace
 
 from hocket.errors import Failed
+from hocket.kernel.execution import Output, Stream
 from hocket.kernel.ids import content_hash, ulid_text
 from hocket.kernel.keys import SigningKey
-from hocket.kernel.proof import Output, Stream, check, encode_proof, prove
+from hocket.kernel.proof import check, encode_proof, prove
 from hocket.kernel.roster import Job, Outcome
 from hocket.node.runtime import Runtime
 from hocket.work import artifacts, jobs

@@ -4,12 +4,14 @@ import os
 import signal
 import statistics
 import time
+from collections import Counter
 
 import pytest
 
 import hocket
 from hocket.kernel.ids import ulid_text
 from hocket.kernel.policy import Policy
+from hocket.store import Stage
 from hocket.work import worker as worker_module
 from hocket.work.jobs import Draft
 from tests.work.mesh import PATIENCE_S, Mesh, Process, wait_for
@@ -84,6 +86,28 @@ def test_a_killed_workers_jobs_restart_soon_whatever_the_lease(mesh: Mesh) -> No
     assert (again["pid"], again["fence"]) == (second.pid, 2)
     assert again["at"] - killed < 86_400 / 20_000
     assert handle.result(PATIENCE_S) == 2
+
+
+@pytest.mark.touches("LW-39")
+@pytest.mark.parametrize(("options", "bound"), [({}, 32), ({"ahead": 0}, 4), ({"concurrency": 2, "ahead": 5}, 7)])
+def test_a_killed_worker_repeats_few_runs_that_had_ended(mesh: Mesh, options: dict[str, int], bound: int) -> None:
+    """The worst moment: the store is busy, so that whatever ends cannot be put on the log."""
+    mesh.node.submit_many((REST, {}) for _ in range(600))
+    worker = mesh.worker(**options).up()
+    mesh.wait_journal("end", 150)
+    with mesh.runtime.store.write():
+        ended, since = len(mesh.journal("end")), time.monotonic()
+        while time.monotonic() < since + 0.5:
+            if (now := len(mesh.journal("end"))) > ended:
+                ended, since = now, time.monotonic()
+        worker.kill()
+    with mesh.runtime.read() as session:
+        done = {ulid_text(entry.job.id) for entry in session.each_job() if entry.stage is Stage.DONE}
+    lost = {line["job"] for line in mesh.journal("end")} - done
+    assert 0 < len(lost) <= bound
+    mesh.run()
+    runs = Counter(line["job"] for line in mesh.journal("end"))
+    assert len(runs) == 600 and {job for job, count in runs.items() if count > 1} == lost
 
 
 @pytest.mark.touches("LW-18")

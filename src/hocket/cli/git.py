@@ -1,7 +1,6 @@
 """`hocket git`: any git repository as a queue of commands, with claims, leases and proofs, and no server of ours."""
 
 import os
-import signal
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
@@ -112,6 +111,7 @@ def work(
     from hocket.gitplane.worker import GitWorker, Parts
     from hocket.kernel.ids import hash_text
     from hocket.node.node import SyncNode
+    from hocket.node.signals import stopped_by_signals
     from hocket.work.environment import MachineEnvironment
     from hocket.work.proofs import GIT_KIND
 
@@ -143,7 +143,7 @@ def work(
             notice=notice,
             finished=finished,
         )
-        with listening(runtime.bus, worker.wake), _signals(worker.stop):
+        with listening(runtime.bus, worker.wake), stopped_by_signals(worker.stop):
             worker.run()
     say(f"done: {worker.succeeded} succeeded, {worker.failed} failed, {worker.lost} not ours in the end")
 
@@ -349,7 +349,7 @@ def _plane(repo: str) -> "Iterator[Plane]":
     """The repository. A home is not needed to look at it; without one nothing is kept of what came from elsewhere."""
     import tempfile
 
-    from hocket.gitplane.plane import open_plane
+    from hocket.gitplane.opening import open_plane
 
     home = _home()
     with ExitStack() as stack:
@@ -364,16 +364,6 @@ def _home() -> "Home":
     from hocket.node.home import Home, default_home
 
     return Home(settings.home or default_home())
-
-
-@contextmanager
-def _signals(stop: Any) -> Iterator[None]:
-    kept = {each: signal.signal(each, lambda *_: stop()) for each in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield
-    finally:
-        for each, handler in kept.items():
-            signal.signal(each, handler)
 
 
 def _trusted() -> set[bytes]:

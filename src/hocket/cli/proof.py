@@ -16,8 +16,9 @@ from hocket.cli.settings import HomeOption, JsonOption, open_desk
 from hocket.errors import Failed, Usage
 
 if TYPE_CHECKING:
+    from hocket.kernel.execution import Execution
     from hocket.kernel.manifest import Manifest
-    from hocket.kernel.proof import Execution, Proof
+    from hocket.kernel.proof import Proof
 
 app = new_app()
 

@@ -4,7 +4,6 @@ is there; a route can send it to another node. What it prints comes out as it is
 
 import asyncio
 import os
-import signal
 import sys
 from dataclasses import replace
 from functools import cache
@@ -162,6 +161,7 @@ async def _attached(runtime: "Runtime", packed: "PackedRequest") -> "tuple[Comma
     """Submits it and serves it, too, for as long as it takes."""
     from hocket.kernel.ids import ulid_text
     from hocket.node.node import Node, SyncNode
+    from hocket.node.signals import stopped_by_signals
     from hocket.server.following import Following
     from hocket.work import jobs
     from hocket.work.command import request
@@ -183,21 +183,20 @@ async def _attached(runtime: "Runtime", packed: "PackedRequest") -> "tuple[Comma
     handlers = Handlers([commands.job_type(job_id, following.is_over)])
     options = WorkerOptions(handlers, 1, grace=0.0, notice=tell, finished=following.finished)
     worker = Worker(node, node.environment, options)
-    for each in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(each, interrupted.set)
     try:
-        async with node.in_touch(tell):
-            working = asyncio.create_task(worker.run())
-            stop = asyncio.create_task(interrupted.wait())
-            end = asyncio.create_task(following.end())
-            await asyncio.wait((stop, end), return_when=asyncio.FIRST_COMPLETED)
-            if not end.done():
-                await node.decide(lambda tx: jobs.call_off(tx, job_id, "interrupted"))
-            worker.stop()
-            await working
-            if interrupted.is_set():
-                raise KeyboardInterrupt
-            return await end, name
+        with stopped_by_signals(interrupted.set):
+            async with node.in_touch(tell):
+                working = asyncio.create_task(worker.run())
+                stop = asyncio.create_task(interrupted.wait())
+                end = asyncio.create_task(following.end())
+                await asyncio.wait((stop, end), return_when=asyncio.FIRST_COMPLETED)
+                if not end.done():
+                    await node.decide(lambda tx: jobs.call_off(tx, job_id, "interrupted"))
+                worker.stop()
+                await working
+                if interrupted.is_set():
+                    raise KeyboardInterrupt
+                return await end, name
     finally:
         commands.close()
         await node.finish()

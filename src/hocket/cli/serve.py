@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -82,6 +81,7 @@ async def _serve(
     announce: bool,
 ) -> None:
     from hocket.node.node import Node
+    from hocket.node.signals import stopped_by_signals
 
     node = Node(runtime)
     try:
@@ -95,21 +95,20 @@ async def _serve(
         server = Server(gate, host, port, cert=cert, key=key, proxies=proxies)
         told = address or server.address
         ended = asyncio.Event()
-        for each in (signal.SIGTERM, signal.SIGINT):
-            asyncio.get_running_loop().add_signal_handler(each, ended.set)
-        await server.start()
-        keeping = asyncio.create_task(
-            supervised("the exchange with peers", lambda: services.loop().run(), notice, node.environment)
-        )
-        try:
-            await note(node, lambda session: session.set_meta(ADDRESS, told.encode()))
-            async with _announced(runtime, server, announce), node.kept_up(notice):
-                _say(runtime, told, server)
-                await ended.wait()
-        finally:
-            keeping.cancel()
-            await asyncio.wait([keeping])
-            await server.stop()
+        with stopped_by_signals(ended.set):
+            await server.start()
+            keeping = asyncio.create_task(
+                supervised("the exchange with peers", lambda: services.loop().run(), notice, node.environment)
+            )
+            try:
+                await note(node, lambda session: session.set_meta(ADDRESS, told.encode()))
+                async with _announced(runtime, server, announce), node.kept_up(notice):
+                    _say(runtime, told, server)
+                    await ended.wait()
+            finally:
+                keeping.cancel()
+                await asyncio.wait([keeping])
+                await server.stop()
         _report(gate)
     except ImportError as error:
         raise Usage(f"serving needs {error.name}; install hocket[server]") from None

@@ -6,7 +6,6 @@ doing.
 import asyncio
 import functools
 import os
-import signal
 import sys
 from contextlib import closing
 from typing import TYPE_CHECKING, Annotated, Any
@@ -25,6 +24,7 @@ from hocket.kernel.safe_text import clean
 from hocket.node.home import ENVIRONMENT
 from hocket.node.node import Node, SyncNode
 from hocket.node.runtime import Runtime
+from hocket.node.signals import stopped_by_signals
 from hocket.server.local_server import LocalServer
 from hocket.work.command.job import Commands
 from hocket.work.handlers import Handlers, load
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from rich.status import Status
 
 CONCURRENCY_MAX = 1_000
+AHEAD_MAX = 1_000
 
 app = new_app()
 
@@ -53,6 +54,16 @@ def work(
     kinds: Annotated[
         list[str] | None,
         typer.Option("--kinds", metavar="PREFIX", help="Only these kinds and those below them; may be repeated."),
+    ] = None,
+    ahead: Annotated[
+        int | None,
+        typer.Option(
+            "--ahead",
+            metavar="N",
+            min=0,
+            max=AHEAD_MAX,
+            help="How many jobs to claim beyond those that run. Default: 32 with those.",
+        ),
     ] = None,
     until_idle: Annotated[
         bool, typer.Option("--until-idle", help="End when nothing is left that this worker could do.")
@@ -106,7 +117,7 @@ def work(
             for warning in commands.allowance.warnings():
                 notice(warning)
             handlers = Handlers([*found, commands.job_type()], kinds or ())
-            shift = Shift(runtime, WorkerOptions(handlers, concurrency, until_idle, grace_s), commands)
+            shift = Shift(runtime, WorkerOptions(handlers, concurrency, until_idle, grace_s, ahead), commands)
             asyncio.run(shift.run())
     shift.report()
 
@@ -126,11 +137,8 @@ class Shift:
     async def run(self) -> None:
         node = Node(self._runtime)
         self._worker = Worker(node, node.environment, self._options)
-        loop = asyncio.get_running_loop()
-        for each in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(each, self._signalled)
         try:
-            with self._counter():
+            with stopped_by_signals(self._signalled), self._counter():
                 door = LocalServer(node, self._worker, self._commands, parse, node.environment.name("commands"))
                 self._options.finished = functools.partial(self._finished, door)
                 async with node.in_touch(self._notice), door:

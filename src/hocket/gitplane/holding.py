@@ -13,13 +13,14 @@ from hocket.gitplane.objects import FILE, TreeEntry, tree_data
 from hocket.gitplane.plane import Change, Plane
 from hocket.gitplane.results import BLOBS, result_data, result_files, result_of, travelling
 from hocket.gitplane.trailers import BadTrailer
+from hocket.kernel.backoff import backoff_s
 from hocket.kernel.ids import content_hash, hash_text
 from hocket.kernel.keys import SigningKey
 from hocket.kernel.proof import Proof, check
+from hocket.work.lease import may_be_taken_over
 
 LEASE_S_DEFAULT = 60
-LEASE_MARGIN = 1.1
-REST_S_MIN = 0.05
+REST_S_MIN = 0.1
 REST_S_MAX = 5.0
 ABORT_TRIES = 20
 REASON_CHARS_MAX = 200
@@ -66,7 +67,7 @@ class ClaimWatch:
                 if commit != job.refs.claim:
                     since = now
                 seen[job.refs.content_id] = job.refs.claim, since
-                is_over = now - since >= job.claim.lease_s * LEASE_MARGIN
+                is_over = may_be_taken_over(since, job.claim.lease_s, now)
                 if is_over or (job.claim.worker == self._own and not self._is_alive(job.claim.process)):
                     found.append(job)
         self._seen = seen
@@ -220,4 +221,4 @@ def abort(plane: Plane, job: bytes, worker: GitWorkerKey, now_ms: int, reason: s
 
 def rest_s(losses: int, chance: float) -> float:
     """How long to rest after so many lost races in a row; `chance` is between 0 and 1."""
-    return float(min(REST_S_MAX, REST_S_MIN * 2 ** min(losses, 30)) * (0.5 + chance / 2))
+    return backoff_s(losses, REST_S_MIN, REST_S_MAX, chance)

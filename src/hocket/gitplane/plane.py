@@ -3,20 +3,13 @@ address. `swap` is all that decides anything: it moves refs from the values that
 none.
 """
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from hocket.errors import Usage
-from hocket.gitplane.git import PATIENCE_S
 from hocket.gitplane.objects import OBJECT_BYTES_MAX, Kind, Object, Unreadable
 
 ROOT = "refs/gatos/jobs/"
 SWAP_TRIES = 5
-
-_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
-_HOST = re.compile(r"[^/:]+:")
 
 
 class Change(NamedTuple):
@@ -68,28 +61,6 @@ class Plane(Protocol):
         """The commits whose parents were left out on purpose."""
 
     def close(self) -> None: ...
-
-
-def is_address(where: str) -> bool:
-    """Whether git would look for this somewhere else than on this disk."""
-    return bool(_SCHEME.match(where)) or (bool(_HOST.match(where)) and not Path(where).exists())
-
-
-def open_plane(
-    where: str,
-    cache: Path,
-    outside: Mapping[str, str] | None = None,
-    patience_s: float = PATIENCE_S,
-) -> Plane:
-    """The repository at a path or an address. What comes from an address is kept in a directory below `cache`."""
-    from hocket.gitplane.local import LocalPlane
-    from hocket.gitplane.remote import RemotePlane
-
-    if not where or where.startswith("-"):
-        raise Usage(f"{where!r} is neither a directory nor the address of a git repository")
-    if is_address(where):
-        return RemotePlane(where, cache, outside, patience_s)
-    return LocalPlane(Path(where).expanduser(), outside, patience_s)
 
 
 def parse_refs(listed: bytes, gap: bytes) -> dict[str, str]:

@@ -14,10 +14,11 @@ from hocket.gitplane.claims import IDENTITY
 from hocket.gitplane.objects import Commit, commit_data
 from hocket.gitplane.trailers import BadTrailer, any_key_of, find_trailers, hash_of, message
 from hocket.kernel.canonical import canonical_plain
+from hocket.kernel.execution import Execution
 from hocket.kernel.ids import hash_text
 from hocket.kernel.intoto import PAYLOAD_TYPE, statement
 from hocket.kernel.keys import SIGNATURE_BYTES, did_key, key_text
-from hocket.kernel.proof import Execution, Proof, check, digest, dsse
+from hocket.kernel.proof import Proof, check, digest, dsse
 
 BLOBS_BYTES_MAX = 32 * 1024 * 1024
 

@@ -30,10 +30,11 @@ from hocket.gitplane.results import (
     state_of,
 )
 from hocket.gitplane.trailers import BadTrailer
+from hocket.kernel.execution import Execution
 from hocket.kernel.ids import content_hash, hash_text
 from hocket.kernel.keys import key_text
 from hocket.kernel.manifest import BadManifest, Manifest, content_id, read_manifest
-from hocket.kernel.proof import PROOF_BYTES_MAX, BadProof, Execution
+from hocket.kernel.proof import PROOF_BYTES_MAX, BadProof
 from hocket.log.parallel import Shared
 
 JOBS_AT_ONCE = 128

@@ -24,15 +24,17 @@ from hocket.kernel.policy import Policy
 from hocket.kernel.roster import State
 from hocket.log import Log, Transaction
 from hocket.work import jobs as log_jobs
+from hocket.work import lease
 from hocket.work.batch import settle
 from hocket.work.command.job import RUN_S_MAX, Commands, Performed, result
 from hocket.work.environment import Environment
 from hocket.work.handlers import JobType
 from hocket.work.jobs import Draft
+from hocket.work.lease import Lease
 from hocket.work.liveness import BEAT_S, SignOfLife
 from hocket.work.proofs import GIT_KIND, NOTHING
 from hocket.work.run_outputs import RunServices
-from hocket.work.runner import LEASE_COUNTED, Context, Run, products_of
+from hocket.work.runner import Context, Run, products_of
 
 # How often the refs are listed when nothing was heard of: rarely enough for a server that is not ours.
 LISTED_EVERY_S = 2.0
@@ -63,16 +65,25 @@ class Known(NamedTuple):
 class Holding:
     """One job that is held and run here."""
 
-    def __init__(self, held: HeldClaim, order: GitOrder, counted_from: float) -> None:
+    def __init__(self, held: HeldClaim, order: GitOrder, asked_at: float) -> None:
         self.held = held
         self.order = order
         self.lock = threading.Lock()
         self.run: Run | None = None
         self.performed: Performed | None = None
-        self.counted_from = counted_from
-        self.is_lost = False  # the claim is no longer ours
+        self.lease = Lease(held.claim.lease_s, asked_at)
+        self.is_delivered = False  # its result is in the repository: there is no claim left to look after
         self.is_called_off = False  # the worker is to end, and does not wait for the command
         self.is_released = False
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the claim is no longer ours."""
+        return self.lease.is_over
+
+    def renewed(self, held: HeldClaim, asked_at: float) -> None:
+        self.held = held
+        self.lease.renewed(held.claim.lease_s, asked_at)
 
     @property
     def name(self) -> str:
@@ -206,7 +217,7 @@ class GitWorker:
             open_ones = [job for job in self._watch.open(ours) if job.refs.content_id not in mine]
             # Not everybody reaches for the same one.
             self._chance.shuffle(open_ones)
-            counted_from = self._monotonic()
+            asked_at = self._monotonic()
             won = self._claim(open_ones[:room])
         except (Unreachable, Failed, StoreError) as error:
             if self._until_idle and not self._running and self._monotonic() > self._reached_at + PATIENCE_S:
@@ -218,7 +229,7 @@ class GitWorker:
         for held in won:
             order = self._order(held.refs.content_id)
             assert order is not None
-            each = Holding(held, order, counted_from)
+            each = Holding(held, order, asked_at)
             future = slots.submit(self._serve, each)
             self._running[future] = each
             future.add_done_callback(lambda _: self._wake.set())
@@ -289,9 +300,9 @@ class GitWorker:
             before = self._monotonic()
             running = holding.run(self._plane, each.held, self._worker, self._now())
             if running is None:
-                each.is_lost = True
+                each.lease.end()
                 return
-            each.held, each.counted_from = running, before
+            each.renewed(running, before)
         manifest = each.order.manifest
         draft = Draft(GIT_KIND, canonical(manifest), Policy(open=True))
         taken = self._parts.log.run(lambda tx: log_jobs.take(tx, draft, self._sign.row(tx), LEASE_MS))
@@ -349,7 +360,10 @@ class GitWorker:
                         self._now(),
                         each.order.manifest.policy_root,
                     )
-                    each.is_lost = commit is None
+                    if commit is None:
+                        each.lease.end()
+                    else:
+                        each.is_delivered = True
                     break
                 except Unreachable as error:
                     self._notice(f"{each.name}: {error}; trying again")
@@ -361,7 +375,7 @@ class GitWorker:
         with each.lock:
             if each.is_lost:
                 return
-            each.is_lost = True
+            each.lease.end()
             try:
                 each.is_released = holding.release(self._plane, each.held, self._worker, self._now())
             except HocketError as error:
@@ -376,12 +390,12 @@ class GitWorker:
                 future.result()
             except HocketError as error:
                 self._notice(f"{each.name}: {error}")
-                each.is_lost = True
+                each.lease.end()
                 if not isinstance(error, Unreachable):
                     self._unfit.add(each.held.refs.content_id)
             except Exception as error:  # a bug that one job meets must not cost the others their worker
                 self._notice(f"{each.name}: {type(error).__name__}: {error}; this is a bug in Hocket")
-                each.is_lost = True
+                each.lease.end()
                 self._unfit.add(each.held.refs.content_id)
             if each.is_lost or each.performed is None or (each.run is not None and each.run.stopped):
                 self.lost += 1
@@ -393,22 +407,25 @@ class GitWorker:
             self._finished(each.held.refs.content_id, state, ulid_text(each.run.job.id) if each.run else "")
 
     def _renew(self) -> None:
-        for each in self._running.values():
-            now = self._monotonic()
-            lease_s = each.held.claim.lease_s
-            if each.is_lost or now < each.counted_from + lease_s / 3 or not each.lock.acquire(blocking=False):
+        for each in lease.to_renew(self._undelivered(), self._monotonic()):
+            if not each.lock.acquire(blocking=False):
                 continue
+            before = self._monotonic()
             try:
                 renewed = holding.renew(self._plane, each.held, self._worker, self._now())
                 if renewed is None:
                     self._notice(f"{each.name}: somebody else holds it now, or it was aborted")
                     self._end(each)
                 else:
-                    each.held, each.counted_from = renewed, now
+                    each.renewed(renewed, before)
             except HocketError as error:
                 self._notice(f"{each.name}: its claim cannot be renewed: {error}")
+                each.lease.try_again(self._monotonic())
             finally:
                 each.lock.release()
+
+    def _undelivered(self) -> list[Holding]:
+        return [each for each in [*self._running.values()] if not each.is_delivered]
 
     def _beat(self, over: threading.Event) -> None:
         """Renews the sign of life, however long git takes."""
@@ -419,11 +436,9 @@ class GitWorker:
     def _watch_leases(self, over: threading.Event) -> None:
         """Ends what runs when its lease must be over, whatever git is doing just then."""
         while not over.wait(ROUND_S):
-            now = self._monotonic()
-            for each in [*self._running.values()]:
-                if not each.is_lost and now > each.counted_from + each.held.claim.lease_s * LEASE_COUNTED:
-                    self._notice(f"{each.name}: the lease ran out here; its command is stopped")
-                    self._end(each)
+            for each in lease.run_out(self._undelivered(), self._monotonic()):
+                self._notice(f"{each.name}: the lease ran out here; its command is stopped")
+                self._end(each)
 
     def _call_off(self, each: Holding) -> None:
         """Stops a command whose claim is still ours."""
@@ -433,7 +448,7 @@ class GitWorker:
 
     def _end(self, each: Holding) -> None:
         """Stops a command whose claim is not ours any more."""
-        each.is_lost = True
+        each.lease.end()
         if each.run is not None and not each.run.stopped:
             each.run.stop(None)
 

@@ -3,15 +3,13 @@ it comes from the execution, so it can be written anew from the proof alone; onl
 """
 
 from base64 import b64encode
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hocket.kernel.canonical import canonical_plain
 from hocket.kernel.clock import Hlc, hlc_text
+from hocket.kernel.execution import Execution
 from hocket.kernel.ids import hash_text
 from hocket.kernel.keys import did_key
-
-if TYPE_CHECKING:
-    from hocket.kernel.proof import Execution
 
 PAYLOAD_TYPE = "application/vnd.in-toto+json"
 STATEMENT_TYPE = "https://in-toto.io/Statement/v1"
@@ -20,7 +18,7 @@ PREDICATE_TYPE = "https://slsa.dev/provenance/v1"
 BUILD_TYPE = "urn:hocket:command:1"
 
 
-def statement(execution: "Execution", envelope_digest: bytes, worker: bytes) -> bytes:
+def statement(execution: Execution, envelope_digest: bytes, worker: bytes) -> bytes:
     """The statement's bytes. Its subjects are the job, by its content id, and then the outputs by their paths."""
     subjects = [_resource("job", execution.content_id)]
     # The job has its name already, so that a file which is called the same is named by another path to it.

@@ -96,12 +96,3 @@ def dependencies(envelope: bytes) -> tuple[bytes, ...]:
 def check_policy(policy: Policy) -> Policy:
     """The same checks on a policy built in Python; raises ValueError with the field named."""
     return decode_policy(_encoder.encode(policy))
-
-
-def backoff_ms(policy: Policy, failures: int, spread: int) -> int:
-    """How long a job rests after its nth failure: doubled each time, capped, with up to half of it added
-    as jitter. `spread` (0..65535) comes from the id of the op that reports the failure, so every replica
-    adds the same jitter.
-    """
-    delay = min(policy.backoff_max_ms, policy.backoff_ms << min(failures - 1, 40))
-    return min(policy.backoff_max_ms, delay + delay * spread // (2 * 65536))

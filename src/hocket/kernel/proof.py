@@ -10,6 +10,7 @@ import msgspec
 
 from hocket.kernel.canonical import canonical_json, canonical_plain
 from hocket.kernel.clock import parse_hlc
+from hocket.kernel.execution import Count, Execution, Output, Resources, RunnerProgram, Stream
 from hocket.kernel.ids import content_hash, hash_text, parse_ulid, ulid_text
 from hocket.kernel.intoto import enclose, moment_text, signing_bytes, statement
 from hocket.kernel.keys import KEY_BYTES, SIGNATURE_BYTES, SigningKey, key_text, parse_key, verify
@@ -21,71 +22,11 @@ _DOMAIN = b"hocket proof 1\0"
 _MOMENT_CHARS = len("2025-11-15T08:09:53.123Z")
 _HASH = re.compile("blake3:([0-9a-f]{64})")
 
-Count = Annotated[int, msgspec.Meta(ge=0, le=2**53 - 1)]
-Amount = Annotated[float, msgspec.Meta(ge=0)]
 Words = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
 
 
 class BadProof(ValueError):
     """Not a proof, or not one of what it is held to be."""
-
-
-class Output(msgspec.Struct, frozen=True):
-    """A file that the command made; the path is relative to the job's directory."""
-
-    path: str
-    hash: bytes
-    size: int
-
-
-class Stream(msgspec.Struct, frozen=True):
-    """What was kept of stdout or stderr, and how many bytes the command wrote to it."""
-
-    hash: bytes
-    size: int
-    written: int
-
-
-class Resources(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a command used. `None` is what could not be measured."""
-
-    wall_s: Amount = 0.0
-    cpu_s: Amount = 0.0
-    memory_peak_bytes: Count = 0
-    memory_gb_s: Amount = 0.0
-    disk_read_bytes: Count = 0
-    disk_written_bytes: Count = 0
-    network_bytes: Count | None = None
-    gpu_s: dict[str, Amount] = {}
-
-
-class RunnerProgram(msgspec.Struct, frozen=True):
-    """What ran the command: the hash of its program, its version, and the platform, like `linux/x86_64`."""
-
-    program: bytes
-    version: str
-    platform: str
-
-
-class Execution(msgspec.Struct, frozen=True):
-    """One run of a command. `job` is its ULID on the log; `signal` is the number of the signal that ended it, and
-    then there is no exit code."""
-
-    content_id: bytes
-    argv: tuple[str, ...]
-    exit_code: int | None
-    signal: int | None
-    timed_out: bool
-    started_at_ms: int
-    finished_at_ms: int
-    inputs: tuple[bytes, ...]
-    outputs: tuple[Output, ...]
-    resources: Resources
-    fence: int
-    job: str
-    runner: RunnerProgram
-    stdout: Stream | None = None
-    stderr: Stream | None = None
 
 
 class Proof(msgspec.Struct, frozen=True):

@@ -22,10 +22,11 @@ import msgspec
 from msgspec.structs import replace
 
 from hocket.kernel.arbitration import Citing, FoldContext
+from hocket.kernel.backoff import backoff_ms
 from hocket.kernel.clock import Hlc
 from hocket.kernel.ids import content_hash
 from hocket.kernel.ops import Op
-from hocket.kernel.policy import LEASE_MS_MAX, RETRIES_MAX, Policy, backoff_ms, decode_policy
+from hocket.kernel.policy import LEASE_MS_MAX, RETRIES_MAX, Policy, decode_policy
 from hocket.kernel.reasons import Reason
 from hocket.kernel.subjects import Subject
 from hocket.kernel.vocabulary import (
@@ -44,6 +45,7 @@ from hocket.kernel.vocabulary import (
 RETURNS_MAX = 25
 # The first few returns are free; later ones rest, so that a job that kills its workers does so ever more slowly.
 RETURNS_FREE = 3
+RETURN_REST_MS = 1_000
 RETURN_REST_MS_MAX = 60_000
 KIND_LENGTH_MAX = 255
 
@@ -351,7 +353,7 @@ def _returned(job: Job, op: Op) -> Job:
         return _failed(replace(job, returns=returns), op)
     rest = 0
     if returns > RETURNS_FREE:
-        rest = min(RETURN_REST_MS_MAX, 1_000 << (returns - RETURNS_FREE - 1))
+        rest = backoff_ms(returns - RETURNS_FREE, RETURN_REST_MS, RETURN_REST_MS_MAX)
     return _pending(replace(job, returns=returns), op, op.timestamp.wall + rest if rest else job.ready_at)
 
 
@@ -364,8 +366,10 @@ def _fail(job: Job, op: Op, payload: FailWork, context: JobContext) -> Verdict:
     counted = replace(job, failures=failures, error_op=op.id)
     if not payload.retry or failures > allowed:
         return _failed(counted, op)
-    spread = int.from_bytes(content_hash(op.id)[:2], "big")
-    return _pending(counted, op, op.timestamp.wall + backoff_ms(job.policy, failures, spread))
+    # The jitter comes from the op that reports the failure, so that every replica adds the same.
+    jitter = int.from_bytes(content_hash(op.id)[:2], "big")
+    rest = backoff_ms(failures, job.policy.backoff_ms, job.policy.backoff_max_ms, jitter)
+    return _pending(counted, op, op.timestamp.wall + rest)
 
 
 def _pending(job: Job, op: Op, ready_at: int) -> Job:

@@ -22,9 +22,10 @@ from hocket.kernel.rules import rules_hash
 from hocket.kernel.vocabulary import DelegateUcan, number_of
 from hocket.mesh import wire
 from hocket.mesh.outgoing import PAGE_OPS_MAX
-from hocket.mesh.wire import MeshAccess, Reply, Request, Transport, look
+from hocket.mesh.wire import Reply, Request, Transport, look
 from hocket.store import Session
 from hocket.work.environment import Environment
+from hocket.work.node_access import NodeAccess
 
 # A token is for one request; this is how long that may take to arrive.
 TOKEN_S = 120
@@ -94,7 +95,7 @@ class Client:
 
     def __init__(
         self,
-        access: MeshAccess,
+        access: NodeAccess,
         key: SigningKey,
         transport: Transport,
         environment: Environment,

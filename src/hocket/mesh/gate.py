@@ -32,10 +32,11 @@ from hocket.mesh.incoming import Pushed
 from hocket.mesh.outgoing import PAGE_OPS_MAX, Page, PeerReader, order_ops, page
 from hocket.mesh.quotas import Quotas
 from hocket.mesh.rate_limit import Buckets
-from hocket.mesh.wire import BodyTooLong, MeshAccess, NoRoom, Reply, Request
+from hocket.mesh.wire import BodyTooLong, NoRoom, Reply, Request
 from hocket.work.blobs import Blobs
 from hocket.work.environment import Environment
 from hocket.work.jobs import accept
+from hocket.work.node_access import NodeAccess
 
 # A worker that offers claims asks many times a second.
 RATE_PER_S = 200.0
@@ -110,7 +111,7 @@ class Gate:
 
     def __init__(
         self,
-        access: MeshAccess,
+        access: NodeAccess,
         key: SigningKey,
         environment: Environment,
         *,

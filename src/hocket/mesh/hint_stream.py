@@ -12,9 +12,10 @@ from hocket.kernel.authority import Standing
 from hocket.kernel.clock import unpack
 from hocket.kernel.frontier import Frontier, merge
 from hocket.mesh.outgoing import readable, reader
-from hocket.mesh.wire import MeshAccess, hint, look
+from hocket.mesh.wire import hint, look
 from hocket.store import OpRow, Session
 from hocket.work.environment import Environment
+from hocket.work.node_access import NodeAccess
 from hocket.work.supervision import supervised
 
 # Growth within this time of a hint is told by the next one.
@@ -40,7 +41,7 @@ class _Listener:
 
 
 class HintStreams:
-    def __init__(self, access: MeshAccess, environment: Environment, notice: Callable[[str], None]) -> None:
+    def __init__(self, access: NodeAccess, environment: Environment, notice: Callable[[str], None]) -> None:
         self._access, self._environment, self._notice = access, environment, notice
         self._listeners: dict[_Listener, None] = {}
         self._watching: asyncio.Task[None] | None = None

@@ -9,21 +9,23 @@ from contextlib import closing, suppress
 
 from hocket.bus.changes import LOG, NOTHING, PEER, about
 from hocket.errors import HocketError, StoreError
+from hocket.kernel.backoff import backoff_s
 from hocket.kernel.ids import node_text
 from hocket.kernel.rules import rules_hash
 from hocket.mesh import peers
 from hocket.mesh.client import is_paused_by
 from hocket.mesh.outgoing import order_ops
 from hocket.mesh.sync import Exchanged, Exchanges
-from hocket.mesh.wire import MeshAccess, look
+from hocket.mesh.wire import look
 from hocket.store import Peer
 from hocket.work.environment import Closing, Environment
+from hocket.work.node_access import NodeAccess
 from hocket.work.supervision import supervised
 
 # How often a peer is visited when nothing is known to have happened; each time a random part of it is left out.
 CADENCE_S = 30.0
 JITTER = 0.3
-BACKOFF_S, BACKOFF_S_MAX = 1.0, 300.0
+BACKOFF_S, BACKOFF_S_MAX = 2.0, 300.0
 # How often it is looked whether the process that keeps in touch is gone, and whether the list of peers has changed.
 TURN_S = 1.0
 ROUND_S = 2.0
@@ -96,7 +98,7 @@ class _Visitor:
         elif done.retry_s:
             wait = done.retry_s * environment.chance.uniform(1.0, 1.0 + JITTER)
         else:
-            wait = min(BACKOFF_S_MAX, BACKOFF_S * 2.0 ** min(self._failures, 16)) * environment.chance.uniform(0.5, 1.0)
+            wait = backoff_s(self._failures, BACKOFF_S, BACKOFF_S_MAX, environment.chance.random())
         until = environment.monotonic() + wait
         is_paused = done.state == peers.PAUSED and self._loop.is_paused_by(done.detail)
         while (left := until - environment.monotonic()) > 0 or is_paused:
@@ -125,8 +127,8 @@ class _Visitor:
             except HocketError:
                 pass  # the visits say how it stands
             failures += 1
-            chance = self._loop.environment.chance.uniform(0.5, 1.0)
-            await asyncio.sleep(min(BACKOFF_S_MAX, BACKOFF_S * 2.0 ** min(failures, 16)) * chance)
+            chance = self._loop.environment.chance.random()
+            await asyncio.sleep(backoff_s(failures, BACKOFF_S, BACKOFF_S_MAX, chance))
 
 
 class SyncLoop:
@@ -136,7 +138,7 @@ class SyncLoop:
 
     def __init__(
         self,
-        access: MeshAccess,
+        access: NodeAccess,
         exchanges: Exchanges,
         environment: Environment,
         turn: Callable[[], Closing | None],

@@ -6,11 +6,12 @@ from collections.abc import Callable
 
 from hocket.kernel.ids import node_text
 from hocket.kernel.knowledge import Knowledge, knowledge_text, read_knowledge, sentence
-from hocket.mesh.wire import MeshAccess, look, note
+from hocket.mesh.wire import look, note
 from hocket.store import Session
+from hocket.work.node_access import NodeAccess
 
 
-async def heard(access: MeshAccess, node: int, knows: Knowledge, notice: Callable[[str], None]) -> None:
+async def heard(access: NodeAccess, node: int, knows: Knowledge, notice: Callable[[str], None]) -> None:
     """Keeps what a node's program knows, and tells the operator if that is news and differs from this program."""
     key, text = node.to_bytes(8, "big"), knowledge_text(knows)
     if await look(access, lambda session: session.programs().get(key)) == text:

@@ -15,9 +15,10 @@ from hocket.mesh.quotas import Quotas
 from hocket.mesh.rate_limit import Buckets
 from hocket.mesh.sync import Exchanges
 from hocket.mesh.sync_lock import SyncLock
-from hocket.mesh.wire import MeshAccess, Reply, Request, look, note
+from hocket.mesh.wire import Reply, Request, look, note
 from hocket.work.blobs import Blobs
 from hocket.work.environment import Environment
+from hocket.work.node_access import NodeAccess
 
 # How peers' certificates are checked is looked up again after this long.
 TRUST_S = 2.0
@@ -31,7 +32,7 @@ class MeshServices:
 
     def __init__(
         self,
-        access: MeshAccess,
+        access: NodeAccess,
         key: SigningKey,
         environment: Environment,
         processes: Path,

@@ -25,10 +25,11 @@ from hocket.mesh.client import RETRY_AFTER_S_MAX, AnswerTooLarge, Busy, Client, 
 from hocket.mesh.incoming import Received, is_brought, is_own
 from hocket.mesh.outgoing import PAGE_BYTES_MAX, PAGE_OPS_MAX, Page, own_frontier, page
 from hocket.mesh.quotas import Quotas
-from hocket.mesh.wire import MeshAccess, Transport, look, note
+from hocket.mesh.wire import Transport, look, note
 from hocket.store import Peer, Session
 from hocket.work.environment import Environment
 from hocket.work.jobs import accept
+from hocket.work.node_access import NodeAccess
 
 # An exchange that goes on for longer than this many batches is ended; the next one goes on from there.
 PULLS_MAX = 10_000
@@ -130,7 +131,7 @@ class Exchanges:
 
     def __init__(
         self,
-        access: MeshAccess,
+        access: NodeAccess,
         key: SigningKey,
         transport: Transport,
         environment: Environment,

@@ -1,6 +1,6 @@
 """What crosses between two nodes, as plain values: requests, replies, the names of headers and paths, and the bounds
-that both sides keep. `Transport` is how a request gets to an address, `MeshAccess` how this room reaches its own node;
-the real ones are in `http` and in the node, and a simulation hands in its own.
+that both sides keep. `Transport` is how a request gets to an address, the
+real one is in `http`, and a simulation hands in its own.
 """
 
 import base64
@@ -10,10 +10,9 @@ from typing import NamedTuple, Protocol, TypeVar
 import msgspec
 
 from hocket.bus.changes import ANYTHING, Changes, decode_changes, encode_changes
-from hocket.bus.listener import Listener
 from hocket.kernel.ids import content_hash
-from hocket.log import Log
 from hocket.store import Session
+from hocket.work.node_access import NodeAccess
 
 T = TypeVar("T")
 
@@ -125,20 +124,7 @@ class Transport(Protocol):
         """What the peer says that has changed, until the connection ends. The first hint says that it stands."""
 
 
-class MeshAccess(Protocol):
-    """How this room reaches its own node."""
-
-    @property
-    def log(self) -> Log: ...
-
-    async def call(self, work: Callable[[], T]) -> T:
-        """Runs what blocks (the store, signatures) off the event loop."""
-
-    def listen(self, topics: Changes) -> Listener:
-        """Hears of every change of this node that matches the topics, from now on."""
-
-
-async def look(access: MeshAccess, query: Callable[[Session], T]) -> T:
+async def look(access: NodeAccess, query: Callable[[Session], T]) -> T:
     """Runs a query over one consistent view of the store."""
 
     def work() -> T:
@@ -148,7 +134,7 @@ async def look(access: MeshAccess, query: Callable[[Session], T]) -> T:
     return await access.call(work)
 
 
-async def note(access: MeshAccess, change: Callable[[Session], T]) -> T:
+async def note(access: NodeAccess, change: Callable[[Session], T]) -> T:
     """Changes what this node keeps about other nodes. Nobody is woken: it is on no log."""
 
     def work() -> T:

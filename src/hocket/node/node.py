@@ -3,32 +3,34 @@
 """
 
 import asyncio
-import signal
-import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
-from contextlib import AbstractContextManager, ExitStack, asynccontextmanager, closing, contextmanager
+from contextlib import AbstractContextManager, ExitStack, asynccontextmanager, closing
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from hocket.bus import Subscription
-from hocket.bus.changes import ANYTHING, Changes
+from hocket.bus.changes import ANYTHING, Changes, about
 from hocket.bus.listener import Listener
 from hocket.bus.memory import MemoryBus
 from hocket.errors import Conflict, HocketError, Usage
-from hocket.kernel.ids import parse_ulid
+from hocket.kernel.ids import parse_ulid, ulid_text
 from hocket.kernel.policy import DEFAULT
 from hocket.kernel.reasons import Reason
 from hocket.kernel.roster import Job
+from hocket.kernel.subjects import JOB
 from hocket.log import Log, Transaction
 from hocket.log.committer import Committer
-from hocket.node.handles import Handle, JobCancelled, JobFailed, SyncHandle
+from hocket.node import handles
+from hocket.node.handles import Handle, JobCancelled, JobFailed
 from hocket.node.runtime import Runtime
+from hocket.node.signals import stopped_by_signals
 from hocket.store import Session
 from hocket.work import jobs
 from hocket.work.arbiter import decided
+from hocket.work.blobs import Blobs
 from hocket.work.command import request
 from hocket.work.command.request import CommandRequest
 from hocket.work.command.secret_handover import HandOver
@@ -39,6 +41,7 @@ from hocket.work.maintenance import Maintenance
 from hocket.work.pending_decisions import Decision, decisions
 from hocket.work.run_outputs import RunServices
 from hocket.work.supervision import supervised
+from hocket.work.sweep import SweepLoop
 from hocket.work.worker import Worker, WorkerOptions
 
 if TYPE_CHECKING:
@@ -98,25 +101,6 @@ async def _beside(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
     finally:
         task.cancel()
         await asyncio.wait([task])
-
-
-@contextmanager
-def _signals(stop: Callable[[], None]) -> Iterator[None]:
-    """Only the main thread can listen to signals; elsewhere they stay what they were."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    loop = asyncio.get_running_loop()
-    kept = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-    for number in kept:
-        loop.add_signal_handler(number, stop)
-    try:
-        yield
-    finally:
-        for number, handler in kept.items():
-            loop.remove_signal_handler(number)
-            if handler is not None:
-                signal.signal(number, handler)
 
 
 def _drafts(pairs: Iterable[tuple[JobType | str, dict[str, Any]]]) -> list[Draft]:
@@ -192,12 +176,12 @@ class Node:
         return Handle(self, _id(job_id), created=False)
 
     @property
-    def node_id(self) -> int:
-        return self.runtime.log.node
-
-    @property
     def log(self) -> Log:
         return self.runtime.log
+
+    @property
+    def blobs(self) -> Blobs:
+        return self.runtime.blobs
 
     async def call(self, work: Callable[[], T]) -> T:
         """Runs what blocks off the event loop, beside the requests and queries."""
@@ -219,10 +203,12 @@ class Node:
     @asynccontextmanager
     async def kept_up(self, notice: Callable[[str], None]) -> AsyncIterator[None]:
         """Sees to what falls due meanwhile."""
-        runtime = self.runtime
-        maintenance = Maintenance(self, self.environment, runtime.blobs, notice)
-        hand_over = HandOver(self, runtime.log.node, runtime.secrets, runtime.blobs, notice)
+        maintenance = Maintenance(self, self.environment, notice)
+        hand_over = HandOver(self, self.runtime.secrets, notice)
+        sweep = SweepLoop(self, self.environment, notice)
+        await sweep.look()
         async with (
+            _beside(supervised("the sweep of leases and schedules", sweep.run, notice, self.environment)),
             _beside(supervised("the maintenance of this node", maintenance.run, notice, self.environment)),
             _beside(supervised("handing over secrets", hand_over.run, notice, self.environment)),
         ):
@@ -288,7 +274,8 @@ class Node:
         With `allow` or `allow_any` it runs commands, too: this node's own, and others' that fit a pattern and set no
         variables but those in `allow_env`.
         Options: `concurrency` (how many jobs at once, 4), `until_idle` (end when nothing is left to do), `grace`
-        (seconds that handlers may go on after the first signal, 10), `notice` (is told of what is unusual),
+        (seconds that handlers may go on after the first signal, 10), `ahead` (how many jobs it claims beyond those that
+        run; by default as many as make 32 with them), `notice` (is told of what is unusual),
         `finished` (is called with each run and its outcome).
         """
         served = handlers if isinstance(handlers, Handlers) else Handlers(handlers)
@@ -303,7 +290,7 @@ class Node:
                 for warning in commands.allowance.warnings():
                     chosen.notice(warning)
             worker = Worker(self, self.environment, chosen)
-            stack.enter_context(_signals(worker.stop))
+            stack.enter_context(stopped_by_signals(worker.stop))
             async with self.in_touch(chosen.notice):
                 await worker.run()
         return worker
@@ -328,6 +315,59 @@ class Node:
                     if found:
                         return value
                     await changes.wait(LOOK_AGAIN_S)
+
+
+class SyncHandle:
+    """A job that was submitted. `created` is False when a unique key led to one that was there already."""
+
+    __slots__ = ("_id", "_node", "created")
+
+    def __init__(self, node: "SyncNode", job_id: bytes, created: bool) -> None:
+        self._node = node
+        self._id = job_id
+        self.created = created
+
+    @property
+    def job_id(self) -> str:
+        return ulid_text(self._id)
+
+    def status(self) -> dict[str, Any]:
+        """Where the job stands now."""
+        return self._node.runtime.show(self.job_id)
+
+    def result(self, timeout: float | None = None) -> Any:
+        """Waits for the job and gives what its handler returned. Raises JobFailed, JobCancelled or TimeoutError."""
+        return self._node.until(lambda session: handles.ending_of(session, self._id), timeout, about(JOB, self._id))
+
+    def proof(self) -> bytes:
+        """The proof of how a command ended, as `hocket proof verify` reads it from a file. Raises Failed when there is
+        none.
+        """
+        runtime = self._node.runtime
+        with runtime.read() as session:
+            return handles.proof_of(session, runtime.blobs, self._id)
+
+    def cancel(self, reason: str = "cancelled by its submitter") -> None:
+        """Calls the job off, pending or running. Raises Conflict when it is completed."""
+        self._node.decide(lambda tx: jobs.cancel(tx, self._id, reason))
+
+    def retry(self, reason: str = "retried by its submitter") -> None:
+        """Tries a failed or cancelled job anew."""
+        self._node.decide(lambda tx: jobs.retry(tx, self._id, reason))
+
+    def events(self) -> Iterator[dict[str, Any]]:
+        """The job's ops from the first on, each as it comes, until the job has ended."""
+        seen, ended = 0, False
+
+        def look(session: Session) -> tuple[bool, tuple[list[dict[str, Any]], bool]]:
+            lines, ended = handles.news_of(session, self._id, seen)
+            return bool(lines) or ended, (lines, ended)
+
+        while not ended:
+            lines, ended = self._node.until(look, None, about(JOB, self._id))
+            for line in lines:
+                seen = line["seq"]
+                yield line
 
 
 class SyncNode:

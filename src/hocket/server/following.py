@@ -5,8 +5,8 @@ from collections.abc import Callable
 from contextlib import closing, suppress
 
 from hocket.bus.changes import about
+from hocket.kernel.execution import Execution
 from hocket.kernel.ids import ulid_text
-from hocket.kernel.proof import Execution
 from hocket.kernel.reasons import Reason
 from hocket.kernel.roster import Job, State
 from hocket.kernel.subjects import JOB

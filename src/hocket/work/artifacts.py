@@ -7,7 +7,7 @@ deleted while an op that names it is being written.
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple
 
 from hocket.errors import Conflict, NotAuthorised, Unreachable, Usage
 from hocket.kernel.clock import hlc_text
@@ -19,10 +19,9 @@ from hocket.kernel.vocabulary import CreateArtifact, EvictArtifact, Payload
 from hocket.log import Transaction
 from hocket.store import Artifact, Session, Store
 from hocket.work.blobs import Blobs
+from hocket.work.node_access import NodeAccess
 from hocket.work.run_outputs import Content, creation
 from hocket.work.troubles import Troubles
-
-T = TypeVar("T")
 
 AMBIGUOUS_SHOWN = 5
 EVICT_MAX = 500
@@ -176,11 +175,7 @@ def evict_due(tx: Transaction, limit: int = EVICT_MAX) -> list[bytes]:
     return freed
 
 
-class CommitAccess(Protocol):
-    async def run(self, request: Callable[[Transaction], T]) -> T: ...
-
-
-async def maintenance(access: CommitAccess, blobs: Blobs, troubles: Troubles | None = None) -> int:
+async def maintenance(access: NodeAccess, blobs: Blobs, troubles: Troubles | None = None) -> int:
     """Evicts what is due and deletes its blobs; gives how many artifacts it was."""
     freed = await access.run(evict_due)
     if freed:

@@ -15,16 +15,15 @@ from hocket.work import cron, jobs
 from hocket.work.handlers import Handlers
 from hocket.work.jobs import Claim, Claims, Held, OfferedClaim, Result
 from hocket.work.liveness import SignOfLife
+from hocket.work.node_access import NodeAccess
 from hocket.work.run_outputs import NOTHING
 from hocket.work.runner import Run
-from hocket.work.sweep import Sweep, SweepAccess
 from hocket.work.troubles import Troubles
 
 
 class Batch(NamedTuple):
     """What is asked. `spare` are holds that nobody here wants any more, `closed` claims that were offered and are
-    decided; `dead` are worker processes of this node that were found dead, None when nobody looked. `beat` is whether
-    the worker's own sign of life is due.
+    decided. `beat` is whether the worker's own sign of life is due.
     """
 
     ended: Sequence[Run] = ()
@@ -36,7 +35,6 @@ class Batch(NamedTuple):
     closed: Sequence[bytes] = ()
     wanted: int = 0
     offering: bool = False
-    dead: set[int] | None = None
     beat: bool = False
 
     @property
@@ -50,7 +48,6 @@ class Batch(NamedTuple):
             or self.doubtful
             or self.closed
             or self.wanted
-            or self.dead is not None
             or self.beat
         )
 
@@ -80,10 +77,9 @@ class BatchResult(NamedTuple):
 class BatchRunner:
     """Takes turns for one worker. `until_idle` is whether it matters that nothing is left to do."""
 
-    def __init__(self, handlers: Handlers, until_idle: bool, sweep: Sweep, troubles: Troubles) -> None:
+    def __init__(self, handlers: Handlers, until_idle: bool, troubles: Troubles) -> None:
         self._handlers = handlers
         self._until_idle = until_idle
-        self._sweep = sweep
         self._troubles = troubles
 
     def __call__(self, tx: Transaction, sign: SignOfLife, turn: Batch, only: str | None = None) -> BatchResult:
@@ -102,8 +98,6 @@ class BatchRunner:
         lost = [run for run in turn.doubtful if not _holds(tx, run)]
         for op_id in turn.closed:
             tx.session.drop_offer(op_id)
-        if turn.dead is not None:
-            self._sweep(tx, turn.dead)
         claims = Claims([], None)
         if turn.wanted:
             lease_of = self._handlers.lease_of if only is None else {only: self._handlers.lease_of(only)}.get
@@ -112,7 +106,7 @@ class BatchRunner:
         idle = not claims.taken and not claims.wanted and self._until_idle and self._is_idle(tx)
         return BatchResult(outcomes, spared, renewed, lost, claims, tx.now, idle)
 
-    async def one_by_one(self, access: SweepAccess, sign: SignOfLife, turn: Batch) -> BatchResult:
+    async def one_by_one(self, access: NodeAccess, sign: SignOfLife, turn: Batch) -> BatchResult:
         """The same when the whole failed: each thing gets a transaction of its own, so that only the one that cannot be
         done is not done.
         """
@@ -143,8 +137,6 @@ class BatchRunner:
         await each((run.job, Batch(notes=[(run, note)])) for run, note in turn.notes)
         doubtful = await each((run.job, Batch(doubtful=[run])) for run in turn.doubtful)
         await alone(Batch(closed=turn.closed), "closed", "forgetting offers that are decided")
-        if turn.dead is not None:
-            await self._sweep.one_by_one(access, turn.dead)
         parts = [*ended, *unstarted, *spare, *renewals, *doubtful]
         taken: list[Claim] = []
         wanted: list[OfferedClaim] = []

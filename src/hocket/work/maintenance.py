@@ -1,44 +1,29 @@
-"""What a node sees to whether or not it works: leases that have run out, schedules that are due, ops whose time has
-come, artifacts whose time is over. Every process that stays up does it; whoever is first has done it for all.
+"""What a node sees to whether or not it works: ops whose time has come, artifacts whose time is over, blobs that nobody
+needs. Every process that stays up does it; the first one has done it for all. Leases and schedules, which are more
+urgent, are the sweep's.
 """
 
 import asyncio
 from collections.abc import Callable
-from typing import Protocol, TypeVar
 
 from hocket.errors import StoreError
-from hocket.log import Log, Transaction
 from hocket.store import Session
 from hocket.work import artifacts, jobs
-from hocket.work.blobs import Blobs
 from hocket.work.environment import Environment
-from hocket.work.sweep import Sweep
-from hocket.work.troubles import Troubles, described
+from hocket.work.node_access import NodeAccess
+from hocket.work.troubles import Troubles
 
-T = TypeVar("T")
-
-# How often leases, schedules and held ops are looked at.
+# How often held ops and artifacts are looked at.
 ROUND_S = 1.0
 # How often blobs that nobody needs are looked for.
 CLEAR_S = 3600.0
 _EVICTING = "evicting artifacts"
 
 
-class MaintenanceAccess(Protocol):
-    @property
-    def log(self) -> Log: ...
-    async def run(self, request: Callable[[Transaction], T]) -> T: ...
-    async def peek(self, query: Callable[[Session], T]) -> T: ...
-    async def call(self, work: Callable[[], T]) -> T: ...
-
-
 class Maintenance:
-    def __init__(
-        self, access: MaintenanceAccess, environment: Environment, blobs: Blobs, notice: Callable[[str], None]
-    ) -> None:
-        self._access, self._environment, self._blobs, self._notice = access, environment, blobs, notice
+    def __init__(self, access: NodeAccess, environment: Environment, notice: Callable[[str], None]) -> None:
+        self._access, self._environment, self._blobs, self._notice = access, environment, access.blobs, notice
         self._troubles = Troubles(notice, environment.monotonic)
-        self._sweep = Sweep(self._troubles, notice)
         self._clear_at = environment.monotonic() + CLEAR_S
 
     async def run(self) -> None:
@@ -47,7 +32,6 @@ class Maintenance:
         """
         parts = (
             ("taking in the ops whose time has come", self._release),
-            ("looking after leases and schedules", self._sweep_up),
             (_EVICTING, self._evict),
             ("clearing away blobs", self._clear),
         )
@@ -65,17 +49,6 @@ class Maintenance:
     async def _release(self) -> None:
         log = self._access.log
         await self._access.call(lambda: log.release(jobs.accept))
-
-    async def _sweep_up(self) -> None:
-        if not await self._access.peek(lambda session: self._sweep.is_due(session, self._now(session))):
-            return
-        try:
-            await self._access.run(lambda tx: self._sweep(tx, None))
-        except StoreError:
-            raise
-        except Exception as error:
-            self._troubles.tell("sweep", f"looking after leases and schedules failed ({described(error)})")
-            await self._sweep.one_by_one(self._access, None)
 
     async def _evict(self) -> None:
         access, node = self._access, self._access.log.node

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from hocket.errors import Unreachable
+from hocket.kernel.backoff import backoff_s
 from hocket.kernel.ops import decode
 from hocket.kernel.reasons import Reason
 from hocket.kernel.roster import Job
@@ -20,7 +21,7 @@ from hocket.work.jobs import Offer
 from hocket.work.troubles import described
 
 # How long asking rests after the arbiter could not be reached, the first time and at most.
-REST_MIN_S = 0.2
+REST_MIN_S = 0.4
 REST_MAX_S = 5.0
 
 Decision = Job | Reason
@@ -153,6 +154,6 @@ class PendingDecisions:
     def _rest(self, cases: list[PendingDecision]) -> None:
         for case in cases:
             case.dropped = case.dropped or case.is_claim
-        rest = REST_MIN_S * 2 ** min(self._rests, 10) * self._environment.chance.uniform(1.0, 1.5)
         self._rests += 1
-        self.rests_until = self._environment.monotonic() + min(REST_MAX_S, rest)
+        rest = backoff_s(self._rests, REST_MIN_S, REST_MAX_S, self._environment.chance.random())
+        self.rests_until = self._environment.monotonic() + rest

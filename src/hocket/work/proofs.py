@@ -8,10 +8,11 @@ from typing import NamedTuple
 import msgspec
 
 from hocket.errors import Failed, HocketError
+from hocket.kernel.execution import Execution, Stream
 from hocket.kernel.ids import content_hash, hash_text, node_id, node_text, ulid_text
 from hocket.kernel.manifest import BadManifest, Manifest, content_id, parse_manifest
 from hocket.kernel.ops import decode
-from hocket.kernel.proof import PROOF_TYPE, BadProof, Execution, Proof, Stream, check, decode_proof
+from hocket.kernel.proof import PROOF_TYPE, BadProof, Proof, check, decode_proof
 from hocket.kernel.roster import Job, Outcome
 from hocket.kernel.vocabulary import AcceptWork, FailWork, ScheduleJob
 from hocket.store import Artifact, Session

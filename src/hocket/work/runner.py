@@ -5,7 +5,6 @@ handler can end in every way that Python knows, `sys.exit` included, and all of 
 
 import asyncio
 import ctypes
-import math
 import threading
 import traceback
 from collections import deque
@@ -23,13 +22,12 @@ from hocket.kernel.vocabulary import Payload, ScheduleJob
 from hocket.work.handlers import JobType
 from hocket.work.inference import infer, question
 from hocket.work.jobs import RESULT_BYTES_MAX, Claim, Held
+from hocket.work.lease import Lease
 from hocket.work.run_outputs import RunOutputs, RunServices
 
 TRACEBACK_CHARS_MAX = 16_384
 ERROR_CHARS_MAX = 500
 NOTE_BYTES_MAX = 64 * 1024
-# A holder counts its lease a little short, so that it stops in time even if its clock runs slower than the arbiter's.
-LEASE_COUNTED = 0.99
 
 
 class Cancelled(BaseException):
@@ -146,7 +144,7 @@ class Run:
         self.lease_ms = lease_ms
         self.deadline_ms = job.deadline
         self.claimed_at = claimed_at
-        self.renewed_at = claimed_at
+        self.lease = Lease(lease_ms / 1000, claimed_at)
         self.checked_at = claimed_at
         self.started_at: float | None = None
         self.ended_at: float | None = None
@@ -154,7 +152,6 @@ class Run:
         self.error: str | None = None
         self.traceback = ""
         self.stopped = False
-        self.renewing = False
         self.note: bytes | None = None
         self.noted_at = 0.0
         self.products = RunOutputs(kit, job.id)
@@ -164,16 +161,6 @@ class Run:
         self._revoked = False
         self._thread: int | None = None
         self.task: asyncio.Task[None] | None = None
-
-    @property
-    def ends_at(self) -> float:
-        """When the lease is over by this process's own count, unless it is renewed."""
-        return self.renewed_at + self.lease_ms * LEASE_COUNTED / 1000
-
-    @property
-    def renews_at(self) -> float:
-        """When the lease is due to be renewed; not while that is under way."""
-        return math.inf if self.renewing else self.renewed_at + self.lease_ms / 3000
 
     def revoke(self) -> bool:
         """Takes back a run that has not begun. False when it has."""

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
+from hocket.kernel.backoff import backoff_s
 from hocket.work.environment import Environment
 
 T = TypeVar("T")
@@ -28,7 +29,7 @@ async def supervised(
             return await make()
         except Exception as error:
             failures = 1 if environment.monotonic() - began >= HEALTHY_S else failures + 1
-            rest = min(REST_S_MAX, REST_S * 2.0 ** min(failures - 1, 16)) * environment.chance.uniform(0.5, 1.0)
+            rest = backoff_s(failures, REST_S, REST_S_MAX, environment.chance.random())
             said = str(error) or "no further detail"
             notice(f"{name} failed ({type(error).__name__}: {said}); it starts again in {rest:.1f} seconds")
         await asyncio.sleep(rest)

@@ -1,25 +1,24 @@
-"""The sweep: what every process that stays up sees to for the whole node. Jobs of dead processes go back to the queue,
-leases past their deadline are expired, schedules that are due make their jobs. All of it is one transaction; when that
-fails, each part gets a transaction of its own, so that one bad job or schedule cannot keep the others from their turn.
+"""The sweep: what every process that stays up sees to for the whole node, once in each process. Jobs of dead processes
+go back to the queue, leases past their deadline are expired, schedules that are due make their jobs. All of it is one
+transaction; when that fails, each part gets a transaction of its own, so that one bad job or schedule cannot keep the
+others from their turn.
 """
 
+import asyncio
 from collections.abc import Callable
-from typing import Protocol, TypeVar
 
+from hocket.errors import StoreError
 from hocket.kernel.ids import ulid_text
 from hocket.log import Transaction
 from hocket.store import Schedule, Session
 from hocket.work import cron, jobs
-from hocket.work.troubles import Troubles
+from hocket.work.environment import Environment
+from hocket.work.node_access import NodeAccess
+from hocket.work.troubles import Troubles, described
 
-T = TypeVar("T")
-
+# How often a process looks whether a sweep is due. A dead process's jobs restart within this time.
+ROUND_S = 0.25
 EXPIRED_MAX = 500
-
-
-class SweepAccess(Protocol):
-    async def run(self, request: Callable[[Transaction], T]) -> T: ...
-    async def peek(self, query: Callable[[Session], T]) -> T: ...
 
 
 class Sweep:
@@ -47,18 +46,16 @@ class Sweep:
                 due.append(each)
         return due
 
-    def __call__(self, tx: Transaction, dead: set[int] | None) -> None:
-        """`dead` are worker processes of this node that were found so; None when nobody looked."""
-        if dead is not None:
-            self._reclaim(tx, dead)
+    def __call__(self, tx: Transaction, dead: set[int]) -> None:
+        """`dead` are worker processes of this node that were found so."""
+        self._reclaim(tx, dead)
         jobs.expire(tx, EXPIRED_MAX)
         for schedule in self._due(tx.session, tx.now):
             self._tick(tx, schedule)
 
-    async def one_by_one(self, access: SweepAccess, dead: set[int] | None) -> None:
-        if dead is not None:
-            with self._troubles.contained("reclaim", "handing back the jobs of dead worker processes"):
-                await access.run(lambda tx: self._reclaim(tx, dead))
+    async def one_by_one(self, access: NodeAccess, dead: set[int]) -> None:
+        with self._troubles.contained("reclaim", "handing back the jobs of dead worker processes"):
+            await access.run(lambda tx: self._reclaim(tx, dead))
         with self._troubles.contained("expire", "looking for leases that have run out"):
             for job_id in await access.run(_overdue):
                 with self._troubles.contained(job_id, f"expiring job {ulid_text(job_id)}"):
@@ -78,6 +75,53 @@ class Sweep:
 
     def _untold(self, schedule: Schedule, why: str) -> None:
         self._troubles.tell(schedule.op, f"schedule {schedule.name!r} makes no job: {why}")
+
+
+class SweepLoop:
+    """Sweeps whenever something is due. Run it once in each process that stays up."""
+
+    def __init__(self, access: NodeAccess, environment: Environment, notice: Callable[[str], None]) -> None:
+        self._access, self._environment, self._notice = access, environment, notice
+        self._troubles = Troubles(notice, environment.monotonic)
+        self._sweep = Sweep(self._troubles, notice)
+
+    async def run(self) -> None:
+        """Goes on until it is cancelled."""
+        while True:
+            await asyncio.sleep(ROUND_S * self._environment.chance.uniform(0.8, 1.2))
+            await self.look()
+
+    async def look(self) -> None:
+        """Sweeps if something is due."""
+        try:
+            with self._troubles.contained("round", "the look at what is left lying"):
+                dead = await self._access.peek(self._survey)
+                if dead is not None:
+                    await self._all(dead)
+                    self._environment.liveness.forget(dead)
+        except StoreError as error:
+            self._notice(f"{error}; trying again")
+
+    def _survey(self, session: Session) -> set[int] | None:
+        """Which worker processes of this node have died; None when neither they, nor a lease, nor a schedule asks for
+        a sweep.
+        """
+        now_ms = max(session.head().wall, self._environment.physical_ms())
+        node = self._access.log.node
+        workers = session.workers(node.to_bytes(8, "big"))
+        dead = self._environment.liveness.dead(workers)
+        alive = {each.number for each in workers} - dead
+        lost = any(e.job.claimer == node and e.worker not in alive for e in session.claimed())
+        return dead if lost or dead or self._sweep.is_due(session, now_ms) else None
+
+    async def _all(self, dead: set[int]) -> None:
+        try:
+            await self._access.run(lambda tx: self._sweep(tx, dead))
+        except StoreError:
+            raise
+        except Exception as error:
+            self._troubles.tell("sweep", f"a sweep failed ({described(error)}); it goes on in steps")
+            await self._sweep.one_by_one(self._access, dead)
 
 
 def _overdue(tx: Transaction) -> list[bytes]:

@@ -1,6 +1,5 @@
 """The worker loop: claims what it can finish, lets handlers run, renews their leases, and puts outcomes on the
-log, many in one commit. It also looks after its neighbours: claims past their deadline are expired, and claims
-of processes of this node that have died are handed back at once. One turn of the loop is one transaction;
+log, many in one commit. What other processes leave behind is the sweep's. One turn of the loop is one transaction;
 between turns it sleeps until something happens. Where another node is the arbiter, what it writes is an offer: a job
 begins when the arbiter has accepted the claim, and an end counts when the arbiter has accepted that.
 """
@@ -8,10 +7,10 @@ begins when the arbiter has accepted the claim, and an end counts when the arbit
 import asyncio
 import functools
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from hocket.bus.changes import CLAIM, Changes, about
 from hocket.errors import StoreError
@@ -19,26 +18,26 @@ from hocket.kernel.ids import ulid_text
 from hocket.kernel.reasons import Reason
 from hocket.kernel.roster import Job, Outcome
 from hocket.log import Transaction
-from hocket.store import Session
+from hocket.work import lease
 from hocket.work.batch import Batch, BatchResult, BatchRunner
 from hocket.work.environment import Environment
 from hocket.work.handlers import Handlers
 from hocket.work.jobs import Claim, Held, Offer, OfferedClaim, Result
 from hocket.work.liveness import BEAT_S, SignOfLife
+from hocket.work.node_access import NodeAccess
 from hocket.work.pending_decisions import Decision, PendingDecisions
-from hocket.work.run_outputs import RunServices
 from hocket.work.runner import Run
-from hocket.work.sweep import Sweep
 from hocket.work.troubles import Troubles, described
 
 T = TypeVar("T")
 
-# How often a worker looks after its neighbours. A dead process's jobs restart within this time.
+# How often a worker looks whether an async handler blocks the handlers' loop.
 ROUND_S = 0.25
-# Work queued behind each slot, beyond what runs: enough to keep a slot busy during a commit, little enough to
-# lose nothing.
+# Work queued behind each slot, beyond what runs: enough to keep a slot busy during a commit.
 AHEAD_S = 0.05
-AHEAD_MAX = 256
+# Jobs that a worker holds by default, those that run included. Runs that ended since the last commit are among them:
+# when the worker is killed, they are run again.
+HELD_MAX = 32
 # A job that waits this long behind a slow one goes back, so that a free worker can take it.
 QUEUED_MAX_S = 1.0
 # A run younger than this is not checked for having been cancelled: it will be over before that matters.
@@ -58,38 +57,27 @@ _LOST = about(CLAIM)
 
 @dataclass
 class WorkerOptions:
-    """`grace` is how many seconds running handlers may go on after the worker is told to stop."""
+    """`grace` is how many seconds running handlers may go on after the worker is told to stop. `ahead` is how many jobs
+    it may claim beyond those that run; by default as many as make 32 with them.
+    """
 
     handlers: Handlers
     concurrency: int = 4
     until_idle: bool = False
     grace: float = 10.0
+    ahead: int | None = None
     notice: Callable[[str], None] = lambda text: None
     finished: Callable[[Run, Job | Reason], None] = lambda run, outcome: None
 
-
-class WorkerAccess(Protocol):
-    """How the worker reaches the log: requests are grouped with those of the rest of the process, reads see one
-    view.
-    """
-
     @property
-    def node_id(self) -> int: ...
-    def kit(self, kind: str) -> RunServices:
-        """What a run of a job of that kind is handed."""
-
-    async def run(self, request: Callable[[Transaction], T]) -> T: ...
-    async def peek(self, query: Callable[[Session], T]) -> T: ...
-    async def consult(self, offers: Sequence[Offer]) -> list[Decision]:
-        """Puts offers to the arbiter and gives, for each, the job if it was accepted, else the reason. Raises
-        Unreachable when the arbiter cannot be asked.
-        """
+    def ahead_max(self) -> int:
+        return max(0, HELD_MAX - self.concurrency) if self.ahead is None else self.ahead
 
 
 class Worker:
     """Run it once. `stop` makes it finish or hand back what it holds; `stop` again makes it do so at once."""
 
-    def __init__(self, access: WorkerAccess, environment: Environment, options: WorkerOptions) -> None:
+    def __init__(self, access: NodeAccess, environment: Environment, options: WorkerOptions) -> None:
         self._access = access
         self._environment = environment
         self._monotonic = environment.monotonic
@@ -100,8 +88,7 @@ class Worker:
         self._beat_at = 0.0
         self._runner = environment.slots(options.concurrency, self._ended_in_thread)
         self._troubles = Troubles(options.notice, environment.monotonic)
-        self._sweep = Sweep(self._troubles, options.notice)
-        self._transact = BatchRunner(options.handlers, options.until_idle, self._sweep, self._troubles)
+        self._transact = BatchRunner(options.handlers, options.until_idle, self._troubles)
         self._pending_decisions = PendingDecisions(access.consult, environment, self._heard, options.notice)
         self._held: dict[bytes, Run] = {}
         self._spare: list[Held] = []
@@ -117,7 +104,6 @@ class Worker:
         self._served = Changes(options.handlers.topics())
         self._lost_at = 0.0
         self._moved_at = self._monotonic()
-        self._now_ms = 0
         self._next_round = 0.0
         self._next_look = 0.0
         self._pace_s = AHEAD_S
@@ -216,7 +202,7 @@ class Worker:
             self._wake.clear()
             self._waking = False
             self._pending_decisions.settle()
-            turn = self._plan(await self._round())
+            turn = self._plan()
             turned: BatchResult | None = None
             if turn.is_worth_it or self._guests:
                 before = self._monotonic()
@@ -261,7 +247,7 @@ class Worker:
         looking = self._stopping is None and self._room(now) > 0
         if self._ended or self._spare or self._guests or (looking and self._hungry):
             return
-        until = min((run.renews_at for run in self._held.values() if not run.stopped), default=self._next_round)
+        until = min((run.lease.renews_at for run in self._held.values() if not run.stopped), default=self._next_round)
         until = min(until, self._next_round)
         is_resting = self._pending_decisions.is_resting(now)
         if is_resting:
@@ -280,8 +266,11 @@ class Worker:
 
     # Planning a turn.
 
-    def _plan(self, dead: set[int] | None) -> Batch:
+    def _plan(self) -> Batch:
         now = self._monotonic()
+        if now >= self._next_round:
+            self._next_round = now + ROUND_S
+            self._watch_loop(now)
         if self._watch is not None and now >= self._watch_at:
             self._look_at_leases()
         popped = [self._ended.popleft() for _ in range(len(self._ended))]
@@ -295,7 +284,7 @@ class Worker:
         unstarted = [run for run in current if run.started_at is None and self._overstayed(run, now) and run.revoke()]
         gone = {run.job.id for run in unstarted}
         live = [run for run in current if run.job.id not in gone and not run.stopped]
-        renewals = [run for run in live if now >= run.renews_at]
+        renewals = lease.to_renew(live, now)
         notes = [(run, note) for run in live if (note := self._note(run, now)) is not None]
         checked = max(self._lost_at, now - CHECK_S)
         doubtful = [run for run in live if run.checked_at < checked and now - (run.started_at or now) > YOUNG_S]
@@ -305,10 +294,10 @@ class Worker:
         offering = not self._pending_decisions.is_resting(now)
         spare = list(self._spare)
         beat = now >= self._beat_at
-        return Batch(ended, unstarted, spare, renewals, notes, doubtful, closed, max(0, wanted), offering, dead, beat)
+        return Batch(ended, unstarted, spare, renewals, notes, doubtful, closed, max(0, wanted), offering, beat)
 
     def _overstayed(self, run: Run, now: float) -> bool:
-        return self._stopping is not None or now - run.claimed_at > QUEUED_MAX_S or now >= run.ends_at
+        return self._stopping is not None or now - run.claimed_at > QUEUED_MAX_S or now >= run.lease.ends_at
 
     def _note(self, run: Run, now: float) -> bytes | None:
         if run.note is None or now - run.noted_at < PROGRESS_S:
@@ -325,32 +314,8 @@ class Worker:
         if len(self._held) < slots:
             self._moved_at = now
         pace = max(self._pace_s, now - self._moved_at, 1e-6)
-        return slots + min(AHEAD_MAX, int(slots * AHEAD_S / pace)) - len(self._held) - self._pending_decisions.claims
-
-    async def _round(self) -> set[int] | None:
-        """Every now and then, looks whether anything is left lying: which processes of this node have died, and
-        does one of them, or a lease past its deadline, or a schedule, ask for a sweep? None when nothing does.
-        """
-        now = self._monotonic()
-        if now < self._next_round:
-            return None
-        self._next_round = now + ROUND_S * self._environment.chance.uniform(0.8, 1.2)
-        self._watch_loop(now)
-        try:
-            with self._troubles.contained("round", "the look at what is left lying"):
-                return await self._access.peek(self._survey)
-        except StoreError as error:
-            self._options.notice(f"{error}; trying again")
-        return None
-
-    def _survey(self, session: Session) -> set[int] | None:
-        now_ms = max(session.head().wall, self._environment.physical_ms(), self._now_ms)
-        node = self._access.node_id
-        workers = session.workers(node.to_bytes(8, "big"))
-        dead = self._environment.liveness.dead(workers)
-        alive = {each.number for each in workers} - dead
-        lost = any(e.job.claimer == node and e.worker not in alive for e in session.claimed())
-        return dead if lost or dead or self._sweep.is_due(session, now_ms) else None
+        ahead = min(self._options.ahead_max, int(slots * AHEAD_S / pace))
+        return slots + ahead - len(self._held) - self._pending_decisions.claims
 
     def _watch_loop(self, now: float) -> None:
         loop = self._runner.loop
@@ -371,11 +336,8 @@ class Worker:
     # What follows from a turn.
 
     def _take(self, turn: Batch, turned: BatchResult, before: float) -> None:
-        self._now_ms = max(self._now_ms, turned.now_ms)
         if turn.beat:
             self._beat_at = before + BEAT_S
-        if turn.dead:
-            self._environment.liveness.forget(turn.dead)
         if self._sign.number != self._number:
             self._number = self._sign.number
             self._options.notice("other workers took this one for dead; it joins again, and gives up what it has lost")
@@ -389,8 +351,11 @@ class Worker:
         for spared in turned.spared:
             self._when_decided(spared, lambda decision: None)
         for run, renewed in zip(turn.renewals, turned.renewed, strict=True):
-            run.renewing = True
-            self._when_decided(renewed, functools.partial(self._renewed, run, before))
+            if renewed is None:
+                run.lease.try_again(self._monotonic())
+            else:
+                run.lease.renewing()
+                self._when_decided(renewed, functools.partial(self._renewed, run, before))
         del self._spare[: len(turn.spare)]
         self._closed = [each for each in self._closed if each[1] not in turn.closed]
         for run in turned.lost:
@@ -412,7 +377,6 @@ class Worker:
             follow(result)
 
     def _renewed(self, run: Run, before: float, decision: Decision) -> None:
-        run.renewing = False
         if self._held.get(run.job.id) is not run:
             return
         if isinstance(decision, Reason):
@@ -420,7 +384,8 @@ class Worker:
         elif decision.claim_op != run.held.claim_op or decision.deadline is None:
             self._lose(run, Reason.STALE_CLAIM.sentence)
         else:
-            run.renewed_at, run.deadline_ms = before, decision.deadline
+            run.lease.renewed(run.lease_ms / 1000, before)
+            run.deadline_ms = decision.deadline
 
     def _claimed(self, wanted: OfferedClaim, before: float, decision: Decision, dropped: bool) -> None:
         """The arbiter's word on a claim. One that was given up meanwhile, or comes too late to be of use, goes back."""
@@ -449,9 +414,9 @@ class Worker:
         lease_ms = claim.job.policy.lease_ms or job_type.lease_ms
         run = Run(claim, job_type, lease_ms, before, self._access.kit(claim.job.kind))
         self._held[claim.job.id] = run
-        if run.ends_at > self._monotonic():
+        if run.lease.ends_at > self._monotonic():
             self._runner.start(run)
-            self._watch_leases(run.ends_at)
+            self._watch_leases(run.lease.ends_at)
 
     def _watch_leases(self, until: float) -> None:
         """Handlers are stopped when the count is up, whatever the loop is waiting for just then."""
@@ -468,11 +433,11 @@ class Worker:
             self._watch = None
         now = self._monotonic()
         live = [run for run in self._held.values() if not run.stopped and run.ended_at is None]
-        for run in live:
-            if now >= run.ends_at and not run.revoke():
+        for run in lease.run_out(live, now):
+            if not run.revoke():
                 self._options.notice(f"job {ulid_text(run.job.id)}: the lease ran out here; its handler is stopped")
                 run.stop(self._runner.loop)
-        following = min((run.ends_at for run in live if now < run.ends_at), default=None)
+        following = min((run.lease.ends_at for run in live if now < run.lease.ends_at), default=None)
         if following is not None:
             self._watch_leases(following)
 

@@ -32,7 +32,7 @@ def test_a_seed_gives_the_same_run_wherever_the_program_lies(tmp_path: Path) -> 
     code = "from hocket.testing import sim; print(sim.run(3, nodes=3, minutes=0.5, jobs=8).digest)"
     done = [
         subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": path}, capture_output=True)
-        for path in ("", str(tmp_path))
+        for path in (SOURCE, str(tmp_path))
     ]
     assert done[0].stdout == done[1].stdout != b"", done
 

@@ -24,11 +24,11 @@ from hocket.work.arbiter import decided
 from hocket.work.handlers import kind
 from hocket.work.jobs import Held, Offer, Result
 from hocket.work.pending_decisions import Decision
-from tests.mesh.world import Place, until, world
+from tests.mesh.world import Place, world
 
 pytestmark = pytest.mark.touches("LW-39")
 
-LONG_MS, SHORT_MS = 60_000, 40
+LEASE_MS = 60_000
 ARBITERS = ("the shared store", "the coordinator over HTTP")
 
 
@@ -46,11 +46,11 @@ class Seat:
     async def ask(self, request: Callable[[Transaction], Result]) -> Decision:
         return (await decided(self.node, lambda tx: [request(tx)]))[0]
 
-    async def claim(self, limit: int = 1, lease_ms: int = LONG_MS) -> list[Decision]:
+    async def claim(self, limit: int = 1) -> list[Decision]:
         offers: list[Offer] = []
 
         def request(tx: Transaction) -> list[Result]:
-            claims = jobs.claim(tx, self.number, limit, lambda kind: lease_ms, offering=True)
+            claims = jobs.claim(tx, self.number, limit, lambda kind: LEASE_MS, offering=True)
             offers.extend(wanted.offer for wanted in claims.wanted)
             return [*(claim.job for claim in claims.taken), *offers]
 
@@ -58,17 +58,27 @@ class Seat:
         await self.node.run(lambda tx: [tx.session.drop_offer(offer.op_id) for offer in offers])
         return decisions
 
-    async def hold(self, lease_ms: int = LONG_MS) -> Job:
-        (job,) = await self.claim(1, lease_ms)
+    async def hold(self) -> Job:
+        (job,) = await self.claim()
         assert isinstance(job, Job)
         return job
 
 
 class Table:
-    """An arbiter and two seats. `log` is where it decides."""
+    """An arbiter and two seats. `log` is where it decides. All of them go by clocks that the test can move, so that no
+    lease runs out before it is to.
+    """
 
     def __init__(self, log: Log, seats: tuple[Seat, Seat], stop: Callable[[], object] | None = None) -> None:
         self.log, self.seats, self.stop = log, seats, stop
+        self._later_ms = 0
+        for each in {log, *(seat.node.log for seat in seats)}:
+            self._govern(each)
+
+    def _govern(self, log: Log) -> None:
+        wall, physical = log._wall, log.physical
+        log._wall = lambda floor: max(floor, wall(0) + self._later_ms)
+        log.physical = lambda: physical() + self._later_ms
 
     async def submit(self, count: int = 1, **options: object) -> list[bytes]:
         drafts = [kind("test.kind", **options).draft({}) for _ in range(count)]  # type: ignore[arg-type]
@@ -80,10 +90,11 @@ class Table:
         for seat in self.seats:
             await seat.look()
 
-    async def expire(self) -> None:
-        """Waits for a lease to run out, as the arbiter sees it."""
-        await until(lambda: self.log.run(lambda tx: jobs.expire(tx, 10)), "an expired lease")
-        await self.look()
+    def expire(self) -> None:
+        """Moves the clocks past the end of a lease, and lets the arbiter end it."""
+        assert self.log.run(lambda tx: jobs.expire(tx, 10)) == 0
+        self._later_ms += LEASE_MS + 1
+        assert self.log.run(lambda tx: jobs.expire(tx, 10)) == 1
 
     def job(self, job_id: bytes) -> Job:
         with self.log.store.read() as session:
@@ -162,7 +173,7 @@ async def test_a_renewal_keeps_the_fence_and_moves_the_deadline(table, tmp_path)
     async with table(tmp_path) as at:
         await at.submit()
         job = await at.seats[0].hold()
-        again = await at.seats[0].ask(lambda tx: jobs.renew(tx, held(job), LONG_MS * 2))
+        again = await at.seats[0].ask(lambda tx: jobs.renew(tx, held(job), LEASE_MS * 2))
         assert isinstance(again, Job)
         assert (again.fence, again.claim_op) == (job.fence, job.claim_op)
         assert again.deadline > job.deadline
@@ -188,12 +199,13 @@ async def test_a_completion_counts_once_and_for_good(table, tmp_path):
 async def test_an_expired_holder_is_displaced_and_its_late_end_refused(table, tmp_path):
     async with table(tmp_path) as at:
         await at.submit()
-        slow = await at.seats[0].hold(SHORT_MS)
-        await at.expire()
+        slow = await at.seats[0].hold()
+        at.expire()
+        await at.look()
         quick = await at.seats[1].hold()
         assert quick.id == slow.id and quick.fence == slow.fence + 1
         assert isinstance(await at.seats[0].ask(complete(slow)), Reason)
-        assert isinstance(await at.seats[0].ask(lambda tx: jobs.renew(tx, held(slow), LONG_MS)), Reason)
+        assert isinstance(await at.seats[0].ask(lambda tx: jobs.renew(tx, held(slow), LEASE_MS)), Reason)
         assert at.job(quick.id).claim_op == quick.claim_op
         assert isinstance(await at.seats[1].ask(complete(quick)), Job)
 
@@ -206,10 +218,10 @@ async def test_the_late_end_of_one_who_was_cut_off_is_refused_everywhere(tmp_pat
     """
     async with coordinating(tmp_path) as at:
         await at.submit()
-        slow = await at.seats[0].hold(SHORT_MS)
+        slow = await at.seats[0].hold()
         offered = await at.seats[0].node.run(complete(slow))
         assert isinstance(offered, Offer)
-        await until(lambda: at.log.run(lambda tx: jobs.expire(tx, 10)), "an expired lease")
+        at.expire()
         await at.seats[1].look()
         quick = await at.seats[1].hold()
         assert await at.seats[0].node.consult([offered]) == [Reason.NOT_ACCEPTED]
@@ -287,7 +299,7 @@ async def test_asking_twice_decides_once(tmp_path):
         offers: list[Offer] = []
 
         def request(tx: Transaction) -> None:
-            claims = jobs.claim(tx, 1, 1, lambda kind: LONG_MS, offering=True)
+            claims = jobs.claim(tx, 1, 1, lambda kind: LEASE_MS, offering=True)
             offers.extend(wanted.offer for wanted in claims.wanted)
 
         await seat.node.run(request)
@@ -316,7 +328,7 @@ async def test_without_being_asked_to_offer_a_worker_leaves_such_jobs_alone(tmp_
     async with coordinating(tmp_path) as at:
         await at.submit()
         seat = at.seats[0]
-        claims = await seat.node.run(lambda tx: jobs.claim(tx, 1, 1, lambda kind: LONG_MS))
+        claims = await seat.node.run(lambda tx: jobs.claim(tx, 1, 1, lambda kind: LEASE_MS))
         assert claims.taken == [] and claims.wanted == []
 
 

@@ -83,7 +83,7 @@ class HostileNode(SimNode):
             self.said = [(row.body, decode(row.body)) for row in session.ops_after(0, 10)]
         self.up = up = Up(self)
         up.gate = LyingGate(up, self)
-        up.life.start(self._misbehave(up, Lines(self.number, network, nodes)), "hostile")
+        up.life.start(self._misbehave(up, Lines(self.number, network, lambda there: nodes[there].up)), "hostile")
 
     # Misdeeds.
 

@@ -3,18 +3,17 @@ transport, over the simulated network.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import Protocol
 
 from hocket.bus.changes import Changes
 from hocket.errors import Unreachable
 from hocket.mesh import wire
+from hocket.mesh.gate import Gate
 from hocket.mesh.hint_stream import ALIVE
 from hocket.mesh.wire import Reply, Request
+from hocket.testing.sim.loop import Life
 from hocket.testing.sim.network import Network
-
-if TYPE_CHECKING:
-    from hocket.testing.sim.node import SimNode
 
 _PREFIX = "http://node-"
 # A stream on which nothing comes for this long is taken for dead.
@@ -25,25 +24,34 @@ def address(number: int) -> str:
     return f"{_PREFIX}{number}"
 
 
+class FarEnd(Protocol):
+    """A node that runs, as the others reach it."""
+
+    gate: Gate
+    life: Life
+
+
 class Lines:
-    def __init__(self, me: int, network: Network, nodes: "Sequence[SimNode]") -> None:
+    """`find` gives the node with that number, None while it is down."""
+
+    def __init__(self, me: int, network: Network, find: Callable[[int], FarEnd | None]) -> None:
         self._me = me
         self._network = network
-        self._nodes = nodes
+        self._find = find
 
     async def send(self, address: str, request: Request) -> Reply:
         there = int(address.removeprefix(_PREFIX))
         return await self._network.call(self._me, there, lambda: self._serve(there, request))
 
     async def _serve(self, there: int, request: Request) -> Reply:
-        up = self._nodes[there].up
+        up = self._find(there)
         assert up is not None
         return await up.gate.answer(request)
 
     async def hints(self, address: str, headers: Mapping[str, str]) -> AsyncIterator[Changes]:
         there = int(address.removeprefix(_PREFIX))
         reply = await self.send(address, Request("GET", wire.HINTS, "", headers))
-        up = self._nodes[there].up
+        up = self._find(there)
         if reply.status != 200 or reply.stream is None or up is None:
             raise Unreachable(f"{address} gives no hints")
         came: asyncio.Queue[bytes | None] = asyncio.Queue()

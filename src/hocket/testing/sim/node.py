@@ -28,6 +28,7 @@ from hocket.testing.sim.loop import Life
 from hocket.testing.sim.network import Network
 from hocket.work.blobs import Blobs
 from hocket.work.handlers import Handlers
+from hocket.work.sweep import SweepLoop
 from hocket.work.worker import Worker, WorkerOptions
 
 T = TypeVar("T")
@@ -73,7 +74,7 @@ class SimNode:
 
     def start(self, handlers: Handlers, network: Network, nodes: "Sequence[SimNode]") -> None:
         self.up = Up(self)
-        self.up.start(handlers, Lines(self.number, network, nodes))
+        self.up.start(handlers, Lines(self.number, network, lambda there: nodes[there].up))
 
     def crash(self) -> None:
         """Everything stops between two steps; what was not committed is gone."""
@@ -131,6 +132,7 @@ class Up(Node):
         self.life.start(self.gate.open(), "gate")
         self.life.start(touch.run(), "touch")
         self.life.start(worker.run(), "worker")
+        self.life.start(SweepLoop(self, self.environment, self._notice).run(), "sweep")
 
     def _notice(self, text: str) -> None:
         self.node.witness.noticed(self.node.number, text)

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from typing import Literal, NamedTuple
 
-from hocket.kernel.proof import Resources
+from hocket.kernel.execution import Resources
 from hocket.work.command.fork_server_connection import ForkServerConnection
 from hocket.work.command.gpus import Gpus
 from hocket.work.command.running import CommandOrder, Heard, Running

@@ -18,11 +18,12 @@ from typing import Any, NamedTuple
 import msgspec
 
 from hocket.errors import Failed, Unreachable, Usage
+from hocket.kernel.execution import Execution, Output, RunnerProgram, Stream
 from hocket.kernel.ids import content_hash, hash_text, parse_ulid, ulid_text
 from hocket.kernel.keys import SigningKey
 from hocket.kernel.manifest import BadManifest, Manifest, content_id, parse_manifest
 from hocket.kernel.ops import decode
-from hocket.kernel.proof import PROOF_TYPE, Execution, Output, Proof, RunnerProgram, Stream, encode_proof, prove
+from hocket.kernel.proof import PROOF_TYPE, Proof, encode_proof, prove
 from hocket.kernel.vocabulary import ScheduleJob
 from hocket.store import Session
 from hocket.work import artifacts

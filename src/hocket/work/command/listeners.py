@@ -5,7 +5,7 @@ pipe would.
 import threading
 from typing import Protocol
 
-from hocket.kernel.proof import Execution
+from hocket.kernel.execution import Execution
 
 
 class OutputListener(Protocol):

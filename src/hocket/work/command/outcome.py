@@ -3,8 +3,9 @@
 from typing import NamedTuple
 
 from hocket.errors import HocketError
+from hocket.kernel.execution import Execution, Stream
 from hocket.kernel.ids import ulid_text
-from hocket.kernel.proof import Execution, Stream, read_envelope
+from hocket.kernel.proof import read_envelope
 from hocket.kernel.roster import Job
 from hocket.kernel.roster import Outcome as Ended
 from hocket.store import Session, Stage

@@ -7,7 +7,7 @@ import asyncio
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from typing import NamedTuple, Protocol, TypeVar
+from typing import NamedTuple
 
 import msgspec
 from nacl.bindings import (
@@ -25,11 +25,9 @@ from hocket.kernel.keys import SigningKey
 from hocket.log import Transaction
 from hocket.store import Artifact, Session, Stage
 from hocket.work import artifacts
-from hocket.work.blobs import Blobs
 from hocket.work.command.secrets import Handed, Secrets
+from hocket.work.node_access import NodeAccess
 from hocket.work.run_outputs import Content
-
-T = TypeVar("T")
 
 SEALED_TYPE = "hocket.sealed"
 # How often a node that keeps secrets looks whether somebody needs them.
@@ -81,12 +79,6 @@ def sealed_since(session: Session, claim: bytes, author: int) -> Iterator[Artifa
         after = found[-1].id
 
 
-class HandOverAccess(Protocol):
-    async def run(self, request: Callable[[Transaction], T]) -> T: ...
-    async def read(self, query: Callable[[Session], T]) -> T: ...
-    async def call(self, work: Callable[[], T]) -> T: ...
-
-
 class _Need(NamedTuple):
     """A hold of another node on a job of ours that needs secrets."""
 
@@ -98,10 +90,8 @@ class _Need(NamedTuple):
 class HandOver:
     """Every process that stays up does it; that two of them do the same is harmless."""
 
-    def __init__(
-        self, access: HandOverAccess, node: int, secrets: Secrets, blobs: Blobs, notice: Callable[[str], None]
-    ) -> None:
-        self._access, self._node, self._secrets, self._blobs, self._notice = access, node, secrets, blobs, notice
+    def __init__(self, access: NodeAccess, secrets: Secrets, notice: Callable[[str], None]) -> None:
+        self._access, self._blobs, self._secrets, self._notice = access, access.blobs, secrets, notice
         self._failed: set[_Need] = set()
 
     async def run(self) -> None:
@@ -137,7 +127,7 @@ class HandOver:
             if entry is None or entry.stage is not Stage.CLAIMED or (job_id, entry.job.fence) in done:
                 continue
             claimer = entry.job.claimer
-            if claimer is None or claimer == self._node:
+            if claimer is None or claimer == self._access.log.node:
                 continue
             need = _Need(job_id, entry.job.fence, keys[claimer.to_bytes(8, "big")][0])
             found += [need] if need not in self._failed else []

@@ -1,0 +1,33 @@
+"""Opens a repository: the one place that knows which implementations of `Plane` exist."""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from hocket.errors import Usage
+from hocket.gitplane.git import PATIENCE_S
+from hocket.gitplane.local import LocalPlane
+from hocket.gitplane.plane import Plane
+from hocket.gitplane.remote import RemotePlane
+
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+_HOST = re.compile(r"[^/:]+:")
+
+
+def is_address(where: str) -> bool:
+    """Whether git would look for this somewhere else than on this disk."""
+    return bool(_SCHEME.match(where)) or (bool(_HOST.match(where)) and not Path(where).exists())
+
+
+def open_plane(
+    where: str,
+    cache: Path,
+    outside: Mapping[str, str] | None = None,
+    patience_s: float = PATIENCE_S,
+) -> Plane:
+    """The repository at a path or an address. What comes from an address is kept in a directory below `cache`."""
+    if not where or where.startswith("-"):
+        raise Usage(f"{where!r} is neither a directory nor the address of a git repository")
+    if is_address(where):
+        return RemotePlane(where, cache, outside, patience_s)
+    return LocalPlane(Path(where).expanduser(), outside, patience_s)

@@ -1,0 +1,71 @@
+"""How a process is told to stop: SIGTERM and SIGINT, each time that one comes."""
+
+import asyncio
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from queue import SimpleQueue
+
+NUMBERS = (signal.SIGTERM, signal.SIGINT)
+
+
+@contextmanager
+def stopped_by_signals(stop: Callable[[], None]) -> Iterator[None]:
+    """Calls `stop` for each signal until the end of the block; then the signals do what they did before. `stop` is
+    called on the event loop that runs here, or else in a thread of its own: a Python signal handler interrupts the main
+    thread anywhere, also where it holds the very lock that `stop` needs. Only the main thread can listen to signals; in
+    others this does nothing.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    kept = {number: signal.getsignal(number) for number in NUMBERS}
+    try:
+        with _on_the_loop(stop) if _has_loop() else _in_a_thread(stop):
+            yield
+    finally:
+        for number, handler in kept.items():
+            if handler is not None:
+                signal.signal(number, handler)
+
+
+def _has_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
+
+
+@contextmanager
+def _on_the_loop(stop: Callable[[], None]) -> Iterator[None]:
+    loop = asyncio.get_running_loop()
+    for number in NUMBERS:
+        loop.add_signal_handler(number, stop)
+    try:
+        yield
+    finally:
+        for number in NUMBERS:
+            loop.remove_signal_handler(number)
+
+
+@contextmanager
+def _in_a_thread(stop: Callable[[], None]) -> Iterator[None]:
+    came: SimpleQueue[bool] = SimpleQueue()  # the one queue whose `put` may be interrupted by another `put`
+
+    def listen() -> None:
+        while came.get():
+            stop()
+
+    thread = threading.Thread(target=listen, name="hocket-signals", daemon=True)
+    thread.start()
+    for number in NUMBERS:
+        signal.signal(number, lambda *_: came.put(True))
+    try:
+        yield
+    finally:
+        for number in NUMBERS:
+            signal.signal(number, signal.SIG_IGN)
+        came.put(False)
+        thread.join()

@@ -1,0 +1,100 @@
+"""Signals tell a process to stop, whatever it is doing when they come."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from hocket.node.signals import stopped_by_signals
+
+PATIENCE_S = 30.0
+
+# It waits as a worker does, and is stopped by a function that needs the lock of what it waits for.
+WAITER = """
+import signal, threading
+from hocket.node.signals import stopped_by_signals
+
+stops = 0
+wake = threading.Event()
+
+def stop():
+    global stops
+    stops += 1
+    wake.set()
+
+for number in (signal.SIGTERM, signal.SIGINT):
+    signal.signal(number, signal.SIG_IGN)
+with stopped_by_signals(stop):
+    print("up", flush=True)
+    while stops < 3000:
+        wake.clear()
+        wake.wait(0.0002)
+"""
+
+LOOP = """
+import asyncio
+from hocket.node.signals import stopped_by_signals
+
+async def main():
+    ended = asyncio.Event()
+    with stopped_by_signals(ended.set):
+        print("up", flush=True)
+        await ended.wait()
+
+asyncio.run(main())
+"""
+
+
+def started(program: str) -> "subprocess.Popen[str]":
+    process = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None and process.stdout.readline() == "up\n"
+    return process
+
+
+def test_a_signal_that_comes_at_any_moment_is_heard():
+    """Signals come from outside as fast as they can, one also while another is being handled."""
+    process = started(WAITER)
+    deadline = time.monotonic() + PATIENCE_S
+    while process.poll() is None and time.monotonic() < deadline:
+        process.send_signal(signal.SIGTERM)
+        process.send_signal(signal.SIGINT)
+    process.kill()
+    assert process.wait() == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_an_event_loop_is_told(number: signal.Signals):
+    process = started(LOOP)
+    process.send_signal(number)
+    assert process.wait(PATIENCE_S) == 0
+
+
+def test_at_the_end_signals_do_what_they_did_before():
+    heard: list[int] = []
+    told = threading.Event()
+    kept = signal.signal(signal.SIGTERM, lambda number, frame: heard.append(number))
+    try:
+        with stopped_by_signals(told.set):
+            os.kill(os.getpid(), signal.SIGTERM)
+            assert told.wait(PATIENCE_S) and heard == []
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert heard == [signal.SIGTERM]
+    finally:
+        signal.signal(signal.SIGTERM, kept)
+
+
+def test_outside_of_the_main_thread_nothing_changes():
+    found: list[object] = []
+
+    def look() -> None:
+        with stopped_by_signals(lambda: None):
+            found.append(signal.getsignal(signal.SIGTERM))
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    thread.join()
+    assert found == [signal.getsignal(signal.SIGTERM)]
