@@ -209,7 +209,7 @@ def test_an_upgraded_database_has_the_tables_of_a_new_one(path: Path, tmp_path: 
     def schema(of: Path) -> list[tuple[object, ...]]:
         return sorted(apsw.Connection(str(of)).execute("SELECT type, name, tbl_name, sql FROM sqlite_schema"), key=str)
 
-    steps = [resources.files("hocket.store").joinpath(step).read_text() for step in sqlite._SCHEMA[:version]]
+    steps = [resources.files("hocket.store.sqlite").joinpath(step).read_text() for step in sqlite._SCHEMA[:version]]
     made_by(path, *steps, f"PRAGMA application_id={APPLICATION_ID}", f"PRAGMA user_version={version}")
     SqliteStore(path).close()
     SqliteStore(tmp_path / "new.db", create=True).close()

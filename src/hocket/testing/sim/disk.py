@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, Literal, Protocol, TypeVar
 
 from hocket.store.sqlite import SqliteStore, WriteTransaction
-from hocket.store.sqlite_session import SqliteSession
+from hocket.store.sqlite.session import SqliteSession
 from hocket.testing.sim.loop import Inline, Life
 
 T = TypeVar("T")

@@ -17,7 +17,7 @@ from typing import TypeVar
 import apsw
 
 from hocket.errors import StoreError
-from hocket.store.sqlite_session import SqliteSession
+from hocket.store.sqlite.session import SqliteSession
 
 T = TypeVar("T")
 
@@ -104,7 +104,7 @@ class SqliteStore:
                 # Every database that was ever finished has its tables: this one has lost what was in it.
                 raise StoreError(f"{self.path} is empty; restore a backup")
             for step in _SCHEMA[version:]:
-                self._writer.execute(files("hocket.store").joinpath(step).read_text())
+                self._writer.execute(files("hocket.store.sqlite").joinpath(step).read_text())
             self._writer.execute(f"PRAGMA application_id={APPLICATION_ID}; PRAGMA user_version={VERSION}")
             self._writer.execute("COMMIT")
         finally:

@@ -1,0 +1,216 @@
+"""The statements about the roster and the queue."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from hocket.kernel.clock import pack, unpack
+from hocket.kernel.policy import DEFAULT, decode_policy, encode_policy
+from hocket.kernel.roster import Job, Outcome, State
+from hocket.store.jobs import JobEntry, Stage
+from hocket.store.sqlite.statements import Statements
+
+CLAIMED_REMEMBERED = 4_096
+
+_JOB = (
+    "id, kind, stage, priority, schedule_op, scheduled, policy, last, outcome, fence, failures, returns, claimer,"
+    " claim_op, deadline, ready_at, done, artifacts, error_op, progress, unique_key, worker,"
+    " settled"
+)
+_JOB_OF_J = ", ".join("j." + column.strip() for column in _JOB.split(","))
+_PUT_JOB = f"REPLACE INTO jobs ({_JOB}) VALUES ({', '.join('?' * 23)})"
+
+_STAGES = tuple(Stage)
+_OUTCOMES = tuple(Outcome)
+_STATES = (State.PENDING, State.PENDING, State.PENDING, State.CLAIMED, State.COMPLETED)
+
+
+class JobStatements(Statements):
+    def job(self, job_id: bytes) -> JobEntry | None:
+        if self._head_seen and job_id in self._claimed:
+            return self._claimed[job_id]
+        row = self._sql(f"SELECT {_JOB} FROM jobs WHERE id = ?", (job_id,)).fetchone()
+        return None if row is None else _entry(row)
+
+    def jobs_by_id(self, job_ids: Sequence[bytes]) -> list[JobEntry]:
+        claimed = self._claimed if self._head_seen else {}
+        known = [claimed[job_id] for job_id in job_ids if job_id in claimed]
+        sought = [(job_id,) for job_id in job_ids if job_id not in claimed]
+        return known + [_entry(row) for row in self._many(f"SELECT {_JOB} FROM jobs WHERE id = ?", sought)]
+
+    def put_jobs(self, entries: Sequence[JobEntry]) -> None:
+        self._many(_PUT_JOB, [_row(entry) for entry in entries])
+        for entry in entries if self._remember_head else ():
+            if entry.stage is Stage.CLAIMED and len(self._claimed) < CLAIMED_REMEMBERED:
+                self._claimed[entry.job.id] = entry
+            else:
+                self._claimed.pop(entry.job.id, None)
+
+    def drop_job(self, job_id: bytes) -> None:
+        self._claimed.pop(job_id, None)
+        self._sql("DELETE FROM jobs WHERE id = ?", (job_id,))
+        self._sql("DELETE FROM after WHERE job = ?", (job_id,))
+
+    def job_ids(self, low: bytes, high: bytes, limit: int) -> list[bytes]:
+        rows = self._sql("SELECT id FROM jobs WHERE id BETWEEN ? AND ? ORDER BY id LIMIT ?", (low, high, limit))
+        return [row[0] for row in rows]
+
+    def jobs(self, stages: Sequence[Stage], kind: str | None, limit: int, newest_first: bool) -> list[JobEntry]:
+        where = (
+            "stage = " + str(int(stages[0]))
+            if len(stages) == 1
+            else f"stage IN ({', '.join(str(int(s)) for s in stages)})"
+        )
+        values: list[Any] = []
+        if kind is not None:
+            where += " AND (kind = ? OR (kind > ? AND kind < ?))"
+            values += [kind, kind + ".", kind + "/"]
+        order = "DESC" if newest_first else "ASC"
+        rows = self._sql(f"SELECT {_JOB} FROM jobs WHERE {where} ORDER BY id {order} LIMIT ?", (*values, limit))
+        return [_entry(row) for row in rows]
+
+    def each_job(self) -> Iterator[JobEntry]:
+        for row in self._sql(f"SELECT {_JOB} FROM jobs ORDER BY id"):
+            yield _entry(row)
+
+    def jobs_of_kind_since(self, kind: str, hlc: bytes) -> list[bytes]:
+        return [row[0] for row in self._sql("SELECT id FROM jobs WHERE kind = ? AND last > ?", (kind, hlc))]
+
+    def jobs_since(self, hlc: bytes) -> list[bytes]:
+        return [row[0] for row in self._sql("SELECT id FROM jobs WHERE last > ?", (hlc,))]
+
+    def jobs_by_unique_key(self, key: str) -> list[JobEntry]:
+        return [_entry(row) for row in self._sql(f"SELECT {_JOB} FROM jobs WHERE unique_key = ?", (key,))]
+
+    def counts(self) -> dict[tuple[Stage, int | None], int]:
+        rows = self._sql("SELECT stage, outcome, count(*) FROM jobs GROUP BY stage, outcome")
+        return {(Stage(stage), outcome): count for stage, outcome, count in rows}
+
+    def set_after(self, job_id: bytes, dependencies: Sequence[bytes]) -> None:
+        self._many("INSERT OR IGNORE INTO after VALUES (?, ?)", [(dependency, job_id) for dependency in dependencies])
+
+    def has_after(self) -> bool:
+        return bool(self._one("SELECT EXISTS (SELECT 1 FROM after)"))
+
+    def dependents(self, job_id: bytes) -> list[bytes]:
+        return [row[0] for row in self._sql("SELECT job FROM after WHERE dependency = ?", (job_id,))]
+
+    def promote(self, now: int) -> int:
+        return len(
+            self._sql("UPDATE jobs SET stage = 0 WHERE stage = 1 AND ready_at <= ? RETURNING 1", (now,)).fetchall()
+        )
+
+    def ready_kinds(self) -> list[str]:
+        """Each kind once, by hopping through the index from kind to kind."""
+        return [
+            row[0]
+            for row in self._sql(
+                """WITH RECURSIVE kinds(kind) AS (
+                       SELECT min(kind) FROM jobs WHERE stage = 0
+                       UNION ALL SELECT (SELECT min(kind) FROM jobs WHERE stage = 0 AND kind > kinds.kind)
+                       FROM kinds WHERE kinds.kind IS NOT NULL)
+                   SELECT kind FROM kinds WHERE kind IS NOT NULL"""
+            )
+        ]
+
+    def ready(self, kind: str, limit: int, after: JobEntry | None = None) -> list[tuple[JobEntry, bytes | None]]:
+        beyond = ""
+        place: tuple[object, ...] = ()
+        if after is not None:
+            beyond = "AND j.priority <= ? AND (j.priority < ? OR j.scheduled > ?)"
+            place = (after.job.policy.priority, after.job.policy.priority, pack(after.job.scheduled))
+        rows = self._sql(
+            f"""SELECT {_JOB_OF_J}, ops.body FROM jobs AS j LEFT JOIN ops ON ops.id = j.schedule_op AND ops.settled = 1
+                WHERE j.stage = 0 AND j.kind = ? {beyond} ORDER BY j.priority DESC, j.scheduled LIMIT ?""",
+            (kind, *place, limit),
+        )
+        return [(_entry(row[:-1]), row[-1]) for row in rows]
+
+    def claimed_count(self, kind: str) -> int:
+        return int(self._one("SELECT count(*) FROM jobs WHERE stage = 3 AND kind = ?", kind))
+
+    def claimed(self) -> list[JobEntry]:
+        return [_entry(row) for row in self._sql(f"SELECT {_JOB} FROM jobs WHERE stage = 3")]
+
+    def overdue(self, now: int, limit: int) -> list[JobEntry]:
+        rows = self._sql(f"SELECT {_JOB} FROM jobs WHERE stage = 3 AND deadline < ? LIMIT ?", (now, limit))
+        return [_entry(row) for row in rows]
+
+    def next_ready_at(self) -> int | None:
+        return self._one("SELECT min(ready_at) FROM jobs WHERE stage = 1")  # type: ignore[no-any-return]
+
+    def next_deadline(self) -> int | None:
+        return self._one("SELECT min(deadline) FROM jobs WHERE stage = 3")  # type: ignore[no-any-return]
+
+    def busy_kinds(self) -> set[str]:
+        claimed = self._sql("SELECT DISTINCT kind FROM jobs WHERE stage = 3")
+        resting = "SELECT DISTINCT kind FROM jobs WHERE stage = 1 AND (failures > 0 OR returns > 0)"
+        return {*self.ready_kinds(), *(row[0] for row in claimed), *(row[0] for row in self._sql(resting))}
+
+    def busy(self, kind: str, limit: int) -> list[JobEntry]:
+        resting = "stage = 1 AND (failures > 0 OR returns > 0)"
+        rows = self._sql(f"SELECT {_JOB} FROM jobs WHERE kind = ? AND (stage = 0 OR {resting}) LIMIT ?", (kind, limit))
+        return [_entry(row) for row in rows]
+
+    def rate(self, kind: str) -> int:
+        return self._one("SELECT due FROM rates WHERE kind = ?", kind) or 0
+
+    def set_rate(self, kind: str, due: int) -> None:
+        self._sql("REPLACE INTO rates VALUES (?, ?)", (kind, due))
+
+
+def _row(entry: JobEntry) -> tuple[Any, ...]:
+    job = entry.job
+    policy = job.policy
+    return (
+        job.id,
+        job.kind,
+        int(entry.stage),
+        policy.priority,
+        job.schedule_op,
+        pack(job.scheduled),
+        encode_policy(policy),
+        pack(job.last),
+        job.outcome,
+        job.fence,
+        job.failures,
+        job.returns,
+        None if job.claimer is None else job.claimer.to_bytes(8, "big"),
+        job.claim_op,
+        job.deadline,
+        job.ready_at,
+        None if job.done is None else pack(job.done),
+        b"".join(job.artifacts),
+        job.error_op,
+        job.progress,
+        policy.unique,
+        entry.worker,
+        int(job.is_settled),
+    )
+
+
+def _entry(row: tuple[Any, ...]) -> JobEntry:
+    (job_id, kind, stage, _, schedule_op, scheduled, policy, last, outcome, fence, failures, returns, claimer,
+     claim_op, deadline, ready_at, done, artifacts, error_op, progress, _, worker, settled) = row  # fmt: skip
+    job = Job(
+        job_id,
+        kind,
+        schedule_op,
+        unpack(scheduled),
+        decode_policy(policy) if policy else DEFAULT,
+        unpack(last),
+        _STATES[stage],
+        None if outcome is None else _OUTCOMES[outcome],
+        fence,
+        failures,
+        returns,
+        None if claimer is None else int.from_bytes(claimer, "big"),
+        claim_op,
+        deadline,
+        ready_at,
+        None if done is None else unpack(done),
+        tuple(artifacts[i : i + 16] for i in range(0, len(artifacts), 16)) if artifacts else (),
+        error_op,
+        progress,
+        bool(settled),
+    )
+    return JobEntry(job, _STAGES[stage], worker)
