@@ -1,5 +1,5 @@
-"""The contract of every store, shown on each of them. A new store gets one line in KINDS: how to make one at a place,
-and how another process finds it there.
+"""The contract of every store, shown on each of them. A new store gets one line in KINDS: its address at a place, and
+whether other processes share it.
 """
 
 import subprocess
@@ -16,7 +16,6 @@ from hocket.kernel.policy import Policy
 from hocket.log import Log
 from hocket.log.audit import verify
 from hocket.store import Schedule, Session, Stage, Store, WorkerRow
-from hocket.store.sqlite import SqliteStore
 from hocket.work import jobs
 from hocket.work.jobs import Draft
 from tests.log.roster.world import introduction, job_id, new_log
@@ -26,18 +25,19 @@ CHILD = Path(__file__).parent / "child.py"
 
 
 class Kind(NamedTuple):
-    make: Callable[[Path], Store]
-    # What child.py opens the same store by; None for one that lives and dies with its object.
-    address: Callable[[Path], str] | None
+    address: Callable[[Path], str]
+    # Whether another process finds the same store there.
+    is_shared: bool
+
+    def make(self, place: Path) -> Store:
+        return contract.open(self.address(place), create=True)
 
 
 KINDS = {
-    "sqlite file": Kind(
-        lambda place: SqliteStore(place / "log.db", create=True), lambda place: f"sqlite:{place / 'log.db'}"
-    ),
-    "sqlite memory": Kind(lambda place: SqliteStore(":memory:", create=True), None),
+    "sqlite file": Kind(lambda place: f"sqlite://{place / 'log.db'}", is_shared=True),
+    "sqlite memory": Kind(lambda place: contract.MEMORY, is_shared=False),
 }
-SHARED = [name for name, kind in KINDS.items() if kind.address is not None]
+SHARED = [name for name, kind in KINDS.items() if kind.is_shared]
 
 
 class Place:
@@ -55,7 +55,6 @@ class Place:
         return other
 
     def start(self, verb: str, *words: object) -> "subprocess.Popen[str]":
-        assert self.kind.address is not None
         command = [sys.executable, str(CHILD), verb, self.kind.address(self.path), *map(str, words)]
         return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT)
 
@@ -221,7 +220,6 @@ def test_a_transaction_cut_short_by_a_kill_leaves_nothing(shared: Place) -> None
 @pytest.mark.parametrize("name", SHARED)
 def test_many_processes_can_create_it_at_once(name: str, tmp_path: Path) -> None:
     kind = KINDS[name]
-    assert kind.address is not None
     for turn in range(3):
         path = tmp_path / str(turn)
         path.mkdir()

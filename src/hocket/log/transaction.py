@@ -27,7 +27,6 @@ Wall = Callable[[int], int]
 Signer = Callable[[Sequence[bytes]], list[bytes]]
 
 
-SETTLE_ALL = 2**62
 # Where the store keeps that this node has not always been given everything.
 GAPS = "gaps"
 # Where the store keeps that this node came into a mesh that was there before it, so that somebody is the coordinator.
@@ -195,7 +194,7 @@ class Transaction:
         """Whether an op of this transaction counts."""
         return self.projection.reason(op.id) == 0
 
-    def settle(self, limit: int = SETTLE_ALL) -> bool:
+    def settle(self, limit: int | None = None) -> bool:
         """Folds and indexes ops that were only put on the log so far, oldest first. False when there are none."""
         if self._head.unsettled == 0 or self._settled >= self._head.seq:
             return False

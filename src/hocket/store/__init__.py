@@ -5,9 +5,13 @@ artifacts are derived and can be dropped and made anew. Worker processes, rate c
 node's own business and are on no log.
 """
 
+import re
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Protocol
+from urllib.parse import unquote
 
+from hocket.errors import Usage
 from hocket.store.artifacts import Artifact, ArtifactSession
 from hocket.store.intake import IntakeSession, LateOp, OverQuota, Refusal, WrittenTotals
 from hocket.store.jobs import JobEntry, JobSession, QueueSession, Stage
@@ -17,6 +21,7 @@ from hocket.store.peers import Invitation, Peer, PeerSession
 from hocket.store.registers import Coordinator, Delegated, Fork, RegisterSession, Revoked, Schedule
 
 __all__ = [
+    "MEMORY",
     "Artifact",
     "ArtifactSession",
     "Coordinator",
@@ -45,7 +50,11 @@ __all__ = [
     "Store",
     "WorkerRow",
     "WrittenTotals",
+    "open",
 ]
+
+# The place of a store that lives and dies with its object.
+MEMORY = ":memory:"
 
 
 class Session(
@@ -76,3 +85,15 @@ class Store(Protocol):
         """One consistent view; writers are not held up."""
 
     def close(self) -> None: ...
+
+
+def open(url: Path | str, *, create: bool = False) -> Store:
+    """The store at an address: `sqlite:///srv/log.db`, or a plain path, which is SQLite's too. A store that does not
+    exist is made only with `create`. Raises Usage for an address of another kind.
+    """
+    address = re.fullmatch(r"([a-z][a-z0-9+.-]*)://(.*)", str(url))
+    if address is not None and (address[1] != "sqlite" or not address[2].startswith("/")):
+        raise Usage(f"no store is known at {url}; give a path, or sqlite:///path with the whole path")
+    from hocket.store.sqlite import SqliteStore
+
+    return SqliteStore(url if address is None else unquote(address[2]), create=create)

@@ -58,8 +58,8 @@ class OpStatements(Statements):
         else:
             self._many(_ADD_OP, rows)
 
-    def unsettled_ops(self, after: int, limit: int) -> list[OpRow]:
-        return self._ops("WHERE seq > ? AND settled = 0 ORDER BY seq LIMIT ?", after, limit)
+    def unsettled_ops(self, after: int, limit: int | None) -> list[OpRow]:
+        return self._ops("WHERE seq > ? AND settled = 0 ORDER BY seq LIMIT ?", after, -1 if limit is None else limit)
 
     def mark_settled(self, first: int, last: int) -> None:
         self._sql("UPDATE ops SET settled = 1 WHERE seq BETWEEN ? AND ? AND settled = 0", (first, last))
