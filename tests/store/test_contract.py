@@ -5,6 +5,7 @@ whether other processes share it.
 import subprocess
 import sys
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -12,10 +13,12 @@ from typing import NamedTuple
 import pytest
 
 from hocket import store as contract
+from hocket.kernel.clock import Hlc
 from hocket.kernel.policy import Policy
+from hocket.kernel.roster import Job, Outcome, State
 from hocket.log import Log
 from hocket.log.audit import verify
-from hocket.store import Schedule, Session, Stage, Store, WorkerRow
+from hocket.store import JobEntry, JobFilter, Schedule, Session, Stage, Store, WorkerRow
 from hocket.work import jobs
 from hocket.work.jobs import Draft
 from tests.log.roster.world import introduction, job_id, new_log
@@ -291,6 +294,91 @@ def test_the_queue_gives_the_most_urgent_first_and_the_oldest_of_those(place: Pl
         assert session.ready("kk", 10) == []
         assert session.ready_kinds() == ["k"]
         assert session.counts() == {(Stage.READY, None): 6}
+
+
+def numbered(number: int) -> bytes:
+    return number.to_bytes(16, "big")
+
+
+def entry(number: int, kind: str, stage: Stage, outcome: Outcome | None = None) -> JobEntry:
+    at = Hlc(number, 0, 1)
+    state = {Stage.CLAIMED: State.CLAIMED, Stage.DONE: State.COMPLETED}.get(stage, State.PENDING)
+    return JobEntry(Job(numbered(number), kind, numbered(number), at, Policy(), at, state, outcome), stage, None)
+
+
+LISTED = [
+    entry(1, "acme.render", Stage.DONE, Outcome.SUCCEEDED),
+    entry(2, "acme", Stage.DONE, Outcome.FAILED),
+    entry(3, "acme-mail", Stage.READY),
+    entry(4, "acme.render", Stage.DELAYED),
+    entry(5, "acme.mail", Stage.CLAIMED),
+    entry(6, "other", Stage.DONE, Outcome.SUCCEEDED),
+    entry(7, "acme.mail", Stage.DONE, Outcome.CANCELLED),
+    entry(8, "acme.render.fast", Stage.DONE, Outcome.SUCCEEDED),
+]
+
+
+@pytest.mark.req("LW-17")
+@pytest.mark.parametrize(
+    ("wanted", "numbers"),
+    [
+        (JobFilter(), [8, 7, 6, 5, 4, 3, 2, 1]),
+        (JobFilter(newest_first=False), [1, 2, 3, 4, 5, 6, 7, 8]),
+        (JobFilter(stages=(Stage.READY, Stage.DELAYED)), [4, 3]),
+        (JobFilter(stages=(Stage.DONE,), kind="acme"), [8, 7, 2, 1]),
+        (JobFilter(outcome=Outcome.SUCCEEDED), [8, 6, 1]),
+        (JobFilter(outcome=Outcome.FAILED), [2]),
+        (JobFilter(outcome=Outcome.CANCELLED, kind="acme.mail"), [7]),
+        (JobFilter(stages=(Stage.CLAIMED,), outcome=Outcome.FAILED), []),
+        (JobFilter(kind="acme.render"), [8, 4, 1]),
+        (JobFilter(kind="acm"), []),
+        (JobFilter(beyond=numbered(3)), [2, 1]),
+        (JobFilter(beyond=numbered(6), newest_first=False), [7, 8]),
+    ],
+)
+def test_lists_are_filtered_and_come_in_pages(place: Place, wanted: JobFilter, numbers: list[int]) -> None:
+    with place.store.write() as session:
+        session.put_jobs(LISTED)
+    with place.store.read() as session:
+        assert [each.job.id for each in session.jobs(wanted, 100)] == [numbered(number) for number in numbers]
+        found: list[bytes] = []
+        while page := session.jobs(wanted, 2):
+            found += [each.job.id for each in page]
+            wanted = wanted._replace(beyond=found[-1])
+        assert found == [numbered(number) for number in numbers]
+
+
+@pytest.mark.req("LW-17")
+def test_counts_follow_every_change_of_a_job(place: Place) -> None:
+    def counts() -> dict[tuple[Stage, Outcome | None], int]:
+        with place.store.read() as session:
+            return session.counts()
+
+    assert counts() == {}
+    with place.store.write() as session:
+        session.put_jobs(LISTED)
+    known = Counter((each.stage, each.job.outcome) for each in LISTED)
+    assert counts() == known
+    changed = [
+        entry(2, "acme", Stage.READY),  # failed, and is tried again
+        entry(5, "acme.mail", Stage.DONE, Outcome.SUCCEEDED),
+        entry(7, "acme.mail", Stage.DONE, Outcome.SUCCEEDED),
+        entry(9, "acme", Stage.DONE, Outcome.FAILED),
+    ]
+    with place.store.write() as session:
+        session.put_jobs(changed)
+        session.drop_job(numbered(1))
+        session.drop_job(numbered(404))
+    after = {each.job.id: each for each in LISTED[1:]} | {each.job.id: each for each in changed}
+    assert counts() == Counter((each.stage, each.job.outcome) for each in after.values())
+    with pytest.raises(Trouble):
+        with place.store.write() as session:
+            session.put_jobs([entry(3, "acme", Stage.DONE, Outcome.FAILED)])
+            raise Trouble
+    assert counts() == Counter((each.stage, each.job.outcome) for each in after.values())
+    with place.store.write() as session:
+        session.drop_projections()
+    assert counts() == {}
 
 
 @pytest.mark.req("VX-01")

@@ -1,6 +1,6 @@
 """What is SQLite's alone: its file, its versions, its errors, and the settings that durability hangs on."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from importlib import resources
 from pathlib import Path
@@ -9,16 +9,18 @@ import apsw
 import pytest
 
 from hocket.errors import StoreError
+from hocket.kernel.clock import Hlc
 from hocket.kernel.ids import content_hash
 from hocket.kernel.ops import NO_ID
 from hocket.kernel.policy import Policy
+from hocket.kernel.roster import Job, Outcome, State
 from hocket.kernel.vocabulary import ScheduleJob
 from hocket.log import Log, Transaction
 from hocket.log.audit import verify
-from hocket.store import Place, Session, Stage, WorkerRow, sqlite
+from hocket.store import JobEntry, JobFilter, Place, Session, Stage, WorkerRow, sqlite
 from hocket.store.sqlite import APPLICATION_ID, VERSION, SqliteStore
 from hocket.work import jobs
-from hocket.work.jobs import Draft
+from hocket.work.jobs import Draft, Held
 from hocket.work.run_outputs import Content, creation
 from tests.log.roster.world import INTRODUCTIONS, Script, introduction, job_id, new_log, sent
 
@@ -153,8 +155,77 @@ def test_an_emptied_file_is_not_filled_again_unless_asked(path: Path) -> None:
     assert (connection.pragma("application_id"), connection.pragma("user_version")) == (APPLICATION_ID, VERSION)
 
 
+def as_version_4(path: Path) -> None:
+    """Takes from a database what version 5 has added."""
+    made_by(path, "DROP TABLE finished", "DROP INDEX jobs_failed", "PRAGMA user_version=4")
+
+
+@pytest.mark.touches("VX-02")
+def test_a_database_of_version_4_knows_how_many_jobs_have_ended(path: Path) -> None:
+    log = new_log(SqliteStore(path, create=True))
+    made = log.run(lambda tx: jobs.submit(tx, [Draft("k", b"{}", Policy())] * 5))
+    log.run(lambda tx: [jobs.cancel(tx, each.job_id, "") for each in made[:2]])
+    (claim,) = log.run(lambda tx: jobs.claim(tx, 1, 1, lambda kind: 60_000)).taken
+    assert claim.job.claim_op is not None
+    held = Held(claim.job.id, claim.job.claim_op)
+    log.run(lambda tx: jobs.complete(tx, held, None, 1))
+    before = bodies(log)
+    log.store.close()
+    as_version_4(path)
+    log.store = SqliteStore(path)
+    counts = {(Stage.READY, None): 2, (Stage.DONE, Outcome.SUCCEEDED): 1, (Stage.DONE, Outcome.CANCELLED): 2}
+    with log.store.read() as session:
+        assert session.counts() == counts and session.head().rebuilding is None
+        cancelled = session.jobs(JobFilter(outcome=Outcome.CANCELLED), 9)
+    assert {entry.job.id for entry in cancelled} == {each.job_id for each in made[:2]}
+    assert bodies(log) == before
+    log.store.close()
+
+
+def steps(store: SqliteStore, ask: Callable[[Session], object]) -> int:
+    """How many steps SQLite's machine takes to answer."""
+    taken: list[int] = []
+    reader = store._reader
+    reader.trace_v2(
+        apsw.SQLITE_TRACE_PROFILE, lambda event: taken.append(event["stmt_status"]["SQLITE_STMTSTATUS_VM_STEP"])
+    )
+    with store.read() as session:
+        ask(session)
+    reader.trace_v2(0, None)
+    return sum(taken)
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda session: session.counts(),
+        lambda session: session.jobs(JobFilter(), 20),
+        lambda session: session.jobs(JobFilter(stages=(Stage.READY,)), 20),
+        lambda session: session.jobs(JobFilter(stages=(Stage.READY, Stage.BLOCKED)), 20),
+        lambda session: session.jobs(JobFilter(outcome=Outcome.FAILED), 20),
+        lambda session: session.jobs(JobFilter(outcome=Outcome.SUCCEEDED), 20),
+    ],
+)
+def test_counts_and_lists_cost_the_same_however_many_jobs_have_ended(path: Path, ask: Callable[[Session], object]):
+    def put(store: SqliteStore, numbers: range, stage: Stage, outcome: Outcome | None) -> None:
+        at = Hlc(1, 0, 1)
+        state = State.PENDING if outcome is None else State.COMPLETED
+        made = [Job(each.to_bytes(16, "big"), "k", bytes(16), at, Policy(), at, state, outcome) for each in numbers]
+        with store.write() as session:
+            session.put_jobs([JobEntry(job, stage, None) for job in made])
+
+    with closing(SqliteStore(path, create=True)) as store:
+        put(store, range(100), Stage.DONE, Outcome.SUCCEEDED)
+        put(store, range(100, 130), Stage.DONE, Outcome.FAILED)
+        put(store, range(20_000, 20_050), Stage.READY, None)
+        few = steps(store, ask)
+        put(store, range(1_000, 11_000), Stage.DONE, Outcome.SUCCEEDED)
+        assert steps(store, ask) <= few * 1.5
+
+
 def as_version_3(path: Path) -> None:
-    """Takes from a database what version 4 has added."""
+    """Takes from a database what later versions have added."""
+    as_version_4(path)
     columns = {
         "workers": ("node", "host", "boot", "namespace", "locks", "beat"),
         "artifacts": ("made",),

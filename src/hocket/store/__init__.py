@@ -14,7 +14,7 @@ from urllib.parse import unquote
 from hocket.errors import Usage
 from hocket.store.artifacts import Artifact, ArtifactSession
 from hocket.store.intake import IntakeSession, LateOp, OverQuota, Refusal, WrittenTotals
-from hocket.store.jobs import JobEntry, JobSession, QueueSession, Stage
+from hocket.store.jobs import JobEntry, JobFilter, JobSession, QueueSession, Stage
 from hocket.store.local import LocalSession, Place, WorkerRow
 from hocket.store.ops import Head, OpRow, OpSession
 from hocket.store.peers import Invitation, Peer, PeerSession
@@ -31,6 +31,7 @@ __all__ = [
     "IntakeSession",
     "Invitation",
     "JobEntry",
+    "JobFilter",
     "JobSession",
     "LateOp",
     "LocalSession",

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from enum import IntEnum
 from typing import NamedTuple, Protocol
 
-from hocket.kernel.roster import Job
+from hocket.kernel.roster import Job, Outcome
 
 
 class Stage(IntEnum):
@@ -27,18 +27,38 @@ class JobEntry(NamedTuple):
     worker: int | None
 
 
+class JobFilter(NamedTuple):
+    """Which jobs a list shows: those of these stages (of all, when none is named), of this outcome, and of this kind or
+    one below it. A page begins `beyond` the last job of the page before.
+    """
+
+    stages: tuple[Stage, ...] = ()
+    outcome: Outcome | None = None
+    kind: str | None = None
+    beyond: bytes | None = None
+    newest_first: bool = True
+
+
 class JobSession(Protocol):
     def job(self, job_id: bytes) -> JobEntry | None: ...
     def jobs_by_id(self, job_ids: Sequence[bytes]) -> list[JobEntry]: ...
     def put_jobs(self, entries: Sequence[JobEntry]) -> None: ...
     def drop_job(self, job_id: bytes) -> None: ...
     def job_ids(self, low: bytes, high: bytes, limit: int) -> list[bytes]: ...
-    def jobs(self, stages: Sequence[Stage], kind: str | None, limit: int, newest_first: bool) -> list[JobEntry]: ...
+
+    def jobs(self, wanted: JobFilter, limit: int) -> list[JobEntry]:
+        """A page of a list, in the order of job ids."""
+
     def each_job(self) -> Iterator[JobEntry]: ...
     def jobs_of_kind_since(self, kind: str, hlc: bytes) -> list[bytes]: ...
     def jobs_since(self, hlc: bytes) -> list[bytes]: ...
     def jobs_by_unique_key(self, key: str) -> list[JobEntry]: ...
-    def counts(self) -> dict[tuple[Stage, int | None], int]: ...
+
+    def counts(self) -> dict[tuple[Stage, Outcome | None], int]:
+        """How many jobs there are of each stage and outcome, where there is one. What this costs does not grow with the
+        jobs that have ended.
+        """
+
     def set_after(self, job_id: bytes, dependencies: Sequence[bytes]) -> None: ...
     def has_after(self) -> bool: ...
     def dependents(self, job_id: bytes) -> list[bytes]: ...

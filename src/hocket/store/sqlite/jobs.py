@@ -1,12 +1,13 @@
 """The statements about the roster and the queue."""
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from hocket.kernel.clock import pack, unpack
 from hocket.kernel.policy import DEFAULT, decode_policy, encode_policy
 from hocket.kernel.roster import Job, Outcome, State
-from hocket.store.jobs import JobEntry, Stage
+from hocket.store.jobs import JobEntry, JobFilter, Stage
 from hocket.store.sqlite.statements import Statements
 
 CLAIMED_REMEMBERED = 4_096
@@ -18,6 +19,14 @@ _JOB = (
 )
 _JOB_OF_J = ", ".join("j." + column.strip() for column in _JOB.split(","))
 _PUT_JOB = f"REPLACE INTO jobs ({_JOB}) VALUES ({', '.join('?' * 23)})"
+_OUTCOME = "SELECT outcome FROM jobs WHERE id = ? AND outcome IS NOT NULL"
+_OF_STAGE = {
+    Stage.READY: "INDEXED BY jobs_ready WHERE stage = 0",
+    Stage.DELAYED: "INDEXED BY jobs_delayed WHERE stage = 1",
+    Stage.BLOCKED: "INDEXED BY jobs_blocked WHERE stage = 2",
+    Stage.CLAIMED: "INDEXED BY jobs_claimed WHERE stage = 3",
+    Stage.DONE: "WHERE stage = 4",
+}
 
 _STAGES = tuple(Stage)
 _OUTCOMES = tuple(Outcome)
@@ -38,6 +47,7 @@ class JobStatements(Statements):
         return known + [_entry(row) for row in self._many(f"SELECT {_JOB} FROM jobs WHERE id = ?", sought)]
 
     def put_jobs(self, entries: Sequence[JobEntry]) -> None:
+        self._count_finished(entries)
         self._many(_PUT_JOB, [_row(entry) for entry in entries])
         for entry in entries if self._remember_head else ():
             if entry.stage is Stage.CLAIMED and len(self._claimed) < CLAIMED_REMEMBERED:
@@ -45,8 +55,24 @@ class JobStatements(Statements):
             else:
                 self._claimed.pop(entry.job.id, None)
 
+    def _count_finished(self, entries: Sequence[JobEntry]) -> None:
+        """Keeps count of the jobs that have ended: what is written, less what stood there before. A job that this
+        connection knows as claimed had no outcome.
+        """
+        added = Counter(entry.job.outcome for entry in entries if entry.job.outcome is not None)
+        claimed = self._claimed if self._head_seen else {}
+        unsure = [(entry.job.id,) for entry in entries if entry.job.id not in claimed]
+        added.subtract(row[0] for row in self._many(_OUTCOME, unsure))
+        self._add_finished(added)
+
+    def _add_finished(self, added: Mapping[Outcome, int]) -> None:
+        for outcome, count in added.items():
+            if count:
+                self._sql("UPDATE finished SET jobs = jobs + ? WHERE outcome = ?", (count, int(outcome)))
+
     def drop_job(self, job_id: bytes) -> None:
         self._claimed.pop(job_id, None)
+        self._add_finished({Outcome(row[0]): -1 for row in self._rows(_OUTCOME, job_id)})
         self._sql("DELETE FROM jobs WHERE id = ?", (job_id,))
         self._sql("DELETE FROM after WHERE job = ?", (job_id,))
 
@@ -54,18 +80,28 @@ class JobStatements(Statements):
         rows = self._sql("SELECT id FROM jobs WHERE id BETWEEN ? AND ? ORDER BY id LIMIT ?", (low, high, limit))
         return [row[0] for row in rows]
 
-    def jobs(self, stages: Sequence[Stage], kind: str | None, limit: int, newest_first: bool) -> list[JobEntry]:
-        where = (
-            "stage = " + str(int(stages[0]))
-            if len(stages) == 1
-            else f"stage IN ({', '.join(str(int(s)) for s in stages)})"
-        )
+    def jobs(self, wanted: JobFilter, limit: int) -> list[JobEntry]:
+        """By the index of each stage, or of the outcomes that are rare, so that finished jobs are not looked at in
+        vain.
+        """
+        if wanted.outcome is not None:
+            rare = "INDEXED BY jobs_failed WHERE outcome > 0 AND" if wanted.outcome else "WHERE"
+            which = [f"{rare} outcome = {int(wanted.outcome)}"] if Stage.DONE in (wanted.stages or _STAGES) else []
+        else:
+            which = [_OF_STAGE[stage] for stage in wanted.stages] or ["WHERE 1"]
+        found = [entry for each in which for entry in self._page(each, wanted, limit)]
+        return sorted(found, key=lambda entry: entry.job.id, reverse=wanted.newest_first)[:limit]
+
+    def _page(self, where: str, wanted: JobFilter, limit: int) -> list[JobEntry]:
         values: list[Any] = []
-        if kind is not None:
+        if wanted.kind is not None:
             where += " AND (kind = ? OR (kind > ? AND kind < ?))"
-            values += [kind, kind + ".", kind + "/"]
-        order = "DESC" if newest_first else "ASC"
-        rows = self._sql(f"SELECT {_JOB} FROM jobs WHERE {where} ORDER BY id {order} LIMIT ?", (*values, limit))
+            values += [wanted.kind, wanted.kind + ".", wanted.kind + "/"]
+        if wanted.beyond is not None:
+            where += " AND id < ?" if wanted.newest_first else " AND id > ?"
+            values.append(wanted.beyond)
+        order = "DESC" if wanted.newest_first else "ASC"
+        rows = self._sql(f"SELECT {_JOB} FROM jobs {where} ORDER BY id {order} LIMIT ?", (*values, limit))
         return [_entry(row) for row in rows]
 
     def each_job(self) -> Iterator[JobEntry]:
@@ -81,9 +117,13 @@ class JobStatements(Statements):
     def jobs_by_unique_key(self, key: str) -> list[JobEntry]:
         return [_entry(row) for row in self._sql(f"SELECT {_JOB} FROM jobs WHERE unique_key = ?", (key,))]
 
-    def counts(self) -> dict[tuple[Stage, int | None], int]:
-        rows = self._sql("SELECT stage, outcome, count(*) FROM jobs GROUP BY stage, outcome")
-        return {(Stage(stage), outcome): count for stage, outcome, count in rows}
+    def counts(self) -> dict[tuple[Stage, Outcome | None], int]:
+        """Jobs that have ended are counted as they end, all others by the index of their stage."""
+        stages = [stage for stage in Stage if stage is not Stage.DONE]
+        unended = [((stage, None), self._one(f"SELECT count(*) FROM jobs {_OF_STAGE[stage]}")) for stage in stages]
+        rows = self._rows("SELECT outcome, jobs FROM finished")
+        ended = [((Stage.DONE, Outcome(outcome)), count) for outcome, count in rows]
+        return {key: count for key, count in (*unended, *ended) if count}
 
     def set_after(self, job_id: bytes, dependencies: Sequence[bytes]) -> None:
         self._many("INSERT OR IGNORE INTO after VALUES (?, ?)", [(dependency, job_id) for dependency in dependencies])

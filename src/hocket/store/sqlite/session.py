@@ -28,6 +28,7 @@ class SqliteSession(
         self._claimed.clear()
         for table in _PROJECTIONS:
             self._sql(f"DELETE FROM {table}")
+        self._sql("UPDATE finished SET jobs = 0")
 
     def damage(self) -> list[str]:
         try:
