@@ -480,3 +480,43 @@ def test_dropping_the_projections_keeps_the_truth(place: Place) -> None:
 def test_an_undamaged_store_says_so(place: Place) -> None:
     with place.store.read() as session:
         assert session.damage() == []
+
+
+def held_open(store: Store, opened: threading.Event, close: threading.Event) -> Callable[[], None]:
+    def hold() -> None:
+        with store.read() as session:
+            assert session.meta("a") is None
+            opened.set()
+            assert close.wait(60)
+            assert session.meta("a") is None
+
+    return hold
+
+
+@pytest.mark.req("VX-01")
+def test_threads_read_while_others_read_and_one_writes(shared: Place) -> None:
+    """The readers end only after all the rest is done: nobody can have waited for them."""
+    close = threading.Event()
+    opened = [threading.Event() for _ in range(3)]
+
+    def rest() -> None:
+        assert all(each.wait(60) for each in opened)
+        with shared.store.write() as session:
+            session.set_meta("a", b"1")
+            seen: list[bytes | None] = []
+            run_together(lambda: seen.append(note(shared.store, "a")))
+            assert seen == [None]
+        assert note(shared.store, "a") == b"1"
+        close.set()
+
+    run_together(*(held_open(shared.store, each, close) for each in opened), rest)
+
+
+@pytest.mark.req("VX-01")
+def test_any_number_of_threads_may_read(place: Place) -> None:
+    def look() -> None:
+        for _ in range(20):
+            with place.store.read() as session, place.store.read() as again:
+                assert session.head() == again.head()
+
+    run_together(*[look] * 24)

@@ -1,6 +1,8 @@
 """What is SQLite's alone: its file, its versions, its errors, and the settings that durability hangs on."""
 
+import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from importlib import resources
 from pathlib import Path
@@ -40,7 +42,11 @@ def log(path: Path) -> Iterator[Log]:
 
 @pytest.mark.req("VX-07")
 def test_a_commit_is_on_the_disk_when_it_returns(log: Log) -> None:
-    for connection in (log.store._writer, log.store._reader):  # type: ignore[attr-defined]
+    store = log.store
+    assert isinstance(store, SqliteStore)
+    with store.read():
+        reader = store._readers.take().connection
+    for connection in (store._writer, reader):
         assert connection.pragma("synchronous") == 2
         assert connection.pragma("journal_mode") == "wal"
 
@@ -185,7 +191,8 @@ def test_a_database_of_version_4_knows_how_many_jobs_have_ended(path: Path) -> N
 def steps(store: SqliteStore, ask: Callable[[Session], object]) -> int:
     """How many steps SQLite's machine takes to answer."""
     taken: list[int] = []
-    reader = store._reader
+    with store.read():
+        reader = store._readers.take().connection
     reader.trace_v2(
         apsw.SQLITE_TRACE_PROFILE, lambda event: taken.append(event["stmt_status"]["SQLITE_STMTSTATUS_VM_STEP"])
     )
@@ -398,3 +405,23 @@ def test_a_change_that_does_not_look_at_the_head_does_not_make_an_old_one_new(tm
             session.set_meta("something", b"else")
         with one.write() as session:
             assert session.head().seq == before.seq + 1
+
+
+def test_readers_that_do_not_end_are_told(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sqlite, "READERS_MAX", 2)
+    monkeypatch.setattr(sqlite, "LOCK_WAIT_S", 0.05)
+    with closing(SqliteStore(path, create=True)) as store, ThreadPoolExecutor(2) as threads:
+        views = [store.read(), store.read()]
+        together = threading.Barrier(2)
+
+        def hold(view: sqlite.ReadTransaction) -> None:
+            view.__enter__()
+            together.wait(60)
+
+        list(threads.map(hold, views))
+        with pytest.raises(StoreError, match="2 readers"):
+            store.read().__enter__()
+        views[0].__exit__(None, None, None)
+        with store.read() as session:
+            assert session.head().seq == 0
+        views[1].__exit__(None, None, None)
