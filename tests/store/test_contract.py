@@ -18,7 +18,7 @@ from hocket.kernel.policy import Policy
 from hocket.kernel.roster import Job, Outcome, State
 from hocket.log import Log
 from hocket.log.audit import verify
-from hocket.store import JobEntry, JobFilter, Schedule, Session, Stage, Store, WorkerRow
+from hocket.store import JobEntry, JobFilter, LockMisuse, Schedule, Session, Stage, Store, WorkerRow
 from hocket.work import jobs
 from hocket.work.jobs import Draft
 from tests.log.roster.world import introduction, job_id, new_log
@@ -520,3 +520,85 @@ def test_any_number_of_threads_may_read(place: Place) -> None:
                 assert session.head() == again.head()
 
     run_together(*[look] * 24)
+
+
+# Locks: what a transaction says before it decides.
+
+AUTHOR, OTHER = bytes(7) + b"A", bytes(7) + b"B"
+SUBJECTS = [("job", b"2"), ("job", b"1"), ("limit", b"k")]
+
+
+def test_locks_are_taken_in_one_order_and_again_as_often_as_one_likes(place: Place) -> None:
+    for _ in range(2):
+        with place.store.write() as session:
+            session.lock_author(AUTHOR)
+            session.lock_author(AUTHOR)
+            session.lock_permissions(exclusive=False)
+            session.lock_subjects(SUBJECTS)
+            session.lock_subjects(iter(SUBJECTS))
+            session.lock_author(AUTHOR)
+            session.lock_permissions(exclusive=True)
+            session.lock_subjects([])
+            assert session.take_ready("k", 1) == session.take_overdue(1, 1) == session.take_claimed(AUTHOR) == []
+
+
+def author_then_subjects(session: Session) -> None:
+    session.lock_author(AUTHOR)
+    session.lock_subjects(SUBJECTS)
+
+
+def author_after_permissions(session: Session) -> None:
+    session.lock_permissions(exclusive=False)
+    session.lock_author(AUTHOR)
+
+
+def two_authors(session: Session) -> None:
+    session.lock_author(AUTHOR)
+    session.lock_author(OTHER)
+
+
+MISUSES: list[Callable[[Session], object]] = [
+    lambda session: session.lock_subjects(SUBJECTS),
+    lambda session: session.take_ready("k", 1),
+    lambda session: session.take_overdue(1, 1),
+    lambda session: session.take_claimed(AUTHOR),
+    author_then_subjects,
+    author_after_permissions,
+    two_authors,
+]
+
+
+@pytest.mark.parametrize("misuse", MISUSES)
+def test_locks_in_another_order_are_an_error_and_undo_the_transaction(
+    place: Place, misuse: Callable[[Session], object]
+) -> None:
+    for _ in range(2):
+        with pytest.raises(LockMisuse):
+            with place.store.write() as session:
+                session.set_meta("a", b"1")
+                misuse(session)
+        assert note(place.store, "a") is None
+        # What a transaction has locked does not outlive it.
+        with place.store.write() as session:
+            session.lock_author(OTHER)
+            session.lock_permissions(exclusive=False)
+            session.lock_subjects(SUBJECTS)
+
+
+@pytest.mark.parametrize(
+    "lock",
+    [
+        lambda session: session.lock_author(AUTHOR),
+        lambda session: session.lock_permissions(exclusive=False),
+        lambda session: session.lock_subjects(SUBJECTS),
+        lambda session: session.take_ready("k", 1),
+    ],
+)
+def test_only_a_write_transaction_locks(place: Place, lock: Callable[[Session], object]) -> None:
+    with place.store.read() as session:
+        with pytest.raises(LockMisuse):
+            lock(session)
+    with place.store.write() as over:
+        pass
+    with pytest.raises(LockMisuse):
+        lock(over)

@@ -8,6 +8,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 
+from hocket.bus.changes import JOB
 from hocket.kernel import roster
 from hocket.kernel.clock import Hlc, pack, unpack
 from hocket.kernel.ids import ulid_ms
@@ -158,6 +159,7 @@ class Projection:
 
     def entry(self, job_id: bytes) -> JobEntry | None:
         if job_id not in self._entries:
+            self._session.lock_subjects(((JOB, job_id),))
             found = self._session.job(job_id)
             if found is None and self._settle_log():
                 found = self._session.job(job_id)
@@ -166,7 +168,9 @@ class Projection:
 
     def load(self, job_ids: Iterable[bytes]) -> None:
         """Reads many entries at once."""
-        for entry in self._session.jobs_by_id([i for i in job_ids if i not in self._entries]):
+        unknown = [job_id for job_id in job_ids if job_id not in self._entries]
+        self._session.lock_subjects((JOB, job_id) for job_id in unknown)
+        for entry in self._session.jobs_by_id(unknown):
             self._entries[entry.job.id] = entry
 
     def prepare(self, ops: Sequence[Op]) -> None:

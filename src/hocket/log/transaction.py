@@ -5,7 +5,7 @@ stored together at the end, so that many requests cost one commit.
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from msgspec.structs import replace
@@ -16,7 +16,20 @@ from hocket.kernel.clock import U32_MAX, ClockOverflow, Hlc, pack, recv, tick, u
 from hocket.kernel.ops import NO_ID, Op, bound, decode, link_to, pin_to, sealed, unsigned
 from hocket.kernel.policy import Policy
 from hocket.kernel.reasons import Reason
-from hocket.kernel.vocabulary import EXTENSION_BASE, CreateArtifact, Payload, ScheduleJob, discriminant, job_of
+from hocket.kernel.vocabulary import (
+    EXTENSION_BASE,
+    CreateArtifact,
+    DelegateUcan,
+    DesignateCoordinator,
+    Payload,
+    ReportFork,
+    RevokeRoot,
+    RevokeUcan,
+    RouteKind,
+    ScheduleJob,
+    discriminant,
+    job_of,
+)
 from hocket.log.naming import ID_BYTES, is_taken, keyed
 from hocket.log.permissions import PermissionsReader
 from hocket.log.projection import Projection
@@ -27,6 +40,7 @@ Wall = Callable[[int], int]
 Signer = Callable[[Sequence[bytes]], list[bytes]]
 
 
+PERMISSION_PAYLOADS = frozenset((DelegateUcan, RevokeUcan, RevokeRoot, ReportFork, DesignateCoordinator, RouteKind))
 # Where the store keeps that this node has not always been given everything.
 GAPS = "gaps"
 # Where the store keeps that this node came into a mesh that was there before it, so that somebody is the coordinator.
@@ -102,6 +116,8 @@ class Transaction:
         self.node = node
         self.physical = physical
         self._permissions_reader = permissions_reader
+        session.lock_author(node.to_bytes(8, "big"))
+        session.lock_permissions(exclusive=False)
         head = session.head()
         if head.rebuilding is not None:
             raise being_rebuilt()
@@ -154,6 +170,7 @@ class Transaction:
         """
         if self.is_strict and discriminant(payload) >= EXTENSION_BASE:
             return Reason.STRICT
+        self.lock_permissions_for((payload,))
         stamp = next_stamp(self._clock, self._wall_now)
         op, body = self._named(stamp, payload, deps, about)
         projection = self.projection
@@ -165,6 +182,11 @@ class Transaction:
         self._clock, self._last = stamp, op.id
         self._drafts.append(OpDraft(op, body, is_sealed=False))
         return op
+
+    def lock_permissions_for(self, payloads: Iterable[Payload]) -> None:
+        """What changes the permissions excludes all that are decided by them."""
+        if any(type(payload) in PERMISSION_PAYLOADS for payload in payloads):
+            self.session.lock_permissions(exclusive=True)
 
     def _named(self, stamp: Hlc, payload: Payload, deps: tuple[bytes, ...], about: int | None) -> tuple[Op, bytes]:
         if self.is_bound:

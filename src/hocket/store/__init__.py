@@ -16,6 +16,7 @@ from hocket.store.artifacts import Artifact, ArtifactSession
 from hocket.store.intake import IntakeSession, LateOp, OverQuota, Refusal, WrittenTotals
 from hocket.store.jobs import JobEntry, JobFilter, JobSession, QueueSession, Stage
 from hocket.store.local import LocalSession, Place, WorkerRow
+from hocket.store.locks import LockMisuse, LockSession, SubjectKey
 from hocket.store.ops import Head, OpRow, OpSession
 from hocket.store.peers import Invitation, Peer, PeerSession
 from hocket.store.registers import Coordinator, Delegated, Fork, RegisterSession, Revoked, Schedule
@@ -35,6 +36,8 @@ __all__ = [
     "JobSession",
     "LateOp",
     "LocalSession",
+    "LockMisuse",
+    "LockSession",
     "OpRow",
     "OpSession",
     "OverQuota",
@@ -49,6 +52,7 @@ __all__ = [
     "Session",
     "Stage",
     "Store",
+    "SubjectKey",
     "WorkerRow",
     "WrittenTotals",
     "open",
@@ -59,6 +63,7 @@ MEMORY = ":memory:"
 
 
 class Session(
+    LockSession,
     OpSession,
     IntakeSession,
     JobSession,

@@ -73,9 +73,21 @@ class QueueSession(Protocol):
     def ready(self, kind: str, limit: int, after: JobEntry | None = None) -> list[tuple[JobEntry, bytes | None]]:
         """The most urgent jobs of a kind, each with its ScheduleJob op (None when that is not stored yet)."""
 
+    def take_ready(self, kind: str, limit: int, after: JobEntry | None = None) -> list[tuple[JobEntry, bytes | None]]:
+        """The same, locked: jobs that another transaction has locked are left out."""
+
     def claimed_count(self, kind: str) -> int: ...
     def claimed(self) -> list[JobEntry]: ...
-    def overdue(self, now: int, limit: int) -> list[JobEntry]: ...
+
+    def take_claimed(self, node: bytes) -> list[JobEntry]:
+        """The jobs that a node holds, locked: those that another transaction has locked are left out."""
+
+    def overdue(self, now: int, limit: int) -> list[JobEntry]:
+        """Jobs that are held past their deadline."""
+
+    def take_overdue(self, now: int, limit: int) -> list[JobEntry]:
+        """The same, locked: jobs that another transaction has locked are left out."""
+
     def next_ready_at(self) -> int | None: ...
     def next_deadline(self) -> int | None: ...
 

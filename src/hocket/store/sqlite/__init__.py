@@ -51,7 +51,7 @@ class SqliteStore:
                 # bytes in several of them.
                 _set(self._writer, f"page_size={PAGE_BYTES}", "journal_mode=WAL")
             self._migrate()
-        self._write_session = SqliteSession(self._writer, remember_head=True)
+        self._write_session = SqliteSession(self._writer, is_writer=True)
         self._readers: ReadPool | WriterAsReader
         if self.path == ":memory:":
             self._readers = WriterAsReader(ReadConnection(self._writer), self._write_lock)

@@ -8,7 +8,7 @@ from hocket.kernel.clock import pack, unpack
 from hocket.kernel.policy import DEFAULT, decode_policy, encode_policy
 from hocket.kernel.roster import Job, Outcome, State
 from hocket.store.jobs import JobEntry, JobFilter, Stage
-from hocket.store.sqlite.statements import Statements
+from hocket.store.sqlite.locks import LockStatements
 
 CLAIMED_REMEMBERED = 4_096
 
@@ -33,7 +33,7 @@ _OUTCOMES = tuple(Outcome)
 _STATES = (State.PENDING, State.PENDING, State.PENDING, State.CLAIMED, State.COMPLETED)
 
 
-class JobStatements(Statements):
+class JobStatements(LockStatements):
     def job(self, job_id: bytes) -> JobEntry | None:
         if self._head_seen and job_id in self._claimed:
             return self._claimed[job_id]
@@ -49,7 +49,7 @@ class JobStatements(Statements):
     def put_jobs(self, entries: Sequence[JobEntry]) -> None:
         self._count_finished(entries)
         self._many(_PUT_JOB, [_row(entry) for entry in entries])
-        for entry in entries if self._remember_head else ():
+        for entry in entries if self._is_writer else ():
             if entry.stage is Stage.CLAIMED and len(self._claimed) < CLAIMED_REMEMBERED:
                 self._claimed[entry.job.id] = entry
             else:
@@ -165,15 +165,27 @@ class JobStatements(Statements):
         )
         return [(_entry(row[:-1]), row[-1]) for row in rows]
 
+    def take_ready(self, kind: str, limit: int, after: JobEntry | None = None) -> list[tuple[JobEntry, bytes | None]]:
+        self.lock_subjects(())
+        return self.ready(kind, limit, after)
+
     def claimed_count(self, kind: str) -> int:
         return int(self._one("SELECT count(*) FROM jobs WHERE stage = 3 AND kind = ?", kind))
 
     def claimed(self) -> list[JobEntry]:
         return [_entry(row) for row in self._sql(f"SELECT {_JOB} FROM jobs WHERE stage = 3")]
 
+    def take_claimed(self, node: bytes) -> list[JobEntry]:
+        self.lock_subjects(())
+        return [_entry(row) for row in self._sql(f"SELECT {_JOB} FROM jobs WHERE stage = 3 AND claimer = ?", (node,))]
+
     def overdue(self, now: int, limit: int) -> list[JobEntry]:
         rows = self._sql(f"SELECT {_JOB} FROM jobs WHERE stage = 3 AND deadline < ? LIMIT ?", (now, limit))
         return [_entry(row) for row in rows]
+
+    def take_overdue(self, now: int, limit: int) -> list[JobEntry]:
+        self.lock_subjects(())
+        return self.overdue(now, limit)
 
     def next_ready_at(self) -> int | None:
         return self._one("SELECT min(ready_at) FROM jobs WHERE stage = 1")  # type: ignore[no-any-return]

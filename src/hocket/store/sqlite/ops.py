@@ -7,7 +7,8 @@ from operator import itemgetter
 from typing import Any
 
 from hocket.store.ops import Head, OpRow
-from hocket.store.sqlite.statements import UNREADABLE, Statements, damaged
+from hocket.store.sqlite.locks import LockStatements
+from hocket.store.sqlite.statements import UNREADABLE, damaged
 
 _HEAD = "wall, logical, seq, chain, settled, unsettled, rebuilding, law, last"
 _OP = "seq, id, hlc, variant, job, reason, settled, body, chain"
@@ -18,12 +19,12 @@ _PUT_HEAD = (
 _ADD_OP = f"INSERT INTO ops ({_OP}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
 
 
-class OpStatements(Statements):
+class OpStatements(LockStatements):
     def head(self) -> Head:
         """The head, read again only when another connection has written since this one last read or wrote it."""
         version = self._data_version("main")
         self._head_seen = True
-        if self._remember_head and self._head is not None and version == self._head_version:
+        if self._is_writer and self._head is not None and version == self._head_version:
             return self._head
         try:
             row = self._sql(f"SELECT {_HEAD} FROM head").fetchone()
@@ -48,9 +49,11 @@ class OpStatements(Statements):
         else:
             self._head = None
         self._head_seen = False
+        self._unlock()
 
     def undone(self) -> None:
         self._head, self._head_seen = None, False
+        self._unlock()
 
     def add_ops(self, rows: Sequence[OpRow]) -> None:
         if len(rows) == 1:

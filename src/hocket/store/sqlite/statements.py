@@ -20,10 +20,10 @@ def damaged(how: str) -> StoreError:
 
 
 class Statements:
-    """`remember_head` is for the session of a write transaction, which excludes every other writer."""
+    """`is_writer` is for the session of write transactions, which exclude every other writer."""
 
-    def __init__(self, connection: apsw.Connection, remember_head: bool = False) -> None:
-        self._remember_head = remember_head
+    def __init__(self, connection: apsw.Connection, is_writer: bool = False) -> None:
+        self._is_writer = is_writer
         self._connection = connection
         self._sql = connection.execute
         self._many = connection.executemany
@@ -34,6 +34,9 @@ class Statements:
         # Jobs that this connection has written as claimed, for as long as no other connection writes: whoever claims
         # them comes back to end them.
         self._claimed: dict[bytes, JobEntry] = {}
+        # What the transaction has locked.
+        self._author: bytes | None = None
+        self._has_permissions = False
 
     def _one(self, sql: str, *values: Any) -> Any:
         """The first column of the first row, or None."""
