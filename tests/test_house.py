@@ -4,6 +4,7 @@ Read from the syntax trees: nothing is imported, so the check also holds for roo
 """
 
 import ast
+import re
 from collections.abc import Collection
 from pathlib import Path
 
@@ -49,6 +50,14 @@ WORLD = {
     "time",
 }
 
+# Databases are the store's affair: outside it nobody speaks to one, and nobody knows which one it is.
+DATABASES = {"apsw", "libsql", "psycopg", "sqlite3"}
+SQL = re.compile(
+    r"SELECT\s.+\sFROM\s|(INSERT|REPLACE)\s(OR\s\w+\s)?INTO\s|UPDATE\s\w+\sSET\s|DELETE\sFROM\s"
+    r"|(CREATE|ALTER|DROP)\s(TABLE|INDEX|TRIGGER)\s|PRAGMA\s|BEGIN\sIMMEDIATE",
+    re.DOTALL,
+)
+
 
 def imports(source: str, module: tuple[str, ...], is_package: bool) -> set[str]:
     """Every module that the source imports, as absolute dotted names. `from x import y` counts as x.y."""
@@ -74,6 +83,8 @@ def broken_rules(source: str, module: tuple[str, ...], is_package: bool = False)
         parts = name.split(".")
         if room == "kernel" and parts[0] in WORLD:
             broken.append(f"the kernel imports {parts[0]}")
+        if room != "store" and (parts[0] in DATABASES or parts[:3] == ["hocket", "store", "sqlite"]):
+            broken.append(f"{room} imports {name}, which is for the store alone")
         if parts[0] != "hocket" or room in EVERYWHERE:
             continue
         target = parts[1] if len(parts) > 1 else "__init__"
@@ -93,6 +104,20 @@ def broken_rules(source: str, module: tuple[str, ...], is_package: bool = False)
     return broken
 
 
+def statements(source: str) -> list[str]:
+    """The texts in the source that are SQL. An f-string counts as one text, with a mark where a value goes."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        text = ""
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            text = node.value
+        elif isinstance(node, ast.JoinedStr):
+            text = "".join(str(part.value) if isinstance(part, ast.Constant) else "_" for part in node.values)
+        if SQL.search(text):
+            found.append(text)
+    return found
+
+
 def modules() -> list[Path]:
     return sorted(path for path in HOUSE.rglob("*.py"))
 
@@ -109,6 +134,46 @@ def test_rooms_import_only_what_stands_above_them():
         if (found := broken_rules(path.read_text(encoding="utf-8"), module_name(path), path.stem == "__init__"))
     }
     assert not broken
+
+
+def test_only_the_store_speaks_sql():
+    assert not {
+        str(path.relative_to(HOUSE)): found
+        for path in modules()
+        if path.relative_to(HOUSE).parts[0] != "store" and (found := statements(path.read_text(encoding="utf-8")))
+    }
+
+
+def test_only_the_stores_own_tests_know_which_store_it_is():
+    tests = Path(__file__).parent
+    assert not [
+        str(path.relative_to(tests))
+        for path in sorted(tests.rglob("*.py"))
+        if path.relative_to(tests).parts[0] != "store"
+        and any(name.startswith("hocket.store.sqlite") for name in imports(path.read_text(encoding="utf-8"), (), False))
+    ]
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        'sql("SELECT id FROM jobs")',
+        'sql(f"SELECT {columns} FROM jobs")',
+        'sql(f"""SELECT {columns}\\n        FROM jobs""")',
+        'sql("INSERT OR IGNORE INTO late VALUES (1)")',
+        'sql(f"REPLACE INTO {table} VALUES (1)")',
+        'sql("UPDATE jobs SET stage = 0")',
+        'sql(f"DELETE FROM {table} WHERE one = 1")',
+        'sql("DROP TABLE jobs")',
+        'sql("PRAGMA user_version")',
+    ],
+)
+def test_sql_is_found(source: str):
+    assert statements(source)
+
+
+def test_words_that_sql_uses_too_are_no_sql():
+    assert statements('say("Update the jobs", "select one from the list", "delete from here on", "pragma")') == []
 
 
 def test_every_room_has_its_place():
@@ -199,6 +264,9 @@ def test_no_class_name_stands_for_two_things():
         ("hocket.work.worker", "from hocket import node"),
         ("hocket.errors", "from hocket.store import Store"),
         ("hocket.attic.box", "import hocket.kernel"),
+        ("hocket.testing.sim.disk", "from hocket.store.sqlite import SqliteStore"),
+        ("hocket.cli.doctor", "def f():\n    import hocket.store.sqlite.session"),
+        ("hocket.log.audit", "import apsw"),
     ],
 )
 def test_a_wrong_import_is_found(module: str, source: str):

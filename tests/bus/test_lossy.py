@@ -20,8 +20,8 @@ from hocket.log import Log, Transaction
 from hocket.log.steady_clock import SteadyWall
 from hocket.node.handles import JobCancelled, JobFailed
 from hocket.node.node import Node
-from hocket.store import Place
-from hocket.store.sqlite import SqliteStore
+from hocket.store import MEMORY, Place
+from hocket.store import open as open_store
 from hocket.testing import sim
 from hocket.testing.sim.environment import Clocks, SimEnvironment, SimHost
 from hocket.testing.sim.loop import run as run_virtually
@@ -70,7 +70,7 @@ class SmallNode:
         self.environment.bus = bus
         self.key = SigningKey(chance.randbytes(32))
         log = Log(
-            SqliteStore(":memory:", create=True),
+            open_store(MEMORY),
             self.key,
             did_key(USER.public),
             wall=SteadyWall(clocks.day, clocks.monotonic),

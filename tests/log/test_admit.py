@@ -187,7 +187,7 @@ def test_what_cannot_be_read_is_refused_and_counted_and_the_rest_goes_on() -> No
 
 @pytest.mark.req("LW-34")
 def test_the_list_of_refusals_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hocket.store.sqlite_session.REFUSALS_KEPT", 10)
+    monkeypatch.setattr("hocket.store.intake.REFUSALS_KEPT", 10)
     log = new_log()
     for _ in range(5):
         log.admit([(bytes([number]) * 16, Malformed("")) for number in range(7)])

@@ -20,7 +20,7 @@ from hocket.log.audit import Audit, AuditFinding, verify
 from hocket.log.transaction import link
 from hocket.node.runtime import Runtime
 from hocket.store import OpRow
-from hocket.store.sqlite import SqliteStore
+from hocket.store import open as open_store
 from hocket.work import jobs
 from tests.log.roster.world import (
     INTRODUCTIONS,
@@ -280,15 +280,15 @@ def test_an_expected_head_must_be_on_the_log(log: Log) -> None:
 @pytest.mark.req("VX-08")
 def test_a_rollback_is_found_by_the_head_that_was_kept(tmp_path: Path) -> None:
     path = tmp_path / "log.db"
-    log = fill(new_log(SqliteStore(path, create=True)))
+    log = fill(new_log(open_store(path, create=True)))
     log.store.close()
     shutil.copy(path, tmp_path / "old.db")
-    log = new_log(SqliteStore(path))
+    log = new_log(open_store(path))
     log.append_plain("k", b"{}")
     kept = audit(log).head
     log.store.close()
     shutil.copy(tmp_path / "old.db", path)
-    log = new_log(SqliteStore(path))
+    log = new_log(open_store(path))
     assert findings(log) == []
     (found,) = audit(log, kept).findings
     assert "expected head" in found.what
@@ -305,14 +305,14 @@ HEADER_BYTES = 100
 
 def test_any_damage_of_the_files_header_is_told_in_a_sentence(tmp_path: Path) -> None:
     path = tmp_path / "log.db"
-    fill(new_log(SqliteStore(path, create=True))).store.close()
+    fill(new_log(open_store(path, create=True))).store.close()
     good = path.read_bytes()
     for place in range(HEADER_BYTES):
         damaged = bytearray(good)
         damaged[place] ^= 0x41
         path.write_bytes(damaged)
         try:
-            store = SqliteStore(path)
+            store = open_store(path)
         except StoreError:
             continue
         with suppress(StoreError):
@@ -326,7 +326,7 @@ def test_a_damaged_file_never_passes_for_the_whole_log(tmp_path: Path, seed: int
     sentence. Nothing else comes out.
     """
     path = tmp_path / "log.db"
-    log = fill(new_log(SqliteStore(path, create=True)))
+    log = fill(new_log(open_store(path, create=True)))
     original = [(row.seq, row.body) for row in rows(log)]
     log.store.close()
     good = path.read_bytes()
@@ -337,7 +337,7 @@ def test_a_damaged_file_never_passes_for_the_whole_log(tmp_path: Path, seed: int
             damaged[chance.randrange(HEADER_BYTES, len(damaged))] ^= 1 << chance.randrange(8)
         path.write_bytes(damaged)
         try:
-            store = SqliteStore(path)
+            store = open_store(path)
         except StoreError:
             continue
         try:

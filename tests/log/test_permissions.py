@@ -37,7 +37,8 @@ from hocket.kernel.vocabulary import (
 from hocket.log import RULES, Log
 from hocket.log.audit import verify
 from hocket.log.intake import Admission
-from hocket.store.sqlite import SqliteStore
+from hocket.store import MEMORY
+from hocket.store import open as open_store
 from hocket.work import cron, jobs
 from tests.log.roster.test_cascades import everywhere_the_same, reason
 from tests.log.roster.world import (
@@ -115,7 +116,7 @@ def worker_can_sign(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def admitted(*batches: Iterable[Op], rules: Rules = UNBOUND) -> Log:
-    store = SqliteStore(":memory:", create=True)
+    store = open_store(MEMORY)
     with store.write() as session:
         session.set_meta(RULES, encode_rules(rules))
     log = new_log(store)

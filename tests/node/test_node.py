@@ -388,3 +388,26 @@ def test_nothing_of_a_closed_node_is_left(home: Path) -> None:
         if thread.name.startswith("hocket-"):
             thread.join(PATIENCE_S)
     assert threading.active_count() == threads
+
+
+def test_a_query_waits_for_no_other_query_and_for_no_commit(home: Path) -> None:
+    """The others end only after it has been answered."""
+
+    async def main() -> None:
+        async with hocket.open(home) as node:
+            answered = threading.Event()
+            begun = [threading.Event() for _ in range(4)]
+
+            def hold(event: threading.Event) -> None:
+                event.set()
+                assert answered.wait(60)
+
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(node.run(lambda tx: hold(begun[0])))
+                for event in begun[1:]:
+                    tasks.create_task(node.peek(lambda session, event=event: hold(event)))
+                await asyncio.to_thread(lambda: [event.wait(60) for event in begun])
+                assert await asyncio.wait_for(node.peek(lambda session: session.head().seq), 60) > 0
+                answered.set()
+
+    asyncio.run(main())

@@ -8,15 +8,12 @@ python child.py half ADDRESS N        writes a note, says so before it commits, 
 
 import sys
 
+from hocket import store as stores
 from hocket.store import Store
-from hocket.store.sqlite import SqliteStore
-
-SCHEMES = {"sqlite": lambda rest: SqliteStore(rest, create=True)}
 
 
 def open_store(address: str) -> Store:
-    scheme, _, rest = address.partition(":")
-    return SCHEMES[scheme](rest)
+    return stores.open(address, create=True)
 
 
 def say(word: str) -> None:

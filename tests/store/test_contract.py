@@ -1,10 +1,11 @@
-"""The contract of every store, shown on each of them. A new store gets one line in KINDS: how to make one at a place,
-and how another process finds it there.
+"""The contract of every store, shown on each of them. A new store gets one line in KINDS: its address at a place, and
+whether other processes share it.
 """
 
 import subprocess
 import sys
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -12,12 +13,13 @@ from typing import NamedTuple
 import pytest
 
 from hocket import store as contract
+from hocket.kernel.clock import Hlc
 from hocket.kernel.policy import Policy
+from hocket.kernel.roster import Job, Outcome, State
 from hocket.kernel.subjects import JOB, Subject
 from hocket.log import Log
 from hocket.log.audit import verify
-from hocket.store import Schedule, Session, Stage, Store, WorkerRow
-from hocket.store.sqlite import SqliteStore
+from hocket.store import JobEntry, JobFilter, LockMisuse, Schedule, Session, Stage, Store, WorkerRow
 from hocket.work import jobs
 from hocket.work.jobs import Draft
 from tests.log.roster.world import introduction, job_id, new_log
@@ -27,18 +29,19 @@ CHILD = Path(__file__).parent / "child.py"
 
 
 class Kind(NamedTuple):
-    make: Callable[[Path], Store]
-    # What child.py opens the same store by; None for one that lives and dies with its object.
-    address: Callable[[Path], str] | None
+    address: Callable[[Path], str]
+    # Whether another process finds the same store there.
+    is_shared: bool
+
+    def make(self, place: Path) -> Store:
+        return contract.open(self.address(place), create=True)
 
 
 KINDS = {
-    "sqlite file": Kind(
-        lambda place: SqliteStore(place / "log.db", create=True), lambda place: f"sqlite:{place / 'log.db'}"
-    ),
-    "sqlite memory": Kind(lambda place: SqliteStore(":memory:", create=True), None),
+    "sqlite file": Kind(lambda place: f"sqlite://{place / 'log.db'}", is_shared=True),
+    "sqlite memory": Kind(lambda place: contract.MEMORY, is_shared=False),
 }
-SHARED = [name for name, kind in KINDS.items() if kind.address is not None]
+SHARED = [name for name, kind in KINDS.items() if kind.is_shared]
 
 
 class Place:
@@ -56,7 +59,6 @@ class Place:
         return other
 
     def start(self, verb: str, *words: object) -> "subprocess.Popen[str]":
-        assert self.kind.address is not None
         command = [sys.executable, str(CHILD), verb, self.kind.address(self.path), *map(str, words)]
         return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT)
 
@@ -222,7 +224,6 @@ def test_a_transaction_cut_short_by_a_kill_leaves_nothing(shared: Place) -> None
 @pytest.mark.parametrize("name", SHARED)
 def test_many_processes_can_create_it_at_once(name: str, tmp_path: Path) -> None:
     kind = KINDS[name]
-    assert kind.address is not None
     for turn in range(3):
         path = tmp_path / str(turn)
         path.mkdir()
@@ -294,6 +295,91 @@ def test_the_queue_gives_the_most_urgent_first_and_the_oldest_of_those(place: Pl
         assert session.ready("kk", 10) == []
         assert session.ready_kinds() == ["k"]
         assert session.counts() == {(Stage.READY, None): 6}
+
+
+def numbered(number: int) -> bytes:
+    return number.to_bytes(16, "big")
+
+
+def entry(number: int, kind: str, stage: Stage, outcome: Outcome | None = None) -> JobEntry:
+    at = Hlc(number, 0, 1)
+    state = {Stage.CLAIMED: State.CLAIMED, Stage.DONE: State.COMPLETED}.get(stage, State.PENDING)
+    return JobEntry(Job(numbered(number), kind, numbered(number), at, Policy(), at, state, outcome), stage, None)
+
+
+LISTED = [
+    entry(1, "acme.render", Stage.DONE, Outcome.SUCCEEDED),
+    entry(2, "acme", Stage.DONE, Outcome.FAILED),
+    entry(3, "acme-mail", Stage.READY),
+    entry(4, "acme.render", Stage.DELAYED),
+    entry(5, "acme.mail", Stage.CLAIMED),
+    entry(6, "other", Stage.DONE, Outcome.SUCCEEDED),
+    entry(7, "acme.mail", Stage.DONE, Outcome.CANCELLED),
+    entry(8, "acme.render.fast", Stage.DONE, Outcome.SUCCEEDED),
+]
+
+
+@pytest.mark.req("LW-17")
+@pytest.mark.parametrize(
+    ("wanted", "numbers"),
+    [
+        (JobFilter(), [8, 7, 6, 5, 4, 3, 2, 1]),
+        (JobFilter(newest_first=False), [1, 2, 3, 4, 5, 6, 7, 8]),
+        (JobFilter(stages=(Stage.READY, Stage.DELAYED)), [4, 3]),
+        (JobFilter(stages=(Stage.DONE,), kind="acme"), [8, 7, 2, 1]),
+        (JobFilter(outcome=Outcome.SUCCEEDED), [8, 6, 1]),
+        (JobFilter(outcome=Outcome.FAILED), [2]),
+        (JobFilter(outcome=Outcome.CANCELLED, kind="acme.mail"), [7]),
+        (JobFilter(stages=(Stage.CLAIMED,), outcome=Outcome.FAILED), []),
+        (JobFilter(kind="acme.render"), [8, 4, 1]),
+        (JobFilter(kind="acm"), []),
+        (JobFilter(beyond=numbered(3)), [2, 1]),
+        (JobFilter(beyond=numbered(6), newest_first=False), [7, 8]),
+    ],
+)
+def test_lists_are_filtered_and_come_in_pages(place: Place, wanted: JobFilter, numbers: list[int]) -> None:
+    with place.store.write() as session:
+        session.put_jobs(LISTED)
+    with place.store.read() as session:
+        assert [each.job.id for each in session.jobs(wanted, 100)] == [numbered(number) for number in numbers]
+        found: list[bytes] = []
+        while page := session.jobs(wanted, 2):
+            found += [each.job.id for each in page]
+            wanted = wanted._replace(beyond=found[-1])
+        assert found == [numbered(number) for number in numbers]
+
+
+@pytest.mark.req("LW-17")
+def test_counts_follow_every_change_of_a_job(place: Place) -> None:
+    def counts() -> dict[tuple[Stage, Outcome | None], int]:
+        with place.store.read() as session:
+            return session.counts()
+
+    assert counts() == {}
+    with place.store.write() as session:
+        session.put_jobs(LISTED)
+    known = Counter((each.stage, each.job.outcome) for each in LISTED)
+    assert counts() == known
+    changed = [
+        entry(2, "acme", Stage.READY),  # failed, and is tried again
+        entry(5, "acme.mail", Stage.DONE, Outcome.SUCCEEDED),
+        entry(7, "acme.mail", Stage.DONE, Outcome.SUCCEEDED),
+        entry(9, "acme", Stage.DONE, Outcome.FAILED),
+    ]
+    with place.store.write() as session:
+        session.put_jobs(changed)
+        session.drop_job(numbered(1))
+        session.drop_job(numbered(404))
+    after = {each.job.id: each for each in LISTED[1:]} | {each.job.id: each for each in changed}
+    assert counts() == Counter((each.stage, each.job.outcome) for each in after.values())
+    with pytest.raises(Trouble):
+        with place.store.write() as session:
+            session.put_jobs([entry(3, "acme", Stage.DONE, Outcome.FAILED)])
+            raise Trouble
+    assert counts() == Counter((each.stage, each.job.outcome) for each in after.values())
+    with place.store.write() as session:
+        session.drop_projections()
+    assert counts() == {}
 
 
 @pytest.mark.req("VX-01")
@@ -395,3 +481,125 @@ def test_dropping_the_projections_keeps_the_truth(place: Place) -> None:
 def test_an_undamaged_store_says_so(place: Place) -> None:
     with place.store.read() as session:
         assert session.damage() == []
+
+
+def held_open(store: Store, opened: threading.Event, close: threading.Event) -> Callable[[], None]:
+    def hold() -> None:
+        with store.read() as session:
+            assert session.meta("a") is None
+            opened.set()
+            assert close.wait(60)
+            assert session.meta("a") is None
+
+    return hold
+
+
+@pytest.mark.req("VX-01")
+def test_threads_read_while_others_read_and_one_writes(shared: Place) -> None:
+    """The readers end only after all the rest is done: nobody can have waited for them."""
+    close = threading.Event()
+    opened = [threading.Event() for _ in range(3)]
+
+    def rest() -> None:
+        assert all(each.wait(60) for each in opened)
+        with shared.store.write() as session:
+            session.set_meta("a", b"1")
+            seen: list[bytes | None] = []
+            run_together(lambda: seen.append(note(shared.store, "a")))
+            assert seen == [None]
+        assert note(shared.store, "a") == b"1"
+        close.set()
+
+    run_together(*(held_open(shared.store, each, close) for each in opened), rest)
+
+
+@pytest.mark.req("VX-01")
+def test_any_number_of_threads_may_read(place: Place) -> None:
+    def look() -> None:
+        for _ in range(20):
+            with place.store.read() as session, place.store.read() as again:
+                assert session.head() == again.head()
+
+    run_together(*[look] * 24)
+
+
+# Locks: what a transaction says before it decides.
+
+AUTHOR, OTHER = bytes(7) + b"A", bytes(7) + b"B"
+SUBJECTS = [("job", b"2"), ("job", b"1"), ("limit", b"k")]
+
+
+def test_locks_are_taken_in_one_order_and_again_as_often_as_one_likes(place: Place) -> None:
+    for _ in range(2):
+        with place.store.write() as session:
+            session.lock_author(AUTHOR)
+            session.lock_author(AUTHOR)
+            session.lock_permissions(exclusive=False)
+            session.lock_subjects(SUBJECTS)
+            session.lock_subjects(iter(SUBJECTS))
+            session.lock_author(AUTHOR)
+            session.lock_permissions(exclusive=True)
+            session.lock_subjects([])
+            assert session.take_ready("k", 1) == session.take_overdue(1, 1) == session.take_claimed(AUTHOR) == []
+
+
+def author_then_subjects(session: Session) -> None:
+    session.lock_author(AUTHOR)
+    session.lock_subjects(SUBJECTS)
+
+
+def author_after_permissions(session: Session) -> None:
+    session.lock_permissions(exclusive=False)
+    session.lock_author(AUTHOR)
+
+
+def two_authors(session: Session) -> None:
+    session.lock_author(AUTHOR)
+    session.lock_author(OTHER)
+
+
+MISUSES: list[Callable[[Session], object]] = [
+    lambda session: session.lock_subjects(SUBJECTS),
+    lambda session: session.take_ready("k", 1),
+    lambda session: session.take_overdue(1, 1),
+    lambda session: session.take_claimed(AUTHOR),
+    author_then_subjects,
+    author_after_permissions,
+    two_authors,
+]
+
+
+@pytest.mark.parametrize("misuse", MISUSES)
+def test_locks_in_another_order_are_an_error_and_undo_the_transaction(
+    place: Place, misuse: Callable[[Session], object]
+) -> None:
+    for _ in range(2):
+        with pytest.raises(LockMisuse):
+            with place.store.write() as session:
+                session.set_meta("a", b"1")
+                misuse(session)
+        assert note(place.store, "a") is None
+        # What a transaction has locked does not outlive it.
+        with place.store.write() as session:
+            session.lock_author(OTHER)
+            session.lock_permissions(exclusive=False)
+            session.lock_subjects(SUBJECTS)
+
+
+@pytest.mark.parametrize(
+    "lock",
+    [
+        lambda session: session.lock_author(AUTHOR),
+        lambda session: session.lock_permissions(exclusive=False),
+        lambda session: session.lock_subjects(SUBJECTS),
+        lambda session: session.take_ready("k", 1),
+    ],
+)
+def test_only_a_write_transaction_locks(place: Place, lock: Callable[[Session], object]) -> None:
+    with place.store.read() as session:
+        with pytest.raises(LockMisuse):
+            lock(session)
+    with place.store.write() as over:
+        pass
+    with pytest.raises(LockMisuse):
+        lock(over)

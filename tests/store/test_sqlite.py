@@ -1,6 +1,8 @@
 """What is SQLite's alone: its file, its versions, its errors, and the settings that durability hangs on."""
 
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from importlib import resources
 from pathlib import Path
@@ -9,16 +11,18 @@ import apsw
 import pytest
 
 from hocket.errors import StoreError
+from hocket.kernel.clock import Hlc
 from hocket.kernel.ids import content_hash
 from hocket.kernel.ops import NO_ID
 from hocket.kernel.policy import Policy
+from hocket.kernel.roster import Job, Outcome, State
 from hocket.kernel.vocabulary import ScheduleJob
 from hocket.log import Log, Transaction
 from hocket.log.audit import verify
-from hocket.store import Place, Session, Stage, WorkerRow, sqlite
+from hocket.store import JobEntry, JobFilter, Place, Session, Stage, WorkerRow, sqlite
 from hocket.store.sqlite import APPLICATION_ID, VERSION, SqliteStore
 from hocket.work import jobs
-from hocket.work.jobs import Draft
+from hocket.work.jobs import Draft, Held
 from hocket.work.run_outputs import Content, creation
 from tests.log.roster.world import INTRODUCTIONS, Script, introduction, job_id, new_log, sent
 
@@ -38,7 +42,11 @@ def log(path: Path) -> Iterator[Log]:
 
 @pytest.mark.req("VX-07")
 def test_a_commit_is_on_the_disk_when_it_returns(log: Log) -> None:
-    for connection in (log.store._writer, log.store._reader):  # type: ignore[attr-defined]
+    store = log.store
+    assert isinstance(store, SqliteStore)
+    with store.read():
+        reader = store._readers.take().connection
+    for connection in (store._writer, reader):
         assert connection.pragma("synchronous") == 2
         assert connection.pragma("journal_mode") == "wal"
 
@@ -153,8 +161,88 @@ def test_an_emptied_file_is_not_filled_again_unless_asked(path: Path) -> None:
     assert (connection.pragma("application_id"), connection.pragma("user_version")) == (APPLICATION_ID, VERSION)
 
 
+def as_version_4(path: Path) -> None:
+    """Takes from a database what version 5 has added."""
+    made_by(
+        path,
+        "DROP TABLE finished",
+        "DROP INDEX jobs_failed",
+        "DROP INDEX ops_by_subject",
+        "DROP TABLE subjects",
+        "ALTER TABLE ops DROP COLUMN family",
+        "ALTER TABLE ops RENAME COLUMN key TO job",
+        "CREATE INDEX ops_by_job ON ops (job, hlc) WHERE settled = 1 AND job IS NOT NULL",
+        "PRAGMA user_version=4",
+    )
+
+
+@pytest.mark.touches("VX-02")
+def test_a_database_of_version_4_knows_how_many_jobs_have_ended(path: Path) -> None:
+    log = new_log(SqliteStore(path, create=True))
+    made = log.run(lambda tx: jobs.submit(tx, [Draft("k", b"{}", Policy())] * 5))
+    log.run(lambda tx: [jobs.cancel(tx, each.job_id, "") for each in made[:2]])
+    (claim,) = log.run(lambda tx: jobs.claim(tx, 1, 1, lambda kind: 60_000)).taken
+    assert claim.job.claim_op is not None
+    held = Held(claim.job.id, claim.job.claim_op)
+    log.run(lambda tx: jobs.complete(tx, held, None, 1))
+    before = bodies(log)
+    log.store.close()
+    as_version_4(path)
+    log.store = SqliteStore(path)
+    counts = {(Stage.READY, None): 2, (Stage.DONE, Outcome.SUCCEEDED): 1, (Stage.DONE, Outcome.CANCELLED): 2}
+    with log.store.read() as session:
+        assert session.counts() == counts and session.head().rebuilding is None
+        cancelled = session.jobs(JobFilter(outcome=Outcome.CANCELLED), 9)
+    assert {entry.job.id for entry in cancelled} == {each.job_id for each in made[:2]}
+    assert bodies(log) == before
+    log.store.close()
+
+
+def steps(store: SqliteStore, ask: Callable[[Session], object]) -> int:
+    """How many steps SQLite's machine takes to answer."""
+    taken: list[int] = []
+    with store.read():
+        reader = store._readers.take().connection
+    reader.trace_v2(
+        apsw.SQLITE_TRACE_PROFILE, lambda event: taken.append(event["stmt_status"]["SQLITE_STMTSTATUS_VM_STEP"])
+    )
+    with store.read() as session:
+        ask(session)
+    reader.trace_v2(0, None)
+    return sum(taken)
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda session: session.counts(),
+        lambda session: session.jobs(JobFilter(), 20),
+        lambda session: session.jobs(JobFilter(stages=(Stage.READY,)), 20),
+        lambda session: session.jobs(JobFilter(stages=(Stage.READY, Stage.BLOCKED)), 20),
+        lambda session: session.jobs(JobFilter(outcome=Outcome.FAILED), 20),
+        lambda session: session.jobs(JobFilter(outcome=Outcome.SUCCEEDED), 20),
+    ],
+)
+def test_counts_and_lists_cost_the_same_however_many_jobs_have_ended(path: Path, ask: Callable[[Session], object]):
+    def put(store: SqliteStore, numbers: range, stage: Stage, outcome: Outcome | None) -> None:
+        at = Hlc(1, 0, 1)
+        state = State.PENDING if outcome is None else State.COMPLETED
+        made = [Job(each.to_bytes(16, "big"), "k", bytes(16), at, Policy(), at, state, outcome) for each in numbers]
+        with store.write() as session:
+            session.put_jobs([JobEntry(job, stage, None) for job in made])
+
+    with closing(SqliteStore(path, create=True)) as store:
+        put(store, range(100), Stage.DONE, Outcome.SUCCEEDED)
+        put(store, range(100, 130), Stage.DONE, Outcome.FAILED)
+        put(store, range(20_000, 20_050), Stage.READY, None)
+        few = steps(store, ask)
+        put(store, range(1_000, 11_000), Stage.DONE, Outcome.SUCCEEDED)
+        assert steps(store, ask) <= few * 1.5
+
+
 def as_version_3(path: Path) -> None:
-    """Takes from a database what versions 4 and 5 have added."""
+    """Takes from a database what later versions have added."""
+    as_version_4(path)
     columns = {
         "workers": ("node", "host", "boot", "namespace", "locks", "beat"),
         "artifacts": ("made",),
@@ -163,11 +251,6 @@ def as_version_3(path: Path) -> None:
     made_by(
         path,
         "DROP INDEX held_by_author",
-        "DROP INDEX ops_by_subject",
-        "DROP TABLE subjects",
-        "ALTER TABLE ops DROP COLUMN family",
-        "ALTER TABLE ops RENAME COLUMN key TO job",
-        "CREATE INDEX ops_by_job ON ops (job, hlc) WHERE settled = 1 AND job IS NOT NULL",
         *(f"DROP TABLE {table}" for table in ("programs", "written", "over_quota")),
         *(f"ALTER TABLE {table} DROP COLUMN {each}" for table, added in columns.items() for each in added),
         "PRAGMA user_version=3",
@@ -214,7 +297,7 @@ def test_an_upgraded_database_has_the_tables_of_a_new_one(path: Path, tmp_path: 
     def schema(of: Path) -> list[tuple[object, ...]]:
         return sorted(apsw.Connection(str(of)).execute("SELECT type, name, tbl_name, sql FROM sqlite_schema"), key=str)
 
-    steps = [resources.files("hocket.store").joinpath(step).read_text() for step in sqlite._SCHEMA[:version]]
+    steps = [resources.files("hocket.store.sqlite").joinpath(step).read_text() for step in sqlite._SCHEMA[:version]]
     made_by(path, *steps, f"PRAGMA application_id={APPLICATION_ID}", f"PRAGMA user_version={version}")
     SqliteStore(path).close()
     SqliteStore(tmp_path / "new.db", create=True).close()
@@ -332,3 +415,23 @@ def test_a_change_that_does_not_look_at_the_head_does_not_make_an_old_one_new(tm
             session.set_meta("something", b"else")
         with one.write() as session:
             assert session.head().seq == before.seq + 1
+
+
+def test_readers_that_do_not_end_are_told(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sqlite, "READERS_MAX", 2)
+    monkeypatch.setattr(sqlite, "LOCK_WAIT_S", 0.05)
+    with closing(SqliteStore(path, create=True)) as store, ThreadPoolExecutor(2) as threads:
+        views = [store.read(), store.read()]
+        together = threading.Barrier(2)
+
+        def hold(view: sqlite.ReadTransaction) -> None:
+            view.__enter__()
+            together.wait(60)
+
+        list(threads.map(hold, views))
+        with pytest.raises(StoreError, match="2 readers"):
+            store.read().__enter__()
+        views[0].__exit__(None, None, None)
+        with store.read() as session:
+            assert session.head().seq == 0
+        views[1].__exit__(None, None, None)

@@ -16,8 +16,8 @@ from hocket.kernel.ucan import ROOT, Capability, issue, read
 from hocket.kernel.vocabulary import DelegateUcan, DesignateCoordinator, Payload
 from hocket.log import RULES, Admission, Log, Transaction
 from hocket.log.rebuild import rebuild, roster_digest
-from hocket.store import JobEntry
-from hocket.store.sqlite import SqliteStore
+from hocket.store import MEMORY, JobEntry
+from hocket.store import open as open_store
 from hocket.work import jobs
 from tests.log.roster.world import Clock, randomness
 
@@ -45,7 +45,7 @@ class Member:
     def __init__(self, name: str, rules: Rules = HOCKET) -> None:
         self.name, self.key, self.clock = name, key(name), Clock(START)
         self.node = node_id(self.key.public)
-        store = SqliteStore(":memory:", create=True)
+        store = open_store(MEMORY)
         with store.write() as session:
             session.set_meta(RULES, encode_rules(rules))
         self.log = Log(store, self.key, DID, wall=self.clock, randomness=randomness(self.key.public))

@@ -33,7 +33,8 @@ from hocket.kernel.vocabulary import (
 from hocket.log import RULES, Log
 from hocket.log.audit import verify
 from hocket.log.rebuild import rebuild, roster_digest
-from hocket.store.sqlite import SqliteStore
+from hocket.store import MEMORY
+from hocket.store import open as open_store
 from hocket.work import jobs, view
 from tests.conftest import EXAMPLES
 from tests.log.roster.world import INTRODUCTIONS, NODES, NOW, READER, USER, new_log, op_id, sent
@@ -49,7 +50,7 @@ SQUATTED = op_id(1_000)
 
 
 def strict_log() -> Log:
-    store = SqliteStore(":memory:", create=True)
+    store = open_store(MEMORY)
     with store.write() as session:
         session.set_meta(RULES, encode_rules(STRICT))
     return new_log(store)

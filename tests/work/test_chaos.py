@@ -12,9 +12,9 @@ import pytest
 
 import hocket
 from hocket.kernel.ids import ulid_text
-from hocket.kernel.roster import RETURN_REST_MS_MAX, RETURNS_FREE
+from hocket.kernel.roster import RETURN_REST_MS_MAX, RETURNS_FREE, Outcome
 from hocket.kernel.vocabulary import ClaimWork, CompleteJob, YieldWork
-from hocket.store import Stage
+from hocket.store import JobFilter
 from tests.work.mesh import Mesh, Process
 
 pytestmark = [pytest.mark.xdist_group("processes")]
@@ -92,8 +92,8 @@ def check_completions(mesh: Mesh, ids: set[str]) -> None:
     completed = [ulid_text(op.payload.job_id) for _, op in mesh.payloads() if isinstance(op.payload, CompleteJob)]
     assert sorted(completed) == sorted(ids)
     with mesh.runtime.read() as session:
-        done = session.jobs([Stage.DONE], None, len(ids) + 1, newest_first=False)
-    assert {ulid_text(entry.job.id) for entry in done if entry.job.outcome == 0} == ids
+        done = session.jobs(JobFilter(outcome=Outcome.SUCCEEDED), len(ids) + 1)
+    assert {ulid_text(entry.job.id) for entry in done} == ids
 
 
 def check_executions(mesh: Mesh, ids: set[str], kills: list[Kill]) -> None:

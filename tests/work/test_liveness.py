@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from hocket.log import Log
-from hocket.store import Place, WorkerRow
-from hocket.store.sqlite import SqliteStore
+from hocket.store import MEMORY, Place, WorkerRow
+from hocket.store import open as open_store
 from hocket.testing.sim.environment import SimHost
 from hocket.work import liveness as rule
 from hocket.work.liveness import (
@@ -62,7 +62,7 @@ class World:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self.log: Log = new_log(SqliteStore(":memory:"))
+        self.log: Log = new_log(open_store(MEMORY))
         self.now = 0.0
         self._count = itertools.count()
 

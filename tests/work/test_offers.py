@@ -22,8 +22,8 @@ from hocket.kernel.ucan import ROOT, issue
 from hocket.kernel.vocabulary import DelegateUcan, DesignateCoordinator
 from hocket.log import Log, Transaction
 from hocket.log.steady_clock import SteadyWall
-from hocket.store import Place, Session
-from hocket.store.sqlite import SqliteStore
+from hocket.store import MEMORY, Place, Session
+from hocket.store import open as open_store
 from hocket.testing.sim.environment import Clocks, SimEnvironment, SimHost
 from hocket.testing.sim.loop import run as run_virtually
 from hocket.work import jobs, pending_decisions
@@ -46,7 +46,7 @@ class Home:
         self.chance = random.Random(number)
         self.key = SigningKey(self.chance.randbytes(32))
         self.environment = SimEnvironment(clocks, self.chance, SimHost(Place()))
-        self.store = SqliteStore(":memory:", create=True)
+        self.store = open_store(MEMORY)
         self.log = Log(
             self.store,
             self.key,

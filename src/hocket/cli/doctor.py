@@ -24,7 +24,7 @@ from hocket.kernel.ucan import read as read_ucan
 from hocket.kernel.vocabulary import DelegateUcan
 from hocket.node.home import Home, default_home, exposure, key_owner
 from hocket.store import Session
-from hocket.store.sqlite import SqliteStore
+from hocket.store import open as open_store
 from hocket.work.command.allowance import configured
 from hocket.work.liveness import SILENT_S, WorkerState, machine_liveness, standing, whereabouts
 
@@ -162,7 +162,7 @@ def _file_system(home: Home) -> Findings:
 
 
 def _database(home: Home) -> Findings:
-    store = SqliteStore(home.database)
+    store = open_store(home.database)
     try:
         with store.read() as session:
             damage = session.damage()

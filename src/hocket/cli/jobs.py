@@ -17,7 +17,7 @@ from hocket.kernel.roster import Outcome
 from hocket.kernel.safe_text import clean
 from hocket.kernel.subjects import JOB
 from hocket.node.runtime import Runtime
-from hocket.store import JobEntry, Session, Stage
+from hocket.store import JobFilter, Session, Stage
 from hocket.work import view
 
 LIMIT_MAX = 100_000
@@ -42,19 +42,17 @@ class OutcomeName(StrEnum):
 
 
 STAGES = {
-    None: tuple(Stage),
+    None: (),
     StateName.pending: (Stage.READY, Stage.DELAYED, Stage.BLOCKED),
     StateName.claimed: (Stage.CLAIMED,),
     StateName.completed: (Stage.DONE,),
 }
 
 
-class JobFilter(NamedTuple):
-    """Which jobs the list is of."""
+class JobList(NamedTuple):
+    """Which jobs the list is of, and at most how many."""
 
-    state: StateName | None
-    outcome: OutcomeName | None
-    kind: str | None
+    filter: JobFilter
     limit: int
 
 
@@ -77,7 +75,7 @@ def jobs(
       hocket jobs --outcome failed --limit 10 --json
       hocket jobs --watch
     """
-    wanted = JobFilter(state, outcome, kind, limit)
+    wanted = JobList(JobFilter(STAGES[state], None if outcome is None else Outcome[outcome.upper()], kind), limit)
     with open_desk() as runtime:
         if watch:
             _watch(runtime, wanted)
@@ -88,25 +86,9 @@ def jobs(
     table(COLUMNS, rows, "no jobs")
 
 
-def _select(session: Session, wanted: JobFilter) -> list[JobEntry]:
-    """The newest that fit. The store cannot tell outcomes apart, so more and more is read until enough fit."""
-    if wanted.outcome is None:
-        return session.jobs(STAGES[wanted.state], wanted.kind, wanted.limit, newest_first=True)
-    if wanted.state not in (None, StateName.completed):
-        return []
-    outcome = Outcome[wanted.outcome.upper()]
-    read = wanted.limit * 4
-    while True:
-        entries = session.jobs((Stage.DONE,), wanted.kind, read, newest_first=True)
-        fitting = [entry for entry in entries if entry.job.outcome is outcome]
-        if len(fitting) >= wanted.limit or len(entries) < read:
-            return fitting[: wanted.limit]
-        read *= 8
-
-
-def _listed(session: Session, wanted: JobFilter) -> tuple[list[dict[str, Any]], list[tuple[object, ...]]]:
+def _listed(session: Session, wanted: JobList) -> tuple[list[dict[str, Any]], list[tuple[object, ...]]]:
     """The jobs for programs, and the same as rows for people."""
-    entries = _select(session, wanted)
+    entries = session.jobs(wanted.filter, wanted.limit)
     listed = [view.brief(entry) for entry in entries]
     now = max(int(time.time() * 1000), session.head().wall)
     pids = {worker.number: worker.pid for worker in session.workers()}
@@ -141,7 +123,7 @@ def _when(job: dict[str, Any], now: int) -> str:
 class JobsWatch:
     """The list as it was seen last, and the wait for it to change."""
 
-    def __init__(self, runtime: Runtime, wanted: JobFilter) -> None:
+    def __init__(self, runtime: Runtime, wanted: JobList) -> None:
         from hocket.node.node import SyncNode
 
         self._node = SyncNode(runtime)
@@ -162,7 +144,7 @@ class JobsWatch:
         return self.listed != before, None
 
 
-def _watch(runtime: Runtime, wanted: JobFilter) -> None:
+def _watch(runtime: Runtime, wanted: JobList) -> None:
     watch = JobsWatch(runtime, wanted)
     if on_terminal() and not settings.as_json:
         _watch_drawn(watch)

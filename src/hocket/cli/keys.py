@@ -201,12 +201,12 @@ def _user_of(home: "Home") -> str:
     from hocket.kernel.ops import decode
     from hocket.kernel.ucan import read
     from hocket.kernel.vocabulary import DelegateUcan
-    from hocket.store.sqlite import SqliteStore
+    from hocket.store import open as open_store
 
     try:
         return home.user_did()
     except StoreError:
-        store = SqliteStore(home.database)
+        store = open_store(home.database)
         try:
             with store.read() as session:
                 row = session.op_seq(1)

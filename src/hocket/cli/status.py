@@ -14,7 +14,7 @@ from hocket.kernel.roster import Outcome
 from hocket.mesh.peers import coordinator, silence
 from hocket.mesh.programs import differences
 from hocket.node.runtime import Runtime
-from hocket.store import Session, Stage
+from hocket.store import Session
 from hocket.work.liveness import WorkerState, standing, whereabouts
 
 app = new_app()
@@ -126,7 +126,7 @@ def _counts(session: Session) -> dict[str, int]:
     """How many jobs there are of each state that people tell apart, in the order of a job's life."""
     counts = dict.fromkeys(("ready", "delayed", "blocked", "claimed", *(each.name.lower() for each in Outcome)), 0)
     for (stage, outcome), count in session.counts().items():
-        name = stage.name.lower() if stage is not Stage.DONE or outcome is None else Outcome(outcome).name.lower()
+        name = (stage if outcome is None else outcome).name.lower()
         counts[name] = counts.get(name, 0) + count
     return counts
 

@@ -67,6 +67,7 @@ class Log:
     ) -> None:
         self.store = store
         self.node = node_id(key.public)
+        self._author = self.node.to_bytes(8, "big")
         self.user = user
         self._key = key
         self._wall = wall
@@ -118,6 +119,8 @@ class Log:
         for many at once.
         """
         with self.store.write() as session:
+            session.lock_author(self._author)
+            session.lock_permissions(exclusive=False)
             head = session.head()
             if head.rebuilding is not None:
                 raise being_rebuilt()
@@ -250,6 +253,7 @@ class Log:
             return self.run(lambda tx: request(tx, verdicts, limit))
 
         def request(tx: Transaction, verdicts: list[Reason | None], limit: int) -> Admission:
+            tx.lock_permissions_for(op.payload for _, op in good)
             tx.session.order_ops()
             tx.settle()
             intake = Intake(tx, limit, [op for _, op in good], is_vouched, sender)

@@ -81,6 +81,7 @@ class JobProjector:
 
     def entry(self, job_id: bytes) -> JobEntry | None:
         if job_id not in self._entries:
+            self._session.lock_subjects((Subject(JOB, job_id),))
             found = self._session.job(job_id)
             if found is None and self._settle_log():
                 found = self._session.job(job_id)
@@ -89,7 +90,9 @@ class JobProjector:
 
     def load(self, job_ids: Iterable[bytes]) -> None:
         """Reads many entries at once."""
-        for entry in self._session.jobs_by_id([i for i in job_ids if i not in self._entries]):
+        unknown = [job_id for job_id in job_ids if job_id not in self._entries]
+        self._session.lock_subjects(Subject(JOB, job_id) for job_id in unknown)
+        for entry in self._session.jobs_by_id(unknown):
             self._entries[entry.job.id] = entry
 
     def expect_new(self, job_id: bytes) -> None:

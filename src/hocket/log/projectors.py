@@ -118,7 +118,9 @@ class SubjectProjector:
 
     def state(self, key: bytes) -> Any:
         if key not in self._states:
-            data = self._session.subject_state(Subject(self._name, key))
+            subject = Subject(self._name, key)
+            self._session.lock_subjects((subject,))
+            data = self._session.subject_state(subject)
             self._states[key] = None if data is None else self.family.decode(data)
         return self._states[key]
 

@@ -66,6 +66,7 @@ def rebuild(
 ) -> Rebuilt:
     """`now` decides which pending jobs are shown as delayed; it changes nothing else."""
     with store.write() as session:
+        session.lock_permissions(exclusive=True)
         head = session.head()
         before = None if head.rebuilding is not None else _digest_if_readable(session)
         session.order_ops()
@@ -81,6 +82,7 @@ def rebuild(
         done += taken
         progress(min(done, head.seq), head.seq)
     with store.write() as session:
+        session.lock_permissions(exclusive=True)
         session.put_head(session.head()._replace(rebuilding=None))
         return Rebuilt(head.seq, before, roster_digest(session))
 
@@ -97,6 +99,7 @@ def _legislate(session: Session, permissions_reader: PermissionsReader, now: int
 
 def _step(store: Store, permissions_reader: PermissionsReader, now: int) -> int:
     with store.write() as session:
+        session.lock_permissions(exclusive=True)
         head = session.head()
         if head.rebuilding is None:
             return 0  # another process, which was at it too, has finished

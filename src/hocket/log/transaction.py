@@ -5,7 +5,7 @@ stored together at the end, so that many requests cost one commit.
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from msgspec.structs import replace
@@ -17,7 +17,19 @@ from hocket.kernel.ops import NO_ID, Op, bound, decode, link_to, pin_to, sealed,
 from hocket.kernel.policy import Policy
 from hocket.kernel.reasons import Reason
 from hocket.kernel.subjects import JOB, subject_of
-from hocket.kernel.vocabulary import EXTENSION_BASE, CreateArtifact, Payload, ScheduleJob, discriminant
+from hocket.kernel.vocabulary import (
+    EXTENSION_BASE,
+    CreateArtifact,
+    DelegateUcan,
+    DesignateCoordinator,
+    Payload,
+    ReportFork,
+    RevokeRoot,
+    RevokeUcan,
+    RouteKind,
+    ScheduleJob,
+    discriminant,
+)
 from hocket.log.naming import ID_BYTES, is_taken, keyed
 from hocket.log.permissions import PermissionsReader
 from hocket.log.projection import Projection
@@ -28,7 +40,7 @@ Wall = Callable[[int], int]
 Signer = Callable[[Sequence[bytes]], list[bytes]]
 
 
-SETTLE_ALL = 2**62
+PERMISSION_PAYLOADS = frozenset((DelegateUcan, RevokeUcan, RevokeRoot, ReportFork, DesignateCoordinator, RouteKind))
 _NO_SUBJECT = (JOB, None)
 # Where the store keeps that this node has not always been given everything.
 GAPS = "gaps"
@@ -105,6 +117,8 @@ class Transaction:
         self.node = node
         self.physical = physical
         self._permissions_reader = permissions_reader
+        session.lock_author(node.to_bytes(8, "big"))
+        session.lock_permissions(exclusive=False)
         head = session.head()
         if head.rebuilding is not None:
             raise being_rebuilt()
@@ -158,6 +172,7 @@ class Transaction:
         """
         if self.is_strict and discriminant(payload) >= EXTENSION_BASE:
             return Reason.STRICT
+        self.lock_permissions_for((payload,))
         stamp = next_stamp(self._clock, self._wall_now)
         op, body = self._named(stamp, payload, deps, about)
         projection = self.projection
@@ -169,6 +184,11 @@ class Transaction:
         self._clock, self._last = stamp, op.id
         self._drafts.append(OpDraft(op, body, is_sealed=False))
         return op
+
+    def lock_permissions_for(self, payloads: Iterable[Payload]) -> None:
+        """What changes the permissions excludes all that are decided by them."""
+        if any(type(payload) in PERMISSION_PAYLOADS for payload in payloads):
+            self.session.lock_permissions(exclusive=True)
 
     def _named(self, stamp: Hlc, payload: Payload, deps: tuple[bytes, ...], about: int | None) -> tuple[Op, bytes]:
         if self.is_bound:
@@ -198,7 +218,7 @@ class Transaction:
         """Whether an op of this transaction counts."""
         return self.projection.reason(op.id) == 0
 
-    def settle(self, limit: int = SETTLE_ALL) -> bool:
+    def settle(self, limit: int | None = None) -> bool:
         """Folds and indexes ops that were only put on the log so far, oldest first. False when there are none."""
         if self._head.unsettled == 0 or self._settled >= self._head.seq:
             return False

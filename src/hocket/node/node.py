@@ -51,6 +51,8 @@ T = TypeVar("T")
 
 # A hint can be lost, so every waiter looks again after this long.
 LOOK_AGAIN_S = 2.0
+# Queries that run at once.
+READ_THREADS = 4
 
 
 class Opening:
@@ -132,7 +134,8 @@ class Node:
     ) -> None:
         self.runtime = runtime
         self.environment: Environment = environment or MachineEnvironment(runtime.home.processes, runtime.bus)
-        self._executor = executor or ThreadPoolExecutor(2, "hocket-store")
+        self._executor = executor or ThreadPoolExecutor(1, "hocket-store")
+        self._read_executor = executor or ThreadPoolExecutor(READ_THREADS, "hocket-read")
         # Taking in a peer's ops is long work; it has threads of its own, so that nobody else waits for it.
         self._mesh_executor = executor or ThreadPoolExecutor(4, "hocket-mesh")
         self._committer = Committer(runtime.log, self._executor)
@@ -151,6 +154,7 @@ class Node:
         if self._hints is not None:
             self._hints.close()
         self._executor.shutdown()
+        self._read_executor.shutdown()
         self._mesh_executor.shutdown()
 
     async def close(self) -> None:
@@ -259,7 +263,7 @@ class Node:
             with view() as session:
                 return query(session)
 
-        return await asyncio.get_running_loop().run_in_executor(self._executor, run)
+        return await asyncio.get_running_loop().run_in_executor(self._read_executor, run)
 
     async def work(
         self,

@@ -25,7 +25,7 @@ from hocket.log.steady_clock import SteadyWall
 from hocket.log.transaction import NEWCOMER, Wall
 from hocket.node.home import Ask, Home, Remembered, default_home, read_user_key
 from hocket.store import Session, Store
-from hocket.store.sqlite import SqliteStore
+from hocket.store import open as open_store
 from hocket.work import jobs, view
 from hocket.work.blobs import Blobs
 from hocket.work.command.secrets import Secrets
@@ -85,7 +85,7 @@ class Runtime:
         home = Home(path or default_home())
         home.check()
         home.shut_out_others()
-        runtime = cls(home, SqliteStore(home.database), _helpers())
+        runtime = cls(home, open_store(home.database), _helpers())
         runtime._catch_up()
         return runtime
 
@@ -112,7 +112,7 @@ class Runtime:
             if not fresh:
                 raise Conflict(f"the home {home.path} exists already; nothing was changed")
             home.ensure_keys(user, known.passphrase)
-            store = SqliteStore(home.new_database(), create=True)
+            store = open_store(home.new_database(), create=True)
             _put_rules(store, STRICT if strict else HOCKET)
             runtime = cls(home, store, _helpers())
             runtime.log.run(lambda tx: runtime.introduce(tx, known, _machine_name()))
@@ -143,7 +143,7 @@ class Runtime:
             home.ensure_node_key()
             entry = enrolment.ask(ticket, home.node_key(), send, wall)
             home.note_user(ticket.user_did)
-            store = SqliteStore(home.new_database(), create=True)
+            store = open_store(home.new_database(), create=True)
             if fresh:
                 with store.write() as session:
                     session.set_meta(RULES, encode_rules(entry.rules))

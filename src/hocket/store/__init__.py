@@ -1,403 +1,89 @@
-"""Keeps the log and what is derived from it. This is the contract of every store; `sqlite` is the default one.
-A store decides nothing: it gives out write transactions that exclude each other, and remembers. The ops are the
+"""Keeps the log and what is derived from it. This is the contract of every store, by concern; `sqlite` is the default
+store. A store decides nothing: it gives out write transactions that exclude each other, and remembers. The ops are the
 truth, together with the head (the clock and the chain's end); jobs, dependencies, routes, nodes, schedules and
-artifacts are derived and can be dropped and made anew. Worker processes and rate counters are this node's own
-business and are on no log.
+artifacts are derived and can be dropped and made anew. Worker processes, rate counters, peers and invitations are this
+node's own business and are on no log.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import re
 from contextlib import AbstractContextManager
-from enum import IntEnum
-from typing import NamedTuple, Protocol
+from pathlib import Path
+from typing import Protocol
+from urllib.parse import unquote
 
-from hocket.kernel.roster import Job
-from hocket.kernel.subjects import JOB, Subject
+from hocket.errors import Usage
+from hocket.store.artifacts import Artifact, ArtifactSession
+from hocket.store.intake import IntakeSession, LateOp, OverQuota, Refusal, WrittenTotals
+from hocket.store.jobs import JobEntry, JobFilter, JobSession, QueueSession, Stage
+from hocket.store.local import LocalSession, Place, WorkerRow
+from hocket.store.locks import LockMisuse, LockSession
+from hocket.store.ops import Head, OpRow, OpSession
+from hocket.store.peers import Invitation, Peer, PeerSession
+from hocket.store.registers import Coordinator, Delegated, Fork, RegisterSession, Revoked, Schedule
+from hocket.store.subjects import SubjectRow, SubjectSession
 
+__all__ = [
+    "MEMORY",
+    "Artifact",
+    "ArtifactSession",
+    "Coordinator",
+    "Delegated",
+    "Fork",
+    "Head",
+    "IntakeSession",
+    "Invitation",
+    "JobEntry",
+    "JobFilter",
+    "JobSession",
+    "LateOp",
+    "LocalSession",
+    "LockMisuse",
+    "LockSession",
+    "OpRow",
+    "OpSession",
+    "OverQuota",
+    "Peer",
+    "PeerSession",
+    "Place",
+    "QueueSession",
+    "Refusal",
+    "RegisterSession",
+    "Revoked",
+    "Schedule",
+    "Session",
+    "Stage",
+    "Store",
+    "SubjectRow",
+    "SubjectSession",
+    "WorkerRow",
+    "WrittenTotals",
+    "open",
+]
 
-class Head(NamedTuple):
-    """Where the log ends: the node's clock, the number of ops, and the last link of the chain; and how far the
-    projections follow it. Every op up to `settled` is folded and can be found by its id and its job;
-    `unsettled` of those behind it are not yet. `permissions_state` tells one state of the delegations, revocations and
-    coordinators from another. `last` is the id of this node's own last op, sixteen zeros before the first.
-    """
-
-    wall: int
-    logical: int
-    seq: int
-    chain: bytes
-    settled: int
-    unsettled: int
-    rebuilding: bytes | None
-    permissions_state: int = 0
-    last: bytes = bytes(16)
-
-
-class OpRow(NamedTuple):
-    """One op as it is kept. `id` is the op's id; in a strict mesh, where an op of another author may have come with
-    the same id before, it can be followed by the author. `hlc` is packed; `family` and `key` say what it is about, and
-    there is no key if it is about nothing; `reason` is 0 for an op that counts; `settled` is 1 when it is folded.
-    """
-
-    seq: int
-    id: bytes
-    hlc: bytes
-    variant: int
-    family: str
-    key: bytes | None
-    reason: int
-    settled: int
-    body: bytes
-    chain: bytes
-
-    @property
-    def subject(self) -> Subject | None:
-        return None if self.key is None else Subject(self.family, self.key)
-
-    @property
-    def job(self) -> bytes | None:
-        """The job that it is about, if it is about one."""
-        return self.key if self.family == JOB else None
-
-
-class SubjectRow(NamedTuple):
-    """The state of a subject whose family has no table of its own. `last` is the packed time of the latest op."""
-
-    subject: Subject
-    last: bytes
-    state: bytes
+# The place of a store that lives and dies with its object.
+MEMORY = ":memory:"
 
 
-class Stage(IntEnum):
-    """A job's place in the queue: its state, and for a pending one what it is pending for."""
-
-    READY = 0
-    DELAYED = 1
-    BLOCKED = 2
-    CLAIMED = 3
-    DONE = 4
-
-
-class JobEntry(NamedTuple):
-    """A job in the roster: what the fold says, where it stands in the queue, and which process of this node
-    holds it.
-    """
-
-    job: Job
-    stage: Stage
-    worker: int | None
-
-
-class Schedule(NamedTuple):
-    """A cron schedule as one op set it, or cleared it (`cron` is None). `last_tick` is the newest tick for which a job
-    exists, or the time at which it was set. Its author is in the HLC.
-    """
-
-    name: str
-    hlc: bytes
-    cron: str | None
-    timezone: str
-    kind: str
-    payload: bytes
-    policy: bytes
-    last_tick: int
-    op: bytes
-
-    @property
-    def author(self) -> int:
-        return int.from_bytes(self.hlc[12:], "big")
-
-
-class Refusal(NamedTuple):
-    """An op that was turned away at the door."""
-
-    op_id: bytes
-    author: bytes
-    reason: int
-    wall: int
-
-
-class LateOp(NamedTuple):
-    """An op that came long after what allowed it had ended. It is on no log until the owner says so."""
-
-    id: bytes
-    author: bytes
-    hlc: bytes
-    received: int
-    body: bytes
-
-
-class WrittenTotals(NamedTuple):
-    """How much of an author is on the log."""
-
-    ops: int = 0
-    bytes: int = 0
-
-
-class OverQuota(NamedTuple):
-    """A node of which more came than it may store: when that was last noted, and how many ops were refused."""
-
-    node: bytes
-    wall: int
-    ops: int
-
-
-class Artifact(NamedTuple):
-    """`expires` is when it may be evicted, by the HLC's wall; `inline` is 1 when its content is in its op, and `made`
-    the packed HLC of that op.
-    """
-
-    id: bytes
-    op_id: bytes
-    type: str
-    source_job: bytes | None
-    hash: bytes
-    size: int
-    expires: int | None
-    inline: int
-    made: bytes
-
-
-class Peer(NamedTuple):
-    """Another node that this one exchanges ops with. `pulled` is the frontier that its last answer ended with,
-    encoded; `seen` is when an exchange last went well, 0 for never.
-    """
-
-    address: str
-    node: bytes | None
-    pulled: bytes
-    state: str
-    detail: str
-    seen: int
-    added: int
-
-
-class Invitation(NamedTuple):
-    """A promise of a delegation to whoever knows the secret, once."""
-
-    secret_hash: bytes
-    name: str
-    grants: bytes
-    expires: int
-    used_by: bytes | None
-    made: int
-
-
-class Delegated(NamedTuple):
-    """A delegation token on the log, and when it was put there."""
-
-    op_id: bytes
-    cid: bytes
-    hlc: bytes
-    token: bytes
-
-
-class Revoked(NamedTuple):
-    """`root` is 1 when the user's own key has signed it."""
-
-    op_id: bytes
-    cid: bytes
-    hlc: bytes
-    root: int = 0
-
-
-class Coordinator(NamedTuple):
-    """Who is the coordinator from this time on. `pin` commits to the last op that was known then of the one before."""
-
-    hlc: bytes
-    op_id: bytes
-    node: bytes
-    pin: bytes | None = None
-
-
-class Fork(NamedTuple):
-    """The proof, in this op, that a node has shown two histories: from this time on."""
-
-    op_id: bytes
-    node: bytes
-    since: bytes
-
-
-class Place(NamedTuple):
-    """Where a worker runs: the machine, which start of it, the namespace of its process ids (containers have their
-    own), and the directory that holds its lock. Empty is unknown.
-    """
-
-    host: str = ""
-    boot: str = ""
-    namespace: str = ""
-    locks: str = ""
-
-
-class WorkerRow(NamedTuple):
-    """A process of a node that holds claims. `beat` is when it last said that it is alive, by the store's clock."""
-
-    number: int
-    name: str
-    pid: int
-    started: int
-    node: bytes
-    beat: int
-    place: Place
-
-
-class Session(Protocol):
+class Session(
+    LockSession,
+    OpSession,
+    IntakeSession,
+    JobSession,
+    QueueSession,
+    SubjectSession,
+    RegisterSession,
+    ArtifactSession,
+    PeerSession,
+    LocalSession,
+    Protocol,
+):
     """What can be read, and inside a write transaction written."""
 
-    # The log.
-    def head(self) -> Head: ...
-    def put_head(self, head: Head) -> None: ...
-    def add_ops(self, rows: Sequence[OpRow]) -> None: ...
-    def order_ops(self) -> None: ...
-    def unsettled_ops(self, after: int, limit: int) -> list[OpRow]: ...
-    def mark_settled(self, first: int, last: int) -> None: ...
-    def op(self, op_id: bytes) -> OpRow | None: ...
-    def ops_named(self, op_id: bytes) -> list[OpRow]: ...
-    def known_ops(self, op_ids: Sequence[bytes]) -> dict[bytes, bytes]: ...
-    def latest_of(self, node: bytes) -> tuple[bytes, bytes]: ...
-    def ops_with_link(self, node: bytes, link: bytes) -> list[OpRow]: ...
-    def op_seq(self, seq: int) -> OpRow | None: ...
-    def ops_after(self, seq: int, limit: int) -> list[OpRow]: ...
-    def last_ops(self, count: int) -> list[OpRow]: ...
-    def ops_at(self, hlc: bytes) -> list[OpRow]: ...
-    def ops_about(self, subject: Subject, without: Sequence[int] = ()) -> list[OpRow]: ...
-    def ops_in_order(self, after: bytes, limit: int) -> list[OpRow]: ...
-    def ops_since(self, frontier: Mapping[bytes, bytes], limit: int) -> list[OpRow]: ...
-    def ops_of_author(self, node: bytes, after: bytes, limit: int) -> list[OpRow]: ...
-    def written_by(self, node: bytes) -> list[tuple[bytes, Subject | None]]: ...
-    def ops_of_variants(self, variants: Sequence[int]) -> list[OpRow]: ...
-    def has_variants(self, variants: Sequence[int]) -> bool: ...
-    def set_reasons(self, reasons: Iterable[tuple[int, bytes]]) -> None: ...
-    def frontier(self) -> dict[bytes, bytes]: ...
-    def refused_ops(self, limit: int) -> list[OpRow]: ...
-    def ops_refused_for(self, reasons: Sequence[int]) -> list[OpRow]: ...
-    def cite(self, dep: bytes, op_id: bytes) -> None: ...
-    def citing(self, dep: bytes) -> list[bytes]: ...
-    def cited_among(self, deps: Sequence[bytes]) -> set[bytes]: ...
-    def refuse(self, refusals: Sequence[Refusal]) -> None: ...
-    def refusals(self, limit: int) -> list[Refusal]: ...
-    def refusal_counts(self) -> dict[int, int]: ...
-    def hold(self, op_id: bytes, wall: int, body: bytes, author: bytes = b"") -> None: ...
-    def held_of(self, author: bytes) -> int: ...
-    def due(self, wall: int, limit: int) -> list[bytes]: ...
-    def drop_held(self, op_ids: Sequence[bytes]) -> None: ...
-    def held(self) -> tuple[int, int | None]: ...
-    def hold_late(self, late: LateOp) -> None: ...
-    def late_count(self, node: bytes) -> int: ...
-    def late_ops(self, node: bytes | None = None) -> list[LateOp]: ...
-    def drop_late(self, op_ids: Sequence[bytes]) -> None: ...
-    def held_among(self, op_ids: Sequence[bytes]) -> set[bytes]: ...
+    def drop_projections(self) -> None:
+        """Empties all that is derived from the ops."""
 
-    # How much each author has written.
-    def add_written(self, node: bytes, written: WrittenTotals) -> None: ...
-    def written(self, nodes: Iterable[bytes]) -> dict[bytes, WrittenTotals]: ...
-    def idle_ops(self, subject: Subject, node: bytes, acceptances: Sequence[int]) -> int: ...
-    def put_over_quota(self, noted: OverQuota) -> None: ...
-    def over_quota(self) -> dict[bytes, OverQuota]: ...
-
-    # The states of families without tables of their own.
-    def subject_state(self, subject: Subject) -> bytes | None: ...
-    def put_subject(self, row: SubjectRow) -> None: ...
-    def drop_subject(self, subject: Subject) -> None: ...
-    def subjects_since(self, family: str, hlc: bytes) -> list[bytes]: ...
-    def each_subject(self) -> list[SubjectRow]: ...
-
-    # The roster.
-    def job(self, job_id: bytes) -> JobEntry | None: ...
-    def jobs_by_id(self, job_ids: Sequence[bytes]) -> list[JobEntry]: ...
-    def jobs_written_of(self, job_ids: Sequence[bytes]) -> set[bytes]: ...
-    def put_jobs(self, entries: Sequence[JobEntry]) -> None: ...
-    def drop_job(self, job_id: bytes) -> None: ...
-    def job_ids(self, low: bytes, high: bytes, limit: int) -> list[bytes]: ...
-    def jobs(self, stages: Sequence[Stage], kind: str | None, limit: int, newest_first: bool) -> list[JobEntry]: ...
-    def each_job(self) -> Iterator[JobEntry]: ...
-    def jobs_of_kind_since(self, kind: str, hlc: bytes) -> list[bytes]: ...
-    def jobs_since(self, hlc: bytes) -> list[bytes]: ...
-    def jobs_by_unique_key(self, key: str) -> list[JobEntry]: ...
-    def counts(self) -> dict[tuple[Stage, int | None], int]: ...
-    def set_after(self, job_id: bytes, dependencies: Sequence[bytes]) -> None: ...
-    def has_after(self) -> bool: ...
-    def dependents(self, job_id: bytes) -> list[bytes]: ...
-
-    # The queue.
-    def promote(self, now: int) -> int: ...
-    def ready_kinds(self) -> list[str]: ...
-    def ready(self, kind: str, limit: int, after: JobEntry | None = None) -> list[tuple[JobEntry, bytes | None]]: ...
-    def claimed_count(self, kind: str) -> int: ...
-    def claimed(self) -> list[JobEntry]: ...
-    def overdue(self, now: int, limit: int) -> list[JobEntry]: ...
-    def next_ready_at(self) -> int | None: ...
-    def next_deadline(self) -> int | None: ...
-    def busy_kinds(self) -> set[str]: ...
-    def busy(self, kind: str, limit: int) -> list[JobEntry]: ...
-    def rate(self, kind: str) -> int: ...
-    def set_rate(self, kind: str, due: int) -> None: ...
-
-    # The mesh, schedules, artifacts.
-    def bind(self, node: bytes, public: bytes, issuer: str, hlc: bytes) -> None: ...
-    def nodes(self) -> dict[bytes, tuple[bytes, str]]: ...
-    def set_delegation(self, delegated: Delegated) -> bool: ...
-    def drop_delegation(self, op_id: bytes) -> bool: ...
-    def delegations(self) -> list[Delegated]: ...
-    def set_revocation(self, revoked: Revoked) -> bool: ...
-    def drop_revocation(self, op_id: bytes) -> bool: ...
-    def revocations(self) -> list[Revoked]: ...
-    def set_coordinator(self, coordinator: Coordinator) -> None: ...
-    def drop_coordinator(self, op_id: bytes) -> None: ...
-    def coordinators(self) -> list[Coordinator]: ...
-    def set_fork(self, fork: Fork) -> bool: ...
-    def drop_fork(self, op_id: bytes) -> bool: ...
-    def forks(self) -> list[Fork]: ...
-    def set_route(self, kind: str, hlc: bytes, node: bytes | None) -> None: ...
-    def drop_route(self, kind: str, hlc: bytes) -> None: ...
-    def has_routes(self) -> bool: ...
-    def route(self, kind: str, hlc: bytes) -> bytes | None: ...
-    def routes(self) -> list[tuple[str, bytes, bytes | None]]: ...
-    def set_schedule(self, schedule: Schedule, counts: bool) -> None: ...
-    def strike_schedule(self, op_id: bytes) -> None: ...
-    def schedules(self) -> list[Schedule]: ...
-    def schedule_before(self, name: str, hlc: bytes) -> Schedule | None: ...
-    def schedule_after(self, name: str, hlc: bytes) -> bytes | None: ...
-    def schedule_ops_after(self, name: str, hlc: bytes) -> list[bytes]: ...
-    def schedule_ops_by(self, node: bytes) -> list[bytes]: ...
-    def ticked(self, op_id: bytes, tick: int) -> None: ...
-    def set_last_tick(self, op_id: bytes, tick: int) -> None: ...
-    def add_artifacts(self, artifacts: Sequence[Artifact]) -> None: ...
-    def drop_artifact(self, artifact_id: bytes) -> None: ...
-    def artifact(self, artifact_id: bytes) -> Artifact | None: ...
-    def artifacts_of_job(self, job_id: bytes) -> list[Artifact]: ...
-    def artifacts_of_hash(self, content_hash: bytes) -> list[Artifact]: ...
-    def artifacts(self, after: bytes, limit: int) -> list[Artifact]: ...
-    def expired_artifacts(self, now: int, limit: int, kept: str) -> list[Artifact]: ...
-    def add_eviction(self, op_id: bytes, artifact_id: bytes) -> None: ...
-    def drop_eviction(self, op_id: bytes) -> None: ...
-    def is_evicted(self, artifact_id: bytes) -> bool: ...
-
-    # Other nodes, as this one deals with them.
-    def put_peer(self, peer: Peer) -> None: ...
-    def drop_peer(self, address: str) -> bool: ...
-    def programs(self) -> dict[bytes, str]: ...
-    def set_program(self, node: bytes, knows: str) -> None: ...
-    def peers(self) -> list[Peer]: ...
-    def put_invitation(self, invitation: Invitation) -> None: ...
-    def invitation(self, secret_hash: bytes) -> Invitation | None: ...
-    def invitations(self) -> list[Invitation]: ...
-
-    # This node's processes.
-    def put_worker(self, worker: WorkerRow) -> int: ...
-    def has_worker(self, number: int) -> bool: ...
-    def workers(self, node: bytes | None = None) -> list[WorkerRow]: ...
-    def drop_worker(self, number: int) -> None: ...
-    def put_offer(self, op_id: bytes, job_id: bytes, worker: int) -> None: ...
-    def offered_by(self, op_id: bytes) -> int | None: ...
-    def offered_jobs(self) -> set[bytes]: ...
-    def drop_offer(self, op_id: bytes) -> None: ...
-    def drop_offers_of(self, worker: int) -> None: ...
-
-    # Maintenance.
-    def drop_projections(self) -> None: ...
-    def damage(self) -> list[str]: ...
-    def meta(self, key: str) -> bytes | None: ...
-    def set_meta(self, key: str, value: bytes) -> None: ...
+    def damage(self) -> list[str]:
+        """What the store itself finds wrong with what it holds; nothing, ordinarily."""
 
 
 class Store(Protocol):
@@ -408,3 +94,15 @@ class Store(Protocol):
         """One consistent view; writers are not held up."""
 
     def close(self) -> None: ...
+
+
+def open(url: Path | str, *, create: bool = False) -> Store:
+    """The store at an address: `sqlite:///srv/log.db`, or a plain path, which is SQLite's too. A store that does not
+    exist is made only with `create`. Raises Usage for an address of another kind.
+    """
+    address = re.fullmatch(r"([a-z][a-z0-9+.-]*)://(.*)", str(url))
+    if address is not None and (address[1] != "sqlite" or not address[2].startswith("/")):
+        raise Usage(f"no store is known at {url}; give a path, or sqlite:///path with the whole path")
+    from hocket.store.sqlite import SqliteStore
+
+    return SqliteStore(url if address is None else unquote(address[2]), create=create)

@@ -14,7 +14,8 @@ from hocket.kernel.reasons import Reason
 from hocket.log import Transaction
 from hocket.node.home import Ask, Home
 from hocket.node.runtime import Runtime
-from hocket.store.sqlite import SqliteStore
+from hocket.store import MEMORY
+from hocket.store import open as open_store
 from hocket.work import cron, jobs
 from hocket.work.batch import settle
 from hocket.work.handlers import REGISTRY, Handlers, JobType
@@ -72,7 +73,7 @@ class Bench(Runtime):
         chance = random.Random(seed)
         self.clock = Clock(at)
         self._in_memory = _Home(chance)
-        store = SqliteStore(":memory:", create=True)
+        store = open_store(MEMORY)
         super().__init__(self._in_memory, store, None, wall=self.clock, randomness=chance.randbytes)
         self.log.run(self.introduce)
 

@@ -141,6 +141,7 @@ def _submit(tx: Transaction, draft: Draft) -> Submitted:
 
 def _unique_holder(tx: Transaction, kind: str, policy: Policy) -> bytes | None:
     assert policy.unique is not None
+    tx.session.lock_subjects((Subject("unique key", policy.unique.encode()),))
     tx.projection.flush()
     for entry in tx.session.jobs_by_unique_key(policy.unique):
         job = entry.job
@@ -229,7 +230,7 @@ def _by_urgency(tx: Transaction, kinds: list[str], page: int) -> Iterator[tuple[
 
     def of(kind: str) -> Iterator[tuple[JobEntry, bytes | None]]:
         last: JobEntry | None = None
-        while rows := tx.session.ready(kind, page, last):
+        while rows := tx.session.take_ready(kind, page, last):
             yield from rows
             if len(rows) < page:
                 return
@@ -246,6 +247,8 @@ def _earliest(times: list[int | None]) -> int | None:
 def _turn(tx: Transaction, job: Job) -> int:
     """When the kind's limits, as this job states them, leave room for one more: now, or later."""
     policy = job.policy
+    if policy.concurrency is not None or policy.rate is not None:
+        tx.session.lock_subjects((Subject("limit", job.kind.encode()),))
     if policy.concurrency is not None:
         tx.projection.flush()
         if tx.session.claimed_count(job.kind) >= policy.concurrency:
@@ -323,7 +326,7 @@ def expire(tx: Transaction, limit: int) -> int:
     """Returns to the queue what is held past its deadline, whoever holds it. The arbiter waits until its own machine's
     clock has passed the deadline: then the holder, which counts by its own, has stopped.
     """
-    return sum(_expire(tx, tx.projection.jobs.know(entry).job) for entry in tx.session.overdue(tx.now, limit))
+    return sum(_expire(tx, tx.projection.jobs.know(entry).job) for entry in tx.session.take_overdue(tx.now, limit))
 
 
 def expire_one(tx: Transaction, job_id: bytes) -> bool:
@@ -344,8 +347,9 @@ def reclaim(tx: Transaction, dead: set[int]) -> int:
     """Returns to the queue what processes of this node held that are no more, whatever the lease. `dead` are the
     workers of this node that were found so; one that has registered since that look is not among them.
     """
-    alive = {worker.number for worker in tx.session.workers(tx.node.to_bytes(8, "big"))} - dead
-    lost = [e for e in tx.session.claimed() if e.job.claimer == tx.node and e.worker not in alive]
+    node = tx.node.to_bytes(8, "big")
+    alive = {worker.number for worker in tx.session.workers(node)} - dead
+    lost = [entry for entry in tx.session.take_claimed(node) if entry.worker not in alive]
     for entry in lost:
         job = tx.projection.jobs.know(entry).job
         assert job.claim_op is not None

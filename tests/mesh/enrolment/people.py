@@ -12,7 +12,7 @@ from hocket.mesh.grants import parse_grants
 from hocket.mesh.wire import Reply, Request
 from hocket.node.home import Home
 from hocket.node.runtime import Runtime
-from hocket.store.sqlite import SqliteStore
+from hocket.store import open as open_store
 from hocket.testing import Clock
 
 WORKER = ("job:claim:acme.", "job:complete:acme.")
@@ -24,7 +24,7 @@ def reopened(path: Path, clock: Clock) -> Runtime:
     """The runtime of a home that is there, on the test's clock."""
     home = Home(path)
     home.check()
-    return Runtime(home, SqliteStore(home.database), None, wall=clock)
+    return Runtime(home, open_store(home.database), None, wall=clock)
 
 
 class Mesh:

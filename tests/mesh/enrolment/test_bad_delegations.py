@@ -21,7 +21,8 @@ from hocket.log import Log
 from hocket.log.archive import export_ops, import_ops
 from hocket.mesh import membership
 from hocket.node.runtime import Runtime
-from hocket.store.sqlite import SqliteStore
+from hocket.store import MEMORY
+from hocket.store import open as open_store
 
 from .people import Mesh, exchange
 
@@ -33,7 +34,7 @@ class Rogue:
 
     def __init__(self, mesh: Mesh, key: SigningKey | None = None) -> None:
         self.key = key or SigningKey(os.urandom(32))
-        self.store = SqliteStore(":memory:")
+        self.store = open_store(MEMORY)
         self.log = Log(self.store, self.key, mesh.owner.log.user, wall=mesh.clock, randomness=os.urandom)
 
     def follow(self, runtime: Runtime) -> "Rogue":

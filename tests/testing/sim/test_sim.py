@@ -13,6 +13,8 @@ import pytest
 
 import hocket
 from hocket.errors import Unreachable
+from hocket.store import MEMORY
+from hocket.store import open as open_store
 from hocket.testing import sim
 from hocket.testing.sim import checks, disk, faults, loop
 from hocket.testing.sim.load import OPEN, SOLE, SimRun
@@ -161,7 +163,7 @@ def test_a_life_ends_with_all_that_it_began() -> None:
 
 
 def test_a_power_cut_before_the_commit_undoes_it_and_one_after_keeps_it() -> None:
-    store = disk.SimStore(lambda: None)
+    store = disk.SimStore(open_store(MEMORY), lambda: None)
     for cut, kept in (("before", None), ("after", b"2")):
         store.cut = cut  # type: ignore[assignment]
         with pytest.raises(disk.PowerCut), store.write() as session:

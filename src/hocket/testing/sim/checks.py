@@ -29,7 +29,7 @@ class Violation(NamedTuple):
 class Shown(NamedTuple):
     """What a replica has shown of a job that is decided by an arbiter."""
 
-    artifacts: bytes
+    artifacts: tuple[bytes, ...]
     node: int
 
 
@@ -46,14 +46,16 @@ class InvariantWatch:
 
     def look(self, node: SimNode) -> None:
         done_here = self._done_at.setdefault(node.number, set())
-        for job_id, outcome, fence, claim, artifacts in node.store.decided(SOLE):
-            if claim is not None:
-                self._holder(node.number, job_id, fence, claim)
-            if outcome == Outcome.SUCCEEDED:
-                self._final(node.number, job_id, artifacts)
-                done_here.add(job_id)
-            elif job_id in done_here:
-                self._say("completed is final", job_id, f"node {node.number} has taken its completion back")
+        with node.store.read() as session:
+            jobs = [entry.job for entry in session.each_job() if entry.job.kind == SOLE]
+        for job in jobs:
+            if job.claim_op is not None:
+                self._holder(node.number, job.id, job.fence, job.claim_op)
+            if job.outcome is Outcome.SUCCEEDED:
+                self._final(node.number, job.id, job.artifacts)
+                done_here.add(job.id)
+            elif job.id in done_here:
+                self._say("completed is final", job.id, f"node {node.number} has taken its completion back")
 
     def _holder(self, node: int, job_id: bytes, fence: int, claim: bytes) -> None:
         known = self._holders.setdefault((job_id, fence), (claim, node))
@@ -65,7 +67,7 @@ class InvariantWatch:
                 f" and by {ulid_text(claim)} at node {node}",
             )
 
-    def _final(self, node: int, job_id: bytes, artifacts: bytes) -> None:
+    def _final(self, node: int, job_id: bytes, artifacts: tuple[bytes, ...]) -> None:
         known = self._done.setdefault(job_id, Shown(artifacts, node))
         if known.artifacts != artifacts:
             self._say("completed is final", job_id, f"nodes {known.node} and {node} show different results")

@@ -4,11 +4,11 @@ the transaction is rolled back; or just after it, and everything is kept but nob
 
 import asyncio
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any, Literal, Protocol, TypeVar
 
-from hocket.store.sqlite import SqliteStore, WriteTransaction
-from hocket.store.sqlite_session import SqliteSession
+from hocket.store import Session, Store
 from hocket.testing.sim.loop import Inline, Life
 
 T = TypeVar("T")
@@ -22,60 +22,50 @@ class PowerCut(BaseException):
     """Ends a commit, and with it the node."""
 
 
-class SimStore(SqliteStore):
-    """A real store in memory. `cut` says how the next commit is to be cut short; `committed` is called after each."""
+class SimStore:
+    """A real store. `cut` says how the next commit is to be cut short; `committed` is called after each."""
 
-    def __init__(self, committed: Callable[[], None]) -> None:
+    def __init__(self, store: Store, committed: Callable[[], None]) -> None:
+        self.store = store
         self.cut: Cut | None = None
         self.commits = 0
         self.committed = committed
-        super().__init__(":memory:", create=True)
 
-    def write(self) -> "_SimWrite":
-        return _SimWrite(self)
+    def write(self) -> "SimWrite":
+        return SimWrite(self)
 
-    def read(self) -> "_SimRead":  # type: ignore[override]
-        return _SimRead(self._write_session)
+    def read(self) -> AbstractContextManager[Session]:
+        return self.store.read()
 
-    def decided(self, kind: str) -> Iterable[tuple[bytes, int | None, int, bytes | None, bytes]]:
-        """Of each job of that kind: id, outcome, fence, claim and results. It is asked for so often that it does not
-        read whole jobs.
-        """
-        sql = "SELECT id, outcome, fence, claim_op, artifacts FROM jobs WHERE kind = ?"
-        return self._writer.execute(sql, (kind,))
+    def close(self) -> None:
+        self.store.close()
 
 
-class _SimRead:
-    """What reads does so between two steps of the loop: nobody can write meanwhile."""
+class SimWrite:
+    """A write transaction of the store behind, which a power cut may end."""
 
-    __slots__ = ("_session",)
+    __slots__ = ("_disk", "_transaction")
 
-    def __init__(self, session: SqliteSession) -> None:
-        self._session = session
+    def __init__(self, disk: SimStore) -> None:
+        self._disk = disk
+        self._transaction = disk.store.write()
 
-    def __enter__(self) -> SqliteSession:
-        return self._session
+    def __enter__(self) -> Session:
+        return self._transaction.__enter__()
 
-    def __exit__(self, *_: object) -> None:
-        pass
-
-
-class _SimWrite(WriteTransaction):
-    __slots__ = ("_store",)
-
-    def __init__(self, store: SimStore) -> None:
-        super().__init__(store._writer, store._write_session, store._write_lock, store.path)
-        self._store = store
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        cut = self._store.cut if error is None else None
-        if cut is not None:
-            self._store.cut = None
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
+        if error is not None:
+            self._transaction.__exit__(kind, error, trace)
+            return
+        disk = self._disk
+        cut, disk.cut = disk.cut, None
         if cut == "before":
-            error = PowerCut()
-        super().__exit__(type(error) if error else None, error, trace)
-        self._store.commits += 1
-        self._store.committed()
+            failure = PowerCut()
+            self._transaction.__exit__(PowerCut, failure, None)
+            raise failure
+        self._transaction.__exit__(None, None, None)
+        disk.commits += 1
+        disk.committed()
         if cut == "after":
             raise PowerCut
 

@@ -20,7 +20,8 @@ from hocket.mesh.loop import SyncLoop
 from hocket.mesh.sync import Exchanges
 from hocket.node.node import Node
 from hocket.node.runtime import Runtime
-from hocket.store import Place
+from hocket.store import MEMORY, Place
+from hocket.store import open as open_store
 from hocket.testing.sim.disk import Disk, SimStore
 from hocket.testing.sim.environment import Clocks, SimEnvironment, SimHost
 from hocket.testing.sim.lines import Lines, address
@@ -56,7 +57,7 @@ class SimNode:
         self.chance = chance
         self.witness = witness
         self.host = SimHost(Place(f"host-{number}", "boot", "pid", "locks"))
-        self.store = SimStore(lambda: witness.committed(number))
+        self.store = SimStore(open_store(MEMORY), lambda: witness.committed(number))
         self.slow_s = 0.0
         self.up: Up | None = None
 

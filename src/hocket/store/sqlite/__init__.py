@@ -17,7 +17,7 @@ from typing import TypeVar
 import apsw
 
 from hocket.errors import StoreError
-from hocket.store.sqlite_session import SqliteSession
+from hocket.store.sqlite.session import SqliteSession
 
 T = TypeVar("T")
 
@@ -27,6 +27,9 @@ _SCHEMA = ("schema.sql", "schema_2.sql", "schema_3.sql", "schema_4.sql", "schema
 LOCK_WAIT_S = 30.0
 RETRY_MIN_S, RETRY_MAX_S = 0.0001, 0.002
 CACHE_KIB = 16_384
+# A reader's cache is of no use once another process has written.
+READER_CACHE_KIB = 4_096
+READERS_MAX = 8
 PAGE_BYTES = 2048
 # Statements that stay prepared: there are more than the hundred that apsw keeps by itself.
 STATEMENTS = 512
@@ -48,37 +51,28 @@ class SqliteStore:
                 # bytes in several of them.
                 _set(self._writer, f"page_size={PAGE_BYTES}", "journal_mode=WAL")
             self._migrate()
-            if self.path == ":memory:":
-                self._reader, self._read_lock = self._writer, self._write_lock
-            else:
-                self._reader, self._read_lock = self._connect(apsw.SQLITE_OPEN_READWRITE), threading.RLock()
-        self._write_session = SqliteSession(self._writer, remember_head=True)
-        self._read_session = SqliteSession(self._reader)
+        self._write_session = SqliteSession(self._writer, is_writer=True)
+        self._readers: ReadPool | WriterAsReader
+        if self.path == ":memory:":
+            self._readers = WriterAsReader(ReadConnection(self._writer), self._write_lock)
+        else:
+            self._readers = ReadPool(lambda: self._connect(apsw.SQLITE_OPEN_READWRITE, READER_CACHE_KIB), self.path)
 
     def write(self) -> "WriteTransaction":
         return WriteTransaction(self._writer, self._write_session, self._write_lock, self.path)
 
-    @contextmanager
-    def read(self) -> Iterator[SqliteSession]:
-        with self._read_lock, _explained(self.path):
-            if self._reader.in_transaction:
-                yield self._read_session
-                return
-            self._reader.execute("BEGIN")
-            try:
-                yield self._read_session
-            finally:
-                self._reader.execute("ROLLBACK")
+    def read(self) -> "ReadTransaction":
+        return ReadTransaction(self._readers, self.path)
 
     def close(self) -> None:
-        with self._write_lock, self._read_lock:
-            self._reader.close()
+        self._readers.close()
+        with self._write_lock:
             self._writer.close()
 
-    def _connect(self, flags: int) -> apsw.Connection:
+    def _connect(self, flags: int, cache_kib: int = CACHE_KIB) -> apsw.Connection:
         connection = apsw.Connection(self.path, flags=flags, statementcachesize=STATEMENTS)
         connection.set_busy_timeout(0)
-        _set(connection, "synchronous=FULL", f"cache_size=-{CACHE_KIB}", "temp_store=MEMORY")
+        _set(connection, "synchronous=FULL", f"cache_size=-{cache_kib}", "temp_store=MEMORY")
         return connection
 
     def _check_owner(self) -> int:
@@ -104,7 +98,7 @@ class SqliteStore:
                 # Every database that was ever finished has its tables: this one has lost what was in it.
                 raise StoreError(f"{self.path} is empty; restore a backup")
             for step in _SCHEMA[version:]:
-                self._writer.execute(files("hocket.store").joinpath(step).read_text())
+                self._writer.execute(files("hocket.store.sqlite").joinpath(step).read_text())
             self._writer.execute(f"PRAGMA application_id={APPLICATION_ID}; PRAGMA user_version={VERSION}")
             self._writer.execute("COMMIT")
         finally:
@@ -158,6 +152,126 @@ class WriteTransaction:
             self._lock.release()
         _explain(self._path, error)
         raise error
+
+
+class ReadConnection:
+    """A connection that reads, for one thread at a time."""
+
+    __slots__ = ("_began", "_depth", "connection", "session", "thread")
+
+    def __init__(self, connection: apsw.Connection) -> None:
+        self.connection = connection
+        self.session = SqliteSession(connection)
+        self.thread = 0
+        self._depth = 0
+        self._began = False
+
+    def begin(self) -> None:
+        """A view within a view is the same view, and so is one within a write transaction of the same connection."""
+        if self._depth == 0:
+            self._began = not self.connection.in_transaction
+            if self._began:
+                self.connection.execute("BEGIN")
+        self._depth += 1
+
+    def end(self) -> bool:
+        """Whether this was the outermost view."""
+        self._depth -= 1
+        if self._depth == 0 and self._began:
+            self.connection.execute("ROLLBACK")
+        return self._depth == 0
+
+
+class ReadPool:
+    """The readers of a file: as many as there are threads that read at once, up to a bound. A thread that finds all of
+    them taken waits for one.
+    """
+
+    def __init__(self, connect: Callable[[], apsw.Connection], path: str) -> None:
+        self._connect = connect
+        self._path = path
+        self._places = threading.Semaphore(READERS_MAX)
+        self._free: list[ReadConnection] = []
+        self._taken: dict[int, ReadConnection] = {}
+
+    def take(self) -> ReadConnection:
+        thread = threading.get_ident()
+        reader = self._taken.get(thread)
+        if reader is not None:
+            return reader
+        if not self._places.acquire(timeout=LOCK_WAIT_S):
+            raise StoreError(f"{self._path} has {READERS_MAX} readers that do not end; find out what they wait for")
+        try:
+            reader = self._free.pop() if self._free else ReadConnection(self._connect())
+        except BaseException:
+            self._places.release()
+            raise
+        reader.thread = thread
+        self._taken[thread] = reader
+        return reader
+
+    def give_back(self, reader: ReadConnection, is_over: bool) -> None:
+        if is_over:
+            del self._taken[reader.thread]
+            self._free.append(reader)
+            self._places.release()
+
+    def close(self) -> None:
+        """Waits for those that read."""
+        for _ in range(READERS_MAX):
+            self._places.acquire(timeout=LOCK_WAIT_S)
+        for reader in self._free:
+            reader.connection.close()
+
+
+class WriterAsReader:
+    """The reader of a store in memory: it is the writer, too, so readers wait for it."""
+
+    def __init__(self, reader: ReadConnection, lock: threading.RLock) -> None:
+        self._reader = reader
+        self._lock = lock
+
+    def take(self) -> ReadConnection:
+        self._lock.acquire()
+        return self._reader
+
+    def give_back(self, reader: ReadConnection, is_over: bool) -> None:
+        self._lock.release()
+
+    def close(self) -> None:
+        pass
+
+
+class ReadTransaction:
+    """One view."""
+
+    __slots__ = ("_path", "_reader", "_readers")
+
+    def __init__(self, readers: ReadPool | WriterAsReader, path: str) -> None:
+        self._readers = readers
+        self._path = path
+
+    def __enter__(self) -> SqliteSession:
+        try:
+            self._reader = reader = self._readers.take()
+            try:
+                reader.begin()
+            except BaseException:
+                self._readers.give_back(reader, is_over=True)
+                raise
+        except BaseException as error:
+            _explain(self._path, error)
+            raise
+        return reader.session
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        is_over = True
+        try:
+            is_over = self._reader.end()
+        finally:
+            self._readers.give_back(self._reader, is_over)
+        if error is not None:
+            _explain(self._path, error)
 
 
 def _set(connection: apsw.Connection, *pragmas: str) -> None:

@@ -1,0 +1,101 @@
+"""The roster, and the queue that workers take from it."""
+
+from collections.abc import Iterator, Sequence
+from enum import IntEnum
+from typing import NamedTuple, Protocol
+
+from hocket.kernel.roster import Job, Outcome
+
+
+class Stage(IntEnum):
+    """A job's place in the queue: its state, and for a pending one what it is pending for."""
+
+    READY = 0
+    DELAYED = 1
+    BLOCKED = 2
+    CLAIMED = 3
+    DONE = 4
+
+
+class JobEntry(NamedTuple):
+    """A job in the roster: what the fold says, where it stands in the queue, and which process of this node
+    holds it.
+    """
+
+    job: Job
+    stage: Stage
+    worker: int | None
+
+
+class JobFilter(NamedTuple):
+    """Which jobs a list shows: those of these stages (of all, when none is named), of this outcome, and of this kind or
+    one below it. A page begins `beyond` the last job of the page before.
+    """
+
+    stages: tuple[Stage, ...] = ()
+    outcome: Outcome | None = None
+    kind: str | None = None
+    beyond: bytes | None = None
+    newest_first: bool = True
+
+
+class JobSession(Protocol):
+    def job(self, job_id: bytes) -> JobEntry | None: ...
+    def jobs_by_id(self, job_ids: Sequence[bytes]) -> list[JobEntry]: ...
+    def put_jobs(self, entries: Sequence[JobEntry]) -> None: ...
+    def drop_job(self, job_id: bytes) -> None: ...
+    def job_ids(self, low: bytes, high: bytes, limit: int) -> list[bytes]: ...
+
+    def jobs(self, wanted: JobFilter, limit: int) -> list[JobEntry]:
+        """A page of a list, in the order of job ids."""
+
+    def each_job(self) -> Iterator[JobEntry]: ...
+    def jobs_of_kind_since(self, kind: str, hlc: bytes) -> list[bytes]: ...
+    def jobs_since(self, hlc: bytes) -> list[bytes]: ...
+    def jobs_by_unique_key(self, key: str) -> list[JobEntry]: ...
+
+    def counts(self) -> dict[tuple[Stage, Outcome | None], int]:
+        """How many jobs there are of each stage and outcome, where there is one. What this costs does not grow with the
+        jobs that have ended.
+        """
+
+    def set_after(self, job_id: bytes, dependencies: Sequence[bytes]) -> None: ...
+    def has_after(self) -> bool: ...
+    def dependents(self, job_id: bytes) -> list[bytes]: ...
+
+
+class QueueSession(Protocol):
+    def promote(self, now: int) -> int:
+        """Delayed jobs whose time has come become ready. Gives how many."""
+
+    def ready_kinds(self) -> list[str]: ...
+
+    def ready(self, kind: str, limit: int, after: JobEntry | None = None) -> list[tuple[JobEntry, bytes | None]]:
+        """The most urgent jobs of a kind, each with its ScheduleJob op (None when that is not stored yet)."""
+
+    def take_ready(self, kind: str, limit: int, after: JobEntry | None = None) -> list[tuple[JobEntry, bytes | None]]:
+        """The same, locked: jobs that another transaction has locked are left out."""
+
+    def claimed_count(self, kind: str) -> int: ...
+    def claimed(self) -> list[JobEntry]: ...
+
+    def take_claimed(self, node: bytes) -> list[JobEntry]:
+        """The jobs that a node holds, locked: those that another transaction has locked are left out."""
+
+    def overdue(self, now: int, limit: int) -> list[JobEntry]:
+        """Jobs that are held past their deadline."""
+
+    def take_overdue(self, now: int, limit: int) -> list[JobEntry]:
+        """The same, locked: jobs that another transaction has locked are left out."""
+
+    def next_ready_at(self) -> int | None: ...
+    def next_deadline(self) -> int | None: ...
+
+    def busy_kinds(self) -> set[str]:
+        """The kinds of which a job can start, is running, or rests before it is tried again."""
+
+    def busy(self, kind: str, limit: int) -> list[JobEntry]:
+        """Jobs of a kind that can start, or rest before they are tried again."""
+
+    def rate(self, kind: str) -> int: ...
+    def set_rate(self, kind: str, due: int) -> None: ...

@@ -1,0 +1,47 @@
+"""What concerns this node alone and is on no log: its worker processes, the claims that they have offered, and
+settings.
+"""
+
+from typing import NamedTuple, Protocol
+
+
+class Place(NamedTuple):
+    """Where a worker runs: the machine, which start of it, the namespace of its process ids (containers have their
+    own), and the directory that holds its lock. Empty is unknown.
+    """
+
+    host: str = ""
+    boot: str = ""
+    namespace: str = ""
+    locks: str = ""
+
+
+class WorkerRow(NamedTuple):
+    """A process of a node that holds claims. `beat` is when it last said that it is alive, by the store's clock."""
+
+    number: int
+    name: str
+    pid: int
+    started: int
+    node: bytes
+    beat: int
+    place: Place
+
+
+class LocalSession(Protocol):
+    def put_worker(self, worker: WorkerRow) -> int:
+        """Adds a worker, or renews the beat of the one of that name, which rises each time; gives its number."""
+
+    def has_worker(self, number: int) -> bool: ...
+
+    def workers(self, node: bytes | None = None) -> list[WorkerRow]:
+        """The workers of a node, or of all nodes that share the store."""
+
+    def drop_worker(self, number: int) -> None: ...
+    def put_offer(self, op_id: bytes, job_id: bytes, worker: int) -> None: ...
+    def offered_by(self, op_id: bytes) -> int | None: ...
+    def offered_jobs(self) -> set[bytes]: ...
+    def drop_offer(self, op_id: bytes) -> None: ...
+    def drop_offers_of(self, worker: int) -> None: ...
+    def meta(self, key: str) -> bytes | None: ...
+    def set_meta(self, key: str, value: bytes) -> None: ...

@@ -1,0 +1,118 @@
+"""The log: the head, the ops, and which op cites which. Node ids are eight bytes here and HLCs are packed, so that
+bytes compare as clocks do.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple, Protocol
+
+from hocket.kernel.subjects import JOB, Subject
+
+
+class Head(NamedTuple):
+    """Where the log ends: the node's clock, the number of ops, and the last link of the chain; and how far the
+    projections follow it. Every op up to `settled` is folded and can be found by its id and its subject;
+    `unsettled` of those behind it are not yet. `permissions_state` tells one state of the delegations, revocations and
+    coordinators from another. `last` is the id of this node's own last op, sixteen zeros before the first.
+    """
+
+    wall: int
+    logical: int
+    seq: int
+    chain: bytes
+    settled: int
+    unsettled: int
+    rebuilding: bytes | None
+    permissions_state: int = 0
+    last: bytes = bytes(16)
+
+
+class OpRow(NamedTuple):
+    """One op as it is kept. `id` is the op's id; in a strict mesh, where an op of another author may have come with
+    the same id before, it can be followed by the author. `hlc` is packed; `family` and `key` say what it is about, and
+    there is no key if it is about nothing; `reason` is 0 for an op that counts; `settled` is 1 when it is folded.
+    """
+
+    seq: int
+    id: bytes
+    hlc: bytes
+    variant: int
+    family: str
+    key: bytes | None
+    reason: int
+    settled: int
+    body: bytes
+    chain: bytes
+
+    @property
+    def subject(self) -> Subject | None:
+        return None if self.key is None else Subject(self.family, self.key)
+
+    @property
+    def job(self) -> bytes | None:
+        """The job that it is about, if it is about one."""
+        return self.key if self.family == JOB else None
+
+
+class OpSession(Protocol):
+    def head(self) -> Head: ...
+    def put_head(self, head: Head) -> None: ...
+    def add_ops(self, rows: Sequence[OpRow]) -> None: ...
+    def unsettled_ops(self, after: int, limit: int | None) -> list[OpRow]: ...
+    def mark_settled(self, first: int, last: int) -> None: ...
+
+    def order_ops(self) -> None:
+        """Prepares, for good, the questions by author and time. A node with no ops but its own never asks them, and is
+        spared the cost.
+        """
+
+    def op(self, op_id: bytes) -> OpRow | None:
+        """The settled op of that id."""
+
+    def ops_named(self, op_id: bytes) -> list[OpRow]:
+        """The ops with this id: the key of each is the id alone, or the id and its author."""
+
+    def known_ops(self, op_ids: Sequence[bytes]) -> dict[bytes, bytes]:
+        """The ops on the log that have these keys, each with its bytes."""
+
+    def latest_of(self, node: bytes) -> tuple[bytes, bytes]:
+        """The HLC and the id of the author's latest op, or zeros when there is none."""
+
+    def ops_with_link(self, node: bytes, link: bytes) -> list[OpRow]:
+        """The author's ops that contain these bytes. This reads every op of the author."""
+
+    def op_seq(self, seq: int) -> OpRow | None: ...
+    def ops_after(self, seq: int, limit: int) -> list[OpRow]: ...
+    def last_ops(self, count: int) -> list[OpRow]: ...
+    def ops_at(self, hlc: bytes) -> list[OpRow]: ...
+
+    def ops_about(self, subject: Subject, without: Sequence[int] = ()) -> list[OpRow]:
+        """In HLC order, but for those that were refused for one of these reasons."""
+
+    def jobs_written_of(self, job_ids: Sequence[bytes]) -> set[bytes]:
+        """Which of these jobs any op on the log is about."""
+
+    def ops_in_order(self, after: bytes, limit: int) -> list[OpRow]:
+        """The next ops of all authors in HLC order."""
+
+    def ops_since(self, frontier: Mapping[bytes, bytes], limit: int) -> list[OpRow]:
+        """The first ops in HLC order that a node which knows each author up to the frontier does not know."""
+
+    def ops_of_author(self, node: bytes, after: bytes, limit: int) -> list[OpRow]: ...
+
+    def written_by(self, node: bytes) -> list[tuple[bytes, Subject | None]]:
+        """The ids of an author's ops and what they are about."""
+
+    def ops_of_variants(self, variants: Sequence[int]) -> list[OpRow]: ...
+    def has_variants(self, variants: Sequence[int]) -> bool: ...
+    def set_reasons(self, reasons: Iterable[tuple[int, bytes]]) -> None: ...
+    def frontier(self) -> dict[bytes, bytes]: ...
+
+    def refused_ops(self, limit: int) -> list[OpRow]:
+        """The newest ops on the log that do not count."""
+
+    def ops_refused_for(self, reasons: Sequence[int]) -> list[OpRow]: ...
+    def cite(self, dep: bytes, op_id: bytes) -> None: ...
+    def citing(self, dep: bytes) -> list[bytes]: ...
+
+    def cited_among(self, deps: Sequence[bytes]) -> set[bytes]:
+        """Which of these an op cites."""

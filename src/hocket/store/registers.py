@@ -1,0 +1,107 @@
+"""What the mesh has agreed on: who may do what, where kinds are routed, and schedules."""
+
+from typing import NamedTuple, Protocol
+
+
+class Delegated(NamedTuple):
+    """A delegation token on the log, and when it was put there."""
+
+    op_id: bytes
+    cid: bytes
+    hlc: bytes
+    token: bytes
+
+
+class Revoked(NamedTuple):
+    """`root` is 1 when the user's own key has signed it."""
+
+    op_id: bytes
+    cid: bytes
+    hlc: bytes
+    root: int = 0
+
+
+class Coordinator(NamedTuple):
+    """Who is the coordinator from this time on. `pin` commits to the last op that was known then of the one before."""
+
+    hlc: bytes
+    op_id: bytes
+    node: bytes
+    pin: bytes | None = None
+
+
+class Fork(NamedTuple):
+    """The proof, in this op, that a node has shown two histories: from this time on."""
+
+    op_id: bytes
+    node: bytes
+    since: bytes
+
+
+class Schedule(NamedTuple):
+    """A cron schedule as one op set it, or cleared it (`cron` is None). `last_tick` is the newest tick for which a job
+    exists, or the time at which it was set. Its author is in the HLC.
+    """
+
+    name: str
+    hlc: bytes
+    cron: str | None
+    timezone: str
+    kind: str
+    payload: bytes
+    policy: bytes
+    last_tick: int
+    op: bytes
+
+    @property
+    def author(self) -> int:
+        return int.from_bytes(self.hlc[12:], "big")
+
+
+class RegisterSession(Protocol):
+    """A `set_` or `drop_` that gives a bool says whether it changed anything."""
+
+    def bind(self, node: bytes, public: bytes, issuer: str, hlc: bytes) -> None: ...
+    def nodes(self) -> dict[bytes, tuple[bytes, str]]: ...
+    def set_delegation(self, delegated: Delegated) -> bool: ...
+    def drop_delegation(self, op_id: bytes) -> bool: ...
+    def delegations(self) -> list[Delegated]: ...
+    def set_revocation(self, revoked: Revoked) -> bool: ...
+    def drop_revocation(self, op_id: bytes) -> bool: ...
+    def revocations(self) -> list[Revoked]: ...
+    def set_coordinator(self, coordinator: Coordinator) -> None: ...
+    def drop_coordinator(self, op_id: bytes) -> None: ...
+    def coordinators(self) -> list[Coordinator]: ...
+    def set_fork(self, fork: Fork) -> bool: ...
+    def drop_fork(self, op_id: bytes) -> bool: ...
+    def forks(self) -> list[Fork]: ...
+    def set_route(self, kind: str, hlc: bytes, node: bytes | None) -> None: ...
+    def drop_route(self, kind: str, hlc: bytes) -> None: ...
+    def has_routes(self) -> bool: ...
+    def route(self, kind: str, hlc: bytes) -> bytes | None: ...
+
+    def routes(self) -> list[tuple[str, bytes, bytes | None]]:
+        """What holds now: each kind that was ever routed, since when, and to which node."""
+
+    def set_schedule(self, schedule: Schedule, counts: bool) -> None: ...
+    def strike_schedule(self, op_id: bytes) -> None: ...
+
+    def schedules(self) -> list[Schedule]:
+        """Those in force."""
+
+    def schedule_before(self, name: str, hlc: bytes) -> Schedule | None:
+        """What was last said of the name before that time, and counts."""
+
+    def schedule_after(self, name: str, hlc: bytes) -> bytes | None:
+        """When the next thing that counts was said of the name after that time."""
+
+    def schedule_ops_after(self, name: str, hlc: bytes) -> list[bytes]:
+        """The later ops about the name, whether they count or not, in HLC order."""
+
+    def schedule_ops_by(self, node: bytes) -> list[bytes]: ...
+
+    def ticked(self, op_id: bytes, tick: int) -> None:
+        """A tick of the schedule that this op set has a job."""
+
+    def set_last_tick(self, op_id: bytes, tick: int) -> None:
+        """The newest tick of the schedule that has a job; without one, when the schedule was set."""

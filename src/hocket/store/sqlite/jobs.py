@@ -1,0 +1,268 @@
+"""The statements about the roster and the queue."""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from hocket.kernel.clock import pack, unpack
+from hocket.kernel.policy import DEFAULT, decode_policy, encode_policy
+from hocket.kernel.roster import Job, Outcome, State
+from hocket.store.jobs import JobEntry, JobFilter, Stage
+from hocket.store.sqlite.locks import LockStatements
+
+CLAIMED_REMEMBERED = 4_096
+
+_JOB = (
+    "id, kind, stage, priority, schedule_op, scheduled, policy, last, outcome, fence, failures, returns, claimer,"
+    " claim_op, deadline, ready_at, done, artifacts, error_op, progress, unique_key, worker,"
+    " settled"
+)
+_JOB_OF_J = ", ".join("j." + column.strip() for column in _JOB.split(","))
+_PUT_JOB = f"REPLACE INTO jobs ({_JOB}) VALUES ({', '.join('?' * 23)})"
+_OUTCOME = "SELECT outcome FROM jobs WHERE id = ? AND outcome IS NOT NULL"
+_OF_STAGE = {
+    Stage.READY: "INDEXED BY jobs_ready WHERE stage = 0",
+    Stage.DELAYED: "INDEXED BY jobs_delayed WHERE stage = 1",
+    Stage.BLOCKED: "INDEXED BY jobs_blocked WHERE stage = 2",
+    Stage.CLAIMED: "INDEXED BY jobs_claimed WHERE stage = 3",
+    Stage.DONE: "WHERE stage = 4",
+}
+
+_STAGES = tuple(Stage)
+_OUTCOMES = tuple(Outcome)
+_STATES = (State.PENDING, State.PENDING, State.PENDING, State.CLAIMED, State.COMPLETED)
+
+
+class JobStatements(LockStatements):
+    def job(self, job_id: bytes) -> JobEntry | None:
+        if self._head_seen and job_id in self._claimed:
+            return self._claimed[job_id]
+        row = self._sql(f"SELECT {_JOB} FROM jobs WHERE id = ?", (job_id,)).fetchone()
+        return None if row is None else _entry(row)
+
+    def jobs_by_id(self, job_ids: Sequence[bytes]) -> list[JobEntry]:
+        claimed = self._claimed if self._head_seen else {}
+        known = [claimed[job_id] for job_id in job_ids if job_id in claimed]
+        sought = [(job_id,) for job_id in job_ids if job_id not in claimed]
+        return known + [_entry(row) for row in self._many(f"SELECT {_JOB} FROM jobs WHERE id = ?", sought)]
+
+    def put_jobs(self, entries: Sequence[JobEntry]) -> None:
+        self._count_finished(entries)
+        self._many(_PUT_JOB, [_row(entry) for entry in entries])
+        for entry in entries if self._is_writer else ():
+            if entry.stage is Stage.CLAIMED and len(self._claimed) < CLAIMED_REMEMBERED:
+                self._claimed[entry.job.id] = entry
+            else:
+                self._claimed.pop(entry.job.id, None)
+
+    def _count_finished(self, entries: Sequence[JobEntry]) -> None:
+        """Keeps count of the jobs that have ended: what is written, less what stood there before. A job that this
+        connection knows as claimed had no outcome.
+        """
+        added = Counter(entry.job.outcome for entry in entries if entry.job.outcome is not None)
+        claimed = self._claimed if self._head_seen else {}
+        unsure = [(entry.job.id,) for entry in entries if entry.job.id not in claimed]
+        added.subtract(row[0] for row in self._many(_OUTCOME, unsure))
+        self._add_finished(added)
+
+    def _add_finished(self, added: Mapping[Outcome, int]) -> None:
+        for outcome, count in added.items():
+            if count:
+                self._sql("UPDATE finished SET jobs = jobs + ? WHERE outcome = ?", (count, int(outcome)))
+
+    def drop_job(self, job_id: bytes) -> None:
+        self._claimed.pop(job_id, None)
+        self._add_finished({Outcome(row[0]): -1 for row in self._rows(_OUTCOME, job_id)})
+        self._sql("DELETE FROM jobs WHERE id = ?", (job_id,))
+        self._sql("DELETE FROM after WHERE job = ?", (job_id,))
+
+    def job_ids(self, low: bytes, high: bytes, limit: int) -> list[bytes]:
+        rows = self._sql("SELECT id FROM jobs WHERE id BETWEEN ? AND ? ORDER BY id LIMIT ?", (low, high, limit))
+        return [row[0] for row in rows]
+
+    def jobs(self, wanted: JobFilter, limit: int) -> list[JobEntry]:
+        """By the index of each stage, or of the outcomes that are rare, so that finished jobs are not looked at in
+        vain.
+        """
+        if wanted.outcome is not None:
+            rare = "INDEXED BY jobs_failed WHERE outcome > 0 AND" if wanted.outcome else "WHERE"
+            which = [f"{rare} outcome = {int(wanted.outcome)}"] if Stage.DONE in (wanted.stages or _STAGES) else []
+        else:
+            which = [_OF_STAGE[stage] for stage in wanted.stages] or ["WHERE 1"]
+        found = [entry for each in which for entry in self._page(each, wanted, limit)]
+        return sorted(found, key=lambda entry: entry.job.id, reverse=wanted.newest_first)[:limit]
+
+    def _page(self, where: str, wanted: JobFilter, limit: int) -> list[JobEntry]:
+        values: list[Any] = []
+        if wanted.kind is not None:
+            where += " AND (kind = ? OR (kind > ? AND kind < ?))"
+            values += [wanted.kind, wanted.kind + ".", wanted.kind + "/"]
+        if wanted.beyond is not None:
+            where += " AND id < ?" if wanted.newest_first else " AND id > ?"
+            values.append(wanted.beyond)
+        order = "DESC" if wanted.newest_first else "ASC"
+        rows = self._sql(f"SELECT {_JOB} FROM jobs {where} ORDER BY id {order} LIMIT ?", (*values, limit))
+        return [_entry(row) for row in rows]
+
+    def each_job(self) -> Iterator[JobEntry]:
+        for row in self._sql(f"SELECT {_JOB} FROM jobs ORDER BY id"):
+            yield _entry(row)
+
+    def jobs_of_kind_since(self, kind: str, hlc: bytes) -> list[bytes]:
+        return [row[0] for row in self._sql("SELECT id FROM jobs WHERE kind = ? AND last > ?", (kind, hlc))]
+
+    def jobs_since(self, hlc: bytes) -> list[bytes]:
+        return [row[0] for row in self._sql("SELECT id FROM jobs WHERE last > ?", (hlc,))]
+
+    def jobs_by_unique_key(self, key: str) -> list[JobEntry]:
+        return [_entry(row) for row in self._sql(f"SELECT {_JOB} FROM jobs WHERE unique_key = ?", (key,))]
+
+    def counts(self) -> dict[tuple[Stage, Outcome | None], int]:
+        """Jobs that have ended are counted as they end, all others by the index of their stage."""
+        stages = [stage for stage in Stage if stage is not Stage.DONE]
+        unended = [((stage, None), self._one(f"SELECT count(*) FROM jobs {_OF_STAGE[stage]}")) for stage in stages]
+        rows = self._rows("SELECT outcome, jobs FROM finished")
+        ended = [((Stage.DONE, Outcome(outcome)), count) for outcome, count in rows]
+        return {key: count for key, count in (*unended, *ended) if count}
+
+    def set_after(self, job_id: bytes, dependencies: Sequence[bytes]) -> None:
+        self._many("INSERT OR IGNORE INTO after VALUES (?, ?)", [(dependency, job_id) for dependency in dependencies])
+
+    def has_after(self) -> bool:
+        return bool(self._one("SELECT EXISTS (SELECT 1 FROM after)"))
+
+    def dependents(self, job_id: bytes) -> list[bytes]:
+        return [row[0] for row in self._sql("SELECT job FROM after WHERE dependency = ?", (job_id,))]
+
+    def promote(self, now: int) -> int:
+        return len(
+            self._sql("UPDATE jobs SET stage = 0 WHERE stage = 1 AND ready_at <= ? RETURNING 1", (now,)).fetchall()
+        )
+
+    def ready_kinds(self) -> list[str]:
+        """Each kind once, by hopping through the index from kind to kind."""
+        return [
+            row[0]
+            for row in self._sql(
+                """WITH RECURSIVE kinds(kind) AS (
+                       SELECT min(kind) FROM jobs WHERE stage = 0
+                       UNION ALL SELECT (SELECT min(kind) FROM jobs WHERE stage = 0 AND kind > kinds.kind)
+                       FROM kinds WHERE kinds.kind IS NOT NULL)
+                   SELECT kind FROM kinds WHERE kind IS NOT NULL"""
+            )
+        ]
+
+    def ready(self, kind: str, limit: int, after: JobEntry | None = None) -> list[tuple[JobEntry, bytes | None]]:
+        beyond = ""
+        place: tuple[object, ...] = ()
+        if after is not None:
+            beyond = "AND j.priority <= ? AND (j.priority < ? OR j.scheduled > ?)"
+            place = (after.job.policy.priority, after.job.policy.priority, pack(after.job.scheduled))
+        rows = self._sql(
+            f"""SELECT {_JOB_OF_J}, ops.body FROM jobs AS j LEFT JOIN ops ON ops.id = j.schedule_op AND ops.settled = 1
+                WHERE j.stage = 0 AND j.kind = ? {beyond} ORDER BY j.priority DESC, j.scheduled LIMIT ?""",
+            (kind, *place, limit),
+        )
+        return [(_entry(row[:-1]), row[-1]) for row in rows]
+
+    def take_ready(self, kind: str, limit: int, after: JobEntry | None = None) -> list[tuple[JobEntry, bytes | None]]:
+        self.lock_subjects(())
+        return self.ready(kind, limit, after)
+
+    def claimed_count(self, kind: str) -> int:
+        return int(self._one("SELECT count(*) FROM jobs WHERE stage = 3 AND kind = ?", kind))
+
+    def claimed(self) -> list[JobEntry]:
+        return [_entry(row) for row in self._sql(f"SELECT {_JOB} FROM jobs WHERE stage = 3")]
+
+    def take_claimed(self, node: bytes) -> list[JobEntry]:
+        self.lock_subjects(())
+        return [_entry(row) for row in self._sql(f"SELECT {_JOB} FROM jobs WHERE stage = 3 AND claimer = ?", (node,))]
+
+    def overdue(self, now: int, limit: int) -> list[JobEntry]:
+        rows = self._sql(f"SELECT {_JOB} FROM jobs WHERE stage = 3 AND deadline < ? LIMIT ?", (now, limit))
+        return [_entry(row) for row in rows]
+
+    def take_overdue(self, now: int, limit: int) -> list[JobEntry]:
+        self.lock_subjects(())
+        return self.overdue(now, limit)
+
+    def next_ready_at(self) -> int | None:
+        return self._one("SELECT min(ready_at) FROM jobs WHERE stage = 1")  # type: ignore[no-any-return]
+
+    def next_deadline(self) -> int | None:
+        return self._one("SELECT min(deadline) FROM jobs WHERE stage = 3")  # type: ignore[no-any-return]
+
+    def busy_kinds(self) -> set[str]:
+        claimed = self._sql("SELECT DISTINCT kind FROM jobs WHERE stage = 3")
+        resting = "SELECT DISTINCT kind FROM jobs WHERE stage = 1 AND (failures > 0 OR returns > 0)"
+        return {*self.ready_kinds(), *(row[0] for row in claimed), *(row[0] for row in self._sql(resting))}
+
+    def busy(self, kind: str, limit: int) -> list[JobEntry]:
+        resting = "stage = 1 AND (failures > 0 OR returns > 0)"
+        rows = self._sql(f"SELECT {_JOB} FROM jobs WHERE kind = ? AND (stage = 0 OR {resting}) LIMIT ?", (kind, limit))
+        return [_entry(row) for row in rows]
+
+    def rate(self, kind: str) -> int:
+        return self._one("SELECT due FROM rates WHERE kind = ?", kind) or 0
+
+    def set_rate(self, kind: str, due: int) -> None:
+        self._sql("REPLACE INTO rates VALUES (?, ?)", (kind, due))
+
+
+def _row(entry: JobEntry) -> tuple[Any, ...]:
+    job = entry.job
+    policy = job.policy
+    return (
+        job.id,
+        job.kind,
+        int(entry.stage),
+        policy.priority,
+        job.schedule_op,
+        pack(job.scheduled),
+        encode_policy(policy),
+        pack(job.last),
+        job.outcome,
+        job.fence,
+        job.failures,
+        job.returns,
+        None if job.claimer is None else job.claimer.to_bytes(8, "big"),
+        job.claim_op,
+        job.deadline,
+        job.ready_at,
+        None if job.done is None else pack(job.done),
+        b"".join(job.artifacts),
+        job.error_op,
+        job.progress,
+        policy.unique,
+        entry.worker,
+        int(job.is_settled),
+    )
+
+
+def _entry(row: tuple[Any, ...]) -> JobEntry:
+    (job_id, kind, stage, _, schedule_op, scheduled, policy, last, outcome, fence, failures, returns, claimer,
+     claim_op, deadline, ready_at, done, artifacts, error_op, progress, _, worker, settled) = row  # fmt: skip
+    job = Job(
+        job_id,
+        kind,
+        schedule_op,
+        unpack(scheduled),
+        decode_policy(policy) if policy else DEFAULT,
+        unpack(last),
+        _STATES[stage],
+        None if outcome is None else _OUTCOMES[outcome],
+        fence,
+        failures,
+        returns,
+        None if claimer is None else int.from_bytes(claimer, "big"),
+        claim_op,
+        deadline,
+        ready_at,
+        None if done is None else unpack(done),
+        tuple(artifacts[i : i + 16] for i in range(0, len(artifacts), 16)) if artifacts else (),
+        error_op,
+        progress,
+        bool(settled),
+    )
+    return JobEntry(job, _STAGES[stage], worker)

@@ -1,0 +1,198 @@
+"""The statements about the log: the head, the ops and their citations."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from heapq import merge
+from itertools import islice
+from operator import itemgetter
+from typing import Any
+
+from hocket.kernel.subjects import Subject
+from hocket.store.ops import Head, OpRow
+from hocket.store.sqlite.locks import LockStatements
+from hocket.store.sqlite.statements import UNREADABLE, damaged
+
+_HEAD = "wall, logical, seq, chain, settled, unsettled, rebuilding, law, last"
+_OP = "seq, id, hlc, variant, family, key, reason, settled, body, chain"
+_PUT_HEAD = (
+    "UPDATE head SET wall = ?, logical = ?, seq = ?, chain = ?, settled = ?, unsettled = ?, rebuilding = ?, law = ?,"
+    " last = ? WHERE one = 1"
+)
+_ADD_OP = f"INSERT INTO ops ({_OP}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+
+
+class OpStatements(LockStatements):
+    def head(self) -> Head:
+        """The head, read again only when another connection has written since this one last read or wrote it."""
+        version = self._data_version("main")
+        self._head_seen = True
+        if self._is_writer and self._head is not None and version == self._head_version:
+            return self._head
+        try:
+            row = self._sql(f"SELECT {_HEAD} FROM head").fetchone()
+        except UNREADABLE as error:
+            raise damaged(str(error)) from error
+        if row is None or type(row[2]) is not int or type(row[3]) is not bytes:
+            raise damaged("it has lost the end of its log")
+        self._head, self._head_version = Head(*row), version
+        self._claimed.clear()
+        return self._head
+
+    def put_head(self, head: Head) -> None:
+        self._sql(_PUT_HEAD, head)
+        self._head, self._head_seen = head, True
+
+    def committed(self) -> None:
+        """The head that was read or written is the one in force, until somebody else's commit changes the version. A
+        transaction that did not look at it cannot tell.
+        """
+        if self._head_seen:
+            self._head_version = self._data_version("main")
+        else:
+            self._head = None
+        self._head_seen = False
+        self._unlock()
+
+    def undone(self) -> None:
+        self._head, self._head_seen = None, False
+        self._unlock()
+
+    def add_ops(self, rows: Sequence[OpRow]) -> None:
+        if len(rows) == 1:
+            self._sql(_ADD_OP, rows[0])
+        else:
+            self._many(_ADD_OP, rows)
+
+    def unsettled_ops(self, after: int, limit: int | None) -> list[OpRow]:
+        return self._ops("WHERE seq > ? AND settled = 0 ORDER BY seq LIMIT ?", after, -1 if limit is None else limit)
+
+    def mark_settled(self, first: int, last: int) -> None:
+        self._sql("UPDATE ops SET settled = 1 WHERE seq BETWEEN ? AND ? AND settled = 0", (first, last))
+
+    def order_ops(self) -> None:
+        self._sql("CREATE INDEX IF NOT EXISTS ops_by_author ON ops (substr(hlc, 13), hlc)")
+
+    def op(self, op_id: bytes) -> OpRow | None:
+        return self._op("id = ? AND settled = 1", op_id)
+
+    def known_ops(self, op_ids: Sequence[bytes]) -> dict[bytes, bytes]:
+        return dict(self._among_rows("SELECT id, body FROM ops WHERE settled = 1 AND id IN ", op_ids))
+
+    def ops_named(self, op_id: bytes) -> list[OpRow]:
+        return self._ops("WHERE id BETWEEN ? AND ? AND settled = 1", op_id, op_id + b"\xff" * 8)
+
+    def latest_of(self, node: bytes) -> tuple[bytes, bytes]:
+        sql = "SELECT hlc, id FROM ops WHERE substr(hlc, 13) = ? ORDER BY hlc DESC LIMIT 1"
+        return self._sql(sql, (node,)).fetchone() or (bytes(20), bytes(16))
+
+    def ops_with_link(self, node: bytes, link: bytes) -> list[OpRow]:
+        return self._ops("WHERE substr(hlc, 13) = ? AND instr(body, ?) > 0 ORDER BY hlc", node, link)
+
+    def op_seq(self, seq: int) -> OpRow | None:
+        return self._op("seq = ?", seq)
+
+    def _op(self, where: str, value: bytes | int) -> OpRow | None:
+        row = self._sql(f"SELECT {_OP} FROM ops WHERE {where}", (value,)).fetchone()
+        return None if row is None else _op_row(row)
+
+    def ops_after(self, seq: int, limit: int) -> list[OpRow]:
+        rows = self._ops("WHERE seq > ? ORDER BY seq LIMIT ?", seq, limit)
+        # Whoever walks through the log goes on from the last one; a file whose order is lost must not turn that
+        # into a circle.
+        if any(later.seq <= earlier for later, earlier in zip(rows, (seq, *(row.seq for row in rows)), strict=False)):
+            raise damaged("its ops are out of order")
+        return rows
+
+    def last_ops(self, count: int) -> list[OpRow]:
+        return self._ops("ORDER BY seq DESC LIMIT ?", count)[::-1]
+
+    def ops_at(self, hlc: bytes) -> list[OpRow]:
+        return self._ops("WHERE substr(hlc, 13) = ? AND hlc = ?", hlc[12:], hlc)
+
+    def ops_about(self, subject: Subject, without: Sequence[int] = ()) -> list[OpRow]:
+        refused = f"AND reason NOT IN ({', '.join(str(int(reason)) for reason in without)})" if without else ""
+        where = f"WHERE key = ? AND settled = 1 AND family = ? {refused} ORDER BY hlc"
+        return self._ops(where, subject.key, subject.family)
+
+    def ops_in_order(self, after: bytes, limit: int) -> list[OpRow]:
+        return self._merged({node: after for node in self._authors()}, limit)
+
+    def ops_since(self, frontier: Mapping[bytes, bytes], limit: int) -> list[OpRow]:
+        return self._merged({node: frontier.get(node, bytes(20)) for node in self._authors()}, limit)
+
+    def _merged(self, after: Mapping[bytes, bytes], limit: int) -> list[OpRow]:
+        """Merges the authors' own sequences, which are indexed."""
+        sql = f"SELECT {_OP} FROM ops WHERE substr(hlc, 13) = ? AND hlc > ? ORDER BY hlc LIMIT ?"
+        authors = [self._connection.cursor().execute(sql, (node, hlc, limit)) for node, hlc in after.items()]
+        return [_op_row(row) for row in islice(merge(*authors, key=itemgetter(2)), limit)]
+
+    def ops_of_author(self, node: bytes, after: bytes, limit: int) -> list[OpRow]:
+        return self._ops("WHERE substr(hlc, 13) = ? AND hlc > ? ORDER BY hlc LIMIT ?", node, after, limit)
+
+    def written_by(self, node: bytes) -> list[tuple[bytes, Subject | None]]:
+        rows = self._rows("SELECT id, family, key FROM ops WHERE substr(hlc, 13) = ? ORDER BY hlc", node)
+        return [(op_id, None if key is None else Subject(family, key)) for op_id, family, key in rows]
+
+    def ops_of_variants(self, variants: Sequence[int]) -> list[OpRow]:
+        return self._ops(f"WHERE variant IN ({', '.join('?' * len(variants))}) ORDER BY hlc", *variants)
+
+    def has_variants(self, variants: Sequence[int]) -> bool:
+        marks = ", ".join("?" * len(variants))
+        return bool(self._one(f"SELECT EXISTS (SELECT 1 FROM ops WHERE variant IN ({marks}))", *variants))
+
+    def jobs_written_of(self, job_ids: Sequence[bytes]) -> set[bytes]:
+        about = "SELECT key FROM ops WHERE settled = 1 AND family = 'job' AND key IS NOT NULL AND key IN "
+        return self._among(about, job_ids)
+
+    def _ops(self, tail: str, *values: Any) -> list[OpRow]:
+        try:
+            return [_op_row(row) for row in self._sql(f"SELECT {_OP} FROM ops {tail}", values)]
+        except UNREADABLE as error:
+            raise damaged(str(error)) from error
+
+    def set_reasons(self, reasons: Iterable[tuple[int, bytes]]) -> None:
+        self._many("UPDATE ops SET reason = ? WHERE id = ? AND settled = 1", reasons)
+
+    def _authors(self) -> list[bytes]:
+        return [
+            row[0]
+            for row in self._sql(
+                """WITH RECURSIVE authors(node) AS (
+                       SELECT min(substr(hlc, 13)) FROM ops
+                       UNION ALL SELECT (SELECT min(substr(hlc, 13)) FROM ops WHERE substr(hlc, 13) > node)
+                       FROM authors WHERE node IS NOT NULL)
+                   SELECT node FROM authors WHERE node IS NOT NULL"""
+            )
+        ]
+
+    def frontier(self) -> dict[bytes, bytes]:
+        return {node: self._one("SELECT max(hlc) FROM ops WHERE substr(hlc, 13) = ?", node) for node in self._authors()}
+
+    def refused_ops(self, limit: int) -> list[OpRow]:
+        return self._ops("WHERE reason != 0 ORDER BY seq DESC LIMIT ?", limit)
+
+    def ops_refused_for(self, reasons: Sequence[int]) -> list[OpRow]:
+        marks = ", ".join("?" * len(reasons))
+        return self._ops(f"WHERE reason != 0 AND reason IN ({marks}) ORDER BY seq", *reasons)
+
+    def cite(self, dep: bytes, op_id: bytes) -> None:
+        self._sql("INSERT OR IGNORE INTO cites VALUES (?, ?)", (dep, op_id))
+
+    def citing(self, dep: bytes) -> list[bytes]:
+        return [row[0] for row in self._sql("SELECT op FROM cites WHERE dep = ?", (dep,))]
+
+    def cited_among(self, deps: Sequence[bytes]) -> set[bytes]:
+        return self._among("SELECT dep FROM cites WHERE dep IN ", deps)
+
+
+def _op_row(row: tuple[Any, ...]) -> OpRow:
+    """An op's row. A damaged file can hold anything where bytes were stored; an empty string is given then, which
+    whoever checks the op finds to be wrong.
+    """
+    op = OpRow(*row)
+    if type(op.id) is type(op.hlc) is type(op.body) is type(op.chain) is bytes:
+        return op
+    return op._replace(id=_bytes(op.id), hlc=_bytes(op.hlc), body=_bytes(op.body), chain=_bytes(op.chain))
+
+
+def _bytes(value: Any) -> bytes:
+    return value if type(value) is bytes else b""

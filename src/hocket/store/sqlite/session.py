@@ -1,0 +1,39 @@
+"""All statements of the SQLite store in one session."""
+
+from hocket.store.sqlite.artifacts import ArtifactStatements
+from hocket.store.sqlite.intake import IntakeStatements
+from hocket.store.sqlite.jobs import JobStatements
+from hocket.store.sqlite.local import LocalStatements
+from hocket.store.sqlite.ops import OpStatements
+from hocket.store.sqlite.peers import PeerStatements
+from hocket.store.sqlite.registers import RegisterStatements
+from hocket.store.sqlite.statements import UNREADABLE
+from hocket.store.sqlite.subjects import SubjectStatements
+
+_PROJECTIONS = (
+    *("jobs", "subjects", "after", "cites", "nodes", "routes", "schedules", "artifacts"),
+    *("evictions", "delegations", "revocations", "coordinators", "forks", "written"),
+)
+
+
+class SqliteSession(
+    OpStatements,
+    IntakeStatements,
+    JobStatements,
+    SubjectStatements,
+    RegisterStatements,
+    ArtifactStatements,
+    PeerStatements,
+    LocalStatements,
+):
+    def drop_projections(self) -> None:
+        self._claimed.clear()
+        for table in _PROJECTIONS:
+            self._sql(f"DELETE FROM {table}")
+        self._sql("UPDATE finished SET jobs = 0")
+
+    def damage(self) -> list[str]:
+        try:
+            return [row[0] for row in self._sql("PRAGMA integrity_check(20)") if row[0] != "ok"]
+        except UNREADABLE as error:
+            return [str(error)]

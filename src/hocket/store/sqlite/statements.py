@@ -1,0 +1,56 @@
+"""What every group of statements of the SQLite store stands on: one connection, and what a write session may remember
+from one transaction to the next. Node ids are eight big-endian bytes, because SQLite's integers are signed.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import apsw
+
+from hocket.errors import StoreError
+from hocket.store.jobs import JobEntry
+from hocket.store.ops import Head
+
+# What comes of a statement that is good when the schema or the text in the file is not.
+UNREADABLE = (apsw.SQLError, UnicodeDecodeError)
+
+
+def damaged(how: str) -> StoreError:
+    return StoreError(f"the database is damaged ({how}); restore a backup")
+
+
+class Statements:
+    """`is_writer` is for the session of write transactions, which exclude every other writer."""
+
+    def __init__(self, connection: apsw.Connection, is_writer: bool = False) -> None:
+        self._is_writer = is_writer
+        self._connection = connection
+        self._sql = connection.execute
+        self._many = connection.executemany
+        self._data_version = connection.data_version
+        self._head: Head | None = None
+        self._head_version = -1
+        self._head_seen = False
+        # Jobs that this connection has written as claimed, for as long as no other connection writes: whoever claims
+        # them comes back to end them.
+        self._claimed: dict[bytes, JobEntry] = {}
+        # What the transaction has locked.
+        self._author: bytes | None = None
+        self._has_permissions = False
+
+    def _one(self, sql: str, *values: Any) -> Any:
+        """The first column of the first row, or None."""
+        row = self._sql(sql, values).fetchone()
+        return None if row is None else row[0]
+
+    def _rows(self, sql: str, *values: Any) -> Iterable[Any]:
+        return self._sql(sql, values)
+
+    def _among(self, sql: str, values: Sequence[bytes]) -> set[bytes]:
+        """The one column that a statement gives for any of the values."""
+        return {row[0] for row in self._among_rows(sql, values)}
+
+    def _among_rows(self, sql: str, values: Sequence[bytes]) -> Iterator[Any]:
+        for start in range(0, len(values), 1_000):
+            part = values[start : start + 1_000]
+            yield from self._rows(f"{sql}({', '.join('?' * len(part))})", *part)

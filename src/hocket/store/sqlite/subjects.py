@@ -1,0 +1,24 @@
+"""The statements about subjects whose families have no tables of their own."""
+
+from hocket.kernel.subjects import Subject
+from hocket.store.sqlite.statements import Statements
+from hocket.store.subjects import SubjectRow
+
+
+class SubjectStatements(Statements):
+    def subject_state(self, subject: Subject) -> bytes | None:
+        state: bytes | None = self._one("SELECT state FROM subjects WHERE family = ? AND key = ?", *subject)
+        return state
+
+    def put_subject(self, row: SubjectRow) -> None:
+        self._sql("REPLACE INTO subjects VALUES (?, ?, ?, ?)", (*row.subject, row.last, row.state))
+
+    def drop_subject(self, subject: Subject) -> None:
+        self._sql("DELETE FROM subjects WHERE family = ? AND key = ?", subject)
+
+    def subjects_since(self, family: str, hlc: bytes) -> list[bytes]:
+        return [row[0] for row in self._sql("SELECT key FROM subjects WHERE family = ? AND last > ?", (family, hlc))]
+
+    def each_subject(self) -> list[SubjectRow]:
+        rows = self._sql("SELECT family, key, last, state FROM subjects ORDER BY family, key")
+        return [SubjectRow(Subject(family, key), last, state) for family, key, last, state in rows]

@@ -1,0 +1,23 @@
+"""The states of subjects whose families have no tables of their own."""
+
+from typing import NamedTuple, Protocol
+
+from hocket.kernel.subjects import Subject
+
+
+class SubjectRow(NamedTuple):
+    """`last` is the packed time of the latest op about the subject."""
+
+    subject: Subject
+    last: bytes
+    state: bytes
+
+
+class SubjectSession(Protocol):
+    def subject_state(self, subject: Subject) -> bytes | None: ...
+    def put_subject(self, row: SubjectRow) -> None: ...
+    def drop_subject(self, subject: Subject) -> None: ...
+    def subjects_since(self, family: str, hlc: bytes) -> list[bytes]:
+        """The keys of those that ops later than this are about."""
+
+    def each_subject(self) -> list[SubjectRow]: ...
