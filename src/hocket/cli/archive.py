@@ -82,8 +82,9 @@ def import_log(
     \b
       hocket log import backup.ops
     """
+    from hocket.events import NodeForked
+    from hocket.kernel.ids import node_text
     from hocket.log.archive import import_ops
-    from hocket.mesh.peers import two_histories
 
     with open_desk() as runtime:
         if file == "-":
@@ -102,7 +103,7 @@ def import_log(
     for sentence, count in reasons.items():
         say(f"rejected {count}: {sentence}", "red")
     for node in sorted(admitted.forked):
-        say(two_histories(node), "warn")
+        say(NodeForked(node_text(node)), "warn")
     if admitted.collided:
         raise Failed(f"integrity failure: {TWINS.format(count=admitted.collided)}")
     if admitted.unread:

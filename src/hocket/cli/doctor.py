@@ -180,11 +180,12 @@ def _database(home: Home) -> Findings:
 
 def _integrity(session: Session) -> Findings:
     """Nodes with two histories, and two ops of one author with the same timestamp."""
-    from hocket.mesh.peers import two_histories
+    from hocket.events import NodeForked
+    from hocket.kernel.ids import node_text
 
     count = session.refusal_counts().get(Reason.INTEGRITY, 0)
     for node in {fork.node for fork in session.forks()}:
-        yield Check("bad", "integrity", two_histories(int.from_bytes(node, "big")))
+        yield Check("bad", "integrity", str(NodeForked(node_text(int.from_bytes(node, "big")))))
     if count:
         yield Check("bad", "integrity", f"{TWINS.format(count=count)}; `hocket log` marks them")
     else:

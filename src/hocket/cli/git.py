@@ -13,7 +13,7 @@ from hocket.cli import git_trust
 from hocket.cli.app import new_app
 from hocket.cli.files import read_file
 from hocket.cli.options import seconds
-from hocket.cli.output import ago, emit, fields, notice, progress, say, table
+from hocket.cli.output import ago, emit, fields, notice, progress, say, show_event, table
 from hocket.cli.settings import HomeOption, JsonOption, open_desk, settings
 from hocket.errors import Failed, HocketError, NotAuthorised, Usage
 
@@ -107,6 +107,7 @@ def work(
     Nobody knows who put a job into a repository, so only what --allow, --allow-any or the home's config.toml allows is
     run. SIGTERM or Ctrl-C lets what runs finish; a second one stops it and hands the jobs back.
     """
+    from hocket.events import AllowanceIsRisky
     from hocket.gitplane import holding
     from hocket.gitplane.hints import listening
     from hocket.gitplane.worker import GitWorker, Parts
@@ -125,7 +126,7 @@ def work(
         if commands.allowance.is_empty:
             raise Usage("nothing is allowed here; say what may be run, with --allow PATTERN or --allow-any")
         for warning in commands.allowance.warnings():
-            notice(warning)
+            show_event(AllowanceIsRisky(warning))
         environment = MachineEnvironment(runtime.home.processes, runtime.bus)
         me = holding.GitWorkerKey(runtime.home.node_key(), environment.name("git"), int(lease_s), os.urandom)
         parts = Parts(runtime.log, environment, runtime.kit(GIT_KIND, environment.monotonic), commands)
@@ -140,7 +141,7 @@ def work(
             me,
             concurrency=concurrency,
             until_idle=until_idle,
-            notice=notice,
+            emit=show_event,
             finished=finished,
         )
         with listening(runtime.bus, worker.wake), _signals(worker.stop):

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Protocol, TypeVar
 
 from hocket.errors import StoreError
+from hocket.events import BatchFailed, Emit, EvictionNotAllowed, StoreUnavailable
 from hocket.log import Log, Transaction
 from hocket.store import Session
 from hocket.work import artifacts, jobs
@@ -33,12 +34,10 @@ class MaintenanceAccess(Protocol):
 
 
 class Maintenance:
-    def __init__(
-        self, access: MaintenanceAccess, environment: Environment, blobs: Blobs, notice: Callable[[str], None]
-    ) -> None:
-        self._access, self._environment, self._blobs, self._notice = access, environment, blobs, notice
-        self._troubles = Troubles(notice, environment.monotonic)
-        self._sweep = Sweep(self._troubles, notice)
+    def __init__(self, access: MaintenanceAccess, environment: Environment, blobs: Blobs, emit: Emit) -> None:
+        self._access, self._environment, self._blobs, self._emit = access, environment, blobs, emit
+        self._troubles = Troubles(emit, environment.monotonic)
+        self._sweep = Sweep(self._troubles, emit)
         self._clear_at = environment.monotonic() + CLEAR_S
 
     async def run(self) -> None:
@@ -59,7 +58,7 @@ class Maintenance:
                         if not self._troubles.is_resting(name):
                             await part()
                 except StoreError as error:
-                    self._notice(f"{error}; trying again")
+                    self._emit(StoreUnavailable(str(error)))
                     break  # the other parts would meet the same error
 
     async def _release(self) -> None:
@@ -74,7 +73,7 @@ class Maintenance:
         except StoreError:
             raise
         except Exception as error:
-            self._troubles.tell("sweep", f"looking after leases and schedules failed ({described(error)})")
+            self._troubles.tell("sweep", BatchFailed("looking after leases and schedules", described(error)))
             await self._sweep.one_by_one(self._access, None)
 
     async def _evict(self) -> None:
@@ -83,9 +82,7 @@ class Maintenance:
             return
         if not await artifacts.maintenance(access, self._blobs, self._troubles):
             # It stays due, and asking each second would cost a transaction each time.
-            self._troubles.tell(
-                _EVICTING, "artifacts whose time is over stay: this node may not evict them; grant it artifact:write"
-            )
+            self._troubles.tell(_EVICTING, EvictionNotAllowed())
 
     async def _clear(self) -> None:
         if self._environment.monotonic() >= self._clear_at:

@@ -6,6 +6,7 @@ fails, each part gets a transaction of its own, so that one bad job or schedule 
 from collections.abc import Callable
 from typing import Protocol, TypeVar
 
+from hocket.events import Emit, JobsReclaimed, ScheduleSkipped
 from hocket.kernel.ids import ulid_text
 from hocket.log import Transaction
 from hocket.store import Schedule, Session
@@ -23,9 +24,9 @@ class SweepAccess(Protocol):
 
 
 class Sweep:
-    def __init__(self, troubles: Troubles, notice: Callable[[str], None]) -> None:
+    def __init__(self, troubles: Troubles, emit: Emit) -> None:
         self._troubles = troubles
-        self._notice = notice
+        self._emit = emit
         self._next_ticks: dict[tuple[bytes, int], int | None] = {}
 
     def is_due(self, session: Session, now: int) -> bool:
@@ -71,13 +72,13 @@ class Sweep:
     def _reclaim(self, tx: Transaction, dead: set[int]) -> None:
         lost = jobs.reclaim(tx, dead)
         if lost:
-            self._notice(f"handed back {lost} jobs of a worker process that died")
+            self._emit(JobsReclaimed(lost))
 
     def _tick(self, tx: Transaction, schedule: Schedule) -> None:
         cron.make_tick(tx, schedule, self._untold)
 
     def _untold(self, schedule: Schedule, why: str) -> None:
-        self._troubles.tell(schedule.op, f"schedule {schedule.name!r} makes no job: {why}")
+        self._troubles.tell(schedule.op, ScheduleSkipped(schedule.name, why))
 
 
 def _overdue(tx: Transaction) -> list[bytes]:

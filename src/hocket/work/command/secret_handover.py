@@ -19,6 +19,7 @@ from nacl.bindings import (
 from nacl.exceptions import CryptoError
 
 from hocket.errors import Conflict, HocketError, NotAuthorised, StoreError
+from hocket.events import Emit, SecretsNotHandedOver, StoreUnavailable
 from hocket.kernel.clock import unpack
 from hocket.kernel.ids import ulid_text
 from hocket.kernel.keys import SigningKey
@@ -98,10 +99,8 @@ class _Need(NamedTuple):
 class HandOver:
     """Every process that stays up does it; that two of them do the same is harmless."""
 
-    def __init__(
-        self, access: HandOverAccess, node: int, secrets: Secrets, blobs: Blobs, notice: Callable[[str], None]
-    ) -> None:
-        self._access, self._node, self._secrets, self._blobs, self._notice = access, node, secrets, blobs, notice
+    def __init__(self, access: HandOverAccess, node: int, secrets: Secrets, blobs: Blobs, emit: Emit) -> None:
+        self._access, self._node, self._secrets, self._blobs, self._emit = access, node, secrets, blobs, emit
         self._failed: set[_Need] = set()
 
     async def run(self) -> None:
@@ -113,7 +112,7 @@ class HandOver:
             try:
                 await self._round()
             except StoreError as error:
-                self._notice(f"{error}; trying again")
+                self._emit(StoreUnavailable(str(error)))
 
     async def _round(self) -> None:
         for need in await self._access.read(self._needs):
@@ -121,7 +120,7 @@ class HandOver:
                 await self._hand_over(need)
             except HocketError as error:
                 self._failed.add(need)
-                self._notice(f"the secrets of job {ulid_text(need.job_id)} cannot be handed over: {error}")
+                self._emit(SecretsNotHandedOver(ulid_text(need.job_id), str(error)))
         for handed in await self._access.read(self._over):
             # Where it may not be evicted here, its time will be over all the same.
             with suppress(NotAuthorised, Conflict):
