@@ -25,6 +25,7 @@ ORDER = [
     "runtime",
     "handles",
     "node",
+    "service",
     "server",
     "cli",
     "dashboard",
