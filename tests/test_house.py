@@ -127,6 +127,45 @@ def test_no_class_name_stands_for_two_things():
     assert not {name: places for name, places in found.items() if len(places) > 1}
 
 
+def sessions(source: str) -> list[str]:
+    """Where the source of a face reaches into the store, which is the service's to do."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        match node:
+            case ast.Name(id=name) | ast.arg(arg=name) | ast.alias(name=name) | ast.Attribute(attr=name):
+                is_one = name.lower() == "session"
+            case ast.Call(func=ast.Attribute(attr="read" | "write" | "peek"), args=[], keywords=[]):
+                is_one = True
+            case _:
+                continue
+        found += [f"{node.lineno}: {ast.unparse(node)}"] if is_one else []
+    return found
+
+
+def test_the_command_line_asks_the_service_and_reads_no_store():
+    found = {path.name: found for path in (HOUSE / "cli").glob("*.py") if (found := sessions(path.read_text()))}
+    assert not found
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "from hocket.store import JobEntry, Session",
+        "with runtime.read() as session: pass",
+        "with runtime.store.write() as view: pass",
+        "def look(session): return True",
+        "peers = session.peers()",
+        "runtime.log.run(lambda tx: tx.session.peers())",
+    ],
+)
+def test_a_session_in_a_face_is_found(source: str):
+    assert sessions(source)
+
+
+def test_reading_a_file_is_no_session():
+    assert sessions("text = sys.stdin.read(LIMIT)\nwith service.view as found: found.items()") == []
+
+
 @pytest.mark.parametrize(
     ("module", "source"),
     [

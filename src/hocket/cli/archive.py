@@ -16,11 +16,6 @@ from hocket.cli.output import emit, notice, on_terminal, progress, say
 from hocket.cli.settings import HomeOption, JsonOption, open_desk
 from hocket.errors import Failed, StoreError, Usage
 
-TWINS = (
-    "{count} ops carry the timestamp of another op of their author, so neither counts; that node's key is in use in two"
-    " places, or its clock was set back behind its log's"
-)
-
 
 def export_log(
     file: Annotated[str, typer.Argument(metavar="FILE|-", help="Where to; - is standard output.")],
@@ -85,6 +80,7 @@ def import_log(
     from hocket.events import NodeForked
     from hocket.kernel.ids import node_text
     from hocket.log.archive import import_ops
+    from hocket.service.checks import TWINS
 
     with open_desk() as runtime:
         if file == "-":

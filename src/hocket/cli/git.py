@@ -14,7 +14,7 @@ from hocket.cli.app import new_app
 from hocket.cli.files import read_file
 from hocket.cli.options import seconds
 from hocket.cli.output import ago, emit, fields, notice, progress, say, show_event, table
-from hocket.cli.settings import HomeOption, JsonOption, open_desk, settings
+from hocket.cli.settings import HomeOption, JsonOption, open_desk, open_service, settings
 from hocket.errors import Failed, HocketError, NotAuthorised, Usage
 
 if TYPE_CHECKING:
@@ -379,15 +379,13 @@ def _signals(stop: Any) -> Iterator[None]:
 
 def _trusted() -> set[bytes]:
     """The keys that this home trusts. Verifying needs no home, and does without one that cannot be read."""
-    from hocket.gitplane.trust import TrustedKeys, keys_of_mesh
+    from hocket.service import git_keys
 
-    home = _home()
-    if not home.is_complete():
+    if not _home().is_complete():
         return set()
     try:
-        trusted = {home.node_key().public, *TrustedKeys(home.git_trusted).read()}
-        with open_desk() as runtime, runtime.read() as session:
-            return trusted | keys_of_mesh(runtime.log, session).keys()
+        with open_service() as service:
+            return git_keys.trusted(service)
     except HocketError as error:
         notice(f"the keys that this home trusts are not known: {error}")
         return set()

@@ -9,8 +9,9 @@ from typing import Annotated
 import typer
 
 from hocket.cli.app import new_app
-from hocket.cli.output import ago, console, drawn, emit, on_terminal, span, table
+from hocket.cli.output import ago, console, drawn, emit, on_terminal, table
 from hocket.cli.settings import HomeOption, JsonOption, open_service, settings
+from hocket.kernel.durations import span
 from hocket.kernel.safe_text import clean
 from hocket.service.jobs import LIMIT_MAX, JobBrief, JobFilter, JobsPage, JobsWatch, OutcomeName, StateName, page
 

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import IO, TYPE_CHECKING, Any
 
 from hocket.cli.settings import settings
+from hocket.kernel.durations import span
 from hocket.kernel.safe_text import clean, clean_json
 
 if TYPE_CHECKING:
@@ -149,10 +150,3 @@ def ago(then_ms: int, now_ms: int) -> str:
     """How long before or after now, roughly."""
     away = then_ms - now_ms
     return f"in {span(away)}" if away > 0 else f"{span(-away)} ago"
-
-
-def span(ms: int) -> str:
-    for unit, length in (("d", 86_400_000), ("h", 3_600_000), ("min", 60_000)):
-        if ms >= 2 * length:
-            return f"{ms // length} {unit}"
-    return f"{ms / 1000:.0f} s" if ms >= 10_000 else f"{max(0, ms) / 1000:.1f} s"

@@ -86,9 +86,8 @@ async def _serve(
     node = Node(runtime)
     try:
         services = node.services(show_event)
-        from hocket.mesh.peers import ADDRESS
-        from hocket.mesh.wire import note
         from hocket.server.running import Server
+        from hocket.service import Service, peers
         from hocket.work.supervision import supervised
 
         gate = services.gate(lambda: {server.address, *([] if address is None else [address])})
@@ -102,7 +101,7 @@ async def _serve(
             supervised("the exchange with peers", lambda: services.loop().run(), show_event, node.environment)
         )
         try:
-            await note(node, lambda session: session.set_meta(ADDRESS, told.encode()))
+            await node.call(lambda: peers.note_address(Service(runtime), told))
             async with _announced(runtime, server, announce), node.kept_up(show_event):
                 _say(runtime, told, server)
                 await ended.wait()

@@ -4,8 +4,9 @@ import time
 from typing import Any
 
 from hocket.cli.app import new_app
-from hocket.cli.output import ago, emit, fields, span
+from hocket.cli.output import ago, emit, fields
 from hocket.cli.settings import HomeOption, JsonOption, open_service
+from hocket.kernel.durations import span
 from hocket.service.status import NodeStatus, WorkerStatus
 from hocket.service.status import status as node_status
 from hocket.work.liveness import WorkerState

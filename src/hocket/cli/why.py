@@ -6,8 +6,9 @@ import typer
 
 from hocket.cli.app import new_app
 from hocket.cli.job import moment
-from hocket.cli.output import emit, say, span
+from hocket.cli.output import emit, say
 from hocket.cli.settings import HomeOption, JsonOption, open_service
+from hocket.kernel.durations import span
 
 app = new_app()
 

@@ -6,6 +6,7 @@ import msgspec
 
 from hocket.errors import Conflict, NotAuthorised
 from hocket.kernel.ids import hash_text, node_text
+from hocket.kernel.keys import SigningKey
 from hocket.kernel.quota import Quota
 from hocket.mesh import membership
 from hocket.mesh.grants import parse_action, words
@@ -113,6 +114,11 @@ class LateDecided(ServiceAnswer, frozen=True):
     accepted: bool
 
 
+class DelegationMade(ServiceAnswer, frozen=True):
+    node: str
+    delegation: str
+
+
 def listing(service: Service) -> list[NodeShown]:
     with service.read() as session:
         return [_shown(each) for each in _members(service, session)]
@@ -212,6 +218,17 @@ def decide_late(service: Service, node: str, accept: bool) -> LateDecided:
         member = membership.find(_members(service, session), node)
     count = service.runtime.log.decide_late(member.node, accept)
     return LateDecided(member.id, count, accept)
+
+
+def reissue(service: Service, user_key: SigningKey) -> DelegationMade:
+    """Gives this node a new root delegation with the user's key."""
+    service.check_writer()
+    log, home = service.runtime.log, service.runtime.home
+    name = next((each.name for each in listing(service) if each.here), None)
+    made = membership.reissue(log, user_key, home.node_key().public, name)
+    if not membership.is_owner(log):
+        raise NotAuthorised("the new delegation does not make this node the owner's")
+    return DelegationMade(node_text(made.node), hash_text(made.cid))
 
 
 def _members(service: Service, session: Session) -> list[Member]:

@@ -132,6 +132,13 @@ def addresses(service: Service) -> list[str]:
     return [] if own is None else [own.decode()]
 
 
+def note_address(service: Service, address: str) -> None:
+    """Keeps how this node's own server is reached, for invitations."""
+    service.check_writer()
+    with service.runtime.store.write() as session:
+        session.set_meta(ADDRESS, address.encode())
+
+
 def invitations(service: Service) -> list[InvitationShown]:
     now = int(time.time() * 1000)
     with service.read() as session:
