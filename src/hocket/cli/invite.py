@@ -109,25 +109,17 @@ def _invite(
     import msgspec
 
     from hocket.kernel.quota import NO_QUOTA
-    from hocket.mesh import enrolment
     from hocket.mesh.grants import parse_grants, words
     from hocket.mesh.quota_text import parse_quota, quota_words
+    from hocket.service import peers
     from hocket.work.command.request import KIND
 
     rules = [rule.strip() for rule in grants.sanitize.split(",")] if grants.sanitize else []
     capabilities = parse_grants(grants.may, worker=grants.worker, audit=grants.audit, sanitize=rules)
     quota = NO_QUOTA if grants.quota is None else parse_quota(grants.quota)
-    log = service.runtime.log
-    made = enrolment.invite(
-        log,
-        service.runtime.home.node_key(),
-        name,
-        capabilities,
-        addresses=_addresses(service, address),
-        valid_ms=round((seconds(valid, "--valid") or 0) * 1000),
-        lifetime_s=None if lifetime is None else round(lifetime),
-        quota=quota,
-    )
+    valid_ms = round((seconds(valid, "--valid") or 0) * 1000)
+    lifetime_s = None if lifetime is None else round(lifetime)
+    made = peers.invite(service, peers.NewInvitation(name, capabilities, address or [], valid_ms, lifetime_s, quota))
     shown: dict[str, Any] = {
         "name": name,
         "token": made.token,
@@ -139,7 +131,7 @@ def _invite(
         "quota": msgspec.to_builtins(quota),
     }
     emit(shown)
-    if rules and log.rules.is_strict:
+    if rules and service.runtime.log.rules.is_strict:
         notice("this is a strict mesh: what would have to be sanitised for this node is not sent to it at all")
     say(made.token)
     if on_terminal() and not settings.as_json:
@@ -167,18 +159,6 @@ def _stay(lifetime: float | None, ends_ms: int | None) -> str:
     if lifetime is not None:
         return f"for {span(round(lifetime * 1000))} from its joining"
     return "until it is revoked" if ends_ms is None else f"as long as this node may, until {moment(ends_ms)}"
-
-
-def _addresses(service: "Service", given: list[str] | None) -> list[str]:
-    from hocket.mesh.peers import check_address
-    from hocket.service import peers
-
-    if given:
-        return [check_address(each) for each in given]
-    own = peers.addresses(service)
-    if not own:
-        raise Usage("nobody could answer the invitation: start `hocket serve` here first, or give an --address")
-    return own
 
 
 def _claims_in_vain(capabilities: "tuple[Capability, ...]") -> bool:
@@ -220,9 +200,9 @@ def _list() -> None:
 
 
 def _cancel(name: str) -> None:
-    from hocket.mesh import enrolment
+    from hocket.service import peers
 
     with open_service() as service:
-        enrolment.cancel(service.runtime.log, name)
+        peers.cancel_invitation(service, name)
     emit({"name": name, "cancelled": True})
     say(f"the invitation for {name} is cancelled")

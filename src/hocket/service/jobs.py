@@ -192,14 +192,16 @@ def result(service: Service, job_id: str, timeout: float | None) -> Any:
 
 def cancel(service: Service, prefix: str, reason: str) -> JobBrief:
     """Calls a job off, pending or running."""
-    job_id = _changed(service, prefix, reason)
+    service.check_writer()
+    job_id = _target(service, prefix, reason)
     service.node.job(job_id).cancel(reason)
     return brief(service, job_id)
 
 
 def retry(service: Service, prefix: str, reason: str) -> JobBrief:
     """Tries a failed or cancelled job anew."""
-    job_id = _changed(service, prefix, reason)
+    service.check_writer()
+    job_id = _target(service, prefix, reason)
     service.node.job(job_id).retry(reason)
     return brief(service, job_id)
 
@@ -208,8 +210,7 @@ def brief(service: Service, job_id: str) -> JobBrief:
     return msgspec.convert(service.runtime.brief(_id(job_id)), JobBrief)
 
 
-def _changed(service: Service, prefix: str, reason: str) -> str:
-    service.check_writer()
+def _target(service: Service, prefix: str, reason: str) -> str:
     if not 0 < len(reason) <= REASON_CHARS_MAX:
         raise Usage(f"a reason has 1 to {REASON_CHARS_MAX} characters, not {len(reason)}")
     return find(service, prefix)

@@ -10,7 +10,8 @@ from hocket.kernel.keys import SigningKey
 from hocket.kernel.quota import Quota
 from hocket.mesh import membership
 from hocket.mesh.grants import parse_action, words
-from hocket.mesh.membership import Member
+from hocket.mesh.membership import Member, Revocation
+from hocket.node.home import Ask
 from hocket.service import Service, ServiceAnswer
 from hocket.store import Session
 
@@ -112,6 +113,23 @@ class LateDecided(ServiceAnswer, frozen=True):
     node: str
     ops: int
     accepted: bool
+
+
+class NodeName(ServiceAnswer, frozen=True):
+    node: str
+    name: str | None
+
+    @property
+    def called(self) -> str:
+        return self.name or self.node
+
+
+class Revoking(NodeName, frozen=True):
+    """`cascade` are the nodes that lose what they hold through it."""
+
+    delegations: int
+    cascade: list[NodeName]
+    roles: list[str]
 
 
 class DelegationMade(ServiceAnswer, frozen=True):
@@ -220,6 +238,20 @@ def decide_late(service: Service, node: str, accept: bool) -> LateDecided:
     return LateDecided(member.id, count, accept)
 
 
+def revocable(service: Service, node: str) -> Revoking:
+    """What revoking a node would take away. Raises NotAuthorised where this node may not revoke it."""
+    holds_key = service.runtime.home.holds_user_key()
+    return _revoking(membership.revocable(service.runtime.log, node, holds_key))
+
+
+def revoke(service: Service, node: str, ask: Ask | None) -> Revoking:
+    """Takes from a node all that it may do. `ask` gives the passphrase of the user's key, if it is needed."""
+    service.check_writer()
+    home = service.runtime.home
+    user_key = (lambda: home.user_key(ask)) if home.holds_user_key() else None
+    return _revoking(membership.revoke(service.runtime.log, node, user_key))
+
+
 def reissue(service: Service, user_key: SigningKey) -> DelegationMade:
     """Gives this node a new root delegation with the user's key."""
     service.check_writer()
@@ -233,6 +265,12 @@ def reissue(service: Service, user_key: SigningKey) -> DelegationMade:
 
 def _members(service: Service, session: Session) -> list[Member]:
     return membership.members(service.runtime.log, session)
+
+
+def _revoking(done: Revocation) -> Revoking:
+    member = done.member
+    cascade = [NodeName(each.id, each.name) for each in done.cascade]
+    return Revoking(member.id, member.name, done.delegations, cascade, list(member.roles))
 
 
 def _shown(member: Member) -> NodeShown:

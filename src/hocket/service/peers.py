@@ -5,12 +5,15 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import msgspec
+
 from hocket.bus.changes import PEER, about
 from hocket.errors import Usage
 from hocket.kernel.ids import node_id, node_text
 from hocket.kernel.quota import Quota
-from hocket.mesh import peers
-from hocket.mesh.enrolment import is_cancelled, is_open, terms_of
+from hocket.kernel.ucan import Capability
+from hocket.mesh import enrolment, peers
+from hocket.mesh.enrolment import Invited, is_cancelled, is_open, terms_of
 from hocket.mesh.grants import words
 from hocket.mesh.peers import ADDRESS, Trust, check_address
 from hocket.mesh.sync import Exchanged
@@ -143,6 +146,41 @@ def invitations(service: Service) -> list[InvitationShown]:
     now = int(time.time() * 1000)
     with service.read() as session:
         return [_invitation(each, now) for each in session.invitations()]
+
+
+class NewInvitation(msgspec.Struct, frozen=True):
+    """What a new node is to be called and may do. The token is good for `valid_ms`; the node stays for `lifetime_s`, or
+    as long as this one may. Without addresses, those that this node's server has told are named.
+    """
+
+    name: str
+    capabilities: tuple[Capability, ...]
+    addresses: list[str]
+    valid_ms: int
+    lifetime_s: int | None
+    quota: Quota
+
+
+def invite(service: Service, asked: NewInvitation) -> Invited:
+    service.check_writer()
+    where = [check_address(each) for each in asked.addresses] or addresses(service)
+    if not where:
+        raise Usage("nobody could answer the invitation: start `hocket serve` here first, or give an --address")
+    return enrolment.invite(
+        service.runtime.log,
+        service.runtime.home.node_key(),
+        asked.name,
+        asked.capabilities,
+        addresses=where,
+        valid_ms=asked.valid_ms,
+        lifetime_s=asked.lifetime_s,
+        quota=asked.quota,
+    )
+
+
+def cancel_invitation(service: Service, name: str) -> None:
+    service.check_writer()
+    enrolment.cancel(service.runtime.log, name)
 
 
 def _shown(peer: Peer) -> PeerShown:
