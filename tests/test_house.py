@@ -27,12 +27,14 @@ ORDER = [
     "runtime",
     "handles",
     "node",
+    "service",
     "server",
     "cli",
     "dashboard",
     "mcp",
 ]
 EVERYWHERE = {"__init__", "__main__", "testing"}  # may import any room
+OPEN = {"errors", "events"}  # open to every room but the kernel; they know only the kernel
 SIMULATOR = ("hocket", "cli", "sim")  # the one command that shows what is in `testing`
 
 # The kernel is handed time, randomness and bytes as arguments, or it could not be replayed from a seed.
@@ -90,9 +92,9 @@ def broken_rules(source: str, module: tuple[str, ...], is_package: bool = False)
         target = parts[1] if len(parts) > 1 else "__init__"
         if target == room or (target == "testing" and module == SIMULATOR):
             continue
-        if target == "errors":
+        if target in OPEN:
             allowed = room != "kernel"
-        elif room == "errors":
+        elif room in OPEN:
             allowed = target == "kernel"
         elif target in ORDER and room in ORDER:
             allowed = ORDER.index(target) < ORDER.index(room)
@@ -177,7 +179,7 @@ def test_words_that_sql_uses_too_are_no_sql():
 
 
 def test_every_room_has_its_place():
-    known = {*ORDER, *EVERYWHERE, "errors"}
+    known = {*ORDER, *EVERYWHERE, *OPEN}
     rooms = {path.relative_to(HOUSE).parts[0].removesuffix(".py") for path in modules()}
     assert rooms <= known, "a new room needs its place in ORDER, and in the list in CONTRIBUTING.md"
 
@@ -249,6 +251,45 @@ def test_no_class_name_stands_for_two_things():
     assert not {name: places for name, places in found.items() if len(places) > 1}
 
 
+def sessions(source: str) -> list[str]:
+    """Where the source of a face reaches into the store, which is the service's to do."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        match node:
+            case ast.Name(id=name) | ast.arg(arg=name) | ast.alias(name=name) | ast.Attribute(attr=name):
+                is_one = name.lower() == "session"
+            case ast.Call(func=ast.Attribute(attr="read" | "write" | "peek"), args=[], keywords=[]):
+                is_one = True
+            case _:
+                continue
+        found += [f"{node.lineno}: {ast.unparse(node)}"] if is_one else []
+    return found
+
+
+def test_the_command_line_asks_the_service_and_reads_no_store():
+    found = {path.name: found for path in (HOUSE / "cli").glob("*.py") if (found := sessions(path.read_text()))}
+    assert not found
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "from hocket.store import JobEntry, Session",
+        "with runtime.read() as session: pass",
+        "with runtime.store.write() as view: pass",
+        "def look(session): return True",
+        "peers = session.peers()",
+        "runtime.log.run(lambda tx: tx.session.peers())",
+    ],
+)
+def test_a_session_in_a_face_is_found(source: str):
+    assert sessions(source)
+
+
+def test_reading_a_file_is_no_session():
+    assert sessions("text = sys.stdin.read(LIMIT)\nwith service.view as found: found.items()") == []
+
+
 @pytest.mark.parametrize(
     ("module", "source"),
     [
@@ -263,6 +304,8 @@ def test_no_class_name_stands_for_two_things():
         ("hocket.work.worker", "from hocket.testing import VirtualTime"),
         ("hocket.work.worker", "from hocket import node"),
         ("hocket.errors", "from hocket.store import Store"),
+        ("hocket.events", "from hocket.work import jobs"),
+        ("hocket.kernel.clock", "from hocket.events import Event"),
         ("hocket.attic.box", "import hocket.kernel"),
         ("hocket.testing.sim.disk", "from hocket.store.sqlite import SqliteStore"),
         ("hocket.cli.doctor", "def f():\n    import hocket.store.sqlite.session"),

@@ -1,5 +1,6 @@
 """Real workers in real processes, and real signals to them."""
 
+import json
 import signal
 import subprocess
 from pathlib import Path
@@ -40,6 +41,15 @@ def test_only_some_kinds(hocket: Program):
     answer = hocket("work", "tasks.py", "--until-idle", "--kinds", "test.echo", "--json", code=0).json
     assert answer == {"succeeded": 1, "failed": 0, "handed_back": 0}
     assert state(hocket, echo) == ("completed", "succeeded") and state(hocket, fail) == ("pending", None)
+
+
+def test_with_json_a_worker_prints_its_events_as_objects(hocket: Program):
+    hocket.submit("test.fail")
+    result = hocket("work", "tasks.py", "--until-idle", "--json", code=0)
+    assert result.json == {"succeeded": 0, "failed": 1, "handed_back": 0}
+    (started,) = [json.loads(line) for line in result.err.splitlines()]
+    assert started["type"] == "WorkerStarted" and "test.fail" in started["kinds"]
+    assert started["text"] == f"worker {started['process']} serves {', '.join(started['kinds'])}"
 
 
 def test_a_module_by_its_dotted_name(hocket: Program, tmp_path: Path):

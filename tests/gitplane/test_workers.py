@@ -278,7 +278,7 @@ def at_hand(here: Place, homes: list[Path]) -> Iterator[GitWorker]:
         environment = MachineEnvironment(runtime.home.processes, runtime.bus)
         me = holding.GitWorkerKey(runtime.home.node_key(), environment.name("git"), 60, os.urandom)
         parts = Parts(runtime.log, environment, runtime.kit(GIT_KIND, environment.monotonic), commands)
-        made = GitWorker(here.open(), parts, me, concurrency=1, until_idle=True, notice=print, finished=lambda *_: None)
+        made = GitWorker(here.open(), parts, me, concurrency=1, until_idle=True, emit=print, finished=lambda *_: None)
         with closing(environment.liveness.announce(me.process)) as made._sign:
             yield made
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from hocket.events import sentences
 from hocket.kernel.ids import content_hash
 from hocket.kernel.ops import encode_sequence
 from hocket.kernel.quota import NO_QUOTA, Quota
@@ -100,7 +101,7 @@ def test_a_reader_that_pushes_as_fast_as_it_can_stays_within_its_quota(tmp_path:
 def test_an_honest_author_is_slowed_down_and_loses_nothing(tmp_path: Path) -> None:
     async def test(a: Place) -> None:
         clock = Time()
-        a.gate._quotas = Quotas(clock, a.notices.append)
+        a.gate._quotas = Quotas(clock, sentences(a.notices.append))
         b = await enrolled(tmp_path / "b", a, WORKER, Quota(ops_per_s=10))
         await b.exchanges.exchange(a.address)
         b.submit(350)
@@ -149,7 +150,7 @@ def test_what_a_node_may_store_in_all_ends(tmp_path: Path) -> None:
 def test_garbage_and_others_ops_that_cannot_be_verified_cost_their_bringer(tmp_path: Path) -> None:
     async def test(a: Place) -> None:
         clock = Time()
-        a.gate._quotas = Quotas(clock, a.notices.append)
+        a.gate._quotas = Quotas(clock, sentences(a.notices.append))
         forger = Forger("whole")
         made = token(a, forger, (Capability("Ops", "Read", {}),))
         wall = a.log.physical()
@@ -183,7 +184,7 @@ def test_a_worker_drains_under_the_default_quota(tmp_path: Path) -> None:
 def test_what_is_fetched_from_its_author_counts_against_its_quota_too(tmp_path: Path) -> None:
     async def test(a: Place) -> None:
         clock = Time()
-        a.exchanges._quotas = Quotas(clock, a.notices.append)
+        a.exchanges._quotas = Quotas(clock, sentences(a.notices.append))
         reads = (*WORKER, Capability("Ops", "Read", {}))
         b = await enrolled(tmp_path / "b", a, reads, Quota(ops_per_s=10))
         await b.exchanges.exchange(a.address)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from hocket.errors import Unreachable
+from hocket.events import sentences
 from hocket.kernel.frontier import decode_frontier, parse_frontier
 from hocket.kernel.ops import NO_ID, encode_sequence, read_sequence
 from hocket.kernel.rules import STRICT, rules_hash
@@ -25,7 +26,9 @@ class Between:
         self._real = place.transport
         self.asked: list[Request] = []
         self.answers: list[Callable[[Request], Reply | None]] = []
-        place.exchanges = Exchanges(place.node, place.key, self, place.node.environment, notice=place.notices.append)
+        place.exchanges = Exchanges(
+            place.node, place.key, self, place.node.environment, emit=sentences(place.notices.append)
+        )
 
     async def send(self, address: str, request: Request) -> Reply:
         self.asked.append(request)

@@ -8,6 +8,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+from hocket.events import sentences
 from hocket.kernel.authority import revoke_root
 from hocket.kernel.bearer import make_bearer, read_bearer
 from hocket.kernel.clock import Hlc
@@ -48,7 +49,12 @@ class Place:
         self.key = runtime.home.node_key()
         self.notices: list[str] = []
         self.services = MeshServices(
-            self.node, self.key, self.node.environment, runtime.home.processes, self.notices.append, runtime.blobs
+            self.node,
+            self.key,
+            self.node.environment,
+            runtime.home.processes,
+            sentences(self.notices.append),
+            runtime.blobs,
         )
         self.gate = self.services.gate()
         self.transport, self.exchanges = self.services.transport, self.services.exchanges

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from hocket.errors import Usage
+from hocket.events import sentences
 from hocket.kernel.ops import encode_sequence
 from hocket.mesh import enrolment, services, wire
 from hocket.mesh import gate as gates
@@ -468,7 +469,12 @@ def test_joins_and_introductions_are_counted_by_address(tmp_path: Path, path: st
         from hocket.mesh.services import MeshServices
 
         b.services = MeshServices(
-            b.node, b.key, b.node.environment, b.runtime.home.processes, b.notices.append, b.runtime.blobs
+            b.node,
+            b.key,
+            b.node.environment,
+            b.runtime.home.processes,
+            sentences(b.notices.append),
+            b.runtime.blobs,
         )
         b.gate = b.services.gate()
         await b.stop_serving()

@@ -13,6 +13,7 @@ import pytest
 import hocket
 import hocket.testing
 from hocket.errors import Conflict, StoreError
+from hocket.events import JobSkipped, sentences
 from hocket.kernel.clock import Hlc
 from hocket.kernel.ids import content_hash, make_ulid, parse_ulid
 from hocket.kernel.ops import Op, encode, sign
@@ -117,7 +118,8 @@ def test_a_schedule_whose_tick_fails_holds_up_no_other_and_is_told_once(
 def test_a_tick_that_the_log_refuses_is_told_once_and_rests(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
     notices: list[str] = []
-    sweep = Sweep(Troubles(notices.append, lambda: now), notices.append)
+    emit = sentences(notices.append)
+    sweep = Sweep(Troubles(emit, lambda: now), emit)
     monkeypatch.setattr(cron, "tick_id", lambda op, tick: make_ulid(tick, b"not the id"))
     with hocket.testing.node() as node:
         schedules(node, "bad")
@@ -251,7 +253,7 @@ def test_an_arbiter_that_cannot_be_asked_is_asked_again() -> None:
                 raise RuntimeError("planted")
             return [Reason.NOT_ACCEPTED] * len(offers)
 
-        pending_decisions = PendingDecisions(consult, StubEnvironment(), lambda: None, notices.append)  # type: ignore[arg-type]
+        pending_decisions = PendingDecisions(consult, StubEnvironment(), lambda: None, sentences(notices.append))  # type: ignore[arg-type]
         pending_decisions.add(Offer(b"o" * 16, b"j" * 16), lambda decision, dropped: heard.append(decision))
         async with asyncio.timeout(20):
             while not heard:
@@ -278,7 +280,7 @@ def kept_up(home: Path, test: Callable[[Node], Awaitable[None]]) -> list[str]:
     async def run() -> None:
         node = Node(Runtime.init(home))
         try:
-            async with node.kept_up(notices.append):
+            async with node.kept_up(sentences(notices.append)):
                 await test(node)
         finally:
             await node.close()
@@ -374,7 +376,7 @@ def test_a_blob_that_cannot_be_deleted_keeps_no_other(tmp_path: Path, monkeypatc
 
         monkeypatch.setattr(blobs, "remove", remove)
         notices: list[str] = []
-        cleared = artifacts.clear(runtime.store, blobs, troubles=Troubles(notices.append, time.monotonic))
+        cleared = artifacts.clear(runtime.store, blobs, troubles=Troubles(sentences(notices.append), time.monotonic))
         assert cleared.blobs == 2 and blobs.has(bad)
         assert len(notices) == 1 and "planted" in notices[0]
 
@@ -385,11 +387,11 @@ def test_a_blob_that_cannot_be_deleted_keeps_no_other(tmp_path: Path, monkeypatc
 def test_a_trouble_is_told_again_only_after_a_while() -> None:
     now = 0.0
     notices: list[str] = []
-    known = Troubles(notices.append, lambda: now)
+    known = Troubles(sentences(notices.append), lambda: now)
     for now in (0.0, 1.0, troubles.TOLD_AGAIN_S - 1, troubles.TOLD_AGAIN_S):
-        known.tell("x", f"x at {now:.0f}")
-    known.tell("y", "y")
-    assert notices == ["x at 0", f"x at {troubles.TOLD_AGAIN_S:.0f}", "y"]
+        known.tell("x", JobSkipped("x", f"at {now:.0f}"))
+    known.tell("y", JobSkipped("y", "once"))
+    assert [text.split(": ")[1] for text in notices] == ["at 0", f"at {troubles.TOLD_AGAIN_S:.0f}", "once"]
     assert known.is_resting("x") and not known.is_resting("z")
     now += troubles.REST_S
     assert not known.is_resting("x")

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from hocket.events import sentences
 from hocket.kernel.clock import Hlc
 from hocket.kernel.ops import NO_ID, bound, encode, link_to, sign
 from hocket.kernel.roster import State
@@ -31,7 +32,7 @@ def kept_up(home: Path, test: Callable[[Node], Awaitable[None]]) -> None:
         node = Node(Runtime.init(home))
         notices: list[str] = []
         try:
-            async with node.kept_up(notices.append):
+            async with node.kept_up(sentences(notices.append)):
                 await test(node)
         finally:
             await node.close()

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from hocket.errors import Unreachable
+from hocket.events import sentences
 from hocket.kernel.ids import content_hash, ulid_text
 from hocket.kernel.keys import SigningKey, did_key
 from hocket.kernel.ops import decode
@@ -142,7 +143,7 @@ class Mesh:
             self.home.environment,
             WorkerOptions(
                 Handlers(types),
-                notice=self.said.append,
+                emit=sentences(self.said.append),
                 finished=lambda run, outcome: self.done.append((run.job.id, outcome)),
                 **options,
             ),

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from hocket.events import sentences
 from hocket.work import supervision
 from hocket.work.supervision import supervised
 
@@ -29,7 +30,7 @@ def test_work_that_fails_is_told_and_started_again(monkeypatch: pytest.MonkeyPat
 
     async def test() -> None:
         async with asyncio.timeout(10):
-            assert await supervised("the sync loop", work, notices.append, environment()) == "done"
+            assert await supervised("the sync loop", work, sentences(notices.append), environment()) == "done"
 
     asyncio.run(test())
     assert runs == 4

@@ -16,11 +16,6 @@ from hocket.cli.output import emit, notice, on_terminal, progress, say
 from hocket.cli.settings import HomeOption, JsonOption, open_desk
 from hocket.errors import Failed, StoreError, Usage
 
-TWINS = (
-    "{count} ops carry the timestamp of another op of their author, so neither counts; that node's key is in use in two"
-    " places, or its clock was set back behind its log's"
-)
-
 
 def export_log(
     file: Annotated[str, typer.Argument(metavar="FILE|-", help="Where to; - is standard output.")],
@@ -82,8 +77,10 @@ def import_log(
     \b
       hocket log import backup.ops
     """
+    from hocket.events import NodeForked
+    from hocket.kernel.ids import node_text
     from hocket.log.archive import import_ops
-    from hocket.mesh.peers import two_histories
+    from hocket.service.checks import TWINS
 
     with open_desk() as runtime:
         if file == "-":
@@ -102,7 +99,7 @@ def import_log(
     for sentence, count in reasons.items():
         say(f"rejected {count}: {sentence}", "red")
     for node in sorted(admitted.forked):
-        say(two_histories(node), "warn")
+        say(NodeForked(node_text(node)), "warn")
     if admitted.collided:
         raise Failed(f"integrity failure: {TWINS.format(count=admitted.collided)}")
     if admitted.unread:

@@ -10,9 +10,8 @@ from hocket.cli.app import new_app
 from hocket.cli.files import write_file
 from hocket.cli.job import moment
 from hocket.cli.output import emit, fields, on_terminal, say, table
-from hocket.cli.settings import HomeOption, JsonOption, open_desk, settings
-
-LIMIT_MAX = 100_000
+from hocket.cli.settings import HomeOption, JsonOption, open_service, settings
+from hocket.service import artifacts
 
 app = new_app()
 
@@ -33,7 +32,9 @@ def artifacts_group(home: HomeOption = None, as_json: JsonOption = False) -> Non
 @app.command("list")
 def list_artifacts(
     job: Annotated[str | None, typer.Option("--job", metavar="JOB", help="Only those of this job.")] = None,
-    limit: Annotated[int, typer.Option("--limit", metavar="N", min=1, max=LIMIT_MAX, help="At most so many.")] = 50,
+    limit: Annotated[
+        int, typer.Option("--limit", metavar="N", min=1, max=artifacts.LIMIT_MAX, help="At most so many.")
+    ] = 50,
     home: HomeOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -43,20 +44,13 @@ def list_artifacts(
       hocket artifacts list
       hocket artifacts list --job 01J9ZC --json
     """
-    from itertools import islice
-
-    from hocket.work import artifacts
-
-    with open_desk() as runtime:
-        job_id = None if job is None else runtime.find(job)
-        with runtime.read() as session:
-            found = artifacts.every(session) if job_id is None else iter(session.artifacts_of_job(job_id))
-            shown = [artifacts.brief(session, runtime.blobs, each) for each in islice(found, limit)]
+    with open_service() as service:
+        shown = artifacts.page(service, job, limit).items
     emit(shown)
     rows = [
         (
-            *(each["artifact_id"], each["type"], each["size"], each["content"]),
-            *(each["job_id"] or "-", moment(each["expires_ms"]) or "-"),
+            *(each.artifact_id, each.type, each.size, each.content),
+            *(each.job_id or "-", moment(each.expires_ms) or "-"),
         )
         for each in shown
     ]
@@ -70,17 +64,13 @@ def show(id: IdArgument, home: HomeOption = None, as_json: JsonOption = False) -
     \b
       hocket artifacts show 01J9ZD
     """
-    from hocket.work import artifacts
-
-    with open_desk() as runtime, runtime.read() as session:
-        shown = artifacts.full(session, runtime.blobs, artifacts.find(session, id))
+    with open_service() as service:
+        shown = artifacts.show(service, id)
     emit(shown)
     names = ("artifact_id", "type", "job_id", "hash", "size", "content", "author", "model_id", "model_version")
-    pairs: list[tuple[str, Any]] = [
-        (name.removesuffix("_id"), shown[name]) for name in names if shown[name] is not None
-    ]
-    pairs += [("created", moment(shown["created_ms"])), ("expires", moment(shown["expires_ms"]))]
-    pairs += [("inputs", " ".join(shown["inputs"])), ("cites", " ".join(shown["cites"]))]
+    pairs: list[tuple[str, Any]] = [(name.removesuffix("_id"), getattr(shown, name)) for name in names]
+    pairs += [("created", moment(shown.created_ms)), ("expires", moment(shown.expires_ms))]
+    pairs += [("inputs", " ".join(shown.inputs)), ("cites", " ".join(shown.cites))]
     fields([(name, value) for name, value in pairs if value not in (None, "")])
 
 
@@ -100,21 +90,17 @@ def get(
       hocket artifacts get 01J9ZD | tar x
     """
     from hocket.errors import Usage
-    from hocket.kernel.ids import ulid_text
-    from hocket.node.node import SyncNode
-    from hocket.work import artifacts
 
     if output is None and (settings.as_json or on_terminal()):
         raise Usage("give -o FILE; the content of an artifact is no text for a terminal")
-    with open_desk() as runtime, runtime.read() as session:
-        found = artifacts.find(session, id)
-        data = artifacts.content(session, runtime.blobs, found, SyncNode(runtime).fetch)
+    with open_service() as service:
+        found = artifacts.content(service, id)
     if output is None:
-        sys.stdout.buffer.write(data)
+        sys.stdout.buffer.write(found.data)
         return
-    write_file(output, data)
-    emit({"artifact_id": ulid_text(found.id), "size": len(data), "file": str(output)})
-    say(f"{len(data)} bytes written to {output}")
+    write_file(output, found.data)
+    emit({"artifact_id": found.artifact_id, "size": len(found.data), "file": str(output)})
+    say(f"{len(found.data)} bytes written to {output}")
 
 
 @app.command()
@@ -132,17 +118,10 @@ def put(
     \b
       hocket artifacts put texture.png --type acme.texture --ttl 7d
     """
-    from hocket.kernel.ids import hash_text, ulid_text
-    from hocket.work import artifacts
-    from hocket.work.run_outputs import check_ttl, check_type, contain
-
-    check_type(type)
-    ttl_ms = check_ttl(ttl)
-    with open_desk() as runtime:
-        content = contain(runtime.blobs, file)
-        artifact_id = runtime.log.run(lambda tx: artifacts.put(tx, runtime.blobs, type, content, ttl_ms))
-    emit({"artifact_id": ulid_text(artifact_id), "hash": hash_text(content.hash), "size": content.size})
-    say(f"kept {content.size} bytes as {ulid_text(artifact_id)}")
+    with open_service() as service:
+        kept = artifacts.put(service, file, type, ttl)
+    emit(kept)
+    say(f"kept {kept.size} bytes as {kept.artifact_id}")
 
 
 @app.command()
@@ -152,17 +131,10 @@ def evict(id: IdArgument, home: HomeOption = None, as_json: JsonOption = False) 
     \b
       hocket artifacts evict 01J9ZD
     """
-    from hocket.kernel.ids import ulid_text
-    from hocket.work import artifacts
-
-    with open_desk() as runtime:
-        with runtime.read() as session:
-            found = artifacts.find(session, id)
-        runtime.log.run(lambda tx: artifacts.evict(tx, found))
-        with runtime.store.write() as session:
-            cleared = artifacts.collect(session, runtime.blobs, [found.hash])
-    emit({"artifact_id": ulid_text(found.id), "evicted": True, "freed_bytes": cleared.bytes})
-    say(f"evicted {ulid_text(found.id)}")
+    with open_service() as service:
+        gone = artifacts.evict(service, id)
+    emit(gone)
+    say(f"evicted {gone.artifact_id}")
 
 
 @app.command()
@@ -172,10 +144,7 @@ def gc(home: HomeOption = None, as_json: JsonOption = False) -> None:
     \b
       hocket artifacts gc
     """
-    from hocket.work import artifacts
-
-    with open_desk() as runtime:
-        runtime.log.settle()
-        cleared = artifacts.clear(runtime.store, runtime.blobs)
+    with open_service() as service:
+        cleared = artifacts.clear(service)
     emit({"blobs": cleared.blobs, "freed_bytes": cleared.bytes})
     say(f"deleted {cleared.blobs} blobs, {cleared.bytes} bytes are free")

@@ -6,8 +6,8 @@ import typer
 
 from hocket.cli.app import new_app
 from hocket.cli.output import emit, say
-from hocket.cli.settings import HomeOption, JsonOption, open_desk
-from hocket.errors import Conflict, Usage
+from hocket.cli.settings import HomeOption, JsonOption, open_service
+from hocket.errors import Usage
 
 app = new_app()
 
@@ -30,28 +30,22 @@ def coordinator(
     """
     if (node is None) == (not show):
         raise Usage("say a node, like `hocket coordinator rack-1`, or --show")
-    from hocket.kernel.ids import node_text
-    from hocket.mesh import membership
+    from hocket.service import nodes
 
-    with open_desk() as runtime:
-        with runtime.read() as session:
-            members = membership.members(runtime.log, session)
-            names = {each.node: each.shown for each in members}
-            current = membership.coordinator(runtime.log, session)
+    with open_service() as service:
         if node is None:
-            emit({"node": None if current is None else node_text(current), "name": names.get(current or 0)})
-            say("no node is the coordinator" if current is None else f"{names.get(current, '-')} {node_text(current)}")
+            current = nodes.coordinator(service)
+            emit(current)
+            found = current.node is not None
+            say(f"{current.name or '-'} {current.node}" if found else "no node is the coordinator")
             return
-        member = membership.find(members, node)
-        if member.standing in ("revoked", "suspended"):
-            raise Conflict(f"{member.shown} is {member.standing}; choose a node in force")
-        done = membership.designate(runtime.log, member.node)
-    previous = None if done.previous is None else node_text(done.previous)
-    emit({"node": member.id, "name": member.name, "previous": previous, "previous_hears": done.hears})
-    say(f"{member.shown} is the coordinator")
-    if not done.hears and done.previous is not None:
+        names = {each.node: each.called for each in nodes.listing(service)}
+        done = nodes.designate(service, node)
+    emit(done)
+    say(f"{done.name or done.node} is the coordinator")
+    if not done.previous_hears and done.previous is not None:
         say(
-            f"the coordinator before, {names.get(done.previous, previous)}, cannot confirm: it was not met lately;"
+            f"the coordinator before, {names.get(done.previous, done.previous)}, cannot confirm: it was not met lately;"
             " until it hears of this it goes on deciding claims, and what it decides from now on will not count",
             "warn",
         )

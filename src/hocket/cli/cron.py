@@ -1,7 +1,6 @@
 """`hocket cron`: schedules, which make a job at each tick of a cron expression while any worker of the node runs."""
 
-import time
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -19,12 +18,7 @@ from hocket.cli.options import (
     payload,
 )
 from hocket.cli.output import emit, say, table
-from hocket.cli.settings import HomeOption, JsonOption, open_desk
-from hocket.kernel.ids import node_text
-
-if TYPE_CHECKING:
-    from hocket.node.runtime import Runtime
-    from hocket.store import Schedule, Session
+from hocket.cli.settings import HomeOption, JsonOption, open_service
 
 app = new_app()
 
@@ -70,7 +64,8 @@ def add(
       hocket cron add pulse '*/5 * * * *' acme.ping --retries 2
     """
     from hocket.kernel.policy import DEFAULT
-    from hocket.work import cron
+    from hocket.service import schedules
+    from hocket.work.cron import NewSchedule
     from hocket.work.handlers import draft, policy
 
     options = given(
@@ -83,14 +78,11 @@ def add(
         backoff_max=backoff_max,
     )
     made = draft(kind, payload(data), policy(DEFAULT, **options))
-    plan = cron.check(cron.NewSchedule(name, expression, timezone, made))
-    with open_desk() as runtime:
-        runtime.log.run(lambda tx: cron.add(tx, plan))
-        with runtime.read() as session:
-            shown = [each for each in _shown(runtime, session) if each["name"] == name]
-    emit(shown[0] if shown else None)
-    for each in shown:
-        say(f"schedule {name} set; next tick {moment(each['next_ms']) or 'never'}")
+    with open_service() as service:
+        shown = schedules.add(service, NewSchedule(name, expression, timezone, made))
+    emit(shown)
+    if shown is not None:
+        say(f"schedule {name} set; next tick {moment(shown.next_ms) or 'never'}")
 
 
 @app.command("list")
@@ -101,21 +93,23 @@ def list_schedules(home: HomeOption = None, as_json: JsonOption = False) -> None
     \b
       hocket cron list
     """
-    with open_desk() as runtime, runtime.read() as session:
-        shown = _shown(runtime, session)
+    from hocket.service import schedules
+
+    with open_service() as service:
+        shown = schedules.listing(service)
     emit(shown)
     table(
         ("name", "cron", "timezone", "kind", "next tick", "last tick", "author", "allowed"),
         [
             (
-                each["name"],
-                each["cron"],
-                each["timezone"],
-                each["kind"],
-                moment(each["next_ms"]),
-                moment(each["last_ms"]),
-                each["author_name"] or each["author"],
-                "yes" if each["allowed"] else "no",
+                each.name,
+                each.cron,
+                each.timezone,
+                each.kind,
+                moment(each.next_ms),
+                moment(each.last_ms),
+                each.author_name or each.author,
+                "yes" if each.allowed else "no",
             )
             for each in shown
         ],
@@ -134,44 +128,9 @@ def remove(
     \b
       hocket cron remove nightly
     """
-    from hocket.work import cron
+    from hocket.service import schedules
 
-    with open_desk() as runtime:
-        runtime.log.run(lambda tx: cron.remove(tx, name))
+    with open_service() as service:
+        schedules.remove(service, name)
     emit({"name": name, "removed": True})
     say(f"schedule {name} removed")
-
-
-def _shown(runtime: "Runtime", session: "Session") -> list[dict[str, Any]]:
-    from hocket.mesh import membership
-
-    permissions = runtime.log.permissions(session)
-    now = max(session.head().wall, runtime.log.physical())
-    names = {member.node: member.name for member in membership.members(runtime.log, session)}
-    return [
-        _schedule(each)
-        | {
-            "author": node_text(each.author),
-            "author_name": names.get(each.author),
-            "allowed": permissions.may_schedule(each.author, each.kind, now),
-        }
-        for each in session.schedules()
-    ]
-
-
-def _schedule(schedule: "Schedule") -> dict[str, Any]:
-    import msgspec
-
-    from hocket.kernel.policy import decode_policy
-    from hocket.work import cron, view
-
-    return {
-        "name": schedule.name,
-        "cron": schedule.cron,
-        "timezone": schedule.timezone,
-        "kind": schedule.kind,
-        "payload": view.readable(schedule.payload),
-        "options": msgspec.to_builtins(decode_policy(schedule.policy)),
-        "next_ms": cron.next_tick(schedule, int(time.time() * 1000)),
-        "last_ms": schedule.last_tick,
-    }

@@ -12,8 +12,8 @@ from hocket.cli import git_trust
 from hocket.cli.app import new_app
 from hocket.cli.files import read_file
 from hocket.cli.options import seconds
-from hocket.cli.output import ago, emit, fields, notice, progress, say, table
-from hocket.cli.settings import HomeOption, JsonOption, open_desk, settings
+from hocket.cli.output import ago, emit, fields, notice, progress, say, show_event, table
+from hocket.cli.settings import HomeOption, JsonOption, open_desk, open_service, settings
 from hocket.errors import Failed, HocketError, NotAuthorised, Usage
 
 if TYPE_CHECKING:
@@ -106,6 +106,7 @@ def work(
     Nobody knows who put a job into a repository, so only what --allow, --allow-any or the home's config.toml allows is
     run. SIGTERM or Ctrl-C lets what runs finish; a second one stops it and hands the jobs back.
     """
+    from hocket.events import AllowanceIsRisky
     from hocket.gitplane import holding
     from hocket.gitplane.hints import listening
     from hocket.gitplane.worker import GitWorker, Parts
@@ -125,7 +126,7 @@ def work(
         if commands.allowance.is_empty:
             raise Usage("nothing is allowed here; say what may be run, with --allow PATTERN or --allow-any")
         for warning in commands.allowance.warnings():
-            notice(warning)
+            show_event(AllowanceIsRisky(warning))
         environment = MachineEnvironment(runtime.home.processes, runtime.bus)
         me = holding.GitWorkerKey(runtime.home.node_key(), environment.name("git"), int(lease_s), os.urandom)
         parts = Parts(runtime.log, environment, runtime.kit(GIT_KIND, environment.monotonic), commands)
@@ -140,7 +141,7 @@ def work(
             me,
             concurrency=concurrency,
             until_idle=until_idle,
-            notice=notice,
+            emit=show_event,
             finished=finished,
         )
         with listening(runtime.bus, worker.wake), stopped_by_signals(worker.stop):
@@ -368,15 +369,13 @@ def _home() -> "Home":
 
 def _trusted() -> set[bytes]:
     """The keys that this home trusts. Verifying needs no home, and does without one that cannot be read."""
-    from hocket.gitplane.trust import TrustedKeys, keys_of_mesh
+    from hocket.service import git_keys
 
-    home = _home()
-    if not home.is_complete():
+    if not _home().is_complete():
         return set()
     try:
-        trusted = {home.node_key().public, *TrustedKeys(home.git_trusted).read()}
-        with open_desk() as runtime, runtime.read() as session:
-            return trusted | keys_of_mesh(runtime.log, session).keys()
+        with open_service() as service:
+            return git_keys.trusted(service)
     except HocketError as error:
         notice(f"the keys that this home trusts are not known: {error}")
         return set()

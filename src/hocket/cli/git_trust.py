@@ -1,17 +1,13 @@
 """`hocket git trust`: the keys of workers outside the mesh whose results in git are trusted here."""
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from hocket.cli.app import new_app
 from hocket.cli.output import emit, say, table
-from hocket.cli.settings import HomeOption, JsonOption, open_desk
+from hocket.cli.settings import HomeOption, JsonOption, open_service
 from hocket.errors import Usage
-
-if TYPE_CHECKING:
-    from hocket.gitplane.trust import TrustedKeys
-    from hocket.node.runtime import Runtime
 
 app = new_app()
 
@@ -41,14 +37,12 @@ def add(
     \b
       hocket git trust add ed25519:5d0f… --name 'the build server'
     """
-    from hocket.gitplane.trust import parse_worker
-    from hocket.kernel.keys import key_text
+    from hocket.service import git_keys
 
-    public = parse_worker(key)
-    with open_desk() as runtime:
-        added = _keys(runtime).add(public, name)
-    emit({"key": key_text(public), "added": added})
-    say(f"{'trusted' if added else 'already trusted'}: {key_text(public)}")
+    with open_service() as service:
+        text, added = git_keys.add(service, key, name)
+    emit({"key": text, "added": added})
+    say(f"{'trusted' if added else 'already trusted'}: {text}")
 
 
 @app.command("list")
@@ -58,18 +52,12 @@ def list_keys(home: HomeOption = None, as_json: JsonOption = False) -> None:
     \b
       hocket git trust list
     """
-    from hocket.gitplane.trust import keys_of_mesh
-    from hocket.kernel.keys import key_text
+    from hocket.service import git_keys
 
-    with open_desk() as runtime, runtime.read() as session:
-        written = _keys(runtime).read()
-        mesh = keys_of_mesh(runtime.log, session)
-        own = runtime.home.node_key().public
-    rows = [(own, "this node", mesh.get(own, ""))]
-    rows += [(key, "mesh", name) for key, name in mesh.items() if key != own]
-    rows += [(key, "added", name) for key, name in written.items()]
-    emit([{"key": key_text(key), "because": why, "name": name or None} for key, why, name in rows])
-    table(("key", "because", "name"), [(key_text(key), why, name or "-") for key, why, name in rows], "no keys")
+    with open_service() as service:
+        keys = git_keys.listing(service)
+    emit(keys)
+    table(("key", "because", "name"), [(each.key, each.because, each.name or "-") for each in keys], "no keys")
 
 
 @app.command()
@@ -79,18 +67,11 @@ def remove(key: Key, home: HomeOption = None, as_json: JsonOption = False) -> No
     \b
       hocket git trust remove ed25519:5d0f…
     """
-    from hocket.gitplane.trust import parse_worker
-    from hocket.kernel.keys import key_text
+    from hocket.service import git_keys
 
-    public = parse_worker(key)
-    with open_desk() as runtime:
-        if not _keys(runtime).remove(public):
-            raise Usage(f"{key_text(public)} is not on the list; `hocket git trust list` shows it")
-    emit({"key": key_text(public), "removed": True})
-    say(f"no longer trusted: {key_text(public)}")
-
-
-def _keys(runtime: "Runtime") -> "TrustedKeys":
-    from hocket.gitplane.trust import TrustedKeys
-
-    return TrustedKeys(runtime.home.git_trusted)
+    with open_service() as service:
+        text, removed = git_keys.remove(service, key)
+    if not removed:
+        raise Usage(f"{text} is not on the list; `hocket git trust list` shows it")
+    emit({"key": text, "removed": True})
+    say(f"no longer trusted: {text}")

@@ -1,7 +1,6 @@
 """`hocket invite`: lets another machine into the mesh. It prints one token, to be carried there by hand."""
 
 import sys
-import time
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
@@ -9,14 +8,14 @@ import typer
 from hocket.cli.app import new_app
 from hocket.cli.job import moment
 from hocket.cli.options import seconds
-from hocket.cli.output import emit, fields, notice, on_terminal, say, span, table
-from hocket.cli.settings import HomeOption, JsonOption, open_desk, settings
+from hocket.cli.output import emit, fields, notice, on_terminal, say, table
+from hocket.cli.settings import HomeOption, JsonOption, open_service, settings
 from hocket.errors import Usage
+from hocket.kernel.durations import span
 
 if TYPE_CHECKING:
     from hocket.kernel.ucan import Capability
-    from hocket.node.runtime import Runtime
-    from hocket.store import Invitation
+    from hocket.service import Service
 
 app = new_app()
 
@@ -84,9 +83,9 @@ def invite(
     elif name is None:
         raise Usage("say what the node will be called, like `hocket invite gpu-box --worker acme.`")
     else:
-        with open_desk() as runtime:
+        with open_service() as service:
             grants = Grants(tuple(may or ()), tuple(worker or ()), audit, sanitize, quota)
-            _invite(runtime, name, grants, seconds(expires, "--expires"), valid, address)
+            _invite(service, name, grants, seconds(expires, "--expires"), valid, address)
 
 
 class Grants(NamedTuple):
@@ -100,7 +99,7 @@ class Grants(NamedTuple):
 
 
 def _invite(
-    runtime: "Runtime",
+    service: "Service",
     name: str,
     grants: Grants,
     lifetime: float | None,
@@ -110,24 +109,17 @@ def _invite(
     import msgspec
 
     from hocket.kernel.quota import NO_QUOTA
-    from hocket.mesh import enrolment
     from hocket.mesh.grants import parse_grants, words
     from hocket.mesh.quota_text import parse_quota, quota_words
+    from hocket.service import peers
     from hocket.work.command.request import KIND
 
     rules = [rule.strip() for rule in grants.sanitize.split(",")] if grants.sanitize else []
     capabilities = parse_grants(grants.may, worker=grants.worker, audit=grants.audit, sanitize=rules)
     quota = NO_QUOTA if grants.quota is None else parse_quota(grants.quota)
-    made = enrolment.invite(
-        runtime.log,
-        runtime.home.node_key(),
-        name,
-        capabilities,
-        addresses=_addresses(runtime, address),
-        valid_ms=round((seconds(valid, "--valid") or 0) * 1000),
-        lifetime_s=None if lifetime is None else round(lifetime),
-        quota=quota,
-    )
+    valid_ms = round((seconds(valid, "--valid") or 0) * 1000)
+    lifetime_s = None if lifetime is None else round(lifetime)
+    made = peers.invite(service, peers.NewInvitation(name, capabilities, address or [], valid_ms, lifetime_s, quota))
     shown: dict[str, Any] = {
         "name": name,
         "token": made.token,
@@ -139,7 +131,7 @@ def _invite(
         "quota": msgspec.to_builtins(quota),
     }
     emit(shown)
-    if rules and runtime.log.rules.is_strict:
+    if rules and service.runtime.log.rules.is_strict:
         notice("this is a strict mesh: what would have to be sanitised for this node is not sent to it at all")
     say(made.token)
     if on_terminal() and not settings.as_json:
@@ -169,18 +161,6 @@ def _stay(lifetime: float | None, ends_ms: int | None) -> str:
     return "until it is revoked" if ends_ms is None else f"as long as this node may, until {moment(ends_ms)}"
 
 
-def _addresses(runtime: "Runtime", given: list[str] | None) -> list[str]:
-    from hocket.mesh.peers import ADDRESS, check_address
-
-    if given:
-        return [check_address(each) for each in given]
-    with runtime.read() as session:
-        own = session.meta(ADDRESS)
-    if own is None:
-        raise Usage("nobody could answer the invitation: start `hocket serve` here first, or give an --address")
-    return [own.decode()]
-
-
 def _claims_in_vain(capabilities: "tuple[Capability, ...]") -> bool:
     actions = {each.action for each in capabilities if each.resource in ("Job", "Ops")}
     return "Claim" in actions and not actions & {"Complete", "*", "Write"}
@@ -203,17 +183,16 @@ def _draw(token: str) -> None:
 
 
 def _list() -> None:
-    from hocket.kernel.quota import Quota
     from hocket.mesh.quota_text import quota_words
+    from hocket.service import peers
 
-    now = int(time.time() * 1000)
-    with open_desk() as runtime, runtime.read() as session:
-        shown = [_shown(each, now) for each in session.invitations()]
+    with open_service() as service:
+        shown = peers.invitations(service)
     emit(shown)
     rows = [
         (
-            *(each["name"], each["state"], moment(each["good_until_ms"]) or "-"),
-            *(each["used_by"] or "-", "; ".join(each["may"]), quota_words(Quota(**each["quota"])) or "default"),
+            *(each.name, each.state, moment(each.good_until_ms) or "-"),
+            *(each.used_by or "-", "; ".join(each.may), quota_words(each.quota) or "default"),
         )
         for each in shown
     ]
@@ -221,33 +200,9 @@ def _list() -> None:
 
 
 def _cancel(name: str) -> None:
-    from hocket.mesh import enrolment
+    from hocket.service import peers
 
-    with open_desk() as runtime:
-        enrolment.cancel(runtime.log, name)
+    with open_service() as service:
+        peers.cancel_invitation(service, name)
     emit({"name": name, "cancelled": True})
     say(f"the invitation for {name} is cancelled")
-
-
-def _shown(invitation: "Invitation", now: int) -> dict[str, Any]:
-    import msgspec
-
-    from hocket.kernel.ids import node_id, node_text
-    from hocket.mesh.enrolment import is_cancelled, is_open, terms_of
-    from hocket.mesh.grants import words
-
-    if invitation.used_by is not None:
-        state = "used"
-    elif is_cancelled(invitation):
-        state = "cancelled"
-    else:
-        state = "open" if is_open(invitation, now) else "expired"
-    return {
-        "name": invitation.name,
-        "state": state,
-        "made_ms": invitation.made,
-        "good_until_ms": invitation.expires or None,
-        "used_by": None if invitation.used_by is None else node_text(node_id(invitation.used_by)),
-        "may": words(terms_of(invitation).att),
-        "quota": msgspec.to_builtins(terms_of(invitation).quota),
-    }

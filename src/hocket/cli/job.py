@@ -1,19 +1,21 @@
 """What is asked of one job, named by its id or a beginning of it that is unique: `show`, `cancel` and `retry`."""
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from hocket.cli.app import new_app
 from hocket.cli.output import emit, fields, say, table
-from hocket.cli.settings import HomeOption, JsonOption, open_desk
+from hocket.cli.settings import HomeOption, JsonOption, open_service
+
+if TYPE_CHECKING:
+    from hocket.service.jobs import JobDetails
+    from hocket.service.ops import OpLine
 
 show_app, cancel_app, retry_app = new_app(), new_app(), new_app()
 
 JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="A job id, or a unique beginning of one.")]
 ReasonOption = Annotated[str, typer.Option("--reason", metavar="TEXT", help="Why; it goes on the log.")]
-
-REASON_CHARS_MAX = 500
 
 
 @show_app.command()
@@ -24,63 +26,62 @@ def show(job: JobArgument, home: HomeOption = None, as_json: JsonOption = False)
       hocket show 01J9ZC
       hocket show 01J9ZC --json | jq .result
     """
-    with open_desk() as runtime:
-        shown = runtime.show(job)
+    from hocket.service import jobs
+
+    with open_service() as service:
+        shown = jobs.show(service, job)
     emit(shown)
     fields(_fields(shown))
-    for name in ("error", "traceback"):
-        if shown[name]:
+    for name, text in (("error", shown.error), ("traceback", shown.traceback)):
+        if text:
             say()
             say(f"{name}:", "bold")
-            say(str(shown[name]).rstrip("\n"), lines=True)
+            say(text.rstrip("\n"), lines=True)
     say()
     say("ops:", "bold")
-    rows = [
-        (op["seq"], op["hlc"], op["author"], op["type"], op["id"], op["detail"] if op["counts"] else rejected(op))
-        for op in shown["ops"]
-    ]
+    rows = [(op.seq, op.hlc, op.author, op.type, op.id, op.detail if op.counts else rejected(op)) for op in shown.ops]
     table(("seq", "hlc", "author", "type", "id", "detail"), rows, "none")
 
 
-def rejected(op: dict[str, Any]) -> str:
+def rejected(op: "OpLine") -> str:
     """Why an op does not count, or not yet: one that waits, or is offered, was not rejected."""
     from hocket.kernel.reasons import Reason
 
-    is_open = op["reason"] in (Reason.WAITING.sentence, Reason.OFFERED.sentence)
-    return str(op["reason"]) if is_open else f"REJECTED: {op['reason']}"
+    is_open = op.reason in (Reason.WAITING.sentence, Reason.OFFERED.sentence)
+    return str(op.reason) if is_open else f"REJECTED: {op.reason}"
 
 
-def _fields(shown: dict[str, Any]) -> list[tuple[str, object]]:
+def _fields(shown: "JobDetails") -> list[tuple[str, object]]:
     import msgspec
 
     def text(value: Any) -> str:
         return msgspec.json.encode(value).decode()
 
-    stage = "" if shown["stage"] in (shown["state"], "ready", "done") else f" ({shown['stage']})"
+    stage = "" if shown.stage in (shown.state, "ready", "done") else f" ({shown.stage})"
     pairs: list[tuple[str, object]] = [
-        ("job", shown["job_id"]),
-        ("kind", shown["kind"]),
-        ("state", shown["state"] + stage),
-        ("outcome", shown["outcome"] or "-"),
-        ("attempts", shown["attempts"]),
-        ("failures", shown["failures"]),
-        ("fence", shown["fence"]),
-        ("priority", shown["priority"]),
-        ("submitted", moment(shown["scheduled_ms"])),
+        ("job", shown.job_id),
+        ("kind", shown.kind),
+        ("state", shown.state + stage),
+        ("outcome", shown.outcome or "-"),
+        ("attempts", shown.attempts),
+        ("failures", shown.failures),
+        ("fence", shown.fence),
+        ("priority", shown.priority),
+        ("submitted", moment(shown.scheduled_ms)),
     ]
     optional: list[tuple[str, Any]] = [
-        ("not before", moment(shown["ready_at_ms"])),
-        ("claimer", shown["claimer"]),
-        ("lease until", moment(shown["deadline_ms"])),
-        ("ended", moment(shown["done_ms"])),
-        ("after", " ".join(shown["after"])),
-        ("options", text(shown["options"]) if shown["options"] else None),
-        ("progress", None if shown["progress"] is None else text(shown["progress"])),
+        ("not before", moment(shown.ready_at_ms)),
+        ("claimer", shown.claimer),
+        ("lease until", moment(shown.deadline_ms)),
+        ("ended", moment(shown.done_ms)),
+        ("after", " ".join(shown.after)),
+        ("options", text(shown.options) if shown.options else None),
+        ("progress", None if shown.progress is None else text(shown.progress)),
     ]
     pairs += [(name, value) for name, value in optional if value]
-    pairs.append(("payload", text(shown["payload"])))
-    if shown["outcome"] == "succeeded":
-        pairs.append(("result", text(shown["result"])))
+    pairs.append(("payload", text(shown.payload)))
+    if shown.outcome == "succeeded":
+        pairs.append(("result", text(shown.result)))
     return pairs
 
 
@@ -126,16 +127,10 @@ def retry(
     _change("retry", job, reason)
 
 
-def _change(verb: str, prefix: str, reason: str) -> None:
-    from hocket.errors import Usage
-    from hocket.kernel.ids import ulid_text
-    from hocket.node.node import SyncNode
+def _change(verb: Literal["cancel", "retry"], prefix: str, reason: str) -> None:
+    from hocket.service import jobs
 
-    if not 0 < len(reason) <= REASON_CHARS_MAX:
-        raise Usage(f"a reason has 1 to {REASON_CHARS_MAX} characters, not {len(reason)}")
-    with open_desk() as runtime:
-        job_id = runtime.find(prefix)
-        job = SyncNode(runtime).job(ulid_text(job_id))
-        (job.cancel if verb == "cancel" else job.retry)(reason)
-        emit(runtime.brief(job_id))
-    say(f"{'cancelled' if verb == 'cancel' else 'retried'} {ulid_text(job_id)}")
+    with open_service() as service:
+        changed = (jobs.cancel if verb == "cancel" else jobs.retry)(service, prefix, reason)
+    emit(changed)
+    say(f"{'cancelled' if verb == 'cancel' else 'retried'} {changed.job_id}")

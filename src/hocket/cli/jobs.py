@@ -4,56 +4,23 @@ on a beat.
 
 import sys
 import time
-from enum import StrEnum
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated
 
 import typer
 
-from hocket.bus.changes import about
 from hocket.cli.app import new_app
-from hocket.cli.output import ago, console, drawn, emit, on_terminal, span, table
-from hocket.cli.settings import HomeOption, JsonOption, open_desk, settings
-from hocket.kernel.roster import Outcome
+from hocket.cli.output import ago, console, drawn, emit, on_terminal, table
+from hocket.cli.settings import HomeOption, JsonOption, open_service, settings
+from hocket.kernel.durations import span
 from hocket.kernel.safe_text import clean
-from hocket.kernel.subjects import JOB
-from hocket.node.runtime import Runtime
-from hocket.store import JobFilter, Session, Stage
-from hocket.work import view
+from hocket.service.jobs import LIMIT_MAX, JobBrief, JobQuery, JobsPage, JobsWatch, OutcomeName, StateName, page
 
-LIMIT_MAX = 100_000
 # The list is drawn at most this often, however fast the log grows; on a terminal at least this often, because there
 # are ages in it.
 DRAW_MIN_S, DRAW_MAX_S = 0.1, 1.0
 COLUMNS = ("job", "kind", "state", "attempts", "priority", "when", "held by")
 
 app = new_app()
-
-
-class StateName(StrEnum):
-    pending = "pending"
-    claimed = "claimed"
-    completed = "completed"
-
-
-class OutcomeName(StrEnum):
-    succeeded = "succeeded"
-    failed = "failed"
-    cancelled = "cancelled"
-
-
-STAGES = {
-    None: (),
-    StateName.pending: (Stage.READY, Stage.DELAYED, Stage.BLOCKED),
-    StateName.claimed: (Stage.CLAIMED,),
-    StateName.completed: (Stage.DONE,),
-}
-
-
-class JobList(NamedTuple):
-    """Which jobs the list is of, and at most how many."""
-
-    filter: JobFilter
-    limit: int
 
 
 @app.command()
@@ -75,91 +42,58 @@ def jobs(
       hocket jobs --outcome failed --limit 10 --json
       hocket jobs --watch
     """
-    wanted = JobList(JobFilter(STAGES[state], None if outcome is None else Outcome[outcome.upper()], kind), limit)
-    with open_desk() as runtime:
+    wanted = JobQuery(state, outcome, kind, limit)
+    with open_service() as service:
         if watch:
-            _watch(runtime, wanted)
+            _watch(JobsWatch(service, wanted))
             return
-        with runtime.read() as session:
-            listed, rows = _listed(session, wanted)
-    emit(listed)
-    table(COLUMNS, rows, "no jobs")
+        listed = page(service, wanted)
+    emit(listed.items)
+    table(COLUMNS, _rows(listed), "no jobs")
 
 
-def _listed(session: Session, wanted: JobList) -> tuple[list[dict[str, Any]], list[tuple[object, ...]]]:
-    """The jobs for programs, and the same as rows for people."""
-    entries = session.jobs(wanted.filter, wanted.limit)
-    listed = [view.brief(entry) for entry in entries]
-    now = max(int(time.time() * 1000), session.head().wall)
-    pids = {worker.number: worker.pid for worker in session.workers()}
+def _rows(listed: JobsPage) -> list[tuple[object, ...]]:
+    """The jobs for people."""
     rows: list[tuple[object, ...]] = []
-    for entry, job in zip(entries, listed, strict=True):
-        pid = pids.get(entry.worker) if entry.worker is not None and job["state"] == "claimed" else None
-        holder = "-" if job["claimer"] is None else job["claimer"] if pid is None else f"{job['claimer']}/{pid}"
-        counts = (job["attempts"], job["priority"])
-        rows.append((job["job_id"], job["kind"], state_of(job), *counts, _when(job, now), holder))
-    return listed, rows
+    for job in listed.items:
+        pid = listed.processes.get(job.job_id)
+        holder = "-" if job.claimer is None else job.claimer if pid is None else f"{job.claimer}/{pid}"
+        when = _when(job, listed.now_ms)
+        rows.append((job.job_id, job.kind, _state(job), job.attempts, job.priority, when, holder))
+    return rows
 
 
-def state_of(job: dict[str, Any]) -> str:
+def _state(job: JobBrief) -> str:
     """One word, and a second one for what a pending job waits for."""
-    if job["outcome"] is not None:
-        return str(job["outcome"])
-    return (
-        "claimed" if job["state"] == "claimed" else f"pending {'' if job['stage'] == 'ready' else job['stage']}".strip()
-    )
+    if job.outcome is not None:
+        return job.outcome
+    return "claimed" if job.state == "claimed" else f"pending {'' if job.stage == 'ready' else job.stage}".strip()
 
 
-def _when(job: dict[str, Any], now: int) -> str:
-    if job["done_ms"] is not None:
-        return ago(job["done_ms"], now)
-    if job["state"] == "claimed" and job["deadline_ms"] is not None:
-        return f"lease {span(max(0, job['deadline_ms'] - now))}"
-    if job["ready_at_ms"] is not None:
-        return ago(job["ready_at_ms"], now)
-    return ago(job["scheduled_ms"], now)
+def _when(job: JobBrief, now: int) -> str:
+    if job.done_ms is not None:
+        return ago(job.done_ms, now)
+    if job.state == "claimed" and job.deadline_ms is not None:
+        return f"lease {span(max(0, job.deadline_ms - now))}"
+    if job.ready_at_ms is not None:
+        return ago(job.ready_at_ms, now)
+    return ago(job.scheduled_ms, now)
 
 
-class JobsWatch:
-    """The list as it was seen last, and the wait for it to change."""
-
-    def __init__(self, runtime: Runtime, wanted: JobList) -> None:
-        from hocket.node.node import SyncNode
-
-        self._node = SyncNode(runtime)
-        self._wanted = wanted
-        self.listed: list[dict[str, Any]] | None = None
-        self.rows: list[tuple[object, ...]] = []
-
-    def wait(self, timeout: float | None = None) -> None:
-        """Until the list has changed, or the time is over."""
-        try:
-            self._node.until(self._look, timeout, about(JOB))
-        except TimeoutError:
-            pass
-
-    def _look(self, session: Session) -> tuple[bool, None]:
-        before = self.listed
-        self.listed, self.rows = _listed(session, self._wanted)
-        return self.listed != before, None
-
-
-def _watch(runtime: Runtime, wanted: JobList) -> None:
-    watch = JobsWatch(runtime, wanted)
+def _watch(watch: JobsWatch) -> None:
     if on_terminal() and not settings.as_json:
         _watch_drawn(watch)
         return
-    known: dict[str, Any] = {}
+    known: dict[str, JobBrief] = {}
     while True:
-        watch.wait()
-        listed = watch.listed or []
-        emit(listed)
+        listed = watch.wait()
+        emit(listed.items)
         if not settings.as_json:
             # A pipe gets each line that has changed.
-            for row, job in zip(watch.rows, listed, strict=True):
-                if known.get(job["job_id"]) != job:
+            for row, job in zip(_rows(listed), listed.items, strict=True):
+                if known.get(job.job_id) != job:
                     print("\t".join(clean(cell) for cell in row))
-        known = {job["job_id"]: job for job in listed}
+        known = {job.job_id: job for job in listed.items}
         sys.stdout.flush()
         time.sleep(DRAW_MIN_S)
 
@@ -170,6 +104,6 @@ def _watch_drawn(watch: JobsWatch) -> None:
 
     with Live(console=console(), auto_refresh=False) as live:
         while True:
-            watch.wait(DRAW_MAX_S)
-            live.update(drawn(COLUMNS, watch.rows) if watch.rows else Text("no jobs"), refresh=True)
+            rows = _rows(watch.wait(DRAW_MAX_S))
+            live.update(drawn(COLUMNS, rows) if rows else Text("no jobs"), refresh=True)
             time.sleep(DRAW_MIN_S)

@@ -42,11 +42,10 @@ def join(
       hocket join hocket-1-… --home /srv/gpu
       ssh gpu-box hocket join - < token
     """
-    from hocket.kernel.ids import node_text
-    from hocket.mesh import enrolment, membership
-    from hocket.mesh.grants import words
+    from hocket.mesh import enrolment
     from hocket.mesh.peers import Trust, check_pin
     from hocket.node.runtime import Runtime
+    from hocket.service import Service, nodes, peers
 
     trust = Trust(None if ca is None else str(ca.absolute()), check_pin(pin))
     text = sys.stdin.read(TOKEN_READ_MAX) if token == "-" else token
@@ -56,25 +55,25 @@ def join(
             " have the inviting node serve with TLS, or join without them"
         )
     with Runtime.join(settings.home, text, _sender(trust), trust=trust) as runtime:
-        with runtime.read() as session:
-            here = next(each for each in membership.members(runtime.log, session) if each.is_here)
-            peers = [each.address for each in session.peers()]
+        service = Service(runtime)
+        here = nodes.identity(service)
+        known = [each.address for each in peers.listing(service).peers]
         shown: dict[str, Any] = {
-            "node": here.id,
+            "node": here.node,
             "name": here.name,
-            "user": runtime.log.user,
-            "home": str(runtime.home.path),
-            "inviter": None if here.inviter is None else node_text(here.inviter),
-            "peers": peers,
-            "may": words(here.capabilities),
-            "expires_ms": None if here.expires is None else here.expires * 1000,
+            "user": here.user,
+            "home": here.home,
+            "inviter": here.inviter,
+            "peers": known,
+            "may": here.may,
+            "expires_ms": here.expires_ms,
         }
     emit(shown)
     say("joined")
     fields(
         [
             *((each, shown[each]) for each in ("node", "name", "user", "home", "inviter")),
-            ("peers", ", ".join(peers)),
+            ("peers", ", ".join(known)),
             ("may", "; ".join(shown["may"])),
             ("until", moment(shown["expires_ms"]) or "it is revoked"),
         ]

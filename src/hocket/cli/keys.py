@@ -10,8 +10,8 @@ import typer
 from hocket.cli.app import new_app
 from hocket.cli.output import emit, fields, say
 from hocket.cli.passphrases import PassphraseFile, known, new
-from hocket.cli.settings import HomeOption, JsonOption, open_desk, settings
-from hocket.errors import Conflict, NotAuthorised, StoreError, Usage
+from hocket.cli.settings import HomeOption, JsonOption, open_service, settings
+from hocket.errors import Conflict, StoreError
 
 if TYPE_CHECKING:
     from hocket.node.home import Home
@@ -108,13 +108,14 @@ def restore(
     """
     from hocket.kernel.keys import did_key
     from hocket.node.home import Remembered, key_owner, read_user_key
+    from hocket.service.checks import user_of
 
     there = _home()
     if not there.is_complete():
         there.check()
     asked = Remembered(known(passphrase_file))
     key = read_user_key(file, asked)
-    if did_key(key.public) != _user_of(there):
+    if did_key(key.public) != user_of(there):
         raise Conflict(f"{file} holds the key of another user than this home's; nothing was changed")
     if there.has_user_key():
         try:
@@ -164,23 +165,16 @@ def reissue(passphrase_file: PassphraseFile = None, home: HomeOption = None, as_
     \b
       hocket keys reissue
     """
-    from hocket.kernel.ids import hash_text, node_text
-    from hocket.mesh import membership
+    from hocket.service import nodes
 
-    with open_desk() as runtime:
-        with runtime.read() as session:
-            here = next((each for each in membership.members(runtime.log, session) if each.is_here), None)
-        key = runtime.home.user_key(known(passphrase_file))
-        name = None if here is None else here.name
-        made = membership.reissue(runtime.log, key, runtime.home.node_key().public, name)
-        with runtime.read() as session:
-            after = membership.members(runtime.log, session)
-            coordinator = membership.coordinator(runtime.log, session)
-        if not membership.is_owner(runtime.log):
-            raise NotAuthorised("the new delegation does not make this node the owner's")
-    emit({"node": node_text(made.node), "delegation": hash_text(made.cid)})
-    say(f"this node, {node_text(made.node)}, is the owner's by {hash_text(made.cid)}")
-    if not any(each.node == coordinator and each.standing in ("active", "pending") for each in after):
+    with open_service() as service:
+        user_key = service.runtime.home.user_key(known(passphrase_file))
+        made = nodes.reissue(service, user_key)
+        current = nodes.coordinator(service).node
+        after = nodes.listing(service)
+    emit(made)
+    say(f"this node, {made.node}, is the owner's by {made.delegation}")
+    if not any(each.node == current and each.standing in ("active", "pending") for each in after):
         say("no node in force is the coordinator; `hocket coordinator` designates one", "warn")
 
 
@@ -194,25 +188,3 @@ def _fingerprint(public: bytes) -> bytes:
     from hocket.kernel.ids import content_hash
 
     return content_hash(public)
-
-
-def _user_of(home: "Home") -> str:
-    """Whose home it is. One that has lost its user's key can still tell: the log begins with the user's delegation."""
-    from hocket.kernel.ops import decode
-    from hocket.kernel.ucan import read
-    from hocket.kernel.vocabulary import DelegateUcan
-    from hocket.store import open as open_store
-
-    try:
-        return home.user_did()
-    except StoreError:
-        store = open_store(home.database)
-        try:
-            with store.read() as session:
-                row = session.op_seq(1)
-        finally:
-            store.close()
-        payload = None if row is None else decode(row.body).payload
-        if not isinstance(payload, DelegateUcan):
-            raise Usage(f"the home {home.path} does not say whose it is; restore all of it from a backup") from None
-        return read(payload.ucan_bytes).issuer

@@ -2,12 +2,13 @@
 on no log, for the word of the owner or the coordinator.
 """
 
+import time
 from typing import Annotated
 
 import typer
 
 from hocket.cli.output import ago, emit, say, table
-from hocket.cli.settings import HomeOption, JsonOption, open_desk
+from hocket.cli.settings import HomeOption, JsonOption, open_service
 from hocket.errors import Usage
 
 
@@ -30,29 +31,21 @@ def late(
       hocket log late gpu-box --accept
       hocket log late gpu-box --drop
     """
-    from hocket.mesh import membership
+    from hocket.service import nodes
 
     if accept == drop and (accept or node is not None):
         raise Usage("say either --accept or --drop, and of which node")
     if (accept or drop) and node is None:
         raise Usage("say of which node, as `hocket log late` lists them")
-    with open_desk() as runtime:
-        with runtime.read() as session:
-            members = membership.members(runtime.log, session)
-            waiting = session.late_ops()
-            now = runtime.log.physical()
+    with open_service() as service:
         if node is not None:
-            member = membership.find(members, node)
-            count = runtime.log.decide_late(member.node, accept)
-            emit({"node": member.id, "ops": count, "accepted": accept})
-            say(f"{count} ops of {member.shown} {'are on the log' if accept else 'are dropped'}")
+            done = nodes.decide_late(service, node, accept)
+            emit(done)
+            whose = nodes.find(service, node).called
+            say(f"{done.ops} ops of {whose} {'are on the log' if accept else 'are dropped'}")
             return
-    names = {each.node: each.shown for each in members}
-    lines = []
-    for author in dict.fromkeys(each.author for each in waiting):
-        held = [each for each in waiting if each.author == author]
-        shown = names.get(int.from_bytes(author, "big"), author.hex())
-        lines.append({"node": author.hex(), "name": shown, "ops": len(held), "received_ms": held[0].received})
+        lines = nodes.late(service)
     emit(lines)
-    rows = [(str(line["name"]), str(line["ops"]), ago(int(str(line["received_ms"])), now)) for line in lines]
+    now = int(time.time() * 1000)
+    rows = [(each.name, each.ops, ago(each.received_ms, now)) for each in lines]
     table(("node", "ops", "came"), rows, "nothing waits for your word")

@@ -1,30 +1,20 @@
-"""`hocket log`: the ops themselves. Reading and following them is decided here; proving, rebuilding, exporting and
-importing are asked of the log.
-"""
+"""`hocket log`: the ops themselves, shown and followed, proved, rebuilt, exported and imported."""
 
 import sys
-from collections.abc import Callable
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from hocket.bus.changes import LOG, about
 from hocket.cli.app import new_app
 from hocket.cli.archive import export_log, import_log
 from hocket.cli.job import rejected
 from hocket.cli.late import late
 from hocket.cli.output import console, emit, on_terminal, progress, say
-from hocket.cli.settings import HomeOption, JsonOption, open_desk, settings
+from hocket.cli.settings import HomeOption, JsonOption, open_desk, open_service, settings
 from hocket.errors import Failed, Usage
-from hocket.kernel.ids import ulid_text
 from hocket.kernel.safe_text import clean
-from hocket.kernel.subjects import JOB, Subject
-from hocket.node.runtime import Runtime
-from hocket.store import OpRow, Session
-from hocket.work import view
-
-LIMIT_MAX = 1_000_000
-FOLLOW_STEP = 1_000
+from hocket.service import ops
+from hocket.service.ops import LIMIT_MAX
 
 app = new_app()
 app.command("export")(export_log)
@@ -53,98 +43,33 @@ def log(
     """
     if ctx.invoked_subcommand is not None:
         return
-    with open_desk() as runtime:
-        job_id = None if job is None else runtime.find(job)
-        fits = _filter(job_id, kind)
-        with runtime.read() as session:
-            seen = session.head().seq
-            lines = [_line(row) for row in _tail(session, fits, job_id, limit)]
+    with open_service() as service:
+        wanted = ops.OpFilter(service, job, kind)
+        newest = ops.tail(service, wanted, limit)
         if not follow:
-            emit(lines)
-        for line in lines:
+            emit(newest.items)
+        for line in newest.items:
             _say(line, follow)
         if follow:
-            _follow(runtime, fits, seen)
+            sys.stdout.flush()
+            for lines in ops.follow(service, wanted, newest.seen):
+                for line in lines:
+                    _say(line, follow)
+                sys.stdout.flush()
 
 
-Filter = Callable[[Session, OpRow], bool]
-
-
-def _filter(job_id: bytes | None, kind: str | None) -> Filter:
-    def fits(session: Session, row: OpRow) -> bool:
-        if job_id is not None and row.job != job_id:
-            return False
-        if kind is None:
-            return True
-        entry = None if row.job is None else session.job(row.job)
-        return entry is not None and (entry.job.kind == kind or entry.job.kind.startswith(kind.rstrip(".") + "."))
-
-    return fits
-
-
-def _tail(session: Session, fits: Filter, job_id: bytes | None, limit: int) -> list[OpRow]:
-    """The newest ops that fit, oldest first; more and more of the log is read until there are enough."""
-    if limit == 0:
-        return []
-    if job_id is not None:
-        rows = sorted(session.ops_about(Subject(JOB, job_id)), key=lambda row: row.seq)
-        return [row for row in rows if fits(session, row)][-limit:]
-    read = limit
-    while True:
-        rows = session.last_ops(read)
-        fitting = [row for row in rows if fits(session, row)]
-        if len(fitting) >= limit or len(rows) < read:
-            return fitting[-limit:]
-        read *= 8
-
-
-def _follow(runtime: Runtime, fits: Filter, seen: int) -> None:
-    from hocket.node.node import SyncNode
-
-    node = SyncNode(runtime)
-
-    def look(session: Session) -> tuple[bool, tuple[int, list[dict[str, Any]]]]:
-        rows = session.ops_after(seen, FOLLOW_STEP)
-        return bool(rows), (rows[-1].seq if rows else seen, [_line(row) for row in rows if fits(session, row)])
-
-    sys.stdout.flush()
-    while True:
-        seen, lines = node.until(look, None, about(LOG))
-        for line in lines:
-            _say(line, follow=True)
-        sys.stdout.flush()
-
-
-def _line(row: OpRow) -> dict[str, Any]:
-    try:
-        return view.op_line(row)
-    except ValueError as error:
-        # Damage is for `log verify` to judge; here the rest of the log is still worth showing.
-        return {
-            "seq": row.seq,
-            "id": ulid_text(row.id[:16]) if len(row.id) >= 16 else row.id.hex(),
-            "type": "unreadable",
-            "hlc": "-",
-            "author": "-",
-            "job_id": None,
-            "counts": False,
-            "reason": f"its bytes cannot be read: {error}",
-            "detail": "",
-        }
-
-
-def _say(line: dict[str, Any], follow: bool) -> None:
+def _say(line: ops.OpLine, follow: bool) -> None:
     if follow and settings.as_json:
         emit(line)
     if settings.as_json:
         return
-    cells = (line["seq"], line["hlc"], line["author"], line["type"], line["job_id"] or "-")
+    cells = (line.seq, line.hlc, line.author, line.type, line.job_id or "-")
     text = " ".join(clean(cell) for cell in cells)
-    detail = clean(line["detail"] if line["counts"] else rejected(line))
+    detail = clean(line.detail if line.counts else rejected(line))
     if on_terminal():
         from rich.text import Text
 
-        console().print(Text.assemble(text, " ", (detail, "dim" if line["counts"] else "red")))
+        console().print(Text.assemble(text, " ", (detail, "dim" if line.counts else "red")))
     else:
         print(f"{text} {detail}".rstrip())
 

@@ -4,26 +4,15 @@ command may have been another node's.
 """
 
 import sys
-import time
 from codecs import getincrementaldecoder
-from collections.abc import Iterator
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import typer
 
 from hocket.cli.app import new_app
 from hocket.cli.output import on_terminal
-from hocket.cli.settings import HomeOption, JsonOption, open_desk
-from hocket.errors import Usage
+from hocket.cli.settings import HomeOption, JsonOption, open_service
 from hocket.kernel.safe_text import clean
-
-if TYPE_CHECKING:
-    from hocket.kernel.roster import Job
-    from hocket.node.runtime import Runtime
-
-LOOK_S = 0.05
-READ_BYTES = 65_536
 
 app = new_app()
 
@@ -45,18 +34,13 @@ def logs(
       hocket logs 01J9ZC
       hocket logs 01J9ZC --follow --stderr
     """
-    from hocket.work import view
-    from hocket.work.command.request import KIND
-    from hocket.work.proofs import GIT_KIND
+    from hocket.service import proofs
 
     stream: Literal["stdout", "stderr"] = "stderr" if stderr else "stdout"
-    with open_desk() as runtime:
-        with runtime.read() as session:
-            found = view.find(session, job).job
-        if found.kind not in (KIND, GIT_KIND):
-            raise Usage(f"job {job} is of kind {found.kind}, not a command; see `hocket show {job}`")
+    with open_service() as service:
+        job_id = proofs.command_job(service, job)
         show = _raw if raw or not on_terminal() else _Safe()
-        for chunk in _printed(runtime, found, stream, follow):
+        for chunk in proofs.output(service, job_id, stream, follow):
             sys.stdout.buffer.write(show(chunk))
             sys.stdout.buffer.flush()
 
@@ -74,35 +58,3 @@ class _Safe:
     def __call__(self, chunk: bytes) -> bytes:
         # A line's end may be written in two ways.
         return clean(self._decoder.decode(chunk).replace("\r\n", "\n"), lines=True).encode()
-
-
-def _printed(runtime: "Runtime", job: "Job", stream: str, follow: bool) -> Iterator[bytes]:
-    """What is kept of the stream: first where the command runs, then, from the same place on, on the log."""
-    from hocket.kernel.ids import ulid_text
-    from hocket.node.node import SyncNode
-    from hocket.work.command.outcome import ending, printed
-
-    shown = 0
-    while True:
-        live = next(runtime.home.runs.glob(f"*/{ulid_text(job.id)}-*/streams/{stream}"), None)
-        if live is not None:
-            for chunk in _tail(live, shown):
-                shown += len(chunk)
-                yield chunk
-        with runtime.read() as session:
-            if ending(session, runtime.blobs, job.id) is not None:
-                yield printed(session, runtime.blobs, job.id, stream, SyncNode(runtime).fetch)[shown:]
-                return
-        if not follow:
-            return
-        time.sleep(LOOK_S)
-
-
-def _tail(path: Path, start: int) -> Iterator[bytes]:
-    try:
-        with path.open("rb") as file:
-            file.seek(start)
-            while chunk := file.read(READ_BYTES):
-                yield chunk
-    except FileNotFoundError:
-        return

@@ -1,6 +1,6 @@
 """`hocket may`: whether a node may do something, and the chain of delegations that says so."""
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -8,7 +8,7 @@ from hocket.cli.app import new_app
 from hocket.cli.job import moment
 from hocket.cli.nodes import NodeArgument
 from hocket.cli.output import emit, say, table
-from hocket.cli.settings import HomeOption, JsonOption, open_desk
+from hocket.cli.settings import HomeOption, JsonOption, open_service
 
 _NO = 4
 
@@ -34,41 +34,24 @@ def may(
       hocket may gpu-box claim acme.render.frame
       hocket may phone artifact:write
     """
-    from hocket.kernel.ids import hash_text, node_text
-    from hocket.mesh import membership
-    from hocket.mesh.grants import parse_action, words
+    from hocket.service import nodes
 
-    resource, wanted = parse_action(action)
-    with open_desk() as runtime, runtime.read() as session:
-        names = {each.node: each.shown for each in membership.members(runtime.log, session)}
-        member = membership.find(membership.members(runtime.log, session), node)
-        answer = membership.may(runtime.log, session, member.node, resource, wanted, kind)
-    routed = None if answer.routed is None else names.get(answer.routed, node_text(answer.routed))
-    chain: list[dict[str, Any]] = [
-        {
-            "delegation": hash_text(each.cid),
-            "to": names.get(each.node, node_text(each.node)),
-            "by": each.issuer,
-            "may": words(each.capabilities),
-            "expires_ms": None if each.expires is None else each.expires * 1000,
-        }
-        for each in answer.chain or ()
-    ]
-    allowed = answer.chain is not None and answer.routed is None
-    emit({"may": allowed, "node": member.id, "routed_to": routed, "chain": chain})
-    if answer.chain is None:
-        say("no: no delegation in force grants it")
-    elif routed is not None:
-        say(f"no: it is granted, but the kind is routed to {routed}")
-    else:
+    with open_service() as service:
+        answer = nodes.may(service, node, action, kind)
+    emit(answer)
+    if answer.may:
         say("yes")
+    elif answer.chain:
+        say(f"no: it is granted, but the kind is routed to {answer.routed_to}")
+    else:
+        say("no: no delegation in force grants it")
     table(
         ("to", "by", "delegation", "until", "may"),
         [
-            (each["to"], each["by"], each["delegation"], moment(each["expires_ms"]) or "-", "; ".join(each["may"]))
-            for each in chain
+            (each.to, each.by, each.delegation, moment(each.expires_ms) or "-", "; ".join(each.may))
+            for each in answer.chain
         ],
         "",
     )
-    if not allowed:
+    if not answer.may:
         raise typer.Exit(_NO)

@@ -9,11 +9,14 @@ from contextlib import contextmanager
 from typing import IO, TYPE_CHECKING, Any
 
 from hocket.cli.settings import settings
+from hocket.kernel.durations import span
 from hocket.kernel.safe_text import clean, clean_json
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
+
+    from hocket.events import Event
 
 Row = Sequence[object]
 Progress = Callable[[int, int], None]
@@ -68,6 +71,21 @@ def emit(value: Any) -> None:
 def notice(text: str) -> None:
     """Something that happens while a command runs."""
     print(f"hocket: {clean(text)}", file=sys.stderr, flush=True)
+
+
+def show_event(event: "Event") -> None:
+    """What happens while a command runs, on stderr: a sentence, or with --json an object on one line. Routine events
+    are not shown; a busy worker has thousands a second, and the log has what they tell.
+    """
+    if event.routine:
+        return
+    if not settings.as_json:
+        notice(str(event))
+        return
+    import msgspec
+
+    shown = msgspec.json.encode({**msgspec.to_builtins(event), "text": str(event)})
+    print(clean_json(shown.decode()), file=sys.stderr, flush=True)
 
 
 def table(columns: Sequence[str], rows: Sequence[Row], empty: str) -> None:
@@ -132,10 +150,3 @@ def ago(then_ms: int, now_ms: int) -> str:
     """How long before or after now, roughly."""
     away = then_ms - now_ms
     return f"in {span(away)}" if away > 0 else f"{span(-away)} ago"
-
-
-def span(ms: int) -> str:
-    for unit, length in (("d", 86_400_000), ("h", 3_600_000), ("min", 60_000)):
-        if ms >= 2 * length:
-            return f"{ms // length} {unit}"
-    return f"{ms / 1000:.0f} s" if ms >= 10_000 else f"{max(0, ms) / 1000:.1f} s"

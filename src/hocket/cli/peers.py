@@ -3,17 +3,14 @@
 import asyncio
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
 from hocket.cli.app import new_app
 from hocket.cli.output import ago, emit, say, table
-from hocket.cli.settings import HomeOption, JsonOption, open_desk
+from hocket.cli.settings import HomeOption, JsonOption, open_desk, open_service
 from hocket.errors import Usage
-
-if TYPE_CHECKING:
-    from hocket.store import Peer
 
 app = new_app()
 
@@ -48,17 +45,12 @@ def add(
       hocket peers add 192.168.1.7:7315
       hocket peers add https://mesh.example.org:7315 --ca ca.pem
     """
-    from hocket.bus.changes import PEER, about
-    from hocket.mesh import peers
+    from hocket.mesh.peers import Trust, check_pin
+    from hocket.service import peers
 
-    where = peers.check_address(address)
-    trust = peers.Trust(_file(ca), peers.check_pin(pin))
-    if trust != peers.Trust() and not where.startswith("https://"):
-        raise Usage("only an https:// address has a certificate to check")
-    with open_desk() as runtime:
-        with runtime.store.write() as session:
-            peers.add(session, where, int(time.time() * 1000), trust=trust)
-        runtime.bus.publish(about(PEER, where.encode()))
+    trust = Trust(_file(ca), check_pin(pin))
+    with open_service() as service:
+        where = peers.add(service, address, trust)
     emit({"address": where, "added": True})
     say(f"peer {where} added; exchange with it by `hocket sync`")
 
@@ -71,35 +63,30 @@ def list_peers(home: HomeOption = None, as_json: JsonOption = False) -> None:
       hocket peers list
       hocket peers list --json | jq '.peers[] | select(.state != "ok")'
     """
-    from hocket.kernel.ids import node_text
-    from hocket.mesh.peers import silence
+    from hocket.service import peers
 
-    with open_desk() as runtime, runtime.read() as session:
-        shown = [_shown(each) for each in session.peers()]
-        quiet = silence(runtime.log, session)
-    told = None if quiet is None else {"node": node_text(quiet.node), "last_ms": quiet.last_ms}
-    emit({"peers": shown, "silent_coordinator": told})
+    with open_service() as service:
+        shown = peers.listing(service)
+    emit(shown)
     now = int(time.time() * 1000)
     table(
         ("address", "node", "state", "last exchange", "detail"),
         [
             (
-                each["address"],
-                each["node"] or "",
-                each["state"],
-                ago(each["seen_ms"], now) if each["seen_ms"] else "never",
-                each["detail"],
+                each.address,
+                each.node or "",
+                each.state,
+                ago(each.seen_ms, now) if each.seen_ms else "never",
+                each.detail,
             )
-            for each in shown
+            for each in shown.peers
         ],
         "no peers; add one with `hocket peers add ADDRESS`",
     )
-    if quiet is not None:
-        last = "yet" if quiet.last_ms is None else f"since {ago(quiet.last_ms, now)}"
-        say(
-            f"nothing was heard of the coordinator {node_text(quiet.node)} {last};"
-            " `hocket coordinator` designates another"
-        )
+    silent = shown.silent_coordinator
+    if silent is not None:
+        last = "yet" if silent.last_ms is None else f"since {ago(silent.last_ms, now)}"
+        say(f"nothing was heard of the coordinator {silent.node} {last}; `hocket coordinator` designates another")
 
 
 @app.command()
@@ -109,14 +96,10 @@ def remove(address: Address, home: HomeOption = None, as_json: JsonOption = Fals
     \b
       hocket peers remove http://192.168.1.7:7315
     """
-    from hocket.bus.changes import PEER, about
-    from hocket.mesh import peers
+    from hocket.service import peers
 
-    where = peers.check_address(address)
-    with open_desk() as runtime:
-        with runtime.store.write() as session:
-            peers.remove(session, where)
-        runtime.bus.publish(about(PEER, where.encode()))
+    with open_service() as service:
+        where = peers.remove(service, address)
     emit({"address": where, "removed": True})
     say(f"peer {where} removed")
 
@@ -128,14 +111,10 @@ def resume(address: Address, home: HomeOption = None, as_json: JsonOption = Fals
     \b
       hocket peers resume http://192.168.1.7:7315
     """
-    from hocket.bus.changes import PEER, about
-    from hocket.mesh import peers
+    from hocket.service import peers
 
-    where = peers.check_address(address)
-    with open_desk() as runtime:
-        with runtime.store.write() as session:
-            peers.resume(session, where)
-        runtime.bus.publish(about(PEER, where.encode()))
+    with open_service() as service:
+        where = peers.resume(service, address)
     emit({"address": where, "resumed": True})
     say(f"peer {where} is tried again; `hocket sync` does it now")
 
@@ -176,14 +155,3 @@ def _file(path: Path | None) -> str | None:
     if not path.is_file():
         raise Usage(f"no file at {path}")
     return str(path.absolute())
-
-
-def _shown(peer: "Peer") -> dict[str, Any]:
-    return {
-        "address": peer.address,
-        "node": None if peer.node is None else peer.node.hex(),
-        "state": peer.state,
-        "detail": peer.detail,
-        "seen_ms": peer.seen or None,
-        "added_ms": peer.added,
-    }

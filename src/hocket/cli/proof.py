@@ -12,7 +12,7 @@ import typer
 from hocket.cli.app import new_app
 from hocket.cli.files import read_file, write_file
 from hocket.cli.output import emit, fields, on_terminal, say, table
-from hocket.cli.settings import HomeOption, JsonOption, open_desk
+from hocket.cli.settings import HomeOption, JsonOption, open_service
 from hocket.errors import Failed, Usage
 
 if TYPE_CHECKING:
@@ -116,15 +116,10 @@ def verify(
     problems: list[str] = []
     notes: list[str] = []
     if _is_job(proof):
-        from hocket.node.node import SyncNode
-        from hocket.work.proofs import examine, need_proof
+        from hocket.service import proofs
 
-        with open_desk() as runtime, runtime.read() as session:
-            fetch = None if offline else SyncNode(runtime).fetch
-            entry = session.job(runtime.find(proof))
-            assert entry is not None
-            found = need_proof(session, runtime.blobs, entry.job, fetch)
-            problems, notes = examine(session, runtime.blobs, entry.job, found, fetch)
+        with open_service() as service:
+            found, problems, notes = proofs.examined(service, proof, offline)
     else:
         found = _find(proof)
     try:
@@ -194,13 +189,10 @@ def _find(name: str) -> "Proof":
     from hocket.kernel.proof import PROOF_BYTES_MAX, BadProof, decode_proof
 
     if _is_job(name):
-        from hocket.node.node import SyncNode
-        from hocket.work.proofs import need_proof
+        from hocket.service import proofs
 
-        with open_desk() as runtime, runtime.read() as session:
-            entry = session.job(runtime.find(name))
-            assert entry is not None
-            return need_proof(session, runtime.blobs, entry.job, SyncNode(runtime).fetch)
+        with open_service() as service:
+            return proofs.of_job(service, name)
     try:
         return decode_proof(read_file(name, PROOF_BYTES_MAX))
     except BadProof as error:

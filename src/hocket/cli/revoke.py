@@ -9,11 +9,11 @@ from hocket.cli.app import new_app
 from hocket.cli.nodes import NodeArgument
 from hocket.cli.output import emit, on_terminal, say
 from hocket.cli.passphrases import PassphraseFile, known
-from hocket.cli.settings import HomeOption, JsonOption, open_desk, settings
+from hocket.cli.settings import HomeOption, JsonOption, open_service, settings
 from hocket.errors import Conflict
 
 if TYPE_CHECKING:
-    from hocket.mesh.membership import Revocation
+    from hocket.service.nodes import Revoking
 
 app = new_app()
 
@@ -39,37 +39,26 @@ def revoke(
       hocket revoke gpu-box
       hocket revoke 3f9a01 --yes
     """
-    from hocket.mesh import membership
+    from hocket.service import nodes
 
-    with open_desk() as runtime:
-        has_user_key = runtime.home.holds_user_key()
-        planned = membership.revocable(runtime.log, node, has_user_key)
+    with open_service() as service:
+        planned = nodes.revocable(service, node)
         if not yes and on_terminal(sys.stdin) and not settings.as_json:
             _explain(planned)
             if not typer.confirm("revoke it?"):
                 raise Conflict("nothing was revoked")
-        ask = known(passphrase_file)
-        done = membership.revoke(
-            runtime.log, planned.member.id, (lambda: runtime.home.user_key(ask)) if has_user_key else None
-        )
-    emit(
-        {
-            "node": done.member.id,
-            "name": done.member.name,
-            "delegations": done.delegations,
-            "cascade": [{"node": each.id, "name": each.name} for each in done.cascade],
-        }
-    )
-    say(f"{done.member.shown} is revoked ({done.delegations} delegation{'s' if done.delegations > 1 else ''})")
+        done = nodes.revoke(service, planned.node, known(passphrase_file))
+    emit({"node": done.node, "name": done.name, "delegations": done.delegations, "cascade": done.cascade})
+    say(f"{done.called} is revoked ({done.delegations} delegation{'s' if done.delegations > 1 else ''})")
     for each in done.cascade:
-        say(f"{each.shown} has lost what it held through it")
-    if "coordinator" in done.member.roles:
+        say(f"{each.called} has lost what it held through it")
+    if "coordinator" in done.roles:
         say("it was the coordinator, and nobody decides claims now; `hocket coordinator` designates another", "warn")
     say("what it wrote no longer counts, jobs that it submitted included; what the coordinator accepted from it stands")
     say("other nodes hear of it with their next exchange", "dim")
 
 
-def _explain(planned: "Revocation") -> None:
-    say(f"{planned.member.shown} ({planned.member.id}) loses {planned.delegations} delegation(s)")
+def _explain(planned: "Revoking") -> None:
+    say(f"{planned.called} ({planned.node}) loses {planned.delegations} delegation(s)")
     for each in planned.cascade:
-        say(f"{each.shown} ({each.id}) loses what it holds through it")
+        say(f"{each.called} ({each.node}) loses what it holds through it")

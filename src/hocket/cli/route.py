@@ -6,7 +6,7 @@ import typer
 
 from hocket.cli.app import new_app
 from hocket.cli.output import emit, say, table
-from hocket.cli.settings import HomeOption, JsonOption, open_desk
+from hocket.cli.settings import HomeOption, JsonOption, open_service
 from hocket.errors import Usage
 
 app = new_app()
@@ -18,7 +18,7 @@ def route(
     node: Annotated[
         str | None, typer.Argument(metavar="NODE", help="A node's name, the beginning of its id, or `here`.")
     ] = None,
-    clear: Annotated[bool, typer.Option("--clear", help="Whoever may do them, does them again.")] = False,
+    clear: Annotated[bool, typer.Option("--clear", help="Remove the route; any authorised node may run them.")] = False,
     list_them: Annotated[bool, typer.Option("--list", help="List the routes in force.")] = False,
     home: HomeOption = None,
     as_json: JsonOption = False,
@@ -35,28 +35,21 @@ def route(
         return
     if kind is None or (node is None) == (not clear):
         raise Usage("say a kind and a node, like `hocket route acme.render gpu-box`, or a kind and --clear, or --list")
-    from hocket.mesh import membership
+    from hocket.service import nodes
 
-    with open_desk() as runtime:
-        with runtime.read() as session:
-            member = None if node is None else membership.find(membership.members(runtime.log, session), node)
-            able = (
-                member is None
-                or membership.may(runtime.log, session, member.node, "Job", "Claim", kind).chain is not None
-            )
-        membership.route(runtime.log, kind, None if member is None else member.node)
-    emit({"kind": kind, "node": None if member is None else member.id, "able": able})
-    say(f"{kind} goes to {'whoever may do it' if member is None else member.shown}")
-    if not able:
+    with open_service() as service:
+        done = nodes.route(service, kind, node)
+        shown = None if node is None else nodes.find(service, node)
+    emit(done)
+    say(f"{kind} goes to {'any node that may claim it' if shown is None else shown.called}")
+    if not done.able:
         say("but that node may not claim jobs of this kind, so nobody will do them", "warn")
 
 
 def _list() -> None:
-    from hocket.kernel.ids import node_text
-    from hocket.mesh import membership
+    from hocket.service import nodes
 
-    with open_desk() as runtime, runtime.read() as session:
-        names = {each.node: each.shown for each in membership.members(runtime.log, session)}
-        routes = [(kind, int.from_bytes(node, "big")) for kind, _, node in session.routes() if node is not None]
-    emit([{"kind": kind, "node": node_text(node), "name": names.get(node)} for kind, node in routes])
-    table(("kind", "node", "id"), [(kind, names.get(node, "-"), node_text(node)) for kind, node in routes], "no routes")
+    with open_service() as service:
+        routes = nodes.routes(service)
+    emit(routes)
+    table(("kind", "node", "id"), [(each.kind, each.name or "-", each.node) for each in routes], "no routes")

@@ -6,9 +6,10 @@ import typer
 
 from hocket.cli.app import new_app
 from hocket.cli.options import seconds
-from hocket.cli.output import emit, fields, progress, say, span
+from hocket.cli.output import emit, fields, progress, say
 from hocket.cli.settings import HomeOption, JsonOption, open_desk
 from hocket.errors import Usage
+from hocket.kernel.durations import span
 
 if TYPE_CHECKING:
     from hocket.kernel.rules import Bounds, Rules

@@ -21,6 +21,7 @@ from hocket.errors import Usage
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from hocket.events import Event
     from hocket.node.runtime import Runtime
     from hocket.server.local_server import Asked
     from hocket.work.command.outcome import CommandOutcome
@@ -176,12 +177,12 @@ async def _attached(runtime: "Runtime", packed: "PackedRequest") -> "tuple[Comma
     commands.listeners.listen(name, following)
     interrupted = asyncio.Event()
 
-    def tell(text: str) -> None:
-        if not interrupted.is_set():
-            notice(text)
+    def tell(event: "Event") -> None:
+        if not interrupted.is_set() and not event.routine:
+            notice(str(event))
 
     handlers = Handlers([commands.job_type(job_id, following.is_over)])
-    options = WorkerOptions(handlers, 1, grace=0.0, notice=tell, finished=following.finished)
+    options = WorkerOptions(handlers, 1, grace=0.0, emit=tell, finished=following.finished)
     worker = Worker(node, node.environment, options)
     try:
         with stopped_by_signals(interrupted.set):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hocket.cli.app import new_app
-from hocket.cli.output import emit, fields, notice
+from hocket.cli.output import emit, fields, show_event
 from hocket.cli.settings import HomeOption, JsonOption, open_desk
 from hocket.errors import Usage
 
@@ -85,10 +85,9 @@ async def _serve(
 
     node = Node(runtime)
     try:
-        services = node.services(notice)
-        from hocket.mesh.peers import ADDRESS
-        from hocket.mesh.wire import note
+        services = node.services(show_event)
         from hocket.server.running import Server
+        from hocket.service import Service, peers
         from hocket.work.supervision import supervised
 
         gate = services.gate(lambda: {server.address, *([] if address is None else [address])})
@@ -98,11 +97,11 @@ async def _serve(
         with stopped_by_signals(ended.set):
             await server.start()
             keeping = asyncio.create_task(
-                supervised("the exchange with peers", lambda: services.loop().run(), notice, node.environment)
+                supervised("the exchange with peers", lambda: services.loop().run(), show_event, node.environment)
             )
             try:
-                await note(node, lambda session: session.set_meta(ADDRESS, told.encode()))
-                async with _announced(runtime, server, announce), node.kept_up(notice):
+                await node.call(lambda: peers.note_address(Service(runtime), told))
+                async with _announced(runtime, server, announce), node.kept_up(show_event):
                     _say(runtime, told, server)
                     await ended.wait()
             finally:
@@ -126,13 +125,17 @@ def _say(runtime: "Runtime", address: str, server: "Server") -> None:
     fields(list(shown.items()))
     sys.stdout.flush()
     if server.is_exposed and server.scheme == "http":
-        notice("what nodes exchange here is not encrypted; give --cert and --key, or keep to a private network")
+        from hocket.events import TrafficNotEncrypted
+
+        show_event(TrafficNotEncrypted())
 
 
 def _report(gate: "Gate") -> None:
     """What was refused while it ran, for the operator."""
+    from hocket.events import RequestsRefused
+
     for reason, count in sorted(gate.refusals.items()):
-        notice(f"refused {count}: {reason}")
+        show_event(RequestsRefused(reason, count))
 
 
 @asynccontextmanager

@@ -10,6 +10,7 @@ import typer
 
 if TYPE_CHECKING:
     from hocket.node.runtime import Runtime
+    from hocket.service import Service
 
 
 @dataclass
@@ -50,3 +51,10 @@ def open_desk() -> "Runtime":
     # The door switched this off for the time of loading; from here on a command may run long.
     gc.enable()
     return Runtime.open(settings.home)
+
+
+def open_service() -> "Service":
+    """What can be asked of the home that was asked for."""
+    from hocket.service import Service
+
+    return Service(open_desk())

@@ -1,6 +1,7 @@
 """`hocket submit`: one job from the command line, or a batch from a file, and the wait for a result."""
 
-from typing import TYPE_CHECKING, Annotated, Any
+import sys
+from typing import Annotated, Any
 
 import typer
 
@@ -23,11 +24,8 @@ from hocket.cli.options import (
     seconds,
 )
 from hocket.cli.output import emit, say
-from hocket.cli.settings import HomeOption, JsonOption, open_desk
-from hocket.errors import Unreachable, Usage
-
-if TYPE_CHECKING:
-    from hocket.node.runtime import Runtime
+from hocket.cli.settings import HomeOption, JsonOption, open_service
+from hocket.errors import Usage
 
 app = new_app()
 
@@ -105,38 +103,26 @@ def submit(
 def _submit_one(kind: str, data: str | None, options: dict[str, Any], wait: bool, patience: float | None) -> None:
     from hocket.kernel.ids import ulid_text
     from hocket.kernel.policy import DEFAULT
+    from hocket.service import jobs
     from hocket.work.handlers import draft, policy
     from hocket.work.jobs import check_kind
 
     check_kind(kind)
     arguments = payload(data)
-    with open_desk() as runtime:
+    with open_service() as service:
         if "after" in options:
-            options["after"] = [ulid_text(runtime.find(each)) for each in options["after"]]
-        made = runtime.submit([draft(kind, arguments, policy(DEFAULT, **options))])[0]
+            options["after"] = [jobs.find(service, each) for each in options["after"]]
+        made = jobs.submit(service, [draft(kind, arguments, policy(DEFAULT, **options))])[0]
         job_id = ulid_text(made.job_id)
         answer = {"job_id": job_id, "kind": kind, "created": made.created}
         say(f"submitted {kind} {job_id}" if made.created else f"already there {job_id}")
         if not wait:
             emit(answer)
             return
-        result = _result(runtime, job_id, patience)
+        sys.stdout.flush()
+        result = jobs.result(service, job_id, patience)
         emit(answer | {"outcome": "succeeded", "result": result})
         _say_json(result)
-
-
-def _result(runtime: "Runtime", job_id: str, patience: float | None) -> Any:
-    import sys
-
-    from hocket.node.node import SyncNode
-
-    sys.stdout.flush()
-    try:
-        return SyncNode(runtime).job(job_id).result(patience)
-    except TimeoutError:
-        raise Unreachable(
-            f"job {job_id} has not ended within {patience:g} seconds; it goes on, see `hocket show {job_id}`"
-        ) from None
 
 
 def _say_json(value: Any) -> None:

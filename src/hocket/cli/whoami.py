@@ -2,10 +2,8 @@
 
 from hocket.cli.app import new_app
 from hocket.cli.job import moment
-from hocket.cli.nodes import member_shown
 from hocket.cli.output import emit, fields
-from hocket.cli.settings import HomeOption, JsonOption, open_desk
-from hocket.errors import NotAuthorised
+from hocket.cli.settings import HomeOption, JsonOption, open_service
 
 app = new_app()
 
@@ -17,26 +15,22 @@ def whoami(home: HomeOption = None, as_json: JsonOption = False) -> None:
     \b
       hocket whoami
     """
-    from hocket.mesh import membership
+    from hocket.service import nodes
 
-    with open_desk() as runtime, runtime.read() as session:
-        here = next((each for each in membership.members(runtime.log, session) if each.is_here), None)
-        if here is None:
-            raise NotAuthorised("no delegation on the log lets this node in; `hocket doctor` says more")
-        shown = member_shown(here) | {"user": runtime.log.user, "home": str(runtime.home.path)}
-        shown["holds_user_key"] = runtime.home.has_user_key()
+    with open_service() as service:
+        shown = nodes.identity(service)
     emit(shown)
     fields(
         [
-            ("node", shown["node"]),
-            ("name", shown["name"] or "-"),
-            ("user", shown["user"]),
-            ("home", shown["home"]),
-            ("standing", shown["standing"]),
-            ("roles", ", ".join(shown["roles"])),
-            ("may", "; ".join(shown["may"])),
-            ("until", moment(shown["expires_ms"]) or "it is revoked"),
-            ("invited by", shown["inviter"] or "the user"),
-            ("user's key", "here" if shown["holds_user_key"] else "not here"),
+            ("node", shown.node),
+            ("name", shown.name or "-"),
+            ("user", shown.user),
+            ("home", shown.home),
+            ("standing", shown.standing),
+            ("roles", ", ".join(shown.roles)),
+            ("may", "; ".join(shown.may)),
+            ("until", moment(shown.expires_ms) or "it is revoked"),
+            ("invited by", shown.inviter or "the user"),
+            ("user's key", "here" if shown.holds_user_key else "not here"),
         ]
     )

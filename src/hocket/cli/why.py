@@ -6,8 +6,9 @@ import typer
 
 from hocket.cli.app import new_app
 from hocket.cli.job import moment
-from hocket.cli.output import emit, say, span
-from hocket.cli.settings import HomeOption, JsonOption, open_desk
+from hocket.cli.output import emit, say
+from hocket.cli.settings import HomeOption, JsonOption, open_service
+from hocket.kernel.durations import span
 
 app = new_app()
 
@@ -26,10 +27,10 @@ def why(
       hocket why 01J9ZC
       hocket why 01J9ZC --full --json | jq '.snapshots[0].prompt.text'
     """
-    from hocket.work.why import explain
+    from hocket.service import artifacts
 
-    with open_desk() as runtime, runtime.read() as session:
-        told = explain(session, runtime.blobs, id, full)
+    with open_service() as service:
+        told = artifacts.why(service, id, full)
     emit(told)
     for line in _head(told):
         say(line)

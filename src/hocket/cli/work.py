@@ -14,10 +14,11 @@ import typer
 
 from hocket.cli.app import new_app
 from hocket.cli.options import seconds
-from hocket.cli.output import console, emit, notice, on_terminal, say
+from hocket.cli.output import console, emit, on_terminal, say, show_event
 from hocket.cli.run import parse
 from hocket.cli.settings import HomeOption, JsonOption, open_desk, settings
 from hocket.errors import Usage
+from hocket.events import AllowanceIsRisky, Event, WorkerStarted, WorkerStopping
 from hocket.kernel.reasons import Reason
 from hocket.kernel.roster import Job
 from hocket.kernel.safe_text import clean
@@ -115,7 +116,7 @@ def work(
             raise Usage(f"no handlers in {', '.join(modules)}; decorate a function with @hocket.job(kind)")
         with closing(runtime.commands(SyncNode(runtime).fetch, allow or (), allow_any, allow_env or ())) as commands:
             for warning in commands.allowance.warnings():
-                notice(warning)
+                show_event(AllowanceIsRisky(warning))
             handlers = Handlers([*found, commands.job_type()], kinds or ())
             shift = Shift(runtime, WorkerOptions(handlers, concurrency, until_idle, grace_s, ahead), commands)
             asyncio.run(shift.run())
@@ -129,7 +130,7 @@ class Shift:
         self._runtime = runtime
         self._commands = commands
         self._options = options
-        self._options.notice = self._notice
+        self._options.emit = self._show
         self._worker: Worker | None = None
         self._signals = 0
         self._status: Status | None = None
@@ -141,7 +142,7 @@ class Shift:
             with stopped_by_signals(self._signalled), self._counter():
                 door = LocalServer(node, self._worker, self._commands, parse, node.environment.name("commands"))
                 self._options.finished = functools.partial(self._finished, door)
-                async with node.in_touch(self._notice), door:
+                async with node.in_touch(self._show), door:
                     await self._worker.run()
         finally:
             await node.finish()
@@ -150,9 +151,7 @@ class Shift:
         assert self._worker is not None
         self._signals += 1
         if self._signals == 1:
-            self._notice(
-                f"stopping; handlers may finish within {self._options.grace:g} seconds, a second signal stops now"
-            )
+            self._show(WorkerStopping(self._options.grace))
         elif self._signals > 2:
             os._exit(1)
         self._worker.stop()
@@ -161,11 +160,11 @@ class Shift:
         """A line that counts, for a person who watches."""
         from contextlib import nullcontext
 
-        kinds = ", ".join(self._options.handlers.kinds())
+        kinds = self._options.handlers.kinds()
         if settings.as_json or not on_terminal(sys.stderr):
-            self._notice(f"worker {os.getpid()} serves {kinds}")
+            self._show(WorkerStarted(os.getpid(), tuple(kinds)))
             return nullcontext()
-        self._status = console(sys.stderr).status(f"serving {clean(kinds)}")
+        self._status = console(sys.stderr).status(f"serving {clean(', '.join(kinds))}")
         return self._status
 
     def _finished(self, door: LocalServer, run: Run, outcome: Job | Reason) -> None:
@@ -173,11 +172,11 @@ class Shift:
         if self._status is not None:
             self._status.update(self._sum())
 
-    def _notice(self, text: str) -> None:
+    def _show(self, event: Event) -> None:
         if self._status is None:
-            notice(text)
-        else:
-            self._status.console.print(f"hocket: {clean(text)}", markup=False)
+            show_event(event)
+        elif not event.routine:
+            self._status.console.print(f"hocket: {clean(event)}", markup=False)
 
     def _sum(self) -> str:
         worker = self._worker

@@ -266,13 +266,13 @@ def order_of(plane: Plane, refs: JobRefs) -> GitOrder:
     """What a job asks for. Raises Failed when its commit does not hold what its name promises."""
     order = orders_of(plane, [refs])[refs.content_id]
     if isinstance(order, str):
-        raise Failed(order)
+        raise Failed(f"the job {hash_text(refs.content_id)} {order}")
     return order
 
 
 def orders_of(plane: Plane, some: Iterable[JobRefs]) -> dict[bytes, GitOrder | str]:
-    """What jobs ask for, by content id, or why that cannot be told. Wherever the objects are, they are read in as few
-    goes as for one job.
+    """What jobs ask for, by content id, or that it cannot be run, and why. Wherever the objects are, they are read in
+    as few goes as for one job.
     """
     some = [refs for refs in some if refs.job is not None]
     plane.bring(str(refs.job) for refs in some)
@@ -288,7 +288,7 @@ def orders_of(plane: Plane, some: Iterable[JobRefs]) -> dict[bytes, GitOrder | s
                 commit = good(commits[str(refs.job)])
                 orders[refs.content_id] = _order(plane, refs, commit, good(trees[commit.tree]), texts)
             except ValueError as error:
-                orders[refs.content_id] = f"the job {hash_text(refs.content_id)} cannot be run: {error}"
+                orders[refs.content_id] = f"cannot be run: {error}"
     return orders
 
 

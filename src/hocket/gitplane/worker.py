@@ -13,6 +13,7 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 from hocket.errors import Failed, HocketError, StoreError, Unreachable
+from hocket.events import Emit, GitRunFailed, GitUnavailable, JobSkipped, LeaseLost
 from hocket.gitplane import holding, jobs
 from hocket.gitplane.holding import ClaimWatch, HeldClaim, rest_s
 from hocket.gitplane.jobs import GitJob, GitOrder, JobRefs
@@ -101,7 +102,7 @@ class GitWorker:
         *,
         concurrency: int,
         until_idle: bool,
-        notice: Callable[[str], None],
+        emit: Emit,
         finished: Callable[[bytes, str, str], None],
     ) -> None:
         self._plane = plane
@@ -109,7 +110,7 @@ class GitWorker:
         self._worker = worker
         self._concurrency = concurrency
         self._until_idle = until_idle
-        self._notice = notice
+        self._emit = emit
         self._finished = finished
         self._monotonic = parts.environment.monotonic
         self._chance: random.Random = parts.environment.chance
@@ -222,7 +223,7 @@ class GitWorker:
         except (Unreachable, Failed, StoreError) as error:
             if self._until_idle and not self._running and self._monotonic() > self._reached_at + PATIENCE_S:
                 raise
-            self._notice(f"{error}; trying again")
+            self._emit(GitUnavailable(str(error)))
             return 0, False
         self._reached_at = self._monotonic()
         self._losses = self._losses + 1 if open_ones and not won else 0
@@ -240,7 +241,7 @@ class GitWorker:
         damaged = {job.refs.content_id: job.trouble for job in listed if job.trouble is not None}
         for content_id, trouble in damaged.items():
             if self._damaged.get(content_id) != trouble:
-                self._notice(f"{hash_text(content_id)} is damaged, and left alone: {trouble}")
+                self._emit(JobSkipped(hash_text(content_id), f"it is damaged: {trouble}"))
         self._damaged = damaged
 
     def _claim(self, some: list[GitJob]) -> list[HeldClaim]:
@@ -254,7 +255,7 @@ class GitWorker:
             try:
                 won += holding.claim_each(self._plane, [job], self._worker, self._now())
             except Failed as error:
-                self._notice(f"{hash_text(job.refs.content_id)} cannot be claimed: {error}")
+                self._emit(JobSkipped(hash_text(job.refs.content_id), f"it cannot be claimed: {error}"))
                 self._unfit.add(job.refs.content_id)
         return won
 
@@ -274,12 +275,12 @@ class GitWorker:
         fresh = [job.refs for job in waiting if job.refs.content_id not in known]
         for content_id, order in jobs.orders_of(self._plane, fresh).items():
             if isinstance(order, str):
-                self._notice(order)
+                self._emit(JobSkipped(hash_text(content_id), f"it {order}"))
             elif self._parts.commands.allowance.allows(order.manifest):
                 known[content_id] = Known(order.commit, order)
             else:
                 line = shlex.join(order.manifest.argv)
-                self._notice(f"{hash_text(content_id)} is not allowed here: {line}")
+                self._emit(JobSkipped(hash_text(content_id), f"it is not allowed here: {line}"))
         known |= {refs.content_id: Known(str(refs.job), None) for refs in fresh if refs.content_id not in known}
         self._known = known
         # One that was cleared away and submitted again may fit now.
@@ -342,7 +343,7 @@ class GitWorker:
         if performed is None or run.stopped:
             if not run.stopped:
                 # It cannot be run here at all. Perhaps somebody else can.
-                self._notice(f"{each.name}: {run.error}")
+                self._emit(GitRunFailed(each.name, run.error or ""))
                 self._unfit.add(each.held.refs.content_id)
             self._release(each)
             run.stopped = True
@@ -366,7 +367,7 @@ class GitWorker:
                         each.is_delivered = True
                     break
                 except Unreachable as error:
-                    self._notice(f"{each.name}: {error}; trying again")
+                    self._emit(GitUnavailable(str(error), each.name))
             time.sleep(rest_s(3, self._chance.random()))
         run.stopped = run.stopped or each.is_lost
 
@@ -379,7 +380,7 @@ class GitWorker:
             try:
                 each.is_released = holding.release(self._plane, each.held, self._worker, self._now())
             except HocketError as error:
-                self._notice(f"{each.name}: it cannot be handed back before its lease ends: {error}")
+                self._emit(GitRunFailed(each.name, f"it cannot be handed back before its lease ends: {error}"))
 
     # Looking after what runs.
 
@@ -389,12 +390,12 @@ class GitWorker:
             try:
                 future.result()
             except HocketError as error:
-                self._notice(f"{each.name}: {error}")
+                self._emit(GitRunFailed(each.name, str(error)))
                 each.lease.end()
                 if not isinstance(error, Unreachable):
                     self._unfit.add(each.held.refs.content_id)
             except Exception as error:  # a bug that one job meets must not cost the others their worker
-                self._notice(f"{each.name}: {type(error).__name__}: {error}; this is a bug in Hocket")
+                self._emit(GitRunFailed(each.name, f"{type(error).__name__}: {error}; this is a bug in Hocket"))
                 each.lease.end()
                 self._unfit.add(each.held.refs.content_id)
             if each.is_lost or each.performed is None or (each.run is not None and each.run.stopped):
@@ -414,12 +415,12 @@ class GitWorker:
             try:
                 renewed = holding.renew(self._plane, each.held, self._worker, self._now())
                 if renewed is None:
-                    self._notice(f"{each.name}: somebody else holds it now, or it was aborted")
+                    self._emit(LeaseLost(each.name, "another worker holds it now, or it was aborted"))
                     self._end(each)
                 else:
                     each.renewed(renewed, before)
             except HocketError as error:
-                self._notice(f"{each.name}: its claim cannot be renewed: {error}")
+                self._emit(GitRunFailed(each.name, f"its claim cannot be renewed: {error}"))
                 each.lease.try_again(self._monotonic())
             finally:
                 each.lock.release()
@@ -437,7 +438,7 @@ class GitWorker:
         """Ends what runs when its lease must be over, whatever git is doing just then."""
         while not over.wait(ROUND_S):
             for each in lease.run_out(self._undelivered(), self._monotonic()):
-                self._notice(f"{each.name}: the lease ran out here; its command is stopped")
+                self._emit(LeaseLost(each.name, "the lease ran out here"))
                 self._end(each)
 
     def _call_off(self, each: Holding) -> None:

@@ -1,4 +1,6 @@
-"""Lengths of time as people write them: `500ms`, `30s`, `5m`, `1h30m`, `2d`; a bare number is seconds."""
+"""Lengths of time as people write them: `500ms`, `30s`, `5m`, `1h30m`, `2d`; a bare number is seconds. And as they are
+shown to people, roughly.
+"""
 
 import re
 
@@ -17,3 +19,10 @@ def duration_ms(text: str | int | float) -> int:
     if cleaned and "".join(match.group(0) for match in _PART.finditer(cleaned)) == cleaned:
         return round(sum(float(number) * _UNITS[unit] for number, unit in _PART.findall(cleaned)))
     raise ValueError(f"not a length of time: {text!r}; write it like 500ms, 30s, 5m or 1h30m")
+
+
+def span(ms: int) -> str:
+    for unit, length in (("d", 86_400_000), ("h", 3_600_000), ("min", 60_000)):
+        if ms >= 2 * length:
+            return f"{ms // length} {unit}"
+    return f"{ms / 1000:.0f} s" if ms >= 10_000 else f"{max(0, ms) / 1000:.1f} s"

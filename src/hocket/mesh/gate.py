@@ -14,6 +14,7 @@ from urllib.parse import parse_qsl
 
 import msgspec
 
+from hocket.events import CallerRefused, Emit, NodeForked, OpRefused, OpsCollided, ignore
 from hocket.kernel.authority import Standing
 from hocket.kernel.bearer import Bearer, Nonces, check_bearer, make_bearer, read_bearer
 from hocket.kernel.frontier import Frontier, encode_frontier, frontier_text, parse_frontier
@@ -25,7 +26,7 @@ from hocket.kernel.postcard import Malformed
 from hocket.kernel.reasons import UNAUTHORISED, Reason
 from hocket.kernel.rules import rules_hash
 from hocket.log import Transaction
-from hocket.mesh import introductions, peers, programs, wire
+from hocket.mesh import introductions, programs, wire
 from hocket.mesh.blobs import answer as answer_blob
 from hocket.mesh.hint_stream import HintStreams
 from hocket.mesh.incoming import Pushed
@@ -117,15 +118,15 @@ class Gate:
         *,
         origins: Callable[[], Collection[str]] = tuple,
         routes: Routes | None = None,
-        notice: Callable[[str], None] = lambda text: None,
+        emit: Emit = ignore,
         met: Callable[[int], Awaitable[None]] | None = None,
         blobs: Blobs | None = None,
         quotas: Quotas | None = None,
     ) -> None:
-        self._quotas = quotas or Quotas(environment.monotonic, notice)
+        self._quotas = quotas or Quotas(environment.monotonic, emit)
         self._access, self._key, self._environment = access, key, environment
         self._blobs = blobs
-        self._origins, self._notice, self._met = origins, notice, met
+        self._origins, self._emit, self._met = origins, emit, met
         self._routes: Routes = {
             ("GET", wire.HEALTH): self._health,
             ("GET", wire.OPS): self._get_ops,
@@ -144,7 +145,7 @@ class Gate:
         self._asking: Counter[int] = Counter()
         self._sending: Counter[int] = Counter()
         self._admissions = asyncio.Semaphore(ADMISSIONS_MAX)
-        self._hint_streams = HintStreams(access, environment, notice)
+        self._hint_streams = HintStreams(access, environment, emit)
         self._keys: tuple[int, dict[bytes, tuple[bytes, str]]] = (-1, {})
         self._told: OrderedDict[tuple[str, int | None], float] = OrderedDict()
         self._scanned: OrderedDict[int, OrderedDict[bytes, Frontier]] = OrderedDict()
@@ -209,9 +210,8 @@ class Gate:
         self._told[told] = now
         if len(self._told) > TOLD_MAX:
             self._told.popitem(last=False)
-        who = "a caller" if refused.node is None else f"node {node_text(refused.node)}"
-        detail = f": {refused.detail}" if refused.detail else ""
-        self._notice(f"{who} was refused ({refused.status}): {refused.reason}{detail}")
+        node = None if refused.node is None else node_text(refused.node)
+        self._emit(CallerRefused(refused.status, refused.reason, node, refused.detail))
 
     # Who is asking.
 
@@ -256,7 +256,7 @@ class Gate:
         knows = request.headers.get(wire.KNOWS)
         if knows is not None and self._programs.get(caller.node) != knows:
             self._programs[caller.node] = knows
-            await programs.heard(self._access, caller.node, read_knowledge(knows), self._notice)
+            await programs.heard(self._access, caller.node, read_knowledge(knows), self._emit)
         return caller
 
     def _unknown(self, reason: str, node: int | None = None, detail: str = "") -> _RequestRefused:
@@ -442,17 +442,16 @@ class Gate:
         if pushed.left:
             reason = "ops of others from a node that does not read everything, or of too many authors"
             self.refusals[reason] += len(pushed.left)
+        for why, count in admission.refused.items():
+            self._emit(OpRefused(node_text(caller.node), why.name, count))
         retry_s = 0.0 if meter is None else meter.finish(admission)
         if over_quota := self._quotas.note(log, caller.node, meter, admission):
             self.refusals["ops beyond a quota"] += over_quota
         if admission.collided:
-            self._notice(
-                f"{admission.collided} ops from node {node_text(caller.node)} carry timestamps that others of their"
-                " authors carry too; is a home in use twice?"
-            )
+            self._emit(OpsCollided(node_text(caller.node), admission.collided))
         rejected = admission.rejected + unauthorised + len(pushed.left) + (0 if meter is None else meter.cut)
         for author in admission.forked:
-            self._notice(peers.two_histories(author))
+            self._emit(NodeForked(node_text(author)))
         unlinked = admission.refused.get(Reason.UNLINKED, 0)
         appended = admission.appended - unauthorised
         return RequestCounts(

@@ -4,10 +4,11 @@ listener pulls. Lines without meaning keep a quiet connection alive.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import closing, suppress
 
 from hocket.bus.changes import ANYTHING, LOG, NOTHING, Changes, about
+from hocket.events import Emit
 from hocket.kernel.authority import Standing
 from hocket.kernel.clock import unpack
 from hocket.kernel.frontier import Frontier, merge
@@ -41,8 +42,8 @@ class _Listener:
 
 
 class HintStreams:
-    def __init__(self, access: NodeAccess, environment: Environment, notice: Callable[[str], None]) -> None:
-        self._access, self._environment, self._notice = access, environment, notice
+    def __init__(self, access: NodeAccess, environment: Environment, emit: Emit) -> None:
+        self._access, self._environment, self._emit = access, environment, emit
         self._listeners: dict[_Listener, None] = {}
         self._watching: asyncio.Task[None] | None = None
 
@@ -55,7 +56,7 @@ class HintStreams:
         listener = _Listener(node, await look(self._access, _seq))
         self._listeners[listener] = None
         if self._watching is None:
-            watch = supervised("the watch for hints", self._watch, self._notice, self._environment)
+            watch = supervised("the watch for hints", self._watch, self._emit, self._environment)
             self._watching = asyncio.create_task(watch)
         try:
             yield hint(ANYTHING)

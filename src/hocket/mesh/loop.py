@@ -9,6 +9,7 @@ from contextlib import closing, suppress
 
 from hocket.bus.changes import LOG, NOTHING, PEER, about
 from hocket.errors import HocketError, StoreError
+from hocket.events import CoordinatorSilent, Emit, StoreUnavailable, ignore
 from hocket.kernel.backoff import backoff_s
 from hocket.kernel.ids import node_text
 from hocket.kernel.rules import rules_hash
@@ -47,7 +48,7 @@ class _Visitor:
         self._is_welcome = asyncio.Event()
         self._failures = 0
         self.task = asyncio.create_task(
-            supervised(f"the exchange with {address}", self._run, loop.notice, loop.environment),
+            supervised(f"the exchange with {address}", self._run, loop.emit, loop.environment),
         )
 
     def changed(self) -> None:
@@ -61,9 +62,7 @@ class _Visitor:
 
     async def _run(self) -> None:
         listening = asyncio.create_task(
-            supervised(
-                f"listening for hints of {self._address}", self._listen, self._loop.notice, self._loop.environment
-            )
+            supervised(f"listening for hints of {self._address}", self._listen, self._loop.emit, self._loop.environment)
         )
         try:
             idle = False
@@ -142,10 +141,10 @@ class SyncLoop:
         exchanges: Exchanges,
         environment: Environment,
         turn: Callable[[], Closing | None],
-        notice: Callable[[str], None] = lambda text: None,
+        emit: Emit = ignore,
     ) -> None:
         self._access, self.exchanges, self.environment = access, exchanges, environment
-        self._turn, self.notice = turn, notice
+        self._turn, self.emit = turn, emit
         self._visitors: dict[str, _Visitor] = {}
         self._seq = -1
         self._next_round = 0.0
@@ -153,7 +152,7 @@ class SyncLoop:
         self.is_on = False
 
     async def run(self) -> None:
-        await supervised("the exchange with the peers", self._run, self.notice, self.environment)
+        await supervised("the exchange with the peers", self._run, self.emit, self.environment)
 
     async def _run(self) -> None:
         while (mine := self._turn()) is None:
@@ -168,7 +167,7 @@ class SyncLoop:
                             await self._round()
                         await self._tell()
                     except StoreError as error:
-                        self.notice(f"{error}; trying again")
+                        self.emit(StoreUnavailable(str(error)))
                         await asyncio.sleep(ROUND_S)
                     await asyncio.sleep(GAP_S)
                     if (await changes.wait(ROUND_S)).matches(_PEERS):
@@ -193,7 +192,7 @@ class SyncLoop:
         known, silence = await look(self._access, lambda session: (session.peers(), peers.silence(log, session)))
         await self._follow({peer.address: peer for peer in known})
         if silence is not None and not self._is_silent:
-            self.notice(f"nothing was heard of the coordinator {node_text(silence.node)} for long")
+            self.emit(CoordinatorSilent(node_text(silence.node)))
         self._is_silent = silence is not None
 
     async def _follow(self, known: dict[str, Peer]) -> None:

@@ -12,7 +12,6 @@ import msgspec
 from hocket.errors import Conflict, Usage
 from hocket.kernel.clock import U32_MAX, Hlc, unpack
 from hocket.kernel.frontier import Frontier, decode_frontier, encode_frontier
-from hocket.kernel.ids import node_text
 from hocket.kernel.postcard import Malformed
 from hocket.log import Log
 from hocket.store import Peer, Session
@@ -144,14 +143,6 @@ def trusts(session: Session) -> dict[str, Trust]:
 
 def set_trust(session: Session, trust: dict[str, Trust]) -> None:
     session.set_meta(TRUST, msgspec.json.encode(trust))
-
-
-def two_histories(node: int) -> str:
-    """What the operator is told of a node that was found to have two histories."""
-    return (
-        f"node {node_text(node)} has shown two histories: its key is in use twice, or an old copy of its home was."
-        " Nothing that it wrote since counts; revoke it, and let it join anew with a new home"
-    )
 
 
 def coordinator(log: Log, session: Session) -> int | None:

@@ -2,8 +2,7 @@
 depends on it.
 """
 
-from collections.abc import Callable
-
+from hocket.events import Emit, ProgramDiffers
 from hocket.kernel.ids import node_text
 from hocket.kernel.knowledge import Knowledge, knowledge_text, read_knowledge, sentence
 from hocket.mesh.wire import look, note
@@ -11,7 +10,7 @@ from hocket.store import Session
 from hocket.work.node_access import NodeAccess
 
 
-async def heard(access: NodeAccess, node: int, knows: Knowledge, notice: Callable[[str], None]) -> None:
+async def heard(access: NodeAccess, node: int, knows: Knowledge, emit: Emit) -> None:
     """Keeps what a node's program knows, and tells the operator if that is news and differs from this program."""
     key, text = node.to_bytes(8, "big"), knowledge_text(knows)
     if await look(access, lambda session: session.programs().get(key)) == text:
@@ -19,7 +18,7 @@ async def heard(access: NodeAccess, node: int, knows: Knowledge, notice: Callabl
     await note(access, lambda session: session.set_program(key, text))
     difference = sentence(knows)
     if difference is not None:
-        notice(f"node {node_text(node)}: {difference}")
+        emit(ProgramDiffers(node_text(node), difference))
 
 
 def differences(session: Session) -> dict[int, str]:

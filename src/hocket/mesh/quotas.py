@@ -8,6 +8,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from hocket.events import Emit, NodeOverQuota, ignore
 from hocket.kernel.entitlement import payers, quota_of, sharing
 from hocket.kernel.ids import node_text
 from hocket.kernel.quota import Quota
@@ -107,8 +108,8 @@ class QuotaMeter:
 class Quotas:
     """The buckets of one process, and what it has told the operator. Any thread may use it."""
 
-    def __init__(self, monotonic: Callable[[], float], notice: Callable[[str], None] = lambda text: None) -> None:
-        self._monotonic, self._notice = monotonic, notice
+    def __init__(self, monotonic: Callable[[], float], emit: Emit = ignore) -> None:
+        self._monotonic, self._emit = monotonic, emit
         self._flows = DebtBuckets(BURST_S, monotonic)
         self._sharing: tuple[Permissions, dict[int, set[int]]] | None = None
         self._payers: OrderedDict[int, list[Payer]] = OrderedDict()
@@ -171,7 +172,4 @@ class Quotas:
         with log.store.write() as session:
             before = session.over_quota().get(key)
             session.put_over_quota(OverQuota(key, log.physical(), refused + (0 if before is None else before.ops)))
-        self._notice(
-            f"node {node_text(node)} is over its quota: {refused} of its ops were refused for now;"
-            " `hocket nodes` shows what it may store"
-        )
+        self._emit(NodeOverQuota(node_text(node), refused))

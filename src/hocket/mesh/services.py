@@ -5,6 +5,7 @@ that keeps in touch, and the gate with all its paths.
 from collections.abc import Callable, Collection
 from pathlib import Path
 
+from hocket.events import Emit, JoinRefused, ignore
 from hocket.kernel.keys import SigningKey
 from hocket.mesh import enrolment, peers, tickets
 from hocket.mesh.gate import Gate
@@ -36,20 +37,20 @@ class MeshServices:
         key: SigningKey,
         environment: Environment,
         processes: Path,
-        notice: Callable[[str], None] = lambda text: None,
+        emit: Emit = ignore,
         blobs: Blobs | None = None,
     ) -> None:
         self._blobs = blobs
         self._access, self._key, self._environment, self._processes = access, key, environment, processes
-        self._notice = notice
+        self._emit = emit
         self._join_limits = Buckets(JOIN_RATE_PER_S, JOIN_BURST, environment.monotonic)
         self._all_join_limits = Buckets(ALL_JOINS_RATE_PER_S, ALL_JOINS_BURST, environment.monotonic)
         self._trusts: dict[str, Trust] = {}
         self._trusts_until = 0.0
         self.transport = HttpTransport(self._trust)
         # What a node brings and what is fetched from it count together.
-        self._quotas = Quotas(environment.monotonic, notice)
-        self.exchanges = Exchanges(access, key, self.transport, environment, notice=notice, quotas=self._quotas)
+        self._quotas = Quotas(environment.monotonic, emit)
+        self.exchanges = Exchanges(access, key, self.transport, environment, emit=emit, quotas=self._quotas)
 
     async def close(self) -> None:
         await self.transport.close()
@@ -57,7 +58,7 @@ class MeshServices:
     def loop(self) -> SyncLoop:
         """The loop that keeps in touch with the peers."""
         return SyncLoop(
-            self._access, self.exchanges, self._environment, lambda: SyncLock.take(self._processes), notice=self._notice
+            self._access, self.exchanges, self._environment, lambda: SyncLock.take(self._processes), emit=self._emit
         )
 
     def gate(self, origins: Callable[[], Collection[str]] = tuple) -> Gate:
@@ -68,7 +69,7 @@ class MeshServices:
             self._environment,
             origins=origins,
             routes={("POST", enrolment.JOIN): self._join},
-            notice=self._notice,
+            emit=self._emit,
             met=self._met,
             blobs=self._blobs,
             quotas=self._quotas,
@@ -84,7 +85,7 @@ class MeshServices:
         request = await request.whole(tickets.MESSAGE_BYTES_MAX)
         reply = await self._access.call(lambda: enrolment.answer(self._access.log, self._key, request))
         if reply.status != 200:
-            self._notice(f"a request to join was refused ({reply.status}): {enrolment.refusal_of(reply)}")
+            self._emit(JoinRefused(reply.status, enrolment.refusal_of(reply)))
         return reply
 
     async def _met(self, node: int) -> None:

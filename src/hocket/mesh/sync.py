@@ -10,6 +10,7 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from hocket.errors import HocketError, StoreError, Unreachable
+from hocket.events import Emit, NodeForked, OpRefused, PeerChanged, PeerPaused, ignore
 from hocket.kernel.authority import Authority, Standing
 from hocket.kernel.clock import Hlc
 from hocket.kernel.frontier import Frontier, encode_frontier, merge
@@ -137,13 +138,13 @@ class Exchanges:
         environment: Environment,
         *,
         randomness: Callable[[int], bytes] = os.urandom,
-        notice: Callable[[str], None] = lambda text: None,
+        emit: Emit = ignore,
         quotas: Quotas | None = None,
     ) -> None:
-        self._quotas = quotas or Quotas(environment.monotonic, notice)
+        self._quotas = quotas or Quotas(environment.monotonic, emit)
         self._access, self._key, self.transport, self._environment = access, key, transport, environment
         self._randomness = randomness
-        self._notice = notice
+        self._emit = emit
         self._lines: dict[str, _Line] = {}
 
     async def visit(self, address: str, *, unless_idle: bool = False) -> Exchanged:
@@ -247,7 +248,7 @@ class Exchanges:
             theirs = None
         elif client.knows is not None and client.knows != line.knows:
             line.knows = client.knows
-            await programs.heard(self._access, node, client.knows, self._notice)
+            await programs.heard(self._access, node, client.knows, self._emit)
         if first is not None and out is not None and theirs is not None:
             theirs = merge(theirs, out.scanned)
         if theirs is not None:
@@ -266,7 +267,7 @@ class Exchanges:
             line.compared = self._environment.monotonic()
             await self._compare(line, start, tally)
         for author in tally.forked:
-            self._notice(peers.two_histories(author))
+            self._emit(NodeForked(node_text(author)))
         if tally.is_refused:
             # What was refused there now may be taken in later; what the peer has is asked anew.
             line.theirs = None
@@ -335,6 +336,8 @@ class Exchanges:
                     fetching = asyncio.create_task(client.pull(answer.following, limit))
                 admission, found, reached, retry_s = await self._admit(client, answer.body, late)
                 tally.add(admission)
+                for reason, count in admission.refused.items():
+                    self._emit(OpRefused(client.address, reason.name, count))
                 tally.pull_retry_s = max(tally.pull_retry_s, retry_s)
                 if found is not None and limit > 1:
                     # One op cannot be read, and what lies behind it cannot be found: what lies before it is asked for
@@ -469,8 +472,10 @@ class Exchanges:
             return
         await note(self._access, lambda session: peers.change(session, done.address, edit))
         if (found.state, found.detail) != (done.state, done.detail) and (done.detail or found.state != peers.NEW):
-            said = f": {done.detail}" if done.detail else ""
-            self._notice(f"peer {done.address} is {done.state}{said}")
+            if done.state == peers.PAUSED:
+                self._emit(PeerPaused(done.address, done.detail))
+            else:
+                self._emit(PeerChanged(done.address, done.state, done.detail))
 
 
 def _cursor(kept: Frontier, following: Frontier, reached: Frontier, late: Collection[int]) -> Frontier:

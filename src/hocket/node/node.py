@@ -16,6 +16,7 @@ from hocket.bus.changes import ANYTHING, Changes, about
 from hocket.bus.listener import Listener
 from hocket.bus.memory import MemoryBus
 from hocket.errors import Conflict, HocketError, Usage
+from hocket.events import AllowanceIsRisky, Emit, ignore, sentences
 from hocket.kernel.ids import parse_ulid, ulid_text
 from hocket.kernel.policy import DEFAULT
 from hocket.kernel.reasons import Reason
@@ -191,7 +192,7 @@ class Node:
         """Runs what blocks off the event loop, beside the requests and queries."""
         return await asyncio.get_running_loop().run_in_executor(self._mesh_executor, work)
 
-    def services(self, notice: Callable[[str], None] = lambda text: None) -> "MeshServices":
+    def services(self, emit: Emit = ignore) -> "MeshServices":
         """This process's dealings with other nodes; made when it is first asked for."""
         if self._services is None:
             try:
@@ -200,35 +201,35 @@ class Node:
                 raise Usage(f"dealing with other nodes needs {error.name}; install hocket[server]") from None
             home = self.runtime.home
             self._services = MeshServices(
-                self, home.node_key(), self.environment, home.processes, notice, self.runtime.blobs
+                self, home.node_key(), self.environment, home.processes, emit, self.runtime.blobs
             )
         return self._services
 
     @asynccontextmanager
-    async def kept_up(self, notice: Callable[[str], None]) -> AsyncIterator[None]:
+    async def kept_up(self, emit: Emit) -> AsyncIterator[None]:
         """Sees to what falls due meanwhile."""
-        maintenance = Maintenance(self, self.environment, notice)
-        hand_over = HandOver(self, self.runtime.secrets, notice)
-        sweep = SweepLoop(self, self.environment, notice)
+        maintenance = Maintenance(self, self.environment, emit)
+        hand_over = HandOver(self, self.runtime.secrets, emit)
+        sweep = SweepLoop(self, self.environment, emit)
         await sweep.look()
         async with (
-            _beside(supervised("the sweep of leases and schedules", sweep.run, notice, self.environment)),
-            _beside(supervised("the maintenance of this node", maintenance.run, notice, self.environment)),
-            _beside(supervised("handing over secrets", hand_over.run, notice, self.environment)),
+            _beside(supervised("the sweep of leases and schedules", sweep.run, emit, self.environment)),
+            _beside(supervised("the maintenance of this node", maintenance.run, emit, self.environment)),
+            _beside(supervised("handing over secrets", hand_over.run, emit, self.environment)),
         ):
             yield
 
     @asynccontextmanager
-    async def in_touch(self, notice: Callable[[str], None]) -> AsyncIterator[None]:
+    async def in_touch(self, emit: Emit) -> AsyncIterator[None]:
         """Keeps in touch with the peers meanwhile, if there are any, unless another process of this node does."""
-        async with self.kept_up(notice):
+        async with self.kept_up(emit):
             if not await self.peek(lambda session: session.peers()):
                 yield
                 return
-            services = self.services(notice)
+            services = self.services(emit)
             self.reach = services.exchanges.consult
             async with _beside(
-                supervised("the exchange with peers", lambda: services.loop().run(), notice, self.environment)
+                supervised("the exchange with peers", lambda: services.loop().run(), emit, self.environment)
             ):
                 yield
             self.reach = None
@@ -272,6 +273,8 @@ class Node:
         allow: Iterable[str] | None = None,
         allow_any: bool = False,
         allow_env: Iterable[str] = (),
+        events: Emit = ignore,
+        notice: Callable[[str], None] | None = None,
         **options: Any,
     ) -> Worker:
         """Runs a worker in this process until SIGTERM or SIGINT tells it to stop; a second signal stops it at once.
@@ -279,8 +282,9 @@ class Node:
         variables but those in `allow_env`.
         Options: `concurrency` (how many jobs at once, 4), `until_idle` (end when nothing is left to do), `grace`
         (seconds that handlers may go on after the first signal, 10), `ahead` (how many jobs it claims beyond those that
-        run; by default as many as make 32 with them), `notice` (is told of what is unusual),
-        `finished` (is called with each run and its outcome).
+        run; by default as many as make 32 with them), `finished` (is called with each run and its outcome).
+        `events` is called with every event, `notice` with a sentence about each that is out of the ordinary. Both are
+        called in the event loop's thread or in one that deals with other nodes, and must not block.
         """
         served = handlers if isinstance(handlers, Handlers) else Handlers(handlers)
         commands = None
@@ -289,13 +293,14 @@ class Node:
                 commands = self.runtime.commands(SyncNode(self.runtime).fetch, allow or (), allow_any, allow_env)
                 stack.callback(commands.close)
                 served = served.plus(commands.job_type())
-            chosen = WorkerOptions(served, **options)
+            emit = events if notice is None else sentences(notice, also=events)
+            chosen = WorkerOptions(served, emit=emit, **options)
             if commands is not None:
                 for warning in commands.allowance.warnings():
-                    chosen.notice(warning)
+                    emit(AllowanceIsRisky(warning))
             worker = Worker(self, self.environment, chosen)
             stack.enter_context(stopped_by_signals(worker.stop))
-            async with self.in_touch(chosen.notice):
+            async with self.in_touch(emit):
                 await worker.run()
         return worker
 

@@ -56,8 +56,7 @@ def find(session: Session, prefix: str) -> Artifact:
     return found[0]
 
 
-def every(session: Session, step: int = COLLECT_STEP) -> Iterator[Artifact]:
-    after = bytes(16)
+def every(session: Session, step: int = COLLECT_STEP, after: bytes = bytes(16)) -> Iterator[Artifact]:
     while found := session.artifacts(after, step):
         yield from found
         after = found[-1].id

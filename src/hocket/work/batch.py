@@ -7,6 +7,7 @@ import random
 from collections.abc import Hashable, Iterable, Sequence
 from typing import NamedTuple
 
+from hocket.events import JobSkipped
 from hocket.kernel.ids import ulid_text
 from hocket.kernel.reasons import Reason
 from hocket.kernel.roster import Job
@@ -163,7 +164,7 @@ class BatchRunner:
         name = f"job {ulid_text(job.id)}"
         with self._troubles.contained(job.id, name):
             if job.policy.schedule_op is not None and cron.is_tick(tx.session, job) is False:
-                self._troubles.tell(job.id, f"{name} is left alone: by this machine's timezones it is no tick")
+                self._troubles.tell(job.id, JobSkipped(ulid_text(job.id), "by this machine's timezones it is no tick"))
                 return False
             kind = job.kind
             return self._handlers.takes_all(kind) or self._handlers.wants(tx.session, kind, schedule)

@@ -4,9 +4,9 @@ urgent, are the sweep's.
 """
 
 import asyncio
-from collections.abc import Callable
 
 from hocket.errors import StoreError
+from hocket.events import Emit, EvictionNotAllowed, StoreUnavailable
 from hocket.store import Session
 from hocket.work import artifacts, jobs
 from hocket.work.environment import Environment
@@ -21,9 +21,9 @@ _EVICTING = "evicting artifacts"
 
 
 class Maintenance:
-    def __init__(self, access: NodeAccess, environment: Environment, notice: Callable[[str], None]) -> None:
-        self._access, self._environment, self._blobs, self._notice = access, environment, access.blobs, notice
-        self._troubles = Troubles(notice, environment.monotonic)
+    def __init__(self, access: NodeAccess, environment: Environment, emit: Emit) -> None:
+        self._access, self._environment, self._blobs, self._emit = access, environment, access.blobs, emit
+        self._troubles = Troubles(emit, environment.monotonic)
         self._clear_at = environment.monotonic() + CLEAR_S
 
     async def run(self) -> None:
@@ -43,7 +43,7 @@ class Maintenance:
                         if not self._troubles.is_resting(name):
                             await part()
                 except StoreError as error:
-                    self._notice(f"{error}; trying again")
+                    self._emit(StoreUnavailable(str(error)))
                     break  # the other parts would meet the same error
 
     async def _release(self) -> None:
@@ -56,9 +56,7 @@ class Maintenance:
             return
         if not await artifacts.maintenance(access, self._blobs, self._troubles):
             # It stays due, and asking each second would cost a transaction each time.
-            self._troubles.tell(
-                _EVICTING, "artifacts whose time is over stay: this node may not evict them; grant it artifact:write"
-            )
+            self._troubles.tell(_EVICTING, EvictionNotAllowed())
 
     async def _clear(self) -> None:
         if self._environment.monotonic() >= self._clear_at:

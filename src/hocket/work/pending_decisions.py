@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from hocket.errors import Unreachable
+from hocket.events import ArbiterFailed, ArbiterReachable, ArbiterUnreachable, Emit
 from hocket.kernel.backoff import backoff_s
 from hocket.kernel.ops import decode
 from hocket.kernel.reasons import Reason
@@ -68,13 +69,11 @@ def _decision(session: Session, offer: Offer) -> Decision:
 class PendingDecisions:
     """`wake` is called when there are decisions, which `settle` then hands out."""
 
-    def __init__(
-        self, consult: Consult, environment: Environment, wake: Callable[[], None], notice: Callable[[str], None]
-    ) -> None:
+    def __init__(self, consult: Consult, environment: Environment, wake: Callable[[], None], emit: Emit) -> None:
         self._consult = consult
         self._environment = environment
         self._wake = wake
-        self._notice = notice
+        self._emit = emit
         self._cases: list[PendingDecision] = []
         self._decisions: list[tuple[PendingDecision, Decision]] = []
         self._asking: asyncio.Task[None] | None = None
@@ -129,11 +128,11 @@ class PendingDecisions:
             decisions = await self._consult([case.offer for case in cases])
         except Unreachable as error:
             if not self._rests:
-                self._notice(f"the arbiter cannot be reached ({error}); jobs that need its word wait")
+                self._emit(ArbiterUnreachable(str(error)))
             self._rest(cases)
         except Exception as error:
             if not self._rests:
-                self._notice(f"asking the arbiter failed ({described(error)}); jobs that need its word wait")
+                self._emit(ArbiterFailed(described(error)))
             self._rest(cases)
         else:
             decided = [(c, d) for c, d in zip(cases, decisions, strict=True) if d not in _OPEN]
@@ -146,7 +145,7 @@ class PendingDecisions:
                 self._rest(undecided)
             elif self._rests:
                 self._rests = 0
-                self._notice("the arbiter can be reached again")
+                self._emit(ArbiterReachable())
         finally:
             self._asking = None
             self._wake()

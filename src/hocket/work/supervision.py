@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
+from hocket.events import BackgroundTaskFailed, Emit
 from hocket.kernel.backoff import backoff_s
 from hocket.work.environment import Environment
 
@@ -16,11 +17,9 @@ REST_S, REST_S_MAX = 1.0, 60.0
 HEALTHY_S = 60.0
 
 
-async def supervised(
-    name: str, make: Callable[[], Awaitable[T]], notice: Callable[[str], None], environment: Environment
-) -> T:
+async def supervised(name: str, make: Callable[[], Awaitable[T]], emit: Emit, environment: Environment) -> T:
     """Runs what `make` gives until it returns, and gives its result. After an error the operator is told, and the work
-    is made anew. Cancelling this cancels the work; `name` is the subject of the notice ("the sync loop").
+    is made anew. Cancelling this cancels the work; `name` is what the operator is told failed ("the sync loop").
     """
     failures = 0
     while True:
@@ -31,5 +30,5 @@ async def supervised(
             failures = 1 if environment.monotonic() - began >= HEALTHY_S else failures + 1
             rest = backoff_s(failures, REST_S, REST_S_MAX, environment.chance.random())
             said = str(error) or "no further detail"
-            notice(f"{name} failed ({type(error).__name__}: {said}); it starts again in {rest:.1f} seconds")
+            emit(BackgroundTaskFailed(name, f"{type(error).__name__}: {said}", rest))
         await asyncio.sleep(rest)

@@ -5,9 +5,9 @@ others from their turn.
 """
 
 import asyncio
-from collections.abc import Callable
 
 from hocket.errors import StoreError
+from hocket.events import BatchFailed, Emit, JobsReclaimed, ScheduleSkipped, StoreUnavailable
 from hocket.kernel.ids import ulid_text
 from hocket.log import Transaction
 from hocket.store import Schedule, Session
@@ -22,9 +22,9 @@ EXPIRED_MAX = 500
 
 
 class Sweep:
-    def __init__(self, troubles: Troubles, notice: Callable[[str], None]) -> None:
+    def __init__(self, troubles: Troubles, emit: Emit) -> None:
         self._troubles = troubles
-        self._notice = notice
+        self._emit = emit
         self._next_ticks: dict[tuple[bytes, int], int | None] = {}
 
     def is_due(self, session: Session, now: int) -> bool:
@@ -68,22 +68,22 @@ class Sweep:
     def _reclaim(self, tx: Transaction, dead: set[int]) -> None:
         lost = jobs.reclaim(tx, dead)
         if lost:
-            self._notice(f"handed back {lost} jobs of a worker process that died")
+            self._emit(JobsReclaimed(lost))
 
     def _tick(self, tx: Transaction, schedule: Schedule) -> None:
         cron.make_tick(tx, schedule, self._untold)
 
     def _untold(self, schedule: Schedule, why: str) -> None:
-        self._troubles.tell(schedule.op, f"schedule {schedule.name!r} makes no job: {why}")
+        self._troubles.tell(schedule.op, ScheduleSkipped(schedule.name, why))
 
 
 class SweepLoop:
     """Sweeps whenever something is due. Run it once in each process that stays up."""
 
-    def __init__(self, access: NodeAccess, environment: Environment, notice: Callable[[str], None]) -> None:
-        self._access, self._environment, self._notice = access, environment, notice
-        self._troubles = Troubles(notice, environment.monotonic)
-        self._sweep = Sweep(self._troubles, notice)
+    def __init__(self, access: NodeAccess, environment: Environment, emit: Emit) -> None:
+        self._access, self._environment, self._emit = access, environment, emit
+        self._troubles = Troubles(emit, environment.monotonic)
+        self._sweep = Sweep(self._troubles, emit)
 
     async def run(self) -> None:
         """Goes on until it is cancelled."""
@@ -100,7 +100,7 @@ class SweepLoop:
                     await self._all(dead)
                     self._environment.liveness.forget(dead)
         except StoreError as error:
-            self._notice(f"{error}; trying again")
+            self._emit(StoreUnavailable(str(error)))
 
     def _survey(self, session: Session) -> set[int] | None:
         """Which worker processes of this node have died; None when neither they, nor a lease, nor a schedule asks for
@@ -120,7 +120,7 @@ class SweepLoop:
         except StoreError:
             raise
         except Exception as error:
-            self._troubles.tell("sweep", f"a sweep failed ({described(error)}); it goes on in steps")
+            self._troubles.tell("sweep", BatchFailed("a sweep", described(error)))
             await self._sweep.one_by_one(self._access, dead)
 
 

@@ -6,6 +6,7 @@ error is the business of `supervision`.
 from collections.abc import Callable, Hashable
 
 from hocket.errors import StoreError
+from hocket.events import Emit, Event, StepFailed
 
 TOLD_AGAIN_S = 600.0
 REST_S = 30.0
@@ -14,19 +15,19 @@ REMEMBERED_MAX = 1_000
 
 
 class Troubles:
-    def __init__(self, notice: Callable[[str], None], monotonic: Callable[[], float]) -> None:
-        self._notice = notice
+    def __init__(self, emit: Emit, monotonic: Callable[[], float]) -> None:
+        self._emit = emit
         self._monotonic = monotonic
         self._told: dict[Hashable, float] = {}
         self._failed: dict[Hashable, float] = {}
 
-    def tell(self, thing: Hashable, text: str) -> None:
-        """Notes that the thing failed; `text` says which one it is and why."""
+    def tell(self, thing: Hashable, event: Event) -> None:
+        """Notes that the thing failed; the event says which one it is and why."""
         now = self._monotonic()
         self._note(self._failed, thing, now)
         if now - self._told.get(thing, -TOLD_AGAIN_S) >= TOLD_AGAIN_S:
             self._note(self._told, thing, now)
-            self._notice(text)
+            self._emit(event)
 
     def _note(self, times: dict[Hashable, float], thing: Hashable, now: float) -> None:
         times.pop(thing, None)
@@ -56,7 +57,7 @@ class _Contained:
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> bool:
         if not isinstance(error, Exception) or isinstance(error, StoreError):
             return False
-        self._troubles.tell(self._thing, f"{self._name} failed ({described(error)}); everything else goes on")
+        self._troubles.tell(self._thing, StepFailed(self._name, described(error)))
         return True
 
 

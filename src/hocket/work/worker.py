@@ -14,6 +14,22 @@ from typing import TypeVar
 
 from hocket.bus.changes import CLAIM, Changes, about
 from hocket.errors import StoreError
+from hocket.events import (
+    BatchFailed,
+    CoordinatorUnknown,
+    Emit,
+    HandlerLoopBlocked,
+    JobClaimed,
+    JobHandedBack,
+    LeaseLost,
+    ResultDiscarded,
+    RunFailed,
+    RunFinished,
+    RunStarted,
+    StoreUnavailable,
+    WorkerDeclaredDead,
+    ignore,
+)
 from hocket.kernel.ids import ulid_text
 from hocket.kernel.reasons import Reason
 from hocket.kernel.roster import Job, Outcome
@@ -66,7 +82,7 @@ class WorkerOptions:
     until_idle: bool = False
     grace: float = 10.0
     ahead: int | None = None
-    notice: Callable[[str], None] = lambda text: None
+    emit: Emit = ignore
     finished: Callable[[Run, Job | Reason], None] = lambda run, outcome: None
 
     @property
@@ -82,15 +98,17 @@ class Worker:
         self._environment = environment
         self._monotonic = environment.monotonic
         self._options = options
+        self._emit = options.emit
         self._name = environment.name("worker")
         self._sign: SignOfLife
         self._number = 0
         self._beat_at = 0.0
         self._runner = environment.slots(options.concurrency, self._ended_in_thread)
-        self._troubles = Troubles(options.notice, environment.monotonic)
+        self._troubles = Troubles(options.emit, environment.monotonic)
         self._transact = BatchRunner(options.handlers, options.until_idle, self._troubles)
-        self._pending_decisions = PendingDecisions(access.consult, environment, self._heard, options.notice)
+        self._pending_decisions = PendingDecisions(access.consult, environment, self._heard, options.emit)
         self._held: dict[bytes, Run] = {}
+        self._unstarted: list[Run] = []
         self._spare: list[Held] = []
         self._closed: list[tuple[float, bytes]] = []
         self._ended: deque[Run] = deque()
@@ -171,7 +189,7 @@ class Worker:
 
     def _register(self, tx: Transaction) -> None:
         if tx.is_uninformed:
-            self._options.notice("this node has yet to hear who the coordinator is; jobs that need its word wait")
+            self._emit(CoordinatorUnknown())
         self._sign.beat(tx)
         self._number = self._sign.number
         self._beat_at = self._monotonic() + BEAT_S
@@ -232,10 +250,10 @@ class Worker:
             except StoreError:
                 raise
             except Exception as error:
-                self._troubles.tell("turn", f"a turn of the worker failed ({described(error)}); it goes on in steps")
+                self._troubles.tell("turn", BatchFailed("a turn of the worker", described(error)))
                 return await self._transact.one_by_one(self._access, self._sign, turn)
         except StoreError as error:
-            self._options.notice(f"{error}; trying again")
+            self._emit(StoreUnavailable(str(error)))
             self._ended.extendleft(reversed(turn.ended))
             for run, note in turn.notes:
                 run.note = run.note or note
@@ -273,6 +291,7 @@ class Worker:
             self._watch_loop(now)
         if self._watch is not None and now >= self._watch_at:
             self._look_at_leases()
+        self._tell_starts()
         popped = [self._ended.popleft() for _ in range(len(self._ended))]
         ended = [run for run in dict.fromkeys(popped) if self._held.get(run.job.id) is run]
         for run in ended:
@@ -295,6 +314,14 @@ class Worker:
         spare = list(self._spare)
         beat = now >= self._beat_at
         return Batch(ended, unstarted, spare, renewals, notes, doubtful, closed, max(0, wanted), offering, beat)
+
+    def _tell_starts(self) -> None:
+        """Handlers start in other threads. Events are emitted in this one, so a start is told at the next turn."""
+        for run in self._unstarted:
+            if run.started_at is not None:
+                self._emit(RunStarted(run.context.job_id, run.job.kind, run.job.fence))
+        held = self._held
+        self._unstarted = [run for run in self._unstarted if run.started_at is None and held.get(run.job.id) is run]
 
     def _overstayed(self, run: Run, now: float) -> bool:
         return self._stopping is not None or now - run.claimed_at > QUEUED_MAX_S or now >= run.lease.ends_at
@@ -325,9 +352,7 @@ class Worker:
             self._beat_sent = now
             loop.call_soon_threadsafe(self._beaten)
         elif now - self._beat_sent > BLOCKED_LOOP_S:
-            self._options.notice(
-                f"an async handler has blocked the handlers' loop for {now - self._beat_sent:.0f} seconds"
-            )
+            self._emit(HandlerLoopBlocked(now - self._beat_sent))
             self._beat_sent = now
 
     def _beaten(self) -> None:
@@ -340,7 +365,7 @@ class Worker:
             self._beat_at = before + BEAT_S
         if self._sign.number != self._number:
             self._number = self._sign.number
-            self._options.notice("other workers took this one for dead; it joins again, and gives up what it has lost")
+            self._emit(WorkerDeclaredDead())
             self._hungry, self._lost_at = True, self._monotonic()
             self._wake.set()
         for run in turn.doubtful:
@@ -414,6 +439,8 @@ class Worker:
         lease_ms = claim.job.policy.lease_ms or job_type.lease_ms
         run = Run(claim, job_type, lease_ms, before, self._access.kit(claim.job.kind))
         self._held[claim.job.id] = run
+        self._emit(JobClaimed(run.context.job_id, run.job.kind, run.job.fence))
+        self._unstarted.append(run)
         if run.lease.ends_at > self._monotonic():
             self._runner.start(run)
             self._watch_leases(run.lease.ends_at)
@@ -435,7 +462,7 @@ class Worker:
         live = [run for run in self._held.values() if not run.stopped and run.ended_at is None]
         for run in lease.run_out(live, now):
             if not run.revoke():
-                self._options.notice(f"job {ulid_text(run.job.id)}: the lease ran out here; its handler is stopped")
+                self._emit(LeaseLost(run.context.job_id, "the lease ran out here"))
                 run.stop(self._runner.loop)
         following = min((run.lease.ends_at for run in live if now < run.lease.ends_at), default=None)
         if following is not None:
@@ -443,18 +470,21 @@ class Worker:
 
     def _lose(self, run: Run, why: str) -> None:
         if not run.stopped:
-            self._options.notice(f"job {ulid_text(run.job.id)}: its handler is stopped: {why}")
+            self._emit(LeaseLost(run.context.job_id, why))
             run.stop(self._runner.loop)
 
     def _count(self, run: Run, outcome: Job | Reason) -> None:
         if isinstance(outcome, Reason):
-            self._options.notice(f"job {ulid_text(run.job.id)}: its end came too late: {outcome.sentence}")
+            self._emit(ResultDiscarded(run.context.job_id, outcome.sentence))
         elif outcome.outcome is Outcome.SUCCEEDED:
             self.succeeded += 1
+            self._emit(RunFinished(run.context.job_id, run.job.kind, run.job.fence))
         elif run.error is not None:
             self.failed += 1
+            self._emit(RunFailed(run.context.job_id, run.job.kind, run.job.fence, run.error))
         else:
             self.handed_back += 1
+            self._emit(JobHandedBack(run.context.job_id, run.job.kind, run.job.fence))
         with self._troubles.contained("finished", f"telling the end of job {ulid_text(run.job.id)}"):
             self._options.finished(run, outcome)
 

@@ -7,6 +7,7 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVar, cast
 
+from hocket.events import Event
 from hocket.kernel.ids import content_hash
 from hocket.kernel.keys import SigningKey, did_key
 from hocket.kernel.rules import Rules, encode_rules
@@ -43,7 +44,7 @@ class Witness(Protocol):
     def committed(self, node: int) -> None: ...
     def acknowledged(self, node: int, op_ids: Sequence[bytes]) -> None: ...
     def crashed(self, node: int) -> None: ...
-    def noticed(self, node: int, text: str) -> None: ...
+    def emitted(self, node: int, event: Event) -> None: ...
 
 
 class SimNode:
@@ -120,23 +121,23 @@ class Up(Node):
             bus=environment.bus,
         )
         super().__init__(_Desk(log), Disk(node, chance, self.life), environment)
-        self.gate = Gate(self, node.key, environment, notice=self._notice)
+        self.gate = Gate(self, node.key, environment, emit=self._emit)
         self._chance = chance
 
     def start(self, handlers: Handlers, lines: Lines) -> None:
         exchanges = Exchanges(
-            self, self.node.key, lines, self.environment, randomness=self._chance.randbytes, notice=self._notice
+            self, self.node.key, lines, self.environment, randomness=self._chance.randbytes, emit=self._emit
         )
         self.reach = exchanges.consult
-        touch = SyncLoop(self, exchanges, self.environment, _Alone, notice=self._notice)
-        worker = Worker(self, self.environment, WorkerOptions(handlers, CONCURRENCY, notice=self._notice))
+        touch = SyncLoop(self, exchanges, self.environment, _Alone, emit=self._emit)
+        worker = Worker(self, self.environment, WorkerOptions(handlers, CONCURRENCY, emit=self._emit))
         self.life.start(self.gate.open(), "gate")
         self.life.start(touch.run(), "touch")
         self.life.start(worker.run(), "worker")
-        self.life.start(SweepLoop(self, self.environment, self._notice).run(), "sweep")
+        self.life.start(SweepLoop(self, self.environment, self._emit).run(), "sweep")
 
-    def _notice(self, text: str) -> None:
-        self.node.witness.noticed(self.node.number, text)
+    def _emit(self, event: Event) -> None:
+        self.node.witness.emitted(self.node.number, event)
 
     async def run(self, request: Callable[[Transaction], T]) -> T:
         """As every node does it; and when the answer is here, what was written counts as acknowledged."""

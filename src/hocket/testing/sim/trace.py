@@ -9,7 +9,7 @@ from blake3 import blake3
 from hocket.kernel.ids import ulid_text
 
 
-class Event(NamedTuple):
+class SimEvent(NamedTuple):
     """`node` is its number, or -1 for what happens to all; `about` is the job or op, where there is one."""
 
     at: float
@@ -26,11 +26,11 @@ class Event(NamedTuple):
 
 class Trace:
     def __init__(self) -> None:
-        self.events: list[Event] = []
+        self.events: list[SimEvent] = []
         self.now = 0.0
 
     def add(self, at: float, node: int, what: str, about: bytes = b"", detail: str = "") -> None:
-        self.events.append(Event(at, node, what, about, detail))
+        self.events.append(SimEvent(at, node, what, about, detail))
 
     def digest(self) -> str:
         hasher = blake3()
@@ -38,7 +38,7 @@ class Trace:
             hasher.update(f"{event.at:.9f}|{event.node}|{event.what}|{event.about.hex()}|{event.detail}\n".encode())
         return hasher.hexdigest()
 
-    def around(self, about: bytes | None, last: int) -> list[Event]:
+    def around(self, about: bytes | None, last: int) -> list[SimEvent]:
         """The events about one thing, and what happened to whole nodes meanwhile; the last of them."""
         if about is None:
             return self.events[-last:]

@@ -14,6 +14,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from hocket.events import Event
 from hocket.kernel import ops
 from hocket.kernel.keys import SigningKey, verify
 from hocket.kernel.ops import Op, decode
@@ -29,7 +30,7 @@ from hocket.testing.sim.load import Clients, Journal
 from hocket.testing.sim.loop import Life
 from hocket.testing.sim.network import Network
 from hocket.testing.sim.node import SimNode, Up
-from hocket.testing.sim.trace import Event, Trace
+from hocket.testing.sim.trace import SimEvent, Trace
 from hocket.work.handlers import Handlers
 
 # When the nodes start, in the simulation's own time. They have met before.
@@ -64,7 +65,7 @@ class Report:
     runs: int
     digest: str
     violations: tuple[Violation, ...]
-    events: tuple[Event, ...]
+    events: tuple[SimEvent, ...]
 
     @property
     def node_minutes_per_second(self) -> float:
@@ -287,8 +288,9 @@ class World:
     def crashed(self, node: int) -> None:
         self._note(node, "crash")
 
-    def noticed(self, node: int, text: str) -> None:
-        self._note(node, "says", b"", text)
+    def emitted(self, node: int, event: Event) -> None:
+        if not event.routine:
+            self._note(node, "says", b"", str(event))
 
     async def _look_on(self) -> None:
         while True:

@@ -5,7 +5,7 @@ nobody but the claimer can open it. The claimer fetches the blob as it fetches i
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -19,6 +19,7 @@ from nacl.bindings import (
 from nacl.exceptions import CryptoError
 
 from hocket.errors import Conflict, HocketError, NotAuthorised, StoreError
+from hocket.events import Emit, SecretsNotHandedOver, StoreUnavailable
 from hocket.kernel.clock import unpack
 from hocket.kernel.ids import ulid_text
 from hocket.kernel.keys import SigningKey
@@ -90,8 +91,8 @@ class _Need(NamedTuple):
 class HandOver:
     """Every process that stays up does it; that two of them do the same is harmless."""
 
-    def __init__(self, access: NodeAccess, secrets: Secrets, notice: Callable[[str], None]) -> None:
-        self._access, self._blobs, self._secrets, self._notice = access, access.blobs, secrets, notice
+    def __init__(self, access: NodeAccess, secrets: Secrets, emit: Emit) -> None:
+        self._access, self._blobs, self._secrets, self._emit = access, access.blobs, secrets, emit
         self._failed: set[_Need] = set()
 
     async def run(self) -> None:
@@ -103,7 +104,7 @@ class HandOver:
             try:
                 await self._round()
             except StoreError as error:
-                self._notice(f"{error}; trying again")
+                self._emit(StoreUnavailable(str(error)))
 
     async def _round(self) -> None:
         for need in await self._access.read(self._needs):
@@ -111,7 +112,7 @@ class HandOver:
                 await self._hand_over(need)
             except HocketError as error:
                 self._failed.add(need)
-                self._notice(f"the secrets of job {ulid_text(need.job_id)} cannot be handed over: {error}")
+                self._emit(SecretsNotHandedOver(ulid_text(need.job_id), str(error)))
         for handed in await self._access.read(self._over):
             # Where it may not be evicted here, its time will be over all the same.
             with suppress(NotAuthorised, Conflict):

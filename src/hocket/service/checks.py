@@ -1,0 +1,248 @@
+"""What a home stands on, looked at one thing after the other, from the interpreter to the log's first op. Nothing is
+changed and nothing is trusted: whatever a look runs into becomes a finding. A home that cannot be opened is looked at,
+too, so this needs no `Service`.
+"""
+
+import fcntl
+import os
+import shutil
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Literal
+
+from hocket.errors import HocketError, StoreError, Usage
+from hocket.events import NodeForked
+from hocket.kernel.authority import Authority
+from hocket.kernel.durations import span
+from hocket.kernel.ids import node_id, node_text
+from hocket.kernel.ops import decode
+from hocket.kernel.reasons import Reason
+from hocket.kernel.ucan import read as read_ucan
+from hocket.kernel.vocabulary import DelegateUcan
+from hocket.node.home import Home, exposure, key_owner
+from hocket.service import ServiceAnswer
+from hocket.store import Session
+from hocket.store import open as open_store
+from hocket.work.command.allowance import configured
+from hocket.work.liveness import SILENT_S, WorkerState, machine_liveness, standing, whereabouts
+
+PYTHON_MIN = (3, 11)
+DISK_BAD, DISK_LOW = 16 * 1024 * 1024, 256 * 1024 * 1024
+CLOCK_BEHIND_MS_MAX = 60_000
+MIB = 1024 * 1024
+TWINS = (
+    "{count} ops carry the timestamp of another op of their author, so neither counts; that node's key is in use in two"
+    " places, or its clock was set back behind its log's"
+)
+
+
+class Check(ServiceAnswer, frozen=True):
+    verdict: Literal["ok", "warn", "bad"]
+    check: str
+    says: str
+
+
+Findings = Iterator[Check]
+
+
+def examine(home: Home) -> Findings:
+    yield from _guarded("python", _python)
+    yield from _guarded("home", lambda: _home(home))
+    if not home.path.is_dir():
+        return
+    yield from _guarded("keys", lambda: _keys(home))
+    yield from _guarded("disk", lambda: _disk(home))
+    yield from _guarded("commands", lambda: _commands(home))
+    if home.processes.is_dir() and os.access(home.processes, os.W_OK):
+        yield from _guarded("locks and pipes", lambda: _file_system(home))
+    if home.database.exists():
+        yield from _guarded("database", lambda: _database(home))
+    if (home.path / "crash.log").exists():
+        yield Check("warn", "crash log", f"a command crashed; read {home.path / 'crash.log'}, then remove it")
+
+
+def _guarded(check: str, look: Callable[[], Findings]) -> Findings:
+    """What a look finds. One that fails has found something."""
+    try:
+        yield from look()
+    except HocketError as error:
+        yield Check("bad", check, str(error))
+    except Exception as error:
+        yield Check("bad", check, f"could not be examined: {type(error).__name__}: {error}")
+
+
+def _python() -> Findings:
+    version = ".".join(map(str, sys.version_info[:3]))
+    if sys.version_info < PYTHON_MIN:
+        yield Check("bad", "python", f"{version} is too old; Hocket needs {PYTHON_MIN[0]}.{PYTHON_MIN[1]} or newer")
+    else:
+        yield Check("ok", "python", version)
+
+
+def _home(home: Home) -> Findings:
+    home.check()
+    yield Check("ok", "home", str(home.path))
+    for path in home.exposed():
+        mode = path.lstat().st_mode & 0o777
+        yield Check("warn", "home", f"others may use {path} (mode {mode:04o}); the next command closes it to them")
+
+
+def _keys(home: Home) -> Findings:
+    for path in home.key_files():
+        whose = key_owner(path)
+        exposed = exposure(path)
+        if exposed is not None:
+            yield Check("bad", "keys", exposed)
+        elif path.name == "user.key" and home.user_did() != whose:
+            yield Check("bad", "keys", f"{path} is not the key of this home's user; restore the right one")
+        else:
+            locked = path.name == "user.key" and home.is_locked()
+            said = "locked" if locked else "there and only its owner can read it"
+            yield Check("ok", "keys", f"{path.name} is {said}")
+
+
+def _disk(home: Home) -> Findings:
+    free = shutil.disk_usage(home.path).free
+    if free >= DISK_LOW:
+        yield Check("ok", "disk", f"{free // MIB} MiB free")
+    else:
+        yield Check("bad" if free < DISK_BAD else "warn", "disk", f"only {free // MIB} MiB free; make room")
+
+
+def _commands(home: Home) -> Findings:
+    """Whether the configuration allows other nodes more than its owner may have meant."""
+    allowance = configured(home.configuration)
+    warnings = [*allowance.warnings()]
+    if allowance.is_empty:
+        yield Check("ok", "commands", "the configuration allows none of other nodes")
+    elif not warnings:
+        yield Check("ok", "commands", "other nodes run in a sandbox, and no pattern allows anything")
+    yield from (Check("warn", "commands", each) for each in warnings)
+
+
+def _file_system(home: Home) -> Findings:
+    """Whether the home's file system has what processes wake and notice each other by."""
+    path = home.processes / f"doctor-{os.getpid()}"
+    try:
+        os.mkfifo(path, 0o600)
+        path.unlink()
+        first = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        second = os.open(path, os.O_RDWR)
+        try:
+            fcntl.flock(first, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            try:
+                fcntl.flock(second, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                yield Check("ok", "locks and pipes", "the file system has both")
+            else:
+                yield Check("bad", "locks and pipes", "locks exclude nobody here; put the home on a local disk")
+        finally:
+            os.close(first)
+            os.close(second)
+    except OSError as error:
+        yield Check("bad", "locks and pipes", f"{error.strerror}; put the home on a local disk")
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def _database(home: Home) -> Findings:
+    store = open_store(home.database)
+    try:
+        with store.read() as session:
+            damage = session.damage()
+            yield from (Check("bad", "database", f"damaged: {what}; restore a backup") for what in damage)
+            if not damage:
+                yield Check("ok", "database", f"opens and is in order, {session.head().seq} ops")
+            yield from _guarded("first op", lambda: _first_op(home, session))
+            yield from _guarded("integrity", lambda: _integrity(session))
+            yield from _guarded("clock", lambda: _clock(session))
+            yield from _guarded("workers", lambda: _workers(home, session))
+            yield from _guarded("rebuild", lambda: _rebuild(session))
+    finally:
+        store.close()
+
+
+def _integrity(session: Session) -> Findings:
+    """Nodes with two histories, and two ops of one author with the same timestamp."""
+    count = session.refusal_counts().get(Reason.INTEGRITY, 0)
+    for node in {fork.node for fork in session.forks()}:
+        yield Check("bad", "integrity", str(NodeForked(node_text(int.from_bytes(node, "big")))))
+    if count:
+        yield Check("bad", "integrity", f"{TWINS.format(count=count)}; `hocket log` marks them")
+    else:
+        yield Check("ok", "integrity", "no two ops of one author share a timestamp")
+
+
+def _first_op(home: Home, session: Session) -> Findings:
+    """The log begins with a delegation to this very node, which leads back to the user."""
+    row = session.op_seq(1)
+    payload = None if row is None else decode(row.body).payload
+    if not isinstance(payload, DelegateUcan):
+        yield Check("bad", "first op", "the log does not begin with a delegation; restore a backup")
+        return
+    delegation = read_ucan(payload.ucan_bytes)
+    known = [read_ucan(each.token) for each in session.delegations()]
+    if delegation.node != node_id(home.node_key().public):
+        yield Check("bad", "first op", "node.key is not the key of this log; restore the key that belongs to it")
+    elif Authority(home.user_did(), [delegation, *known], ()).fault(delegation) is not None:
+        whose = "user.key is not the key of this log's user" if home.has_user_key() else "user.did names another user"
+        yield Check("bad", "first op", f"{whose}; restore the one that belongs to it")
+    else:
+        yield Check("ok", "first op", "the keys are those that the log begins with")
+
+
+def _clock(session: Session) -> Findings:
+    behind = session.head().wall - int(time.time() * 1000)
+    if behind > CLOCK_BEHIND_MS_MAX:
+        yield Check(
+            "warn",
+            "clock",
+            f"this machine's clock is {span(behind)} behind the log's; set it right, or time here goes at half speed",
+        )
+    else:
+        yield Check("ok", "clock", "not behind the log's")
+
+
+def _workers(home: Home, session: Session) -> Findings:
+    liveness = machine_liveness(home.processes, time.monotonic)
+    now = max(session.head().wall, int(time.time() * 1000))
+    workers = session.workers()
+    stand = {each.number: standing(liveness, each, now) for each in workers}
+    held = Counter(stand[entry.worker] for entry in session.claimed() if entry.worker in stand)
+    count = Counter(stand.values())
+    if died := count[WorkerState.DIED]:
+        left = f"{died} died and left {held[WorkerState.DIED]} jobs behind"
+        yield Check("warn", "workers", f"{left}; the next worker that runs hands them back and clears up")
+    for each in workers:
+        if stand[each.number] is WorkerState.SILENT:
+            which = f"process {each.pid} {whereabouts(each.place, liveness.place)}".strip()
+            then = f"a worker that runs here for {SILENT_S:.0f} s returns its jobs to the queue"
+            yield Check("warn", "workers", f"{which} has been silent for {span(now - each.beat)}; {then}")
+    if count[WorkerState.RUNNING] == len(workers):
+        yield Check("ok", "workers", f"{len(workers)} running, none died" if workers else "none running, none died")
+
+
+def _rebuild(session: Session) -> Findings:
+    if session.head().rebuilding is not None:
+        yield Check("bad", "rebuild", "one is under way or was interrupted; run `hocket log rebuild` to finish it")
+    else:
+        yield Check("ok", "rebuild", "none is unfinished")
+
+
+def user_of(home: Home) -> str:
+    """Whose home it is. One that has lost its user's key can still tell: the log begins with the user's delegation."""
+    try:
+        return home.user_did()
+    except StoreError:
+        store = open_store(home.database)
+        try:
+            with store.read() as session:
+                row = session.op_seq(1)
+        finally:
+            store.close()
+        payload = None if row is None else decode(row.body).payload
+        if not isinstance(payload, DelegateUcan):
+            raise Usage(f"the home {home.path} does not say whose it is; restore all of it from a backup") from None
+        return read_ucan(payload.ucan_bytes).issuer

@@ -1,0 +1,210 @@
+"""Jobs: listed, watched, shown, submitted, cancelled and tried again."""
+
+import time
+from collections.abc import Sequence
+from enum import StrEnum
+from typing import Any
+
+import msgspec
+
+from hocket.bus.changes import about
+from hocket.errors import Unreachable, Usage
+from hocket.kernel.ids import parse_ulid, ulid_text
+from hocket.kernel.roster import Outcome
+from hocket.kernel.subjects import JOB
+from hocket.service import ListPage, Service, ServiceAnswer
+from hocket.service.ops import OpLine
+from hocket.store import JobEntry, JobFilter, Session, Stage
+from hocket.work import view
+from hocket.work.jobs import Draft, Submitted
+
+REASON_CHARS_MAX = 500
+LIMIT_MAX = 100_000
+
+
+class StateName(StrEnum):
+    pending = "pending"
+    claimed = "claimed"
+    completed = "completed"
+
+
+class OutcomeName(StrEnum):
+    succeeded = "succeeded"
+    failed = "failed"
+    cancelled = "cancelled"
+
+
+STAGES = {
+    None: (),
+    StateName.pending: (Stage.READY, Stage.DELAYED, Stage.BLOCKED),
+    StateName.claimed: (Stage.CLAIMED,),
+    StateName.completed: (Stage.DONE,),
+}
+
+
+class JobQuery(msgspec.Struct, frozen=True):
+    """Which jobs the list is of: at most `limit`, the newest first, of those older than the job `before`."""
+
+    state: StateName | None = None
+    outcome: OutcomeName | None = None
+    kind: str | None = None
+    limit: int = 50
+    before: str | None = None
+
+
+class JobBrief(ServiceAnswer, frozen=True):
+    """One line of a list."""
+
+    job_id: str
+    kind: str
+    state: str
+    stage: str
+    outcome: str | None
+    claimer: str | None
+    fence: int
+    deadline_ms: int | None
+    attempts: int
+    failures: int
+    priority: int
+    scheduled_ms: int
+    ready_at_ms: int | None
+    done_ms: int | None
+    progress: Any
+
+
+class JobArtifact(ServiceAnswer, frozen=True):
+    artifact_id: str
+    type: str
+    size: int
+    evicted: bool
+
+
+class JobDetails(JobBrief, frozen=True):
+    """Everything about one job, with its ops."""
+
+    payload: Any
+    options: dict[str, Any]
+    after: list[str]
+    result: Any
+    artifacts: list[JobArtifact]
+    error: str | None
+    traceback: str | None
+    ops: list[OpLine]
+
+
+class JobsPage(ListPage[JobBrief], frozen=True):
+    """`processes` has the process that holds a job, by the job's id, where a worker of this store does."""
+
+    now_ms: int
+    processes: dict[str, int]
+
+
+def page(service: Service, wanted: JobQuery) -> JobsPage:
+    with service.read() as session:
+        return _page(session, wanted)
+
+
+def _page(session: Session, wanted: JobQuery) -> JobsPage:
+    entries = _select(session, wanted, wanted.limit + 1)
+    shown = entries[: wanted.limit]
+    pids = {worker.number: worker.pid for worker in session.workers()}
+    held = [entry for entry in shown if entry.stage is Stage.CLAIMED and entry.worker in pids]
+    return JobsPage(
+        [_brief(entry) for entry in shown],
+        ulid_text(shown[-1].job.id) if len(entries) > wanted.limit else None,
+        max(int(time.time() * 1000), session.head().wall),
+        {ulid_text(entry.job.id): pids[entry.worker] for entry in held if entry.worker is not None},
+    )
+
+
+def _select(session: Session, wanted: JobQuery, limit: int) -> list[JobEntry]:
+    """The newest that fit."""
+    if wanted.outcome is not None and wanted.state not in (None, StateName.completed):
+        return []
+    outcome = None if wanted.outcome is None else Outcome[wanted.outcome.upper()]
+    before = None if wanted.before is None else _id(wanted.before)
+    return session.jobs(JobFilter(STAGES[wanted.state], outcome, wanted.kind, before), limit)
+
+
+def _id(text: str) -> bytes:
+    try:
+        return parse_ulid(text)
+    except ValueError as error:
+        raise Usage(f"{text!r} is not a job id: {error}") from None
+
+
+class JobsWatch:
+    """A list as it was seen last, and the wait for it to change."""
+
+    def __init__(self, service: Service, wanted: JobQuery) -> None:
+        self._node = service.node
+        self._wanted = wanted
+        self.seen: JobsPage | None = None
+
+    def wait(self, timeout: float | None = None) -> JobsPage:
+        """The list when it has changed, or as it is when the time is over."""
+        try:
+            self._node.until(self._look, timeout, about(JOB))
+        except TimeoutError:
+            pass
+        assert self.seen is not None
+        return self.seen
+
+    def _look(self, session: Session) -> tuple[bool, None]:
+        before, self.seen = self.seen, _page(session, self._wanted)
+        return before is None or self.seen.items != before.items, None
+
+
+def find(service: Service, prefix: str) -> str:
+    """The id of the one job whose id begins so. Raises Usage for none or several."""
+    return ulid_text(service.runtime.find(prefix))
+
+
+def show(service: Service, prefix: str) -> JobDetails:
+    return msgspec.convert(service.runtime.show(prefix), JobDetails)
+
+
+def submit(service: Service, drafts: Sequence[Draft]) -> list[Submitted]:
+    """All of them in one transaction, or none."""
+    service.check_writer()
+    return service.runtime.submit(drafts)
+
+
+def result(service: Service, job_id: str, timeout: float | None) -> Any:
+    """Waits for the end of a job and gives what its handler returned."""
+    try:
+        return service.node.job(job_id).result(timeout)
+    except TimeoutError:
+        raise Unreachable(
+            f"job {job_id} has not ended within {timeout:g} seconds; it goes on, see `hocket show {job_id}`"
+        ) from None
+
+
+def cancel(service: Service, prefix: str, reason: str) -> JobBrief:
+    """Calls a job off, pending or running."""
+    service.check_writer()
+    job_id = _target(service, prefix, reason)
+    service.node.job(job_id).cancel(reason)
+    return brief(service, job_id)
+
+
+def retry(service: Service, prefix: str, reason: str) -> JobBrief:
+    """Tries a failed or cancelled job anew."""
+    service.check_writer()
+    job_id = _target(service, prefix, reason)
+    service.node.job(job_id).retry(reason)
+    return brief(service, job_id)
+
+
+def brief(service: Service, job_id: str) -> JobBrief:
+    return msgspec.convert(service.runtime.brief(_id(job_id)), JobBrief)
+
+
+def _target(service: Service, prefix: str, reason: str) -> str:
+    if not 0 < len(reason) <= REASON_CHARS_MAX:
+        raise Usage(f"a reason has 1 to {REASON_CHARS_MAX} characters, not {len(reason)}")
+    return find(service, prefix)
+
+
+def _brief(entry: JobEntry) -> JobBrief:
+    return msgspec.convert(view.brief(entry), JobBrief)

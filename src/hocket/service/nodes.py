@@ -1,0 +1,291 @@
+"""The nodes of the mesh: who they are, what they may do, where jobs are routed, who coordinates, and whose late ops
+wait for a decision.
+"""
+
+import msgspec
+
+from hocket.errors import Conflict, NotAuthorised
+from hocket.kernel.ids import hash_text, node_text
+from hocket.kernel.keys import SigningKey
+from hocket.kernel.quota import Quota
+from hocket.mesh import membership
+from hocket.mesh.grants import parse_action, words
+from hocket.mesh.membership import Member, Revocation
+from hocket.node.home import Ask
+from hocket.service import Service, ServiceAnswer
+from hocket.store import Session
+
+
+class Stored(ServiceAnswer, frozen=True):
+    """What a node has stored here."""
+
+    ops: int
+    bytes: int
+
+
+class OverQuotaShown(ServiceAnswer, frozen=True):
+    last_ms: int
+    ops: int
+
+
+class NodeShown(ServiceAnswer, frozen=True):
+    node: str
+    name: str | None
+    standing: str
+    roles: list[str]
+    may: list[str]
+    expires_ms: int | None
+    seen_ms: int | None
+    inviter: str | None
+    here: bool
+    stored: Stored
+    quota: Quota
+    over_quota: OverQuotaShown | None
+
+    @property
+    def called(self) -> str:
+        return self.name or self.node
+
+
+class Identity(NodeShown, frozen=True):
+    """This node, in the eyes of the mesh."""
+
+    user: str
+    home: str
+    holds_user_key: bool
+
+
+class DelegationShown(ServiceAnswer, frozen=True):
+    delegation: str
+    to: str
+    by: str
+    may: list[str]
+    expires_ms: int | None
+
+
+class MayShown(ServiceAnswer, frozen=True):
+    """`may` is the answer; `chain` has the delegations that grant it, the user's first, none when nothing does."""
+
+    may: bool
+    node: str
+    routed_to: str | None
+    chain: list[DelegationShown]
+
+
+class Route(ServiceAnswer, frozen=True):
+    kind: str
+    node: str
+    name: str | None
+
+
+class RouteSet(ServiceAnswer, frozen=True):
+    """`node` is None when the kind is routed nowhere; `able` is whether the node may claim jobs of the kind."""
+
+    kind: str
+    node: str | None
+    able: bool
+
+
+class CoordinatorShown(ServiceAnswer, frozen=True):
+    node: str | None
+    name: str | None
+
+
+class CoordinatorSet(ServiceAnswer, frozen=True):
+    """`previous_hears` is whether the coordinator before is known to hear of it."""
+
+    node: str
+    name: str | None
+    previous: str | None
+    previous_hears: bool
+
+
+class LateOps(ServiceAnswer, frozen=True):
+    """Ops of a node that came long after what allowed them had ended."""
+
+    node: str
+    name: str
+    ops: int
+    received_ms: int
+
+
+class LateDecided(ServiceAnswer, frozen=True):
+    node: str
+    ops: int
+    accepted: bool
+
+
+class NodeName(ServiceAnswer, frozen=True):
+    node: str
+    name: str | None
+
+    @property
+    def called(self) -> str:
+        return self.name or self.node
+
+
+class Revoking(NodeName, frozen=True):
+    """`cascade` are the nodes that lose what they hold through it."""
+
+    delegations: int
+    cascade: list[NodeName]
+    roles: list[str]
+
+
+class DelegationMade(ServiceAnswer, frozen=True):
+    node: str
+    delegation: str
+
+
+def listing(service: Service) -> list[NodeShown]:
+    with service.read() as session:
+        return [_shown(each) for each in _members(service, session)]
+
+
+def find(service: Service, text: str) -> NodeShown:
+    """The one node of that name, or whose id begins so; `here` is this one."""
+    with service.read() as session:
+        return _shown(membership.find(_members(service, session), text))
+
+
+def identity(service: Service) -> Identity:
+    home, log = service.runtime.home, service.runtime.log
+    here = next((each for each in listing(service) if each.here), None)
+    if here is None:
+        raise NotAuthorised("no delegation on the log lets this node in; `hocket doctor` says more")
+    more = {"user": log.user, "home": str(home.path), "holds_user_key": home.has_user_key()}
+    return msgspec.convert(msgspec.to_builtins(here) | more, Identity)
+
+
+def may(service: Service, node: str, action: str, kind: str | None) -> MayShown:
+    """Whether a node may do something now, and by which delegations."""
+    resource, wanted = parse_action(action)
+    with service.read() as session:
+        members = _members(service, session)
+        names = {each.node: each.shown for each in members}
+        member = membership.find(members, node)
+        answer = membership.may(service.runtime.log, session, member.node, resource, wanted, kind)
+    chain = [
+        DelegationShown(
+            hash_text(each.cid),
+            names.get(each.node, node_text(each.node)),
+            each.issuer,
+            words(each.capabilities),
+            None if each.expires is None else each.expires * 1000,
+        )
+        for each in answer.chain or ()
+    ]
+    routed = None if answer.routed is None else names.get(answer.routed, node_text(answer.routed))
+    return MayShown(answer.chain is not None and routed is None, member.id, routed, chain)
+
+
+def routes(service: Service) -> list[Route]:
+    with service.read() as session:
+        names = {each.node: each.shown for each in _members(service, session)}
+        found = [(kind, int.from_bytes(node, "big")) for kind, _, node in session.routes() if node is not None]
+    return [Route(kind, node_text(node), names.get(node)) for kind, node in found]
+
+
+def route(service: Service, kind: str, node: str | None) -> RouteSet:
+    """Sends all jobs of a kind to one node, or to any when that is None."""
+    service.check_writer()
+    log = service.runtime.log
+    with service.read() as session:
+        member = None if node is None else membership.find(_members(service, session), node)
+        able = member is None or membership.may(log, session, member.node, "Job", "Claim", kind).chain is not None
+    membership.route(log, kind, None if member is None else member.node)
+    return RouteSet(kind, None if member is None else member.id, able)
+
+
+def coordinator(service: Service) -> CoordinatorShown:
+    with service.read() as session:
+        names = {each.node: each.shown for each in _members(service, session)}
+        current = membership.coordinator(service.runtime.log, session)
+    return CoordinatorShown(None if current is None else node_text(current), names.get(current or 0))
+
+
+def designate(service: Service, node: str) -> CoordinatorSet:
+    """Makes a node the coordinator."""
+    service.check_writer()
+    with service.read() as session:
+        member = membership.find(_members(service, session), node)
+    if member.standing in ("revoked", "suspended"):
+        raise Conflict(f"{member.shown} is {member.standing}; choose a node in force")
+    done = membership.designate(service.runtime.log, member.node)
+    previous = None if done.previous is None else node_text(done.previous)
+    return CoordinatorSet(member.id, member.name, previous, done.hears)
+
+
+def late(service: Service) -> list[LateOps]:
+    """The late ops that wait, by their authors."""
+    with service.read() as session:
+        names = {each.node: each.shown for each in _members(service, session)}
+        waiting = session.late_ops()
+    found = []
+    for author in dict.fromkeys(each.author for each in waiting):
+        held = [each for each in waiting if each.author == author]
+        shown = names.get(int.from_bytes(author, "big"), author.hex())
+        found.append(LateOps(author.hex(), shown, len(held), held[0].received))
+    return found
+
+
+def decide_late(service: Service, node: str, accept: bool) -> LateDecided:
+    """Puts the late ops of a node on the log, or forgets them."""
+    service.check_writer()
+    with service.read() as session:
+        member = membership.find(_members(service, session), node)
+    count = service.runtime.log.decide_late(member.node, accept)
+    return LateDecided(member.id, count, accept)
+
+
+def revocable(service: Service, node: str) -> Revoking:
+    """What revoking a node would take away. Raises NotAuthorised where this node may not revoke it."""
+    holds_key = service.runtime.home.holds_user_key()
+    return _revoking(membership.revocable(service.runtime.log, node, holds_key))
+
+
+def revoke(service: Service, node: str, ask: Ask | None) -> Revoking:
+    """Takes from a node all that it may do. `ask` gives the passphrase of the user's key, if it is needed."""
+    service.check_writer()
+    home = service.runtime.home
+    user_key = (lambda: home.user_key(ask)) if home.holds_user_key() else None
+    return _revoking(membership.revoke(service.runtime.log, node, user_key))
+
+
+def reissue(service: Service, user_key: SigningKey) -> DelegationMade:
+    """Gives this node a new root delegation with the user's key."""
+    service.check_writer()
+    log, home = service.runtime.log, service.runtime.home
+    name = next((each.name for each in listing(service) if each.here), None)
+    made = membership.reissue(log, user_key, home.node_key().public, name)
+    if not membership.is_owner(log):
+        raise NotAuthorised("the new delegation does not make this node the owner's")
+    return DelegationMade(node_text(made.node), hash_text(made.cid))
+
+
+def _members(service: Service, session: Session) -> list[Member]:
+    return membership.members(service.runtime.log, session)
+
+
+def _revoking(done: Revocation) -> Revoking:
+    member = done.member
+    cascade = [NodeName(each.id, each.name) for each in done.cascade]
+    return Revoking(member.id, member.name, done.delegations, cascade, list(member.roles))
+
+
+def _shown(member: Member) -> NodeShown:
+    over = member.over
+    return NodeShown(
+        node=member.id,
+        name=member.name,
+        standing=member.standing,
+        roles=list(member.roles),
+        may=words(member.capabilities),
+        expires_ms=None if member.expires is None else member.expires * 1000,
+        seen_ms=member.seen or None,
+        inviter=None if member.inviter is None else node_text(member.inviter),
+        here=member.is_here,
+        stored=Stored(*member.written),
+        quota=member.quota,
+        over_quota=None if over is None else OverQuotaShown(over.wall, over.ops),
+    )

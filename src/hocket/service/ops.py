@@ -1,0 +1,98 @@
+"""The ops of the log, as lines: the newest, and each one as it comes."""
+
+from collections.abc import Iterator
+
+import msgspec
+
+from hocket.bus.changes import LOG, about
+from hocket.kernel.ids import ulid_text
+from hocket.kernel.subjects import JOB, Subject
+from hocket.service import Service, ServiceAnswer
+from hocket.store import OpRow, Session
+from hocket.work import view
+
+LIMIT_MAX = 1_000_000
+FOLLOW_STEP = 1_000
+
+
+class OpLine(ServiceAnswer, frozen=True):
+    """One op. `counts` is whether it has an effect; if not, `reason` says why."""
+
+    seq: int
+    id: str
+    type: str
+    hlc: str
+    author: str
+    job_id: str | None
+    counts: bool
+    reason: str | None
+    detail: str
+
+
+class OpFilter:
+    """Which ops are wanted: those of one job, or of jobs of a kind and the kinds below it."""
+
+    def __init__(self, service: Service, job: str | None = None, kind: str | None = None) -> None:
+        self.job_id = None if job is None else service.runtime.find(job)
+        self._kind = kind
+
+    def fits(self, session: Session, row: OpRow) -> bool:
+        if self.job_id is not None and row.job != self.job_id:
+            return False
+        if self._kind is None:
+            return True
+        entry = None if row.job is None else session.job(row.job)
+        below = self._kind.rstrip(".") + "."
+        return entry is not None and (entry.job.kind == self._kind or entry.job.kind.startswith(below))
+
+
+class OpsTail(msgspec.Struct, frozen=True):
+    """The newest ops, the oldest of them first, and up to which number of the log they were looked for."""
+
+    items: list[OpLine]
+    seen: int
+
+
+def tail(service: Service, wanted: OpFilter, limit: int) -> OpsTail:
+    with service.read() as session:
+        return OpsTail([_line(row) for row in _newest(session, wanted, limit)], session.head().seq)
+
+
+def _newest(session: Session, wanted: OpFilter, limit: int) -> list[OpRow]:
+    """More and more of the log is read until there are enough that fit."""
+    if limit == 0:
+        return []
+    if wanted.job_id is not None:
+        rows = sorted(session.ops_about(Subject(JOB, wanted.job_id)), key=lambda row: row.seq)
+        return [row for row in rows if wanted.fits(session, row)][-limit:]
+    read = limit
+    while True:
+        rows = session.last_ops(read)
+        fitting = [row for row in rows if wanted.fits(session, row)]
+        if len(fitting) >= limit or len(rows) < read:
+            return fitting[-limit:]
+        read *= 8
+
+
+def follow(service: Service, wanted: OpFilter, seen: int) -> Iterator[list[OpLine]]:
+    """The ops after that number of the log, as they come, for ever."""
+    node = service.node
+
+    def look(session: Session) -> tuple[bool, tuple[int, list[OpLine]]]:
+        rows = session.ops_after(seen, FOLLOW_STEP)
+        lines = [_line(row) for row in rows if wanted.fits(session, row)]
+        return bool(rows), (rows[-1].seq if rows else seen, lines)
+
+    while True:
+        seen, lines = node.until(look, None, about(LOG))
+        yield lines
+
+
+def _line(row: OpRow) -> OpLine:
+    try:
+        return msgspec.convert(view.op_line(row), OpLine)
+    except ValueError as error:
+        # Damage is for `log verify` to judge; here the rest of the log is still worth showing.
+        op_id = ulid_text(row.id[:16]) if len(row.id) >= 16 else row.id.hex()
+        problem = f"its bytes cannot be read: {error}"
+        return OpLine(row.seq, op_id, "unreadable", "-", "-", None, False, problem, "")

@@ -1,0 +1,80 @@
+"""What a program is told while a node works: typed events; and what a person is told: sentences."""
+
+import msgspec
+import pytest
+
+import hocket
+import hocket.events
+import hocket.testing
+from hocket.events import (
+    Event,
+    JobClaimed,
+    JobHandedBack,
+    LeaseLost,
+    PeerChanged,
+    RunFailed,
+    RunFinished,
+    RunStarted,
+    sentences,
+)
+
+
+@hocket.job("events.add")
+def add(ctx: hocket.Context, a: int, b: int) -> int:
+    return a + b
+
+
+@hocket.job("events.broken")
+def broken(ctx: hocket.Context) -> None:
+    raise ValueError("no such frame")
+
+
+def kinds_of_event() -> list[type[Event]]:
+    found = [each for each in vars(hocket.events).values() if isinstance(each, type) and issubclass(each, Event)]
+    return [each for each in found if each is not Event and not each.__name__.startswith("_")]
+
+
+@pytest.mark.touches("LW-41")
+def test_a_worker_tells_the_course_of_each_run(tmp_path_factory: pytest.TempPathFactory) -> None:
+    home = tmp_path_factory.mktemp("home")
+    hocket.init(home)
+    told: list[Event] = []
+    notices: list[str] = []
+    with hocket.open(home) as node:
+        good, bad = node.submit(add, a=1, b=2).job_id, node.submit(broken).job_id
+        node.work([add, broken], until_idle=True, events=told.append, notice=notices.append)
+    assert [each for each in told if getattr(each, "job_id", None) == good] == [
+        JobClaimed(good, "events.add", 1),
+        RunStarted(good, "events.add", 1),
+        RunFinished(good, "events.add", 1),
+    ]
+    assert [each for each in told if getattr(each, "job_id", None) == bad] == [
+        JobClaimed(bad, "events.broken", 1),
+        RunStarted(bad, "events.broken", 1),
+        RunFailed(bad, "events.broken", 1, "ValueError: no such frame"),
+    ]
+    assert notices == [], "a job that fails is on the log; nobody has to be told"
+
+
+def test_people_are_told_what_is_not_routine() -> None:
+    told: list[Event] = []
+    notices: list[str] = []
+    emit = sentences(notices.append, also=told.append)
+    emit(JobHandedBack("J", "a.kind", 2))
+    emit(LeaseLost("J", "the lease ran out here"))
+    assert notices == ["job J: its handler is stopped: the lease ran out here"]
+    assert [type(each) for each in told] == [JobHandedBack, LeaseLost]
+
+
+def test_an_event_is_json_with_its_type() -> None:
+    event = PeerChanged("http://a:1", "unreachable", "")
+    assert str(event) == "peer http://a:1 is unreachable"
+    encoded = msgspec.json.encode(event)
+    assert msgspec.json.decode(encoded)["type"] == "PeerChanged"
+    assert msgspec.json.decode(encoded, type=PeerChanged) == event
+
+
+@pytest.mark.parametrize("kind", kinds_of_event(), ids=lambda kind: kind.__name__)
+def test_every_event_has_a_sentence_of_its_own(kind: type[Event]) -> None:
+    """One that has none would be shown as Python writes it."""
+    assert "__str__" in vars(kind)
