@@ -117,6 +117,17 @@ def vanish(ctx: hocket.Context) -> int:
     return ctx.fence
 
 
+@hocket.job("step.stumble", lease="60s", retries=1, backoff="10ms")
+def stumble(ctx: hocket.Context) -> list[int]:
+    """Its first hold ends with its process, its second by an error."""
+    note(ctx, "start", attempt=ctx.attempt)
+    if ctx.fence == 1:
+        os._exit(7)
+    if ctx.attempt == 1:
+        raise ValueError("the first try")
+    return [ctx.attempt, ctx.fence]
+
+
 @hocket.job("step.hold_loop", lease="2s")
 async def hold_loop(ctx: hocket.Context, ms: float) -> int:
     """Blocks the loop of the async handlers, as one must not."""

@@ -20,6 +20,7 @@ pytestmark = pytest.mark.xdist_group("processes")
 
 GATE = hocket.kind("step.gate", lease="60s")
 REST = hocket.kind("step.rest", lease="60s")
+COUNTS = ("attempts", "failures", "returns", "fence")
 LEASE_S = 60
 
 
@@ -180,6 +181,17 @@ def test_a_handler_that_takes_its_process_along_is_tried_by_the_next(mesh: Mesh)
     assert handle.result(PATIENCE_S) == 2
     assert [other.status()["outcome"] for other in others] == ["succeeded"] * 10
     mesh.check_log()
+
+
+@pytest.mark.touches("LW-41")
+def test_the_attempt_counts_tries_and_the_fence_counts_holds(mesh: Mesh) -> None:
+    handle = mesh.node.submit(hocket.kind("step.stumble", lease="60s", retries=1, backoff="10ms"))
+    assert [handle.status()[each] for each in COUNTS] == [0, 0, 0, 0]
+    assert mesh.worker().popen.wait(PATIENCE_S) == 7
+    mesh.run()
+    assert handle.result(PATIENCE_S) == [2, 3]
+    assert [line["attempt"] for line in mesh.journal("start")] == [1, 1, 2]
+    assert [handle.status()[each] for each in COUNTS] == [2, 1, 1, 3]
 
 
 @pytest.mark.req("LW-08")

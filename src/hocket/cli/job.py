@@ -65,6 +65,7 @@ def _fields(shown: "JobDetails") -> list[tuple[str, object]]:
         ("outcome", shown.outcome or "-"),
         ("attempts", shown.attempts),
         ("failures", shown.failures),
+        ("returns", shown.returns),
         ("fence", shown.fence),
         ("priority", shown.priority),
         ("submitted", moment(shown.scheduled_ms)),

@@ -65,6 +65,7 @@ class JobBrief(ServiceAnswer, frozen=True):
     deadline_ms: int | None
     attempts: int
     failures: int
+    returns: int
     priority: int
     scheduled_ms: int
     ready_at_ms: int | None

@@ -43,7 +43,10 @@ class Context:
         self.kind = claim.job.kind
         self.fence = claim.job.fence
         """The number of this hold on the job. Pass it to what you change, and let that refuse lower numbers."""
-        self.attempt = claim.job.fence
+        self.attempt = claim.job.failures + 1
+        """Which try this is: 1 for the first, one more after each failure. A hold that was lost or handed back is no
+        try of its own. `hocket retry` counts anew.
+        """
         self.cancelled = False
         """Whether to stop: the job was cancelled, or another worker may hold it by now."""
 

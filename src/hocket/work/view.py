@@ -11,7 +11,7 @@ from hocket.kernel.clock import hlc_text, unpack
 from hocket.kernel.ids import node_text, ulid_prefix_range, ulid_text
 from hocket.kernel.ops import Op, decode
 from hocket.kernel.reasons import BY_NUMBER
-from hocket.kernel.roster import Job
+from hocket.kernel.roster import Job, Outcome, State
 from hocket.kernel.subjects import JOB, Subject
 from hocket.kernel.vocabulary import (
     NAMES,
@@ -62,8 +62,9 @@ def brief(entry: JobEntry) -> dict[str, Any]:
         "claimer": None if job.claimer is None else node_text(job.claimer),
         "fence": job.fence,
         "deadline_ms": job.deadline,
-        "attempts": job.fence,
+        "attempts": job.failures + (job.state is State.CLAIMED or job.outcome is Outcome.SUCCEEDED),
         "failures": job.failures,
+        "returns": job.returns,
         "priority": job.policy.priority,
         "scheduled_ms": job.scheduled.wall,
         "ready_at_ms": job.ready_at if entry.stage is Stage.DELAYED else None,

@@ -97,7 +97,7 @@ def test_a_killed_worker_leaves_what_it_staged_and_that_is_cleared(mesh: Mesh, m
         "@hocket.job('stage.and.die', lease='20s', retries=0)\n"
         "def stage(ctx):\n"
         "    ctx.artifact(b'x' * 100_000, type='t.x')\n"
-        "    if ctx.attempt == 1:\n"
+        "    if ctx.fence == 1:\n"
         "        os._exit(9)\n"
     )
     handle = mesh.node.submit("stage.and.die")
