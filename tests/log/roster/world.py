@@ -69,7 +69,7 @@ def randomness(salt: bytes) -> Callable[[int], bytes]:
 
 
 def new_log(store: Store | None = None, key: SigningKey = READER, wall: Callable[[int], int] | None = None) -> Log:
-    """A log of the user's, in a new store unless one is given. Its rules bind no ids, so that tests may write any history."""
+    """A log of the user's, in a new store unless one is given. Its rules bind no ids: tests may write any history."""
     store = store or new_store()
     with store.write() as session:
         if session.meta(RULES) is None:
