@@ -2,8 +2,6 @@
 whatever the machine's clock does.
 """
 
-from pathlib import Path
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,7 +15,6 @@ from hocket.kernel.roster import State
 from hocket.kernel.vocabulary import RouteKind, ScheduleJob
 from hocket.log import Log
 from hocket.log.steady_clock import SteadyWall
-from hocket.store import MEMORY
 from hocket.store import open as open_store
 from hocket.work import jobs
 from hocket.work.jobs import Draft
@@ -33,6 +30,7 @@ from tests.log.roster.world import (
     sent,
     signed,
 )
+from tests.stores import new_store
 
 pytestmark = pytest.mark.touches("LW-22")
 
@@ -63,7 +61,7 @@ def times(log: Log) -> list[Hlc]:
 @given(st.lists(st.sampled_from((-5_000, -1, 0, 0, 1, 1_000)), min_size=1, max_size=30), st.data())
 def test_every_op_is_later_than_the_one_before_whatever_the_wall_does(moves: list[int], data: st.DataObject) -> None:
     clock = Clock()
-    log = Log(open_store(MEMORY), STRANGER, "", wall=lambda floor: clock.now, randomness=bytes)
+    log = Log(new_store(), STRANGER, "", wall=lambda floor: clock.now, randomness=bytes)
     ids = iter(range(1, 1_000))
     log._randomness = lambda size: next(ids).to_bytes(size, "big")
     for move in moves:
@@ -77,16 +75,15 @@ def test_every_op_is_later_than_the_one_before_whatever_the_wall_does(moves: lis
 
 
 @pytest.mark.req("LW-22")
-def test_the_clock_goes_on_from_where_it_was_after_a_restart(tmp_path: Path) -> None:
+def test_the_clock_goes_on_from_where_it_was_after_a_restart(store_url: str) -> None:
     machine = Machine()
-    path = tmp_path / "log.db"
     for back_s in (0.0, HOUR_S, 0.0, HOUR_S):
         machine.time -= back_s
-        log = new_log(open_store(path, create=True), wall=machine.wall())
+        log = new_log(open_store(store_url, create=True), wall=machine.wall())
         for _ in range(3):
             log.append_plain("k", b"{}")
         log.store.close()
-    log = new_log(open_store(path))
+    log = new_log(open_store(store_url))
     written = times(log)
     log.store.close()
     assert written == sorted(set(written)) and len(written) == 12

@@ -10,12 +10,12 @@ from hocket.kernel.policy import Policy, Rate
 from hocket.kernel.subjects import JOB, Subject
 from hocket.kernel.vocabulary import CancelJob, ClaimWork, RouteKind, ScheduleJob
 from hocket.log import Log, Transaction
-from hocket.store import MEMORY, JobEntry, Session, Store, WorkerRow
+from hocket.store import JobEntry, Session, Store, WorkerRow
 from hocket.store import Place as WorkerPlace
-from hocket.store import open as open_store
 from hocket.work import jobs
 from hocket.work.jobs import Claim, Draft, Held
 from tests.log.roster.world import INTRODUCTIONS, NODES, Clock, Script, introduction, job_id, new_log, sent
+from tests.stores import new_store
 
 
 class WatchedSession:
@@ -80,7 +80,7 @@ class WatchedStore:
 class Scene:
     def __init__(self) -> None:
         self.clock = Clock()
-        self.store = WatchedStore(open_store(MEMORY))
+        self.store = WatchedStore(new_store())
         self.log: Log = new_log(self.store, wall=self.clock)
         self.log.run(lambda tx: tx.author(introduction(self.log._key).payload))
         self.log.admit(sent(INTRODUCTIONS))

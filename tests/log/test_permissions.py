@@ -37,8 +37,6 @@ from hocket.kernel.vocabulary import (
 from hocket.log import RULES, Log
 from hocket.log.audit import verify
 from hocket.log.intake import Admission
-from hocket.store import MEMORY
-from hocket.store import open as open_store
 from hocket.work import cron, jobs
 from tests.log.roster.test_cascades import everywhere_the_same, reason
 from tests.log.roster.world import (
@@ -57,6 +55,7 @@ from tests.log.roster.world import (
     sent,
     signed,
 )
+from tests.stores import new_store
 
 OWNER, OTHER = 0, 1
 J = job_id(1)
@@ -116,7 +115,7 @@ def worker_can_sign(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def admitted(*batches: Iterable[Op], rules: Rules = UNBOUND) -> Log:
-    store = open_store(MEMORY)
+    store = new_store()
     with store.write() as session:
         session.set_meta(RULES, encode_rules(rules))
     log = new_log(store)

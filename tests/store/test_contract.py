@@ -19,7 +19,7 @@ from hocket.kernel.roster import Job, Outcome, State
 from hocket.kernel.subjects import JOB, Subject
 from hocket.log import Log
 from hocket.log.audit import verify
-from hocket.store import JobEntry, JobFilter, LockMisuse, Schedule, Session, Stage, Store, WorkerRow
+from hocket.store import JobEntry, JobFilter, LockMisuse, NewOp, Schedule, Session, Stage, Store, WorkerRow
 from hocket.work import jobs
 from hocket.work.jobs import Draft
 from tests.log.roster.world import introduction, job_id, new_log
@@ -521,6 +521,50 @@ def test_any_number_of_threads_may_read(place: Place) -> None:
                 assert session.head() == again.head()
 
     run_together(*[look] * 24)
+
+
+# Sealing: numbers and links.
+
+
+def new_op(number: int) -> NewOp:
+    return NewOp(numbered(number), bytes(12) + numbered(number)[8:], 1, "job", None, 0, 1, b"body %d" % number)
+
+
+def joined(previous: bytes, body: bytes) -> bytes:
+    return previous[-3:] + body[-1:]
+
+
+@pytest.mark.req("VX-07")
+def test_sealing_numbers_and_links_what_was_added_in_that_order(place: Place) -> None:
+    with place.store.write() as session:
+        session.add_ops([new_op(3), new_op(1)])
+        session.add_ops([new_op(2)])
+        assert session.seal(joined) == (3, bytes(1) + b"312")
+        assert session.seal(joined) == (3, bytes(1) + b"312")
+        session.add_ops([new_op(4)])
+        end = session.seal(joined)
+        assert end == (4, b"3124")
+        session.put_head(session.head()._replace(seq=end.seq, chain=end.chain))
+    with place.store.write() as session:
+        session.add_ops([new_op(5)])
+        end = session.seal(joined)
+        session.put_head(session.head()._replace(seq=end.seq, chain=end.chain))
+    with place.store.read() as session:
+        rows = session.ops_after(0, 9)
+    assert [(row.seq, row.body[-1:]) for row in rows] == [(1, b"3"), (2, b"1"), (3, b"2"), (4, b"4"), (5, b"5")]
+    assert [row.chain[-1:] for row in rows] == [b"3", b"1", b"2", b"4", b"5"]
+    assert NewOp(*rows[0][1:-1]) == new_op(3)
+
+
+@pytest.mark.req("VX-07")
+def test_ops_that_are_not_sealed_do_not_get_lost_in_silence(place: Place) -> None:
+    with pytest.raises(RuntimeError, match="not sealed"):
+        with place.store.write() as session:
+            session.set_meta("a", b"1")
+            session.add_ops([new_op(1)])
+    assert note(place.store, "a") is None
+    with place.store.write() as session:
+        assert session.seal(joined) == (0, bytes(32))
 
 
 # Locks: what a transaction says before it decides.

@@ -7,15 +7,16 @@ from typing import Any
 
 import pytest
 
-from hocket.kernel import authority, capabilities, roster, schedules
+from hocket.kernel import arbitration, authority, capabilities, schedules
+from hocket.kernel.arbitration import FoldContext
 from hocket.kernel.clock import Hlc
 from hocket.kernel.forks import Forked
 from hocket.kernel.ids import node_id
 from hocket.kernel.ops import Op, decode
 from hocket.kernel.reasons import Reason
-from hocket.kernel.roster import FoldContext, Job, Verdict
-from hocket.kernel.vocabulary import AcceptWork, ReportFork
-from hocket.log import author_check, intake, ownership, permissions, projection, registers
+from hocket.kernel.subjects import Subject
+from hocket.kernel.vocabulary import ReportFork
+from hocket.log import author_check, intake, job_projector, ownership, permissions, projection, registers
 from hocket.mesh import names
 from hocket.work import jobs
 from tests.trust import judge
@@ -24,7 +25,7 @@ Plant = Callable[[pytest.MonkeyPatch], None]
 
 
 def ids_are_anybodys(patch: pytest.MonkeyPatch) -> None:
-    """The door asks neither whether ids follow from content nor whether a job has its op's."""
+    """Nobody asks whether ids follow from content or whether a job has its op's."""
     patch.setattr(author_check, "is_bound", lambda data, op: True)
     patch.setattr(author_check, "_is_misnamed", lambda op: False)
 
@@ -100,10 +101,10 @@ def ticks_run_as_their_maker(patch: pytest.MonkeyPatch) -> None:
 
 
 def ticks_say_anything(patch: pytest.MonkeyPatch) -> None:
-    def lenient(op: Op, schedule: Op | None, ended: Hlc | None) -> Reason | None:
+    def lenient(op: Op, schedule: Op | None, ended: Hlc | None, is_newest: object) -> Reason | None:
         return None if schedule is not None else Reason.NOT_A_TICK
 
-    patch.setattr(projection, "tick_fault", lenient)
+    patch.setattr(job_projector, "tick_fault", lenient)
 
 
 def anybody_changes_schedules(patch: pytest.MonkeyPatch) -> None:
@@ -111,7 +112,7 @@ def anybody_changes_schedules(patch: pytest.MonkeyPatch) -> None:
 
 
 def acceptance_needs_no_authority(patch: pytest.MonkeyPatch) -> None:
-    plain = roster._accept
+    plain = arbitration._accept
 
     class Lenient:
         def __init__(self, context: FoldContext) -> None:
@@ -120,17 +121,17 @@ def acceptance_needs_no_authority(patch: pytest.MonkeyPatch) -> None:
         def __getattr__(self, name: str) -> Any:
             return getattr(self._context, name)
 
-        def refusal(self, op: Op, kind: str) -> Reason | None:
+        def refusal(self, op: Op, word: str) -> Reason | None:
             return None
 
-    def accept(job: Job, op: Op, payload: AcceptWork, context: FoldContext) -> Verdict:
-        return plain(job, op, payload, Lenient(context))
+    def accept(family: Any, state: Any, subject: Subject, op: Op, context: FoldContext) -> Any:
+        return plain(family, state, subject, op, Lenient(context))
 
-    patch.setitem(roster._RULES, AcceptWork, accept)
+    patch.setattr(arbitration, "_accept", accept)
 
 
 def anybody_accepts(patch: pytest.MonkeyPatch) -> None:
-    plain = roster._accept
+    plain = arbitration._accept
 
     class Servile:
         def __init__(self, context: FoldContext, node: int) -> None:
@@ -142,10 +143,10 @@ def anybody_accepts(patch: pytest.MonkeyPatch) -> None:
         def arbiter(self, at: Hlc) -> int | None:
             return self._node
 
-    def accept(job: Job, op: Op, payload: AcceptWork, context: FoldContext) -> Verdict:
-        return plain(job, op, payload, Servile(context, op.node_id))
+    def accept(family: Any, state: Any, subject: Subject, op: Op, context: FoldContext) -> Any:
+        return plain(family, state, subject, op, Servile(context, op.node_id))
 
-    patch.setitem(roster._RULES, AcceptWork, accept)
+    patch.setattr(arbitration, "_accept", accept)
 
 
 def open_completions_are_not_accepted(patch: pytest.MonkeyPatch) -> None:
@@ -171,16 +172,17 @@ def nodes_name_themselves(patch: pytest.MonkeyPatch) -> None:
 
 def refused_ops_move_jobs(patch: pytest.MonkeyPatch) -> None:
     """What a member may not write moves the job's position, so that whatever comes next folds it again."""
-    patch.setattr(roster, "UNAUTHORISED", frozenset())
+    patch.setattr(arbitration, "UNAUTHORISED", frozenset())
     patch.setattr(projection, "UNAUTHORISED", frozenset())
     patch.setattr(projection, "_UNAUTHORISED", ())
     plain = projection.Projection._arrived_at
 
-    def arrived_at(self: projection.Projection, job_id: bytes, op: Op) -> None:
-        before = self.entry(job_id)
-        plain(self, job_id, op)
-        if before is not None and op.timestamp > before.job.last and self.reason(op.id):
-            self._note(before, op)
+    def arrived_at(self: projection.Projection, subject: Subject, op: Op) -> None:
+        projector = self.projectors[subject.family]
+        before = projector.state(subject.key)
+        plain(self, subject, op)
+        if before is not None and op.timestamp > before.last and self.reason(op.id):
+            self._note(projector, subject, before, op)
 
     patch.setattr(projection.Projection, "_arrived_at", arrived_at)
 

@@ -30,7 +30,7 @@ from hocket.log.naming import is_taken
 from hocket.log.parallel import in_parallel
 from hocket.log.permissions import Permissions, PermissionsReader
 from hocket.log.transaction import Transaction, Wall, being_rebuilt, link, next_stamp
-from hocket.store import Head, OpRow, Session, Store
+from hocket.store import Head, NewOp, Session, Store
 
 __all__ = ["SETTLE_STEP", "Admission", "Log", "Transaction"]
 
@@ -136,8 +136,8 @@ class Log:
             new_id = None if is_bound else self._free_id(session, stamp.wall)
             job_id, body = plain_schedule(new_id, stamp, link_back, kind, payload)
             whole = sealed(body, detached(self._key.sign(body + b"\x00"), self.node))
-            seq, chain = head.seq + 1, link(head.chain, whole)
-            session.add_ops((OpRow(seq, job_id, pack(stamp), SCHEDULE_JOB, JOB, job_id, 0, 0, whole, chain),))
+            session.add_ops((NewOp(job_id, pack(stamp), SCHEDULE_JOB, JOB, job_id, 0, 0, whole),))
+            seq, chain = session.seal(link)
             settled = head.settled if head.unsettled else head.seq
             session.put_head(
                 Head(

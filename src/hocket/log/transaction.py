@@ -33,7 +33,7 @@ from hocket.kernel.vocabulary import (
 from hocket.log.naming import ID_BYTES, is_taken, keyed
 from hocket.log.permissions import PermissionsReader
 from hocket.log.projection import Projection
-from hocket.store import Head, OpRow, Refusal, Session, WrittenTotals
+from hocket.store import Head, LogEnd, NewOp, Refusal, Session, WrittenTotals
 
 # Gives the time in milliseconds, never less than the clock reading that it is told.
 Wall = Callable[[int], int]
@@ -332,30 +332,29 @@ class Transaction:
         """Signs and stores what was written; the caller's commit makes it durable."""
         own = [draft.body for draft in self._drafts if not draft.is_sealed]
         signatures = iter(sign(own) if own else ())
-        chain, seq = self._head.chain, self._head.seq
-        rows = []
+        end = LogEnd(self._head.seq, self._head.chain)
+        ops = []
         for op, body, is_sealed in self._drafts:
             whole = body if is_sealed else sealed(body, next(signatures))
-            chain = link(chain, whole)
-            seq += 1
             reason = self.projection.reason(op.id)
             payload = op.payload
             stamp = pack(op.timestamp)
             family, key = subject_of(payload) or _NO_SUBJECT
-            rows.append(OpRow(seq, op.id, stamp, discriminant(payload), family, key, reason, 1, whole, chain))
-        if rows:
-            self.session.add_ops(rows)
+            ops.append(NewOp(op.id, stamp, discriminant(payload), family, key, reason, 1, whole))
+        if ops:
+            self.session.add_ops(ops)
+            end = self.session.seal(link)
             self._count()
         if self._projection is not None:
             self._projection.flush()
         if self._refusals:
             self.session.refuse(self._refusals)
-        settled = self._settled if self.unsettled else seq
+        settled = self._settled if self.unsettled else end.seq
         permissions_state = (
             self._head.permissions_state if self._projection is None else self._projection.permissions_state
         )
         clock = self._clock
-        head = Head(clock.wall, clock.logical, seq, chain, settled, self.unsettled, None, permissions_state, self._last)
+        head = Head(clock.wall, clock.logical, *end, settled, self.unsettled, None, permissions_state, self._last)
         if head != self._head:
             self.session.put_head(head)
 

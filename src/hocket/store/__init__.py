@@ -17,7 +17,7 @@ from hocket.store.intake import IntakeSession, LateOp, OverQuota, Refusal, Writt
 from hocket.store.jobs import JobEntry, JobFilter, JobSession, QueueSession, Stage
 from hocket.store.local import LocalSession, Place, WorkerRow
 from hocket.store.locks import LockMisuse, LockSession
-from hocket.store.ops import Head, OpRow, OpSession
+from hocket.store.ops import Head, LogEnd, NewOp, OpRow, OpSession
 from hocket.store.peers import Invitation, Peer, PeerSession
 from hocket.store.registers import Coordinator, Delegated, Fork, RegisterSession, Revoked, Schedule
 from hocket.store.subjects import SubjectRow, SubjectSession
@@ -39,6 +39,8 @@ __all__ = [
     "LocalSession",
     "LockMisuse",
     "LockSession",
+    "LogEnd",
+    "NewOp",
     "OpRow",
     "OpSession",
     "OverQuota",

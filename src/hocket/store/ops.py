@@ -2,10 +2,12 @@
 bytes compare as clocks do.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from hocket.kernel.subjects import JOB, Subject
+
+Link = Callable[[bytes, bytes], bytes]
 
 
 class Head(NamedTuple):
@@ -26,11 +28,31 @@ class Head(NamedTuple):
     last: bytes = bytes(16)
 
 
-class OpRow(NamedTuple):
-    """One op as it is kept. `id` is the op's id; in a strict mesh, where an op of another author may have come with
-    the same id before, it can be followed by the author. `hlc` is packed; `family` and `key` say what it is about, and
-    there is no key if it is about nothing; `reason` is 0 for an op that counts; `settled` is 1 when it is folded.
+class LogEnd(NamedTuple):
+    """How many ops are sealed, and the last link of the chain."""
+
+    seq: int
+    chain: bytes
+
+
+class NewOp(NamedTuple):
+    """An op that is not sealed yet. `id` is the op's id; in a strict mesh, where an op of another author may have come
+    with the same id before, it can be followed by the author. `hlc` is packed; `family` and `key` say what it is about,
+    and there is no key if it is about nothing; `reason` is 0 for an op that counts; `settled` is 1 when it is folded.
     """
+
+    id: bytes
+    hlc: bytes
+    variant: int
+    family: str
+    key: bytes | None
+    reason: int
+    settled: int
+    body: bytes
+
+
+class OpRow(NamedTuple):
+    """One op as it is kept: a `NewOp`, with its number and its link of the chain."""
 
     seq: int
     id: bytes
@@ -56,7 +78,16 @@ class OpRow(NamedTuple):
 class OpSession(Protocol):
     def head(self) -> Head: ...
     def put_head(self, head: Head) -> None: ...
-    def add_ops(self, rows: Sequence[OpRow]) -> None: ...
+
+    def add_ops(self, ops: Sequence[NewOp]) -> None:
+        """They are on the log once they are sealed."""
+
+    def seal(self, link: Link) -> LogEnd:
+        """Gives the ops that were added their numbers and their links, in the order of adding. `link` makes a link from
+        the one before and the op's bytes. A transaction that adds ops seals them before it ends, and puts the new end
+        into the head.
+        """
+
     def unsettled_ops(self, after: int, limit: int | None) -> list[OpRow]: ...
     def mark_settled(self, first: int, last: int) -> None: ...
 

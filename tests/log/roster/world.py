@@ -11,8 +11,8 @@ from hocket.kernel.rules import UNBOUND, encode_rules
 from hocket.kernel.ucan import ROOT, issue
 from hocket.kernel.vocabulary import DelegateUcan, Payload
 from hocket.log import RULES, Log
-from hocket.store import MEMORY, Store
-from hocket.store import open as open_store
+from hocket.store import Store
+from tests.stores import new_store
 
 USER = SigningKey(b"user" * 8)
 STRANGER = SigningKey(b"else" * 8)
@@ -69,8 +69,8 @@ def randomness(salt: bytes) -> Callable[[int], bytes]:
 
 
 def new_log(store: Store | None = None, key: SigningKey = READER, wall: Callable[[int], int] | None = None) -> Log:
-    """A log of the user's; without a store, in memory. Its rules bind no ids, so that tests may write any history."""
-    store = store or open_store(MEMORY)
+    """A log of the user's, in a new store unless one is given. Its rules bind no ids: tests may write any history."""
+    store = store or new_store()
     with store.write() as session:
         if session.meta(RULES) is None:
             session.set_meta(RULES, encode_rules(UNBOUND))

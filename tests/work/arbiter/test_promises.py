@@ -19,7 +19,7 @@ from hocket.kernel.roster import Job, Outcome
 from hocket.work import jobs
 from tests.gitplane.hands import CONTENTS, NOW_MS, proof, seen, submitted, worker
 from tests.gitplane.places import place
-from tests.work.arbiter.test_contract import LONG_MS, SHORT_MS, Table, complete, coordinating, held, on_a_loop, sharing
+from tests.work.arbiter.test_contract import LEASE_MS, Table, complete, coordinating, held, on_a_loop, sharing
 
 pytestmark = pytest.mark.touches("LW-39", "GT-04", "GT-05", "GT-06", "GT-11")
 
@@ -44,17 +44,16 @@ class Court(Protocol):
 class OnTheLog:
     def __init__(self, table: Table) -> None:
         self._table = table
-        self._lease_ms = LONG_MS
 
     async def submit(self, count: int) -> None:
         await self._table.submit(count)
 
     async def claim(self, seat: int, limit: int = 1) -> Sequence[Job]:
         await self._table.seats[seat].look()
-        return [each for each in await self._table.seats[seat].claim(limit, self._lease_ms) if isinstance(each, Job)]
+        return [each for each in await self._table.seats[seat].claim(limit) if isinstance(each, Job)]
 
     async def renew(self, seat: int, hold: Job) -> Job | None:
-        renewed = await self._table.seats[seat].ask(lambda tx: jobs.renew(tx, held(hold), LONG_MS))
+        renewed = await self._table.seats[seat].ask(lambda tx: jobs.renew(tx, held(hold), LEASE_MS))
         return renewed if isinstance(renewed, Job) else None
 
     async def complete(self, seat: int, hold: Job) -> bool:
@@ -68,7 +67,7 @@ class OnTheLog:
             return False
 
     async def take_over(self, seat: int, hold: Job) -> Job | None:
-        await self._table.expire()
+        self._table.expire()
         return next(iter(await self.claim(seat)), None)
 
     def fence(self, hold: Job) -> int:
@@ -192,9 +191,7 @@ async def test_a_completion_counts_once_and_for_good(court, tmp_path):
 async def test_who_is_displaced_ends_nothing(court, tmp_path):
     async with court(tmp_path) as at:
         await at.submit(1)
-        at._lease_ms = SHORT_MS
         (slow,) = await at.claim(0)
-        at._lease_ms = LONG_MS
         quick = await at.take_over(1, slow)
         assert quick is not None and at.fence(quick) == at.fence(slow) + 1
         assert not await at.complete(0, slow)

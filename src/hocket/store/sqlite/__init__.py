@@ -139,6 +139,7 @@ class WriteTransaction:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         try:
             if error is None:
+                self._session.check_sealed()
                 self._connection.execute("COMMIT")
                 self._session.committed()
                 return

@@ -7,7 +7,7 @@ from operator import itemgetter
 from typing import Any
 
 from hocket.kernel.subjects import Subject
-from hocket.store.ops import Head, OpRow
+from hocket.store.ops import Head, Link, LogEnd, NewOp, OpRow
 from hocket.store.sqlite.locks import LockStatements
 from hocket.store.sqlite.statements import UNREADABLE, damaged
 
@@ -41,6 +41,10 @@ class OpStatements(LockStatements):
         self._sql(_PUT_HEAD, head)
         self._head, self._head_seen = head, True
 
+    def check_sealed(self) -> None:
+        if self._unsealed:
+            raise RuntimeError("ops were added and not sealed")
+
     def committed(self) -> None:
         """The head that was read or written is the one in force, until somebody else's commit changes the version. A
         transaction that did not look at it cannot tell.
@@ -50,17 +54,29 @@ class OpStatements(LockStatements):
         else:
             self._head = None
         self._head_seen = False
+        self._end = None
         self._unlock()
 
     def undone(self) -> None:
         self._head, self._head_seen = None, False
+        self._end = None
+        self._unsealed.clear()
         self._unlock()
 
-    def add_ops(self, rows: Sequence[OpRow]) -> None:
-        if len(rows) == 1:
-            self._sql(_ADD_OP, rows[0])
-        else:
-            self._many(_ADD_OP, rows)
+    def add_ops(self, ops: Sequence[NewOp]) -> None:
+        self._unsealed.extend(ops)
+
+    def seal(self, link: Link) -> LogEnd:
+        seq, chain = self._end or self.head()[2:4]
+        rows = []
+        for op in self._unsealed:
+            seq += 1
+            chain = link(chain, op.body)
+            rows.append((seq, *op, chain))
+        self._unsealed.clear()
+        self._many(_ADD_OP, rows)
+        self._end = LogEnd(seq, chain)
+        return self._end
 
     def unsettled_ops(self, after: int, limit: int | None) -> list[OpRow]:
         return self._ops("WHERE seq > ? AND settled = 0 ORDER BY seq LIMIT ?", after, -1 if limit is None else limit)

@@ -9,7 +9,7 @@ import apsw
 
 from hocket.errors import StoreError
 from hocket.store.jobs import JobEntry
-from hocket.store.ops import Head
+from hocket.store.ops import Head, LogEnd, NewOp
 
 # What comes of a statement that is good when the schema or the text in the file is not.
 UNREADABLE = (apsw.SQLError, UnicodeDecodeError)
@@ -34,6 +34,9 @@ class Statements:
         # Jobs that this connection has written as claimed, for as long as no other connection writes: whoever claims
         # them comes back to end them.
         self._claimed: dict[bytes, JobEntry] = {}
+        # What the transaction has added to the log: ops that are not sealed, and the end after those that are.
+        self._unsealed: list[NewOp] = []
+        self._end: LogEnd | None = None
         # What the transaction has locked.
         self._author: bytes | None = None
         self._has_permissions = False
