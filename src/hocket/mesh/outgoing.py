@@ -22,7 +22,7 @@ from hocket.kernel.sanitise import sanitised
 from hocket.kernel.vocabulary import CreateArtifact, EvictArtifact, Payload, Sanitised, ScheduleJob, Unknown, job_of
 from hocket.log import Log
 from hocket.mesh.wire import BODY_BYTES_MAX
-from hocket.store import OpRow, Session, Store
+from hocket.store import OpRow, OpSession, Session, Store
 
 PAGE_OPS_MAX = 5_000
 # The count before the ops takes a few bytes too.
@@ -126,7 +126,7 @@ class _Gathered:
         return True
 
 
-def _rows(session: Session, since: Frontier, own_only: int | None, limit: int) -> list[OpRow]:
+def _rows(session: OpSession, since: Frontier, own_only: int | None, limit: int) -> list[OpRow]:
     if own_only is None:
         return session.ops_since({_key(node): pack(stamp) for node, stamp in since.items()}, limit)
     after = pack(since[own_only]) if own_only in since else bytes(20)
@@ -204,7 +204,7 @@ def readable(session: Session, to: PeerReader, rows: Iterable[OpRow]) -> Changes
     return gathered((), {LOG: {b""}, JOB: jobs}) if found else NOTHING
 
 
-def own_frontier(session: Session) -> Frontier:
+def own_frontier(session: OpSession) -> Frontier:
     return {int.from_bytes(node, "big"): unpack(stamp) for node, stamp in session.frontier().items()}
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from hocket.kernel.ids import node_text
 from hocket.kernel.knowledge import Knowledge, knowledge_text, read_knowledge, sentence
 from hocket.mesh.wire import MeshAccess, look, note
-from hocket.store import Session
+from hocket.store import PeerSession
 
 
 async def heard(access: MeshAccess, node: int, knows: Knowledge, notice: Callable[[str], None]) -> None:
@@ -21,7 +21,7 @@ async def heard(access: MeshAccess, node: int, knows: Knowledge, notice: Callabl
         notice(f"node {node_text(node)}: {difference}")
 
 
-def differences(session: Session) -> dict[int, str]:
+def differences(session: PeerSession) -> dict[int, str]:
     """The nodes whose programs differ from this one, and how."""
     found = {node: sentence(read_knowledge(knows)) for node, knows in session.programs().items()}
     return {int.from_bytes(node, "big"): said for node, said in found.items() if said is not None}

@@ -12,7 +12,7 @@ from hocket.kernel.proof import encode_proof
 from hocket.kernel.roster import Job, Outcome
 from hocket.log import Transaction
 from hocket.node.runtime import Runtime
-from hocket.store import JobEntry, Session, Stage
+from hocket.store import JobEntry, JobSession, Session, Stage
 from hocket.work import jobs, view
 from hocket.work.blobs import Blobs
 from hocket.work.jobs import Result
@@ -79,7 +79,7 @@ def _news(session: Session, job_id: bytes, seen: int) -> tuple[list[dict[str, An
     return lines, entry.stage is Stage.DONE
 
 
-def _entry(session: Session, job_id: bytes) -> JobEntry:
+def _entry(session: JobSession, job_id: bytes) -> JobEntry:
     """Nobody waits for a job that is not there."""
     entry = session.job(job_id)
     if entry is None:

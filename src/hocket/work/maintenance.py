@@ -8,7 +8,7 @@ from typing import Protocol, TypeVar
 
 from hocket.errors import StoreError
 from hocket.log import Log, Transaction
-from hocket.store import Session
+from hocket.store import OpSession, Session
 from hocket.work import artifacts, jobs
 from hocket.work.blobs import Blobs
 from hocket.work.environment import Environment
@@ -93,5 +93,5 @@ class Maintenance:
             store, blobs, troubles = self._access.log.store, self._blobs, self._troubles
             await self._access.call(lambda: artifacts.clear(store, blobs, troubles=troubles))
 
-    def _now(self, session: Session) -> int:
+    def _now(self, session: OpSession) -> int:
         return max(session.head().wall, self._environment.physical_ms())
