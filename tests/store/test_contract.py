@@ -370,6 +370,14 @@ def test_counts_follow_every_change_of_a_job(place: Place) -> None:
         session.put_jobs(changed)
         session.drop_job(numbered(1))
         session.drop_job(numbered(404))
+    # Also within one transaction.
+    changed += [entry(3, "acme-mail", Stage.DONE, Outcome.FAILED), entry(10, "k", Stage.READY)]
+    with place.store.write() as session:
+        session.lock_permissions(exclusive=False)
+        assert [each.job.id for each, _ in session.take_ready("acme-mail", 9)] == [numbered(3)]
+        session.put_jobs([entry(3, "acme-mail", Stage.CLAIMED), entry(10, "k", Stage.DONE, Outcome.FAILED)])
+        session.put_jobs([entry(3, "acme-mail", Stage.DONE, Outcome.SUCCEEDED), entry(10, "k", Stage.READY)])
+        session.put_jobs([entry(3, "acme-mail", Stage.DONE, Outcome.FAILED)])
     after = {each.job.id: each for each in LISTED[1:]} | {each.job.id: each for each in changed}
     assert counts() == Counter((each.stage, each.job.outcome) for each in after.values())
     with pytest.raises(Trouble):

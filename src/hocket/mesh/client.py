@@ -23,7 +23,7 @@ from hocket.kernel.vocabulary import DelegateUcan, number_of
 from hocket.mesh import wire
 from hocket.mesh.outgoing import PAGE_OPS_MAX
 from hocket.mesh.wire import Reply, Request, Transport, look
-from hocket.store import Session
+from hocket.store import OpSession
 from hocket.work.environment import Environment
 from hocket.work.node_access import NodeAccess
 
@@ -329,7 +329,7 @@ def is_paused_by(detail: str, ours: str) -> bool:
     return f"here are blake3:{ours}" in detail and not detail.endswith(_UNCERTAIN)
 
 
-def _introduction(session: Session, node: int) -> bytes | None:
+def _introduction(session: OpSession, node: int) -> bytes | None:
     """The op by which a node introduced itself: its first one."""
     rows = session.ops_of_author(node.to_bytes(8, "big"), bytes(20), 1)
     return rows[0].body if rows and rows[0].variant == number_of(DelegateUcan) else None

@@ -33,7 +33,7 @@ from hocket.mesh.grants import words
 from hocket.mesh.names import likeness, names, why_not
 from hocket.mesh.tickets import Ticket, Welcome
 from hocket.mesh.wire import JSON, Reply, Request
-from hocket.store import Invitation, Session
+from hocket.store import Invitation, PeerSession
 
 JOIN = "/v1/join"
 VALID_MS_DEFAULT = 3_600_000
@@ -171,7 +171,7 @@ def refusal_of(reply: Reply) -> str:
         return ""
 
 
-def _invited(session: Session, asked: tickets.JoinRequest) -> Invitation | None:
+def _invited(session: PeerSession, asked: tickets.JoinRequest) -> Invitation | None:
     """The invitation that a request is vouched for by."""
     return next(
         (

@@ -14,7 +14,7 @@ from hocket.kernel.clock import unpack
 from hocket.kernel.frontier import Frontier, merge
 from hocket.mesh.outgoing import readable, reader
 from hocket.mesh.wire import hint, look
-from hocket.store import OpRow, Session
+from hocket.store import OpRow, OpSession
 from hocket.work.environment import Environment
 from hocket.work.node_access import NodeAccess
 from hocket.work.supervision import supervised
@@ -136,5 +136,5 @@ def _is_within(row: OpRow, frontier: Frontier) -> bool:
     return stamp.node in frontier and stamp <= frontier[stamp.node]
 
 
-def _seq(session: Session) -> int:
+def _seq(session: OpSession) -> int:
     return session.head().seq

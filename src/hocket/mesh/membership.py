@@ -23,7 +23,7 @@ from hocket.kernel.vocabulary import DelegateUcan, DesignateCoordinator, Payload
 from hocket.log import Log, Transaction
 from hocket.log.permissions import Permissions
 from hocket.mesh.names import HERE, ID_DIGITS_MIN, likeness, names
-from hocket.store import OverQuota, Session, WrittenTotals
+from hocket.store import OpSession, OverQuota, RegisterSession, Session, WrittenTotals
 
 # A coordinator that was met within this time will soon hear that it is no longer the one.
 RECENT_MS = 60_000
@@ -163,7 +163,7 @@ def may(log: Log, session: Session, node: int, resource: str, action: str, kind:
     return MayAnswer(chain, routed)
 
 
-def route_of(session: Session, kind: str) -> int | None:
+def route_of(session: RegisterSession, kind: str) -> int | None:
     found = {known: node for known, _, node in session.routes()}.get(kind)
     return None if found is None else int.from_bytes(found, "big")
 
@@ -177,7 +177,7 @@ def _permissions(log: Log, session: Session) -> Permissions:
     return log.permissions(session)
 
 
-def _now(log: Log, session: Session) -> Hlc:
+def _now(log: Log, session: OpSession) -> Hlc:
     """Now, after everything that is on the log."""
     return Hlc(max(session.head().wall, log.physical()), U32_MAX, log.node)
 

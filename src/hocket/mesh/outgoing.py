@@ -23,7 +23,7 @@ from hocket.kernel.subjects import JOB, Subject, subject_of
 from hocket.kernel.vocabulary import CreateArtifact, EvictArtifact, Payload, Sanitised, ScheduleJob, Unknown
 from hocket.log import Log
 from hocket.mesh.wire import BODY_BYTES_MAX
-from hocket.store import OpRow, Session, Store
+from hocket.store import OpRow, OpSession, Session, Store
 
 PAGE_OPS_MAX = 5_000
 # The count before the ops takes a few bytes too.
@@ -127,7 +127,7 @@ class _Gathered:
         return True
 
 
-def _rows(session: Session, since: Frontier, own_only: int | None, limit: int) -> list[OpRow]:
+def _rows(session: OpSession, since: Frontier, own_only: int | None, limit: int) -> list[OpRow]:
     if own_only is None:
         return session.ops_since({_key(node): pack(stamp) for node, stamp in since.items()}, limit)
     after = pack(since[own_only]) if own_only in since else bytes(20)
@@ -209,7 +209,7 @@ def readable(session: Session, to: PeerReader, rows: Iterable[OpRow]) -> Changes
     return gathered((), keys) if found else NOTHING
 
 
-def own_frontier(session: Session) -> Frontier:
+def own_frontier(session: OpSession) -> Frontier:
     return {int.from_bytes(node, "big"): unpack(stamp) for node, stamp in session.frontier().items()}
 
 

@@ -14,7 +14,7 @@ from hocket.kernel.clock import U32_MAX, Hlc, unpack
 from hocket.kernel.frontier import Frontier, decode_frontier, encode_frontier
 from hocket.kernel.postcard import Malformed
 from hocket.log import Log
-from hocket.store import Peer, Session
+from hocket.store import LocalSession, Peer, PeerSession, Session
 
 ADDRESS_CHARS_MAX = 512
 PEERS_MAX = 1_000
@@ -85,7 +85,7 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def find(session: Session, address: str) -> Peer | None:
+def find(session: PeerSession, address: str) -> Peer | None:
     return next((peer for peer in session.peers() if peer.address == address), None)
 
 
@@ -137,11 +137,11 @@ def pulled(peer: Peer | None) -> Frontier:
         return {}
 
 
-def trusts(session: Session) -> dict[str, Trust]:
+def trusts(session: LocalSession) -> dict[str, Trust]:
     return msgspec.json.decode(session.meta(TRUST) or b"{}", type=dict[str, Trust])
 
 
-def set_trust(session: Session, trust: dict[str, Trust]) -> None:
+def set_trust(session: LocalSession, trust: dict[str, Trust]) -> None:
     session.set_meta(TRUST, msgspec.json.encode(trust))
 
 
@@ -151,7 +151,7 @@ def coordinator(log: Log, session: Session) -> int | None:
     return permissions.coordinator(Hlc(max(session.head().wall, log.physical()), U32_MAX, log.node))
 
 
-def address_of(session: Session, node: int) -> str | None:
+def address_of(session: PeerSession, node: int) -> str | None:
     """Where a node was met; of several addresses the one that answered last."""
     known = [peer for peer in session.peers() if peer.node == node.to_bytes(8, "big")]
     return max(known, key=lambda peer: (peer.state == OK, peer.seen)).address if known else None

@@ -6,7 +6,7 @@ from hocket.events import Emit, ProgramDiffers
 from hocket.kernel.ids import node_text
 from hocket.kernel.knowledge import Knowledge, knowledge_text, read_knowledge, sentence
 from hocket.mesh.wire import look, note
-from hocket.store import Session
+from hocket.store import PeerSession
 from hocket.work.node_access import NodeAccess
 
 
@@ -21,7 +21,7 @@ async def heard(access: NodeAccess, node: int, knows: Knowledge, emit: Emit) -> 
         emit(ProgramDiffers(node_text(node), difference))
 
 
-def differences(session: Session) -> dict[int, str]:
+def differences(session: PeerSession) -> dict[int, str]:
     """The nodes whose programs differ from this one, and how."""
     found = {node: sentence(read_knowledge(knows)) for node, knows in session.programs().items()}
     return {int.from_bytes(node, "big"): said for node, said in found.items() if said is not None}

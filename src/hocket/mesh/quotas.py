@@ -18,7 +18,7 @@ from hocket.log import Admission, Log
 from hocket.log.author_check import CURABLE
 from hocket.log.permissions import Permissions
 from hocket.mesh.rate_limit import BUCKETS_MAX, DebtBuckets, Draw
-from hocket.store import OverQuota, Session, WrittenTotals
+from hocket.store import IntakeSession, OverQuota, WrittenTotals
 
 # A node that was idle for so long may bring all that it could have brought meanwhile at once.
 BURST_S = 10.0
@@ -139,7 +139,7 @@ class Quotas:
         draws = [draw for each in self._payers.get(node, ()) for draw in each.draws(0, 0)]
         return max((self._flows.wait(draw._replace(cost=draw.rate)) for draw in draws), default=0.0)
 
-    def _payer(self, permissions: Permissions, session: Session, node: int, now_ms: int) -> Payer:
+    def _payer(self, permissions: Permissions, session: IntakeSession, node: int, now_ms: int) -> Payer:
         quota = quota_of(permissions.authority, node, now_ms, permissions.rules.bounds or Bounds())
         written = session.written(each.to_bytes(8, "big") for each in self._sharers(permissions, node)).values()
         ops = _UNBOUNDED if quota.ops is None else quota.ops - sum(each.ops for each in written)

@@ -11,7 +11,7 @@ from hocket.kernel.ids import ulid_text
 from hocket.kernel.proof import encode_proof
 from hocket.kernel.roster import Outcome
 from hocket.kernel.subjects import JOB, Subject
-from hocket.store import JobEntry, Session, Stage
+from hocket.store import JobEntry, JobSession, Session, Stage
 from hocket.work import jobs, view
 from hocket.work.blobs import Blobs
 from hocket.work.node_access import NodeAccess
@@ -55,7 +55,7 @@ def news_of(session: Session, job_id: bytes, seen: int) -> tuple[list[dict[str, 
     return lines, entry.stage is Stage.DONE
 
 
-def _entry(session: Session, job_id: bytes) -> JobEntry:
+def _entry(session: JobSession, job_id: bytes) -> JobEntry:
     """Nobody waits for a job that is not there."""
     entry = session.job(job_id)
     if entry is None:

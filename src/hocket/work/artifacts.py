@@ -17,7 +17,7 @@ from hocket.kernel.reasons import Reason
 from hocket.kernel.snapshot import SNAPSHOT_TYPE
 from hocket.kernel.vocabulary import CreateArtifact, EvictArtifact, Payload
 from hocket.log import Transaction
-from hocket.store import Artifact, Session, Store
+from hocket.store import Artifact, ArtifactSession, OpSession, Session, Store
 from hocket.work.blobs import Blobs
 from hocket.work.node_access import NodeAccess
 from hocket.work.run_outputs import Content, creation
@@ -33,7 +33,7 @@ GARBAGE_AGE_S = 3600.0
 Fetch = Callable[[bytes, int], bytes | None]
 
 
-def between(session: Session, low: bytes, high: bytes, limit: int) -> list[Artifact]:
+def between(session: ArtifactSession, low: bytes, high: bytes, limit: int) -> list[Artifact]:
     """The artifacts whose ids lie between these, both included."""
     first = session.artifact(low)
     found = session.artifacts(low, limit)
@@ -56,13 +56,13 @@ def find(session: Session, prefix: str) -> Artifact:
     return found[0]
 
 
-def every(session: Session, step: int = COLLECT_STEP, after: bytes = bytes(16)) -> Iterator[Artifact]:
+def every(session: ArtifactSession, step: int = COLLECT_STEP, after: bytes = bytes(16)) -> Iterator[Artifact]:
     while found := session.artifacts(after, step):
         yield from found
         after = found[-1].id
 
 
-def creation_of(session: Session, artifact: Artifact) -> tuple[Op, CreateArtifact]:
+def creation_of(session: OpSession, artifact: Artifact) -> tuple[Op, CreateArtifact]:
     row = session.op(artifact.op_id)
     assert row is not None
     op = decode(row.body)
@@ -98,7 +98,7 @@ def full(session: Session, blobs: Blobs, artifact: Artifact) -> dict[str, Any]:
     }
 
 
-def _where(session: Session, blobs: Blobs, artifact: Artifact, payload: CreateArtifact) -> str:
+def _where(session: ArtifactSession, blobs: Blobs, artifact: Artifact, payload: CreateArtifact) -> str:
     if session.is_evicted(artifact.id):
         return "evicted"
     if payload.content_inline is not None:
@@ -208,7 +208,7 @@ def free(tx: Transaction, blobs: Blobs, hashes: Iterable[bytes], troubles: Troub
     return collect(tx.session, blobs, hashes, troubles)
 
 
-def _is_needed(session: Session, hash: bytes) -> bool:
+def _is_needed(session: ArtifactSession, hash: bytes) -> bool:
     return any(not session.is_evicted(each.id) for each in session.artifacts_of_hash(hash))
 
 

@@ -19,7 +19,7 @@ from hocket.kernel.roster import Job
 from hocket.kernel.schedules import CRON_LENGTH_MAX, NAME_LENGTH_MAX, tick_id, tick_policy
 from hocket.kernel.vocabulary import ClearSchedule, ScheduleJob, SetSchedule
 from hocket.log import Transaction
-from hocket.store import Schedule, Session
+from hocket.store import OpSession, RegisterSession, Schedule
 from hocket.work.jobs import Draft
 
 # Is told which schedule's tick could not be made, and why.
@@ -72,7 +72,7 @@ def remove(tx: Transaction, name: str) -> None:
     _must(tx, ClearSchedule(name), before)
 
 
-def _in_force(session: Session, name: str) -> Schedule | None:
+def _in_force(session: RegisterSession, name: str) -> Schedule | None:
     return next((each for each in session.schedules() if each.name == name), None)
 
 
@@ -94,7 +94,7 @@ def _must(tx: Transaction, payload: SetSchedule | ClearSchedule, before: Schedul
         raise NotAuthorised(f"this node may not {wanted}: {op.sentence}")
 
 
-def is_due(session: Session, now: int) -> bool:
+def is_due(session: RegisterSession, now: int) -> bool:
     """Whether a schedule has a tick for which there is no job yet."""
     return any(due_tick(each, now) is not None for each in session.schedules())
 
@@ -124,7 +124,7 @@ def make_tick(tx: Transaction, schedule: Schedule, failed: Failed = lambda sched
     return not isinstance(op, Reason)
 
 
-def is_tick(session: Session, job: Job) -> bool | None:
+def is_tick(session: OpSession, job: Job) -> bool | None:
     """Whether a tick's job fell on the newest tick when it was made, by this machine's table of timezones; None when
     that does not tell. The log itself can only be exact about UTC, since such tables differ between machines.
     """

@@ -7,7 +7,7 @@ import asyncio
 
 from hocket.errors import StoreError
 from hocket.events import Emit, EvictionNotAllowed, StoreUnavailable
-from hocket.store import Session
+from hocket.store import OpSession
 from hocket.work import artifacts, jobs
 from hocket.work.environment import Environment
 from hocket.work.node_access import NodeAccess
@@ -64,5 +64,5 @@ class Maintenance:
             store, blobs, troubles = self._access.log.store, self._blobs, self._troubles
             await self._access.call(lambda: artifacts.clear(store, blobs, troubles=troubles))
 
-    def _now(self, session: Session) -> int:
+    def _now(self, session: OpSession) -> int:
         return max(session.head().wall, self._environment.physical_ms())

@@ -15,7 +15,7 @@ from hocket.kernel.ops import decode
 from hocket.kernel.proof import PROOF_TYPE, BadProof, Proof, check, decode_proof
 from hocket.kernel.roster import Job, Outcome
 from hocket.kernel.vocabulary import AcceptWork, FailWork, ScheduleJob
-from hocket.store import Artifact, Session
+from hocket.store import Artifact, ArtifactSession, OpSession, Session
 from hocket.work import artifacts
 from hocket.work.artifacts import Fetch
 from hocket.work.blobs import Blobs, Damaged
@@ -105,7 +105,7 @@ def _about_the_command(session: Session, job: Job, execution: Execution) -> Iter
         yield "the proof names other inputs than the job"
 
 
-def _manifest(session: Session, job: Job) -> Manifest | str:
+def _manifest(session: OpSession, job: Job) -> Manifest | str:
     row = session.op(job.schedule_op)
     payload = None if row is None else decode(row.body).payload
     if not isinstance(payload, ScheduleJob):
@@ -130,7 +130,7 @@ def _about_the_claim(session: Session, job: Job, execution: Execution, worker: b
         yield "the job succeeded, but by the proof the command did not"
 
 
-def _holder(session: Session, job: Job) -> int | None:
+def _holder(session: OpSession, job: Job) -> int | None:
     """Whose claim was the last that ended; of a job that is to be tried again, whose failed."""
     if job.outcome is not None or job.error_op is None:
         return job.claimer if job.outcome is not None else None
@@ -187,5 +187,5 @@ def _look_at(
         examined.notes.append(f"{name} was not looked at: {error}")
 
 
-def _of_type(session: Session, job: Job, type: str) -> list[Artifact]:
+def _of_type(session: ArtifactSession, job: Job, type: str) -> list[Artifact]:
     return [each for each in session.artifacts_of_job(job.id) if each.type == type]

@@ -10,7 +10,7 @@ from hocket.errors import StoreError
 from hocket.events import BatchFailed, Emit, JobsReclaimed, ScheduleSkipped, StoreUnavailable
 from hocket.kernel.ids import ulid_text
 from hocket.log import Transaction
-from hocket.store import Schedule, Session
+from hocket.store import RegisterSession, Schedule, Session
 from hocket.work import cron, jobs
 from hocket.work.environment import Environment
 from hocket.work.node_access import NodeAccess
@@ -32,7 +32,7 @@ class Sweep:
         deadline = session.next_deadline()
         return (deadline is not None and deadline < now) or bool(self._due(session, now))
 
-    def _due(self, session: Session, now: int) -> list[Schedule]:
+    def _due(self, session: RegisterSession, now: int) -> list[Schedule]:
         """Four times a second a look must cost little, however many schedules there are; so the next tick of each is
         worked out once.
         """

@@ -56,14 +56,14 @@ class JobStatements(LockStatements):
                 self._claimed.pop(entry.job.id, None)
 
     def _count_finished(self, entries: Sequence[JobEntry]) -> None:
-        """Keeps count of the jobs that have ended: what is written, less what stood there before. A job that this
-        connection knows as claimed had no outcome.
-        """
+        """Keeps count of the jobs that have ended: what is written, less what stood there before."""
+        unended, claimed = self._unended, self._claimed if self._head_seen else {}
+        unsure = [(job_id,) for entry in entries if (job_id := entry.job.id) not in unended and job_id not in claimed]
         added = Counter(entry.job.outcome for entry in entries if entry.job.outcome is not None)
-        claimed = self._claimed if self._head_seen else {}
-        unsure = [(entry.job.id,) for entry in entries if entry.job.id not in claimed]
         added.subtract(row[0] for row in self._many(_OUTCOME, unsure))
         self._add_finished(added)
+        unended.update(entry.job.id for entry in entries)
+        unended.difference_update(entry.job.id for entry in entries if entry.job.outcome is not None)
 
     def _add_finished(self, added: Mapping[Outcome, int]) -> None:
         for outcome, count in added.items():
@@ -72,6 +72,7 @@ class JobStatements(LockStatements):
 
     def drop_job(self, job_id: bytes) -> None:
         self._claimed.pop(job_id, None)
+        self._unended.discard(job_id)
         self._add_finished({Outcome(row[0]): -1 for row in self._rows(_OUTCOME, job_id)})
         self._sql("DELETE FROM jobs WHERE id = ?", (job_id,))
         self._sql("DELETE FROM after WHERE job = ?", (job_id,))
@@ -167,7 +168,9 @@ class JobStatements(LockStatements):
 
     def take_ready(self, kind: str, limit: int, after: JobEntry | None = None) -> list[tuple[JobEntry, bytes | None]]:
         self.lock_subjects(())
-        return self.ready(kind, limit, after)
+        found = self.ready(kind, limit, after)
+        self._unended.update(entry.job.id for entry, _ in found)
+        return found
 
     def claimed_count(self, kind: str) -> int:
         return int(self._one("SELECT count(*) FROM jobs WHERE stage = 3 AND kind = ?", kind))

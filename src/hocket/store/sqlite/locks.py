@@ -19,12 +19,12 @@ class LockStatements(Statements):
         self._has_permissions = True
 
     def lock_subjects(self, subjects: Iterable[Subject]) -> None:
-        self._check_writing()
         if not self._has_permissions:
-            raise LockMisuse("lock the author and the permissions before a subject")
+            raise LockMisuse("lock the author and the permissions before a subject, in a write transaction")
 
     def _unlock(self) -> None:
         self._author, self._has_permissions = None, False
+        self._unended.clear()
 
     def _check_writing(self) -> None:
         if not self._is_writer or not self._connection.in_transaction:

@@ -37,6 +37,8 @@ class Statements:
         # What the transaction has added to the log: ops that are not sealed, and the end after those that are.
         self._unsealed: list[NewOp] = []
         self._end: LogEnd | None = None
+        # Jobs that the transaction knows to have no outcome.
+        self._unended: set[bytes] = set()
         # What the transaction has locked.
         self._author: bytes | None = None
         self._has_permissions = False

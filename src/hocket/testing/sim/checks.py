@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from hocket.kernel.ids import node_id, ulid_text
 from hocket.kernel.roster import Job, Outcome
 from hocket.log.rebuild import without_keys
-from hocket.store import JobEntry, Session, Stage
+from hocket.store import JobEntry, JobSession, Stage
 from hocket.testing.sim.hostile import ROGUE
 from hocket.testing.sim.load import OPEN, SOLE, Journal, SimRun
 from hocket.testing.sim.node import SimNode, Up
@@ -92,7 +92,7 @@ def settled(nodes: Sequence[SimNode], hostile: int | None = None) -> bool:
     return True
 
 
-def _unended(session: Session) -> list[JobEntry]:
+def _unended(session: JobSession) -> list[JobEntry]:
     if all(stage is Stage.DONE for stage, _ in session.counts()):
         return []
     return [entry for entry in session.each_job() if entry.stage is not Stage.DONE]

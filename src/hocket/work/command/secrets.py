@@ -12,7 +12,7 @@ import msgspec
 
 from hocket.errors import StoreError, Usage
 from hocket.kernel.ids import parse_ulid, ulid_text
-from hocket.store import Session, Stage
+from hocket.store import JobSession, Stage
 
 if TYPE_CHECKING:
     from hocket.kernel.manifest import Manifest
@@ -108,7 +108,7 @@ class Secrets:
                 found.append(Handed(parse_ulid(job_id), int(fence), parse_ulid(artifact_id)))
         return found
 
-    def sweep(self, session: Session, now_s: float) -> None:
+    def sweep(self, session: JobSession, now_s: float) -> None:
         """Deletes those of jobs that have ended, and those that were kept for too long."""
         for job_id in self.job_ids():
             path = self._place(job_id)
