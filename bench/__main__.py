@@ -17,7 +17,8 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -32,6 +33,7 @@ from bench.rows import OURS, QUICK, Figure, Row, Size, rows
 PEERS = ("bench.peers.huey", "bench.peers.litequeue", "bench.peers.apsw")
 REFERENCE = "bench.peers.huey"
 EMPTY = "ours, empty log"  # the other side of the rows on the full log: ours again, in the same repetition
+EARLIER = "ours, earlier"  # ours at another commit, with that commit's own harness
 ROOT = Path(__file__).resolve().parent.parent
 
 
@@ -60,11 +62,14 @@ def load_subjects() -> tuple[dict[str, ModuleType], list[str]]:
     return found, missing
 
 
-def measure(subject: str, function: str, home: Path, arguments: dict[str, Any], timeout_s: float) -> dict[str, Any]:
-    """One figure, in a process of its own."""
+def measure(
+    subject: str, function: str, home: Path, arguments: dict[str, Any], timeout_s: float, root: Path = ROOT
+) -> dict[str, Any]:
+    """One figure, in a process of its own, by the program in the checkout at `root`."""
     text = json.dumps({"home": str(home), **arguments})
     command = [sys.executable, "-m", "bench.measure", subject, function, text]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=timeout_s)
+    environment = os.environ | {"PYTHONPATH": str(root / "src")}
+    done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, timeout=timeout_s)
     if done.returncode != 0:
         raise RuntimeError((done.stderr.strip() or done.stdout.strip() or "no output").splitlines()[-1])
     result: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
@@ -72,7 +77,7 @@ def measure(subject: str, function: str, home: Path, arguments: dict[str, Any], 
 
 
 def label(name: str, subjects: dict[str, ModuleType]) -> str:
-    return EMPTY if name == EMPTY else str(subjects[name].LABEL)
+    return name if name in (EMPTY, EARLIER) else str(subjects[name].LABEL)
 
 
 def sockets(directory: str, names: list[str]) -> list[str]:
@@ -80,33 +85,50 @@ def sockets(directory: str, names: list[str]) -> list[str]:
     return [name for name in names if (path := Path(directory, name)).is_socket() or path.is_fifo()]
 
 
+@contextmanager
+def checkout(revision: str, directory: Path) -> Iterator[Path]:
+    """The tree of another commit, for as long as the block lasts."""
+    root = directory / "earlier"
+    git = ["git", "-C", str(ROOT), "worktree"]
+    subprocess.run([*git, "add", "--quiet", "--detach", str(root), revision], check=True)
+    try:
+        yield root
+    finally:
+        subprocess.run([*git, "remove", "--force", str(root)], check=True)
+
+
 class Run:
-    def __init__(self, directory: Path, size: Size, timeout_s: float, say: Callable[[str], None]) -> None:
+    """`earlier` is the checkout of another commit to compare with."""
+
+    def __init__(
+        self, directory: Path, size: Size, timeout_s: float, say: Callable[[str], None], earlier: Path | None = None
+    ) -> None:
         self.directory = directory
         self.size = size
         self.timeout_s = timeout_s
         self.say = say
-        self._full: Path | None = None
+        self._earlier = earlier
+        self._full: dict[Path, Path] = {}
 
-    def full_home(self) -> Path:
-        """The home with many finished jobs, made once a run: filling it takes longer than measuring on it."""
-        if self._full is None:
-            home = self.directory / "full"
-            home.mkdir()
+    def full_home(self, root: Path) -> Path:
+        """The home with many finished jobs, made once for each program, since filling it takes long."""
+        if root not in self._full:
+            home = Path(tempfile.mkdtemp(prefix="full-", dir=self.directory))
             self.say(f"filling a log with {self.size.finished:,} finished jobs")
-            measure(OURS, "fill", home, {"finished": self.size.finished}, self.timeout_s * 4)
-            self._full = home
-        return self._full
+            measure(OURS, "fill", home, {"finished": self.size.finished}, self.timeout_s * 4, root)
+            self._full[root] = home
+        return self._full[root]
 
     def once(self, name: str, row: Row) -> dict[str, Any]:
-        subject = row.module if name in (OURS, EMPTY) else name
+        subject = row.module if name in (OURS, EMPTY, EARLIER) else name
+        root = self._earlier if name == EARLIER and self._earlier is not None else ROOT
         home = Path(tempfile.mkdtemp(prefix=f"{row.key}-", dir=self.directory))
         try:
             if row.full and name != EMPTY:
                 # A copy each time: jobs that a submit row leaves pending must not be drained by the next row.
-                shutil.copytree(self.full_home(), home, dirs_exist_ok=True, ignore=sockets)
+                shutil.copytree(self.full_home(root), home, dirs_exist_ok=True, ignore=sockets)
                 os.sync()
-            return measure(subject, row.function, home, row.arguments, self.timeout_s)
+            return measure(subject, row.function, home, row.arguments, self.timeout_s, root)
         finally:
             if not row.kept:
                 shutil.rmtree(home, ignore_errors=True)
@@ -115,7 +137,9 @@ class Run:
         able = [name for name, module in subjects.items() if hasattr(module, row.function)]
         if row.ours_only:
             able = [OURS]
-        if row.full and able:
+        if self._earlier is not None:
+            able.append(EARLIER)
+        elif row.full and able:
             able.append(EMPTY)
         figures = {name: Figures() for name in able}
         for repetition in range(self.size.repeat):
@@ -194,9 +218,11 @@ def show(value: float | None, unit: str) -> str:
 
 
 def ratio(line: dict[str, Any]) -> str:
-    """Ours over Huey's, or over our own on an empty log; above 1 is always better."""
+    """Ours over Huey's, over our own on an empty log, or over ours at another commit; above 1 is always better."""
     values = line["values"]
     other, mark = (values[EMPTY], "× of empty") if EMPTY in values else (values.get(REFERENCE), "×")
+    if EARLIER in values:
+        other = values[EARLIER]
     ours = values.get(OURS)
     if not ours or not other:
         return ""
@@ -223,19 +249,23 @@ def parse() -> argparse.Namespace:
     )
     parser.add_argument("--timeout", type=float, default=900, metavar="SECONDS", help="for one measurement")
     parser.add_argument("--list", action="store_true", help="list the rows")
+    parser.add_argument("--against", metavar="REV", help="compare with our program at this commit, not with the peers")
     return parser.parse_args()
 
 
-def print_table(console: Console, table_lines: list[dict[str, Any]], subjects: dict[str, ModuleType]) -> None:
+def print_table(
+    console: Console, table_lines: list[dict[str, Any]], subjects: dict[str, ModuleType], against: str | None
+) -> None:
     table = Table(title=None, title_justify="left")
     table.add_column("")
-    for module in subjects.values():
-        table.add_column(module.LABEL, justify="right")
+    names = [*subjects] if against is None else [OURS, EARLIER]
+    for name in names:
+        table.add_column(f"at {against}" if name == EARLIER else subjects[name].LABEL, justify="right")
     if OURS in subjects:
-        table.add_column("ours : Huey", justify="right")
+        table.add_column("ours : Huey" if against is None else "now : then", justify="right")
     for line in table_lines:
         unit = "" if line["unit"] == "/s" else f" ({line['unit']})"
-        cells = [show(line["values"].get(name), line["unit"]) for name in subjects]
+        cells = [show(line["values"].get(name), line["unit"]) for name in names]
         last = [ratio(line)] if OURS in subjects else []
         table.add_row(line["title"] + unit, *cells, *last)
     console.print(table)
@@ -259,6 +289,8 @@ def main() -> int:
         chosen = [row for row in chosen if row.key in options.only]
 
     subjects, missing = load_subjects()
+    if options.against is not None:
+        subjects = {OURS: subjects[OURS]}
     options.dir.mkdir(parents=True, exist_ok=True)
     progress = Console(stderr=True)
     machine = (
@@ -269,17 +301,18 @@ def main() -> int:
     console.print(machine, *(module.describe() for module in subjects.values()), sep="\n", highlight=False)
     figures: dict[str, dict[str, Figures]] = {}
     table_lines: list[dict[str, Any]] = []
-    with tempfile.TemporaryDirectory(prefix="run-", dir=options.dir) as directory:
-        run = Run(
-            Path(directory), size, options.timeout, lambda text: progress.print(text, style="dim", highlight=False)
-        )
+    with ExitStack() as stack:
+        directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="run-", dir=options.dir)))
+        earlier = None if options.against is None else stack.enter_context(checkout(options.against, directory))
+        say = lambda text: progress.print(text, style="dim", highlight=False)  # noqa: E731
+        run = Run(directory, size, options.timeout, say, earlier)
         for row in chosen:
             if row.ours_only and OURS not in subjects:
                 continue
             figures[row.key] = run.row(row, subjects)
             table_lines += lines(row, figures[row.key])
 
-    print_table(console, table_lines, subjects)
+    print_table(console, table_lines, subjects, options.against)
     used = {row.function for row in chosen}
     for note in [note for module in subjects.values() for key, note in module.NOTES.items() if key in used]:
         console.print(f"- {note}", highlight=False)

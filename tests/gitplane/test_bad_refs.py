@@ -125,12 +125,12 @@ def test_a_bad_ref_spoils_only_its_own_job(here: Place, kind: str):
     plane = here.open()
     states = {each.refs.content_id: each.state for each in jobs.listing(plane)}
     assert states[done.refs.content_id] == "succeeded" and states[waiting.refs.content_id] == "pending"
-    orders = jobs.orders_of(plane, [each.refs for each in jobs.waiting(plane)])
+    orders = jobs.orders_of(plane, [each.refs for each in jobs.unfinished(plane) if jobs.is_waiting(each)])
     assert isinstance(orders[waiting.refs.content_id], jobs.GitOrder)
     assert isinstance(orders.get(BAD.content_id, ""), str) or states[BAD.content_id] == "claimed"
     found = {each.content_id: each for each in verify(plane)}
-    assert found[done.refs.content_id].is_sound and found[waiting.refs.content_id].is_sound
-    assert not found[BAD.content_id].is_sound
+    assert not found[done.refs.content_id].findings and not found[waiting.refs.content_id].findings
+    assert found[BAD.content_id].findings
     assert jobs.clear(plane, NOW_MS + 1_000_000) == [done.refs.content_id]
 
 
@@ -147,9 +147,9 @@ def test_a_server_that_cannot_read_some_of_its_objects(tmp_path: Path, monkeypat
         plane = there.open()
         states = {each.refs.content_id: each.state for each in jobs.listing(plane)}
         assert states[done.refs.content_id] == "succeeded" and states[waiting.refs.content_id] == "pending"
-        orders = jobs.orders_of(plane, [each.refs for each in jobs.waiting(plane)])
+        orders = jobs.orders_of(plane, [each.refs for each in jobs.unfinished(plane) if jobs.is_waiting(each)])
         assert [job for job, order in orders.items() if isinstance(order, jobs.GitOrder)] == [waiting.refs.content_id]
-        sound = {each.content_id for each in verify(plane) if each.is_sound}
+        sound = {each.content_id for each in verify(plane) if not each.findings}
         assert sound == {done.refs.content_id, waiting.refs.content_id}
 
 
@@ -199,7 +199,7 @@ def test_a_worker_meets_every_bad_ref_and_does_the_other_jobs(
         )
         state = {each.refs.content_id: each.state for each in jobs.listing(plane)}[made.content_id]
         assert state == "succeeded"
-        sound = {each.content_id for each in verify(plane) if each.is_sound}
+        sound = {each.content_id for each in verify(plane) if not each.findings}
         assert sound == {made.content_id}, [names[each] for each in sound - {made.content_id}]
 
 

@@ -256,7 +256,7 @@ def test_a_claim_that_is_only_the_workers_ref_holds_the_job(here: Place, name: s
     assert listed.state == "claimed" and listed.claim is None
     assert listed.other is not None and listed.other.worker == by
     # It has no lease, so that it is never over.
-    assert jobs.waiting(plane) == []
+    assert not any(map(jobs.is_waiting, jobs.unfinished(plane)))
     assert ClaimWatch(me.key.public, lambda _: False, lambda: 1e9).open([listed]) == []
     assert judged(here)[0].findings == ()
     holding.abort(plane, JOB, me, NOW_MS, "enough")

@@ -73,7 +73,7 @@ def test_what_is_sound(anywhere: Place):
     anywhere.cache = anywhere.cache.with_name("another")
     found = {each.content_id: each for each in verify(anywhere.open())}
     assert len(found) == 7
-    assert [each.findings for each in found.values() if not each.is_sound] == []
+    assert [each.findings for each in found.values() if each.findings] == []
     execution = found[done.refs.content_id].execution
     assert execution is not None and execution.exit_code == 0
     assert found[done.refs.content_id].worker == me.key.public
@@ -529,7 +529,7 @@ def test_any_changed_byte_is_found(here: Place, data: st.DataObject):
     finally:
         path.write_bytes(before)
         here.planes.pop().close()
-    assert only(plane).is_sound
+    assert not only(plane).findings
 
 
 def _content(packed: bytes) -> bytes | None:
@@ -561,10 +561,10 @@ def test_any_changed_byte_is_found_when_all_ids_are_made_anew(here: Place, data:
             with_file(name, change, "")(here, plane, job)
         else:
             rewritten(here, plane, job, "result", change)
-        assert not only(plane).is_sound
+        assert only(plane).findings
     finally:
         point(here, job, ("result", str(job.refs.result)))
-    assert only(plane).is_sound
+    assert not only(plane).findings
 
 
 # --- clones
@@ -591,7 +591,7 @@ def test_a_plain_clone_verifies_offline(here: Place, tmp_path: Path):
     here.address = str(clone(here, tmp_path))
     here.directory.rename(here.directory.with_name("gone"))
     found = only(here.open())
-    assert found.is_sound and found.content_id == job.refs.content_id and found.execution is not None
+    assert not found.findings and found.content_id == job.refs.content_id and found.execution is not None
 
 
 def test_a_shallow_clone_says_what_it_lacks(here: Place, tmp_path: Path):
@@ -607,7 +607,7 @@ def test_a_shallow_clone_says_what_it_lacks(here: Place, tmp_path: Path):
     # Working there is possible too.
     held = holding.claim(shallow, pending, worker(), NOW_MS)
     assert held is not None and holding.run(shallow, held, worker(), NOW_MS)
-    assert next(verify(shallow, pending.refs.content_id)).is_sound
+    assert not next(verify(shallow, pending.refs.content_id)).findings
 
 
 def test_a_partial_clone_fetches_what_it_lacks(here: Place, tmp_path: Path):
@@ -617,7 +617,7 @@ def test_a_partial_clone_fetches_what_it_lacks(here: Place, tmp_path: Path):
     partial = here.open()
     assert jobs.order_of(partial, pending.refs).manifest.args == ("1",)
     assert holding.claim(partial, seen(partial, pending.refs.content_id), worker(), NOW_MS) is not None
-    assert next(verify(partial, job.refs.content_id)).is_sound
+    assert not next(verify(partial, job.refs.content_id)).findings
 
 
 def test_a_partial_clone_without_its_origin_says_what_it_lacks(here: Place, tmp_path: Path):
@@ -625,7 +625,7 @@ def test_a_partial_clone_without_its_origin_says_what_it_lacks(here: Place, tmp_
     here.address = str(clone(here, tmp_path, "--filter=blob:none"))
     here.directory.rename(here.directory.with_name("gone"))
     found = only(here.open())
-    assert not found.is_sound and all(each.is_gap for each in found.findings)
+    assert found.findings and all(each.is_gap for each in found.findings)
     assert {each.commit for each in found.findings} == {job.refs.job, job.refs.result}
     assert all("is missing here" in each.what for each in found.findings)
 
@@ -639,7 +639,7 @@ def test_helpers_find_the_same(here: Place, monkeypatch: pytest.MonkeyPatch):
         found = list(verify(plane, helpers=helpers))
     assert found == list(verify(plane))
     assert [each.content_id for each in found] == sorted(job.refs.content_id for job in made)
-    assert [each.content_id for each in found if not each.is_sound] == [made[7].refs.content_id]
+    assert [each.content_id for each in found if each.findings] == [made[7].refs.content_id]
 
 
 def test_jobs_that_are_too_large_together_are_looked_at_one_by_one(here: Place, monkeypatch: pytest.MonkeyPatch):
@@ -655,7 +655,7 @@ def test_jobs_that_are_too_large_together_are_looked_at_one_by_one(here: Place, 
         monkeypatch.setattr("hocket.gitplane.gathering.GATHERED_BYTES_MAX", room)
         found = list(verify(plane))
         assert [each.content_id for each in found] == [each.content_id for each in expected]
-        assert {each.content_id for each in found if not each.is_sound} == too_large
+        assert {each.content_id for each in found if each.findings} == too_large
         assert len(found) == len(made) + 1
     (finding,) = next(each.findings for each in found if each.findings)
     assert "more bytes than are read for one job" in finding.what and finding.commit == held.refs.job
@@ -667,7 +667,7 @@ def test_a_long_chain_of_claims(here: Place):
     for _ in range(40):
         assert held is not None
         held = holding.renew(plane, held, me, NOW_MS)
-    assert only(plane).is_sound
+    assert not only(plane).findings
 
 
 def test_bytes_of_any_kind_are_no_reason_to_give_up(here: Place):
@@ -681,6 +681,6 @@ def test_bytes_of_any_kind_are_no_reason_to_give_up(here: Place):
     for oid in (blob, tree, plane.write("commit", commit_data(tree, [str(job.refs.job)], "x <x@x>", 1, b"\xff\n"))):
         for part in ("job", "claim", "result"):
             here.git("update-ref", job.refs.name(part), oid)
-            assert not only(here.open()).is_sound
+            assert only(here.open()).findings
             here.git("update-ref", job.refs.name(part), str(getattr(job.refs, part)))
-    assert only(here.open()).is_sound
+    assert not only(here.open()).findings

@@ -14,7 +14,7 @@ from hocket.kernel.proof import check, encode_proof, prove
 from hocket.kernel.roster import Job, Outcome
 from hocket.node.runtime import Runtime
 from hocket.work import artifacts, jobs
-from hocket.work.proofs import OUTPUT_TYPE, check_proof, examine, find_proof, need_proof
+from hocket.work.proofs import OUTPUT_TYPE, examine, find_proof, need_proof
 from tests.work.proven import FILES, MANIFEST, Change, asked, ran, saying
 
 pytestmark = pytest.mark.touches("GT-12")
@@ -31,7 +31,7 @@ def runtime(tmp_path: Path) -> Iterator[Runtime]:
 
 def problems(runtime: Runtime, job: Job) -> list[str]:
     with runtime.read() as session:
-        return check_proof(session, runtime.blobs, job, need_proof(session, runtime.blobs, job))
+        return examine(session, runtime.blobs, job, need_proof(session, runtime.blobs, job)).problems
 
 
 def blob(runtime: Runtime) -> Path:
@@ -65,7 +65,7 @@ def test_of_several_runs_the_last_is_found(runtime: Runtime) -> None:
     assert second.id == first.id and problems(runtime, second) == []
     with runtime.read() as session:
         assert need_proof(session, runtime.blobs, second) != earlier
-        wrong = check_proof(session, runtime.blobs, second, earlier)
+        wrong = examine(session, runtime.blobs, second, earlier).problems
     assert "made under fence 1, the job's last claim has fence 2" in wrong[0]
 
 
@@ -75,7 +75,7 @@ def test_what_another_node_calls_a_proof_is_not_found_but_can_be_verified(runtim
     with runtime.read() as session:
         assert find_proof(session, runtime.blobs, elsewhere) is None
         proof = need_proof(session, runtime.blobs, elsewhere)
-        [problem] = check_proof(session, runtime.blobs, elsewhere, proof)
+        [problem] = examine(session, runtime.blobs, elsewhere, proof).problems
     assert "held the job" in problem
 
 
@@ -135,7 +135,7 @@ def test_a_proof_of_another_job_is_found(runtime: Runtime) -> None:
     first, second = ran(runtime), ran(runtime, MANIFEST | {"timeout": 61})
     with runtime.read() as session:
         proof = need_proof(session, runtime.blobs, first)
-        wrong = check_proof(session, runtime.blobs, second, proof)
+        wrong = examine(session, runtime.blobs, second, proof).problems
     assert "the job asks for" in wrong[0] and "not of" in wrong[1] and len(wrong) == 2
 
 
@@ -147,7 +147,7 @@ def test_a_tampered_proof_is_found(runtime: Runtime) -> None:
         forged = prove(check(proof), OTHER)
         for name in ("signature", "statement_signature"):
             mixed = replace(proof, **{name: forged.signature})
-            [problem] = check_proof(session, runtime.blobs, job, mixed)
+            [problem] = examine(session, runtime.blobs, job, mixed).problems
             assert "is not signed by" in problem
 
 

@@ -194,10 +194,6 @@ def is_waiting(job: GitJob) -> bool:
     return job.state in ("pending", "claimed", "running") and job.other is None
 
 
-def waiting(plane: Plane) -> list[GitJob]:
-    return [job for job in unfinished(plane) if is_waiting(job)]
-
-
 def look(plane: Plane, job: bytes) -> GitJob | None:
     """One job, None when there is none of that content id."""
     found = group(plane.refs(f"{ROOT}{job.hex()}/"))

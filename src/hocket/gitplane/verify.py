@@ -52,10 +52,6 @@ class Verified(NamedTuple):
     has_result: bool = False
     signer: bytes | None = None
 
-    @property
-    def is_sound(self) -> bool:
-        return not self.findings
-
 
 def verify(plane: Plane, job: bytes | None = None, helpers: Executor | None = None) -> Iterator[Verified]:
     """Every job of the plane, or the one with that content id, in the order of the content ids. Helpers are threads

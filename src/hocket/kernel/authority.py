@@ -483,13 +483,6 @@ def counting_revocations(
     return counting
 
 
-def read_revocations(
-    user: str, delegations: Iterable[Delegation], revocations: Iterable[Revocation], is_bound: bool = True
-) -> set[bytes]:
-    """The delegations whose revocation counts."""
-    return {cid for _, _, cid in counting_revocations(user, delegations, revocations, is_bound)}
-
-
 def revoke_root(user: SigningKey, cid: bytes) -> v.RevokeRoot:
     """The user's word, by the user's own key, that a delegation is revoked."""
     return v.RevokeRoot(cid, user.sign(_ROOT_REVOCATION + cid))

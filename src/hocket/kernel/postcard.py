@@ -167,16 +167,6 @@ def _write_u32(out: bytearray, n: int) -> None:
     write_varint(out, n)
 
 
-def _write_i64(out: bytearray, n: int) -> None:
-    # Zig-zag puts the sign in the lowest bit, so that small negative numbers stay short.
-    write_varint(out, n << 1 if n >= 0 else (-n << 1) - 1)
-
-
-def _read_i64(r: Reader) -> int:
-    n = _read_u64(r)
-    return n >> 1 ^ -(n & 1)
-
-
 def _write_bool(out: bytearray, value: bool) -> None:
     if value is not True and value is not False:
         raise Malformed(f"not a boolean: {value!r}")
@@ -228,7 +218,6 @@ def _write_bytes(out: bytearray, value: bytes) -> None:
 U32: Codec[int] = Codec(_write_u32, _read_u32)
 U64: Codec[int] = Codec(write_varint, _read_u64)
 NODE: Codec[int] = Codec(write_varint, _read_node)
-I64: Codec[int] = Codec(_write_i64, _read_i64)
 BOOL: Codec[bool] = Codec(_write_bool, _read_flag)
 F64: Codec[float] = Codec(_write_f64, _read_f64)
 STR: Codec[str] = Codec(_write_str, _read_str)

@@ -75,9 +75,6 @@ class MeshServices:
             quotas=self._quotas,
         )
 
-    async def has_peers(self) -> bool:
-        return bool(await look(self._access, lambda session: session.peers()))
-
     async def _join(self, request: Request) -> Reply:
         """Any address may ask to join, so each is limited; the operator hears of refused ones."""
         if wait := self._join_limits.take(request.address) or self._all_join_limits.take(None):

@@ -94,11 +94,6 @@ def _must(tx: Transaction, payload: SetSchedule | ClearSchedule, before: Schedul
         raise NotAuthorised(f"this node may not {wanted}: {op.sentence}")
 
 
-def is_due(session: RegisterSession, now: int) -> bool:
-    """Whether a schedule has a tick for which there is no job yet."""
-    return any(due_tick(each, now) is not None for each in session.schedules())
-
-
 def due_tick(schedule: Schedule, now: int) -> int | None:
     """The schedule's newest tick, if there is no job for it yet."""
     tick = last_tick(schedule, now)

@@ -64,11 +64,6 @@ def _by_the_holder(session: Session, job: Job) -> list[Artifact]:
     return [each for each in found if artifacts.creation_of(session, each)[0].node_id == holder]
 
 
-def check_proof(session: Session, blobs: Blobs, job: Job, proof: Proof, fetch: Fetch | None = None) -> list[str]:
-    """What is wrong with a proof of this job."""
-    return examine(session, blobs, job, proof, fetch).problems
-
-
 def examine(session: Session, blobs: Blobs, job: Job, proof: Proof, fetch: Fetch | None = None) -> Examined:
     """Holds a proof against the log: the command, the worker and its claim, and every file that it names. Files that
     are here are hashed again; the others are fetched when there is a way to."""

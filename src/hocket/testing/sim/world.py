@@ -67,10 +67,6 @@ class Report:
     violations: tuple[Violation, ...]
     events: tuple[SimEvent, ...]
 
-    @property
-    def node_minutes_per_second(self) -> float:
-        return self.nodes * self.virtual_s / 60 / self.seconds
-
     def __str__(self) -> str:
         lines = [
             f"seed {self.seed}: {self.nodes} nodes, {self.virtual_s:.0f} s, {self.jobs} jobs, {self.runs} runs,"
