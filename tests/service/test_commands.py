@@ -3,6 +3,7 @@
 import ast
 import inspect
 from collections.abc import Callable
+from io import BytesIO
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -13,8 +14,9 @@ import hocket.testing
 from hocket.errors import NotAuthorised
 from hocket.kernel.keys import SigningKey
 from hocket.kernel.quota import NO_QUOTA
+from hocket.kernel.rules import HOCKET
 from hocket.mesh.peers import Trust
-from hocket.service import Principal, Service, artifacts, git_keys, jobs, nodes, peers, schedules
+from hocket.service import Principal, Service, artifacts, git_keys, jobs, nodes, ops, peers, schedules
 from hocket.service.peers import NewInvitation
 from hocket.work.cron import NewSchedule
 
@@ -43,6 +45,9 @@ COMMANDS: dict[Callable[..., Any], tuple[Any, ...]] = {
     peers.note_address: ("http://127.0.0.1:1",),
     peers.invite: (INVITATION,),
     peers.cancel_invitation: ("box",),
+    ops.rebuild: (lambda done, total: None,),
+    ops.set_rules: (HOCKET, lambda done, total: None),
+    ops.take_in: (BytesIO(),),
     git_keys.add: (KEY, "a server"),
     git_keys.remove: (KEY,),
 }
@@ -61,7 +66,9 @@ def test_no_command_is_taken_from_a_principal_of_another_node(command: Callable[
             assert session.head() == before and not session.peers() and not session.schedules()
 
 
-@pytest.mark.parametrize("module", [artifacts, git_keys, jobs, nodes, peers, schedules], ids=lambda each: each.__name__)
+@pytest.mark.parametrize(
+    "module", [artifacts, git_keys, jobs, nodes, ops, peers, schedules], ids=lambda each: each.__name__
+)
 def test_every_function_that_writes_is_among_the_commands(module: ModuleType) -> None:
     """What writes begins with the check; and whatever runs a transaction writes."""
     known = {each.__name__ for each in COMMANDS if each.__module__ == module.__name__}

@@ -13,7 +13,7 @@ import typer
 
 from hocket.cli.files import private_file
 from hocket.cli.output import emit, notice, on_terminal, progress, say
-from hocket.cli.settings import HomeOption, JsonOption, open_desk
+from hocket.cli.settings import HomeOption, JsonOption, open_service
 from hocket.errors import Failed, StoreError, Usage
 
 
@@ -28,19 +28,19 @@ def export_log(
       hocket log export backup.ops
       hocket log export - | ssh other hocket log import -
     """
-    from hocket.log.archive import export_ops
+    from hocket.service import ops
 
     if file == "-" and on_terminal():
         raise Usage("this would write bytes to your terminal; name a file, or redirect it")
-    with open_desk() as runtime, progress("exporting") as bar:
+    with open_service() as service, progress("exporting") as bar:
         if file == "-":
-            count = export_ops(runtime.store, sys.stdout.buffer, bar)
+            count = ops.export(service, sys.stdout.buffer, bar)
             sys.stdout.buffer.flush()
             notice(f"{count} ops exported")
             return
         try:
             with _written(Path(file)) as out:
-                count = export_ops(runtime.store, out, bar)
+                count = ops.export(service, out, bar)
         except OSError as error:
             raise StoreError(f"cannot write {file}: {error.strerror}") from None
     emit({"ops": count, "file": file})
@@ -79,19 +79,19 @@ def import_log(
     """
     from hocket.events import NodeForked
     from hocket.kernel.ids import node_text
-    from hocket.log.archive import import_ops
+    from hocket.service import ops
     from hocket.service.checks import TWINS
 
-    with open_desk() as runtime:
+    with open_service() as service:
         if file == "-":
-            admitted = import_ops(runtime.log, sys.stdin.buffer)
+            admitted = ops.take_in(service, sys.stdin.buffer)
         else:
             try:
                 source = open(file, "rb")  # noqa: SIM115
             except OSError as error:
                 raise Usage(f"cannot read {file}: {error.strerror}") from None
             with source:
-                admitted = import_ops(runtime.log, source)
+                admitted = ops.take_in(service, source)
     reasons = {reason.sentence: count for reason, count in admitted.refused.items()}
     counts = {"appended": admitted.appended, "duplicated": admitted.duplicated, "rejected": admitted.rejected}
     emit(counts | {"collided": admitted.collided, "unread": admitted.unread, "reasons": reasons})

@@ -10,7 +10,7 @@ from hocket.cli.archive import export_log, import_log
 from hocket.cli.job import rejected
 from hocket.cli.late import late
 from hocket.cli.output import console, emit, on_terminal, progress, say
-from hocket.cli.settings import HomeOption, JsonOption, open_desk, open_service, settings
+from hocket.cli.settings import HomeOption, JsonOption, open_service, settings
 from hocket.errors import Failed, Usage
 from hocket.kernel.safe_text import clean
 from hocket.service import ops
@@ -95,8 +95,8 @@ def verify(
       hocket log verify --head 120:9f2c...
     """
     expected = None if head is None else _head(head)
-    with open_desk() as runtime, progress("verifying") as bar:
-        audit = runtime.verify(expected, bar)
+    with open_service() as service, progress("verifying") as bar:
+        audit = ops.verify(service, expected, bar)
     text = f"{audit.head[0]}:{audit.head[1].hex()}"
     emit({"ops": audit.ops, "head": text, "findings": [each._asdict() for each in audit.findings]})
     for each in audit.findings:
@@ -126,8 +126,8 @@ def rebuild(home: HomeOption = None, as_json: JsonOption = False) -> None:
     \b
       hocket log rebuild
     """
-    with open_desk() as runtime, progress("rebuilding") as bar:
-        rebuilt = runtime.rebuild(bar)
+    with open_service() as service, progress("rebuilding") as bar:
+        rebuilt = ops.rebuild(service, bar)
     resumed = rebuilt.before is None
     emit({"ops": rebuilt.ops, "roster": rebuilt.after.hex(), "resumed": resumed, "unchanged": rebuilt.unchanged})
     outcome = "finished what was begun" if resumed else "nothing changed" if rebuilt.unchanged else "the roster changed"

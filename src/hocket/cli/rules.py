@@ -7,7 +7,7 @@ import typer
 from hocket.cli.app import new_app
 from hocket.cli.options import seconds
 from hocket.cli.output import emit, fields, progress, say
-from hocket.cli.settings import HomeOption, JsonOption, open_desk
+from hocket.cli.settings import HomeOption, JsonOption, open_service
 from hocket.errors import Usage
 from hocket.kernel.durations import span
 
@@ -37,8 +37,8 @@ def show(home: HomeOption = None, as_json: JsonOption = False) -> None:
     \b
       hocket rules show
     """
-    with open_desk() as runtime:
-        rules = runtime.log.rules
+    with open_service() as service:
+        rules = service.runtime.log.rules
     emit(_shown(rules))
     fields(_fields(rules))
 
@@ -80,8 +80,10 @@ def set_rules(
     """
     from msgspec.structs import replace
 
-    with open_desk() as runtime:
-        rules = runtime.log.rules
+    from hocket.service import ops
+
+    with open_service() as service:
+        rules = service.runtime.log.rules
         if rules.extensions is None:
             raise Usage("this is a strict mesh, and Likewise v0.1 fixes its rules; there is nothing to change")
         changes: dict[str, Any] = {}
@@ -99,7 +101,7 @@ def set_rules(
         changed = replace(rules, extensions=replace(rules.extensions, **changes), bounds=bounds)
         if changed != rules:
             with progress("judging anew") as bar:
-                runtime.set_rules(changed, bar)
+                ops.set_rules(service, changed, bar)
     emit(_shown(changed))
     say("changed" if changed != rules else "nothing to change")
     fields(_fields(changed))

@@ -1,12 +1,21 @@
-"""The ops of the log, as lines: the newest, and each one as it comes."""
+"""The ops of the log: as lines, the newest and each one as it comes; verified, refolded, exported, imported, and judged
+by other rules.
+"""
 
 from collections.abc import Iterator
+from typing import BinaryIO
 
 import msgspec
 
 from hocket.bus.changes import LOG, about
 from hocket.kernel.ids import ulid_text
+from hocket.kernel.rules import Rules
 from hocket.kernel.subjects import JOB, Subject
+from hocket.log import Admission
+from hocket.log.archive import export_ops, import_ops
+from hocket.log.audit import Audit
+from hocket.log.rebuild import Rebuilt
+from hocket.node.runtime import Progress
 from hocket.service import Service, ServiceAnswer
 from hocket.store import OpRow, Session
 from hocket.work import view
@@ -86,6 +95,34 @@ def follow(service: Service, wanted: OpFilter, seen: int) -> Iterator[list[OpLin
     while True:
         seen, lines = node.until(look, None, about(LOG))
         yield lines
+
+
+def verify(service: Service, expected: tuple[int, bytes] | None, progress: Progress) -> Audit:
+    """Checks every signature, the chain and its end; `expected` is a chain head that was noted earlier."""
+    return service.runtime.verify(expected, progress)
+
+
+def rebuild(service: Service, progress: Progress) -> Rebuilt:
+    """Drops everything that is derived from the log and makes it anew."""
+    service.check_writer()
+    return service.runtime.rebuild(progress)
+
+
+def set_rules(service: Service, rules: Rules, progress: Progress) -> Rebuilt:
+    """Puts this node under other mesh rules, and judges every op anew by them."""
+    service.check_writer()
+    return service.runtime.set_rules(rules, progress)
+
+
+def export(service: Service, out: BinaryIO, progress: Progress) -> int:
+    """Writes every op as a postcard sequence; gives how many there are."""
+    return export_ops(service.runtime.store, out, progress)
+
+
+def take_in(service: Service, source: BinaryIO) -> Admission:
+    """Takes in the ops of an export, each of them verified."""
+    service.check_writer()
+    return import_ops(service.runtime.log, source)
 
 
 def _line(row: OpRow) -> OpLine:
