@@ -11,6 +11,7 @@ import pytest
 
 import hocket
 from hocket.node.runtime import Runtime
+from hocket.store import Stage
 from hocket.work.handlers import Handlers
 
 PATIENCE_S = 60.0
@@ -411,3 +412,20 @@ def test_a_query_waits_for_no_other_query_and_for_no_commit(home: Path) -> None:
                 answered.set()
 
     asyncio.run(main())
+
+
+def test_a_single_async_submit_takes_the_short_way_and_many_share_one_commit(tmp_path: Path) -> None:
+    """The short way leaves the folding to the next one who looks at the roster."""
+
+    async def act() -> None:
+        hocket.init(tmp_path / "home")
+        async with hocket.open(tmp_path / "home") as node:
+            await node.submit("a")
+            assert await node.peek(lambda session: session.head().unsettled) == 1
+            before = await node.read(lambda session: session.head().seq)
+            await asyncio.gather(*(node.submit("a") for _ in range(50)))
+            counts = await node.read(lambda session: session.counts())
+            assert await node.peek(lambda session: session.head().seq) == before + 50
+            assert counts == {(Stage.READY, None): 51}
+
+    asyncio.run(act())

@@ -11,7 +11,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 from hocket.cli.options import decoded
 from hocket.cli.output import Progress, emit, progress, say
-from hocket.cli.settings import open_desk
+from hocket.cli.settings import open_runtime
 from hocket.errors import HocketError, Usage
 from hocket.kernel.ids import ulid_text
 from hocket.kernel.policy import DEFAULT
@@ -59,7 +59,7 @@ def _placed(source: str, number: int) -> Iterator[None]:
 
 def submit_batch(source: str) -> None:
     """Reads, orders and submits a file, and says what became of each line."""
-    with open_desk() as runtime:
+    with open_runtime() as runtime:
         name = "standard input" if source == "-" else source
         with _opened(source) as file, progress("reading") as bar:
             batch = _read(name, file, bar)

@@ -13,7 +13,7 @@ from hocket.cli.app import new_app
 from hocket.cli.files import read_file
 from hocket.cli.options import seconds
 from hocket.cli.output import ago, emit, fields, notice, progress, say, show_event, table
-from hocket.cli.settings import HomeOption, JsonOption, open_desk, open_service, settings
+from hocket.cli.settings import HomeOption, JsonOption, open_runtime, open_service, settings
 from hocket.errors import Failed, HocketError, NotAuthorised, Usage
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ def work(
     lease_s = seconds(lease, "--lease")
     assert lease_s is not None
     with ExitStack() as stack:
-        runtime = stack.enter_context(open_desk())
+        runtime = stack.enter_context(open_runtime())
         plane = stack.enter_context(_plane(repo))
         fetch = SyncNode(runtime).fetch
         commands = stack.enter_context(closing(runtime.commands(fetch, allow or (), allow_any, allow_env or ())))
@@ -311,7 +311,7 @@ def abort(
     from hocket.gitplane import holding
     from hocket.kernel.ids import hash_text
 
-    with open_desk() as runtime, _plane(repo) as plane:
+    with open_runtime() as runtime, _plane(repo) as plane:
         found = _find(plane, job)
         name = f"abort-{os.getpid()}"
         me = holding.GitWorkerKey(runtime.home.node_key(), name, holding.LEASE_S_DEFAULT, os.urandom)

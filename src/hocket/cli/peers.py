@@ -9,7 +9,7 @@ import typer
 
 from hocket.cli.app import new_app
 from hocket.cli.output import ago, emit, say, table
-from hocket.cli.settings import HomeOption, JsonOption, open_desk, open_service
+from hocket.cli.settings import HomeOption, JsonOption, open_runtime, open_service
 from hocket.errors import Usage
 
 app = new_app()
@@ -138,7 +138,7 @@ def find(
         from hocket.mesh import lan
     except ImportError as error:
         raise Usage(f"looking around needs {error.name}; install hocket[server]") from None
-    with open_desk() as runtime:
+    with open_runtime() as runtime:
         found = asyncio.run(lan.find(runtime.log.user, seconds))
         shown = [each._asdict() for each in found if each.node != f"{runtime.log.node:016x}"]
     emit(shown)

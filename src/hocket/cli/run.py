@@ -15,7 +15,7 @@ import typer
 from hocket.cli.app import new_app
 from hocket.cli.options import Priority, Retries, given
 from hocket.cli.output import emit, notice, say
-from hocket.cli.settings import HomeOption, JsonOption, open_desk, settings
+from hocket.cli.settings import HomeOption, JsonOption, open_runtime, settings
 from hocket.errors import Usage
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ def run(
     is ours; 124 when it ran out of time, 127 when it could not be started. `hocket proof show JOB` shows the proof.
     """
     asked = read(context.params, Path.cwd(), dict(os.environ))
-    with open_desk() as runtime:
+    with open_runtime() as runtime:
         from hocket.work.command import request
 
         packed = request.pack(asked.request, runtime.blobs)

@@ -11,7 +11,7 @@ import typer
 
 from hocket.cli.app import new_app
 from hocket.cli.output import emit, fields, show_event
-from hocket.cli.settings import HomeOption, JsonOption, open_desk
+from hocket.cli.settings import HomeOption, JsonOption, open_runtime
 from hocket.errors import Usage
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def serve(
     from hocket.mesh.peers import check_address
 
     known = None if address is None else check_address(address)
-    with open_desk() as runtime:
+    with open_runtime() as runtime:
         asyncio.run(_serve(runtime, host, port, known, cert, key, proxy or [], announce))
 
 

@@ -42,7 +42,7 @@ HomeOption = Annotated[
 JsonOption = Annotated[bool, typer.Option("--json", help="Answer in JSON, for programs.", callback=_note_json)]
 
 
-def open_desk() -> "Runtime":
+def open_runtime() -> "Runtime":
     """The runtime of the home that was asked for."""
     import gc
 
@@ -57,4 +57,4 @@ def open_service() -> "Service":
     """What can be asked of the home that was asked for."""
     from hocket.service import Service
 
-    return Service(open_desk())
+    return Service(open_runtime())

@@ -16,7 +16,7 @@ from hocket.cli.app import new_app
 from hocket.cli.options import seconds
 from hocket.cli.output import console, emit, on_terminal, say, show_event
 from hocket.cli.run import parse
-from hocket.cli.settings import HomeOption, JsonOption, open_desk, settings
+from hocket.cli.settings import HomeOption, JsonOption, open_runtime, settings
 from hocket.errors import Usage
 from hocket.events import AllowanceIsRisky, Event, WorkerStarted, WorkerStopping
 from hocket.kernel.reasons import Reason
@@ -108,7 +108,7 @@ def work(
     """
     grace_s = seconds(grace, "--grace")
     assert grace_s is not None
-    with open_desk() as runtime:
+    with open_runtime() as runtime:
         # A handler that opens the node means this one.
         os.environ[ENVIRONMENT] = str(runtime.home.path)
         found = load(modules or ())

@@ -168,7 +168,15 @@ class Node:
             blobs, secrets = self.runtime.blobs, self.runtime.secrets
             packed = await self.call(lambda: request.pack(job, blobs))
             return Handle(self, await self.run(lambda tx: request.submit(tx, blobs, secrets, packed)), created=True)
-        return (await self.submit_many([(job, payload)]))[0]
+        job_type = _named(job) if isinstance(job, str) else job
+        if job_type.policy is not DEFAULT:
+            return (await self.submit_many([(job, payload)]))[0]
+        # It asks for nothing special, so it takes the short way in, unless others wait to be committed with it.
+        log, draft = self.runtime.log, job_type.draft(payload)
+        made = await self._committer.run(
+            lambda tx: jobs.submit(tx, [draft])[0].job_id, alone=lambda: log.append_plain(draft.kind, draft.payload)
+        )
+        return Handle(self, made, created=True)
 
     async def submit_many(self, pairs: Iterable[tuple[JobType | str, dict[str, Any]]]) -> list[Handle]:
         """Submits many jobs in one transaction: all of them or none."""

@@ -87,7 +87,7 @@ class SimNode:
             self.witness.crashed(self.number)
 
 
-class _Desk(Runtime):
+class _SimRuntime(Runtime):
     """A runtime without a home: nothing that a simulated node does needs files."""
 
     def __init__(self, log: Log) -> None:
@@ -120,7 +120,7 @@ class Up(Node):
             randomness=chance.randbytes,
             bus=environment.bus,
         )
-        super().__init__(_Desk(log), Disk(node, chance, self.life), environment)
+        super().__init__(_SimRuntime(log), Disk(node, chance, self.life), environment)
         self.gate = Gate(self, node.key, environment, emit=self._emit)
         self._chance = chance
 
