@@ -194,6 +194,7 @@ class ReadPool:
         self._places = threading.Semaphore(READERS_MAX)
         self._free: list[ReadConnection] = []
         self._taken: dict[int, ReadConnection] = {}
+        self._is_closed = False
 
     def take(self) -> ReadConnection:
         thread = threading.get_ident()
@@ -203,6 +204,8 @@ class ReadPool:
         if not self._places.acquire(timeout=LOCK_WAIT_S):
             raise StoreError(f"{self._path} has {READERS_MAX} readers that do not end; find out what they wait for")
         try:
+            if self._is_closed:
+                raise StoreError(f"{self._path} is closed")
             reader = self._free.pop() if self._free else ReadConnection(self._connect())
         except BaseException:
             self._places.release()
@@ -218,11 +221,14 @@ class ReadPool:
             self._places.release()
 
     def close(self) -> None:
-        """Waits for those that read."""
+        """Waits for those that read, as long as for any lock."""
+        deadline = time.monotonic() + LOCK_WAIT_S
         for _ in range(READERS_MAX):
-            self._places.acquire(timeout=LOCK_WAIT_S)
+            self._places.acquire(timeout=max(0.0, deadline - time.monotonic()))
+        self._is_closed = True
         for reader in self._free:
             reader.connection.close()
+        self._places.release(READERS_MAX)
 
 
 class WriterAsReader:
