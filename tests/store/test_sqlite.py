@@ -435,3 +435,24 @@ def test_readers_that_do_not_end_are_told(path: Path, monkeypatch: pytest.Monkey
         with store.read() as session:
             assert session.head().seq == 0
         views[1].__exit__(None, None, None)
+
+
+def test_a_closed_store_says_so_and_closing_waits_for_readers(path: Path) -> None:
+    store = SqliteStore(path, create=True)
+    began, end = threading.Event(), threading.Event()
+
+    def hold() -> int:
+        with store.read() as session:
+            began.set()
+            assert end.wait(60)
+            return session.head().seq
+
+    with ThreadPoolExecutor(2) as threads:
+        held = threads.submit(hold)
+        assert began.wait(60)
+        closed = threads.submit(store.close)
+        end.set()
+        assert held.result(60) == 0
+        closed.result(60)
+    with pytest.raises(StoreError, match="is closed"):
+        store.read().__enter__()

@@ -54,7 +54,7 @@ class SqliteStore:
         self._write_session = SqliteSession(self._writer, is_writer=True)
         self._readers: ReadPool | WriterAsReader
         if self.path == ":memory:":
-            self._readers = WriterAsReader(ReadConnection(self._writer), self._write_lock)
+            self._readers = WriterAsReader(ReadConnection(self._writer, is_alone=True), self._write_lock)
         else:
             self._readers = ReadPool(lambda: self._connect(apsw.SQLITE_OPEN_READWRITE, READER_CACHE_KIB), self.path)
 
@@ -156,29 +156,29 @@ class WriteTransaction:
 
 
 class ReadConnection:
-    """A connection that reads, for one thread at a time."""
+    """A connection that reads, for one thread at a time. One that `is_alone` needs no transaction: while a thread has
+    it, nobody can write.
+    """
 
-    __slots__ = ("_began", "_depth", "connection", "session", "thread")
+    __slots__ = ("_depth", "_is_alone", "connection", "session", "thread")
 
-    def __init__(self, connection: apsw.Connection) -> None:
+    def __init__(self, connection: apsw.Connection, is_alone: bool = False) -> None:
         self.connection = connection
+        self._is_alone = is_alone
         self.session = SqliteSession(connection)
         self.thread = 0
         self._depth = 0
-        self._began = False
 
     def begin(self) -> None:
-        """A view within a view is the same view, and so is one within a write transaction of the same connection."""
-        if self._depth == 0:
-            self._began = not self.connection.in_transaction
-            if self._began:
-                self.connection.execute("BEGIN")
+        """A view within a view is the same view."""
+        if self._depth == 0 and not self._is_alone:
+            self.connection.execute("BEGIN")
         self._depth += 1
 
     def end(self) -> bool:
         """Whether this was the outermost view."""
         self._depth -= 1
-        if self._depth == 0 and self._began:
+        if self._depth == 0 and not self._is_alone:
             self.connection.execute("ROLLBACK")
         return self._depth == 0
 
@@ -194,6 +194,7 @@ class ReadPool:
         self._places = threading.Semaphore(READERS_MAX)
         self._free: list[ReadConnection] = []
         self._taken: dict[int, ReadConnection] = {}
+        self._is_closed = False
 
     def take(self) -> ReadConnection:
         thread = threading.get_ident()
@@ -203,6 +204,8 @@ class ReadPool:
         if not self._places.acquire(timeout=LOCK_WAIT_S):
             raise StoreError(f"{self._path} has {READERS_MAX} readers that do not end; find out what they wait for")
         try:
+            if self._is_closed:
+                raise StoreError(f"{self._path} is closed")
             reader = self._free.pop() if self._free else ReadConnection(self._connect())
         except BaseException:
             self._places.release()
@@ -218,11 +221,14 @@ class ReadPool:
             self._places.release()
 
     def close(self) -> None:
-        """Waits for those that read."""
+        """Waits for those that read, as long as for any lock."""
+        deadline = time.monotonic() + LOCK_WAIT_S
         for _ in range(READERS_MAX):
-            self._places.acquire(timeout=LOCK_WAIT_S)
+            self._places.acquire(timeout=max(0.0, deadline - time.monotonic()))
+        self._is_closed = True
         for reader in self._free:
             reader.connection.close()
+        self._places.release(READERS_MAX)
 
 
 class WriterAsReader:
