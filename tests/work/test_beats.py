@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 
 from hocket.kernel.vocabulary import DesignateCoordinator
+from hocket.log import Transaction
 from hocket.store import Place
 from hocket.testing.sim.environment import Clocks, SimEnvironment, SimHost
+from hocket.work import jobs
 from hocket.work.handlers import Handlers
 from hocket.work.liveness import BEAT_S, SILENT_S
 from hocket.work.sweep import SweepLoop
@@ -159,3 +161,25 @@ async def test_the_job_of_a_crashed_process_comes_back_at_once_on_its_own_host()
         work = Work(seconds=10.0, lease_ms=HOUR_MS)
         first = cluster.start(HERE, work)
         assert await second_start(cluster, work, first, lambda: cluster.start(HERE, work, after=first)) < 5
+
+
+@pytest.mark.touches("LW-08")
+@virtually
+async def test_a_renewal_that_fails_is_tried_again_while_the_lease_lasts() -> None:
+    real, tries = jobs.renew, []
+
+    def renew(tx: Transaction, held: jobs.Held, lease_ms: int) -> jobs.Result:
+        tries.append(asyncio.get_running_loop().time())
+        if len(tries) <= 2:  # once in the batch, and once alone
+            raise RuntimeError("planted")
+        return real(tx, held, lease_ms)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(jobs, "renew", renew)
+        async with Cluster() as cluster:
+            work = Work(seconds=30.0, lease_ms=10_000)
+            cluster.start(HERE, work)
+            job_id = cluster.home.submit("w.job")
+            await until(lambda: cluster.home.job(job_id).outcome is not None, 60)
+            assert work.fences == [1] and cluster.home.job(job_id).returns == 0
+            assert tries[1] < tries[2]

@@ -289,18 +289,15 @@ def kept_up(home: Path, test: Callable[[Node], Awaitable[None]]) -> list[str]:
     return notices
 
 
-async def ticks(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Waits until a schedule that is set now has ticked."""
-    plan = cron.check(cron.NewSchedule("pulse", "* * * * *", "UTC", hocket.kind("acme.ping").draft({})))
-    await node.run(lambda tx: cron.add(tx, plan))
-    wall, physical = node.log._wall, node.log.physical
-    monkeypatch.setattr(node.log, "_wall", lambda floor: wall(floor) + 61_000)
-    monkeypatch.setattr(node.environment, "physical_ms", lambda: physical() + 61_000)
+async def evicts(node: Node) -> None:
+    """Waits until an artifact whose time is over is evicted."""
+    content = contain(node.blobs, b"gone soon")
+    made = await node.run(lambda tx: artifacts.put(tx, node.blobs, "note", content, 1))
 
-    async def has_ticked() -> bool:
-        return bool(await node.peek(lambda session: session.ready_kinds()))
+    async def is_evicted() -> bool:
+        return await node.peek(lambda session: session.is_evicted(made))
 
-    await until(has_ticked)
+    await until(is_evicted)
 
 
 @pytest.mark.usefixtures("often")
@@ -310,7 +307,7 @@ def test_a_part_of_the_upkeep_that_fails_holds_up_no_other(tmp_path: Path, monke
             raise RuntimeError("planted")
 
         monkeypatch.setattr(node.log, "release", release)
-        await ticks(node, monkeypatch)
+        await evicts(node)
 
     notices = kept_up(tmp_path / "home", test)
     assert len(notices) == 1 and "planted" in notices[0]
@@ -328,10 +325,7 @@ def test_upkeep_that_ends_by_an_error_is_told_and_begun_again(tmp_path: Path, mo
 
     monkeypatch.setattr(Maintenance, "run", run)
 
-    async def test(node: Node) -> None:
-        await ticks(node, monkeypatch)
-
-    notices = kept_up(tmp_path / "home", test)
+    notices = kept_up(tmp_path / "home", evicts)
     assert len(begun) == 2 and len(notices) == 1 and "planted" in notices[0]
 
 
