@@ -19,7 +19,7 @@ from hocket.kernel.clock import Hlc
 from hocket.kernel.ids import content_hash
 from hocket.kernel.needs import Judged
 from hocket.kernel.ops import Op, decode
-from hocket.kernel.postcard import BYTES, I64, union
+from hocket.kernel.postcard import BYTES, U64, union
 from hocket.kernel.postcard import struct as fields
 from hocket.kernel.reasons import Reason
 from hocket.kernel.subjects import Subject
@@ -103,7 +103,7 @@ def counters() -> Iterator[None]:
     """Makes the program one that knows counters."""
     with pytest.MonkeyPatch.context() as patch:
         for number, payload, width in ((2000, AddTo, 1), (2001, SetTo, 2)):
-            patch.setitem(vocabulary.VARIANTS, number, fields(payload, BYTES, *[I64] * width))
+            patch.setitem(vocabulary.VARIANTS, number, fields(payload, BYTES, *[U64] * width))
             patch.setitem(vocabulary.NAMES, number, payload.__name__)
             patch.setitem(vocabulary._NUMBERS, payload, number)
             for table in (needs.JUDGED, needs.READING):
