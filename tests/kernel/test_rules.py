@@ -15,6 +15,7 @@ from hocket.kernel.rules import (
     Bounds,
     Extensions,
     Rules,
+    decode_kept_rules,
     decode_rules,
     encode_rules,
     rules_hash,
@@ -68,7 +69,8 @@ def test_extensions_come_behind_a_strict_document() -> None:
     assert encode_rules(HOCKET) == data + b"".join(encode(U64, number) for number in numbers)
     assert rules_hash(HOCKET) != rules_hash(STRICT)
     assert HOCKET.extensions is not None
-    assert dict(HOCKET.extensions.variants) == {number: NAMES[number] for number in EXTENSIONS}
+    # Later payloads are known, not agreed on.
+    assert dict(HOCKET.extensions.variants) == {number: NAMES[number] for number in EXTENSIONS if number <= 1033}
     assert (HOCKET.extensions.arbiter, HOCKET.extensions.skew_ms) == (True, 300_000)
     derivation = words("CascadeTombstone") + words("likewise.derive.")
     block = data[len(encode_rules(STRICT)) :]
@@ -130,4 +132,8 @@ def test_rules_are_bounded_both_ways() -> None:
 
 def test_a_mesh_that_bounds_late_ops_alone_has_the_default_quotas() -> None:
     unbounded = encode_rules(msgspec.structs.replace(HOCKET, bounds=None))
-    assert decode_rules(unbounded + b"\x07").bounds == Bounds(7)
+    assert decode_kept_rules(unbounded + b"\x07").bounds == Bounds(7)
+    assert decode_kept_rules(encode_rules(HOCKET)) == HOCKET
+    for data in (b"", unbounded + b"\x07\x07", encode_rules(HOCKET)[:-1]):
+        with pytest.raises(Malformed):
+            decode_kept_rules(data)

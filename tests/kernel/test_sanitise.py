@@ -175,6 +175,8 @@ NOT_CONTENT = {
     *("model_id", "model_version", "claim_type", "new_status", "initial_status", "status", "ucan_bytes"),
     # Only those who may read every op may read the proof of a fork, and a signature is no content.
     *("public", "left", "right", "signature"),
+    # What an acceptance is about. It would be about something else without.
+    *("family", "key"),
 }
 
 

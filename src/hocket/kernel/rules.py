@@ -103,6 +103,7 @@ _NAMES = seq(STR, limit=1024)
 _EXTENSIONS = fields(Extensions, seq(pair(U32, STR), limit=1024), BOOL, U64, _NAMES, _NAMES)
 _QUOTA = fields(Quota, U64, U64, U64, U64)
 _BOUNDS = fields(Bounds, U64, _QUOTA, _QUOTA, U64)
+_DEFAULT_QUOTAS = encode(_BOUNDS, Bounds(0))[1:]
 
 
 def encode_rules(rules: Rules) -> bytes:
@@ -121,20 +122,21 @@ def decode_rules(data: bytes) -> Rules:
     r = Reader(data)
     version, caveats, sanitize = STR.read(r), _NAMES.read(r), _NAMES.read(r)
     extensions = _EXTENSIONS.read(r) if r.remaining() else None
-    rules = Rules(version, caveats, sanitize, extensions, _read_bounds(r) if r.remaining() else None)
+    rules = Rules(version, caveats, sanitize, extensions, _BOUNDS.read(r) if r.remaining() else None)
     if r.remaining():
         raise Malformed(f"{r.remaining()} bytes follow the rules")
     _check(rules, len(data))
     return rules
 
 
-def _read_bounds(r: Reader) -> Bounds:
-    """The first programs that bound ids wrote the bound on late ops alone; such a mesh has the default quotas."""
-    start, late_ms = r.pos, U64.read(r)
-    if not r.remaining():
-        return Bounds(late_ms)
-    r.pos = start
-    return _BOUNDS.read(r)
+def decode_kept_rules(data: bytes) -> Rules:
+    """The rules as a home keeps them. The first programs that bound ids kept the bound on late ops alone; such a mesh
+    has the default quotas.
+    """
+    try:
+        return decode_rules(data)
+    except Malformed:
+        return decode_rules(data + _DEFAULT_QUOTAS)
 
 
 @lru_cache(maxsize=16)

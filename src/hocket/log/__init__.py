@@ -21,7 +21,7 @@ from hocket.kernel.keys import SigningKey
 from hocket.kernel.ops import NO_ID, Op, decode, link_to, plain_schedule, sealed
 from hocket.kernel.postcard import Malformed
 from hocket.kernel.reasons import Reason
-from hocket.kernel.rules import HOCKET, Rules, decode_rules
+from hocket.kernel.rules import HOCKET, Rules, decode_kept_rules
 from hocket.kernel.subjects import JOB
 from hocket.kernel.vocabulary import ScheduleJob, number_of
 from hocket.log.author_check import WALL_MAX, AuthorCheck
@@ -77,7 +77,7 @@ class Log:
         self._bus: Bus = bus or MemoryBus()
         with store.read() as session:
             kept = session.meta(RULES)
-        self.permissions_reader = PermissionsReader(user, HOCKET if kept is None else decode_rules(kept))
+        self.permissions_reader = PermissionsReader(user, HOCKET if kept is None else decode_kept_rules(kept))
         self._last_id = bytes(16)
         self._last_id_ms = 0
         self._id_lock = threading.Lock()

@@ -14,7 +14,7 @@ from hocket.bus.pipes import Pipes
 from hocket.errors import Conflict, Usage
 from hocket.kernel.ids import content_hash, ulid_text
 from hocket.kernel.knowledge import OURS, knowledge_text, named_in, payloads, read_knowledge
-from hocket.kernel.rules import HOCKET, STRICT, Rules, decode_rules, encode_rules
+from hocket.kernel.rules import HOCKET, STRICT, Rules, decode_kept_rules, encode_rules
 from hocket.kernel.ucan import ROOT, issue
 from hocket.kernel.vocabulary import DelegateUcan, DesignateCoordinator
 from hocket.log import RULES, Log, Transaction
@@ -289,7 +289,7 @@ def _put_rules(store: Store, rules: Rules) -> None:
         if kept is None or session.head().seq == 0:
             session.set_meta(RULES, encode_rules(rules))
         elif kept != encode_rules(rules):
-            has = "strict" if decode_rules(kept).is_strict else "not strict"
+            has = "strict" if decode_kept_rules(kept).is_strict else "not strict"
             raise Conflict(f"the home was begun under other rules (it is {has}); nothing was changed, begin another")
 
 

@@ -77,8 +77,10 @@ class SqliteStore:
 
     def _check_owner(self) -> int:
         """The file's version, 0 for a new one. Refuses, untouched, another program's file and a newer Hocket's."""
+        # Asked first: another process may be making the database just now, and marks it with the tables.
+        has_tables = self._has_tables()
         version, owner = self._pragma("user_version"), self._pragma("application_id")
-        if owner not in (0, APPLICATION_ID) or (owner == 0 and self._has_tables()):
+        if owner not in (0, APPLICATION_ID) or (owner == 0 and has_tables):
             raise StoreError(f"{self.path} is not a Hocket database; choose another home")
         if version > VERSION:
             raise StoreError(
