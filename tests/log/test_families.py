@@ -4,7 +4,6 @@ sync and rebuild are the engine's. Adding needs nobody's word; setting is the ar
 """
 
 from collections.abc import Iterator
-from itertools import permutations
 from typing import Any
 
 import msgspec
@@ -30,7 +29,7 @@ from hocket.log.audit import verify
 from hocket.log.projectors import FAMILIES
 from hocket.log.rebuild import rebuild
 from hocket.work import jobs
-from tests.log.roster.test_cascades import reason
+from tests.log.roster.test_cascades import everywhere_the_same, reason
 from tests.log.roster.world import INTRODUCTIONS, KEYS, NODES, NOW, USER, Clock, Script, new_log, sent
 
 COUNTER = "counter"
@@ -122,34 +121,13 @@ def value(log: Log, name: bytes = b"visits") -> int | None:
     return None if data is None else Counters().decode(data).value
 
 
-def shown(log: Log) -> object:
-    with log.store.read() as session:
-        return session.each_subject(), {row.id: row.reason for row in session.ops_after(0, 1_000)}
-
-
-def in_every_order(history: list[Op]) -> Log:
-    """Every order, one op at a time and all at once, and a rebuild after each."""
-    seen = []
-    for order in permutations(history):
-        for batches in ([[op] for op in order], [list(order)]):
-            log = new_log()
-            log.admit(sent(INTRODUCTIONS))
-            for batch in batches:
-                log.admit(sent(batch))
-            seen.append(shown(log))
-            rebuild(log.store, log.permissions_reader, NOW)
-            seen.append(shown(log))
-    assert all(other == seen[0] for other in seen[1:])
-    return log
-
-
 def test_it_is_folded_in_the_order_of_time_whatever_comes_first() -> None:
     script = Script()
     added = script.say(A, 10, AddTo(b"visits", 5))
     changed = script.say(B, 20, SetTo(b"visits", 5, 50))
     late = script.say(C, 30, SetTo(b"visits", 5, 500))
     again = script.say(A, 40, AddTo(b"visits", 1))
-    log = in_every_order(script.ops)
+    log = everywhere_the_same(script.ops)
     assert value(log) == 51
     assert [reason(log, op) for op in (added, changed, late, again)] == [0, 0, Reason.STALE_CLAIM, 0]
 
@@ -158,9 +136,9 @@ def test_an_op_that_cites_another_counter_follows_its_fate() -> None:
     script = Script()
     first = script.say(A, 10, SetTo(b"source", 1, 2))
     script.say(B, 20, AddTo(b"visits", 7), (first.id,))
-    assert value(in_every_order(script.ops)) is None
+    assert value(everywhere_the_same(script.ops)) is None
     script.say(C, 5, AddTo(b"source", 1))
-    assert value(in_every_order(script.ops)) == 7
+    assert value(everywhere_the_same(script.ops)) == 7
 
 
 def test_two_ops_of_one_time_are_both_out() -> None:
@@ -168,7 +146,7 @@ def test_two_ops_of_one_time_are_both_out() -> None:
     script.say(A, 10, AddTo(b"visits", 1))
     script.say(B, 20, AddTo(b"visits", 10))
     script.say(B, 20, AddTo(b"visits", 100))
-    assert value(in_every_order(script.ops)) == 1
+    assert value(everywhere_the_same(script.ops)) == 1
 
 
 def test_a_revocation_takes_back_what_was_counted() -> None:
@@ -177,7 +155,7 @@ def test_a_revocation_takes_back_what_was_counted() -> None:
     script.say(A, 10, AddTo(b"visits", 1))
     script.say(B, 20, AddTo(b"visits", 10))
     script.say(A, 15, RevokeUcan(cid))
-    log = in_every_order(script.ops)
+    log = everywhere_the_same(script.ops)
     assert value(log) == 1
 
 
@@ -186,9 +164,9 @@ def test_what_others_set_counts_once_the_arbiter_accepts_it() -> None:
     script.say(A, 1, DesignateCoordinator(NODES[A]))
     offer = script.say(B, 10, SetTo(b"visits", 0, 5))
     rival = script.say(C, 11, SetTo(b"visits", 0, 6))
-    assert value(in_every_order(script.ops)) is None
+    assert value(everywhere_the_same(script.ops)) is None
     script.say(A, 20, AcceptOffer(COUNTER, b"visits", rival.id))
-    log = in_every_order(script.ops)
+    log = everywhere_the_same(script.ops)
     assert value(log) == 6
     assert [reason(log, op) for op in (offer, rival)] == [Reason.OFFERED, Reason.OFFERED]
 
@@ -198,7 +176,7 @@ def test_nobody_accepts_in_the_arbiters_place() -> None:
     script.say(A, 1, DesignateCoordinator(NODES[A]))
     offer = script.say(B, 10, SetTo(b"visits", 0, 5))
     accepted = script.say(B, 20, AcceptOffer(COUNTER, b"visits", offer.id))
-    log = in_every_order(script.ops)
+    log = everywhere_the_same(script.ops)
     assert value(log) is None and reason(log, accepted) == Reason.NOT_ARBITER
 
 

@@ -14,7 +14,7 @@ _ONE_LINE = str.maketrans("\t\n", "  ")
 
 
 def clean(text: object, *, lines: bool = False) -> str:
-    """The text as it is safe to show, whoever wrote it; on one line unless several are welcome."""
+    """The text as it is safe to show; on one line unless `lines` allows several."""
     shown = str(text) if lines else str(text).translate(_ONE_LINE)
     return _UNSAFE.sub(_spelled, shown)
 

@@ -12,15 +12,16 @@ from blake3 import blake3
 from msgspec.structs import replace
 
 from hocket.kernel.roster import Job
-from hocket.kernel.vocabulary import DelegateUcan, DesignateCoordinator, ReportFork, RevokeRoot, RevokeUcan, number_of
+from hocket.kernel.vocabulary import DesignateCoordinator, number_of
 from hocket.log.naming import ID_BYTES, keyed
 from hocket.log.permissions import PermissionsReader
 from hocket.log.projection import Projection
+from hocket.log.registers import GrantRegister
 from hocket.store import Head, OpRow, Session, Store, WrittenTotals
 
 STEP = 2_000
 _START = bytes(20)
-_LAW_OPS = tuple(number_of(each) for each in (DelegateUcan, RevokeUcan, RevokeRoot, ReportFork))
+_GRANTS = tuple(number_of(each) for each in GrantRegister.payloads)
 
 
 class Rebuilt(NamedTuple):
@@ -90,7 +91,7 @@ def rebuild(
 def _legislate(session: Session, permissions_reader: PermissionsReader, now: int) -> int:
     """Enters every delegation, revocation and pinning designation: they change what was written before them."""
     projection = Projection(session, now, permissions_reader, 0)
-    for row in session.ops_of_variants(_LAW_OPS):
+    for row in session.ops_of_variants(_GRANTS):
         projection.legislate(keyed(row), integrity=len(session.ops_at(row.hlc)) > 1)
     for row in session.ops_of_variants((number_of(DesignateCoordinator),)):
         projection.designate(keyed(row), integrity=len(session.ops_at(row.hlc)) > 1)

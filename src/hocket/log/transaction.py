@@ -20,19 +20,14 @@ from hocket.kernel.subjects import JOB, subject_of
 from hocket.kernel.vocabulary import (
     EXTENSION_BASE,
     CreateArtifact,
-    DelegateUcan,
-    DesignateCoordinator,
     Payload,
-    ReportFork,
-    RevokeRoot,
-    RevokeUcan,
-    RouteKind,
     ScheduleJob,
     discriminant,
 )
 from hocket.log.naming import ID_BYTES, is_taken, keyed
 from hocket.log.permissions import PermissionsReader
 from hocket.log.projection import Projection
+from hocket.log.registers import CoordinatorRegister, GrantRegister, RouteRegister
 from hocket.store import Head, LogEnd, NewOp, Refusal, Session, WrittenTotals
 
 # Gives the time in milliseconds, never less than the clock reading that it is told.
@@ -40,7 +35,7 @@ Wall = Callable[[int], int]
 Signer = Callable[[Sequence[bytes]], list[bytes]]
 
 
-PERMISSION_PAYLOADS = frozenset((DelegateUcan, RevokeUcan, RevokeRoot, ReportFork, DesignateCoordinator, RouteKind))
+PERMISSION_PAYLOADS = frozenset((*GrantRegister.payloads, *CoordinatorRegister.payloads, *RouteRegister.payloads))
 _NO_SUBJECT = (JOB, None)
 # Where the store keeps that this node has not always been given everything.
 GAPS = "gaps"

@@ -1,4 +1,4 @@
-"""How a process is told to stop: SIGTERM and SIGINT, each time that one comes."""
+"""SIGTERM and SIGINT stop a process: the handler runs for each signal that comes."""
 
 import asyncio
 import signal

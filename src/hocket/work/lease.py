@@ -73,5 +73,5 @@ def run_out(held: Iterable[H], now: float) -> list[H]:
 
 
 def may_be_taken_over(seen_at: float, length_s: float, now: float) -> bool:
-    """Whether a claim of somebody else is over, that was first seen then and has stayed as it is since."""
+    """Whether another worker's claim is over, which was first seen then and has not changed since."""
     return now - seen_at >= length_s * WAITED

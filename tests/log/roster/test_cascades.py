@@ -52,7 +52,7 @@ def shown(log: Log) -> object:
         schedules = [schedule._replace(last_tick=0) for schedule in session.schedules()]
         nodes = session.nodes()
         after = {job_id(n): sorted(session.dependents(job_id(n))) for n in range(5)}
-        return roster_digest(session), reasons, artifacts, schedules, nodes, after
+        return roster_digest(session), session.each_subject(), reasons, artifacts, schedules, nodes, after
 
 
 def everywhere_the_same(ops: list[Op], before: Iterable[Op] = INTRODUCTIONS) -> Log:
