@@ -51,7 +51,7 @@ def test_what_it_prints_and_how_it_ends_come_back(run: Program) -> None:
         (["--", "no-such-program"], 127, "there is no program 'no-such-program'"),
         (["--", "sh", "-c", "kill -9 $$"], 137, "sh was ended by SIGKILL"),
         (["--", "/"], 127, "not started"),
-        ([], 2, "say what to run"),
+        ([], 2, "name a command"),
         (["--bogus", "--", "true"], 2, "no such option: --bogus"),
         (["--timeout", "soon", "--", "true"], 2, "bad timeout"),
         (["--timeout", "1.5s", "--", "true"], 2, "whole seconds"),

@@ -36,12 +36,12 @@ def test_three_answers(here: Place, home: Path):
     job = finished(plane)
     words = ("git", "verify", here.directory)
     told = hocket(home, *words, code=4)
-    assert f"unknown the result is by {ONE}" in told and "hocket git trust add" in told
+    assert f"unknown signed by {ONE}" in told and "hocket git trust add" in told
     assert hocket(home, *words, "--worker", ONE) == "good: 1 jobs\n"
     assert hocket(home, *words, "--worker", TWO, "--worker", ONE) == "good: 1 jobs\n"
     hocket(home, *words, "--worker", TWO, code=4)
     here.git("update-ref", job.refs.name("result"), str(finished(plane, 1).refs.result))
-    assert "things are wrong" in hocket(home, *words, "--worker", ONE, code=1)
+    assert "problems in" in hocket(home, *words, "--worker", ONE, code=1)
 
 
 @pytest.mark.req("GT-15")

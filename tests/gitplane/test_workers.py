@@ -222,7 +222,7 @@ def test_a_repository_that_vanishes_in_mid_job(here: Place, homes: list[Path], t
 def test_what_goes_wrong_is_said(here: Place, homes: list[Path], tmp_path: Path) -> None:
     home, file = homes[0], tmp_path / "job.yaml"
     file.write_text("command: [sh, -c, 'exit 3']\ntimeout: 5\n")
-    assert "nothing is allowed here" in hocket(home, "git", "work", here.directory, code=2)
+    assert "no command is allowed here" in hocket(home, "git", "work", here.directory, code=2)
     assert "no git repository" in hocket(home, "git", "jobs", tmp_path / "none", code=2)
     assert "cannot read" in hocket(home, "git", "submit", here.directory, tmp_path / "none.yaml", code=2)
     (tmp_path / "bad.yaml").write_text("command: [sh]\ntimeout: -1\n")

@@ -104,7 +104,7 @@ def test_a_pause_is_an_exit_code_and_a_line(program: Callable[[str], Program]):
     listed = b("peers", "list", "--json").json["peers"][0]
     assert listed["state"] == "paused"
     assert listed["detail"].count("blake3:") == 2
-    assert b("peers", "resume", address, code=0).out.startswith(f"peer {address} is tried again")
+    assert b("peers", "resume", address, code=0).out.startswith(f"peer {address} resumed")
 
 
 @pytest.mark.parametrize(

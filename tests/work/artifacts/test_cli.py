@@ -151,11 +151,11 @@ def test_why(program: Program):
     snapshot = artifact_of(program, "likewise.inference.snapshot")
     for id in (snapshot["job_id"], snapshot["artifact_id"]):
         text = program("why", id).stdout.decode()
-        for part in ("echo 1 by python", "line one", "LINE ONE", "\\x1b[31m", "cut here; --full shows it whole"):
+        for part in ("echo 1 by python", "line one", "LINE ONE", "\\x1b[31m", "shortened; --full shows all"):
             assert part in text
         assert "\x1b" not in text
         whole = program("why", id, "--full").stdout.decode()
-        assert "x" * 1000 in whole and "X" * 1000 in whole and "cut here" not in whole
+        assert "x" * 1000 in whole and "X" * 1000 in whole and "shortened" not in whole
     told = program.json("why", snapshot["job_id"], "--full")
     assert told["snapshots"][0]["prompt"]["text"].startswith("line one\nline \x1b[31mtwo xxx") and told["missing"] == []
     program("artifacts", "evict", snapshot["artifact_id"])
