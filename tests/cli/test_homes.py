@@ -32,7 +32,7 @@ def test_init_makes_a_home_and_says_whose(tmp_path: Path):
 
 def test_a_second_init_changes_nothing(hocket: Program):
     before = {path.name: path.read_bytes() for path in hocket.home.iterdir() if path.is_file()}
-    assert "exists already" in hocket("init", code=3).sentence
+    assert "already exists" in hocket("init", code=3).sentence
     assert before == {path.name: path.read_bytes() for path in hocket.home.iterdir() if path.is_file()}
 
 

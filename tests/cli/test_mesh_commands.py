@@ -110,7 +110,7 @@ def test_a_token_is_for_one_node_once(served: Program, tmp_path: Path):
     assert "has not joined yet" in other("jobs", code=2).sentence
     # The same node may ask again.
     gpu("join", token, code=0)
-    assert "is its owner's" in served("join", token, code=3).sentence
+    assert "is the owner's" in served("join", token, code=3).sentence
     stranger = Program(tmp_path / "stranger")
     stranger("init", code=0)
     assert "belongs to another user" in stranger("join", token, code=3).sentence
@@ -191,7 +191,7 @@ def test_what_is_not_an_invited_nodes_to_do(gpu: Program, served: Program):
     assert "only the owner's node may designate" in gpu("coordinator", "gpu", code=4).sentence
     assert "only the node that invited" in gpu("revoke", here(served)[:8], code=4).sentence
     for command in (("keys", "backup", "x.key"), ("keys", "passphrase"), ("keys", "reissue")):
-        assert "invited node's and holds no user's key" in gpu(*command, code=4).sentence
+        assert "invited node's and has no user's key" in gpu(*command, code=4).sentence
     assert gpu("keys", "show", "--json", code=0).json["user_key"] == "elsewhere"
     assert gpu("doctor", code=0)
     assert gpu("init", code=3)
@@ -281,7 +281,7 @@ def test_a_passphrase(tmp_path: Path):
     assert "locked" in hocket("doctor", code=0).out
     assert "--passphrase-file or set HOCKET_PASSPHRASE" in hocket("keys", "reissue", code=2).sentence
     wrong = {"HOCKET_PASSPHRASE": "open barley"}
-    assert "not the passphrase" in hocket("keys", "reissue", environment=wrong, code=4).sentence
+    assert "wrong passphrase" in hocket("keys", "reissue", environment=wrong, code=4).sentence
     assert "1 to 1024" in hocket("keys", "reissue", environment={"HOCKET_PASSPHRASE": ""}, code=2).sentence
     assert "cannot read a passphrase" in hocket("keys", "reissue", "--passphrase-file", "none", code=2).sentence
     (tmp_path / "old").write_text("open sesame\n")
@@ -289,7 +289,7 @@ def test_a_passphrase(tmp_path: Path):
     hocket("keys", "reissue", "--passphrase-file", tmp_path / "old", code=0)
     change = ("keys", "passphrase", "--passphrase-file", tmp_path / "old")
     hocket(*change, "--new-passphrase-file", tmp_path / "new", code=0)
-    assert "not the passphrase" in hocket(*change, "--remove", code=4).sentence
+    assert "wrong passphrase" in hocket(*change, "--remove", code=4).sentence
     hocket("keys", "passphrase", "--remove", "--passphrase-file", tmp_path / "new", code=0)
     assert (hocket.home / "user.key").read_text().startswith("ed25519:")
     assert "is not locked" in hocket("keys", "passphrase", "--remove", code=3).sentence

@@ -488,7 +488,7 @@ def test_a_home_that_is_somebodys(mesh: Mesh, tmp_path: Path):
     Runtime.init(tmp_path / "stranger").close()
     with pytest.raises(Conflict, match="belongs to another user"):
         mesh.join(token, "stranger")
-    with pytest.raises(Conflict, match="is its owner's"):
+    with pytest.raises(Conflict, match="is the owner's"):
         mesh.join(token, "owner")
     half = Home(tmp_path / "half")
     half.path.mkdir()
