@@ -93,7 +93,7 @@ def test_a_second_machine_joins_works_and_is_revoked(served: Program, tmp_path: 
     assert "gpu is revoked" in result.out and "what the coordinator accepted from it stands" in result.out
     assert nodes(served)["gpu"]["standing"] == "revoked"
     assert served.show(job_id)["outcome"] == "succeeded"
-    assert "holds nothing any more" in served("revoke", "gpu", "--yes", code=3).sentence
+    assert "has no rights left" in served("revoke", "gpu", "--yes", code=3).sentence
     assert gpu("sync").code != 0
     served("log", "verify", code=0)
 
@@ -102,11 +102,11 @@ def test_a_second_machine_joins_works_and_is_revoked(served: Program, tmp_path: 
 def test_a_token_is_for_one_node_once(served: Program, tmp_path: Path):
     token = served("invite", "gpu", *WORKER, "--json", code=0).json["token"]
     gpu, other = Program(tmp_path / "gpu"), Program(tmp_path / "other")
-    assert "copy the token again" in gpu("join", token[:-3], code=2).sentence
-    assert "not a whole invitation" in gpu("join", "nonsense", code=2).sentence
+    assert "copy the whole token again" in gpu("join", token[:-3], code=2).sentence
+    assert "bad invitation" in gpu("join", "nonsense", code=2).sentence
     assert not gpu.home.exists()
     gpu("join", "-", input=f"{token[:30]}\n{token[30:]}\n", code=0)
-    assert "used by another node" in other("join", token, code=3).sentence
+    assert "another node has already used" in other("join", token, code=3).sentence
     assert "has not joined yet" in other("jobs", code=2).sentence
     # The same node may ask again.
     gpu("join", token, code=0)
@@ -123,7 +123,7 @@ def test_a_token_is_for_one_node_once(served: Program, tmp_path: Path):
 def test_invitations_are_listed_and_cancelled(served: Program, tmp_path: Path):
     token = served("invite", "gpu", *WORKER, "--json", code=0).json["token"]
     assert served("invite", "--list", code=0).out.split("\t")[:2] == ["gpu", "open"]
-    assert "is invited already" in served("invite", "gpu", *WORKER, code=3).sentence
+    assert "is already invited" in served("invite", "gpu", *WORKER, code=3).sentence
     served("invite", "--cancel", "gpu", code=0)
     assert "no open invitation" in served("invite", "--cancel", "gpu", code=2).sentence
     assert "was cancelled" in Program(tmp_path / "gpu")("join", token, code=4).sentence
@@ -165,14 +165,14 @@ def test_an_invitation_that_nobody_answers(hocket: Program, tmp_path: Path):
     ("arguments", "code", "part"),
     [
         ((), 2, "name the new node"),
-        (("gpu",), 2, "nothing was granted"),
+        (("gpu",), 2, "no grants"),
         (("gpu", "--may", "job:fly"), 2, "job has no action 'fly'; it has read, schedule, claim, complete, all"),
-        (("gpu", "--may", "cake:eat"), 2, "there is no resource 'cake'"),
-        (("gpu", "--may", "artifact:write:acme."), 2, "only jobs, and artifacts that are read, have kinds"),
+        (("gpu", "--may", "cake:eat"), 2, "unknown resource 'cake'"),
+        (("gpu", "--may", "artifact:write:acme."), 2, "only job actions and artifact:read take a kind"),
         (("bad name", "--may", "all"), 2, "cannot be a node's name"),
         (("gpu", "--may", "all", "--expires", "soon"), 2, "bad --expires"),
         (("gpu", "--may", "all", "--expires", "0s"), 2, "last longer"),
-        (("gpu", "--may", "all", "--valid", "90d"), 2, "up to 30 days"),
+        (("gpu", "--may", "all", "--valid", "90d"), 2, "at most 30 days"),
         (("gpu", "--may", "all", "--sanitize", "StripGeo,Cake"), 2, "'Cake' is not a rule"),
         (("gpu", "--may", "all", "--address", "ftp://x"), 2, "is not an address"),
     ],
@@ -219,9 +219,9 @@ def test_the_coordinator(gpu: Program, served: Program):
         "previous": here(served),
         "previous_hears": True,
     }
-    assert "is the coordinator already" in served("coordinator", "gpu", code=3).sentence
+    assert "is already the coordinator" in served("coordinator", "gpu", code=3).sentence
     assert "cannot confirm" in served("coordinator", here(served), code=0).out
-    assert "say a node" in served("coordinator", code=2).sentence
+    assert "name a node" in served("coordinator", code=2).sentence
     served("coordinator", "gpu", code=0)
     assert "it was the coordinator" in served("revoke", "gpu", "--yes", code=0).out
     assert "gpu is revoked" in served("coordinator", "gpu", code=3).sentence
@@ -242,7 +242,7 @@ def test_the_rules(hocket: Program):
     for wrong, part in (
         (("--skew", "0s"), "bad --skew"),
         (("--skew", "2d"), "at most 24h"),
-        (("--derivation-op", "Cake"), "there is no op 'Cake'"),
+        (("--derivation-op", "Cake"), "unknown op 'Cake'"),
         ((), "give at least one option"),
     ):
         assert part in hocket("rules", "set", *wrong, code=2).sentence

@@ -88,7 +88,7 @@ def test_a_server_says_what_it_refused(program: Callable[[str], Program]):
     refused = stranger("sync", code=1)
     assert "\trefused\t" in refused.out
     a.started[0].send_signal(signal.SIGTERM)
-    assert "refused 1: a node that was not introduced" in a.finished(a.started[0]).err
+    assert "refused 1: an unknown node" in a.finished(a.started[0]).err
 
 
 @pytest.mark.req("LW-30")
