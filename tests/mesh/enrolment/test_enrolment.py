@@ -87,7 +87,7 @@ def test_an_invited_node_hands_on_what_it_holds_and_no_more(mesh: Mesh):
         (["all"], "do everything"),
         (["job:schedule:acme."], "submit jobs"),
     ):
-        with pytest.raises(NotAuthorised, match=f"cannot let another {sentence}"):
+        with pytest.raises(NotAuthorised, match=f"cannot let another node {sentence}"):
             mesh.invite("wide", may, by=gpu)
     with pytest.raises(NotAuthorised, match=r"ends in 1\.0 days"):
         mesh.invite("long", ["job:claim:acme."], by=gpu, lifetime_s=2 * 86_400)

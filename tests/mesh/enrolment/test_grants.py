@@ -111,11 +111,11 @@ def test_audit_and_sanitize_go_where_they_have_a_meaning() -> None:
 @pytest.mark.parametrize(
     ("text", "part"),
     [
-        ("jobs:claim", "no resource 'jobs'"),
+        ("jobs:claim", "unknown resource 'jobs'"),
         ("job", "no action ''"),
         ("job:write", "no action 'write'; it has read, schedule, claim, complete, all"),
         ("artifact:claim", "it has read, write, all"),
-        ("", "no resource ''"),
+        ("", "unknown resource ''"),
         ("artifact:write:acme.", "only job actions and artifact:read take a kind"),
         ("job:claim:acme.*", "without a star: 'acme.'"),
         ("job:claim:", "1 to 255"),
@@ -130,7 +130,7 @@ def test_a_bad_grant_is_named_with_what_is_legal(text: str, part: str) -> None:
 
 
 def test_bad_rules_and_no_grants() -> None:
-    with pytest.raises(Usage, match=r"'Strip' is not a rule.*StripGeo"):
+    with pytest.raises(Usage, match=r"'Strip' is not a sanitisation rule.*StripGeo"):
         parse_grants(["all"], sanitize=["Strip"])
     with pytest.raises(Usage, match="no grants"):
         parse_grants([])

@@ -135,7 +135,7 @@ def test_a_locked_key_is_asked_for_only_when_it_is_needed(tmp_path: Path):
         assert runtime.log.user == user
         runtime.log.append_plain("acme.render", b"{}")
         membership.route(runtime.log, "acme.render", runtime.log.node)
-        with pytest.raises(Usage, match="locked with a passphrase"):
+        with pytest.raises(Usage, match="is locked; give its passphrase"):
             runtime.home.user_key()
         with pytest.raises(NotAuthorised, match="wrong passphrase") as caught:
             runtime.home.user_key(lambda: "wrong")

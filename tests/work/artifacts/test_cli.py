@@ -107,7 +107,7 @@ def test_put_evict_and_gc(program: Program, tmp_path: Path):
     assert shown["content"] == "blob" and shown["job_id"] is None
     assert 6.9 < (shown["expires_ms"] / 1000 - time.time()) / 86_400 <= 7.01
     assert program.json("artifacts", "evict", put["artifact_id"])["freed_bytes"] == 70_000
-    assert "evicted already" in program.refused("artifacts", "evict", put["artifact_id"], code=3)
+    assert "already evicted" in program.refused("artifacts", "evict", put["artifact_id"], code=3)
     assert "was evicted" in program.refused("artifacts", "get", put["artifact_id"], code=3)
     assert program.json("artifacts", "show", put["artifact_id"])["content"] == "evicted"
     place = program.home / "blobs" / "ab" / ("ab" * 32)

@@ -144,7 +144,7 @@ def test_links_that_are_missing_are_named():
         write(node, CreateArtifact(unlinked, "t.x", None, (), content_hash(b""), b"", None, None, 0))
         assert why(node, ulid_text(unlinked))["missing"] == ["this artifact cites no record of a model call"]
         write(node, CreateArtifact(junk, SNAPSHOT_TYPE, None, (), content_hash(b"\xff"), b"\xff", "m", "1", 1))
-        assert "its content is no record" in why(node, ulid_text(junk))["missing"][0]
+        assert "its content is not a record" in why(node, ulid_text(junk))["missing"][0]
         write(
             node,
             CreateClaim(claim, ClaimType.ATTRIBUTE, junk, "is", TextObject("x"), ClaimStatus.HINT, (), Provenance()),
