@@ -153,7 +153,7 @@ def test_a_tampered_proof_is_found(runtime: Runtime) -> None:
 
 def test_a_job_that_is_no_command_is_found(runtime: Runtime) -> None:
     asked(runtime, payload=b'{"command": "make", "timeout": 60}')
-    assert any("is not a command: command: a list is needed" in each for each in problems(runtime, ran(runtime)))
+    assert any("is not a command: command: it must be a list" in each for each in problems(runtime, ran(runtime)))
 
 
 def test_a_damaged_file_is_found(runtime: Runtime) -> None:

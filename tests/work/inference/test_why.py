@@ -161,7 +161,7 @@ def test_a_record_that_contradicts_its_op_is_named():
         other = log.new_id(at.wall)
         write(node, CreateArtifact(other, SNAPSHOT_TYPE, None, (), content_hash(data), data, "n", "1", len(data)))
         sentences = why(node, ulid_text(other))["missing"]
-        assert sentences == [f"the record {ulid_text(other)} tells of another model than its op"]
+        assert sentences == [f"the record {ulid_text(other)} names another model than its op"]
 
 
 def test_an_artifact_that_forgot_its_record_is_led_to_those_of_its_job(scene: tuple):
