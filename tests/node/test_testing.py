@@ -148,12 +148,12 @@ def test_only_the_given_types_run():
 
 def test_waiting_for_what_cannot_come_says_so_at_once():
     with hocket.testing.node() as node:
-        with pytest.raises(TimeoutError, match="nothing more can run"):
+        with pytest.raises(TimeoutError, match="no job is left that can run"):
             node.submit("t.unknown").result()
 
     async def main() -> None:
         async with hocket.testing.node() as node:
-            with pytest.raises(TimeoutError, match="nothing more can run"):
+            with pytest.raises(TimeoutError, match="no job is left that can run"):
                 await (await node.submit("t.unknown")).result()
 
     asyncio.run(main())
