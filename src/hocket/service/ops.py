@@ -116,7 +116,7 @@ def set_rules(service: Service, rules: Rules, progress: Progress) -> Rebuilt:
 
 def export(service: Service, out: BinaryIO, progress: Progress) -> int:
     """Writes every op as a postcard sequence; gives how many there are."""
-    return export_ops(service.runtime.store, out, progress)
+    return export_ops(service.runtime.log, out, progress)
 
 
 def take_in(service: Service, source: BinaryIO) -> Admission:
