@@ -50,7 +50,10 @@ _read_deps, _write_deps = _DEPS.read, _DEPS.write
 _read_payload, _write_payload = PAYLOAD.read, PAYLOAD.write
 _read_signature = _SIGNATURE.read
 _ONE_BYTE = [bytes([n]) for n in range(0x80)]
-_SCHEDULE = encode_value(U64, number_of(ScheduleJob))
+_SCHEDULE_NUMBER = number_of(ScheduleJob)
+_SCHEDULE = encode_value(U64, _SCHEDULE_NUMBER)
+# Version, wall, logical, and the node twice.
+_NUMBERS_BEFORE_DEPS = 5
 # No op id begins like this: its milliseconds would lie beyond the year 10800.
 _LINK_MARK, _PIN_MARK = 0xFF, 0xFE
 NO_ID = bytes(16)
@@ -254,7 +257,7 @@ def _tail_bytes(signature: bytes | None) -> int:
     return 1 if signature is None else len(_signature_head(len(signature))) + len(signature)
 
 
-def sealed(body: bytes, signature: bytes) -> bytes:
+def with_signature(body: bytes, signature: bytes) -> bytes:
     """The complete op from its unsigned bytes and the bytes of its signature field."""
     data = body + _signature_head(len(signature)) + signature
     if len(signature) > MAX_SIGNATURE_BYTES or len(data) > MAX_OP_BYTES:
@@ -265,7 +268,7 @@ def sealed(body: bytes, signature: bytes) -> bytes:
 def encode(op: Op) -> bytes:
     body = unsigned(op)
     if op.signature is not None:
-        return sealed(body, op.signature)
+        return with_signature(body, op.signature)
     if len(body) >= MAX_OP_BYTES:
         raise Malformed(f"an op has at most {MAX_OP_BYTES} bytes")
     return body + b"\x00"
@@ -342,6 +345,23 @@ def decode(data: bytes) -> Op:
     return op
 
 
+def schedule_payload(data: bytes) -> bytes:
+    """The payload of the job that this op schedules, without reading the rest of the op."""
+    r = Reader(data)
+    place = 16
+    for _ in range(_NUMBERS_BEFORE_DEPS):
+        while data[place] > 0x7F:
+            place += 1
+        place += 1
+    r.pos = place
+    r.take(16 * r.varint())
+    if r.varint() != _SCHEDULE_NUMBER:
+        raise Malformed("the op schedules no job")
+    r.take(16)
+    r.take(r.varint())
+    return r.take(r.varint())
+
+
 def sign(op: Op, key: SigningKey) -> Op:
     signature = detached(key.sign(unsigned(op) + b"\x00"), op.node_id)
     return msgspec.structs.replace(op, signature=signature)
@@ -356,7 +376,7 @@ def verify_op(data: bytes, op: Op, public: bytes) -> bool:
     try:
         signature = open_detached(op.signature, op.node_id)
         body = data[: len(data) - _tail_bytes(op.signature)]
-        if sealed(body, op.signature) != data:
+        if with_signature(body, op.signature) != data:
             return False
     except Malformed:
         return False

@@ -16,20 +16,20 @@ from hocket.errors import NotAuthorised, StoreError
 from hocket.kernel.authority import Authority
 from hocket.kernel.clock import Hlc, pack
 from hocket.kernel.ids import make_ulid, next_ulid, node_id
-from hocket.kernel.jws import detached
 from hocket.kernel.keys import SigningKey
-from hocket.kernel.ops import NO_ID, Op, decode, link_to, plain_schedule, sealed
+from hocket.kernel.ops import NO_ID, Op, decode, link_to, plain_schedule
 from hocket.kernel.postcard import Malformed
 from hocket.kernel.reasons import Reason
 from hocket.kernel.rules import HOCKET, Rules, decode_kept_rules
+from hocket.kernel.signing import OpSigner
 from hocket.kernel.subjects import JOB
 from hocket.kernel.vocabulary import ScheduleJob, number_of
 from hocket.log.author_check import WALL_MAX, AuthorCheck
 from hocket.log.intake import Admission, Intake, add
 from hocket.log.naming import is_taken
-from hocket.log.parallel import in_parallel
 from hocket.log.permissions import Permissions, PermissionsReader
-from hocket.log.transaction import Transaction, Wall, being_rebuilt, link, next_stamp
+from hocket.log.sealing import Sealer, signed
+from hocket.log.transaction import Transaction, Wall, being_rebuilt, next_stamp
 from hocket.store import Head, NewOp, Session, Store
 
 __all__ = ["SETTLE_STEP", "Admission", "Log", "Transaction"]
@@ -49,8 +49,9 @@ SCHEDULE_JOB = number_of(ScheduleJob)
 class Log:
     """`wall` gives the time and `randomness` that many random bytes; both come from outside, so that a
     simulation can choose them. `physical` is the machine's own clock in milliseconds; `wall` may run ahead of it after
-    what was heard from others. `helpers` sign and verify in parallel; without them everything happens in the
-    caller's thread. `bus` is told after each commit what it changed.
+    what was heard from others. `helpers` verify in parallel, and this node's ops are then signed in the background;
+    without helpers everything happens in the caller's thread. `bus` is told after each commit what it changed. Close
+    the log before the store.
     """
 
     def __init__(
@@ -69,7 +70,8 @@ class Log:
         self.node = node_id(key.public)
         self._author = self.node.to_bytes(8, "big")
         self.user = user
-        self._key = key
+        self._signer = OpSigner(key, self.node)
+        self._sealer = Sealer(store, self._signer, helpers)
         self._wall = wall
         self.physical = physical or (lambda: wall(0))
         self._randomness = randomness
@@ -104,19 +106,20 @@ class Log:
         """One request in a transaction of its own; its error is raised."""
         with self.store.write() as session:
             transaction = Transaction(
-                session, self.node, self.permissions_reader, self._wall, self.physical(), self.new_id
+                session, self._signer, self.permissions_reader, self._wall, self.physical(), self.new_id
             )
             result = request(transaction)
-            transaction.close(self._sign)
+            first, ops = transaction.close(self._sealer.carry)
+        if ops:
+            self._sealer.added(first, ops)
         if self._bus.is_heard() and (changes := transaction.changes):
             self._bus.publish(changes)
         return result
 
     def append_plain(self, kind: str, payload: bytes) -> bytes:
         """Schedules one new job that asks for nothing special, and gives its id, which is that of the op. This
-        is the short way for the commonest op of all: it always counts, so it is only signed, chained and put on
-        the log. Folding and indexing it is left to the next transaction that looks at the roster, which does so
-        for many at once.
+        is the short way for the commonest op of all: it always counts, so it is only put on the log. Folding and
+        indexing it is left to the next transaction that looks at the roster, which does so for many at once.
         """
         with self.store.write() as session:
             session.lock_author(self._author)
@@ -135,9 +138,9 @@ class Log:
             link_back = link_to(head.last) if is_bound else None
             new_id = None if is_bound else self._free_id(session, stamp.wall)
             job_id, body = plain_schedule(new_id, stamp, link_back, kind, payload)
-            whole = sealed(body, detached(self._key.sign(body + b"\x00"), self.node))
-            session.add_ops((NewOp(job_id, pack(stamp), SCHEDULE_JOB, JOB, job_id, 0, 0, whole),))
-            seq, chain = session.seal(link)
+            marked = self._signer.marked(body)
+            seq = session.add_ops((NewOp(job_id, pack(stamp), SCHEDULE_JOB, JOB, job_id, 0, 0, marked),))
+            sealed, chain = self._sealer.carry(session, head)
             settled = head.settled if head.unsettled else head.seq
             session.put_head(
                 Head(
@@ -150,8 +153,10 @@ class Log:
                     None,
                     head.permissions_state,
                     job_id,
+                    sealed,
                 )
             )
+        self._sealer.added(seq, (marked,))
         if self._bus.is_heard():
             self._bus.publish(Changes(frozenset((kind,)), frozenset(((JOB, job_id), (LOG, b"")))))
         return job_id
@@ -186,12 +191,16 @@ class Log:
             op_id = self.new_id(ms)
         return op_id
 
-    def _sign(self, bodies: Sequence[bytes]) -> list[bytes]:
-        return in_parallel(self._helpers, self._sign_here, bodies)
+    def signed(self, op: bytes) -> bytes:
+        """An op of the log as it may leave the node. It is signed here if it is too new to be sealed."""
+        return signed(self._signer, op)
 
-    def _sign_here(self, bodies: Sequence[bytes]) -> list[bytes]:
-        sign, node = self._key.sign, self.node
-        return [detached(sign(body + b"\x00"), node) for body in bodies]
+    def seal(self) -> None:
+        """Signs every op that is on the log by now, and links it to the chain."""
+        self._sealer.seal()
+
+    def close(self) -> None:
+        self._sealer.close()
 
     def permissions(self, session: Session | None = None) -> Permissions:
         """The permissions as the session sees them, or as they are now."""

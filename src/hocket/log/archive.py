@@ -8,15 +8,14 @@ from typing import BinaryIO
 from hocket.kernel.ops import MAX_OP_BYTES, Op, read_op
 from hocket.kernel.postcard import Malformed, Reader, write_varint
 from hocket.log import Admission, Log
-from hocket.store import Store
 
 BATCH = 1_000
 CHUNK = 4 * MAX_OP_BYTES
 
 
-def export_ops(store: Store, out: BinaryIO, progress: Callable[[int, int], None] = lambda done, total: None) -> int:
+def export_ops(log: Log, out: BinaryIO, progress: Callable[[int, int], None] = lambda done, total: None) -> int:
     """Writes every op in the order of arrival; gives how many."""
-    with store.read() as session:
+    with log.store.read() as session:
         total = session.head().seq
         count = bytearray()
         write_varint(count, total)
@@ -24,7 +23,7 @@ def export_ops(store: Store, out: BinaryIO, progress: Callable[[int, int], None]
         seq = 0
         while rows := session.ops_after(seq, BATCH):
             for row in rows:
-                out.write(row.body)
+                out.write(log.signed(row.body))
             seq = rows[-1].seq
             progress(seq, total)
     return total

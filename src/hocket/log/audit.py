@@ -1,6 +1,7 @@
 """Proves the log from its own bytes: every op is the one that its author signed, its id follows from its content where
-the rules bind ids, every link of the chain fits, nothing is missing in between, and the tail is not cut. It trusts no
-projection: the authors' keys come from the delegations on the log itself.
+the rules bind ids, every link of the chain fits, nothing is missing in between, and the tail is not cut. Ops that were
+written a moment ago and are not sealed yet are checked too, but for their links. It trusts no projection: the authors'
+keys come from the delegations on the log itself.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,8 +21,8 @@ from hocket.kernel.ucan import read as read_ucan
 from hocket.kernel.vocabulary import DelegateUcan, Sanitised, discriminant, number_of
 from hocket.log.naming import ID_BYTES, long_key
 from hocket.log.parallel import in_parallel
-from hocket.log.transaction import link
-from hocket.store import Head, OpRow, Session, Store
+from hocket.log.sealing import link
+from hocket.store import NO_LINK, Head, OpRow, Session, Store
 
 BATCH = 1_000
 FINDINGS_MAX = 100
@@ -47,24 +48,25 @@ def verify(
     store: Store,
     *,
     user: str,
+    signed: Callable[[bytes], bytes] = lambda op: op,
     is_bound: bool = False,
     expected: tuple[int, bytes] | None = None,
     helpers: Executor | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Audit:
-    """Reads the whole log. `is_bound` says that ids follow from content. `expected` is a head that was kept elsewhere:
-    the log must still contain it.
+    """Reads the whole log. `signed` gives an op of the node's own its signature, if it has none yet. `is_bound` says
+    that ids follow from content. `expected` is a head that was kept elsewhere: the log must still contain it.
     """
     with store.read() as session:
         head = session.head()
-        auditor = _Auditor(user, is_bound, expected, helpers)
+        auditor = _Auditor(user, signed, is_bound, expected, helpers)
         auditor.findings += [AuditFinding(None, None, f"the database is damaged: {what}") for what in _damage(session)]
         try:
             auditor.walk(session, head, progress)
         except StoreError as error:
             auditor.report(None, f"reading stopped after op {auditor.seq}: {error}")
         auditor.check_tail(head)
-    return Audit(auditor.count, (head.seq, head.chain), auditor.findings)
+    return Audit(auditor.count, (head.sealed, head.chain), auditor.findings)
 
 
 def _damage(session: Session) -> list[str]:
@@ -75,8 +77,16 @@ def _damage(session: Session) -> list[str]:
 
 
 class _Auditor:
-    def __init__(self, user: str, is_bound: bool, expected: tuple[int, bytes] | None, helpers: Executor | None) -> None:
+    def __init__(
+        self,
+        user: str,
+        signed: Callable[[bytes], bytes],
+        is_bound: bool,
+        expected: tuple[int, bytes] | None,
+        helpers: Executor | None,
+    ) -> None:
         self._user = user
+        self._signed = signed
         self._is_bound = is_bound
         self._expected = expected
         self._helpers = helpers
@@ -95,11 +105,20 @@ class _Auditor:
     def walk(self, session: Session, head: Head, progress: Callable[[int, int], None]) -> None:
         self._meet(session)
         while rows := session.ops_after(self.seq, BATCH):
+            rows = [row if row.seq <= head.sealed else self._complete(row) for row in rows]
             ops = [self._decoded(row) for row in rows]
             signed = self._signatures(rows, ops)
             for row, op, is_signed in zip(rows, ops, signed, strict=True):
-                self._check(row, op, is_signed)
+                self._check(row, op, is_signed, row.seq <= head.sealed)
             progress(self.count, head.seq)
+
+    def _complete(self, row: OpRow) -> OpRow:
+        """An op that is not sealed yet, as it will be but for its link."""
+        try:
+            return row._replace(body=self._signed(row.body))
+        except StoreError as error:
+            self.report(row, str(error))
+            return row
 
     def check_tail(self, head: Head) -> None:
         if self.seq < head.seq:
@@ -111,11 +130,11 @@ class _Auditor:
                 None, f"there are ops behind the head: it counts {head.seq}, the last one here is number {self.seq}"
             )
         elif self._chain != head.chain:
-            self.report(None, f"the head's chain value does not fit the last op, number {self.seq}")
+            self.report(None, f"the head's chain value does not fit the last op, number {head.sealed}")
         if not self._met_expected and self._expected is not None:
             self.report(None, f"the expected head {self._expected[0]}:{self._expected[1].hex()} is not on this log")
 
-    def _check(self, row: OpRow, op: Op | None, signed: bool) -> None:
+    def _check(self, row: OpRow, op: Op | None, signed: bool, is_sealed: bool) -> None:
         if row.seq != self.seq + 1:
             missing = f"op {self.seq + 1} is" if row.seq == self.seq + 2 else f"ops {self.seq + 1} to {row.seq - 1} are"
             self.report(row, f"before this one {missing} missing")
@@ -130,6 +149,10 @@ class _Auditor:
             self.report(row, "its signature does not fit its bytes and its author")
         elif self._is_bound and not isinstance(op.payload, Sanitised) and not is_bound(row.body, op):
             self.report(row, "its id, or that of what it makes, does not follow from its content")
+        if not is_sealed:
+            if row.chain != NO_LINK:
+                self.report(row, "it has a link of the chain, and the chain does not reach it")
+            return
         computed = link(self._chain, row.body)
         if computed != row.chain:
             self.report(row, "its link does not fit the chain")

@@ -1,11 +1,10 @@
 """One write transaction of the log: the only place where the clock ticks and a claim is decided. Requests run
-inside it one after the other; what they author is stamped, folded and counted at once, and signed, chained and
-stored together at the end, so that many requests cost one commit.
+inside it one after the other; what they author is stamped, folded and counted at once, and stored together at the
+end, so that many requests cost one commit. It is signed after that.
 """
 
-import hashlib
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from msgspec.structs import replace
@@ -13,9 +12,10 @@ from msgspec.structs import replace
 from hocket.bus.changes import CLAIM, LOG, NOTHING, Changes, gathered
 from hocket.errors import StoreError
 from hocket.kernel.clock import U32_MAX, ClockOverflow, Hlc, pack, recv, tick, unpack
-from hocket.kernel.ops import NO_ID, Op, bound, decode, link_to, pin_to, sealed, unsigned
+from hocket.kernel.ops import NO_ID, Op, bound, decode, link_to, pin_to, unsigned
 from hocket.kernel.policy import Policy
 from hocket.kernel.reasons import Reason
+from hocket.kernel.signing import OpSigner
 from hocket.kernel.subjects import JOB, subject_of
 from hocket.kernel.vocabulary import (
     EXTENSION_BASE,
@@ -28,11 +28,13 @@ from hocket.log.naming import ID_BYTES, is_taken, keyed
 from hocket.log.permissions import PermissionsReader
 from hocket.log.projection import Projection
 from hocket.log.registers import CoordinatorRegister, GrantRegister, RouteRegister
-from hocket.store import Head, LogEnd, NewOp, Refusal, Session, WrittenTotals
+from hocket.log.sealing import signed
+from hocket.store import Head, NewOp, Refusal, Session, WrittenTotals
 
 # Gives the time in milliseconds, never less than the clock reading that it is told.
 Wall = Callable[[int], int]
-Signer = Callable[[Sequence[bytes]], list[bytes]]
+# Seals what it can, and gives the new end of the chain.
+Carry = Callable[[Session, Head], tuple[int, bytes]]
 
 
 PERMISSION_PAYLOADS = frozenset((*GrantRegister.payloads, *CoordinatorRegister.payloads, *RouteRegister.payloads))
@@ -57,21 +59,12 @@ def next_stamp(clock: Hlc, wall_now: int) -> Hlc:
         raise StoreError(f"nothing can be written until the wall clock moves on: {error}") from error
 
 
-def link(previous: bytes, body: bytes) -> bytes:
-    """The next link of the chain: it covers the whole op, its signature included, and every op before it."""
-    return hashlib.sha3_256(previous + body).digest()
-
-
 class OpDraft(NamedTuple):
-    """An op of this transaction. `body` lacks the signature unless it is sealed."""
+    """An op of this transaction. `body` is the whole op: signed if it was received, marked if it is this node's own."""
 
     op: Op
     body: bytes
-    is_sealed: bool
-
-    @property
-    def whole(self) -> bytes:
-        return self.body if self.is_sealed else self.body + b"\x00"
+    is_received: bool
 
 
 class Transaction:
@@ -89,6 +82,7 @@ class Transaction:
         "_projection",
         "_refusals",
         "_settled",
+        "_signer",
         "_stamps",
         "_wall_now",
         "new_id",
@@ -102,14 +96,15 @@ class Transaction:
     def __init__(
         self,
         session: Session,
-        node: int,
+        signer: OpSigner,
         permissions_reader: PermissionsReader,
         wall: Wall,
         physical: int,
         new_id: Callable[[int], bytes],
     ) -> None:
         self.session = session
-        self.node = node
+        self._signer = signer
+        self.node = node = signer.node
         self.physical = physical
         self._permissions_reader = permissions_reader
         session.lock_author(node.to_bytes(8, "big"))
@@ -177,7 +172,7 @@ class Transaction:
         if reason is not None:
             return reason
         self._clock, self._last = stamp, op.id
-        self._drafts.append(OpDraft(op, body, is_sealed=False))
+        self._drafts.append(OpDraft(op, self._signer.marked(body), is_received=False))
         return op
 
     def lock_permissions_for(self, payloads: Iterable[Payload]) -> None:
@@ -233,7 +228,7 @@ class Transaction:
     def body(self, op_id: bytes) -> bytes:
         """The bytes of an op that is on the log."""
         row = self.session.op(op_id)
-        return row.body if row is not None else next(draft.whole for draft in self._drafts if draft.op.id == op_id)
+        return row.body if row is not None else next(draft.body for draft in self._drafts if draft.op.id == op_id)
 
     def admits(self, kind: str) -> bool:
         """Whether the route in force and this node's delegations let it claim jobs of the kind, and end them."""
@@ -287,8 +282,8 @@ class Transaction:
         assert op.link is not None
         packed = pack(op.timestamp)
         rows = self.session.ops_with_link(packed[12:], op.link) + self.session.ops_at(packed)
-        fresh = [draft.whole for draft in self._drafts if draft.op.node_id == op.node_id and draft.is_sealed]
-        return [body for body in ([row.body for row in rows] + fresh) if body[:16] != op.id]
+        fresh = [draft.body for draft in self._drafts if draft.op.node_id == op.node_id and draft.is_received]
+        return [signed(self._signer, body) for body in ([row.body for row in rows] + fresh) if body[:16] != op.id]
 
     @property
     def holds_everything(self) -> bool:
@@ -318,46 +313,45 @@ class Transaction:
         for twin in twins:
             self.projection.collide(twin)
         self.projection.arrived(op, integrity=bool(twins))
-        self._drafts.append(OpDraft(op, body, is_sealed=True))
+        self._drafts.append(OpDraft(op, body, is_received=True))
 
     def refuse(self, op_id: bytes, author: int, reason: Reason) -> None:
         self._refusals.append(Refusal(op_id[:ID_BYTES], author.to_bytes(8, "big"), int(reason), self.now))
 
-    def close(self, sign: Signer) -> None:
-        """Signs and stores what was written; the caller's commit makes it durable."""
-        own = [draft.body for draft in self._drafts if not draft.is_sealed]
-        signatures = iter(sign(own) if own else ())
-        end = LogEnd(self._head.seq, self._head.chain)
+    def close(self, carry: Carry) -> tuple[int, list[bytes]]:
+        """Stores what was written; the caller's commit makes it durable. Gives the number of the first op and the bytes
+        of all.
+        """
         ops = []
-        for op, body, is_sealed in self._drafts:
-            whole = body if is_sealed else sealed(body, next(signatures))
-            reason = self.projection.reason(op.id)
+        for op, body, _ in self._drafts:
             payload = op.payload
-            stamp = pack(op.timestamp)
             family, key = subject_of(payload) or _NO_SUBJECT
-            ops.append(NewOp(op.id, stamp, discriminant(payload), family, key, reason, 1, whole))
+            reason = self.projection.reason(op.id)
+            ops.append(NewOp(op.id, pack(op.timestamp), discriminant(payload), family, key, reason, 1, body))
+        last = self._head.seq
         if ops:
-            self.session.add_ops(ops)
-            end = self.session.seal(link)
+            last = self.session.add_ops(ops)
             self._count()
         if self._projection is not None:
             self._projection.flush()
         if self._refusals:
             self.session.refuse(self._refusals)
-        settled = self._settled if self.unsettled else end.seq
+        settled = self._settled if self.unsettled else last
         permissions_state = (
             self._head.permissions_state if self._projection is None else self._projection.permissions_state
         )
-        clock = self._clock
-        head = Head(clock.wall, clock.logical, *end, settled, self.unsettled, None, permissions_state, self._last)
+        sealed, chain = carry(self.session, self._head)
+        wall, logical, _ = self._clock
+        head = Head(wall, logical, last, chain, settled, self.unsettled, None, permissions_state, self._last, sealed)
         if head != self._head:
             self.session.put_head(head)
+        return last - len(ops) + 1, [op.body for op in ops]
 
     def _count(self) -> None:
         """Adds up what other authors have written. This node has no quota on its own log."""
         sizes: dict[int, list[int]] = defaultdict(list)
-        for op, body, is_sealed in self._drafts:
-            if is_sealed and op.node_id != self.node:
+        for op, body, is_received in self._drafts:
+            if is_received and op.node_id != self.node:
                 sizes[op.node_id].append(len(body))
         for node, found in sizes.items():
             self.session.add_written(node.to_bytes(8, "big"), WrittenTotals(len(found), sum(found)))

@@ -270,7 +270,7 @@ class Client:
         if op is None:
             return False
         headers = {"content-type": wire.OCTETS, wire.RULES_HASH: rules_hash(self._access.log.rules).hex()}
-        request = Request("POST", wire.INTRODUCE, "", headers, encode_sequence([op]))
+        request = Request("POST", wire.INTRODUCE, "", headers, encode_sequence([self._access.log.signed(op)]))
         return (await self._transport.send(self.address, request)).status == 204
 
     async def _check(self, reply: Reply, nonce: str) -> None:

@@ -7,7 +7,7 @@ A node that may not read everything has gaps in its copies of other authors' ops
 a frontier never claims more than a node has.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import msgspec
@@ -79,7 +79,7 @@ def page(
     if not to.reads_everything:
         # The job of an op decides who may read it, so the roster must be up to date.
         log.settle()
-    gathered = _Gathered(to, since, merge(since, before or {}), size)
+    gathered = _Gathered(to, since, merge(since, before or {}), size, log.signed)
     step = _FIRST_STEP
     while limit > len(gathered.bodies):
         asked = min(step, limit - len(gathered.bodies))
@@ -100,8 +100,10 @@ class _Gathered:
     from there on until later, so that the reader misses nothing.
     """
 
-    def __init__(self, to: PeerReader, since: Frontier, scanned: Frontier, size: int) -> None:
-        self._to, self._left = to, size
+    def __init__(
+        self, to: PeerReader, since: Frontier, scanned: Frontier, size: int, signed: Callable[[bytes], bytes]
+    ) -> None:
+        self._to, self._left, self._signed = to, size, signed
         self._left_for_later: set[int] = set()
         self.bodies: list[bytes] = []
         self.seen, self.at, self.scanned = dict(since), dict(scanned), dict(scanned)
@@ -119,7 +121,7 @@ class _Gathered:
             if body is not None:
                 if len(body) > self._left:
                     return False
-                self.bodies.append(body)
+                self.bodies.append(self._signed(body))
                 self._left -= len(body)
                 self.seen[author] = stamp
             self.scanned[author] = stamp

@@ -6,12 +6,12 @@ import os
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hocket.bus.pipes import Pipes
-from hocket.errors import Conflict, Usage
+from hocket.errors import Conflict, StoreError, Usage
 from hocket.kernel.ids import content_hash, ulid_text
 from hocket.kernel.knowledge import OURS, knowledge_text, named_in, payloads, read_knowledge
 from hocket.kernel.rules import HOCKET, STRICT, Rules, decode_kept_rules, encode_rules
@@ -168,6 +168,7 @@ class Runtime:
     def close(self) -> None:
         self.bus.close()
         self.blobs.close()
+        self.log.close()
         if self._helpers is not None:
             self._helpers.shutdown()
         self.store.close()
@@ -205,9 +206,12 @@ class Runtime:
 
     def verify(self, expected: tuple[int, bytes] | None = None, progress: Progress = _no_progress) -> Audit:
         """Checks every signature, and the chain including its head."""
+        with suppress(StoreError):  # the check below finds ops that cannot be sealed
+            self.log.seal()
         return verify(
             self.store,
             user=self.log.user,
+            signed=self.log.signed,
             is_bound=self.log.permissions_reader.rules.bounds is not None,
             expected=expected,
             helpers=self._helpers,

@@ -114,7 +114,7 @@ def set_rules(service: Service, rules: Rules, progress: Progress) -> Rebuilt:
 
 def export(service: Service, out: BinaryIO, progress: Progress) -> int:
     """Writes every op as a postcard sequence; returns their number."""
-    return export_ops(service.runtime.store, out, progress)
+    return export_ops(service.runtime.log, out, progress)
 
 
 def take_in(service: Service, source: BinaryIO) -> Admission:

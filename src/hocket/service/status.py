@@ -80,7 +80,7 @@ def status(service: Service) -> NodeStatus:
             home=str(home.path),
             ops=head.seq,
             clock=hlc_text(Hlc(head.wall, head.logical, log.node)),
-            chain_head=f"{head.seq}:{head.chain.hex()}",
+            chain_head=f"{head.sealed}:{head.chain.hex()}",
             rebuilding=head.rebuilding is not None,
             jobs=_counts(session),
             workers=[each for each in workers if each.state != WorkerState.DIED.value],

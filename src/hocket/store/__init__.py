@@ -17,13 +17,14 @@ from hocket.store.intake import IntakeSession, LateOp, OverQuota, Refusal, Writt
 from hocket.store.jobs import JobEntry, JobFilter, JobSession, QueueSession, Stage
 from hocket.store.local import LocalSession, Place, WorkerRow
 from hocket.store.locks import LockMisuse, LockSession
-from hocket.store.ops import Head, LogEnd, NewOp, OpRow, OpSession
+from hocket.store.ops import NO_LINK, Head, NewOp, OpRow, OpSession, SealedOp
 from hocket.store.peers import Invitation, Peer, PeerSession
 from hocket.store.registers import Coordinator, Delegated, Fork, RegisterSession, Revoked, Schedule
 from hocket.store.subjects import SubjectRow, SubjectSession
 
 __all__ = [
     "MEMORY",
+    "NO_LINK",
     "Artifact",
     "ArtifactSession",
     "Coordinator",
@@ -39,7 +40,6 @@ __all__ = [
     "LocalSession",
     "LockMisuse",
     "LockSession",
-    "LogEnd",
     "NewOp",
     "OpRow",
     "OpSession",
@@ -52,6 +52,7 @@ __all__ = [
     "RegisterSession",
     "Revoked",
     "Schedule",
+    "SealedOp",
     "Session",
     "Stage",
     "Store",

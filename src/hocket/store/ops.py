@@ -2,19 +2,21 @@
 bytes compare as clocks do.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from hocket.kernel.subjects import JOB, Subject
 
-Link = Callable[[bytes, bytes], bytes]
+# Stands in the place of a link until the op is sealed.
+NO_LINK = bytes(32)
 
 
 class Head(NamedTuple):
-    """Where the log ends: the node's clock, the number of ops, and the last link of the chain; and how far the
-    projections follow it. Every op up to `settled` is folded and can be found by its id and its subject;
-    `unsettled` of those behind it are not yet. `permissions_state` tells one state of the delegations, revocations and
-    coordinators from another. `last` is the id of this node's own last op, sixteen zeros before the first.
+    """Where the log ends: the node's clock and the number of ops; how far the chain reaches, which is up to op `sealed`
+    with the link `chain`; and how far the projections follow. Every op up to `settled` is folded and can be found by
+    its id and its subject; `unsettled` of those behind it are not yet. `permissions_state` tells one state of the
+    delegations, revocations and coordinators from another. `last` is the id of this node's own last op, sixteen zeros
+    before the first.
     """
 
     wall: int
@@ -26,17 +28,19 @@ class Head(NamedTuple):
     rebuilding: bytes | None
     permissions_state: int = 0
     last: bytes = bytes(16)
+    sealed: int = 0
 
 
-class LogEnd(NamedTuple):
-    """How many ops are sealed, and the last link of the chain."""
+class SealedOp(NamedTuple):
+    """What sealing gives an op that is on the log: its signature, which is within the bytes, and its link."""
 
     seq: int
+    body: bytes
     chain: bytes
 
 
 class NewOp(NamedTuple):
-    """An op that is not sealed yet. `id` is the op's id; in a strict mesh, where an op of another author may have come
+    """An op that is to be put on the log. `id` is the op's id; in a strict mesh, where an op of another author may have come
     with the same id before, it can be followed by the author. `hlc` is packed; `family` and `key` say what it is about,
     and there is no key if it is about nothing; `reason` is 0 for an op that counts; `settled` is 1 when it is folded.
     """
@@ -52,7 +56,7 @@ class NewOp(NamedTuple):
 
 
 class OpRow(NamedTuple):
-    """One op as it is kept: a `NewOp`, with its number and its link of the chain."""
+    """One op as it is kept: a `NewOp`, with its number and its link of the chain, `NO_LINK` until it is sealed."""
 
     seq: int
     id: bytes
@@ -79,14 +83,11 @@ class OpSession(Protocol):
     def head(self) -> Head: ...
     def put_head(self, head: Head) -> None: ...
 
-    def add_ops(self, ops: Sequence[NewOp]) -> None:
-        """They are on the log once they are sealed."""
+    def add_ops(self, ops: Sequence[NewOp]) -> int:
+        """Puts ops at the end of the log and gives the number of the last. The caller puts it into the head."""
 
-    def seal(self, link: Link) -> LogEnd:
-        """Gives the ops that were added their numbers and their links, in the order of adding. `link` makes a link from
-        the one before and the op's bytes. A transaction that adds ops seals them before it ends, and puts the new end
-        into the head.
-        """
+    def seal_ops(self, ops: Sequence[SealedOp]) -> None:
+        """Completes ops that are on the log. The caller puts the new end of the chain into the head."""
 
     def unsettled_ops(self, after: int, limit: int | None) -> list[OpRow]: ...
     def mark_settled(self, first: int, last: int) -> None: ...

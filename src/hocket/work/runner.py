@@ -17,8 +17,8 @@ import msgspec
 
 from hocket.errors import HocketError, NotAuthorised
 from hocket.kernel.ids import ulid_text
-from hocket.kernel.ops import decode
-from hocket.kernel.vocabulary import Payload, ScheduleJob
+from hocket.kernel.ops import schedule_payload
+from hocket.kernel.vocabulary import Payload
 from hocket.work.handlers import JobType
 from hocket.work.inference import infer, question
 from hocket.work.jobs import RESULT_BYTES_MAX, Claim, Held
@@ -219,12 +219,13 @@ class Run:
         """
         with self._lock:
             self._thread = None
-        _raise_in(threading.get_ident(), None)
+            may_be_under_way = self.stopped
+        if may_be_under_way:
+            _raise_in(threading.get_ident(), None)
 
     def _arguments(self) -> dict[str, Any]:
-        schedule = decode(self.schedule).payload
-        assert isinstance(schedule, ScheduleJob)
-        arguments = msgspec.json.decode(schedule.payload) if schedule.payload else {}
+        payload = schedule_payload(self.schedule)
+        arguments = msgspec.json.decode(payload) if payload else {}
         if not isinstance(arguments, dict):
             raise TypeError(f"the payload is a JSON {type(arguments).__name__}, not an object")
         return arguments

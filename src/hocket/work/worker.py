@@ -51,6 +51,8 @@ T = TypeVar("T")
 ROUND_S = 0.25
 # Work queued behind each slot, beyond what runs: enough to keep a slot busy during a commit.
 AHEAD_S = 0.05
+# Ends are put on the log together if the runs that are under way are expected to end within this time.
+LINGER_S = 0.002
 # Jobs that a worker holds by default, those that run included. Runs that ended since the last commit are among them:
 # when the worker is killed, they are run again.
 HELD_MAX = 32
@@ -115,6 +117,7 @@ class Worker:
         self._guests: list[asyncio.Future[None]] = []
         self._wake = asyncio.Event()
         self._waking = False
+        self._awaited = 0
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopping: float | None = None
         self._hurry = False
@@ -211,7 +214,7 @@ class Worker:
         """Called by the runner's threads. However many runs end before the loop looks, it is woken once."""
         self._ended.append(run)
         loop = self._loop
-        if not self._waking and loop is not None:
+        if (not self._waking or len(self._ended) == self._awaited) and loop is not None:
             self._waking = True
             loop.call_soon_threadsafe(self._wake.set)
 
@@ -220,6 +223,7 @@ class Worker:
             self._wake.clear()
             self._waking = False
             self._pending_decisions.settle()
+            await self._linger()
             turn = self._plan()
             turned: BatchResult | None = None
             if turn.is_worth_it or self._guests:
@@ -281,6 +285,22 @@ class Worker:
         now = self._monotonic()
         if now >= self._next_look or (is_resting and not self._pending_decisions.is_resting(now)):
             self._hungry = True
+
+    async def _linger(self) -> None:
+        """Lets quick runs end together: a commit costs the same for one of them and for all."""
+        left = len(self._held) - len(self._ended)
+        if not self._ended or not left or self._stopping is not None:
+            return
+        if left * self._pace_s / self._options.concurrency > LINGER_S:
+            return
+        # Until all have ended, their ends wake nobody.
+        self._waking, self._awaited = True, len(self._held)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LINGER_S):
+                while len(self._ended) < self._awaited:
+                    await self._wake.wait()
+                    self._wake.clear()
+        self._waking, self._awaited = False, 0
 
     # Planning a turn.
 

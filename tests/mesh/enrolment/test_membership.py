@@ -382,7 +382,7 @@ def _offer(worker: Runtime, arbiter: Runtime, decide: object) -> None:
     from hocket.log.archive import OpReader, export_ops
 
     file = io.BytesIO()
-    export_ops(worker.store, file)
+    export_ops(worker.log, file)
     file.seek(0)
     arbiter.log.admit(OpReader(file), decide)  # type: ignore[arg-type]
     exchange(arbiter, worker)

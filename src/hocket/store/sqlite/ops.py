@@ -7,15 +7,15 @@ from operator import itemgetter
 from typing import Any
 
 from hocket.kernel.subjects import Subject
-from hocket.store.ops import Head, Link, LogEnd, NewOp, OpRow
+from hocket.store.ops import NO_LINK, Head, NewOp, OpRow, SealedOp
 from hocket.store.sqlite.locks import LockStatements
 from hocket.store.sqlite.statements import UNREADABLE, damaged
 
-_HEAD = "wall, logical, seq, chain, settled, unsettled, rebuilding, law, last"
+_HEAD = "wall, logical, seq, chain, settled, unsettled, rebuilding, law, last, sealed"
 _OP = "seq, id, hlc, variant, family, key, reason, settled, body, chain"
 _PUT_HEAD = (
     "UPDATE head SET wall = ?, logical = ?, seq = ?, chain = ?, settled = ?, unsettled = ?, rebuilding = ?, law = ?,"
-    " last = ? WHERE one = 1"
+    " last = ?, sealed = ? WHERE one = 1"
 )
 _ADD_OP = f"INSERT INTO ops ({_OP}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 
@@ -41,10 +41,6 @@ class OpStatements(LockStatements):
         self._sql(_PUT_HEAD, head)
         self._head, self._head_seen = head, True
 
-    def check_sealed(self) -> None:
-        if self._unsealed:
-            raise RuntimeError("ops were added and not sealed")
-
     def committed(self) -> None:
         """The head that was read or written is the one in force, until somebody else's commit changes the version. A
         transaction that did not look at it cannot tell.
@@ -54,29 +50,22 @@ class OpStatements(LockStatements):
         else:
             self._head = None
         self._head_seen = False
-        self._end = None
+        self._last_added = None
         self._unlock()
 
     def undone(self) -> None:
         self._head, self._head_seen = None, False
-        self._end = None
-        self._unsealed.clear()
+        self._last_added = None
         self._unlock()
 
-    def add_ops(self, ops: Sequence[NewOp]) -> None:
-        self._unsealed.extend(ops)
+    def add_ops(self, ops: Sequence[NewOp]) -> int:
+        first = (self.head().seq if self._last_added is None else self._last_added) + 1
+        self._many(_ADD_OP, [(seq, *op, NO_LINK) for seq, op in enumerate(ops, first)])
+        self._last_added = first + len(ops) - 1
+        return self._last_added
 
-    def seal(self, link: Link) -> LogEnd:
-        seq, chain = self._end or self.head()[2:4]
-        rows = []
-        for op in self._unsealed:
-            seq += 1
-            chain = link(chain, op.body)
-            rows.append((seq, *op, chain))
-        self._unsealed.clear()
-        self._many(_ADD_OP, rows)
-        self._end = LogEnd(seq, chain)
-        return self._end
+    def seal_ops(self, ops: Sequence[SealedOp]) -> None:
+        self._many("UPDATE ops SET body = ?, chain = ? WHERE seq = ?", [(body, chain, seq) for seq, body, chain in ops])
 
     def unsettled_ops(self, after: int, limit: int | None) -> list[OpRow]:
         return self._ops("WHERE seq > ? AND settled = 0 ORDER BY seq LIMIT ?", after, -1 if limit is None else limit)

@@ -9,7 +9,7 @@ import apsw
 
 from hocket.errors import StoreError
 from hocket.store.jobs import JobEntry
-from hocket.store.ops import Head, LogEnd, NewOp
+from hocket.store.ops import Head
 
 # What comes of a statement that is good when the schema or the text in the file is not.
 UNREADABLE = (apsw.SQLError, UnicodeDecodeError)
@@ -34,9 +34,8 @@ class Statements:
         # Jobs that this connection has written as claimed, for as long as no other connection writes: whoever claims
         # them comes back to end them.
         self._claimed: dict[bytes, JobEntry] = {}
-        # What the transaction has added to the log: ops that are not sealed, and the end after those that are.
-        self._unsealed: list[NewOp] = []
-        self._end: LogEnd | None = None
+        # The number of the last op that the transaction has added.
+        self._last_added: int | None = None
         # Jobs that the transaction knows to have no outcome.
         self._unended: set[bytes] = set()
         # What the transaction has locked.
