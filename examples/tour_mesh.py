@@ -55,7 +55,7 @@ def must(holds: object, what: str) -> None:
 def wait_for(look: Callable[[], Any], what: str) -> Any:
     deadline = time.monotonic() + PATIENCE_S
     while not (seen := look()):
-        must(time.monotonic() < deadline, f"waited in vain for {what}")
+        must(time.monotonic() < deadline, f"timed out waiting for {what}")
         time.sleep(0.02)
     return seen
 
@@ -169,7 +169,7 @@ class Tour:
         address = owner.serve(0)
         self._port = int(address.rpartition(":")[2])
         self._say(f"owner has created a home and serves at {address}")
-        must(all(self._helpers.map(self._enrol, (self._gpu, self._post))), "somebody did not join")
+        must(all(self._helpers.map(self._enrol, (self._gpu, self._post))), "a node did not join")
         for name, kind in (("gpu", "acme.mail.letter"), ("post", "acme.render.frame")):
             answer = owner("may", name, "claim", kind, code=4)
             must(answer["may"] is False, f"{name} may claim {kind}")
@@ -270,7 +270,7 @@ class Tour:
         self._say(f"all three homes agree on all {len(owner.roster())} jobs, byte for byte")
         before = post.roster()
         done = owner("revoke", "post", "--yes")
-        must(done["name"] == "post" and not done["cascade"], "somebody else was revoked")
+        must(done["name"] == "post" and not done["cascade"], "another node was revoked")
         refused = post("sync", code=1)
         must([each["state"] for each in refused] == ["refused"], f"post was not refused: {refused}")
         letter = owner.node.submit(jobs.letter, number=LETTERS)

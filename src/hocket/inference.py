@@ -142,7 +142,7 @@ def _checked(base_url: str) -> SplitResult:
     try:
         url = urlsplit(base_url)
         if url.scheme in ("http", "https") and url.hostname and not (url.query or url.fragment or "@" in url.netloc):
-            url.port  # noqa: B018 — it is read here, so that a wrong one is told here
+            url.port  # noqa: B018 — reading it here reports a bad port here
             return url
     except ValueError:
         pass

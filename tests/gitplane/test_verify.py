@@ -235,7 +235,7 @@ def fence_falls(here: Place, plane: Plane, job: GitJob) -> tuple[str, str]:
 
 def fence_of_another(here: Place, plane: Plane, job: GitJob) -> tuple[str, str]:
     running = read_commit(raw(plane, job.refs.claim)).parents[0]
-    return forged(fence=1)(here, plane, job, running), "another worker goes on with the fence 1"
+    return forged(fence=1)(here, plane, job, running), "another worker continues fence 1"
 
 
 def taken_over_as_done(here: Place, plane: Plane, job: GitJob) -> tuple[str, str]:

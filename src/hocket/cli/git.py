@@ -300,7 +300,7 @@ def verify(
 def abort(
     repo: Repository,
     job: JobArgument,
-    reason: Annotated[str, typer.Option("--reason", metavar="TEXT", help="Why; workers and readers see it.")] = "",
+    reason: Annotated[str, typer.Option("--reason", metavar="TEXT", help="Why; recorded in the repository.")] = "",
     home: HomeOption = None,
     as_json: JsonOption = False,
 ) -> None:

@@ -90,7 +90,7 @@ def result_data(result: Result, finished_ms: int, tree: str, job: str) -> bytes:
 
 
 def read_result(commit: Commit) -> Result:
-    """Parses a result, whoever wrote it. Raises Malformed."""
+    """Parses a result of any writer. Raises Malformed."""
     found = find_trailers(commit.message, _TRAILERS)
     if not found.keys() >= _NEEDED:
         raise BadTrailer(f"the trailer {min(_NEEDED - found.keys())} is missing")

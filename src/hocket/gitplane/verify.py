@@ -272,10 +272,10 @@ class _Job:
             if claim.fence != before.fence:
                 self._note(oid, f"the fence goes from {before.fence} to {claim.fence} in a job that is aborted")
         elif before.state == "released" and claim.fence == before.fence:
-            self._note(oid, f"it goes on with the fence {claim.fence}, which was handed back")
+            self._note(oid, f"it continues fence {claim.fence}, which was returned")
         elif claim.fence == before.fence:
             if (claim.worker, claim.process) != (before.worker, before.process):
-                self._note(oid, f"another worker goes on with the fence {claim.fence}")
+                self._note(oid, f"another worker continues fence {claim.fence}")
             if before.state == "running" and claim.state == "claimed":
                 self._note(oid, "it goes back from running to claimed")
         elif claim.fence != before.fence + 1:

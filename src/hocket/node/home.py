@@ -69,7 +69,7 @@ class Home:
         self._complete = self.path / "complete"
 
     def check(self) -> None:
-        """Raises Usage or StoreError if this is not a usable home; the message says what to do."""
+        """Raises an error that says what to do if this is not a usable home."""
         if not self.path.exists():
             raise Usage(f"no home at {self.path}; create it with `hocket --home {self.path} init`")
         if not self.path.is_dir():

@@ -129,16 +129,18 @@ def _trespasses(nodes: Sequence[SimNode], hostile: int) -> Iterator[Violation]:
             for job in [entry.job for entry in session.each_job()]:
                 is_its_own = job.scheduled.node == hostile
                 if is_its_own and job.schedule_op != job.id:
-                    yield Violation("nobody takes a job's id", job.id, f"node {node.number} shows it as {job.kind}")
+                    yield Violation("no node takes a job's id", job.id, f"node {node.number} shows it as {job.kind}")
                 if is_its_own != (job.kind == ROGUE) or (not is_its_own and job.claimer == hostile):
                     sentence = f"node {node.number} shows {job.kind} job {ulid_text(job.id)}, held by {job.claimer}"
-                    yield Violation("nobody does more than it was granted", job.id, sentence)
+                    yield Violation("no node does more than it was granted", job.id, sentence)
             if session.routes() or len(session.coordinators()) != 1:
                 yield Violation("only the owner decides about the mesh", None, f"node {node.number} does not agree")
         authority = Up(node).log.authority()
         for other in nodes:
             if not authority.is_owner(node_id(other.key.public), int(node.clocks.day() * 1000)):
-                yield Violation("nobody loses a grant", None, f"at node {node.number} node {other.number} has lost its")
+                yield Violation(
+                    "no node loses a grant", None, f"at node {node.number} node {other.number} has lost its"
+                )
 
 
 def _lost(nodes: Sequence[SimNode], acknowledged: dict[bytes, int]) -> Iterator[Violation]:
