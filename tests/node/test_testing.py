@@ -189,7 +189,7 @@ def test_endless_work_is_stopped():
             node.submit(endless)
 
         node.submit(endless)
-        with pytest.raises(hocket.Conflict, match="25 runs and no end"):
+        with pytest.raises(hocket.Conflict, match="25 runs without an end"):
             node.drain(limit=25)
 
 

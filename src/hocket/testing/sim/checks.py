@@ -139,7 +139,7 @@ def _trespasses(nodes: Sequence[SimNode], hostile: int) -> Iterator[Violation]:
         for other in nodes:
             if not authority.is_owner(node_id(other.key.public), int(node.clocks.day() * 1000)):
                 yield Violation(
-                    "no node loses a grant", None, f"at node {node.number} node {other.number} has lost its"
+                    "no node loses a grant", None, f"at node {node.number}, {other.number} has lost its"
                 )
 
 
