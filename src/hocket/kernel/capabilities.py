@@ -3,6 +3,7 @@ is no wider than another. A capability is read once into a Grant, by which ops a
 which delegations stand, and so whose grants count.
 
 Our own readings, where the Likewise document leaves a choice or contradicts itself:
+
 - A Job op is an op: (Ops, Write) admits every op about a job, as if Job's Schedule, Claim and Complete were meant too.
 - Each caveat restricts the ops of its own class and no others: source_types those about evidence, predicates those
   about claims, kind_prefix those about jobs, under Ops as well as under the class itself. time_range restricts all. An

@@ -1,6 +1,6 @@
 """The roster: the state of each job according to the ops. `Jobs` holds the rules of this family, which `arbitration`
 applies: one job and the next op in HLC order give the new state of the job, or the reason why the op does not count.
-The rules read no clock and do not depend on arrival.
+The rules read no clock and do not depend on the order of arrival.
 
     Pending ──ClaimWork──► Claimed ──CompleteJob──► Completed, for good
        ▲                      │
