@@ -96,7 +96,7 @@ def test_a_home_of_another_user_is_refused_even_to_root(place: Program, words: t
     refused = place(*words)
     said = refused.out if words == ("doctor",) else refused.sentence
     assert refused.code == (1 if words == ("doctor",) else 4)
-    assert f"the home {place.home} belongs to" in said and "and this is root; run this as" in said
+    assert f"the home {place.home} belongs to" in said and "but this is root; run this as" in said
 
 
 @needs_root

@@ -173,7 +173,7 @@ def test_an_invitation_that_nobody_answers(hocket: Program, tmp_path: Path):
         (("gpu", "--may", "all", "--expires", "soon"), 2, "bad --expires"),
         (("gpu", "--may", "all", "--expires", "0s"), 2, "last longer"),
         (("gpu", "--may", "all", "--valid", "90d"), 2, "at most 30 days"),
-        (("gpu", "--may", "all", "--sanitize", "StripGeo,Cake"), 2, "'Cake' is not a rule"),
+        (("gpu", "--may", "all", "--sanitize", "StripGeo,Cake"), 2, "'Cake' is not a sanitisation rule"),
         (("gpu", "--may", "all", "--address", "ftp://x"), 2, "is not an address"),
     ],
 )
