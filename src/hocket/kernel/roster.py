@@ -294,11 +294,12 @@ def _stale(job: Job, op: Op, context: JobContext) -> Reason | None:
     of another process of the same node; one that cites no claim at all comes from software that knows claims by
     their node.
     """
-    if job.claim_op in op.cited:
+    cited = op.cited
+    if not cited or job.claim_op in cited:
         return None
-    if op.cited and job.claim_op is not None and context.offer_of(job.claim_op) in op.cited:
+    if job.claim_op is not None and context.offer_of(job.claim_op) in cited:
         return None  # its author knows the claim by the op that it offered
-    if any(context.is_claim(dep, job.id) for dep in op.cited):
+    if any(context.is_claim(dep, job.id) for dep in cited):
         return Reason.STALE_CLAIM
     return None
 

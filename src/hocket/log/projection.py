@@ -260,6 +260,10 @@ class Projection:
         """Whether an op of this transaction counts."""
         return self._fresh.ops[op_id][1]
 
+    def standing(self, op_id: bytes) -> tuple[int, Subject | None]:
+        """The same, with what the op is about."""
+        return self._fresh.ops[op_id][1], self._fresh.subjects[op_id]
+
     def _in_place(self, projector: Projector[Any], subject: Subject, state: Any, op: Op) -> int:
         op = self._naming.resolved(op)
         verdict = self._applied(projector, subject, state, op)
