@@ -132,7 +132,7 @@ def test_scoped_enrollment_sanitises_and_ends_with_a_revocation(tmp_path: Path):
         assert line.reason == Reason.REVOKED
         ingest(owner, "Bob drinks coffee")
         heard = bodies(reader)
-        assert "took no part" in reader("sync", code=1).sentence
+        assert "did not sync" in reader("sync", code=1).sentence
         assert bodies(reader) == heard and b"Bob" not in heard
         late = reader.submit("acme.late")
         reader("sync", code=1)

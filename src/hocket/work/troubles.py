@@ -1,6 +1,6 @@
-"""What goes wrong with one thing among many: one schedule, one job, one artifact. The operator is told, once and then
-again only after a while, the thing is left alone for a while, and the rest goes on. A loop that as a whole ends by an
-error is the business of `supervision`.
+"""Failures of one thing among many: one schedule, one job, one artifact. The operator is told once, and again only
+after a while; the thing is skipped for a while, and the rest continues. `supervision` handles a loop that fails as a
+whole.
 """
 
 from collections.abc import Callable, Hashable
@@ -11,7 +11,7 @@ from hocket.kernel.ids import ulid_text
 
 TOLD_AGAIN_S = 600.0
 REST_S = 30.0
-# How many things are remembered; beyond that the one that failed longest ago is forgotten and may be told again.
+# How many things are remembered; beyond that the one that failed longest ago is dropped and may be reported again.
 REMEMBERED_MAX = 1_000
 
 
@@ -23,7 +23,7 @@ class Troubles:
         self._failed: dict[Hashable, float] = {}
 
     def tell(self, thing: Hashable, event: Event) -> None:
-        """Notes that the thing failed; the event says which one it is and why."""
+        """Records that the thing failed; the event says which one and why."""
         now = self._monotonic()
         self._note(self._failed, thing, now)
         if now - self._told.get(thing, -TOLD_AGAIN_S) >= TOLD_AGAIN_S:
@@ -37,13 +37,13 @@ class Troubles:
         times[thing] = now
 
     def is_resting(self, thing: Hashable) -> bool:
-        """Whether the thing failed so lately that it is not worth another try."""
+        """Whether the thing failed so recently that it is not worth another try."""
         failed = self._failed.get(thing)
         return failed is not None and self._monotonic() - failed < REST_S
 
     def contained(self, thing: Hashable, name: str, job: bytes | None = None) -> "_Contained":
-        """What fails in the block is told under that name, followed by the job if one is given, and goes no further. An
-        error of the store concerns everything, and does.
+        """A failure inside the block is reported under that name, followed by the job if one is given, and not raised. An
+        error of the store concerns everything, and is raised.
         """
         return _Contained(self, thing, name, job)
 
