@@ -6,22 +6,26 @@ A move is a few small numbers, so hypothesis can make and shrink a history, and 
 of them. The judge (tests/trust/judge.py) looks on and says whether anything happened that no grant allows.
 """
 
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import lru_cache
 from random import Random
 from typing import NamedTuple
 
 import msgspec
+import pytest
+from nacl.bindings import crypto_sign_open
 
 from hocket.errors import HocketError
+from hocket.kernel import keys
 from hocket.kernel.authority import revoke_root
 from hocket.kernel.ids import content_hash
-from hocket.kernel.ops import NO_ID, Op, decode, encode, sign
+from hocket.kernel.ops import NO_ID, Op, encode, sign
 from hocket.kernel.policy import Policy, decode_policy, encode_policy
 from hocket.kernel.reasons import Reason
 from hocket.kernel.roster import State
 from hocket.kernel.schedules import tick_id, tick_policy
-from hocket.kernel.ucan import ROOT, Capability, issue
+from hocket.kernel.ucan import ROOT, Capability, issue, read
 from hocket.kernel.vocabulary import (
     AcceptWork,
     CancelJob,
@@ -45,11 +49,11 @@ from hocket.kernel.vocabulary import (
     Telemetry,
     YieldWork,
 )
-from hocket.log import Admission, Transaction
+from hocket.log import Admission, Transaction, author_check, naming, permissions, registers
 from hocket.store import JobEntry
 from hocket.work import cron, jobs
 from tests.trust.judge import Judge, Violation
-from tests.trust.members import DAY_MS, READS, START, USER, WORKER, Forger, Member, job, key
+from tests.trust.members import DAY_MS, READS, START, USER, WORKER, Forger, Member, decode, job, key
 
 MOVES_MAX = 20
 KINDS = ("pay.x", "acme.x", "acme.y")
@@ -82,14 +86,56 @@ class Move(NamedTuple):
     way: int
 
 
+@contextmanager
+def remembering() -> Iterator[None]:
+    """Each signature is verified once, and each token and op is read once, however many nodes ask."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(keys, "crypto_sign_open", _verified)
+        for room in (author_check, permissions, registers):
+            patch.setattr(room, "read_ucan", _read)
+        patch.setattr(naming, "decode", decode)
+        yield
+
+
+_verified = lru_cache(100_000)(crypto_sign_open)
+_read = lru_cache(1_000)(read)
+
+
 # How many values each number of a move has.
 SIZES = (6, 40, 6, 12, 8, 12)
+SETUPS = 1 << 13
 
 
-def random_moves(seed: int) -> tuple[int, list[Move]]:
+class Setup(NamedTuple):
+    """Who is in the mesh: the grants of honest members and of rogues, whether the first rogue's grant ends, and whether
+    it has been the coordinator.
+    """
+
+    honest: tuple[int, int]
+    rogues: tuple[int, ...]
+    ends: bool
+    was_coordinator: bool
+
+
+def read_setup(number: int) -> Setup:
+    honest = number % len(HONEST_GRANTS), (number >> 2) % len(HONEST_GRANTS)
+    rogues = (number >> 5) % len(ROGUE_GRANTS), (number >> 8) % len(ROGUE_GRANTS)
+    return Setup(honest, rogues[: 1 + (number >> 4) % 2], bool(number >> 11 & 1), bool(number >> 12 & 1))
+
+
+def random_moves(seed: int) -> tuple[Setup, list[Move]]:
+    chance, count, setup = _begun(seed)
+    return setup, [Move(*(chance.randrange(size) for size in SIZES)) for _ in range(count)]
+
+
+def random_setup(seed: int) -> Setup:
+    return _begun(seed)[2]
+
+
+def _begun(seed: int) -> tuple[Random, int, Setup]:
     chance = Random(seed)
     count = chance.randint(4, MOVES_MAX)
-    return chance.randrange(1 << 13), [Move(*(chance.randrange(size) for size in SIZES)) for _ in range(count)]
+    return chance, count, read_setup(chance.randrange(SETUPS))
 
 
 class Rogue(Forger):
@@ -107,26 +153,24 @@ class Rogue(Forger):
 
 
 class Mesh:
-    """`setup` chooses the grants. Raises Violation as soon as the judge sees one."""
+    """Raises Violation as soon as the judge sees one."""
 
-    def __init__(self, setup: int) -> None:
+    def __init__(self, setup: Setup) -> None:
         self.now = self.tenure = START
         self.owner = Member("boss").enter(issue(USER, key("boss").public, ROOT, START // 1000 - 10, None, (), "boss"))
         self.owner.say(DesignateCoordinator(self.owner.node))
         self.honest = [self.owner]
         self.judge = Judge(self.owner.node)
         self.judge.name(self.owner.node, "boss")
-        for number, name in enumerate(("one", "two")):
+        for name, granted in zip(("one", "two"), setup.honest, strict=True):
             member = Member(name)
-            granted = HONEST_GRANTS[(setup >> 2 * number) % len(HONEST_GRANTS)]
-            member.enter(self._invitation(member, granted, None), self.owner.token)
+            member.enter(self._invitation(member, HONEST_GRANTS[granted], None), self.owner.token)
             self.honest.append(member)
         self.rogues: list[Rogue] = []
-        for number in range(1 + (setup >> 4) % 2):
-            grants = ROGUE_GRANTS[(setup >> (5 + 3 * number)) % len(ROGUE_GRANTS)]
-            ends = START // 1000 + 3_600 if setup >> 11 & 1 and not number else None
+        for number, granted in enumerate(setup.rogues):
+            ends = START // 1000 + 3_600 if setup.ends and not number else None
             rogue = Rogue(f"rogue-{number}", b"")
-            rogue.token = self._invitation(rogue, grants, ends)
+            rogue.token = self._invitation(rogue, ROGUE_GRANTS[granted], ends)
             rogue.said += rogue.enter(rogue.token, self.owner.token, wall=START)
             self.rogues.append(rogue)
         self.judge.rogues = {rogue.node for rogue in self.rogues}
@@ -139,7 +183,8 @@ class Mesh:
             for member in self.honest:
                 self._show(member, rogue.said)
         self._pass(1_000)
-        self._prologue(bool(setup >> 12 & 1))
+        self._prologue(setup.was_coordinator)
+        self._newcomer = Member("newcomer")
 
     def _prologue(self, was_coordinator: bool) -> None:
         """Something to be covetous of: a completed job with its result, an open one that is held, a schedule. The
@@ -208,7 +253,7 @@ class Mesh:
         return bool(news)
 
     def _show(self, member: Member, sent: Sequence[tuple[bytes, Op]], sender: int = 0) -> Admission:
-        before = self.judge.before(member)
+        before = self.judge.sight(member)
         admission = member.receive(sent, sender)
         self.judge.shown(member, before, sent, self.now, sender)
         return admission
@@ -562,7 +607,7 @@ class Mesh:
             if not any(news) and round_:
                 break
         # One who comes last hears everything at once.
-        newcomer = Member("newcomer")
+        newcomer = self._newcomer
         newcomer.clock.now = self.now
         newcomer.enter(self._invitation(newcomer, ROOT, None), self.owner.token)
         for member in self.honest:
@@ -575,10 +620,11 @@ class Mesh:
         self.judge.agree(self.honest)
 
 
-def play(setup: int, moves: Sequence[Move]) -> None:
+def play(setup: Setup, moves: Sequence[Move]) -> None:
     """Raises Violation when something happens that no grant allows, or when an honest node fails."""
     try:
-        Mesh(setup).play(moves)
+        with remembering():
+            Mesh(setup).play(moves)
     except Violation:
         raise
     except Exception as error:

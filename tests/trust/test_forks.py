@@ -21,7 +21,7 @@ from hocket.kernel.vocabulary import (
     Telemetry,
 )
 from hocket.work import cron, jobs
-from tests.trust.judge import state
+from tests.trust.judge import Sight
 from tests.trust.members import START, WORKER, Forger, Member, job, meet, owner
 
 OPEN = encode_policy(Policy(open=True))
@@ -41,8 +41,7 @@ def mesh_of(first: Member, other: Member, forger: Forger) -> None:
 
 
 def shown(member: Member) -> dict[str, object]:
-    with member.log.store.read() as session:
-        return state(member, session)
+    return Sight(member).state
 
 
 def puppet(forger: Forger, parent: bytes) -> DelegateUcan:

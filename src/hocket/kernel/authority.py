@@ -472,10 +472,13 @@ def counting_revocations(
     """Those of the revocations (when, by which node, of which delegation) that count, in the order of time. In a strict
     mesh each is judged with the earlier ones in force, so one by a node that had lost its authority by then does not
     count."""
+    ordered = sorted(revocations)
+    if not ordered:
+        return []
     graph = _Graph(user, delegations, is_bound)
     revoked: set[bytes] = set()
     counting = []
-    for revocation in sorted(revocations):
+    for revocation in ordered:
         when, node, cid = revocation
         if graph.may_revoke(node, cid, when.wall, revoked):
             counting.append(revocation)
