@@ -8,7 +8,7 @@ What must hold:
   coordinator, and the op that it accepts to that op's author.
 - A coordinator's word counts only if it was known when the successor was designated.
 - A job's kind, payload, policy and submitter never change, nor does what an artifact's id stands for.
-- A completion that the coordinator knows stands, with its results.
+- A completion that the coordinator knows stands, with its results, unless their author is revoked or has forked.
 - Coordinators, routes and honest members' schedules change by those who may change them. A delegation is gone only
   if its issuer, an issuer above it or the user's key revoked it. Names are those that the inviter gave.
 - What counts for nothing changes nothing.
@@ -290,6 +290,16 @@ class Judge:
             return True
         return op.id in self._known[tenures[index + 1].id]
 
+    def _was_decided(self, job: Job, sight: Sight) -> bool:
+        """Whether a member has the coordinator's word on a completion, and not only the completion."""
+
+        def is_word(op: Op) -> bool:
+            if isinstance(op.payload, v.AcceptWork):
+                return isinstance(sight.ops[op.payload.offer].payload, v.CompleteJob)
+            return isinstance(op.payload, v.CompleteJob) and self._decides(op, sight)
+
+        return any(getattr(op.payload, "job_id", None) == job.id and is_word(op) for op in sight.counting)
+
     def _may_evict(self, op: Op, payload: v.EvictArtifact, sight: Sight) -> bool:
         made = sight.ops[self._artifacts[payload.artifact_id][0]]
         owners = {made.node_id, self.owner}
@@ -374,7 +384,7 @@ class Judge:
             shown = job.claimer, job.artifacts
             if job.outcome is Outcome.SUCCEEDED and is_decider:
                 self._done.setdefault(job.id, shown)
-            if job.outcome is Outcome.SUCCEEDED and self._done.get(job.id) == shown:
+            if job.outcome is Outcome.SUCCEEDED and self._done.get(job.id) == shown and self._was_decided(job, sight):
                 here.add(job.id)
         self.final(member, sight, naive, here)
 
@@ -392,7 +402,8 @@ class Judge:
                 if made is None or artifact in sight.artifacts:
                     continue
                 author = sight.ops[made[0]].node_id
-                if not any(naive.was_revoked(d) for d in naive.held(author)):
+                is_forked = author in sight.permissions.forks
+                if not is_forked and not any(naive.was_revoked(d) for d in naive.held(author)):
                     fail("the result of a completed job stays", member, (ulid_text(job_id), artifact))
 
     # At the end.

@@ -16,6 +16,7 @@ from hocket.kernel.vocabulary import (
     CompleteJob,
     DelegateUcan,
     DesignateCoordinator,
+    ReportFork,
     ScheduleJob,
     SetSchedule,
     Telemetry,
@@ -161,6 +162,60 @@ def test_who_hears_of_the_pinned_history_last_counts_it_too(batch: int) -> None:
     entry = late.entry(job_id)
     assert entry is not None and entry.job.outcome is Outcome.SUCCEEDED
     assert shown(late) == shown(first)
+
+
+@pytest.mark.req("LW-32", "LW-43")
+def test_a_second_op_with_the_time_of_a_pinned_one_takes_nothing_back() -> None:
+    """A replaced coordinator showed another op with the time of its claim: the job was not completed any more, but only
+    at those who had heard of that op.
+    """
+    first, old = owner(), Forger("old")
+    second = reader(first, "second")
+    mesh_of(first, second, old)
+    first.clock.now = START + 1_000
+    first.say(DesignateCoordinator(old.node))
+    job_id = first.submit("acme.x")
+    held = old.say(ClaimWork(job_id, old.node, 60_000), START + 1_100)
+    ended = old.say(CompleteJob(job_id, (), (), Telemetry(1)), START + 1_200, deps=(held[1].id,))
+    first.receive([held, ended])
+    first.clock.now = second.clock.now = START + 2_000
+    first.say(DesignateCoordinator(first.node), about=old.node)
+    second.pull(first)
+    twin = old.say(ScheduleJob(NO_ID, "acme.x", b"", OPEN), START + 1_100)
+    assert first.receive([twin]).forked == {old.node}
+    second.receive([(body, op) for body, op in first.ops() if op.node_id == first.node])
+    late = reader(first, "late")
+    late.clock.now = START + 2_000
+    late.pull(first)
+    for member in (first, second, late):
+        entry = member.entry(job_id)
+        assert entry is not None and entry.job.outcome is Outcome.SUCCEEDED
+        before = shown(member)
+        assert member.rebuilt() and shown(member) == before
+
+
+@pytest.mark.req("LW-32", "LW-43")
+def test_a_proof_is_not_taken_back_by_a_second_op_with_its_time() -> None:
+    first, forger, teller = owner(), Forger("forger"), Forger("teller")
+    second = reader(first, "second")
+    mesh_of(first, second, forger)
+    entering = teller.enter(first.invite(teller, *WORKER), first.token)
+    for member in (first, second):
+        member.receive(entering)
+    last = forger.last
+    left, right = (
+        forger.say(ScheduleJob(NO_ID, kind, b"", OPEN), START + 100, after=last)[0] for kind in ("acme.a", "acme.b")
+    )
+    proof = teller.say(ReportFork(forger.key.public, left, right), START + 200)
+    twin = teller.say(ScheduleJob(NO_ID, "acme.x", b"", OPEN), START + 200)
+    first.receive([proof, twin])
+    second.receive([proof])
+    second.receive([(body, op) for body, op in first.ops() if op.node_id == first.node])
+    for member in (first, second):
+        assert member.log.permissions().forks.keys() == {forger.node, teller.node}
+        assert shown(member) == shown(first)
+        before = shown(member)
+        assert member.rebuilt() and shown(member) == before
 
 
 @pytest.mark.req("LW-39", "LW-43")

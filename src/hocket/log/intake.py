@@ -146,8 +146,7 @@ class Intake:
         latest, latest_id = tx.latest_of(op.node_id)
         if pack(op.timestamp) > latest and op.link == link_to(latest_id):
             return True
-        since = tx.projection.permissions.forks.get(op.node_id)
-        if since is not None and op.timestamp >= since:
+        if tx.projection.permissions.is_forked(op):
             # It counts for nothing. An earlier one may, and must then follow, or prove an earlier fork.
             return True
         if op.node_id in self._unlinked or op.link is None:

@@ -63,7 +63,7 @@ class Permissions:
         self._revocations = frozenset(revocations)
         self.tenures = tenures
         self.forks = forks
-        self._pinned = pinned
+        self.pinned = pinned
         self._since = [tenure.since for tenure in tenures]
         self._has_pins = any(tenure.last is not None for tenure in tenures)
         self._arbiter = extensions is not None and extensions.arbiter
@@ -110,6 +110,11 @@ class Permissions:
             for tenure in self.tenures
         )
 
+    def is_forked(self, op: Op) -> bool:
+        """Whether its author had two histories by then."""
+        since = self.forks.get(op.node_id) if self.forks else None
+        return since is not None and op.timestamp >= since
+
     def refusal(self, op: Op, kind: str | None = None) -> Reason | None:
         """Why the author may not write this op; `kind` is that of the job that it is about. A log without a single
         delegation has no permissions yet: its node is about to introduce itself.
@@ -117,8 +122,7 @@ class Permissions:
         if not self.delegations:
             return None
         payload = op.payload
-        since = self.forks.get(op.node_id) if self.forks else None
-        if since is not None and op.timestamp >= since and op.id not in self._pinned:
+        if self.is_forked(op) and op.id not in self.pinned:
             # A proof speaks for itself.
             return None if isinstance(payload, ReportFork | RevokeRoot) else Reason.FORKED
         refused = self.authority.refusal(op.node_id, payload, op.timestamp.wall, kind)
@@ -135,8 +139,7 @@ class Permissions:
         """
         if not self.delegations:
             return None
-        since = self.forks.get(op.node_id)
-        if since is not None and op.timestamp >= since:
+        if self.is_forked(op):
             return Reason.FORKED
         refused = self.authority.refusal(author, op.payload, op.timestamp.wall, None)
         if refused is None and self._derives and self._is_derivation(op.payload, None):
@@ -161,7 +164,7 @@ class Permissions:
         return {node for node, _ in then - now} | forked, {node for node, _ in now - then} | forked
 
     def _fork(self, node: int) -> tuple[Hlc | None, frozenset[bytes]]:
-        return self.forks.get(node), self._pinned
+        return self.forks.get(node), self.pinned
 
     def _standing(self) -> set[tuple[int, bytes]]:
         return {(each.node, each.cid) for each in self.delegations if self.authority.fault(each) is None}
@@ -236,7 +239,7 @@ def _tenures(coordinators: list[Coordinator]) -> list[Tenure]:
 
 def _pinned(session: Session, fresh: Iterable[Op], tenure: Tenure, forks: dict[int, Hlc]) -> Iterator[bytes]:
     """The ops of a coordinator with two histories that its successor's designation commits to: from the pinned one
-    back, link by link, to the fork.
+    back, link by link, to the fork. Two of them with one time prove a fork themselves, and only the later one counts.
     """
     since = forks.get(tenure.node)
     if since is None or tenure.last is None or tenure.last < since:
@@ -251,7 +254,8 @@ def _pinned(session: Session, fresh: Iterable[Op], tenure: Tenure, forks: dict[i
     found = next((op for op in ops if pin_to(op.timestamp, op.id) == tenure.pin), None)
     while found is not None:
         yield found.id
-        found = by_link.get(found.link or b"")
+        before = by_link.get(found.link or b"")
+        found = before if before is not None and before.timestamp < found.timestamp else None
 
 
 def trace(op_id: bytes) -> int:
