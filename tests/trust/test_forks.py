@@ -133,6 +133,28 @@ def test_a_tick_whose_maker_has_two_histories_is_made_again() -> None:
 
 
 @pytest.mark.req("LW-32", "LW-43")
+@pytest.mark.parametrize("is_known", [True, False])
+def test_a_false_tick_of_a_forked_author_moves_nothing(is_known: bool) -> None:
+    """It was found to be no tick, or to wait for its schedule, before anybody asked for its author."""
+    first, forger = owner(), Forger("forger")
+    second = reader(first, "second")
+    mesh_of(first, second, forger)
+    schedule = first.say(SetSchedule("nightly", "* * * * *", "UTC", "pay.x", b"{}", b""))
+    tick = (START // 60_000 + 1) * 60_000
+    first.clock.now = second.clock.now = tick + 1_000
+    assert first.log.run(cron.make_due) == 1
+    last = forger.last
+    two = [forger.say(ScheduleJob(NO_ID, f"acme.{n}", b"", OPEN), START + 100, after=last) for n in range(2)]
+    first.receive(two)
+    meet(first, second)
+    named = schedule.id if is_known else first.token[:16]
+    policy = tick_policy(decode_policy(b""), "nightly", named)
+    false = ScheduleJob(tick_id(schedule.id, tick), "pay.x", b'"evil"', encode_policy(policy))
+    second.receive([forger.say(false, tick + 2_000, deps=(named,))])
+    assert shown(second) == shown(first)
+
+
+@pytest.mark.req("LW-32", "LW-43")
 @pytest.mark.parametrize("batch", [1, 1_000])
 def test_who_hears_of_the_pinned_history_last_counts_it_too(batch: int) -> None:
     first, old = owner(), Forger("old")
@@ -192,6 +214,33 @@ def test_a_second_op_with_the_time_of_a_pinned_one_takes_nothing_back() -> None:
         assert entry is not None and entry.job.outcome is Outcome.SUCCEEDED
         before = shown(member)
         assert member.rebuilt() and shown(member) == before
+
+
+@pytest.mark.req("LW-32", "LW-43")
+def test_a_node_that_heard_the_other_history_asks_for_the_pinned_one() -> None:
+    """Its frontier was beyond the pinned ops, so nobody sent them."""
+    first, old = owner(), Forger("old")
+    second = reader(first, "second")
+    mesh_of(first, second, old)
+    first.clock.now = second.clock.now = START + 1_000
+    first.say(DesignateCoordinator(old.node))
+    job_id = first.submit("acme.x")
+    second.pull(first)
+    fork_point = old.last
+    held = old.say(ClaimWork(job_id, old.node, 60_000), START + 1_100)
+    ended = old.say(CompleteJob(job_id, (), (), Telemetry(1)), START + 1_200, deps=(held[1].id,))
+    first.receive([held, ended])
+    first.clock.now = second.clock.now = START + 2_000
+    first.say(DesignateCoordinator(first.node), about=old.node)
+    other = old.say(ScheduleJob(NO_ID, "acme.y", b"", OPEN), START + 1_300, after=fork_point)
+    second.receive([other])
+    assert first.receive([other]).forked == {old.node}
+    proof = [(body, op) for body, op in first.ops() if op.node_id == first.node]
+    assert second.receive(proof).unlinked == {old.node}
+    assert second.receive([ended]).unlinked == {old.node}
+    assert second.receive([held]).unlinked == frozenset()
+    assert shown(second) == shown(first)
+    assert second.receive(first.ops()).unlinked == frozenset()
 
 
 @pytest.mark.req("LW-32", "LW-43")

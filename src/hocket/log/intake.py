@@ -32,9 +32,9 @@ class Admission(NamedTuple):
     their author: an integrity failure, which must be loud. `unread` ones lie behind bytes that cannot be read,
     and nobody can tell where they begin. `held` ones come from a clock that is too far ahead, and are taken in when
     their time has come. `curable` says from when on ops of an author must be sent again, because what they lacked
-    may come. `unlinked` are authors of whom ops came that do not follow those that are here, `forked` those who
-    were found to have shown two histories. `limited` says how many ops of which authors were refused because their
-    authors have stored all that they may.
+    may come. `unlinked` are authors of whom ops came that do not follow those that are here, or of whom ops are missing
+    that a designation has pinned; `forked` those who were found to have shown two histories. `limited` says how many
+    ops of which authors were refused because their authors have stored all that they may.
     """
 
     appended: int
@@ -207,7 +207,9 @@ class Intake:
         self._tx.projection.settle()
 
     def admission(self) -> Admission:
-        collided = sum(self._tx.projection.reason(op_id) == Reason.INTEGRITY for op_id in self._ids)
+        projection = self._tx.projection
+        collided = sum(projection.reason(op_id) == Reason.INTEGRITY for op_id in self._ids)
+        unpinned = projection.permissions.unpinned if self._checks_links else frozenset()
         return Admission(
             len(self.taken),
             self._duplicated,
@@ -215,7 +217,7 @@ class Intake:
             collided,
             held=self._held,
             curable=self._curable,
-            unlinked=frozenset(self._unlinked),
+            unlinked=unpinned | self._unlinked,
             forked=frozenset(self._forked),
             limited=self._limits.refused,
         )
