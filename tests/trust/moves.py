@@ -19,6 +19,7 @@ from nacl.bindings import crypto_sign_open
 from hocket.errors import HocketError
 from hocket.kernel import keys
 from hocket.kernel.authority import revoke_root
+from hocket.kernel.clock import just_before, pack, unpack
 from hocket.kernel.ids import content_hash
 from hocket.kernel.ops import NO_ID, Op, encode, sign
 from hocket.kernel.policy import Policy, decode_policy, encode_policy
@@ -227,14 +228,16 @@ class Mesh:
         for member in self.honest:
             member.clock.now = self.now
 
-    def _pull(self, one: Member, other: Member) -> bool:
+    def _pull(self, one: Member, other: Member, is_recheck: bool = False) -> bool:
         """As nodes do it: what lies beyond the receiver's frontier, then all of the authors whose ops did not follow.
-        Whether that brought anything.
+        Now and then they recheck the last op of every author. Whether that brought anything.
         """
         if one is other:
             return False
         with one.log.store.read() as session:
             frontier = session.frontier()
+        if is_recheck:
+            frontier = {node: pack(just_before(unpack(at))) for node, at in frontier.items()}
         with other.log.store.read() as session:
             rows = session.ops_since(frontier, 100_000)
             sent = [(row.body, decode(row.body)) for row in rows]
@@ -598,13 +601,13 @@ class Mesh:
     def finish(self) -> None:
         """The clocks catch up, the owner lets in what was late, and everybody hears of everything."""
         self._pass(500_000)
-        for round_ in range(12):
+        for _ in range(12):
             self.owner.log.release(jobs.accept)
             self.judge.decided_late()
             for rogue in self.rogues:
                 self.owner.log.decide_late(rogue.node, accept=True)
             news = [self._pull(one, other) for one in self.honest for other in self.honest]
-            if not any(news) and round_:
+            if not any(news) and not any([self._pull(self.owner, other, is_recheck=True) for other in self.honest]):
                 break
         # One who comes last hears everything at once.
         newcomer = self._newcomer
