@@ -253,10 +253,10 @@ class Projection:
         if subject is not None:
             projector = self.projectors[subject.family]
             return self._in_place(projector, subject, projector.state(subject.key), op)
-        reason = self._fault(op)
-        if reason is None and not self._coordinators.has(op):
+        reason = self._verdict(op)
+        if reason == _COUNTS and not self._coordinators.has(op):
             self._enter(op)
-        return reason or _COUNTS
+        return reason
 
     def reason(self, op_id: bytes) -> int:
         """Whether an op of this transaction counts."""
@@ -297,6 +297,13 @@ class Projection:
             or unlinked(op, self.permissions.authority, self._artifacts.artifact, known, self.citations.cite)
             or self._ownership.fault(op, self.permissions)
         )
+
+    def _verdict(self, op: Op) -> int:
+        """The same for an op that is on the log in any case."""
+        fault = self._fault(op)
+        if fault is Reason.OTHERS_SCHEDULE:
+            self._schedules.wait(op)
+        return int(fault or _COUNTS)
 
     def collide(self, op: Op) -> None:
         """An op turns out to share its timestamp with another of its author: it does not count any more."""
@@ -348,7 +355,7 @@ class Projection:
             return
         op = self._naming.resolved(op)
         self._enact(op)
-        reason = int(self._fault(op) or _COUNTS)
+        reason = self._verdict(op)
         if reason == before:
             return
         self._set_reason(op, reason)
