@@ -275,6 +275,8 @@ class Exchanges:
             await self._recheck(line, tally)
         for author in tally.forked:
             self._emit(NodeForked(node_text(author)))
+            # The peer may have heard the other history alone. It is sent what is here, since some of it may be pinned.
+            (line.theirs or {}).pop(author, None)
         if tally.is_refused:
             # What was refused there now may be taken in later; what the peer has is asked anew.
             line.theirs = None
