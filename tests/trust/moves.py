@@ -590,6 +590,12 @@ class Mesh:
 
     # A whole history.
 
+    def _recheck(self) -> bool:
+        """Finds out about histories that end at the same time, and what is missing of those that are known."""
+        has_forks = any(member.log.permissions().forks for member in self.honest)
+        asking = self.honest if has_forks else [self.owner]
+        return any([self._pull(one, other, is_recheck=True) for one in asking for other in self.honest])
+
     def play(self, moves: Sequence[Move]) -> None:
         for move in moves:
             if move.who < 3:
@@ -607,7 +613,7 @@ class Mesh:
             for rogue in self.rogues:
                 self.owner.log.decide_late(rogue.node, accept=True)
             news = [self._pull(one, other) for one in self.honest for other in self.honest]
-            if not any(news) and not any([self._pull(self.owner, other, is_recheck=True) for other in self.honest]):
+            if not any(news) and not self._recheck():
                 break
         # One who comes last hears everything at once.
         newcomer = self._newcomer

@@ -244,6 +244,30 @@ def test_a_node_that_heard_the_other_history_asks_for_the_pinned_one() -> None:
 
 
 @pytest.mark.req("LW-32", "LW-43")
+def test_a_node_that_heard_the_other_history_asks_for_what_was_accepted() -> None:
+    """The arbiter's word waited for ever for the op that it accepts."""
+    first, forger = owner(), Forger("forger")
+    second = reader(first, "second")
+    mesh_of(first, second, forger)
+    job_id = first.submit("acme.x")
+    second.pull(first)
+    fork_point = forger.last
+    offer = forger.say(ClaimWork(job_id, forger.node, 60_000), START + 100)
+    first.receive([offer])
+    other = forger.say(ScheduleJob(NO_ID, "acme.y", b"", OPEN), START + 200, after=fork_point)
+    second.receive([other])
+    assert second.receive([(body, op) for body, op in first.ops() if op.node_id == first.node]).unlinked == frozenset()
+    assert first.receive([other]).forked == {forger.node}
+    proof = [(body, op) for body, op in first.ops() if isinstance(op.payload, ReportFork)]
+    assert second.receive(proof).unlinked == {forger.node}
+    assert second.receive(proof).unlinked == {forger.node}
+    assert second.receive([offer]).unlinked == frozenset()
+    entry = second.entry(job_id)
+    assert entry is not None and entry.job.claimer == forger.node
+    assert shown(second) == shown(first)
+
+
+@pytest.mark.req("LW-32", "LW-43")
 def test_a_proof_is_not_taken_back_by_a_second_op_with_its_time() -> None:
     first, forger, teller = owner(), Forger("forger"), Forger("teller")
     second = reader(first, "second")

@@ -267,12 +267,12 @@ class Exchanges:
         elif line.theirs is not None and not is_even and (first is None or out is None or not out.whole):
             answered = not await self._push(line, tally)
         now = self._environment.monotonic()
+        if client.is_hocket and now >= line.rechecked + RECHECK_S:
+            line.rechecked = now
+            await self._recheck(line, tally)
         if tally.unlinked and now >= line.compared + COMPARE_S:
             line.compared = now
             await self._compare(line, start, tally)
-        elif client.is_hocket and now >= line.rechecked + RECHECK_S:
-            line.rechecked = now
-            await self._recheck(line, tally)
         for author in tally.forked:
             self._emit(NodeForked(node_text(author)))
             # The peer may have heard the other history alone. It is sent what is here, since some of it may be pinned.
