@@ -169,9 +169,11 @@ class Judge:
     def shown(self, member: Member, before: Sight, sent: Sequence[tuple[bytes, Op]], now: int, sender: int) -> None:
         sight = self.sight(member)
         new = sight.ops.keys() - before.ops.keys()
-        is_idle = all(sight.reasons[i] in UNAUTHORISED and not isinstance(sight.ops[i].payload, LAW) for i in new)
-        if sight.digest != before.digest and is_idle:
-            fail("what counts for nothing changes nothing", member, [sight.ops[i] for i in new])
+        if sight.digest != before.digest:
+            accepted = {op.payload.offer for op in sight.of(v.AcceptWork)}  # type: ignore[union-attr]
+            idle = {i for i in new if sight.reasons[i] in UNAUTHORISED and not isinstance(sight.ops[i].payload, LAW)}
+            if idle - accepted == new:
+                fail("what counts for nothing changes nothing", member, [sight.ops[i] for i in new])
         if sender not in (self.owner, self.coordinator):
             naive = self._authority(sight)
             for _, op in sent:
