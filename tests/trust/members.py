@@ -2,13 +2,16 @@
 who has a member's key and signs whatever it likes.
 """
 
-from collections.abc import Iterable
-from contextlib import AbstractContextManager
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from functools import lru_cache
 from typing import Any
 
 import msgspec
+import pytest
+from nacl.bindings import crypto_sign_open
 
+from hocket.kernel import keys
 from hocket.kernel.clock import Hlc
 from hocket.kernel.ids import content_hash, node_id
 from hocket.kernel.keys import SigningKey, did_key
@@ -17,7 +20,7 @@ from hocket.kernel.ops import decode as read_op
 from hocket.kernel.rules import HOCKET, Rules, encode_rules
 from hocket.kernel.ucan import ROOT, Capability, issue, read
 from hocket.kernel.vocabulary import DelegateUcan, DesignateCoordinator, Payload
-from hocket.log import RULES, Admission, Log, Transaction
+from hocket.log import RULES, Admission, Log, Transaction, author_check, naming, permissions, registers
 from hocket.log.rebuild import rebuild, roster_digest
 from hocket.store import MEMORY, JobEntry, Session, Store
 from hocket.store import open as open_store
@@ -30,8 +33,21 @@ START = 1_700_000_000_000
 DAY_MS = 86_400_000
 
 
-# Every member has the same ops, and an op does not change.
+# Every member has the same ops and tokens, and they do not change.
 decode = lru_cache(10_000)(read_op)
+_verified = lru_cache(100_000)(crypto_sign_open)
+_read = lru_cache(1_000)(read)
+
+
+@contextmanager
+def remembering() -> Iterator[None]:
+    """Each signature is verified once, and each token and op is read once, however many nodes ask."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(keys, "crypto_sign_open", _verified)
+        for room in (author_check, permissions, registers):
+            patch.setattr(room, "read_ucan", _read)
+        patch.setattr(naming, "decode", decode)
+        yield
 
 
 @lru_cache(100)

@@ -2,22 +2,17 @@
 two rogues hold a member's key and a narrow grant, and sign what they like under any id and any date, show one op to one
 node and another op to another, or keep an op back and show it later.
 
-A move is a few small numbers, so hypothesis can make and shrink a history, and a plain seed can make a hundred thousand
-of them. The judge (tests/trust/judge.py) looks on and says whether anything happened that no grant allows.
+The moves are drawn in tests/trust/random_histories.py. The judge (tests/trust/judge.py) looks on and says whether
+anything happened that no grant allows.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from functools import lru_cache
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from random import Random
-from typing import NamedTuple
 
 import msgspec
-import pytest
-from nacl.bindings import crypto_sign_open
 
 from hocket.errors import HocketError
-from hocket.kernel import keys
 from hocket.kernel.authority import revoke_root
 from hocket.kernel.clock import just_before, pack, unpack
 from hocket.kernel.ids import content_hash
@@ -26,7 +21,7 @@ from hocket.kernel.policy import Policy, decode_policy, encode_policy
 from hocket.kernel.reasons import Reason
 from hocket.kernel.roster import State
 from hocket.kernel.schedules import tick_id, tick_policy
-from hocket.kernel.ucan import ROOT, Capability, issue, read
+from hocket.kernel.ucan import ROOT, Capability, issue
 from hocket.kernel.vocabulary import (
     AcceptWork,
     CancelJob,
@@ -50,93 +45,17 @@ from hocket.kernel.vocabulary import (
     Telemetry,
     YieldWork,
 )
-from hocket.log import Admission, Transaction, author_check, naming, permissions, registers
+from hocket.log import Admission, Transaction
 from hocket.store import JobEntry
 from hocket.work import cron, jobs
 from tests.trust.judge import Judge, Violation
-from tests.trust.members import DAY_MS, READS, START, USER, WORKER, Forger, Member, decode, job, key
+from tests.trust.members import DAY_MS, START, USER, Forger, Member, decode, key, remembering
+from tests.trust.random_histories import HONEST_GRANTS, ROGUE_GRANTS, Move, Setup
 
-MOVES_MAX = 20
 KINDS = ("pay.x", "acme.x", "acme.y")
 SCHEDULES = ("nightly", "weekly")
-PASSING = Capability("Registration", "Write", {})
-WRITES = Capability("Artifact", "Write", {})
-ACME = tuple(job(action, "acme.") for action in ("Schedule", "Claim", "Complete"))
-HONEST_GRANTS = ((*WORKER, *READS), ROOT, (*ACME, WRITES, *READS))
-ROGUE_GRANTS = (
-    READS,
-    (*ACME, WRITES, *READS),
-    (job("Claim", "acme."), job("Complete", "acme."), *READS),
-    (job("Schedule", "acme."), *READS),
-    (*WORKER, *READS),
-    (*ACME, WRITES, PASSING, *READS),
-    ROOT,
-)
 # Names that a member would like to have, and one that is nobody's.
 NAMES = ("here", "boss", "one", "gpu")
-
-
-class Move(NamedTuple):
-    """`who` acts, by `verb`; the rest choose a target, a date, an audience and a variation."""
-
-    who: int
-    verb: int
-    target: int
-    date: int
-    seen_by: int
-    way: int
-
-
-@contextmanager
-def remembering() -> Iterator[None]:
-    """Each signature is verified once, and each token and op is read once, however many nodes ask."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(keys, "crypto_sign_open", _verified)
-        for room in (author_check, permissions, registers):
-            patch.setattr(room, "read_ucan", _read)
-        patch.setattr(naming, "decode", decode)
-        yield
-
-
-_verified = lru_cache(100_000)(crypto_sign_open)
-_read = lru_cache(1_000)(read)
-
-
-# How many values each number of a move has.
-SIZES = (6, 40, 6, 12, 8, 12)
-SETUPS = 1 << 13
-
-
-class Setup(NamedTuple):
-    """Who is in the mesh: the grants of honest members and of rogues, whether the first rogue's grant ends, and whether
-    it has been the coordinator.
-    """
-
-    honest: tuple[int, int]
-    rogues: tuple[int, ...]
-    ends: bool
-    was_coordinator: bool
-
-
-def read_setup(number: int) -> Setup:
-    honest = number % len(HONEST_GRANTS), (number >> 2) % len(HONEST_GRANTS)
-    rogues = (number >> 5) % len(ROGUE_GRANTS), (number >> 8) % len(ROGUE_GRANTS)
-    return Setup(honest, rogues[: 1 + (number >> 4) % 2], bool(number >> 11 & 1), bool(number >> 12 & 1))
-
-
-def random_moves(seed: int) -> tuple[Setup, list[Move]]:
-    chance, count, setup = _begun(seed)
-    return setup, [Move(*(chance.randrange(size) for size in SIZES)) for _ in range(count)]
-
-
-def random_setup(seed: int) -> Setup:
-    return _begun(seed)[2]
-
-
-def _begun(seed: int) -> tuple[Random, int, Setup]:
-    chance = Random(seed)
-    count = chance.randint(4, MOVES_MAX)
-    return chance, count, read_setup(chance.randrange(SETUPS))
 
 
 class Rogue(Forger):

@@ -16,7 +16,9 @@ from itertools import groupby
 from pathlib import Path
 
 from tests.trust.judge import Violation
-from tests.trust.moves import Mesh, Move, Setup, random_moves, random_setup, remembering
+from tests.trust.members import remembering
+from tests.trust.moves import Mesh
+from tests.trust.random_histories import Move, Setup, random_moves, random_setup
 
 HISTORY_S_MAX = 300
 PAUSE_S = 2.0

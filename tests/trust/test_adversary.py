@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from tests.trust import soak
 from tests.trust.judge import Violation
-from tests.trust.moves import MOVES_MAX, SETUPS, SIZES, Move, play, random_moves, read_setup
+from tests.trust.moves import play
 from tests.trust.plants import PLANTS
+from tests.trust.random_histories import MOVES_MAX, SETUPS, SIZES, Move, random_moves, read_setup
 
 PARTS = 10
 HISTORIES = 10
