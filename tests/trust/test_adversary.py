@@ -20,6 +20,8 @@ SOAK_HISTORIES = 1_000
 PLANTED_WITHIN = 2_000
 # Found within a few histories, so that every run of the tests shows that the judge bites.
 QUICK = ("ids are anybody's", "links are not checked", "any member revokes", "anybody evicts")
+# Histories in which something went wrong once.
+FOUND = (535, 673, 1851, 2103, 2451, 2739, 3105, 3515, 3971, 4597, 4828, 6103, 6762, 7233, 7832)
 
 moves = st.builds(Move, *(st.integers(0, size - 1) for size in SIZES))
 
@@ -41,6 +43,13 @@ def test_a_hundred_histories(part: int) -> None:
             play(*random_moves(seed))
         except Violation as violation:
             raise Violation(f"seed {seed}: {violation}") from violation
+
+
+@pytest.mark.slow
+@pytest.mark.touches("LW-32", "LW-43")
+@pytest.mark.parametrize("seed", FOUND)
+def test_what_went_wrong_once_goes_well(seed: int) -> None:
+    play(*random_moves(seed))
 
 
 @pytest.mark.soak
