@@ -219,11 +219,13 @@ def _schedule(op: Op, payload: ScheduleJob) -> Verdict:
 
 def _schedule_refusal(op: Op, payload: ScheduleJob, context: JobContext, citing: Citing) -> Reason | None:
     """Why the author may not schedule the job, if so, or what it cites forbids it. A tick belongs to its schedule's
-    author, whichever node writes it, so its schedule must be here before it can be judged.
+    author, whichever node writes it, so its schedule must be here before it can be judged. But an op of a forked author
+    is void before all else, since not every node has it.
     """
     policy = _policy(payload)
-    if policy is None or policy.schedule_op is None:
-        return context.refusal(op, payload.kind) or citing()
+    refused = context.refusal(op, payload.kind)
+    if policy is None or policy.schedule_op is None or refused is Reason.FORKED:
+        return refused or citing()
     return citing() or context.tick_refusal(op, policy)
 
 

@@ -42,8 +42,8 @@ class Troubles:
         return failed is not None and self._monotonic() - failed < REST_S
 
     def contained(self, thing: Hashable, name: str, job: bytes | None = None) -> "_Contained":
-        """A failure inside the block is reported under that name, followed by the job if one is given, and not raised. An
-        error of the store concerns everything, and is raised.
+        """A failure inside the block is reported under that name, followed by the job if one is given, and not raised.
+        An error of the store concerns everything, and is raised.
         """
         return _Contained(self, thing, name, job)
 
