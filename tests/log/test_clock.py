@@ -19,10 +19,10 @@ from hocket.store import open as open_store
 from hocket.work import jobs
 from hocket.work.jobs import Draft
 from tests.log.roster.world import (
-    READER,
     INTRODUCTIONS,
     KEYS,
     NODES,
+    READER,
     STRANGER,
     Clock,
     introduction,

@@ -40,11 +40,11 @@ from hocket.log.intake import Admission
 from hocket.work import cron, jobs
 from tests.log.roster.test_cascades import everywhere_the_same, reason
 from tests.log.roster.world import (
-    READER,
     INTRODUCTIONS,
     KEYS,
     NODES,
     NOW,
+    READER,
     START,
     USER,
     Clock,

@@ -9,14 +9,14 @@ import pytest
 from hocket.errors import Unreachable
 from hocket.events import sentences
 from hocket.kernel.frontier import decode_frontier, parse_frontier
-from hocket.kernel.ops import NO_ID, encode_sequence, read_sequence
+from hocket.kernel.ops import NO_ID, decode, encode_sequence, read_sequence
 from hocket.kernel.rules import STRICT, rules_hash
-from hocket.kernel.ucan import Capability
-from hocket.kernel.vocabulary import ScheduleJob
-from hocket.mesh import peers, wire
+from hocket.kernel.ucan import ROOT, Capability
+from hocket.kernel.vocabulary import DesignateCoordinator, ScheduleJob
+from hocket.mesh import peers, sync, wire
 from hocket.mesh.sync import Exchanges
 from hocket.mesh.wire import Reply, Request
-from tests.mesh.world import Guest, Place, delegation, resigned, revoke, run
+from tests.mesh.world import Guest, Place, delegation, joined, resigned, revoke, run
 
 
 class Between:
@@ -268,6 +268,64 @@ def test_two_nodes_with_one_key_are_noticed(tmp_path: Path):
                 await copy.close()
 
     run(tmp_path, test, "a")
+
+
+@pytest.mark.req("LW-43")
+@pytest.mark.parametrize("is_asked", [True, False])
+def test_the_pinned_history_reaches_those_who_heard_the_other(tmp_path: Path, is_asked: bool):
+    """Be it the node that asks, or the one that is asked."""
+
+    async def test(a: Place, b: Place) -> None:
+        b.befriend(a.address)
+        old = Guest(7)
+        joined(a, old, ROOT)
+        await b.exchanges.visit(a.address)
+        owner, other = (a, b) if is_asked else (b, a)
+        owner.log.run(lambda tx: tx.author(DesignateCoordinator(old.id)))
+        await b.exchanges.visit(a.address)
+        await b.exchanges.visit(a.address)
+        fork_point, now = old.last, a.log.physical()
+        pinned, later = (
+            old.op(ScheduleJob(NO_ID, name, b"", b""), now + n, after=fork_point) for n, name in enumerate("xy")
+        )
+        owner.log.admit([(pinned, decode(pinned))])
+        owner.log.run(lambda tx: tx.author(DesignateCoordinator(owner.id), (), old.id))
+        other.log.admit([(later, decode(later))])
+        Between(b)  # a new process, which has to ask what the other has
+        for _ in range(4):
+            await b.exchanges.visit(a.address)
+        for place in (a, b):
+            assert place.log.permissions().forks.keys() == {old.id}
+            assert place.log.permissions().pinned == {decode(pinned).id}
+        assert a.digest() == b.digest()
+
+    run(tmp_path, test)
+
+
+@pytest.mark.req("LW-43")
+def test_two_histories_that_end_at_the_same_time_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Both nodes have the author up to the same time, so neither sends the other anything of it."""
+
+    async def test(a: Place, b: Place) -> None:
+        b.befriend(a.address)
+        guest = Guest(7)
+        joined(a, guest, ROOT)
+        await b.exchanges.visit(a.address)
+        last, now = guest.last, a.log.physical()
+        for place, name in ((a, "x"), (b, "y")):
+            raw = guest.op(ScheduleJob(NO_ID, name, b"", b""), now, logical=9, after=last)
+            assert place.log.admit([(raw, decode(raw))]).appended == 1
+        Between(b)  # a new process, which has to ask what the other has
+        await b.exchanges.visit(a.address)
+        assert not b.log.permissions().forks
+        monkeypatch.setattr(sync, "RECHECK_S", 0.0)
+        await b.exchanges.visit(a.address)
+        await b.exchanges.visit(a.address)
+        for place in (a, b):
+            assert place.log.permissions().forks.keys() == {guest.id}
+        assert a.digest() == b.digest()
+
+    run(tmp_path, test)
 
 
 @pytest.mark.req("LW-30")

@@ -185,15 +185,15 @@ class Guest:
         self.key = SigningKey(bytes([seed]) * 32)
         self.id = node_id(self.key.public)
         self._count = 0
-        self._last = NO_ID
+        self.last = NO_ID
 
     def op(self, payload: Any, wall: int, logical: int | None = None, after: bytes | None = None) -> bytes:
         """It follows the guest's last op, or the one that is said."""
         self._count += 1
         stamp = Hlc(wall, self._count if logical is None else logical, self.id)
-        link = link_to(self._last if after is None else after)
+        link = link_to(self.last if after is None else after)
         op, _ = bind(Op(NO_ID, stamp, self.id, (link,), payload))
-        self._last = op.id
+        self.last = op.id
         return encode(sign(op, self.key))
 
 

@@ -8,36 +8,34 @@ What must hold:
   coordinator, and the op that it accepts to that op's author.
 - A coordinator's word counts only if it was known when the successor was designated.
 - A job's kind, payload, policy and submitter never change, nor does what an artifact's id stands for.
-- A completion that the coordinator knows stands, with its results.
+- A completion that the coordinator knows stands, with its results, unless their author is revoked or has forked.
 - Coordinators, routes and honest members' schedules change by those who may change them. A delegation is gone only
   if its issuer, an issuer above it or the user's key revoked it. Names are those that the inviter gave.
 - What counts for nothing changes nothing.
 - Honest members agree in the end, and a rebuild says the same.
 """
 
-from collections.abc import Callable, Iterable, Sequence
-from functools import lru_cache
+from collections.abc import Iterable, Sequence
+from functools import cached_property, lru_cache
 from typing import Any
 
 import msgspec
-from blake3 import blake3
 
 from hocket.kernel import vocabulary as v
 from hocket.kernel.authority import Standing
 from hocket.kernel.clock import Hlc
-from hocket.kernel.ids import ulid_text
+from hocket.kernel.ids import content_hash, ulid_text
 from hocket.kernel.keys import verify
-from hocket.kernel.ops import Op, decode
+from hocket.kernel.ops import Op
 from hocket.kernel.policy import decode_policy
 from hocket.kernel.reasons import UNAUTHORISED, Reason
 from hocket.kernel.roster import Job, Outcome, State
+from hocket.kernel.ucan import Delegation
 from hocket.kernel.ucan import read as read_token
-from hocket.log.rebuild import roster_digest
 from hocket.mesh.names import names
-from hocket.store import Session
 from tests.kernel import naive_authority
 from tests.kernel.naive_authority import Naive
-from tests.trust.members import DAY_MS, DID, USER, Member
+from tests.trust.members import DAY_MS, DID, USER, Member, decode
 
 DECIDED = (v.ClaimWork, v.CompleteJob, v.YieldWork, v.ExpireWork, v.FailWork, v.CancelJob, v.RetryJob)
 PROOFS = (v.ReportFork, v.RevokeRoot)
@@ -53,19 +51,73 @@ def fail(rule: str, member: Member, about: object) -> None:
 
 
 class Sight:
-    """What one member has on its log."""
+    """All that one member shows: its log, and everything that the log says of jobs and of the mesh."""
 
-    def __init__(self, member: Member, session: Session, read_op: Callable[[bytes], Op]) -> None:
-        rows = session.ops_after(0, 1_000_000)
-        self.ops = {row.id: read_op(row.body) for row in rows}
+    def __init__(self, member: Member) -> None:
+        self.writes = member.store.writes
+        with member.store.read() as session:
+            rows = session.ops_after(0, 1_000_000)
+            self.jobs = {entry.job.id: entry.job for entry in session.each_job()}
+            self.artifacts = {each.id: each for each in session.artifacts(bytes(16), 10_000)}
+            self.evicted = [each for each in self.artifacts if session.is_evicted(each)]
+            self.schedules = sorted(session.schedules())
+            self.routes = session.routes()
+            self.coordinators = session.coordinators()
+            self.permissions = member.log.permissions(session)
+        self.names = names(self.permissions)
+        self.ops = {row.id: decode(row.body) for row in rows}
         self.reasons = {row.id: row.reason for row in rows}
         self.counting = sorted((self.ops[i] for i, reason in self.reasons.items() if not reason), key=_time)
 
     def of(self, *payloads: type) -> list[Op]:
         return [op for op in self.counting if isinstance(op.payload, payloads)]
 
+    @cached_property
+    def state(self) -> dict[str, Any]:
+        """What all members must agree on."""
+        permissions = self.permissions
+        return {
+            "jobs": list(self.jobs.values()),
+            "artifacts": list(self.artifacts.values()),
+            "evicted": self.evicted,
+            "schedules": self.schedules,
+            "routes": self.routes,
+            "coordinators": [(each.hlc, each.node, each.pin) for each in self.coordinators],
+            "forks": sorted(permissions.forks.items()),
+            "members": sorted((d.cid, str(permissions.authority.fault(d))) for d in permissions.delegations),
+            "names": sorted(self.names.items()),
+        }
+
+    @cached_property
+    def digest(self) -> bytes:
+        return content_hash(msgspec.msgpack.encode(self.state))
+
 
 _read = lru_cache(1_000)(read_token)
+
+
+class Remembering(Naive):
+    """Gives the same answer to the same question, since its delegations and revocations do not change."""
+
+    def __init__(self, delegations: list[Delegation], revoked: set[bytes]) -> None:
+        super().__init__(delegations, revoked)
+        self._made: dict[bytes, str | None] = {}
+        self._refusals: dict[tuple[int, Any, int, str | None], str | None] = {}
+
+    @cached_property
+    def unrevoked(self) -> "Remembering":
+        return Remembering(list(self.all.values()), set())
+
+    def badly_made(self, d: Delegation) -> str | None:
+        if d.cid not in self._made:
+            self._made[d.cid] = super().badly_made(d)
+        return self._made[d.cid]
+
+    def refusal(self, node: int, payload: Any, wall_ms: int, kind: str | None) -> str | None:
+        asked = node, payload, wall_ms, kind
+        if asked not in self._refusals:
+            self._refusals[asked] = super().refusal(*asked)
+        return self._refusals[asked]
 
 
 def _time(op: Op) -> Hlc:
@@ -80,8 +132,8 @@ class Judge:
         self.coordinator = owner
         self.rogues: set[int] = set()
         self._names: dict[int, str] = {}
-        self._decoded: dict[bytes, Op] = {}
-        self._naive: dict[tuple[bytes, ...], Naive] = {}
+        self._sights: dict[int, Sight] = {}
+        self._naive: dict[tuple[bytes, ...], Remembering] = {}
         self._jobs: dict[bytes, tuple[Any, ...]] = {}
         self._artifacts: dict[bytes, tuple[Any, ...]] = {}
         # What the coordinator has shown as completed: by whom, with which results.
@@ -105,34 +157,23 @@ class Judge:
         """The owner has let in what was late."""
         self._late.clear()
 
-    def _op(self, body: bytes) -> Op:
-        op = self._decoded.get(body)
-        if op is None:
-            op = self._decoded[body] = decode(body)
-        return op
+    def sight(self, member: Member) -> Sight:
+        member.log.settle()
+        sight = self._sights.get(member.node)
+        if sight is None or sight.writes != member.store.writes:
+            sight = self._sights[member.node] = Sight(member)
+        return sight
 
     # Around what a member is shown.
 
-    def before(self, member: Member) -> tuple[bytes, set[bytes]]:
-        with member.log.store.read() as session:
-            return projections(member, session), {row.id for row in session.ops_after(0, 1_000_000)}
-
-    def shown(
-        self,
-        member: Member,
-        before: tuple[bytes, set[bytes]],
-        sent: Sequence[tuple[bytes, Op]],
-        now: int,
-        sender: int,
-    ) -> None:
-        digest, known = before
-        with member.log.store.read() as session:
-            sight = Sight(member, session, self._op)
-            after = projections(member, session)
-        new = sight.ops.keys() - known
-        is_idle = all(sight.reasons[i] in UNAUTHORISED and not isinstance(sight.ops[i].payload, LAW) for i in new)
-        if after != digest and is_idle:
-            fail("what counts for nothing changes nothing", member, [sight.ops[i] for i in new])
+    def shown(self, member: Member, before: Sight, sent: Sequence[tuple[bytes, Op]], now: int, sender: int) -> None:
+        sight = self.sight(member)
+        new = sight.ops.keys() - before.ops.keys()
+        if sight.digest != before.digest:
+            accepted = {op.payload.offer for op in sight.of(v.AcceptWork)}  # type: ignore[union-attr]
+            idle = {i for i in new if sight.reasons[i] in UNAUTHORISED and not isinstance(sight.ops[i].payload, LAW)}
+            if idle - accepted == new:
+                fail("what counts for nothing changes nothing", member, [sight.ops[i] for i in new])
         if sender not in (self.owner, self.coordinator):
             naive = self._authority(sight)
             for _, op in sent:
@@ -140,7 +181,7 @@ class Judge:
                     fail("a grant that has ended is not used again", member, op)
         self.look(member)
 
-    def _is_late(self, naive: Naive, op: Op, sight: Sight, now: int) -> bool:
+    def _is_late(self, naive: Remembering, op: Op, sight: Sight, now: int) -> bool:
         if isinstance(op.payload, LAW):
             return False
         kind = self._kind(op.payload)
@@ -156,37 +197,35 @@ class Judge:
     # What a member shows.
 
     def look(self, member: Member) -> None:
-        member.log.settle()
-        with member.log.store.read() as session:
-            sight = Sight(member, session, self._op)
-            self._identities(member, session, sight)
-            naive = self._authority(sight)
-            for op in sight.counting:
-                if not self._is_allowed(naive, op, sight):
-                    fail("whatever counts was allowed", member, op)
-            self._mesh(member, session, sight, naive)
-            self._schedules(member, session, sight, naive)
-            for entry in session.each_job():
-                self._job(member, entry.job, sight)
-            self._results(member, session, sight, naive)
+        sight = self.sight(member)
+        self._identities(member, sight)
+        naive = self._authority(sight)
+        for op in sight.counting:
+            if not self._is_allowed(naive, op, sight):
+                fail("whatever counts was allowed", member, op)
+        self._mesh(member, sight, naive)
+        self._schedules(member, sight, naive)
+        for job in sight.jobs.values():
+            self._job(member, job, sight)
+        self._results(member, sight, naive)
 
-    def _identities(self, member: Member, session: Session, sight: Sight) -> None:
-        for entry in session.each_job():
-            made = sight.ops[entry.job.schedule_op]
+    def _identities(self, member: Member, sight: Sight) -> None:
+        for job in sight.jobs.values():
+            made = sight.ops[job.schedule_op]
             payload = made.payload
             assert isinstance(payload, v.ScheduleJob)
             by = made.node_id
-            if (set_by := entry.job.policy.set_by()) is not None:
+            if (set_by := job.policy.set_by()) is not None:
                 by = sight.ops[set_by].node_id
             identity = payload.job_id, payload.kind, payload.payload, payload.policy_envelope, by
-            if self._jobs.setdefault(entry.job.id, identity) != identity or entry.job.kind != payload.kind:
+            if self._jobs.setdefault(job.id, identity) != identity or job.kind != payload.kind:
                 fail("a job stays the job that it was", member, identity)
-        for artifact in session.artifacts(bytes(16), 10_000):
+        for artifact in sight.artifacts.values():
             thing = artifact.op_id, artifact.hash, artifact.type, artifact.source_job
             if self._artifacts.setdefault(artifact.id, thing) != thing:
                 fail("a result stays the result that it was", member, artifact)
 
-    def _authority(self, sight: Sight) -> Naive:
+    def _authority(self, sight: Sight) -> Remembering:
         """Who may do what, by all the delegations and revocations on the log. `hocket` revocations carry no order."""
         # An author with two histories has lost its word; the user's key has not.
         void = {i for i, reason in sight.reasons.items() if reason in (Reason.INTEGRITY, Reason.FORKED)}
@@ -208,14 +247,14 @@ class Judge:
                 and verify(USER.public, payload.signature, b"hocket revoke root\0" + payload.ucan_cid)
             ):
                 revoked.add(payload.ucan_cid)
-        naive = self._naive[key] = Naive(delegations, revoked)
+        naive = self._naive[key] = Remembering(delegations, revoked)
         return naive
 
     def _kind(self, payload: Any) -> str | None:
         known = self._jobs.get(getattr(payload, "job_id", b""))
         return known[1] if known else None
 
-    def _is_allowed(self, naive: Naive, op: Op, sight: Sight) -> bool:
+    def _is_allowed(self, naive: Remembering, op: Op, sight: Sight) -> bool:
         payload, wall = op.payload, op.timestamp.wall
         if isinstance(payload, (v.DelegateUcan, *PROOFS)):
             return True  # what they are worth is asked elsewhere
@@ -235,7 +274,7 @@ class Judge:
             return False
         if isinstance(payload, v.AcceptWork):
             offer = sight.ops[payload.offer]
-            could = Naive(list(naive.all.values()), set())
+            could = naive.unrevoked
             return self._decides(op, sight) and (
                 could.refusal(offer.node_id, offer.payload, offer.timestamp.wall, self._kind(payload)) is None
             )
@@ -253,22 +292,32 @@ class Judge:
             return True
         return op.id in self._known[tenures[index + 1].id]
 
+    def _was_decided(self, job: Job, sight: Sight) -> bool:
+        """Whether a member has the coordinator's word on a completion, and not only the completion."""
+
+        def is_word(op: Op) -> bool:
+            if isinstance(op.payload, v.AcceptWork):
+                return isinstance(sight.ops[op.payload.offer].payload, v.CompleteJob)
+            return isinstance(op.payload, v.CompleteJob) and self._decides(op, sight)
+
+        return any(getattr(op.payload, "job_id", None) == job.id and is_word(op) for op in sight.counting)
+
     def _may_evict(self, op: Op, payload: v.EvictArtifact, sight: Sight) -> bool:
         made = sight.ops[self._artifacts[payload.artifact_id][0]]
         owners = {made.node_id, self.owner}
         job = self._jobs.get(made.payload.source_job or b"")  # type: ignore[union-attr]
         return op.node_id in owners | ({job[4]} if job else set())
 
-    def _mesh(self, member: Member, session: Session, sight: Sight, naive: Naive) -> None:
-        permissions = member.log.permissions(session)
+    def _mesh(self, member: Member, sight: Sight, naive: Remembering) -> None:
+        permissions = sight.permissions
         mine = {op.id for op in sight.ops.values() if op.node_id == self.owner}
-        if {each.op_id for each in session.coordinators()} != {
+        if {each.op_id for each in sight.coordinators} != {
             i for i in mine if isinstance(sight.ops[i].payload, v.DesignateCoordinator)
         }:
-            fail("the owner designates coordinators", member, session.coordinators())
+            fail("the owner designates coordinators", member, sight.coordinators)
         routes = {i for i in mine if isinstance(sight.ops[i].payload, v.RouteKind)}
-        if len(session.routes()) != len({sight.ops[i].payload.kind for i in routes}):  # type: ignore[union-attr]
-            fail("the owner routes kinds", member, session.routes())
+        if len(sight.routes) != len({sight.ops[i].payload.kind for i in routes}):  # type: ignore[union-attr]
+            fail("the owner routes kinds", member, sight.routes)
         if not permissions.forks.keys() <= self.rogues:
             fail("nobody is accused without proof", member, permissions.forks)
         for each in naive.all.values():
@@ -279,15 +328,14 @@ class Judge:
                 fail("a delegation grants no more than its issuer has", member, each)
             if (fault is Reason.REVOKED) != naive.was_revoked(each) and not naive.badly_made(each):
                 fail("a delegation is revoked by its issuer, one above, or the user's key", member, each)
-        called = names(permissions)
         for node, name in self._names.items():
-            if called.get(node) != name and naive.held(node):
-                fail("names are what the inviter says", member, called)
+            if sight.names.get(node) != name and naive.held(node):
+                fail("names are what the inviter says", member, sight.names)
             standing = permissions.authority.standing(node, member.clock.now)
             if node not in self.rogues and naive.held(node) and standing is not Standing.ACTIVE:
                 fail("honest members stay members", member, name)
 
-    def _schedules(self, member: Member, session: Session, sight: Sight, naive: Naive) -> None:
+    def _schedules(self, member: Member, sight: Sight, naive: Remembering) -> None:
         last: dict[str, Op] = {}
         for op in sight.of(v.SetSchedule, v.ClearSchedule):
             payload: Any = op.payload
@@ -298,8 +346,8 @@ class Judge:
                     fail("a schedule is changed by those who could have set it", member, op)
             last[payload.name] = op
         there = {name: op.id for name, op in last.items() if isinstance(op.payload, v.SetSchedule)}
-        if {each.name: each.op for each in session.schedules()} != there:
-            fail("the last word on a schedule counts", member, session.schedules())
+        if {each.name: each.op for each in sight.schedules} != there:
+            fail("the last word on a schedule counts", member, sight.schedules)
 
     def _job(self, member: Member, job: Job, sight: Sight) -> None:
         said: list[tuple[int, Any]] = []
@@ -329,77 +377,53 @@ class Judge:
         ):
             fail("a result is its holder's", member, job)
 
-    def _results(self, member: Member, session: Session, sight: Sight, naive: Naive) -> None:
+    def _results(self, member: Member, sight: Sight, naive: Remembering) -> None:
         is_decider = member.node == self.coordinator
         here = self._done_at.setdefault(member.node, set())
-        for entry in session.each_job():
-            job = entry.job
+        for job in sight.jobs.values():
             if self._jobs[job.id][4] in self.rogues:
                 continue
             shown = job.claimer, job.artifacts
             if job.outcome is Outcome.SUCCEEDED and is_decider:
                 self._done.setdefault(job.id, shown)
-            if job.outcome is Outcome.SUCCEEDED and self._done.get(job.id) == shown:
+            if job.outcome is Outcome.SUCCEEDED and self._done.get(job.id) == shown and self._was_decided(job, sight):
                 here.add(job.id)
-        self.final(member, session, sight, naive, here)
+        self.final(member, sight, naive, here)
 
-    def final(self, member: Member, session: Session, sight: Sight, naive: Naive, done: Iterable[bytes]) -> None:
+    def final(self, member: Member, sight: Sight, naive: Remembering, done: Iterable[bytes]) -> None:
         for job_id in done:
-            entry = session.job(job_id)
-            shown = None if entry is None else (entry.job.claimer, entry.job.artifacts)
-            if entry is None or entry.job.outcome is not Outcome.SUCCEEDED or shown != self._done[job_id]:
-                fail("a completion stands", member, (ulid_text(job_id), entry))
+            job = sight.jobs.get(job_id)
+            if (
+                job is None
+                or job.outcome is not Outcome.SUCCEEDED
+                or (job.claimer, job.artifacts) != self._done[job_id]
+            ):
+                fail("a completion stands", member, (ulid_text(job_id), job))
             for artifact in self._done[job_id][1]:
                 made = self._artifacts.get(artifact)
-                if made is None or session.artifact(artifact) is not None:
+                if made is None or artifact in sight.artifacts:
                     continue
                 author = sight.ops[made[0]].node_id
-                if not any(naive.was_revoked(d) for d in naive.held(author)):
+                is_forked = author in sight.permissions.forks
+                if not is_forked and not any(naive.was_revoked(d) for d in naive.held(author)):
                     fail("the result of a completed job stays", member, (ulid_text(job_id), artifact))
 
     # At the end.
 
     def agree(self, members: Sequence[Member]) -> None:
-        digests = {}
         for member in members:
             self.look(member)
-            with member.log.store.read() as session:
-                self.final(
-                    member, session, sight := Sight(member, session, self._op), self._authority(sight), self._done
-                )
-                digests[member.name] = projections(member, session), state(member, session)
-        first = members[0]
-        for member in members[1:]:
-            if digests[member.name][0] != digests[first.name][0]:
-                fail("honest members agree", member, _difference(digests[first.name][1], digests[member.name][1]))
+            sight = self.sight(member)
+            self.final(member, sight, self._authority(sight), self._done)
+        first = self.sight(members[0])
         for member in members:
+            before = self.sight(member)
+            if before.digest != first.digest:
+                fail("honest members agree", member, _difference(first.state, before.state))
             member.rebuilt()
-            with member.log.store.read() as session:
-                if projections(member, session) != digests[member.name][0]:
-                    difference = _difference(digests[member.name][1], state(member, session))
-                    fail("a rebuild says the same", member, difference)
-
-
-def state(member: Member, session: Session) -> dict[str, Any]:
-    """Everything that the log says of jobs and of the mesh."""
-    permissions = member.log.permissions(session)
-    artifacts = session.artifacts(bytes(16), 10_000)
-    return {
-        "jobs": [entry.job for entry in session.each_job()],
-        "artifacts": [(each, session.is_evicted(each.id)) for each in artifacts],
-        "schedules": sorted(session.schedules()),
-        "routes": session.routes(),
-        "coordinators": [(each.hlc, each.node, each.pin) for each in session.coordinators()],
-        "forks": sorted(permissions.forks.items()),
-        "members": sorted((d.cid, str(permissions.authority.fault(d))) for d in permissions.delegations),
-        "names": sorted(names(permissions).items()),
-    }
-
-
-def projections(member: Member, session: Session) -> bytes:
-    rest = state(member, session)
-    del rest["jobs"]
-    return bytes(blake3(roster_digest(session) + repr(rest).encode()).digest())
+            after = self.sight(member)
+            if after.digest != before.digest:
+                fail("a rebuild says the same", member, _difference(before.state, after.state))
 
 
 def _difference(left: dict[str, Any], right: dict[str, Any]) -> str:

@@ -2,21 +2,27 @@
 who has a member's key and signs whatever it likes.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from functools import lru_cache
 from typing import Any
 
 import msgspec
+import pytest
+from nacl.bindings import crypto_sign_open
 
+from hocket.kernel import keys
 from hocket.kernel.clock import Hlc
 from hocket.kernel.ids import content_hash, node_id
 from hocket.kernel.keys import SigningKey, did_key
-from hocket.kernel.ops import NO_ID, Op, bind, decode, encode, link_to, sign
+from hocket.kernel.ops import NO_ID, Op, bind, encode, link_to, sign
+from hocket.kernel.ops import decode as read_op
 from hocket.kernel.rules import HOCKET, Rules, encode_rules
 from hocket.kernel.ucan import ROOT, Capability, issue, read
 from hocket.kernel.vocabulary import DelegateUcan, DesignateCoordinator, Payload
-from hocket.log import RULES, Admission, Log, Transaction
+from hocket.log import RULES, Admission, Log, Transaction, author_check, naming, permissions, registers
 from hocket.log.rebuild import rebuild, roster_digest
-from hocket.store import MEMORY, JobEntry
+from hocket.store import MEMORY, JobEntry, Session, Store
 from hocket.store import open as open_store
 from hocket.work import jobs
 from tests.log.roster.world import Clock, randomness
@@ -27,6 +33,24 @@ START = 1_700_000_000_000
 DAY_MS = 86_400_000
 
 
+# Every member has the same ops and tokens, and they do not change.
+decode = lru_cache(10_000)(read_op)
+_verified = lru_cache(100_000)(crypto_sign_open)
+_read = lru_cache(1_000)(read)
+
+
+@contextmanager
+def remembering() -> Iterator[None]:
+    """Each signature is verified once, and each token and op is read once, however many nodes ask."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(keys, "crypto_sign_open", _verified)
+        for room in (author_check, permissions, registers):
+            patch.setattr(room, "read_ucan", _read)
+        patch.setattr(naming, "decode", decode)
+        yield
+
+
+@lru_cache(100)
 def key(name: str) -> SigningKey:
     return SigningKey(content_hash(name.encode()))
 
@@ -39,16 +63,34 @@ WORKER = (*(job(action) for action in ("Schedule", "Claim", "Complete")), Capabi
 READS = (Capability("Ops", "Read", {}),)
 
 
+class CountingStore:
+    """Counts the write transactions: as long as there are no more of them, a store shows the same."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self.writes = 0
+
+    def write(self) -> AbstractContextManager[Session]:
+        self.writes += 1
+        return self._store.write()
+
+    def read(self) -> AbstractContextManager[Session]:
+        return self._store.read()
+
+    def close(self) -> None:
+        self._store.close()
+
+
 class Member:
     """A node with a log. The first one is the user's own and the coordinator."""
 
     def __init__(self, name: str, rules: Rules = HOCKET) -> None:
         self.name, self.key, self.clock = name, key(name), Clock(START)
         self.node = node_id(self.key.public)
-        store = open_store(MEMORY)
-        with store.write() as session:
+        self.store = CountingStore(open_store(MEMORY))
+        with self.store.write() as session:
             session.set_meta(RULES, encode_rules(rules))
-        self.log = Log(store, self.key, DID, wall=self.clock, randomness=randomness(self.key.public))
+        self.log = Log(self.store, self.key, DID, wall=self.clock, randomness=randomness(self.key.public))
         self.token = b""
 
     def enter(self, token: bytes, *above: bytes) -> "Member":

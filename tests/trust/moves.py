@@ -2,21 +2,21 @@
 two rogues hold a member's key and a narrow grant, and sign what they like under any id and any date, show one op to one
 node and another op to another, or keep an op back and show it later.
 
-A move is a few small numbers, so hypothesis can make and shrink a history, and a plain seed can make a hundred thousand
-of them. The judge (tests/trust/judge.py) looks on and says whether anything happened that no grant allows.
+The moves are drawn in tests/trust/random_histories.py. The judge (tests/trust/judge.py) looks on and says whether
+anything happened that no grant allows.
 """
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from random import Random
-from typing import NamedTuple
 
 import msgspec
 
 from hocket.errors import HocketError
 from hocket.kernel.authority import revoke_root
+from hocket.kernel.clock import just_before, pack, unpack
 from hocket.kernel.ids import content_hash
-from hocket.kernel.ops import NO_ID, Op, decode, encode, sign
+from hocket.kernel.ops import NO_ID, Op, encode, sign
 from hocket.kernel.policy import Policy, decode_policy, encode_policy
 from hocket.kernel.reasons import Reason
 from hocket.kernel.roster import State
@@ -49,47 +49,13 @@ from hocket.log import Admission, Transaction
 from hocket.store import JobEntry
 from hocket.work import cron, jobs
 from tests.trust.judge import Judge, Violation
-from tests.trust.members import DAY_MS, READS, START, USER, WORKER, Forger, Member, job, key
+from tests.trust.members import DAY_MS, START, USER, Forger, Member, decode, key, remembering
+from tests.trust.random_histories import HONEST_GRANTS, ROGUE_GRANTS, Move, Setup
 
-MOVES_MAX = 20
 KINDS = ("pay.x", "acme.x", "acme.y")
 SCHEDULES = ("nightly", "weekly")
-PASSING = Capability("Registration", "Write", {})
-WRITES = Capability("Artifact", "Write", {})
-ACME = tuple(job(action, "acme.") for action in ("Schedule", "Claim", "Complete"))
-HONEST_GRANTS = ((*WORKER, *READS), ROOT, (*ACME, WRITES, *READS))
-ROGUE_GRANTS = (
-    READS,
-    (*ACME, WRITES, *READS),
-    (job("Claim", "acme."), job("Complete", "acme."), *READS),
-    (job("Schedule", "acme."), *READS),
-    (*WORKER, *READS),
-    (*ACME, WRITES, PASSING, *READS),
-    ROOT,
-)
 # Names that a member would like to have, and one that is nobody's.
 NAMES = ("here", "boss", "one", "gpu")
-
-
-class Move(NamedTuple):
-    """`who` acts, by `verb`; the rest choose a target, a date, an audience and a variation."""
-
-    who: int
-    verb: int
-    target: int
-    date: int
-    seen_by: int
-    way: int
-
-
-# How many values each number of a move has.
-SIZES = (6, 40, 6, 12, 8, 12)
-
-
-def random_moves(seed: int) -> tuple[int, list[Move]]:
-    chance = Random(seed)
-    count = chance.randint(4, MOVES_MAX)
-    return chance.randrange(1 << 13), [Move(*(chance.randrange(size) for size in SIZES)) for _ in range(count)]
 
 
 class Rogue(Forger):
@@ -107,26 +73,24 @@ class Rogue(Forger):
 
 
 class Mesh:
-    """`setup` chooses the grants. Raises Violation as soon as the judge sees one."""
+    """Raises Violation as soon as the judge sees one."""
 
-    def __init__(self, setup: int) -> None:
+    def __init__(self, setup: Setup) -> None:
         self.now = self.tenure = START
         self.owner = Member("boss").enter(issue(USER, key("boss").public, ROOT, START // 1000 - 10, None, (), "boss"))
         self.owner.say(DesignateCoordinator(self.owner.node))
         self.honest = [self.owner]
         self.judge = Judge(self.owner.node)
         self.judge.name(self.owner.node, "boss")
-        for number, name in enumerate(("one", "two")):
+        for name, granted in zip(("one", "two"), setup.honest, strict=True):
             member = Member(name)
-            granted = HONEST_GRANTS[(setup >> 2 * number) % len(HONEST_GRANTS)]
-            member.enter(self._invitation(member, granted, None), self.owner.token)
+            member.enter(self._invitation(member, HONEST_GRANTS[granted], None), self.owner.token)
             self.honest.append(member)
         self.rogues: list[Rogue] = []
-        for number in range(1 + (setup >> 4) % 2):
-            grants = ROGUE_GRANTS[(setup >> (5 + 3 * number)) % len(ROGUE_GRANTS)]
-            ends = START // 1000 + 3_600 if setup >> 11 & 1 and not number else None
+        for number, granted in enumerate(setup.rogues):
+            ends = START // 1000 + 3_600 if setup.ends and not number else None
             rogue = Rogue(f"rogue-{number}", b"")
-            rogue.token = self._invitation(rogue, grants, ends)
+            rogue.token = self._invitation(rogue, ROGUE_GRANTS[granted], ends)
             rogue.said += rogue.enter(rogue.token, self.owner.token, wall=START)
             self.rogues.append(rogue)
         self.judge.rogues = {rogue.node for rogue in self.rogues}
@@ -139,7 +103,8 @@ class Mesh:
             for member in self.honest:
                 self._show(member, rogue.said)
         self._pass(1_000)
-        self._prologue(bool(setup >> 12 & 1))
+        self._prologue(setup.was_coordinator)
+        self._newcomer = Member("newcomer")
 
     def _prologue(self, was_coordinator: bool) -> None:
         """Something to be covetous of: a completed job with its result, an open one that is held, a schedule. The
@@ -182,14 +147,16 @@ class Mesh:
         for member in self.honest:
             member.clock.now = self.now
 
-    def _pull(self, one: Member, other: Member) -> bool:
+    def _pull(self, one: Member, other: Member, is_recheck: bool = False) -> bool:
         """As nodes do it: what lies beyond the receiver's frontier, then all of the authors whose ops did not follow.
-        Whether that brought anything.
+        Now and then they recheck the last op of every author. Whether that brought anything.
         """
         if one is other:
             return False
         with one.log.store.read() as session:
             frontier = session.frontier()
+        if is_recheck:
+            frontier = {node: pack(just_before(unpack(at))) for node, at in frontier.items()}
         with other.log.store.read() as session:
             rows = session.ops_since(frontier, 100_000)
             sent = [(row.body, decode(row.body)) for row in rows]
@@ -208,7 +175,7 @@ class Mesh:
         return bool(news)
 
     def _show(self, member: Member, sent: Sequence[tuple[bytes, Op]], sender: int = 0) -> Admission:
-        before = self.judge.before(member)
+        before = self.judge.sight(member)
         admission = member.receive(sent, sender)
         self.judge.shown(member, before, sent, self.now, sender)
         return admission
@@ -542,6 +509,12 @@ class Mesh:
 
     # A whole history.
 
+    def _recheck(self) -> bool:
+        """Finds out about histories that end at the same time, and what is missing of those that are known."""
+        has_forks = any(member.log.permissions().forks for member in self.honest)
+        asking = self.honest if has_forks else [self.owner]
+        return any([self._pull(one, other, is_recheck=True) for one in asking for other in self.honest])
+
     def play(self, moves: Sequence[Move]) -> None:
         for move in moves:
             if move.who < 3:
@@ -553,16 +526,16 @@ class Mesh:
     def finish(self) -> None:
         """The clocks catch up, the owner lets in what was late, and everybody hears of everything."""
         self._pass(500_000)
-        for round_ in range(12):
+        for _ in range(12):
             self.owner.log.release(jobs.accept)
             self.judge.decided_late()
             for rogue in self.rogues:
                 self.owner.log.decide_late(rogue.node, accept=True)
             news = [self._pull(one, other) for one in self.honest for other in self.honest]
-            if not any(news) and round_:
+            if not any(news) and not self._recheck():
                 break
         # One who comes last hears everything at once.
-        newcomer = Member("newcomer")
+        newcomer = self._newcomer
         newcomer.clock.now = self.now
         newcomer.enter(self._invitation(newcomer, ROOT, None), self.owner.token)
         for member in self.honest:
@@ -575,10 +548,11 @@ class Mesh:
         self.judge.agree(self.honest)
 
 
-def play(setup: int, moves: Sequence[Move]) -> None:
+def play(setup: Setup, moves: Sequence[Move]) -> None:
     """Raises Violation when something happens that no grant allows, or when an honest node fails."""
     try:
-        Mesh(setup).play(moves)
+        with remembering():
+            Mesh(setup).play(moves)
     except Violation:
         raise
     except Exception as error:

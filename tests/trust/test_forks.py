@@ -16,12 +16,13 @@ from hocket.kernel.vocabulary import (
     CompleteJob,
     DelegateUcan,
     DesignateCoordinator,
+    ReportFork,
     ScheduleJob,
     SetSchedule,
     Telemetry,
 )
 from hocket.work import cron, jobs
-from tests.trust.judge import state
+from tests.trust.judge import Sight
 from tests.trust.members import START, WORKER, Forger, Member, job, meet, owner
 
 OPEN = encode_policy(Policy(open=True))
@@ -41,8 +42,7 @@ def mesh_of(first: Member, other: Member, forger: Forger) -> None:
 
 
 def shown(member: Member) -> dict[str, object]:
-    with member.log.store.read() as session:
-        return state(member, session)
+    return Sight(member).state
 
 
 def puppet(forger: Forger, parent: bytes) -> DelegateUcan:
@@ -133,6 +133,28 @@ def test_a_tick_whose_maker_has_two_histories_is_made_again() -> None:
 
 
 @pytest.mark.req("LW-32", "LW-43")
+@pytest.mark.parametrize("is_known", [True, False])
+def test_a_false_tick_of_a_forked_author_moves_nothing(is_known: bool) -> None:
+    """It was found to be no tick, or to wait for its schedule, before anybody asked for its author."""
+    first, forger = owner(), Forger("forger")
+    second = reader(first, "second")
+    mesh_of(first, second, forger)
+    schedule = first.say(SetSchedule("nightly", "* * * * *", "UTC", "pay.x", b"{}", b""))
+    tick = (START // 60_000 + 1) * 60_000
+    first.clock.now = second.clock.now = tick + 1_000
+    assert first.log.run(cron.make_due) == 1
+    last = forger.last
+    two = [forger.say(ScheduleJob(NO_ID, f"acme.{n}", b"", OPEN), START + 100, after=last) for n in range(2)]
+    first.receive(two)
+    meet(first, second)
+    named = schedule.id if is_known else first.token[:16]
+    policy = tick_policy(decode_policy(b""), "nightly", named)
+    false = ScheduleJob(tick_id(schedule.id, tick), "pay.x", b'"evil"', encode_policy(policy))
+    second.receive([forger.say(false, tick + 2_000, deps=(named,))])
+    assert shown(second) == shown(first)
+
+
+@pytest.mark.req("LW-32", "LW-43")
 @pytest.mark.parametrize("batch", [1, 1_000])
 def test_who_hears_of_the_pinned_history_last_counts_it_too(batch: int) -> None:
     first, old = owner(), Forger("old")
@@ -162,6 +184,111 @@ def test_who_hears_of_the_pinned_history_last_counts_it_too(batch: int) -> None:
     entry = late.entry(job_id)
     assert entry is not None and entry.job.outcome is Outcome.SUCCEEDED
     assert shown(late) == shown(first)
+
+
+@pytest.mark.req("LW-32", "LW-43")
+def test_a_second_op_with_the_time_of_a_pinned_one_takes_nothing_back() -> None:
+    """A replaced coordinator showed another op with the time of its claim: the job was not completed any more, but only
+    at those who had heard of that op.
+    """
+    first, old = owner(), Forger("old")
+    second = reader(first, "second")
+    mesh_of(first, second, old)
+    first.clock.now = START + 1_000
+    first.say(DesignateCoordinator(old.node))
+    job_id = first.submit("acme.x")
+    held = old.say(ClaimWork(job_id, old.node, 60_000), START + 1_100)
+    ended = old.say(CompleteJob(job_id, (), (), Telemetry(1)), START + 1_200, deps=(held[1].id,))
+    first.receive([held, ended])
+    first.clock.now = second.clock.now = START + 2_000
+    first.say(DesignateCoordinator(first.node), about=old.node)
+    second.pull(first)
+    twin = old.say(ScheduleJob(NO_ID, "acme.x", b"", OPEN), START + 1_100)
+    assert first.receive([twin]).forked == {old.node}
+    second.receive([(body, op) for body, op in first.ops() if op.node_id == first.node])
+    late = reader(first, "late")
+    late.clock.now = START + 2_000
+    late.pull(first)
+    for member in (first, second, late):
+        entry = member.entry(job_id)
+        assert entry is not None and entry.job.outcome is Outcome.SUCCEEDED
+        before = shown(member)
+        assert member.rebuilt() and shown(member) == before
+
+
+@pytest.mark.req("LW-32", "LW-43")
+def test_a_node_that_heard_the_other_history_asks_for_the_pinned_one() -> None:
+    """Its frontier was beyond the pinned ops, so nobody sent them."""
+    first, old = owner(), Forger("old")
+    second = reader(first, "second")
+    mesh_of(first, second, old)
+    first.clock.now = second.clock.now = START + 1_000
+    first.say(DesignateCoordinator(old.node))
+    job_id = first.submit("acme.x")
+    second.pull(first)
+    fork_point = old.last
+    held = old.say(ClaimWork(job_id, old.node, 60_000), START + 1_100)
+    ended = old.say(CompleteJob(job_id, (), (), Telemetry(1)), START + 1_200, deps=(held[1].id,))
+    first.receive([held, ended])
+    first.clock.now = second.clock.now = START + 2_000
+    first.say(DesignateCoordinator(first.node), about=old.node)
+    other = old.say(ScheduleJob(NO_ID, "acme.y", b"", OPEN), START + 1_300, after=fork_point)
+    second.receive([other])
+    assert first.receive([other]).forked == {old.node}
+    proof = [(body, op) for body, op in first.ops() if op.node_id == first.node]
+    assert second.receive(proof).unlinked == {old.node}
+    assert second.receive([ended]).unlinked == {old.node}
+    assert second.receive([held]).unlinked == frozenset()
+    assert shown(second) == shown(first)
+    assert second.receive(first.ops()).unlinked == frozenset()
+
+
+@pytest.mark.req("LW-32", "LW-43")
+def test_a_node_that_heard_the_other_history_asks_for_what_was_accepted() -> None:
+    """The arbiter's word waited for ever for the op that it accepts."""
+    first, forger = owner(), Forger("forger")
+    second = reader(first, "second")
+    mesh_of(first, second, forger)
+    job_id = first.submit("acme.x")
+    second.pull(first)
+    fork_point = forger.last
+    offer = forger.say(ClaimWork(job_id, forger.node, 60_000), START + 100)
+    first.receive([offer])
+    other = forger.say(ScheduleJob(NO_ID, "acme.y", b"", OPEN), START + 200, after=fork_point)
+    second.receive([other])
+    assert second.receive([(body, op) for body, op in first.ops() if op.node_id == first.node]).unlinked == frozenset()
+    assert first.receive([other]).forked == {forger.node}
+    proof = [(body, op) for body, op in first.ops() if isinstance(op.payload, ReportFork)]
+    assert second.receive(proof).unlinked == {forger.node}
+    assert second.receive(proof).unlinked == {forger.node}
+    assert second.receive([offer]).unlinked == frozenset()
+    entry = second.entry(job_id)
+    assert entry is not None and entry.job.claimer == forger.node
+    assert shown(second) == shown(first)
+
+
+@pytest.mark.req("LW-32", "LW-43")
+def test_a_proof_is_not_taken_back_by_a_second_op_with_its_time() -> None:
+    first, forger, teller = owner(), Forger("forger"), Forger("teller")
+    second = reader(first, "second")
+    mesh_of(first, second, forger)
+    entering = teller.enter(first.invite(teller, *WORKER), first.token)
+    for member in (first, second):
+        member.receive(entering)
+    last = forger.last
+    left, right = (
+        forger.say(ScheduleJob(NO_ID, kind, b"", OPEN), START + 100, after=last)[0] for kind in ("acme.a", "acme.b")
+    )
+    proof = teller.say(ReportFork(forger.key.public, left, right), START + 200)
+    twin = teller.say(ScheduleJob(NO_ID, "acme.x", b"", OPEN), START + 200)
+    first.receive([proof, twin])
+    second.receive([proof])
+    second.receive([(body, op) for body, op in first.ops() if op.node_id == first.node])
+    for member in (first, second):
+        assert member.log.permissions().forks.keys() == {forger.node, teller.node}
+        assert shown(member) == shown(first)
+        before = shown(member)
+        assert member.rebuilt() and shown(member) == before
 
 
 @pytest.mark.req("LW-39", "LW-43")

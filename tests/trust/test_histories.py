@@ -24,11 +24,12 @@ from hocket.kernel.vocabulary import (
     RevokeUcan,
     RouteKind,
     ScheduleJob,
+    SetSchedule,
     Telemetry,
     Unknown,
 )
 from hocket.log import Transaction
-from tests.trust.members import DAY_MS, DID, START, USER, WORKER, Forger, Member, job, meet, owner
+from tests.trust.members import DAY_MS, DID, READS, START, USER, WORKER, Forger, Member, job, meet, owner
 
 OPEN = encode_policy(Policy(open=True))
 
@@ -484,3 +485,20 @@ def test_two_histories_are_found_though_one_is_of_a_newer_program() -> None:
     first.receive([strange])
     assert first.receive([other]).forked == {newer.node}
     assert newer.node in first.log.permissions().forks
+
+
+@pytest.mark.req("LW-31")
+def test_a_schedule_that_was_refused_leaves_no_trace() -> None:
+    """The row of an op that was never written was asked about when an earlier schedule of that name came late."""
+    first, second = owner(), Member("second")
+    second.enter(first.invite(second, job("Schedule", "acme."), *READS), first.token)
+    meet(first, second)
+    first.say(SetSchedule("nightly", "* * * * *", "UTC", "pay.x", b"{}", b""))
+    late = first.say(SetSchedule("nightly", "* * * * *", "UTC", "pay.y", b"{}", b""))
+    second.clock.now = first.clock.now + 1_000
+    second.receive([sent for sent in first.ops() if sent[1].id != late.id])
+    refused = SetSchedule("nightly", "* * * * *", "UTC", "acme.x", b"{}", b"")
+    assert second.log.run(lambda tx: tx.author(refused)) is Reason.OTHERS_SCHEDULE
+    assert second.receive(first.ops()).appended == 1
+    with second.log.store.read() as session:
+        assert [each.op for each in session.schedules()] == [late.id]

@@ -480,10 +480,13 @@ def counting_revocations(
     mesh each is judged with the earlier ones in force, so one by a node that had lost its authority by then does not
     count.
     """
+    ordered = sorted(revocations)
+    if not ordered:
+        return []
     graph = _Graph(user, delegations, is_bound)
     revoked: set[bytes] = set()
     counting = []
-    for revocation in sorted(revocations):
+    for revocation in ordered:
         when, node, cid = revocation
         if graph.may_revoke(node, cid, when.wall, revoked):
             counting.append(revocation)

@@ -50,6 +50,11 @@ def recv(prior: Hlc, remote: Hlc, wall_now: int) -> Hlc:
     return Hlc(wall, 0, prior.node)
 
 
+def just_before(at: Hlc) -> Hlc:
+    """The latest time of this node that is earlier."""
+    return at._replace(logical=at.logical - 1) if at.logical else Hlc(at.wall - 1, U32_MAX, at.node)
+
+
 def pack(h: Hlc) -> bytes:
     """Twenty bytes whose byte order is the HLC order, so that an index over them sorts by time."""
     return _PACKED.pack(*h)

@@ -219,11 +219,13 @@ def _schedule(op: Op, payload: ScheduleJob) -> Verdict:
 
 def _schedule_refusal(op: Op, payload: ScheduleJob, context: JobContext, citing: Citing) -> Reason | None:
     """Why the author may not schedule the job, if so, or what it cites forbids it. A tick belongs to its schedule's
-    author, whichever node writes it, so its schedule must be here before it can be judged.
+    author, whichever node writes it, so its schedule must be here before it can be judged. But an op of a forked author
+    is void before all else, since not every node has it.
     """
     policy = _policy(payload)
-    if policy is None or policy.schedule_op is None:
-        return context.refusal(op, payload.kind) or citing()
+    refused = context.refusal(op, payload.kind)
+    if policy is None or policy.schedule_op is None or refused is Reason.FORKED:
+        return refused or citing()
     return citing() or context.tick_refusal(op, policy)
 
 
@@ -296,11 +298,12 @@ def _stale(job: Job, op: Op, context: JobContext) -> Reason | None:
     another process of the same node; one that cites no claim at all comes from software that identifies claims by their
     node.
     """
-    if job.claim_op in op.cited:
+    cited = op.cited
+    if not cited or job.claim_op in cited:
         return None
-    if op.cited and job.claim_op is not None and context.offer_of(job.claim_op) in op.cited:
+    if job.claim_op is not None and context.offer_of(job.claim_op) in cited:
         return None  # its author knows the claim as the op that it offered
-    if any(context.is_claim(dep, job.id) for dep in op.cited):
+    if any(context.is_claim(dep, job.id) for dep in cited):
         return Reason.STALE_CLAIM
     return None
 

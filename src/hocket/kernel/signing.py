@@ -32,10 +32,11 @@ def is_marked(op: bytes) -> bool:
 class OpSigner:
     """Marks and signs the ops of one node."""
 
-    __slots__ = ("_field_bytes", "_secret", "_sign", "node")
+    __slots__ = ("_field_bytes", "_secret", "_sign", "node", "seed")
 
     def __init__(self, key: SigningKey, node: int) -> None:
         self.node = node
+        self.seed = key.seed
         self._sign = key.sign
         self._secret = blake2b(_SECRET_CONTEXT, key=key.seed, digest_size=32).digest()
         self._field_bytes = len(self.marked(b""))
@@ -53,7 +54,12 @@ class OpSigner:
 
     def signed_unchecked(self, op: bytes) -> bytes:
         """The same for an op that this process has marked itself."""
-        if not is_marked(op):
-            return op
-        body = op[: -self._field_bytes]
-        return with_signature(body, detached(self._sign(body + b"\x00"), self.node))
+        return self.completed(op, self._sign(self.message(op))) if is_marked(op) else op
+
+    def message(self, op: bytes) -> bytes:
+        """What is to be signed of a marked op."""
+        return op[: -self._field_bytes] + b"\x00"
+
+    def completed(self, op: bytes, signature: bytes) -> bytes:
+        """A marked op with this signature."""
+        return with_signature(op[: -self._field_bytes], detached(signature, self.node))

@@ -7,12 +7,13 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from hocket.kernel.clock import Hlc, pack
+from hocket.kernel.clock import Hlc, pack, unpack
 from hocket.kernel.forks import is_fork
 from hocket.kernel.ops import Op, decode, link_to, read_stamp
 from hocket.kernel.postcard import Malformed, UnknownVariant
 from hocket.kernel.reasons import Reason
-from hocket.kernel.vocabulary import ReportFork, Sanitised
+from hocket.kernel.subjects import ACCEPTANCES
+from hocket.kernel.vocabulary import ReportFork, Sanitised, number_of
 from hocket.log.author_check import CURABLE
 from hocket.log.limits import Limits
 from hocket.log.naming import long_key
@@ -22,6 +23,8 @@ from hocket.store import LateOp
 HELD_MAX = 100_000
 # So many of them may be of one author, so that nobody takes the room of all others.
 HELD_PER_AUTHOR_MAX = 10_000
+_WAITING = (int(Reason.WAITING),)
+_ACCEPTANCES = tuple(map(number_of, ACCEPTANCES))
 # So many ops of one author wait for the owner's word.
 LATE_MAX = 10_000
 
@@ -32,9 +35,9 @@ class Admission(NamedTuple):
     their author: an integrity failure, which must be loud. `unread` ones lie behind bytes that cannot be read,
     and nobody can tell where they begin. `held` ones come from a clock that is too far ahead, and are taken in when
     their time has come. `curable` says from when on ops of an author must be sent again, because what they lacked
-    may come. `unlinked` are authors of whom ops came that do not follow those that are here, `forked` those who
-    were found to have shown two histories. `limited` says how many ops of which authors were refused because their
-    authors have stored all that they may.
+    may come. `unlinked` are authors of whom ops came that do not follow those that are here, or of whom ops may be
+    missing that were pinned or accepted; `forked` those who were found to have shown two histories. `limited` says how
+    many ops of which authors were refused because their authors have stored all that they may.
     """
 
     appended: int
@@ -146,8 +149,7 @@ class Intake:
         latest, latest_id = tx.latest_of(op.node_id)
         if pack(op.timestamp) > latest and op.link == link_to(latest_id):
             return True
-        since = tx.projection.permissions.forks.get(op.node_id)
-        if since is not None and op.timestamp >= since:
+        if tx.projection.permissions.is_forked(op):
             # It counts for nothing. An earlier one may, and must then follow, or prove an earlier fork.
             return True
         if op.node_id in self._unlinked or op.link is None:
@@ -161,6 +163,23 @@ class Intake:
         public, _ = tx.session.nodes()[op.node_id.to_bytes(8, "big")]
         self._forked.add(op.node_id)
         return isinstance(tx.author(ReportFork(public, known, raw)), Op)
+
+    def _lacking(self) -> frozenset[int]:
+        """Authors with two histories of whom ops may be missing that count all the same: those that a designation has
+        pinned, or that the arbiter has accepted.
+        """
+        projection = self._tx.projection
+        permissions = projection.permissions
+        if not self._checks_links or not permissions.forks:
+            return frozenset()
+        waiting = [unpack(row.hlc) for row in self._tx.session.ops_refused_for(_WAITING) if row.variant in _ACCEPTANCES]
+        waiting += [
+            op.timestamp
+            for op in self.taken
+            if type(op.payload) in ACCEPTANCES and projection.reason(op.id) == Reason.WAITING
+        ]
+        is_waiting = any(permissions.arbiter(at) == at.node for at in waiting)
+        return frozenset(permissions.forks) if is_waiting else permissions.unpinned
 
     # What has to wait.
 
@@ -216,7 +235,7 @@ class Intake:
             collided,
             held=self._held,
             curable=self._curable,
-            unlinked=frozenset(self._unlinked),
+            unlinked=self._lacking() | self._unlinked,
             forked=frozenset(self._forked),
             limited=self._limits.refused,
         )

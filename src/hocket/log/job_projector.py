@@ -106,11 +106,12 @@ class JobProjector:
         assert known is not None
         return known
 
-    def assign(self, job_id: bytes, worker: int | None) -> None:
-        """Notes which process of this node holds the job."""
+    def assign(self, job_id: bytes, worker: int | None) -> Job:
+        """Notes which process of this node holds the job, and gives the job."""
         entry = self.entry(job_id)
         assert entry is not None
-        self._put(entry._replace(worker=worker))
+        self._put(JobEntry(entry.job, entry.stage, worker))
+        return entry.job
 
     def _put(self, entry: JobEntry) -> None:
         self._entries[entry.job.id] = entry

@@ -11,7 +11,6 @@ from hocket.kernel.ops import Op
 from hocket.kernel.reasons import Reason
 from hocket.kernel.vocabulary import ClearSchedule, CreateArtifact, EvictArtifact, SetSchedule
 from hocket.log.permissions import Permissions
-from hocket.log.schedule_register import scheduled
 from hocket.store import Artifact, JobEntry, Session
 
 _SCHEDULES = (SetSchedule, ClearSchedule)
@@ -42,15 +41,11 @@ class Ownership:
 
     def _schedule_fault(self, op: Op, name: str, permissions: Permissions) -> Reason | None:
         before = self._session.schedule_before(name, pack(op.timestamp))
-        fault = schedules.change_fault(
+        return schedules.change_fault(
             op,
             None if before is None else self._known(before.op),
             lambda kind: permissions.may_schedule(op.node_id, kind, op.timestamp.wall),
         )
-        if fault is Reason.OTHERS_SCHEDULE:
-            # It would count, should the schedule that is in its way turn out not to.
-            self._session.set_schedule(scheduled(op), counts=False)
-        return fault
 
     def _eviction_fault(self, op: Op, artifact_id: bytes, permissions: Permissions) -> Reason | None:
         """An artifact's time to live is in its own op, so when that is over anyone may evict it who may write artifacts

@@ -1,4 +1,4 @@
-"""Signing and verifying many ops on all cores. The libraries let go of the interpreter while they compute, so
+"""Verifying many ops on all cores. The libraries let go of the interpreter while they compute, so
 threads are enough; the caller's thread does its share.
 """
 

@@ -8,13 +8,13 @@ was replaced, the history that its successor's designation pins.
 """
 
 from bisect import bisect
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from hocket.kernel.authority import Authority, Revocation, Standing, counting_revocations
 from hocket.kernel.clock import U32_MAX, Hlc, pack, unpack
 from hocket.kernel.ids import content_hash
-from hocket.kernel.ops import Op, decode, link_to, pin_to
+from hocket.kernel.ops import NO_ID, Op, decode, link_to, pin_to
 from hocket.kernel.reasons import Reason
 from hocket.kernel.rules import Rules
 from hocket.kernel.ucan import Delegation
@@ -43,7 +43,8 @@ class Tenure(NamedTuple):
 
 class Permissions:
     """`revocations` are those that count: each was judged by what was in force when it was written. `forks` says of
-    nodes since when they have two histories, and `pinned` are ops from after that which count all the same.
+    nodes since when they have two histories, and `pinned` are ops from after that which count all the same. Such ops of
+    the nodes `unpinned` are missing here.
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class Permissions:
         tenures: list[Tenure],
         forks: dict[int, Hlc],
         pinned: frozenset[bytes],
+        unpinned: frozenset[int],
     ) -> None:
         extensions = rules.extensions
         self.rules = rules
@@ -63,7 +65,8 @@ class Permissions:
         self._revocations = frozenset(revocations)
         self.tenures = tenures
         self.forks = forks
-        self._pinned = pinned
+        self.pinned = pinned
+        self.unpinned = unpinned
         self._since = [tenure.since for tenure in tenures]
         self._has_pins = any(tenure.last is not None for tenure in tenures)
         self._arbiter = extensions is not None and extensions.arbiter
@@ -110,6 +113,11 @@ class Permissions:
             for tenure in self.tenures
         )
 
+    def is_forked(self, op: Op) -> bool:
+        """Whether its author had two histories by then."""
+        since = self.forks.get(op.node_id) if self.forks else None
+        return since is not None and op.timestamp >= since
+
     def refusal(self, op: Op, kind: str | None = None) -> Reason | None:
         """Why the author may not write this op; `kind` is that of the job that it is about. A log without a single
         delegation has no permissions yet: its node is about to introduce itself.
@@ -117,8 +125,7 @@ class Permissions:
         if not self.delegations:
             return None
         payload = op.payload
-        since = self.forks.get(op.node_id) if self.forks else None
-        if since is not None and op.timestamp >= since and op.id not in self._pinned:
+        if self.is_forked(op) and op.id not in self.pinned:
             # A proof speaks for itself.
             return None if isinstance(payload, ReportFork | RevokeRoot) else Reason.FORKED
         refused = self.authority.refusal(op.node_id, payload, op.timestamp.wall, kind)
@@ -135,8 +142,7 @@ class Permissions:
         """
         if not self.delegations:
             return None
-        since = self.forks.get(op.node_id)
-        if since is not None and op.timestamp >= since:
+        if self.is_forked(op) and op.id not in self.pinned:
             return Reason.FORKED
         refused = self.authority.refusal(author, op.payload, op.timestamp.wall, None)
         if refused is None and self._derives and self._is_derivation(op.payload, None):
@@ -161,7 +167,7 @@ class Permissions:
         return {node for node, _ in then - now} | forked, {node for node, _ in now - then} | forked
 
     def _fork(self, node: int) -> tuple[Hlc | None, frozenset[bytes]]:
-        return self.forks.get(node), self._pinned
+        return self.forks.get(node), self.pinned
 
     def _standing(self) -> set[tuple[int, bytes]]:
         return {(each.node, each.cid) for each in self.delegations if self.authority.fault(each) is None}
@@ -196,7 +202,11 @@ class PermissionsReader:
         forks: dict[int, Hlc] = {}
         for fork in session.forks():
             forks.setdefault(int.from_bytes(fork.node, "big"), unpack(fork.since))
-        pinned = frozenset(op_id for tenure in tenures for op_id in _pinned(session, fresh, tenure, forks))
+        histories = [_pinned(session, fresh, tenure, forks) for tenure in tenures]
+        pinned = frozenset(op_id for history in histories for op_id in history.ops)
+        unpinned = frozenset(
+            tenure.node for tenure, history in zip(tenures, histories, strict=True) if not history.is_whole
+        )
 
         def is_void(op_id: bytes, hlc: bytes) -> bool:
             """Of an author with two histories one node has one and another node the other, so neither counts."""
@@ -215,7 +225,7 @@ class PermissionsReader:
         authority = Authority(
             self._user, delegations.values(), {cid for _, _, cid in counting} | roots, is_bound=is_bound
         )
-        return Permissions(self.rules, authority, delegations.values(), counting, tenures, forks, pinned)
+        return Permissions(self.rules, authority, delegations.values(), counting, tenures, forks, pinned, unpinned)
 
     def _delegation(self, cid: bytes, token: bytes) -> Delegation:
         if cid not in self._tokens:
@@ -234,24 +244,35 @@ def _tenures(coordinators: list[Coordinator]) -> list[Tenure]:
     return tenures
 
 
-def _pinned(session: Session, fresh: Iterable[Op], tenure: Tenure, forks: dict[int, Hlc]) -> Iterator[bytes]:
+class _Pinned(NamedTuple):
+    ops: list[bytes]
+    is_whole: bool
+
+
+def _pinned(session: Session, fresh: Iterable[Op], tenure: Tenure, forks: dict[int, Hlc]) -> _Pinned:
     """The ops of a coordinator with two histories that its successor's designation commits to: from the pinned one
-    back, link by link, to the fork.
+    back, link by link, to the fork; and whether all of them are here. Two of them with one time prove a fork
+    themselves, and only the later one counts.
     """
     since = forks.get(tenure.node)
     if since is None or tenure.last is None or tenure.last < since:
-        return
-    node = tenure.node.to_bytes(8, "big")
-    after = pack(
-        since._replace(logical=since.logical - 1) if since.logical else Hlc(since.wall - 1, U32_MAX, since.node)
-    )
-    ops = [decode(row.body) for row in session.ops_of_author(node, after, PINNED_MAX)]
-    ops += [op for op in fresh if op.node_id == tenure.node and op.timestamp >= since]
+        return _Pinned([], is_whole=True)
+    rows = session.ops_of_author(tenure.node.to_bytes(8, "big"), bytes(20), PINNED_MAX)
+    unstored = [op for op in fresh if op.node_id == tenure.node]
+    earlier = [(row.hlc, row.id) for row in rows if row.hlc < pack(since)]
+    earlier += [(pack(op.timestamp), op.id) for op in unstored if op.timestamp < since]
+    ops = [decode(row.body) for row in rows if row.hlc >= pack(since)]
+    ops += [op for op in unstored if op.timestamp >= since]
     by_link = {link_to(op.id): op for op in ops}
     found = next((op for op in ops if pin_to(op.timestamp, op.id) == tenure.pin), None)
-    while found is not None:
-        yield found.id
-        found = by_link.get(found.link or b"")
+    if found is None:
+        return _Pinned([], is_whole=False)
+    pinned = [found.id]
+    while (before := by_link.get(found.link or b"")) is not None and before.timestamp < found.timestamp:
+        pinned.append(before.id)
+        found = before
+    fork_point = link_to(max(earlier)[1] if earlier else NO_ID)
+    return _Pinned(pinned, is_whole=before is not None or found.link == fork_point)
 
 
 def trace(op_id: bytes) -> int:

@@ -16,7 +16,7 @@ from hocket.kernel.clock import Hlc
 from hocket.kernel.ops import Op
 from hocket.kernel.reasons import UNAUTHORISED, Reason
 from hocket.kernel.subjects import ACCEPTANCES, JOB, Subject, names_of, subject_of
-from hocket.kernel.vocabulary import discriminant
+from hocket.kernel.vocabulary import ReportFork, RevokeRoot, discriminant
 from hocket.log.artifact_register import ArtifactRegister
 from hocket.log.citations import Citations, names_others
 from hocket.log.job_projector import JobProjector
@@ -194,12 +194,14 @@ class Projection:
         are folded by `settle`, each once; `reason` tells afterwards whether the op counts.
         """
         subject = self._subject(op)
-        self._fresh.put(op, Reason.INTEGRITY if integrity else Reason.WAITING)
+        self._fresh.put(op, Reason.WAITING)
         if len(op.id) > ID_BYTES:
             self._share_id(op)
         if self.permissions.could_be_pinned(op):
             # If the op itself changes the permissions, they change once more for that.
             self.permissions_changed(op, b"arrived" + op.id)
+        if integrity := integrity and not self._stands_alone(op):
+            self._fresh.put(op, Reason.INTEGRITY)
         if subject is None:
             self._grants.introduce(op)
             self.doubt(op.id)
@@ -244,21 +246,25 @@ class Projection:
         """Applies the next op of the whole log in HLC order, whose row is stored. Gives its reason, 0 if it
         counts.
         """
-        if integrity:
+        if integrity and not self._stands_alone(op):
             return Reason.INTEGRITY
         op = self._naming.resolved(op)
         subject = self._subject(op)
         if subject is not None:
             projector = self.projectors[subject.family]
             return self._in_place(projector, subject, projector.state(subject.key), op)
-        reason = self._fault(op)
-        if reason is None and not self._coordinators.has(op):
+        reason = self._verdict(op)
+        if reason == _COUNTS and not self._coordinators.has(op):
             self._enter(op)
-        return reason or _COUNTS
+        return reason
 
     def reason(self, op_id: bytes) -> int:
         """Whether an op of this transaction counts."""
         return self._fresh.ops[op_id][1]
+
+    def standing(self, op_id: bytes) -> tuple[int, Subject | None]:
+        """The same, with what the op is about."""
+        return self._fresh.ops[op_id][1], self._fresh.subjects[op_id]
 
     def _in_place(self, projector: Projector[Any], subject: Subject, state: Any, op: Op) -> int:
         op = self._naming.resolved(op)
@@ -296,12 +302,19 @@ class Projection:
             or self._ownership.fault(op, self.permissions)
         )
 
+    def _verdict(self, op: Op) -> int:
+        """The same for an op that is on the log in any case."""
+        fault = self._fault(op)
+        if fault is Reason.OTHERS_SCHEDULE:
+            self._schedules.wait(op)
+        return int(fault or _COUNTS)
+
     def collide(self, op: Op) -> None:
         """An op turns out to share its timestamp with another of its author: it does not count any more."""
         # Read before they change, or the new permissions would be kept under the old ones' number.
         assert self.permissions is not None
         _, before = self.known(op.id)
-        if before == Reason.INTEGRITY:
+        if before == Reason.INTEGRITY or self._stands_alone(op):
             return
         self._set_reason(op, Reason.INTEGRITY)
         subject = self._subject(op)
@@ -313,6 +326,12 @@ class Projection:
             if before == _COUNTS:
                 self._strike(op)
         self._leaners(op)
+
+    def _stands_alone(self, op: Op) -> bool:
+        """Whether an op counts though another one of its author has the same timestamp: proofs speak for themselves,
+        and of a coordinator that was replaced its successor's designation says which op counts.
+        """
+        return isinstance(op.payload, ReportFork | RevokeRoot) or op.id in self.permissions.pinned
 
     # Folding again.
 
@@ -336,11 +355,11 @@ class Projection:
         """Asks again about an op without a subject."""
         op, before = self.known(op_id)
         assert op is not None
-        if before == Reason.INTEGRITY:
+        if before == Reason.INTEGRITY and not self._stands_alone(op):
             return
         op = self._naming.resolved(op)
         self._enact(op)
-        reason = int(self._fault(op) or _COUNTS)
+        reason = self._verdict(op)
         if reason == before:
             return
         self._set_reason(op, reason)
@@ -358,7 +377,11 @@ class Projection:
         }
         fresh = self._fresh.about(subject)
         ops.update((op.id, (op, reason)) for op, reason in fresh if permissions or reason not in _UNAUTHORISED)
-        verdicts = {op.id: (op.timestamp, reason) for op, reason in ops.values() if reason == Reason.INTEGRITY}
+        verdicts = {
+            op.id: (op.timestamp, reason)
+            for op, reason in ops.values()
+            if reason == Reason.INTEGRITY and not self._stands_alone(op)
+        }
         projector = self.projectors[subject.family]
         resolved = (self._naming.resolved(op) for op, _ in ops.values())
         state = arbitration.fold(projector.family, subject, resolved, projector.context, self.citations.fault, verdicts)
@@ -390,14 +413,17 @@ class Projection:
         """Before a whole log is replayed: enters its delegations and revocations, since the permissions look back."""
         op = self._naming.resolved(op)
         self._grants.introduce(op)
-        if not integrity and self.citations.are_here(op) and self._grants.enact(op):
+        # What counts of an author with two histories is found out whenever the permissions are read.
+        is_good = not integrity or self._stands_alone(op) or self.permissions.is_forked(op)
+        if is_good and self.citations.are_here(op) and self._grants.enact(op):
             self._change_permissions(op.id)
 
     def designate(self, op: Op, integrity: bool) -> None:
         """Before a whole log is replayed, but after its delegations: enters a designation that pins something, since
         that looks back, too.
         """
-        if op.pin is not None and not op.cited and not integrity and self.permissions.refusal(op) is None:
+        is_good = not integrity or self._stands_alone(op)
+        if op.pin is not None and not op.cited and is_good and self.permissions.refusal(op) is None:
             self._coordinators.put(op)
             self._change_permissions(op.id)
 

@@ -12,7 +12,7 @@ from blake3 import blake3
 from msgspec.structs import replace
 
 from hocket.kernel.roster import Job
-from hocket.kernel.vocabulary import DesignateCoordinator, number_of
+from hocket.kernel.vocabulary import DesignateCoordinator, ReportFork, number_of
 from hocket.log.naming import ID_BYTES, keyed
 from hocket.log.permissions import PermissionsReader
 from hocket.log.projection import Projection
@@ -21,6 +21,7 @@ from hocket.store import Head, OpRow, Session, Store, WrittenTotals
 
 STEP = 2_000
 _START = bytes(20)
+_PROOFS = (number_of(ReportFork),)
 _GRANTS = tuple(number_of(each) for each in GrantRegister.payloads)
 
 
@@ -91,8 +92,10 @@ def rebuild(
 def _legislate(session: Session, permissions_reader: PermissionsReader, now: int) -> int:
     """Enters every delegation, revocation and pinning designation: they change what was written before them."""
     projection = Projection(session, now, permissions_reader, 0)
-    for row in session.ops_of_variants(_GRANTS):
-        projection.legislate(keyed(row), integrity=len(session.ops_at(row.hlc)) > 1)
+    # Proofs of forks come first: they say whose delegations are to be doubted.
+    for variants in (_PROOFS, _GRANTS):
+        for row in session.ops_of_variants(variants):
+            projection.legislate(keyed(row), integrity=len(session.ops_at(row.hlc)) > 1)
     for row in session.ops_of_variants((number_of(DesignateCoordinator),)):
         projection.designate(keyed(row), integrity=len(session.ops_at(row.hlc)) > 1)
     return projection.permissions_state

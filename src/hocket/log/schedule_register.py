@@ -16,12 +16,16 @@ class ScheduleRegister:
         self._session, self._engine = session, engine
 
     def enter(self, op: Op) -> None:
-        self._session.set_schedule(scheduled(op), counts=True)
+        self._session.set_schedule(_scheduled(op), counts=True)
         self._follow(op, is_in_force=True)
 
     def strike(self, op: Op) -> None:
         self._session.strike_schedule(op.id)
         self._follow(op, is_in_force=False)
+
+    def wait(self, op: Op) -> None:
+        """It would count, should the schedule that is in its way turn out not to."""
+        self._session.set_schedule(_scheduled(op), counts=False)
 
     def _follow(self, op: Op, is_in_force: bool) -> None:
         """A schedule that is set or cleared late, or is not any more, changes who could change it since then, and until
@@ -49,7 +53,7 @@ class ScheduleRegister:
                 self._engine.ask_again(subject, permissions=True)
 
 
-def scheduled(op: Op) -> Schedule:
+def _scheduled(op: Op) -> Schedule:
     """What an op says of a schedule."""
     payload = op.payload
     hlc = pack(op.timestamp)

@@ -15,6 +15,7 @@ from contextlib import suppress
 from hocket.errors import StoreError
 from hocket.kernel.ids import ulid_text
 from hocket.kernel.signing import ForgedMark, OpSigner
+from hocket.log.batch_signing import BatchSigner
 from hocket.store import Head, SealedOp, Session, Store
 
 # Ops that are committed within this time are signed together.
@@ -45,6 +46,7 @@ class Sealer:
         self._marked: deque[tuple[int, Sequence[bytes]]] = deque()
         # Ops by their number, signed and not known to be sealed.
         self._signed: dict[int, bytes] = {}
+        self._batches = BatchSigner(signer)
         self._moved_at = 0.0
         self._wake = threading.Event()
         self._is_closing = False
@@ -129,7 +131,8 @@ class Sealer:
 
     def _run(self) -> None:
         while not self._is_closing:
-            self._wake.wait(CARRY_S if self._signed else None)
+            if not self._wake.wait(CARRY_S if self._signed else self._batches.patience):
+                self._batches.rest()
             self._wake.clear()
             time.sleep(GATHER_S)
             try:
@@ -137,12 +140,15 @@ class Sealer:
             except StoreError:
                 # The store is full, locked or damaged. Whoever writes is told; sealing is tried again.
                 time.sleep(CARRY_S)
+        self._batches.close()
 
     def _look_after(self) -> None:
+        marked: dict[int, bytes] = {}
         while self._marked:
             first, ops = self._marked.popleft()
-            for seq, op in enumerate(ops, first):
-                self._signed[seq] = self._signer.signed_unchecked(op)
+            marked.update(enumerate(ops, first))
+        if marked:
+            self._signed.update(zip(marked, self._batches.signed(list(marked.values())), strict=True))
         waited = time.monotonic() - self._moved_at
         if not self._signed or waited < CARRY_S:
             return

@@ -162,7 +162,8 @@ class Transaction:
         """
         if self.is_strict and discriminant(payload) >= EXTENSION_BASE:
             return Reason.STRICT
-        self.lock_permissions_for((payload,))
+        if type(payload) in PERMISSION_PAYLOADS:
+            self.session.lock_permissions(exclusive=True)
         stamp = next_stamp(self._clock, self._wall_now)
         op, body = self._named(stamp, payload, deps, about)
         projection = self.projection
@@ -324,10 +325,9 @@ class Transaction:
         """
         ops = []
         for op, body, _ in self._drafts:
-            payload = op.payload
-            family, key = subject_of(payload) or _NO_SUBJECT
-            reason = self.projection.reason(op.id)
-            ops.append(NewOp(op.id, pack(op.timestamp), discriminant(payload), family, key, reason, 1, body))
+            reason, subject = self.projection.standing(op.id)
+            family, key = subject or _NO_SUBJECT
+            ops.append(NewOp(op.id, pack(op.timestamp), discriminant(op.payload), family, key, reason, 1, body))
         last = self._head.seq
         if ops:
             last = self.session.add_ops(ops)

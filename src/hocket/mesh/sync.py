@@ -12,7 +12,7 @@ from typing import NamedTuple
 from hocket.errors import HocketError, StoreError, Unreachable
 from hocket.events import Emit, NodeForked, OpRefused, PeerChanged, PeerPaused, ignore
 from hocket.kernel.authority import Authority, Standing
-from hocket.kernel.clock import Hlc
+from hocket.kernel.clock import Hlc, just_before
 from hocket.kernel.frontier import Frontier, encode_frontier, merge
 from hocket.kernel.ids import content_hash, node_text
 from hocket.kernel.keys import SigningKey
@@ -47,6 +47,8 @@ SEEN_AGAIN_MS = 10_000
 READING = "reading"
 # How often a peer is asked for all ops of an author whose ops there do not follow those here.
 COMPARE_S = 60.0
+# Every peer is asked for the last op of every author once more, this often.
+RECHECK_S = 600.0
 
 
 class Exchanged(NamedTuple):
@@ -123,6 +125,7 @@ class _Line:
         self.cursor: Frontier = {}
         self.began = began
         self.compared = -COMPARE_S
+        self.rechecked = began
         self.knows: Knowledge | None = None
 
 
@@ -260,11 +263,17 @@ class Exchanges:
             pass  # the peer accepts no more for now
         elif line.theirs is not None and not is_even and (first is None or out is None or not out.whole):
             answered = not await self._push(line, tally)
-        if tally.unlinked and self._environment.monotonic() >= line.compared + COMPARE_S:
-            line.compared = self._environment.monotonic()
+        now = self._environment.monotonic()
+        if client.is_hocket and now >= line.rechecked + RECHECK_S:
+            line.rechecked = now
+            await self._recheck(line, tally)
+        if tally.unlinked and now >= line.compared + COMPARE_S:
+            line.compared = now
             await self._compare(line, start, tally)
         for author in tally.forked:
             self._emit(NodeForked(node_text(author)))
+            # The peer may have heard the other history alone. It is sent what is here, since some of it may be pinned.
+            (line.theirs or {}).pop(author, None)
         if tally.is_refused:
             # The peer may accept later what it refused now, so its frontier is asked again.
             line.theirs = None
@@ -318,6 +327,14 @@ class Exchanges:
         """
         since = {author: at for author, at in start.since.items() if author not in tally.unlinked}
         return await self._pull(line, start._replace(since=since), None, tally)
+
+    async def _recheck(self, line: _Line, tally: _Tally) -> None:
+        """Pulls the last op of every author once more. If an author has shown two histories that end at the same time,
+        one here and one there, nothing else would bring them together.
+        """
+        start = await self._access.call(lambda: self._begin(line))
+        since = {author: just_before(at) for author, at in start.since.items() if at.wall}
+        await self._pull(line, start._replace(since=since), None, tally)
 
     async def _pull(self, line: _Line, start: _Start, first: PeerAnswer | None, tally: _Tally) -> Frontier | None:
         """Pulls until nothing is left. Returns the peer's frontier; None if the peer could not give it."""

@@ -40,8 +40,8 @@ class SealedOp(NamedTuple):
 
 
 class NewOp(NamedTuple):
-    """An op that is to be put on the log. `id` is the op's id; in a strict mesh, where an op of another author may have come
-    with the same id before, it can be followed by the author. `hlc` is packed; `family` and `key` say what it is about,
+    """An op for the log. `id` is the op's id; in a strict mesh, where an op of another author may have come with the
+    same id before, it can be followed by the author. `hlc` is packed; `family` and `key` say what it is about,
     and there is no key if it is about nothing; `reason` is 0 for an op that counts; `settled` is 1 when it is folded.
     """
 

@@ -17,7 +17,7 @@ from hocket.work.handlers import Handlers
 from hocket.work.jobs import Claim, Claims, Held, OfferedClaim, Result
 from hocket.work.liveness import SignOfLife
 from hocket.work.node_access import NodeAccess
-from hocket.work.run_outputs import NOTHING
+from hocket.work.run_outputs import NOTHING, WrittenOutputs
 from hocket.work.runner import Run
 from hocket.work.troubles import Troubles
 
@@ -161,8 +161,7 @@ class BatchRunner:
         )
 
     def _wants(self, tx: Transaction, job: Job, schedule: bytes) -> bool:
-        name = f"job {ulid_text(job.id)}"
-        with self._troubles.contained(job.id, name):
+        with self._troubles.contained(job.id, "job", job.id):
             if job.policy.schedule_op is not None and cron.is_tick(tx.session, job) is False:
                 self._troubles.tell(job.id, JobSkipped(ulid_text(job.id), "by this machine's timezones it is no tick"))
                 return False
@@ -186,8 +185,10 @@ class BatchRunner:
 def settle(tx: Transaction, run: Run) -> Result:
     """Puts the end of a run on the log."""
     assert run.started_at is not None and run.ended_at is not None
-    is_stopped = run.stopped or jobs.stale_claim(tx, run.held) is not None
-    made = run.products.write(tx, not is_stopped and run.error is None, is_stopped)
+    made: WrittenOutputs | Reason = NOTHING
+    if run.products.seal(tx):
+        is_stopped = run.stopped or jobs.stale_claim(tx, run.held) is not None
+        made = run.products.write(tx, not is_stopped and run.error is None, is_stopped)
     if isinstance(made, Reason):
         run.error, made = f"what the handler made would not count: {made.sentence}", NOTHING
     if run.stopped:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from hocket.errors import Conflict, NotAuthorised, Usage
 from hocket.kernel.ids import content_hash, ulid_text
 from hocket.kernel.ops import NO_ID, Op, decode
-from hocket.kernel.policy import Policy, Rate, encode_policy
+from hocket.kernel.policy import DEFAULT, Policy, Rate, encode_policy
 from hocket.kernel.reasons import UNAUTHORISED, Reason
 from hocket.kernel.roster import Job, Outcome, State
 from hocket.kernel.subjects import JOB, Subject, subject_of
@@ -185,9 +185,11 @@ def claim(
     taken: list[Claim] = []
     wanted: list[OfferedClaim] = []
     turns: list[int] = []
+    roster = tx.projection.jobs
+    claims_all = tx.decides(DEFAULT) or (offering and not tx.is_uninformed)
     for entry, schedule in _by_urgency(tx, kinds, limit + len(offered)):
-        job = tx.projection.jobs.know(entry).job
-        if job.id in offered or not (tx.decides(job.policy) or (offering and not tx.is_uninformed)):
+        job = roster.know(entry).job
+        if job.id in offered or not (claims_all or job.policy.open):
             continue
         body = schedule or tx.body(job.schedule_op)
         if not wants(job, body):
@@ -205,8 +207,7 @@ def claim(
             tx.session.put_offer(op.id, job.id, worker)
             wanted.append(OfferedClaim(Offer(op.id, job.id), body, lease_ms))
         else:
-            tx.projection.jobs.assign(job.id, worker)
-            taken.append(Claim(_job(tx, job.id), body))
+            taken.append(Claim(roster.assign(job.id, worker), body))
         if len(taken) + len(wanted) == limit:
             return Claims(taken, tx.now, wanted)
     again = [*turns, tx.session.next_ready_at(), tx.now if tx.unsettled else None]
@@ -218,8 +219,7 @@ def take(tx: Transaction, draft: Draft, worker: int, lease_ms: int) -> Claim:
     assert draft.policy.open
     job_id = _submit(tx, draft).job_id
     _must(tx.author(ClaimWork(job_id, tx.node, lease_ms)), job_id)
-    tx.projection.jobs.assign(job_id, worker)
-    job = _job(tx, job_id)
+    job = tx.projection.jobs.assign(job_id, worker)
     return Claim(job, tx.body(job.schedule_op))
 
 

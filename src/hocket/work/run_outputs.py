@@ -223,7 +223,7 @@ class RunOutputs:
         """
         done = NOTHING
         written: dict[bytes, bytes] = {}
-        for each in self._seal(tx):
+        for each in self.seal(tx):
             if not (whole or each.is_snapshot or (each.is_evidence and not stopped)):
                 self._drop(each.staged)
                 continue
@@ -237,7 +237,8 @@ class RunOutputs:
                 return op
         return done
 
-    def _seal(self, tx: Transaction) -> list[RunOutput]:
+    def seal(self, tx: Transaction) -> list[RunOutput]:
+        """Everything that the run has made; from here on nothing is added."""
         with self._lock:
             self._sealed = True
             while self._open:

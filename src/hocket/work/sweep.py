@@ -8,7 +8,6 @@ import asyncio
 
 from hocket.errors import StoreError
 from hocket.events import BatchFailed, Emit, JobsReclaimed, ScheduleSkipped, StoreUnavailable
-from hocket.kernel.ids import ulid_text
 from hocket.log import Transaction
 from hocket.store import RegisterSession, Schedule, Session
 from hocket.work import cron, jobs
@@ -58,7 +57,7 @@ class Sweep:
             await access.run(lambda tx: self._reclaim(tx, dead))
         with self._troubles.contained("expire", "looking for expired leases"):
             for job_id in await access.run(_overdue):
-                with self._troubles.contained(job_id, f"expiring job {ulid_text(job_id)}"):
+                with self._troubles.contained(job_id, "expiring job", job_id):
                     await access.run(lambda tx, job_id=job_id: jobs.expire_one(tx, job_id))  # type: ignore[misc]
         with self._troubles.contained("schedules", "looking for due schedules"):
             for schedule in await access.run(lambda tx: self._due(tx.session, tx.now)):

@@ -7,6 +7,7 @@ from collections.abc import Callable, Hashable
 
 from hocket.errors import StoreError
 from hocket.events import Emit, Event, StepFailed
+from hocket.kernel.ids import ulid_text
 
 TOLD_AGAIN_S = 600.0
 REST_S = 30.0
@@ -40,16 +41,16 @@ class Troubles:
         failed = self._failed.get(thing)
         return failed is not None and self._monotonic() - failed < REST_S
 
-    def contained(self, thing: Hashable, name: str) -> "_Contained":
-        """A failure inside the block is reported under that name and not raised. An error of the store concerns
-        everything, and is raised.
+    def contained(self, thing: Hashable, name: str, job: bytes | None = None) -> "_Contained":
+        """A failure inside the block is reported under that name, followed by the job if one is given, and not raised.
+        An error of the store concerns everything, and is raised.
         """
-        return _Contained(self, thing, name)
+        return _Contained(self, thing, name, job)
 
 
 class _Contained:
-    def __init__(self, troubles: Troubles, thing: Hashable, name: str) -> None:
-        self._troubles, self._thing, self._name = troubles, thing, name
+    def __init__(self, troubles: Troubles, thing: Hashable, name: str, job: bytes | None) -> None:
+        self._troubles, self._thing, self._name, self._job = troubles, thing, name, job
 
     def __enter__(self) -> None:
         pass
@@ -57,7 +58,8 @@ class _Contained:
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> bool:
         if not isinstance(error, Exception) or isinstance(error, StoreError):
             return False
-        self._troubles.tell(self._thing, StepFailed(self._name, described(error)))
+        name = self._name if self._job is None else f"{self._name} {ulid_text(self._job)}"
+        self._troubles.tell(self._thing, StepFailed(name, described(error)))
         return True
 
 

@@ -30,7 +30,6 @@ from hocket.events import (
     WorkerDeclaredDead,
     ignore,
 )
-from hocket.kernel.ids import ulid_text
 from hocket.kernel.reasons import Reason
 from hocket.kernel.roster import Job, Outcome
 from hocket.log import Transaction
@@ -446,7 +445,7 @@ class Worker:
             self._try_to_begin(Claim(decision, wanted.schedule), before)
 
     def _try_to_begin(self, claim: Claim, before: float) -> None:
-        with self._troubles.contained(claim.job.id, f"starting job {ulid_text(claim.job.id)}"):
+        with self._troubles.contained(claim.job.id, "starting job", claim.job.id):
             self._begin(claim, before)
             return
         assert claim.job.claim_op is not None
@@ -505,7 +504,7 @@ class Worker:
         else:
             self.handed_back += 1
             self._emit(JobHandedBack(run.context.job_id, run.job.kind, run.job.fence))
-        with self._troubles.contained("finished", f"telling the end of job {ulid_text(run.job.id)}"):
+        with self._troubles.contained("finished", "telling the end of job", run.job.id):
             self._options.finished(run, outcome)
 
     def _wind_down(self) -> bool:

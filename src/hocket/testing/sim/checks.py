@@ -138,9 +138,7 @@ def _trespasses(nodes: Sequence[SimNode], hostile: int) -> Iterator[Violation]:
         authority = Up(node).log.authority()
         for other in nodes:
             if not authority.is_owner(node_id(other.key.public), int(node.clocks.day() * 1000)):
-                yield Violation(
-                    "no node loses a grant", None, f"at node {node.number}, {other.number} has lost its"
-                )
+                yield Violation("no node loses a grant", None, f"at node {node.number}, {other.number} has lost its")
 
 
 def _lost(nodes: Sequence[SimNode], acknowledged: dict[bytes, int]) -> Iterator[Violation]:
