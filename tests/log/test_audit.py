@@ -224,7 +224,7 @@ def test_a_forged_op_is_named(log: Log, forger: str) -> None:
     body = encode(op if forger == "nobody" else sign(op, SigningKey(b"forg" * 8)))
     append_row(log, body, op)
     (found,) = findings(log)
-    assert (found.op_id, found.what) == (ulid_text(op.id), "its signature does not match its bytes and its author")
+    assert (found.op_id, found.what) == (ulid_text(op.id), "its signature does not fit its bytes and its author")
 
 
 def test_an_op_put_there_by_its_own_author_is_a_good_op(log: Log) -> None:

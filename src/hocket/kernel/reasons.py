@@ -53,7 +53,7 @@ class Reason(IntEnum):
     INTEGRITY = 60, "two ops of one author carry the same timestamp"
     MALFORMED = 61, "its bytes cannot be read"
     UNKNOWN_VARIANT = 62, "its payload variant is unknown"
-    BAD_SIGNATURE = 63, "its signature does not match its bytes and its author"
+    BAD_SIGNATURE = 63, "its signature does not fit its bytes and its author"
     UNKNOWN_NODE = 64, "its author has not been introduced by a delegation"
     FOREIGN_USER = 65, "its delegation was issued by another user"
     BEYOND_TIME = 66, "its time lies beyond what an id can hold"
