@@ -182,7 +182,7 @@ def test_a_hole_is_told(log: Log, first: int, last: int, what: str) -> None:
     after = rows(log)[last]
     sql(log, "DELETE FROM ops WHERE seq BETWEEN ? AND ?", first, last)
     found = [finding for finding in findings(log) if "missing" in finding.what]
-    assert [(finding.op_id, finding.what) for finding in found] == [(ulid_text(after.id), f"before this one {what}")]
+    assert [(finding.op_id, finding.what) for finding in found] == [(ulid_text(after.id), f"{what} before this op")]
 
 
 @pytest.mark.req("VX-08")

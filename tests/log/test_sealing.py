@@ -261,7 +261,7 @@ def test_a_link_beyond_the_end_of_the_chain_is_found(tmp_path: Path) -> None:
     route(log, "k")
     with log.store.write() as session:
         session.put_head(session.head()._replace(sealed=1, chain=rows(log)[0].chain))
-    assert audited(log) == ["it has a link of the chain, and the chain does not reach it"]
+    assert audited(log) == ["it has a link, but the chain ends before it"]
 
 
 def test_signing_goes_on_after_the_store_was_unavailable(

@@ -1,6 +1,5 @@
-"""Signs the ops of one process, many at a time. A signature takes longer than anything else that an op costs, and a
-thread that signs disturbs the others at every one, because they share the interpreter. While there are many ops, they
-are therefore signed in a process of their own.
+"""Signs the ops of one process, many at a time. Signing is the most expensive step of an op, and a thread that signs
+slows the others, because they share the interpreter. Under load a separate process therefore signs the ops.
 """
 
 import os
@@ -16,17 +15,17 @@ from pathlib import Path
 from hocket.kernel.keys import SIGNATURE_BYTES
 from hocket.kernel.signing import OpSigner, is_marked
 
-# A signing process is started when more ops than this are signed in one second.
+# The signer starts a process when it signs more ops than this in one second.
 BUSY_OPS = 1_000
-# It ends when there was nothing to sign for this long.
+# The process ends after this long without ops.
 IDLE_S = 3.0
-# After one has failed, ops are signed here for this long.
+# After a process has failed, this process signs for this long.
 FAILED_REST_S = 60.0
 _PROGRAM = Path(__file__).with_name("signing_child.py")
 
 
 class SigningProcess:
-    """A process that signs with a key. It is of use once it `is_ready`."""
+    """A process that signs with a key. It can sign once it `is_ready`."""
 
     def __init__(self, seed: bytes) -> None:
         self._process = subprocess.Popen(
@@ -44,7 +43,7 @@ class SigningProcess:
 
     @property
     def is_ready(self) -> bool:
-        """Raises OSError when the process could not start."""
+        """Raises OSError if the process could not start."""
         assert self._process.stdout is not None
         if not self._is_ready and select.select([self._process.stdout], [], [], 0)[0]:
             self._read(1)
@@ -52,7 +51,7 @@ class SigningProcess:
         return self._is_ready
 
     def sign(self, messages: Sequence[bytes]) -> list[bytes]:
-        """Raises OSError when the process is gone."""
+        """Raises OSError if the process is gone."""
         sizes = struct.pack(f">I{len(messages)}I", len(messages), *map(len, messages))
         self._write(b"".join((sizes, *messages)))
         answer = self._read(len(messages) * SIGNATURE_BYTES)
@@ -91,7 +90,7 @@ class BatchSigner:
         self._rests_until = 0.0 if len(os.sched_getaffinity(0)) > 1 else float("inf")
 
     def signed(self, ops: Sequence[bytes]) -> list[bytes]:
-        """Ops that this process has marked, with their signatures; others as they are."""
+        """Signs the ops that this process has marked; returns the others unchanged."""
         self._count(len(ops))
         try:
             if self.process is not None and self.process.is_ready:
@@ -104,11 +103,11 @@ class BatchSigner:
 
     @property
     def patience(self) -> float | None:
-        """After which time without ops `rest` is due, if ever."""
+        """How long without ops until `rest` is due, None for never."""
         return None if self.process is None else IDLE_S
 
     def rest(self) -> None:
-        """Ends the signing process if it has had nothing to do."""
+        """Ends the signing process if it was idle long enough."""
         if self._monotonic() - self._used_at >= IDLE_S:
             self.close()
 

@@ -1,7 +1,7 @@
 """Signs this node's ops after their commit, and seals the log: each op gets its signature and its link of the chain, in
-the order of the log. Nobody waits for that. What is signed goes into the store with the next transaction of its
-process; if there is none for a moment, in a transaction of its own. An op that waits too long, because the process
-that wrote it has died, is signed and sealed by another process of the node.
+the order of the log. No commit waits for that. The next transaction of the process stores the signatures; if none comes
+for a moment, the sealer stores them in its own transaction. If an op waits too long, because the process that wrote it
+has died, another process of the node signs and seals it.
 """
 
 import hashlib
@@ -22,7 +22,7 @@ from hocket.store import Head, SealedOp, Session, Store
 GATHER_S = 0.002
 # Signatures wait this long for a transaction that takes them along.
 CARRY_S = 0.02
-# An op that another process has not signed by then was left behind.
+# An op of another process that is still unsigned after this time was abandoned.
 ABANDONED_S = 1.0
 BATCH = 1_000
 
@@ -90,7 +90,7 @@ class Sealer:
             pass
 
     def close(self) -> None:
-        """Seals the ops of this process. If the store cannot take that, they are left to the next process."""
+        """Seals the ops of this process. If the store refuses, the next process seals them."""
         with self._starting:
             self._is_closing = True
         if self._thread is not None:
@@ -138,7 +138,7 @@ class Sealer:
             try:
                 self._look_after()
             except StoreError:
-                # The store is full, locked or damaged. Whoever writes is told; sealing is tried again.
+                # The store is full, locked or damaged. Writers get the error; sealing is tried again.
                 time.sleep(CARRY_S)
         self._batches.close()
 
@@ -166,6 +166,6 @@ def signed(signer: OpSigner, op: bytes) -> bytes:
         return signer.signed(op)
     except ForgedMark:
         raise StoreError(
-            f"op {ulid_text(op[:16])} in the database was not written with this node's key; nothing behind it is"
-            " signed. Run `hocket log verify`, and restore a backup"
+            f"op {ulid_text(op[:16])} in the database was not written with this node's key; later ops"
+            " stay unsigned. Run `hocket log verify`, and restore a backup"
         ) from None

@@ -1,5 +1,5 @@
 """The program of a signing process: reads a key's seed, then batches of messages, and answers each batch with its
-signatures. It is run as a script, imports nothing of Hocket, and ends when its input does.
+signatures. It runs as a script, imports nothing of Hocket, and ends when its input does.
 
 A batch is the number of messages, the size of each (four bytes, big-endian), and the messages. An answer is that many
 signatures of 64 bytes. One byte says that it is ready.
@@ -11,7 +11,7 @@ import sys
 
 
 def main() -> None:
-    # It belongs to its parent, which decides what Ctrl-C means.
+    # The parent decides what Ctrl-C means.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 

@@ -1,6 +1,6 @@
-"""One write transaction of the log: the only place where the clock ticks and a claim is decided. Requests run
-inside it one after the other; what they author is stamped, folded and counted at once, and stored together at the
-end, so that many requests cost one commit. It is signed after that.
+"""One write transaction of the log: the only place where the clock ticks and a claim is decided. Requests run inside it
+one after the other. Their ops are stamped, folded and counted at once and stored together at the end, so that many
+requests cost one commit. They are signed after that.
 """
 
 from collections import defaultdict
@@ -39,9 +39,9 @@ Carry = Callable[[Session, Head], tuple[int, bytes]]
 
 PERMISSION_PAYLOADS = frozenset((*GrantRegister.payloads, *CoordinatorRegister.payloads, *RouteRegister.payloads))
 _NO_SUBJECT = (JOB, None)
-# Where the store keeps that this node has not always been given everything.
+# The store's key for: this node has not always received every op.
 GAPS = "gaps"
-# Where the store keeps that this node came into a mesh that was there before it, so that somebody is the coordinator.
+# The store's key for: this node joined a mesh that already existed, so that the mesh has a coordinator.
 NEWCOMER = "newcomer"
 
 
@@ -68,8 +68,8 @@ class OpDraft(NamedTuple):
 
 
 class Transaction:
-    """`now` is the time that decisions are made by: the node's clock, never behind the wall. `physical` is what the
-    machine's own clock says, whatever was heard from others.
+    """`now` is the time for decisions: the node's clock, never behind the wall. `physical` is the reading of the
+    machine's own clock, whatever other nodes' clocks say.
     """
 
     __slots__ = (
@@ -155,10 +155,10 @@ class Transaction:
         return self._permissions_reader.rules.is_strict
 
     def author(self, payload: Payload, deps: tuple[bytes, ...] = (), about: int | None = None) -> Op | Reason:
-        """Writes an op of this node's own. One that would not count is not written: the reason comes back
-        instead. What is for the arbiter to decide, and that is another node, is written as an offer: see `is_offer`.
-        A job or an artifact whose id is `NO_ID` gets that of the op. An op that is `about` another node pins the
-        last op that is known of it. In a strict mesh Hocket's own payloads are never written.
+        """Writes an op of this node. An op that would not count is not written: the reason is returned instead. If
+        another node is the arbiter and must decide on it, the op is written as an offer: see `is_offer`. A job or an
+        artifact whose id is `NO_ID` gets that of the op. An op that is `about` another node pins that node's last known
+        op. In a strict mesh Hocket's own payloads are never written.
         """
         if self.is_strict and discriminant(payload) >= EXTENSION_BASE:
             return Reason.STRICT
@@ -177,7 +177,7 @@ class Transaction:
         return op
 
     def lock_permissions_for(self, payloads: Iterable[Payload]) -> None:
-        """What changes the permissions excludes all that are decided by them."""
+        """Payloads that change the permissions exclude every transaction that relies on them."""
         if any(type(payload) in PERMISSION_PAYLOADS for payload in payloads):
             self.session.lock_permissions(exclusive=True)
 
@@ -243,14 +243,14 @@ class Transaction:
         )
 
     def decides(self, policy: Policy) -> bool:
-        """Whether this node may put an end to jobs of such a policy by itself."""
+        """Whether this node may end jobs of such a policy without asking another node."""
         if policy.open:
             return True
         return self.projection.arbiter(self.latest) in (None, self.node) and not self.is_uninformed
 
     @property
     def is_uninformed(self) -> bool:
-        """Whether somebody else decides here, and this node has not heard yet who."""
+        """Whether another node decides here, and this node does not know yet which."""
         extensions = self._permissions_reader.rules.extensions
         has_arbiter = extensions is not None and extensions.arbiter
         return has_arbiter and not self.projection.permissions.coordinators and self.session.meta(NEWCOMER) is not None
@@ -265,7 +265,7 @@ class Transaction:
         try:
             self._clock = recv(self._clock, stamp, self._wall_now)
         except ClockOverflow:
-            # The counter is spent. That keeps this node from writing, not from hearing.
+            # The counter is used up. Until the wall clock moves on, this node can receive but not write.
             self._clock = Hlc(max(self._clock.wall, stamp.wall), U32_MAX, self.node)
 
     def latest_of(self, node: int) -> tuple[bytes, bytes]:
