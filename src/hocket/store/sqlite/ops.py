@@ -22,7 +22,7 @@ _ADD_OP = f"INSERT INTO ops ({_OP}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 
 class OpStatements(LockStatements):
     def head(self) -> Head:
-        """The head, read again only when another connection has written since this one last read or wrote it."""
+        """The head. Reads it again only if another connection has written since this one last read or wrote it."""
         version = self._data_version("main")
         self._head_seen = True
         if self._is_writer and self._head is not None and version == self._head_version:
@@ -42,8 +42,8 @@ class OpStatements(LockStatements):
         self._head, self._head_seen = head, True
 
     def committed(self) -> None:
-        """The head that was read or written is the one in force, until somebody else's commit changes the version. A
-        transaction that did not look at it cannot tell.
+        """The head that this transaction read or wrote stays current until another connection's commit changes the
+        version. A transaction that did not read it does not know.
         """
         if self._head_seen:
             self._head_version = self._data_version("main")
@@ -101,8 +101,8 @@ class OpStatements(LockStatements):
 
     def ops_after(self, seq: int, limit: int) -> list[OpRow]:
         rows = self._ops("WHERE seq > ? ORDER BY seq LIMIT ?", seq, limit)
-        # Whoever walks through the log goes on from the last one; a file whose order is lost must not turn that
-        # into a circle.
+        # Readers of the log continue after the last row; a damaged file without order must not make that an endless
+        # loop.
         if any(later.seq <= earlier for later, earlier in zip(rows, (seq, *(row.seq for row in rows)), strict=False)):
             raise damaged("its ops are out of order")
         return rows
@@ -190,8 +190,8 @@ class OpStatements(LockStatements):
 
 
 def _op_row(row: tuple[Any, ...]) -> OpRow:
-    """An op's row. A damaged file can hold anything where bytes were stored; an empty string is given then, which
-    whoever checks the op finds to be wrong.
+    """An op's row. In a damaged file any value can stand in place of bytes. The row then has empty bytes, and the check
+    of the op fails.
     """
     op = OpRow(*row)
     if type(op.id) is type(op.hlc) is type(op.body) is type(op.chain) is bytes:
