@@ -109,7 +109,7 @@ class CoordinatorRegister:
                 engine.ask_again(row.subject)
 
     def _decided_since(self, designation: Op) -> bytes:
-        """From when on a designation changes who decides: its own time, or that of its predecessor's op that it pins."""
+        """Since when a designation changes who decides: its own time, or that of the predecessor's op that it pins."""
         pin = designation.pin
         if pin is None or designation.cited:
             return pack(designation.timestamp)

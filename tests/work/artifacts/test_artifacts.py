@@ -440,7 +440,7 @@ def test_an_eviction_that_would_not_count_is_refused(monkeypatch: pytest.MonkeyP
     ("handler", "why"),
     [
         (lambda ctx: "result", "its result would not count"),
-        (lambda ctx: ctx.artifact(LARGE, type="t.x") and None, "what the handler made would not count"),
+        (lambda ctx: ctx.artifact(LARGE, type="t.x") and None, "the handler's outputs would not count"),
     ],
 )
 def test_a_node_that_may_not_write_artifacts_fails_the_job_and_says_why(
