@@ -142,7 +142,7 @@ class AuthorCheck:
         return None
 
     def _unsigned(self, op: Op, key: bytes | None) -> Reason | None:
-        """Only a node that may read no more of the op than is left takes in an op without a signature."""
+        """A node takes in an op without a signature only if it may read no more of the op than is left."""
         payload = op.payload
         if op.signature is not None or not isinstance(payload, Sanitised):
             return Reason.BAD_SIGNATURE

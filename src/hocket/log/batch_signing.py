@@ -19,7 +19,7 @@ from hocket.kernel.signing import OpSigner, is_marked
 BUSY_OPS = 1_000
 # The process ends after this long without ops.
 IDLE_S = 3.0
-# After a process has failed, this process signs for this long.
+# After a signing process has failed, the signer itself signs for this long.
 FAILED_REST_S = 60.0
 _PROGRAM = Path(__file__).with_name("signing_child.py")
 

@@ -57,7 +57,7 @@ class Admission(NamedTuple):
 
 class Intake:
     """`limit` is the latest wall to admit now. `expected` are the ops that may be admitted, in the order of their
-    times: the intake reads what the store knows about them at once. `is_vouched` says that the owner, the coordinator
+    times: the intake reads in one go what the store knows about them. `is_vouched` says that the owner, the coordinator
     or the operator sends them; `sender` is the sending node, None for the operator.
     """
 

@@ -148,7 +148,7 @@ class JobProjector:
         return None if entry is None else entry.job.claim_op
 
     def own_fault(self, state: Job | None, op: Op) -> Reason | None:
-        """The fold trusts the arbiter to follow the routes that it knows. This is where the arbiter does."""
+        """The fold trusts the arbiter to follow the routes that it knows. Here the arbiter follows them."""
         if type(op.payload) is not ClaimWork or state is None:
             return None
         routed = self.route(state.kind, op.timestamp)

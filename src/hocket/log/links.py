@@ -67,7 +67,7 @@ def _output(op: Op) -> _Output | None:
         case CreateEpisode():
             return _Output(op.cited, None, False)
         case UpdateEpisode(title=title, summary=summary, confidence=confidence) as update:
-            # The user or a cascade makes a mere change of status: no model said it.
+            # A mere change of status comes from the user or a cascade: no model said it.
             told = title is not None or summary is not None or confidence is not None
             if told or update.claim_ids_add or update.evidence_ids_add:
                 return _Output(op.cited, None, False)

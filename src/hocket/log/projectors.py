@@ -74,7 +74,7 @@ class Projector(Protocol[S]):
         """Takes a state that differs only in the time of the latest op."""
 
     def prepare(self, keys: Sequence[bytes]) -> None:
-        """Reads at once what will be needed about these subjects."""
+        """Reads in one go what will be needed about these subjects."""
 
     def is_new(self, key: bytes) -> bool:
         """Whether no op on the log is about it, as far as is known."""
