@@ -166,6 +166,6 @@ def signed(signer: OpSigner, op: bytes) -> bytes:
         return signer.signed(op)
     except ForgedMark:
         raise StoreError(
-            f"op {ulid_text(op[:16])} in the database was not written with this node's key; later ops"
-            " stay unsigned. Run `hocket log verify`, and restore a backup"
+            f"op {ulid_text(op[:16])} in the database was not written with this node's key; nothing behind it is"
+            " signed. Run `hocket log verify`, and restore a backup"
         ) from None
