@@ -36,7 +36,7 @@ class Admission(NamedTuple):
     and nobody can tell where they begin. `held` ones come from a clock that is too far ahead, and are taken in when
     their time has come. `curable` says from when on ops of an author must be sent again, because what they lacked
     may come. `unlinked` are authors of whom ops came that do not follow those that are here, or of whom ops may be
-    missing that were pinned or accepted; `forked` those who were found to have shown two histories. `limited` says how
+    missing that matter all the same; `forked` those who were found to have shown two histories. `limited` says how
     many ops of which authors were refused because their authors have stored all that they may.
     """
 
@@ -149,12 +149,14 @@ class Intake:
         latest, latest_id = tx.latest_of(op.node_id)
         if pack(op.timestamp) > latest and op.link == link_to(latest_id):
             return True
-        if tx.projection.permissions.is_forked(op):
-            # It counts for nothing. An earlier one may, and must then follow, or prove an earlier fork.
+        # The earliest op that contradicts it proves the most.
+        beside = sorted(tx.bodies_beside(op), key=lambda body: decode(body).timestamp) if op.link is not None else []
+        since = tx.projection.permissions.forks.get(op.node_id)
+        if since is not None and op.timestamp >= since:
+            # It counts for nothing, but may prove an earlier fork. One from before that must follow, or do so.
+            any(self._report(other, raw, op) for other in beside if decode(other).timestamp < since)
             return True
-        if op.node_id in self._unlinked or op.link is None:
-            return False
-        return any(self._report(other, raw, op) for other in tx.bodies_beside(op))
+        return op.node_id not in self._unlinked and any(self._report(other, raw, op) for other in beside)
 
     def _report(self, known: bytes, raw: bytes, op: Op) -> bool:
         tx = self._tx
@@ -165,8 +167,8 @@ class Intake:
         return isinstance(tx.author(ReportFork(public, known, raw)), Op)
 
     def _lacking(self) -> frozenset[int]:
-        """Authors with two histories of whom ops may be missing that count all the same: those that a designation has
-        pinned, or that the arbiter has accepted.
+        """Authors with two histories of whom ops may be missing that matter: those that a designation has pinned or the
+        arbiter has accepted, and those that tell where the histories part.
         """
         projection = self._tx.projection
         permissions = projection.permissions
@@ -179,7 +181,7 @@ class Intake:
             if type(op.payload) in ACCEPTANCES and projection.reason(op.id) == Reason.WAITING
         ]
         is_waiting = any(permissions.arbiter(at) == at.node for at in waiting)
-        return frozenset(permissions.forks) if is_waiting else permissions.unpinned
+        return frozenset(permissions.forks) if is_waiting else permissions.lacking
 
     # What has to wait.
 
