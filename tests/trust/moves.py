@@ -103,12 +103,13 @@ class Mesh:
             for member in self.honest:
                 self._show(member, rogue.said)
         self._pass(1_000)
-        self._prologue(setup.was_coordinator)
+        self._prologue(setup)
         self._newcomer = Member("newcomer")
 
-    def _prologue(self, was_coordinator: bool) -> None:
+    def _prologue(self, setup: Setup) -> None:
         """Something to be covetous of: a completed job with its result, an open one that is held, a schedule. The
-        rogues have said something by then, and one of them has perhaps been the coordinator for a while.
+        rogues have said something by then, and one of them has perhaps been the coordinator for a while. One whose
+        grant ends has set a schedule.
         """
         paid, loose = (self.owner.submit(*each) for each in (("pay.x",), ("acme.x",)))
         self._pass(10)
@@ -121,11 +122,14 @@ class Mesh:
             for n in range(2):
                 rogue.tell(ScheduleJob(NO_ID, "acme.x", b"{}", encode_policy(Policy(open=bool(n)))), self.now + n * 100)
             self._pass(200)
+            if setup.ends and rogue is self.rogues[0]:
+                rogue.tell(SetSchedule("weekly", "* * * * *", "UTC", "acme.x", b"{}", b""), self.now)
             self._show(self.owner, rogue.said)
-        if was_coordinator:
+        if setup.tenure:
             self._designate(self.rogues[0].node)
             self.tenure = self.now
             self._pass(1_000)
+        if setup.tenure == 1:
             self._designate(self.owner.node)
         for member in self.honest[1:]:
             self._pull(member, self.owner)
@@ -267,7 +271,7 @@ class Mesh:
         self._pull(member, self.honest[move.target % 3])
 
     def _wait(self, member: Member, move: Move) -> None:
-        self._pass((1, 50, 1_000, 30_000, 120_000, 4_000_000, DAY_MS + 1, 2_000)[move.date % 8])
+        self._pass((1, 50, 1_000, 30_000, 120_000, 4_000_000, DAY_MS + 4_000_000, 2_000)[move.date % 8])
 
     def _cancel(self, member: Member, move: Move) -> None:
         entry = self._chosen(member, move)

@@ -25,7 +25,7 @@ ROGUE_GRANTS = (
 )
 # How many values each number of a move has.
 SIZES = (6, 40, 6, 12, 8, 12)
-SETUPS = 1 << 13
+SETUPS = 3 << 12
 
 
 class Move(NamedTuple):
@@ -41,19 +41,19 @@ class Move(NamedTuple):
 
 class Setup(NamedTuple):
     """Who is in the mesh: the grants of honest members and of rogues, whether the first rogue's grant ends, and whether
-    it has been the coordinator.
+    that rogue never was the coordinator (0), was replaced (1) or still is (2).
     """
 
     honest: tuple[int, int]
     rogues: tuple[int, ...]
     ends: bool
-    was_coordinator: bool
+    tenure: int
 
 
 def read_setup(number: int) -> Setup:
     honest = number % len(HONEST_GRANTS), (number >> 2) % len(HONEST_GRANTS)
     rogues = (number >> 5) % len(ROGUE_GRANTS), (number >> 8) % len(ROGUE_GRANTS)
-    return Setup(honest, rogues[: 1 + (number >> 4) % 2], bool(number >> 11 & 1), bool(number >> 12 & 1))
+    return Setup(honest, rogues[: 1 + (number >> 4) % 2], bool(number >> 11 & 1), number >> 12)
 
 
 def random_moves(seed: int) -> tuple[Setup, list[Move]]:

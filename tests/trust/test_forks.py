@@ -268,6 +268,30 @@ def test_a_node_that_heard_the_other_history_asks_for_what_was_accepted() -> Non
 
 
 @pytest.mark.req("LW-32", "LW-43")
+@pytest.mark.parametrize("finder", [0, 1])
+def test_histories_that_end_at_the_same_time_are_void_from_where_they_part(finder: int) -> None:
+    """The last ops prove a fork, but what one node had heard before its last op counted there, and only there."""
+    first, forger = owner(), Forger("forger")
+    second = reader(first, "second")
+    mesh_of(first, second, forger)
+    fork_point = forger.last
+    short = forger.say(ScheduleJob(NO_ID, "acme.x", b"", OPEN), START + 120, after=fork_point)
+    long = [forger.say(ScheduleJob(NO_ID, "acme.y", b"", OPEN), START + 100 + n) for n in (0, 10, 20)]
+    first.receive([short])
+    second.receive(long)
+    one, two = ((first, second), (second, first))[finder]
+    found = one.receive([(short, long[-1])[one is first]])
+    assert found.forked == {forger.node}
+    if one is first:
+        assert found.unlinked == {forger.node}
+        assert one.receive(long).unlinked == frozenset()
+    two.receive([(body, op) for body, op in one.ops() if isinstance(op.payload, ReportFork)])
+    for member in (first, second):
+        assert member.log.permissions().forks[forger.node].wall == START + 100
+    assert shown(first) == shown(second)
+
+
+@pytest.mark.req("LW-32", "LW-43")
 def test_a_proof_is_not_taken_back_by_a_second_op_with_its_time() -> None:
     first, forger, teller = owner(), Forger("forger"), Forger("teller")
     second = reader(first, "second")

@@ -2,9 +2,10 @@
 ops, so they never change their meaning; new reasons get new numbers. Other modules store, count and show rejections.
 """
 
-from enum import IntEnum
+from enum import IntEnum, unique
 
 
+@unique
 class Reason(IntEnum):
     """Each reason carries its sentence for people."""
 
@@ -65,7 +66,7 @@ class Reason(IntEnum):
     UNLINKED = 82, "it does not follow the last op of its author that is here"
     OTHER_BYTES = 83, "another op has its id"
     TOO_LARGE = 84, "it exceeds the size limit of an op here"
-    STRICT = 86, "this mesh keeps to Likewise v0.1, which has no such op"
+    STRICT = 88, "this mesh keeps to Likewise v0.1, which has no such op"
     LATE = 85, "it came long after the delegation that it relies on had ended, and waits for the owner's decision"
     QUOTA = 86, "its author has stored more than its quota"
     IDLE = 87, "its author has left too many ops on the job that do not count"

@@ -35,7 +35,7 @@ class Admission(NamedTuple):
     integrity failure, which must be loud. `unread` ops follow bytes that cannot be read, so their start is unknown.
     `held` ops come from a clock that is too far ahead, and are admitted when their time has come. `curable` says from
     when on an author's ops must be sent again, because a missing dependency may arrive. `unlinked` are authors with an
-    op that does not follow those here, or with a pinned or accepted op that may be missing here; `forked` are authors
+    op that does not follow those here, or of which ops may be missing here that still matter; `forked` are authors
     with two histories, found now. `limited` counts by author the ops refused because the author has used up its quota.
     """
 
@@ -148,12 +148,15 @@ class Intake:
         latest, latest_id = tx.latest_of(op.node_id)
         if pack(op.timestamp) > latest and op.link == link_to(latest_id):
             return True
-        if tx.projection.permissions.is_forked(op):
-            # This op does not count. An earlier one may, and must then follow, or prove an earlier fork.
+        # The earliest op that contradicts it proves the most.
+        beside = sorted(tx.bodies_beside(op), key=lambda body: decode(body).timestamp) if op.link is not None else []
+        since = tx.projection.permissions.forks.get(op.node_id)
+        if since is not None and op.timestamp >= since:
+            # This op does not count, but may prove an earlier fork. An earlier op may count, and must then follow, or
+            # prove an earlier fork.
+            any(self._report(other, raw, op) for other in beside if decode(other).timestamp < since)
             return True
-        if op.node_id in self._unlinked or op.link is None:
-            return False
-        return any(self._report(other, raw, op) for other in tx.bodies_beside(op))
+        return op.node_id not in self._unlinked and any(self._report(other, raw, op) for other in beside)
 
     def _report(self, known: bytes, raw: bytes, op: Op) -> bool:
         tx = self._tx
@@ -164,8 +167,8 @@ class Intake:
         return isinstance(tx.author(ReportFork(public, known, raw)), Op)
 
     def _lacking(self) -> frozenset[int]:
-        """Authors with two histories of whom ops may be missing that still count: ops that a designation has pinned, or
-        that the arbiter has accepted.
+        """Authors with two histories of whom ops may be missing that still matter: ops that a designation has pinned,
+        that the arbiter has accepted, or that show where the histories part.
         """
         projection = self._tx.projection
         permissions = projection.permissions
@@ -178,7 +181,7 @@ class Intake:
             if type(op.payload) in ACCEPTANCES and projection.reason(op.id) == Reason.WAITING
         ]
         is_waiting = any(permissions.arbiter(at) == at.node for at in waiting)
-        return frozenset(permissions.forks) if is_waiting else permissions.unpinned
+        return frozenset(permissions.forks) if is_waiting else permissions.lacking
 
     # Ops that must wait.
 

@@ -8,7 +8,7 @@ a replaced coordinator, the history that its successor's designation pins.
 """
 
 from bisect import bisect
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
 from hocket.kernel.authority import Authority, Revocation, Standing, counting_revocations
@@ -43,8 +43,8 @@ class Tenure(NamedTuple):
 
 class Permissions:
     """`revocations` are those that count: each was judged by the permissions at its own time. `forks` says since when a
-    node has two histories, and `pinned` are later ops of such nodes that still count. Some pinned ops of the nodes in
-    `unpinned` are missing here.
+    node has two histories, and `pinned` are later ops of such nodes that still count. Of the nodes in
+    `lacking` some pinned ops are missing here, or the ops that show where their histories part.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Permissions:
         tenures: list[Tenure],
         forks: dict[int, Hlc],
         pinned: frozenset[bytes],
-        unpinned: frozenset[int],
+        lacking: Collection[int],
     ) -> None:
         extensions = rules.extensions
         self.rules = rules
@@ -66,7 +66,7 @@ class Permissions:
         self.tenures = tenures
         self.forks = forks
         self.pinned = pinned
-        self.unpinned = unpinned
+        self.lacking = frozenset(lacking)
         self._since = [tenure.since for tenure in tenures]
         self._has_pins = any(tenure.last is not None for tenure in tenures)
         self._arbiter = extensions is not None and extensions.arbiter
@@ -202,13 +202,15 @@ class PermissionsReader:
         is_bound = self.rules.bounds is not None
         tenures = _tenures(session.coordinators())
         forks: dict[int, Hlc] = {}
+        apart: set[int] = set()
         for fork in session.forks():
-            forks.setdefault(int.from_bytes(fork.node, "big"), unpack(fork.since))
+            node = int.from_bytes(fork.node, "big")
+            if node not in forks and not _shares_link(session, fresh, fork.op_id):
+                apart.add(node)
+            forks.setdefault(node, unpack(fork.since))
         histories = [_pinned(session, fresh, tenure, forks) for tenure in tenures]
         pinned = frozenset(op_id for history in histories for op_id in history.ops)
-        unpinned = frozenset(
-            tenure.node for tenure, history in zip(tenures, histories, strict=True) if not history.is_whole
-        )
+        unpinned = {tenure.node for tenure, history in zip(tenures, histories, strict=True) if not history.is_whole}
 
         def is_void(op_id: bytes, hlc: bytes) -> bool:
             """If an author has two histories, different nodes may hold different ones, so neither counts."""
@@ -227,7 +229,9 @@ class PermissionsReader:
         authority = Authority(
             self._user, delegations.values(), {cid for _, _, cid in counting} | roots, is_bound=is_bound
         )
-        return Permissions(self.rules, authority, delegations.values(), counting, tenures, forks, pinned, unpinned)
+        return Permissions(
+            self.rules, authority, delegations.values(), counting, tenures, forks, pinned, unpinned | apart
+        )
 
     def _delegation(self, cid: bytes, token: bytes) -> Delegation:
         if cid not in self._tokens:
@@ -244,6 +248,16 @@ def _tenures(coordinators: list[Coordinator]) -> list[Tenure]:
             tenures[-1] = before._replace(last=Hlc(wall, logical, before.node), pin=each.pin)
         tenures.append(Tenure(unpack(each.hlc), int.from_bytes(each.node, "big")))
     return tenures
+
+
+def _shares_link(session: Session, fresh: Iterable[Op], report: bytes) -> bool:
+    """Whether the two ops of a report follow the same op. If they only have the same time, then their histories have
+    parted before.
+    """
+    row = session.op(report)
+    found = next((op for op in fresh if op.id == report), None) if row is None else decode(row.body)
+    assert found is not None and isinstance(found.payload, ReportFork)
+    return decode(found.payload.left).link == decode(found.payload.right).link
 
 
 class _Pinned(NamedTuple):
