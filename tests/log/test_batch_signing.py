@@ -13,7 +13,7 @@ import pytest
 from hocket.kernel.ids import node_id
 from hocket.kernel.keys import SigningKey
 from hocket.kernel.signing import OpSigner
-from hocket.log import batch_signing
+from hocket.log import batch_signing, sealing
 from hocket.log.batch_signing import BUSY_OPS, FAILED_REST_S, IDLE_S, BatchSigner, SigningProcess
 
 PATIENCE_S = 60.0
@@ -62,7 +62,7 @@ def batches(clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> Iterator[Batch
 
 def busy(batches: BatchSigner) -> SigningProcess:
     """Signs so many that a process is started, and waits for it."""
-    assert batches.signed(MARKED) == SIGNED
+    assert batches.signed(MARKED, True) == SIGNED
     process = batches.process
     assert process is not None
     eventually(lambda: process.is_ready)
@@ -72,7 +72,7 @@ def busy(batches: BatchSigner) -> SigningProcess:
 def test_few_ops_are_signed_here(batches: BatchSigner, clock: FakeClock) -> None:
     for _ in range(5):
         clock.now += 1.5
-        assert batches.signed(MARKED[: BUSY_OPS // 2]) == SIGNED[: BUSY_OPS // 2]
+        assert batches.signed(MARKED[: BUSY_OPS // 2], True) == SIGNED[: BUSY_OPS // 2]
     assert batches.process is None and batches.patience is None
 
 
@@ -80,24 +80,32 @@ def test_few_ops_are_signed_here(batches: BatchSigner, clock: FakeClock) -> None
 def test_many_ops_are_signed_in_a_process_of_their_own(batches: BatchSigner) -> None:
     busy(batches)
     mixed = [MARKED[0], SIGNED[1], MARKED[2]]
-    assert batches.signed(mixed) == SIGNED[:3]
-    assert batches.signed(MARKED) == SIGNED and batches.signed([]) == []
+    assert batches.signed(mixed, True) == SIGNED[:3]
+    assert batches.signed(MARKED, True) == SIGNED and batches.signed([], True) == []
 
 
 def test_a_process_that_dies_is_made_up_for(batches: BatchSigner, clock: FakeClock) -> None:
     process = busy(batches)
     os.kill(process.pid, signal.SIGKILL)
-    assert batches.signed(MARKED) == SIGNED
+    assert batches.signed(MARKED, True) == SIGNED
     assert batches.process is None and not is_running(process.pid)
-    assert batches.signed(MARKED) == SIGNED
+    assert batches.signed(MARKED, True) == SIGNED
     assert batches.process is None, "not again at once"
     clock.now += FAILED_REST_S
     busy(batches)
 
 
+def test_a_process_that_is_not_alone_signs_here(batches: BatchSigner) -> None:
+    assert batches.signed(MARKED, False) == SIGNED
+    assert batches.process is None
+    process = busy(batches)
+    assert batches.signed(MARKED, False) == SIGNED
+    assert batches.process is None and not is_running(process.pid)
+
+
 def test_ctrl_c_is_the_parents_to_decide(batches: BatchSigner) -> None:
     os.kill(busy(batches).pid, signal.SIGINT)
-    assert batches.signed(MARKED) == SIGNED
+    assert batches.signed(MARKED, True) == SIGNED
     assert batches.process is not None
 
 
@@ -108,7 +116,7 @@ def test_a_process_that_cannot_start_is_done_without(
     monkeypatch.setattr(sys, "executable", program)
 
     def has_given_up() -> bool:
-        assert batches.signed(MARKED) == SIGNED
+        assert batches.signed(MARKED, True) == SIGNED
         return batches.process is None
 
     eventually(has_given_up)
@@ -117,7 +125,7 @@ def test_a_process_that_cannot_start_is_done_without(
 def test_a_machine_with_one_core_has_no_use_for_it(clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0})
     batches = BatchSigner(SIGNER, clock)
-    assert batches.signed(MARKED) == SIGNED and batches.process is None
+    assert batches.signed(MARKED, True) == SIGNED and batches.process is None
 
 
 def test_it_ends_when_there_is_nothing_to_do(batches: BatchSigner, clock: FakeClock) -> None:
@@ -162,6 +170,7 @@ def test_the_log_uses_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})
     monkeypatch.setattr(batch_signing, "BUSY_OPS", 0)
+    monkeypatch.setattr(sealing, "ALONE_S", 0.0)
     started: list[int] = []
 
     class Watched(SigningProcess):

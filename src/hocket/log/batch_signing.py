@@ -89,9 +89,15 @@ class BatchSigner:
         self._used_at = 0.0
         self._rests_until = 0.0 if len(os.sched_getaffinity(0)) > 1 else float("inf")
 
-    def signed(self, ops: Sequence[bytes]) -> list[bytes]:
-        """Signs the ops that this process has marked; returns the others unchanged."""
-        self._count(len(ops))
+    def signed(self, ops: Sequence[bytes], is_alone: bool) -> list[bytes]:
+        """Signs the ops that this process has marked; returns the others unchanged. A process that `is_alone` shares
+        its store with no other writer. One that is not spends much of its time waiting for the others, and a thread
+        signs meanwhile.
+        """
+        if is_alone:
+            self._count(len(ops))
+        else:
+            self.close()
         try:
             if self.process is not None and self.process.is_ready:
                 messages = [self._signer.message(op) for op in ops if is_marked(op)]

@@ -24,6 +24,8 @@ GATHER_S = 0.002
 CARRY_S = 0.02
 # An op of another process that is still unsigned after this time was abandoned.
 ABANDONED_S = 1.0
+# A process that has seen no ops of others for this long is alone.
+ALONE_S = 1.0
 BATCH = 1_000
 
 
@@ -47,6 +49,9 @@ class Sealer:
         # Ops by their number, signed and not known to be sealed.
         self._signed: dict[int, bytes] = {}
         self._batches = BatchSigner(signer)
+        # The number of the last op of this process, and when another process was last seen to have written.
+        self._written = 0
+        self._joined_at = 0.0
         self._moved_at = 0.0
         self._wake = threading.Event()
         self._is_closing = False
@@ -59,6 +64,7 @@ class Sealer:
             with suppress(StoreError):
                 self.seal()
             return
+        self._written = first + len(ops) - 1
         self._marked.append((first, ops))
         self._wake.set()
         if self._thread is None:
@@ -68,6 +74,8 @@ class Sealer:
         """Seals what is signed, inside a transaction that is under way. Gives the new end of the chain, which the
         caller puts into the head.
         """
+        if head.seq > self._written > 0:
+            self._joined_at = time.monotonic()
         for seq in list(self._signed):
             if seq <= head.sealed:
                 del self._signed[seq]
@@ -148,7 +156,8 @@ class Sealer:
             first, ops = self._marked.popleft()
             marked.update(enumerate(ops, first))
         if marked:
-            self._signed.update(zip(marked, self._batches.signed(list(marked.values())), strict=True))
+            is_alone = time.monotonic() - self._joined_at > ALONE_S
+            self._signed.update(zip(marked, self._batches.signed(list(marked.values()), is_alone), strict=True))
         waited = time.monotonic() - self._moved_at
         if not self._signed or waited < CARRY_S:
             return
