@@ -27,7 +27,7 @@ PYTEST := $(BIN)/python -m pytest -q -n $(JOBS) --dist=loadgroup -o cache_dir=.c
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-setup: $(READY) ## make .venv with the pinned packages and hocket itself, editable
+setup: $(READY) ## create .venv with the pinned packages and hocket itself, editable
 
 # Debian keeps ensurepip in a package of its own. Without it the outer pip (22.3 or newer) fills the environment from outside.
 $(READY): requirements/dev.txt pyproject.toml
@@ -46,42 +46,42 @@ $(BENCH_READY): requirements/bench.txt $(READY)
 	$$pip install --quiet --require-hashes -r requirements/bench.txt
 	touch $@
 
-run: setup ## the tour: workers, failures and a verified log, on this machine
+run: setup ## run the tour: workers, failures and a verified log, on this machine
 	$(BIN)/python examples/tour.py $(ARGS)
 
-lint: setup ## ruff and mypy
+lint: setup ## run ruff and mypy
 	$(BIN)/ruff check --quiet .
 	$(BIN)/ruff format --quiet --check .
 	$(BIN)/mypy --no-error-summary
 
-test: lint ## lint, then all tests but the soak
+test: lint ## lint, then run all tests except the soak
 	$(PYTEST) $(ARGS)
 
-# The rooms whose tests start no processes that stay.
+# Folders whose tests start no long-lived processes.
 QUICK := tests/kernel tests/store tests/log tests/trust tests/node tests/test_house.py
 
-quick: lint ## lint, and the tests that answer within two minutes
+quick: lint ## lint, then run the tests that finish within two minutes
 	HYPOTHESIS_PROFILE=quick $(PYTEST) -m "not soak and not slow" $(QUICK) $(ARGS)
 
-soak: setup ## the same tests, twenty times the examples, and the long runs
+soak: setup ## run the same tests with twenty times the examples, and the long runs
 	HYPOTHESIS_PROFILE=soak $(PYTEST) -m "soak or not soak" --timeout=7200 $(ARGS)
 
-fuzz: setup ## a million damaged inputs for everything that reads foreign bytes
+fuzz: setup ## feed a million damaged inputs to everything that reads foreign bytes
 	$(BIN)/python -m tests.fuzz $(ARGS)
 
-bench: $(BENCH_READY) ## our figures beside the peers', in one run
+bench: $(BENCH_READY) ## measure Hocket and its peers in one run
 	$(BIN)/python -m bench $(ARGS)
 
 conformance: setup ## write docs/conformance.md from the tests' req marks
 	$(BIN)/python -m tests.conformance
 
-# Known vulnerabilities are on the network. Without it the rest is audited all the same.
-audit: $(BENCH_READY) ## pins and hashes, licences, and known vulnerabilities of what we depend on
+# The list of known vulnerabilities needs the network. Without it, everything else is still audited.
+audit: $(BENCH_READY) ## audit the dependencies: pins and hashes, licences, known vulnerabilities
 	if test -x $(BIN)/pip; then pip="$(BIN)/python -m pip"; else pip="$(PYTHON) -m pip --python $(BIN)/python"; fi; \
 	$$pip install --quiet --require-hashes -r requirements/audit.txt || echo "pip-audit could not be installed" >&2; \
 	$(BIN)/python -m tests.dependencies --pip "$$pip" $(ARGS)
 
-# The only target that asks for versions: everything else installs what is pinned here.
+# Only this target looks for new versions: all others install the pinned ones.
 pin: ## renew requirements/*.txt (needs uv on the PATH)
 	compile="uv pip compile pyproject.toml --quiet --upgrade --universal --python-version 3.11 --generate-hashes --no-header --no-config"; \
 	$$compile -o requirements/base.txt; \

@@ -27,7 +27,7 @@ from hocket.kernel.authority import Authority
 from hocket.kernel.ids import node_id
 from hocket.kernel.jws import open_detached
 from hocket.kernel.keys import SigningKey, did_key
-from hocket.kernel.ops import decode, encode_sequence, read_sequence, sealed
+from hocket.kernel.ops import decode, encode_sequence, read_sequence, with_signature
 from hocket.kernel.ucan import ROOT, Delegation, issue
 from hocket.kernel.ucan import read as read_ucan
 from hocket.kernel.vocabulary import ClaimWork
@@ -80,7 +80,7 @@ def _signed(body: bytes) -> bytes:
     """An op as libsodium wants it: the signature, then what was signed."""
     op = decode(body)
     assert op.signature is not None
-    unsigned = body[: len(body) - len(sealed(b"", op.signature))]
+    unsigned = body[: len(body) - len(with_signature(b"", op.signature))]
     return open_detached(op.signature, op.node_id) + unsigned + b"\x00"
 
 

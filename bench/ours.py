@@ -1,6 +1,6 @@
 """Hocket itself, as its users run it: the synchronous API for submits, `Node.work` in processes of their own for the
-rest. Signatures and `synchronous=FULL` are on. A job counts as done when its completion is on the log, not when its
-handler returns.
+rest. Signatures and `synchronous=FULL` are on; a row of submits ends when the last op is signed. A job counts as done
+when its completion is on the log, not when its handler returns.
 """
 
 from __future__ import annotations
@@ -52,6 +52,7 @@ def submit_single(home: Path, count: int) -> Result:
         start = time.perf_counter()
         for number in range(count):
             node.submit(noop, n=number)
+        node.runtime.log.seal()
         return {"seconds": time.perf_counter() - start}
 
 
@@ -60,6 +61,7 @@ def submit_batch(home: Path, count: int, size: int) -> Result:
         start = time.perf_counter()
         for first in range(0, count, size):
             node.submit_many([(noop, {"n": number}) for number in range(first, min(first + size, count))])
+        node.runtime.log.seal()
         return {"seconds": time.perf_counter() - start}
 
 

@@ -1,6 +1,6 @@
-"""Why a fence: a worker is frozen in mid-job, another worker takes the job over and finishes it, and then the
-first one thaws and goes on where it was. The log refuses its completion. Its write is refused too, because the
-resource remembers the highest fence it has seen. Without that check the old text would overwrite the new.
+"""Why a fence: a worker is frozen in mid-job, another worker takes over the job and finishes it, and then the first one
+thaws and continues. The log refuses its completion. Its write is refused too, because the resource remembers the
+highest fence it has seen. Without that check the old text would overwrite the new.
 
     hocket init
     python examples/fenced_write.py
@@ -18,14 +18,14 @@ import hocket
 
 
 class Page:
-    """What the job changes: a text kept in a database of its own, with the fence of the hold that wrote it."""
+    """What the job changes: a text in a database of its own, with the fence of the claim that wrote it."""
 
     def __init__(self, path: Path | str) -> None:
         self._db = sqlite3.connect(path, isolation_level=None, timeout=10)
         self._db.execute("CREATE TABLE IF NOT EXISTS page (job TEXT PRIMARY KEY, fence INTEGER, text TEXT)")
 
     def write(self, job_id: str, fence: int, text: str) -> bool:
-        """One statement compares and writes. False, and nothing is changed, for a fence lower than one seen before."""
+        """One statement compares and writes. False, and nothing changes, for a fence lower than one seen before."""
         changed = self._db.execute(
             "INSERT INTO page VALUES (?, ?, ?)"
             " ON CONFLICT (job) DO UPDATE SET fence = excluded.fence, text = excluded.text"
@@ -46,7 +46,7 @@ def publish(ctx, path):
         signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
     text = f"written under fence {ctx.fence}"
     if not Page(path).write(ctx.job_id, ctx.fence, text):
-        raise RuntimeError(f"fence {ctx.fence} is too old; somebody else has this job")
+        raise RuntimeError(f"fence {ctx.fence} is too old; another worker holds this job")
     return {"pid": os.getpid(), "fence": ctx.fence}
 
 

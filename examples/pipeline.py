@@ -1,5 +1,5 @@
-"""Jobs that come after other jobs, async handlers, and progress. Four chapters are counted side by side; the
-report starts when the last of them has succeeded.
+"""Jobs that come after other jobs, async handlers, and progress. Four chapters are counted in parallel; the report
+starts when the last of them has succeeded.
 
     hocket init
     python examples/pipeline.py
@@ -28,7 +28,7 @@ async def count(ctx, title, text):
 
 @hocket.job("example.report", priority=10)
 def report(ctx, chapters):
-    # A dependency's result is not passed along by itself: the payload names the jobs, and the handler reads them.
+    # A dependency's result is not passed on automatically: the payload names the jobs, and the handler reads them.
     with hocket.open() as node:
         counted = [node.job(job_id).result(timeout=10) for job_id in chapters]
     return {"chapters": [each["title"] for each in counted], "words": sum(each["words"] for each in counted)}

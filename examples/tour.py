@@ -1,6 +1,6 @@
 """The tour, which `make run` starts. First one machine: a home, three worker processes, a few hundred jobs of every
-sort, one worker killed in the middle of a job, a table of what happened and a proof of the log. Then a mesh of three
-nodes, in `tour_mesh`. Leaves with 1 if anything is not as it should be.
+sort, one worker killed in the middle of a job, a table of what happened and a verified log. Then a mesh of three nodes,
+in `tour_mesh`. Exits with 1 if a check fails.
 
     python examples/tour.py [--base DIR]
 """
@@ -69,7 +69,7 @@ class Crew:
         self.killed.append(pid)
 
     def stop(self) -> list[int]:
-        """Asks them to end, as `kill` or Ctrl-C would, and gives their exit codes."""
+        """Stops them, as `kill` or Ctrl-C would, and returns their exit codes."""
         alive = [process for pid, process in self._processes.items() if pid not in self.killed]
         for process in alive:
             process.send_signal(signal.SIGTERM)
@@ -82,7 +82,7 @@ def hocket_command(home: Path, *words: str) -> list[str]:
 
 
 class Watch:
-    """Shows how far it is: a bar on a terminal, a line now and then in a pipe."""
+    """Shows progress: a bar on a terminal, a line now and then in a pipe."""
 
     def __init__(self, total: int) -> None:
         self._total = total
@@ -137,7 +137,7 @@ async def submit(node: hocket.Node) -> dict[str, list[hocket.Handle]]:
 
 
 async def kill_holder(node: hocket.Node, crew: Crew, slow: hocket.Handle) -> float:
-    """Waits until the slow job runs, kills the process that runs it, and puts another in its place."""
+    """Waits until the slow job runs, kills the process that runs it, and starts another one."""
 
     async def look() -> tuple[bool, Any]:
         progress = (await slow.status())["progress"]
@@ -165,12 +165,12 @@ async def follow(node: hocket.Node, total: int) -> None:
 
 
 def first(job: dict[str, Any], type_: str) -> int:
-    """Where on the log the job's first op of that type stands."""
+    """Where the job's first op of that type is on the log."""
     return next((op["seq"] for op in job["ops"] if op["type"] == type_), sys.maxsize)
 
 
 def check(done: dict[str, list[dict[str, Any]]], killed: int) -> list[str]:
-    """What is not as it should be."""
+    """The failed checks."""
     wrong = []
 
     def must(holds: bool, what: str) -> None:
@@ -273,7 +273,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--base", type=Path, default=HERE.parent / ".run", help="directory to work in")
     base: Path = parser.parse_args().base.absolute()
-    # Only what an earlier tour has left is removed.
+    # Removes only what an earlier tour has left.
     if base.exists() and not (base / ".gitignore").exists() and any(base.iterdir()):
         parser.error(f"{base} is not empty and not from an earlier tour")
     shutil.rmtree(base, ignore_errors=True)
@@ -290,7 +290,7 @@ def main() -> int:
             say("\nThat was one machine. Now a mesh: three nodes, each with a home of its own, over HTTP.")
             wrong = tour_mesh.tour(base, say)
     except (KeyboardInterrupt, RuntimeError) as error:
-        # Python's own locks can stumble over an interrupt, and then raise in its place.
+        # Python's own locks can fail on an interrupt, and then raise another error.
         if not isinstance(error.__context__ if isinstance(error, RuntimeError) else error, KeyboardInterrupt):
             raise
         console.print("interrupted; all processes are stopped")
@@ -298,7 +298,7 @@ def main() -> int:
     except (hocket.HocketError, TimeoutError, subprocess.SubprocessError) as error:
         wrong = [f"{type(error).__name__}: {error}"]
     for line in wrong:
-        console.print(f"not as it should be: {line}", markup=False, soft_wrap=True)
+        console.print(f"check failed: {line}", markup=False, soft_wrap=True)
     return 1 if wrong else 0
 
 

@@ -1,5 +1,5 @@
-"""The handlers of the tour. Every result carries the number of the process that made it, so that the tour can say
-who ran what.
+"""The handlers of the tour. Every result carries the pid of its process, so that the tour can tell which worker ran
+what.
 """
 
 import asyncio
@@ -51,7 +51,7 @@ def hopeless(ctx):
 
 @hocket.job("tour.slow")
 def slow(ctx):
-    """The first hold waits to be killed. The second finds out that it is not the first, and ends at once."""
+    """The first run waits to be killed. The second finds that it is not the first, and ends at once."""
     if ctx.fence == 1:
         ctx.progress({"pid": os.getpid()})
         give_up = time.monotonic() + 60

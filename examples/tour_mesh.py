@@ -1,7 +1,7 @@
-"""The tour's second part: a mesh. An owner's node and two invited ones, each with a home, a key and a process of its
-own, talk HTTP over this machine's loopback. Jobs go to whoever may do them; a worker is killed in the middle of a
-lease; the owner falls silent and comes back; a node is revoked. A line is printed when what it says was checked, and
-the first check that fails ends the tour.
+"""The tour's second part: a mesh. An owner's node and two invited ones, each with its own home, key and process, talk
+HTTP over this machine's loopback. Each job goes to a node that may run it; a worker is killed in the middle of a lease;
+the owner falls silent and comes back; a node is revoked. Each printed line was checked first, and the first failed
+check ends the tour.
 
     python examples/tour_mesh.py [--base DIR]
 """
@@ -38,13 +38,13 @@ BOTH = ("job:claim:acme.pack.", "job:complete:acme.pack.")
 
 
 def _outcome(job: bytes) -> tuple[object, ...]:
-    """What became of a job, as a roster has it; ops that no longer count may have moved its last time."""
+    """The outcome of a job in a roster; ops that no longer count may have moved its last time."""
     told = msgspec.msgpack.decode(job, type=Job)
     return told.kind, told.state, told.outcome, told.fence, told.claimer, told.artifacts
 
 
 class Wrong(Exception):
-    """Something is not as it should be."""
+    """A check has failed."""
 
 
 def must(holds: object, what: str) -> None:
@@ -55,7 +55,7 @@ def must(holds: object, what: str) -> None:
 def wait_for(look: Callable[[], Any], what: str) -> Any:
     deadline = time.monotonic() + PATIENCE_S
     while not (seen := look()):
-        must(time.monotonic() < deadline, f"waited in vain for {what}")
+        must(time.monotonic() < deadline, f"timed out waiting for {what}")
         time.sleep(0.02)
     return seen
 
@@ -73,7 +73,7 @@ class Member:
         self._node: hocket.SyncNode | None = None
 
     def __call__(self, *words: str, code: int = 0) -> Any:
-        """Runs a command on this home, as in a shell; gives what it answers in JSON."""
+        """Runs a command on this home, as in a shell; returns its JSON answer."""
         done = subprocess.run(self._command(*words, "--json"), capture_output=True, text=True, timeout=PATIENCE_S)
         said = f"`hocket {words[0]}` on {self.name} left with {done.returncode}, not {code}: {done.stderr.strip()}"
         must(done.returncode == code, said)
@@ -89,14 +89,14 @@ class Member:
         return self._node
 
     def job(self, job_id: str) -> dict[str, Any]:
-        """What this node's log says of a job; nothing when it does not know it."""
+        """What this node's log says about a job; empty if it does not know the job."""
         try:
             return self.node.job(job_id).status()
         except hocket.Usage:
             return {}
 
     def roster(self) -> dict[bytes, bytes]:
-        """Everything that this node's log says of every job that it knows, as bytes."""
+        """Everything that this node's log says about every job, as bytes."""
         with self.node.runtime.read() as session:
             return {entry.job.id: msgspec.msgpack.encode(entry.job) for entry in session.each_job()}
 
@@ -108,7 +108,7 @@ class Member:
             )
 
     def serve(self, port: int) -> str:
-        """Starts its server; returns when it answers, with its address."""
+        """Starts its server; returns its address when it accepts connections."""
         self.start("serve", "--port", str(port), "--json")
         assert self._process is not None and self._process.stdout is not None
         said = self._process.stdout.readline()
@@ -125,7 +125,7 @@ class Member:
             self._process = None
 
     def stop(self) -> None:
-        """Asks its process to end, as Ctrl-C would."""
+        """Stops its process, as Ctrl-C would."""
         assert self._process is not None
         self._process.send_signal(signal.SIGTERM)
         self._process.communicate(timeout=PATIENCE_S)
@@ -168,8 +168,8 @@ class Tour:
         owner("init")
         address = owner.serve(0)
         self._port = int(address.rpartition(":")[2])
-        self._say(f"owner has made a home and serves at {address}")
-        must(all(self._helpers.map(self._enrol, (self._gpu, self._post))), "somebody did not join")
+        self._say(f"owner has created a home and serves at {address}")
+        must(all(self._helpers.map(self._enrol, (self._gpu, self._post))), "a node did not join")
         for name, kind in (("gpu", "acme.mail.letter"), ("post", "acme.render.frame")):
             answer = owner("may", name, "claim", kind, code=4)
             must(answer["may"] is False, f"{name} may claim {kind}")
@@ -185,7 +185,7 @@ class Tour:
         key = (member.home / "node.key").exists() and not (member.home / "user.key").exists()
         must(key and joined["name"] == member.name, f"{member.name} did not join as it should")
         may = "; ".join(each for each in joined["may"] if "of kind" in each)
-        self._say(f"{member.name} joined by an invitation, with a key that was made in its own home; it may {may}")
+        self._say(f"{member.name} joined with an invitation and a key made in its own home; it may {may}")
         return True
 
     def share(self) -> None:
@@ -209,7 +209,7 @@ class Tour:
         self._say(
             f"gpu did the {FRAMES} frames; post the {LETTERS} letters and the {INDEXES} routed indexes, each once"
         )
-        self._say("  (claims and completions count because the owner, who is the arbiter, accepted each of them)")
+        self._say("  (claims and completions count because the owner, the arbiter, accepted each of them)")
 
     def kill_one(self) -> None:
         slow = self._owner.node.submit(jobs.slow)
@@ -240,19 +240,17 @@ class Tour:
         held = owner.node.submit(jobs.long)
         wait_for(lambda: self._runs(held.job_id), "the long job to start")
         owner.stop()
-        self._say("gpu holds a job; now the owner's server is stopped, and nobody can reach the arbiter")
+        self._say("gpu holds a job; now the owner's server is stopped, and no node can reach the arbiter")
         waiting, free = gpu.node.submit(jobs.frame, number=FRAMES), gpu.node.submit(jobs.note)
         (self._folder / "go").touch()
         free_result = free.result(PATIENCE_S)
         must(free_result == {"node": "gpu"}, "the open job was not done by gpu")
         offered = wait_for(lambda: _offered(gpu.job(held.job_id), "CompleteJob"), "the end of the long job")
         must(len(offered) == 1 and gpu.job(held.job_id)["outcome"] is None, "the long job counts as ended already")
-        self._say("gpu finishes the job that it holds; the end is on its log as an offer and does not count yet")
+        self._say("gpu finishes the job that it holds; the completion is on its log as an offer and does not count yet")
         wait_for(lambda: "the arbiter cannot be reached" in gpu.output.read_text(), "gpu to miss the arbiter")
         must(not self._runs(waiting.job_id) and gpu.job(waiting.job_id)["fence"] == 0, "an arbiter job was started")
-        self._say(
-            "a frame that was submitted on gpu meanwhile is not started; a job that is marked open is, and is done"
-        )
+        self._say("a frame submitted on gpu meanwhile does not start; a job marked open does, and completes")
         must(not owner.job(waiting.job_id) and not owner.job(free.job_id), "the owner heard of jobs over a cut line")
         must(owner.job(held.job_id)["state"] == "claimed", "the owner let go of the job that gpu holds")
         owner.serve(self._port)
@@ -269,10 +267,10 @@ class Tour:
     def revoke(self) -> None:
         owner, gpu, post = self._all
         wait_for(lambda: owner.roster() == gpu.roster() == post.roster(), "three equal rosters")
-        self._say(f"all three homes say the same of all {len(owner.roster())} jobs, byte for byte")
+        self._say(f"all three homes agree on all {len(owner.roster())} jobs, byte for byte")
         before = post.roster()
         done = owner("revoke", "post", "--yes")
-        must(done["name"] == "post" and not done["cascade"], "somebody else was revoked")
+        must(done["name"] == "post" and not done["cascade"], "another node was revoked")
         refused = post("sync", code=1)
         must([each["state"] for each in refused] == ["refused"], f"post was not refused: {refused}")
         letter = owner.node.submit(jobs.letter, number=LETTERS)
@@ -283,7 +281,7 @@ class Tour:
         now = owner.roster()
         stands = all(_outcome(now[entry]) == _outcome(before[entry]) for entry in before)
         must(stands, "what the owner had accepted from post no longer stands")
-        self._say("post is revoked: the owner sends it away, a new letter does not reach it and waits, and what the")
+        self._say("post is revoked: the owner refuses it, a new letter does not reach it and waits, and what the")
         self._say("  owner had accepted from it stands")
 
     def verify(self) -> None:
@@ -314,7 +312,7 @@ class Tour:
         self._say("owner and gpu end with the same roster, byte for byte; post knows how each of its jobs ended")
 
     def _runs(self, job_id: str) -> list[tuple[int, str]]:
-        """Which holds on a job began to run, and on which node."""
+        """Which claims on a job began to run, and on which node."""
         journal = self._folder / "journal"
         lines = journal.read_text().splitlines() if journal.exists() else []
         return [(int(fence), node) for job, fence, node in (line.split() for line in lines) if job == job_id]
@@ -325,7 +323,7 @@ def _offered(status: dict[str, Any], type_: str) -> list[dict[str, Any]]:
 
 
 def tour(base: Path, say: Callable[[str], None]) -> list[str]:
-    """What is not as it should be. Whatever happens, no process and no file outlives it."""
+    """The failed checks. Whatever happens, no process and no file outlives the tour."""
     with tempfile.TemporaryDirectory(prefix="mesh-", dir=base) as folder, Tour(Path(folder), say) as story:
         try:
             story.run()
@@ -343,13 +341,13 @@ def main() -> int:
     try:
         wrong = tour(base, print)
     except (KeyboardInterrupt, RuntimeError) as error:
-        # Python's own locks can stumble over an interrupt, and then raise in its place.
+        # Python's own locks can fail on an interrupt, and then raise another error.
         if not isinstance(error.__context__ if isinstance(error, RuntimeError) else error, KeyboardInterrupt):
             raise
         print("interrupted; the nodes are stopped and their homes removed")
         return 130
     for line in wrong:
-        print(f"not as it should be: {line}")
+        print(f"check failed: {line}")
     return 1 if wrong else 0
 
 

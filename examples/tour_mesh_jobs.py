@@ -1,6 +1,5 @@
-"""The handlers of the tour's second part. Every node runs all of them; which jobs come to it is decided by what it may
-do. Each handler begins with a line in a journal outside of Hocket, so that the tour can check the log's word against
-what really ran.
+"""The handlers of the tour's second part. Every node runs all of them; its grants decide which jobs it gets. Each
+handler first writes a line to a journal outside Hocket, so that the tour can check the log against what really ran.
 """
 
 import os
@@ -9,7 +8,7 @@ from pathlib import Path
 
 import hocket
 
-# The tour says where. A module that is only imported to submit jobs needs neither.
+# The tour sets these. A module that is only imported to submit jobs needs neither.
 FOLDER = Path(os.environ.get("TOUR_FOLDER", "."))
 NODE = Path(os.environ.get("HOCKET_HOME", "nobody")).name
 
@@ -40,7 +39,7 @@ def index(ctx, number):
 
 @hocket.job("acme.pack.slow", lease="1500ms")
 def slow(ctx):
-    """The first hold waits to be killed. The second finds out that it is not the first, and ends at once."""
+    """The first run waits to be killed. The second finds that it is not the first, and ends at once."""
     begin(ctx)
     give_up = time.monotonic() + 60
     while ctx.fence == 1 and time.monotonic() < give_up:

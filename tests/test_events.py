@@ -62,7 +62,7 @@ def test_people_are_told_what_is_not_routine() -> None:
     emit = sentences(notices.append, also=told.append)
     emit(JobHandedBack("J", "a.kind", 2))
     emit(LeaseLost("J", "the lease ran out here"))
-    assert notices == ["job J: its handler is stopped: the lease ran out here"]
+    assert notices == ["job J: handler stopped: the lease ran out here"]
     assert [type(each) for each in told] == [JobHandedBack, LeaseLost]
 
 

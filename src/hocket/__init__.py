@@ -1,10 +1,9 @@
-"""Hocket: many machines and agents share one stream of jobs; each job is held by exactly one of them under a lease and
-a fence, every step is a signed op on a log, and nothing waits for ever. This is the public face; everything else may
-change between versions. A name is loaded when it is first used, so that the command line does not pay for what it does
-not need.
+"""Hocket: many machines and agents share one stream of jobs. Exactly one of them holds each job, under a lease and a
+fence; every step is a signed op on a log, and nothing waits for ever. This module is the public API; everything else
+may change between versions. A name is loaded on first use, so that the command line loads only what it needs.
 """
 
-# What `typing` has under this name is False, too; a command that is over in a moment does not wait for `typing`.
+# `typing.TYPE_CHECKING` is False too; a short command need not load `typing` for it.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any

@@ -1,10 +1,10 @@
-"""What can go wrong for a user, one class for each exit code. Every message is a sentence that says what was
-wrong, with which value, and what to do. Bugs are not in this family: they keep their traceback.
+"""User errors, one class for each exit code. Every message is a sentence that says what was wrong, with which value,
+and what to do. Bugs are not in this family: they keep their traceback.
 """
 
 
 class HocketError(Exception):
-    """Anything that a user is told in one sentence."""
+    """Any error that a user sees as one sentence."""
 
     exit_code = 1
 
@@ -20,7 +20,7 @@ class Usage(HocketError, ValueError):
 
 
 class Conflict(HocketError):
-    """Somebody else was first: a lost race, a stale fence, a job that is no longer what was expected."""
+    """Another actor was first: a lost race, a stale fence, a job whose state has changed."""
 
     exit_code = 3
 

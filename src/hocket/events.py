@@ -1,5 +1,6 @@
-"""What happens while a node works, as values. A program reads an event's type and fields; a person reads its sentence,
-`str(event)`. An event is only told: nothing depends on it, and nothing is lost with it. The log has what must last.
+"""Events: what happens while a node works. A program reads an event's type and fields; a person reads its sentence,
+`str(event)`. Events are information only: nothing depends on them, and losing one loses no data. The log holds what
+must last.
 """
 
 from collections.abc import Callable
@@ -10,7 +11,7 @@ import msgspec
 
 class Event(msgspec.Struct, frozen=True, tag=True, tag_field="type"):
     """Ids are in the form that people see. A `routine` event belongs to the ordinary life of a job or a node: programs
-    get it, people are not told.
+    get it, people do not.
     """
 
     routine: ClassVar[bool] = False
@@ -20,11 +21,11 @@ Emit = Callable[[Event], None]
 
 
 def ignore(event: Event) -> None:
-    """The emitter for those who do not want events."""
+    """Ignores events."""
 
 
 def sentences(notice: Callable[[str], None], also: Emit = ignore) -> Emit:
-    """Calls `notice` with the sentence of each event that people are told, and `also` with every event."""
+    """Calls `notice` with the sentence of each event that is not routine, and `also` with every event."""
 
     def emit(event: Event) -> None:
         also(event)
@@ -38,7 +39,7 @@ def sentences(notice: Callable[[str], None], also: Emit = ignore) -> Emit:
 
 
 class _RunEvent(Event, frozen=True):
-    """`fence` is the number of the worker's hold on the job."""
+    """`fence` is the fence of the worker's claim on the job."""
 
     routine = True
 
@@ -54,7 +55,7 @@ class JobClaimed(_RunEvent, frozen=True):
 
 class RunStarted(_RunEvent, frozen=True):
     def __str__(self) -> str:
-        return f"job {self.job_id}: its handler started"
+        return f"job {self.job_id}: handler started"
 
 
 class RunFinished(_RunEvent, frozen=True):
@@ -66,12 +67,12 @@ class RunFailed(_RunEvent, frozen=True):
     error: str
 
     def __str__(self) -> str:
-        return f"job {self.job_id}: its handler failed: {self.error}"
+        return f"job {self.job_id}: handler failed: {self.error}"
 
 
 class JobHandedBack(_RunEvent, frozen=True):
     def __str__(self) -> str:
-        return f"job {self.job_id}: handed back"
+        return f"job {self.job_id}: returned to the queue"
 
 
 class LeaseLost(Event, frozen=True):
@@ -79,7 +80,7 @@ class LeaseLost(Event, frozen=True):
     reason: str
 
     def __str__(self) -> str:
-        return f"job {self.job_id}: its handler is stopped: {self.reason}"
+        return f"job {self.job_id}: handler stopped: {self.reason}"
 
 
 class ResultDiscarded(Event, frozen=True):
@@ -87,24 +88,24 @@ class ResultDiscarded(Event, frozen=True):
     reason: str
 
     def __str__(self) -> str:
-        return f"job {self.job_id}: result discarded: it came too late: {self.reason}"
+        return f"job {self.job_id}: result discarded: {self.reason}"
 
 
 class JobSkipped(Event, frozen=True):
-    """A job that this worker does not run. `job_id` is a content id where the job is in a git repository."""
+    """A job that this worker does not run. For a job in a git repository, `job_id` is a content id."""
 
     job_id: str
     reason: str
 
     def __str__(self) -> str:
-        return f"job {self.job_id} is left alone: {self.reason}"
+        return f"job {self.job_id} skipped: {self.reason}"
 
 
 class JobsReclaimed(Event, frozen=True):
     count: int
 
     def __str__(self) -> str:
-        return f"handed back {self.count} jobs of a worker process that died"
+        return f"returned {self.count} jobs of a dead worker process to the queue"
 
 
 class ScheduleSkipped(Event, frozen=True):
@@ -112,7 +113,7 @@ class ScheduleSkipped(Event, frozen=True):
     reason: str
 
     def __str__(self) -> str:
-        return f"schedule {self.schedule!r} makes no job: {self.reason}"
+        return f"schedule {self.schedule!r} submits no job: {self.reason}"
 
 
 class SecretsNotHandedOver(Event, frozen=True):
@@ -120,7 +121,7 @@ class SecretsNotHandedOver(Event, frozen=True):
     error: str
 
     def __str__(self) -> str:
-        return f"the secrets of job {self.job_id} cannot be handed over: {self.error}"
+        return f"job {self.job_id}: cannot hand over its secrets: {self.error}"
 
 
 # Workers and what runs beside them.
@@ -143,7 +144,7 @@ class WorkerStopping(Event, frozen=True):
 
 class WorkerDeclaredDead(Event, frozen=True):
     def __str__(self) -> str:
-        return "other workers took this one for dead; it joins again, and gives up what it has lost"
+        return "other workers declared this worker dead; it registers again and drops the claims that it has lost"
 
 
 class HandlerLoopBlocked(Event, frozen=True):
@@ -154,7 +155,7 @@ class HandlerLoopBlocked(Event, frozen=True):
 
 
 class AllowanceIsRisky(Event, frozen=True):
-    """The commands that this worker runs for other nodes may not be those that its owner meant."""
+    """The patterns may let other nodes run commands that the owner did not mean to allow."""
 
     warning: str
 
@@ -168,39 +169,39 @@ class BackgroundTaskFailed(Event, frozen=True):
     restart_s: float
 
     def __str__(self) -> str:
-        return f"{self.task} failed ({self.error}); it starts again in {self.restart_s:.1f} seconds"
+        return f"{self.task} failed ({self.error}); restarting in {self.restart_s:.1f} seconds"
 
 
 class StepFailed(Event, frozen=True):
-    """One step failed among others, which were done."""
+    """One step of several failed; the others succeeded."""
 
     step: str
     error: str
 
     def __str__(self) -> str:
-        return f"{self.step} failed ({self.error}); everything else goes on"
+        return f"{self.step} failed ({self.error}); everything else continues"
 
 
 class BatchFailed(Event, frozen=True):
-    """Several steps failed in one transaction. Each of them is tried again in a transaction of its own."""
+    """Several steps failed in one transaction. Each step is retried in a transaction of its own."""
 
     batch: str
     error: str
 
     def __str__(self) -> str:
-        return f"{self.batch} failed ({self.error}); each step is tried by itself"
+        return f"{self.batch} failed ({self.error}); retrying each step on its own"
 
 
 class StoreUnavailable(Event, frozen=True):
     error: str
 
     def __str__(self) -> str:
-        return f"{self.error}; trying again"
+        return f"{self.error}; retrying"
 
 
 class EvictionNotAllowed(Event, frozen=True):
     def __str__(self) -> str:
-        return "artifacts whose time is over stay: this node may not evict them; grant it artifact:write"
+        return "expired artifacts stay: this node may not evict them; grant it artifact:write"
 
 
 # The arbiter and the coordinator.
@@ -210,14 +211,14 @@ class ArbiterUnreachable(Event, frozen=True):
     error: str
 
     def __str__(self) -> str:
-        return f"the arbiter cannot be reached ({self.error}); jobs that need its word wait"
+        return f"the arbiter cannot be reached ({self.error}); jobs that need its decision wait"
 
 
 class ArbiterFailed(Event, frozen=True):
     error: str
 
     def __str__(self) -> str:
-        return f"asking the arbiter failed ({self.error}); jobs that need its word wait"
+        return f"asking the arbiter failed ({self.error}); jobs that need its decision wait"
 
 
 class ArbiterReachable(Event, frozen=True):
@@ -227,21 +228,21 @@ class ArbiterReachable(Event, frozen=True):
 
 class CoordinatorUnknown(Event, frozen=True):
     def __str__(self) -> str:
-        return "this node has yet to hear who the coordinator is; jobs that need its word wait"
+        return "this node does not know the coordinator yet; jobs that need its decision wait"
 
 
 class CoordinatorSilent(Event, frozen=True):
     node: str
 
     def __str__(self) -> str:
-        return f"nothing was heard of the coordinator {self.node} for long"
+        return f"the coordinator {self.node} has been silent for long"
 
 
 # Other nodes.
 
 
 class PeerChanged(Event, frozen=True):
-    """`state` is how the peer stands now: ok, refused or unreachable."""
+    """`state` is the peer's state now: ok, refused or unreachable."""
 
     address: str
     state: str
@@ -252,7 +253,7 @@ class PeerChanged(Event, frozen=True):
 
 
 class PeerPaused(Event, frozen=True):
-    """Nothing is exchanged with the peer, because it stands under other rules."""
+    """This node does not sync with the peer, because their rules differ."""
 
     address: str
     detail: str
@@ -274,8 +275,8 @@ class NodeForked(Event, frozen=True):
 
     def __str__(self) -> str:
         return (
-            f"node {self.node} has shown two histories: its key is in use twice, or an old copy of its home was."
-            " Nothing that it wrote since counts; revoke it, and let it join anew with a new home"
+            f"node {self.node} has two histories: its key is in use twice, or an old copy of its home was used."
+            " Its ops since then do not count; revoke it, and let it join again with a new home"
         )
 
 
@@ -286,13 +287,13 @@ class NodeOverQuota(Event, frozen=True):
     def __str__(self) -> str:
         return (
             f"node {self.node} is over its quota: {self.ops} of its ops were refused for now;"
-            " `hocket nodes` shows what it may store"
+            " `hocket nodes` shows its quota"
         )
 
 
 class OpRefused(Event, frozen=True):
-    """Ops that a node brought were refused. `sender` is the node, or the address of the peer that they were pulled
-    from; `reason` is the name of one of the kernel's reasons.
+    """Ops from a node were refused. `sender` is the node, or the address of the peer that they were pulled from;
+    `reason` is the name of one of the kernel's reasons.
     """
 
     routine = True
@@ -311,13 +312,13 @@ class OpsCollided(Event, frozen=True):
 
     def __str__(self) -> str:
         return (
-            f"{self.count} ops from node {self.node} carry timestamps that others of their authors carry too;"
-            " is a home in use twice?"
+            f"{self.count} ops from node {self.node} have the same timestamp as another op of their author;"
+            " check whether a home is in use twice"
         )
 
 
 class CallerRefused(Event, frozen=True):
-    """A request was refused. `node` is None when the caller did not show who it is."""
+    """A request was refused. `node` is None if the caller did not identify itself."""
 
     status: int
     reason: str
@@ -338,7 +339,7 @@ class JoinRefused(Event, frozen=True):
 
 
 class RequestsRefused(Event, frozen=True):
-    """The sum of what a server refused while it ran."""
+    """How often a server refused requests for this reason while it ran."""
 
     reason: str
     count: int
@@ -349,20 +350,20 @@ class RequestsRefused(Event, frozen=True):
 
 class TrafficNotEncrypted(Event, frozen=True):
     def __str__(self) -> str:
-        return "what nodes exchange here is not encrypted; give --cert and --key, or keep to a private network"
+        return "the traffic of this server is not encrypted; give --cert and --key, or use a private network"
 
 
 # Jobs in git repositories; `job_id` is a content id.
 
 
 class GitUnavailable(Event, frozen=True):
-    """The repository cannot be read or written just now. `job_id` is None when that concerns every job."""
+    """The repository cannot be read or written now. `job_id` is None if this concerns every job."""
 
     error: str
     job_id: str | None = None
 
     def __str__(self) -> str:
-        return f"{'' if self.job_id is None else f'{self.job_id}: '}{self.error}; trying again"
+        return f"{'' if self.job_id is None else f'{self.job_id}: '}{self.error}; retrying"
 
 
 class GitRunFailed(Event, frozen=True):

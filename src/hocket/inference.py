@@ -1,6 +1,6 @@
-"""Model calls over HTTP, for handlers: a thin client of whatever speaks OpenAI's chat protocol. It cannot be used
-without the context of a job, because every call is recorded there: the literal request as the prompt, the literal
-response as the output, also when the response is an error or none comes.
+"""Model calls over HTTP, for handlers: a thin client for any server that speaks OpenAI's chat protocol. It works only
+with the context of a job, which records every call: the literal request as the prompt, the literal response as the
+output, even if the response is an error or there is none.
 """
 
 import asyncio
@@ -28,8 +28,8 @@ ERROR_CHARS_SHOWN = 300
 
 
 class OpenAI:
-    """An endpoint, like `OpenAI("http://localhost:11434/v1")`. The key goes into a header and on no record. A call
-    takes `timeout` seconds at most.
+    """An endpoint, like `OpenAI("http://localhost:11434/v1")`. The key goes into a header and is never recorded. A call
+    takes at most `timeout` seconds.
     """
 
     def __init__(self, base_url: str, api_key: str | None = None, *, timeout: float = TIMEOUT_S) -> None:
@@ -46,9 +46,9 @@ class OpenAI:
         context: Iterable[str | bytes] = (),
         **options: Any,
     ) -> dict[str, Any]:
-        """Asks the model and gives the response, as the protocol has it. `options` go into the request (temperature,
-        tools, …), `context` is that of `ctx.infer`. Raises Unreachable when no answer comes, Failed when it is an
-        error.
+        """Calls the model and returns the response, as the protocol defines it. `options` go into the request
+        (temperature, tools, …); `context` is that of `ctx.infer`. Raises Unreachable if there is no answer, Failed if
+        it is an error.
         """
         request = _request(model, messages, options)
         answer: dict[str, Any] = _context(ctx).infer(
@@ -65,7 +65,7 @@ class OpenAI:
         context: Iterable[str | bytes] = (),
         **options: Any,
     ) -> dict[str, Any]:
-        """The same for async handlers: the event loop is not held up."""
+        """The same for async handlers; does not block the event loop."""
         request = _request(model, messages, options)
         answer: dict[str, Any] = await _context(ctx).infer(
             model=model,
@@ -88,11 +88,11 @@ class OpenAI:
             raise self._unreachable(f"gave no answer within {self._timeout:g} seconds") from None
         except (OSError, http.client.HTTPException) as error:
             said = getattr(error, "strerror", None) or str(error) or type(error).__name__
-            raise self._unreachable(f"cannot be asked: {said}") from error
+            raise self._unreachable(f"failed: {said}") from error
         return self._answer(status, body)
 
     def _exchange(self, body: bytes) -> tuple[int, bytes]:
-        """One request and its response. No redirect is followed: the key is for this address alone."""
+        """One request and its response. Follows no redirect: the key is for this address only."""
         until = time.monotonic() + self._timeout
         secure = self._url.scheme == "https"
         kind = http.client.HTTPSConnection if secure else http.client.HTTPConnection
@@ -113,7 +113,7 @@ class OpenAI:
                 if connection.sock is not None:
                     connection.sock.settimeout(max(0.001, until - time.monotonic()))
             if response.length:
-                raise http.client.HTTPException("the response broke off")
+                raise http.client.HTTPException("the response is incomplete")
             return response.status, bytes(parts)
         finally:
             connection.close()
@@ -125,7 +125,7 @@ class OpenAI:
             value = None
         if status != 200 or not isinstance(value, dict):
             said = " ".join(body.decode(errors="replace").split())[:ERROR_CHARS_SHOWN]
-            what = f"answered {status}" if status != 200 else "answered with what is no JSON object"
+            what = f"answered {status}" if status != 200 else "answered with something other than a JSON object"
             return Answer(None, body, error=Failed(f"the model endpoint {self._url.geturl()} {what}: {said}"))
         version = next(
             (v for v in (value.get("system_fingerprint"), value.get("model")) if isinstance(v, str) and v), ""
@@ -142,22 +142,22 @@ def _checked(base_url: str) -> SplitResult:
     try:
         url = urlsplit(base_url)
         if url.scheme in ("http", "https") and url.hostname and not (url.query or url.fragment or "@" in url.netloc):
-            url.port  # noqa: B018 — it is read here, so that a wrong one is told here
+            url.port  # noqa: B018 — reading it here reports a bad port here
             return url
     except ValueError:
         pass
-    raise Usage(f"{base_url!r} is not the address of an endpoint; write it like https://host:8080/v1")
+    raise Usage(f"{base_url!r} is not an endpoint's URL; write it like https://host:8080/v1")
 
 
 def _context(ctx: Context) -> Context:
     if not isinstance(ctx, Context):
-        raise Usage("a model call is recorded with the job that it is for; pass the handler's ctx")
+        raise Usage("a model call is recorded with its job; pass the handler's ctx")
     return ctx
 
 
 def _request(model: str, messages: Sequence[dict[str, Any]], options: dict[str, Any]) -> str:
     if options.get("stream"):
-        raise Usage("a recorded call has one response; leave out stream=True")
+        raise Usage("recorded calls cannot stream; leave out stream=True")
     try:
         return msgspec.json.encode({"model": model, "messages": list(messages)} | options).decode()
     except (TypeError, ValueError, msgspec.MsgspecError, RecursionError) as error:
@@ -165,7 +165,7 @@ def _request(model: str, messages: Sequence[dict[str, Any]], options: dict[str, 
 
 
 async def _in_thread(work: Callable[[], T]) -> T:
-    """Runs it in a thread of its own. When nobody waits any more, the thread ends by itself, within the timeout."""
+    """Runs a function in a thread of its own. If the caller stops waiting, the thread still ends within the timeout."""
     loop = asyncio.get_running_loop()
     done: asyncio.Future[T] = loop.create_future()
 
@@ -185,7 +185,7 @@ async def _in_thread(work: Callable[[], T]) -> T:
         try:
             loop.call_soon_threadsafe(settle, *outcome)
         except RuntimeError:
-            # The loop was closed meanwhile, and with it whoever waited.
+            # The loop was closed meanwhile, so there is no waiter.
             pass
 
     threading.Thread(target=run, name="hocket-inference", daemon=True).start()

@@ -109,7 +109,7 @@ GOOD = {"kind": "test.echo"}
         ({"kind": "a.b", "after": "7ZZZ"}, "no job '7ZZZ'"),
         ({"kind": "a.b", "after": {"x": 1}}, '"after" must be'),
         ({"kind": "a.b", "name": ""}, '"name" must be'),
-        ({"kind": "a.b", "name": "first"}, "is that of line 1 already"),
+        ({"kind": "a.b", "name": "first"}, "line 1 already has the name 'first'"),
         ({"kind": "a.b", "name": "me", "after": "me"}, "cycle in after: me → me"),
     ],
     ids=lambda value: json.dumps(value)[:40] if isinstance(value, dict) else None,

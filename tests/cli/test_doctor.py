@@ -85,7 +85,7 @@ def test_an_interrupted_rebuild(used: Program):
     assert verdicts(used, 1)["rebuild"] == "bad"
     assert "being rebuilt" in used("submit", "test.echo", code=5).sentence
     assert used("status", "--json").json["rebuilding"] is True
-    assert "finished what was begun" in used("log", "rebuild", code=0).out
+    assert "finished the rebuild" in used("log", "rebuild", code=0).out
     assert verdicts(used)["rebuild"] == "ok"
     used("submit", "test.echo", code=0)
 
@@ -131,7 +131,7 @@ def worker_elsewhere(hocket: Program, heard_ms_ago: int) -> None:
 @pytest.mark.touches("VX-01")
 def test_a_worker_on_another_machine(hocket: Program):
     worker_elsewhere(hocket, 0)
-    heard = r"workers\tprocess 77 on another machine, started 10 min ago, heard of [\d.]+ s ago"
+    heard = r"workers\tprocess 77 on another machine, started 10 min ago, heard from [\d.]+ s ago"
     assert re.search(heard, hocket("status", code=0).out)
     (shown,) = hocket("status", "--json").json["workers"]
     assert (shown["pid"], shown["state"], shown["where"]) == (77, "running", "on another machine")

@@ -32,7 +32,7 @@ def test_init_makes_a_home_and_says_whose(tmp_path: Path):
 
 def test_a_second_init_changes_nothing(hocket: Program):
     before = {path.name: path.read_bytes() for path in hocket.home.iterdir() if path.is_file()}
-    assert "exists already" in hocket("init", code=3).sentence
+    assert "already exists" in hocket("init", code=3).sentence
     assert before == {path.name: path.read_bytes() for path in hocket.home.iterdir() if path.is_file()}
 
 
@@ -238,7 +238,7 @@ def test_a_flipped_byte_of_an_op_is_named(used: Program):
     connection.close()
     result = used("log", "verify", code=1)
     assert any(line.startswith(f"op {seq} ") for line in result.out.splitlines()), result.out
-    assert "not in order" in result.sentence
+    assert "damaged" in result.sentence
 
 
 @pytest.mark.skipif(not hasattr(os, "posix_fallocate"), reason="needs resource limits")

@@ -87,7 +87,7 @@ def test_a_dead_job_is_tried_anew(used: Program):
 @pytest.mark.parametrize("reason", ["", "x" * 501])
 def test_reasons_are_bounded(hocket: Program, reason: str):
     job_id = hocket.submit("test.echo")
-    assert "a reason has 1 to 500 characters" in hocket("cancel", job_id, "--reason", reason, code=2).sentence
+    assert "a reason must have 1 to 500 characters" in hocket("cancel", job_id, "--reason", reason, code=2).sentence
 
 
 @pytest.mark.touches("LW-17")

@@ -81,11 +81,11 @@ def test_a_home_is_closed_to_others_whatever_was_there(tmp_path: Path, before: s
 def test_a_home_of_an_older_version_is_closed_when_it_is_opened(hocket: Program) -> None:
     for path in (hocket.home, hocket.home / "processes", hocket.home / "log.db"):
         path.chmod(0o755)
-    assert f"others may use {hocket.home} (mode 0755)" in hocket("doctor", code=0).out
+    assert f"other users can access {hocket.home} (mode 0755)" in hocket("doctor", code=0).out
     assert mode(hocket.home) == 0o755, "the doctor changes nothing"
     hocket("status", code=0)
     assert [mode(hocket.home / part) for part in ("", "processes", "log.db")] == [0o700] * 3
-    assert "others may use" not in hocket("doctor", code=0).out
+    assert "other users can access" not in hocket("doctor", code=0).out
 
 
 @needs_root
@@ -96,7 +96,7 @@ def test_a_home_of_another_user_is_refused_even_to_root(place: Program, words: t
     refused = place(*words)
     said = refused.out if words == ("doctor",) else refused.sentence
     assert refused.code == (1 if words == ("doctor",) else 4)
-    assert f"the home {place.home} belongs to" in said and "and this is root; run this as" in said
+    assert f"the home {place.home} belongs to" in said and "but this is root; run this as" in said
 
 
 @needs_root

@@ -61,18 +61,18 @@ BOMB = b"a: &a [x,x,x,x,x,x,x,x,x]\n" + b"".join(
 @pytest.mark.parametrize(
     ("text", "field", "why"),
     [
-        (b"command: [a]\ntimeout: -1\n", "timeout", "timeout: -1 is no length of time"),
-        (b"command: [a]\ntimeout: 1\nshell: true\n", "shell", "shell: there is no such field"),
-        (b"command: [a]\ntimeout: 1\nenv: {A-B: x}\n", "env.'A-B'", "no name of a variable"),
+        (b"command: [a]\ntimeout: -1\n", "timeout", "timeout: -1 is not a duration"),
+        (b"command: [a]\ntimeout: 1\nshell: true\n", "shell", "shell: unknown field"),
+        (b"command: [a]\ntimeout: 1\nenv: {A-B: x}\n", "env.'A-B'", "not a variable name"),
         (b"command: [a, \x1b[31m]\ntimeout: 1\n", None, "x001b"),
         (b'{"command": ["a"], "timeout": 1, "cwd": "\\u001b[31m/.."}', "cwd", "not inside the job's directory"),
         (b"command: [yes]\ntimeout: 1\n", None, "line 1: 'yes' is not the same"),
-        (b"command: [a]\ntimeout: 1\ntimeout: 2\n", None, "line 3: the key 'timeout' is there twice"),
+        (b"command: [a]\ntimeout: 1\ntimeout: 2\n", None, "line 3: the key 'timeout' is repeated"),
         (BOMB, None, "line 1: anchors and aliases"),
         (b"\x7fELF\x02\x01\x01\xff\xfe" * 100, None, "not UTF-8"),
         (b"#" * 2 * 1024 * 1024, None, "longer than 1048576 bytes"),
-        (b"", None, "nothing in it"),
-        (b"- a\n", None, "a manifest is a mapping"),
+        (b"", None, "it is empty"),
+        (b"- a\n", None, "a manifest must be a mapping"),
     ],
 )
 def test_a_bad_manifest_is_refused_in_one_sentence(

@@ -119,7 +119,7 @@ def test_a_file_that_is_not_here_is_said(proven: Proven) -> None:
     try:
         for offline in ((), ("--offline",)):
             done = proven("proof", "verify", proven.good, *offline, code=0)
-            assert "the output 'dist/large.bin' was not looked at" in done.out and "good: " in done.out
+            assert "the output 'dist/large.bin' was not checked" in done.out and "good: " in done.out
         assert len(proven("proof", "verify", proven.good, "--json", code=0).json["notes"]) == 1
         aside.chmod(0o600)
         blob.write_bytes(b"damaged")

@@ -47,15 +47,15 @@ def test_what_it_prints_and_how_it_ends_come_back(run: Program) -> None:
 @pytest.mark.parametrize(
     ("words", "code", "sentence"),
     [
-        (["--timeout", "1s", "--", "sleep", "60"], 124, "sleep was stopped: it ran for longer than 1 seconds"),
+        (["--timeout", "1s", "--", "sleep", "60"], 124, "sleep timed out after 1 seconds"),
         (["--", "no-such-program"], 127, "there is no program 'no-such-program'"),
-        (["--", "sh", "-c", "kill -9 $$"], 137, "sh was ended by SIGKILL"),
+        (["--", "sh", "-c", "kill -9 $$"], 137, "sh was killed by SIGKILL"),
         (["--", "/"], 127, "not started"),
-        ([], 2, "say what to run"),
+        ([], 2, "name a command"),
         (["--bogus", "--", "true"], 2, "no such option: --bogus"),
         (["--timeout", "soon", "--", "true"], 2, "bad timeout"),
         (["--timeout", "1.5s", "--", "true"], 2, "whole seconds"),
-        (["--env", "NOT_SET_ANYWHERE", "--", "true"], 2, "there is no variable 'NOT_SET_ANYWHERE'"),
+        (["--env", "NOT_SET_ANYWHERE", "--", "true"], 2, "the secret variable 'NOT_SET_ANYWHERE' is not set here"),
         (["--env", "1=2", "--", "true"], 2, "env"),
         (["--input", "missing", "--", "true"], 2, "cannot read"),
         (["--input", "../x=missing", "--", "true"], 2, ""),
@@ -269,7 +269,7 @@ def test_traps_are_told_at_the_start_and_by_the_doctor(hocket: Program) -> None:
         hocket("work", "--until-idle", environment={"PATH": "/nowhere"}, code=0).err,
         hocket("doctor", environment={"PATH": "/nowhere"}, code=0).out,
     ):
-        assert "no command of another node is run: a sandbox is required, and there is no `bwrap` here" in said
+        assert "commands of other nodes do not run: a sandbox is required, but `bwrap` is not installed" in said
 
 
 def test_the_value_of_a_secret_stays_off_the_log(run: Program) -> None:
@@ -328,7 +328,7 @@ def test_that_a_variable_is_public_is_told(run: Program) -> None:
     assert shown.out == "12\n"
     assert shown.sentence.startswith("every node that can read the job sees the value of A, B; for a secret")
     refused = run("run", "--env", "A=1", "--env", "A", "--", "true", environment={"A": "1"}, code=2)
-    assert "the variable A is both a secret and a plain one" in refused.err
+    assert "the variable A is both secret and plain" in refused.err
 
 
 def test_configured_commands(hocket: Program) -> None:

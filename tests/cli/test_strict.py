@@ -54,6 +54,6 @@ def test_a_strict_home_writes_none_of_our_payloads(strict: Program, tmp_path: Pa
 @pytest.mark.req("LW-46")
 def test_a_home_that_was_begun_keeps_its_rules(strict: Program):
     (strict.home / "complete").unlink()
-    assert "begun under other rules" in strict("init", code=3).sentence
+    assert "has other rules" in strict("init", code=3).sentence
     strict("init", "--strict", code=0)
     assert strict("rules", "show", "--json", code=0).json["strict"]

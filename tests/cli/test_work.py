@@ -156,7 +156,7 @@ def test_a_killed_workers_job_is_taken_over_by_the_next(hocket: Program, tmp_pat
     assert [each["pid"] for each in status["workers"]] == [successor.pid] and status["jobs"]["claimed"] == 1
     successor.send_signal(signal.SIGTERM)
     notices = hocket.finished(successor).err
-    assert "handed back 1 jobs of a worker process that died" in notices
+    assert "returned 1 jobs of a dead worker process to the queue" in notices
 
 
 @pytest.mark.req("LW-41")
@@ -164,7 +164,7 @@ def test_a_running_job_is_cancelled(hocket: Program, tmp_path: Path):
     worker, job_id = begun(hocket, tmp_path, "test.slow")
     hocket("cancel", job_id, "--reason", "enough", code=0)
     assert worker.stderr is not None
-    until(lambda: "its handler is stopped" in worker.stderr.readline())
+    until(lambda: "handler stopped" in worker.stderr.readline())
     assert state(hocket, job_id) == ("completed", "cancelled")
     worker.send_signal(signal.SIGTERM)
     hocket.finished(worker)

@@ -54,7 +54,7 @@ def test_the_tour(tmp_path: Path):
     for said in ("owner", "gpu", "post"):
         assert re.search(rf"^log of {said} verified: \d+ ops, chain head [0-9a-f]{{64}}$", done.stdout, re.MULTILINE)
     assert "is killed with SIGKILL in the middle of a job" in done.stdout
-    assert "not as it should be" not in done.stdout
+    assert "check failed" not in done.stdout
     assert not list((tmp_path / "run").glob("mesh-*"))
 
 
@@ -76,7 +76,7 @@ def test_the_tour_says_what_is_wrong(tmp_path: Path, name: str, handler: str, ri
     words = [sys.executable, tmp_path / f"{name}.py", "--base", tmp_path / "run"]
     done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=reader.PATIENCE_S)
     assert done.returncode == 1
-    assert f"not as it should be: {said}" in done.stdout
+    assert f"check failed: {said}" in done.stdout
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])

@@ -36,12 +36,12 @@ def test_three_answers(here: Place, home: Path):
     job = finished(plane)
     words = ("git", "verify", here.directory)
     told = hocket(home, *words, code=4)
-    assert f"unknown the result is by {ONE}" in told and "hocket git trust add" in told
+    assert f"unknown signed by {ONE}" in told and "hocket git trust add" in told
     assert hocket(home, *words, "--worker", ONE) == "good: 1 jobs\n"
     assert hocket(home, *words, "--worker", TWO, "--worker", ONE) == "good: 1 jobs\n"
     hocket(home, *words, "--worker", TWO, code=4)
     here.git("update-ref", job.refs.name("result"), str(finished(plane, 1).refs.result))
-    assert "things are wrong" in hocket(home, *words, "--worker", ONE, code=1)
+    assert "problems in" in hocket(home, *words, "--worker", ONE, code=1)
 
 
 @pytest.mark.req("GT-15")
@@ -91,9 +91,9 @@ def test_a_home_trusts_its_own_node_and_the_keys_on_its_list(here: Place, home: 
     assert hocket(tmp_path / "none", *verify, "--worker", ONE, "--worker", own) == "good: 2 jobs\n"
     hocket(home, "git", "trust", "remove", ONE)
     hocket(home, *verify, code=4)
-    assert "not on the list" in hocket(home, "git", "trust", "remove", ONE, code=2)
-    assert "is no worker's key" in hocket(home, "git", "trust", "add", "ed25519:12", code=2)
-    assert "is no worker's key" in hocket(home, *verify, "--worker", "me", code=2)
+    assert "is not a trusted key" in hocket(home, "git", "trust", "remove", ONE, code=2)
+    assert "is not a worker's key" in hocket(home, "git", "trust", "add", "ed25519:12", code=2)
+    assert "is not a worker's key" in hocket(home, *verify, "--worker", "me", code=2)
 
 
 @pytest.mark.req("GT-15")
@@ -102,7 +102,7 @@ def test_a_home_that_cannot_be_read_trusts_nobody(here: Place, home: Path):
     (home / "git").mkdir(exist_ok=True)
     (home / "git" / "trusted").write_text("nonsense\n")
     told = hocket(home, "git", "verify", here.directory, code=4)
-    assert "line 1 of" in told and "are not known" in told
+    assert "line 1 of" in told and "cannot read the keys" in told
 
 
 @pytest.mark.req("GT-10", "GT-15")
@@ -113,7 +113,7 @@ def test_a_plain_clone_says_how_to_get_the_jobs(here: Place, home: Path, tmp_pat
     git = {"env": here.outside, "check": True, "capture_output": True}
     subprocess.run(["git", "clone", "-q", str(here.directory), str(clone)], **git)  # type: ignore[call-overload]
     told = hocket(home, "git", "verify", clone, code=1)
-    assert "nothing was verified" in told
+    assert "nothing to verify" in told
     command = told.split("fetch them with: ")[1].strip()
     assert command == f"git -C '{clone}' fetch origin 'refs/gatos/*:refs/gatos/*'"
     assert command in hocket(home, "git", "show", clone, job.refs.content_id.hex(), code=2)
@@ -158,7 +158,7 @@ def test_keys_are_kept(tmp_path: Path):
 
 @pytest.mark.parametrize("name", ["x" * (NAME_CHARS_MAX + 1), "a\x1b[2J", "\u202e"])
 def test_a_name_that_a_terminal_should_not_see_is_refused(tmp_path: Path, name: str):
-    with pytest.raises(Usage, match="is no name"):
+    with pytest.raises(Usage, match="is not a name"):
         TrustedKeys(tmp_path / "trusted").add(bytes(32), name)
 
 
@@ -185,5 +185,5 @@ def test_keys_as_people_give_them():
     for text in (key_text(public), public.hex(), did_key(public)):
         assert parse_worker(text) == public
     for text in ("", "ed25519:", "did:key:z6Mk", "did:web:x", public.hex()[1:], "ed25519:" + "é" * 64):
-        with pytest.raises(Usage, match="is no worker's key"):
+        with pytest.raises(Usage, match="is not a worker's key"):
             parse_worker(text)

@@ -178,7 +178,7 @@ def job_ref_gone(here: Place, plane: Plane, job: GitJob) -> tuple[str, str]:
 
 def claim_ref_gone(here: Place, plane: Plane, job: GitJob) -> tuple[str, str]:
     here.git("update-ref", "-d", job.refs.name("claim"))
-    return str(job.refs.result), "nobody has claimed"
+    return str(job.refs.result), "no worker has claimed"
 
 
 def worker_ref_gone(here: Place, plane: Plane, job: GitJob) -> tuple[str, str]:
@@ -235,7 +235,7 @@ def fence_falls(here: Place, plane: Plane, job: GitJob) -> tuple[str, str]:
 
 def fence_of_another(here: Place, plane: Plane, job: GitJob) -> tuple[str, str]:
     running = read_commit(raw(plane, job.refs.claim)).parents[0]
-    return forged(fence=1)(here, plane, job, running), "another worker goes on with the fence 1"
+    return forged(fence=1)(here, plane, job, running), "another worker continues fence 1"
 
 
 def taken_over_as_done(here: Place, plane: Plane, job: GitJob) -> tuple[str, str]:
@@ -414,8 +414,8 @@ TAMPERINGS: dict[str, Tampering] = {
     "result's job in upper case": upper("result", b"Job-Id"),
     "result's proof in upper case": upper("result", b"Proof-Of-Execution"),
     "result's program in upper case": upper("result", b"Attest-Program"),
-    "result's worker in base64": in_base64("result", b"Worker-Id", "not written as a result commit"),
-    "result's signature in base64": in_base64("result", b"Attest-Sig", "not written as a result commit"),
+    "result's worker in base64": in_base64("result", b"Worker-Id", "not in the format of a result commit"),
+    "result's signature in base64": in_base64("result", b"Attest-Sig", "not in the format of a result commit"),
     "result's job": lambda here, plane, job: replaced(
         "result", b"blake3:" + job.refs.content_id.hex().encode(), ELSE, "its Job-Id is blake3:abab"
     )(here, plane, job),
@@ -429,12 +429,12 @@ TAMPERINGS: dict[str, Tampering] = {
     "proof of another fence": proof_of_another_fence,
     "result's state": replaced("result", b"State: succeeded", b"State: failed", "its State is failed"),
     "result's state unknown": replaced("result", b"State: succeeded", b"State: great", "State is none of"),
-    "result's subject": replaced("result", b"\n\nsucceeded", b"\n\nSucceeded", "not written as a result commit"),
-    "result's date": replaced("result", b"1762600001", b"1762600002", "not written as a result commit"),
+    "result's subject": replaced("result", b"\n\nsucceeded", b"\n\nSucceeded", "not in the format of a result commit"),
+    "result's date": replaced("result", b"1762600001", b"1762600002", "not in the format of a result commit"),
     "proof changed by a byte": with_file(
         "proof.json", lambda data: data.replace(b'"exit_code":0', b'"exit_code":1'), "its proof.json is blake3:"
     ),
-    "proof is no JSON": with_file("proof.json", lambda data: data[1:], "its proof does not hold"),
+    "proof is no JSON": with_file("proof.json", lambda data: data[1:], "its proof is not valid"),
     "proof gone": with_file("proof.json", lambda data: None, "its tree has no proof.json"),
     "proof of another key": proof_of_another_key,
     "outputs changed": with_file("outputs.json", lambda data: data.replace(b":5,", b":6,"), "its outputs.json is not"),
@@ -442,12 +442,12 @@ TAMPERINGS: dict[str, Tampering] = {
     "attestation changed": with_file(
         "attestation.dsse.json",
         lambda data: data.replace(b'"payload":"ey', b'"payload":"fy'),
-        "its proof does not hold",
+        "its proof is not valid",
     ),
-    "attestation respelled": with_file("attestation.dsse.json", lambda data: data + b"\n", "its proof does not hold"),
+    "attestation respelled": with_file("attestation.dsse.json", lambda data: data + b"\n", "its proof is not valid"),
     "attestation gone": with_file("attestation.dsse.json", lambda data: None, "has no attestation.dsse.json"),
     "blob changed": with_file(f"blobs/{MADE}", lambda data: b"mode\n", f"its file {MADE} is blake3:"),
-    "blob added": with_file(f"blobs/{content_hash(b'more').hex()}", lambda data: b"more", "is not named by anything"),
+    "blob added": with_file(f"blobs/{content_hash(b'more').hex()}", lambda data: b"more", "is not named anywhere"),
     "blob left out": with_file(f"blobs/{MADE}", lambda data: None, "the newest claim is done with"),
     "file added": with_file("more", lambda data: b"more", "does not belong there: more"),
     "file added beside the objects": with_file("gatos/more", lambda data: b"more", "does not belong there: more"),
@@ -658,7 +658,7 @@ def test_jobs_that_are_too_large_together_are_looked_at_one_by_one(here: Place, 
         assert {each.content_id for each in found if each.findings} == too_large
         assert len(found) == len(made) + 1
     (finding,) = next(each.findings for each in found if each.findings)
-    assert "more bytes than are read for one job" in finding.what and finding.commit == held.refs.job
+    assert "exceed the byte limit for one job" in finding.what and finding.commit == held.refs.job
 
 
 def test_a_long_chain_of_claims(here: Place):

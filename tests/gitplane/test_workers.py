@@ -177,7 +177,7 @@ def test_a_running_job_is_aborted(here: Place, homes: list[Path], tmp_path: Path
     assert not Path(f"/proc/{process}").exists()
     found = jobs.look(plane, made.content_id)
     assert found is not None and found.state == "aborted" and found.refs.result is None
-    assert "has ended already" in hocket(homes[1], "git", "abort", here.directory, made.content_id.hex(), code=3)
+    assert "has already ended" in hocket(homes[1], "git", "abort", here.directory, made.content_id.hex(), code=3)
     assert "good: 1 jobs" in hocket(homes[1], "git", "verify", here.directory)
     (job,) = json.loads(hocket(homes[0], "jobs", "--json"))
     assert job["outcome"] == "cancelled"
@@ -222,13 +222,13 @@ def test_a_repository_that_vanishes_in_mid_job(here: Place, homes: list[Path], t
 def test_what_goes_wrong_is_said(here: Place, homes: list[Path], tmp_path: Path) -> None:
     home, file = homes[0], tmp_path / "job.yaml"
     file.write_text("command: [sh, -c, 'exit 3']\ntimeout: 5\n")
-    assert "nothing is allowed here" in hocket(home, "git", "work", here.directory, code=2)
+    assert "no command is allowed here" in hocket(home, "git", "work", here.directory, code=2)
     assert "no git repository" in hocket(home, "git", "jobs", tmp_path / "none", code=2)
     assert "cannot read" in hocket(home, "git", "submit", here.directory, tmp_path / "none.yaml", code=2)
     (tmp_path / "bad.yaml").write_text("command: [sh]\ntimeout: -1\n")
     assert "timeout" in hocket(home, "git", "submit", here.directory, tmp_path / "bad.yaml", code=2)
     hocket(home, "git", "submit", here.directory, file)
-    assert "is not allowed here: sh" in _stderr(home, "git", "work", here.directory, "--allow", "make", "--until-idle")
+    assert "not allowed here: sh" in _stderr(home, "git", "work", here.directory, "--allow", "make", "--until-idle")
     assert "0 succeeded, 1 failed" in hocket(home, "git", "work", here.directory, "--allow-any", "--until-idle")
     assert "no job 'ffff'" in hocket(home, "git", "show", here.directory, "ffff", code=2)
     assert "removed 0 jobs" in hocket(home, "git", "gc", here.directory)

@@ -105,7 +105,7 @@ def test_yaml_and_json_say_the_same(value: dict[str, Any], flow: bool | None) ->
         try:
             read = read_manifest(as_yaml(value, flow, ascii))
         except BadManifest as error:
-            assert "not the same to all readers" in str(error) or "ends a line for some readers" in str(error)
+            assert "not the same to all YAML readers" in str(error) or "ends a line for some YAML readers" in str(error)
         else:
             assert read == manifest
     assert parse_manifest(manifest_json(manifest)) == manifest
@@ -331,7 +331,7 @@ def test_what_the_runner_could_not_do_is_refused(name: str, wrong: str) -> None:
 )
 def test_what_two_readers_read_differently_must_be_quoted(scalar: str) -> None:
     for text in (f"command: [{scalar}]\ntimeout: 1\n", f"command:\n- {scalar}\ntimeout: 1\n"):
-        with pytest.raises(BadManifest, match=r"line [12]: .* not the same to all readers"):
+        with pytest.raises(BadManifest, match=r"line [12]: .* not the same to all YAML readers"):
             read_manifest(text.encode())
     assert read_manifest(f"command: ['{scalar}']\ntimeout: 1\n".encode()).command == (scalar,)
 
@@ -365,17 +365,17 @@ BOMB = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(
         ("command: [a]\ntimeout: !!int 3\n", "line 2: the tag"),
         ("command: !!python/object/apply:os.system [echo]\ntimeout: 1\n", "line 1: the tag"),
         ("command: ! [a]\ntimeout: 1\n", "line 1: the tag"),
-        ("command: [a]\ntimeout: 1\ncommand: [b]\n", "line 3: the key 'command' is there twice"),
-        ("command: [a]\ntimeout: 1\nenv: {A: x, 'A': y}\n", "line 3: the key 'A' is there twice"),
-        ('{"command": ["a"], "timeout": 1, "timeout": 2}', "the key 'timeout' is there twice"),
+        ("command: [a]\ntimeout: 1\ncommand: [b]\n", "line 3: the key 'command' is repeated"),
+        ("command: [a]\ntimeout: 1\nenv: {A: x, 'A': y}\n", "line 3: the key 'A' is repeated"),
+        ('{"command": ["a"], "timeout": 1, "timeout": 2}', "the key 'timeout' is repeated"),
         ("command: [a]\ntimeout: 1\n---\ncommand: [b]\ntimeout: 1\n", "line 3: a second document"),
         ("%YAML 1.1\n---\ncommand: [a]\ntimeout: 1\n", "directives"),
         ("%TAG ! tag:x,2000:\n---\ncommand: [a]\ntimeout: 1\n", "directives"),
-        ("command: [a]\ntimeout: 1\nenv: {1: x}\n", "line 3: a key is a text, not '1'"),
-        ("command: [a]\ntimeout: 1\nenv: {null: x}\n", "line 3: a key is a text, not 'null'"),
+        ("command: [a]\ntimeout: 1\nenv: {1: x}\n", "line 3: a key must be a text, not '1'"),
+        ("command: [a]\ntimeout: 1\nenv: {null: x}\n", "line 3: a key must be a text, not 'null'"),
         ("command: [a]\ntimeout: 1\nenv: {on: x}\n", "line 3: 'on' is not the same"),
         ("command: [a]\ntimeout: 1\nenv: {<<: {A: x}}\n", "line 3: '<<' is not the same"),
-        ("command: [a]\ntimeout: 1\n? [a]\n: b\n", "line 3: a key is a text, not a list"),
+        ("command: [a]\ntimeout: 1\n? [a]\n: b\n", "line 3: a key must be a text, not a list"),
         ("command: [a\ntimeout: 1\n", "line 2"),
         ("command: [a]\n\ttimeout: 1\n", "line 2"),
         ("command: [a]\ntimeout: 1\n  env: {}\n", "line 3"),
@@ -389,8 +389,8 @@ BOMB = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(
         ('{"command": ["a"], "timeout": NaN}', "NaN"),
         (f'{{"command": ["a"], "timeout": {"9" * 5000}}}', "too great"),
         (f"command: [a]\ntimeout: {'9' * 5000}\n", "too great"),
-        ("", "nothing in it"),
-        ("# only a remark\n", "nothing in it"),
+        ("", "it is empty"),
+        ("# only a remark\n", "it is empty"),
     ],
 )
 def test_a_text_that_is_more_than_a_manifest_is_refused(text: str, why: str) -> None:

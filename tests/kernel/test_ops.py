@@ -171,7 +171,7 @@ def test_the_example_on_the_page() -> None:
 def test_a_signature_covers_every_byte(op: Op, data: st.DataObject) -> None:
     signed = ops.sign(op, KEY)
     raw = ops.encode(signed)
-    assert raw == ops.sealed(ops.unsigned(op), signed.signature or b"")
+    assert raw == ops.with_signature(ops.unsigned(op), signed.signature or b"")
     assert signed.signature == detached(KEY.sign(ops.unsigned(op) + b"\0"), op.node_id)
     assert ops.verify_op(raw, signed, KEY.public)
     assert not ops.verify_op(raw, signed, SigningKey(bytes(32)).public)
@@ -198,7 +198,7 @@ def test_what_does_not_verify() -> None:
         b"",
         bytes(256),
     ):
-        forged = ops.sealed(body, signature)
+        forged = ops.with_signature(body, signature)
         assert not ops.verify_op(forged, ops.decode(forged), KEY.public)
     signed = ops.sign(op, KEY)
     assert not ops.verify_op(b"", signed, KEY.public)

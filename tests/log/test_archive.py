@@ -27,7 +27,7 @@ pytestmark = pytest.mark.touches("LW-32", "LW-34")
 
 def exported(log: Log) -> bytes:
     out = io.BytesIO()
-    export_ops(log.store, out)
+    export_ops(log, out)
     return out.getvalue()
 
 

@@ -17,7 +17,7 @@ from hocket.kernel.policy import Policy
 from hocket.kernel.vocabulary import RouteKind, ScheduleJob
 from hocket.log import Log
 from hocket.log.audit import Audit, AuditFinding, verify
-from hocket.log.transaction import link
+from hocket.log.sealing import link
 from hocket.node.runtime import Runtime
 from hocket.store import OpRow
 from hocket.store import open as open_store
@@ -182,7 +182,7 @@ def test_a_hole_is_told(log: Log, first: int, last: int, what: str) -> None:
     after = rows(log)[last]
     sql(log, "DELETE FROM ops WHERE seq BETWEEN ? AND ?", first, last)
     found = [finding for finding in findings(log) if "missing" in finding.what]
-    assert [(finding.op_id, finding.what) for finding in found] == [(ulid_text(after.id), f"before this one {what}")]
+    assert [(finding.op_id, finding.what) for finding in found] == [(ulid_text(after.id), f"{what} before this op")]
 
 
 @pytest.mark.req("VX-08")
@@ -213,7 +213,7 @@ def append_row(log: Log, body: bytes, op: Op) -> None:
         seq=head.seq + 1, id=op.id, hlc=pack(op.timestamp), body=body, chain=chain, variant=25, key=None
     )
     sql(log, f"INSERT INTO ops ({names}) VALUES ({', '.join('?' * len(names.split(',')))})", *changed)
-    sql(log, "UPDATE head SET seq = ?, chain = ?", head.seq + 1, chain)
+    sql(log, "UPDATE head SET seq = ?1, sealed = ?1, chain = ?2", head.seq + 1, chain)
 
 
 @pytest.mark.req("VX-08")
@@ -238,7 +238,7 @@ def test_an_op_under_an_id_of_its_authors_choice_is_named_where_ids_are_bound(tm
     home = Runtime.init(tmp_path)
     home.submit([jobs.Draft("k", b"{}", Policy())])
     assert home.verify().findings == []
-    log, key = home.log, home.log._key
+    log, key = home.log, home.home.node_key()
     op = Op(job_id(90), Hlc(2**45, 0, log.node), log.node, (), RouteKind("mine", None))
     append_row(log, encode(sign(op, key)), op)
     (found,) = home.verify().findings

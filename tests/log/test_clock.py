@@ -22,6 +22,7 @@ from tests.log.roster.world import (
     INTRODUCTIONS,
     KEYS,
     NODES,
+    READER,
     STRANGER,
     Clock,
     introduction,
@@ -191,7 +192,7 @@ def test_leases_and_delays_end_although_the_clock_was_set_back_an_hour() -> None
 def test_a_twin_of_ones_own_op_from_elsewhere_takes_both_out() -> None:
     """A node whose home was copied writes at one time twice; nobody can say which of the two is meant."""
     log = new_log()
-    token = introduction(log._key).payload
+    token = introduction(READER).payload
     log.run(lambda tx: tx.author(token))
     job = log.append_plain("k", b"{}")
     stamp = times(log)[-1]

@@ -17,7 +17,7 @@ from hocket.log.audit import verify
 from hocket.store import Session
 from hocket.work import jobs
 from hocket.work.jobs import Draft, Submitted
-from tests.log.roster.world import introduction, job_id, new_log
+from tests.log.roster.world import READER, introduction, job_id, new_log
 
 pytestmark = pytest.mark.touches("VX-07")
 
@@ -41,7 +41,7 @@ class Counted:
 def log() -> Log:
     log = new_log()
     log.store = Counted(log.store)
-    log.run(lambda tx: tx.author(introduction(log._key).payload))
+    log.run(lambda tx: tx.author(introduction(READER).payload))
     return log
 
 

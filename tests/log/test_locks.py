@@ -14,7 +14,7 @@ from hocket.store import JobEntry, Session, Store, WorkerRow
 from hocket.store import Place as WorkerPlace
 from hocket.work import jobs
 from hocket.work.jobs import Claim, Draft, Held
-from tests.log.roster.world import INTRODUCTIONS, NODES, Clock, Script, introduction, job_id, new_log, sent
+from tests.log.roster.world import INTRODUCTIONS, NODES, READER, Clock, Script, introduction, job_id, new_log, sent
 from tests.stores import new_store
 
 
@@ -25,11 +25,13 @@ class WatchedSession:
         self._session = session
         self.locked: set[Subject] = set()
         self.is_exclusive = False
+        self.decides = False
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._session, name)
 
     def lock_permissions(self, *, exclusive: bool) -> None:
+        self.decides = True
         self.is_exclusive |= exclusive
         self._session.lock_permissions(exclusive=exclusive)
 
@@ -61,7 +63,7 @@ class WatchedSession:
 
 
 class WatchedStore:
-    """`transactions` are those that were committed."""
+    """`transactions` are those that were committed, without those that only seal."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -74,7 +76,8 @@ class WatchedStore:
         with self._store.write() as session:
             watched = WatchedSession(session)
             yield cast(Session, watched)
-        self.transactions.append(watched)
+        if watched.decides:
+            self.transactions.append(watched)
 
 
 class Scene:
@@ -82,7 +85,7 @@ class Scene:
         self.clock = Clock()
         self.store = WatchedStore(new_store())
         self.log: Log = new_log(self.store, wall=self.clock)
-        self.log.run(lambda tx: tx.author(introduction(self.log._key).payload))
+        self.log.run(lambda tx: tx.author(introduction(READER).payload))
         self.log.admit(sent(INTRODUCTIONS))
 
     def run(self, request: Callable[[Transaction], Any]) -> Any:

@@ -44,6 +44,7 @@ from tests.log.roster.world import (
     KEYS,
     NODES,
     NOW,
+    READER,
     START,
     USER,
     Clock,
@@ -254,7 +255,7 @@ def test_whoever_holds_a_job_hears_that_a_revocation_took_it_away() -> None:
     mesh = Mesh()
     mesh.worker(1, ScheduleJob(J, "acme.render.x", b"", b'{"open":true}'))
     log = admitted(mesh.ops)
-    log.run(lambda tx: tx.author(introduction(log._key).payload))
+    log.run(lambda tx: tx.author(introduction(READER).payload))
     assert len(log.run(lambda tx: jobs.claim(tx, 7, 1, lambda kind: 60_000)).taken) == 1
     heard = log._bus.subscribe(ANYTHING)
     revoked = mesh.owner(0, RevokeUcan(content_hash(mesh.granted)))

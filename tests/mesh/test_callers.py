@@ -141,7 +141,7 @@ def test_a_refusal_is_told_once_a_minute_and_counted_each_time(tmp_path: Path):
     async def test(a: Place) -> None:
         for _ in range(5):
             assert (await a.ask(a, "GET", "/nothing", "")).status == 404
-        assert a.gate.refusals["a path that is not there"] == 5
+        assert a.gate.refusals["an unknown path"] == 5
         assert len(a.notices) == 1
 
     run(tmp_path, test, "a")

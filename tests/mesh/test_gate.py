@@ -169,7 +169,9 @@ def test_a_push_is_counted_and_can_be_repeated(tmp_path: Path):
         await b.exchanges.exchange(a.address)
         b.submit(10)
         with b.runtime.store.read() as session:
-            body = encode_sequence([row.body for row in session.ops_of_author(b.id.to_bytes(8, "big"), bytes(20), 99)])
+            body = encode_sequence(
+                [b.log.signed(row.body) for row in session.ops_of_author(b.id.to_bytes(8, "big"), bytes(20), 99)]
+            )
         first = await b.ask(a, "POST", query="", body=body)
         assert first.headers["content-type"] == "application/json"
         assert first.headers[wire.RULES_HASH] == rules_hash(a.log.rules).hex()
@@ -211,7 +213,7 @@ def test_a_truncated_body_is_taken_as_far_as_it_goes(tmp_path: Path, cut: int):
         await b.exchanges.exchange(a.address)
         b.submit(4)
         with b.runtime.store.read() as session:
-            ops = [row.body for row in session.ops_of_author(b.id.to_bytes(8, "big"), bytes(20), 99)]
+            ops = [b.log.signed(row.body) for row in session.ops_of_author(b.id.to_bytes(8, "big"), bytes(20), 99)]
         body = encode_sequence(ops)[:-cut]
         reply = await b.ask(a, "POST", query="", body=body)
         counts = json.loads(reply.body)
@@ -284,7 +286,7 @@ def test_an_exchange_pushes_and_pulls_at_once(tmp_path: Path):
         b.submit(3)
         a.submit(2)
         with b.runtime.store.read() as session:
-            mine = [row.body for row in session.ops_of_author(b.id.to_bytes(8, "big"), bytes(20), 99)]
+            mine = [b.log.signed(row.body) for row in session.ops_of_author(b.id.to_bytes(8, "big"), bytes(20), 99)]
         known = parse_frontier((await b.ask(a)).headers[wire.NEXT_FRONTIER])
         a.submit(1)
         reply = await b.ask(a, "POST", wire.EXCHANGE, since(known), encode_sequence(mine))

@@ -101,7 +101,7 @@ def test_one_issuer_brings_in_only_so_many(tmp_path: Path, monkeypatch: pytest.M
         for n in range(12):
             await introduce(a, handed_on(a, inviter, Guest(20 + n), cid))
         assert a.count() == before + 5
-        assert any("an issuer of 5 delegations" in notice for notice in a.notices)
+        assert any("an issuer that has 5 delegations" in notice for notice in a.notices)
         await introduce(a, handed_on(a, other, Guest(50), another))
         assert a.count() == before + 6
 

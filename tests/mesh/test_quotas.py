@@ -87,7 +87,7 @@ def test_a_reader_that_pushes_as_fast_as_it_can_stays_within_its_quota(tmp_path:
         # It is told when to come back, then not even listened to; and the operator hears of it once.
         assert {reply.status for reply in replies} == {200, 429}
         assert all(int(reply.headers["retry-after"]) >= 1 for reply in replies if reply.status == 429)
-        assert a.gate.refusals["ops beyond a quota"] > 0 and a.gate.refusals["more than its quota"] > 0
+        assert a.gate.refusals["ops beyond a quota"] > 0 and a.gate.refusals["over its quota"] > 0
         assert sum("is over its quota" in text for text in a.notices) == 1
         with a.runtime.read() as session:
             member = membership.find(membership.members(a.log, session), "reader")

@@ -492,7 +492,7 @@ def test_an_op_that_cannot_be_read_does_not_hide_those_behind_it(tmp_path: Path)
         # A schema version of the future: nobody here can tell where such an op ends. It is the last of its author's, so
         # that nothing follows it.
         with a.runtime.store.read() as session:
-            body = session.ops_after(0, 100)[-1].body
+            body = a.log.signed(session.ops_after(0, 100)[-1].body)
         strange = body[:16] + b"\x7f" + body[17:]
         between = Between(b)
         real = between._real.send

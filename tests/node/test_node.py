@@ -371,7 +371,7 @@ def test_a_unique_key_gives_the_handle_of_the_job_that_is_there(home: Path) -> N
 
 
 def test_nothing_of_a_closed_node_is_left(home: Path) -> None:
-    threads = threading.active_count()
+    before = set(threading.enumerate())
 
     async def main() -> None:
         async with hocket.open(home) as node:
@@ -385,10 +385,10 @@ def test_nothing_of_a_closed_node_is_left(home: Path) -> None:
         node.submit(add, a=1, b=2)
         node.work(HANDLERS, **DRAIN)
     assert list((home / "processes").iterdir()) == []
-    for thread in threading.enumerate():
-        if thread.name.startswith("hocket-"):
-            thread.join(PATIENCE_S)
-    assert threading.active_count() == threads
+    started = set(threading.enumerate()) - before
+    for thread in started:
+        thread.join(PATIENCE_S)
+    assert not any(thread.is_alive() for thread in started)
 
 
 def test_a_query_waits_for_no_other_query_and_for_no_commit(home: Path) -> None:

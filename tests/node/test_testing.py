@@ -148,12 +148,12 @@ def test_only_the_given_types_run():
 
 def test_waiting_for_what_cannot_come_says_so_at_once():
     with hocket.testing.node() as node:
-        with pytest.raises(TimeoutError, match="nothing more can run"):
+        with pytest.raises(TimeoutError, match="no job is left that can run"):
             node.submit("t.unknown").result()
 
     async def main() -> None:
         async with hocket.testing.node() as node:
-            with pytest.raises(TimeoutError, match="nothing more can run"):
+            with pytest.raises(TimeoutError, match="no job is left that can run"):
                 await (await node.submit("t.unknown")).result()
 
     asyncio.run(main())
@@ -189,7 +189,7 @@ def test_endless_work_is_stopped():
             node.submit(endless)
 
         node.submit(endless)
-        with pytest.raises(hocket.Conflict, match="25 runs and no end"):
+        with pytest.raises(hocket.Conflict, match="25 runs without an end"):
             node.drain(limit=25)
 
 

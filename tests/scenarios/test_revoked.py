@@ -39,7 +39,7 @@ def test_a_revoked_node(tmp_path: Path):
         late = gpu.submit("acme.late", "--open")
         until(lambda: gpu.is_done(late), "the revoked machine to go on by itself")
         worker.says("refused")
-        assert "took no part" in gpu("sync", code=1).sentence
+        assert "did not sync" in gpu("sync", code=1).sentence
         assert gpu("peers", "list", "--json").json["peers"][0]["state"] == "refused"
         assert worker.stop().code == 0
         assert not owner.has(late) and not phone.has(late)

@@ -19,10 +19,22 @@ from hocket.kernel.roster import Job, Outcome, State
 from hocket.kernel.subjects import JOB, Subject
 from hocket.log import Log
 from hocket.log.audit import verify
-from hocket.store import JobEntry, JobFilter, LockMisuse, NewOp, Schedule, Session, Stage, Store, WorkerRow
+from hocket.store import (
+    NO_LINK,
+    JobEntry,
+    JobFilter,
+    LockMisuse,
+    NewOp,
+    Schedule,
+    SealedOp,
+    Session,
+    Stage,
+    Store,
+    WorkerRow,
+)
 from hocket.work import jobs
 from hocket.work.jobs import Draft
-from tests.log.roster.world import introduction, job_id, new_log
+from tests.log.roster.world import READER, introduction, job_id, new_log
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 CHILD = Path(__file__).parent / "child.py"
@@ -393,7 +405,7 @@ def test_counts_follow_every_change_of_a_job(place: Place) -> None:
 @pytest.mark.req("VX-01")
 def test_ops_by_id_place_time_job_and_author(place: Place) -> None:
     log = new_log(place.store)
-    log.run(lambda tx: tx.author(introduction(log._key).payload))
+    log.run(lambda tx: tx.author(introduction(READER).payload))
     made = log.run(lambda tx: jobs.submit(tx, [Draft("k", b"{}", Policy(priority=1)) for _ in range(3)]))
     log.run(lambda tx: jobs.cancel(tx, made[1].job_id, ""))
     with place.store.write() as session:
@@ -472,7 +484,7 @@ def test_the_history_of_a_schedules_name_can_be_asked(place: Place) -> None:
 @pytest.mark.req("LW-33")
 def test_dropping_the_projections_keeps_the_truth(place: Place) -> None:
     log: Log = new_log(place.store)
-    log.run(lambda tx: tx.author(introduction(log._key).payload))
+    log.run(lambda tx: tx.author(introduction(READER).payload))
     log.run(lambda tx: jobs.submit(tx, [Draft("k", b"{}", Policy(priority=1))]))
     with place.store.write() as session:
         before = session.head(), session.ops_after(0, 10)
@@ -531,48 +543,41 @@ def test_any_number_of_threads_may_read(place: Place) -> None:
     run_together(*[look] * 24)
 
 
-# Sealing: numbers and links.
+# Numbers at once, signatures and links later.
 
 
 def new_op(number: int) -> NewOp:
     return NewOp(numbered(number), bytes(12) + numbered(number)[8:], 1, "job", None, 0, 1, b"body %d" % number)
 
 
-def joined(previous: bytes, body: bytes) -> bytes:
-    return previous[-3:] + body[-1:]
-
-
 @pytest.mark.req("VX-07")
-def test_sealing_numbers_and_links_what_was_added_in_that_order(place: Place) -> None:
+def test_ops_are_numbered_in_the_order_of_adding(place: Place) -> None:
     with place.store.write() as session:
-        session.add_ops([new_op(3), new_op(1)])
-        session.add_ops([new_op(2)])
-        assert session.seal(joined) == (3, bytes(1) + b"312")
-        assert session.seal(joined) == (3, bytes(1) + b"312")
-        session.add_ops([new_op(4)])
-        end = session.seal(joined)
-        assert end == (4, b"3124")
-        session.put_head(session.head()._replace(seq=end.seq, chain=end.chain))
+        assert session.add_ops([new_op(3), new_op(1)]) == 2
+        assert session.add_ops([new_op(2)]) == 3
+        session.put_head(session.head()._replace(seq=3))
     with place.store.write() as session:
-        session.add_ops([new_op(5)])
-        end = session.seal(joined)
-        session.put_head(session.head()._replace(seq=end.seq, chain=end.chain))
+        assert session.add_ops([new_op(4)]) == 4
+        session.put_head(session.head()._replace(seq=4))
     with place.store.read() as session:
         rows = session.ops_after(0, 9)
-    assert [(row.seq, row.body[-1:]) for row in rows] == [(1, b"3"), (2, b"1"), (3, b"2"), (4, b"4"), (5, b"5")]
-    assert [row.chain[-1:] for row in rows] == [b"3", b"1", b"2", b"4", b"5"]
+    assert [(row.seq, row.body[-1:]) for row in rows] == [(1, b"3"), (2, b"1"), (3, b"2"), (4, b"4")]
+    assert {row.chain for row in rows} == {NO_LINK}
     assert NewOp(*rows[0][1:-1]) == new_op(3)
 
 
 @pytest.mark.req("VX-07")
-def test_ops_that_are_not_sealed_do_not_get_lost_in_silence(place: Place) -> None:
-    with pytest.raises(RuntimeError, match="not sealed"):
-        with place.store.write() as session:
-            session.set_meta("a", b"1")
-            session.add_ops([new_op(1)])
-    assert note(place.store, "a") is None
+def test_sealing_changes_the_bytes_and_the_link_and_nothing_else(place: Place) -> None:
     with place.store.write() as session:
-        assert session.seal(joined) == (0, bytes(32))
+        session.put_head(session.head()._replace(seq=session.add_ops([new_op(1), new_op(2)])))
+    with place.store.write() as session:
+        session.seal_ops([SealedOp(1, b"signed", b"L" * 32)])
+        session.put_head(session.head()._replace(sealed=1, chain=b"L" * 32))
+    with place.store.read() as session:
+        first, second = session.ops_after(0, 9)
+        assert (session.head().seq, session.head().sealed, session.head().chain) == (2, 1, b"L" * 32)
+    assert NewOp(*first[1:-1]) == new_op(1)._replace(body=b"signed") and first.chain == b"L" * 32
+    assert NewOp(*second[1:-1]) == new_op(2) and second.chain == NO_LINK
 
 
 # Locks: what a transaction says before it decides.

@@ -24,7 +24,7 @@ from hocket.store.sqlite import APPLICATION_ID, VERSION, SqliteStore
 from hocket.work import jobs
 from hocket.work.jobs import Draft, Held
 from hocket.work.run_outputs import Content, creation
-from tests.log.roster.world import INTRODUCTIONS, Script, introduction, job_id, new_log, sent
+from tests.log.roster.world import INTRODUCTIONS, READER, Script, introduction, job_id, new_log, sent
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def path(tmp_path: Path) -> Path:
 @pytest.fixture
 def log(path: Path) -> Iterator[Log]:
     log = new_log(SqliteStore(path, create=True))
-    log.run(lambda tx: tx.author(introduction(log._key).payload))
+    log.run(lambda tx: tx.author(introduction(READER).payload))
     yield log
     log.store.close()
 
@@ -162,9 +162,10 @@ def test_an_emptied_file_is_not_filled_again_unless_asked(path: Path) -> None:
 
 
 def as_version_4(path: Path) -> None:
-    """Takes from a database what version 5 has added."""
+    """Takes from a database what later versions have added."""
     made_by(
         path,
+        "ALTER TABLE head DROP COLUMN sealed",
         "DROP TABLE finished",
         "DROP INDEX jobs_failed",
         "DROP INDEX ops_by_subject",

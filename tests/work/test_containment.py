@@ -134,7 +134,7 @@ def test_a_tick_that_the_log_refuses_is_told_once_and_rests(monkeypatch: pytest.
         now += troubles.REST_S
         assert is_due()
         node.runtime.log.run(lambda tx: sweep(tx, set()))
-    assert notices == ["schedule 'bad' makes no job: it is not a tick of the schedule that it names"]
+    assert notices == ["schedule 'bad' submits no job: it is not a tick of the schedule that it names"]
 
 
 # Jobs.

@@ -428,7 +428,7 @@ async def test_an_end_that_comes_after_the_lease_was_given_to_another_is_refused
     mesh.line.is_cut = False
     await until(lambda: mesh.done)
     assert isinstance(mesh.done[0][1], Reason)
-    assert any("came too late" in text for text in mesh.said)
+    assert any("result discarded" in text for text in mesh.said)
     assert other.job.claim_op is not None
     held = Held(job_id, other.job.claim_op)
     mesh.arbiter.log.run(lambda tx: jobs.complete(tx, held, b'"other"', 1))

@@ -93,7 +93,7 @@ def test_what_is_no_proof_is_not_taken_for_one(runtime: Runtime) -> None:
     job = ran(runtime, proof=lambda proof: encode_proof(proof)[:-1])
     with runtime.read() as session:
         assert find_proof(session, runtime.blobs, job) is None
-        with pytest.raises(Failed, match="is no proof"):
+        with pytest.raises(Failed, match="is not a proof"):
             need_proof(session, runtime.blobs, job)
 
 
@@ -122,7 +122,7 @@ def test_an_output_that_the_log_does_not_know_is_found(runtime: Runtime) -> None
     known = tuple(Output(path, content_hash(data), len(data)) for path, data in FILES.items())
     job = ran(runtime, change=saying(outputs=(*known, Output("dist/more", bytes(32), 1))))
     assert problems(runtime, job) == [
-        f"the output 'dist/more' is blake3:{bytes(32).hex()}, and no artifact of the job is that"
+        f"the output 'dist/more' is blake3:{bytes(32).hex()}, but no artifact of the job has that hash"
     ]
 
 
@@ -153,7 +153,7 @@ def test_a_tampered_proof_is_found(runtime: Runtime) -> None:
 
 def test_a_job_that_is_no_command_is_found(runtime: Runtime) -> None:
     asked(runtime, payload=b'{"command": "make", "timeout": 60}')
-    assert any("is no command: command: a list is needed" in each for each in problems(runtime, ran(runtime)))
+    assert any("is not a command: command: it must be a list" in each for each in problems(runtime, ran(runtime)))
 
 
 def test_a_damaged_file_is_found(runtime: Runtime) -> None:
@@ -171,10 +171,10 @@ def test_a_file_that_is_not_here_is_no_problem_and_is_said(runtime: Runtime) -> 
     with runtime.read() as session:
         proof = need_proof(session, runtime.blobs, job)
         wrong, notes = examine(session, runtime.blobs, job, proof)
-        assert wrong == [] and len(notes) == 1 and "'dist/large.bin' was not looked at" in notes[0]
+        assert wrong == [] and len(notes) == 1 and "'dist/large.bin' was not checked" in notes[0]
         # Another node has something else under that name, and then the right thing.
         wrong, notes = examine(session, runtime.blobs, job, proof, lambda hash, size: b"z" * size)
-        assert wrong == [] and "is not its content" in notes[0]
+        assert wrong == [] and "the content received" in notes[0]
         asked_for = []
 
         def fetch(hash: bytes, size: int) -> bytes:
@@ -192,4 +192,4 @@ def test_an_evicted_file_is_no_problem_and_is_said(runtime: Runtime) -> None:
     runtime.log.run(lambda tx: artifacts.evict(tx, kept[0]))
     with runtime.read() as session:
         wrong, notes = examine(session, runtime.blobs, job, need_proof(session, runtime.blobs, job))
-    assert wrong == [] and notes == ["the output 'dist/large.bin' was evicted; its bytes were not looked at"]
+    assert wrong == [] and notes == ["the output 'dist/large.bin' was evicted; its bytes were not checked"]

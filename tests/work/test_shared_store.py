@@ -72,7 +72,7 @@ def test_the_jobs_of_a_killed_worker_come_back_by_its_silence(mesh: Mesh) -> Non
     assert [each.result(PATIENCE_S) for each in (*lost, kept)] == [2, 2, 1]
     for each in lost:
         assert mesh.ops(each.job_id)[:4] == ["ScheduleJob", "ClaimWork", "YieldWork", "ClaimWork"]
-    assert "handed back 2 jobs of a worker process that died" in other.lines()
+    assert "returned 2 jobs of a dead worker process to the queue" in other.lines()
     assert other.stop() == 0
     mesh.check_log()
 
@@ -96,7 +96,7 @@ def test_the_jobs_of_a_worker_killed_next_door_come_back_by_its_lock(mesh: Mesh)
 
     wait_for(lambda: len(locks()) == 1, "the lock of the dead to be removed")
     assert str(watcher.pid) in locks()[0].name
-    assert "handed back 1 jobs of a worker process that died" in watcher.lines()
+    assert "returned 1 jobs of a dead worker process to the queue" in watcher.lines()
     assert [watcher.stop(), third.stop()] == [0, 0]
 
 

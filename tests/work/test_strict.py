@@ -45,7 +45,7 @@ def test_a_failure_is_a_yield_and_too_many_are_the_end(member: Member, retry: bo
         entry = session.job(job_id)
         assert entry is not None and entry.job.outcome is Outcome.FAILED
         shown = view.full(session, entry)
-    assert shown["error"] == f"handed back or lost {RETURNS_MAX} times without an end; the last time: it broke"
+    assert shown["error"] == f"returned or lost {RETURNS_MAX} times without completing; the last time: it broke"
     assert {line["type"] for line in shown["ops"]} == {"ScheduleJob", "ClaimWork", "YieldWork"}
     assert member.rebuilt()
 

@@ -344,7 +344,7 @@ def test_a_store_that_refuses_for_a_while_loses_nothing(mesh: Mesh) -> None:
     with mesh.runtime.store.write() as session:
         session.put_head(session.head()._replace(rebuilding=bytes(20)))
     gate.touch()
-    wait_for(lambda: any("trying again" in line for line in worker.lines()), "the worker to say so")
+    wait_for(lambda: any("retrying" in line for line in worker.lines()), "the worker to say so")
     with mesh.runtime.store.write() as session:
         session.put_head(session.head()._replace(rebuilding=None))
     assert handle.result(PATIENCE_S) == 1

@@ -1,6 +1,6 @@
 """Carries hints that something has changed. A hint can be lost, come twice or come out of order: it says where to look,
-and the store says what is true. So every listener also looks by itself now and then, and a bus may fail in any way
-without harm except delay. `pipes` carries hints between the processes of one machine, `memory` within one process.
+and the store has the truth. So every listener also looks on its own at intervals, and any failure of a bus causes
+nothing but delay. `pipes` carries hints between the processes of one machine, `memory` within one process.
 """
 
 from collections.abc import Callable
@@ -18,8 +18,8 @@ class Subscription(Protocol):
     """
 
     def wait(self, timeout_s: float | None) -> Changes:
-        """What has changed since the last call; blocks until there is something. NOTHING when the time is over, or
-        when another thread closes the subscription. None waits without a limit.
+        """What has changed since the last call; blocks until there is something. NOTHING if the time is over, or if
+        another thread closes the subscription. None waits without a limit.
         """
 
     def attach(self, loop: "AbstractEventLoop", heard: Callable[[Changes], None]) -> None:
@@ -32,10 +32,10 @@ class Bus(Protocol):
     """Safe to use from several threads."""
 
     def is_heard(self) -> bool:
-        """Whether anybody may be listening. Ask before working out what to publish."""
+        """Whether there may be a listener. Ask before working out what to publish."""
 
     def publish(self, changes: Changes) -> None:
-        """Tells every matching listener. Never blocks and never fails for the sake of a listener."""
+        """Tells every matching listener. Never blocks, and never fails because of a listener."""
 
     def subscribe(self, topics: Changes) -> Subscription:
-        """Hears of every change that matches the topics from now on. Subscribe first, then look."""
+        """Receives every change that matches the topics from now on. Subscribe first, then look."""

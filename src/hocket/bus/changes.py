@@ -1,9 +1,9 @@
 """What has changed, as a small value: the kinds of job that may have work ready, and the subjects that were touched. A
-listener's topics have the same form, and a change matches them when they have a kind or a subject in common.
+listener's topics have the same form, and a change matches them if they have a kind or a subject in common.
 
-An empty name stands for all of its sort: the kind "" for every kind, the key b"" for a whole family, the family "" for
-every family. A kind that ends in a dot stands for all kinds below it. So a change that would grow too large widens
-("some job" instead of a thousand ids), and what cannot be read at all is ANYTHING. To widen is always safe, since a
+An empty name stands for everything of its sort: the kind "" for every kind, the key b"" for a whole family, the family
+"" for every family. A kind that ends in a dot stands for all kinds below it. So a change that would grow too large is
+widened ("some job" instead of a thousand ids), and an unreadable change is ANYTHING. Widening is always safe, since a
 listener that wakes in vain only looks in vain.
 """
 
@@ -15,11 +15,11 @@ import msgspec
 
 from hocket.kernel.postcard import BYTES, STR, U32, Codec, Malformed, Reader, pair, seq, tuple_of, write_varint
 
-# Families of subjects, and their keys. Those that ops are about are families, too: a job, by its id.
+# Families of subjects, and their keys. The subjects of ops are families, too: a job, by its id.
 CLAIM = "claim"  # a job's id: a worker of this node lost its claim on the job
 LOG = "log"  # no key: ops were written
 PEER = "peer"  # an address: the operator changed the list of peers
-GIT = "git"  # a content id: a job came into a repository
+GIT = "git"  # a content id: a job was submitted to a repository
 
 KINDS_MAX = 16
 KEYS_MAX = 16
@@ -53,7 +53,7 @@ class Changes(msgspec.Struct, frozen=True):
         )
 
     def widened(self) -> "Changes":
-        """The same with every kind in place of some, and whole families in place of keys."""
+        """The same with every kind instead of some, and whole families instead of keys."""
         kinds = frozenset((_EVERY_KIND,)) if self.kinds else self.kinds
         return Changes(kinds, frozenset((family, _WHOLE) for family, _ in self.subjects))
 
@@ -63,12 +63,14 @@ ANYTHING = Changes(frozenset((_EVERY_KIND,)), frozenset(((_EVERY_FAMILY, _WHOLE)
 
 
 def about(family: str, key: bytes = _WHOLE) -> Changes:
-    """Of one subject, or of a whole family."""
+    """A change of one subject, or of a whole family."""
     return Changes(subjects=frozenset(((family, key),)))
 
 
 def gathered(kinds: Collection[str], keys: Mapping[str, Collection[bytes]]) -> Changes:
-    """Of these kinds, and of these keys in each family, within bounds: too many of a sort become all of that sort."""
+    """A change of these kinds, and of these keys in each family, within limits: too many of a sort become all of that
+    sort.
+    """
     if len(kinds) > KINDS_MAX or _EVERY_KIND in kinds:
         kinds = (_EVERY_KIND,)
     if len(keys) > FAMILIES_MAX or _EVERY_FAMILY in keys:
@@ -106,7 +108,7 @@ def _subjects_meet(left: frozenset[Subject], right: frozenset[Subject]) -> bool:
 
 
 def _covers(left: frozenset[Subject], right: frozenset[Subject]) -> bool:
-    """Whether a subject on the right belongs to a family that stands whole on the left."""
+    """Whether a subject on the right belongs to a family that is whole on the left."""
     for family, key in left:
         if not key and (family == _EVERY_FAMILY or any(family == other for other, _ in right)):
             return True
@@ -132,7 +134,7 @@ def encode_changes(changes: Changes) -> bytes:
 
 
 def encode_within(changes: Changes, size: int) -> bytes:
-    """At most so many bytes, widened as far as it takes. ANYTHING takes seven."""
+    """At most this many bytes, widened as far as needed. ANYTHING takes seven."""
     for each in (changes, changes.widened()):
         if len(data := encode_changes(each)) <= size:
             return data
@@ -149,7 +151,7 @@ def decode_changes(data: bytes) -> Changes:
 
 
 def decode_or_anything(data: bytes) -> Changes:
-    """What one or several messages say together. Whatever cannot be read may mean anything."""
+    """The sum of one or several messages. An unreadable one may mean anything."""
     reader = Reader(data)
     merged = NOTHING
     try:

@@ -8,7 +8,7 @@ from hocket.bus.changes import NOTHING, Changes
 
 
 class Listener:
-    """Make it first, then look, then wait: what changes in between ends the wait at once. Close it when done."""
+    """Create it first, then look, then wait: a change in between ends the wait at once. Close it when done."""
 
     def __init__(self, subscription: Subscription) -> None:
         self._subscription = subscription
@@ -17,7 +17,7 @@ class Listener:
         subscription.attach(asyncio.get_running_loop(), self._heard)
 
     async def wait(self, timeout_s: float) -> Changes:
-        """What has changed since the last call; NOTHING when the time is over."""
+        """What has changed since the last call; NOTHING if the time is over."""
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 await self._changed.wait()

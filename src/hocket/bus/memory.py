@@ -1,5 +1,5 @@
-"""Hints within one process. It is also how one pipe serves all waiters of a process, and what a simulation uses: on one
-event loop everything is told in the order in which it was published.
+"""Hints within one process. One pipe serves all waiters of a process through it, and a simulation uses it: on one event
+loop, hints arrive in the order in which they were published.
 """
 
 import threading
@@ -68,7 +68,7 @@ class _Subscription:
                 heard(came)
 
         def call() -> None:
-            with suppress(RuntimeError):  # the loop is closed, and its listener gone with it
+            with suppress(RuntimeError):  # the loop is closed, and its listener with it
                 (loop.call_soon if threading.get_ident() == thread else loop.call_soon_threadsafe)(deliver)
 
         self._call = call

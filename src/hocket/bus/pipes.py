@@ -1,10 +1,10 @@
-"""Hints between the processes of one machine. Each listener keeps a named pipe in a directory that they share; whoever
-publishes writes one message into each pipe that wants it. The pipe's name carries the listener's topics, so nobody is
-woken in vain. A pipe without a reader belongs to a dead process and is removed.
+"""Hints between the processes of one machine. Each listener keeps a named pipe in a shared directory; a publisher
+writes one message into each matching pipe. The pipe's name carries the listener's topics, so no listener is woken in
+vain. A pipe without a reader belongs to a dead process and is removed.
 
-A message fits into what every POSIX system writes at once, so messages of several processes do not mix. A pipe may be
-full: then the message is dropped, and the reader finds so much in the pipe that it takes it for ANYTHING. Processes of
-different versions can share a directory: a message or a name that cannot be read means ANYTHING.
+A message fits into what every POSIX system writes atomically, so messages of several processes do not mix. A pipe may
+be full: then the message is dropped, and the reader finds so much in the pipe that it takes it for ANYTHING. Processes
+of different versions can share a directory: an unreadable message or name means ANYTHING.
 """
 
 import base64
@@ -30,14 +30,14 @@ if TYPE_CHECKING:
     from asyncio import AbstractEventLoop
 
 STAMP_GRAIN_NS = 50_000_000
-# The least PIPE_BUF that POSIX allows.
+# The smallest PIPE_BUF that POSIX allows.
 MESSAGE_BYTES_MAX = 512
-# A pipe holds at least one page. When a message did not fit, there was more than this in it.
+# A pipe holds at least one page. If a message did not fit, it contained more than this.
 FULL_BYTES = 4096 - MESSAGE_BYTES_MAX
 READ_BYTES = 65_536
 # A file's name has at most 255 bytes, and base64 takes four for three.
 TOPICS_BYTES_MAX = 150
-# Earlier versions write into pipes with these endings, and keep such pipes themselves.
+# Earlier versions write into pipes with these suffixes, and keep such pipes themselves.
 SUFFIXES = (".any", ".ready")
 
 
@@ -51,7 +51,7 @@ class _Pipe:
         # It gets its name once it is open: a publisher that found it before would remove it as a dead process's.
         unnamed = directory / f"{name}.new"
         os.mkfifo(unnamed, 0o600)
-        # Open for both ends, so that the pipe never reports its end when a publisher closes it.
+        # Open for both ends, so that the pipe never reports end of file when a publisher closes it.
         self._fd = os.open(unnamed, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
         os.rename(unnamed, self._path)
         self._reading = threading.Lock()
@@ -104,14 +104,14 @@ class _Pipe:
 
 
 class _Reader(NamedTuple):
-    """Another process's pipe, as a publisher knows it."""
+    """Another process's pipe, as a publisher sees it."""
 
     fd: int
     topics: Changes
 
 
 class Pipes:
-    """The bus of a directory. A publisher reads the list of pipes again only when the directory has changed."""
+    """The bus of a directory. A publisher lists the pipes again only if the directory has changed."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -149,8 +149,8 @@ class Pipes:
             names = {name for name in os.listdir(self._directory) if name.endswith(SUFFIXES)}
         except FileNotFoundError:
             return
-        # A directory's time stamp is coarse: a pipe made just after this look might not move it, so a fresh
-        # stamp is not trusted.
+        # A directory's timestamp is coarse: a pipe made just after this look might not change it, so a recent timestamp
+        # is not trusted.
         self._seen = changed if time.time_ns() - changed > STAMP_GRAIN_NS else -1
         for name in self._readers.keys() - names:
             os.close(self._readers.pop(name).fd)

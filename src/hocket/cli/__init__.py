@@ -1,5 +1,5 @@
-"""The command line's door. It decides how every run ends: which exit code, and which one sentence on stderr, whatever
-happened inside. No traceback gets past it. What the commands are is in `app`; each group has a file of its own.
+"""The entry point of the command line. It chooses the exit code and prints at most one sentence of error on stderr; no
+traceback reaches the user. `app` lists the commands; each group has a file of its own.
 """
 
 import os
@@ -16,8 +16,8 @@ CRASH_LOG_BYTES_MAX = 1024 * 1024
 
 def main(arguments: list[str] | None = None) -> "NoReturn":
     """Runs one command and ends the process."""
-    # Loading makes no garbage, and looking for some meanwhile is a tenth of a short command's time. It is switched
-    # on again when the home is opened.
+    # Imports create no garbage, and collecting during them costs a tenth of a short command's time. `open_runtime`
+    # enables the collector again.
     import gc
 
     gc.disable()
@@ -28,7 +28,7 @@ def main(arguments: list[str] | None = None) -> "NoReturn":
     except BrokenPipeError:
         code = PIPE_CLOSED
     code = _flushed(code)
-    # Nothing that is still there needs to be looked through on the way out.
+    # At exit, no object needs a last collection.
     gc.freeze()
     sys.exit(code)
 
@@ -39,12 +39,12 @@ def _run(arguments: list[str]) -> int:
 
         code = ask_worker(arguments[1:])
         if code is not None:
-            # A worker did it all; there is nothing here that would have to be taken down with care.
+            # A worker ran the command, so this process has nothing to shut down.
             os._exit(_flushed(code))
     from hocket.errors import HocketError
 
     for stream in (sys.stdout, sys.stderr):
-        # A terminal that cannot show a character gets its number instead of an error.
+        # A terminal that cannot show a character gets its code point instead of an error.
         getattr(stream, "reconfigure", lambda **_: None)(errors="backslashreplace")
     try:
         from hocket.cli.app import run
@@ -65,7 +65,7 @@ def _run(arguments: list[str]) -> int:
 
 
 def _usage(error: Exception, message: str) -> str:
-    """What typer says of a wrong command line, as one sentence that tells where to read on."""
+    """Turns typer's usage error into one sentence that names the help to read."""
     path = getattr(getattr(error, "ctx", None), "command_path", None) or "hocket"
     sentence = " ".join(message.split()).rstrip(".?")
     return f"{sentence[:1].lower()}{sentence[1:]}; see `{path} --help`"
@@ -86,7 +86,7 @@ def _debug(error: BaseException) -> None:
 
 
 def _crash(error: Exception) -> int:
-    """A bug, or damage that nothing noticed before: one sentence here, and the traceback where it can be found."""
+    """Reports a bug or unnoticed damage: one sentence on stderr, the traceback in a file."""
     import traceback
 
     sentence = f"internal error: {type(error).__name__}: {error}".rstrip(": ")
@@ -99,13 +99,11 @@ def _crash(error: Exception) -> int:
         return _fail(sentence, 1)
     kept = _keep(text)
     where = "set HOCKET_DEBUG=1 to see the traceback" if kept is None else f"the traceback is in {kept}"
-    return _fail(f"{sentence}; {where}, and `hocket doctor` looks for damage", 1)
+    return _fail(f"{sentence}; {where}, and `hocket doctor` checks for damage", 1)
 
 
 def _keep(text: str) -> str | None:
-    """Writes a traceback into the home, if there is one of this user's. It holds no secrets: people send it to
-    others.
-    """
+    """Writes a traceback into the home if this user owns it. Secrets are removed: users send this file to others."""
     import time
 
     try:
@@ -125,12 +123,12 @@ def _keep(text: str) -> str | None:
             file.write(f"{time.strftime('%Y-%m-%dT%H:%M:%S%z')} {said}\n{redacted(text)}\n")
         return str(path)
     except Exception:
-        # This is the last resort already; what goes wrong here must not hide what went wrong before.
+        # This is the last resort: an error here must not hide the original one.
         return None
 
 
 def _flushed(code: int) -> int:
-    """What is still in the buffers goes out now, where a reader that has gone away can be taken quietly."""
+    """Flushes both streams now, so that a closed pipe ends the program without noise."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()

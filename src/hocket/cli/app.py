@@ -1,5 +1,5 @@
-"""The list of commands and where each one lives. A command's file is loaded only when that command is run or asked for
-help, so that the common ones start fast; the list below is what `hocket --help` shows.
+"""The list of commands and the module of each. A module is loaded only when its command runs or shows its help, so that
+common commands start fast. `hocket --help` shows the list below.
 """
 
 from importlib import import_module
@@ -14,36 +14,36 @@ from hocket.cli.settings import HomeOption, JsonOption
 COMMANDS = {
     "init": ("init:app", "Create a home: keys, database, and the node's first op."),
     "submit": ("submit:app", "Submit a job, or many from a file."),
-    "work": ("work:app", "Run a worker for the handlers in some modules."),
+    "work": ("work:app", "Run a worker with the handlers of Python modules."),
     "run": ("run:app", "Run a command as a job, with a proof of what ran."),
-    "logs": ("logs:app", "What a command printed, or prints just now."),
-    "jobs": ("jobs:app", "List jobs, the newest first."),
+    "logs": ("logs:app", "Show the output of a command, finished or running."),
+    "jobs": ("jobs:app", "List jobs, newest first."),
     "show": ("job:show_app", "Show everything about one job."),
-    "cancel": ("job:cancel_app", "Call a job off, pending or running."),
-    "retry": ("job:retry_app", "Try a failed or cancelled job anew."),
-    "artifacts": ("artifacts:app", "What jobs made and people put: list, read, evict."),
-    "why": ("why:app", "How an output came about: model, prompt, context, evidence."),
-    "git": ("git:app", "A git repository as a queue of commands: submit, work, verify."),
-    "proof": ("proof:app", "Proofs of what commands did: show, verify, export."),
-    "manifest": ("manifest:app", "Manifests of commands: content id, canonical form, check."),
-    "invite": ("invite:app", "Let another machine into the mesh: prints a token for it."),
-    "join": ("join:app", "Join a mesh by an invitation."),
-    "nodes": ("nodes:app", "Which nodes are in the mesh, and what each may do."),
-    "whoami": ("whoami:app", "Which node this is, whose, and what it may do."),
-    "may": ("may:app", "Whether a node may do something, and by which delegations."),
-    "revoke": ("revoke:app", "Take from a node all that it may do."),
+    "cancel": ("job:cancel_app", "Cancel a pending or running job."),
+    "retry": ("job:retry_app", "Retry a failed or cancelled job."),
+    "artifacts": ("artifacts:app", "List, read, store and evict artifacts."),
+    "why": ("why:app", "Trace an output to its model, prompt, context and evidence."),
+    "git": ("git:app", "Use a git repository as a job queue: submit, work, verify."),
+    "proof": ("proof:app", "Show, verify and export proofs of execution."),
+    "manifest": ("manifest:app", "Check a command manifest; print its content id or canonical form."),
+    "invite": ("invite:app", "Invite another machine: prints a token for it."),
+    "join": ("join:app", "Join a mesh with an invitation token."),
+    "nodes": ("nodes:app", "List the nodes of the mesh and what each may do."),
+    "whoami": ("whoami:app", "Show this node, its user, and what it may do."),
+    "may": ("may:app", "Check whether a node may do something, and which delegations grant it."),
+    "revoke": ("revoke:app", "Revoke all rights of a node."),
     "route": ("route:app", "Send all jobs of a kind to one node."),
-    "coordinator": ("coordinator:app", "Who decides claims; designate another node."),
-    "rules": ("rules:app", "The mesh rules, which every node must share."),
-    "keys": ("keys:app", "The user's key: show, back up, restore, lock; a new root delegation."),
-    "serve": ("serve:app", "Answer other nodes, and keep in touch with the peers."),
-    "peers": ("peers:app", "Other nodes that this one exchanges with."),
-    "sync": ("sync:app", "Exchange with the peers once, now."),
-    "cron": ("cron:app", "Jobs that are made at set times."),
+    "coordinator": ("coordinator:app", "Show the node that decides claims, or designate another."),
+    "rules": ("rules:app", "Show or change the mesh rules, which every node must share."),
+    "keys": ("keys:app", "Show, back up, restore and lock the user's key; reissue the root delegation."),
+    "serve": ("serve:app", "Run the server that other nodes connect to, and sync with peers."),
+    "peers": ("peers:app", "List, add, remove and find the nodes that this node syncs with."),
+    "sync": ("sync:app", "Sync with the peers once, now."),
+    "cron": ("cron:app", "Submit jobs on a schedule."),
     "log": ("log:app", "Read, verify, rebuild, export and import the log."),
-    "status": ("status:app", "How this node stands."),
+    "status": ("status:app", "Show the state of this node."),
     "sim": ("sim:app", "Simulate a mesh with faults, from a seed, and check that nothing was lost or held twice."),
-    "doctor": ("doctor:app", "Look for whatever could be wrong, and say what to do."),
+    "doctor": ("doctor:app", "Check this node for problems and suggest fixes."),
 }
 
 EPILOG = """\
@@ -59,7 +59,7 @@ Exit codes: 0 done, 1 the job or the check failed, 2 usage, 3 conflict, 4 not au
 
 
 def new_app(**options: Any) -> typer.Typer:
-    """A typer application in our manner: plain help, no boxes, and errors that go to the door."""
+    """Creates a typer application with plain help and no boxes. Errors go to `hocket.cli.main`."""
     return typer.Typer(
         add_completion=False,
         rich_markup_mode=None,
@@ -90,7 +90,7 @@ class CommandGroup(TyperGroup):
         try:
             return super().invoke(ctx)
         except BrokenPipeError:
-            # Typer would end the process here; the door has its own way to take a reader that has gone away.
+            # Typer would end the process here; `hocket.cli.main` handles a closed pipe itself.
             raise _PipeClosed from None
 
 
@@ -117,12 +117,12 @@ def hocket(
 ) -> None:
     """A work mesh: jobs shared by many machines, each held by exactly one, every step signed.
 
-    --home and --json may stand before or after the command.
+    --home and --json work before or after the command.
     """
 
 
 def run(arguments: list[str]) -> int:
-    """Runs one command; gives its exit code. Errors are raised."""
+    """Runs one command and returns its exit code. Raises errors."""
     try:
         code = get_command(app).main(arguments or ["--help"], prog_name="hocket", standalone_mode=False)
     except _PipeClosed:

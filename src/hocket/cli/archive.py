@@ -1,4 +1,4 @@
-"""`hocket log export` and `hocket log import`: the log as a file, or through a pipe. A file appears whole or not at
+"""`hocket log export` and `hocket log import`: the log as a file or through a pipe. A file appears whole or not at
 all.
 """
 
@@ -18,7 +18,7 @@ from hocket.errors import Failed, StoreError, Usage
 
 
 def export_log(
-    file: Annotated[str, typer.Argument(metavar="FILE|-", help="Where to; - is standard output.")],
+    file: Annotated[str, typer.Argument(metavar="FILE|-", help="The file to write; - is standard output.")],
     home: HomeOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -31,7 +31,7 @@ def export_log(
     from hocket.service import ops
 
     if file == "-" and on_terminal():
-        raise Usage("this would write bytes to your terminal; name a file, or redirect it")
+        raise Usage("refusing to write binary data to a terminal; name a file or redirect the output")
     with open_service() as service, progress("exporting") as bar:
         if file == "-":
             count = ops.export(service, sys.stdout.buffer, bar)
@@ -49,7 +49,9 @@ def export_log(
 
 @contextmanager
 def _written(path: Path) -> Iterator[BinaryIO]:
-    """A file that takes its name when it is whole and on the disk. What is no file, like a pipe, is just written to."""
+    """Gives the file its name only when it is complete and on disk. Writes directly to anything but a regular file,
+    such as a pipe.
+    """
     if path.exists() and not path.is_file():
         with path.open("wb") as out:
             yield out
@@ -66,13 +68,13 @@ def _written(path: Path) -> Iterator[BinaryIO]:
 
 
 def import_log(
-    file: Annotated[str, typer.Argument(metavar="FILE|-", help="Where from; - is standard input.")],
+    file: Annotated[str, typer.Argument(metavar="FILE|-", help="The file to read; - is standard input.")],
     home: HomeOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Take in the ops of an exported log: each is verified, and those that are here already are left alone.
+    """Import the ops of an exported log. Each op is verified; ops that this log already has are skipped.
 
-    Exit code 1 when some were rejected. Repeating an import changes nothing.
+    Exit code 1 if any op was rejected. Importing again changes nothing.
 
     \b
       hocket log import backup.ops
@@ -103,6 +105,6 @@ def import_log(
     if admitted.collided:
         raise Failed(f"integrity failure: {TWINS.format(count=admitted.collided)}")
     if admitted.unread:
-        raise Failed(f"the file is damaged: {admitted.unread} more ops behind that place are not in; find a good copy")
+        raise Failed(f"the file is damaged: {admitted.unread} ops after that were not imported; use an intact copy")
     if admitted.rejected:
-        raise Failed("what was rejected is not on the log; everything else is")
+        raise Failed("rejected ops were not imported; all others are on the log")

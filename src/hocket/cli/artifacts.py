@@ -1,4 +1,4 @@
-"""`hocket artifacts`: what jobs made and people put, listed, read, evicted and cleared away."""
+"""`hocket artifacts`: lists, reads, stores, evicts and deletes artifacts."""
 
 import sys
 from pathlib import Path
@@ -20,8 +20,8 @@ IdArgument = Annotated[str, typer.Argument(metavar="ID", help="An artifact id, o
 
 @app.callback()
 def artifacts_group(home: HomeOption = None, as_json: JsonOption = False) -> None:
-    """What jobs made besides their results, and files that people put on the log. Small content is on the log itself,
-    larger content in the home under its hash.
+    """Outputs of jobs besides their results, and files that people stored. The log holds small content; the home holds
+    larger content under its hash.
 
     \b
       hocket artifacts list --job 01J9ZC
@@ -31,14 +31,14 @@ def artifacts_group(home: HomeOption = None, as_json: JsonOption = False) -> Non
 
 @app.command("list")
 def list_artifacts(
-    job: Annotated[str | None, typer.Option("--job", metavar="JOB", help="Only those of this job.")] = None,
+    job: Annotated[str | None, typer.Option("--job", metavar="JOB", help="Only artifacts of this job.")] = None,
     limit: Annotated[
-        int, typer.Option("--limit", metavar="N", min=1, max=artifacts.LIMIT_MAX, help="At most so many.")
+        int, typer.Option("--limit", metavar="N", min=1, max=artifacts.LIMIT_MAX, help="The most to list.")
     ] = 50,
     home: HomeOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """List artifacts, the oldest first: id, type, size, where the content is, the job, and when it may be evicted.
+    """List artifacts, oldest first: id, type, size, where the content is, the job, and when it may be evicted.
 
     \b
       hocket artifacts list
@@ -59,7 +59,7 @@ def list_artifacts(
 
 @app.command()
 def show(id: IdArgument, home: HomeOption = None, as_json: JsonOption = False) -> None:
-    """Show everything about one artifact but its content.
+    """Show everything about one artifact except its content.
 
     \b
       hocket artifacts show 01J9ZD
@@ -78,12 +78,12 @@ def show(id: IdArgument, home: HomeOption = None, as_json: JsonOption = False) -
 def get(
     id: IdArgument,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write it there; default standard output.")
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="The file to write; default standard output.")
     ] = None,
     home: HomeOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Give the content of an artifact. With --json, which needs -o, where it went.
+    """Write the content of an artifact. --json requires -o and reports where the content went.
 
     \b
       hocket artifacts get 01J9ZD -o frame.png
@@ -92,7 +92,7 @@ def get(
     from hocket.errors import Usage
 
     if output is None and (settings.as_json or on_terminal()):
-        raise Usage("give -o FILE; the content of an artifact is no text for a terminal")
+        raise Usage("give -o FILE; a terminal cannot show the content of an artifact")
     with open_service() as service:
         found = artifacts.content(service, id)
     if output is None:
@@ -105,15 +105,15 @@ def get(
 
 @app.command()
 def put(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="What to keep.")],
-    type: Annotated[str, typer.Option("--type", metavar="TYPE", help="What it is, like acme.texture.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The file to store.")],
+    type: Annotated[str, typer.Option("--type", metavar="TYPE", help="The type of its content, like acme.texture.")],
     ttl: Annotated[
-        str | None, typer.Option("--ttl", metavar="DURATION", help="It may be evicted after so long, like 7d.")
+        str | None, typer.Option("--ttl", metavar="DURATION", help="How long before it may be evicted, like 7d.")
     ] = None,
     home: HomeOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Keep a file as an artifact of no job.
+    """Store a file as an artifact that belongs to no job.
 
     \b
       hocket artifacts put texture.png --type acme.texture --ttl 7d
@@ -121,12 +121,12 @@ def put(
     with open_service() as service:
         kept = artifacts.put(service, file, type, ttl)
     emit(kept)
-    say(f"kept {kept.size} bytes as {kept.artifact_id}")
+    say(f"stored {kept.size} bytes as {kept.artifact_id}")
 
 
 @app.command()
 def evict(id: IdArgument, home: HomeOption = None, as_json: JsonOption = False) -> None:
-    """Say on the log that an artifact's content is gone, on every node. There is no way back.
+    """Record on the log that an artifact's content is gone, on every node. This cannot be undone.
 
     \b
       hocket artifacts evict 01J9ZD
@@ -139,7 +139,7 @@ def evict(id: IdArgument, home: HomeOption = None, as_json: JsonOption = False) 
 
 @app.command()
 def gc(home: HomeOption = None, as_json: JsonOption = False) -> None:
-    """Delete blobs that nobody needs: those of evicted artifacts, and those that no op has named for an hour.
+    """Delete unused blobs: those of evicted artifacts, and those that no op has named for an hour.
 
     \b
       hocket artifacts gc
@@ -147,4 +147,4 @@ def gc(home: HomeOption = None, as_json: JsonOption = False) -> None:
     with open_service() as service:
         cleared = artifacts.clear(service)
     emit({"blobs": cleared.blobs, "freed_bytes": cleared.bytes})
-    say(f"deleted {cleared.blobs} blobs, {cleared.bytes} bytes are free")
+    say(f"deleted {cleared.blobs} blobs, {cleared.bytes} bytes freed")

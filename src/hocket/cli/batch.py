@@ -1,6 +1,5 @@
-"""A file of jobs, submitted in one transaction: all of them or none. Lines may name themselves and cite each other in
-any order; they are submitted in an order in which every job follows those that it comes after, and otherwise as they
-stand. Every error says which line it is about.
+"""A file of jobs, submitted in one transaction: all or none. Lines may have names and cite each other in any order.
+Every job is submitted after the jobs in its `after`; otherwise the order of lines holds. Every error names its line.
 """
 
 import sys
@@ -28,7 +27,7 @@ _OWN = {"kind", "payload", "name", "after"}
 
 
 class BatchLine(NamedTuple):
-    """A job as its line asks for it. `after` holds names of other lines, or job ids."""
+    """A job as its line describes it. `after` holds names of other lines, or job ids."""
 
     number: int
     name: str | None
@@ -37,7 +36,7 @@ class BatchLine(NamedTuple):
 
 
 class JobFile(NamedTuple):
-    """The lines of one file, and what the file is called."""
+    """The lines of one file, and the file's name."""
 
     source: str
     lines: list[BatchLine]
@@ -58,7 +57,7 @@ def _placed(source: str, number: int) -> Iterator[None]:
 
 
 def submit_batch(source: str) -> None:
-    """Reads, orders and submits a file, and says what became of each line."""
+    """Reads, orders and submits a file, and prints the outcome of each line."""
     with open_runtime() as runtime:
         name = "standard input" if source == "-" else source
         with _opened(source) as file, progress("reading") as bar:
@@ -114,7 +113,7 @@ def _read(source: str, file: BinaryIO, bar: Progress) -> JobFile:
             line = _line(number, text)
             if line.name is not None and batch.named.setdefault(line.name, len(batch.lines)) != len(batch.lines):
                 first = batch.lines[batch.named[line.name]].number
-                raise Usage(f"the name {line.name!r} is that of line {first} already")
+                raise Usage(f"line {first} already has the name {line.name!r}")
         batch.lines.append(line)
     return batch
 
@@ -122,7 +121,7 @@ def _read(source: str, file: BinaryIO, bar: Progress) -> JobFile:
 def _line(number: int, text: bytes) -> BatchLine:
     value = decoded(text.strip(), "this")
     if not isinstance(value, dict):
-        raise Usage(f'a line is an object like {{"kind": "acme.render"}}, not {_called(value)}')
+        raise Usage(f'a line must be an object like {{"kind": "acme.render"}}, not {_called(value)}')
     kind, name = value.get("kind"), value.get("name")
     if not isinstance(kind, str):
         raise Usage(f'"kind" must be a string, not {_called(kind)}' if "kind" in value else '"kind" is missing')
@@ -139,7 +138,7 @@ def _line(number: int, text: bytes) -> BatchLine:
 def _check_option(key: str, value: Any) -> None:
     wrong = not isinstance(value, bool) if key == "open" else isinstance(value, bool | list | dict)
     if wrong or (key == "unique" and not isinstance(value, str | None)):
-        raise Usage(f"bad {key}: {_called(value)} has no meaning here")
+        raise Usage(f"bad {key}: {_called(value)} is not allowed here")
     if isinstance(value, float) and key in ("priority", "retries", "concurrency", "not_before"):
         raise Usage(f"bad {key} {value!r}: it must be a whole number")
 
@@ -157,9 +156,9 @@ def _after(value: Any) -> tuple[str, ...]:
 
 
 def _ordered(batch: JobFile) -> list[int]:
-    """The lines' indices, each behind those that it comes after. Raises Usage for a cycle."""
+    """The indices of the lines; each comes after those in its `after`. Raises Usage for a cycle."""
     order: list[int] = []
-    seen: dict[int, bool] = {}  # False while it is on the path, True when it has its place
+    seen: dict[int, bool] = {}  # False while on the current path, True when ordered
     for start in range(len(batch.lines)):
         path = [] if start in seen else [(start, _cited(batch, start))]
         if path:
@@ -190,7 +189,7 @@ def _refuse_cycle(batch: JobFile, path: list[int], back_to: int) -> None:
 
 
 def _cited_jobs(runtime: Runtime, batch: JobFile) -> dict[str, str]:
-    """The whole ids of the jobs that lines cite and that are no lines themselves."""
+    """The full ids of cited jobs that are not lines of this file."""
     there: dict[str, str] = {}
     for line in batch.lines:
         for cited in line.after:
@@ -200,14 +199,16 @@ def _cited_jobs(runtime: Runtime, batch: JobFile) -> dict[str, str]:
                 try:
                     there[cited] = ulid_text(runtime.find(cited))
                 except Usage as error:
-                    raise Usage(f"after {cited!r} is neither the name of a line nor a job: {error}") from None
+                    raise Usage(f'"after" {cited!r} is neither the name of a line nor a job: {error}') from None
     return there
 
 
 def _submit(
     tx: Transaction, batch: JobFile, order: Iterable[int], there: dict[str, str], bar: Progress
 ) -> dict[int, Submitted]:
-    """What became of each line. Names stand for the jobs that their lines led to, which may have been there before."""
+    """Submits the lines and returns the outcome of each. A name stands for the job of its line, which may have existed
+    before.
+    """
     made: dict[int, Submitted] = {}
     for index in order:
         line = batch.lines[index]

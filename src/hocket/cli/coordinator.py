@@ -1,4 +1,4 @@
-"""`hocket coordinator`: which node decides claims, and whose derivations count."""
+"""`hocket coordinator`: which node decides claims and may write derivations."""
 
 from typing import Annotated
 
@@ -17,19 +17,19 @@ def coordinator(
     node: Annotated[
         str | None, typer.Argument(metavar="NODE", help="A node's name, the beginning of its id, or `here`.")
     ] = None,
-    show: Annotated[bool, typer.Option("--show", help="Say who it is.")] = False,
+    show: Annotated[bool, typer.Option("--show", help="Show the current coordinator.")] = False,
     home: HomeOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Designate the coordinator: from now on it decides which claims hold. The owner alone may, and nothing happens by
-    itself when a coordinator falls silent.
+    """Designate the coordinator: from now on it decides which claims hold. Only the owner may. There is no automatic
+    failover when a coordinator falls silent.
 
     \b
       hocket coordinator --show
       hocket coordinator rack-1
     """
     if (node is None) == (not show):
-        raise Usage("say a node, like `hocket coordinator rack-1`, or --show")
+        raise Usage("name a node, like `hocket coordinator rack-1`, or give --show")
     from hocket.service import nodes
 
     with open_service() as service:
@@ -37,7 +37,7 @@ def coordinator(
             current = nodes.coordinator(service)
             emit(current)
             found = current.node is not None
-            say(f"{current.name or '-'} {current.node}" if found else "no node is the coordinator")
+            say(f"{current.name or '-'} {current.node}" if found else "there is no coordinator")
             return
         names = {each.node: each.called for each in nodes.listing(service)}
         done = nodes.designate(service, node)
@@ -45,7 +45,7 @@ def coordinator(
     say(f"{done.name or done.node} is the coordinator")
     if not done.previous_hears and done.previous is not None:
         say(
-            f"the coordinator before, {names.get(done.previous, done.previous)}, cannot confirm: it was not met lately;"
-            " until it hears of this it goes on deciding claims, and what it decides from now on will not count",
+            f"the previous coordinator, {names.get(done.previous, done.previous)}, was not seen lately and cannot"
+            " confirm; until it learns of this change it keeps deciding claims, and those decisions will not count",
             "warn",
         )

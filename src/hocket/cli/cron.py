@@ -1,4 +1,4 @@
-"""`hocket cron`: schedules, which make a job at each tick of a cron expression while any worker of the node runs."""
+"""`hocket cron`: schedules. While a worker of the node runs, each tick of a cron expression submits a job."""
 
 from typing import Annotated
 
@@ -25,7 +25,7 @@ app = new_app()
 
 @app.callback()
 def cron_group(home: HomeOption = None, as_json: JsonOption = False) -> None:
-    """Jobs that are made at set times. A tick that nobody was awake for is made up once, when a worker runs again.
+    """Submit jobs on a schedule. If no worker ran at a tick, the next worker makes it up, once.
 
     \b
       hocket cron add nightly '30 2 * * *' acme.backup
@@ -35,9 +35,7 @@ def cron_group(home: HomeOption = None, as_json: JsonOption = False) -> None:
 
 @app.command()
 def add(
-    name: Annotated[
-        str, typer.Argument(metavar="NAME", help="What the schedule is called; one of that name is replaced.")
-    ],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The schedule's name; replaces a schedule of that name.")],
     expression: Annotated[str, typer.Argument(metavar="'EXPR'", help="Five fields: minute hour day month weekday.")],
     kind: Annotated[str, typer.Argument(metavar="KIND", help="The kind of its jobs.")],
     data: Annotated[
@@ -54,10 +52,10 @@ def add(
     home: HomeOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Set a schedule. Its first job comes with the next tick.
+    """Set a schedule. It submits its first job at the next tick.
 
-    Its jobs run with this node's authority, whichever node makes them. Another node's schedule is replaced or removed
-    only by a node that may schedule jobs of its kind, too.
+    Its jobs run with this node's authority, whichever node submits them. To replace or remove another node's schedule,
+    a node must itself be allowed to schedule jobs of that kind.
 
     \b
       hocket cron add nightly '30 2 * * *' acme.backup '{"full": true}' --timezone Europe/Vienna
@@ -87,8 +85,8 @@ def add(
 
 @app.command("list")
 def list_schedules(home: HomeOption = None, as_json: JsonOption = False) -> None:
-    """List the schedules: when they tick, who set them, and whether that node may still schedule such jobs. A schedule
-    whose author may not makes no jobs.
+    """List the schedules: when they tick, who set them, and whether that node may still schedule such jobs. If not, the
+    schedule submits no jobs.
 
     \b
       hocket cron list
@@ -123,7 +121,7 @@ def remove(
     home: HomeOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Remove a schedule. Jobs that it has made stay.
+    """Remove a schedule. Jobs that it submitted stay.
 
     \b
       hocket cron remove nightly

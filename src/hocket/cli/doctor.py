@@ -1,4 +1,4 @@
-"""`hocket doctor`: looks at everything that a node stands on."""
+"""`hocket doctor`: checks everything that a node depends on."""
 
 from hocket.cli.app import new_app
 from hocket.cli.output import emit, table
@@ -12,7 +12,7 @@ app = new_app()
 
 @app.command()
 def doctor(home: HomeOption = None, as_json: JsonOption = False) -> None:
-    """Look for whatever could be wrong with this node, and say what to do. Exit code 1 when something is bad.
+    """Check this node for problems and suggest fixes. Exit code 1 if a check fails.
 
     \b
       hocket doctor

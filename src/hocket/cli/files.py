@@ -1,4 +1,4 @@
-"""Files that a command line names: read up to a bound, and written whole or not at all, for their owner alone."""
+"""Reads files up to a limit, and writes them whole or not at all, readable only by their owner."""
 
 import os
 import sys
@@ -9,8 +9,9 @@ from hocket.errors import Usage
 
 
 def read_file(name: str, limit: int) -> bytes:
-    """What is in a file, or in standard input for -. Of what is longer than the limit, one byte more than that: the
-    reader of those bytes then says that they are too many."""
+    """Reads a file, or standard input for -. Returns one byte more than the limit if there is more, so that the decoder
+    can report that it is too long.
+    """
     if name == "-":
         return sys.stdin.buffer.read(limit + 1)
     try:
@@ -23,7 +24,7 @@ def read_file(name: str, limit: int) -> bytes:
 
 
 def write_file(path: Path, data: bytes) -> None:
-    """A whole file, or what was there before."""
+    """Replaces a file whole, or leaves it as it was."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.new")
     try:
         with private_file(temporary) as file:
@@ -35,6 +36,6 @@ def write_file(path: Path, data: bytes) -> None:
 
 
 def private_file(path: Path) -> BinaryIO:
-    """A new file that only its owner can read, whatever was there before."""
+    """Creates a file that only its owner can read. Replaces any file of that name."""
     path.unlink(missing_ok=True)
     return open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb")

@@ -34,8 +34,8 @@ JobArgument = Annotated[
 
 @app.callback()
 def git_group(home: HomeOption = None, as_json: JsonOption = False) -> None:
-    """Commands as jobs in a git repository: anybody who can push can submit and work, and everything can be read and
-    verified with git alone.
+    """Commands as jobs in a git repository. Anyone who can push can submit and work; git alone is enough to read and
+    verify everything.
 
     \b
       hocket git submit git@example.org:jobs.git job.yaml
@@ -50,12 +50,12 @@ def submit(
     manifest: Annotated[str, typer.Argument(metavar="FILE", help="A manifest, in YAML or JSON; - reads stdin.")],
     inputs: Annotated[
         list[str] | None,
-        typer.Option("--input", metavar="FILE", help="An input that travels with the job; the manifest has its hash."),
+        typer.Option("--input", metavar="FILE", help="An input to send with the job; the manifest has its hash."),
     ] = None,
     home: HomeOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Put a job into a repository. The same manifest again is the same job.
+    """Put a job into a repository. Submitting the same manifest again gives the same job.
 
     \b
       hocket git submit jobs.git job.yaml
@@ -79,16 +79,16 @@ def submit(
 def work(
     repo: Repository,
     until_idle: Annotated[
-        bool, typer.Option("--until-idle", help="End when nothing is left that this worker could do.")
+        bool, typer.Option("--until-idle", help="Exit when no job is left that this worker could run.")
     ] = False,
     concurrency: Annotated[
-        int, typer.Option("--concurrency", metavar="N", min=1, max=CONCURRENCY_MAX, help="How many jobs at once.")
+        int, typer.Option("--concurrency", metavar="N", min=1, max=CONCURRENCY_MAX, help="How many jobs run at once.")
     ] = 2,
     lease: Annotated[
-        str, typer.Option("--lease", metavar="DURATION", help="How long a claim holds unless it is renewed.")
+        str, typer.Option("--lease", metavar="DURATION", help="How long a claim lasts unless the worker renews it.")
     ] = "60s",
     allow: Annotated[
-        list[str] | None, typer.Option("--allow", metavar="PATTERN", help="Run such commands, like 'ffmpeg -i *'.")
+        list[str] | None, typer.Option("--allow", metavar="PATTERN", help="Run matching commands, like 'ffmpeg -i *'.")
     ] = None,
     allow_any: Annotated[bool, typer.Option("--allow-any", help="Run every command.")] = False,
     allow_env: Annotated[
@@ -97,14 +97,15 @@ def work(
     home: HomeOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Claim jobs in a repository, run them, and put the results there.
+    """Claim jobs in a repository, run them, and push the results.
 
     \b
       hocket git work jobs.git --allow 'ffmpeg -i * *.mp4' --until-idle
       hocket git work https://example.org/jobs.git --allow-any --concurrency 4
 
-    Nobody knows who put a job into a repository, so only what --allow, --allow-any or the home's config.toml allows is
-    run. SIGTERM or Ctrl-C lets what runs finish; a second one stops it and hands the jobs back.
+    A repository does not tell who submitted a job, so the worker runs only commands that --allow, --allow-any or the
+    home's config.toml permits. The first SIGTERM or Ctrl-C lets running commands finish; the second stops them and
+    returns their jobs to the queue.
     """
     from hocket.events import AllowanceIsRisky
     from hocket.gitplane import holding
@@ -124,7 +125,7 @@ def work(
         fetch = SyncNode(runtime).fetch
         commands = stack.enter_context(closing(runtime.commands(fetch, allow or (), allow_any, allow_env or ())))
         if commands.allowance.is_empty:
-            raise Usage("nothing is allowed here; say what may be run, with --allow PATTERN or --allow-any")
+            raise Usage("no command is allowed here; give --allow PATTERN or --allow-any")
         for warning in commands.allowance.warnings():
             show_event(AllowanceIsRisky(warning))
         environment = MachineEnvironment(runtime.home.processes, runtime.bus)
@@ -146,7 +147,7 @@ def work(
         )
         with listening(runtime.bus, worker.wake), stopped_by_signals(worker.stop):
             worker.run()
-    say(f"done: {worker.succeeded} succeeded, {worker.failed} failed, {worker.lost} not ours in the end")
+    say(f"done: {worker.succeeded} succeeded, {worker.failed} failed, {worker.lost} lost to other workers")
 
 
 @app.command("jobs")
@@ -220,26 +221,26 @@ def show(repo: Repository, job: JobArgument, home: HomeOption = None, as_json: J
 @app.command()
 def verify(
     repo: Repository,
-    job: Annotated[str | None, typer.Argument(metavar="[JOB]", help="Only this one.", show_default=False)] = None,
+    job: Annotated[str | None, typer.Argument(metavar="[JOB]", help="Only this job.", show_default=False)] = None,
     worker: Annotated[
         list[str] | None,
-        typer.Option("--worker", metavar="KEY", help="Trust this key, and others only if given likewise."),
+        typer.Option("--worker", metavar="KEY", help="Trust only this key; may be repeated."),
     ] = None,
     home: HomeOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Check jobs, claims and results against each other, every signature and every hash. Nothing but the repository is
-    needed for it.
+    """Check jobs, claims and results against each other, with every signature and every hash. This needs only the
+    repository.
 
     \b
       hocket git verify jobs.git
       hocket git verify jobs.git --worker ed25519:5d0f…
 
-    A signature says which key made a result, not whose key that is. Trusted are the keys that --worker names; without
-    it, this node's, those of the mesh's nodes that may complete jobs, and those of `hocket git trust`.
+    A signature shows which key made a result, not whose key it is. --worker names the trusted keys. Without it, the
+    trusted keys are this node's, those of mesh nodes that may complete jobs, and those of `hocket git trust`.
 
-    Exit codes: 0 everything is good and every result is by a trusted key; 4 everything is good, but some results are by
-    unknown keys or not signed; 1 something is wrong, or could not be looked at.
+    Exit codes: 0 everything is good and trusted keys signed every result; 4 everything is good, but some results are
+    unsigned or by unknown keys; 1 something is wrong or could not be checked.
     """
     from hocket.gitplane import verify as checks
     from hocket.gitplane.jobs import group, how_to_fetch, named
@@ -278,19 +279,19 @@ def verify(
         say(f"{hash_text(content_id)}\t{finding.commit}\t{finding.what}", "yellow" if finding.is_gap else "red")
     unknown = [each for each in found if verdicts[each.content_id] == "unknown"]
     for each in unknown:
-        by = "the result is not signed" if each.signer is None else f"the result is by {key_text(each.signer)}"
+        by = "the result is not signed" if each.signer is None else f"signed by {key_text(each.signer)}"
         say(f"{hash_text(each.content_id)}\tunknown\t{by}", "yellow")
     if findings:
         gaps = sum(finding.is_gap for _, finding in findings)
-        told = [f"{len(findings) - gaps} things are wrong in {plane.where}"] if len(findings) > gaps else []
-        told += [f"{gaps} could not be looked at, because they are not in this clone"] if gaps else []
+        told = [f"{len(findings) - gaps} problems in {plane.where}"] if len(findings) > gaps else []
+        told += [f"{gaps} could not be checked, because this clone does not have them"] if gaps else []
         raise Failed("; ".join(told))
     if hint := how_to_fetch(plane, found):
-        raise Failed(f"nothing was verified, because there are no jobs in {plane.where}: {hint}")
+        raise Failed(f"nothing to verify: there are no jobs in {plane.where}: {hint}")
     if unknown:
         raise NotAuthorised(
-            f"{len(unknown)} of {len(found)} jobs have a result by a key that is not trusted here, or by nobody's; if"
-            " you know whose key it is, give it with --worker, or once and for all with `hocket git trust add`"
+            f"{len(unknown)} of {len(found)} jobs have a result that is unsigned or signed by an untrusted key; if"
+            " you know whose key it is, give it with --worker, or add it with `hocket git trust add`"
         )
     say(f"good: {len(found)} jobs")
 
@@ -299,11 +300,11 @@ def verify(
 def abort(
     repo: Repository,
     job: JobArgument,
-    reason: Annotated[str, typer.Option("--reason", metavar="TEXT", help="Why, for people.")] = "",
+    reason: Annotated[str, typer.Option("--reason", metavar="TEXT", help="Why; recorded in the repository.")] = "",
     home: HomeOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Call a job off. A worker that runs it finds out when it renews its claim, and stops.
+    """Cancel a job. A worker that runs it finds out when it renews its claim, and stops.
 
     \b
       hocket git abort jobs.git 5d0f --reason 'wrong branch'
@@ -324,12 +325,12 @@ def abort(
 def gc(
     repo: Repository,
     older: Annotated[
-        str, typer.Option("--older", metavar="DURATION", help="Only what ended longer ago than this.")
+        str, typer.Option("--older", metavar="DURATION", help="Only jobs that ended longer ago than this.")
     ] = "30d",
     home: HomeOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Remove the refs of jobs that have ended; git drops their objects by and by.
+    """Remove the refs of jobs that have ended. Git later deletes their objects.
 
     \b
       hocket git gc jobs.git --older 7d
@@ -347,7 +348,7 @@ def gc(
 
 @contextmanager
 def _plane(repo: str) -> "Iterator[Plane]":
-    """The repository. A home is not needed to look at it; without one nothing is kept of what came from elsewhere."""
+    """Opens the repository. Reading it needs no home; without one, objects from a remote are not cached."""
     import tempfile
 
     from hocket.gitplane.opening import open_plane
@@ -368,7 +369,7 @@ def _home() -> "Home":
 
 
 def _trusted() -> set[bytes]:
-    """The keys that this home trusts. Verifying needs no home, and does without one that cannot be read."""
+    """The keys that this home trusts; none if the home is missing or unreadable, since verifying needs no home."""
     from hocket.service import git_keys
 
     if not _home().is_complete():
@@ -377,7 +378,7 @@ def _trusted() -> set[bytes]:
         with open_service() as service:
             return git_keys.trusted(service)
     except HocketError as error:
-        notice(f"the keys that this home trusts are not known: {error}")
+        notice(f"cannot read the keys that this home trusts: {error}")
         return set()
 
 

@@ -11,13 +11,13 @@ from hocket.errors import Usage
 
 app = new_app()
 
-Key = Annotated[str, typer.Argument(metavar="KEY", help="A worker's key, as `hocket git show` has it.")]
+Key = Annotated[str, typer.Argument(metavar="KEY", help="A worker's key, as `hocket git show` prints it.")]
 
 
 @app.callback()
 def trust_group(home: HomeOption = None, as_json: JsonOption = False) -> None:
-    """Keys whose results `hocket git verify` trusts, beside this node's own and those of the mesh's nodes that may
-    complete jobs.
+    """Keys whose results `hocket git verify` trusts, besides this node's own and those of mesh nodes that may complete
+    jobs.
 
     \b
       hocket git trust add ed25519:5d0f… --name 'the build server'
@@ -28,11 +28,11 @@ def trust_group(home: HomeOption = None, as_json: JsonOption = False) -> None:
 @app.command()
 def add(
     key: Key,
-    name: Annotated[str, typer.Option("--name", metavar="TEXT", help="Whose key it is, for people.")] = "",
+    name: Annotated[str, typer.Option("--name", metavar="TEXT", help="Whose key it is; shown in the list.")] = "",
     home: HomeOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Trust a key. Ask its owner for it: a repository says which key signed, not whose it is.
+    """Trust a key. Ask its owner for it: a repository shows which key signed, not whose key it is.
 
     \b
       hocket git trust add ed25519:5d0f… --name 'the build server'
@@ -47,7 +47,7 @@ def add(
 
 @app.command("list")
 def list_keys(home: HomeOption = None, as_json: JsonOption = False) -> None:
-    """List the keys that are trusted, and why each is.
+    """List the trusted keys, and why each is trusted.
 
     \b
       hocket git trust list
@@ -62,7 +62,7 @@ def list_keys(home: HomeOption = None, as_json: JsonOption = False) -> None:
 
 @app.command()
 def remove(key: Key, home: HomeOption = None, as_json: JsonOption = False) -> None:
-    """Trust a key no longer. A node of the mesh is trusted for as long as it may complete jobs: `hocket revoke`.
+    """Stop trusting a key. A mesh node stays trusted while it may complete jobs; use `hocket revoke`.
 
     \b
       hocket git trust remove ed25519:5d0f…
@@ -72,6 +72,6 @@ def remove(key: Key, home: HomeOption = None, as_json: JsonOption = False) -> No
     with open_service() as service:
         text, removed = git_keys.remove(service, key)
     if not removed:
-        raise Usage(f"{text} is not on the list; `hocket git trust list` shows it")
+        raise Usage(f"{text} is not a trusted key; `hocket git trust list` shows them")
     emit({"key": text, "removed": True})
     say(f"no longer trusted: {text}")

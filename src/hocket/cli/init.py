@@ -1,4 +1,4 @@
-"""`hocket init`: makes a directory into a node's home."""
+"""`hocket init`: creates a node's home."""
 
 from pathlib import Path
 from typing import Annotated
@@ -17,25 +17,25 @@ app = new_app()
 def init(
     user_key: Annotated[
         Path | None,
-        typer.Option("--user-key", metavar="FILE", help="The user.key of another home: one more node of that user."),
+        typer.Option("--user-key", metavar="FILE", help="The user.key of another home; adds a node for that user."),
     ] = None,
     passphrase: Annotated[
-        bool, typer.Option("--passphrase", help="Lock the user's key; the node works without it.")
+        bool, typer.Option("--passphrase", help="Lock the user's key; the node runs without it.")
     ] = False,
     passphrase_file: PassphraseFile = None,
     strict: Annotated[
-        bool, typer.Option("--strict", help="Keep to Likewise v0.1: no ops of Hocket's own in this mesh.")
+        bool, typer.Option("--strict", help="Keep to Likewise v0.1: no Hocket extension ops in this mesh.")
     ] = False,
     home: HomeOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Create a home: the user's key, the node's key, the database, and the root delegation as the first op.
 
-    The user's first node is also the coordinator, until another one is designated. A home that was left half-created
-    is finished. One that is complete is not touched (exit code 3).
+    The user's first node is also the coordinator until you designate another. This command finishes a half-created
+    home. It does not touch a complete one (exit code 3).
 
-    In a strict mesh other software that knows Likewise v0.1 can work. There is no arbiter, a failure is a yield, and
-    nothing can be cancelled, retried or scheduled by cron. Every node of the mesh must be strict; `join` sees to that.
+    A strict mesh works with other Likewise v0.1 software. It has no arbiter, a failure is a yield, and jobs cannot be
+    cancelled, retried or scheduled by cron. Every node of the mesh must be strict; `join` takes care of that.
 
     \b
       hocket init

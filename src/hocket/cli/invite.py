@@ -1,4 +1,4 @@
-"""`hocket invite`: lets another machine into the mesh. It prints one token, to be carried there by hand."""
+"""`hocket invite`: invites another machine into the mesh. Prints one token; a person carries it to that machine."""
 
 import sys
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
@@ -22,53 +22,51 @@ app = new_app()
 
 @app.command()
 def invite(
-    name: Annotated[
-        str | None, typer.Argument(metavar="NAME", help="What the node will be called.", show_default=False)
-    ] = None,
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help="The new node's name.", show_default=False)] = None,
     worker: Annotated[
         list[str] | None,
-        typer.Option("--worker", metavar="PREFIX", help="Let it run jobs whose kind begins so; may be repeated."),
+        typer.Option("--worker", metavar="PREFIX", help="Let it run jobs whose kind has this prefix; may be repeated."),
     ] = None,
     may: Annotated[
         list[str] | None,
         typer.Option("--may", metavar="GRANT", help="resource:action[:kind-prefix], or `all`; may be repeated."),
     ] = None,
-    audit: Annotated[bool, typer.Option("--audit", help="It must put every model call on record.")] = False,
+    audit: Annotated[bool, typer.Option("--audit", help="Require it to record every model call.")] = False,
     sanitize: Annotated[
-        str | None, typer.Option("--sanitize", metavar="RULES", help="What it reads goes through these first.")
+        str | None, typer.Option("--sanitize", metavar="RULES", help="Sanitisation rules for what it reads.")
     ] = None,
     expires: Annotated[
-        str | None, typer.Option("--expires", metavar="DURATION", help="How long it stays in the mesh, like 30d.")
+        str | None, typer.Option("--expires", metavar="DURATION", help="How long it may stay in the mesh, like 30d.")
     ] = None,
     quota: Annotated[
         str | None,
         typer.Option("--quota", metavar="QUOTA", help="How much it may store, like ops=50/s,bytes=1M/s,bytes=2G."),
     ] = None,
     valid: Annotated[
-        str, typer.Option("--valid", metavar="DURATION", help="How long the invitation can be used.")
+        str, typer.Option("--valid", metavar="DURATION", help="How long the invitation stays valid.")
     ] = "1h",
     address: Annotated[
         list[str] | None,
-        typer.Option("--address", metavar="URL", help="Where this node answers; default: where `hocket serve` does."),
+        typer.Option("--address", metavar="URL", help="This node's address; default: that of `hocket serve`."),
     ] = None,
     list_them: Annotated[bool, typer.Option("--list", help="List the invitations.")] = False,
-    cancel: Annotated[str | None, typer.Option("--cancel", metavar="NAME", help="Take one back.")] = None,
+    cancel: Annotated[str | None, typer.Option("--cancel", metavar="NAME", help="Cancel an invitation.")] = None,
     home: HomeOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Invite another machine. The token that this prints is good for one node, once; its key is made over there.
+    """Invite another machine. The printed token admits one node, once. The new node makes its own key.
 
-    --worker lets the node claim, complete and read jobs of the kinds that begin so, and read what they made. It reads
+    --worker lets the node claim, complete and read jobs whose kind has this prefix, and read their artifacts. It reads
     no other jobs or artifacts.
 
-    --may grants anything else. Resources are ops, evidence, entity, claim, job, episode, artifact, action, mesh,
-    userassertion and registration; actions read, write and all, for jobs read, schedule, claim, complete and all. A
-    kind prefix can follow what is done with jobs, and artifact:read. A node that completes jobs may write artifacts.
-    Without --worker and without a read by name, the node reads all jobs and artifacts. Only registration:write (and
-    all) lets it invite others, with no more than it may do itself.
+    --may grants anything else. Resources: ops, evidence, entity, claim, job, episode, artifact, action, mesh,
+    userassertion, registration. Actions: read, write, all; for jobs read, schedule, claim, complete, all. A kind prefix
+    may follow a job action and artifact:read. A node that may complete jobs may also write artifacts. Read access to
+    jobs and artifacts is the default; --worker or naming any read grant replaces it. Only registration:write (or all)
+    lets the node invite others, with no more rights than its own.
 
-    --quota bounds what the node stores on every other node's log: a number with /s is a rate, one without is in all.
-    What it does not say has the mesh's default (`hocket rules show`), which is small for a node that may only read. A
+    --quota limits how much the node stores on every other node's log: a number with /s is a rate, a number without it
+    is a total. An unnamed limit takes the mesh's default (`hocket rules show`), which is small for a read-only node. A
     node that invites others shares its quota with them.
 
     \b
@@ -81,7 +79,7 @@ def invite(
     elif cancel is not None:
         _cancel(cancel)
     elif name is None:
-        raise Usage("say what the node will be called, like `hocket invite gpu-box --worker acme.`")
+        raise Usage("name the new node, like `hocket invite gpu-box --worker acme.`")
     else:
         with open_service() as service:
             grants = Grants(tuple(may or ()), tuple(worker or ()), audit, sanitize, quota)
@@ -89,7 +87,7 @@ def invite(
 
 
 class Grants(NamedTuple):
-    """What the options say about what the node may do."""
+    """What the options grant."""
 
     may: tuple[str, ...]
     worker: tuple[str, ...]
@@ -132,13 +130,13 @@ def _invite(
     }
     emit(shown)
     if rules and service.runtime.log.rules.is_strict:
-        notice("this is a strict mesh: what would have to be sanitised for this node is not sent to it at all")
+        notice("this is a strict mesh: ops that would need sanitising are not sent to this node at all")
     say(made.token)
     if on_terminal() and not settings.as_json:
         _draw(made.token)
     fields(
         [
-            ("node", name if made.renews is None else f"{name}, which is in the mesh already and gets this besides"),
+            ("node", name if made.renews is None else f"{name}, already in the mesh; these grants are added"),
             ("may", "; ".join(shown["may"])),
             ("quota", quota_words(quota) or "the mesh's default"),
             ("stays", _stay(lifetime, shown["ends_ms"])),
@@ -147,18 +145,18 @@ def _invite(
         ]
     )
     if _claims_in_vain(capabilities):
-        say("it may claim jobs and not complete them, so it will claim none; grant job:complete too", "warn")
+        say("it may claim jobs but not complete them, so it will claim none; grant job:complete too", "warn")
     if rules and any(each.resource in ("Job", "Ops") and each.action in ("Claim", "*") for each in capabilities):
-        say("it does not run jobs whose payload these rules change, because it never sees the whole payload", "warn")
+        say("it will not run jobs whose payload these rules change, because it never sees the whole payload", "warn")
     if KIND.startswith(grants.worker) and not _reads_all_artifacts(capabilities):
-        say("inputs of commands come from no job, so it cannot read them; grant artifact:read if it must", "warn")
+        say("it cannot read command inputs, because they belong to no job; grant artifact:read if it must", "warn")
     say("on the other machine: hocket --home DIR join TOKEN", "dim")
 
 
 def _stay(lifetime: float | None, ends_ms: int | None) -> str:
     if lifetime is not None:
-        return f"for {span(round(lifetime * 1000))} from its joining"
-    return "until it is revoked" if ends_ms is None else f"as long as this node may, until {moment(ends_ms)}"
+        return f"for {span(round(lifetime * 1000))} after it joins"
+    return "until it is revoked" if ends_ms is None else f"as long as this node, until {moment(ends_ms)}"
 
 
 def _claims_in_vain(capabilities: "tuple[Capability, ...]") -> bool:
@@ -174,7 +172,7 @@ def _reads_all_artifacts(capabilities: "tuple[Capability, ...]") -> bool:
 
 
 def _draw(token: str) -> None:
-    """The token as a QR code, where that can be drawn."""
+    """Prints the token as a QR code if segno is installed."""
     try:
         import segno
     except ImportError:

@@ -1,4 +1,4 @@
-"""What is asked of one job, named by its id or a beginning of it that is unique: `show`, `cancel` and `retry`."""
+"""`show`, `cancel` and `retry`: commands on one job, named by its id or a unique beginning of it."""
 
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 show_app, cancel_app, retry_app = new_app(), new_app(), new_app()
 
 JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="A job id, or a unique beginning of one.")]
-ReasonOption = Annotated[str, typer.Option("--reason", metavar="TEXT", help="Why; it goes on the log.")]
+ReasonOption = Annotated[str, typer.Option("--reason", metavar="TEXT", help="Why; recorded on the log.")]
 
 
 @show_app.command()
@@ -44,7 +44,7 @@ def show(job: JobArgument, home: HomeOption = None, as_json: JsonOption = False)
 
 
 def rejected(op: "OpLine") -> str:
-    """Why an op does not count, or not yet: one that waits, or is offered, was not rejected."""
+    """Why an op does not count, or not yet. An op that waits or is offered was not rejected."""
     from hocket.kernel.reasons import Reason
 
     is_open = op.reason in (Reason.WAITING.sentence, Reason.OFFERED.sentence)
@@ -87,7 +87,7 @@ def _fields(shown: "JobDetails") -> list[tuple[str, object]]:
 
 
 def moment(ms: int | None) -> str | None:
-    """A time as people read it, in their own zone."""
+    """A time in the user's zone."""
     from datetime import datetime
 
     if ms is None:
@@ -105,7 +105,7 @@ def cancel(
     home: HomeOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Call a job off, pending or running. A running handler is stopped; jobs that come after it are called off too.
+    """Cancel a pending or running job. A worker stops its handler; jobs that come after it are cancelled too.
 
     \b
       hocket cancel 01J9ZC --reason "wrong frame"
@@ -120,7 +120,7 @@ def retry(
     home: HomeOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Try a failed or cancelled job anew, with all its retries. Its fence goes on counting.
+    """Retry a failed or cancelled job, with all its retries. Its fence keeps counting.
 
     \b
       hocket retry 01J9ZC --reason "disk replaced"

@@ -1,6 +1,4 @@
-"""`hocket jobs`: the list of jobs, once or for as long as somebody watches. It is drawn anew when a job changes, not
-on a beat.
-"""
+"""`hocket jobs`: lists jobs, once or until Ctrl-C. It redraws the list when a job changes, not on a timer."""
 
 import sys
 import time
@@ -15,8 +13,8 @@ from hocket.kernel.durations import span
 from hocket.kernel.safe_text import clean
 from hocket.service.jobs import LIMIT_MAX, JobBrief, JobQuery, JobsPage, JobsWatch, OutcomeName, StateName, page
 
-# The list is drawn at most this often, however fast the log grows; on a terminal at least this often, because there
-# are ages in it.
+# The list is redrawn at most once per DRAW_MIN_S, however fast the log grows. On a terminal it is redrawn at least once
+# per DRAW_MAX_S, because it shows ages.
 DRAW_MIN_S, DRAW_MAX_S = 0.1, 1.0
 COLUMNS = ("job", "kind", "state", "attempts", "priority", "when", "held by")
 
@@ -26,16 +24,16 @@ app = new_app()
 @app.command()
 def jobs(
     state: Annotated[StateName | None, typer.Option("--state", help="Only jobs in this state.")] = None,
-    outcome: Annotated[OutcomeName | None, typer.Option("--outcome", help="Only jobs that ended so.")] = None,
+    outcome: Annotated[OutcomeName | None, typer.Option("--outcome", help="Only jobs with this outcome.")] = None,
     kind: Annotated[
-        str | None, typer.Option("--kind", metavar="PREFIX", help="Only this kind and those below it.")
+        str | None, typer.Option("--kind", metavar="PREFIX", help="Only this kind and the kinds below it.")
     ] = None,
-    limit: Annotated[int, typer.Option("--limit", metavar="N", min=1, max=LIMIT_MAX, help="At most so many.")] = 50,
-    watch: Annotated[bool, typer.Option("--watch", help="Go on, and show every change, until Ctrl-C.")] = False,
+    limit: Annotated[int, typer.Option("--limit", metavar="N", min=1, max=LIMIT_MAX, help="The most to list.")] = 50,
+    watch: Annotated[bool, typer.Option("--watch", help="Keep showing every change until Ctrl-C.")] = False,
     home: HomeOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """List jobs, the newest first. In a pipe: a line for each job, tabs between the columns.
+    """List jobs, newest first. In a pipe: one line per job, with tabs between the columns.
 
     \b
       hocket jobs --state pending --kind acme
@@ -53,7 +51,7 @@ def jobs(
 
 
 def _rows(listed: JobsPage) -> list[tuple[object, ...]]:
-    """The jobs for people."""
+    """The jobs as table rows."""
     rows: list[tuple[object, ...]] = []
     for job in listed.items:
         pid = listed.processes.get(job.job_id)
@@ -64,7 +62,7 @@ def _rows(listed: JobsPage) -> list[tuple[object, ...]]:
 
 
 def _state(job: JobBrief) -> str:
-    """One word, and a second one for what a pending job waits for."""
+    """The state in one word, and what a pending job waits for in a second."""
     if job.outcome is not None:
         return job.outcome
     return "claimed" if job.state == "claimed" else f"pending {'' if job.stage == 'ready' else job.stage}".strip()
@@ -89,7 +87,7 @@ def _watch(watch: JobsWatch) -> None:
         listed = watch.wait()
         emit(listed.items)
         if not settings.as_json:
-            # A pipe gets each line that has changed.
+            # A pipe gets only the lines that changed.
             for row, job in zip(_rows(listed), listed.items, strict=True):
                 if known.get(job.job_id) != job:
                     print("\t".join(clean(cell) for cell in row))

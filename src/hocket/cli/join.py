@@ -1,4 +1,4 @@
-"""`hocket join`: makes this machine a node of the mesh that an invitation is for."""
+"""`hocket join`: makes this machine a node of the mesh that issued the invitation."""
 
 import sys
 from pathlib import Path
@@ -25,18 +25,18 @@ app = new_app()
 def join(
     token: Annotated[str, typer.Argument(metavar="TOKEN", help="What `hocket invite` printed; - reads it from stdin.")],
     ca: Annotated[
-        Path | None, typer.Option("--ca", metavar="FILE", help="The CA that vouches for the inviting node's server.")
+        Path | None, typer.Option("--ca", metavar="FILE", help="The CA of the inviting node's certificate.")
     ] = None,
     pin: Annotated[
-        str | None, typer.Option("--pin", metavar="SHA256", help="The one certificate to trust, by its fingerprint.")
+        str | None, typer.Option("--pin", metavar="SHA256", help="The fingerprint of the one certificate to trust.")
     ] = None,
     home: HomeOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Join a mesh by an invitation. The node's key is made in the home and never leaves it.
+    """Join a mesh with an invitation token. The node's key is made in the home and never leaves it.
 
-    A join that was cut off is repeated with the same token. In the home of an invited node, a further invitation by
-    the same name adds what it grants.
+    Repeat an interrupted join with the same token. In the home of an invited node, another invitation of the same name
+    adds its grants.
 
     \b
       hocket join hocket-1-… --home /srv/gpu
@@ -51,8 +51,8 @@ def join(
     text = sys.stdin.read(TOKEN_READ_MAX) if token == "-" else token
     if trust != Trust() and not any(map(_has_certificate, enrolment.parse(text).addresses)):
         raise Usage(
-            "--pin and --ca check the certificate of an https:// address, and the invitation has none;"
-            " have the inviting node serve with TLS, or join without them"
+            "--pin and --ca check the certificate of an https:// address, but the invitation has no such address;"
+            " have the inviting node serve with TLS, or join without these options"
         )
     with Runtime.join(settings.home, text, _sender(trust), trust=trust) as runtime:
         service = Service(runtime)

@@ -1,5 +1,5 @@
-"""`hocket keys`: the keys of a home, as far as they may be shown; the user's key backed up, restored and locked; and a
-new root delegation by it. A node's key is never shown, copied or asked for: it stays where it was made.
+"""`hocket keys`: shows the public side of a home's keys, backs up, restores and locks the user's key, and uses it to
+issue a new root delegation. A node's key is never shown or copied: it stays where it was made.
 """
 
 from pathlib import Path
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 app = new_app()
 
 BackupArgument = Annotated[Path, typer.Argument(metavar="FILE", help="The backup.")]
-STAYS = "a node's key stays on the machine where it was made: it is in no backup, and a lost node is invited anew"
+STAYS = "a node's key never leaves its machine, so no backup has it; invite a lost node again"
 
 
 @app.callback()
 def keys_group(home: HomeOption = None, as_json: JsonOption = False) -> None:
-    """The keys of this home. The user's key stands for you and makes nodes the owner's; it can be backed up and locked.
-    The node's key stands for this machine and never leaves it.
+    """The keys of this home. The user's key acts for you and admits the owner's nodes; you can back it up and lock it.
+    The node's key acts for this machine and never leaves it.
 
     \b
       hocket keys show
@@ -35,7 +35,7 @@ def keys_group(home: HomeOption = None, as_json: JsonOption = False) -> None:
 
 @app.command()
 def show(home: HomeOption = None, as_json: JsonOption = False) -> None:
-    """Show whose keys these are: ids and fingerprints, never a secret.
+    """Show ids and fingerprints of the keys, never a secret.
 
     \b
       hocket keys show
@@ -60,7 +60,7 @@ def show(home: HomeOption = None, as_json: JsonOption = False) -> None:
     said = {
         "locked": "in this home, locked with a passphrase",
         "here": "in this home, not locked",
-        "elsewhere": "not in this home: it is an invited node's",
+        "elsewhere": "not in this home: the node was invited",
     }
     fields([(name.replace("_", " "), said.get(value, value)) for name, value in shown.items()])
     say(STAYS, "dim")
@@ -74,7 +74,7 @@ def backup(
     home: HomeOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Copy the user's key to a file, locked with a passphrase. A key that is locked here is copied as it is.
+    """Copy the user's key to a file, locked with a passphrase. A key that is already locked is copied unchanged.
 
     \b
       hocket keys backup /media/stick/user.key
@@ -85,14 +85,14 @@ def backup(
     there = _home()
     there.check()
     if file.exists():
-        raise Conflict(f"{file} exists already; nothing was changed")
+        raise Conflict(f"{file} already exists; nothing was changed")
     if not plain and there.has_user_key() and there.is_locked():
         there.copy_user_key(file)
     else:
         key = there.user_key(known(passphrase_file))
         write_user_key(file, key, None if plain else new(passphrase_file))
     emit({"file": str(file), "user": there.user_did(), "locked": not plain})
-    say(f"the user's key is in {file}" + (", and anyone who reads it can act as you" if plain else ", locked"))
+    say(f"the user's key is in {file}" + (", unlocked: anyone who reads it can act as you" if plain else ", locked"))
     say(STAYS, "dim")
 
 
@@ -100,8 +100,8 @@ def backup(
 def restore(
     file: BackupArgument, passphrase_file: PassphraseFile = None, home: HomeOption = None, as_json: JsonOption = False
 ) -> None:
-    """Put the user's key back into this home, from a backup. An invited node's home becomes one that can act for the
-    owner: `hocket keys reissue` then makes it the owner's node.
+    """Restore the user's key into this home from a backup. In an invited node's home, run `hocket keys reissue` next to
+    make it a node of the owner.
 
     \b
       hocket keys restore /media/stick/user.key
@@ -116,17 +116,17 @@ def restore(
     asked = Remembered(known(passphrase_file))
     key = read_user_key(file, asked)
     if did_key(key.public) != user_of(there):
-        raise Conflict(f"{file} holds the key of another user than this home's; nothing was changed")
+        raise Conflict(f"{file} holds another user's key; nothing was changed")
     if there.has_user_key():
         try:
             key_owner(there.path / "user.key")
         except StoreError:
-            pass  # what is there is no key, and gives way
+            pass  # not a key: overwrite it
         else:
-            raise Conflict(f"the home {there.path} has its user's key; nothing was changed")
+            raise Conflict(f"the home {there.path} already has its user's key; nothing was changed")
     there.put_user_key(key, asked.passphrase)
     emit({"user": did_key(key.public), "locked": asked.passphrase is not None})
-    say("the user's key is in this home again" + (", locked as in the backup" if asked.passphrase else ", not locked"))
+    say("the user's key is restored" + (", locked as in the backup" if asked.passphrase else ", not locked"))
     say("`hocket keys reissue` gives this node a root delegation, if it has none", "dim")
 
 
@@ -135,12 +135,13 @@ def passphrase(
     remove: Annotated[bool, typer.Option("--remove", help="Keep the key unlocked from now on.")] = False,
     passphrase_file: PassphraseFile = None,
     new_passphrase_file: Annotated[
-        Path | None, typer.Option("--new-passphrase-file", metavar="FILE", help="The new one; else it is asked for.")
+        Path | None,
+        typer.Option("--new-passphrase-file", metavar="FILE", help="The new passphrase; default: a prompt."),
     ] = None,
     home: HomeOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Lock the user's key, change its passphrase, or remove it.
+    """Lock the user's key, change its passphrase, or remove the passphrase.
 
     \b
       hocket keys passphrase
@@ -154,12 +155,12 @@ def passphrase(
     chosen = None if remove else new(new_passphrase_file, environment=not there.is_locked())
     there.put_user_key(key, chosen)
     emit({"locked": chosen is not None})
-    say("the user's key is not locked any more" if remove else "the user's key is locked with the new passphrase")
+    say("the user's key is no longer locked" if remove else "the user's key is locked with the new passphrase")
 
 
 @app.command()
 def reissue(passphrase_file: PassphraseFile = None, home: HomeOption = None, as_json: JsonOption = False) -> None:
-    """Give this node a new root delegation with the user's key: after its own was revoked, or when the owner's machine
+    """Issue this node a new root delegation with the user's key: after its own was revoked, or when the owner's machine
     is lost and the user's key was restored here.
 
     \b
@@ -173,9 +174,9 @@ def reissue(passphrase_file: PassphraseFile = None, home: HomeOption = None, as_
         current = nodes.coordinator(service).node
         after = nodes.listing(service)
     emit(made)
-    say(f"this node, {made.node}, is the owner's by {made.delegation}")
+    say(f"this node, {made.node}, is the owner's, by delegation {made.delegation}")
     if not any(each.node == current and each.standing in ("active", "pending") for each in after):
-        say("no node in force is the coordinator; `hocket coordinator` designates one", "warn")
+        say("the mesh has no coordinator in force; designate one with `hocket coordinator NODE`", "warn")
 
 
 def _home() -> "Home":

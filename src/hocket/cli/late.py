@@ -1,5 +1,5 @@
-"""`hocket log late`: ops that came long after what allowed them had ended. They may have been dated back, so they wait,
-on no log, for the word of the owner or the coordinator.
+"""`hocket log late`: ops that arrived long after the delegation they rely on had ended. They may be backdated, so they
+stay off the log until the owner or the coordinator decides.
 """
 
 import time
@@ -14,17 +14,17 @@ from hocket.errors import Usage
 
 def late(
     node: Annotated[
-        str | None, typer.Argument(metavar="[NODE]", help="Whose ops to decide on: a name or an id.")
+        str | None, typer.Argument(metavar="[NODE]", help="The node whose ops to decide on: a name or an id.")
     ] = None,
     accept: Annotated[bool, typer.Option("--accept", help="Put them on the log.")] = False,
-    drop: Annotated[bool, typer.Option("--drop", help="Forget them. The node then has to join anew.")] = False,
+    drop: Annotated[bool, typer.Option("--drop", help="Delete them. The node must then join again.")] = False,
     home: HomeOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show the ops that came long after the delegation that they lean on had ended, or decide on those of a node.
+    """List ops that arrived long after the delegation they rely on had ended, or decide on those of one node.
 
-    Such an op may be honest, from a machine that was away, or dated back by someone whose time is over. Accept what
-    you can explain. The bound is in the mesh rules, a day by default.
+    Such an op may be honest, from a machine that was offline, or backdated by a node whose delegation has ended. Accept
+    only what you can explain. The mesh rules set the limit, a day by default.
 
     \b
       hocket log late
@@ -34,9 +34,9 @@ def late(
     from hocket.service import nodes
 
     if accept == drop and (accept or node is not None):
-        raise Usage("say either --accept or --drop, and of which node")
+        raise Usage("give a node and either --accept or --drop")
     if (accept or drop) and node is None:
-        raise Usage("say of which node, as `hocket log late` lists them")
+        raise Usage("name a node; `hocket log late` lists them")
     with open_service() as service:
         if node is not None:
             done = nodes.decide_late(service, node, accept)
@@ -48,4 +48,4 @@ def late(
     emit(lines)
     now = int(time.time() * 1000)
     rows = [(each.name, each.ops, ago(each.received_ms, now)) for each in lines]
-    table(("node", "ops", "came"), rows, "nothing waits for your word")
+    table(("node", "ops", "came"), rows, "no ops wait for a decision")

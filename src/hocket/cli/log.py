@@ -1,4 +1,4 @@
-"""`hocket log`: the ops themselves, shown and followed, proved, rebuilt, exported and imported."""
+"""`hocket log`: shows, follows, verifies, rebuilds, exports and imports the ops of the log."""
 
 import sys
 from typing import Annotated
@@ -25,16 +25,16 @@ app.command("late")(late)
 @app.callback(invoke_without_command=True)
 def log(
     ctx: typer.Context,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on, and show each op as it comes.")] = False,
-    limit: Annotated[int, typer.Option("--limit", metavar="N", min=0, max=LIMIT_MAX, help="Begin so far back.")] = 20,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Keep running, and show each new op.")] = False,
+    limit: Annotated[int, typer.Option("--limit", metavar="N", min=0, max=LIMIT_MAX, help="Start N ops back.")] = 20,
     job: Annotated[str | None, typer.Option("--job", metavar="JOB", help="Only the ops of this job.")] = None,
     kind: Annotated[
-        str | None, typer.Option("--kind", metavar="PREFIX", help="Only jobs of this kind and those below it.")
+        str | None, typer.Option("--kind", metavar="PREFIX", help="Only jobs of this kind and the kinds below it.")
     ] = None,
     home: HomeOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show the newest ops: sequence number, time, author, type, job, detail. Rejected ones say why.
+    """Show the newest ops: sequence number, time, author, type, job, detail. A rejected op shows why.
 
     \b
       hocket log --limit 100 --kind acme.render
@@ -78,17 +78,15 @@ def _say(line: ops.OpLine, follow: bool) -> None:
 def verify(
     head: Annotated[
         str | None,
-        typer.Option(
-            "--head", metavar="COUNT:HEX", help="A chain head that was noted earlier: is it still on this log?"
-        ),
+        typer.Option("--head", metavar="COUNT:HEX", help="An earlier chain head: is it still on this log?"),
     ] = None,
     home: HomeOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Check every signature, every link of the chain, and that the tail is not cut. Exit code 1 if anything is wrong.
+    """Check every signature, every link of the chain, and that the tail is complete. Exit code 1 if anything is wrong.
 
-    Note the head that this prints somewhere else: only then can you tell later that nothing was cut together with
-    the head.
+    Keep the printed head somewhere else. Without it, you cannot tell later whether ops were cut off together with the
+    head.
 
     \b
       hocket log verify
@@ -104,7 +102,7 @@ def verify(
         say(f"{op}: {each.what}" if op else each.what, "red")
     if audit.findings:
         count = len(audit.findings)
-        raise Failed(f"the log is not in order: {count} finding{'' if count == 1 else 's'} in {audit.ops} ops")
+        raise Failed(f"the log is damaged: {count} finding{'' if count == 1 else 's'} in {audit.ops} ops")
     say(f"{audit.ops} ops verified, chain head {text}")
 
 
@@ -116,12 +114,12 @@ def _head(text: str) -> tuple[int, bytes]:
             raise ValueError
         return int(count), link
     except ValueError:
-        raise Usage(f"bad --head {text!r}; give what `hocket log verify` printed, COUNT:HEX with 64 digits") from None
+        raise Usage(f"bad --head {text!r}; use the head that `hocket log verify` printed, COUNT:HEX") from None
 
 
 @app.command()
 def rebuild(home: HomeOption = None, as_json: JsonOption = False) -> None:
-    """Drop everything that is derived from the log and make it anew. One that was stopped goes on where it was.
+    """Drop everything derived from the log and derive it again. Continues an interrupted rebuild.
 
     \b
       hocket log rebuild
@@ -130,5 +128,5 @@ def rebuild(home: HomeOption = None, as_json: JsonOption = False) -> None:
         rebuilt = ops.rebuild(service, bar)
     resumed = rebuilt.before is None
     emit({"ops": rebuilt.ops, "roster": rebuilt.after.hex(), "resumed": resumed, "unchanged": rebuilt.unchanged})
-    outcome = "finished what was begun" if resumed else "nothing changed" if rebuilt.unchanged else "the roster changed"
+    outcome = "finished the rebuild" if resumed else "nothing changed" if rebuilt.unchanged else "the roster changed"
     say(f"{rebuilt.ops} ops refolded: {outcome}")

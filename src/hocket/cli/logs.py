@@ -1,6 +1,6 @@
-"""`hocket logs`: what a command printed, or prints just now. While it runs on this machine its output is read where the
-runner keeps it; afterwards on the log, wherever it ran. A terminal gets it with control characters spelled out: the
-command may have been another node's.
+"""`hocket logs`: the output of a command, finished or running. While the command runs on this machine, its output comes
+from the runner's files; afterwards, from the log. On a terminal, control characters are escaped: the command may be
+another node's.
 """
 
 import sys
@@ -19,16 +19,14 @@ app = new_app()
 
 @app.command()
 def logs(
-    job: Annotated[str, typer.Argument(metavar="JOB", help="The job of a command, or a unique beginning of its id.")],
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the command has ended.")] = False,
-    stderr: Annotated[bool, typer.Option("--stderr", help="Its stderr instead of its stdout.")] = False,
-    raw: Annotated[
-        bool, typer.Option("--raw", help="On a terminal, too, leave colours and control characters as they are.")
-    ] = False,
+    job: Annotated[str, typer.Argument(metavar="JOB", help="The command's job id, or a unique beginning of it.")],
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Keep printing until the command ends.")] = False,
+    stderr: Annotated[bool, typer.Option("--stderr", help="Show stderr instead of stdout.")] = False,
+    raw: Annotated[bool, typer.Option("--raw", help="Keep colours and control characters on a terminal, too.")] = False,
     home: HomeOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show what a command printed. A pipe gets it byte by byte.
+    """Show the output of a command. A pipe gets the exact bytes.
 
     \b
       hocket logs 01J9ZC
@@ -50,11 +48,11 @@ def _raw(chunk: bytes) -> bytes:
 
 
 class _Safe:
-    """Makes what comes in pieces safe to show, characters that lie across two of them included."""
+    """Makes chunks of output safe to show, including characters that span two chunks."""
 
     def __init__(self) -> None:
         self._decoder = getincrementaldecoder("utf-8")("backslashreplace")
 
     def __call__(self, chunk: bytes) -> bytes:
-        # A line's end may be written in two ways.
+        # Both \n and \r\n end a line.
         return clean(self._decoder.decode(chunk).replace("\r\n", "\n"), lines=True).encode()

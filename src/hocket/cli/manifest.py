@@ -1,6 +1,4 @@
-"""`hocket manifest`: manifests of commands, looked at without a home: their content id, their canonical form, and what
-is wrong with them.
-"""
+"""`hocket manifest`: checks command manifests and prints their content id and canonical form. Needs no home."""
 
 import sys
 from typing import TYPE_CHECKING, Annotated
@@ -23,7 +21,7 @@ FileArgument = Annotated[str, typer.Argument(metavar="FILE", help="A manifest in
 
 @app.callback()
 def manifest_group(home: HomeOption = None, as_json: JsonOption = False) -> None:
-    """Manifests of commands: command, args and timeout; and env, cwd, inputs, policy_root and ulid if needed.
+    """Command manifests: command, args and timeout; optionally env, cwd, inputs, policy_root and ulid.
 
     \b
       hocket manifest check job.yaml
@@ -48,7 +46,7 @@ def id(file: FileArgument, home: HomeOption = None, as_json: JsonOption = False)
 
 @app.command()
 def canonical(file: FileArgument, home: HomeOption = None, as_json: JsonOption = False) -> None:
-    """Print the canonical form, byte for byte what is hashed: JSON with sorted keys and without the ulid.
+    """Print the canonical form, the exact bytes that are hashed: JSON with sorted keys and without the ulid.
 
     \b
       hocket manifest canonical job.yaml | jq .
@@ -60,7 +58,7 @@ def canonical(file: FileArgument, home: HomeOption = None, as_json: JsonOption =
 
 @app.command()
 def check(file: FileArgument, home: HomeOption = None, as_json: JsonOption = False) -> None:
-    """Check a manifest: exit code 0 when it is good, otherwise 1 with the field that is wrong.
+    """Check a manifest: exit code 0 if it is good, otherwise 1 with the wrong field.
 
     \b
       hocket manifest check job.yaml

@@ -1,4 +1,4 @@
-"""`hocket may`: whether a node may do something, and the chain of delegations that says so."""
+"""`hocket may`: whether a node may do something, and the chain of delegations that grants it."""
 
 from typing import Annotated
 
@@ -21,14 +21,12 @@ def may(
     action: Annotated[
         str, typer.Argument(metavar="ACTION", help="claim, complete, schedule, or resource:action like artifact:write.")
     ],
-    kind: Annotated[
-        str | None, typer.Argument(metavar="[KIND]", help="The kind of job, for what is done with jobs.")
-    ] = None,
+    kind: Annotated[str | None, typer.Argument(metavar="[KIND]", help="The kind of job, for job actions.")] = None,
     home: HomeOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Answer whether a node may do something now: yes with the delegations that grant it, the user's first (exit code
-    0), or no (exit code 4).
+    """Check whether a node may do something now. If yes, print the delegations that grant it, the user's first (exit
+    code 0); if no, exit code 4.
 
     \b
       hocket may gpu-box claim acme.render.frame
@@ -42,7 +40,7 @@ def may(
     if answer.may:
         say("yes")
     elif answer.chain:
-        say(f"no: it is granted, but the kind is routed to {answer.routed_to}")
+        say(f"no: a delegation grants it, but the kind is routed to {answer.routed_to}")
     else:
         say("no: no delegation in force grants it")
     table(

@@ -1,4 +1,4 @@
-"""`hocket nodes`: the nodes of the mesh, and how one of its nodes is named on a command line."""
+"""`hocket nodes`: lists the nodes of the mesh. Also defines how the command line names a node."""
 
 import time
 from typing import TYPE_CHECKING, Annotated
@@ -19,9 +19,8 @@ NodeArgument = Annotated[str, typer.Argument(metavar="NODE", help="A node's name
 
 @app.command()
 def nodes(home: HomeOption = None, as_json: JsonOption = False) -> None:
-    """List the nodes of the mesh: name, id, standing, roles, when it was last seen and until when it may stay, what it
-    may do, and how much it has stored here of what it may store. A pending node was let in and nothing of it has
-    arrived yet.
+    """List the nodes of the mesh: name, id, standing, roles, when last seen, when its stay ends, what it may do, and
+    how much of its quota it has used here. A pending node was admitted, but nothing from it has arrived yet.
 
     \b
       hocket nodes

@@ -1,6 +1,4 @@
-"""The options that a job carries, as people write them on a command line, and payloads from wherever they come. What
-the options mean is decided by the policy; here is only decided how they are spelled.
-"""
+"""Job options as the command line spells them, and where payloads come from. `policy` decides what the options mean."""
 
 import sys
 from pathlib import Path
@@ -12,9 +10,7 @@ from hocket.errors import Usage
 
 PAYLOAD_READ_MAX = 8 * 1024 * 1024
 
-Priority = Annotated[
-    int | None, typer.Option("--priority", metavar="N", help="Higher is sooner; 0 unless said otherwise.")
-]
+Priority = Annotated[int | None, typer.Option("--priority", metavar="N", help="Higher runs sooner; default 0.")]
 NotBefore = Annotated[
     str | None,
     typer.Option(
@@ -27,36 +23,36 @@ After = Annotated[
 ]
 Unique = Annotated[
     str | None,
-    typer.Option("--unique", metavar="KEY", help="No second job of this kind and key while one is active."),
+    typer.Option("--unique", metavar="KEY", help="Allow only one active job of this kind and key."),
 ]
 UniqueFor = Annotated[
-    str | None, typer.Option("--unique-for", metavar="DURATION", help="... and for this long after its submission.")
+    str | None, typer.Option("--unique-for", metavar="DURATION", help="Also for this long after the job was submitted.")
 ]
-Retries = Annotated[int | None, typer.Option("--retries", metavar="N", help="How often a failed job is tried again.")]
+Retries = Annotated[int | None, typer.Option("--retries", metavar="N", help="How often to retry a failed job.")]
 Lease = Annotated[
     str | None,
-    typer.Option("--lease", metavar="DURATION", help="How long a worker holds it before it must renew, like 30s."),
+    typer.Option("--lease", metavar="DURATION", help="How long a claim lasts unless renewed, like 30s."),
 ]
 Concurrency = Annotated[
     int | None, typer.Option("--concurrency", metavar="N", help="How many jobs of this kind run at once.")
 ]
 Rate = Annotated[
-    str | None, typer.Option("--rate", metavar="N/TIME", help="How many of this kind start in a time: 10/s, 100/5m.")
+    str | None, typer.Option("--rate", metavar="N/TIME", help="How many of this kind may start per time: 10/s, 100/5m.")
 ]
 Backoff = Annotated[
     str | None,
-    typer.Option("--backoff", metavar="DURATION", help="The rest after the first failure; it doubles each time."),
+    typer.Option("--backoff", metavar="DURATION", help="Wait before the first retry; doubles each time."),
 ]
 BackoffMax = Annotated[
-    str | None, typer.Option("--backoff-max", metavar="DURATION", help="The longest rest between two tries.")
+    str | None, typer.Option("--backoff-max", metavar="DURATION", help="The longest wait between two tries.")
 ]
 Open = Annotated[
-    bool, typer.Option("--open", help="Any node may claim it without asking the arbiter; two may then both run it.")
+    bool, typer.Option("--open", help="Any node may claim it without asking the arbiter; two nodes may run it.")
 ]
 
 
 def given(**options: Any) -> dict[str, Any]:
-    """Those that were given."""
+    """The options that were given."""
     return {name: value for name, value in options.items() if value is not None}
 
 
@@ -86,7 +82,7 @@ def decoded(data: bytes, where: str) -> Any:
 
 
 def seconds(text: str | None, name: str) -> float | None:
-    """A length of time from the command line, in seconds."""
+    """A duration from the command line, in seconds."""
     from hocket.kernel.durations import duration_ms
 
     try:

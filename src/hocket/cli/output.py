@@ -1,6 +1,6 @@
-"""How things are said. A person at a terminal gets tables, colours and bars; a pipe gets plain lines with tabs between
-the columns, whole and unstyled; `--json` gets JSON and nothing else. In text that came from elsewhere, characters that
-drive a terminal or change the order of what is read are spelled out. Rich is loaded for terminals alone.
+"""Prints answers. A terminal gets tables, colours and progress bars; a pipe gets plain lines with tabs between the
+columns; `--json` gets only JSON. Characters in foreign text that control a terminal or reorder text are escaped. Rich
+is loaded only for terminals.
 """
 
 import sys
@@ -46,7 +46,7 @@ def console(stream: IO[str] | None = None) -> "Console":
 
 
 def say(text: object = "", style: str | None = None, *, lines: bool = False) -> None:
-    """One line for a person. Nothing when JSON was asked for."""
+    """Prints one line for people; nothing with --json."""
     if settings.as_json:
         return
     shown = clean(text, lines=lines)
@@ -59,7 +59,7 @@ def say(text: object = "", style: str | None = None, *, lines: bool = False) -> 
 
 
 def emit(value: Any) -> None:
-    """The answer for a program, when JSON was asked for: laid out on a terminal, on one line otherwise."""
+    """Prints the JSON answer, if --json was given: indented on a terminal, otherwise on one line."""
     import msgspec
 
     if not settings.as_json:
@@ -69,13 +69,13 @@ def emit(value: Any) -> None:
 
 
 def notice(text: str) -> None:
-    """Something that happens while a command runs."""
+    """Prints a message on stderr while a command runs."""
     print(f"hocket: {clean(text)}", file=sys.stderr, flush=True)
 
 
 def show_event(event: "Event") -> None:
-    """What happens while a command runs, on stderr: a sentence, or with --json an object on one line. Routine events
-    are not shown; a busy worker has thousands a second, and the log has what they tell.
+    """Prints an event on stderr: a sentence, or with --json an object on one line. Routine events are not shown: a busy
+    worker has thousands a second, and the log records them.
     """
     if event.routine:
         return
@@ -89,7 +89,9 @@ def show_event(event: "Event") -> None:
 
 
 def table(columns: Sequence[str], rows: Sequence[Row], empty: str) -> None:
-    """A table on a terminal, lines with tabs in a pipe. `empty` is for people when there is nothing to show."""
+    """Prints a table on a terminal, tab-separated lines in a pipe. `empty` is the text for people if there are no
+    rows.
+    """
     if settings.as_json:
         return
     if not on_terminal():
@@ -116,7 +118,7 @@ def drawn(columns: Sequence[str], rows: Sequence[Row]) -> "Table":
 
 
 def fields(pairs: Sequence[tuple[str, object]]) -> None:
-    """Names with their values, aligned for people, with a tab between for a pipe."""
+    """Prints names with their values: aligned on a terminal, tab-separated in a pipe."""
     if settings.as_json:
         return
     if not on_terminal():
@@ -133,7 +135,7 @@ def fields(pairs: Sequence[tuple[str, object]]) -> None:
 
 @contextmanager
 def progress(label: str) -> Iterator[Progress]:
-    """A bar on stderr, drawn when a person watches; call what this gives with how much is done, and of how much."""
+    """Shows a progress bar on stderr if that is a terminal. Call the result with the amount done and the total."""
     if settings.as_json or not on_terminal(sys.stderr):
         yield lambda done, total: None
         return
@@ -147,6 +149,6 @@ def progress(label: str) -> Iterator[Progress]:
 
 
 def ago(then_ms: int, now_ms: int) -> str:
-    """How long before or after now, roughly."""
+    """How long ago or ahead, rounded."""
     away = then_ms - now_ms
     return f"in {span(away)}" if away > 0 else f"{span(-away)} ago"

@@ -1,5 +1,5 @@
-"""Where a passphrase comes from: a file that is named, the environment, or a person at the terminal. It is never an
-argument, since everybody on the machine can read those.
+"""Reads a passphrase from a file, from the environment, or from a person at the terminal. It is never an argument,
+because every user of the machine can read arguments.
 """
 
 import os
@@ -21,23 +21,23 @@ PassphraseFile = Annotated[
     typer.Option(
         "--passphrase-file",
         metavar="FILE",
-        help=f"The passphrase, on the file's first line; else ${ENVIRONMENT}, else it is asked for.",
+        help=f"A file with the passphrase on its first line; default ${ENVIRONMENT}, else a prompt.",
     ),
 ]
 
 
 def known(file: Path | None) -> Ask:
-    """Asks for the passphrase of a key that is locked."""
+    """Asks for the passphrase of a locked key."""
     return lambda: _given(file) or _prompted("passphrase of the user's key: ")
 
 
 def new(file: Path | None, *, environment: bool = True) -> str:
-    """A passphrase for a key that is to be locked. A person types it twice."""
+    """Asks for the passphrase of a key to lock. A person types it twice."""
     given = _given(file, environment=environment)
     if given is None:
         given = _prompted("new passphrase: ")
         if given != _prompted("once more: "):
-            raise Usage("the two passphrases are not the same; nothing was changed")
+            raise Usage("the two passphrases differ; nothing was changed")
     return given
 
 
@@ -64,5 +64,5 @@ def _prompted(prompt: str) -> str:
 
 def _checked(passphrase: str) -> str:
     if not 0 < len(passphrase) <= PASSPHRASE_CHARS_MAX:
-        raise Usage(f"a passphrase has 1 to {PASSPHRASE_CHARS_MAX} characters")
+        raise Usage(f"a passphrase must have 1 to {PASSPHRASE_CHARS_MAX} characters")
     return passphrase

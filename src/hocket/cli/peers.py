@@ -1,4 +1,4 @@
-"""`hocket peers`: which other nodes this one exchanges with, and how it stands with each."""
+"""`hocket peers`: the nodes that this node syncs with, and the state of each."""
 
 import asyncio
 import time
@@ -19,7 +19,7 @@ Address = Annotated[str, typer.Argument(metavar="ADDRESS", help="Like http://192
 
 @app.callback()
 def peers_group(home: HomeOption = None, as_json: JsonOption = False) -> None:
-    """Other nodes that this one exchanges with. While `hocket serve` or a worker runs, it happens by itself.
+    """Nodes that this node syncs with. While `hocket serve` or a worker runs, it syncs automatically.
 
     \b
       hocket peers add http://192.168.1.7:7315
@@ -30,16 +30,14 @@ def peers_group(home: HomeOption = None, as_json: JsonOption = False) -> None:
 @app.command()
 def add(
     address: Address,
-    ca: Annotated[
-        Path | None, typer.Option("--ca", metavar="FILE", help="The CA that vouches for its certificate.")
-    ] = None,
+    ca: Annotated[Path | None, typer.Option("--ca", metavar="FILE", help="The CA of its certificate.")] = None,
     pin: Annotated[
-        str | None, typer.Option("--pin", metavar="SHA256", help="The one certificate to trust, by its fingerprint.")
+        str | None, typer.Option("--pin", metavar="SHA256", help="The fingerprint of the one certificate to trust.")
     ] = None,
     home: HomeOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Add a peer. Nothing is exchanged yet; `hocket sync` does it now.
+    """Add a peer. `hocket sync` then syncs with it at once.
 
     \b
       hocket peers add 192.168.1.7:7315
@@ -52,12 +50,12 @@ def add(
     with open_service() as service:
         where = peers.add(service, address, trust)
     emit({"address": where, "added": True})
-    say(f"peer {where} added; exchange with it by `hocket sync`")
+    say(f"peer {where} added; run `hocket sync` to sync with it now")
 
 
 @app.command("list")
 def list_peers(home: HomeOption = None, as_json: JsonOption = False) -> None:
-    """List the peers with how it stands with each, and whether the coordinator has fallen silent.
+    """List the peers with the state of each, and whether the coordinator has fallen silent.
 
     \b
       hocket peers list
@@ -86,12 +84,12 @@ def list_peers(home: HomeOption = None, as_json: JsonOption = False) -> None:
     silent = shown.silent_coordinator
     if silent is not None:
         last = "yet" if silent.last_ms is None else f"since {ago(silent.last_ms, now)}"
-        say(f"nothing was heard of the coordinator {silent.node} {last}; `hocket coordinator` designates another")
+        say(f"the coordinator {silent.node} was not heard from {last}; `hocket coordinator` designates another")
 
 
 @app.command()
 def remove(address: Address, home: HomeOption = None, as_json: JsonOption = False) -> None:
-    """Remove a peer. What came from it stays.
+    """Remove a peer. Ops received from it stay.
 
     \b
       hocket peers remove http://192.168.1.7:7315
@@ -106,7 +104,7 @@ def remove(address: Address, home: HomeOption = None, as_json: JsonOption = Fals
 
 @app.command()
 def resume(address: Address, home: HomeOption = None, as_json: JsonOption = False) -> None:
-    """Try a peer again that is paused, after both nodes were given the same rules.
+    """Try a paused peer again, after both nodes were given the same rules.
 
     \b
       hocket peers resume http://192.168.1.7:7315
@@ -116,20 +114,20 @@ def resume(address: Address, home: HomeOption = None, as_json: JsonOption = Fals
     with open_service() as service:
         where = peers.resume(service, address)
     emit({"address": where, "resumed": True})
-    say(f"peer {where} is tried again; `hocket sync` does it now")
+    say(f"peer {where} resumed; run `hocket sync` to sync with it now")
 
 
 @app.command()
 def find(
     seconds: Annotated[
-        float, typer.Option("--seconds", metavar="N", min=0.1, max=60.0, help="How long to look around.")
+        float, typer.Option("--seconds", metavar="N", min=0.1, max=60.0, help="How long to search.")
     ] = 3.0,
     home: HomeOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Find servers on the local network that were started with `hocket serve --announce`.
 
-    Whatever is found is only an address: a node is trusted for its delegation, and not for being near.
+    A result is only an address: a node is trusted for its delegation, not for being near.
 
     \b
       hocket peers find
@@ -137,7 +135,7 @@ def find(
     try:
         from hocket.mesh import lan
     except ImportError as error:
-        raise Usage(f"looking around needs {error.name}; install hocket[server]") from None
+        raise Usage(f"finding peers needs {error.name}; install hocket[server]") from None
     with open_runtime() as runtime:
         found = asyncio.run(lan.find(runtime.log.user, seconds))
         shown = [each._asdict() for each in found if each.node != f"{runtime.log.node:016x}"]
@@ -145,7 +143,7 @@ def find(
     table(
         ("address", "node", "mesh"),
         [(each["address"], each["node"], "this one" if each["is_ours"] else "another") for each in shown],
-        "nobody answers on the local network",
+        "no server answered on the local network",
     )
 
 

@@ -1,5 +1,5 @@
-"""`hocket proof`: what proves that a command ran, shown, verified, and exported for others to verify. A proof is named
-by its job, and then held against the log, or is a file, and then needs no home and no network.
+"""`hocket proof`: shows, verifies and exports proofs of execution. A proof named by its job is checked against the log;
+a proof in a file needs no home and no network.
 """
 
 import sys
@@ -38,7 +38,7 @@ class Format(StrEnum):
 
 @app.callback()
 def proof_group(home: HomeOption = None, as_json: JsonOption = False) -> None:
-    """Proofs of execution: which command ran, where, how it ended and what it made, signed by the node that ran it.
+    """Proofs of execution: which command ran, where, how it ended and what it produced, signed by the node that ran it.
 
     \b
       hocket proof verify 01J9ZC
@@ -48,7 +48,7 @@ def proof_group(home: HomeOption = None, as_json: JsonOption = False) -> None:
 
 @app.command()
 def show(proof: ProofArgument, home: HomeOption = None, as_json: JsonOption = False) -> None:
-    """Show what a proof says, and whether its signatures are good.
+    """Show the content of a proof, and whether its signatures are good.
 
     \b
       hocket proof show 01J9ZC
@@ -87,9 +87,9 @@ def show(proof: ProofArgument, home: HomeOption = None, as_json: JsonOption = Fa
 @app.command()
 def verify(
     proof: ProofArgument,
-    offline: Annotated[bool, typer.Option("--offline", help="Ask no other node for files that are not here.")] = False,
+    offline: Annotated[bool, typer.Option("--offline", help="Do not fetch missing files from other nodes.")] = False,
     manifest: Annotated[
-        str | None, typer.Option("--manifest", metavar="FILE", help="The manifest that it must be a proof of.")
+        str | None, typer.Option("--manifest", metavar="FILE", help="The manifest that the proof must be for.")
     ] = None,
     worker: Annotated[
         str | None,
@@ -98,11 +98,11 @@ def verify(
     home: HomeOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Verify a proof: exit code 0 when it is good, otherwise 1 with what is wrong.
+    """Verify a proof: exit code 0 if it is good, otherwise 1 with what is wrong.
 
-    A file is verified by itself: its signatures, and the manifest and the key if they are named. The proof of a job is
-    also held against the log: the command that was asked for, the node that held the job and its fence, the digests of
-    all files; and the files are hashed again. What cannot be had is said.
+    For a file, this checks the signatures, and the manifest and the key if given. For a job, it also checks the proof
+    against the log: the requested command, the node that held the job, its fence, and the digests of all files; and it
+    hashes the files again. Missing files are listed.
 
     \b
       hocket proof verify 01J9ZC
@@ -145,12 +145,12 @@ def export(
         Format, typer.Option("--format", help="in-toto: a Statement in a DSSE envelope; hocket: our own file.")
     ] = Format.IN_TOTO,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write it there; default standard output.")
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="The file to write; default standard output.")
     ] = None,
     home: HomeOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Write a proof in the words of others. Its signatures are checked first; no key is needed.
+    """Export a proof. Checks its signatures first; needs no key.
 
     \b
       hocket proof export 01J9ZC --format in-toto -o attestation.json
@@ -200,7 +200,7 @@ def _find(name: str) -> "Proof":
 
 
 def _told(proof: "Proof", execution: "Execution") -> dict[str, Any]:
-    """A proof as plain values. What the envelope says is taken from it word by word."""
+    """A proof as plain values. Fields of the envelope are copied unchanged."""
     import msgspec
 
     from hocket.kernel.ids import hash_text
@@ -215,7 +215,7 @@ def _told(proof: "Proof", execution: "Execution") -> dict[str, Any]:
 
 
 def _used(resources: dict[str, Any]) -> list[tuple[str, str]]:
-    """What was measured, by classes where there are any."""
+    """The measured resources, GPU time by class."""
     classes = {f"gpu_s {name}": value for name, value in resources["gpu_s"].items()}
     plain = {name: value for name, value in resources.items() if name != "gpu_s" and value is not None}
     return [

@@ -1,5 +1,5 @@
-"""Takes secrets out of text that is kept or sent on: tokens and keys, by what they look like, and the values of
-variables that a user handed over or that are secret by their names.
+"""Removes secrets from text that is kept or sent on: tokens and keys by their form, and the values of variables that
+the user passed with --env or whose names suggest a secret.
 """
 
 import os
@@ -8,13 +8,13 @@ import sys
 from collections.abc import Iterator, Sequence
 
 REMOVED = "[removed]"
-# Shorter values are not looked for in a text: they would be found everywhere.
+# Shorter values would match everywhere.
 VALUE_CHARS_MIN = 4
 
 _LOOKS_SECRET = re.compile(
     r"hocket-[0-9]+-[A-Za-z0-9_-]+"  # an invitation
-    r"|eyJ[A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]*){1,2}"  # a token in JSON Web form
-    r"|ed25519:[0-9a-f]+"  # a key, which may be a private one
+    r"|eyJ[A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]*){1,2}"  # a JSON Web Token
+    r"|ed25519:[0-9a-f]+"  # a key, perhaps a private one
 )
 _SECRET_NAME = re.compile("TOKEN|SECRET|PASS|KEY|CREDENTIAL|AUTH", re.IGNORECASE)
 
@@ -27,7 +27,7 @@ def redacted(text: str) -> str:
 
 
 def redacted_words(words: Sequence[str]) -> Iterator[str]:
-    """A command line. The values of variables go whatever their length."""
+    """Redacts a command line. Values of --env are removed whatever their length."""
     before = ""
     for word in words:
         _, equals, value = word.removeprefix("--env=").partition("=")

@@ -1,4 +1,4 @@
-"""`hocket revoke`: takes from a node all that it may do."""
+"""`hocket revoke`: revokes all rights of a node."""
 
 import sys
 from typing import TYPE_CHECKING, Annotated
@@ -21,19 +21,19 @@ app = new_app()
 @app.command()
 def revoke(
     node: NodeArgument,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
     passphrase_file: PassphraseFile = None,
     home: HomeOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Revoke every delegation by which a node holds anything, and with them all that lean on those. It cannot be
-    undone; the machine can be invited anew.
+    """Revoke all rights of a node, and all rights that other nodes hold through it. This cannot be undone, but you can
+    invite the machine again.
 
-    It reaches back: what the node wrote no longer counts, jobs that it submitted included. What the coordinator
-    accepted from it stands. What the node decided as the coordinator is undone.
+    Revoking is retroactive: ops of the node no longer count, including jobs that it submitted. What the coordinator
+    accepted from the node stands. If the node was the coordinator, its decisions are undone.
 
-    A node is revoked by the node that invited it or by one above that. A node that the user's own key let in, like a
-    second node of the owner's, is revoked with that key, where the home has it.
+    The node that invited a node may revoke it, and so may any node above that. A node that the user's own key admitted,
+    such as the owner's second node, is revoked with that key, from a home that has it.
 
     \b
       hocket revoke gpu-box
@@ -51,14 +51,14 @@ def revoke(
     emit({"node": done.node, "name": done.name, "delegations": done.delegations, "cascade": done.cascade})
     say(f"{done.called} is revoked ({done.delegations} delegation{'s' if done.delegations > 1 else ''})")
     for each in done.cascade:
-        say(f"{each.called} has lost what it held through it")
+        say(f"{each.called} has lost the rights that it held through this node")
     if "coordinator" in done.roles:
-        say("it was the coordinator, and nobody decides claims now; `hocket coordinator` designates another", "warn")
-    say("what it wrote no longer counts, jobs that it submitted included; what the coordinator accepted from it stands")
-    say("other nodes hear of it with their next exchange", "dim")
+        say("it was the coordinator, so no node decides claims now; `hocket coordinator` designates another", "warn")
+    say("its ops no longer count, including jobs that it submitted; what the coordinator accepted from it stands")
+    say("other nodes learn of this at their next sync", "dim")
 
 
 def _explain(planned: "Revoking") -> None:
     say(f"{planned.called} ({planned.node}) loses {planned.delegations} delegation(s)")
     for each in planned.cascade:
-        say(f"{each.called} ({each.node}) loses what it holds through it")
+        say(f"{each.called} ({each.node}) loses the rights that it holds through this node")

@@ -1,4 +1,4 @@
-"""`hocket route`: which node does the jobs of a kind."""
+"""`hocket route`: sends the jobs of a kind to one node."""
 
 from typing import Annotated
 
@@ -14,7 +14,7 @@ app = new_app()
 
 @app.command()
 def route(
-    kind: Annotated[str | None, typer.Argument(metavar="KIND", help="The whole kind.", show_default=False)] = None,
+    kind: Annotated[str | None, typer.Argument(metavar="KIND", help="The full kind.", show_default=False)] = None,
     node: Annotated[
         str | None, typer.Argument(metavar="NODE", help="A node's name, the beginning of its id, or `here`.")
     ] = None,
@@ -23,7 +23,7 @@ def route(
     home: HomeOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Send all jobs of a kind to one node: from now on no other node's claims on them count. The owner alone may.
+    """Send all jobs of a kind to one node: from now on, claims of other nodes on them do not count. Only the owner may.
 
     \b
       hocket route acme.render gpu-box
@@ -34,7 +34,7 @@ def route(
         _list()
         return
     if kind is None or (node is None) == (not clear):
-        raise Usage("say a kind and a node, like `hocket route acme.render gpu-box`, or a kind and --clear, or --list")
+        raise Usage("give a kind and a node, like `hocket route acme.render gpu-box`, a kind and --clear, or --list")
     from hocket.service import nodes
 
     with open_service() as service:
@@ -43,7 +43,7 @@ def route(
     emit(done)
     say(f"{kind} goes to {'any node that may claim it' if shown is None else shown.called}")
     if not done.able:
-        say("but that node may not claim jobs of this kind, so nobody will do them", "warn")
+        say("but that node may not claim jobs of this kind, so none will run", "warn")
 
 
 def _list() -> None:

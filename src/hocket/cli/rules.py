@@ -1,4 +1,4 @@
-"""`hocket rules`: the mesh rules that this node stands under. Nodes under other rules exchange nothing with it."""
+"""`hocket rules`: the mesh rules of this node. Nodes sync only if their rules are the same."""
 
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,7 +21,7 @@ app = new_app()
 
 @app.callback()
 def rules_group(home: HomeOption = None, as_json: JsonOption = False) -> None:
-    """What every node of the mesh must agree on. Nodes compare the hash of their rules and exchange nothing when it
+    """The rules that every node of the mesh must share. Nodes compare the hash of their rules, and do not sync if it
     differs.
 
     \b
@@ -50,27 +50,27 @@ def set_rules(
     ] = None,
     derivation_op: Annotated[
         list[str] | None,
-        typer.Option("--derivation-op", metavar="TYPE", help="Ops that count from the coordinator alone; '' for none."),
+        typer.Option("--derivation-op", metavar="TYPE", help="Ops that only the coordinator may write; '' for none."),
     ] = None,
     derivation_kind: Annotated[
         list[str] | None,
         typer.Option(
-            "--derivation-kind", metavar="PREFIX", help="Kinds that the coordinator alone may do; '' for none."
+            "--derivation-kind", metavar="PREFIX", help="Kinds that only the coordinator may run; '' for none."
         ),
     ] = None,
     reader_quota: Annotated[
         str | None,
-        typer.Option("--reader-quota", metavar="QUOTA", help="What nodes that may only read store, unless invited so."),
+        typer.Option("--reader-quota", metavar="QUOTA", help="The default quota of read-only nodes."),
     ] = None,
     writer_quota: Annotated[
         str | None,
-        typer.Option("--writer-quota", metavar="QUOTA", help="What all others but the owner's store, like ops=500/s."),
+        typer.Option("--writer-quota", metavar="QUOTA", help="The default quota of others but the owner's."),
     ] = None,
     home: HomeOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Change the rules of this node, and judge its whole log anew by them. Every other node needs the same change;
-    until then nothing is exchanged with it. Running servers and workers take them up when they are started again.
+    """Change the rules of this node, and judge its whole log again by them. Make the same change on every other node;
+    until then this node does not sync with it. Restart running servers and workers to apply the change.
 
     \b
       hocket rules set --skew 2m
@@ -85,7 +85,7 @@ def set_rules(
     with open_service() as service:
         rules = service.runtime.log.rules
         if rules.extensions is None:
-            raise Usage("this is a strict mesh, and Likewise v0.1 fixes its rules; there is nothing to change")
+            raise Usage("this is a strict mesh: Likewise v0.1 fixes its rules, so they cannot be changed")
         changes: dict[str, Any] = {}
         if skew is not None:
             changes["skew_ms"] = _skew(skew)
@@ -96,20 +96,20 @@ def set_rules(
         bounds = _bounds(rules, readers=reader_quota, writers=writer_quota)
         if not changes and reader_quota is None and writer_quota is None:
             raise Usage(
-                "say what to change: --skew, --derivation-op, --derivation-kind, --reader-quota or --writer-quota"
+                "give at least one option: --skew, --derivation-op, --derivation-kind, --reader-quota or --writer-quota"
             )
         changed = replace(rules, extensions=replace(rules.extensions, **changes), bounds=bounds)
         if changed != rules:
-            with progress("judging anew") as bar:
+            with progress("judging the log") as bar:
                 ops.set_rules(service, changed, bar)
     emit(_shown(changed))
-    say("changed" if changed != rules else "nothing to change")
+    say("changed" if changed != rules else "unchanged")
     fields(_fields(changed))
-    say("every node needs the same rules; running servers and workers take them up when they are started again")
+    say("every node needs the same rules; restart running servers and workers to apply them")
 
 
 def _bounds(rules: "Rules", **texts: str | None) -> "Bounds | None":
-    """The bounds with other quotas; what a quota does not say stays as it is."""
+    """The bounds with new quotas. A limit that a quota does not name stays as it is."""
     from msgspec.structs import replace
 
     from hocket.kernel.quota import filled
@@ -119,14 +119,14 @@ def _bounds(rules: "Rules", **texts: str | None) -> "Bounds | None":
     if not given:
         return rules.bounds
     if rules.bounds is None:
-        raise Usage("the ids of this mesh are not bound, and its rules carry no quotas; set them by invitations")
+        raise Usage("this mesh was created without bound ids, so its rules carry no quotas; set quotas in invitations")
     return replace(rules.bounds, **{name: filled(quota, getattr(rules.bounds, name)) for name, quota in given.items()})
 
 
 def _skew(text: str) -> int:
     skew_ms = round((seconds(text, "--skew") or 0) * 1000)
     if not 0 < skew_ms <= SKEW_MS_MAX:
-        raise Usage(f"bad --skew {text!r}: more than 0 and at most {SKEW_MS_MAX // 3_600_000}h")
+        raise Usage(f"bad --skew {text!r}: it must be more than 0 and at most {SKEW_MS_MAX // 3_600_000}h")
     return skew_ms
 
 
@@ -136,7 +136,7 @@ def _ops(names: list[str]) -> tuple[str, ...]:
     chosen = tuple(sorted({name for name in names if name}))
     for name in chosen:
         if name not in NAMES.values():
-            raise Usage(f"there is no op {name!r}; there are {', '.join(sorted(NAMES.values()))}")
+            raise Usage(f"unknown op {name!r}; known are {', '.join(sorted(NAMES.values()))}")
     return chosen
 
 
@@ -146,7 +146,7 @@ def _kinds(prefixes: list[str]) -> tuple[str, ...]:
     chosen = tuple(sorted({prefix for prefix in prefixes if prefix}))
     for prefix in chosen:
         if len(prefix) > KIND_LENGTH_MAX or not prefix.isprintable():
-            raise Usage(f"a kind's beginning has at most {KIND_LENGTH_MAX} printable characters")
+            raise Usage(f"bad --derivation-kind: a kind prefix has at most {KIND_LENGTH_MAX} printable characters")
     return chosen
 
 
@@ -183,7 +183,7 @@ def _fields(rules: "Rules") -> list[tuple[str, object]]:
     return [
         *pairs,
         ("extensions", ", ".join(name for _, name in extensions.variants)),
-        ("arbiter", "the coordinator decides claims" if extensions.arbiter else "claims are decided by time alone"),
+        ("arbiter", "the coordinator decides claims" if extensions.arbiter else "the time of a claim alone decides it"),
         ("skew bound", span(extensions.skew_ms)),
         ("derivation ops", ", ".join(extensions.derivation_ops) or "none"),
         ("derivation kinds", ", ".join(extensions.derivation_kinds) or "none"),

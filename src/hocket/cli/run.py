@@ -1,5 +1,6 @@
-"""`hocket run`: a command as a job, with a proof of what ran. A worker of this node does it, or this process where none
-is there; a route can send it to another node. What it prints comes out as it is printed, and its exit code is ours.
+"""`hocket run`: runs a command as a job, with a proof. A worker of this node runs it, or this process if there is no
+worker; a route can send it to another node. Output appears as the command prints it, and the exit code is the
+command's.
 """
 
 import asyncio
@@ -39,45 +40,43 @@ def run(
     ] = None,
     timeout: Annotated[
         str,
-        typer.Option("--timeout", metavar="DURATION", help="When it is stopped, with all that it started; 0: never."),
+        typer.Option("--timeout", metavar="DURATION", help="Kill it and all its children after this long; 0: never."),
     ] = "1h",
     env: Annotated[
         list[str] | None,
         typer.Option(
             "--env",
             metavar="NAME[=VALUE]",
-            help="A variable for it. NAME alone is a secret: its value is taken from here and stays off the log.",
+            help="Set a variable. NAME alone passes the value set here as a secret, off the log.",
         ),
     ] = None,
     inputs: Annotated[
         list[str] | None,
-        typer.Option("--input", metavar="[NAME=]FILE", help="A file that it needs, put into its directory."),
+        typer.Option("--input", metavar="[NAME=]FILE", help="A file to copy into its directory."),
     ] = None,
     outputs: Annotated[
         list[str] | None,
-        typer.Option(
-            "--output", metavar="PATTERN", help="Files to keep, like 'dist/**'; `outputs/**` if none is named."
-        ),
+        typer.Option("--output", metavar="PATTERN", help="Files to keep, like 'dist/**'; default `outputs/**`."),
     ] = None,
     sandbox: Annotated[
-        bool, typer.Option("--sandbox", help="With a read-only system, a private /tmp and no network.")
+        bool, typer.Option("--sandbox", help="Run it with a read-only system, a private /tmp and no network.")
     ] = False,
-    network: Annotated[bool, typer.Option("--network", help="In the sandbox, but with the network.")] = False,
-    detach: Annotated[bool, typer.Option("--detach", help="Submit it and come back at once.")] = False,
+    network: Annotated[bool, typer.Option("--network", help="Run it in the sandbox, but with network access.")] = False,
+    detach: Annotated[bool, typer.Option("--detach", help="Submit it and return at once.")] = False,
     priority: Priority = None,
     retries: Retries = None,
     home: HomeOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Run a command as a job, and prove afterwards what ran.
+    """Run a command as a job, and keep a proof of what ran.
 
     \b
       hocket run -- make test
       hocket run --input scene.blend --output 'frames/*.png' --timeout 20m -- blender -b scene.blend -a
       hocket run --network --env TOKEN -- sh -c 'curl --oauth2-bearer "$TOKEN" https://example.org/'
 
-    It runs in a directory of its own, which has the inputs and nothing else, with standard input empty. Its exit code
-    is ours; 124 when it ran out of time, 127 when it could not be started. `hocket proof show JOB` shows the proof.
+    The command runs in an empty directory of its own that holds only the inputs, with empty standard input. The exit
+    code is the command's; 124 if it timed out, 127 if it could not be started. `hocket proof show JOB` shows the proof.
     """
     asked = read(context.params, Path.cwd(), dict(os.environ))
     with open_runtime() as runtime:
@@ -97,7 +96,7 @@ def run(
 
 
 def parse(words: list[str], directory: Path, environment: dict[str, str]) -> "Asked":
-    """A command line as it was handed to a worker's door, which is that of the worker's own home."""
+    """Parses a command line that a client sent to a worker's local server. The home is the worker's own."""
     before = replace(settings)
     try:
         with _command().make_context("run", words) as context:
@@ -119,7 +118,7 @@ def read(params: dict[str, Any], directory: Path, environment: dict[str, str]) -
     from hocket.work.command.secrets import named_values
 
     if not params["command"]:
-        raise Usage("say what to run, like `hocket run -- make test`")
+        raise Usage("name a command, like `hocket run -- make test`")
     variables = params["env"] or ()
     public = [each for each in variables if "=" in each]
     request = command(
@@ -137,7 +136,7 @@ def read(params: dict[str, Any], directory: Path, environment: dict[str, str]) -
 
 
 def _exposed(names: "Mapping[str, str]") -> str | None:
-    """What a user should know about variables whose values they wrote on the command line."""
+    """A warning about variables whose values are on the command line, if there are any."""
     if not names:
         return None
     said = ", ".join(names)
@@ -159,7 +158,7 @@ def _detached(runtime: "Runtime", packed: "PackedRequest") -> None:
 
 
 async def _attached(runtime: "Runtime", packed: "PackedRequest") -> "tuple[CommandOutcome, str]":
-    """Submits it and serves it, too, for as long as it takes."""
+    """Submits the command, and runs a worker for it until it ends."""
     from hocket.kernel.ids import ulid_text
     from hocket.node.node import Node, SyncNode
     from hocket.node.signals import stopped_by_signals

@@ -1,4 +1,6 @@
-"""`hocket serve`: answers other nodes, and keeps in touch with the peers of this one, until it is told to stop."""
+"""`hocket serve`: runs the server that other nodes connect to, and syncs with this node's peers, until a signal stops
+it.
+"""
 
 import asyncio
 import os
@@ -27,17 +29,15 @@ app = new_app()
 @app.command()
 def serve(
     host: Annotated[
-        str, typer.Option("--host", metavar="HOST", help="Where to listen; 0.0.0.0 for every interface.")
+        str, typer.Option("--host", metavar="HOST", help="The interface to listen on; 0.0.0.0 for all.")
     ] = "127.0.0.1",
-    port: Annotated[
-        int, typer.Option("--port", metavar="N", min=0, max=65535, help="0 takes any that is free.")
-    ] = PORT,
+    port: Annotated[int, typer.Option("--port", metavar="N", min=0, max=65535, help="0 takes any free port.")] = PORT,
     address: Annotated[
         str | None,
-        typer.Option("--address", metavar="URL", help="How others reach it; goes into invitations. Default: a guess."),
+        typer.Option("--address", metavar="URL", help="The address that invitations carry. Default: a guess."),
     ] = None,
     cert: Annotated[
-        Path | None, typer.Option("--cert", metavar="FILE", help="A certificate, with the chain if there is one.")
+        Path | None, typer.Option("--cert", metavar="FILE", help="The certificate, with its chain if it has one.")
     ] = None,
     key: Annotated[Path | None, typer.Option("--key", metavar="FILE", help="The certificate's key.")] = None,
     proxy: Annotated[
@@ -45,18 +45,18 @@ def serve(
         typer.Option(
             "--proxy",
             metavar="ADDRESS",
-            help="A reverse proxy in front of it; believed about whom it speaks for. May be repeated.",
+            help="A trusted reverse proxy's address; its X-Forwarded-For is believed. May be repeated.",
         ),
     ] = None,
-    announce: Annotated[bool, typer.Option("--announce", help="Be found on the local network.")] = False,
+    announce: Annotated[bool, typer.Option("--announce", help="Announce this server on the local network.")] = False,
     home: HomeOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Answer other nodes of this mesh, and exchange with this node's own peers.
+    """Serve the other nodes of this mesh, and sync with this node's own peers.
 
-    Prints its address once it answers. Invitations that are made from then on carry that address. Nodes show with a
-    signed token who they are; without --cert what they say can be read on the way, so use it, or a private network.
-    SIGTERM or Ctrl-C ends it.
+    Prints its address once it accepts connections. Invitations made from then on carry that address. Nodes identify
+    themselves with a signed token. Without --cert, others on the network can read the traffic, so use it or a private
+    network. SIGTERM or Ctrl-C stops the server.
 
     \b
       hocket serve
@@ -131,7 +131,7 @@ def _say(runtime: "Runtime", address: str, server: "Server") -> None:
 
 
 def _report(gate: "Gate") -> None:
-    """What was refused while it ran, for the operator."""
+    """Reports what the server refused while it ran."""
     from hocket.events import RequestsRefused
 
     for reason, count in sorted(gate.refusals.items()):
@@ -144,7 +144,7 @@ async def _announced(runtime: "Runtime", server: "Server", wanted: bool) -> Asyn
         yield
         return
     if not server.is_exposed:
-        raise Usage("only this machine can reach the server; announce one on another --host, like 0.0.0.0")
+        raise Usage("only this machine can reach this server; to --announce it, give another --host, like 0.0.0.0")
     from hocket.mesh.lan import Announcement
     from hocket.server.running import outward_host
 

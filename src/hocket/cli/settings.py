@@ -1,5 +1,5 @@
-"""What every command takes: which home, and whether a program reads the answer. Both options are declared on the
-program and on each command, so that they work on either side of its name; the last one given counts.
+"""The options of every command: the home, and whether to answer in JSON. Both are declared on the program and on each
+command, so that they work before and after its name; the last one given counts.
 """
 
 from dataclasses import dataclass
@@ -43,18 +43,18 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Answer in JSON, for pr
 
 
 def open_runtime() -> "Runtime":
-    """The runtime of the home that was asked for."""
+    """Opens the runtime of the chosen home."""
     import gc
 
     from hocket.node.runtime import Runtime
 
-    # The door switched this off for the time of loading; from here on a command may run long.
+    # `main` disabled the collector while modules were loading; from here on a command may run long.
     gc.enable()
     return Runtime.open(settings.home)
 
 
 def open_service() -> "Service":
-    """What can be asked of the home that was asked for."""
+    """Opens the service of the chosen home."""
     from hocket.service import Service
 
     return Service(open_runtime())

@@ -1,5 +1,5 @@
-"""`hocket sim`: runs a whole mesh in this process, on virtual time, with faults that a seed chooses, and checks at the
-end that nothing was lost, that everybody agrees and that no job was held twice. It touches no home and no network.
+"""`hocket sim`: runs a whole mesh in this process, on virtual time, with faults chosen by a seed. At the end it checks
+that nothing was lost, that all nodes agree and that no job was held twice. It touches no home and no network.
 """
 
 import os
@@ -27,7 +27,7 @@ app = new_app()
 def sim(
     seed: Annotated[int, typer.Option("--seed", metavar="N", min=0, help="The seed of the run.")] = 0,
     seeds: Annotated[
-        str | None, typer.Option("--seeds", metavar="A..B", help="Every seed from A up to B, on all cores.")
+        str | None, typer.Option("--seeds", metavar="A..B", help="Run every seed from A to B, on all cores.")
     ] = None,
     nodes: Annotated[int, typer.Option("--nodes", metavar="N", min=1, max=NODES_MAX, help="How many nodes.")] = 5,
     minutes: Annotated[
@@ -38,15 +38,15 @@ def sim(
         typer.Option(
             "--faults",
             metavar="NAME,...",
-            help="Only these faults; `none` for none at all; `hostile` adds a hostile node.",
+            help="Only these faults, or `none`; `hostile` adds a hostile node.",
         ),
     ] = None,
-    jobs: Annotated[int | None, typer.Option("--jobs", metavar="N", min=1, help="How many jobs are submitted.")] = None,
+    jobs: Annotated[int | None, typer.Option("--jobs", metavar="N", min=1, help="How many jobs to submit.")] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Simulate a mesh: real nodes on virtual time, over a network and disks that fail.
 
-    The same seed gives the same run, to the last byte: what went wrong once can be looked at again.
+    The same seed gives the same run, byte for byte, so that a failure can be replayed.
 
     \b
       hocket sim --seed 7 --nodes 20 --minutes 30 --faults partition,loss,crash
@@ -58,7 +58,7 @@ def sim(
     chosen = HONEST_FAULTS if faults is None else named
     unknown = [name for name in chosen if name not in FAULTS]
     if unknown:
-        raise Usage(f"unknown fault {unknown[0]!r}; there are {', '.join(FAULTS)}")
+        raise Usage(f"unknown fault {unknown[0]!r}; known are {', '.join(FAULTS)}")
     wanted = range(seed, seed + 1) if seeds is None else _range(seeds)
     bad, node_minutes, seconds = 0, 0.0, 0.0
     with progress("simulating") as bar:
@@ -79,7 +79,7 @@ def sim(
 def _range(text: str) -> range:
     first, dots, last = text.partition("..")
     if not dots or not first.isdecimal() or not last.isdecimal() or int(last) < int(first):
-        raise Usage(f"{text!r} is no range of seeds; write it like 0..999")
+        raise Usage(f"bad --seeds {text!r}; write a range like 0..999")
     return range(int(first), int(last) + 1)
 
 

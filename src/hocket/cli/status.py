@@ -1,4 +1,4 @@
-"""`hocket status`: one look at a node."""
+"""`hocket status`: the state of a node on one page."""
 
 import time
 from typing import Any
@@ -16,7 +16,7 @@ app = new_app()
 
 @app.command()
 def status(home: HomeOption = None, as_json: JsonOption = False) -> None:
-    """Show how this node stands: identity, log, jobs, workers, schedules, and what was refused.
+    """Show the state of this node: identity, log, jobs, workers, schedules, and refused ops.
 
     \b
       hocket status
@@ -29,20 +29,20 @@ def status(home: HomeOption = None, as_json: JsonOption = False) -> None:
 
 
 def _worker(shown: WorkerStatus, now: int) -> str:
-    """One worker in words. When it was last heard of matters only where no lock tells."""
+    """Describes one worker. Its last heartbeat matters only if its lock cannot be tested from here."""
     said = [f"process {shown.pid} {shown.where}".strip(), f"started {ago(shown.started_ms, now)}"]
     if shown.state == WorkerState.SILENT.value:
         said.append(f"silent for {span(now - shown.heard_ms)}")
     elif shown.where:
-        said.append(f"heard of {ago(min(now, shown.heard_ms), now)}")
+        said.append(f"heard from {ago(min(now, shown.heard_ms), now)}")
     return ", ".join(said)
 
 
 def _mesh(shown: NodeStatus) -> list[tuple[str, Any]]:
-    """What concerns other nodes, as far as there is something to tell."""
+    """What concerns other nodes, if there is anything to report."""
     pairs: list[tuple[str, Any]] = []
     if shown.coordinator not in (None, shown.node):
-        quiet = " (nothing heard of it for long; `hocket coordinator NODE` names another)"
+        quiet = " (silent for long; `hocket coordinator NODE` designates another)"
         pairs.append(("coordinator", shown.coordinator + (quiet if shown.coordinator_is_quiet else "")))
     for peer in shown.peers:
         pairs.append(("peer", " ".join(part for part in (peer.address, peer.state, peer.detail) if part)))
@@ -58,7 +58,7 @@ def _mesh(shown: NodeStatus) -> list[tuple[str, Any]]:
         names = ", ".join(shown.unknown_grants)
         pairs.append(("unknown grants", f"delegations name {names}; upgrade this node to honour that"))
     if shown.held_ops:
-        pairs.append(("held", f"{shown.held_ops} ops from clocks that are too far ahead; is this machine's right?"))
+        pairs.append(("held", f"{shown.held_ops} ops from clocks that are too far ahead; check this machine's clock"))
     return pairs
 
 

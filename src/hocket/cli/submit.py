@@ -1,4 +1,4 @@
-"""`hocket submit`: one job from the command line, or a batch from a file, and the wait for a result."""
+"""`hocket submit`: submits one job from the command line, or a batch from a file, and can wait for the result."""
 
 import sys
 from typing import Annotated, Any
@@ -51,7 +51,7 @@ def submit(
     open_job: Open = False,
     wait: Annotated[bool, typer.Option("--wait", help="Wait for the job and print its result as JSON.")] = False,
     timeout: Annotated[
-        str | None, typer.Option("--timeout", metavar="DURATION", help="How long to --wait; then exit code 5.")
+        str | None, typer.Option("--timeout", metavar="DURATION", help="How long to --wait before exit code 5.")
     ] = None,
     batch: Annotated[
         str | None,
@@ -60,7 +60,7 @@ def submit(
     home: HomeOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Submit a job. Its id is the last word of the line that is printed.
+    """Submit a job. The last word of the printed line is its id.
 
     \b
       hocket submit acme.render '{"frame": 7}' --priority 5 --retries 3
@@ -69,7 +69,7 @@ def submit(
       hocket submit --batch jobs.jsonl
 
     A line of a batch is {"kind": "acme.render", "payload": {"frame": 7}, "priority": 5, ...}; the options are those
-    above, with _ for -. A line may have a "name", which the "after" of other lines can cite, in any order of lines.
+    above, with _ for -. The "after" of a line can cite the "name" of any other line.
     """
     options = given(
         priority=priority,

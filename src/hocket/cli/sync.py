@@ -1,4 +1,4 @@
-"""`hocket sync`: one exchange now with every peer, or with one."""
+"""`hocket sync`: syncs once with every peer, or with one."""
 
 from typing import Annotated
 
@@ -15,14 +15,14 @@ app = new_app()
 @app.command()
 def sync(
     peer: Annotated[
-        str | None, typer.Option("--peer", metavar="ADDRESS", help="Only with this peer, even if it is paused.")
+        str | None, typer.Option("--peer", metavar="ADDRESS", help="Sync only with this peer, even if it is paused.")
     ] = None,
     home: HomeOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Exchange ops with the peers, once and now: take what they have, give what they lack.
+    """Sync with the peers once, now: pull the ops that they have, push the ops that they lack.
 
-    A line for each peer. Exit code 1 when one is paused or refuses this node, 5 when none could be reached.
+    Prints a line for each peer. Exit code 1 if a peer is paused or refuses this node, 5 if none could be reached.
 
     \b
       hocket sync
@@ -43,4 +43,4 @@ def sync(
     if all(each.state == UNREACHABLE for each in done):
         raise Unreachable(f"no peer could be reached: {done[0].detail}")
     if stopped:
-        raise Failed(f"{len(stopped)} of {len(done)} peers took no part; see `hocket peers list`")
+        raise Failed(f"{len(stopped)} of {len(done)} peers did not sync; see `hocket peers list`")

@@ -1,4 +1,4 @@
-"""`hocket whoami`: this node in the eyes of the mesh."""
+"""`hocket whoami`: this node as the mesh sees it."""
 
 from hocket.cli.app import new_app
 from hocket.cli.job import moment
@@ -10,7 +10,7 @@ app = new_app()
 
 @app.command()
 def whoami(home: HomeOption = None, as_json: JsonOption = False) -> None:
-    """Show which node this is, whose it is, how it stands, and what it may do.
+    """Show this node, its user, its standing, and what it may do.
 
     \b
       hocket whoami

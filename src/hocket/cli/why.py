@@ -1,4 +1,4 @@
-"""`hocket why`: how an output came about, from the output back to model, prompt, context and evidence."""
+"""`hocket why`: traces an output back to its model, prompt, context and evidence."""
 
 from typing import Annotated, Any
 
@@ -16,12 +16,12 @@ app = new_app()
 @app.command()
 def why(
     id: Annotated[str, typer.Argument(metavar="JOB|CLAIM|ARTIFACT", help="An id, or a unique beginning of one.")],
-    full: Annotated[bool, typer.Option("--full", help="Show prompts and outputs whole.")] = False,
+    full: Annotated[bool, typer.Option("--full", help="Show whole prompts and outputs.")] = False,
     home: HomeOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show the chain from an output to the model calls behind it: model, prompt, output, context and evidence. What is
-    missing or evicted is said.
+    """Trace an output back to the model calls behind it: model, prompt, output, context and evidence. Missing and
+    evicted parts are listed.
 
     \b
       hocket why 01J9ZC
@@ -94,7 +94,7 @@ def _lines(each: dict[str, Any]) -> list[tuple[str, str]]:
         lines.append(("asked", f"{each['started']} to {each['completed']}, {took}"))
         for name in ("prompt", "output"):
             text = each[name]
-            lines.append((name, f"{text['bytes']} bytes{', cut here; --full shows it whole' if text['cut'] else ''}"))
+            lines.append((name, f"{text['bytes']} bytes{', shortened; --full shows all' if text['cut'] else ''}"))
             lines += [("", line) for line in text["text"].splitlines()]
     for name, ids in (("evidence", "evidence"), ("claim", "claims"), ("entity", "entities")):
         lines += [(name, _state(one)) for one in each.get(ids, ())]

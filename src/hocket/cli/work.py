@@ -1,6 +1,5 @@
-"""`hocket work`: runs a worker in this process until it is told to stop. A first SIGTERM or SIGINT lets running
-handlers finish within the grace, a second one hands their jobs back now, a third one ends the process whatever it is
-doing.
+"""`hocket work`: runs a worker in this process until a signal stops it. The first SIGTERM or SIGINT lets running
+handlers finish within the grace; the second returns their jobs to the queue now; the third kills the process.
 """
 
 import asyncio
@@ -50,11 +49,11 @@ def work(
         ),
     ] = None,
     concurrency: Annotated[
-        int, typer.Option("--concurrency", metavar="N", min=1, max=CONCURRENCY_MAX, help="How many jobs at once.")
+        int, typer.Option("--concurrency", metavar="N", min=1, max=CONCURRENCY_MAX, help="How many jobs run at once.")
     ] = 4,
     kinds: Annotated[
         list[str] | None,
-        typer.Option("--kinds", metavar="PREFIX", help="Only these kinds and those below them; may be repeated."),
+        typer.Option("--kinds", metavar="PREFIX", help="Only these kinds and the kinds below them; may be repeated."),
     ] = None,
     ahead: Annotated[
         int | None,
@@ -63,19 +62,19 @@ def work(
             metavar="N",
             min=0,
             max=AHEAD_MAX,
-            help="How many jobs to claim beyond those that run. Default: 32 with those.",
+            help="How many jobs to claim beyond the running ones. Default: 32 in all.",
         ),
     ] = None,
     until_idle: Annotated[
-        bool, typer.Option("--until-idle", help="End when nothing is left that this worker could do.")
+        bool, typer.Option("--until-idle", help="Exit when no job is left that this worker could run.")
     ] = False,
     grace: Annotated[
         str,
-        typer.Option("--grace", metavar="DURATION", help="How long handlers may go on after the first signal."),
+        typer.Option("--grace", metavar="DURATION", help="How long handlers may run after the first signal."),
     ] = "10s",
     allow: Annotated[
         list[str] | None,
-        typer.Option("--allow", metavar="PATTERN", help="Run such commands of other nodes, like 'ffmpeg -i *'."),
+        typer.Option("--allow", metavar="PATTERN", help="Run matching commands of other nodes, like 'ffmpeg -i *'."),
     ] = None,
     allow_any: Annotated[bool, typer.Option("--allow-any", help="Run every command of other nodes.")] = False,
     allow_env: Annotated[
@@ -85,7 +84,7 @@ def work(
     home: HomeOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Run a worker: claim jobs, run their handlers, put the outcomes on the log.
+    """Run a worker: claim jobs, run their handlers, record the outcomes on the log.
 
     A handler is a function in one of the modules:
 
@@ -101,15 +100,16 @@ def work(
       hocket work --allow 'ffmpeg -i * *.mp4'
 
     Every worker runs the commands (`hocket run`) of its own node; a worker without modules runs nothing else. It runs
-    commands of other nodes only where --allow, --allow-any or the home's config.toml says so. A pattern is matched
-    argument by argument; a last word ** stands for any further arguments.
+    commands of other nodes only if --allow, --allow-any or the home's config.toml permits them. A pattern is matched
+    argument by argument; a last word ** matches any further arguments.
 
-    SIGTERM or Ctrl-C: handlers may finish within the grace, then their jobs are handed back. A second one: at once.
+    SIGTERM or Ctrl-C lets handlers finish within the grace, then returns their jobs to the queue. A second one returns
+    them at once.
     """
     grace_s = seconds(grace, "--grace")
     assert grace_s is not None
     with open_runtime() as runtime:
-        # A handler that opens the node means this one.
+        # A handler that opens a node gets this one.
         os.environ[ENVIRONMENT] = str(runtime.home.path)
         found = load(modules or ())
         if modules and not any(each.function is not None for each in found):
@@ -157,7 +157,7 @@ class Shift:
         self._worker.stop()
 
     def _counter(self) -> Any:
-        """A line that counts, for a person who watches."""
+        """Shows a status line with counts on a terminal."""
         from contextlib import nullcontext
 
         kinds = self._options.handlers.kinds()
@@ -189,7 +189,7 @@ class Shift:
         emit({"succeeded": worker.succeeded, "failed": worker.failed, "handed_back": worker.handed_back})
         say(f"done: {self._sum()}")
         if self._signals:
-            # A handler that did not stop, or a thread that it left behind, must not hold up the end.
+            # A handler that did not stop, or a thread that it started, must not delay the exit.
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(0)

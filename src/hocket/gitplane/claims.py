@@ -1,6 +1,6 @@
-"""Claim commits: who holds a job, since when, for how long, and in which state. Each follows the one before it, the
-first follows the job, and each is signed by its worker over all its bytes, so that neither a trailer nor the place in
-the chain can be changed.
+"""Claim commits: who holds a job, since when, for how long, and in which state. Each claim has the previous one as its
+parent; the first has the job. The worker signs all bytes of each, so that neither a trailer nor the position in the
+chain can be changed.
 """
 
 import re
@@ -41,7 +41,7 @@ _OID = re.compile("[0-9a-f]{40}|[0-9a-f]{64}")
 
 
 class GitClaim(NamedTuple):
-    """What a claim commit says. `result` is the commit that a worker who is done ended with."""
+    """The content of a claim commit. `result` is the commit that ended a claim whose state is done."""
 
     job: bytes
     worker: bytes
@@ -76,7 +76,7 @@ def claim_data(claim: GitClaim, tree: str, parent: str, key: SigningKey) -> byte
 
 
 def read_claim(commit: Commit) -> GitClaim:
-    """What the commit says. Raises Malformed; whether the signature holds is `is_signed`'s affair."""
+    """Parses a claim commit. Raises Malformed; `is_signed` checks the signature."""
     found = read_trailers(commit.message, _KNOWN, _NEEDED)
     state, lease_s = found["State"], number_of("Lease", found["Lease"])
     if state not in _STATES:
@@ -90,7 +90,7 @@ def read_claim(commit: Commit) -> GitClaim:
     if "Result" in found and _OID.fullmatch(found["Result"]) is None:
         raise BadTrailer(f"Result is not the id of a commit: {found['Result']!r}")
     if ("Result" in found) != (state == "done"):
-        raise BadTrailer("a claim has a Result when its state is done, and only then")
+        raise BadTrailer("a claim has a Result if and only if its state is done")
     signature_of("Claim-Sig", found["Claim-Sig"])
     if not commit.raw.endswith(_SIGNATURE + found["Claim-Sig"].encode() + b"\n"):
         raise BadTrailer("Claim-Sig is not the last line")
@@ -109,26 +109,27 @@ def read_claim(commit: Commit) -> GitClaim:
 
 
 class ForeignClaim(NamedTuple):
-    """A claim that another program put there, in its own way. GATOS says no more of it than who holds the job; it has
-    no lease, so that nobody takes it over."""
+    """A claim that another program wrote. GATOS defines only who holds the job; such a claim has no lease, so no worker
+    takes it over.
+    """
 
     worker: bytes | None
     name: str
 
 
 def is_ours(data: bytes) -> bool:
-    """Whether a commit is a claim as Hocket writes it, sound or not: it has trailers that GATOS does not know."""
+    """Whether a commit is a claim in Hocket's format, sound or not: it has trailers that GATOS does not know."""
     return _OURS.search(data) is not None
 
 
 def other_worker(data: bytes) -> bytes | None:
-    """The worker that the claim of another program names inside, None when it names none. Raises Malformed."""
+    """The worker that another program's claim names; None if it names none. Raises Malformed."""
     found = _OTHER_WORKER.search(data)
     return None if found is None else any_key_of("Worker-Id", found[1].decode())
 
 
 def worker_named(name: str) -> bytes | None:
-    """The worker after whom a ref below `claims/` is named, None when it is not named after a key."""
+    """The worker whose key names a ref below `claims/`; None if the name is not a key."""
     try:
         return any_key_of("Worker-Id", f"ed25519:{name}")
     except BadTrailer:

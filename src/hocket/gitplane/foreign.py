@@ -1,6 +1,6 @@
-"""Results that other programs wrote, as far as GATOS describes them: three trailers, and somewhere in the tree the
-envelope of a proof that keeps to GATOS' schema. GATOS does not say which bytes a signature covers; the ways that are
-known here are tried one after another.
+"""Results that other programs wrote, as far as GATOS specifies them: three trailers, and somewhere in the tree the
+envelope of a proof that follows GATOS' schema. GATOS does not specify which bytes a signature covers; the known ways
+are tried in turn.
 """
 
 from typing import Any, Literal, NamedTuple
@@ -34,7 +34,7 @@ _envelopes = msgspec.json.Decoder(_ForeignEnvelope)
 
 
 class ForeignProof(NamedTuple):
-    """What an envelope says: of which job, by which program, and which pointers it has, sizes by hashes."""
+    """The content of an envelope: the job, the program, and its pointers as a map from hash to size."""
 
     job: bytes
     program: bytes
@@ -42,8 +42,9 @@ class ForeignProof(NamedTuple):
 
 
 def is_hockets(envelope: bytes) -> bool:
-    """Whether Hocket wrote an envelope. Its results are held to stricter rules, so that nobody can take away what makes
-    them Hocket's and have them judged by the rules here."""
+    """Whether Hocket wrote an envelope. Hocket's results must meet stricter rules, so that removing Hocket's own parts
+    cannot get a result judged by the rules here.
+    """
     try:
         read_envelope(envelope)
     except BadProof:
@@ -54,24 +55,24 @@ def is_hockets(envelope: bytes) -> bool:
 def read_other_envelope(raw: bytes) -> ForeignProof:
     """Raises Malformed."""
     if len(raw) > PROOF_BYTES_MAX:
-        raise BadTrailer(f"the proof has {len(raw)} bytes; at most {PROOF_BYTES_MAX}")
+        raise BadTrailer(f"the proof has {len(raw)} bytes, more than {PROOF_BYTES_MAX}")
     try:
         found = _envelopes.decode(raw)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise BadTrailer(f"the proof is not an envelope as GATOS has it: {error}") from None
+        raise BadTrailer(f"the proof is not a GATOS envelope: {error}") from None
     pointers = {}
     for output in found.outputs:
         hash, size = output.get("hash"), output.get("size")
         if output.get("kind") == "blobptr" and output.get("algo") == "blake3" and isinstance(hash, str):
-            # GATOS' schema has the algorithm's name before the digits, and its example leaves it out.
+            # GATOS' schema has the algorithm's name before the digits; its example leaves it out.
             digest = hash_of("hash", hash if ":" in hash else f"blake3:{hash}")
             pointers[digest] = size if isinstance(size, int) else None
     return ForeignProof(hash_of("job_id", found.job_id), hash_of("runner.program", found.runner.program), pointers)
 
 
 def signed(result: Result, envelope: bytes) -> Signed:
-    """What the worker signed: the proof; only the job's content id, which says nothing of how it went; or nothing, so
-    that anybody can have written the worker's name there. Raises Malformed when the signature is none of the worker's.
+    """What the worker signed: the proof; only the job's content id, which does not cover the outcome; or nothing, so
+    that anyone could have written the worker's name. Raises Malformed if the signature is not the worker's.
     """
     if result.signature is None:
         return "nothing"
@@ -86,6 +87,4 @@ def signed(result: Result, envelope: bytes) -> Signed:
     for message, what in messages.items():
         if verify(result.worker, result.signature, message):
             return what
-    raise BadTrailer(
-        f"its Attest-Sig is not by {key_text(result.worker)} over the proof, in any way that is known here"
-    )
+    raise BadTrailer(f"its Attest-Sig is not by {key_text(result.worker)} over the proof in any known way")

@@ -1,5 +1,5 @@
-"""The objects that verifying some jobs takes, read in a few large requests, one for each step away from the refs, and
-never more of them than there is room for.
+"""Reads the objects needed to verify some jobs, in a few large requests, one for each step away from the refs, and
+never more bytes than there is room for.
 """
 
 from collections.abc import Iterable, Mapping
@@ -33,7 +33,7 @@ LARGE_AT_ONCE = 8
 CHAIN_MAX = 100_000
 SEARCHED_MAX = 256
 
-# The files of a job or a result that are read whole, by their largest size.
+# The files of a job or a result that are read whole, with their largest sizes.
 _FILES = {
     TEXT_BYTES_MAX: (MANIFEST,),
     PROOF_BYTES_MAX: (PROOF, OUTPUTS),
@@ -42,7 +42,7 @@ _FILES = {
 
 
 class GitFinding(NamedTuple):
-    """`is_gap` is True for what could not be looked at, because it is not in this clone."""
+    """`is_gap` is True if a part could not be checked because this clone does not have it."""
 
     commit: str
     what: str
@@ -50,7 +50,7 @@ class GitFinding(NamedTuple):
 
 
 class Wrong(Exception):
-    """Ends the look at one part of a job, with what was found."""
+    """Ends the check of one part of a job, with a finding."""
 
     def __init__(self, finding: GitFinding) -> None:
         super().__init__(finding.what)
@@ -69,7 +69,7 @@ class Gathered:
         self._trees: dict[str, dict[str, TreeEntry]] = {}
 
     def gather(self, jobs: Iterable[JobRefs]) -> None:
-        """Raises TooLarge when these jobs have more bytes than there is room for."""
+        """Raises TooLarge if these jobs have more bytes than there is room for."""
         jobs = list(jobs)
         outer = [oid for refs in jobs for oid in (refs.job, refs.result) if oid is not None]
         claims = [oid for refs in jobs for oid in (refs.claim, refs.abort) if oid is not None]
@@ -88,8 +88,9 @@ class Gathered:
         self._weigh({entry.oid: None for tree in within for entry in self._as_tree(tree)})
 
     def _follow(self, claims: Iterable[str]) -> None:
-        """Reads the claims before those that were read. What a claim of another program, or a job, stands on is no
-        part of the chain, and may be the whole history of a project."""
+        """Reads the earlier claims. The parents of a job or of another program's claim are no part of the chain, and
+        may be the whole history of a project.
+        """
         seen: set[str] = set()
         for _ in range(CHAIN_MAX):
             new = dict.fromkeys(oid for oid in claims if oid not in seen)
@@ -108,7 +109,7 @@ class Gathered:
         return tops
 
     def _read(self, oids: Iterable[str], limit: int) -> None:
-        """Reads those that were not read yet."""
+        """Reads the objects that were not read yet."""
         wanted = {oid: None for oid in oids if oid not in self._found and len(oid) == 2 * self.digest_bytes}
         if wanted:
             found = self._plane.read(wanted, limit, self._room)
@@ -116,7 +117,7 @@ class Gathered:
             self._found |= found
 
     def _weigh(self, oids: Iterable[str]) -> None:
-        """Of files that may be large only the hash and the size are kept."""
+        """Keeps only the hash and the size of files that may be large."""
         left = iter(oids)
         while some := list(islice(left, LARGE_AT_ONCE)):
             try:
@@ -187,7 +188,7 @@ class Gathered:
         return self._trees[oid]
 
     def below(self, entries: Mapping[str, TreeEntry], path: Iterable[str], of: str) -> dict[str, TreeEntry]:
-        """The directory at a path; nothing when there is none."""
+        """The directory at a path; empty if there is none."""
         found = dict(entries)
         for name in path:
             if name not in found:
@@ -201,7 +202,7 @@ class Gathered:
         return self.get(entries[name].oid, "blob", of)
 
     def search(self, entries: Mapping[str, TreeEntry], hash: bytes, limit: int) -> bytes | None:
-        """The file among these with that hash, whatever it is called; one after another is read and let go."""
+        """The file among these with that hash, whatever its name; files are read one at a time."""
         for oid in islice(dict.fromkeys(entry.oid for entry in entries.values()), SEARCHED_MAX):
             found = self._plane.read([oid], limit)[oid]
             if isinstance(found, Object) and found.kind == "blob" and content_hash(found.data) == hash:

@@ -1,5 +1,5 @@
-"""Running the git program. It gets an environment of its own, so that nobody's aliases, hooks or questions get in
-the way, and a bounded time; what it complains about becomes one sentence that says what to do.
+"""Runs the git program. It gets an environment of its own, so that no user's aliases, hooks or prompts interfere, and a
+time limit. Its errors become one sentence that says what to do.
 """
 
 import io
@@ -17,8 +17,8 @@ from hocket.errors import Failed, HocketError, NotAuthorised, StoreError, Unreac
 PATIENCE_S = 120.0
 COMPLAINT_CHARS_MAX = 400
 
-# What a user sets to reach a server or to find git's parts. Everything else that begins with GIT_ would point git at
-# another repository than the one that is meant.
+# Variables that a user sets to reach a server or to find git's parts. Every other variable that begins with GIT_ would
+# point git at another repository.
 _KEPT = {
     *("GIT_SSH", "GIT_SSH_COMMAND", "GIT_SSH_VARIANT", "GIT_ASKPASS", "GIT_PROXY_COMMAND", "GIT_EXEC_PATH"),
     *("GIT_SSL_NO_VERIFY", "GIT_SSL_CERT", "GIT_SSL_KEY", "GIT_SSL_CAINFO", "GIT_SSL_CAPATH", "GIT_SSL_VERSION"),
@@ -26,7 +26,7 @@ _KEPT = {
 }
 _KEPT_BEGINNINGS = ("GIT_CONFIG_KEY_", "GIT_CONFIG_VALUE_")
 
-# Settings of a user or a machine that would change what we do. Credentials, proxies and the like stay theirs.
+# Settings of a user or a machine that would change our results. Credentials, proxies and the like are kept.
 _SETTINGS = {
     "core.hooksPath": "/dev/null",
     "core.fsmonitor": "false",
@@ -50,7 +50,7 @@ _NO_PASSWORDS = re.compile(r"(?<=://)[^/@\s]*@")
 
 
 class Done(NamedTuple):
-    """A run of git that came to its end."""
+    """A finished run of git."""
 
     code: int
     out: bytes
@@ -58,7 +58,7 @@ class Done(NamedTuple):
 
 
 class GitGone(Exception):
-    """A git process that was being talked to is gone; the argument is what it complained about."""
+    """A long-lived git process has exited; the argument is its error output."""
 
 
 def git_environment(outside: Mapping[str, str]) -> dict[str, str]:
@@ -75,18 +75,18 @@ def git_environment(outside: Mapping[str, str]) -> dict[str, str]:
         "SSH_ASKPASS_REQUIRE": "never",
         "GCM_INTERACTIVE": "never",
         "GIT_OPTIONAL_LOCKS": "0",
-        "GIT_NO_REPLACE_OBJECTS": "1",  # a replaced object would be shown in place of the one that was asked for
-        "GIT_NO_LAZY_FETCH": "1",  # what is missing is fetched by us, many at a time
+        "GIT_NO_REPLACE_OBJECTS": "1",  # a replaced object would be shown instead of the requested one
+        "GIT_NO_LAZY_FETCH": "1",  # we fetch missing objects ourselves, many at a time
     }
 
 
 def without_password(where: str) -> str:
-    """An address as it may be shown."""
+    """An address without its password, for display."""
     return _NO_PASSWORDS.sub("", where)
 
 
 class Git:
-    """The git program, and the repository that it works on (`where` is what people call it)."""
+    """The git program, and the repository that it works on; `where` is its name for people."""
 
     def __init__(
         self,
@@ -108,7 +108,7 @@ class Git:
             self._command += ["-c", f"{name}={value}"]
 
     def attempt(self, *arguments: str, given: bytes = b"", more: Mapping[str, str] | None = None) -> Done:
-        """Runs git once. Raises when it cannot be started or takes too long, not when it says no."""
+        """Runs git once. Raises if git cannot be started or takes too long, not if it fails."""
         process = self._start(arguments, subprocess.PIPE, more)
         try:
             out, complaint = process.communicate(given, timeout=self.patience_s)
@@ -120,14 +120,14 @@ class Git:
         return Done(process.returncode, out, complaint.decode("utf-8", "replace"))
 
     def run(self, *arguments: str, given: bytes = b"") -> bytes:
-        """What git prints. Raises when it says no."""
+        """The output of git. Raises if git fails."""
         done = self.attempt(*arguments, given=given)
         if done.code:
             raise self.explain(done.complaint, arguments[0])
         return done.out
 
     def talk(self, *arguments: str) -> "Talk":
-        """Starts a git process that is asked many things."""
+        """Starts a git process that answers many requests."""
         complaints = tempfile.TemporaryFile()  # noqa: SIM115 (the talk closes it)
         return Talk(self, self._start(arguments, complaints.fileno()), complaints)
 
@@ -146,7 +146,7 @@ class Git:
         if self._directory is not None and not os.path.isdir(self._directory):
             raise StoreError(f"the repository {self.where} is gone; restore it or name another one")
         try:
-            # A session of its own has no terminal to ask questions on, and can be ended with all its children.
+            # In a session of its own, git has no terminal to prompt on, and can be killed with all its children.
             return subprocess.Popen(
                 [*self._command, *arguments],
                 env=self._environment | dict(more or {}),
@@ -163,7 +163,7 @@ class Git:
 
 
 class Talk:
-    """A git process that answers on its standard output. Not for several threads at a time."""
+    """A git process that answers on its standard output. Not safe to use from several threads."""
 
     def __init__(self, git: Git, process: subprocess.Popen[bytes], complaints: io.BufferedRandom) -> None:
         assert process.stdin is not None and process.stdout is not None
@@ -192,7 +192,7 @@ class Talk:
         return found
 
     def close(self) -> str:
-        """Ends the process; gives what it complained about."""
+        """Ends the process; returns its error output."""
         self._process.stdin.close()  # type: ignore[union-attr]
         end(self._process)
         self._complaints.seek(0)
@@ -202,7 +202,7 @@ class Talk:
         return complaint
 
     def _ended(self) -> GitGone:
-        # It closed its output or stopped reading; the exit and the last words follow at once.
+        # It closed its output or stopped reading; its exit and its last error output follow at once.
         try:
             self._process.wait(timeout=5)
         except subprocess.TimeoutExpired:
@@ -211,7 +211,7 @@ class Talk:
 
 
 class _Patient(io.RawIOBase):
-    """The reading end of a pipe, with a bound on the time that a read may take."""
+    """The reading end of a pipe, with a time limit for each read."""
 
     def __init__(self, fd: int, git: Git) -> None:
         self._fd, self._git = fd, git
@@ -228,7 +228,7 @@ class _Patient(io.RawIOBase):
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
-    """Ends a process that we started, with all its children."""
+    """Kills a process that we started, with all its children."""
     if process.poll() is None:
         try:
             os.killpg(process.pid, signal.SIGKILL)
@@ -238,23 +238,23 @@ def end(process: subprocess.Popen[bytes]) -> None:
 
 
 _MEANINGS: tuple[tuple[str, type[HocketError], str], ...] = (
-    (r"not our ref|unadvertised object", Failed, "{where} does not give out an object that was asked for"),
+    (r"not our ref|unadvertised object", Failed, "{where} refuses to serve a requested object"),
     (
         r"could not read (Username|Password)|Authentication failed|terminal prompts disabled"
         r"|Permission denied \(publick|Host key verification failed|error: 401|\b401 Unauthorized",
         NotAuthorised,
-        "{where} asks for credentials; give git a credential helper or an ssh key that works without questions",
+        "{where} asks for credentials; give git a credential helper or an ssh key that works without a prompt",
     ),
     (
         r"error: 403|\b403 Forbidden|service not enabled|access denied or repository not exported|not allowed to push"
         r"|Write access to repository not granted|read-only repository",
         NotAuthorised,
-        "{where} may not be written, or not even read, with these credentials",
+        "these credentials do not allow writing to {where}, or not even reading it",
     ),
     (
         r"hook declined|hidden ref|protected|prohibited|refusing to (create|update)|deny (creating|updating|deleting)",
         NotAuthorised,
-        "{where} refuses changes below refs/gatos; its owner has to allow them",
+        "{where} refuses changes below refs/gatos; ask its owner to allow them",
     ),
     (
         r"dubious ownership",
@@ -267,7 +267,7 @@ _MEANINGS: tuple[tuple[str, type[HocketError], str], ...] = (
         Usage,
         "there is no git repository at {where}",
     ),
-    (r"[Rr]ead-only file system", StoreError, "{where} is on a disk that is read-only"),
+    (r"[Rr]ead-only file system", StoreError, "{where} is on a read-only disk"),
     (r"No space left", StoreError, "there is no space left on the disk of {where}"),
     (
         r"[Pp]ermission denied|insufficient permission|unable to create temporary file",
@@ -287,11 +287,11 @@ _MEANINGS: tuple[tuple[str, type[HocketError], str], ...] = (
 
 
 def explain(complaint: str, where: str, doing: str) -> HocketError:
-    """What git's complaint means for the user. Git's own words are added."""
+    """What git's error means for the user, with git's own words added."""
     said = [line.strip() for line in without_password(complaint).splitlines() if line.strip()]
     said = [line.removeprefix("fatal: ").removeprefix("error: ") for line in said if not line.startswith("hint:")]
     quote = "; ".join(said)[:COMPLAINT_CHARS_MAX]
     for pattern, kind, sentence in _MEANINGS:
         if re.search(pattern, complaint):
             return kind(f"{sentence.format(where=where)} (git said: {quote})")
-    return Failed(f"git {doing} on {where} failed: {quote or 'without a word'}")
+    return Failed(f"git {doing} on {where} failed: {quote or 'without an error message'}")

@@ -1,5 +1,5 @@
-"""Tells the workers of a machine that a job has come into a repository, so that they look before it is time to. A hint
-can be lost: workers list the refs by themselves, too.
+"""Tells the git workers of a machine that a job was submitted to a repository, so that they look at once. A hint can be
+lost: workers also list the refs at intervals.
 """
 
 import threading
@@ -13,7 +13,7 @@ from hocket.bus.pipes import Pipes
 
 
 def announce(processes: Path, content_id: bytes) -> None:
-    """Wakes the git workers of a home, if there is one at all."""
+    """Wakes the git workers of a home, if the home exists."""
     if processes.is_dir():
         with closing(Pipes(processes)) as bus:
             bus.publish(about(GIT, content_id))

@@ -1,5 +1,5 @@
-"""Holding a job in git: claiming it, keeping the claim alive, finishing, aborting. Each step writes its commit and then
-moves the refs in one swap; None says that somebody else was first. Time and chance are handed in.
+"""Holding a job in git: claiming it, renewing the claim, finishing, aborting. Each step writes its commit and then
+moves the refs in one swap; None means that another worker was first. Time and randomness are arguments.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -27,7 +27,9 @@ REASON_CHARS_MAX = 200
 
 
 class GitWorkerKey(NamedTuple):
-    """Who claims: its key, the name of its process, how long its claims hold, and where its nonces come from."""
+    """The identity of a claiming worker: its key, the name of its process, the length of its leases, and the source of
+    its nonces.
+    """
 
     key: SigningKey
     process: str
@@ -45,9 +47,9 @@ class HeldClaim(NamedTuple):
 
 
 class ClaimWatch:
-    """Which claims may be taken over. A lease is counted on the watcher's own clock, from when it first saw the claim
-    commit: a claim that stays as it is for its whole lease and a tenth more is nobody's any longer. A claim of our own
-    key whose process is dead needs no waiting.
+    """Which claims may be taken over. The watcher counts a lease on its own clock, from when it first saw the claim
+    commit: a claim that stays unchanged for its lease plus a tenth has expired. A claim of our own key whose process is
+    dead has expired at once.
     """
 
     def __init__(self, own: bytes, is_alive: Callable[[str], bool], monotonic: Callable[[], float]) -> None:
@@ -55,7 +57,7 @@ class ClaimWatch:
         self._seen: dict[bytes, tuple[str, float]] = {}
 
     def open(self, jobs: Iterable[GitJob]) -> list[GitJob]:
-        """Of all jobs, those that may be claimed now. To be called with every listing."""
+        """The jobs that may be claimed now. Call this with every listing."""
         now = self._monotonic()
         seen: dict[bytes, tuple[str, float]] = {}
         found = []
@@ -75,16 +77,16 @@ class ClaimWatch:
 
 
 def claim(plane: Plane, job: GitJob, worker: GitWorkerKey, now_ms: int) -> HeldClaim | None:
-    """Claims a job that is pending, or takes over one whose claim is over (`ClaimWatch` says which). None is a lost
+    """Claims a pending job, or takes over one whose claim has expired (`ClaimWatch` decides which). None means a lost
     race.
     """
     return next(iter(claim_each(plane, [job], worker, now_ms)), None)
 
 
 def claim_each(plane: Plane, some: Iterable[GitJob], worker: GitWorkerKey, now_ms: int) -> list[HeldClaim]:
-    """Claims several jobs; gives those that were won."""
+    """Claims several jobs; returns those that were won."""
     if not LEASE_S_MIN <= worker.lease_s <= LEASE_S_MAX:
-        raise Usage(f"a lease of {worker.lease_s} s is not possible; from {LEASE_S_MIN} to {LEASE_S_MAX} s")
+        raise Usage(f"bad lease of {worker.lease_s} s; give {LEASE_S_MIN} to {LEASE_S_MAX} s")
     made: list[HeldClaim] = []
 
     def ready() -> Iterator[list[Change]]:
@@ -128,17 +130,19 @@ def _tree(plane: Plane, refs: JobRefs) -> str:
 
 
 def run(plane: Plane, held: HeldClaim, worker: GitWorkerKey, now_ms: int) -> HeldClaim | None:
-    """Says that the command runs now. None when the claim is no longer in force."""
+    """Records that the command runs now. None if the claim is no longer in force."""
     return _follow(plane, held, worker, now_ms, "running")
 
 
 def renew(plane: Plane, held: HeldClaim, worker: GitWorkerKey, now_ms: int) -> HeldClaim | None:
-    """Begins the lease anew. None when the claim is no longer in force: it was taken over, or the job was aborted."""
+    """Restarts the lease. None if the claim is no longer in force: another worker took it over, or the job was
+    aborted.
+    """
     return _follow(plane, held, worker, now_ms, held.claim.state)
 
 
 def release(plane: Plane, held: HeldClaim, worker: GitWorkerKey, now_ms: int) -> bool:
-    """Hands the job back: anybody may claim it at once. False when the claim is no longer in force."""
+    """Returns the job to the queue: any worker may claim it at once. False if the claim is no longer in force."""
     return _follow(plane, held, worker, now_ms, "released") is not None
 
 
@@ -165,9 +169,9 @@ def finish(
     now_ms: int,
     policy_root: str | None = None,
 ) -> str | None:
-    """Puts the result there, together with the last claim; gives its commit. None when the claim is no longer in force.
-    `contents` has what was made, by hash; what is too large to travel stays behind as a pointer. `policy_root` is the
-    manifest's.
+    """Pushes the result together with the last claim; returns its commit. None if the claim is no longer in force.
+    `contents` has the outputs by hash; an output that is too large for git stays behind as a pointer. `policy_root` is
+    the manifest's.
     """
     assert held.refs.job is not None
     execution = check(proof, held.refs.content_id, worker.key.public)
@@ -191,14 +195,14 @@ def finish(
 
 
 def abort(plane: Plane, job: bytes, worker: GitWorkerKey, now_ms: int, reason: str = "") -> str:
-    """Aborts a job that has not ended; gives the commit that says so. Raises Conflict when it has ended."""
+    """Aborts a job that has not ended; returns the abort commit. Raises Conflict if the job has ended."""
     reason = " ".join(reason.encode("ascii", "replace").decode().split())[:REASON_CHARS_MAX].strip()
     for _ in range(ABORT_TRIES):
         found = look(plane, job)
         if found is None:
             raise Usage(f"there is no job {hash_text(job)} in {plane.where}")
         if found.state in FINAL:
-            raise Conflict(f"the job {hash_text(job)} has ended already: {found.state}")
+            raise Conflict(f"the job {hash_text(job)} has already ended: {found.state}")
         refs = found.refs
         assert refs.job is not None
         made = GitClaim(
@@ -216,9 +220,9 @@ def abort(plane: Plane, job: bytes, worker: GitWorkerKey, now_ms: int, reason: s
         commit = plane.write("commit", claim_data(made, tree, refs.claim or refs.job, worker.key))
         if plane.swap([Change(refs.name("claim"), refs.claim, commit), Change(refs.name("abort"), None, commit)]):
             return commit
-    raise Conflict(f"the job {hash_text(job)} changed each time that it was to be aborted; try again")
+    raise Conflict(f"the job {hash_text(job)} changed during each attempt to abort it; try again")
 
 
 def rest_s(losses: int, chance: float) -> float:
-    """How long to rest after so many lost races in a row; `chance` is between 0 and 1."""
+    """How long to wait after this many lost races in a row; `chance` is between 0 and 1."""
     return backoff_s(losses, REST_S_MIN, REST_S_MAX, chance)

@@ -1,5 +1,5 @@
-"""Jobs in git: submitting them, telling their states from the refs and the commits behind them, reading what they ask
-for, and clearing away those that have ended.
+"""Jobs in git: submitting them, deriving their states from the refs and their commits, reading their manifests, and
+removing jobs that have ended.
 """
 
 import re
@@ -33,7 +33,7 @@ from hocket.kernel.yaml_subset import TEXT_BYTES_MAX
 INPUTS_BYTES_MAX = 32 * 1024 * 1024
 
 MANIFEST, INPUTS = "job.yaml", "inputs"
-# "ended": there is a result, by another program, that does not say how the command ended.
+# "ended": another program wrote a result that does not say how the command ended.
 JobState = Literal["pending", "claimed", "running", "succeeded", "failed", "ended", "aborted", "damaged"]
 FINAL: frozenset[JobState] = frozenset({"succeeded", "failed", "ended", "aborted"})
 DESCRIBED_AT_ONCE = 256
@@ -44,8 +44,9 @@ _PARTS = ("job", "claim", "result", "abort")
 
 
 class JobRefs(NamedTuple):
-    """The refs of one job: what each points to. `others` are claims whose names are not keys in hex, and so none of
-    ours; `stray` is a ref that is in the way of one that the job needs, since git allows no ref below another."""
+    """The refs of one job: what each points to. `others` are claims whose names are not keys in hex, and so not ours;
+    `stray` is a ref that blocks one that the job needs, since git allows no ref below another.
+    """
 
     content_id: bytes
     job: str | None = None
@@ -64,8 +65,9 @@ class JobRefs(NamedTuple):
 
 
 class GitJob(NamedTuple):
-    """A job as its newest commits say. `other` is the claim of another program; `trouble` tells what is wrong with a
-    job that is damaged; `tree` is that of its commit, where it was looked up."""
+    """A job according to its newest commits. `other` is the claim of another program; `trouble` is what is wrong with a
+    damaged job; `tree` is that of its commit, if it was read.
+    """
 
     refs: JobRefs
     state: JobState
@@ -83,7 +85,7 @@ class GitSubmitted(NamedTuple):
 
 
 class GitOrder(NamedTuple):
-    """What a job asks for, those of its inputs that lie beside it, by their hashes, and the commit that says so."""
+    """A job's manifest, those of its inputs that are stored with it, by hash, and the commit."""
 
     manifest: Manifest
     inputs: Mapping[bytes, str]
@@ -95,7 +97,7 @@ class GitOrder(NamedTuple):
 
 
 def submit(plane: Plane, text: bytes, now_ms: int, inputs: Iterable[bytes] = ()) -> GitSubmitted:
-    """Puts a job there. One that is there already is the same job; nothing changes."""
+    """Submits a job. If the same job exists, nothing changes."""
     try:
         manifest = read_manifest(text)
     except BadManifest as error:
@@ -104,8 +106,8 @@ def submit(plane: Plane, text: bytes, now_ms: int, inputs: Iterable[bytes] = ())
     ref = JobRefs(job).name("job")
     contents = {content_hash(each): each for each in inputs}
     _check_inputs(manifest, contents)
-    # Looked at first: two who write the same at the same second write the same commit, and both would be told that
-    # theirs is new.
+    # Look first: two submitters that write the same in the same second write the same commit, and both would be told
+    # that theirs is new.
     if (there := plane.refs(ref).get(ref)) is not None:
         return GitSubmitted(job, there, is_new=False)
     entries = [TreeEntry(FILE, MANIFEST, plane.write("blob", text))]
@@ -121,13 +123,13 @@ def submit(plane: Plane, text: bytes, now_ms: int, inputs: Iterable[bytes] = ())
         return GitSubmitted(job, commit, is_new=True)
     there = plane.refs(ref).get(ref)
     if there is None:
-        raise Conflict(f"the job {hash_text(job)} was there a moment ago and is cleared away now; submit it again")
+        raise Conflict(f"the job {hash_text(job)} was removed a moment ago; submit it again")
     return GitSubmitted(job, there, is_new=False)
 
 
 def _check_inputs(manifest: Manifest, contents: Mapping[bytes, bytes]) -> None:
     if sum(map(len, contents.values())) > INPUTS_BYTES_MAX:
-        raise Usage(f"the inputs are too large; at most {INPUTS_BYTES_MAX} bytes together travel with a job")
+        raise Usage(f"the inputs are too large; a job can carry at most {INPUTS_BYTES_MAX} bytes")
     named = {pointer.hash: pointer.size for pointer in manifest.inputs or ()}
     for hash, data in contents.items():
         if hash not in named:
@@ -137,8 +139,9 @@ def _check_inputs(manifest: Manifest, contents: Mapping[bytes, bytes]) -> None:
 
 
 def blob_entries(plane: Plane, name: str, files: Iterable[TreeEntry]) -> list[TreeEntry]:
-    """Directories that hold files by their hashes: one with that name, and the place where GATOS' pointers lead to. The
-    second costs two small trees, because both are the same directory."""
+    """Directories that hold files by hash: one with that name, and the place that GATOS' pointers lead to. The second
+    costs only two small trees, because both are the same directory.
+    """
     oid = plane.write("tree", tree_data(files))
     entry = TreeEntry(DIRECTORY, OBJECTS[-1], oid)
     for above in reversed(OBJECTS[:-1]):
@@ -150,7 +153,7 @@ def blob_entries(plane: Plane, name: str, files: Iterable[TreeEntry]) -> list[Tr
 
 
 def group(refs: Mapping[str, str]) -> dict[bytes, JobRefs]:
-    """Refs by job. Names that are none of ours are left out."""
+    """Refs by job. Names that are not ours are left out."""
     parts: dict[str, dict[str, str]] = {}
     for name, oid in refs.items():
         if found := _REF.fullmatch(name):
@@ -177,31 +180,31 @@ def _job_refs(job: bytes, has: Mapping[str, str]) -> JobRefs:
 
 
 def listing(plane: Plane) -> list[GitJob]:
-    """Every job with its state, in the order of the content ids."""
+    """Every job with its state, in order of content id."""
     return describe(plane, group(plane.refs()).values())
 
 
 def unfinished(plane: Plane) -> list[GitJob]:
-    """The jobs that have no result and are not aborted, damaged ones too. Those that have ended, however many, are not
-    looked at."""
+    """The jobs without a result or an abort, including damaged ones. Ended jobs, however many, are not read."""
     found = group(plane.refs()).values()
     return describe(plane, [refs for refs in found if refs.result is None and refs.abort is None])
 
 
 def is_waiting(job: GitJob) -> bool:
-    """Whether a worker may have to do with it, now or when a lease is over. The claim of another program has no lease:
-    it ends with a result, or when a person calls the job off."""
+    """Whether a worker may act on the job, now or when a lease ends. Another program's claim has no lease: it ends with
+    a result, or when a person aborts the job.
+    """
     return job.state in ("pending", "claimed", "running") and job.other is None
 
 
 def look(plane: Plane, job: bytes) -> GitJob | None:
-    """One job, None when there is none of that content id."""
+    """One job; None if there is no job with that content id."""
     found = group(plane.refs(f"{ROOT}{job.hex()}/"))
     return describe(plane, found.values())[0] if found else None
 
 
 def describe(plane: Plane, jobs: Iterable[JobRefs]) -> list[GitJob]:
-    """The states of jobs, told from their refs and the commits that these point to."""
+    """The states of jobs, derived from their refs and the commits that these point to."""
     jobs = [refs for refs in jobs if refs.job is not None]
     plane.bring(head for refs in jobs for head in _heads(refs))
     found = []
@@ -220,7 +223,7 @@ def _describe(refs: JobRefs, objects: Mapping[str, Object | Unreadable]) -> GitJ
     claim = other = result = None
     try:
         if refs.stray is not None:
-            raise BadTrailer(f"the ref {refs.stray} is in the way of a ref that the job needs")
+            raise BadTrailer(f"the ref {refs.stray} blocks a ref that the job needs")
         if refs.claim is not None:
             other = _other_claim(refs, objects[refs.claim])
             claim = read_claim(good(as_commit(refs.claim, objects[refs.claim]))) if other is None else None
@@ -247,19 +250,19 @@ def _describe(refs: JobRefs, objects: Mapping[str, Object | Unreadable]) -> GitJ
 
 
 def _claim_alone(refs: JobRefs) -> str | None:
-    """The name of a claim that has no part in `claim`, the ref that decides for Hocket."""
+    """The name of a claim that is not in the chain of `claim`, the ref that decides for Hocket."""
     return next(iter([*(worker.hex() for worker in refs.claims), *refs.others]), None)
 
 
 def _other_claim(refs: JobRefs, found: Object | Unreadable) -> ForeignClaim | None:
-    """What `claim` points to, when another program wrote it and says who holds the job."""
+    """The claim that `claim` points to, if another program wrote it and it names the holder."""
     if isinstance(found, Unreadable) or is_ours(found.data) or (worker := other_worker(found.data)) is None:
         return None
     return ForeignClaim(worker, refs.name("claim"))
 
 
 def order_of(plane: Plane, refs: JobRefs) -> GitOrder:
-    """What a job asks for. Raises Failed when its commit does not hold what its name promises."""
+    """The manifest of a job. Raises Failed if its commit does not contain what its name promises."""
     order = orders_of(plane, [refs])[refs.content_id]
     if isinstance(order, str):
         raise Failed(f"the job {hash_text(refs.content_id)} {order}")
@@ -267,8 +270,8 @@ def order_of(plane: Plane, refs: JobRefs) -> GitOrder:
 
 
 def orders_of(plane: Plane, some: Iterable[JobRefs]) -> dict[bytes, GitOrder | str]:
-    """What jobs ask for, by content id, or that it cannot be run, and why. Wherever the objects are, they are read in
-    as few goes as for one job.
+    """The manifests of jobs by content id, or why a job cannot be run. Reads the objects in as few requests as for one
+    job.
     """
     some = [refs for refs in some if refs.job is not None]
     plane.bring(str(refs.job) for refs in some)
@@ -306,20 +309,20 @@ def _order(
 
 
 def read_input(plane: Plane, hash: bytes, oid: str) -> bytes:
-    """An input that lies beside its job. Raises Failed when it is not what its name says."""
+    """An input that is stored with its job. Raises Failed if its content does not match its hash."""
     try:
         data = reading.file(plane, oid)
     except BadTrailer as error:
         raise Failed(f"the input {hash_text(hash)} in {plane.where} cannot be read: {error}") from None
     if content_hash(data) != hash:
         raise Failed(
-            f"the input {hash_text(hash)} in {plane.where} is something else; submit the job with the right one"
+            f"the input {hash_text(hash)} in {plane.where} does not match its hash; submit the job with the right one"
         )
     return data
 
 
 def named(plane: Plane, text: str) -> JobRefs:
-    """The job that a person means: by its content id, by a beginning of it, or by the ULID in its manifest."""
+    """The job that a person names: by its content id, a unique beginning of it, or the ULID in its manifest."""
     digits = text.removeprefix("blake3:")
     grouped = [refs for refs in group(plane.refs()).values() if refs.job is not None]
     found = [refs for refs in grouped if digits and refs.content_id.hex().startswith(digits)]
@@ -335,12 +338,12 @@ def named(plane: Plane, text: str) -> JobRefs:
         )
     if len(found) > 1:
         names = " and ".join(hash_text(refs.content_id) for refs in found[:2])
-        raise Usage(f"{text!r} stands for several jobs, like {names}; give more of the content id")
+        raise Usage(f"{text!r} matches several jobs, like {names}; give more of the content id")
     return found[0]
 
 
 def how_to_fetch(plane: Plane, found: Sized) -> str | None:
-    """What to do in a clone that has none of the jobs, because `git clone` leaves them out."""
+    """How to fetch the jobs into a clone that has none, because `git clone` leaves them out."""
     if found or not plane.remotes:
         return None
     remote = "origin" if "origin" in plane.remotes else plane.remotes[0]
@@ -351,7 +354,7 @@ def how_to_fetch(plane: Plane, found: Sized) -> str | None:
 
 
 def _called(plane: Plane, some: Iterable[JobRefs], alias: str) -> list[JobRefs]:
-    """The jobs with that ULID. Neither refs nor trailers are believed, only manifests that are the job's own."""
+    """The jobs with that ULID. Trusts neither refs nor trailers, only manifests that match their job."""
     some = list(some)
     plane.bring(str(refs.job) for refs in some)
     found = []
@@ -369,7 +372,7 @@ def _called(plane: Plane, some: Iterable[JobRefs], alias: str) -> list[JobRefs]:
 
 
 def clear(plane: Plane, ended_before_ms: int, states: frozenset[JobState] = FINAL) -> list[bytes]:
-    """Removes the refs of jobs that ended before that time; git drops the objects by and by. Gives the jobs."""
+    """Removes the refs of jobs that ended before that time; git later deletes the objects. Returns the jobs."""
     gone = []
     for job in listing(plane):
         if job.state not in states or job.claim is None or job.claim.claimed_ms >= ended_before_ms:

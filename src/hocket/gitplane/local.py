@@ -1,6 +1,4 @@
-"""A repository on this disk, worked on directly: one long-lived `git update-ref` moves the refs, one transaction for
-each swap.
-"""
+"""A repository on this disk: one long-lived `git update-ref` moves the refs, with one transaction for each swap."""
 
 import os
 import threading
@@ -13,7 +11,7 @@ from hocket.gitplane.git import PATIENCE_S, GitGone, Talk
 from hocket.gitplane.objects import OBJECT_BYTES_MAX, Kind, Object, Repository, Unreadable
 from hocket.gitplane.plane import ROOT, SWAP_TRIES, Change, check_changes, outcome, parse_refs
 
-# How many swaps git is told of before the answer to the first is heard, beside that one.
+# How many swaps are sent to git beyond the one whose answer is awaited.
 SAID_MAX = 1
 
 
@@ -53,7 +51,7 @@ class LocalPlane:
         said: deque[Sequence[Change]] = deque()
         with self._lock:
             try:
-                for changes in swaps:  # git works on one, and has the next, while a third is made ready
+                for changes in swaps:  # git works on one and has the next while we prepare a third
                     check_changes(changes)
                     complaint = self._say(changes)
                     said.append(changes)
@@ -72,7 +70,7 @@ class LocalPlane:
         return made
 
     def _end_first(self, said: deque[Sequence[Change]]) -> list[bool]:
-        """What became of the first swap that git was told of; of all when it ended over that."""
+        """The outcome of the first swap that was sent; of all swaps if git exited over it."""
         complaint = self._hear()
         if complaint is not None:
             return self._end_all(said, complaint)
@@ -80,7 +78,7 @@ class LocalPlane:
         return [True]
 
     def _end_all(self, said: deque[Sequence[Change]], complaint: str) -> list[bool]:
-        """What became of swaps when git has ended: it complained about the first that it did not make."""
+        """The outcomes of swaps after git has exited: its error is about the first one that it did not make."""
         made = []
         while said:
             made.append(self._end(said.popleft(), complaint))
@@ -88,14 +86,14 @@ class LocalPlane:
         return made
 
     def _end(self, changes: Sequence[Change], complaint: str) -> bool:
-        """What became of a swap that git may not have made."""
+        """The outcome of a swap that git may not have made."""
         tries = 1
         while True:
             names = [change.ref for change in changes]
             became = outcome(changes, self._listed(*names))
             if became is not None:
                 return became
-            # When nothing has moved, somebody held a ref for a moment, or there is something wrong.
+            # If nothing has moved, another process held a ref for a moment, or there is a real error.
             if tries == SWAP_TRIES or (".lock" not in complaint and complaint):
                 raise self._why(complaint)
             tries += 1
@@ -105,7 +103,7 @@ class LocalPlane:
             complaint = again
 
     def _say(self, changes: Sequence[Change]) -> str | None:
-        """Tells git what to do; gives its complaint when it is not there any more."""
+        """Sends a swap to git; returns its error output if git has exited."""
         try:
             if self._mover is None:
                 self._mover = self.repository.git.talk("update-ref", "--stdin")
@@ -116,7 +114,7 @@ class LocalPlane:
         return None
 
     def _hear(self) -> str | None:
-        """None when git made the changes, else its complaint."""
+        """None if git made the changes, else its error output."""
         assert self._mover is not None
         self.repository.prepare()
         try:
@@ -154,7 +152,7 @@ class LocalPlane:
             try:
                 self.repository.fetch(remote, missing)
             except HocketError:
-                continue  # they stay missing, and are reported as that
+                continue  # they are reported as missing
             missing = self.repository.missing(missing)
 
     def write(self, kind: Kind, data: bytes) -> str:

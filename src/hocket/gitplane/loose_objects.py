@@ -1,4 +1,4 @@
-"""Loose objects: one file each, as git would write them, complete from the moment at which it has its name."""
+"""Loose objects: one file each, in git's format, complete from the moment that it has its name."""
 
 import errno
 import os
@@ -18,14 +18,14 @@ _NO_NAMELESS = (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL)
 
 
 class _Blank(NamedTuple):
-    """An empty file, open for writing; without a name where the file system allows that."""
+    """An empty file, open for writing; unnamed if the file system supports that."""
 
     handle: int
     name: str | None
 
 
 class Loose:
-    """The directory of a repository's objects, to write to. Safe to use from several threads."""
+    """Writes to the object directory of a repository. Safe to use from several threads."""
 
     def __init__(self, directory: str, settings: Mapping[str, str]) -> None:
         self._directory = directory
@@ -44,7 +44,7 @@ class Loose:
         return f"{self._directory}/{oid[:2]}/{oid[2:]}"
 
     def put(self, oid: str, whole: bytes) -> None:
-        """Writes an object with its header. Raises OSError."""
+        """Writes an object, including its header. Raises OSError."""
         try:
             blank = self._ready.pop()
         except IndexError:
@@ -68,13 +68,13 @@ class Loose:
             sync_directory(os.path.dirname(self.place(oid)))
 
     def prepare(self) -> None:
-        """Opens the file for the next object ahead of time, where nothing is left behind if there is none."""
+        """Opens the file for the next object ahead of time, if an unused one would leave nothing behind."""
         if self._has_nameless and not self._ready:
-            with suppress(OSError):  # whoever needs the file is told
+            with suppress(OSError):  # `put` raises if the file cannot be opened
                 self._ready.append(self._blank())
 
     def _blank(self) -> _Blank:
-        # All begin in one directory: a file system takes much longer for a new file in each of many.
+        # All files start in one directory: creating each in another of many directories takes much longer.
         if self._has_nameless:
             try:
                 return _Blank(os.open(self._directory, os.O_WRONLY | _NAMELESS | os.O_CLOEXEC, 0o444), None)
@@ -92,7 +92,7 @@ class Loose:
 
 
 def _plain(data: bytes) -> bytes:
-    """A zlib stream that is not compressed. A small file takes up one block of the disk either way."""
+    """An uncompressed zlib stream. A small file takes up one disk block either way."""
     size = len(data)
     head = b"\x78\x01\x01" + size.to_bytes(2, "little") + (size ^ 0xFFFF).to_bytes(2, "little")
     return head + data + zlib.adler32(data).to_bytes(4, "big")
@@ -111,12 +111,12 @@ def _name_within(blank: _Blank, place: str) -> None:
     if blank.name is not None:
         os.rename(blank.name, place)
         return
-    with suppress(FileExistsError):  # the same bytes, written by somebody else
+    with suppress(FileExistsError):  # another process wrote the same bytes
         os.link(f"/proc/self/fd/{blank.handle}", place, src_dir_fd=blank.handle)
 
 
 def _is_synced(settings: Mapping[str, str]) -> bool:
-    """Whether the repository wants loose objects on the disk before anything points to them. Git's default is no."""
+    """Whether the repository wants loose objects synced to disk before a ref points to them. Git's default is no."""
     synced = settings.get("core.fsyncobjectfiles", "false") in ("true", "yes", "on", "1", "")
     for part in filter(None, (word.strip() for word in settings.get("core.fsync", "").split(","))):
         name = part.removeprefix("-")

@@ -1,6 +1,5 @@
-"""Git objects on this disk. They are read through one long-lived git process, many at a time, and hashed again on the
-way in, because git itself takes the bytes behind an id on trust. They are written by us as loose objects, as git
-would write them.
+"""Git objects on this disk. One long-lived git process reads them, many at a time, and we hash them again, because git
+itself does not check that an object's bytes match its id. We write them as loose objects in git's format.
 """
 
 import hashlib
@@ -36,7 +35,7 @@ class Object(NamedTuple):
 
 
 class Unreadable(NamedTuple):
-    """An object that cannot be had, and why: the words go on after "the object ID"."""
+    """An object that cannot be read, and why: the text follows "the object ID"."""
 
     why: str
     is_missing: bool = False
@@ -52,7 +51,7 @@ MISSING = Unreadable("is missing here", is_missing=True)
 
 
 class ObjectTooLarge(Exception):
-    """Objects that are not read, because together they have more bytes than the caller has room for."""
+    """Objects that are not read, because together they exceed the caller's limit."""
 
 
 class Repository:
@@ -133,8 +132,8 @@ class Repository:
     def read(
         self, oids: Iterable[str], limit: int = OBJECT_BYTES_MAX, together: int | None = None
     ) -> dict[str, Object | Unreadable]:
-        """Each of these objects as it is on this disk; nothing is fetched. Git is asked for the sizes first, and an
-        object of more than `limit` bytes is left alone. Raises TooLarge when the others have more than `together`.
+        """Each of these objects as it is on this disk; fetches nothing. Asks git for the sizes first, and skips an
+        object of more than `limit` bytes. Raises TooLarge if the others exceed `together`.
         """
         found: dict[str, Object | Unreadable] = {}
         wanted = self._wanted(oids, found)
@@ -146,7 +145,7 @@ class Repository:
                 sizes = {oid: it for oid, it in measured.items() if not isinstance(it, Unreadable)}
                 for oid, size in sizes.items():
                     if size > limit:
-                        found[oid] = Unreadable(f"has {size} bytes, more than the {limit} that are read here")
+                        found[oid] = Unreadable(f"has {size} bytes, more than the limit of {limit}")
                 fitting = [oid for oid in sizes if oid not in found]
                 if together is not None and (together := together - sum(sizes[oid] for oid in fitting)) < 0:
                     raise ObjectTooLarge
@@ -178,14 +177,14 @@ class Repository:
         found: dict[str, Answer | Unreadable],
         tries: int = 1,
     ) -> None:
-        """Asks git the same about several objects; the answers go into `found`."""
+        """Sends git the same request for several objects; the answers go into `found`."""
         try:
             talk = self._reading()
             talk.say(b"".join(b"%b %b\n" % (command.encode(), oid.encode()) for oid in oids) + b"flush\n")
             for oid in oids:
                 found[oid] = answer(talk, oid)
         except GitGone as ended:
-            # Git gives up at some kinds of damage, or was ended by somebody. Each of the others is asked for again.
+            # Git exits on some kinds of damage, or was killed. Each of the others is requested again.
             self._reader = None
             rest = [oid for oid in oids if oid not in found]
             if len(rest) > 1 or tries < READ_TRIES:
@@ -208,8 +207,9 @@ class Repository:
         return self._reader
 
     def _apart(self) -> Git:
-        """Git on the same objects, but in a repository of its own that does not know where to fetch others from: git
-        would fetch each one that is missing by itself, or give up."""
+        """Git on the same objects, but in a repository of its own that has no remote: otherwise git would fetch each
+        missing object separately, or fail.
+        """
         if self._bare is None:
             self._bare = tempfile.TemporaryDirectory(prefix="hocket-git-")
             place = Path(self._bare.name)
@@ -226,7 +226,7 @@ class Repository:
     def _head(self, talk: Talk, oid: str) -> tuple[str, int] | Unreadable:
         head = talk.line().split(b" ")
         if len(head) != 3:
-            # Git calls a file that it cannot make sense of missing, too.
+            # Git also reports a file that it cannot parse as missing.
             is_there = os.path.exists(self._loose.place(oid))
             return Unreadable("is damaged: git cannot read it") if is_there else MISSING
         return head[1].decode(), int(head[2])
@@ -242,12 +242,13 @@ class Repository:
         kind, size = head
         data = talk.exactly(size + 1)[:-1]
         if self.oid_of(kind, data) != oid:
-            return Unreadable("is damaged: its bytes are not those that its id stands for")
+            return Unreadable("is damaged: its bytes do not match its id")
         return Object(kind, data)
 
     def fetch(self, remote: str, oids: Iterable[str], *options: str, above: Sequence[str] = ()) -> None:
-        """Gets objects from another repository, with everything that they stand on; but not what the commits `above`,
-        which are here already, stand on."""
+        """Fetches objects from another repository, with everything that they rely on, except what the commits `above`,
+        which are already here, rely on.
+        """
         how = "consecutive" if above else "noop"
         self.git.run(
             *("-c", f"fetch.negotiationAlgorithm={how}", "fetch", "--quiet", "--no-tags", "--no-write-fetch-head"),
@@ -258,22 +259,22 @@ class Repository:
     # --- writing
 
     def prepare(self) -> None:
-        """To be called when there is time: the next object is then written sooner."""
+        """Call this when there is time: it speeds up writing the next object."""
         self._loose.prepare()
 
     def write(self, kind: Kind, data: bytes) -> str:
-        """Writes an object, unless it is there already; gives its id."""
+        """Writes an object, unless it exists; returns its id."""
         if len(data) > OBJECT_BYTES_MAX:
             raise Usage(f"a {kind} of {len(data)} bytes is more than the {OBJECT_BYTES_MAX} that a git object may have")
         whole = b"%s %d\0" % (kind.encode(), len(data)) + data
         oid = self._digest(whole).hexdigest()
         if self._shared:
-            # Git knows which group and which rights its files must have.
+            # Git knows which group and permissions its files must have.
             self.git.run("hash-object", "-w", "-t", kind, "--stdin", given=data)
             return oid
-        if kind != "commit":  # ours are all different
+        if kind != "commit":  # our commits are all different
             try:
-                os.utime(self._loose.place(oid))  # a fresh date keeps it from being pruned before a ref leads to it
+                os.utime(self._loose.place(oid))  # a new date keeps git from pruning it before a ref points to it
                 return oid
             except OSError:
                 pass
@@ -303,7 +304,7 @@ def _place(entry: TreeEntry) -> bytes:
 
 
 def read_tree(data: bytes, digest_bytes: int) -> dict[str, TreeEntry]:
-    """The entries of a tree by name. Raises ValueError when it is none, or not as git writes them."""
+    """The entries of a tree by name. Raises ValueError if it is not a tree, or not in git's format."""
     entries: dict[str, TreeEntry] = {}
     at, before = 0, b""
     while at < len(data):
@@ -313,7 +314,7 @@ def read_tree(data: bytes, digest_bytes: int) -> dict[str, TreeEntry]:
         name = data[space + 1 : end].decode("utf-8", "surrogateescape")
         entry = TreeEntry(data[at:space].decode(), name, data[end + 1 : end + 1 + digest_bytes].hex())
         if name in ("", ".", "..", ".git") or "/" in name or name in entries or before >= (before := _place(entry)):
-            raise ValueError(f"the name {name!r} is not one, or not where it belongs")
+            raise ValueError(f"the name {name!r} is invalid, or out of order")
         entries[name] = entry
         at = end + 1 + digest_bytes
     return entries
@@ -335,7 +336,7 @@ def commit_data(tree: str, parents: Iterable[str], who: str, seconds: int, messa
 
 
 def read_commit(raw: bytes) -> Commit:
-    """Raises ValueError when it is no commit."""
+    """Raises ValueError if it is not a commit."""
     head, gap, message = raw.partition(b"\n\n")
     found = _HEAD.match(head)
     if not gap or found is None:

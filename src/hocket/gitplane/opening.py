@@ -15,7 +15,7 @@ _HOST = re.compile(r"[^/:]+:")
 
 
 def is_address(where: str) -> bool:
-    """Whether git would look for this somewhere else than on this disk."""
+    """Whether git would look for this elsewhere than on this disk."""
     return bool(_SCHEME.match(where)) or (bool(_HOST.match(where)) and not Path(where).exists())
 
 
@@ -25,7 +25,7 @@ def open_plane(
     outside: Mapping[str, str] | None = None,
     patience_s: float = PATIENCE_S,
 ) -> Plane:
-    """The repository at a path or an address. What comes from an address is kept in a directory below `cache`."""
+    """Opens the repository at a path or an address. Objects from an address are cached in a directory below `cache`."""
     if not where or where.startswith("-"):
         raise Usage(f"{where!r} is neither a directory nor the address of a git repository")
     if is_address(where):

@@ -1,6 +1,5 @@
-"""A git repository as the place where jobs lie: one interface, whether the repository is on this disk or behind an
-address. `swap` is all that decides anything: it moves refs from the values that the caller has seen, all of them or
-none.
+"""A git repository that holds jobs: one interface, whether the repository is on this disk or at an address. `swap`
+alone decides races: it moves refs from the values that the caller has seen, all or none.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,7 +12,7 @@ SWAP_TRIES = 5
 
 
 class Change(NamedTuple):
-    """A ref is to go from `old` to `new`; None stands for a ref that is not there."""
+    """Moves a ref from `old` to `new`; None stands for a ref that does not exist."""
 
     ref: str
     old: str | None
@@ -23,7 +22,7 @@ class Change(NamedTuple):
 class Plane(Protocol):
     @property
     def where(self) -> str:
-        """What people call the repository, without passwords."""
+        """The repository's name for people, without passwords."""
 
     @property
     def digest_bytes(self) -> int:
@@ -31,31 +30,34 @@ class Plane(Protocol):
 
     @property
     def remotes(self) -> list[str]:
-        """The names of the repositories that this one was cloned from or pushes to; none of one behind an address."""
+        """The names of the repositories that this one was cloned from or pushes to; none for one at an address."""
 
     def refs(self, below: str = ROOT) -> dict[str, str]:
-        """Every ref below (or of exactly) this name, as the repository has it now."""
+        """Every ref below (or with exactly) this name, as the repository has it now."""
 
     def swap(self, changes: Sequence[Change]) -> bool:
-        """Makes all the changes or none. False means that a ref was not as expected: somebody else was first. What a
-        ref is moved to is the caller's own and new, so that one found there was moved by this swap, when its answer
-        was lost on the way."""
+        """Makes all changes or none. False means that a ref was not as expected: another process was first. The caller
+        moves a ref only to a new object of its own, so that a ref which points to it was moved by this swap, even if
+        the answer was lost.
+        """
 
     def swap_each(self, swaps: Iterable[Sequence[Change]]) -> list[bool]:
-        """Several swaps, each decided on its own, faster than one after another. No ref is in two of them."""
+        """Several independent swaps, faster than one after another. No ref is in two of them."""
 
     def read(
         self, oids: Iterable[str], limit: int = OBJECT_BYTES_MAX, together: int | None = None
     ) -> dict[str, Object | Unreadable]:
-        """Objects by id; those that are not on this disk are fetched from where the repository has its own from. An
-        object of more than `limit` bytes is not read. Raises TooLarge when the others have more than `together`."""
+        """Objects by id; fetches those that are not on this disk from the repository's source. Skips an object of more
+        than `limit` bytes. Raises TooLarge if the others exceed `together`.
+        """
 
     def bring(self, oids: Iterable[str]) -> None:
-        """Fetches those of these objects that are not on this disk, all in one go. Those that cannot be had stay
-        missing."""
+        """Fetches those of these objects that are not on this disk, in one request. Objects that cannot be fetched stay
+        missing.
+        """
 
     def write(self, kind: Kind, data: bytes) -> str:
-        """Writes an object that a later `swap` leads to; gives its id."""
+        """Writes an object that a later `swap` will point to; returns its id."""
 
     def shallow(self) -> frozenset[str]:
         """The commits whose parents were left out on purpose."""
@@ -66,7 +68,7 @@ class Plane(Protocol):
 def parse_refs(listed: bytes, gap: bytes) -> dict[str, str]:
     """Lines of an id, a gap and a name."""
     found: dict[str, str] = {}
-    # Not splitlines: a ref may have characters in its name that Python takes for the end of a line.
+    # Not splitlines: a ref's name may contain characters that Python takes for the end of a line.
     for line in filter(None, listed.decode("utf-8", "surrogateescape").split("\n")):
         oid, _, name = line.partition(gap.decode())
         found[name] = oid
@@ -74,8 +76,8 @@ def parse_refs(listed: bytes, gap: bytes) -> dict[str, str]:
 
 
 def outcome(changes: Sequence[Change], now: Mapping[str, str]) -> bool | None:
-    """What became of a swap that git reported as failed: True when it was made all the same, False when somebody else
-    was first, None when nothing has moved.
+    """The outcome of a swap that git reported as failed: True if it was made all the same, False if another process was
+    first, None if nothing has moved.
     """
     if all(now.get(change.ref) == change.new for change in changes):
         return True

@@ -1,5 +1,5 @@
-"""Reads commits, trees and files of the plane, many at a time and within bounds. An object that is not what it should
-be is a value, not an exception, so that one bad ref never spoils the look at the others.
+"""Reads commits, trees and files of the plane, many at a time and within limits. A bad object is a value, not an
+exception, so that one bad ref does not affect the others.
 """
 
 from collections.abc import Iterable
@@ -21,7 +21,7 @@ from hocket.gitplane.trailers import BadTrailer
 
 T = TypeVar("T")
 Tree = dict[str, TreeEntry]
-# Where GATOS keeps the bytes that a pointer with a BLAKE3 hash refers to.
+# Where GATOS keeps the bytes behind a pointer with a BLAKE3 hash.
 OBJECTS = ("gatos", "objects", "blake3")
 
 
@@ -53,7 +53,7 @@ def file(plane: Plane, oid: str, limit: int = OBJECT_BYTES_MAX) -> bytes:
 
 
 def below(plane: Plane, top: Tree, path: Iterable[str]) -> Tree:
-    """The directory at a path; nothing when there is none."""
+    """The directory at a path; empty if there is none."""
     for name in path:
         if name not in top:
             return {}
@@ -62,7 +62,7 @@ def below(plane: Plane, top: Tree, path: Iterable[str]) -> Tree:
 
 
 def good(found: T | BadTrailer) -> T:
-    """What was found. Raises Malformed when it is not what it should be."""
+    """Returns what was found. Raises Malformed if it is bad."""
     if isinstance(found, BadTrailer):
         raise found
     return found

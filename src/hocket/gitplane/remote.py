@@ -1,6 +1,6 @@
-"""A repository behind an address. Its refs are listed and moved over there; objects come into a bare repository on
-this disk, which holds nothing that could not be fetched again. Small files come along with what names them, large ones
-when they are asked for.
+"""A repository at an address. Its refs are listed and moved there; its objects are cached in a bare repository on this
+disk, which holds nothing that could not be fetched again. Small files are fetched together with what names them, large
+ones on demand.
 """
 
 import fcntl
@@ -22,7 +22,7 @@ ABOVE_MAX = 64
 PUSHED_MAX = 32
 FILTER = "blob:limit=65536"
 _NAME = "origin"
-# How git passes on what the server's git died of.
+# How git forwards the fatal error of the server's git.
 _DAMAGE = "remote: fatal: "
 
 
@@ -46,9 +46,9 @@ class RemotePlane:
         self.remotes: list[str] = []
         self._git = self.repository.git
         self._whole: frozenset[str] = frozenset()
-        self._damaged: set[str] = set()  # what the server failed to give; it is not asked again
-        self._seen: dict[str, str] = {}  # what each ref pointed to when it was last looked at
-        self._before: dict[str, str] = {}  # what the ref pointed to before, by what it points to now
+        self._damaged: set[str] = set()  # objects that the server failed to serve; they are not requested again
+        self._seen: dict[str, str] = {}  # what each ref last pointed to
+        self._before: dict[str, str] = {}  # a ref's current target to its previous one
 
     def close(self) -> None:
         self.repository.close()
@@ -57,8 +57,9 @@ class RemotePlane:
             self._alive = -1
 
     def _make(self, probe: Git, address: str, directory: Path) -> int:
-        """Makes the cache unless it is there; gives a lock that says that it is in use. One that has grown too large
-        is made anew when nobody uses it."""
+        """Creates the cache if there is none; returns a lock that marks it as in use. A cache that has grown too large
+        is created again when no process uses it.
+        """
         place = directory / "repository.git"
         try:
             directory.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -124,7 +125,7 @@ class RemotePlane:
             is_damaged = isinstance(error, Unreachable) and _DAMAGE in str(error)
             if isinstance(error, NotAuthorised | Unreachable) and not is_damaged:
                 raise
-            # One that the server no longer has, or cannot read itself, spoils the request for all.
+            # One object that the server no longer has, or cannot read, makes the whole request fail.
             if len(oids) > 1:
                 half = len(oids) // 2
                 self._fetch(oids[:half])
@@ -135,8 +136,9 @@ class RemotePlane:
                 self._fetch_whole()
 
     def _fetch_whole(self) -> None:
-        """Some servers give out only what a ref points to. From such a one everything is fetched, once for each state
-        of its refs."""
+        """Some servers serve only what a ref points to. From those, fetches everything, once for each state of the
+        refs.
+        """
         tips = frozenset(self.refs().values())
         if tips and tips != self._whole:
             self._whole = tips
@@ -145,7 +147,7 @@ class RemotePlane:
             except (NotAuthorised, Unreachable):
                 raise
             except HocketError:
-                pass  # a ref has moved since; what is still missing is reported as that
+                pass  # a ref has moved since; missing objects are reported
 
     def write(self, kind: Kind, data: bytes) -> str:
         return self.repository.write(kind, data)
@@ -170,7 +172,7 @@ class RemotePlane:
         raise self._why(done)
 
     def swap_each(self, swaps: Iterable[Sequence[Change]]) -> list[bool]:
-        """All in one push. Only when one of them lost its race are they pushed one by one."""
+        """All in one push. If one of them lost its race, they are pushed one by one."""
         made: list[bool] = []
         left = iter(swaps)
         while some := list(islice(left, PUSHED_MAX)):
@@ -193,16 +195,18 @@ def _was_busy(done: Done) -> bool:
 
 
 def _format(probe: Git, address: str) -> str:
-    """The kind of ids that the repository over there has."""
+    """The hash algorithm of the remote repository."""
     if listed := probe.run("ls-remote", "--quiet", address):
         return "sha256" if listed.find(b"\t") == 64 else "sha1"
-    # An empty repository has no id to go by; what it says of itself can only be overheard.
+    # An empty repository has no id to go by; its algorithm appears only in the packet trace.
     heard = probe.attempt("ls-remote", "--quiet", address, more={"GIT_TRACE_PACKET": "1"}).complaint
     return "sha256" if "object-format=sha256" in heard else "sha1"
 
 
 def _size(place: Path) -> int:
-    """About how many bytes the objects take on the disk. Of the 256 directories of loose ones, one speaks for all."""
+    """Roughly how many bytes the objects take on disk. One of the 256 directories of loose objects is measured for
+    all.
+    """
     total = 0
     for directory, times in (("objects/17", 256), ("objects/pack", 1)):
         try:

@@ -1,5 +1,5 @@
-"""Result commits: the proof of an execution, pointers to what it made, and as much of that as may travel along. Every
-file of a result follows from the proof, so that whoever reads one can tell whether it was changed.
+"""Result commits: the proof of an execution, pointers to its outputs, and as many of the outputs as fit. The proof
+determines every file of a result, so that any reader can tell whether one was changed.
 """
 
 import re
@@ -31,8 +31,9 @@ _TRAILERS = _NEEDED | {"Attest-Program", "Attest-Sig", "State", "Policy-Code-Roo
 
 
 class Result(NamedTuple):
-    """What the trailers of a result commit say. Other writers may leave out the last four; ours have a policy root when
-    the manifest has one, and always the others."""
+    """The trailers of a result commit. Other writers may leave out the last four; ours have a policy root if the
+    manifest has one, and always the others.
+    """
 
     job: bytes
     proof: bytes
@@ -89,7 +90,7 @@ def result_data(result: Result, finished_ms: int, tree: str, job: str) -> bytes:
 
 
 def read_result(commit: Commit) -> Result:
-    """What a result says, whoever wrote it. Raises Malformed."""
+    """Parses a result of any writer. Raises Malformed."""
     found = find_trailers(commit.message, _TRAILERS)
     if not found.keys() >= _NEEDED:
         raise BadTrailer(f"the trailer {min(_NEEDED - found.keys())} is missing")
@@ -111,12 +112,12 @@ def read_result(commit: Commit) -> Result:
 
 
 def result_files(proof: Proof, execution: Execution) -> dict[str, bytes]:
-    """The files of a result beside its blobs."""
+    """The files of a result besides its blobs."""
     return {PROOF: proof.envelope, OUTPUTS: pointers(execution), ATTESTATION: canonical_plain(dsse(proof))}
 
 
 def pointers(execution: Execution) -> bytes:
-    """What was made, as GATOS' pointers: the outputs by their paths, then the two streams by their names."""
+    """The outputs as GATOS' pointers: the files by path, then the two streams by name."""
     found: list[dict[str, object]] = [
         {"kind": "blobptr", "algo": "blake3", "hash": hash_text(each.hash), "size": each.size, "path": each.path}
         for each in execution.outputs
@@ -136,7 +137,7 @@ def pointers(execution: Execution) -> bytes:
 
 
 def made_by(execution: Execution) -> dict[bytes, int]:
-    """The hash and the size of everything that was made."""
+    """The hash and the size of every output."""
     found = {each.hash: each.size for each in execution.outputs}
     for stream in (execution.stdout, execution.stderr):
         if stream is not None:
@@ -145,7 +146,7 @@ def made_by(execution: Execution) -> dict[bytes, int]:
 
 
 def travelling(execution: Execution, contents: Mapping[bytes, bytes]) -> dict[bytes, bytes]:
-    """What goes along into git: each content that is at hand, in order, as long as all together stay in bounds."""
+    """The contents that go into git: each available one, in order, up to a total limit."""
     found: dict[bytes, bytes] = {}
     left = BLOBS_BYTES_MAX
     for hash in made_by(execution):
@@ -156,17 +157,17 @@ def travelling(execution: Execution, contents: Mapping[bytes, bytes]) -> dict[by
 
 
 def checked_proof(result: Result, envelope: bytes, attestation: bytes) -> Execution:
-    """What is proven by a result's files. Raises Malformed or BadProof."""
+    """What a result's files prove. Raises Malformed or BadProof."""
     proof = read_proof(result, envelope, attestation)
     execution = check(proof, result.job, result.worker)
-    # The attestation has one spelling, and everything in it follows from the proof.
+    # The attestation has one spelling, and the proof determines everything in it.
     if _attestation(statement(execution, result.proof, result.worker), proof) != attestation:
         raise BadTrailer(f"{ATTESTATION} is not what follows from the proof")
     return execution
 
 
 def _attestation(said: bytes, proof: Proof) -> bytes:
-    """The same as canonical JSON of the DSSE envelope: nothing in it needs an escape."""
+    """Equals the canonical JSON of the DSSE envelope: nothing in it needs an escape."""
     return b'{"payload":"%b","payloadType":"%b","signatures":[{"keyid":"%b","sig":"%b"}]}' % (
         b64encode(said),
         PAYLOAD_TYPE.encode(),
@@ -176,7 +177,7 @@ def _attestation(said: bytes, proof: Proof) -> bytes:
 
 
 def read_proof(result: Result, envelope: bytes, attestation: bytes) -> Proof:
-    """Puts together what lies apart in a result: the signature of the statement is in the attestation."""
+    """Assembles a proof from the parts of a result: the signature of the statement is in the attestation."""
     try:
         found = _attestations.decode(attestation)
         if len(found.signatures) != 1:

@@ -1,5 +1,5 @@
-"""The lines at the end of a commit's message: how they are written, and how they are read without leniency. What is
-written here, `git interpret-trailers --parse` reads alike.
+"""Trailers, the lines at the end of a commit's message: writing them, and reading them strictly. `git
+interpret-trailers --parse` reads ours alike.
 """
 
 import re
@@ -22,7 +22,7 @@ _TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z")
 
 
 class BadTrailer(ValueError):
-    """A commit that does not say what it should. The message names the trailer and its value."""
+    """A commit with a missing or bad trailer. The message names the trailer and its value."""
 
 
 def message(subject: str, trailers: Sequence[tuple[str, str]]) -> bytes:
@@ -34,7 +34,7 @@ def message(subject: str, trailers: Sequence[tuple[str, str]]) -> bytes:
 
 
 def read_trailers(text: bytes, known: frozenset[str], needed: frozenset[str]) -> dict[str, str]:
-    """The trailers of a message by name, each at most once, none unknown, none of the needed ones left out."""
+    """The trailers of a message by name. Each may appear once; unknown ones and missing needed ones are errors."""
     if len(text) > MESSAGE_BYTES_MAX:
         raise BadTrailer(f"the message has {len(text)} bytes, more than {MESSAGE_BYTES_MAX}")
     try:
@@ -60,8 +60,9 @@ def read_trailers(text: bytes, known: frozenset[str], needed: frozenset[str]) ->
 
 
 def find_trailers(text: bytes, wanted: frozenset[str]) -> dict[str, str]:
-    """The trailers of a message that anybody may have written: those that are wanted, each at most once. Other lines
-    of the last paragraph are left alone, as git does."""
+    """The wanted trailers of a message from any writer, each at most once. Ignores other lines of the last paragraph,
+    as git does.
+    """
     if len(text) > MESSAGE_BYTES_MAX:
         raise BadTrailer(f"the message has {len(text)} bytes, more than {MESSAGE_BYTES_MAX}")
     paragraph = text.decode("latin-1").strip().rsplit("\n\n", 1)[-1]
@@ -99,7 +100,7 @@ def signature_of(name: str, value: str) -> bytes:
 
 @lru_cache(maxsize=1_024)
 def any_key_of(name: str, value: str, size: int = KEY_BYTES) -> bytes:
-    """A key or a signature as any writer may spell it: in hex, in base64, or in base64 for addresses."""
+    """A key or a signature as any writer may spell it: in hex, in base64, or in URL-safe base64."""
     start, _, text = value.partition(":")
     padding = "=" * (-size % 3)
     digits = text.translate(_FOR_ADDRESSES).removesuffix(padding)
@@ -107,7 +108,7 @@ def any_key_of(name: str, value: str, size: int = KEY_BYTES) -> bytes:
         found = urlsafe_b64decode(digits + padding)
     except ValueError:
         found = b""
-    # The last digit has bits to spare, and the reader drops what is no digit: only one spelling is right.
+    # The last digit has spare bits, and the decoder drops invalid digits: accept only the canonical spelling.
     if start == "ed25519" and len(found) == size and urlsafe_b64encode(found).decode() == digits + padding:
         return found
     return prefixed(name, value, "ed25519", size)

@@ -1,5 +1,5 @@
-"""Whose results count: keys that the owner of a home has written down, and those of the mesh's nodes that may complete
-jobs from git. A signature only says which key made it; here it is decided whether that key is anybody's that we know.
+"""Whose results count: keys that the owner of a home has added, and those of mesh nodes that may complete jobs from
+git. A signature only shows which key made it; this module decides whether that key is trusted.
 """
 
 import fcntl
@@ -26,8 +26,9 @@ Verdict = Literal["good", "unknown", "incomplete", "bad"]
 
 
 def verdict(found: Verified, trusted: Container[bytes]) -> Verdict:
-    """What to make of a job: `unknown` is a result that holds, but by a key that is not trusted or by nobody's;
-    `incomplete` is one of which this clone lacks a part. A job without a result has nothing that needs trust."""
+    """The verdict on a job: `unknown` is a valid result that is unsigned or by an untrusted key; `incomplete` is one of
+    which this clone lacks a part. A job without a result needs no trust.
+    """
     if any(not finding.is_gap for finding in found.findings):
         return "bad"
     if found.findings:
@@ -36,14 +37,14 @@ def verdict(found: Verified, trusted: Container[bytes]) -> Verdict:
 
 
 def parse_worker(text: str) -> bytes:
-    """A worker's key as people give it: `ed25519:` and hex or base64, the hex alone, or a did:key."""
+    """A worker's key as people write it: `ed25519:` and hex or base64, the hex alone, or a did:key."""
     try:
         if text.startswith("did:"):
             return parse_did_key(text)
         return any_key_of("the key", text if ":" in text else f"ed25519:{text}")
     except (BadTrailer, ValueError):
         raise Usage(
-            f"{text[:100]!r} is no worker's key; give ed25519: and 64 hex digits, as `hocket git show` has it"
+            f"{text[:100]!r} is not a worker's key; give ed25519: and 64 hex digits, as `hocket git show` prints it"
         ) from None
 
 
@@ -58,7 +59,7 @@ def keys_of_mesh(log: Log, session: Session) -> dict[bytes, str]:
 
 
 class TrustedKeys:
-    """A file of keys, one on each line, each with a name if it has one. A change is made whole or not at all."""
+    """A file of keys, one on each line, with an optional name. A change is made whole or not at all."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -76,19 +77,19 @@ class TrustedKeys:
             try:
                 found[parse_key(key)] = name
             except ValueError:
-                raise StoreError(f"line {number} of {self._path} has no key; mend or remove it") from None
+                raise StoreError(f"line {number} of {self._path} has no key; correct or remove it") from None
         return found
 
     def add(self, key: bytes, name: str = "") -> bool:
-        """False when it was there with that name already."""
+        """False if the key is already there with that name."""
         name = " ".join(name.split())
         if len(name) > NAME_CHARS_MAX or not (name.isprintable() or not name):
-            raise Usage(f"{name[:NAME_CHARS_MAX]!r} is no name; at most {NAME_CHARS_MAX} printable characters")
+            raise Usage(f"{name[:NAME_CHARS_MAX]!r} is not a name; give at most {NAME_CHARS_MAX} printable characters")
         with self._changing() as keys:
             if keys.get(key) == name or (key in keys and not name):
                 return False
             if len(keys) >= KEYS_MAX:
-                raise Usage(f"{self._path} has {len(keys)} keys already, and cannot have more")
+                raise Usage(f"{self._path} has {len(keys)} keys, the most possible; remove one first")
             keys[key] = name
         return True
 
@@ -98,7 +99,7 @@ class TrustedKeys:
 
     @contextmanager
     def _changing(self) -> Iterator[dict[bytes, str]]:
-        """What is in the file, to be changed; nobody else changes it meanwhile."""
+        """The keys of the file, to be changed; excludes other writers meanwhile."""
         try:
             self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             lock = os.open(self._path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

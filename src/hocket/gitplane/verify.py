@@ -1,7 +1,7 @@
-"""Verifying jobs in git with nothing but their objects: the manifest behind a job's name, the chain of signed claims,
-the result and its proof, and every file that came along. Each finding names the commit and says what is wrong with it.
-What a shallow or partial clone has left out is told apart from what is wrong. Whether a key that signed may be trusted
-is decided elsewhere. Claims and results of other programs are held to what GATOS asks of them, Hocket's to more.
+"""Verifies jobs in git from their objects alone: the manifest behind a job's name, the chain of signed claims, the
+result and its proof, and every file of it. Each finding names the commit and what is wrong with it. A part that a
+shallow or partial clone lacks is a gap, not an error. `trust` decides whether a signing key is trusted. Claims and
+results of other programs must meet GATOS' rules; Hocket's must meet more.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -41,9 +41,10 @@ JOBS_AT_ONCE = 128
 
 
 class Verified(NamedTuple):
-    """What was found about one job. `worker` is the one that the newest claim names. `execution` is what its result
-    proves, when Hocket wrote that and it proves it. `signer` is the key that signed the proof of its result; None when
-    there is no result, or one that nobody signed."""
+    """The findings about one job. `worker` is the one that the newest claim names. `execution` is what its result
+    proves, if Hocket wrote the result and it is valid. `signer` is the key that signed the proof of its result; None if
+    there is no result or it is unsigned.
+    """
 
     content_id: bytes
     findings: tuple[GitFinding, ...]
@@ -54,8 +55,9 @@ class Verified(NamedTuple):
 
 
 def verify(plane: Plane, job: bytes | None = None, helpers: Executor | None = None) -> Iterator[Verified]:
-    """Every job of the plane, or the one with that content id, in the order of the content ids. Helpers are threads
-    that verify signatures at the same time."""
+    """Verifies every job of the plane, or the one with that content id, in order of content id. Helpers are threads
+    that verify signatures in parallel.
+    """
     grouped = group(plane.refs() if job is None else plane.refs(JobRefs(job).name("")))
     jobs = iter(refs for _, refs in sorted(grouped.items()))
     shallow = plane.shallow()
@@ -68,7 +70,7 @@ def verify(plane: Plane, job: bytes | None = None, helpers: Executor | None = No
             begun = None
         else:
             begun = Shared(helpers, _verify_each, [_Job(refs, gathered) for refs in some])
-        # While one batch is read, the helpers verify the one before.
+        # While one batch is read, the helpers verify the previous one.
         if before is not None:
             yield from before.finish()
         before = begun
@@ -84,12 +86,12 @@ def _verify_each(looks: Sequence["_Job"]) -> list[Verified]:
 
 
 def _verify_alone(plane: Plane, shallow: frozenset[str], refs: JobRefs) -> Verified:
-    """One of several jobs that are too large to be looked at together."""
+    """Verifies one of several jobs that are too large to read together."""
     gathered = Gathered(plane, shallow)
     try:
         gathered.gather([refs])
     except ObjectTooLarge:
-        what = "its commits and files have more bytes than are read for one job"
+        what = "its commits and files exceed the byte limit for one job"
         return Verified(refs.content_id, (GitFinding(_any_of(refs), what),), has_result=refs.result is not None)
     return _Job(refs, gathered).verify()
 
@@ -100,7 +102,7 @@ def _any_of(refs: JobRefs) -> str:
 
 
 class _Job:
-    """The look at one job."""
+    """The verification of one job."""
 
     def __init__(self, refs: JobRefs, objects: Gathered) -> None:
         self._refs, self._objects = refs, objects
@@ -114,7 +116,7 @@ class _Job:
     def verify(self) -> Verified:
         execution = None
         if self._refs.stray is not None:
-            self._note(_any_of(self._refs), f"the ref {self._refs.stray} is in the way of a ref that the job needs")
+            self._note(_any_of(self._refs), f"the ref {self._refs.stray} blocks a ref that the job needs")
         try:
             self._manifest()
             self._claims()
@@ -152,7 +154,7 @@ class _Job:
             self._findings.append(wrong.finding)
 
     def _blobs(self, files: Mapping[str, TreeEntry], of: str, named: Mapping[bytes, int | None]) -> None:
-        """Files that are called by their hashes."""
+        """Checks files that are named by their hashes."""
         for name, entry in files.items():
             try:
                 hash, size = self._objects.weight(entry.oid, of)
@@ -162,7 +164,7 @@ class _Job:
             if hash.hex() != name:
                 self._note(of, f"its file {name} is {hash_text(hash)}")
             elif hash not in named:
-                self._note(of, f"its file {name} is not named by anything")
+                self._note(of, f"its file {name} is not named anywhere")
             elif named[hash] not in (None, size):
                 self._note(of, f"its file {name} has {size} bytes, not {named[hash]}")
 
@@ -179,7 +181,7 @@ class _Job:
             self._findings.append(wrong.finding)
 
     def _other_claims(self) -> None:
-        """Claims of other programs. GATOS asks for a ref that says who holds the job, and for no more."""
+        """Claims of other programs. GATOS requires a ref that names the holder of the job, and nothing else."""
         refs = self._refs
         names = {"claim": refs.claim} if refs.claim is not None else {}
         names |= {f"claims/{worker.hex()}": oid for worker, oid in refs.claims.items()}
@@ -234,7 +236,9 @@ class _Job:
         self._refs_of_claims(newest, is_cut)
 
     def _is_aborted_over(self, claim: GitClaim, commit: Commit) -> bool:
-        """Whether a job was called off that another program had claimed; it is the one step that may follow."""
+        """Whether this aborts a job that another program had claimed; it is the only step that may follow such a
+        claim.
+        """
         try:
             return claim.state == "aborted" and claim.fence == 0 and other_worker(commit.message) is not None
         except BadTrailer:
@@ -261,17 +265,17 @@ class _Job:
             self._note(oid, f"the first claim is {claim.state}")
 
     def _step(self, oid: str, claim: GitClaim, before: GitClaim) -> None:
-        """Whether a claim may follow the one before it."""
+        """Whether a claim may follow the previous one."""
         if before.state in ("done", "aborted"):
             self._note(oid, f"it follows a claim that is {before.state}")
         elif claim.state == "aborted":
             if claim.fence != before.fence:
                 self._note(oid, f"the fence goes from {before.fence} to {claim.fence} in a job that is aborted")
         elif before.state == "released" and claim.fence == before.fence:
-            self._note(oid, f"it goes on with the fence {claim.fence}, which was handed back")
+            self._note(oid, f"it continues fence {claim.fence}, which was returned")
         elif claim.fence == before.fence:
             if (claim.worker, claim.process) != (before.worker, before.process):
-                self._note(oid, f"another worker goes on with the fence {claim.fence}")
+                self._note(oid, f"another worker continues fence {claim.fence}")
             if before.state == "running" and claim.state == "claimed":
                 self._note(oid, "it goes back from running to claimed")
         elif claim.fence != before.fence + 1:
@@ -307,7 +311,7 @@ class _Job:
                 self._note(str(refs.claim), f"it is done, but there is no ref {refs.name('result')}")
             return None
         if refs.claim is None and not self._holders:
-            self._note(oid, "nobody has claimed the job that this is a result of")
+            self._note(oid, "no worker has claimed the job of this result")
         elif head is not None and head.state != "done":
             self._note(oid, f"there is a result, but the newest claim is {head.state}")
         elif head is not None and head.result != oid:
@@ -348,7 +352,7 @@ class _Job:
         return PROOF in entries and is_hockets(self._objects.file(entries, PROOF, oid))
 
     def _other_result(self, oid: str, result: Result, entries: Mapping[str, TreeEntry]) -> None:
-        """A result of another program: its proof, wherever in the tree that lies, and what that points to."""
+        """A result of another program: its proof, anywhere in the tree, and what it points to."""
         kept = self._objects.below(entries, OBJECTS, oid)
         envelope = self._objects.search(entries, result.proof, PROOF_BYTES_MAX)
         envelope = envelope or self._objects.search(kept, result.proof, PROOF_BYTES_MAX)
@@ -359,7 +363,7 @@ class _Job:
         try:
             proof, what = read_other_envelope(envelope), signed(result, envelope)
         except BadTrailer as error:
-            raise Wrong(GitFinding(oid, f"its proof does not hold: {error}")) from None
+            raise Wrong(GitFinding(oid, f"its proof is not valid: {error}")) from None
         if proof.job != self._refs.content_id:
             self._note(oid, f"its proof is of {hash_text(proof.job)}, not of {hash_text(self._refs.content_id)}")
         if result.program not in (None, proof.program):
@@ -374,12 +378,12 @@ class _Job:
         try:
             return checked_proof(result, envelope, self._objects.file(entries, ATTESTATION, oid))
         except (BadTrailer, BadProof) as error:
-            raise Wrong(GitFinding(oid, f"its proof does not hold: {error}")) from None
+            raise Wrong(GitFinding(oid, f"its proof is not valid: {error}")) from None
 
     def _consequences(
         self, oid: str, commit: Commit, result: Result, execution: Execution, entries: Mapping[str, TreeEntry]
     ) -> None:
-        """Everything else in a result follows from its proof."""
+        """Checks everything else in a result against its proof."""
         if self._asked is not None and execution.argv != self._asked.argv:
             self._note(oid, "its proof is of another command than the job's")
         if result.program != execution.runner.program:
@@ -396,4 +400,4 @@ class _Job:
         for name in sorted(beside):
             self._note(oid, f"its tree has a file that does not belong there: {name}")
         if commit.raw != result_data(result, execution.finished_at_ms, commit.tree, str(self._refs.job)):
-            self._note(oid, "it is not written as a result commit is")
+            self._note(oid, "it is not in the format of a result commit")

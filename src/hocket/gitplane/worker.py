@@ -1,6 +1,6 @@
-"""A worker on the jobs of a git repository. It claims what its owner allows, runs it with the same runner as any other
-command, renews its claims while they run, and puts the results back. The repository decides who holds a job; the node's
-own log has a job for each hold, with the same evidence and the same proof.
+"""A worker for the jobs of a git repository. It claims jobs that its owner allows, runs them with the same runner as
+any other command, renews its claims while they run, and pushes the results. The repository decides who holds a job; the
+node's own log has a job for each hold, with the same evidence and the same proof.
 """
 
 import random
@@ -37,18 +37,18 @@ from hocket.work.proofs import GIT_KIND, NOTHING
 from hocket.work.run_outputs import RunServices
 from hocket.work.runner import Context, Run, products_of
 
-# How often the refs are listed when nothing was heard of: rarely enough for a server that is not ours.
+# How often the refs are listed without a hint: rarely enough for a server that is not ours.
 LISTED_EVERY_S = 2.0
 ROUND_S = 0.2
-# On the log a hold lasts as long as a command can: it is the repository's that counts.
+# On the log a hold lasts as long as a command can: only the lease in the repository counts.
 LEASE_MS = (RUN_S_MAX + 3_600) * 1000
-# A worker that is to end when it is idle does not wait longer than this for a repository that cannot be reached.
+# With --until-idle, how long a worker waits for an unreachable repository.
 PATIENCE_S = 60.0
 SWEEP_MAX = 500
 
 
 class Parts(NamedTuple):
-    """What a git worker needs of its node."""
+    """What a git worker needs from its node."""
 
     log: Log
     environment: Environment
@@ -57,14 +57,14 @@ class Parts(NamedTuple):
 
 
 class Known(NamedTuple):
-    """A job as this worker has looked at it: its commit, and what it asks for, unless it is not for this worker."""
+    """What this worker knows about a job: its commit, and its manifest, unless the job is not for this worker."""
 
     commit: str
     order: GitOrder | None
 
 
 class Holding:
-    """One job that is held and run here."""
+    """One job that this worker holds and runs."""
 
     def __init__(self, held: HeldClaim, order: GitOrder, asked_at: float) -> None:
         self.held = held
@@ -73,8 +73,8 @@ class Holding:
         self.run: Run | None = None
         self.performed: Performed | None = None
         self.lease = Lease(held.claim.lease_s, asked_at)
-        self.is_delivered = False  # its result is in the repository: there is no claim left to look after
-        self.is_called_off = False  # the worker is to end, and does not wait for the command
+        self.is_delivered = False  # its result is in the repository: no claim is left to renew
+        self.is_called_off = False  # the worker is stopping and does not wait for the command
         self.is_released = False
 
     @property
@@ -92,7 +92,7 @@ class Holding:
 
 
 class GitWorker:
-    """Run it once; `stop` lets what runs finish, `stop` again stops it."""
+    """Run it once. `stop` lets running commands finish; a second `stop` stops them."""
 
     def __init__(
         self,
@@ -134,7 +134,7 @@ class GitWorker:
         self._wake.set()
 
     def wake(self) -> None:
-        """Something may have come; look sooner."""
+        """Makes the worker look for jobs sooner."""
         self._wake.set()
 
     def run(self) -> None:
@@ -160,8 +160,8 @@ class GitWorker:
             self._sign.close()
 
     def _register(self, tx: Transaction) -> set[int]:
-        """Joins the node's processes, and calls off what a process left on the log that died: git says who goes on.
-        Gives the numbers of those that died.
+        """Registers this process with the node, and cancels the log jobs of dead processes: the repository decides who
+        continues them. Returns the pids of the dead processes.
         """
         self._sign.beat(tx)
         dead = self._parts.environment.liveness.dead(tx.session.workers(tx.node.to_bytes(8, "big")))
@@ -169,11 +169,11 @@ class GitWorker:
         tx.projection.flush()
         for entry in tx.session.busy(GIT_KIND, SWEEP_MAX):
             if entry.job.state is State.PENDING:
-                log_jobs.call_off(tx, entry.job.id, "the process that held it died; the repository says who goes on")
+                log_jobs.call_off(tx, entry.job.id, "its process died; the repository decides who continues")
         return dead
 
     def _rounds(self, slots: ThreadPoolExecutor) -> None:
-        """Looks for work, looks after what runs, and sleeps, until there is nothing left to do."""
+        """Looks for jobs, watches running ones, and sleeps, until nothing is left to do."""
         look_at = 0.0
         while True:
             self._wake.clear()
@@ -202,10 +202,10 @@ class GitWorker:
             return rest_s(self._losses, self._chance.random())
         return LISTED_EVERY_S * self._chance.uniform(0.7, 1.3)
 
-    # Finding work.
+    # Finding jobs.
 
     def _look(self, slots: ThreadPoolExecutor, room: int) -> tuple[int, bool]:
-        """Claims what it can; gives how many jobs that is, and whether there is nothing left to wait for."""
+        """Claims what it can. Returns how many jobs, and whether there is nothing left to wait for."""
         try:
             listed = jobs.unfinished(self._plane)
             self._tell_damaged(listed)
@@ -216,7 +216,7 @@ class GitWorker:
             self._alive = self._living()
             mine = {each.held.refs.content_id for each in self._running.values()}
             open_ones = [job for job in self._watch.open(ours) if job.refs.content_id not in mine]
-            # Not everybody reaches for the same one.
+            # A random order, so that not all workers try the same job first.
             self._chance.shuffle(open_ones)
             asked_at = self._monotonic()
             won = self._claim(open_ones[:room])
@@ -237,16 +237,17 @@ class GitWorker:
         return len(won), not ours
 
     def _tell_damaged(self, listed: list[GitJob]) -> None:
-        """Says once of each job that is damaged what is wrong with it."""
+        """Reports each damaged job once."""
         damaged = {job.refs.content_id: job.trouble for job in listed if job.trouble is not None}
         for content_id, trouble in damaged.items():
             if self._damaged.get(content_id) != trouble:
-                self._emit(JobSkipped(hash_text(content_id), f"it is damaged: {trouble}"))
+                self._emit(JobSkipped(hash_text(content_id), f"damaged: {trouble}"))
         self._damaged = damaged
 
     def _claim(self, some: list[GitJob]) -> list[HeldClaim]:
-        """Claims several jobs. When git refuses one for another reason than a lost race, the others are claimed one by
-        one, and that one is left alone from then on."""
+        """Claims several jobs. If git refuses one for another reason than a lost race, the others are claimed one by
+        one, and that one is skipped from then on.
+        """
         try:
             return holding.claim_each(self._plane, some, self._worker, self._now())
         except Failed:
@@ -255,12 +256,12 @@ class GitWorker:
             try:
                 won += holding.claim_each(self._plane, [job], self._worker, self._now())
             except Failed as error:
-                self._emit(JobSkipped(hash_text(job.refs.content_id), f"it cannot be claimed: {error}"))
+                self._emit(JobSkipped(hash_text(job.refs.content_id), f"cannot be claimed: {error}"))
                 self._unfit.add(job.refs.content_id)
         return won
 
     def _living(self) -> set[str]:
-        """The names of this node's workers that are not dead. One that has ended has no row."""
+        """The names of this node's workers that are not dead. A worker that ended has no row."""
         log = self._parts.log
         with log.store.read() as session:
             workers = session.workers(log.node.to_bytes(8, "big"))
@@ -268,33 +269,31 @@ class GitWorker:
         return {each.name for each in workers if each.number not in dead}
 
     def _learn(self, waiting: list[GitJob]) -> None:
-        """Reads what jobs ask for that have come since the last look, all in one go, and decides which are for this
-        worker.
-        """
+        """Reads the manifests of new jobs, all in one request, and decides which are for this worker."""
         known = {job.refs.content_id: self._known[job.refs.content_id] for job in waiting if self._is_known(job.refs)}
         fresh = [job.refs for job in waiting if job.refs.content_id not in known]
         for content_id, order in jobs.orders_of(self._plane, fresh).items():
             if isinstance(order, str):
-                self._emit(JobSkipped(hash_text(content_id), f"it {order}"))
+                self._emit(JobSkipped(hash_text(content_id), f"{order}"))
             elif self._parts.commands.allowance.allows(order.manifest):
                 known[content_id] = Known(order.commit, order)
             else:
                 line = shlex.join(order.manifest.argv)
-                self._emit(JobSkipped(hash_text(content_id), f"it is not allowed here: {line}"))
+                self._emit(JobSkipped(hash_text(content_id), f"not allowed here: {line}"))
         known |= {refs.content_id: Known(str(refs.job), None) for refs in fresh if refs.content_id not in known}
         self._known = known
-        # One that was cleared away and submitted again may fit now.
+        # A job that was removed and submitted again may be acceptable now.
         self._unfit &= known.keys() - {refs.content_id for refs in fresh}
 
     def _is_known(self, refs: JobRefs) -> bool:
-        """Whether it was looked at as it is now: one that was cleared away and submitted again has another commit."""
+        """Whether the worker has seen this very commit: a job that was removed and submitted again has another one."""
         known = self._known.get(refs.content_id)
         return known is not None and known.commit == refs.job
 
     def _order(self, content_id: bytes) -> GitOrder | None:
         return None if content_id in self._unfit else self._known[content_id].order
 
-    # Doing it; each job in a thread of its own.
+    # Running jobs, each in a thread of its own.
 
     def _serve(self, each: Holding) -> None:
         with each.lock:
@@ -324,10 +323,12 @@ class GitWorker:
         self._parts.log.run(lambda tx: self._settle(tx, run))
 
     def _settle(self, tx: Transaction, run: Run) -> None:
-        """The end of the job on the log. One that was not delivered is over there: the repository says who goes on."""
+        """Ends the job on the log. A job that was not delivered is cancelled there: the repository decides who
+        continues.
+        """
         settle(tx, run)
         if run.stopped:
-            log_jobs.call_off(tx, run.job.id, "its result is not in the repository, which says who goes on")
+            log_jobs.call_off(tx, run.job.id, "its result is not in the repository, which decides who continues")
 
     def _content(self, order: GitOrder) -> Callable[[bytes], bytes]:
         def content(hash: bytes) -> bytes:
@@ -337,12 +338,12 @@ class GitWorker:
         return content
 
     def _deliver(self, each: Holding) -> None:
-        """Puts the result into the repository, for as long as the claim may still hold."""
+        """Pushes the result, for as long as the claim may still hold."""
         run, performed = each.run, each.performed
         assert run is not None
         if performed is None or run.stopped:
             if not run.stopped:
-                # It cannot be run here at all. Perhaps somebody else can.
+                # It cannot be run here at all. Perhaps another worker can.
                 self._emit(GitRunFailed(each.name, run.error or ""))
                 self._unfit.add(each.held.refs.content_id)
             self._release(each)
@@ -372,7 +373,7 @@ class GitWorker:
         run.stopped = run.stopped or each.is_lost
 
     def _release(self, each: Holding) -> None:
-        """Hands a job back that will not be finished here, so that nobody has to wait for the end of its lease."""
+        """Returns an unfinished job to the queue, so that no worker has to wait for the end of its lease."""
         with each.lock:
             if each.is_lost:
                 return
@@ -380,9 +381,9 @@ class GitWorker:
             try:
                 each.is_released = holding.release(self._plane, each.held, self._worker, self._now())
             except HocketError as error:
-                self._emit(GitRunFailed(each.name, f"it cannot be handed back before its lease ends: {error}"))
+                self._emit(GitRunFailed(each.name, f"cannot return it to the queue before its lease ends: {error}"))
 
-    # Looking after what runs.
+    # Watching running jobs.
 
     def _gather(self) -> None:
         for future in [future for future in self._running if future.done()]:
@@ -394,7 +395,7 @@ class GitWorker:
                 each.lease.end()
                 if not isinstance(error, Unreachable):
                     self._unfit.add(each.held.refs.content_id)
-            except Exception as error:  # a bug that one job meets must not cost the others their worker
+            except Exception as error:  # a bug in one job must not stop the worker for the others
                 self._emit(GitRunFailed(each.name, f"{type(error).__name__}: {error}; this is a bug in Hocket"))
                 each.lease.end()
                 self._unfit.add(each.held.refs.content_id)
@@ -415,12 +416,12 @@ class GitWorker:
             try:
                 renewed = holding.renew(self._plane, each.held, self._worker, self._now())
                 if renewed is None:
-                    self._emit(LeaseLost(each.name, "another worker holds it now, or it was aborted"))
+                    self._emit(LeaseLost(each.name, "another worker holds the job now, or it was aborted"))
                     self._end(each)
                 else:
                     each.renewed(renewed, before)
             except HocketError as error:
-                self._emit(GitRunFailed(each.name, f"its claim cannot be renewed: {error}"))
+                self._emit(GitRunFailed(each.name, f"cannot renew its claim: {error}"))
                 each.lease.try_again(self._monotonic())
             finally:
                 each.lock.release()
@@ -429,13 +430,13 @@ class GitWorker:
         return [each for each in [*self._running.values()] if not each.is_delivered]
 
     def _beat(self, over: threading.Event) -> None:
-        """Renews the sign of life, however long git takes."""
+        """Renews the heartbeat, however long git takes."""
         while not over.wait(BEAT_S):
             with suppress(StoreError):
                 self._parts.log.run(self._sign.beat)
 
     def _watch_leases(self, over: threading.Event) -> None:
-        """Ends what runs when its lease must be over, whatever git is doing just then."""
+        """Stops a run when its lease must have ended, whatever git is doing."""
         while not over.wait(ROUND_S):
             for each in lease.run_out(self._undelivered(), self._monotonic()):
                 self._emit(LeaseLost(each.name, "the lease ran out here"))
@@ -448,7 +449,7 @@ class GitWorker:
             each.run.stop(None)
 
     def _end(self, each: Holding) -> None:
-        """Stops a command whose claim is not ours any more."""
+        """Stops a command whose claim is no longer ours."""
         each.lease.end()
         if each.run is not None and not each.run.stopped:
             each.run.stop(None)

@@ -1,3 +1,4 @@
-"""The kernel decides: everything in it is a pure function or a value. It opens no file and no socket, reads no
-clock, draws no random number and awaits nothing; whoever calls it brings those in as arguments and acts on the
-answer. It imports nothing of ours but itself."""
+"""The kernel decides: everything in it is a pure function or a value. It opens no file and no socket, reads no clock,
+draws no random number and awaits nothing; the caller passes those in as arguments and acts on the answer. It imports
+nothing of ours but itself.
+"""

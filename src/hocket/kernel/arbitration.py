@@ -1,9 +1,9 @@
 """How the ops about one subject become its state, whatever its family: in the order of their times, each judged by who
 may write it, by what it cites, by the arbiter, and last by the family's own rules.
 
-Some payloads of a family are decided by the arbiter, the one node that sees every claim in one order. What another node
-writes of them is an offer, which counts once the arbiter has accepted it, under the acceptance's own id and time. What
-the arbiter writes itself counts at once.
+The arbiter, the one node that sees every claim in one order, decides some payloads of a family. If another node writes
+such a payload, it is an offer, which counts once the arbiter has accepted it, under the acceptance's own id and time.
+If the arbiter writes it, it counts at once.
 """
 
 from collections.abc import Callable, Iterable
@@ -18,9 +18,9 @@ from hocket.kernel.reasons import UNAUTHORISED, Reason
 from hocket.kernel.subjects import ACCEPTANCES, Subject
 
 S = TypeVar("S")
-# Says why an op does not count for the sake of what it cites, if so.
+# Returns why an op does not count because of what it cites, if so.
 Citing = Callable[[], Reason | None]
-# When each op was written and its reason, 0 if it counts.
+# The time of each op and its reason, 0 if it counts.
 Standings = dict[bytes, tuple[Hlc, int]]
 
 
@@ -28,55 +28,55 @@ class FoldContext(Protocol):
     """What the fold of one subject may ask about the rest of the log, always as of the op's own HLC."""
 
     def refusal(self, op: Op, word: str) -> Reason | None:
-        """Why the author had no authority to write this op, if so. `word` is what a caveat is asked about: a job's
+        """Why the author had no authority to write this op, if so. `word` is what a caveat is checked against: a job's
         kind.
         """
 
     def arbiter(self, at: Hlc) -> int | None:
-        """The node that decides about subjects which are not open, if any."""
+        """The node that decides about subjects that are not open, if any."""
 
     def is_overtaken(self, at: Hlc) -> bool:
-        """Whether a successor was designated who did not know of what the arbiter decided at that time."""
+        """Whether a successor was designated that did not know what the arbiter decided at that time."""
 
     def offered(self, op_id: bytes, subject: Subject) -> Op | None:
         """That op, if it is about that subject."""
 
 
 class Family(Protocol[S]):
-    """The rules of one family. `S` is the state of one subject; None stands for a subject of which nothing counts."""
+    """The rules of one family. `S` is the state of one subject; None stands for a subject about which no op counts."""
 
     @property
     def decided(self) -> frozenset[type]:
         """The payloads that the arbiter decides."""
 
     def refusal(self, state: S | None, op: Op, context: Any, citing: Citing) -> Reason | None:
-        """Why the op does not count whatever the state says: its author may not write it, or what it cites stands
-        against it. What it cites is asked about only when its author may write it.
+        """Why the op does not count in any state: its author may not write it, or what it cites forbids it. Citations
+        are checked only if the author may write the op.
         """
 
     def word(self, state: S | None) -> str:
-        """The word that a caveat of the author's grant is asked about, like the kind of a job."""
+        """The word that a caveat of the author's grant is checked against, such as the kind of a job."""
 
     def is_certain(self, state: S | None, op: Op) -> bool:
-        """Whether the author of this op is judged by that word, whatever ops of earlier times may come to light."""
+        """Whether the author of this op is judged by that word, even if earlier ops arrive later."""
 
     def is_open(self, state: S | None) -> bool:
-        """Whether nobody's word is needed: the earliest op counts."""
+        """Whether no decision is needed: the earliest op counts."""
 
     def apply(self, state: S | None, op: Op, context: Any) -> S | Reason:
         """The state after this op, or why the op does not count."""
 
     def apply_decided(self, state: S | None, op: Op, context: Any, author: int) -> S | Reason:
-        """The same for an op of this author that the arbiter wrote or accepted: what hangs on the rest of the log was
-        decided then, in the arbiter's own store, and is not asked again when more of the log is known.
+        """The same for an op of this author that the arbiter wrote or accepted. Whatever depends on the rest of the log
+        was decided then, in the arbiter's own store, and is not asked again when more of the log is known.
         """
 
     def accept_open(self, state: S, op: Op, offered: Op) -> S | Reason:
         """The state after the arbiter's acceptance of an op about an open subject."""
 
     def seen(self, state: S, op: Op) -> S:
-        """The state after an op that does not count: its time is noted all the same, since an op between the two,
-        should it come late, could make it count.
+        """The state after an op that does not count. Its time is noted all the same, since an op between the two, if it
+        comes late, could make it count.
         """
 
     def last(self, state: S) -> Hlc:
@@ -103,8 +103,9 @@ def apply(family: Family[S], state: S | None, subject: Subject, op: Op, context:
 
 
 def _accept(family: Family[S], state: S | None, subject: Subject, op: Op, context: FoldContext) -> S | Reason:
-    """The arbiter's acceptance puts the offered op in force, under the acceptance's own id and time. It helps only what
-    its author was allowed to offer; that the author has lost its delegation or its word since is no matter.
+    """The arbiter's acceptance puts the offered op in force, under the acceptance's own id and time. It helps only ops
+    that their author was allowed to offer; it does not matter if the author has lost its delegation or its standing
+    since.
     """
     if context.arbiter(op.timestamp) != op.node_id or context.is_overtaken(op.timestamp):
         return Reason.NOT_ARBITER
@@ -128,8 +129,8 @@ def fold(
     dependencies: Callable[[Op, Standings], Reason | None],
     standings: Standings,
 ) -> S | None:
-    """A subject's state from all its ops, in any order. `standings` holds the ops that are out of the question, and at
-    the end all of them. `dependencies` says why an op does not count for the sake of what it cites, if so.
+    """A subject's state from all its ops, in any order. `standings` holds the ops that are already excluded, and at the
+    end all of them. `dependencies` returns why an op does not count because of what it cites, if so.
     """
     state: S | None = None
     for op in sorted(ops, key=lambda op: op.timestamp):
@@ -138,8 +139,8 @@ def fold(
         verdict = apply(family, state, subject, op, context, partial(dependencies, op, standings))
         if isinstance(verdict, Reason):
             standings[op.id] = (op.timestamp, int(verdict))
-            # What its author may not write moves nothing: only the permissions could make it count, and then the
-            # subject is folded anew.
+            # An unauthorised op changes nothing: only the permissions could make it count, and then the subject is
+            # folded again.
             if state is not None and verdict not in UNAUTHORISED:
                 state = family.seen(state, op)
         else:

@@ -1,20 +1,20 @@
-"""Authority: which delegations stand, and what they allow a node to write, to read and to revoke at a given time. It is
-built from all the delegations and revocations of a log and then only asked; when the log brings new ones, a new
-Authority is built. The tokens behind the delegations are read in ucan.py; what a capability admits is said in
-capabilities.py and what an op asks for in needs.py; asking again for the ops that a change concerns is the log's work.
+"""Authority: which delegations are valid, and what they allow a node to write, to read and to revoke at a given time.
+It is built from all the delegations and revocations of a log and then only queried; when the log brings new ones, a new
+Authority is built. ucan.py reads the tokens behind the delegations; capabilities.py defines what a capability admits
+and needs.py what an op requires; the log asks again about the ops that a change concerns.
 
-A delegation stands when it leads back to the user: it is the user's own, or all the delegations that it cites stand,
-were given to its issuer, contain its times, each of its capabilities is within one of theirs, and one of them lets the
+A delegation stands if it leads back to the user: it is the user's own, or all the delegations that it cites stand, were
+given to its issuer, contain its times, each of its capabilities is within one of theirs, and one of them lets the
 issuer write registrations. A capability that names something beyond Likewise v0.1 and is within none of theirs admits
-nothing, and that is all. What it cites must hold for a delegation of the user too, if it cites any. Because a standing
-delegation is inside its parents in every respect, an op need only be held against the delegation itself and not
+nothing, with no other effect. If a delegation of the user cites others, they must hold too. Because a standing
+delegation is inside its parents in every respect, an op need only be checked against the delegation itself and not
 against the chain above it.
 
-Revocation reaches down and back: whatever leans on a revoked delegation, directly or not, counts for nothing, whenever
-it was written. Under bound rules a delegation is revoked by its issuer or by the issuer of one above it, and one that
-the user's key issued by that key alone. So a revocation only ever takes away what leads back to its own author, and
-neither the order of revocations nor their dates matter. In a strict mesh every owner revokes everything, as Likewise
-has it; there revocations are judged one after another in the order of time, each by what was still in force after the
+Revocation is transitive and retroactive: whatever relies on a revoked delegation, directly or not, does not count,
+whenever it was written. Under bound rules a delegation can be revoked by its issuer or by the issuer of one above it,
+and one that the user's key issued by that key alone. So a revocation only ever takes away what leads back to its own
+author, and neither the order of revocations nor their dates matter. In a strict mesh every owner revokes everything, as
+Likewise defines it; there revocations are judged in the order of time, each by what was still in force after the
 earlier ones, so that two nodes that revoke each other do not both disappear.
 """
 
@@ -68,7 +68,7 @@ class _Read(NamedTuple):
 
 
 class _Writes(NamedTuple):
-    """The ways for one node and one payload, by what became of the delegation behind each."""
+    """The ways for one node and one payload, by the state of the delegation behind each."""
 
     judged: Judged
     live: tuple[_Write, ...]
@@ -77,7 +77,7 @@ class _Writes(NamedTuple):
 
 
 class _Graph:
-    """The delegations of a log and what is wrong with each, revocations aside."""
+    """The delegations of a log and what is wrong with each, apart from revocations."""
 
     def __init__(self, user: str, delegations: Iterable[Delegation], is_bound: bool) -> None:
         self.user = user
@@ -88,7 +88,7 @@ class _Graph:
         self.grants: dict[bytes, tuple[Grant, ...]] = {}
         self._v01: dict[bytes, set[Grant]] = {}
         self._depths: dict[bytes, int] = {}
-        # Whatever is not reached from above leans on a delegation that is not here, or on itself.
+        # A delegation that is not reached from above relies on one that is not here, or on itself.
         self.faults: dict[bytes, Reason | None] = dict.fromkeys(self.by_cid, Reason.UNRESOLVED)
         missing: dict[bytes, int] = {}
         ready: deque[Delegation] = deque()
@@ -140,7 +140,7 @@ class _Graph:
         return None
 
     def below(self, cids: Iterable[bytes], reached: set[bytes]) -> None:
-        """Adds to reached these delegations and all that lean on them."""
+        """Adds to reached these delegations and all that rely on them."""
         waiting = [cid for cid in cids if cid not in reached]
         reached.update(waiting)
         while waiting:
@@ -150,7 +150,7 @@ class _Graph:
                     waiting.append(child.cid)
 
     def above(self, cid: bytes) -> Iterator[Delegation]:
-        """The delegation itself and all that it leans on, so far as they are here."""
+        """The delegation itself and all that it relies on, as far as they are here."""
         seen = {cid}
         waiting = [cid]
         while waiting:
@@ -198,14 +198,15 @@ class _Graph:
 
 
 def _window(delegation: Delegation) -> tuple[int, int]:
-    """The milliseconds in which a delegation is in force; the last one is outside."""
+    """The milliseconds in which a delegation is in force; the end is exclusive."""
     end = U64_MAX + 1 if delegation.expires is None else delegation.expires * 1000
     return delegation.not_before * 1000, end
 
 
 def _passes_on(grant: Grant, child: Delegation, granted: Iterable[Grant]) -> bool:
-    """Whether the holder of this grant may issue such a delegation. By one with a time_range it may issue only what is
-    of use within it."""
+    """Whether the holder of this grant may issue such a delegation. With a time_range, it may issue only delegations
+    that are of use within it.
+    """
     if not grant.covers("Registration", "Write"):
         return False
     if grant.time_range is None:
@@ -229,7 +230,7 @@ def _otherwise(variant: type[Payload]) -> Reason:
 
 
 def _limit(grant: Grant, judged: Judged) -> Collection[str] | None:
-    """What a grant's caveat asks of the word that such ops are judged by; empty when nothing can satisfy it."""
+    """What a grant's caveat requires of the word by which such ops are judged; empty if nothing can satisfy it."""
     if judged.caveat is None:
         return None
     limit: Collection[str] | None = getattr(grant, judged.caveat)
@@ -237,7 +238,7 @@ def _limit(grant: Grant, judged: Judged) -> Collection[str] | None:
 
 
 def _admits(limit: Collection[str] | None, word: str | None) -> bool:
-    """Prefixes stand in a tuple and words in a set, as Grant keeps them."""
+    """Prefixes are in a tuple and words in a set, as Grant keeps them."""
     if limit is None:
         return True
     if word is None:
@@ -246,8 +247,9 @@ def _admits(limit: Collection[str] | None, word: str | None) -> bool:
 
 
 class Authority:
-    """What the delegations of a log allow, under these revocations. Building it looks at every delegation once;
-    afterwards a question costs the same however many nodes there are."""
+    """What the delegations of a log allow, under these revocations. Building it visits every delegation once;
+    afterwards a query costs the same however many nodes there are.
+    """
 
     def __init__(
         self, user: str, delegations: Iterable[Delegation], revoked: Collection[bytes], is_bound: bool = True
@@ -259,17 +261,19 @@ class Authority:
         self._reads: dict[tuple[int, type[Payload]], tuple[_Read, ...]] = {}
 
     def fault(self, delegation: Delegation) -> Reason | None:
-        """Why a delegation of this log grants nothing whatever the time; None when it stands. That it is badly made
-        comes before that it was revoked: what never granted anything has nothing to lose."""
+        """Why a delegation of this log grants nothing at any time; None if it stands. A malformed delegation is
+        reported as such even if it was revoked: it never granted anything.
+        """
         fault = self._graph.faults.get(delegation.cid, Reason.UNRESOLVED)
         if fault is None and delegation.cid in self._revoked:
             return Reason.REVOKED
         return fault
 
     def refusal(self, node: int, payload: Payload, wall_ms: int, kind: str | None) -> Reason | None:
-        """Why this node may not write this op at this time; None when it may. `kind` is that of the job which an op
-        about a job touches. REVOKED and UNRESOLVED say that a delegation would allow it which was revoked, or of
-        which a parent is not here."""
+        """Why this node may not write this op at this time; None if it may. `kind` is that of the job which an op about
+        a job touches. REVOKED and UNRESOLVED mean that a delegation would allow it which was revoked, or of which a
+        parent is not here.
+        """
         ways = self._writes.get((node, type(payload)))
         if ways is None:
             if isinstance(payload, v.Unknown):
@@ -277,7 +281,7 @@ class Authority:
             if isinstance(payload, v.Sanitised):
                 return self.refusal(node, payload.payload, wall_ms, kind)
             if isinstance(payload, v.DelegateUcan | v.ReportFork | v.RevokeRoot):
-                return None  # each of them carries its own proof
+                return None  # each carries its own proof
             if isinstance(payload, v.RevokeUcan):
                 return self._revocation_refusal(node, payload.ucan_cid, wall_ms)
             if node not in self._graph.of_node:
@@ -300,7 +304,7 @@ class Authority:
         )
 
     def allowed_until(self, node: int, payload: Payload, wall_ms: int, kind: str | None) -> int | None:
-        """When the last of the delegations ends that allow this node to write this op; None when none does."""
+        """When the last of the delegations ends that allow this node to write this op; None if none does."""
         if isinstance(payload, v.Sanitised | v.Unknown) or JUDGED[type(payload)].resource == "Registration":
             return None
         if self.refusal(node, payload, wall_ms, kind) is not None:
@@ -345,10 +349,11 @@ class Authority:
     def reading(
         self, node: int, payload: Payload, wall_ms: int, kind: str | None, now_ms: int
     ) -> tuple[str, ...] | None:
-        """By which rules an op of this time must be sanitised before this node may have it now; empty when it may have
-        it as it is, None when it may not have it at all. `kind` is that of the job which the op is about, or which an
-        artifact came from. Of several capabilities the one with the fewest rules counts,
-        and always one of them whole, since the reader must find the rules in a delegation of its own."""
+        """The rules by which an op of this time must be sanitised before this node may have it now; empty if it may
+        have it as it is, None if it may not have it at all. `kind` is that of the job which the op is about, or which
+        an artifact came from. Of several capabilities the one with the fewest rules counts, and always one of them
+        whole, since the reader must find the rules in a delegation of its own.
+        """
         if isinstance(payload, v.Sanitised):
             return self.reading(node, payload.payload, wall_ms, kind, now_ms)
         field = READING[type(payload)].field
@@ -384,7 +389,7 @@ class Authority:
         return ways
 
     def _grants(self, node: int, at_ms: int | None = None) -> Iterator[tuple[Delegation, Grant]]:
-        """What a node holds that stands; with a time, what of it is in force then."""
+        """The grants of a node that stand; with a time, those in force then."""
         for delegation in self._graph.of_node.get(node, ()):
             start, end = _window(delegation)
             if self.fault(delegation) is None and (at_ms is None or start <= at_ms < end):
@@ -392,7 +397,7 @@ class Authority:
                     yield delegation, grant
 
     def reads_everything(self, node: int, now_ms: int) -> bool:
-        """Whether this node may now have every op as it is, so that nobody need look at them."""
+        """Whether this node may now have every op as it is, so that none need be checked."""
         whole = {Grant("Ops", "Read"), Grant("Ops", "*")}
         return any(grant._replace(audit_inference=False) in whole for _, grant in self._grants(node, now_ms))
 
@@ -407,9 +412,10 @@ class Authority:
         return any(map(self._graph.owns, self._graph.in_force(node, wall_ms, self._revoked)))
 
     def audited(self, node: int, wall_ms: int, kind: str | None) -> bool:
-        """Whether the node owes a snapshot for every model call that it makes in a job of this kind: under the root
-        delegation always, else when a capability that its outputs can lean on asks for it. Audit is a duty, so where
-        the kind is not known (None) it is owed if it is for any."""
+        """Whether the node must record a snapshot of every model call that it makes in a job of this kind: under the
+        root delegation always, else if a capability that its outputs can rely on requires it. Audit is a duty, so if
+        the kind is not known (None), it is required if it is for any kind.
+        """
         return self.is_owner(node, wall_ms) or any(
             grant.audit_inference
             and (kind is None or grant.resource not in ("Job", "Ops") or _admits(grant.kind_prefix, kind))
@@ -419,8 +425,9 @@ class Authority:
         )
 
     def may(self, node: int, resource: str, action: str, kind: str | None, wall_ms: int) -> list[Delegation] | None:
-        """The chain of delegations, the user's first, that lets a node do this at this time; None when there is none.
-        Caveats that only an op itself can answer (its source type, its predicate) are not asked."""
+        """The chain of delegations, the user's first, that lets a node do this at this time; None if there is none.
+        Caveats that need the op itself (its source type, its predicate) are not checked.
+        """
         for delegation, grant in self._grants(node, wall_ms):
             by_kind = resource == "Job" or (resource, action) == ("Artifact", "Read")
             of_kind = not by_kind or _admits(grant.kind_prefix, kind)
@@ -429,13 +436,13 @@ class Authority:
         return None
 
     def may_revoke(self, node: int, cid: bytes, wall_ms: int) -> bool:
-        """Whether the node issued the delegation or one that it leans on. (In a strict mesh also whether it owns the
+        """Whether the node issued the delegation or one that it relies on. (In a strict mesh also whether it owns the
         mesh; and it must itself be in force.)
         """
         return self._graph.may_revoke(node, cid, wall_ms, self._revoked)
 
     def standing(self, node: int, now_ms: int) -> Standing:
-        """ACTIVE while any delegation is in force; SUSPENDED when one stands whose time is past or has not come."""
+        """ACTIVE while any delegation is in force; SUSPENDED if one stands that has ended or not begun."""
         if any(self._graph.in_force(node, now_ms, self._revoked)):
             return Standing.ACTIVE
         faults = {self.fault(delegation) for delegation in self.held(node)}
@@ -451,7 +458,7 @@ class Authority:
         return list(self._graph.in_force(node, at_ms, self._revoked))
 
     def above(self, delegation: Delegation) -> Iterator[Delegation]:
-        """The delegation itself and all that it leans on, so far as they are on the log."""
+        """The delegation itself and all that it relies on, as far as they are on the log."""
         return self._graph.above(delegation.cid)
 
     def owns(self, delegation: Delegation) -> bool:
@@ -471,7 +478,8 @@ def counting_revocations(
 ) -> list[Revocation]:
     """Those of the revocations (when, by which node, of which delegation) that count, in the order of time. In a strict
     mesh each is judged with the earlier ones in force, so one by a node that had lost its authority by then does not
-    count."""
+    count.
+    """
     ordered = sorted(revocations)
     if not ordered:
         return []
@@ -487,7 +495,7 @@ def counting_revocations(
 
 
 def revoke_root(user: SigningKey, cid: bytes) -> v.RevokeRoot:
-    """The user's word, by the user's own key, that a delegation is revoked."""
+    """The revocation of a delegation, signed with the user's own key."""
     return v.RevokeRoot(cid, user.sign(_ROOT_REVOCATION + cid))
 
 

@@ -1,6 +1,6 @@
-"""Bearer tokens: how a node says over HTTP which node it is, for the length of one request. A token is a compact JWS
-that the node signs itself; here it is decided how one is spelled, when it is good, and that it is good only once.
-Which key a node has, and what that node may read or write, is known elsewhere; the time is the caller's.
+"""Bearer tokens: how a node identifies itself over HTTP for one request. A token is a compact JWS that the node signs
+itself; this module decides how one is spelled, when it is valid, and that it is valid only once. The caller knows which
+key a node has, what that node may read or write, and the time.
 """
 
 from collections import Counter
@@ -28,8 +28,8 @@ Seconds = Annotated[int, msgspec.Meta(ge=0, le=2**53 - 1)]
 
 
 class Bearer(NamedTuple):
-    """What a token says; nothing of it is believed before check_bearer has found it good. `answer` is in a server's
-    token alone: the hash of the answer that it came with.
+    """The content of a token; believe nothing of it before check_bearer has accepted it. Only a server's token has
+    `answer`: the hash of the answer that it came with.
     """
 
     node: int
@@ -41,7 +41,7 @@ class Bearer(NamedTuple):
 
 
 class _BearerClaims(msgspec.Struct, frozen=True):
-    """Members that are not known here are ignored."""
+    """Unknown members are ignored."""
 
     iss: Number
     aud: Text
@@ -75,10 +75,10 @@ def make_bearer(
 
 
 def read_bearer(token: str) -> Bearer:
-    """What a token says, or Malformed. This looks at the shape alone: the signature is not verified yet."""
+    """Parses a token, or raises Malformed. Checks only the form: the signature is not verified yet."""
     _, payload, _, signing_input = open_compact(token)
     try:
-        # Read as a whole first: what is ignored must still be JSON.
+        # Read as a whole first: ignored members must still be JSON.
         claims = msgspec.convert(msgspec.json.decode(payload, type=dict[str, Any]), _BearerClaims)
         node = int(claims.iss)
     except (ValueError, msgspec.MsgspecError, RecursionError) as error:
@@ -93,8 +93,9 @@ def read_bearer(token: str) -> Bearer:
 
 
 def check_bearer(token: str, bearer: Bearer, public: bytes, audiences: Collection[str], now_s: int) -> str | None:
-    """Why this token, of which bearer is the reading, is no good here and now, in words for the operator; None when it
-    is good. Clocks may differ by LEEWAY_S. That it is used only once is left to Nonces."""
+    """Why this token, parsed as `bearer`, is not valid here and now, in words for the operator; None if it is valid.
+    Clocks may differ by LEEWAY_S. Nonces checks that it is used only once.
+    """
     if not 0 < bearer.expires - bearer.issued <= LIFETIME_S_MAX:
         return f"the token is made for {bearer.expires - bearer.issued} seconds; at most {LIFETIME_S_MAX}"
     if bearer.issued > now_s + LEEWAY_S:
@@ -110,8 +111,9 @@ def check_bearer(token: str, bearer: Bearer, public: bytes, audiences: Collectio
 
 
 class Nonces:
-    """The nonces that were used, kept for as long as their tokens could be good. There is room for `limit` of them;
-    when it is full, only nodes with less than their even share get in, so that no node can shut out the others."""
+    """The used nonces, kept for as long as their tokens could be valid. There is room for `limit` of them; when it is
+    full, only nodes with less than their even share get in, so that no node can shut out the others.
+    """
 
     def __init__(self, limit: int = NONCES_MAX) -> None:
         self._limit = limit
@@ -121,8 +123,8 @@ class Nonces:
         self._latest = 0
 
     def use(self, node: int, nonce: str, expires: int, now_s: int) -> bool:
-        """Whether this nonce of this node is new; from now on it is not. Ask after the token was found good."""
-        # A clock that was set back does not bring back what was forgotten.
+        """Whether this nonce of this node is new; from now on it is not. Call this after the token was accepted."""
+        # A clock that is set back does not bring back dropped nonces.
         self._latest = max(self._latest, now_s)
         while self._by_end and self._by_end[0][0] <= self._latest:
             _, past_node, past_nonce = heappop(self._by_end)

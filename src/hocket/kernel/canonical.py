@@ -7,13 +7,15 @@ _encoder = msgspec.json.Encoder(order="sorted")
 
 
 def canonical_json(value: object) -> bytes:
-    """The RFC 8785 form of a value. Everything of ours that is hashed or signed as JSON goes through here, because
-    key order, number spelling and escapes must be the same in every language that checks it; a value without such
-    a form (an integer beyond 2^53, a NaN) is refused as a ValueError."""
+    """The RFC 8785 form of a value. Everything of ours that is hashed or signed as JSON uses this, because key order,
+    number spelling and escapes must be the same in every language that checks it. Raises ValueError for a value without
+    such a form (an integer beyond 2^53, a NaN).
+    """
     return rfc8785.dumps(value)  # type: ignore[arg-type]
 
 
 def canonical_plain(value: object) -> bytes:
-    """The same form, several times faster, of a value without floats whose integers lie within 2^53 and whose keys
-    are ASCII. The caller sees to that."""
+    """The same form, several times faster. The caller must ensure that the value has no floats, that its integers lie
+    within 2^53 and that its keys are ASCII.
+    """
     return _encoder.encode(value)

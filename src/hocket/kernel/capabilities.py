@@ -1,22 +1,23 @@
-"""What one capability of a delegation admits: the resources and actions that there are, the six caveats, and when one
-capability is no wider than another. It is read once into a Grant, by which ops are judged quickly. Which delegations
-stand, and so whose grants count, is decided by authority.
+"""What one capability of a delegation admits: the known resources and actions, the six caveats, and when one capability
+is no wider than another. A capability is read once into a Grant, by which ops are judged quickly. `authority` decides
+which delegations stand, and so whose grants count.
 
-Readings of our own, where the Likewise document leaves a choice or contradicts itself:
+Our own readings, where the Likewise document leaves a choice or contradicts itself:
 
 - A Job op is an op: (Ops, Write) admits every op about a job, as if Job's Schedule, Claim and Complete were meant too.
-- Each caveat narrows the ops of its own class and leaves the others alone: source_types those about evidence,
-  predicates those about claims, kind_prefix those about jobs, under Ops as well as under the class itself. time_range
-  narrows all. What cannot be judged is not admitted: under source_types the tombstone of some evidence, under
-  predicates a change of some claim, under kind_prefix an op about a job that is not known.
-- kind_prefix also narrows the reading of artifacts, under Artifact and under Ops: by the kind of the job that an
-  artifact came from. One that came from no job is not read under it. Writing artifacts it leaves alone.
+- Each caveat restricts the ops of its own class and no others: source_types those about evidence, predicates those
+  about claims, kind_prefix those about jobs, under Ops as well as under the class itself. time_range restricts all. An
+  op that cannot be judged is not admitted: under source_types the tombstone of some evidence, under predicates a
+  change of some claim, under kind_prefix an op about an unknown job.
+- kind_prefix also restricts the reading of artifacts, under Artifact and under Ops: by the kind of the job that an
+  artifact came from. It does not admit an artifact that came from no job. It does not restrict writing artifacts.
 - An unknown caveat, or a known one with a value of another type, empties its capability and leaves the others of the
-  delegation as they are. So does a resource or an action that is not known: a newer program may know it.
-- A capability of Likewise v0.1 that is wider than what its issuer holds spoils the delegation whole. One that names
-  anything beyond v0.1 is only emptied by that: programs that know it and programs that do not must agree on the rest.
+  delegation as they are. So does an unknown resource or action: a newer program may know it.
+- A capability of Likewise v0.1 that is wider than what its issuer holds invalidates the whole delegation. One that
+  names anything beyond v0.1 is only emptied by that: programs that know it and programs that do not must agree on the
+  rest.
 - A caveat that the parent has and the child lacks widens, even where it would have no effect on the child's resource.
-- A child's sanitize list must contain every rule of the parent's as it is spelled there.
+- A child's sanitize list must contain every rule of the parent's, spelled the same.
 """
 
 from collections.abc import Callable
@@ -45,7 +46,7 @@ Range = tuple[int, int]
 
 
 class Grant(NamedTuple):
-    """A capability whose caveats are understood. None is "no restriction along this axis"."""
+    """A capability whose caveats are understood. None means "no restriction along this axis"."""
 
     resource: str
     action: str
@@ -64,7 +65,7 @@ class Grant(NamedTuple):
         return self.resource == "Ops" and self.action == "Write" and resource == "Job" and action in _JOB_WRITES
 
     def within(self, parent: "Grant") -> bool:
-        """Whether every op that this one admits is also admitted by the parent, under the same duties."""
+        """Whether the parent also admits every op that this one admits, under the same duties."""
         return (
             parent.covers(self.resource, self.action)
             and _subset(self.source_types, parent.source_types)
@@ -83,7 +84,7 @@ def is_v01(capability: Capability) -> bool:
 
 
 def grant_of(capability: Capability) -> Grant | None:
-    """The capability with its caveats understood. None when it names something unknown, and so admits nothing."""
+    """The capability with its caveats understood. None if it names something unknown, and so admits nothing."""
     if capability.resource not in RESOURCES or capability.action not in ACTIONS:
         return None
     values: dict[str, object] = {}
@@ -115,7 +116,7 @@ def _read_prefixes(value: object) -> tuple[str, ...] | None:
 
 
 def _read_range(value: object) -> Range | None:
-    # The type is compared, because True is an int to isinstance.
+    # The type is compared, because isinstance accepts True as an int.
     if isinstance(value, list) and len(value) == 2 and all(type(bound) is int for bound in value):
         return value[0], value[1]
     return None
@@ -152,8 +153,8 @@ def _subset(child: Words | None, parent: Words | None) -> bool:
 
 
 def _narrower_prefixes(child: tuple[str, ...] | None, parent: tuple[str, ...] | None) -> bool:
-    # The document's sentence on this caveat has child and parent the wrong way round; by its general rule, that what
-    # satisfies the child satisfies the parent, every prefix of the child must begin with one of the parent's.
+    # The document's sentence on this caveat swaps child and parent; by its general rule, that what satisfies the child
+    # satisfies the parent, every prefix of the child must begin with one of the parent's.
     return parent is None or (child is not None and all(prefix.startswith(parent) for prefix in child))
 
 

@@ -1,6 +1,7 @@
-"""The hybrid logical clock: how a node's time moves when it writes an op and when it hears of one, and how a
-time is written down as bytes and as text. Reading the wall clock, keeping the last value across restarts, and
-judging whether a remote time is too far ahead belong to others."""
+"""The hybrid logical clock: how a node's time moves when it writes an op and when it receives one, and how a time is
+written as bytes and as text. Reading the wall clock, keeping the last value across restarts, and judging whether a
+remote time is too far ahead are left to others.
+"""
 
 import re
 from struct import Struct
@@ -22,17 +23,17 @@ class Hlc(NamedTuple):
 
 
 class ClockOverflow(Exception):
-    """The logical counter is spent for this millisecond; the node must not write until the wall moves on."""
+    """The logical counter is used up for this millisecond; the node must not write until the wall clock moves on."""
 
 
 def _bump(wall: int, logical: int, node: int) -> Hlc:
     if logical >= U32_MAX:
-        raise ClockOverflow(f"the logical counter is spent at wall {wall}")
+        raise ClockOverflow(f"the logical counter is used up at wall {wall}")
     return Hlc(wall, logical + 1, node)
 
 
 def tick(prior: Hlc, wall_now: int) -> Hlc:
-    """The time of a new op by this node: always later than prior, and at the wall clock where that is ahead."""
+    """The time of a new op by this node: always later than prior, and at the wall clock if that is ahead."""
     if wall_now > prior.wall:
         return Hlc(wall_now, 0, prior.node)
     return _bump(prior.wall, prior.logical, prior.node)

@@ -1,5 +1,5 @@
-"""Lengths of time as people write them: `500ms`, `30s`, `5m`, `1h30m`, `2d`; a bare number is seconds. And as they are
-shown to people, roughly.
+"""Durations as people write them: `500ms`, `30s`, `5m`, `1h30m`, `2d`; a bare number is seconds. And, rounded, as
+people see them.
 """
 
 import re
@@ -18,7 +18,7 @@ def duration_ms(text: str | int | float) -> int:
         return round(float(cleaned) * 1000)
     if cleaned and "".join(match.group(0) for match in _PART.finditer(cleaned)) == cleaned:
         return round(sum(float(number) * _UNITS[unit] for number, unit in _PART.findall(cleaned)))
-    raise ValueError(f"not a length of time: {text!r}; write it like 500ms, 30s, 5m or 1h30m")
+    raise ValueError(f"not a duration: {text!r}; write it like 500ms, 30s, 5m or 1h30m")
 
 
 def span(ms: int) -> str:

@@ -1,9 +1,8 @@
 """Which quota a node has by its delegations. A delegation has the quota that its issuer wrote into it, or the default
-of the mesh: a small one where it lets its node only read, a large one where it lets it write. No delegation has more
-than those that it leans on, and a node has the most that one of its delegations gives it. The owner's nodes have
-no quota.
+of the mesh: a small one if it lets its node only read, a large one if it lets it write. No delegation has more than
+those that it relies on, and a node has the most that one of its delegations gives it. The owner's nodes have no quota.
 
-A node that lets others in shares its quota with them, or it could multiply what it may store by inviting itself.
+A node that invites others shares its quota with them, or it could multiply what it may store by inviting itself.
 """
 
 from collections.abc import Iterable, Iterator
@@ -21,19 +20,19 @@ def quota_of(authority: Authority, node: int, now_ms: int, bounds: Bounds) -> Qu
 
 
 def ceiling(authority: Authority, node: int, bounds: Bounds) -> Quota:
-    """The most that a node was ever entitled to, whatever has been revoked or has ended since."""
+    """The most that a node was ever entitled to, whatever was revoked or has ended since."""
     held = (each for each in authority.held(node) if authority.fault(each) in (None, Reason.REVOKED))
     return _widest(authority, held, bounds)
 
 
 def payers(authority: Authority, node: int, now_ms: int) -> tuple[int, ...]:
-    """The nodes whose quota is used by what this node writes: its own, and those of the nodes that let it in."""
+    """The nodes whose quota this node's ops use: its own, and those of the nodes that invited it."""
     above = (up for each in authority.in_force(node, now_ms) for up in authority.above(each))
     return tuple(dict.fromkeys((node, *(each.node for each in above if not authority.owns(each)))))
 
 
 def sharing(authority: Authority, delegations: Iterable[Delegation]) -> dict[int, set[int]]:
-    """Of each node, itself and all the nodes that it has let in, directly or not."""
+    """For each node, itself and all the nodes that it has invited, directly or not."""
     found: dict[int, set[int]] = {}
     for each in delegations:
         for up in authority.above(each):

@@ -1,5 +1,5 @@
-"""One run of a command as values: what ran, on what, how it ended, what it used and made. `proof` and `intoto` write
-it down, each in its own words.
+"""One run of a command as values: what ran, on what, how it ended, what it used and produced. `proof` and `intoto`
+encode it, each in its own format.
 """
 
 from typing import Annotated
@@ -11,7 +11,7 @@ Amount = Annotated[float, msgspec.Meta(ge=0)]
 
 
 class Output(msgspec.Struct, frozen=True):
-    """A file that the command made; the path is relative to the job's directory."""
+    """An output file of the command; the path is relative to the job's directory."""
 
     path: str
     hash: bytes
@@ -27,7 +27,7 @@ class Stream(msgspec.Struct, frozen=True):
 
 
 class Resources(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a command used. `None` is what could not be measured."""
+    """What a command used. `None` means not measured."""
 
     wall_s: Amount = 0.0
     cpu_s: Amount = 0.0
@@ -40,7 +40,7 @@ class Resources(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class RunnerProgram(msgspec.Struct, frozen=True):
-    """What ran the command: the hash of its program, its version, and the platform, like `linux/x86_64`."""
+    """The runner: the hash of its program, its version, and the platform, like `linux/x86_64`."""
 
     program: bytes
     version: str
@@ -48,8 +48,9 @@ class RunnerProgram(msgspec.Struct, frozen=True):
 
 
 class Execution(msgspec.Struct, frozen=True):
-    """One run of a command. `job` is its ULID on the log; `signal` is the number of the signal that ended it, and
-    then there is no exit code."""
+    """One run of a command. `job` is its ULID on the log; `signal` is the number of the signal that killed it, and then
+    there is no exit code.
+    """
 
     content_id: bytes
     argv: tuple[str, ...]

@@ -1,7 +1,7 @@
-"""Forks: when two ops prove that their author has shown two histories, and from which time on. An honest author links
-each op to the one before it, at a later time, so no two of its ops share a link, a time or an id. The proof holds both
-ops as they were signed and the author's key; nobody's word is needed to believe it. The permissions decide what follows
-for the author's ops; the log finds the two ops.
+"""Forks: when two ops prove that their author has two histories, and from which time on. An honest author links each op
+to the one before it, at a later time, so no two of its ops share a link, a time or an id. The proof holds both ops as
+they were signed and the author's key, so that any node can check it. The permissions decide what follows for the
+author's ops; the log finds the two ops.
 """
 
 from typing import NamedTuple
@@ -17,7 +17,7 @@ BOUND_OP_BYTES_MAX = (MAX_OP_BYTES - 1024) // 2
 
 
 class Forked(NamedTuple):
-    """Which node, and the time from which on it has two histories."""
+    """The node, and the time from which on it has two histories."""
 
     node: int
     since: Hlc
@@ -32,7 +32,7 @@ def is_fork(left: Op, right: Op) -> bool:
 
 
 def read_fork(report: ReportFork) -> Forked | None:
-    """What a report proves; None when it proves nothing."""
+    """What a report proves; None if it proves nothing."""
     node = node_id(report.public)
     ops: list[Op] = []
     for data in (report.left, report.right):

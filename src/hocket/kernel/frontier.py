@@ -1,6 +1,6 @@
-"""Causal frontiers: of each author, the time of the last op that a node has of it. A node holds a beginning of every
-author's ops, without holes, so a frontier says exactly what it has, and two of them say what one node lacks of the
-other. Here is their form as bytes and as the text of a cursor; finding the ops behind one is the store's work.
+"""Causal frontiers: for each author, the time of the last op that a node has from it. A node holds every author's ops
+from the beginning without gaps, so a frontier tells exactly what it has, and two of them tell what one node lacks of
+the other. This module has their form as bytes and as the text of a cursor; the store finds the ops behind one.
 """
 
 from hocket.kernel.clock import Hlc
@@ -8,7 +8,7 @@ from hocket.kernel.jws import base64url, from_base64url
 from hocket.kernel.postcard import NODE, U32, U64, Codec, Malformed, Reader, write_varint
 
 AUTHORS_MAX = 10_000
-# An author's number and a full timestamp of it are at most 35 bytes long, and 4 characters carry 3 bytes.
+# An author's id and a full timestamp take at most 35 bytes, and 4 characters carry 3 bytes.
 _TEXT_CHARS_MAX = (10 + 35 * AUTHORS_MAX) * 4 // 3 + 4
 
 Frontier = dict[int, Hlc]
@@ -69,7 +69,7 @@ def parse_frontier(text: str) -> Frontier:
 
 
 def merge(a: Frontier, b: Frontier) -> Frontier:
-    """What two nodes have together: of each author the later time."""
+    """What two nodes have together: the later time for each author."""
     merged = dict(a)
     for author, stamp in b.items():
         mine = merged.get(author)

@@ -1,8 +1,9 @@
-"""How places are recognised in content that is anybody's: by the names that coordinates usually have, and by what they
-look like in running text. What to do about it is sanitise's affair.
+"""Recognises places in content of any author: by the usual names of coordinates, and by how they look in running text.
+`sanitise` decides what to do about it.
 
-Recognition is by habit and never complete: it does not see a geohash in a text, nor the name of a city. Where there is
-doubt a text is taken to tell a place, because a reader under StripGeo is to get too little rather than too much.
+Recognition follows common habits and is never complete: it does not see a geohash in a text, nor the name of a city. In
+doubt a text counts as one that reveals a place, because a reader under StripGeo should get too little rather than too
+much.
 """
 
 import re
@@ -59,7 +60,7 @@ _TEXT = re.compile(
 
 
 def names_place(name: str) -> bool:
-    """Whether a field of this name tells a place."""
+    """Whether a field of this name reveals a place."""
     plain = "".join(filter(str.isalpha, name)).lower()
     if plain in _WHOLE_NAMES or plain.startswith(_BEGINNINGS) or plain.endswith(_ENDINGS):
         return True
@@ -67,5 +68,5 @@ def names_place(name: str) -> bool:
 
 
 def tells_place(text: str) -> bool:
-    """Whether coordinates can be seen in a text."""
+    """Whether a text contains coordinates."""
     return _TEXT.search(text) is not None

@@ -1,5 +1,6 @@
-"""Names of things: ULIDs (16 bytes, in order of time), node ids and content hashes, and their text forms. Where
-the milliseconds and the random bytes come from is the caller's affair, as is keeping the last ULID made."""
+"""Ids: ULIDs (16 bytes, in order of time), node ids and content hashes, and their text forms. The caller supplies the
+milliseconds and the random bytes, and keeps the last ULID.
+"""
 
 import re
 
@@ -31,7 +32,7 @@ def parse_ulid(text: str) -> bytes:
 
 
 def ulid_prefix_range(prefix: str) -> tuple[bytes, bytes]:
-    """The least and the greatest ULID whose text begins with prefix, both included."""
+    """The smallest and the greatest ULID whose text begins with prefix."""
     if _PREFIX.fullmatch(prefix) is None:
         raise ValueError(f"not the beginning of a ULID: {prefix!r}")
     return parse_ulid(prefix.ljust(26, "0")), parse_ulid((prefix or "7").ljust(26, "Z"))
@@ -46,7 +47,7 @@ def make_ulid(ms: int, randomness: bytes) -> bytes:
 
 
 def next_ulid(previous: bytes) -> bytes:
-    """The least ULID that is greater than previous: the next one in the same millisecond."""
+    """The smallest ULID that is greater than previous: the next one in the same millisecond."""
     n = int.from_bytes(previous, "big") + 1
     if n >> 128:
         raise ValueError("there is no ULID after the last one")
@@ -58,8 +59,9 @@ def ulid_ms(b: bytes) -> int:
 
 
 def derived_ulid(ms: int, *parts: bytes) -> bytes:
-    """A ULID that everybody who knows the same parts makes alike. Each part is hashed after its length, so that
-    moving a byte from one part to the next gives another id."""
+    """A ULID that every node derives alike from the same parts. Each part is hashed after its length, so that moving a
+    byte from one part to the next gives another id.
+    """
     hasher = blake3()
     for part in parts:
         hasher.update(len(part).to_bytes(8, "big"))

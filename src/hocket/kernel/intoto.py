@@ -1,5 +1,5 @@
-"""A proof of execution in the words of in-toto: a Statement with a SLSA provenance, in a DSSE envelope. Everything in
-it comes from the execution, so it can be written anew from the proof alone; only its signature must be kept.
+"""A proof of execution in in-toto's format: a Statement with a SLSA provenance, in a DSSE envelope. Everything in it
+comes from the execution, so it can be derived again from the proof alone; only its signature must be kept.
 """
 
 from base64 import b64encode
@@ -14,14 +14,14 @@ from hocket.kernel.keys import did_key
 PAYLOAD_TYPE = "application/vnd.in-toto+json"
 STATEMENT_TYPE = "https://in-toto.io/Statement/v1"
 PREDICATE_TYPE = "https://slsa.dev/provenance/v1"
-# A name and not an address: decision 0025 says what a build of this type is.
+# A name and not an address: decision 0025 defines what a build of this type is.
 BUILD_TYPE = "urn:hocket:command:1"
 
 
 def statement(execution: Execution, envelope_digest: bytes, worker: bytes) -> bytes:
     """The statement's bytes. Its subjects are the job, by its content id, and then the outputs by their paths."""
     subjects = [_resource("job", execution.content_id)]
-    # The job has its name already, so that a file which is called the same is named by another path to it.
+    # `job` names the job, so a file of the same name gets another path to it.
     subjects += [_resource("./job" if each.path == "job" else each.path, each.hash) for each in execution.outputs]
     streams = (("stdout", execution.stdout), ("stderr", execution.stderr))
     ended = {"exit_code": execution.exit_code, "signal": execution.signal, "timed_out": execution.timed_out}
@@ -67,7 +67,7 @@ def moment_text(ms: int) -> str:
 
 
 def signing_bytes(payload: bytes) -> bytes:
-    """What a DSSE signature is over: the payload's type and the payload, each after its length."""
+    """What a DSSE signature covers: the payload's type and the payload, each after its length."""
     return b"DSSEv1 %d %b %d %b" % (len(PAYLOAD_TYPE), PAYLOAD_TYPE.encode(), len(payload), payload)
 
 

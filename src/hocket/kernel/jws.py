@@ -1,6 +1,7 @@
-"""JSON web signatures in the two forms that the protocol uses: detached, for the signature field of an op, and
-compact, for delegations and bearer tokens. Here it is decided how a token is spelled and taken apart, strictly, so
-that one signature has one spelling; whether the signature is good and what the payload means is for the caller."""
+"""JSON web signatures in the two forms that the protocol uses: detached, for the signature field of an op, and compact,
+for delegations and bearer tokens. This module writes and parses tokens strictly, so that one signature has one
+spelling; the caller checks the signature and interprets the payload.
+"""
 
 from binascii import Error as Base64Error
 from binascii import a2b_base64, b2a_base64
@@ -27,18 +28,18 @@ def base64url(data: bytes) -> bytes:
 
 
 def from_base64url(text: bytes) -> bytes:
-    """The bytes that are spelled so, if this is their one spelling."""
+    """Decodes base64url; accepts only the canonical spelling."""
     try:
         data = a2b_base64(text.translate(_STANDARD) + b"=" * (-len(text) % 4))
     except Base64Error as error:
         raise Malformed(f"not base64url: {error}") from None
-    # The library skips foreign characters and ignores spare bits; spelling it again finds both.
+    # The library skips foreign characters and ignores spare bits; encoding again finds both.
     if base64url(data) != text:
         raise Malformed("not canonical base64url")
     return data
 
 
-# How every signature field begins; the node's number follows.
+# How every signature field begins; the node's id follows.
 SIGNATURE_BEGINS = base64url(b'{"alg":"EdDSA","kid":"node-')
 
 

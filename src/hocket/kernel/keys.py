@@ -1,7 +1,6 @@
-"""Ed25519 keys: signing, verifying, and the two text forms of a key. Libsodium verifies, because it refuses
-keys and signatures of small order and scalars that are not reduced; OpenSSL signs, because it is faster at that
-and a signature has only one right value. Where a seed comes from and where it is kept, and which node a key
-belongs to, are decided elsewhere.
+"""Ed25519 keys: signing, verifying, and the two text forms of a key. Libsodium verifies, because it refuses keys and
+signatures of small order and unreduced scalars; OpenSSL signs, because it is faster and a signature has only one right
+value. Other modules decide where a seed comes from, where it is kept, and which node a key belongs to.
 """
 
 import re
@@ -40,10 +39,8 @@ class SigningKey:
 
 
 def verify(public: bytes, signature: bytes, message: bytes) -> bool:
-    """Whether this key made this signature over this message. Input of any shape gives an answer, never an
-    error.
-    """
-    # The binding passes the key to C without looking at its length, so the length is looked at here.
+    """Whether this key made this signature over this message. Input of any form gives an answer, never an error."""
+    # The binding passes the key to C without checking its length, so it is checked here.
     if len(public) != KEY_BYTES or len(signature) != SIGNATURE_BYTES:
         return False
     try:
@@ -79,7 +76,7 @@ def did_key(public: bytes) -> str:
 
 
 def parse_did_key(did: str) -> bytes:
-    """The Ed25519 key that a did:key names. Other methods, other kinds of key and other spellings are refused."""
+    """The Ed25519 key that a did:key names. Refuses other methods, other kinds of key and other spellings."""
     body = did.removeprefix(_DID_PREFIX)
     if len(did) > _DID_CHARS_MAX or body == did or not all(digit in _BASE58_VALUES for digit in body):
         raise ValueError(f"not a did:key: {did[:_DID_CHARS_MAX]!r}")

@@ -1,7 +1,7 @@
 """What a program knows beyond Likewise v0.1: extra payloads by number, and resources, actions and caveats by name. This
-is no part of the rules that a mesh agrees on. Nodes whose programs know different things exchange ops all the same: a
-program keeps and passes on an op or a capability that it does not know, and gives it no effect. Nodes tell each other
-what they know, so that operators learn which nodes to upgrade.
+is no part of the rules that a mesh agrees on. Nodes whose programs know different things still exchange ops: a program
+keeps and passes on an op or a capability that it does not know, and gives it no effect. Nodes tell each other what they
+know, so that operators learn which nodes to upgrade.
 """
 
 from collections.abc import Iterable
@@ -30,7 +30,7 @@ def knowledge_text(known: Knowledge) -> str:
 
 
 def read_knowledge(text: str) -> Knowledge:
-    """What a program says that it knows. A text that is too long, or not for people's eyes, says nothing."""
+    """Parses what a program reports that it knows. A text that is too long, or not printable, counts as nothing."""
     if len(text) > TEXT_CHARS_MAX or not text.isprintable():
         return frozenset()
     return frozenset(word for part in text.split(",") if (word := part.strip()))
@@ -55,7 +55,7 @@ def unknown_of(delegations: Iterable[Delegation]) -> Knowledge:
 
 
 def sentence(theirs: Knowledge) -> str | None:
-    """How another node's program differs from this one; None when it does not."""
+    """How another node's program differs from this one; None if it does not."""
     said = [
         f"{verb} {', '.join(_shown(each) for each in sorted(names))}"
         for verb, names in (("does not know", OURS - theirs), ("also knows", theirs - OURS))

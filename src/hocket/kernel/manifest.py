@@ -1,6 +1,6 @@
-"""The manifest of a command: what to run, with which inputs, for how long. It may be written in YAML or in JSON; its
-content id is the hash of the one canonical form. The format is that of GATOS' job plane. Three names in `env` tell
-the runner more and stay inside that format: HOCKET_INPUTS, HOCKET_OUTPUTS and HOCKET_SANDBOX.
+"""The manifest of a command: what to run, with which inputs, for how long. It may be written in YAML or JSON; its
+content id is the hash of its canonical form. The format is that of GATOS' job plane. Three names in `env` tell the
+runner more and stay within that format: HOCKET_INPUTS, HOCKET_OUTPUTS and HOCKET_SANDBOX.
 """
 
 import re
@@ -36,7 +36,7 @@ Sandbox = Literal["off", "on", "network"]
 
 
 class BadManifest(ValueError):
-    """`field` is where it is wrong, like `env.PATH` or `inputs[2].hash`; empty when the text cannot be read at all."""
+    """`field` is where the error is, like `env.PATH` or `inputs[2].hash`; empty if the text cannot be read at all."""
 
     def __init__(self, field: str, message: str) -> None:
         super().__init__(f"{field}: {message}" if field else message)
@@ -45,7 +45,8 @@ class BadManifest(ValueError):
 
 class Pointer(msgspec.Struct, frozen=True):
     """An input, by its BLAKE3 hash. `written` is how the hash was spelled, with or without the algorithm's name: the
-    spelling is part of what is hashed."""
+    spelling is part of what is hashed.
+    """
 
     hash: bytes
     size: int | None
@@ -53,7 +54,9 @@ class Pointer(msgspec.Struct, frozen=True):
 
 
 class Manifest(msgspec.Struct, frozen=True):
-    """`None` is a field that was left out; it is not the same as an empty one. A timeout of 0 is none of its own."""
+    """`None` is a field that was left out, which is not the same as an empty one. A timeout of 0 means none of its
+    own.
+    """
 
     command: tuple[str, ...]
     args: tuple[str, ...]
@@ -98,10 +101,10 @@ def read_manifest(text: bytes) -> Manifest:
 def parse_manifest(value: object) -> Manifest:
     """From what a JSON reader gives."""
     if not isinstance(value, dict):
-        raise BadManifest("", f"a manifest is a mapping of command, args, timeout and more, not {_shown(value)}")
+        raise BadManifest("", f"a manifest must be a mapping of command, args, timeout and more, not {_shown(value)}")
     for name in value:
         if name not in _FIELDS:
-            raise BadManifest(_shown(name).strip("'"), f"there is no such field; known are {', '.join(_FIELDS)}")
+            raise BadManifest(_shown(name).strip("'"), f"unknown field; known are {', '.join(_FIELDS)}")
     for name in ("command", "timeout"):
         if name not in value:
             raise BadManifest(name, "the field is missing")
@@ -131,7 +134,7 @@ def manifest_json(manifest: Manifest) -> dict[str, Any]:
 
 
 def canonical(manifest: Manifest) -> bytes:
-    """The bytes that are hashed. The ulid is a nickname and not among them."""
+    """The bytes that are hashed. They do not include the ulid, which is only an alias."""
     found = manifest_json(manifest)
     found.pop("ulid", None)
     return canonical_plain(found)
@@ -146,20 +149,20 @@ def content_id(manifest: Manifest) -> bytes:
 
 def _text(field: str, value: object) -> str:
     if not isinstance(value, str):
-        raise BadManifest(field, f"a text is needed, not {_shown(value)}; quote it, or leave the field out")
+        raise BadManifest(field, f"it must be a text, not {_shown(value)}; quote it, or leave the field out")
     if "\0" in value:
-        raise BadManifest(field, f"{_shown(value)} has a NUL character, which no program can be given")
+        raise BadManifest(field, f"{_shown(value)} has a NUL character, which cannot be passed to a program")
     if not value.isascii():
         try:
             value.encode()
         except UnicodeEncodeError:
-            raise BadManifest(field, f"{_shown(value)} has half a surrogate pair, which is no UTF-8 text") from None
+            raise BadManifest(field, f"{_shown(value)} has half a surrogate pair, which UTF-8 cannot encode") from None
     return value
 
 
 def _list(field: str, value: object, read: Callable[[str, object], T]) -> tuple[T, ...]:
     if not isinstance(value, list | tuple):
-        raise BadManifest(field, f"a list is needed, not {_shown(value)}")
+        raise BadManifest(field, f"it must be a list, not {_shown(value)}")
     return tuple(read(f"{field}[{place}]", each) for place, each in enumerate(value))
 
 
@@ -179,9 +182,9 @@ def _timeout(field: str, value: object) -> int:
     if isinstance(value, str):
         return _duration_s(field, value, how)
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise BadManifest(field, f"{_shown(value)} is no length of time; {how}")
+        raise BadManifest(field, f"{_shown(value)} is not a duration; {how}")
     if value > TIMEOUT_S_MAX:
-        raise BadManifest(field, f"{_shown(value)} seconds are too many; at most {TIMEOUT_S_MAX}, and 0 for no limit")
+        raise BadManifest(field, f"{_shown(value)} seconds are too many; at most {TIMEOUT_S_MAX}, or 0 for no limit")
     return value
 
 
@@ -191,7 +194,7 @@ def _duration_s(field: str, text: str, how: str) -> int:
     numbers = [*weeks_and_days, *time]
     given = [number for number in numbers if number is not None]
     if found is None or not given or found[3] == "T":
-        raise BadManifest(field, f"{_shown(text)} is no length of time; {how} (years and months differ in length)")
+        raise BadManifest(field, f"{_shown(text)} is not a duration; {how} (years and months differ in length)")
     if any(not number.isdigit() for number in given[:-1]):
         raise BadManifest(field, f"{_shown(text)} has a fraction that is not in its last part; {how}")
     total = sum(
@@ -206,11 +209,11 @@ def _duration_s(field: str, text: str, how: str) -> int:
 
 def _env(field: str, value: object) -> dict[str, str]:
     if not isinstance(value, dict):
-        raise BadManifest(field, f"a mapping of names to texts is needed, not {_shown(value)}")
+        raise BadManifest(field, f"it must be a mapping of names to texts, not {_shown(value)}")
     for name in value:
         if not isinstance(name, str) or _ENV_NAME.fullmatch(name) is None:
             raise BadManifest(
-                f"{field}.{_shown(name)}", "no name of a variable; use letters, digits and _, a digit not first"
+                f"{field}.{_shown(name)}", "not a variable name; use letters, digits and _, a digit not first"
             )
     return {name: _text(f"{field}.{name}", each) for name, each in value.items()}
 
@@ -225,23 +228,23 @@ def _inputs(field: str, value: object) -> tuple[Pointer, ...]:
 
 def _pointer(field: str, value: object) -> Pointer:
     if not isinstance(value, dict):
-        raise BadManifest(field, f"a mapping of kind, algo, hash and size is needed, not {_shown(value)}")
+        raise BadManifest(field, f"it must be a mapping of kind, algo, hash and size, not {_shown(value)}")
     for name in value:
         if name not in ("kind", "algo", "hash", "size"):
-            raise BadManifest(f"{field}.{_shown(name)}", "there is no such field; known are kind, algo, hash, size")
+            raise BadManifest(f"{field}.{_shown(name)}", "unknown field; known are kind, algo, hash, size")
     for name, only in (("kind", "blobptr"), ("algo", "blake3")):
         if value.get(name) != only:
-            raise BadManifest(f"{field}.{name}", f"only {only} is known, not {_shown(value.get(name))}")
+            raise BadManifest(f"{field}.{name}", f"only {only} is supported, not {_shown(value.get(name))}")
     written = value.get("hash")
     found = _BLAKE3.fullmatch(written) if isinstance(written, str) else None
     if found is None:
         raise BadManifest(
             f"{field}.hash",
-            f"{_shown(written)} is no BLAKE3 hash; write 64 lower-case hex digits, after blake3: or not",
+            f"{_shown(written)} is not a BLAKE3 hash; write 64 lower-case hex digits, with or without blake3:",
         )
     size = value.get("size")
     if "size" in value and (not isinstance(size, int) or isinstance(size, bool) or not 0 <= size <= SIZE_MAX):
-        raise BadManifest(f"{field}.size", f"{_shown(size)} is no number of bytes; write a whole number from 0")
+        raise BadManifest(f"{field}.size", f"{_shown(size)} is not a number of bytes; write a whole number from 0")
     return Pointer(bytes.fromhex(found[1]), size, str(written))
 
 
@@ -252,7 +255,7 @@ def _pointer_json(pointer: Pointer) -> dict[str, Any]:
 
 def _policy_root(field: str, value: object) -> str:
     if _POLICY_ROOT.fullmatch(text := _text(field, value)) is None:
-        raise BadManifest(field, f"{_shown(text)} is no policy bundle; write sha256: and 64 lower-case hex digits")
+        raise BadManifest(field, f"{_shown(text)} is not a policy bundle; write sha256: and 64 lower-case hex digits")
     return text
 
 
@@ -263,7 +266,7 @@ def _ulid(field: str, value: object) -> str:
         raise
     except ValueError:
         raise BadManifest(
-            field, f"{_shown(value)} is no ULID; it has 26 letters and digits, never I, L, O or U"
+            field, f"{_shown(value)} is not a ULID; it has 26 letters and digits, never I, L, O or U"
         ) from None
 
 
@@ -294,7 +297,7 @@ def _check_runner_names(manifest: Manifest) -> None:
         raise BadManifest(where, f"it names {len(names)} inputs, but there are {count}")
     for name in filter(None, names):
         if any(step in ("", ".") for step in _inside(where, name).split("/")):
-            raise BadManifest(where, f"{_shown(name)} has an empty step; write a path like data/model.bin")
+            raise BadManifest(where, f"{_shown(name)} has an empty part; write a path like data/model.bin")
     _check_places(where, zip(manifest.input_paths, manifest.inputs or (), strict=True))
     for pattern in _parts(manifest.env, OUTPUTS_NAME):
         _inside(f"env.{OUTPUTS_NAME}", pattern)
@@ -303,16 +306,16 @@ def _check_runner_names(manifest: Manifest) -> None:
 
 
 def _check_places(where: str, placed: Iterable[tuple[str, Pointer]]) -> None:
-    """Two inputs may not want one place, unless they are the same bytes; and a file cannot hold another."""
+    """Two inputs may not share a path, unless they are the same bytes; and a file cannot contain another."""
     files: dict[str, bytes] = {}
     for path, pointer in placed:
         if files.setdefault(path, pointer.hash) != pointer.hash:
-            raise BadManifest(where, f"two inputs are to be put at {_shown(path)}")
+            raise BadManifest(where, f"two inputs have the path {_shown(path)}")
     for path in files:
         steps = path.split("/")
         for above in ("/".join(steps[:length]) for length in range(1, len(steps))):
             if above in files:
-                raise BadManifest(where, f"one input is to be put at {_shown(above)} and another below it")
+                raise BadManifest(where, f"one input has the path {_shown(above)} and another a path below it")
 
 
 def _inside(field: str, path: str) -> str:
@@ -322,12 +325,12 @@ def _inside(field: str, path: str) -> str:
 
 
 def _shown(value: object) -> str:
-    """A value as it is named in an error, cut when it is long."""
+    """A value as an error shows it, shortened if it is long."""
     if value is None or isinstance(value, bool):
         return str(value).lower().replace("none", "null")
     if isinstance(value, dict | list | tuple):
         return "a mapping" if isinstance(value, dict) else "a list"
     if isinstance(value, int) and value.bit_length() > _SHOWN_BITS_MAX:
-        return "a number of very many digits"  # Python takes quadratic time to write one down, or refuses
+        return "a number of very many digits"  # Python takes quadratic time to print one, or refuses
     text = repr(value)
     return text if len(text) <= _SHOWN_CHARS else f"{text[: _SHOWN_CHARS - 1]}…"

@@ -1,6 +1,5 @@
-"""What an op asks for: of every payload, the resource that it belongs to, the action that it takes to write one, and
-which caveat narrows it by which word. The capabilities that answer are read in capabilities.py, and authority puts
-the two together.
+"""What an op requires: for every payload, its resource, the action needed to write one, and which caveat restricts it
+by which word. capabilities.py reads the capabilities that grant this, and `authority` combines the two.
 """
 
 from typing import NamedTuple
@@ -15,9 +14,10 @@ class Need(NamedTuple):
 
 
 class Judged(NamedTuple):
-    """How ops with one payload are judged. An action of None: no capability decides who writes them. The field is
-    the one whose word the caveat looks at; None stands for the kind of the job, which the caller knows, and an empty
-    one for a word that the payload does not tell."""
+    """How ops with one payload are judged. An action of None: no capability decides who writes them. The field is the
+    one whose word the caveat checks; None stands for the kind of the job, which the caller knows, and an empty one for
+    a word that the payload does not have.
+    """
 
     resource: str
     action: str | None
@@ -50,7 +50,7 @@ JUDGED: dict[type[Payload], Judged] = {
     v.SupersedeClaim: _CLAIM,
     v.ScheduleJob: _SCHEDULE._replace(field="kind"),
     v.SetSchedule: _SCHEDULE._replace(field="kind"),
-    # It has a name and no kind, so no kind_prefix can be asked of it.
+    # It has a name and no kind, so no kind_prefix can restrict it.
     v.ClearSchedule: _SCHEDULE._replace(caveat=None),
     v.CancelJob: _SCHEDULE,
     v.RetryJob: _SCHEDULE,
@@ -74,22 +74,23 @@ JUDGED: dict[type[Payload], Judged] = {
     v.DelegateUcan: _REGISTRATION,
     v.RevokeUcan: _REGISTRATION,
     v.RevokeRoot: _REGISTRATION,
-    # It holds whole ops, so only those who may read every op may read it.
+    # It holds whole ops, so only nodes that may read every op may read it.
     v.ReportFork: Judged("Ops", None),
-    # Nobody here knows what it says, so the same holds for it.
+    # Its content is unknown here, so the same applies.
     v.Unknown: Judged("Ops", None),
 }
 
 
-# Whoever reads the artifacts of some kinds of jobs is judged by the kind of the job that an artifact came from. Writing
-# one is not: its author names that job itself.
+# Reading the artifacts of some kinds of jobs is judged by the kind of the job that an artifact came from. Writing one
+# is not: its author names that job itself.
 READING: dict[type[Payload], Judged] = JUDGED | dict.fromkeys(
     (v.CreateArtifact, v.EvictArtifact), _ARTIFACT._replace(caveat="kind_prefix")
 )
 
 
 def need_of(payload: Payload) -> Need | None:
-    """The capability that it takes to write such an op. None: no capability decides it. A delegation carries its own
-    authority, a revocation is judged by who issued what it revokes, and an acceptance needs any delegation in force."""
+    """The capability needed to write such an op. None: no capability decides it. A delegation carries its own
+    authority, a revocation is judged by who issued what it revokes, and an acceptance needs any delegation in force.
+    """
     judged = JUDGED[type(payload.payload if isinstance(payload, v.Sanitised) else payload)]
     return None if judged.action is None else Need(judged.resource, judged.action)

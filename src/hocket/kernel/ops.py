@@ -1,14 +1,14 @@
-"""The envelope of an op: who says it, when, after what, and the signature over it. This module decides which bytes an
-op is, which of them are signed, and what its id and its link commit to. Whether the author is known, allowed, or in
-time is decided by authority and the roster; the store keeps the bytes.
+"""The envelope of an op: its author, its time, what it follows, and the signature over it. This module decides which
+bytes an op is, which of them are signed, and what its id and its link commit to. `authority` and the roster decide
+whether the author is known, allowed, and in time; the store keeps the bytes.
 
 Under bound rules an op's id is the milliseconds of its time and a hash over the rest of its envelope, so a citation
-commits to the whole op and nobody can take another op's id. A job's id is that of the op that schedules it. An
-artifact's id is that of the op that creates it, or a hash over its author and its content. Two further commitments
-stand behind the ops that an op depends on, in the same field. The last is its link, a hash of the author's previous op:
-an author's ops form one chain, and two ops with the same link prove that their author has shown two histories. Before
-it may stand a pin, the time and a hash of the last op that the author knew of another node: what that node shows later
-under an earlier time was not known then.
+commits to the whole op and no op can take another's id. A job's id is that of the op that schedules it. An artifact's
+id is that of the op that creates it, or a hash over its author and its content. Two further commitments follow the ops
+that an op depends on, in the same field. The last is its link, a hash of the author's previous op: an author's ops form
+one chain, and two ops with the same link prove that their author has two histories. Before the link there may be a pin,
+the time and a hash of the last op that the author knew of another node: an op that this node shows later under an
+earlier time was not known then.
 """
 
 from collections.abc import Iterator, Sequence
@@ -50,13 +50,16 @@ _read_deps, _write_deps = _DEPS.read, _DEPS.write
 _read_payload, _write_payload = PAYLOAD.read, PAYLOAD.write
 _read_signature = _SIGNATURE.read
 _ONE_BYTE = [bytes([n]) for n in range(0x80)]
-_SCHEDULE = encode_value(U64, number_of(ScheduleJob))
-# No op id begins so: its milliseconds would lie beyond the year 10800.
+_SCHEDULE_NUMBER = number_of(ScheduleJob)
+_SCHEDULE = encode_value(U64, _SCHEDULE_NUMBER)
+# Version, wall, logical, and the node twice.
+_NUMBERS_BEFORE_DEPS = 5
+# No op id begins like this: its milliseconds would lie beyond the year 10800.
 _LINK_MARK, _PIN_MARK = 0xFF, 0xFE
 NO_ID = bytes(16)
-# A payload that is not known here may contain what looks like a signature, and each try costs a hash.
+# An unknown payload may contain bytes that look like a signature, and each try costs a hash.
 _SIGNATURES_TRIED = 4
-# The payloads that make something, and the field that names it.
+# The payloads that create something, and the field that names it.
 _SELF_NAMED: dict[type[Payload], str] = {ScheduleJob: "job_id", CreateArtifact: "artifact_id"}
 _OP_CONTEXT = b"hocket op\0"
 
@@ -101,7 +104,7 @@ class Pin(NamedTuple):
 
 def link_to(previous: bytes) -> bytes:
     """What an op carries of its author's previous op; `NO_ID` stands for "none before". It is a hash, so that a reader
-    from whom that op is kept does not learn its id.
+    that may not have that op does not learn its id.
     """
     return b"\xff" + digest(b"hocket link\0" + previous, 15)
 
@@ -120,12 +123,12 @@ def bind(op: Op) -> tuple[Op, bytes]:
 
 
 def bound(stamp: Hlc, deps: tuple[bytes, ...], payload: Payload) -> tuple[Op, bytes]:
-    """The same from what such an op says."""
+    """The same from the content of such an op."""
     rest, at = _rest(stamp, deps, payload)
     identity = make_ulid(stamp.wall, digest(_OP_CONTEXT + rest, 10))
     field = _SELF_NAMED.get(type(payload))
     if field is not None and getattr(payload, field) == NO_ID:
-        # What stands between the payload's beginning and the name is never so many zeros.
+        # The bytes between the payload's beginning and the name never contain that many zeros.
         place = rest.index(NO_ID, at)
         rest = rest[:place] + identity + rest[place + 16 :]
         payload = msgspec.structs.replace(payload, **{field: identity})
@@ -133,8 +136,8 @@ def bound(stamp: Hlc, deps: tuple[bytes, ...], payload: Payload) -> tuple[Op, by
 
 
 def is_bound(data: bytes, op: Op) -> bool:
-    """Whether the ids in these received bytes are those that their content gives. A job's id may also be derived from
-    something else, which the fold knows.
+    """Whether the ids in these received bytes match their content. A job's id may also be derived from something else,
+    which the fold knows.
     """
     payload = op.payload
     body = data[: len(data) - _tail_bytes(op.signature)]
@@ -142,7 +145,7 @@ def is_bound(data: bytes, op: Op) -> bool:
     if field is not None:
         named = getattr(payload, field)
         if named == op.id:
-            # An op cannot contain its own id by chance, so the first place that has it is that of the name.
+            # An op cannot contain its own id by chance, so its first occurrence is the name.
             place = body.index(op.id, 16)
             body = body[:place] + NO_ID + body[place + 16 :]
         elif isinstance(payload, CreateArtifact) and named != artifact_id(op.node_id, payload):
@@ -155,8 +158,8 @@ def _bound_id(wall: int, body: bytes) -> bytes:
 
 
 def artifact_id(node: int, payload: CreateArtifact) -> bytes:
-    """The id of an artifact that this node makes, when it is needed before the op is written. Its milliseconds are
-    those of the id that the payload has; the rest is a hash over author and content.
+    """The id of an artifact that this node creates, if it is needed before the op is written. Its milliseconds are
+    those of the id in the payload; the rest is a hash over author and content.
     """
     unnamed = encode_value(PAYLOAD, msgspec.structs.replace(payload, artifact_id=NO_ID))
     made = payload.artifact_id[:6]
@@ -174,7 +177,7 @@ def _check(op: Op) -> None:
 
 
 def unsigned(op: Op) -> bytes:
-    """The envelope up to the signature field. These bytes and a zero, for "no signature", are what is signed."""
+    """The envelope up to the signature field. These bytes and a zero, for "no signature", are signed."""
     _check(op)
     if len(op.id) != 16:
         raise Malformed(f"an op id has 16 bytes, not {len(op.id)}")
@@ -182,7 +185,7 @@ def unsigned(op: Op) -> bytes:
 
 
 def _rest(stamp: Hlc, deps: tuple[bytes, ...], payload: Payload) -> tuple[bytes, int]:
-    """What stands between the id and the signature field, and where in it the payload begins."""
+    """The bytes between the id and the signature field, and where the payload begins in them."""
     wall, logical, node = stamp
     out = bytearray(_version_and_wall(wall))
     if 0 <= logical <= 0x7F:
@@ -207,8 +210,8 @@ def _rest(stamp: Hlc, deps: tuple[bytes, ...], payload: Payload) -> tuple[bytes,
 def plain_schedule(
     job_id: bytes | None, stamp: Hlc, link: bytes | None, kind: str, payload: bytes
 ) -> tuple[bytes, bytes]:
-    """The id and the unsigned bytes of the op that schedules a job of its own id and asks for nothing special, made in
-    one go: it is the commonest op and the only one that is written alone. Without a `job_id` the id is bound.
+    """The id and the unsigned bytes of the op that schedules a job of its own id without special options, built in one
+    step: it is the most common op and the only one that is written alone. Without a `job_id` the id is bound.
     """
     wall, logical, node = stamp
     head = b"".join(
@@ -226,7 +229,7 @@ def plain_schedule(
     return job_id, b"".join((job_id, head, job_id, rest))
 
 
-# A node writes many ops in a millisecond and always under one id, so these bytes are worth remembering.
+# A node writes many ops in a millisecond and always under one id, so these bytes are worth caching.
 
 
 @lru_cache(maxsize=64)
@@ -254,7 +257,7 @@ def _tail_bytes(signature: bytes | None) -> int:
     return 1 if signature is None else len(_signature_head(len(signature))) + len(signature)
 
 
-def sealed(body: bytes, signature: bytes) -> bytes:
+def with_signature(body: bytes, signature: bytes) -> bytes:
     """The complete op from its unsigned bytes and the bytes of its signature field."""
     data = body + _signature_head(len(signature)) + signature
     if len(signature) > MAX_SIGNATURE_BYTES or len(data) > MAX_OP_BYTES:
@@ -265,7 +268,7 @@ def sealed(body: bytes, signature: bytes) -> bytes:
 def encode(op: Op) -> bytes:
     body = unsigned(op)
     if op.signature is not None:
-        return sealed(body, op.signature)
+        return with_signature(body, op.signature)
     if len(body) >= MAX_OP_BYTES:
         raise Malformed(f"an op has at most {MAX_OP_BYTES} bytes")
     return body + b"\x00"
@@ -287,8 +290,8 @@ def _read_envelope(r: Reader) -> Op:
 
 
 def _read_unknown(r: Reader, start: int, at: int, op_id: bytes, timestamp: Hlc, error: UnknownVariant) -> Unknown:
-    """A payload that this program does not know. Nothing says where it ends; but a signature follows it, and where ids
-    are bound the right one is that before which the bytes give the op's id.
+    """A payload that this program does not know. Nothing marks its end; but a signature follows it, and if ids are
+    bound, the right signature is the one before which the bytes give the op's id.
     """
     r.pos = at
     number, begins = _read_u64(r), r.pos
@@ -319,7 +322,7 @@ def read_op(r: Reader) -> Op:
 
 
 def read_stamp(data: bytes) -> Hlc | None:
-    """The time of an op whose payload cannot be read; None when not even that can be."""
+    """The time of an op whose payload cannot be read; None if not even the time can be."""
     r = Reader(data)
     try:
         r.take(16)
@@ -332,7 +335,7 @@ def read_stamp(data: bytes) -> Hlc | None:
 
 
 def decode(data: bytes) -> Op:
-    """The op that the whole of data is."""
+    """Decodes all of data as one op."""
     if len(data) > MAX_OP_BYTES:
         raise Malformed(f"an op has at most {MAX_OP_BYTES} bytes, not {len(data)}")
     r = Reader(data)
@@ -342,20 +345,38 @@ def decode(data: bytes) -> Op:
     return op
 
 
+def schedule_payload(data: bytes) -> bytes:
+    """The payload of the job that this op schedules, without reading the rest of the op."""
+    r = Reader(data)
+    place = 16
+    for _ in range(_NUMBERS_BEFORE_DEPS):
+        while data[place] > 0x7F:
+            place += 1
+        place += 1
+    r.pos = place
+    r.take(16 * r.varint())
+    if r.varint() != _SCHEDULE_NUMBER:
+        raise Malformed("the op schedules no job")
+    r.take(16)
+    r.take(r.varint())
+    return r.take(r.varint())
+
+
 def sign(op: Op, key: SigningKey) -> Op:
     signature = detached(key.sign(unsigned(op) + b"\x00"), op.node_id)
     return msgspec.structs.replace(op, signature=signature)
 
 
 def verify_op(data: bytes, op: Op, public: bytes) -> bool:
-    """Whether the holder of this key signed these received bytes, of which op is the decoding. The signing form is
-    cut out of the bytes and never encoded anew, so what is verified is what was sent."""
+    """Whether the holder of this key signed these received bytes, of which op is the decoding. The signing form is cut
+    out of the bytes and never encoded again, so what is verified is what was sent.
+    """
     if op.signature is None:
         return False
     try:
         signature = open_detached(op.signature, op.node_id)
         body = data[: len(data) - _tail_bytes(op.signature)]
-        if sealed(body, op.signature) != data:
+        if with_signature(body, op.signature) != data:
             return False
     except Malformed:
         return False
@@ -370,13 +391,13 @@ def encode_sequence(ops: Sequence[bytes]) -> bytes:
 
 
 def read_sequence(data: bytes) -> Iterator[tuple[bytes, Op | Malformed]]:
-    """Each op of a batch with its own bytes, or the reason why it is none.
+    """Each op of a batch with its own bytes, or the reason why it is not an op.
 
-    Postcard puts no length before a payload. An op whose bytes cannot be followed to their end (another schema version,
-    input that stops early, an unknown variant where ids are not bound) therefore hides where the next one begins: it is
-    given as a Malformed together with all the bytes that are left, of which the first 16 are its id, and the reading
-    stops. Whoever sent the batch must be asked again from there, in smaller batches, to get at what lies behind. An op
-    that can be followed but breaks a rule is given as a Malformed with its own bytes, and the reading goes on.
+    Postcard puts no length before a payload. An op whose end cannot be found (another schema version, truncated input,
+    an unknown variant if ids are not bound) therefore hides where the next one begins: it is yielded as a Malformed
+    together with all the remaining bytes, of which the first 16 are its id, and reading stops. To get the ops after it,
+    the sender of the batch must be asked again from there, in smaller batches. An op that can be read to its end but
+    breaks a rule is yielded as a Malformed with its own bytes, and reading continues.
     """
     r = Reader(data)
     start = 0

@@ -1,7 +1,7 @@
-"""The policy envelope of a job: what a submitter asks of whoever runs it. It travels inside ScheduleJob as JSON
-with the defaults left out, so that an ordinary job carries no bytes of it. This module says what may be asked
-and reads it strictly; the roster decides what follows per job (time, retries, order), and the transaction that
-admits a submit or a claim decides what spans jobs (unique keys, concurrency, rates).
+"""The policy envelope of a job: what a submitter asks of the worker that runs it. It travels inside ScheduleJob as JSON
+with the defaults left out, so that an ordinary job carries no bytes of it. This module defines the options and parses
+them strictly; the roster decides what follows per job (time, retries, order), and the transaction that admits a submit
+or a claim decides what spans jobs (unique keys, concurrency, rates).
 """
 
 from functools import lru_cache
@@ -33,8 +33,8 @@ class Rate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """`None` for lease and retries leaves the choice to the handler that runs the job. An `open` job may be claimed
-    without asking the arbiter; then two nodes that do not hear of each other can both run it, and the fence tells.
-    The job of a schedule's tick carries the schedule's name and, in `schedule_op`, the op that set it.
+    without asking the arbiter; then two nodes that do not hear of each other can both run it, and the fence tells them
+    apart. The job of a schedule's tick carries the schedule's name and, in `schedule_op`, the op that set it.
     """
 
     priority: Annotated[int, msgspec.Meta(ge=-PRIORITY_MAX, le=PRIORITY_MAX)] = 0
@@ -74,7 +74,7 @@ def encode_policy(policy: Policy) -> bytes:
 
 @lru_cache(maxsize=256)
 def decode_policy(envelope: bytes) -> Policy:
-    """Raises ValueError, with the field named, for anything that is not exactly a policy of ours."""
+    """Raises ValueError, with the name of the field, for anything that is not exactly a policy of ours."""
     if not envelope:
         return DEFAULT
     if len(envelope) > POLICY_BYTES_MAX:
@@ -86,7 +86,7 @@ def decode_policy(envelope: bytes) -> Policy:
 
 
 def dependencies(envelope: bytes) -> tuple[bytes, ...]:
-    """The jobs that an envelope says must come first; none when it cannot be read."""
+    """The jobs that an envelope says must come first; none if it is unreadable."""
     try:
         return decode_policy(envelope).dependencies()
     except ValueError:
@@ -94,5 +94,5 @@ def dependencies(envelope: bytes) -> tuple[bytes, ...]:
 
 
 def check_policy(policy: Policy) -> Policy:
-    """The same checks on a policy built in Python; raises ValueError with the field named."""
+    """The same checks on a policy built in Python; raises ValueError with the name of the field."""
     return decode_policy(_encoder.encode(policy))

@@ -1,7 +1,8 @@
-"""The postcard codec: how values become bytes and back, by small codecs that are put together into larger ones.
-Every value has exactly one encoding; whatever is not that encoding is refused, so that bytes can be signed,
-compared and kept. Which values there are is decided in vocabulary.py and ops.py. There is no recursive codec
-here, so input cannot make the reader nest deeper than the declared types do."""
+"""The postcard codec: how values become bytes and back, by small codecs that are combined into larger ones. Every value
+has exactly one encoding; any other is refused, so that bytes can be signed, compared and kept. vocabulary.py and ops.py
+define the values. There is no recursive codec here, so input cannot make the reader nest deeper than the declared types
+do.
+"""
 
 from collections.abc import Callable, Mapping
 from enum import IntEnum
@@ -28,7 +29,7 @@ class Malformed(ValueError):
 
 
 class UnknownVariant(Malformed):
-    """A tagged union carries a discriminant that is not in its table; the body's shape is therefore unknown."""
+    """A tagged union has a discriminant that is not in its table; the body's shape is therefore unknown."""
 
     def __init__(self, discriminant: int) -> None:
         super().__init__(f"unknown variant {discriminant}")
@@ -64,8 +65,9 @@ class Reader:
 
 
 def _varint(window: bytes) -> tuple[int, int]:
-    """The number that these bytes begin with, and how many of them it takes. Ten bytes hold 64 bits, so a caller
-    passes no more, and a varint that goes on for ever costs no more than one that ends."""
+    """The number that these bytes begin with, and how many bytes it takes. Ten bytes hold 64 bits, so a caller passes
+    no more, and an endless varint costs no more than one that ends.
+    """
     value = shift = 0
     for byte in window:
         value |= (byte & 0x7F) << shift
@@ -77,7 +79,7 @@ def _varint(window: bytes) -> tuple[int, int]:
     raise Malformed("a varint does not end")
 
 
-# Node ids take nine or ten bytes and come again in every op, which is what makes remembering them worthwhile.
+# Node ids take nine or ten bytes and occur in every op, which makes caching them worthwhile.
 _varint_remembered = lru_cache(maxsize=4096)(_varint)
 
 
@@ -108,7 +110,7 @@ def encode(codec: Codec[T], value: T) -> bytes:
 
 
 def decode(codec: Codec[T], data: bytes) -> T:
-    """The value that the whole of data encodes."""
+    """Decodes all of data as one value."""
     r = Reader(data)
     value = codec.read(r)
     if r.pos != len(r.data):
@@ -265,7 +267,7 @@ def seq(inner: Codec[T], limit: int = SEQ_LIMIT) -> Codec[tuple[T, ...]]:
         count = _read_u64(r)
         if count == 0:
             return ()
-        # Every element takes at least one byte, so a count beyond the input is a lie and allocates nothing.
+        # Every element takes at least one byte, so a count beyond the input is false and allocates nothing.
         if count > limit or count > r.remaining():
             raise Malformed(f"a sequence of {count} is longer than its bound or its input")
         return tuple([inner_read(r) for _ in range(count)])
@@ -318,8 +320,8 @@ def enum(cls: type[E]) -> Codec[E]:
 
 
 def struct(cls: type[S], *codecs: Codec[Any]) -> StructCodec[S]:
-    """The fields of a struct in their declared order, one codec for each. As for a dataclass, the functions are put
-    together as source: a loop over the fields takes twice as long.
+    """The fields of a struct in their declared order, one codec for each. As for a dataclass, the functions are
+    generated as source: a loop over the fields takes twice as long.
     """
     names = cls.__struct_fields__
     if len(names) != len(codecs) or not names:
@@ -334,13 +336,13 @@ def struct(cls: type[S], *codecs: Codec[Any]) -> StructCodec[S]:
 
 
 def union(variants: Mapping[int, StructCodec[Any]]) -> Codec[Any]:
-    """One of several structs, after the varint of its discriminant. The class says which one it is on the way
-    out.
+    """One of several structs, after the varint of its discriminant. When encoding, the class determines the
+    discriminant.
     """
     reads = {number: codec.read for number, codec in variants.items()}
     writes = {codec.cls: (encode(U64, number), codec.write) for number, codec in variants.items()}
     if len(writes) != len(reads):
-        raise TypeError("a class stands twice in one union")
+        raise TypeError("a class occurs twice in one union")
 
     def write(out: bytearray, value: object) -> None:
         found = writes.get(type(value))

@@ -1,6 +1,6 @@
-"""Proof of execution: which command ran, on which runner, how it ended, what it used and made, signed by the worker
-that ran it. The envelope is canonical JSON and keeps to GATOS' schema; what that has no field for is in one object of
-kind `run` among the outputs. A proof has one spelling and is checked with nothing but itself.
+"""Proof of execution: which command ran, on which runner, how it ended, what it used and produced, signed by the worker
+that ran it. The envelope is canonical JSON in GATOS' schema; data without a field there is in one object of kind `run`
+among the outputs. A proof has one spelling, and checking it needs nothing else.
 """
 
 import re
@@ -26,11 +26,11 @@ Words = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
 
 
 class BadProof(ValueError):
-    """Not a proof, or not one of what it is held to be."""
+    """Not a proof, or not a proof of what was expected."""
 
 
 class Proof(msgspec.Struct, frozen=True):
-    """`signature` is over the content id and the envelope, `statement_signature` over the same in in-toto's words."""
+    """`signature` is over the content id and the envelope, `statement_signature` over the same in in-toto's format."""
 
     envelope: bytes
     worker: bytes
@@ -38,7 +38,7 @@ class Proof(msgspec.Struct, frozen=True):
     statement_signature: bytes
 
 
-# The structs below are the JSON of an envelope; a field that is missing, unknown or of another type is refused.
+# The structs below are the JSON of an envelope; a missing or unknown field, or one of another type, is refused.
 
 
 class _Runner(msgspec.Struct, forbid_unknown_fields=True):
@@ -94,15 +94,15 @@ _files = msgspec.json.Decoder(_File)
 
 
 def envelope(execution: Execution) -> bytes:
-    """The envelope's bytes; BadProof when the execution cannot be written down so that it can be read again."""
+    """The envelope's bytes; BadProof if reading them would not give the same execution."""
     made = _written(execution)
     if _read(made) != execution:
-        raise BadProof("this execution does not survive being written down")
+        raise BadProof("this execution cannot be encoded and read back")
     return made
 
 
 def read_envelope(raw: bytes) -> Execution:
-    """What an envelope says. Whoever signed it is not asked."""
+    """Parses an envelope. Does not check who signed it."""
     execution = _read(raw)
     # A repeated key or a second spelling could be read differently by two readers, so there is only one spelling.
     if _written(execution) != raw:
@@ -150,7 +150,7 @@ def prove(execution: Execution, key: SigningKey) -> Proof:
 
 
 def check(proof: Proof, content_id: bytes | None = None, worker: bytes | None = None) -> Execution:
-    """What is proven, or BadProof. The command and the worker are held against those that are given."""
+    """What is proven, or BadProof. Checks the command and the worker against those given."""
     if worker is not None and proof.worker != worker:
         raise BadProof(f"the proof is by {key_text(proof.worker)}, not by {key_text(worker)}")
     execution = read_envelope(proof.envelope)
@@ -171,7 +171,7 @@ def digest(proof: Proof) -> bytes:
 
 
 def dsse(proof: Proof) -> dict[str, Any]:
-    """The proof as an in-toto Statement in a DSSE envelope. No key is needed: the statement was signed with it."""
+    """The proof as an in-toto Statement in a DSSE envelope. Needs no key: the statement is already signed."""
     said = statement(read_envelope(proof.envelope), digest(proof), proof.worker)
     return enclose(said, proof.worker, proof.statement_signature)
 
@@ -188,13 +188,13 @@ def encode_proof(proof: Proof) -> bytes:
 
 
 def decode_proof(raw: bytes) -> Proof:
-    """The proof in a file. That it is spelled right is all that this says; `check` says whether it is true."""
+    """The proof in a file. Checks only its form; `check` verifies it."""
     if len(raw) > PROOF_BYTES_MAX:
         raise BadProof(f"not a proof: longer than {PROOF_BYTES_MAX} bytes")
     try:
         found = _files.decode(raw)
         if found.format != _FORMAT:
-            raise BadProof(f"a proof of the format {found.format!r} is not known here, only {_FORMAT!r}")
+            raise BadProof(f"unknown proof format {found.format!r}; known is {_FORMAT!r}")
         proof = Proof(
             bytes(found.envelope),
             parse_key(found.worker, KEY_BYTES),
@@ -206,7 +206,7 @@ def decode_proof(raw: bytes) -> Proof:
     except (ValueError, msgspec.MsgspecError, RecursionError) as error:
         raise BadProof(f"not a proof: {error}") from None
     if encode_proof(proof) != raw:
-        raise BadProof("not a proof: it is not spelled in the one way that Hocket writes it")
+        raise BadProof("not a proof: it is not in canonical form")
     return proof
 
 
@@ -237,7 +237,7 @@ def _as_json(execution: Execution) -> dict[str, Any]:
         "fence": execution.fence,
         "job": execution.job,
         "inputs": [hash_text(each) for each in execution.inputs],
-        # Only here are floats, which have a spelling of their own, and names that need not be ASCII.
+        # Only this part has floats, which have a spelling of their own, and names that need not be ASCII.
         "resources": msgspec.Raw(canonical_json(used)),
         "stdout": _stream_json(execution.stdout),
         "stderr": _stream_json(execution.stderr),
@@ -253,19 +253,19 @@ def _as_json(execution: Execution) -> dict[str, Any]:
 
 
 def _check_sense(execution: Execution) -> None:
-    """What the types alone do not say."""
+    """Checks what the types alone do not express."""
     if execution.finished_at_ms < execution.started_at_ms:
         raise BadProof("the command ended before it began")
     if execution.exit_code is not None and execution.signal is not None:
         raise BadProof("the command ended with an exit code and by a signal")
     try:
         if ulid_text(parse_ulid(execution.job)) != execution.job:
-            raise BadProof(f"the job {execution.job!r} is not spelled as a ULID is")
+            raise BadProof(f"the job {execution.job!r} is not a canonical ULID")
     except ValueError as error:
         raise BadProof(f"the job: {error}") from None
     paths = [each.path for each in execution.outputs]
     if len(set(paths)) < len(paths):
-        raise BadProof("two outputs have one path")
+        raise BadProof("two outputs have the same path")
     for path in paths:
         if path.startswith("/") or any(step in ("", ".", "..") for step in path.split("/")):
             raise BadProof(f"the output {path!r} is not inside the job's directory")
@@ -273,7 +273,7 @@ def _check_sense(execution: Execution) -> None:
 
 def _hash(field: str, text: str) -> bytes:
     if (found := _HASH.fullmatch(text)) is None:
-        raise BadProof(f"{field}: {text[:80]!r} is no BLAKE3 hash")
+        raise BadProof(f"{field}: {text[:80]!r} is not a BLAKE3 hash")
     return bytes.fromhex(found[1])
 
 
@@ -283,7 +283,7 @@ def _moment(field: str, text: str) -> int:
             raise ValueError
         return parse_hlc(f"{text}+0", 0).wall
     except ValueError:
-        raise BadProof(f"{field}: {text[:80]!r} is no time in UTC with milliseconds") from None
+        raise BadProof(f"{field}: {text[:80]!r} is not a UTC time with milliseconds") from None
 
 
 def _output(found: _Pointer | _Run) -> Output:

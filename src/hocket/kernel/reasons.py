@@ -1,13 +1,12 @@
-"""Why an op does not count. A rejection is a value: one of these, beside the op's id. The numbers are
-stored with the ops, so they never change their meaning; new reasons get new numbers. Who keeps, counts and
-shows rejections is decided elsewhere.
+"""Why an op does not count. A rejection is a value: one of these, beside the op's id. The numbers are stored with the
+ops, so they never change their meaning; new reasons get new numbers. Other modules store, count and show rejections.
 """
 
 from enum import IntEnum
 
 
 class Reason(IntEnum):
-    """Each reason carries the sentence that a person is shown."""
+    """Each reason carries its sentence for people."""
 
     sentence: str
 
@@ -17,17 +16,17 @@ class Reason(IntEnum):
         self.sentence = sentence
         return self
 
-    # An op that waits is not refused: it counts as soon as what it depends on has arrived and counts.
+    # An op that waits is not refused: it counts as soon as its dependencies have arrived and count.
     WAITING = 1, "waits for an op that it depends on"
     # Nor is an offer refused: it counts from the arbiter's acceptance on, if there is one.
-    OFFERED = 2, "is offered to the arbiter, who decides"
+    OFFERED = 2, "is offered to the arbiter, which decides"
     NOT_ACCEPTED = 3, "the arbiter did not accept it"
 
     # Decided by the fold of one job.
     UNKNOWN_JOB = 10, "no job with this id was scheduled before it"
     DUPLICATE_JOB = 11, "a job with this id was scheduled earlier"
     ALREADY_CLAIMED = 12, "another claim holds the job"
-    NOT_CLAIMED = 13, "nobody holds the job"
+    NOT_CLAIMED = 13, "no worker holds the job"
     NOT_CLAIMER = 14, "its author does not hold the job"
     STALE_CLAIM = 15, "it cites a claim that no longer holds the job"
     LEASE_RUNNING = 16, "the lease has not passed its deadline"
@@ -50,7 +49,7 @@ class Reason(IntEnum):
     DEPENDENCY_REJECTED = 40, "an op that it depends on was rejected"
     DEPENDENCY_CYCLE = 41, "it depends on itself or on a later op"
 
-    # Decided at the door, before an op is on the log; INTEGRITY also takes the earlier op off the roster.
+    # Decided before an op is on the log; INTEGRITY also takes the earlier op off the roster.
     INTEGRITY = 60, "two ops of one author carry the same timestamp"
     MALFORMED = 61, "its bytes cannot be read"
     UNKNOWN_VARIANT = 62, "its payload variant is unknown"
@@ -65,20 +64,20 @@ class Reason(IntEnum):
     UNBOUND = 81, "its id, or that of what it makes, does not follow from its content"
     UNLINKED = 82, "it does not follow the last op of its author that is here"
     OTHER_BYTES = 83, "another op has its id"
-    TOO_LARGE = 84, "it is larger than an op may be here"
+    TOO_LARGE = 84, "it exceeds the size limit of an op here"
     STRICT = 86, "this mesh keeps to Likewise v0.1, which has no such op"
-    LATE = 85, "it came long after the delegation that it leans on had ended, and waits for the owner's word"
+    LATE = 85, "it came long after the delegation that it relies on had ended, and waits for the owner's decision"
     QUOTA = 86, "its author has stored more than its quota"
     IDLE = 87, "its author has left too many ops on the job that do not count"
 
     # Decided by authority: what the delegations on the log allow the author at the op's time.
     UNAUTHORISED = 70, "no delegation in force allows it"
-    REVOKED = 71, "the delegation that it leans on was revoked"
-    UNRESOLVED = 72, "a delegation that it leans on is not on the log"
+    REVOKED = 71, "the delegation that it relies on was revoked"
+    UNRESOLVED = 72, "a delegation that it relies on is not on the log"
     WIDENED = 73, "the delegation grants more than its parent"
     OWNER_ONLY = 74, "only the owner may write it"
     OTHERS_SCHEDULE = 76, "another node set the schedule, and no delegation in force covers the kind of its jobs"
-    OTHERS_ARTIFACT = 77, "only its author, the node whose job made it or the owner may evict it before its time"
+    OTHERS_ARTIFACT = 77, "only its author, the node whose job made it or the owner may evict it before it expires"
     FORKED = 80, "its author has shown two histories"
 
 

@@ -1,6 +1,6 @@
-"""The roster: what the ops say about each job. `Jobs` holds the rules of this family, which `arbitration` asks: one job
-and the next op in HLC order give the job as it is afterwards, or the reason why the op does not count. The rules read
-no clock and know nothing of arrival.
+"""The roster: the state of each job according to the ops. `Jobs` holds the rules of this family, which `arbitration`
+applies: one job and the next op in HLC order give the new state of the job, or the reason why the op does not count.
+The rules read no clock and do not depend on the order of arrival.
 
     Pending ──ClaimWork──► Claimed ──CompleteJob──► Completed, for good
        ▲                      │
@@ -8,10 +8,10 @@ no clock and know nothing of arrival.
        │                      └─ Fail for the last time, Cancel ──► Completed, failed or cancelled
        └──────────────────────────────── Retry ◄─────────────────────────┘
 
-While a coordinator is in force it is the arbiter of every job that is not `open`: what others write about such a job
-is only an offer, and counts when the arbiter accepts it, at the time of the acceptance. So all that happens to the job
-is one sequence, the arbiter's own, and nothing that arrives late can change it. An `open` job goes on without the
-arbiter; but once the arbiter has accepted its completion, that stands, whatever comes to light of earlier times.
+While a coordinator is in force it is the arbiter of every job that is not `open`: what others write about such a job is
+only an offer, and counts when the arbiter accepts it, at the time of the acceptance. So everything that happens to the
+job is one sequence, the arbiter's own, and no late op can change it. An `open` job does not need the arbiter; but once
+the arbiter has accepted its completion, that stands, whatever earlier ops arrive.
 """
 
 from collections.abc import Callable
@@ -41,9 +41,9 @@ from hocket.kernel.vocabulary import (
     YieldWork,
 )
 
-# A job that was handed back or lost this often without an end is failed: it takes its workers down.
+# A job that was returned or lost this often without completing is failed: it takes its workers down.
 RETURNS_MAX = 25
-# The first few returns are free; later ones rest, so that a job that kills its workers does so ever more slowly.
+# The first few returns are free; later ones wait, so that a job that kills its workers does so more and more slowly.
 RETURNS_FREE = 3
 RETURN_REST_MS = 1_000
 RETURN_REST_MS_MAX = 60_000
@@ -63,7 +63,7 @@ class Outcome(IntEnum):
 
 
 class Job(msgspec.Struct, frozen=True):
-    """One job as the ops up to `last` make it."""
+    """One job according to the ops up to `last`."""
 
     id: bytes
     kind: str
@@ -88,10 +88,12 @@ class Job(msgspec.Struct, frozen=True):
 
 
 class JobContext(FoldContext, Protocol):
-    """What the fold of one job may ask about the rest of the log beside that."""
+    """What else the fold of one job may ask about the rest of the log."""
 
     def tick_refusal(self, op: Op, policy: Policy) -> Reason | None:
-        """Why this ScheduleJob, which names a schedule, is no tick of it, or its schedule's author had no authority."""
+        """Why this ScheduleJob, which names a schedule, is not a tick of it, or why its schedule's author had no
+        authority.
+        """
 
     def offer_of(self, op_id: bytes) -> bytes | None:
         """The offer that this op accepts, if it is an acceptance."""
@@ -143,7 +145,7 @@ class Jobs:
         return _RULES[type(op.payload)](job, op, op.payload, _Decided(context, author))
 
     def accept_open(self, job: Job, op: Op, offered: Op) -> Verdict:
-        """The first completion of an open job that the arbiter has accepted is the job's for good."""
+        """The first completion of an open job that the arbiter has accepted is final."""
         if job.is_settled or not isinstance(offered.payload, CompleteJob):
             return Reason.NOT_ARBITER
         return replace(
@@ -166,8 +168,8 @@ class Jobs:
 
 
 class _Decided:
-    """For what the arbiter has written or accepted: what hangs on the rest of the log was decided then, in its own
-    store, and is not asked again when more of the log is known.
+    """For ops that the arbiter has written or accepted: whatever depends on the rest of the log was decided then, in
+    the arbiter's own store, and is not asked again when more of the log is known.
     """
 
     def __init__(self, context: JobContext, node: int) -> None:
@@ -185,7 +187,7 @@ class _Decided:
         return None
 
     def arbiter(self, at: Hlc) -> int | None:
-        """The node whose op it was: it speaks with the arbiter's word."""
+        """The author of the op: it acts with the arbiter's authority."""
         return self._node
 
     def offered(self, op_id: bytes, subject: Subject) -> Op | None:
@@ -216,8 +218,8 @@ def _schedule(op: Op, payload: ScheduleJob) -> Verdict:
 
 
 def _schedule_refusal(op: Op, payload: ScheduleJob, context: JobContext, citing: Citing) -> Reason | None:
-    """Why the author may not schedule the job, if so, or what it cites stands against it. A tick is its schedule's
-    author's, whoever writes it down, so its schedule must be here before it can be judged. But an op of a forked author
+    """Why the author may not schedule the job, if so, or what it cites forbids it. A tick belongs to its schedule's
+    author, whichever node writes it, so its schedule must be here before it can be judged. But an op of a forked author
     is void before all else, since not every node has it.
     """
     policy = _policy(payload)
@@ -228,7 +230,7 @@ def _schedule_refusal(op: Op, payload: ScheduleJob, context: JobContext, citing:
 
 
 def _policy(payload: ScheduleJob) -> Policy | None:
-    """None when it cannot be read."""
+    """None if it is unreadable."""
     try:
         return decode_policy(payload.policy_envelope)
     except ValueError:
@@ -249,7 +251,7 @@ def _claim(job: Job, op: Op, payload: ClaimWork, context: JobContext) -> Verdict
     wall = op.timestamp.wall
     if job.state is State.CLAIMED:
         return _renew(job, op, payload, context)
-    # A renewal of a hold that has ended meanwhile is no new hold: its author would not know of the new fence.
+    # A renewal of a claim that has ended meanwhile is not a new claim: its author would not know the new fence.
     refused = _stale(job, op, context) or _routed_elsewhere(job, op, context)
     if refused is not None:
         return refused
@@ -272,14 +274,14 @@ def _claim(job: Job, op: Op, payload: ClaimWork, context: JobContext) -> Verdict
 
 
 def _renew(job: Job, op: Op, payload: ClaimWork, context: JobContext) -> Verdict:
-    """A holder's fresh claim keeps the fence and moves the deadline; anybody else's comes too late."""
+    """The holder's new claim keeps the fence and moves the deadline; any other node's comes too late."""
     if payload.claimer != job.claimer:
         return Reason.ALREADY_CLAIMED
     refused = _stale(job, op, context) or _routed_elsewhere(job, op, context)
     if refused is not None:
         return refused
     assert job.deadline is not None
-    # The arbiter goes by its machine's own clock, since what it hears from others may move the log's far ahead.
+    # The arbiter uses its machine's own clock, since ops of others may move the log's clock far ahead.
     is_decided = not job.policy.open and context.arbiter(op.timestamp) == op.node_id
     if op.timestamp.wall > job.deadline and not is_decided:
         return Reason.LEASE_PASSED
@@ -292,21 +294,22 @@ def _routed_elsewhere(job: Job, op: Op, context: JobContext) -> Reason | None:
 
 
 def _stale(job: Job, op: Op, context: JobContext) -> Reason | None:
-    """An op about a claim cites it. One that cites only other claims on the job speaks for an older hold, perhaps
-    of another process of the same node; one that cites no claim at all comes from software that knows claims by
-    their node.
+    """An op about a claim cites it. One that cites only other claims on the job speaks for an older hold, perhaps of
+    another process of the same node; one that cites no claim at all comes from software that identifies claims by their
+    node.
     """
-    if job.claim_op in op.cited:
+    cited = op.cited
+    if not cited or job.claim_op in cited:
         return None
-    if op.cited and job.claim_op is not None and context.offer_of(job.claim_op) in op.cited:
-        return None  # its author knows the claim by the op that it offered
-    if any(context.is_claim(dep, job.id) for dep in op.cited):
+    if job.claim_op is not None and context.offer_of(job.claim_op) in cited:
+        return None  # its author knows the claim as the op that it offered
+    if any(context.is_claim(dep, job.id) for dep in cited):
         return Reason.STALE_CLAIM
     return None
 
 
 def _held(job: Job, op: Op, claimer: int, context: JobContext) -> Reason | None:
-    """Why the author may not speak for the claim in force, if so."""
+    """Why the author may not act for the claim in force, if so."""
     if job.state is State.COMPLETED:
         return Reason.COMPLETED
     if job.state is State.PENDING:
@@ -408,8 +411,8 @@ def _cancel(job: Job, op: Op, payload: CancelJob, context: JobContext) -> Verdic
 
 
 def _retry(job: Job, op: Op, payload: RetryJob, context: JobContext) -> Verdict:
-    """A completion is final. What never completed, because it failed for good or was called off, may be tried
-    anew.
+    """A completion is final. A job that never completed, because it failed for good or was cancelled, may be
+    retried.
     """
     if job.state is not State.COMPLETED or job.outcome is Outcome.SUCCEEDED:
         return Reason.NOT_FAILED

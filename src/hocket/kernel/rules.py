@@ -1,8 +1,8 @@
 """The mesh-rules document: what every node of a mesh must agree on before it exchanges a single op. Two nodes compare
-its hash; what happens when the hashes differ is the exchange's affair. The Likewise document names what belongs in
-it and leaves its layout open; ours is a version, the caveat names and the sanitisation names, in the order of
-its chapters. A mesh that uses Hocket's extensions says so in a block behind these, and one whose ids are bound in a
-second block, so that a mesh without them has exactly the bytes, and the hash, of a strict one.
+its hash; `mesh` decides what happens if the hashes differ. The Likewise document names its content and leaves its
+layout open; ours is a version, the caveat names and the sanitisation names, in the order of its chapters. A mesh that
+uses Hocket's extensions has a block for them after these, and one with bound ids has a second block, so that a mesh
+without them has exactly the bytes, and the hash, of a strict one.
 """
 
 from functools import lru_cache
@@ -19,12 +19,12 @@ from hocket.kernel.vocabulary import EXTENSION_BASE
 RULES_BYTES_MAX = 64 * 1024
 SKEW_MS_DEFAULT = 300_000
 LATE_MS_DEFAULT = 86_400_000
-# A node that may only read writes little: its introduction, and proofs of what it has found out about others.
+# A read-only node writes little: its introduction, and proofs of what it has found out about others.
 READERS_DEFAULT = Quota(ops_per_s=20, bytes_per_s=64 * 1024, ops=20_000, bytes=32 * 1024**2)
 # More than a busy worker writes.
 WRITERS_DEFAULT = Quota(ops_per_s=2_000, bytes_per_s=8 * 1024**2, ops=100_000_000, bytes=64 * 1024**3)
 IDLE_OPS_DEFAULT = 2_000
-# What nobody but the coordinator writes in ordinary work. A mesh that derives more adds it with `hocket rules set`.
+# Ops that only the coordinator writes in ordinary work. A mesh that derives more adds them with `hocket rules set`.
 DERIVATION_OPS = ("CascadeTombstone",)
 DERIVATION_KINDS = ("likewise.derive.",)
 
@@ -34,8 +34,9 @@ SANITIZE = ("StripGeo", "RedactParticipants", "TruncateContent", "StripCustomMet
 
 class Extensions(Struct, frozen=True):
     """What a mesh of Hocket nodes agrees on beyond Likewise v0.1: the numbers and names of the extra payloads; whether
-    claims are decided by the coordinator; how far ahead of a receiver's clock an op may lie before it is held; and
-    which payloads and which kinds of job count only from the coordinator in force."""
+    the coordinator decides claims; how far ahead of a receiver's clock an op may be before it is held; and which
+    payloads and which kinds of job count only from the coordinator in force.
+    """
 
     variants: tuple[tuple[int, str], ...]
     arbiter: bool
@@ -46,9 +47,9 @@ class Extensions(Struct, frozen=True):
 
 class Bounds(Struct, frozen=True):
     """What keeps a member from doing more than it was granted. Ids are bound to content, and ops to their author's
-    previous op. An op that arrives longer than `late_ms` after the end of the delegation that it leans on waits for the
-    owner's word. `readers` and `writers` are the quotas of nodes whose invitation sets none: of those that may only
-    read, and of all others but the owner's. `idle_ops` is how many ops that do not count one author may leave on one
+    previous op. An op that arrives longer than `late_ms` after the end of the delegation that it relies on waits for
+    the owner's decision. `readers` and `writers` are the quotas of nodes whose invitation sets none: of read-only
+    nodes, and of all others but the owner's. `idle_ops` is how many ops that do not count one author may leave on one
     job, because they are read again whenever the job is folded again.
     """
 
@@ -67,11 +68,11 @@ class Rules(Struct, frozen=True):
 
     @property
     def is_strict(self) -> bool:
-        """Whether the mesh keeps to Likewise v0.1: nobody writes Hocket's own payloads in it."""
+        """Whether the mesh keeps to Likewise v0.1: no node writes Hocket's own payloads in it."""
         return self.extensions is None
 
 
-# The extra payloads that a mesh of these rules agrees on. What a newer program knows beyond them is no part of the
+# The extra payloads that a mesh with these rules agrees on. What a newer program knows beyond them is no part of the
 # rules: a node that does not know it keeps it and passes it on, so nothing is ever added here.
 VARIANTS_AGREED = (
     (1024, "FailWork"),
@@ -87,7 +88,7 @@ VARIANTS_AGREED = (
 )
 
 STRICT = Rules()
-# The extensions alone, for logs from before ids were bound.
+# Only the extensions, for logs from before ids were bound.
 UNBOUND = Rules(
     extensions=Extensions(
         variants=VARIANTS_AGREED,
@@ -108,7 +109,7 @@ _DEFAULT_QUOTAS = encode(_BOUNDS, Bounds(0))[1:]
 
 def encode_rules(rules: Rules) -> bytes:
     if rules.bounds is not None and None in (*astuple(rules.bounds.readers), *astuple(rules.bounds.writers)):
-        raise Malformed("the quotas of a mesh set every bound")
+        raise Malformed("the quotas of a mesh must set every limit")
     data = encode(STR, rules.version) + encode(_NAMES, rules.caveats) + encode(_NAMES, rules.sanitize)
     if rules.extensions is not None:
         data += encode(_EXTENSIONS, rules.extensions)
@@ -130,7 +131,7 @@ def decode_rules(data: bytes) -> Rules:
 
 
 def decode_kept_rules(data: bytes) -> Rules:
-    """The rules as a home keeps them. The first programs that bound ids kept the bound on late ops alone; such a mesh
+    """The rules as a home stores them. The first programs that bound ids stored only the limit on late ops; such a mesh
     has the default quotas.
     """
     try:
@@ -148,7 +149,7 @@ def _check(rules: Rules, size: int) -> None:
     if size > RULES_BYTES_MAX:
         raise Malformed(f"rules of {size} bytes; at most {RULES_BYTES_MAX}")
     if rules.bounds is not None and rules.extensions is None:
-        raise Malformed("bounds stand behind the extensions, and there are none")
+        raise Malformed("bounds need extensions, and there are none")
     if rules.extensions is not None:
         numbers = [number for number, _ in rules.extensions.variants]
         if numbers != sorted(set(numbers)) or any(number < EXTENSION_BASE for number in numbers):

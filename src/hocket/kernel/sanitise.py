@@ -1,11 +1,11 @@
-"""Sanitisation: what is taken out of a payload before it goes to a node that may not see all of it. Each rule is named
-in the `sanitize` caveat of the reader's delegation, and rules are applied in the order in which it lists them. Who may
-read what is decided by authority; wrapping the result for the wire and leaving out the signature is the sender's work.
+"""Sanitisation: what is removed from a payload before it goes to a node that may not see all of it. The `sanitize`
+caveat of the reader's delegation names the rules, which are applied in its order. `authority` decides who may read
+what; the sender wraps the result for the wire and leaves out the signature.
 
 The rules cover every field whose content is the author's choice: texts, and bodies, which are bytes. Ids, names, kinds
-and types are not among them. What a rule cannot understand goes whole: a body that is not UTF-8, and a job's payload or
-policy that is not JSON. A JSON body loses the members that a rule is about; a text in which such content is seen and
-cannot be cut out goes whole, too. Hashes and sizes stay those of the original, which they name.
+and types are not among them. What a rule cannot parse is removed whole: a body that is not UTF-8, and a job's payload
+or policy that is not JSON. A JSON body loses the members that a rule is about; a text that contains such content which
+cannot be cut out is removed whole, too. Hashes and sizes stay those of the original.
 """
 
 import json
@@ -25,13 +25,13 @@ from hocket.kernel.vocabulary import Payload
 
 S = TypeVar("S", bound=Struct)
 
-# Names times characters: every name is looked for at every place, and both are the author's choice. To get ready for a
-# name costs about as much as to look for it at so many places.
+# Names times characters: every name is searched at every position, and the author chooses both. Preparing for a name
+# costs about as much as searching it at this many positions.
 _SEARCH_MAX = 10_000_000
 _NAME_COST = 1_000
 _TRUNCATE = re.compile(r"TruncateContent\((0|[1-9][0-9]{0,9})\)")
 
-# The fields whose content is the author's choice. Evidence and claims are taken apart by hand below.
+# The fields whose content is the author's choice. Evidence and claims are handled separately below.
 _TEXTS: dict[type[Payload], tuple[str, ...]] = {
     v.TombstoneEvidence: ("reason",),
     v.CreateEntity: ("initial_label",),
@@ -55,12 +55,12 @@ _BODIES: dict[type[Payload], tuple[str, ...]] = {
     v.CreateArtifact: ("content_inline",),
     v.ReportProgress: ("note",),
 }
-# Bodies that are JSON or nothing that anybody understands.
+# Bodies that are JSON or not understood at all.
 _JSON: dict[type[Payload], tuple[str, ...]] = {
     v.ScheduleJob: ("payload", "policy_envelope"),
     v.SetSchedule: ("payload", "policy_envelope"),
 }
-# What a thing is called is not its content, and a policy is bounded anyway.
+# A name is not content, and a policy is bounded anyway.
 _NOT_CUT = frozenset({"initial_label", "alias", "semantic_lane", "title", "policy_envelope"})
 
 
@@ -70,7 +70,7 @@ class Rule(NamedTuple):
 
 
 def parse_rule(text: str) -> Rule:
-    """The rule that a caveat names. Each has one spelling, so two lists are the same rules when they are equal."""
+    """The rule that a caveat names. Each has one spelling, so two lists are the same rules if they are equal."""
     if found := _TRUNCATE.fullmatch(text):
         return Rule("TruncateContent", int(found[1]))
     if text in SANITIZE and text != "TruncateContent":
@@ -79,9 +79,9 @@ def parse_rule(text: str) -> Rule:
 
 
 def sanitised(payload: Payload, rules: Sequence[str]) -> Payload:
-    """The payload after these rules; the same object when they find nothing to take out. What one rule leaves may give
-    an earlier one something to do, so they go on until none of them changes anything: to sanitise again is to
-    change nothing."""
+    """The payload after these rules; the same object if they find nothing to remove. The result of one rule may give an
+    earlier one something to do, so they are repeated until none changes anything: sanitising again changes nothing.
+    """
     if isinstance(payload, v.Sanitised):
         return _changed(payload, payload=sanitised(payload.payload, rules))
     steps = [_step(rule) for rule in map(parse_rule, rules)]
@@ -101,7 +101,7 @@ def _step(rule: Rule) -> Callable[[Payload], Payload]:
 
 
 def _changed(value: S, **fields: Any) -> S:
-    """The struct with these fields, or the very same one if it has them already."""
+    """The struct with these fields, or the very same one if it already has them."""
     return value if all(_same(getattr(value, name), new) for name, new in fields.items()) else replace(value, **fields)
 
 
@@ -110,7 +110,7 @@ def _same(old: object, new: object) -> bool:
 
 
 def _mapped(payload: Payload, text: Callable[[str], str], body: Callable[[bytes, bool], bytes]) -> Payload:
-    """The payload with each text and body as these functions leave it. The flag says that a body must be JSON."""
+    """The payload with each text and body as these functions leave it. The flag means that a body must be JSON."""
     if isinstance(payload, v.IngestEvidence):
         metadata = payload.metadata_snapshot
         if metadata is not None:
@@ -157,7 +157,7 @@ def _without_geo(payload: Payload) -> Payload:
 
 
 def _without_place(value: v.ClaimObject) -> v.ClaimObject:
-    """In a claim about a place, whatever is not a reference or a time may be the place."""
+    """In a claim about a place, everything except a reference or a time may be the place."""
     if isinstance(value, v.TextObject):
         return _changed(value, text="")
     if isinstance(value, v.StructuredObject):
@@ -184,18 +184,18 @@ def _text_without_geo(text: str) -> str:
 
 
 def _json_without_geo(text: str) -> str:
-    """Raises JSONDecodeError when it is not JSON."""
+    """Raises JSONDecodeError if it is not JSON."""
     removed = False
 
     def kept(pairs: list[tuple[str, object]]) -> dict[str, object]:
-        # Called for every object, also for one that a repeated name hides from whoever reads the result.
+        # Called for every object, even for one that a repeated name hides from readers of the result.
         nonlocal removed
         removed = removed or any(names_place(name) for name, _ in pairs)
         return {name: value for name, value in pairs if not names_place(name)}
 
     try:
         value = json.loads(text, object_pairs_hook=kept)
-        # Letters may be spelled as escapes, so what is searched is not the text but what it says.
+        # Letters may be escaped, so the search runs over the decoded value, not the text.
         plain = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
         if removed and len(plain.encode()) > len(text.encode()):
             return ""
@@ -227,7 +227,7 @@ def _without_participants(payload: Payload) -> Payload:
     if found.are_placeholders():
         redacted = _mapped(payload, lambda text: text, found.understood)
     elif len(names) * (_NAME_COST + found.size) > _SEARCH_MAX:
-        # The names cannot be cut out in reasonable time, so the texts go.
+        # The names cannot be cut out in reasonable time, so the texts are removed.
         redacted = _without_custom(_mapped(payload, lambda text: "", lambda data, _: b""))
     else:
         redacted = _mapped(payload, found.redacted_text, found.redacted_body)
@@ -240,9 +240,9 @@ def _without_participants(payload: Payload) -> Payload:
 
 
 class _Participants:
-    """Who is named in a payload, and by which placeholder each is to be replaced: the participants of evidence, what
-    stands in JSON under a name for people, and e-mail addresses anywhere. Found again in what was redacted, each
-    placeholder stands for itself."""
+    """The people named in a payload, and the placeholder of each: the participants of evidence, values in JSON under a
+    name for people, and e-mail addresses anywhere. In redacted content, each placeholder stands for itself.
+    """
 
     def __init__(self, payload: Payload) -> None:
         self.size = 0
@@ -281,7 +281,7 @@ class _Participants:
         for name, value in pairs:
             if _names_people(name):
                 for leaf in _leaves(value):
-                    # A number is replaced where it stands, and not looked for elsewhere.
+                    # A number is replaced where it stands, and not searched elsewhere.
                     self._add(str(leaf), isinstance(leaf, str))
 
     def are_placeholders(self) -> bool:
@@ -291,7 +291,7 @@ class _Participants:
         return re.sub(self._anywhere, lambda found: self.names[found[0]], text)
 
     def understood(self, data: bytes, must_be_json: bool) -> bytes:
-        """The body, if it could be looked through."""
+        """The body, if it could be searched."""
         return self._rewritten(data, must_be_json, lambda text: text, lambda value: value)
 
     def redacted_body(self, data: bytes, must_be_json: bool) -> bytes:
@@ -307,7 +307,7 @@ class _Participants:
             except json.JSONDecodeError:
                 return b"" if must_be_json else text(plain).encode()
             after = value(before)
-            # What a repeated name hides is not in the value; it goes when the value is written anew.
+            # A value that a repeated name hides is not in the result; it disappears when the JSON is rewritten.
             if after == before and not is_repeated:
                 return data
             return json.dumps(after, ensure_ascii=False, separators=(",", ":")).encode()
@@ -347,8 +347,9 @@ def _leaves(value: Any) -> Iterator[str | int | float]:
 
 
 def _loads(text: str, look_at: Callable[[list[tuple[str, Any]]], None] = lambda pairs: None) -> tuple[Any, bool]:
-    """The value of a JSON text, and whether a name in it is repeated. Every object is looked at, also one that is
-    hidden by a repeated name."""
+    """The value of a JSON text, and whether a name in it is repeated. `look_at` gets every object, even one that a
+    repeated name hides.
+    """
     is_repeated = False
 
     def kept(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -384,7 +385,7 @@ def _truncated(payload: Payload, size: int) -> Payload:
 
 
 def _cut(body: Any, size: int) -> Any:
-    """At most so many bytes of a text or of bytes; of text, and of bytes that are text, only whole characters."""
+    """At most this many bytes of a text or of bytes; of text, and of bytes that are text, only whole characters."""
     data = body.encode() if isinstance(body, str) else body
     if len(data) <= size:
         return body
@@ -408,7 +409,7 @@ def _without_custom(payload: Payload) -> Payload:
 
 
 def _known_policy(envelope: bytes) -> bytes:
-    """What we know of an envelope; another's may carry whatever its author liked."""
+    """The part of an envelope that we know; another writer's may carry anything."""
     try:
         policy, is_repeated = _loads(envelope.decode()) if envelope else ({}, False)
         if not isinstance(policy, dict):

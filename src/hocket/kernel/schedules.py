@@ -1,7 +1,7 @@
 """Schedules: who may set, replace and clear one, and which jobs are its ticks. A schedule belongs to the node that set
-it, and its ticks run with that node's authority, whichever node writes them down. So a tick must be exactly what the
-schedule's author asked for: the same job, at one of the schedule's times, while the schedule was in force. What the
-delegations allow is asked of authority; reading cron expressions and keeping each name's history is the log's work.
+it, and its ticks run with that node's authority, whichever node writes them. So a tick must be exactly what the
+schedule's author asked for: the same job, at one of the schedule's times, while the schedule was in force. `authority`
+decides what the delegations allow; the log reads cron expressions and keeps each name's history.
 """
 
 from collections.abc import Callable
@@ -19,12 +19,12 @@ from hocket.kernel.vocabulary import ScheduleJob, SetSchedule
 NAME_LENGTH_MAX = 128
 CRON_LENGTH_MAX = 256
 _TICK = b"hocket.tick"
-# Says of a cron expression, a timezone, a tick and the time whether that can be the newest tick then.
+# Whether, for a cron expression and a timezone, this can be the newest tick at that time.
 Ticks = Callable[[str, str, int, int], bool]
 
 
 def tick_id(schedule_op: bytes, tick_ms: int) -> bytes:
-    """The id of the job of one tick: whoever makes it makes the same one, and nobody else's job has it."""
+    """The id of the job of one tick: every node derives the same one, and no other job has it."""
     return derived_ulid(tick_ms, _TICK, schedule_op)
 
 
@@ -34,9 +34,9 @@ def tick_policy(policy: Policy, name: str, schedule_op: bytes) -> Policy:
 
 
 def change_fault(op: Op, before: Op | None, may_schedule: Callable[[str], bool]) -> Reason | None:
-    """Why this SetSchedule or ClearSchedule does not count, if so. `before` is what was last said of the name and
-    counts; `may_schedule` says whether the op's author may schedule jobs of a kind at the op's time. A schedule is
-    changed by the node that set it, or by one that could have set it.
+    """Why this SetSchedule or ClearSchedule does not count, if so. `before` is the last op about the name that counts;
+    `may_schedule` tells whether the op's author may schedule jobs of a kind at the op's time. A schedule can be changed
+    by the node that set it, or by one that could have set it.
     """
     if isinstance(op.payload, SetSchedule) and (fault := _set_fault(op.payload)):
         return fault
@@ -46,8 +46,9 @@ def change_fault(op: Op, before: Op | None, may_schedule: Callable[[str], bool])
 
 
 def _set_fault(payload: SetSchedule) -> Reason | None:
-    """A schedule must be able to make jobs. Its ticks are told apart by their times, so it has no unique key; and jobs
-    that they come after would have to be retried before every tick."""
+    """A schedule must be able to make jobs. Its ticks are identified by their times, so it has no unique key; and jobs
+    in an `after` would have to be retried before every tick.
+    """
     if not 0 < len(payload.name) <= NAME_LENGTH_MAX or not payload.name.isprintable():
         return Reason.BAD_SCHEDULE
     if len(payload.cron) > CRON_LENGTH_MAX:
@@ -64,9 +65,9 @@ def _set_fault(payload: SetSchedule) -> Reason | None:
 
 
 def tick_fault(op: Op, schedule: Op | None, ended: Hlc | None, is_newest: Ticks) -> Reason | None:
-    """NOT_A_TICK unless this ScheduleJob is a tick of that schedule: the op cites it, says what it says, and has the id
+    """NOT_A_TICK unless this ScheduleJob is a tick of that schedule: the op cites it, has its content, and has the id
     of a tick that fell after the schedule was set and not after it `ended`. It must be the newest tick at the op's
-    time, so that nobody can make up all the ticks that were missed. A tick at the very millisecond at which another
+    time, so that no node can make up all the ticks that were missed. A tick at the very millisecond at which another
     schedule takes the name belongs to the old one, since the new one's come after it.
     """
     payload = op.payload

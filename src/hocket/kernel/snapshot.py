@@ -1,6 +1,6 @@
-"""The record of one model call, which becomes the content of a `likewise.inference.snapshot` artifact: which model was
-asked what, on which evidence, and what it said. This module has its form and says whether an artifact's op and its
-content tell the same. Authority decides when a call must be recorded, and the fold whether an output names its record.
+"""The record of one model call, which becomes the content of a `likewise.inference.snapshot` artifact: the model, the
+prompt, the evidence, and the output. This module defines its form and checks that an artifact's op and its content
+agree. `authority` decides when a call must be recorded, and the fold whether an output names its record.
 """
 
 from msgspec import Struct
@@ -16,8 +16,9 @@ SNAPSHOT_TYPE = "likewise.inference.snapshot"
 
 
 class Snapshot(Struct, frozen=True):
-    """The three lists of ids are what was put before the model; the two times enclose the call. `rest` is whatever a
-    later version of the record adds: it is not understood here, and kept."""
+    """The three lists of ids are what the model was given; the two times enclose the call. `rest` is whatever a later
+    version of the record adds: it is not understood here, but kept.
+    """
 
     model_id: str
     model_version: str
@@ -37,7 +38,7 @@ def _read_rest(r: Reader) -> bytes:
     return r.take(r.remaining())
 
 
-# The last field has no length of its own: it goes on to the end, and is empty in a record of this version.
+# The last field has no length of its own: it extends to the end, and is empty in a record of this version.
 _REST: Codec[bytes] = Codec(bytearray.extend, _read_rest)
 _SNAPSHOT = fields(Snapshot, STR, STR, STR, ULIDS, ULIDS, ULIDS, STR, STR, TELEMETRY, STAMP, STAMP, _REST)
 
@@ -52,8 +53,8 @@ def decode_snapshot(data: bytes) -> Snapshot:
 
 
 def is_record(creation: CreateArtifact) -> bool:
-    """Whether the op that makes an artifact says what the op of a record must. Content that is not inside the op is
-    not asked.
+    """Whether the op that creates an artifact has the fields that a record's op must have. Content outside the op is
+    not checked.
     """
     if not creation.model_id or not creation.model_version:
         return False
@@ -69,12 +70,12 @@ def is_record(creation: CreateArtifact) -> bool:
 
 
 def contradictions(record: Snapshot, creation: CreateArtifact) -> list[str]:
-    """What a record tells otherwise than the op that made it, or than itself."""
+    """Where a record contradicts the op that created it, or itself."""
     found = []
     if (record.model_id, record.model_version) != (creation.model_id, creation.model_version):
-        found.append("tells of another model than its op")
+        found.append("names another model than its op")
     if not set(record.evidence) <= set(creation.inputs_used):
-        found.append("tells of other evidence than its op")
+        found.append("names other evidence than its op")
     if record.completed_at < record.started_at:
         found.append("ended before it began")
     return found

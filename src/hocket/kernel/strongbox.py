@@ -1,6 +1,6 @@
-"""A private key at rest under a passphrase: one line of text from which the key comes back only with the passphrase,
-and that says without it whose key it is. Argon2id stretches the passphrase, XSalsa20-Poly1305 keeps and checks the
-key; both are libsodium's. Asking for a passphrase and keeping the line are the work of others.
+"""A private key locked with a passphrase: one line of text that gives the key back only with the passphrase, and that
+names the key's owner without it. Argon2id stretches the passphrase, XSalsa20-Poly1305 encrypts and authenticates the
+key; both are libsodium's. Other modules ask for the passphrase and store the line.
 """
 
 import re
@@ -11,7 +11,7 @@ from nacl.exceptions import CryptoError
 from hocket.kernel.keys import KEY_BYTES, SigningKey, did_key, parse_did_key
 from hocket.kernel.postcard import Malformed
 
-# What a guess at the passphrase costs. A file says what its own guesses cost, within the bounds.
+# The cost of a guess at the passphrase. A file states the cost of its own guesses, within the limits.
 PASSES, MEMORY_KIB = 3, 64 * 1024
 PASSES_MAX, MEMORY_KIB_MAX = 16, 1024 * 1024
 _SALT_BYTES, _NONCE_BYTES = 16, 24
@@ -31,7 +31,7 @@ def is_locked(text: str) -> bool:
 
 
 def lock(key: SigningKey, passphrase: str, randomness: bytes) -> str:
-    """The key under a passphrase. The random bytes must be fresh."""
+    """Locks the key with a passphrase. The random bytes must be fresh."""
     if len(randomness) != RANDOM_BYTES:
         raise ValueError(f"locking a key takes {RANDOM_BYTES} random bytes, not {len(randomness)}")
     salt, nonce = randomness[:_SALT_BYTES], randomness[_SALT_BYTES:]
@@ -40,7 +40,7 @@ def lock(key: SigningKey, passphrase: str, randomness: bytes) -> str:
 
 
 def owner(text: str) -> str:
-    """The did:key of the key in a locked text. It is the text's own word until the key is unlocked."""
+    """The did:key of the key in a locked text. It is unproven until the key is unlocked."""
     did = _parts(text)[0]
     try:
         parse_did_key(did)
@@ -50,7 +50,7 @@ def owner(text: str) -> str:
 
 
 def unlock(text: str, passphrase: str) -> SigningKey:
-    """The key, or WrongPassphrase. Malformed when the text is not one that this program can read."""
+    """The key, or WrongPassphrase. Malformed if this program cannot read the text."""
     did, passes, memory_kib, randomness, box = _parts(text)
     stretched = _stretch(passphrase, randomness[:_SALT_BYTES], passes, memory_kib)
     try:
@@ -68,14 +68,14 @@ def _parts(text: str) -> tuple[str, int, int, bytes, bytes]:
     if found is None:
         raise Malformed("not a locked key, or one that a newer program has written")
     did, passes, memory_kib = found[1], int(found[2]), int(found[3])
-    # Below 8 KiB and one pass libsodium refuses; above the bounds a file could keep a machine busy for ever.
+    # Libsodium refuses less than 8 KiB and one pass; beyond the limits a file could keep a machine busy for ever.
     if not (1 <= passes <= PASSES_MAX and 8 <= memory_kib <= MEMORY_KIB_MAX):
         raise Malformed("a locked key asks for more work than this program is willing to do")
     return did, passes, memory_kib, bytes.fromhex(found[4]), bytes.fromhex(found[5])
 
 
 def _stretch(passphrase: str, salt: bytes, passes: int, memory_kib: int) -> bytes:
-    # Every command reads keys, and hardly any has to stretch a passphrase.
+    # Every command reads keys, but hardly any has to stretch a passphrase.
     from nacl.pwhash import argon2id
 
     return argon2id.kdf(

@@ -1,5 +1,5 @@
-"""What an op is about: a family, and a key within it. All ops about one subject are folded together, in the order of
-their times, by the rules of its family. An op without a subject is judged by itself.
+"""The subject of an op: a family, and a key within it. All ops about one subject are folded together, in the order of
+their times, by the rules of its family. An op without a subject is judged on its own.
 """
 
 from collections.abc import Callable
@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from hocket.kernel.vocabulary import AcceptOffer, AcceptWork, CreateArtifact, Payload, ScheduleJob
 
 JOB = "job"
-# The arbiter's word that an offered op counts.
+# The arbiter's decision that an offered op counts.
 ACCEPTANCES: tuple[type[AcceptWork | AcceptOffer], ...] = (AcceptWork, AcceptOffer)
 
 
@@ -17,12 +17,12 @@ class Subject(NamedTuple):
     key: bytes
 
 
-# How the payloads of families beside jobs say what they are about.
+# How the payloads of families other than jobs name their subject.
 ABOUT: dict[type, Callable[[Any], Subject]] = {AcceptOffer: lambda payload: Subject(payload.family, payload.key)}
 
 
 def subject_of(payload: Payload) -> Subject | None:
-    """The field job_id stands in the payloads about jobs and in no others, so an artifact, which only names the job
+    """The field job_id occurs in the payloads about jobs and in no others, so an artifact, which only names the job
     that it came from, is not among them.
     """
     if (job_id := getattr(payload, "job_id", None)) is not None:
@@ -32,7 +32,7 @@ def subject_of(payload: Payload) -> Subject | None:
 
 
 def names_of(payload: Payload) -> tuple[bytes, ...]:
-    """What an op with this payload can be cited by, beside its id. An op that cites an offer waits for its
+    """The names by which an op with this payload can be cited, besides its id. An op that cites an offer waits for its
     acceptance.
     """
     if type(payload) is ScheduleJob:

@@ -1,12 +1,13 @@
-"""Delegation tokens, in the shape of UCAN v0.10: how one is written, and what a token says once its signature, its
-subject and its spelling have been found good. Chains, attenuation, caveats, time bounds and revocation are judged
-by authority, which starts from the Delegation that is read here.
+"""Delegation tokens in the form of UCAN v0.10: writing one, and parsing a token after checking its signature, its
+subject and its spelling. `authority` judges chains, attenuation, caveats, time limits and revocation, starting from the
+Delegation that is read here.
 
 We write one form and read what v0.10 allows: `ucv` in the payload or, as we once wrote it, in the header; a nonce, any
 facts, no `nbf`, no `prf`, no `sub` (the key is in `aud`, and the node's id follows from it); JSON with any white space
-and order. A delegation is known by the hash of the token's bytes, and only the issuer can sign other bytes, so a second
-spelling is a second delegation. What must be unique is what nobody signs, the base64url of the signature, and what two
-JSON readers could read differently: a repeated member, or a number that is not exact everywhere.
+and order. A delegation is identified by the hash of the token's bytes, and only the issuer can sign other bytes, so a
+second spelling is a second delegation. The parts that must be unique are those that no signature covers, the base64url
+of the signature, and those that two JSON readers could read differently: a repeated member, or a number that is not
+exact everywhere.
 """
 
 import json
@@ -39,8 +40,9 @@ class Capability(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Delegation(msgspec.Struct, frozen=True):
-    """What a token grants, to which node, and by whom. `cid` is the hash of the token's bytes; `name` is what the
-    issuer calls the node, if it says so, and `quota` how much it lets the node store."""
+    """What a token grants, to which node, and by whom. `cid` is the hash of the token's bytes; `name` is the node's
+    name, if the issuer gives one, and `quota` how much the node may store.
+    """
 
     cid: bytes
     issuer: str
@@ -89,9 +91,9 @@ def issue(
     name: str | None = None,
     quota: Quota = NO_QUOTA,
 ) -> bytes:
-    """A token by which the holder of a key, the user's or an inviting node's, grants capabilities to a node, and says
-    which key that node has and what it is called. It is read once before it is handed out, because a token that
-    nobody can read is found too late."""
+    """A token by which the holder of a key, the user's or an inviting node's, grants capabilities to a node, and states
+    that node's key and name. It is read once before it is returned, so that an unreadable token is found in time.
+    """
     if name is not None and _name({"name": name}) is None:
         raise Malformed(f"a node's name has 1 to {NAME_CHARS_MAX} printable characters")
     claims: dict[str, object] = {
@@ -115,7 +117,7 @@ def issue(
 
 
 def read(token: bytes) -> Delegation:
-    """The delegation in a token, or Malformed. The issuer's signature is good when this returns."""
+    """The delegation in a token, or Malformed. The issuer's signature is valid when this returns."""
     try:
         _, payload, signature, signing_input = open_compact(token.decode("ascii"))
         header = _unambiguous(from_base64url(token.partition(b".")[0]))
@@ -157,12 +159,13 @@ def read(token: bytes) -> Delegation:
 
 def _unambiguous(text: bytes) -> dict[str, object]:
     """The members of a JSON object that every reader reads alike: none is repeated, at any depth, and the whole has a
-    canonical form, so that it holds no NaN, no half characters and no integer beyond 2^53."""
+    canonical form, so that it holds no NaN, no half characters and no integer beyond 2^53.
+    """
 
     def members(pairs: list[tuple[str, object]]) -> dict[str, object]:
         found = dict(pairs)
         if len(found) < len(pairs):
-            raise Malformed("a token says something twice")
+            raise Malformed("a token has a repeated member")
         return found
 
     value = json.loads(text.decode(), object_pairs_hook=members)
@@ -173,7 +176,7 @@ def _unambiguous(text: bytes) -> dict[str, object]:
 
 
 def _name(facts: object) -> str | None:
-    """What the issuer calls the node, if the facts say so in a way that can be shown."""
+    """The node's name, if the facts give a printable one."""
     name = facts.get("name") if isinstance(facts, dict) else None
     if isinstance(name, str) and 0 < len(name) <= NAME_CHARS_MAX and name.isprintable():
         return name

@@ -1,7 +1,6 @@
-"""The vocabulary: every payload that an op can carry, the order and types of its fields, and its number on the
-wire. The Likewise document names the payloads and their fields but assigns no numbers; ours follow its chapters
-from 0, and Hocket's own payloads begin at 1024. What a payload means, and who may write it, is decided by the
-roster and by authority; this file only says what can be said.
+"""The vocabulary: every payload that an op can carry, the order and types of its fields, and its number on the wire.
+The Likewise document names the payloads and their fields but assigns no numbers; ours follow its chapters from 0, and
+Hocket's own payloads begin at 1024. The roster and `authority` decide what a payload means and who may write it.
 """
 
 from enum import IntEnum
@@ -252,7 +251,7 @@ class ExpireWork(Struct, frozen=True):
     reason: str
 
 
-# The user's word, artifacts, and what an application shows to the user.
+# The user's assertions, artifacts, and what an application shows to the user.
 
 
 class UserAssert(Struct, frozen=True):
@@ -389,14 +388,14 @@ class ClearSchedule(Struct, frozen=True):
 
 
 class AcceptWork(Struct, frozen=True):
-    """The arbiter's word that an offered op about a job counts, from now on."""
+    """The arbiter's decision that an offered op about a job counts, from now on."""
 
     job_id: bytes
     offer: bytes
 
 
 class AcceptOffer(Struct, frozen=True):
-    """The arbiter's word that an offered op about any subject counts, from now on. Jobs have AcceptWork."""
+    """The arbiter's decision that an offered op about any subject counts, from now on. Jobs have AcceptWork."""
 
     family: str
     key: bytes
@@ -404,22 +403,21 @@ class AcceptOffer(Struct, frozen=True):
 
 
 class Sanitised(Struct, frozen=True):
-    """A payload from which a sender has taken what the receiver may not see, by these rules in this order."""
+    """A payload from which a sender has removed what the receiver may not see, by these rules in this order."""
 
     rules: tuple[str, ...]
     payload: "Payload"
 
 
 class Unknown(Struct, frozen=True):
-    """A payload of a newer program: its number and its bytes. It is kept and passed on, and does nothing."""
+    """A payload of a newer program: its number and its bytes. It is kept and passed on, and has no effect."""
 
     number: int
     content: bytes
 
 
 class ReportFork(Struct, frozen=True):
-    """The proof that a node has shown two histories: its key, and two ops that it signed and that cannot both be in
-    one."""
+    """The proof that a node has two histories: its key, and two ops that it signed and that cannot both be in one."""
 
     public: bytes
     left: bytes
@@ -510,7 +508,7 @@ VARIANTS: dict[int, StructCodec[Payload]] = {
 VARIANTS[1032] = fields(ReportFork, HASH, BYTES, BYTES)
 VARIANTS[1033] = fields(RevokeRoot, HASH, fixed(64))
 VARIANTS[1034] = fields(AcceptOffer, STR, BYTES, ULID)
-# What was sanitised twice carries the rules of both, not two wrappings.
+# A payload that was sanitised twice carries the rules of both, not two wrappers.
 VARIANTS[1031] = fields(Sanitised, seq(STR, limit=64), one_of(VARIANTS))
 
 PAYLOAD: Codec[Payload] = one_of(VARIANTS)

@@ -1,6 +1,7 @@
-"""YAML as far as manifests need it: mappings, lists and scalars of one document. What makes a reader do more than read
-(tags, anchors, aliases, directives), what two readers read differently, and what is too deep or too long is refused
-with its line. JSON is read by a JSON reader, because a YAML reader takes some of its escapes in another way.
+"""The part of YAML that manifests need: mappings, lists and scalars of one document. Features that make a reader do
+more than read (tags, anchors, aliases, directives), texts that two readers read differently, and texts that are too
+deep or too long are refused with their line. A JSON reader reads JSON, because a YAML reader treats some of its escapes
+differently.
 """
 
 import json
@@ -14,7 +15,7 @@ _SHOWN_CHARS = 60
 
 _WHOLE = re.compile("-?(?:0|[1-9][0-9]*)")
 _POINT = re.compile("-?(?:0|[1-9][0-9]*)[.][0-9]+")
-_DIGITS_MAX = 20  # one more than any number that a manifest may hold
+_DIGITS_MAX = 20  # one more than any number in a manifest may have
 _FRACTION_CHARS_MAX = 64
 _NULLS = frozenset(("", "~", "null", "Null", "NULL"))
 _TRUTHS = {spelling: word == "true" for word in ("true", "false") for spelling in (word, word.title(), word.upper())}
@@ -25,8 +26,8 @@ _SWITCHES = frozenset(
 _DISPUTED = _SWITCHES | {"<<", "="}
 # Line ends in YAML 1.1, ordinary characters in 1.2.
 _LINE_ENDS = re.compile("[\x85\u2028\u2029]")
-# Whatever a reader of YAML 1.1 or 1.2 might take for a number or a time. At every character at most one of an
-# alternative's parts can go on, so a text of any length is matched in one pass.
+# Whatever a reader of YAML 1.1 or 1.2 might take for a number or a time. At every character at most one part of an
+# alternative can continue, so a text of any length is matched in one pass.
 _NUMBER = re.compile(
     r"""[-+]?(?: 0b[01_]+ | 0o?[0-7_]+ | 0x[0-9a-fA-F_]+ | [0-9][0-9_]*(?::[0-5]?[0-9])+(?:[.][0-9_]*)?
             | (?:[0-9][0-9_]*(?:[.][0-9_]*)? | [.][0-9_]+)(?:[eE][-+]?[0-9]+)? | [.](?:inf|Inf|INF) )
@@ -37,7 +38,7 @@ _NUMBER = re.compile(
 
 
 class BadText(ValueError):
-    """Neither JSON nor the YAML that is read here."""
+    """Neither JSON nor the supported part of YAML."""
 
 
 def read_text(text: bytes) -> object:
@@ -54,7 +55,7 @@ def read_text(text: bytes) -> object:
                 decoded, object_pairs_hook=_pairs, parse_int=_whole, parse_constant=_no_constant, parse_float=_fraction
             )
         except json.JSONDecodeError:
-            pass  # a mapping in YAML's flow style begins so, too
+            pass  # a mapping in YAML's flow style begins like this, too
         except RecursionError:
             raise BadText("nested too deeply") from None
     return _yaml(decoded)
@@ -64,7 +65,7 @@ def _pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     members: dict[str, Any] = {}
     for name, value in pairs:
         if name in members:
-            raise BadText(f"the key {_shown(name)} is there twice")
+            raise BadText(f"the key {_shown(name)} is repeated")
         members[name] = value
     return members
 
@@ -86,27 +87,27 @@ def _no_constant(name: str) -> object:
 
 
 def _yaml(text: str) -> object:
-    # Loading this takes as long as everything else that a short command does, and JSON does not need it.
+    # Loading this takes as long as everything else in a short command, and JSON does not need it.
     import yaml
 
     if found := _LINE_ENDS.search(text):
         line = text.count("\n", 0, found.start()) + 1
-        raise BadText(f"line {line}: the character U+{ord(found[0]):04X} ends a line for some readers; escape it")
-    # The two parsers read the same language, but only the one in C is quick enough for a megabyte.
+        raise BadText(f"line {line}: the character U+{ord(found[0]):04X} ends a line for some YAML readers; escape it")
+    # The two parsers read the same language, but only the one in C is fast enough for a megabyte.
     loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     events: Iterator[Any] = iter(yaml.parse(text, Loader=loader))
     try:
         next(events)
         start = next(events)
         if isinstance(start, yaml.StreamEndEvent):
-            raise BadText("there is nothing in it")
+            raise BadText("it is empty")
         if start.version or start.tags:
-            raise BadText(f"line {_line(start)}: directives are not read here; leave them out")
+            raise BadText(f"line {_line(start)}: directives are not supported; leave them out")
         value = _value(events, next(events), 0)
         next(events)
         end = next(events)
         if not isinstance(end, yaml.StreamEndEvent):
-            raise BadText(f"line {_line(end)}: a second document begins; only one is read")
+            raise BadText(f"line {_line(end)}: a second document begins; only one is supported")
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         where = "" if mark is None else f"line {mark.line + 1}: "
@@ -117,12 +118,12 @@ def _yaml(text: str) -> object:
 
 
 def _value(events: Iterator[Any], event: Any, depth: int) -> object:
-    """The value that begins with this event; what it consists of is taken from events."""
+    """The value that begins with this event; its parts are taken from events."""
     kind = type(event).__name__
     if kind == "AliasEvent" or event.anchor is not None:
-        raise BadText(f"line {_line(event)}: anchors and aliases are not read here; write the value out")
+        raise BadText(f"line {_line(event)}: anchors and aliases are not supported; write the value out")
     if event.tag is not None:
-        raise BadText(f"line {_line(event)}: the tag {_shown(event.tag)} is not read here; leave it out")
+        raise BadText(f"line {_line(event)}: the tag {_shown(event.tag)} is not supported; leave it out")
     if depth > DEPTH_MAX:
         raise BadText(f"line {_line(event)}: nested deeper than {DEPTH_MAX} levels")
     if kind == "ScalarEvent":
@@ -136,15 +137,15 @@ def _value(events: Iterator[Any], event: Any, depth: int) -> object:
     while type(key := next(events)).__name__ != "MappingEndEvent":
         name = _value(events, key, depth + 1)
         if not isinstance(name, str):
-            raise BadText(f"line {_line(key)}: a key is a text, not {_kind(name)}; quote it")
+            raise BadText(f"line {_line(key)}: a key must be a text, not {_kind(name)}; quote it")
         if name in members:
-            raise BadText(f"line {_line(key)}: the key {_shown(name)} is there twice")
+            raise BadText(f"line {_line(key)}: the key {_shown(name)} is repeated")
         members[name] = _value(events, next(events), depth + 1)
     return members
 
 
 def _plain(event: Any) -> object:
-    """What a scalar without quotes is, when all readers agree."""
+    """The value of a scalar without quotes, if all readers agree."""
     text: str = event.value
     if text in _NULLS:
         return None
@@ -156,7 +157,7 @@ def _plain(event: Any) -> object:
         return _fraction(text)
     if text in _DISPUTED or _NUMBER.fullmatch(text):
         raise BadText(
-            f"line {_line(event)}: {_shown(text)} is not the same to all readers of YAML; quote a text, and write a"
+            f"line {_line(event)}: {_shown(text)} is not the same to all YAML readers; quote a text, and write a"
             " number in plain digits"
         )
     return text

@@ -1,6 +1,6 @@
-"""The one way in. Every change of what a node knows is an op that comes through `commit` (this node's own,
-written by requests inside one transaction) or `admit` (ops from elsewhere, each verified and then folded). Both
-end in the same store; nothing else writes there.
+"""The one way in. Every change of a node's knowledge is an op. `commit` runs requests that write this node's own ops
+inside one transaction; `admit` verifies ops from elsewhere and folds them. Both write to the same store; nothing else
+does.
 """
 
 import threading
@@ -16,20 +16,20 @@ from hocket.errors import NotAuthorised, StoreError
 from hocket.kernel.authority import Authority
 from hocket.kernel.clock import Hlc, pack
 from hocket.kernel.ids import make_ulid, next_ulid, node_id
-from hocket.kernel.jws import detached
 from hocket.kernel.keys import SigningKey
-from hocket.kernel.ops import NO_ID, Op, decode, link_to, plain_schedule, sealed
+from hocket.kernel.ops import NO_ID, Op, decode, link_to, plain_schedule
 from hocket.kernel.postcard import Malformed
 from hocket.kernel.reasons import Reason
 from hocket.kernel.rules import HOCKET, Rules, decode_kept_rules
+from hocket.kernel.signing import OpSigner
 from hocket.kernel.subjects import JOB
 from hocket.kernel.vocabulary import ScheduleJob, number_of
 from hocket.log.author_check import WALL_MAX, AuthorCheck
 from hocket.log.intake import Admission, Intake, add
 from hocket.log.naming import is_taken
-from hocket.log.parallel import in_parallel
 from hocket.log.permissions import Permissions, PermissionsReader
-from hocket.log.transaction import Transaction, Wall, being_rebuilt, link, next_stamp
+from hocket.log.sealing import Sealer, signed
+from hocket.log.transaction import Transaction, Wall, being_rebuilt, next_stamp
 from hocket.store import Head, NewOp, Session, Store
 
 __all__ = ["SETTLE_STEP", "Admission", "Log", "Transaction"]
@@ -47,10 +47,11 @@ SCHEDULE_JOB = number_of(ScheduleJob)
 
 
 class Log:
-    """`wall` gives the time and `randomness` that many random bytes; both come from outside, so that a
-    simulation can choose them. `physical` is the machine's own clock in milliseconds; `wall` may run ahead of it after
-    what was heard from others. `helpers` sign and verify in parallel; without them everything happens in the
-    caller's thread. `bus` is told after each commit what it changed.
+    """`wall` gives the time and `randomness` that many random bytes; both are arguments, so that a simulation can
+    choose them. `physical` is the machine's own clock in milliseconds; `wall` may run ahead of it once another node has
+    sent a later time. With `helpers`, ops are verified in parallel and this node's ops are signed in the background;
+    without helpers the caller's thread does everything. After each commit the log publishes the changes on `bus`. Close
+    the log before the store.
     """
 
     def __init__(
@@ -69,7 +70,8 @@ class Log:
         self.node = node_id(key.public)
         self._author = self.node.to_bytes(8, "big")
         self.user = user
-        self._key = key
+        self._signer = OpSigner(key, self.node)
+        self._sealer = Sealer(store, self._signer, helpers)
         self._wall = wall
         self.physical = physical or (lambda: wall(0))
         self._randomness = randomness
@@ -84,9 +86,9 @@ class Log:
         self._authors: set[int] = set()
 
     def commit(self, requests: Sequence[Request]) -> list[Any]:
-        """Runs the requests in one durable transaction and gives their results in order. A request that raises
-        gives that error as its result and leaves nothing behind; the others are not disturbed by it. An error
-        of the store is everybody's, and is raised: nothing was kept.
+        """Runs the requests in one durable transaction and returns their results in order. If a request raises, its
+        result is the error and it changes nothing; the other requests still count. An error of the store is raised, and
+        nothing is kept.
         """
         try:
             return self.run(lambda tx: [request(tx) for request in requests])
@@ -101,22 +103,23 @@ class Log:
         return results
 
     def run(self, request: Callable[[Transaction], T]) -> T:
-        """One request in a transaction of its own; its error is raised."""
+        """Runs one request in its own transaction, and raises its error."""
         with self.store.write() as session:
             transaction = Transaction(
-                session, self.node, self.permissions_reader, self._wall, self.physical(), self.new_id
+                session, self._signer, self.permissions_reader, self._wall, self.physical(), self.new_id
             )
             result = request(transaction)
-            transaction.close(self._sign)
+            first, ops = transaction.close(self._sealer.carry)
+        if ops:
+            self._sealer.added(first, ops)
         if self._bus.is_heard() and (changes := transaction.changes):
             self._bus.publish(changes)
         return result
 
     def append_plain(self, kind: str, payload: bytes) -> bytes:
-        """Schedules one new job that asks for nothing special, and gives its id, which is that of the op. This
-        is the short way for the commonest op of all: it always counts, so it is only signed, chained and put on
-        the log. Folding and indexing it is left to the next transaction that looks at the roster, which does so
-        for many at once.
+        """Schedules one new job without a policy and returns its id, which is that of the op. This is the short way for
+        the commonest op: the op always counts, so it is only put on the log. The next transaction that reads the roster
+        folds and indexes many such ops at once.
         """
         with self.store.write() as session:
             session.lock_author(self._author)
@@ -135,9 +138,9 @@ class Log:
             link_back = link_to(head.last) if is_bound else None
             new_id = None if is_bound else self._free_id(session, stamp.wall)
             job_id, body = plain_schedule(new_id, stamp, link_back, kind, payload)
-            whole = sealed(body, detached(self._key.sign(body + b"\x00"), self.node))
-            session.add_ops((NewOp(job_id, pack(stamp), SCHEDULE_JOB, JOB, job_id, 0, 0, whole),))
-            seq, chain = session.seal(link)
+            marked = self._signer.marked(body)
+            seq = session.add_ops((NewOp(job_id, pack(stamp), SCHEDULE_JOB, JOB, job_id, 0, 0, marked),))
+            sealed, chain = self._sealer.carry(session, head)
             settled = head.settled if head.unsettled else head.seq
             session.put_head(
                 Head(
@@ -150,22 +153,24 @@ class Log:
                     None,
                     head.permissions_state,
                     job_id,
+                    sealed,
                 )
             )
+        self._sealer.added(seq, (marked,))
         if self._bus.is_heard():
             self._bus.publish(Changes(frozenset((kind,)), frozenset(((JOB, job_id), (LOG, b"")))))
         return job_id
 
     def settle(self) -> None:
-        """Brings the projections up to the log, in steps that do not hold up other writers for long."""
+        """Folds every op on the log into the projections, in steps that block other writers only briefly."""
         with self.store.read() as session:
             unsettled = session.head().unsettled
         while unsettled > 0:
             unsettled = self.run(_settle_some)
 
     def reading(self) -> Hlc:
-        """What the log's clock shows now, as far as this process knows: not behind the wall, and no later than an op
-        that is written after. Any thread may ask; the store is not touched.
+        """The time of the log's clock, as far as this process knows: not behind the wall, and no later than the next
+        op. Any thread may call this; it does not touch the store.
         """
         return Hlc(self._wall(0), 0, self.node)
 
@@ -180,18 +185,22 @@ class Log:
             return self._last_id
 
     def _free_id(self, session: Session, ms: int) -> bytes:
-        """An id that no op and no job has. In a strict mesh others can guess the next one, and take it."""
+        """An id that no op and no job has. In a strict mesh another node can guess the next id, and take it."""
         op_id = self.new_id(ms)
         while self.rules.is_strict and is_taken(session, op_id):
             op_id = self.new_id(ms)
         return op_id
 
-    def _sign(self, bodies: Sequence[bytes]) -> list[bytes]:
-        return in_parallel(self._helpers, self._sign_here, bodies)
+    def signed(self, op: bytes) -> bytes:
+        """An op of the log as it may leave the node: signed here if it is too new to be sealed."""
+        return signed(self._signer, op)
 
-    def _sign_here(self, bodies: Sequence[bytes]) -> list[bytes]:
-        sign, node = self._key.sign, self.node
-        return [detached(sign(body + b"\x00"), node) for body in bodies]
+    def seal(self) -> None:
+        """Signs every op that is on the log now, and links it to the chain."""
+        self._sealer.seal()
+
+    def close(self) -> None:
+        self._sealer.close()
 
     def permissions(self, session: Session | None = None) -> Permissions:
         """The permissions as the session sees them, or as they are now."""
@@ -208,11 +217,11 @@ class Log:
         return self.permissions_reader.rules
 
     def admit(self, ops: Iterable[Received], decide: Decide | None = None, *, sender: int | None = None) -> Admission:
-        """Takes in ops from elsewhere, in any order, any number of times. What cannot be verified is turned
-        away and counted. `decide` is called with what is new, inside the transaction that takes it in. `sender` is the
-        node that they come from, None when the operator brings them.
+        """Admits ops from elsewhere, in any order, any number of times. Refuses and counts those that it cannot verify.
+        Calls `decide` with the new ops, inside the transaction that admits them. `sender` is the node that sends them,
+        None for the operator.
         """
-        # What was held of an author comes before what the author has written since.
+        # Held ops of an author come before its later ops.
         self.release(decide)
         return self._admit(ops, decide, sender)
 
@@ -233,7 +242,7 @@ class Log:
         return total if waiting is None else add(total, waiting())
 
     def _has_written(self, node: int) -> bool:
-        """Whether an op of this node is on the log. What is there stays there, so a yes is remembered."""
+        """Whether an op of this node is on the log. Ops stay on the log, so a yes is remembered."""
         if node not in self._authors:
             with self.store.read() as session:
                 if session.ops_of_author(node.to_bytes(8, "big"), bytes(20), 1):
@@ -243,7 +252,7 @@ class Log:
     def _begin(
         self, batch: list[Received], door: AuthorCheck, decide: Decide | None, is_vouched: bool, sender: int | None
     ) -> Callable[[], Admission]:
-        """Begins to verify a batch; what it gives ends that, and takes in what is good."""
+        """Begins to verify a batch. The returned function finishes that and admits the good ops."""
         good = sorted(((raw, op) for raw, op in batch if isinstance(op, Op)), key=lambda item: item[1].timestamp)
         judging = door.judge(good, self._helpers)
 
@@ -270,14 +279,14 @@ class Log:
         return finish
 
     def hear(self, stamps: Iterable[Hlc]) -> None:
-        """Moves the clock past the times of ops that are turned away unread, but for those too far ahead."""
+        """Moves the clock past the times of ops that are refused unread, except those too far ahead."""
         limit = self.physical() + self._skew
         latest = max((stamp for stamp in stamps if stamp.wall <= limit), default=None)
         if latest is not None:
             self.run(lambda tx: tx.hear(latest))
 
     def release(self, decide: Decide | None = None) -> Admission | None:
-        """Takes in the ops whose time has come; None when there are none. `decide` is that of `admit`."""
+        """Admits the held ops whose time has come; returns None if there are none. `decide` is as in `admit`."""
         until = self.physical() + self._skew
         with self.store.read() as session:
             first = session.held()[1]
@@ -290,8 +299,8 @@ class Log:
         return admission
 
     def decide_late(self, node: int, accept: bool) -> int:
-        """Puts on the log, or drops, the ops of a node that came long after its delegation had ended. Gives how many
-        there were. Raises NotAuthorised unless this node is the owner's or the coordinator: all others follow those.
+        """Admits or drops the ops of a node that came long after its delegation had ended. Returns how many there were.
+        Raises NotAuthorised unless this node is the owner's or the coordinator: all other nodes follow those.
         """
         if not self.permissions().is_trusted(self.node, self._wall(0)):
             raise NotAuthorised("the owner decides on late ops; do this on the owner's node or on the coordinator")
@@ -310,7 +319,7 @@ class Log:
 
 
 def _read(body: bytes) -> Op | Malformed:
-    """An op that was held, or why it cannot be read: one that is damaged must not keep the others out."""
+    """A held op, or why it cannot be read: a damaged op must not keep the others out."""
     try:
         return decode(body)
     except Malformed as error:

@@ -1,5 +1,5 @@
-"""A log as a file: the postcard sequence of its ops, which any Likewise software can read. Exporting and
-importing both stream, so the size of a log does not matter.
+"""A log as a file: the postcard sequence of its ops, which any Likewise software can read. Export and import both
+stream, so a log may have any size.
 """
 
 from collections.abc import Callable, Iterator
@@ -8,15 +8,14 @@ from typing import BinaryIO
 from hocket.kernel.ops import MAX_OP_BYTES, Op, read_op
 from hocket.kernel.postcard import Malformed, Reader, write_varint
 from hocket.log import Admission, Log
-from hocket.store import Store
 
 BATCH = 1_000
 CHUNK = 4 * MAX_OP_BYTES
 
 
-def export_ops(store: Store, out: BinaryIO, progress: Callable[[int, int], None] = lambda done, total: None) -> int:
-    """Writes every op in the order of arrival; gives how many."""
-    with store.read() as session:
+def export_ops(log: Log, out: BinaryIO, progress: Callable[[int, int], None] = lambda done, total: None) -> int:
+    """Writes every op in the order of arrival; returns how many."""
+    with log.store.read() as session:
         total = session.head().seq
         count = bytearray()
         write_varint(count, total)
@@ -24,21 +23,21 @@ def export_ops(store: Store, out: BinaryIO, progress: Callable[[int, int], None]
         seq = 0
         while rows := session.ops_after(seq, BATCH):
             for row in rows:
-                out.write(row.body)
+                out.write(log.signed(row.body))
             seq = rows[-1].seq
             progress(seq, total)
     return total
 
 
 def import_ops(log: Log, source: BinaryIO) -> Admission:
-    """Admits every op of an exported log. What was there already is counted and left alone."""
+    """Admits every op of an exported log. Ops that are already here count as duplicates."""
     reading = OpReader(source)
     return log.admit(reading)._replace(unread=reading.unread)
 
 
 class OpReader:
-    """The ops of a sequence with their bytes. Behind one that cannot be read nothing can be found, so it is the last;
-    `unread` then counts the others.
+    """The ops of a sequence with their bytes. Nothing after an unreadable op can be found, so that op is the last;
+    `unread` then counts the rest.
     """
 
     def __init__(self, source: BinaryIO) -> None:

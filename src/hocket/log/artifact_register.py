@@ -1,4 +1,4 @@
-"""Which artifacts exist, and which of them were evicted."""
+"""Which artifacts exist, and which of them are evicted."""
 
 from hocket.kernel.clock import pack
 from hocket.kernel.ops import Op
@@ -35,7 +35,7 @@ class ArtifactRegister:
         is_inline = int(payload.content_inline is not None)
         artifact = Artifact(payload.artifact_id, op.id, *what, expires, is_inline, pack(op.timestamp))
         if self._is_bound and artifact.id == op.id:
-            # What bears the id of its own op can have no rival.
+            # An artifact with the id of its own op can have no rival.
             self._made[artifact.id] = artifact
         else:
             self._enter_rival(artifact, op)
@@ -55,14 +55,14 @@ class ArtifactRegister:
                     self.enter(other)
 
     def _enter_rival(self, artifact: Artifact, op: Op) -> None:
-        """Of several ops that make the same artifact the earliest counts."""
+        """If several ops create the same artifact, the earliest counts."""
         rival = self._session.artifact(artifact.id)
         if rival is not None and (other := self._engine.known(rival.op_id)[0]) and other.timestamp > op.timestamp:
             self._session.drop_artifact(artifact.id)
         self._session.add_artifacts([artifact])
 
     def flush(self) -> None:
-        """Stores what was made, so that the store's queries see it."""
+        """Stores the new artifacts, so that the store's queries see them."""
         if self._made:
             self._session.add_artifacts(list(self._made.values()))
             self._made.clear()

@@ -1,6 +1,7 @@
 """Proves the log from its own bytes: every op is the one that its author signed, its id follows from its content where
-the rules bind ids, every link of the chain fits, nothing is missing in between, and the tail is not cut. It trusts no
-projection: the authors' keys come from the delegations on the log itself.
+the rules bind ids, every link of the chain fits, no op is missing, and the tail is not cut. It also checks new ops that
+are not sealed yet, except for their links. It trusts no projection: the authors' keys come from the delegations on the
+log itself.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,15 +21,15 @@ from hocket.kernel.ucan import read as read_ucan
 from hocket.kernel.vocabulary import DelegateUcan, Sanitised, discriminant, number_of
 from hocket.log.naming import ID_BYTES, long_key
 from hocket.log.parallel import in_parallel
-from hocket.log.transaction import link
-from hocket.store import Head, OpRow, Session, Store
+from hocket.log.sealing import link
+from hocket.store import NO_LINK, Head, OpRow, Session, Store
 
 BATCH = 1_000
 FINDINGS_MAX = 100
 
 
 class AuditFinding(NamedTuple):
-    """One thing that is wrong, with the op that it is wrong with."""
+    """One fault, and the op that has it."""
 
     seq: int | None
     op_id: str | None
@@ -36,7 +37,7 @@ class AuditFinding(NamedTuple):
 
 
 class Audit(NamedTuple):
-    """`head` is the last good place to compare with later: the number of ops and the chain's end."""
+    """`head` is the number of ops and the chain's end. A later audit can compare with it."""
 
     ops: int
     head: tuple[int, bytes]
@@ -47,24 +48,25 @@ def verify(
     store: Store,
     *,
     user: str,
+    signed: Callable[[bytes], bytes] = lambda op: op,
     is_bound: bool = False,
     expected: tuple[int, bytes] | None = None,
     helpers: Executor | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Audit:
-    """Reads the whole log. `is_bound` says that ids follow from content. `expected` is a head that was kept elsewhere:
-    the log must still contain it.
+    """Reads the whole log. `signed` signs an op of this node that has no signature yet. `is_bound` says that ids follow
+    from content. `expected` is a head that was kept elsewhere: the log must still contain it.
     """
     with store.read() as session:
         head = session.head()
-        auditor = _Auditor(user, is_bound, expected, helpers)
+        auditor = _Auditor(user, signed, is_bound, expected, helpers)
         auditor.findings += [AuditFinding(None, None, f"the database is damaged: {what}") for what in _damage(session)]
         try:
             auditor.walk(session, head, progress)
         except StoreError as error:
             auditor.report(None, f"reading stopped after op {auditor.seq}: {error}")
         auditor.check_tail(head)
-    return Audit(auditor.count, (head.seq, head.chain), auditor.findings)
+    return Audit(auditor.count, (head.sealed, head.chain), auditor.findings)
 
 
 def _damage(session: Session) -> list[str]:
@@ -75,8 +77,16 @@ def _damage(session: Session) -> list[str]:
 
 
 class _Auditor:
-    def __init__(self, user: str, is_bound: bool, expected: tuple[int, bytes] | None, helpers: Executor | None) -> None:
+    def __init__(
+        self,
+        user: str,
+        signed: Callable[[bytes], bytes],
+        is_bound: bool,
+        expected: tuple[int, bytes] | None,
+        helpers: Executor | None,
+    ) -> None:
         self._user = user
+        self._signed = signed
         self._is_bound = is_bound
         self._expected = expected
         self._helpers = helpers
@@ -95,11 +105,20 @@ class _Auditor:
     def walk(self, session: Session, head: Head, progress: Callable[[int, int], None]) -> None:
         self._meet(session)
         while rows := session.ops_after(self.seq, BATCH):
+            rows = [row if row.seq <= head.sealed else self._complete(row) for row in rows]
             ops = [self._decoded(row) for row in rows]
             signed = self._signatures(rows, ops)
             for row, op, is_signed in zip(rows, ops, signed, strict=True):
-                self._check(row, op, is_signed)
+                self._check(row, op, is_signed, row.seq <= head.sealed)
             progress(self.count, head.seq)
+
+    def _complete(self, row: OpRow) -> OpRow:
+        """An unsealed op as it will be when sealed, except for its link."""
+        try:
+            return row._replace(body=self._signed(row.body))
+        except StoreError as error:
+            self.report(row, str(error))
+            return row
 
     def check_tail(self, head: Head) -> None:
         if self.seq < head.seq:
@@ -107,34 +126,35 @@ class _Auditor:
                 None, f"the tail is cut: the head counts {head.seq} ops, the last one here is number {self.seq}"
             )
         elif self.seq > head.seq:
-            self.report(
-                None, f"there are ops behind the head: it counts {head.seq}, the last one here is number {self.seq}"
-            )
+            self.report(None, f"ops follow the head: it counts {head.seq} ops, the last one here is number {self.seq}")
         elif self._chain != head.chain:
-            self.report(None, f"the head's chain value does not fit the last op, number {self.seq}")
+            self.report(None, f"the head's chain value does not fit the last op, number {head.sealed}")
         if not self._met_expected and self._expected is not None:
             self.report(None, f"the expected head {self._expected[0]}:{self._expected[1].hex()} is not on this log")
 
-    def _check(self, row: OpRow, op: Op | None, signed: bool) -> None:
+    def _check(self, row: OpRow, op: Op | None, signed: bool, is_sealed: bool) -> None:
         if row.seq != self.seq + 1:
             missing = f"op {self.seq + 1} is" if row.seq == self.seq + 2 else f"ops {self.seq + 1} to {row.seq - 1} are"
-            self.report(row, f"before this one {missing} missing")
+            self.report(row, f"{missing} missing before this op")
         self.seq = row.seq
         self.count += 1
         body_good = op is not None and signed and _columns_fit(row, op)
         if op is None:
             self.report(row, "its bytes cannot be read")
         elif not _columns_fit(row, op):
-            self.report(row, "what is indexed of it differs from its bytes")
+            self.report(row, "its index columns differ from its bytes")
         elif not signed:
             self.report(row, "its signature does not fit its bytes and its author")
         elif self._is_bound and not isinstance(op.payload, Sanitised) and not is_bound(row.body, op):
             self.report(row, "its id, or that of what it makes, does not follow from its content")
+        if not is_sealed:
+            if row.chain != NO_LINK:
+                self.report(row, "it has a link, but the chain ends before it")
+            return
         computed = link(self._chain, row.body)
         if computed != row.chain:
             self.report(row, "its link does not fit the chain")
-        # The chain goes on from whichever of the two is still to be trusted, so that one damaged op is not
-        # reported as many.
+        # The chain continues from the value that can still be trusted, so that one damaged op is not reported as many.
         self._chain = computed if body_good else row.chain
         if self._expected == (row.seq, self._chain):
             self._met_expected = True
@@ -146,8 +166,8 @@ class _Auditor:
             return None
 
     def _meet(self, session: Session) -> None:
-        """Notes the keys of the nodes whose delegations lead back to the user. A node writes its own delegation before
-        those that it leans on, so all of them are read before the first op is verified.
+        """Collects the keys of the nodes whose delegations lead back to the user. A node writes its own delegation
+        before those that it depends on, so this reads all of them before the first op is verified.
         """
         delegations: list[Delegation] = []
         for row in session.ops_of_variants((number_of(DelegateUcan),)):
@@ -170,7 +190,7 @@ class _Auditor:
 
 
 def _is_good(row: OpRow, op: Op, public: bytes) -> bool:
-    """What was sanitised for this node has lost its signature, and only that may be without."""
+    """An op that was sanitised for this node has lost its signature; every other op must have one."""
     if isinstance(op.payload, Sanitised):
         return op.signature is None
     return verify_op(row.body, op, public)

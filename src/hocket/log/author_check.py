@@ -1,7 +1,7 @@
-"""Who gets in: whether an op from elsewhere was signed by a node that this user has let in, and whether its ids follow
-from its content. The first op of every node is a delegation to itself that leads back to the user and says which key
-the node has. Nothing else of a node comes in before it, even where the node's key is known because another has told its
-delegation. What an op then means, whether its author may write it and whether it counts, is decided by the fold.
+"""Checks that a node which the user has admitted signed an op from elsewhere, and that the op's ids follow from its
+content. The first op of every node is a delegation to itself that leads back to the user and states the node's key. No
+other op of a node comes in before that one, even if another node has passed on its delegation and so its key. The fold
+decides the rest: what the op means, whether its author may write it, and whether it counts.
 """
 
 from collections.abc import Callable, Sequence
@@ -31,7 +31,7 @@ from hocket.log.permissions import Permissions
 # The last millisecond that a ULID can hold, in the year 10889.
 WALL_MAX = 2**48 - 1
 
-# Reasons that can pass: what is missing may come later, and then the op must be sent again.
+# Reasons that can pass: the missing thing may arrive later, and then the op must be sent again.
 CURABLE = frozenset(
     (Reason.UNKNOWN_NODE, Reason.UNRESOLVED, Reason.HELD_FULL, Reason.UNLINKED, Reason.QUOTA, Reason.IDLE)
 )
@@ -40,8 +40,8 @@ Received = tuple[bytes, Op]
 
 
 class AuthorCheck:
-    """`keys` are the nodes known so far; those that are told are added. `has_written` says whether an op of a node is
-    on the log, so that the node has introduced itself. `reader` is the node whose door it is, and `now` its time.
+    """`keys` are the nodes known so far; new delegations add to them. `has_written` says whether an op of a node is on
+    the log: then the node has introduced itself. `reader` is the node that checks, and `now` its time.
     """
 
     def __init__(
@@ -66,12 +66,12 @@ class AuthorCheck:
         self._now = now
 
     def judge(self, ops: Sequence[Received], helpers: Executor | None) -> Shared[Received, Reason | None]:
-        """Begins to find out why each op is turned away, None for those that may come in. Ops that come later may be
-        given to it before this is finished.
+        """Begins to find the reason to refuse each op, None for ops that may come in. The caller may start the next
+        batch before this one is finished.
         """
         for author in {op.node_id for _, op in ops} - self._introduced.keys():
             self._introduced[author] = author in self._keys and self._has_written(author)
-        # Introductions are few and come first, since the others hang on them; the rest is verified on all cores.
+        # Introductions are few and come first, since the other ops depend on them; all cores verify the rest.
         introductions = self._introductions(ops)
 
         def check(part: Sequence[Received]) -> list[Reason | None]:
@@ -80,12 +80,12 @@ class AuthorCheck:
         return Shared(helpers, check, ops)
 
     def _introductions(self, ops: Sequence[Received]) -> dict[bytes, Reason | None]:
-        """The verdicts on delegations, each by the op's bytes: another op can claim to have its id."""
+        """The verdicts on delegations, each by the op's bytes: another op can claim the same id."""
         tokens = {raw: _read(op) for raw, op in ops if isinstance(op.payload, DelegateUcan)}
         new = {each.cid: each for each in tokens.values() if isinstance(each, Delegation)}
         if new:
             self._delegations |= new
-            # What is revoked is judged by the fold, which looks back.
+            # The fold judges revocations, since it looks back.
             self._authority = Authority(self._user, self._delegations.values(), ())
         verdicts: dict[bytes, Reason | None] = {}
         for own in (True, False):
@@ -111,7 +111,7 @@ class AuthorCheck:
 
     def _check(self, raw: bytes, op: Op) -> Reason | None:
         if self._is_strict and discriminant(op.payload) >= EXTENSION_BASE:
-            return Reason.UNKNOWN_VARIANT  # as every other v0.1 node says
+            return Reason.UNKNOWN_VARIANT  # like every other v0.1 node
         if isinstance(op.payload, Unknown) and not self._is_bound:
             return Reason.UNKNOWN_VARIANT
         if not self._introduced[op.node_id]:
@@ -142,7 +142,7 @@ class AuthorCheck:
         return None
 
     def _unsigned(self, op: Op, key: bytes | None) -> Reason | None:
-        """An op without a signature is taken in only by one who may read no more of it than is left."""
+        """A node takes in an op without a signature only if it may read no more of the op than is left."""
         payload = op.payload
         if op.signature is not None or not isinstance(payload, Sanitised):
             return Reason.BAD_SIGNATURE
@@ -155,7 +155,7 @@ class AuthorCheck:
 
 
 def _is_misnamed(op: Op) -> bool:
-    """Whether a job has neither its op's id nor says of which schedule it is a tick, which the fold then checks."""
+    """Whether a job neither has its op's id nor names the schedule of which it is a tick. The fold checks the tick."""
     payload = op.payload
     if not isinstance(payload, ScheduleJob) or payload.job_id == op.id:
         return False
@@ -166,7 +166,7 @@ def _is_misnamed(op: Op) -> bool:
 
 
 def _is_own(op: Op, delegation: Delegation | Reason) -> bool:
-    """Whether its author says by this op which key it has itself."""
+    """Whether the op states its own author's key."""
     return isinstance(delegation, Delegation) and delegation.node == op.node_id
 
 

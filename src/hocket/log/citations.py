@@ -1,6 +1,6 @@
-"""What an op hangs on: whether everything that it cites is on the log, earlier than itself, and counts. Citations that
-lead out of a job are remembered by id, so that a change there is followed here. The ops that are asked about name what
-they cite by key: see `naming`.
+"""What an op depends on: whether every op that it cites is on the log, is earlier, and counts. Citations that lead out
+of a job are stored by id, so that a change of the cited op reaches the citing one. Ops here name what they cite by key:
+see `naming`.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -21,14 +21,14 @@ _ACCEPTANCES = tuple(number_of(each) for each in ACCEPTANCES)
 
 
 def names_others(payload: Payload) -> bool:
-    """Whether the payload itself names ops or jobs that it hangs on."""
+    """Whether the payload itself names ops or jobs that it depends on."""
     kind = type(payload)
     return kind in ACCEPTANCES or (kind is ScheduleJob and bool(payload.policy_envelope))  # type: ignore[union-attr]
 
 
 class Citations:
-    """`entry` and `artifact` give what the transaction knows; `arbiter` who decides at a time; `settle` folds what
-    is on the log but not in the projections yet, and gives False when there is nothing.
+    """`entry` and `artifact` return what the transaction knows; `arbiter` returns who decides at a time; `settle` folds
+    the ops that are not in the projections yet, and returns False if there are none.
     """
 
     def __init__(
@@ -45,12 +45,12 @@ class Citations:
         self._fresh = fresh
         self._entry, self._artifact = entry, artifact
         self._settle_log = settle
-        # Of the expected ones only those that are known to be cited are worth a question.
+        # Of the expected names, only those that an op cites are worth a query.
         self._expected: set[bytes] = set()
         self._cited_ones: set[bytes] = set()
 
     def expect(self, names: Sequence[bytes]) -> None:
-        """Finds out at once which of these anything cites."""
+        """Reads with one query which of these names any op cites."""
         self._expected.update(names)
         self._cited_ones |= self._session.cited_among(names)
 
@@ -65,8 +65,8 @@ class Citations:
         self._session.cite(name, op_id)
 
     def fault(self, op: Op, verdicts: Standings | None = None, newest_claim: bytes | None = None) -> Reason | None:
-        """Why the op does not count for the sake of what it cites, if so. `verdicts` are those of the job's earlier
-        ops while it is folded again; without them the op is its job's newest, and `newest_claim` is known to count.
+        """Why the op does not count because of what it cites, if so. `verdicts` are those of the job's earlier ops
+        during a refold; without them the op is its job's newest, and `newest_claim` is known to count.
         """
         payload = op.payload
         if not op.cited and not names_others(payload):
@@ -87,16 +87,15 @@ class Citations:
         return reason
 
     def are_here(self, op: Op) -> bool:
-        """Whether everything that the op cites is on the log, be it worth anything or not."""
+        """Whether every op that this one cites is on the log, whether or not it counts."""
         return all(self._standing(dep, op.id, None) is not None for dep in op.cited)
 
     def _cited(
         self, op: Op, verdicts: Standings | None, newest_claim: bytes | None
     ) -> Iterator[tuple[Hlc, int] | None]:
-        """When each cited op was written and whether it counts; None for one that is not here. A ScheduleJob
-        cites, beside what it says, the schedules of the jobs that it comes after: so no job can come after one
-        that is scheduled later, and there are no cycles. An acceptance needs its offer to be here, and no more: what
-        the offer is worth is what the acceptance says.
+        """When each cited op was written and whether it counts; None for one that is not here. A ScheduleJob also cites
+        the schedules of the jobs that it comes after: so no job can come after one that is scheduled later, and there
+        are no cycles. An acceptance only needs its offer to be here: the acceptance decides what the offer is worth.
         """
         payload = op.payload
         subject = subject_of(payload)
@@ -117,8 +116,8 @@ class Citations:
             yield None if offer is None else (offer[0], _COUNTS)
 
     def _is_accepted(self, offer: bytes, op: Op) -> bool:
-        """Whether the arbiter has accepted an offer that the op cites: the arbiter of the acceptance's time, or when
-        the acceptance is later than the op, that of the op's time, so that nothing hangs on what comes after it.
+        """Whether the arbiter has accepted an offer that the op cites: the arbiter at the acceptance's time or, if the
+        acceptance is later than the op, at the op's time, so that no verdict depends on a later op.
         """
         offered = self._fresh.ops[offer][0] if offer in self._fresh.ops else None
         row = None if offered is not None else self._session.op(offer)
@@ -136,8 +135,8 @@ class Citations:
         )
 
     def _schedule_standing(self, job_id: bytes, op: Op) -> tuple[Hlc, int] | None:
-        """The same for the schedule of a job that the op's comes after. Of several the best of the earlier ones
-        is taken.
+        """The same for the schedule of a job that the op's job comes after. If the job has several, the best of the
+        earlier ones counts.
         """
         self.cite(job_id, op.id)
         entry = self._entry(job_id)
@@ -155,8 +154,9 @@ class Citations:
         return min(earlier, key=lambda standing: standing[1], default=None) or min(schedules, default=None)
 
     def _artifact_standing(self, artifact_id: bytes, op: Op) -> tuple[Hlc, int] | None:
-        """The same for an artifact: the Likewise chapter on audit has outputs cite a snapshot by its artifact id. One
-        that is later than the op is as good as absent, so that a rebuild, which has not met it yet, says the same.
+        """The same for an artifact: in the Likewise chapter on audit, outputs cite a snapshot by its artifact id. An
+        artifact that is later than the op counts as absent, so that a rebuild, which has not reached it yet, gives the
+        same verdict.
         """
         artifact = self._artifact(artifact_id)
         if artifact is None or artifact.op_id == artifact_id:

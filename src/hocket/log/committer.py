@@ -1,5 +1,5 @@
-"""One writer for all the tasks of an event loop: what they want written gathers while a commit is under way, and goes
-into the next one together. The log itself blocks, so it is called on an executor.
+"""One writer for all the tasks of an event loop: while a commit is under way, new requests gather, and the next commit
+takes them together. The log itself blocks, so an executor calls it.
 """
 
 import asyncio
@@ -22,8 +22,8 @@ class _Waiting(NamedTuple):
 
 
 class Committer:
-    """Gathers the requests of one event loop and commits whatever has gathered, one group after the other.
-    Nothing is delayed when nothing is under way.
+    """Gathers the requests of one event loop and commits them in groups, one group after the other. An idle committer
+    adds no delay.
     """
 
     def __init__(self, log: Log, executor: Executor) -> None:
@@ -34,8 +34,8 @@ class Committer:
         self._flushing: asyncio.Task[None] | None = None
 
     async def run(self, request: Callable[[Transaction], T], alone: Callable[[], T] | None = None) -> T:
-        """The request's result, once it is durable. `alone` does the same in a shorter way, for when nothing else is
-        waiting.
+        """Returns the request's result once it is durable. `alone` does the same in a shorter way; it is used if no
+        other request waits.
         """
         async with self._room:
             done: asyncio.Future[T] = asyncio.get_running_loop().create_future()

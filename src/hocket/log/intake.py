@@ -1,5 +1,5 @@
-"""Taking in ops from elsewhere inside one transaction: each is appended, known already, turned away, or held until its
-time has come; and every one of them, but for those from clocks too far ahead, moves this node's clock.
+"""Takes in ops from elsewhere inside one transaction. Each op is appended, a duplicate, refused, or held until its time
+has come. Every op moves this node's clock, except one from a clock too far ahead.
 """
 
 from collections.abc import Sequence
@@ -21,23 +21,23 @@ from hocket.log.transaction import Transaction
 from hocket.store import LateOp
 
 HELD_MAX = 100_000
-# So many of them may be of one author, so that nobody takes the room of all others.
+# The most held ops of one author, so that no author takes the room of the others.
 HELD_PER_AUTHOR_MAX = 10_000
 _WAITING = (int(Reason.WAITING),)
 _ACCEPTANCES = tuple(map(number_of, ACCEPTANCES))
-# So many ops of one author wait for the owner's word.
+# The most ops of one author that wait for the owner's decision.
 LATE_MAX = 10_000
 
 
 class Admission(NamedTuple):
-    """What became of ops from elsewhere. Those turned away at the door are counted by reason; an op that is on
-    the log but does not count there was appended. `collided` of those share their timestamp with another op of
-    their author: an integrity failure, which must be loud. `unread` ones lie behind bytes that cannot be read,
-    and nobody can tell where they begin. `held` ones come from a clock that is too far ahead, and are taken in when
-    their time has come. `curable` says from when on ops of an author must be sent again, because what they lacked
-    may come. `unlinked` are authors of whom ops came that do not follow those that are here, or of whom ops may be
-    missing that matter all the same; `forked` those who were found to have shown two histories. `limited` says how
-    many ops of which authors were refused because their authors have stored all that they may.
+    """What happened to ops from elsewhere. `appended` ops are on the log, whether or not they count. `refused` counts
+    refused ops by reason. `collided` of the appended ones share their timestamp with another op of their author: an
+    integrity failure, which must be loud. `unread` ops follow bytes that cannot be read, so their start is unknown.
+    `held` ops come from a clock that is too far ahead, and are admitted when their time has come. `curable` says from
+    when on an author's ops must be sent again, because a missing dependency may arrive. `unlinked` are authors with an
+    op that does not follow those here, or with two histories of which ops that matter may be missing here; `forked` are
+    authors with two histories, found now. `limited` counts by author the ops refused because the author has used up its
+    quota.
     """
 
     appended: int
@@ -57,9 +57,9 @@ class Admission(NamedTuple):
 
 
 class Intake:
-    """`limit` is the latest wall that is taken in now, `expected` are the ops that may be, in the order of their times:
-    what is known about them is read from the store once for all. `is_vouched` says that the owner or the coordinator
-    sends them, or the operator; `sender` is the node that does, None for the operator.
+    """`limit` is the latest wall to admit now. `expected` are the ops that may be admitted, in the order of their
+    times: the intake reads in one go what the store knows about them. `is_vouched` says that the owner, the coordinator
+    or the operator sends them; `sender` is the sending node, None for the operator.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class Intake:
         tx.projection.prepare(expected)
         self._room = HELD_MAX - tx.session.held()[0]
         self._held_of: dict[int, int] = {}
-        # Only a node that holds every op of every author can tell whether one follows the other.
+        # Only a node that holds every op of every author can check whether one op follows another.
         self._checks_links = tx.is_bound and tx.holds_everything
         self._unlinked: set[int] = set()
         self._forked: set[int] = set()
@@ -99,7 +99,7 @@ class Intake:
         early = op.timestamp.wall > self._limit
         known = self._known.get(op.id)
         if tx.is_strict and known not in (None, raw) and decode(known).node_id != op.node_id:
-            # Another author has used the id before: this op is known by both.
+            # Another author has used the id before: this op's key is its id and its author.
             op = replace(op, id=long_key(op))
             known = self._known.get(op.id)
         if known is not None and _is_same(known, raw, op):
@@ -122,7 +122,7 @@ class Intake:
 
     def _admit(self, raw: bytes, op: Op) -> None:
         if op.node_id == self._tx.node:
-            # It is taken in, since the key is good; but this node never wrote it, or has lost it.
+            # The op is admitted, since the key is good; but this node never wrote it, or has lost it.
             self._tx.refuse(op.id, op.node_id, Reason.TWIN)
         self._tx.admit(op, raw)
         self._known[op.id] = raw
@@ -130,7 +130,7 @@ class Intake:
         self.taken.append(op)
 
     def _contradict(self, known: bytes, raw: bytes, op: Op) -> None:
-        """The id is that of another op. Of one author, neither counts any more."""
+        """Another op has this id. If both are by one author, neither counts any more."""
         other = replace(decode(known), id=op.id)
         if other.node_id == op.node_id:
             if self._tx.is_bound:
@@ -142,8 +142,8 @@ class Intake:
     # One author, one history.
 
     def _follows(self, raw: bytes, op: Op) -> bool:
-        """Whether the op comes right after the last one of its author that is here. If it shows that its author has two
-        histories, it is taken in as well: it proves that, and nothing of either counts from there on.
+        """Whether the op comes right after the last one of its author that is here. An op that shows two histories of
+        its author is admitted as well: it proves the fork, and from there on no op of either history counts.
         """
         tx = self._tx
         latest, latest_id = tx.latest_of(op.node_id)
@@ -167,8 +167,8 @@ class Intake:
         return isinstance(tx.author(ReportFork(public, known, raw)), Op)
 
     def _lacking(self) -> frozenset[int]:
-        """Authors with two histories of whom ops may be missing that matter: those that a designation has pinned or the
-        arbiter has accepted, and those that tell where the histories part.
+        """Authors with two histories of whom ops may be missing that matter: ops that a designation has pinned or the
+        arbiter has accepted, and the ops where the histories part.
         """
         projection = self._tx.projection
         permissions = projection.permissions
@@ -183,10 +183,10 @@ class Intake:
         is_waiting = any(permissions.arbiter(at) == at.node for at in waiting)
         return frozenset(permissions.forks) if is_waiting else permissions.lacking
 
-    # What has to wait.
+    # Ops that must wait.
 
     def _is_late(self, op: Op) -> bool:
-        """Whether what allowed the op had ended so long ago that it may well have been dated back."""
+        """Whether the permission for the op ended so long ago that the op may well be backdated."""
         tx, bounds = self._tx, self._tx.projection.permissions.rules.bounds
         if bounds is None:
             return False
@@ -225,7 +225,7 @@ class Intake:
             self._curable[author] = min(self._curable.get(author, at), at)
 
     def settle(self) -> None:
-        """Folds again what ops that came late have changed; once for the whole batch."""
+        """Refolds the subjects that late ops have changed; once for the whole batch."""
         self._tx.projection.settle()
 
     def admission(self) -> Admission:
@@ -251,7 +251,7 @@ def _known(tx: Transaction, op_ids: Sequence[bytes]) -> dict[bytes, bytes]:
 
 
 def _is_same(known: bytes, raw: bytes, op: Op) -> bool:
-    """Whether an op with the same id is the same op. What was sanitised on its way is; so is what was signed again."""
+    """Whether an op with the same id is the same op. A sanitised copy is; so is one that was signed again."""
     if known == raw:
         return True
     other = replace(decode(known), id=op.id)

@@ -1,5 +1,5 @@
-"""Keeps the roster true to the fold inside one transaction, and sees to what follows from a job's change: jobs that
-come after it, the stage that the queue goes by, and which process of this node holds it.
+"""Keeps the roster equal to the fold inside one transaction. It also updates what depends on a job: the jobs that come
+after it, its stage in the queue, and which process of this node holds it.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -23,7 +23,7 @@ _COUNTS = 0
 
 
 class JobProjector:
-    """Also what the rules of jobs ask about the rest of the log."""
+    """It also answers the job rules' questions about the rest of the log."""
 
     family = JOBS
 
@@ -36,14 +36,14 @@ class JobProjector:
         self._entries: dict[bytes, JobEntry | None] = {}
         self._dirty: set[bytes] = set()
         self._new: set[bytes] = set()
-        # Asked once, when it matters: most logs have no dependencies.
+        # Read once, on first use: most logs have no dependencies.
         self._any_after: bool | None = None
         self._made_ready: set[bytes] = set()
         self._freed_kinds: set[str] = set()
         self.touched: set[bytes] = set()
         """The jobs whose entries were written or dropped."""
         self.lost_claims: set[bytes] = set()
-        """The jobs that a worker of this node held, and holds no more."""
+        """The jobs that a worker of this node held, and no longer holds."""
 
     def ready_kinds(self) -> set[str]:
         """The kinds of which a worker may find more to claim than before: a job became ready, or a job that counts
@@ -96,7 +96,7 @@ class JobProjector:
             self._entries[entry.job.id] = entry
 
     def expect_new(self, job_id: bytes) -> None:
-        """Takes the caller's word that no job has this id and nobody cites it, because it was made just now."""
+        """Takes the caller's word that no job has this id and that no op cites it, because it is new."""
         self._entries[job_id] = None
         self._new.add(job_id)
 
@@ -106,11 +106,12 @@ class JobProjector:
         assert known is not None
         return known
 
-    def assign(self, job_id: bytes, worker: int | None) -> None:
-        """Notes which process of this node holds the job."""
+    def assign(self, job_id: bytes, worker: int | None) -> Job:
+        """Records which process of this node holds the job, and returns the job."""
         entry = self.entry(job_id)
         assert entry is not None
-        self._put(entry._replace(worker=worker))
+        self._put(JobEntry(entry.job, entry.stage, worker))
+        return entry.job
 
     def _put(self, entry: JobEntry) -> None:
         self._entries[entry.job.id] = entry
@@ -147,7 +148,7 @@ class JobProjector:
         return None if entry is None else entry.job.claim_op
 
     def own_fault(self, state: Job | None, op: Op) -> Reason | None:
-        """The fold believes the arbiter that it keeps to the routes that it knows; here is where it does."""
+        """The fold trusts the arbiter to follow the routes that it knows. Here the arbiter follows them."""
         if type(op.payload) is not ClaimWork or state is None:
             return None
         routed = self.route(state.kind, op.timestamp)
@@ -165,7 +166,7 @@ class JobProjector:
     # What follows from a job's change.
 
     def keep(self, key: bytes, state: Job | None) -> None:
-        """Lets the jobs that come after it know when its success begins or ends."""
+        """Also updates the jobs that come after it when its success begins or ends."""
         before, job = self.entry(key), state
         if job is None:
             if before is not None:
@@ -173,7 +174,7 @@ class JobProjector:
             return
         if before is None or before.job.schedule_op != job.schedule_op:
             if before is not None:
-                # An earlier ScheduleJob has come to light: what the other one said that it comes after is void.
+                # An earlier ScheduleJob has arrived: the dependencies of the other one are void.
                 self._session.drop_job(job.id)
             self._scheduled(job)
         self._put(JobEntry(job, self._stage(job), self._worker(before, job)))
@@ -201,7 +202,7 @@ class JobProjector:
             self._untick(set_by)
 
     def _worker(self, before: JobEntry | None, job: Job) -> int | None:
-        """Which process of this node holds the job: the one that did, or the one whose offer was accepted."""
+        """Which process of this node holds the job: the previous holder, or the one whose offer was accepted."""
         if job.state is not State.CLAIMED or job.claim_op is None:
             return None
         if before is not None and before.job.claim_op == job.claim_op:
@@ -217,7 +218,7 @@ class JobProjector:
             self._session.ticked(set_by, ulid_ms(job.id))
 
     def _untick(self, set_by: bytes) -> None:
-        """A tick's job is gone, because its maker lost its word: the tick may be made again."""
+        """A tick's job is gone, since its ScheduleJob no longer counts: the tick may be made again."""
         schedule, _ = self._engine.known(set_by)
         if schedule is None:
             return

@@ -1,7 +1,7 @@
-"""How much of each author a log takes in. What an author may store a second, and in all, is checked where the author
-itself brings it, before it is verified; here is the cap for what others hand on. It is some times the author's quota,
-because what was admitted elsewhere should be admitted here: nodes would differ otherwise. An author's ops form one
-chain, so the cap cuts that chain at the same place on every node.
+"""How much of each author a log takes in. When an author sends its own ops, another check compares its rate and its
+total with its quota, before verification; this module caps what other nodes pass on. The cap is a multiple of the
+author's quota, because this node should admit what others have admitted: otherwise nodes would differ. An author's ops
+form one chain, so the cap cuts that chain at the same place on every node.
 """
 
 from hocket.kernel.entitlement import ceiling
@@ -13,7 +13,7 @@ from hocket.kernel.vocabulary import number_of
 from hocket.log.transaction import Transaction
 from hocket.store import WrittenTotals
 
-# So many times the quota of an author are taken in if others hand it on.
+# When others pass on an author's ops, up to this multiple of its quota is admitted.
 HANDED_ON_FACTOR = 4
 _ACCEPTANCES = tuple(number_of(each) for each in ACCEPTANCES)
 _UNBOUNDED = 2**63
@@ -21,8 +21,8 @@ _NOTHING = WrittenTotals()
 
 
 class Limits:
-    """Those of one batch. `sender` is the node that brings it, None for the operator, whom nothing limits. Only in what
-    it brings itself is an author held to how many ops it may leave on a job that do not count.
+    """The limits of one batch. `sender` is the node that sends it, None for the operator, who has no limit. The limit
+    on ops of an author that do not count on a job applies only to what the author itself sends.
     """
 
     def __init__(self, tx: Transaction, sender: int | None, is_vouched: bool) -> None:
@@ -30,18 +30,18 @@ class Limits:
         self._permissions = tx.projection.permissions
         self._bounds = self._permissions.rules.bounds or Bounds()
         self._is_operator = sender is None
-        # The author whose ops are looked at one by one.
+        # The author whose ops are checked one by one.
         self._watched = None if is_vouched else sender
         self._free = {tx.node}
         self._room: dict[int, WrittenTotals] = {}
         self._taken: dict[int, WrittenTotals] = {}
         self._idle: dict[Subject, bool] = {}
         self._cut: dict[int, Reason] = {}
-        # The authors of whom something was refused, and how many ops.
+        # How many ops were refused, by author.
         self.refused: dict[int, int] = {}
 
     def refusal(self, op: Op, size: int) -> Reason | None:
-        """Why no more of the op's author is taken in now; None if there is room, which the op then takes."""
+        """Why no more of the op's author is admitted now; None if there is room, which the op then takes."""
         author = op.node_id
         if self._is_operator or author in self._free:
             return None
@@ -56,12 +56,12 @@ class Limits:
             else:
                 self._taken[author] = WrittenTotals(ops, total)
                 return None
-        # What follows an op that is missing could not be linked to anything, so the rest is refused with it.
+        # Ops after a missing one could not be linked, so they are refused with it.
         self.refused[author] = self.refused.get(author, 0) + 1
         return self._cut[author]
 
     def _room_of(self, author: int) -> WrittenTotals:
-        """How much of an author there was room for before this batch, by the permissions in force."""
+        """How much room an author had before this batch, by the permissions in force."""
         if self._permissions is not self._tx.projection.permissions:
             # An author's first op is the delegation that says what it may store.
             self._permissions = self._tx.projection.permissions

@@ -1,9 +1,9 @@
-"""The link from an audited output to the model call that made it. A node under audit may not state what a model told
-it without naming the record of that call, and the record must be a real one: on the log before the output, readable,
-made for the output's job, and made by the output's author or by the node that completed that job.
+"""The link from an audited output to the model call that made it. A node under audit may not state a model's answer
+without naming the record of that call. The record must be a real one: on the log before the output, readable, made for
+the output's job, and made by the output's author or by the node that completed that job.
 
-The verdict hangs on ops alone, never on blobs, so that every node reaches the same one. A record that is too large to
-be inside its op is therefore judged by what the op says; `hocket why` reads the blob and reports what does not fit.
+The verdict depends on ops alone, never on blobs, so that every node reaches the same one. A record that is too large
+for its op is therefore judged by what the op says; `hocket why` reads the blob and reports what does not fit.
 """
 
 from collections.abc import Callable
@@ -33,9 +33,9 @@ _OUTPUTS = (CreateClaim, CreateSuggestedAction, CreateEpisode, UpdateEpisode)
 
 
 class _Output(NamedTuple):
-    """What an op says about the model calls behind it. `jobs` are the jobs that it says it comes from; None means that
-    its payload cannot say. A claim lists records and nothing else, so all of them must be good; an episode or an action
-    cites records among other ops, so one good record is enough.
+    """What an op says about the model calls behind it. `jobs` are the jobs that it names as its source; None means that
+    its payload cannot name any. A claim lists only records, so all of them must be good; an episode or an action cites
+    records among other ops, so one good record is enough.
     """
 
     named: Ids
@@ -44,7 +44,7 @@ class _Output(NamedTuple):
 
 
 def unlinked(op: Op, authority: Authority, made: Made, known: Known, cite: Cite) -> Reason | None:
-    """NO_SNAPSHOT when the op is an audited output without a good record. `made` gives an artifact by its id, `known`
+    """NO_SNAPSHOT if the op is an audited output without a good record. `made` returns an artifact by its id, `known`
     an op.
     """
     output = _output(op) if type(op.payload) in _OUTPUTS else None
@@ -67,7 +67,7 @@ def _output(op: Op) -> _Output | None:
         case CreateEpisode():
             return _Output(op.cited, None, False)
         case UpdateEpisode(title=title, summary=summary, confidence=confidence) as update:
-            # A mere change of status is the user's, or a cascade's: no model said it.
+            # A mere change of status comes from the user or a cascade: no model said it.
             told = title is not None or summary is not None or confidence is not None
             if told or update.claim_ids_add or update.evidence_ids_add:
                 return _Output(op.cited, None, False)
@@ -75,7 +75,7 @@ def _output(op: Op) -> _Output | None:
 
 
 def _is_good(name: bytes, op: Op, jobs: Ids | None, made: Made, known: Known) -> bool:
-    """Whether the name is that of a record which vouches for the op. Records are named by artifact id or op id."""
+    """Whether this is the name of a record that vouches for the op. Records are named by artifact id or op id."""
     named = known(name)
     if named is not None and isinstance(named.payload, CreateArtifact):
         name = named.payload.artifact_id

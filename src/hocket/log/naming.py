@@ -1,10 +1,10 @@
-"""Which op an id means. Where ids are bound, an id means one op. In a strict mesh an id can be anybody's, so an op is
-known by its author and its id: the first op that arrives is kept under its id, and one of another author with the same
-id under a longer key, the id and the author. A key has 16 or 24 bytes, and its first 16 are always the id. Which op
-came first decides nothing but the key.
+"""Which op an id means. Where ids are bound, an id means one op. In a strict mesh any node can use any id, so an op is
+known by its author and its id: the first op to arrive is stored under its id, and another author's op with the same id
+under a longer key, the id and the author. A key has 16 or 24 bytes; the first 16 are always the id. The order of
+arrival decides only the key.
 
-A citation of an id that several ops have means the citing author's own op if it has one, else the earliest by HLC. So
-nobody can come between an author and its own ops.
+If several ops have a cited id, the citation means the citing author's own op, or the earliest by HLC if the author has
+none. So no other node can come between an author and its own ops.
 """
 
 from typing import NamedTuple
@@ -37,7 +37,7 @@ def is_taken(session: Session, op_id: bytes) -> bool:
 
 
 class Namesake(NamedTuple):
-    """One of the ops that have the same id."""
+    """One of several ops with the same id."""
 
     at: Hlc
     key: bytes
@@ -61,7 +61,7 @@ class Naming:
         return list(found.values())
 
     def key(self, name: bytes, citing: Op) -> bytes:
-        """The key of the op that this one means by a name; the name itself when no op has it."""
+        """The key of the op that `citing` means by a name; the name itself if no op has it."""
         if not self._is_strict:
             return name
         name = name[:ID_BYTES]
@@ -72,7 +72,7 @@ class Naming:
         return name if meant is None else meant.key
 
     def resolved(self, op: Op) -> Op:
-        """The op with the keys of what it cites."""
+        """The op with the keys of the ops that it cites."""
         if not self._is_strict or not op.causal_deps:
             return op
         return replace(op, causal_deps=tuple(self.key(dep, op) for dep in op.causal_deps))

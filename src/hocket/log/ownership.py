@@ -1,6 +1,6 @@
-"""What belongs to a node and may not be undone by every other one: schedules and artifacts. A capability says that a
-node may write such ops at all; here it is decided whether it may say this of that very thing. The answer hangs on
-earlier ops alone, and what it hangs on is remembered, so that the op is asked about again when that changes.
+"""Schedules and artifacts belong to a node, and not every other node may undo them. A capability lets a node write such
+ops at all; this module decides whether it may write this one about that schedule or artifact. The answer depends on
+earlier ops alone. Those dependencies are stored, so that the op is judged again when one changes.
 """
 
 from collections.abc import Callable
@@ -18,8 +18,8 @@ Cite = Callable[[bytes, bytes], None]
 
 
 class Ownership:
-    """`known` gives an op, `entry` a job, `artifact` an artifact; `cite` notes that an op hangs on another op, on a job
-    or on an artifact.
+    """`known` returns an op, `entry` a job, `artifact` an artifact; `cite` records that an op depends on another op, a
+    job or an artifact.
     """
 
     def __init__(
@@ -48,8 +48,8 @@ class Ownership:
         )
 
     def _eviction_fault(self, op: Op, artifact_id: bytes, permissions: Permissions) -> Reason | None:
-        """An artifact's time to live is in its own op, so when that is over anyone may evict it who may write artifacts
-        at all. Before that only the node that wrote it, the one whose job made it, and the owner.
+        """An artifact's time to live is in its own op. After it, any node that may write artifacts may evict the
+        artifact. Before that, only the node that wrote it, the node whose job made it, and the owner may.
         """
         self._cite(artifact_id, op.id)
         artifact = self._artifact(artifact_id)
@@ -67,7 +67,7 @@ class Ownership:
         return None if permissions.authority.is_owner(op.node_id, wall) else Reason.OTHERS_ARTIFACT
 
     def _submitter(self, op: Op, job_id: bytes) -> int | None:
-        """The node whose job it is; of a tick, the one that set the schedule."""
+        """The node that submitted the job; for a tick, the node that set the schedule."""
         self._cite(job_id, op.id)
         entry = self._entry(job_id)
         if entry is None or entry.job.scheduled > op.timestamp:

@@ -1,5 +1,5 @@
-"""Signing and verifying many ops on all cores. The libraries let go of the interpreter while they compute, so
-threads are enough; the caller's thread does its share.
+"""Verifies many ops on all cores. The libraries release the interpreter lock while they compute, so threads are enough;
+the caller's thread does its share.
 """
 
 from collections import deque
@@ -10,11 +10,11 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 R = TypeVar("R")
 
-# Below this many, handing some to another thread costs more than it saves.
+# Below this many items, handing some to another thread costs more than it saves.
 PARALLEL_MIN = 8
-# How many are taken at a time: enough to be worth the taking, few enough that nobody waits long for the last.
+# How many items a thread takes at a time: enough to be worth it, few enough that the last part ends soon.
 CHUNK = 64
-# More helpers than this are not asked.
+# The most helpers for one task.
 HELPERS_MAX = 16
 
 
@@ -40,7 +40,7 @@ class Shared(Generic[T, R]):
             self._done[number] = self._work(part)
 
     def finish(self) -> list[R]:
-        """What came of the items, in their order."""
+        """The results, in the order of the items."""
         self._help()
         for helping in self._helping:
             if not helping.cancel():
@@ -49,7 +49,7 @@ class Shared(Generic[T, R]):
 
 
 def in_parallel(helpers: Executor | None, work: Callable[[Sequence[T]], list[R]], items: Sequence[T]) -> list[R]:
-    """What `work` makes of the items, in their order. Without helpers everything happens here."""
+    """The results of `work`, in the order of the items. Without helpers the caller's thread does everything."""
     if helpers is None or len(items) < PARALLEL_MIN:
         return work(items)
     return Shared(helpers, work, items).finish()

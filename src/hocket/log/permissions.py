@@ -1,10 +1,10 @@
-"""The permissions of a log: who may write what, and who is the coordinator, at every moment. They are read from the
-delegations, revocations, designations and proofs of forks on the log and kept until one of them changes, since every op
-is judged by it.
+"""The permissions of a log: who may write what, and who is the coordinator, at every moment. The reader derives them
+from the delegations, revocations, designations and proofs of forks on the log, and keeps them until one of these
+changes, since they decide about every op.
 
-A node that has shown two histories has lost its word: nothing counts that it wrote from the fork on, be it about jobs
-or about the permissions. What the arbiter accepted of it before stands on the arbiter's word; and of a coordinator that
-was replaced, the history that its successor's designation pins.
+A node that has shown two histories is no longer believed: none of its ops from the fork on counts, neither about jobs
+nor about the permissions. Two things still stand: an op that the arbiter accepted before, on the arbiter's word; and of
+a replaced coordinator, the history that its successor's designation pins.
 """
 
 from bisect import bisect
@@ -22,17 +22,17 @@ from hocket.kernel.ucan import read as read_ucan
 from hocket.kernel.vocabulary import VARIANTS, ClaimWork, CompleteJob, Payload, ReportFork, RevokeRoot, RevokeUcan
 from hocket.store import Coordinator, Session
 
-# What a derivation is done by, where its kind says that a job is one.
+# The ops of a derivation job, if its kind marks it as one.
 _DERIVING = (ClaimWork, CompleteJob)
-# How many states of the permissions are remembered: the one in force, and those of transactions that were undone.
+# How many states of the permissions are remembered: the current one, and those of transactions that were undone.
 REMEMBERED = 4
-# How many ops of a coordinator with two histories are looked at.
+# The most ops to read of a coordinator with two histories.
 PINNED_MAX = 1_000_000
 
 
 class Tenure(NamedTuple):
-    """A coordinator from a time on. `last` is the time of the last op of its own that counts as the coordinator's: the
-    designation of its successor has pinned it. None: there is no bound.
+    """A coordinator from a time on. `last` is the time of its last op that counts as the coordinator's, as its
+    successor's designation pins it; None for no bound.
     """
 
     since: Hlc
@@ -42,9 +42,9 @@ class Tenure(NamedTuple):
 
 
 class Permissions:
-    """`revocations` are those that count: each was judged by what was in force when it was written. `forks` says of
-    nodes since when they have two histories, and `pinned` are ops from after that which count all the same. Of the
-    nodes `lacking` such ops are missing here, or those that would tell where their histories part.
+    """`revocations` are those that count: each was judged by the permissions at its own time. `forks` says since when a
+    node has two histories, and `pinned` are later ops of such nodes that still count. Of the nodes in `lacking` some
+    pinned ops are missing here, or the ops where their histories part.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class Permissions:
 
     @property
     def coordinators(self) -> list[tuple[Hlc, int]]:
-        """Since when which node is the coordinator."""
+        """Which node is the coordinator, and since when."""
         return [(tenure.since, tenure.node) for tenure in self.tenures]
 
     def _tenure(self, at: Hlc) -> Tenure | None:
@@ -87,7 +87,7 @@ class Permissions:
         return self.tenures[index - 1] if index else None
 
     def coordinator(self, at: Hlc) -> int | None:
-        """The coordinator in force at that time, if one was designated."""
+        """The coordinator at that time, if one was designated."""
         tenure = self._tenure(at)
         return None if tenure is None else tenure.node
 
@@ -95,18 +95,18 @@ class Permissions:
         return self.coordinator(at) if self._arbiter else None
 
     def is_overtaken(self, at: Hlc) -> bool:
-        """Whether what the coordinator of that time decided then was not known when its successor was designated."""
+        """Whether a decision of the coordinator at that time was unknown when its successor was designated."""
         if not self._has_pins:
             return False
         tenure = self._tenure(at)
         return tenure is not None and tenure.last is not None and at > tenure.last
 
     def is_trusted(self, node: int, now_ms: int) -> bool:
-        """Whether a node is the owner's or the coordinator: what it hands on was in time."""
+        """Whether a node is the owner's or the coordinator: ops that it passes on were in time."""
         return self.authority.is_owner(node, now_ms) or self.coordinator(Hlc(now_ms, U32_MAX, node)) == node
 
     def could_be_pinned(self, op: Op) -> bool:
-        """Whether an op that has just come may belong to a pinned history of an author with two, or complete it."""
+        """Whether a new op may belong to the pinned history of an author with two, or complete it."""
         since = self.forks.get(op.node_id) if self.forks else None
         return since is not None and any(
             tenure.node == op.node_id and tenure.last is not None and since <= op.timestamp <= tenure.last
@@ -114,19 +114,19 @@ class Permissions:
         )
 
     def is_forked(self, op: Op) -> bool:
-        """Whether its author had two histories by then."""
+        """Whether its author had two histories at that time."""
         since = self.forks.get(op.node_id) if self.forks else None
         return since is not None and op.timestamp >= since
 
     def refusal(self, op: Op, kind: str | None = None) -> Reason | None:
-        """Why the author may not write this op; `kind` is that of the job that it is about. A log without a single
+        """Why the author may not write this op; `kind` is that of the job that it is about. A log without any
         delegation has no permissions yet: its node is about to introduce itself.
         """
         if not self.delegations:
             return None
         payload = op.payload
         if self.is_forked(op) and op.id not in self.pinned:
-            # A proof speaks for itself.
+            # A proof needs no trust in its author.
             return None if isinstance(payload, ReportFork | RevokeRoot) else Reason.FORKED
         refused = self.authority.refusal(op.node_id, payload, op.timestamp.wall, kind)
         if refused is None:
@@ -137,8 +137,8 @@ class Permissions:
         return refused
 
     def tick_refusal(self, op: Op, author: int) -> Reason | None:
-        """The same for the job of a schedule's tick: the schedule's `author` must be allowed to schedule it when the
-        tick is written. The op's own author need only be a member then.
+        """The same for the job of a schedule's tick: the schedule's `author` must be allowed to schedule it at the time
+        of the tick's op. That op's own author must only be a member then.
         """
         if not self.delegations:
             return None
@@ -161,7 +161,9 @@ class Permissions:
         return type(payload) in self._derivation_types
 
     def compared_with(self, before: "Permissions") -> tuple[set[int], set[int]]:
-        """The nodes that have lost delegations since, and those that have got some: their ops are to be judged anew."""
+        """The nodes that have lost delegations since `before`, and those that have gained some: their ops must be
+        judged again.
+        """
         then, now = before._standing(), self._standing()
         forked = {node for node in self.forks.keys() | before.forks.keys() if self._fork(node) != before._fork(node)}
         return {node for node, _ in then - now} | forked, {node for node, _ in now - then} | forked
@@ -174,8 +176,8 @@ class Permissions:
 
 
 class PermissionsReader:
-    """Reads the permissions of a session, once for each state that it is in. `latest` is what was read last, for those
-    who may not touch the store.
+    """Reads the permissions of a session, once for each of their states. `latest` is what it read last, for callers
+    that may not touch the store.
     """
 
     def __init__(self, user: str, rules: Rules) -> None:
@@ -186,7 +188,7 @@ class PermissionsReader:
         self._tokens: dict[bytes, Delegation] = {}
 
     def read(self, session: Session, state: int, fresh: Iterable[Op] = ()) -> Permissions:
-        """`fresh` are ops of a transaction that are not stored yet."""
+        """`fresh` are ops of the transaction that are not stored yet."""
         permissions = self._known.get(state)
         if permissions is None:
             permissions = self._read(session, fresh)
@@ -211,7 +213,7 @@ class PermissionsReader:
         unpinned = {tenure.node for tenure, history in zip(tenures, histories, strict=True) if not history.is_whole}
 
         def is_void(op_id: bytes, hlc: bytes) -> bool:
-            """Of an author with two histories one node has one and another node the other, so neither counts."""
+            """If an author has two histories, different nodes may hold different ones, so neither counts."""
             since = forks.get(int.from_bytes(hlc[12:], "big")) if forks else None
             return since is not None and hlc >= pack(since) and op_id not in pinned
 
@@ -264,8 +266,8 @@ class _Pinned(NamedTuple):
 
 
 def _pinned(session: Session, fresh: Iterable[Op], tenure: Tenure, forks: dict[int, Hlc]) -> _Pinned:
-    """The ops of a coordinator with two histories that its successor's designation commits to: from the pinned one
-    back, link by link, to the fork; and whether all of them are here. Two of them with one time prove a fork
+    """The ops of a coordinator with two histories that its successor's designation commits to, from the pinned op back,
+    link by link, to the fork; and whether all of them are here. Two such ops with the same time prove a fork
     themselves, and only the later one counts.
     """
     since = forks.get(tenure.node)
@@ -290,7 +292,7 @@ def _pinned(session: Session, fresh: Iterable[Op], tenure: Tenure, forks: dict[i
 
 
 def trace(op_id: bytes) -> int:
-    """An op's share in the number of the permissions: whatever the order of the ops, the same permissions have the same
-    number.
+    """An op's share in the number of the permissions: the same permissions have the same number, whatever the order of
+    the ops.
     """
     return int.from_bytes(content_hash(op_id)[:8], "big", signed=True)

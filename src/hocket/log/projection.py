@@ -1,9 +1,8 @@
-"""The engine that keeps the projections true to the log inside one transaction. The newest op about a subject is
-applied in place; an op that comes late, or one whose dependencies change their standing, makes its subject be folded
-again, and every subject that leans on it after it. An op without a subject is judged by itself and entered in a
-register.
+"""The engine that keeps the projections equal to the log inside one transaction. It applies the newest op about a
+subject in place. After a late op, or when a dependency of an op begins or ceases to count, it refolds the subject and
+every subject that depends on it. It judges an op without a subject alone and enters it in a register.
 
-The engine knows no family: the rules are the kernel's, and what is stored of them is the projectors' and registers'.
+The engine knows no family: the kernel has the rules, and the projectors and registers store the results.
 """
 
 from collections import OrderedDict
@@ -35,7 +34,7 @@ _UNAUTHORISED = tuple(map(int, UNAUTHORISED))
 
 
 class Projection:
-    """As of one transaction. It is also what the rules of any family ask about the rest of the log."""
+    """As of one transaction. It also answers any family's questions about the rest of the log."""
 
     def __init__(
         self,
@@ -54,10 +53,10 @@ class Projection:
         self.permissions_state = permissions_state
         self._permissions: Permissions | None = None
         self._fresh = UnstoredOps()
-        # The op that the permissions allow, as was found out just now.
+        # The op that was just found to be allowed.
         self._allowed: Op | None = None
-        # What is still to be asked again, each once: subjects, and ops without one. Of a subject, whether the ops that
-        # no delegation allowed are to be asked too, because the permissions have changed.
+        # What must be judged again, each once: subjects, and ops without one. For a subject: whether to judge also the
+        # ops that no delegation allowed, because the permissions have changed.
         self._again: OrderedDict[Subject, bool] = OrderedDict()
         self._doubted: OrderedDict[bytes, None] = OrderedDict()
         self._naming = Naming(session, self._fresh, permissions_reader.rules.is_strict)
@@ -124,7 +123,7 @@ class Projection:
         self._doubted[op_id] = None
 
     def _doubt(self, op_id: bytes, subject: Subject | None, permissions: bool = False) -> None:
-        """An op is to be asked again, with all that is about its subject if it has one."""
+        """An op must be judged again, with all ops about its subject if it has one."""
         if subject is not None and subject.family in self.projectors:
             self.ask_again(subject, permissions)
         else:
@@ -137,7 +136,7 @@ class Projection:
             projector.flush()
 
     def _subject(self, op: Op) -> Subject | None:
-        """What the op is about, if that is a family that is known here."""
+        """What the op is about, if this node knows the family."""
         subject = subject_of(op.payload)
         return subject if subject is not None and subject.family in self.projectors else None
 
@@ -157,7 +156,7 @@ class Projection:
     # Ops that are later than everything on the log: this node's own.
 
     def newest(self, op: Op) -> Reason | None:
-        """Applies an op that nothing on the log is later than. A refused one leaves no trace; an offer does."""
+        """Applies an op that is later than every op on the log. A refused op leaves no trace; an offer does."""
         op = self._naming.resolved(op)
         subject = self._subject(op)
         if subject is None:
@@ -181,7 +180,7 @@ class Projection:
         self._fresh.put(op, _COUNTS)
         is_new = projector.is_new(subject.key)
         projector.keep(subject.key, verdict)
-        # An id that others could make too, like that of a schedule's tick, may have been waited for.
+        # Ops may already wait for an id that other nodes can make too, like that of a schedule's tick.
         if type(op.payload) in ACCEPTANCES or (subject.key in names_of(op.payload) and not is_new):
             self._leaners(op)
             self.settle()
@@ -207,16 +206,16 @@ class Projection:
             self.doubt(op.id)
         elif not integrity:
             self._arrived_at(subject, op)
-        # An op that cites it has waited for it, and now learns what it is, be it only that it is later than itself.
+        # Ops that cite this one have waited for it, even if only to learn that it is later than they are.
         self._leaners(op)
         if subject is None:
-            # The permissions, routes and coordinators are what the following ops are judged by.
+            # The permissions, routes and coordinators decide about the ops that follow.
             while self._doubted:
                 self._judge(self._doubted.popitem(last=False)[0])
 
     def _share_id(self, op: Op) -> None:
-        """Ops that cite the id may mean this op now. Those about the subject of the op that they meant so far are found
-        by that subject; all others are remembered.
+        """Ops that cite the id may mean this op now. Those about the subject of the op that they meant before are found
+        by that subject; the citations of all others are stored.
         """
         for other in self._naming.namesakes(op.id[:ID_BYTES]):
             if other.subject is not None and other.key != op.id:
@@ -228,7 +227,7 @@ class Projection:
         is_certain = family.is_certain(state, op)
         refused = self.permissions.refusal(op, family.word(state)) if is_certain else None
         if refused is not None:
-            # What its author may not write is no reason to fold the subject again.
+            # An unauthorised op is no reason to refold the subject.
             self._fresh.put(op, refused)
         elif subject in self._again:
             return
@@ -262,6 +261,10 @@ class Projection:
         """Whether an op of this transaction counts."""
         return self._fresh.ops[op_id][1]
 
+    def standing(self, op_id: bytes) -> tuple[int, Subject | None]:
+        """The same, with what the op is about."""
+        return self._fresh.ops[op_id][1], self._fresh.subjects[op_id]
+
     def _in_place(self, projector: Projector[Any], subject: Subject, state: Any, op: Op) -> int:
         op = self._naming.resolved(op)
         verdict = self._applied(projector, subject, state, op)
@@ -277,7 +280,7 @@ class Projection:
         return arbitration.apply(projector.family, state, subject, op, projector.context, citing)
 
     def _note(self, projector: Projector[Any], subject: Subject, state: Any, op: Op) -> None:
-        """An op that changes nothing was written about the subject all the same."""
+        """An op that changes nothing still moves the time of the latest op about the subject."""
         if state is not None:
             projector.note(subject.key, projector.family.seen(state, op))
 
@@ -306,7 +309,7 @@ class Projection:
         return int(fault or _COUNTS)
 
     def collide(self, op: Op) -> None:
-        """An op turns out to share its timestamp with another of its author: it does not count any more."""
+        """The op shares its timestamp with another of its author, so it no longer counts."""
         # Read before they change, or the new permissions would be kept under the old ones' number.
         assert self.permissions is not None
         _, before = self.known(op.id)
@@ -324,15 +327,15 @@ class Projection:
         self._leaners(op)
 
     def _stands_alone(self, op: Op) -> bool:
-        """Whether an op counts though another one of its author has the same timestamp: proofs speak for themselves,
-        and of a coordinator that was replaced its successor's designation says which op counts.
+        """Whether an op counts although its author wrote another one with the same timestamp: a proof needs no trust in
+        its author, and for a replaced coordinator its successor's designation says which op counts.
         """
         return isinstance(op.payload, ReportFork | RevokeRoot) or op.id in self.permissions.pinned
 
     # Folding again.
 
     def _leaners(self, leaned_on: Op) -> None:
-        """Every op that cites this one is to be asked again, now that its standing may have changed."""
+        """Marks every op that cites this one to be judged again, since this one may now count, or not."""
         names = {leaned_on.id, *names_of(leaned_on.payload)}
         for citing in [citing for name in names for citing in self.citations.citing(name)]:
             op, _ = self.known(citing)
@@ -340,7 +343,7 @@ class Projection:
                 self._doubt(op.id, subject_of(op.payload))
 
     def settle(self) -> None:
-        """Asks until nothing is left to ask. That ends, because a verdict hangs on earlier ops alone."""
+        """Judges until nothing is left to judge. This ends, because a verdict depends on earlier ops alone."""
         while self._again or self._doubted:
             if self._again:
                 self._refold(*self._again.popitem(last=False))
@@ -348,7 +351,7 @@ class Projection:
                 self._judge(self._doubted.popitem(last=False)[0])
 
     def _judge(self, op_id: bytes) -> None:
-        """Asks again about an op without a subject."""
+        """Judges again an op without a subject."""
         op, before = self.known(op_id)
         assert op is not None
         if before == Reason.INTEGRITY and not self._stands_alone(op):
@@ -399,7 +402,7 @@ class Projection:
             register.enter(op)
 
     def _strike(self, op: Op) -> None:
-        """Takes back what an op entered that does not count any more."""
+        """Removes the entry of an op that no longer counts."""
         if (register := self._registers.get(type(op.payload))) is not None:
             register.strike(op)
 
@@ -409,7 +412,7 @@ class Projection:
         """Before a whole log is replayed: enters its delegations and revocations, since the permissions look back."""
         op = self._naming.resolved(op)
         self._grants.introduce(op)
-        # What counts of an author with two histories is found out whenever the permissions are read.
+        # Each read of the permissions decides which ops of an author with two histories count.
         is_good = not integrity or self._stands_alone(op) or self.permissions.is_forked(op)
         if is_good and self.citations.are_here(op) and self._grants.enact(op):
             self._change_permissions(op.id)
@@ -424,7 +427,7 @@ class Projection:
             self._change_permissions(op.id)
 
     def _enact(self, op: Op) -> None:
-        """A delegation, a revocation or a proof of a fork has force as soon as all that it cites is here."""
+        """A delegation, a revocation or a proof of a fork takes effect as soon as every op that it cites is here."""
         is_grant = type(op.payload) in self._grants.payloads
         if is_grant and self.citations.are_here(op) and self._grants.enact(op):
             self.permissions_changed(op)
@@ -434,8 +437,8 @@ class Projection:
         self._permissions = None
 
     def permissions_changed(self, op: Op, name: bytes = b"") -> None:
-        """The permissions have changed by this op. What is written by the nodes whose delegations it made or broke is
-        to be asked again, and so are the revocations.
+        """This op has changed the permissions. Marks to be judged again: the ops of nodes that gained or lost
+        delegations by it, and the revocations.
         """
         before = self.permissions
         self._change_permissions(name or op.id)

@@ -1,6 +1,6 @@
-"""What the engine in `projection` works with. A projector keeps the states of one family's subjects, which are folded
-from their ops; a register is filled by ops that are each judged by themselves. A new family of subjects is its rules in
-the kernel and a line in `FAMILIES`; what it keeps is stored by `SubjectProjector`, unless it needs tables of its own.
+"""What the engine in `projection` works with. A projector keeps the states of one family's subjects, folded from their
+ops. A register holds entries of ops that are judged one by one. A new family of subjects is its rules in the kernel and
+a line in `FAMILIES`; `SubjectProjector` stores its states, unless it needs its own tables.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -25,12 +25,12 @@ class StoredFamily(Family[S], Protocol[S]):
     def decode(self, data: bytes) -> S: ...
 
 
-# The families beside jobs, by name.
+# The families other than jobs, by name.
 FAMILIES: dict[str, StoredFamily[Any]] = {}
 
 
 class Engine(FoldContext, Protocol):
-    """What projectors and registers ask of the engine."""
+    """What projectors and registers need from the engine."""
 
     now: int
     citations: Citations
@@ -41,16 +41,16 @@ class Engine(FoldContext, Protocol):
         """The op, and its reason: 0 if it counts."""
 
     def counting(self, variants: tuple[int, ...]) -> Iterator[Op]:
-        """The ops of these variants that count, of the store and of this transaction."""
+        """The ops of these variants that count, from the store and from this transaction."""
 
     def ask_again(self, subject: Subject, permissions: bool = False) -> None:
-        """The subject is to be folded again. With `permissions` the ops that no delegation allowed are asked, too."""
+        """The subject must be refolded. With `permissions`, also the ops that no delegation allowed."""
 
     def doubt(self, op_id: bytes) -> None:
-        """An op without a subject is to be judged again."""
+        """An op without a subject must be judged again."""
 
     def permissions_changed(self, op: Op) -> None:
-        """This op has changed the permissions: what they decide is to be asked again."""
+        """This op has changed the permissions: what they decide must be judged again."""
 
     def flush(self) -> None: ...
 
@@ -64,26 +64,26 @@ class Projector(Protocol[S]):
     def family(self) -> Family[S]: ...
     @property
     def context(self) -> Any:
-        """What the family's rules ask about the rest of the log."""
+        """What the family's rules need to know about the rest of the log."""
 
     def state(self, key: bytes) -> S | None: ...
     def keep(self, key: bytes, state: S | None) -> None:
-        """Takes a state that follows from the ops, and sees to what follows from it."""
+        """Takes a state that follows from the ops, and updates what depends on it."""
 
     def note(self, key: bytes, state: S) -> None:
         """Takes a state that differs only in the time of the latest op."""
 
     def prepare(self, keys: Sequence[bytes]) -> None:
-        """Reads at once what will be asked about these subjects."""
+        """Reads in one go what will be needed about these subjects."""
 
     def is_new(self, key: bytes) -> bool:
-        """Whether no op on the log is known to be about it."""
+        """Whether no op on the log is about it, as far as is known."""
 
     def not_new(self, key: bytes) -> None:
-        """From now on an op is."""
+        """From now on there is such an op."""
 
     def claim(self, key: bytes) -> bytes | None:
-        """An op about the subject that is known to count, if its later ops usually cite one."""
+        """An op about the subject that is known to count, for families whose later ops usually cite one."""
 
     def own_fault(self, state: S | None, op: Op) -> Reason | None:
         """Why this node does not write the op, although the fold would let it count."""
@@ -92,12 +92,12 @@ class Projector(Protocol[S]):
         """The subjects that ops later than this are about."""
 
     def flush(self) -> None:
-        """Writes what has changed, so that the store's queries see it."""
+        """Writes the changes, so that the store's queries see them."""
 
 
 class Register(Protocol):
-    """What ops of some payloads say, each by itself. It is entered when an op counts and struck when it does not any
-    more.
+    """Entries of ops of some payloads, each judged alone. An op is entered when it counts and struck when it no longer
+    does.
     """
 
     @property
@@ -107,7 +107,7 @@ class Register(Protocol):
 
 
 class SubjectProjector:
-    """Keeps the states of a family in the table that such families share."""
+    """Keeps the states of a family in a table that such families share."""
 
     def __init__(self, session: Session, engine: Engine, name: str, family: StoredFamily[Any]) -> None:
         self._session, self._name, self.family = session, name, family

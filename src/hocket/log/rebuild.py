@@ -1,6 +1,5 @@
-"""Drops every projection and makes it anew from the ops, in HLC order. It works in steps, each a transaction
-that remembers how far it got; a rebuild that was stopped goes on where it was. Until it is done the log takes
-no other change.
+"""Drops every projection and rebuilds it from the ops, in HLC order. It works in steps; each is a transaction that
+stores its progress, so a stopped rebuild can continue. Until it ends, the log accepts no other change.
 """
 
 import struct
@@ -36,7 +35,7 @@ class Rebuilt(NamedTuple):
 
 
 def roster_digest(session: Session) -> bytes:
-    """One hash over everything that the fold says of every job. Equal digests mean equal rosters."""
+    """One hash over the fold's result for every job. Equal digests mean equal rosters."""
     hasher = blake3()
     encoder = msgspec.msgpack.Encoder()
     for entry in session.each_job():
@@ -45,7 +44,7 @@ def roster_digest(session: Session) -> bytes:
 
 
 def without_keys(job: Job) -> Job:
-    """A job as every node shows it: by the ids of ops, since the key of an op can depend on the order of arrival."""
+    """A job as every node shows it: by the ids of ops, since an op's key can depend on the order of arrival."""
     if all(key is None or len(key) == ID_BYTES for key in (job.schedule_op, job.claim_op, job.error_op)):
         return job
     claim, error = (None if key is None else key[:ID_BYTES] for key in (job.claim_op, job.error_op))
@@ -53,7 +52,7 @@ def without_keys(job: Job) -> Job:
 
 
 def _digest_if_readable(session: Session) -> bytes | None:
-    """A roster can be too damaged to be read; that is what a rebuild is for."""
+    """A damaged roster may be unreadable; a rebuild repairs that."""
     try:
         return roster_digest(session)
     except (ValueError, struct.error, IndexError):
@@ -90,9 +89,9 @@ def rebuild(
 
 
 def _legislate(session: Session, permissions_reader: PermissionsReader, now: int) -> int:
-    """Enters every delegation, revocation and pinning designation: they change what was written before them."""
+    """Enters every delegation, revocation and pinning designation: they change the meaning of earlier ops."""
     projection = Projection(session, now, permissions_reader, 0)
-    # Proofs of forks come first: they say whose delegations are to be doubted.
+    # Proofs of forks come first: they show whose delegations are in doubt.
     for variants in (_PROOFS, _GRANTS):
         for row in session.ops_of_variants(variants):
             projection.legislate(keyed(row), integrity=len(session.ops_at(row.hlc)) > 1)
@@ -106,11 +105,11 @@ def _step(store: Store, permissions_reader: PermissionsReader, now: int) -> int:
         session.lock_permissions(exclusive=True)
         head = session.head()
         if head.rebuilding is None:
-            return 0  # another process, which was at it too, has finished
+            return 0  # another process was rebuilding too, and has finished
         rows = session.ops_in_order(head.rebuilding, STEP)
         if not rows:
             return 0
-        # Ops that share a timestamp belong together; the last of the batch may have twins beyond it.
+        # Ops that share a timestamp belong together; the last op of the batch may have twins after it.
         rows = [row for row in rows if row.hlc != rows[-1].hlc] + session.ops_at(rows[-1].hlc)
         projection = Projection(session, now, permissions_reader, head.permissions_state)
         for index, row in enumerate(rows):
@@ -125,7 +124,7 @@ def _step(store: Store, permissions_reader: PermissionsReader, now: int) -> int:
 
 
 def _count(session: Session, head: Head, rows: list[OpRow]) -> None:
-    """Adds up what each author has written, without this node, which has no quota on its own log."""
+    """Adds up what each author has written, except this node, which has no quota on its own log."""
     own = session.op(head.last)
     sizes: dict[bytes, list[int]] = {}
     for row in rows:

@@ -1,5 +1,5 @@
-"""What is derived from ops about the mesh itself: which key a node has, what is delegated and revoked, who is the
-coordinator, and where kinds are routed. Whether an op counts is the engine's question.
+"""What ops about the mesh itself establish: which key a node has, what is delegated and revoked, who is the
+coordinator, and where kinds are routed. The engine decides whether an op counts.
 """
 
 from hocket.kernel.clock import Hlc, pack
@@ -22,8 +22,8 @@ from hocket.store import Coordinator, Delegated, Fork, Revoked, Session
 
 
 class GrantRegister:
-    """Delegations, revocations and proofs of two histories. They have force as soon as all that they cite is here,
-    whatever their authors may do: what each of them is worth is found out by reading all of them together.
+    """Delegations, revocations and proofs of two histories. Each takes effect as soon as every op that it cites is
+    here, whatever its author may do: reading all of them together shows what each is worth.
     """
 
     payloads = (DelegateUcan, RevokeUcan, RevokeRoot, ReportFork)
@@ -32,9 +32,8 @@ class GrantRegister:
         self._session = session
 
     def introduce(self, op: Op) -> None:
-        """Notes the key of a node that a delegation names, whether or not that op counts: which key a node has
-        is the user's signed word and must not hang on the order in which ops arrive. What the node may do is
-        another question.
+        """Stores the key of a node that a delegation names, whether or not that op counts: the user has signed which
+        key a node has, and that must not depend on the order of arrival. What the node may do is another question.
         """
         if isinstance(op.payload, DelegateUcan):
             delegation = read_ucan(op.payload.ucan_bytes)
@@ -42,7 +41,7 @@ class GrantRegister:
             self._session.bind(node, delegation.public, delegation.issuer, pack(op.timestamp))
 
     def enact(self, op: Op) -> bool:
-        """False when it is there already."""
+        """False if it is already there."""
         hlc, payload = pack(op.timestamp), op.payload
         if isinstance(payload, DelegateUcan):
             return self._session.set_delegation(Delegated(op.id, payload.ucan_cid, hlc, payload.ucan_bytes))
@@ -55,7 +54,7 @@ class GrantRegister:
         return self._session.set_revocation(Revoked(op.id, payload.ucan_cid, hlc, int(is_root)))
 
     def repeal(self, op: Op) -> bool:
-        """Takes it out again. False when it was not there."""
+        """Removes it. False if it was not there."""
         session = self._session
         return session.drop_delegation(op.id) or session.drop_revocation(op.id) or session.drop_fork(op.id)
 
@@ -70,14 +69,14 @@ class CoordinatorRegister:
         self._session, self._engine, self._projectors = session, engine, projectors
 
     def has(self, op: Op) -> bool:
-        """Whether a designation was entered already."""
+        """Whether a designation is already entered."""
         if not isinstance(op.payload, DesignateCoordinator):
             return False
         return any(each.op_id == op.id for each in self._session.coordinators())
 
     def put(self, op: Op) -> None:
         assert isinstance(op.payload, DesignateCoordinator)
-        # A pin looks back, so nothing that comes to light may change whether it counts.
+        # A pin looks back, so no later arrival may change whether it counts.
         pin = None if op.pin is None or op.cited else op.pin.commitment
         node = op.payload.coordinator.to_bytes(8, "big")
         self._session.set_coordinator(Coordinator(pack(op.timestamp), op.id, node, pin))
@@ -91,7 +90,7 @@ class CoordinatorRegister:
         self._follow(op)
 
     def _follow(self, op: Op) -> None:
-        """A coordinator that comes late, or is none any more, changes who could decide since then."""
+        """A designation that arrives late, or no longer counts, changes who could decide since then."""
         engine = self._engine
         engine.permissions_changed(op)
         engine.flush()
@@ -110,7 +109,7 @@ class CoordinatorRegister:
                 engine.ask_again(row.subject)
 
     def _decided_since(self, designation: Op) -> bytes:
-        """From when on a designation changes who decides: its own time, or the op of its predecessor that it pins."""
+        """Since when a designation changes who decides: its own time, or that of the predecessor's op that it pins."""
         pin = designation.pin
         if pin is None or designation.cited:
             return pack(designation.timestamp)
@@ -122,7 +121,7 @@ class RouteRegister:
 
     def __init__(self, session: Session, engine: Engine) -> None:
         self._session, self._engine = session, engine
-        # Asked once, when it matters: most logs have no routes.
+        # Read once, on first use: most logs have no routes.
         self._any: bool | None = None
 
     def route(self, kind: str, at: Hlc) -> int | None:
@@ -147,7 +146,7 @@ class RouteRegister:
         self._follow(op)
 
     def _follow(self, op: Op) -> None:
-        """A route that comes late changes who could claim since then."""
+        """A route that arrives late changes who could claim since then."""
         assert isinstance(op.payload, RouteKind)
         self._engine.flush()
         for job_id in self._session.jobs_of_kind_since(op.payload.kind, pack(op.timestamp)):

@@ -1,4 +1,4 @@
-"""Which schedules are set, by which op, and which jobs of their ticks are to be asked again when that changes."""
+"""Which schedules are set, by which op, and which of their ticks' jobs must be judged again when that changes."""
 
 from hocket.kernel.clock import pack
 from hocket.kernel.ids import ulid_ms
@@ -24,12 +24,12 @@ class ScheduleRegister:
         self._follow(op, is_in_force=False)
 
     def wait(self, op: Op) -> None:
-        """It would count, should the schedule that is in its way turn out not to."""
+        """The op would count if the schedule that blocks it turned out not to."""
         self._session.set_schedule(_scheduled(op), counts=False)
 
     def _follow(self, op: Op, is_in_force: bool) -> None:
-        """A schedule that is set or cleared late, or is not any more, changes who could change it since then, and until
-        when the one before it ticked.
+        """An op that sets or clears a schedule and arrives late, or no longer counts, changes who could change the
+        schedule since then, and until when the one before it ticked.
         """
         assert isinstance(op.payload, SetSchedule | ClearSchedule)
         at = pack(op.timestamp)
@@ -40,12 +40,12 @@ class ScheduleRegister:
             self._doubt_ticks(earlier.op, op.timestamp.wall)
 
     def doubt_ticks_of(self, node: int) -> None:
-        """The grants of a node have changed, and so what the ticks of its schedules are worth."""
+        """The grants of a node have changed, so the ticks of its schedules must be judged again."""
         for schedule_op in self._session.schedule_ops_by(node.to_bytes(8, "big")):
             self._doubt_ticks(schedule_op, 0)
 
     def _doubt_ticks(self, schedule_op: bytes, since: int) -> None:
-        """The jobs of the schedule's ticks after that time are to be asked again."""
+        """Marks the jobs of the schedule's ticks after that time to be judged again."""
         for citing in self._engine.citations.citing(schedule_op):
             op, _ = self._engine.known(citing)
             subject = None if op is None else subject_of(op.payload)

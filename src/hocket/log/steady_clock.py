@@ -1,6 +1,5 @@
-"""The time of day as a node may use it: it never goes back. When the machine's clock is set back, or the log
-has already seen a later time, this one goes on at half speed until the machine's has caught up, so that leases
-and delays still end.
+"""The time of day for a node: it never goes back. If the machine's clock is set back, or the log has already seen a
+later time, this clock runs at half speed until the machine's has caught up, so that leases and delays still end.
 """
 
 import time
@@ -8,7 +7,7 @@ from collections.abc import Callable
 
 
 class SteadyWall:
-    """Milliseconds since the epoch. Call it with the log's own clock reading, which it never falls behind."""
+    """Milliseconds since the epoch. Pass the log's own clock reading: the result is never behind it."""
 
     def __init__(self, clock: Callable[[], float] = time.time, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock

@@ -1,5 +1,5 @@
-"""When a schedule ticks, as far as every node must agree on it: the fold asks whether a job can be a schedule's newest
-tick. When the next tick falls, by this machine's clock and timezones, is the question of `work.cron`.
+"""When a schedule ticks, as far as every node must agree on it: the fold needs to know whether a job can be a
+schedule's newest tick. `work.cron` finds the next tick by this machine's clock and timezones.
 """
 
 from datetime import datetime, timedelta
@@ -11,16 +11,16 @@ if TYPE_CHECKING:
 
 _EPOCH = datetime(1970, 1, 1)
 _SECOND = timedelta(seconds=1)
-# How far local time is from UTC anywhere.
+# The largest distances of local time from UTC.
 _WEST, _EAST = timedelta(hours=12), timedelta(hours=14)
 
 
 def could_be_newest(cron: str, timezone: str, tick_ms: int, now_ms: int) -> bool:
-    """Whether that can be the schedule's newest tick now, by what every node knows. In UTC that is exact. In another
-    timezone it takes a machine's table of timezones, and those differ between machines; so there it is only asked
-    whether one of the days that it may be there has ticks, and a worker that claims the job asks its own table.
+    """Whether that can be the schedule's newest tick now, by what every node knows. In UTC the answer is exact. Another
+    timezone needs a machine's table of timezones, and those differ; so here the test is only whether one of the
+    possible local days has ticks, and a worker that claims the job checks its own table.
     """
-    # Not with this module: a program that only submits has no schedules to judge.
+    # Imported here, because a program that only submits has no schedules to judge.
     from cronsim import CronSim, CronSimError
 
     if tick_ms % 1000:
@@ -28,7 +28,7 @@ def could_be_newest(cron: str, timezone: str, tick_ms: int, now_ms: int) -> bool
     try:
         at = _EPOCH + timedelta(milliseconds=tick_ms)
         if timezone == "UTC":
-            # The search begins one second after the moment that it is given.
+            # The search begins one second after the given moment.
             return next(CronSim(cron, at - _SECOND)) == at and _EPOCH + timedelta(milliseconds=now_ms) < _next(cron, at)
         expression = _expression(cron)
         first, last = (at - _WEST).date(), (at + _EAST).date()
@@ -46,7 +46,7 @@ def _next(cron: str, after: datetime) -> datetime:
 
 @lru_cache(256)
 def _expression(cron: str) -> "CronSim":
-    """Only to be asked, never to be iterated."""
+    """For tests of days only; never iterate it."""
     from cronsim import CronSim
 
     return CronSim(cron, _EPOCH)

@@ -1,11 +1,10 @@
-"""One write transaction of the log: the only place where the clock ticks and a claim is decided. Requests run
-inside it one after the other; what they author is stamped, folded and counted at once, and signed, chained and
-stored together at the end, so that many requests cost one commit.
+"""One write transaction of the log: the only place where the clock ticks and a claim is decided. Requests run inside it
+one after the other. Their ops are stamped, folded and counted at once and stored together at the end, so that many
+requests cost one commit. They are signed after that.
 """
 
-import hashlib
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from msgspec.structs import replace
@@ -13,9 +12,10 @@ from msgspec.structs import replace
 from hocket.bus.changes import CLAIM, LOG, NOTHING, Changes, gathered
 from hocket.errors import StoreError
 from hocket.kernel.clock import U32_MAX, ClockOverflow, Hlc, pack, recv, tick, unpack
-from hocket.kernel.ops import NO_ID, Op, bound, decode, link_to, pin_to, sealed, unsigned
+from hocket.kernel.ops import NO_ID, Op, bound, decode, link_to, pin_to, unsigned
 from hocket.kernel.policy import Policy
 from hocket.kernel.reasons import Reason
+from hocket.kernel.signing import OpSigner
 from hocket.kernel.subjects import JOB, subject_of
 from hocket.kernel.vocabulary import (
     EXTENSION_BASE,
@@ -28,18 +28,20 @@ from hocket.log.naming import ID_BYTES, is_taken, keyed
 from hocket.log.permissions import PermissionsReader
 from hocket.log.projection import Projection
 from hocket.log.registers import CoordinatorRegister, GrantRegister, RouteRegister
-from hocket.store import Head, LogEnd, NewOp, Refusal, Session, WrittenTotals
+from hocket.log.sealing import signed
+from hocket.store import Head, NewOp, Refusal, Session, WrittenTotals
 
 # Gives the time in milliseconds, never less than the clock reading that it is told.
 Wall = Callable[[int], int]
-Signer = Callable[[Sequence[bytes]], list[bytes]]
+# Seals what it can, and gives the new end of the chain.
+Carry = Callable[[Session, Head], tuple[int, bytes]]
 
 
 PERMISSION_PAYLOADS = frozenset((*GrantRegister.payloads, *CoordinatorRegister.payloads, *RouteRegister.payloads))
 _NO_SUBJECT = (JOB, None)
-# Where the store keeps that this node has not always been given everything.
+# The store's key for: this node has not always received every op.
 GAPS = "gaps"
-# Where the store keeps that this node came into a mesh that was there before it, so that somebody is the coordinator.
+# The store's key for: this node joined a mesh that already existed, so that the mesh has a coordinator.
 NEWCOMER = "newcomer"
 
 
@@ -57,26 +59,17 @@ def next_stamp(clock: Hlc, wall_now: int) -> Hlc:
         raise StoreError(f"nothing can be written until the wall clock moves on: {error}") from error
 
 
-def link(previous: bytes, body: bytes) -> bytes:
-    """The next link of the chain: it covers the whole op, its signature included, and every op before it."""
-    return hashlib.sha3_256(previous + body).digest()
-
-
 class OpDraft(NamedTuple):
-    """An op of this transaction. `body` lacks the signature unless it is sealed."""
+    """An op of this transaction. `body` is the whole op: signed if it was received, marked if it is this node's own."""
 
     op: Op
     body: bytes
-    is_sealed: bool
-
-    @property
-    def whole(self) -> bytes:
-        return self.body if self.is_sealed else self.body + b"\x00"
+    is_received: bool
 
 
 class Transaction:
-    """`now` is the time that decisions are made by: the node's clock, never behind the wall. `physical` is what the
-    machine's own clock says, whatever was heard from others.
+    """`now` is the time for decisions: the node's clock, never behind the wall. `physical` is the reading of the
+    machine's own clock, whatever other nodes' clocks say.
     """
 
     __slots__ = (
@@ -89,6 +82,7 @@ class Transaction:
         "_projection",
         "_refusals",
         "_settled",
+        "_signer",
         "_stamps",
         "_wall_now",
         "new_id",
@@ -102,14 +96,15 @@ class Transaction:
     def __init__(
         self,
         session: Session,
-        node: int,
+        signer: OpSigner,
         permissions_reader: PermissionsReader,
         wall: Wall,
         physical: int,
         new_id: Callable[[int], bytes],
     ) -> None:
         self.session = session
-        self.node = node
+        self._signer = signer
+        self.node = node = signer.node
         self.physical = physical
         self._permissions_reader = permissions_reader
         session.lock_author(node.to_bytes(8, "big"))
@@ -160,14 +155,15 @@ class Transaction:
         return self._permissions_reader.rules.is_strict
 
     def author(self, payload: Payload, deps: tuple[bytes, ...] = (), about: int | None = None) -> Op | Reason:
-        """Writes an op of this node's own. One that would not count is not written: the reason comes back
-        instead. What is for the arbiter to decide, and that is another node, is written as an offer: see `is_offer`.
-        A job or an artifact whose id is `NO_ID` gets that of the op. An op that is `about` another node pins the
-        last op that is known of it. In a strict mesh Hocket's own payloads are never written.
+        """Writes an op of this node. An op that would not count is not written: the reason is returned instead. If
+        another node is the arbiter and must decide on it, the op is written as an offer: see `is_offer`. A job or an
+        artifact whose id is `NO_ID` gets that of the op. An op that is `about` another node pins that node's last known
+        op. In a strict mesh Hocket's own payloads are never written.
         """
         if self.is_strict and discriminant(payload) >= EXTENSION_BASE:
             return Reason.STRICT
-        self.lock_permissions_for((payload,))
+        if type(payload) in PERMISSION_PAYLOADS:
+            self.session.lock_permissions(exclusive=True)
         stamp = next_stamp(self._clock, self._wall_now)
         op, body = self._named(stamp, payload, deps, about)
         projection = self.projection
@@ -177,11 +173,11 @@ class Transaction:
         if reason is not None:
             return reason
         self._clock, self._last = stamp, op.id
-        self._drafts.append(OpDraft(op, body, is_sealed=False))
+        self._drafts.append(OpDraft(op, self._signer.marked(body), is_received=False))
         return op
 
     def lock_permissions_for(self, payloads: Iterable[Payload]) -> None:
-        """What changes the permissions excludes all that are decided by them."""
+        """Payloads that change the permissions exclude every transaction that relies on them."""
         if any(type(payload) in PERMISSION_PAYLOADS for payload in payloads):
             self.session.lock_permissions(exclusive=True)
 
@@ -233,7 +229,7 @@ class Transaction:
     def body(self, op_id: bytes) -> bytes:
         """The bytes of an op that is on the log."""
         row = self.session.op(op_id)
-        return row.body if row is not None else next(draft.whole for draft in self._drafts if draft.op.id == op_id)
+        return row.body if row is not None else next(draft.body for draft in self._drafts if draft.op.id == op_id)
 
     def admits(self, kind: str) -> bool:
         """Whether the route in force and this node's delegations let it claim jobs of the kind, and end them."""
@@ -247,14 +243,14 @@ class Transaction:
         )
 
     def decides(self, policy: Policy) -> bool:
-        """Whether this node may put an end to jobs of such a policy by itself."""
+        """Whether this node may end jobs of such a policy without asking another node."""
         if policy.open:
             return True
         return self.projection.arbiter(self.latest) in (None, self.node) and not self.is_uninformed
 
     @property
     def is_uninformed(self) -> bool:
-        """Whether somebody else decides here, and this node has not heard yet who."""
+        """Whether another node decides here, and this node does not know yet which."""
         extensions = self._permissions_reader.rules.extensions
         has_arbiter = extensions is not None and extensions.arbiter
         return has_arbiter and not self.projection.permissions.coordinators and self.session.meta(NEWCOMER) is not None
@@ -269,7 +265,7 @@ class Transaction:
         try:
             self._clock = recv(self._clock, stamp, self._wall_now)
         except ClockOverflow:
-            # The counter is spent. That keeps this node from writing, not from hearing.
+            # The counter is used up. Until the wall clock moves on, this node can receive but not write.
             self._clock = Hlc(max(self._clock.wall, stamp.wall), U32_MAX, self.node)
 
     def latest_of(self, node: int) -> tuple[bytes, bytes]:
@@ -287,8 +283,8 @@ class Transaction:
         assert op.link is not None
         packed = pack(op.timestamp)
         rows = self.session.ops_with_link(packed[12:], op.link) + self.session.ops_at(packed)
-        fresh = [draft.whole for draft in self._drafts if draft.op.node_id == op.node_id and draft.is_sealed]
-        return [body for body in ([row.body for row in rows] + fresh) if body[:16] != op.id]
+        fresh = [draft.body for draft in self._drafts if draft.op.node_id == op.node_id and draft.is_received]
+        return [signed(self._signer, body) for body in ([row.body for row in rows] + fresh) if body[:16] != op.id]
 
     @property
     def holds_everything(self) -> bool:
@@ -318,46 +314,44 @@ class Transaction:
         for twin in twins:
             self.projection.collide(twin)
         self.projection.arrived(op, integrity=bool(twins))
-        self._drafts.append(OpDraft(op, body, is_sealed=True))
+        self._drafts.append(OpDraft(op, body, is_received=True))
 
     def refuse(self, op_id: bytes, author: int, reason: Reason) -> None:
         self._refusals.append(Refusal(op_id[:ID_BYTES], author.to_bytes(8, "big"), int(reason), self.now))
 
-    def close(self, sign: Signer) -> None:
-        """Signs and stores what was written; the caller's commit makes it durable."""
-        own = [draft.body for draft in self._drafts if not draft.is_sealed]
-        signatures = iter(sign(own) if own else ())
-        end = LogEnd(self._head.seq, self._head.chain)
+    def close(self, carry: Carry) -> tuple[int, list[bytes]]:
+        """Stores what was written; the caller's commit makes it durable. Gives the number of the first op and the bytes
+        of all.
+        """
         ops = []
-        for op, body, is_sealed in self._drafts:
-            whole = body if is_sealed else sealed(body, next(signatures))
-            reason = self.projection.reason(op.id)
-            payload = op.payload
-            stamp = pack(op.timestamp)
-            family, key = subject_of(payload) or _NO_SUBJECT
-            ops.append(NewOp(op.id, stamp, discriminant(payload), family, key, reason, 1, whole))
+        for op, body, _ in self._drafts:
+            reason, subject = self.projection.standing(op.id)
+            family, key = subject or _NO_SUBJECT
+            ops.append(NewOp(op.id, pack(op.timestamp), discriminant(op.payload), family, key, reason, 1, body))
+        last = self._head.seq
         if ops:
-            self.session.add_ops(ops)
-            end = self.session.seal(link)
+            last = self.session.add_ops(ops)
             self._count()
         if self._projection is not None:
             self._projection.flush()
         if self._refusals:
             self.session.refuse(self._refusals)
-        settled = self._settled if self.unsettled else end.seq
+        settled = self._settled if self.unsettled else last
         permissions_state = (
             self._head.permissions_state if self._projection is None else self._projection.permissions_state
         )
-        clock = self._clock
-        head = Head(clock.wall, clock.logical, *end, settled, self.unsettled, None, permissions_state, self._last)
+        sealed, chain = carry(self.session, self._head)
+        wall, logical, _ = self._clock
+        head = Head(wall, logical, last, chain, settled, self.unsettled, None, permissions_state, self._last, sealed)
         if head != self._head:
             self.session.put_head(head)
+        return last - len(ops) + 1, [op.body for op in ops]
 
     def _count(self) -> None:
         """Adds up what other authors have written. This node has no quota on its own log."""
         sizes: dict[int, list[int]] = defaultdict(list)
-        for op, body, is_sealed in self._drafts:
-            if is_sealed and op.node_id != self.node:
+        for op, body, is_received in self._drafts:
+            if is_received and op.node_id != self.node:
                 sizes[op.node_id].append(len(body))
         for node, found in sizes.items():
             self.session.add_written(node.to_bytes(8, "big"), WrittenTotals(len(found), sum(found)))

@@ -5,17 +5,19 @@ from hocket.kernel.subjects import Subject, subject_of
 
 
 class UnstoredOps:
-    """Each op by its key, with its reason, 0 if it counts."""
+    """Each op by its key, with its reason, 0 if it counts; and its subject."""
 
     def __init__(self) -> None:
         self.ops: dict[bytes, tuple[Op, int]] = {}
+        self.subjects: dict[bytes, Subject | None] = {}
         self._about: dict[Subject, list[bytes]] = {}
-        # The longer keys of ops that share their id with another author's.
+        # The longer keys of ops that share their id with another author's op.
         self._long: dict[bytes, list[bytes]] = {}
 
     def put(self, op: Op, reason: int) -> None:
         if op.id not in self.ops:
-            if (subject := subject_of(op.payload)) is not None:
+            subject = self.subjects[op.id] = subject_of(op.payload)
+            if subject is not None:
                 self._about.setdefault(subject, []).append(op.id)
             if len(op.id) > 16:
                 self._long.setdefault(op.id[:16], []).append(op.id)
@@ -25,5 +27,5 @@ class UnstoredOps:
         return [self.ops[op_id] for op_id in self._about.get(subject, ())]
 
     def named(self, op_id: bytes) -> list[tuple[Op, int]]:
-        """Those that have this id."""
+        """The ops with this id."""
         return [self.ops[key] for key in (op_id, *self._long.get(op_id, ())) if key in self.ops]

@@ -1,6 +1,6 @@
-"""Blobs across the mesh: the content of an artifact that is too large for its op stays where it was made until somebody
-asks for it. A node gives it to whoever may read the artifact as it is, part by part; the one who asked puts the parts
-together and keeps them only if they are what the op promises.
+"""Blobs across the mesh. Artifact content that is too large for its op stays on the node that made it until another
+node asks for it. A node gives it, part by part, to any node that may read the artifact unsanitised. The other node
+joins the parts and keeps them only if they match the op.
 """
 
 import asyncio
@@ -19,19 +19,19 @@ from hocket.work import artifacts
 from hocket.work.blobs import BLOB_BYTES_MAX, Blobs
 
 PART_BYTES = 4 * 1024 * 1024
-# For how long a peer may take over one part.
+# How long a peer may take for one part.
 PART_S = 30.0
 
 
 def answer(log: Log, blobs: Blobs, to: PeerReader, query: str) -> Reply:
-    """Part of a blob. Whoever may not have it is told what is told when it is not here."""
+    """Part of a blob. A caller that may not have the blob gets the same answer as if it were not here."""
     asked = _asked(query)
     if asked is None:
         return Reply(400)
     hash, start = asked
 
     if not to.reads_everything:
-        # Which kind a job is of decides who may read what it made, so the roster must be up to date.
+        # The kind of a job decides who may read its artifacts, so the roster must be up to date.
         log.settle()
     with log.store.read() as session:
 
@@ -60,7 +60,7 @@ def _asked(query: str) -> tuple[bytes, int] | None:
 
 
 async def fetch(clients: Sequence[Client], hash: bytes, size: int) -> bytes:
-    """The whole of a blob from the first of these that has it. Raises Unreachable when none does."""
+    """Fetches a whole blob from the first client that has it. Raises Unreachable if none does."""
     for client in clients:
         try:
             parts = await _parts(client, hash, min(size, BLOB_BYTES_MAX))
@@ -68,7 +68,7 @@ async def fetch(clients: Sequence[Client], hash: bytes, size: int) -> bytes:
             continue
         if parts is not None and content_hash(parts) == hash:
             return parts
-    raise Unreachable(f"no node that can be reached has {hash_text(hash)}")
+    raise Unreachable(f"no reachable node has {hash_text(hash)}")
 
 
 async def _parts(client: Client, hash: bytes, size: int) -> bytes | None:

@@ -1,6 +1,6 @@
-"""One peer as this node asks it: the tokens and headers of every request, what each status of a reply means, and which
-node has answered. Nothing in an answer is believed that the node which should have given it has not signed. What is
-asked, and what is done with the answers, is decided in `sync`.
+"""The client of one peer: the tokens and headers of every request, the meaning of each status, and which node has
+answered. It believes nothing in an answer that the expected node has not signed. `sync` decides what to ask and what to
+do with the answers.
 """
 
 import os
@@ -27,20 +27,20 @@ from hocket.store import OpSession
 from hocket.work.environment import Environment
 from hocket.work.node_access import NodeAccess
 
-# A token is for one request; this is how long that may take to arrive.
+# A token is for one request; this is how long the request may take to arrive.
 TOKEN_S = 120
-# A peer may correct the time that this node's tokens carry by this much.
+# The most by which a peer may correct the time in this node's tokens.
 OFFSET_S_MAX = 600
 RETRY_AFTER_S_MAX = 3600.0
 RETRY_AFTER_S_DEFAULT = 5.0
 
 
 class Paused(HocketError):
-    """The peer stands under other rules. Nothing is exchanged until somebody has seen to that."""
+    """The peer has other rules. Nothing is exchanged until an operator resolves that."""
 
 
 class Unsigned(NamedTuple):
-    """What would prove an answer, once the key of its node is known here."""
+    """What would prove an answer, once this node knows the key of the answering node."""
 
     token: str
     nonce: str
@@ -48,13 +48,13 @@ class Unsigned(NamedTuple):
 
 
 class Refused(HocketError):
-    """The peer does not let this node in, or is not who it should be."""
+    """The peer does not admit this node, or is not the expected node."""
 
     exit_code = 4
 
 
 class Busy(Unreachable):
-    """The peer asks to be left alone for a while."""
+    """The peer asks this node to wait."""
 
     def __init__(self, sentence: str, seconds: float) -> None:
         super().__init__(sentence)
@@ -62,11 +62,11 @@ class Busy(Unreachable):
 
 
 class AnswerTooLarge(HocketError):
-    """The peer takes only smaller bodies."""
+    """The peer accepts only smaller bodies."""
 
 
 class PeerAnswer(NamedTuple):
-    """What a pull brought. `frontier` is the server's own, given when the answer is complete."""
+    """The result of a pull. `frontier` is the server's own; it is set if the answer is complete."""
 
     body: bytes
     following: Frontier
@@ -89,8 +89,8 @@ class _Health(msgspec.Struct):
 
 
 class Client:
-    """`node` is who answers there, once that was proved; `claims` who it says that it is. `is_hocket` tells whether it
-    knows what Hocket adds to the protocol. `knows` is what its program knows, once it has said so.
+    """`node` is the proven identity of the peer; `claims` is the identity that it claims. `is_hocket` is whether it
+    knows Hocket's additions to the protocol. `knows` is what its program knows, once it has said so.
     """
 
     def __init__(
@@ -116,10 +116,10 @@ class Client:
         self._unsigned: Unsigned | None = None
         self.knows: Knowledge | None = None
 
-    # What can be asked.
+    # Requests.
 
     async def meet(self) -> None:
-        """Finds out who answers at the address, once."""
+        """Finds out, once, which node answers at the address."""
         if self._has_met:
             return
         reply = await self._transport.send(self.address, Request("GET", wire.HEALTH))
@@ -128,18 +128,18 @@ class Client:
                 health = msgspec.json.decode(reply.body, type=_Health)
                 self.claims, self.is_hocket = parse_node(health.node), health.protocol == wire.PROTOCOL
             except (msgspec.MsgspecError, ValueError):
-                pass  # another kind of server; it is asked to the letter
+                pass  # not a Hocket server; keep strictly to Likewise
         if self.claims is None and self._expected is not None:
             raise Unreachable(
-                f"{self.address} does not say which node it is; node {node_text(self._expected)} should answer there"
+                f"{self.address} does not identify itself; node {node_text(self._expected)} should answer there"
             )
         if self.claims is not None and self._expected not in (None, self.claims):
             raise Refused(
                 f"node {node_text(self.claims)} answers at {self.address} where {node_text(self._expected or 0)} did;"
-                " if that is right, remove the peer and add it again"
+                " if that is intended, remove the peer and add it again"
             )
         if self.is_hocket and self._expected is None:
-            # It may never have heard of this node.
+            # It may not know this node yet.
             await self._introduce()
         self._has_met = True
 
@@ -152,22 +152,22 @@ class Client:
         try:
             return msgspec.json.decode(reply.body, type=PushCounts)
         except msgspec.MsgspecError:
-            raise Unreachable(f"{self.address} answers a push with something else than counts") from None
+            raise Unreachable(f"{self.address} answered a push without counts") from None
 
     async def exchange(self, bodies: list[bytes], since: Frontier) -> tuple[PushCounts, PeerAnswer]:
-        """Both in one round trip, where the peer knows how."""
+        """A push and a pull in one round trip, if the peer supports it."""
         reply = await self._ask("POST", wire.EXCHANGE, _query(since, PAGE_OPS_MAX), encode_sequence(bodies))
         numbers = [reply.headers.get(name, "0" if name in wire.LATER_COUNTS else "") for name in wire.COUNTS]
         if not all(number.isascii() and number.isdigit() and len(number) < 16 for number in numbers):
-            raise Unreachable(f"{self.address} answers an exchange without counts")
+            raise Unreachable(f"{self.address} answered an exchange without counts")
         return PushCounts(*map(int, numbers)), self._answer(reply)
 
     async def blob(self, hash: bytes, start: int) -> bytes | None:
-        """Part of a blob from there on, None when the peer does not have it or does not give it."""
+        """The next part of a blob from this position; None if the peer does not have it or does not give it."""
         reply, nonce = await self._send("GET", wire.BLOBS, f"hash={hash.hex()}&from={start}", b"")
         if reply.status == 404:
             return None
-        # The content's hash tells whether it is the right one, so nobody has to sign for it.
+        # The content's hash proves that it is right, so it needs no signature.
         await self._check(reply, nonce)
         return reply.body
 
@@ -176,16 +176,16 @@ class Client:
         return self._headers(self._nonce())
 
     async def prove(self) -> int | None:
-        """Who has given the last answer, if its key is known here by now. Raises Refused when that is another node than
-        it says.
+        """The node that gave the last answer, if its key is known here by now. Raises Refused if it is another node
+        than it claims.
         """
         if self.node is None and self._unsigned is not None:
             await self._hold_against(self._unsigned)
         return self.node
 
     async def _believe(self, reply: Reply, nonce: str) -> None:
-        """Raises Refused when the node that should have given an answer has not signed it. A server that does not say
-        which node it is, and never did, signs nothing; and the key of a node may come with its first ops.
+        """Raises Refused if the expected node has not signed an answer. A server that never identified itself signs
+        nothing, and the key of a node may arrive with its first ops.
         """
         if self.claims is not None:
             await self._hold_against(Unsigned(reply.headers.get(wire.NODE, ""), nonce, wire.answer_hash(reply)))
@@ -203,7 +203,7 @@ class Client:
             self.node = None
             raise Refused(
                 f"the answer from {self.address} is not signed by node {node_text(claims)}, which should answer there;"
-                " nothing of it was taken"
+                " it was discarded"
             )
         self.node = claims
 
@@ -216,7 +216,7 @@ class Client:
             return False
         return check_bearer(proof.token, bearer, public, (str(self._access.log.node),), self._now_s()) is None
 
-    # How it is asked.
+    # How requests are sent.
 
     async def _ask(self, method: str, path: str, query: str = "", body: bytes = b"") -> Reply:
         reply, nonce = await self._send(method, path, query, body)
@@ -251,7 +251,7 @@ class Client:
         return self._environment.physical_ms() // 1000 + self._offset_s
 
     def _learn_time(self, reply: Reply) -> bool:
-        """Takes over the server's time for the tokens that it gets, if that is another one but not far off."""
+        """Adopts the server's time for this peer's tokens, if it differs but not by much."""
         said = reply.headers.get(wire.TIME, "")
         if not (said.isascii() and said.isdigit() and len(said) < 16):
             return False
@@ -262,7 +262,7 @@ class Client:
         return True
 
     async def _introduce(self) -> bool:
-        """Brings the op by which this node introduced itself, once. False when that was of no use."""
+        """Sends the op by which this node introduced itself, once. False if that did not help."""
         if self._has_introduced:
             return False
         self._has_introduced = True
@@ -270,15 +270,15 @@ class Client:
         if op is None:
             return False
         headers = {"content-type": wire.OCTETS, wire.RULES_HASH: rules_hash(self._access.log.rules).hex()}
-        request = Request("POST", wire.INTRODUCE, "", headers, encode_sequence([op]))
+        request = Request("POST", wire.INTRODUCE, "", headers, encode_sequence([self._access.log.signed(op)]))
         return (await self._transport.send(self.address, request)).status == 204
 
     async def _check(self, reply: Reply, nonce: str) -> None:
-        """Whether the reply is one that can be read; else what its status means."""
+        """Returns if the reply can be used; else raises what its status means."""
         status = reply.status
         if status in (401, 403):
             raise Refused(
-                f"{self.address} does not let this node in ({status}); has it been invited there, or was it revoked?"
+                f"{self.address} refuses this node ({status}); check there that it was invited and not revoked"
             )
         ours = rules_hash(self._access.log.rules).hex()
         theirs = reply.headers.get(wire.RULES_HASH)
@@ -286,16 +286,16 @@ class Client:
             raise Paused(paused(ours, theirs, await self._is_certain(reply, nonce)))
         if status in (429, 503):
             seconds = _retry_after(reply)
-            raise Busy(f"{self.address} asks to be left alone for {seconds:.0f} seconds", seconds)
+            raise Busy(f"{self.address} asks this node to wait {seconds:.0f} seconds", seconds)
         if status == 413:
-            raise AnswerTooLarge(f"{self.address} takes only smaller bodies")
+            raise AnswerTooLarge(f"{self.address} accepts only smaller bodies")
         if status == 507:
-            raise Unreachable(f"{self.address} has more authors on its log than an exchange can name")
+            raise Unreachable(f"{self.address} has more authors on its log than a request can name")
         if status != 200:
-            raise Unreachable(f"{self.address} answers with status {status}")
+            raise Unreachable(f"{self.address} answered with status {status}")
 
     async def _is_certain(self, reply: Reply, nonce: str) -> bool:
-        """Whether it is proved who has answered."""
+        """Whether the identity of the answering node is proven."""
         try:
             await self._believe(reply, nonce)
         except Refused:
@@ -308,7 +308,7 @@ class Client:
             said = reply.headers.get(wire.FRONTIER)
             return PeerAnswer(reply.body, following, None if said is None else parse_frontier(said))
         except Malformed:
-            raise Unreachable(f"{self.address} answers without a frontier that can be read") from None
+            raise Unreachable(f"{self.address} answered without a readable frontier") from None
 
 
 _UNCERTAIN = "; the peer did not prove who it is, so it is asked again after a while"
@@ -323,8 +323,9 @@ def paused(ours: str, theirs: str | None, is_certain: bool) -> str:
 
 
 def is_paused_by(detail: str, ours: str) -> bool:
-    """Whether a pause was for these rules of this node; if they have changed since, it is worth another try. So it is
-    when the peer has not proved who it is: one answer of an impostor must not end the exchange for good.
+    """Whether a peer was paused because of this node's current rules. If the rules have changed since, another try is
+    due. So it is if the peer has not proved its identity: one answer of an impostor must not stop the exchange for
+    good.
     """
     return f"here are blake3:{ours}" in detail and not detail.endswith(_UNCERTAIN)
 

@@ -1,10 +1,10 @@
-"""How a node gets into a mesh. One that is in it makes an invitation, a token that says where it answers and by which
-secret; the new one makes its own key, which never leaves its machine, and asks to be let in; the inviting one issues
-the delegation with its own node's key, so the user's key is needed nowhere. An invitation is good for one key, for a
-while. Asking again with the same key gives the same answer, so a join that was cut off is simply repeated.
+"""How a node joins a mesh. A node of the mesh makes an invitation, a token with its addresses and a secret. The new
+node makes its own key, which never leaves its machine, and asks to be admitted. The inviting node issues the delegation
+with its own key, so no step needs the user's key. An invitation is valid for one key, for a limited time. Asking again
+with the same key gives the same answer, so an interrupted join is simply repeated.
 
-`invite`, `cancel` and `answer` are the inviting side, `ask`, `welcomed` and `enter` the joining one, in this order.
-What a node may do, and whether it may hand it on, is decided by the kernel's authority.
+`invite`, `cancel` and `answer` are the inviting side; `ask`, `welcomed` and `enter` the joining side, in this order.
+The kernel's authority decides what a node may do and may delegate.
 """
 
 import os
@@ -39,7 +39,7 @@ JOIN = "/v1/join"
 VALID_MS_DEFAULT = 3_600_000
 VALID_MS_MAX = 30 * 86_400_000
 INVITATIONS_MAX = 1_000
-# A node's delegations are read for everything that it does; past this number it is revoked and invited anew.
+# A node's delegations are read at each of its actions; beyond this number it must be revoked and invited again.
 DELEGATIONS_MAX = 32
 _CANCELLED = 0
 
@@ -47,7 +47,7 @@ Send = Callable[[str, Request], Reply]
 
 
 class InvitationTerms(msgspec.Struct, frozen=True):
-    """What an invitation grants, as it is kept: `lifetime_s` counts from the joining. `cid` is the delegation that was
+    """What an invitation grants, as it is stored. `lifetime_s` counts from the join. `cid` is the delegation that was
     issued under it.
     """
 
@@ -58,8 +58,8 @@ class InvitationTerms(msgspec.Struct, frozen=True):
 
 
 class Invited(NamedTuple):
-    """An invitation that was just made. `ends` is when the delegation would end, in seconds, if the node joined now;
-    `renews` is the node that has the name already.
+    """A new invitation. `ends` is when the delegation would end, in seconds, if the node joined now; `renews` is the
+    existing node of that name.
     """
 
     token: str
@@ -83,15 +83,15 @@ def invite(
     quota: Quota = NO_QUOTA,
     randomness: Callable[[int], bytes] = os.urandom,
 ) -> Invited:
-    """Makes an invitation. Raises NotAuthorised when this node may not hand on what is to be granted. One by a name
-    that a node in the mesh has is for that node: it gets a further delegation.
+    """Makes an invitation. Raises NotAuthorised if this node may not grant these capabilities. If a node in the mesh
+    has this name, the invitation is for that node and gives it a further delegation.
     """
     if (fault := why_not(name)) is not None:
-        raise Usage(f"{name!r} cannot be a node's name: {fault}; take one like gpu-box")
+        raise Usage(f"{name!r} cannot be a node's name: {fault}; choose one like gpu-box")
     if not 0 < valid_ms <= VALID_MS_MAX:
-        raise Usage(f"an invitation is good for up to {VALID_MS_MAX // 86_400_000} days")
+        raise Usage(f"an invitation is valid for at most {VALID_MS_MAX // 86_400_000} days")
     if lifetime_s is not None and lifetime_s <= 0:
-        raise Usage("a delegation must last longer than that")
+        raise Usage("a delegation must last longer; give a longer --expires")
     if not 0 < len(addresses) <= tickets.ADDRESSES_MAX:
         raise Usage(f"an invitation carries 1 to {tickets.ADDRESSES_MAX} addresses")
     secret = randomness(tickets.SECRET_BYTES)
@@ -100,12 +100,12 @@ def invite(
         open_ones = [each for each in tx.session.invitations() if is_open(each, tx.now)]
         for each in open_ones:
             if each.name == name:
-                raise Conflict(f"{name} is invited already; `hocket invite --cancel {name}` takes that back")
+                raise Conflict(f"{name} is already invited; `hocket invite --cancel {name}` cancels that")
             if likeness(each.name) == likeness(name):
-                raise Conflict(f"{each.name} is invited already, and {name} looks too much like it; take another name")
+                raise Conflict(f"{each.name} is already invited, and {name} looks like it; choose another name")
         if len(open_ones) >= INVITATIONS_MAX:
             raise Conflict(f"{len(open_ones)} invitations are open; cancel some")
-        # Whether it can be granted is tried out with a key that nobody will have.
+        # A throw-away key tests whether this can be granted.
         terms = InvitationTerms(capabilities, lifetime_s, quota=quota)
         tried = _issue(tx, log.user, key, SigningKey(randomness(32)).public, name, terms, trial=True)
         renews = _renewed(tx, name)
@@ -131,7 +131,7 @@ def terms_of(invitation: Invitation) -> InvitationTerms:
 
 
 def cancel(log: Log, name: str) -> None:
-    """Takes back the open invitation of that name."""
+    """Cancels the open invitation of that name."""
 
     def request(tx: Transaction) -> None:
         for each in tx.session.invitations():
@@ -144,19 +144,19 @@ def cancel(log: Log, name: str) -> None:
 
 
 def answer(log: Log, key: SigningKey, request: Request) -> Reply:
-    """What the inviting node answers to a request to join. Whoever does not know an invitation's secret learns nothing
-    but that; whoever does is told what is wrong.
+    """The inviting node's answer to a request to join. A caller that does not know an invitation's secret learns
+    nothing else; a caller that knows it learns what is wrong.
     """
     if len(request.body) > tickets.MESSAGE_BYTES_MAX:
         return _refused(413, "unknown", "the request is too long")
     try:
         asked = tickets.read_request(request.body)
     except Malformed:
-        return _refused(403, "unknown", "the invitation is not known here")
+        return _refused(403, "unknown", "unknown invitation")
     with log.store.read() as session:
-        # Strangers are sent away before they could hold up anybody who writes.
+        # Strangers are refused before they could delay a writer.
         if _invited(session, asked) is None:
-            return _refused(403, "unknown", "the invitation is not known here")
+            return _refused(403, "unknown", "unknown invitation")
     try:
         return log.run(lambda tx: _let_in(tx, log, key, asked))
     except _JoinRefused as refused:
@@ -164,7 +164,7 @@ def answer(log: Log, key: SigningKey, request: Request) -> Reply:
 
 
 def refusal_of(reply: Reply) -> str:
-    """Why a node was not let in, in one word; empty when the reply does not say."""
+    """Why a node was not admitted, in one word; empty if the reply does not say."""
     try:
         return msgspec.json.decode(reply.body, type=dict[str, str]).get("error", "")
     except (msgspec.MsgspecError, ValueError, RecursionError):
@@ -172,7 +172,7 @@ def refusal_of(reply: Reply) -> str:
 
 
 def _invited(session: PeerSession, asked: tickets.JoinRequest) -> Invitation | None:
-    """The invitation that a request is vouched for by."""
+    """The invitation whose secret the request proves."""
     return next(
         (
             each
@@ -199,7 +199,7 @@ def _let_in(tx: Transaction, log: Log, key: SigningKey, asked: tickets.JoinReque
     if invitation.used_by is None:
         if not is_open(invitation, tx.now):
             code = "cancelled" if is_cancelled(invitation) else "expired"
-            raise _JoinRefused(410, code, "the invitation is no longer good")
+            raise _JoinRefused(410, code, "the invitation is no longer valid")
         terms = _admit(tx, log, key, asked, invitation, terms)
     elif invitation.used_by != asked.public:
         raise _JoinRefused(410, "used", "the invitation was used by another node")
@@ -217,25 +217,25 @@ def _admit(
     """Delegates to the node and marks the invitation used."""
     name = invitation.name
     if asked.name not in (None, name):
-        raise _JoinRefused(409, "name", "the invitation says what the node is called")
+        raise _JoinRefused(409, "name", "the invitation fixes the node's name")
     node = node_id(asked.public)
-    # A key that is in the mesh already is that of one node; a second one with it would be taken for the first.
+    # One key belongs to one node: a second node with the same key would be taken for the first.
     held = tx.projection.permissions.authority.held(node)
     if node == tx.node or (held and names(tx.projection.permissions).get(node) != name):
-        raise _JoinRefused(409, "key", "a node with this key is in the mesh already, by another name")
+        raise _JoinRefused(409, "key", "a node with this key is already in the mesh under another name")
     if not _namesakes(tx, name).keys() <= {node}:
         raise _JoinRefused(
-            409, "name", "another node of this name, or of one that looks like it, is in the mesh already"
+            409, "name", "another node of this name, or of one that looks like it, is already in the mesh"
         )
     if _count(tx, node) >= DELEGATIONS_MAX:
-        raise _JoinRefused(409, "many", "the node holds as many delegations as a node may")
+        raise _JoinRefused(409, "many", "the node already holds the most delegations that a node may")
     try:
         token = _issue(tx, log.user, key, asked.public, name, terms)
     except NotAuthorised:
         raise _JoinRefused(403, "authority", "the inviting node may no longer grant what it offered") from None
     permissions = tx.projection.permissions
     if any(each.cid == content_hash(token) and permissions.authority.fault(each) for each in permissions.delegations):
-        # The same words in the same second make the same delegation, and that one was revoked.
+        # The same grants in the same second give the same delegation, and that one was revoked.
         raise _JoinRefused(503, "again", "ask again in a second")
     if isinstance(tx.author(DelegateUcan(content_hash(token), token)), Reason):
         raise _JoinRefused(403, "authority", "the inviting node may no longer grant what it offered")
@@ -251,7 +251,7 @@ def _welcome(tx: Transaction, log: Log, public: bytes, invitation: Invitation, t
     permissions = tx.projection.permissions
     delegation = read_ucan(by_cid[cid])
     if permissions.authority.fault(delegation) is not None:
-        raise _JoinRefused(403, "revoked", "the node was let in and revoked since")
+        raise _JoinRefused(403, "revoked", "the node was admitted and later revoked")
     chain: list[bytes] = []
     waiting = list(delegation.proofs)
     while waiting:
@@ -278,8 +278,8 @@ def _issue(
     *,
     trial: bool = False,
 ) -> bytes:
-    """The delegation of a node by this one. Raises NotAuthorised when this node does not hold what it would grant. Time
-    that went by since the trial may have shortened it.
+    """This node's delegation to another node. Raises NotAuthorised if this node lacks what it would grant. The time
+    since the trial may have shortened it.
     """
     permissions = tx.projection.permissions
     now_s = tx.now // 1000
@@ -296,12 +296,12 @@ def _issue(
     elif ends and expires > min(ends):
         if trial:
             days = (min(ends) - now_s) / 86_400
-            raise NotAuthorised(f"this node's own delegation ends in {days:.1f} days; grant no more than that")
+            raise NotAuthorised(f"this node's own delegation ends in {days:.1f} days; choose a shorter --expires")
         expires = min(ends)
     try:
         token = issue(key, public, terms.att, now_s, expires, [each.cid for each in parents], name, terms.quota)
     except Malformed as error:
-        raise Usage(f"that cannot be granted: {error}") from None
+        raise Usage(f"cannot grant that: {error}") from None
     delegation = read_ucan(token)
     fault = Authority(user, [*permissions.delegations, delegation], ()).fault(delegation)
     if fault is not None:
@@ -314,12 +314,10 @@ def _before(now_s: int, end: int | None) -> bool:
 
 
 def _parents(held: list[Delegation], att: tuple[Capability, ...]) -> list[Delegation]:
-    """Delegations of this node's own that cover what is to be granted, and let it grant: one if one is enough, the
-    longest first.
-    """
+    """This node's delegations that cover the grants and let it delegate: one if one is enough, the longest first."""
     held = sorted(held, key=lambda each: (each.expires is not None, -(each.expires or 0)))
     if not any(map(_passes_on, held)):
-        raise NotAuthorised("this node may not let others in; ask the owner for an invitation with registration:write")
+        raise NotAuthorised("this node may not invite others; ask the owner for an invitation with registration:write")
     for each in held:
         if _passes_on(each) and all(_covers(each, capability) for capability in att):
             return [each]
@@ -327,7 +325,7 @@ def _parents(held: list[Delegation], att: tuple[Capability, ...]) -> list[Delega
     for capability in att:
         parent = next((each for each in held if _covers(each, capability)), None)
         if parent is None:
-            raise NotAuthorised(f"this node may not let another {words([capability])[0]}: it may not do that itself")
+            raise NotAuthorised(f"this node cannot let another node {words([capability])[0]}: it may not do so itself")
         if parent not in chosen:
             chosen.append(parent)
     if not any(map(_passes_on, chosen)):
@@ -342,13 +340,13 @@ def _covers(parent: Delegation, capability: Capability) -> bool:
 
 
 def _passes_on(delegation: Delegation) -> bool:
-    """Whether whoever holds it may let others in."""
+    """Whether its holder may invite others."""
     grants = map(grant_of, delegation.capabilities)
     return any(grant is not None and grant.covers("Registration", "Write") for grant in grants)
 
 
 def _namesakes(tx: Transaction, name: str) -> dict[int, str]:
-    """The nodes in the mesh that are called so or nearly so, without those that were revoked."""
+    """The nodes in the mesh with this name or a similar one, except revoked ones."""
     permissions = tx.projection.permissions
     return {
         node: known
@@ -359,15 +357,17 @@ def _namesakes(tx: Transaction, name: str) -> dict[int, str]:
 
 
 def _renewed(tx: Transaction, name: str) -> int | None:
-    """The node in the mesh that an invitation by this name is for. Raises Conflict when there can be none."""
+    """The existing node that an invitation of this name is for. Raises Conflict if the name is ambiguous."""
     found = _namesakes(tx, name)
     for node, known in found.items():
         if known != name:
-            raise Conflict(f"{name} looks too much like {known}, which is in the mesh already; take another name")
+            raise Conflict(f"{name} looks too much like {known}, which is already in the mesh; choose another name")
         if len(found) > 1:
-            raise Conflict(f"{len(found)} nodes in the mesh are called {name}; take another name")
+            raise Conflict(f"{len(found)} nodes in the mesh are called {name}; choose another name")
         if (count := _count(tx, node)) >= DELEGATIONS_MAX:
-            raise Conflict(f"{name} holds {count} delegations already; revoke it, and invite it with all that it needs")
+            raise Conflict(
+                f"{name} already holds {count} delegations; revoke it, then invite it with all that it needs"
+            )
     return next(iter(found), None)
 
 
@@ -380,7 +380,7 @@ def _count(tx: Transaction, node: int) -> int:
 
 
 class Welcomed(NamedTuple):
-    """What a node has to know to begin: checked, and leading back to the user whom the token names."""
+    """What a node needs to start: checked, and traced back to the user named in the token."""
 
     delegation: Delegation
     tokens: tuple[bytes, ...]
@@ -391,29 +391,29 @@ class Welcomed(NamedTuple):
 
 
 _SENTENCES = {
-    "unknown": "the inviting node does not know this invitation; was it made for another mesh, or by another node?",
+    "unknown": "the inviting node does not know this invitation; check that it was made there, for this mesh",
     "expired": "the invitation has expired; ask for a new one",
     "cancelled": "the invitation was cancelled; ask for a new one",
-    "used": "the invitation was used by another node already; ask for a new one",
-    "key": "a node with this home's key is in the mesh already, by another name; choose another --home",
-    "name": "another node has this name already, or one like it; ask for an invitation by another name",
-    "many": "this node holds as many delegations as a node may; the owner has to revoke it before it is invited again",
+    "used": "another node has already used the invitation; ask for a new one",
+    "key": "a node with this home's key is already in the mesh under another name; choose another --home",
+    "name": "another node already has this name, or one like it; ask for an invitation under another name",
+    "many": "this node already holds the most delegations that a node may; ask the owner to revoke it",
     "authority": "the inviting node may no longer grant what it offered; ask the owner for an invitation",
-    "revoked": "this node was let in and revoked since; choose another --home and ask for a new invitation",
+    "revoked": "this node was admitted and later revoked; choose another --home and ask for a new invitation",
 }
 _CONFLICTS = frozenset({"used", "key", "name", "many"})
 
 
 def parse(text: str) -> Ticket:
-    """What a token says; Usage when it is cut, mistyped, or none at all."""
+    """The content of a token. Raises Usage if it is incomplete, mistyped, or not a token."""
     try:
         return tickets.parse_token(text)
     except Malformed as error:
-        raise Usage(f"this is not a whole invitation: {error}; copy the token again") from None
+        raise Usage(f"bad invitation: {error}; copy the whole token again") from None
 
 
 def ask(ticket: Ticket, node: SigningKey, send: Send, wall: Wall) -> Welcomed:
-    """Asks the inviting node, at one of its addresses after the other, to be let in; checks what it answers."""
+    """Asks the inviting node to be admitted, at each of its addresses in turn, and checks its answer."""
     request = Request("POST", JOIN, headers={"content-type": JSON}, body=tickets.make_request(ticket, node))
     silent: list[str] = []
     for address in ticket.addresses:
@@ -429,19 +429,21 @@ def ask(ticket: Ticket, node: SigningKey, send: Send, wall: Wall) -> Welcomed:
         silent.append(f"{address} answered with status {reply.status}")
     late = ticket.expires * 1000 < wall(0)
     raise Unreachable(
-        f"the inviting node does not answer ({'; '.join(silent)}); is `hocket serve` running there?"
-        + (" By this machine's clock the invitation has expired, too." if late else " Join again with the same token.")
+        f"the inviting node does not answer ({'; '.join(silent)}); check that `hocket serve` is running there."
+        + (" By this machine's clock the invitation has also expired." if late else " Join again with the same token.")
     )
 
 
 def _refusal(reply: Reply) -> HocketError:
     code = refusal_of(reply)
-    sentence = _SENTENCES.get(code, f"the inviting node refused (status {reply.status}); is that its address?")
+    sentence = _SENTENCES.get(code, f"the inviting node refused (status {reply.status}); check its address")
     return Conflict(sentence) if code in _CONFLICTS else NotAuthorised(sentence)
 
 
 def welcomed(ticket: Ticket, node: SigningKey, body: bytes, address: str, physical: int) -> Welcomed:
-    """Checks an answer: that the inviting node gave it, to this node, in the mesh of the user whom the token names."""
+    """Checks an answer: it must come from the inviting node, for this node, in the mesh of the user named in the
+    token.
+    """
     try:
         welcome = tickets.read_answer(ticket, node.public, body)
         tokens = tuple(text.encode("ascii") for text in (welcome.ucan, *welcome.chain))
@@ -451,7 +453,7 @@ def welcomed(ticket: Ticket, node: SigningKey, body: bytes, address: str, physic
         raise NotAuthorised(f"the answer at {address} cannot be trusted: {error}") from None
     mine = delegations[0]
     if mine.public != node.public or mine.issuer != did_key(ticket.inviter):
-        raise NotAuthorised(f"the answer at {address} delegates to another node, or was issued by another")
+        raise NotAuthorised(f"the answer at {address} is for another node, or from another")
     fault = Authority(ticket.user_did, delegations, ()).fault(mine)
     if fault is not None:
         raise NotAuthorised(f"the delegation from {address} does not lead back to the user: {fault.sentence}")
@@ -459,20 +461,20 @@ def welcomed(ticket: Ticket, node: SigningKey, body: bytes, address: str, physic
     bound = None if rules.extensions is None else rules.extensions.skew_ms
     if bound is not None and apart > bound:
         raise Failed(
-            f"this machine's clock and the inviting node's are {apart // 1000} seconds apart; set them right"
+            f"this machine's clock and the inviting node's are {apart // 1000} seconds apart; correct them"
             " and join again with the same token"
         )
     return Welcomed(mine, tokens, rules, welcome.wall, ticket.inviter, address)
 
 
 def enter(log: Log, entry: Welcomed, trust: peers.Trust | None = None) -> None:
-    """Writes what makes this node one of the mesh: first its own delegation, which says which key it has, then those
-    that it leans on, so that everyone who hears of it can follow it to the user; and the inviting node as a peer. They
-    are ops of this node's own: another author's may not be taken in without all that came before them.
+    """Writes what makes this node a member: first its own delegation, which states its key, then the delegations that
+    it relies on, so that every node can follow the chain to the user; and adds the inviting node as a peer. They are
+    ops of this node: another author's ops may not be admitted without all ops before them.
     """
 
     def request(tx: Transaction) -> None:
-        # Nothing of this node may be older than its delegation.
+        # No op of this node may be older than its delegation.
         tx.hear(Hlc(entry.wall, 0, node_id(entry.inviter)))
         known = {each.cid for each in tx.session.delegations()}
         for token in entry.tokens:

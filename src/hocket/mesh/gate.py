@@ -1,6 +1,6 @@
-"""The server side of the exchange: who is asking, whether it may, and what it gets. A caller learns a status code and
-nothing of why; every refusal is counted by reason, and the operator is told. What an op then means is the log's
-affair, and what may leave this node is decided in `outgoing`.
+"""The server side of the exchange: who asks, whether it may, and what it gets. A caller gets a status code, never the
+reason; every refusal is counted by reason and reported to the operator. The log decides what an op means; `outgoing`
+decides what may leave this node.
 """
 
 import asyncio
@@ -42,25 +42,26 @@ from hocket.work.node_access import NodeAccess
 # A worker that offers claims asks many times a second.
 RATE_PER_S = 200.0
 BURST = 400.0
-# A query that is longer than this counts as several requests.
+# A query longer than this counts as several requests.
 QUERY_BYTES = 4 * 1024
-# So many requests of one node are worked on at the same time, and so many bodies of it are read.
+# The most requests of one node in work at once, and the most bodies read from it at once.
 REQUESTS_AT_ONCE_MAX = 16
 BODIES_AT_ONCE_MAX = 4
-# A node that is not known yet may bring nothing but its introduction: so often from one address, and from all together.
+# An unknown node may send only its introduction: at this rate from one address, and from all together.
 STRANGERS_RATE_PER_S = 10.0
 STRANGERS_BURST = 50.0
 ALL_STRANGERS_RATE_PER_S = 50.0
 ALL_STRANGERS_BURST = 200.0
 INTRODUCTION_BYTES_MAX = 64 * 1024
 PAGE_OPS_DEFAULT = 1_000
-# The same refusal of the same caller is told again after this long.
+# The same refusal of the same caller is reported again after this long.
 TELL_AGAIN_S = 60.0
 TOLD_MAX = 1_000
-# Readers with limits for whom it is remembered how far was looked, and after how many of their last answers.
+# The gate remembers how far it has searched for this many restricted readers, and for this many of each reader's last
+# answers.
 SCANNED_MAX = 1_000
 SCANNED_PER_NODE_MAX = 16
-# So many bodies are verified at the same time; the others wait for their turn.
+# The most bodies that are verified at once; the others wait.
 ADMISSIONS_MAX = 2
 
 Handler = Callable[[Request], Awaitable[Reply]]
@@ -89,13 +90,13 @@ class RequestCounts(NamedTuple):
     retry_s: int
 
     def shown(self) -> dict[str, int]:
-        """Likewise's counts and ours; a quota is mentioned only when it was used up."""
+        """Likewise's counts and ours; quota counts only if a quota was used up."""
         return {name: count for name, count in self._asdict().items() if count or name not in ("over_quota", "retry_s")}
 
 
 class _RequestRefused(Exception):
-    """Ends a request: a status for the caller, a reason for the operator. The reason is one of a few; a `detail` may
-    repeat what the caller has sent. `node` is who is asking, once that is certain.
+    """Ends a request: a status for the caller, a reason for the operator. There are only a few reasons; `detail` may
+    repeat what the caller sent. `node` is the caller, if proven.
     """
 
     def __init__(self, status: int, reason: str, node: int | None = None, detail: str = "", **headers: str) -> None:
@@ -105,9 +106,9 @@ class _RequestRefused(Exception):
 
 
 class Gate:
-    """Answers requests. `origins` are the addresses that tokens may name in the place of this node's id; `routes` are
-    further paths, each with its own idea of who may come; `met` is told of a node that stands under the same rules when
-    it comes for the first time, or for the first time after it did not.
+    """Answers requests. `origins` are the addresses that tokens may name instead of this node's id; `routes` are
+    further paths, each with its own access check; `met` is called when a node with the same rules comes for the first
+    time, or for the first time since it had other rules.
     """
 
     def __init__(
@@ -159,11 +160,11 @@ class Gate:
         await self._access.call(lambda: order_ops(self._access.log.store))
 
     async def close(self) -> None:
-        """Ends the streams of hints."""
+        """Closes the hint streams."""
         await self._hint_streams.close()
 
     async def answer(self, request: Request) -> Reply:
-        """Whatever happens, the reply says under which rules this node stands."""
+        """Every reply, even a refusal, carries this node's rules hash."""
         try:
             reply = await self._handler(request)(request)
         except _RequestRefused as refused:
@@ -175,12 +176,12 @@ class Gate:
         return self._stamped(reply)
 
     def failed(self, status: int, error: Exception) -> Reply:
-        """For a request that this node could not answer, through no fault of the caller's: it is to come back."""
+        """The reply if this node could not answer through no fault of the caller: come back later."""
         refused = _RequestRefused(status, "this node failed", None, f"{type(error).__name__}: {error}", retry_after="5")
         return self._stamped(self._refusal(refused))
 
     def turned_away(self, status: int, reason: str) -> None:
-        """Counts and tells what the server refused before there was a request to judge."""
+        """Counts and reports what the server refused before there was a request to judge."""
         self._count(_RequestRefused(status, reason))
 
     def _refusal(self, refused: _RequestRefused) -> Reply:
@@ -195,8 +196,8 @@ class Gate:
         if handler is None:
             methods = sorted(method for method, path in self._routes if path == request.path)
             if methods:
-                raise _RequestRefused(405, "a method that its path does not have", allow=", ".join(methods))
-            raise _RequestRefused(404, "a path that is not there")
+                raise _RequestRefused(405, "a method that the path does not support", allow=", ".join(methods))
+            raise _RequestRefused(404, "an unknown path")
         return handler
 
     def _rules(self) -> str:
@@ -213,24 +214,24 @@ class Gate:
         node = None if refused.node is None else node_text(refused.node)
         self._emit(CallerRefused(refused.status, refused.reason, node, refused.detail))
 
-    # Who is asking.
+    # Who asks.
 
     @asynccontextmanager
     async def _called(self, request: Request) -> AsyncIterator[Caller]:
-        """Who is asking, for as long as the request is worked on."""
+        """Identifies the caller, and counts the request while it is in work."""
         caller = await self._caller(request)
         with _at_once(self._asking, caller.node, REQUESTS_AT_ONCE_MAX, "too many requests at once"):
             yield caller
 
     async def _body(self, request: Request, caller: Caller) -> bytes:
-        """The body of a caller that may bring one. Only now is it read."""
+        """Reads the body of a caller that may send one."""
         _check_type(request, caller.node)
         if wait := self._quotas.wait(caller.node):
-            raise _RequestRefused(429, "more than its quota", caller.node, retry_after=str(ceil(wait)))
+            raise _RequestRefused(429, "over its quota", caller.node, retry_after=str(ceil(wait)))
         with _at_once(self._sending, caller.node, BODIES_AT_ONCE_MAX, "too many bodies at once"):
             body = (await request.whole(wire.BODY_BYTES_MAX)).body
         if not body:
-            raise _RequestRefused(400, "a body that is empty", caller.node)
+            raise _RequestRefused(400, "an empty body", caller.node)
         return body
 
     async def _caller(self, request: Request) -> Caller:
@@ -240,14 +241,14 @@ class Gate:
         try:
             bearer = read_bearer(token.strip())
         except Malformed:
-            raise self._unknown("a token that cannot be read") from None
+            raise self._unknown("an unreadable token") from None
         caller = await self._access.call(lambda: self._recognise(token.strip(), bearer))
         if not self._nonces.use(bearer.node, bearer.nonce, bearer.expires, self._environment.physical_ms() // 1000):
             raise self._unknown("a token that was used before", caller.node)
         if caller.standing is not Standing.ACTIVE:
             raise _RequestRefused(403, f"its delegation is {caller.standing.value}", caller.node)
         if caller.is_forked:
-            raise _RequestRefused(403, "it has shown two histories", caller.node)
+            raise _RequestRefused(403, "it has two histories", caller.node)
         if wait := self._callers.take(caller.node, 1 + len(request.query) // QUERY_BYTES):
             raise _RequestRefused(429, "too many requests", caller.node, retry_after=str(max(1, round(wait))))
         is_new = self._check_rules(request, caller)
@@ -260,7 +261,7 @@ class Gate:
         return caller
 
     def _unknown(self, reason: str, node: int | None = None, detail: str = "") -> _RequestRefused:
-        # A caller whose clock is wrong can learn from this what time it is here.
+        # A caller with a wrong clock can learn the time from this.
         time = str(self._environment.physical_ms() // 1000)
         return _RequestRefused(401, reason, node, detail, **{"www_authenticate": "Bearer", wire.TIME: time})
 
@@ -277,22 +278,22 @@ class Gate:
                 self._keys = state, keys
         known = keys.get(node.to_bytes(8, "big"))
         if known is None:
-            raise self._unknown("a node that was not introduced", detail=node_text(node))
+            raise self._unknown("an unknown node", detail=node_text(node))
         audiences = {str(log.node), *self._origins()}
         fault = check_bearer(token, bearer, known[0], audiences, now_ms // 1000)
         if fault is None and bearer.issued < self._began_s:
-            # What was used before this process began is not known any more, so nothing from then is good.
+            # This process does not know which tokens were used before it started, so it accepts none from then.
             fault = "the token was issued before this server started"
         if fault is not None:
-            # Who it is remains uncertain: anyone can write a token that names this node.
-            raise self._unknown("a token that is no good", detail=f"it names node {node_text(node)}; {fault}")
+            # The identity is not proven: any caller can write a token that names this node.
+            raise self._unknown("an invalid token", detail=f"it names node {node_text(node)}; {fault}")
         whole = authority.reads_everything(node, now_ms)
         standing = authority.standing(node, now_ms)
         reader = PeerReader(node, authority, now_ms, whole, log.rules.is_strict)
         return Caller(reader, standing, bearer.nonce, state, node in permissions.forks)
 
     def _check_rules(self, request: Request, caller: Caller | None) -> bool:
-        """Whether it is news that this node stands under the same rules."""
+        """Whether it is new that the caller has the same rules."""
         ours, theirs = self._rules(), request.headers.get(wire.RULES_HASH)
         node = None if caller is None else caller.node
         if theirs is not None and theirs.lower() == ours:
@@ -309,11 +310,11 @@ class Gate:
             409, "other mesh rules", node, f"its rules are {said}, those of this node blake3:{ours}"
         )
         if caller is not None:
-            # A peer that hears this leaves this node alone for long, so it must be certain who says it.
+            # A peer that receives this stops asking for long, so the answer must prove which node sent it.
             refused.headers = dict(self._proved(caller, Reply(refused.status)).headers)
         raise refused
 
-    # What it gets.
+    # What the caller gets.
 
     async def _health(self, request: Request) -> Reply:
         return _json(200, {"node": node_text(self._access.log.node), "protocol": wire.PROTOCOL})
@@ -332,7 +333,7 @@ class Gate:
             return self._proved(caller, _json(200, counts.shown()))
 
     async def _exchange(self, request: Request) -> Reply:
-        """A push and a pull in one: for a worker that offers claims and waits for the answer."""
+        """A push and a pull in one, for a worker that offers claims and waits for the answer."""
         async with self._called(request) as caller:
             body = await self._body(request, caller)
 
@@ -357,11 +358,11 @@ class Gate:
         async with self._called(request) as caller:
             blobs = self._blobs
             if blobs is None:
-                raise _RequestRefused(404, "a blob where there are none", caller.node)
+                raise _RequestRefused(404, "a blob, but this node has none", caller.node)
             return await self._access.call(lambda: answer_blob(self._access.log, blobs, caller.reader, request.query))
 
     async def _introduce(self, request: Request) -> Reply:
-        """A node that is not known here brings the op that introduces it. It does not learn what became of it."""
+        """An unknown node sends the op that introduces it. The answer does not tell it the outcome."""
         if wait := self._strangers.take(request.address) or self._all_strangers.take(None):
             raise _RequestRefused(429, "too many introductions", None, retry_after=str(max(1, round(wait))))
         self._check_rules(request, None)
@@ -369,7 +370,7 @@ class Gate:
         request = await request.whole(INTRODUCTION_BYTES_MAX)
         received = list(read_sequence(request.body))
         if len(received) != 1 or (delegation := introductions.read(received[0][1])) is None:
-            raise _RequestRefused(400, "an introduction that is none")
+            raise _RequestRefused(400, "a body that is not an introduction")
         log, now_s = self._access.log, self._environment.physical_ms() // 1000
         if await self._access.call(lambda: introductions.is_known(log, delegation)):
             return Reply(204)
@@ -383,7 +384,7 @@ class Gate:
     def _answer(self, caller: Caller, since: Frontier, limit: int) -> Reply:
         made = self._page(caller, since, limit)
         if made.whole:
-            # Of authors that are not on this log a reader can say what it likes.
+            # A reader's frontier proves nothing about authors that are not on this log.
             self._hint_streams.gave(caller.node, {n: at for n, at in made.scanned.items() if n in made.ours})
         try:
             headers = {"content-type": wire.OCTETS, wire.NEXT_FRONTIER: frontier_text(made.seen)}
@@ -393,12 +394,14 @@ class Gate:
                 headers[wire.FRONTIER] = frontier_text(told)
         except Malformed as error:
             raise _RequestRefused(
-                507, "a log of more authors than an answer can name", caller.node, str(error)
+                507, "more authors on the log than an answer can name", caller.node, str(error)
             ) from None
         return Reply(200, headers, encode_sequence(made.bodies))
 
     def _page(self, caller: Caller, since: Frontier, limit: int) -> Page:
-        """For a reader from whom ops are kept, the gate remembers how far it has looked; the reader is not told."""
+        """For a reader that may not have all ops, the gate remembers how far it has searched; the reader is not
+        told.
+        """
         to, log = caller.reader, self._access.log
         if to.reads_everything:
             return page(log, to, since, limit=limit)
@@ -408,7 +411,7 @@ class Gate:
         with self._scanning:
             mine = self._scanned.pop(to.node, OrderedDict())
             self._scanned[to.node] = mine
-            # Only what differs: most of a frontier is what the reader has said itself.
+            # Only the differences: most of a frontier is what the reader sent.
             mine[_state(made.seen, caller)] = {n: at for n, at in made.scanned.items() if made.seen.get(n) != at}
             if len(mine) > SCANNED_PER_NODE_MAX:
                 mine.popitem(last=False)
@@ -417,8 +420,8 @@ class Gate:
         return made
 
     def _proved(self, caller: Caller, reply: Reply) -> Reply:
-        """A reply with the server's own token, for this caller, this request and this answer: so the caller knows which
-        node has answered, and that nobody has changed what it said.
+        """A reply with the server's own token for this caller, request and answer. It proves to the caller which node
+        answered, and that the answer was not changed.
         """
         reply = self._stamped(reply)
         answer = wire.answer_hash(reply)
@@ -440,7 +443,7 @@ class Gate:
         if pushed.left or pushed.cut:
             log.hear(op.timestamp for op in pushed.left + pushed.cut)
         if pushed.left:
-            reason = "ops of others from a node that does not read everything, or of too many authors"
+            reason = "ops of other authors from a restricted reader, or of too many authors"
             self.refusals[reason] += len(pushed.left)
         for why, count in admission.refused.items():
             self._emit(OpRefused(node_text(caller.node), why.name, count))
@@ -460,7 +463,7 @@ class Gate:
 
 
 def _state(frontier: Frontier, caller: Caller) -> bytes:
-    """What a reader with this frontier may have depends on the permissions."""
+    """The permissions are a part of the key, because they decide what a reader with this frontier may have."""
     return content_hash(encode_frontier(frontier) + caller.permissions.to_bytes(16, "big", signed=True))
 
 
@@ -468,29 +471,29 @@ def _asked(request: Request, node: int) -> tuple[Frontier, int]:
     try:
         asked = parse_qsl(request.query, keep_blank_values=True, strict_parsing=True, max_num_fields=8)
     except ValueError:
-        raise _RequestRefused(400, "a query that cannot be read", node) from None
+        raise _RequestRefused(400, "an unreadable query", node) from None
     values = dict(asked)
     if len(values) != len(asked) or not values.keys() <= {"since", "limit"} or "since" not in values:
         raise _RequestRefused(400, "a query without since, or with more than since and limit", node)
     try:
         since = parse_frontier(values["since"])
     except Malformed:
-        raise _RequestRefused(400, "a frontier that cannot be read", node) from None
+        raise _RequestRefused(400, "an unreadable frontier", node) from None
     limit = values.get("limit", str(PAGE_OPS_DEFAULT))
     if not limit.isascii() or not limit.isdigit():
-        raise _RequestRefused(400, "a limit that is no number", node)
+        raise _RequestRefused(400, "a limit that is not a number", node)
     return since, PAGE_OPS_MAX if len(limit) > 9 else min(PAGE_OPS_MAX, int(limit))
 
 
 def _check_type(request: Request, node: int | None) -> None:
     content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if content_type != wire.OCTETS:
-        raise _RequestRefused(415, "a body of another type", node)
+        raise _RequestRefused(415, "an unsupported content type", node)
 
 
 @contextmanager
 def _at_once(counts: Counter[int], node: int, limit: int, reason: str) -> Iterator[None]:
-    """Bounds what is done for one node at the same time."""
+    """Limits how much is done for one node at once."""
     if counts[node] >= limit:
         raise _RequestRefused(429, reason, node, retry_after="1")
     counts[node] += 1

@@ -1,6 +1,5 @@
-"""What a node may do, as people write and read it: `job:claim:acme.render.` on a command line becomes a capability of
-a delegation, and the capabilities of a delegation become words. Whether a capability may be handed on, and what it
-admits, is decided by the kernel.
+"""Grants as people write and read them: `job:claim:acme.render.` on a command line becomes a capability of a
+delegation, and capabilities become words. The kernel decides whether a capability may be delegated and what it admits.
 """
 
 from collections.abc import Iterable, Sequence
@@ -20,7 +19,7 @@ _RESOURCES = {
 }
 _OF_JOBS = {"read": "Read", "schedule": "Schedule", "claim": "Claim", "complete": "Complete", "all": "*"}
 _OF_OTHERS = {"read": "Read", "write": "Write", "all": "*"}
-# Without these a node could not verify what it is sent.
+# Without these, a node could not verify the ops that it receives.
 _NEEDED = ("Registration", "Mesh")
 _OF_A_WORKER = ("job:claim", "job:complete", "job:read", "artifact:read")
 _READ_BY_DEFAULT = ("Job", "Artifact", *_NEEDED)
@@ -45,7 +44,7 @@ _Wanted = dict[tuple[str, str], list[str] | None]
 
 
 def parse_action(text: str) -> tuple[str, str]:
-    """A resource and an action from `resource:action`; an action of jobs may stand alone."""
+    """A resource and an action from `resource:action`; a job action may omit `job:`."""
     resource, colon, action = text.partition(":")
     if not colon and resource.lower() in _OF_JOBS:
         resource, action = "job", resource
@@ -55,17 +54,17 @@ def parse_action(text: str) -> tuple[str, str]:
 def parse_grants(
     texts: Iterable[str], *, worker: Iterable[str] = (), audit: bool = False, sanitize: Sequence[str] = ()
 ) -> tuple[Capability, ...]:
-    """The capabilities that these grants ask for, with what every node needs. A node that completes jobs may write
+    """The capabilities of these grants, plus those that every node needs. A node that may complete jobs may write
     artifacts. Every node reads delegations, routes and coordinators; it also reads all jobs and artifacts unless the
-    grants say what it reads. `worker` names beginnings of kinds: the node may claim, complete and read jobs of these
-    kinds, and read their artifacts.
+    grants name a read. `worker` has kind prefixes: the node may claim, complete and read jobs of these kinds, and read
+    their artifacts.
     """
     for rule in sanitize:
         try:
             parse_rule(rule)
         except Malformed:
             raise Usage(
-                f"{rule!r} is not a rule of sanitisation; there are StripGeo, RedactParticipants, TruncateContent(N)"
+                f"{rule!r} is not a sanitisation rule; known are StripGeo, RedactParticipants, TruncateContent(N)"
                 " and StripCustomMetadata"
             ) from None
     wanted: _Wanted = {}
@@ -75,10 +74,10 @@ def parse_grants(
         for grant in _OF_A_WORKER:
             _want(wanted, f"{grant}:{prefix}")
     if not wanted:
-        raise Usage("nothing was granted; say what the node may do, like --worker acme.render. or --may job:schedule")
+        raise Usage("no grants; give at least one, like --worker acme.render. or --may job:schedule")
     if ("Job", "Complete") in wanted or ("Job", "*") in wanted:
         wanted.setdefault(("Artifact", "Write"), None)
-    # All that can be done with all jobs is no word about reading; a read, or a prefix, is.
+    # Every action on all jobs is not a read by name; a read action or a prefix is.
     reads = {
         resource
         for (resource, action), prefixes in wanted.items()
@@ -105,11 +104,11 @@ def _want(wanted: _Wanted, text: str) -> None:
     if not colon:
         wanted[pair] = None
     elif pair[0] != "Job" and pair != ("Artifact", "Read"):
-        raise Usage(f"bad grant {text!r}: only jobs, and artifacts that are read, have kinds; leave out {prefix!r}")
+        raise Usage(f"bad grant {text!r}: only job actions and artifact:read take a kind; leave out {prefix!r}")
     elif prefix.endswith("*"):
-        raise Usage(f"bad grant {text!r}: write the beginning of the kinds without a star: {prefix.rstrip('*')!r}")
+        raise Usage(f"bad grant {text!r}: write the kind prefix without a star: {prefix.rstrip('*')!r}")
     elif not prefix or len(prefix) > KIND_LENGTH_MAX or not prefix.isprintable():
-        raise Usage(f"bad grant {text!r}: a kind's beginning has 1 to {KIND_LENGTH_MAX} printable characters")
+        raise Usage(f"bad grant {text!r}: a kind prefix has 1 to {KIND_LENGTH_MAX} printable characters")
     elif (known := wanted.setdefault(pair, [])) is not None and prefix not in known:
         known.append(prefix)
 
@@ -118,7 +117,7 @@ def _pair(text: str, resource: str, action: str) -> tuple[str, str]:
     name = _RESOURCES.get(resource.strip().lower())
     if name is None:
         raise Usage(
-            f"bad grant {text!r}: there is no resource {resource!r}; write `all`, or resource:action with one of "
+            f"bad grant {text!r}: unknown resource {resource!r}; write `all`, or resource:action with one of "
             + ", ".join(_RESOURCES)
         )
     actions = _OF_JOBS if name == "Job" else _OF_OTHERS
@@ -142,7 +141,7 @@ def _caveats(
 
 
 def words(capabilities: Iterable[Capability]) -> list[str]:
-    """What capabilities allow, each in a few words; those that only read come last, together."""
+    """What the capabilities allow, each in a few words; read-only ones come last, joined."""
     reads: dict[str, list[str]] = {}
     said = []
     for capability in capabilities:
@@ -152,7 +151,7 @@ def words(capabilities: Iterable[Capability]) -> list[str]:
         elif (capability.resource, capability.action) == ("Ops", "*"):
             said.append("do everything" + conditions)
         elif capability.resource == "Registration":
-            said.append("let others in, and revoke them" + conditions)
+            said.append("invite others, and revoke them" + conditions)
         else:
             said.append(f"{_VERBS.get(capability.action, 'do everything with')} {what}{conditions}")
     return said + [f"read {_joined(what)}{conditions}" for conditions, what in reads.items()]
@@ -171,7 +170,7 @@ def _conditions(capability: Capability) -> str:
     said = []
     for name, value in sorted(capability.caveats.items()):
         if name == "audit_inference" and value is True:
-            said.append("with every model call on record")
+            said.append("every model call recorded")
         elif name == "sanitize" and isinstance(value, list):
             said.append("after " + _joined([str(rule) for rule in value]))
         elif name not in ("kind_prefix", "audit_inference"):

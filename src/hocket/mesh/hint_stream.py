@@ -1,6 +1,6 @@
-"""Hints to peers that listen: one event after each growth of the log that brings something which the listener may
-have, did not write, and was not given yet. A hint names the jobs that those ops are about, and nothing else; the
-listener pulls. Lines without meaning keep a quiet connection alive.
+"""Hint streams to peers: one event after each growth of the log that brings an op which the listener may read, did not
+write, and has not received. A hint names only the jobs of those ops; the listener then pulls. Empty lines keep an idle
+connection alive.
 """
 
 import asyncio
@@ -19,14 +19,14 @@ from hocket.work.environment import Environment
 from hocket.work.node_access import NodeAccess
 from hocket.work.supervision import supervised
 
-# Growth within this time of a hint is told by the next one.
+# Growth within this time of a hint goes into the next hint.
 GAP_S = 0.02
 # A hint can be lost, so the stream looks again after this long.
 LOOK_AGAIN_S = 2.0
 KEEP_ALIVE_S = 15.0
 LISTENERS_MAX = 256
 LISTENERS_OF_NODE_MAX = 8
-# More new ops than this are taken for readable without a look.
+# If there are more new ops than this, the stream assumes without checking that some are readable.
 LOOK_OPS_MAX = 256
 
 ALIVE = b":\n\n"
@@ -52,7 +52,7 @@ class HintStreams:
         return len(self._listeners) < LISTENERS_MAX and of_node < LISTENERS_OF_NODE_MAX
 
     async def listen(self, node: int) -> AsyncIterator[bytes]:
-        """The lines of one listener's stream. It begins with a hint, since anything may have happened before."""
+        """The lines of one listener's stream. The first line is a hint, since anything may have happened before."""
         listener = _Listener(node, await look(self._access, _seq))
         self._listeners[listener] = None
         if self._watching is None:
@@ -77,7 +77,7 @@ class HintStreams:
             self._listeners.pop(listener, None)
 
     def gave(self, node: int, frontier: Frontier) -> None:
-        """A node was given everything up to there. It need not be hinted at any of that."""
+        """Records that a node received everything up to this frontier, which needs no hint."""
         for listener in list(self._listeners):
             if listener.node == node:
                 listener.given = merge(listener.given, frontier)
@@ -106,12 +106,12 @@ class HintStreams:
                 await changes.wait(LOOK_AGAIN_S)
 
     def _with_news(self) -> dict[_Listener, Changes]:
-        """Who has something to pull, and what; those that have lost their standing are sent away."""
+        """Which listeners have something to pull, and what. Ends the streams of nodes that lost their standing."""
         found = {}
         log = self._access.log
         listening = [(listener, reader(log, listener.node)) for listener in list(self._listeners)]
         if not all(to.reads_everything for _, to in listening):
-            # Which job an op is about decides who may read it, so the roster must be up to date.
+            # The job of an op decides who may read it, so the roster must be up to date.
             log.settle()
         for listener, to in listening:
             with log.store.read() as session:

@@ -1,6 +1,6 @@
-"""Requests over real sockets, with aiohttp. Every answer is bounded in size and in time, however slowly it drips in;
-redirects, cookies, proxies and compressed bodies are not taken. Certificates are checked against the system's
-authorities, a CA file of the peer's own, or one pinned certificate.
+"""Requests over real sockets, with aiohttp. Every answer is limited in size and in time, however slowly it arrives.
+Redirects, cookies, proxies and compressed bodies are not accepted. Certificates are checked against the system's
+authorities, a CA file for the peer, or one pinned certificate.
 """
 
 import asyncio
@@ -21,9 +21,9 @@ from hocket.mesh.peers import Trust
 from hocket.mesh.wire import Reply, Request
 
 CONNECT_S = 5.0
-# A whole request with its answer. The peer may have eight mebibytes to verify before it answers.
+# A whole request with its answer. The peer may have to verify 8 MiB before it answers.
 ANSWER_S = 60.0
-# A line of hints is given up when not even a sign of life came for this long.
+# A hint stream is closed if not even a keep-alive came for this long.
 QUIET_S = 45.0
 CONNECTIONS_PER_PEER = 4
 HEADER_BYTES_MAX = 1024 * 1024
@@ -78,7 +78,7 @@ class HttpTransport:
                 allow_redirects=False,
             ) as response:
                 if response.status != 200 or response.content_type != wire.EVENTS:
-                    raise Unreachable(f"{address} gives no hints")
+                    raise Unreachable(f"{address} does not serve hints")
                 async with aclosing(_events(response.content)) as events:
                     async for data in events:
                         yield wire.read_hint(data)
@@ -120,7 +120,7 @@ async def _body(response: aiohttp.ClientResponse, address: str) -> bytes:
 
 
 async def _events(content: aiohttp.StreamReader) -> AsyncGenerator[bytes, None]:
-    """The data of each event of the stream; lines that only keep it alive are none."""
+    """The data of each event of the stream, without keep-alive lines."""
     size, data = 0, b""
     while line := await content.readline():
         size += len(line)
@@ -146,7 +146,7 @@ def _ssl(trust: Trust) -> ssl.SSLContext | aiohttp.Fingerprint | bool:
 
 
 def _said(error: BaseException) -> str:
-    """What went wrong, in few words."""
+    """The error in a few words."""
     if isinstance(error, aiohttp.ServerFingerprintMismatch):
         return f"its certificate is {error.got.hex()}, not the pinned one"
     if isinstance(error, aiohttp.ClientConnectorCertificateError):

@@ -1,4 +1,4 @@
-"""Which ops of a batch are looked at: not every node may bring every op, nor as many as it likes."""
+"""Which ops of a batch are considered: not every node may push every op, nor any number of ops."""
 
 from collections.abc import Collection, Iterator
 
@@ -12,9 +12,9 @@ Received = tuple[bytes, Op | Malformed]
 
 
 def is_brought(op: Op, sender: PeerReader | None, authors: Collection[int] | None) -> bool:
-    """Whether an op is taken from this sender. One that may not read everything has gaps in what it holds of others;
-    taking that in would hide the gaps for good. When there are as many authors as there may be, only their ops are
-    taken.
+    """Whether an op is accepted from this sender. A sender that may not read everything has gaps in its copies of other
+    authors' ops; admitting those would hide the gaps for good. Once the number of authors reaches its limit, only their
+    ops are accepted.
     """
     if authors is not None and op.node_id not in authors:
         return False
@@ -22,13 +22,13 @@ def is_brought(op: Op, sender: PeerReader | None, authors: Collection[int] | Non
 
 
 def is_own(op: Op | Malformed, sender: int) -> bool:
-    """Whether what a node brings counts against its quota: its own ops do, and what cannot be read."""
+    """Whether an item counts against the sender's quota: its own ops do, and unreadable ones."""
     return isinstance(op, Malformed) or op.node_id == sender
 
 
 class Pushed:
-    """A batch that a node has pushed; its ops are read while those before them are verified. `left` are ops that the
-    node may not bring, `cut` those beyond its quota, as far as they were read.
+    """A batch that a node has pushed. Ops are decoded while earlier ones are verified. `left` counts ops that the node
+    may not push, `cut` those beyond its quota, as far as they were read.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class Pushed:
             else:
                 self.cut += [op] if isinstance(op, Op) else []
                 if not sender.reads_everything:
-                    # Nothing that follows would be taken in.
+                    # No op after this one would be admitted.
                     said = postcard.Reader(self._body).varint() if isinstance(op, Op) else count
                     meter.leave(min(max(0, said - count), len(self._body)), max(0, len(self._body) - size))
                     return

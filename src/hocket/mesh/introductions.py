@@ -1,7 +1,7 @@
-"""Introductions: a node that is not known here brings the delegation that lets it in, in an op of its own and without a
-token. It is the one way to write on a log without being known there, so it is judged before anything is written: by the
-permissions in force, by the time, and by how much its issuer has brought in already. Here it is also decided when a log
-has so many authors that ops of new ones are no longer taken.
+"""Introductions: an unknown node sends the delegation that admits it, in an op of its own and without a token. This is
+the only way to write to a log without being known there, so it is checked before anything is written: against the
+permissions in force, the time, and how many nodes its issuer has already introduced. This module also decides when a
+log has too many authors to accept new ones.
 """
 
 from hocket.kernel.authority import Authority
@@ -14,7 +14,7 @@ from hocket.kernel.ucan import read as read_ucan
 from hocket.kernel.vocabulary import DelegateUcan
 from hocket.log import Log
 
-# So many delegations of one issuer; introductions beyond that are refused. The user's own are not counted.
+# The most delegations of one issuer; further introductions are refused. The user's own are not counted.
 DELEGATIONS_PER_ISSUER_MAX = 256
 
 
@@ -30,37 +30,37 @@ def read(op: Op | Malformed) -> Delegation | None:
 
 
 def is_known(log: Log, delegation: Delegation) -> bool:
-    """Whether the node needs no introduction: it shows with a token who it is."""
+    """Whether the node needs no introduction, because it can identify itself with a token."""
     with log.store.read() as session:
         return delegation.node.to_bytes(8, "big") in session.nodes()
 
 
 def fault(log: Log, delegation: Delegation, now_s: int) -> str | None:
-    """Why an introduction is not written down, in words for the operator; None when it may be."""
+    """Why an introduction is not accepted, in words for the operator; None if it is."""
     with log.store.read() as session:
         permissions = log.permissions(session)
         count = len(session.nodes())
         is_revoked = any(each.cid == delegation.cid for each in session.revocations())
     if count >= AUTHORS_MAX:
-        return f"an introduction to a mesh of {AUTHORS_MAX} nodes, which is the limit"
+        return f"an introduction to a mesh that has {AUTHORS_MAX} nodes, the limit"
     if now_s + LEEWAY_S < delegation.not_before or not (delegation.expires is None or now_s < delegation.expires):
         return "an introduction by a delegation that is not in force"
     by_cid = {each.cid: each for each in permissions.delegations}
     above = _above(delegation, by_cid)
     if is_revoked or any(permissions.authority.fault(each) is not None for each in above):
-        return "an introduction by a delegation that was revoked, or that leans on one that does not count"
+        return "an introduction by a delegation that was revoked, or that relies on one that does not count"
     if Authority(log.user, [*above, delegation], ()).fault(delegation) is not None:
         return "an introduction by a delegation that does not lead back to the user"
     issued = sum(each.issuer == delegation.issuer for each in permissions.delegations)
     if delegation.issuer != log.user and issued >= DELEGATIONS_PER_ISSUER_MAX:
-        return f"an introduction by an issuer of {DELEGATIONS_PER_ISSUER_MAX} delegations, which is the limit"
+        return f"an introduction by an issuer that has {DELEGATIONS_PER_ISSUER_MAX} delegations, the limit"
     return None
 
 
 def all_authors(log: Log) -> set[int] | None:
-    """The authors on a log that has as many as an exchange can name; None when there is room for more."""
+    """The authors on a log that has reached the limit of authors; None if there is room for more."""
     with log.store.read() as session:
-        # An author is a known node, so there are no more authors than that.
+        # Every author is a known node, so there cannot be more authors than nodes.
         if len(session.nodes()) < AUTHORS_MAX:
             return None
         authors = {int.from_bytes(node, "big") for node in session.frontier()}
@@ -68,7 +68,7 @@ def all_authors(log: Log) -> set[int] | None:
 
 
 def _above(delegation: Delegation, by_cid: dict[bytes, Delegation]) -> list[Delegation]:
-    """What a delegation leans on, so far as it is here."""
+    """The delegations that a delegation relies on, as far as they are here."""
     found: dict[bytes, Delegation] = {}
     waiting = list(delegation.proofs)
     while waiting:

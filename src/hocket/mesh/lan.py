@@ -1,5 +1,5 @@
-"""Peers on the local network, by zeroconf: a server announces itself when asked to, and can be found by whoever asks.
-Nothing that is found is trusted for it; it is only an address to try.
+"""Peers on the local network, by zeroconf: a server announces itself if asked to, and others can find it. A server that
+is found is not trusted for it; it is only an address to try.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ _INFO_MS = 1_500
 
 
 class Found(NamedTuple):
-    """An address, the node that it says it is, and whether it belongs to the same user as this one."""
+    """An address, the node id that it claims, and whether it belongs to this node's user."""
 
     address: str
     node: str
@@ -27,12 +27,12 @@ class Found(NamedTuple):
 
 
 def _mark(user: str) -> str:
-    """Tells nodes of one user from others without naming the user."""
+    """A mark that tells nodes of one user from others without naming the user."""
     return content_hash(user.encode()).hex()[:16]
 
 
 class Announcement:
-    """Says on the local network that a server is here, until it is closed."""
+    """Announces a server on the local network until it is closed."""
 
     def __init__(self, node: int, user: str, scheme: str, hosts: list[str], port: int) -> None:
         self._info = AsyncServiceInfo(
@@ -59,7 +59,7 @@ class Announcement:
 
 
 async def find(user: str, seconds: float = FIND_S) -> list[Found]:
-    """Whoever announces itself within that time."""
+    """The servers that announce themselves within that time."""
     names: set[str] = set()
 
     def heard(zeroconf: Zeroconf, service_type: str, name: str, state_change: ServiceStateChange) -> None:
@@ -69,7 +69,7 @@ async def find(user: str, seconds: float = FIND_S) -> list[Found]:
     try:
         zeroconf = AsyncZeroconf()
     except OSError as error:
-        raise Unreachable(f"cannot look around on the local network: {error.strerror or error}") from error
+        raise Unreachable(f"cannot search the local network: {error.strerror or error}") from error
     try:
         browser = AsyncServiceBrowser(zeroconf.zeroconf, SERVICE, handlers=[heard])
         await asyncio.sleep(seconds)

@@ -1,6 +1,6 @@
-"""When to exchange with whom: with every peer now and then, at once when it hints that it has something new, and at
-once when there is something new here. A peer that does not answer is tried ever less often; one under other rules is
-left alone until the rules or the operator say otherwise. One process of a node does this for all of them.
+"""When to sync with which peer: with every peer at intervals, at once when a peer hints at something new, and at once
+when there is something new here. A peer that does not answer is tried less and less often; a peer with other rules is
+paused until the rules change or the operator resumes it. One process of a node does this for all.
 """
 
 import asyncio
@@ -23,21 +23,21 @@ from hocket.work.environment import Closing, Environment
 from hocket.work.node_access import NodeAccess
 from hocket.work.supervision import supervised
 
-# How often a peer is visited when nothing is known to have happened; each time a random part of it is left out.
+# How often a peer is visited if nothing is known to have happened, minus a random part each time.
 CADENCE_S = 30.0
 JITTER = 0.3
 BACKOFF_S, BACKOFF_S_MAX = 2.0, 300.0
-# How often it is looked whether the process that keeps in touch is gone, and whether the list of peers has changed.
+# How often the loop checks whether the syncing process has died, and whether the list of peers has changed.
 TURN_S = 1.0
 ROUND_S = 2.0
-# Changes here within this time of a push are told by the next one.
+# Changes here within this time of a push go into the next push.
 GAP_S = 0.02
 
 _PEERS = about(PEER)
 
 
 class _Visitor:
-    """Keeps in touch with one peer."""
+    """Syncs with one peer."""
 
     def __init__(self, loop: "SyncLoop", address: str) -> None:
         self._loop, self._address = loop, address
@@ -56,7 +56,7 @@ class _Visitor:
         self._wake.set()
 
     def forced(self) -> None:
-        """Ends the rest, whatever it is for."""
+        """Ends the wait, whatever its reason."""
         self._is_forced = self._is_resting
         self._wake.set()
 
@@ -72,7 +72,7 @@ class _Visitor:
                 try:
                     done = await self._loop.exchanges.visit(self._address, unless_idle=idle)
                 except StoreError as error:
-                    # This node's own trouble. It is tried again as if the peer had not answered.
+                    # An error of this node itself. It is retried as if the peer had not answered.
                     done = Exchanged(self._address, None, peers.UNREACHABLE, str(error))
                 if done.state == peers.OK:
                     self._is_welcome.set()
@@ -87,7 +87,7 @@ class _Visitor:
                 await listening
 
     async def _rest(self, done: Exchanged) -> bool:
-        """Waits until the next visit is due. True when all that calls for it is a change here."""
+        """Waits until the next visit is due. True if the only reason is a change here."""
         environment = self._loop.environment
         is_well = done.state == peers.OK and not done.retry_s
         self._failures = 0 if done.state == peers.OK else self._failures + 1
@@ -113,7 +113,7 @@ class _Visitor:
         return idle
 
     async def _listen(self) -> None:
-        """Listens for the hints of a peer that lets this node in, and tries again when the line is broken."""
+        """Listens for the hints of a peer that admits this node, and reconnects when the connection breaks."""
         failures = 0
         while True:
             await self._is_welcome.wait()
@@ -124,15 +124,15 @@ class _Visitor:
                     self._hinted |= changes
                     self._wake.set()
             except HocketError:
-                pass  # the visits say how it stands
+                pass  # the visits report the peer's state
             failures += 1
             chance = self._loop.environment.chance.random()
             await asyncio.sleep(backoff_s(failures, BACKOFF_S, BACKOFF_S_MAX, chance))
 
 
 class SyncLoop:
-    """Run it in every process of a node that stays: `turn` lets one of them be the one that does it. Cancel it to end
-    it. What goes wrong with one peer is told and tried again, and the others do not notice.
+    """Run it in every long-running process of a node: `turn` lets only one of them sync. Cancel it to end it. An error
+    with one peer is reported and retried, and does not affect the others.
     """
 
     def __init__(
@@ -178,7 +178,7 @@ class SyncLoop:
             mine.close()
 
     async def _tell(self) -> None:
-        """Wakes whoever has to push."""
+        """Wakes the visitors that have to push."""
         seq = await look(self._access, lambda session: session.head().seq)
         if seq != self._seq:
             self._seq = seq
@@ -186,7 +186,7 @@ class SyncLoop:
                 visitor.changed()
 
     async def _round(self) -> None:
-        """Follows the list of peers, and listens for a silence."""
+        """Follows the list of peers, and watches for a silent coordinator."""
         self._next_round = self.environment.monotonic() + ROUND_S
         log = self._access.log
         known, silence = await look(self._access, lambda session: (session.peers(), peers.silence(log, session)))

@@ -1,6 +1,6 @@
-"""The roll of a mesh: which nodes are in it, what each may do and why, and what its owner decides about them: who is
-revoked, which node a kind is routed to, and who is the coordinator. Each decision is one transaction of ops on this
-node's log; whether they count is decided, here as everywhere, by the permissions.
+"""The members of a mesh: which nodes are in it, what each may do and why, and what the owner decides about them:
+revocations, routes, and the coordinator. Each decision is one transaction of ops on this node's log; as everywhere, the
+permissions decide whether they count.
 """
 
 from collections import Counter
@@ -25,18 +25,18 @@ from hocket.log.permissions import Permissions
 from hocket.mesh.names import HERE, ID_DIGITS_MIN, likeness, names
 from hocket.store import OpSession, OverQuota, RegisterSession, Session, WrittenTotals
 
-# A coordinator that was met within this time will soon hear that it is no longer the one.
+# A coordinator that was met within this time will soon learn that it was replaced.
 RECENT_MS = 60_000
 # Each revocation makes every node read the permissions again.
 REVOKED_AT_ONCE_MAX = 256
 
 
 class Member(NamedTuple):
-    """A node of the mesh. `standing` is pending (nothing of it was seen yet), active, suspended (its time is past or
-    has not come), forked (it has shown two histories) or revoked; `seen` is the time of its newest op or of the last
-    exchange with it, 0 for never; `expires` is when the last of its delegations ends, in seconds; `inviter` is None
-    when the user delegated to it. `quota` is what it may store, `written` what of it is on this node's log, and `over`
-    when ops of it were last refused for its quota.
+    """A node of the mesh. `standing` is pending (nothing from it has arrived yet), active, suspended (its delegation
+    has ended or not begun), forked (it has two histories) or revoked; `seen` is the time of its newest op or of the
+    last exchange with it, 0 for never; `expires` is when the last of its delegations ends, in seconds; `inviter` is
+    None if the user delegated to it. `quota` is what it may store, `written` what it has stored on this node's log, and
+    `over` when ops of it were last refused for its quota.
     """
 
     node: int
@@ -61,11 +61,11 @@ class Member(NamedTuple):
         return self.name or self.id
 
 
-# Looking.
+# Queries.
 
 
 def members(log: Log, session: Session) -> list[Member]:
-    """Every node that a delegation on the log lets in or once let in, in the order in which they came."""
+    """Every node that a delegation on the log admits or once admitted, in the order of admission."""
     permissions = _permissions(log, session)
     now = _now(log, session)
     coordinator = permissions.coordinator(now)
@@ -116,8 +116,8 @@ def _standing(permissions: Permissions, node: int, standing: Standing, has_writt
 
 
 def find(roll: Iterable[Member], text: str) -> Member:
-    """The one node of that name, or whose id begins so; `here` is always this one. A text that could mean two nodes is
-    refused, even if one of them is called exactly that. A revoked node stands back behind the others of its name.
+    """The one node with this name, or whose id starts with this text; `here` is always this node. A text that could
+    mean two nodes is refused, even if it is the exact name of one. A revoked node gives way to others of its name.
     """
     roll = list(roll)
     if text.lower() == HERE:
@@ -133,7 +133,7 @@ def find(roll: Iterable[Member], text: str) -> Member:
     if not found:
         raise Usage(f"no node {text!r} in this mesh; `hocket nodes` lists them, by name and id")
     if len(found) > 1:
-        raise Usage(f"{text!r} could be {' or '.join(map(_described, found))}; say which by its id")
+        raise Usage(f"{text!r} could be {' or '.join(map(_described, found))}; name it by its id")
     return found[0]
 
 
@@ -142,8 +142,8 @@ def _described(member: Member) -> str:
 
 
 class MayAnswer(NamedTuple):
-    """Whether a node may do something: by which chain of delegations, the user's first (None: it may not), and where
-    the kind is routed, if that is elsewhere.
+    """Whether a node may do something: the chain of delegations that grants it, the user's first (None: it may not),
+    and the node that the kind is routed to, if another.
     """
 
     chain: list[Delegation] | None
@@ -178,7 +178,7 @@ def _permissions(log: Log, session: Session) -> Permissions:
 
 
 def _now(log: Log, session: OpSession) -> Hlc:
-    """Now, after everything that is on the log."""
+    """The current time, later than everything on the log."""
     return Hlc(max(session.head().wall, log.physical()), U32_MAX, log.node)
 
 
@@ -215,12 +215,12 @@ def _roles(permissions: Permissions, node: int, now: int, coordinator: int | Non
     return tuple(roles) or ("peer",)
 
 
-# Deciding.
+# Decisions.
 
 
 class Revocation(NamedTuple):
-    """What a revocation did: how many delegations of the node it named, and which others hold less than before by it.
-    What the node holds through these goes with them and is not counted.
+    """The effect of a revocation: how many delegations of the node it revokes, and which other nodes lose rights by it.
+    Delegations that rely on these fall with them and are not counted.
     """
 
     member: Member
@@ -230,7 +230,9 @@ class Revocation(NamedTuple):
 
 
 def revocable(log: Log, text: str, has_user_key: bool = False) -> Revocation:
-    """What a revocation would do. Raises what `revoke` would raise. `has_user_key` says that the user's key is here."""
+    """What a revocation would do. Raises what `revoke` would raise. `has_user_key` is whether the user's key is
+    here.
+    """
     with log.store.read() as session:
         roll = members(log, session)
         member = find(roll, text)
@@ -242,8 +244,8 @@ def revocable(log: Log, text: str, has_user_key: bool = False) -> Revocation:
 
 
 def revoke(log: Log, text: str, user_key: Callable[[], SigningKey] | None = None) -> Revocation:
-    """Revokes every delegation by which a node holds anything, all or none. What this node may not revoke itself, like
-    another owner's, takes the user's key.
+    """Revokes every delegation of a node, all or none. Delegations that this node may not revoke itself, such as
+    another owner's, need the user's key.
     """
     done = revocable(log, text, user_key is not None)
     permissions = log.permissions()
@@ -262,12 +264,12 @@ def revoke(log: Log, text: str, user_key: Callable[[], SigningKey] | None = None
 
 
 def _revocable(permissions: Permissions, member: Member, author: int, now: int, has_user_key: bool) -> list[bytes]:
-    """The topmost of a node's delegations: with these, all the others go that it holds."""
+    """The topmost of a node's delegations: revoking these revokes all that it holds."""
     if member.node == author:
-        raise Usage("a node does not revoke itself; do it on another of the owner's nodes")
+        raise Usage("a node cannot revoke itself; run this on another node of the owner")
     held = [each for each in permissions.authority.held(member.node) if permissions.authority.fault(each) is None]
     if not held:
-        raise Conflict(f"{member.shown} holds nothing any more; it was revoked")
+        raise Conflict(f"{member.shown} has no rights left; it was revoked")
     topmost = _topmost({each.cid: each for each in permissions.delegations}, held)
     is_bound = permissions.rules.bounds is not None
     if not all(permissions.authority.may_revoke(author, each.cid, now) for each in topmost) and not (
@@ -284,14 +286,14 @@ def _revocable(permissions: Permissions, member: Member, author: int, now: int, 
 
 
 def _topmost(by_cid: Mapping[bytes, Delegation], held: list[Delegation]) -> list[Delegation]:
-    """Those of a node's delegations that lean on no other of them. A node that may pass on what it holds can issue any
-    number to itself, so each delegation is looked at once.
+    """The delegations of a node that rely on no other of them. A node that may delegate can issue any number to itself,
+    so each delegation is visited once.
     """
     own = {each.cid for each in held}
     leaning: dict[bytes, bool] = {}
 
     def leans(cid: bytes) -> bool:
-        # A chain that stands is short and has no circle.
+        # A valid chain is short and has no cycle.
         if cid not in leaning:
             leaning[cid] = any(parent in own or leans(parent) for parent in by_cid[cid].proofs)
         return leaning[cid]
@@ -307,12 +309,12 @@ def _too_many(permissions: Permissions, member: Member, topmost: list[Delegation
     by = "the user" if issuer is None else called.get(issuer) or node_text(issuer)
     return (
         f"{member.shown} holds {len(topmost)} delegations, {count} of them by {by}; revoke that node first,"
-        f" and all that it issued goes with it"
+        f" which revokes all that it issued"
     )
 
 
 def _below(permissions: Permissions, cids: Iterable[bytes]) -> set[int]:
-    """The nodes that hold something which leans on these delegations."""
+    """The nodes that hold something which relies on these delegations."""
     children: dict[bytes, list[Delegation]] = {}
     for each in permissions.delegations:
         for parent in each.proofs:
@@ -330,14 +332,14 @@ def _below(permissions: Permissions, cids: Iterable[bytes]) -> set[int]:
 
 
 def route(log: Log, kind: str, node: int | None) -> None:
-    """Sends all jobs of a kind to one node; to whoever may do them, without one."""
+    """Sends all jobs of a kind to one node; None removes the route."""
     if not 0 < len(kind) <= KIND_LENGTH_MAX or not kind.isprintable():
         raise Usage(f"a kind has 1 to {KIND_LENGTH_MAX} printable characters")
     log.run(lambda tx: _author(tx, RouteKind(kind, node), "only the owner's node may route a kind"))
 
 
 class Designation(NamedTuple):
-    """Who was the coordinator before, and whether it has heard of the change or is likely to, soon."""
+    """The previous coordinator, and whether it knows of the change or will soon."""
 
     previous: int | None
     hears: bool
@@ -349,7 +351,7 @@ def designate(log: Log, node: int) -> Designation:
     def request(tx: Transaction) -> Designation:
         previous = tx.projection.permissions.coordinator(tx.latest)
         if previous == node:
-            raise Conflict(f"{node_text(node)} is the coordinator already")
+            raise Conflict(f"{node_text(node)} is already the coordinator")
         otherwise = "only the owner's node may designate the coordinator"
         _author(tx, DesignateCoordinator(node), otherwise, previous)
         met = [each.seen for each in tx.session.peers() if each.node is not None and _is(each.node, previous)]
@@ -364,14 +366,14 @@ def coordinator(log: Log, session: Session) -> int | None:
 
 
 def reissue(log: Log, user: SigningKey, public: bytes, name: str | None) -> Delegation:
-    """A new root delegation for this node, by the user's own key."""
+    """Issues a new root delegation for this node with the user's own key."""
     if did_key(user.public) != log.user:
-        raise NotAuthorised("that is the key of another user")
+        raise NotAuthorised("the user's key is another user's")
 
     def request(tx: Transaction) -> bytes:
         token = issue(user, public, ROOT, tx.now // 1000, None, name=name)
         if any(each.cid == content_hash(token) for each in tx.projection.permissions.delegations):
-            raise Conflict("this very delegation was made within the last second; wait for the next one")
+            raise Conflict("the same delegation was made within the last second; try again in a second")
         _author(tx, DelegateUcan(content_hash(token), token), "the delegation does not count")
         return content_hash(token)
 

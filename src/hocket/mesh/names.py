@@ -1,7 +1,7 @@
-"""What nodes are called: which texts can be a node's name, which names are too much alike to stand side by side, and
-which of the names that delegations give to a node counts.
+"""Names of nodes: which texts are valid, which names are too similar, and which of the names that delegations give to a
+node counts.
 
-People type names where they mean to trust a node (`hocket coordinator rack-1`), so a name must not be taken for
+People type names where they mean to trust a node (`hocket coordinator rack-1`), so a name must not be mistaken for
 anything else: not for a word of the command line, not for the beginning of an id, and not for another node's name.
 """
 
@@ -20,13 +20,13 @@ _ALIKE = str.maketrans({"0": "o", "1": "l", "i": "l", ".": "-", "_": "-"})
 
 
 def why_not(text: str) -> str | None:
-    """Why a node cannot be called so; None when it can."""
+    """Why this is not a valid name; None if it is."""
     if _NAME.fullmatch(text) is None:
         return "a name has 1 to 64 letters, digits, dots and dashes, and begins with a letter or digit"
     if text.lower() in _RESERVED:
-        return "this word has a meaning of its own"
+        return "this word is reserved"
     if _ID_LIKE.fullmatch(text) is not None:
-        return "it could be taken for the beginning of a node's id"
+        return "it could be mistaken for the beginning of a node's id"
     return None
 
 
@@ -35,16 +35,16 @@ def is_name(text: str) -> bool:
 
 
 def likeness(name: str) -> str:
-    """The same for names that a reader could take for each other: in another case, or with 0 for o, 1 or i for l, rn
+    """Equal for names that a reader could mistake for each other: in another case, or with 0 for o, 1 or i for l, rn
     for m, or another separator.
     """
     return name.lower().translate(_ALIKE).replace("rn", "m")
 
 
 def names(permissions: Permissions) -> dict[int, str]:
-    """The name of every node that has one. A node's name is what the issuer closest to the user calls it, and of
-    several equally close issuers the earliest; that issuer may change it by a later delegation. What a node says about
-    itself does not count, and neither does a name that cannot be one.
+    """The name of every node that has one. A node's name is the one given by the issuer closest to the user, and among
+    equally close issuers by the earliest; that issuer may change it with a later delegation. A name that a node gives
+    itself does not count, nor does an invalid name.
     """
     by_cid = {each.cid: each for each in permissions.delegations}
     depths: dict[bytes, int] = {}
@@ -55,7 +55,7 @@ def names(permissions: Permissions) -> dict[int, str]:
             continue
         if each.name is None or not is_name(each.name):
             continue
-        # What is revoked names a node only if nothing else does.
+        # A revoked delegation names a node only if no other does.
         rank = fault is not None, _depth(each, by_cid, depths)
         known = chosen.get(each.node)
         if known is None or rank < known[0] or (rank == known[0] and each.issuer == known[1]):
@@ -64,8 +64,8 @@ def names(permissions: Permissions) -> dict[int, str]:
 
 
 def _depth(delegation: Delegation, by_cid: dict[bytes, Delegation], depths: dict[bytes, int]) -> int:
-    """How many delegations stand between this one and the user. The chain is there and has no circle, or the
-    delegation would not stand.
+    """The number of delegations between this one and the user. The chain is complete and has no cycle, or the
+    delegation would not be valid.
     """
     known = depths.get(delegation.cid)
     if known is None:

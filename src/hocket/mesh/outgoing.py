@@ -1,13 +1,13 @@
-"""What may leave this node for another: the next ops in HLC order behind a frontier, without those that the reader may
-not have, and with those sanitised that it may have only in part. The answer to a pull and the body of a push are made
-alike. Nothing of what was left out can be told from what is sent: for a reader from whom ops are kept, the frontier
-that it gets speaks only of ops that it has.
+"""What may leave this node for another: the next ops in HLC order after a frontier, without those that the reader may
+not have, and with sanitised versions of those that it may have only in part. The answer to a pull and the body of a
+push are made alike. What is sent reveals nothing about what was left out: a restricted reader gets a frontier that
+covers only ops that it has.
 
-A node that may not read everything has gaps in what it holds of others. It passes on only what it wrote itself, so that
+A node that may not read everything has gaps in its copies of other authors' ops. It passes on only its own ops, so that
 a frontier never claims more than a node has.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import msgspec
@@ -28,16 +28,16 @@ from hocket.store import OpRow, OpSession, Session, Store
 PAGE_OPS_MAX = 5_000
 # The count before the ops takes a few bytes too.
 PAGE_BYTES_MAX = BODY_BYTES_MAX - 16
-# Ops are taken from the store in steps, each of them a short read; a step never holds many large ops.
+# Ops are read from the store in steps, each a short read; a step never holds many large ops.
 STEP_OPS_MAX = 500
 STEP_BYTES = 4 * 1024 * 1024
 _FIRST_STEP = 16
 
 
 class Page(NamedTuple):
-    """Ops in HLC order. `seen` is how far the page reaches and may be told to the reader; `scanned` is how far this
-    node looked. A `whole` page leaves nothing out that the reader could have now; then `ours` is this node's own
-    frontier at that moment.
+    """Ops in HLC order. `seen` is the end of the page and may be told to the reader; `scanned` is how far this node
+    searched. A `whole` page contains everything that the reader could have now; then `ours` is this node's own frontier
+    at that moment.
     """
 
     bodies: list[bytes]
@@ -48,8 +48,8 @@ class Page(NamedTuple):
 
 
 class PeerReader(NamedTuple):
-    """Whom ops are for, and by which permissions. In a strict mesh nothing is sanitised: Likewise v0.1 has no op for
-    that.
+    """The node that ops are for, and its permissions. In a strict mesh nothing is sanitised: Likewise v0.1 has no op
+    for that.
     """
 
     node: int
@@ -65,21 +65,21 @@ def reader(log: Log, node: int) -> PeerReader:
 
 
 def is_whole(log: Log) -> bool:
-    """Whether this node may read everything, so that what it holds of others has no gaps."""
+    """Whether this node may read everything, so that its copies of other authors' ops have no gaps."""
     return log.authority().reads_everything(log.node, log.physical())
 
 
 def page(
     log: Log, to: PeerReader, since: Frontier, *, limit: int, size: int = PAGE_BYTES_MAX, before: Frontier | None = None
 ) -> Page:
-    """The next ops for a reader who knows each author up to `since`: at most so many, and so many bytes. `before` is
-    how far this node has looked for that reader already.
+    """The next ops for a reader that knows each author up to `since`, limited in number and bytes. `before` is how far
+    this node has already searched for that reader.
     """
     own_only = None if is_whole(log) else log.node
     if not to.reads_everything:
-        # Which job an op is about decides who may read it, so the roster must be up to date.
+        # The job of an op decides who may read it, so the roster must be up to date.
         log.settle()
-    gathered = _Gathered(to, since, merge(since, before or {}), size)
+    gathered = _Gathered(to, since, merge(since, before or {}), size, log.signed)
     step = _FIRST_STEP
     while limit > len(gathered.bodies):
         asked = min(step, limit - len(gathered.bodies))
@@ -96,18 +96,20 @@ def page(
 
 
 class _Gathered:
-    """A page in the making. An op about a job that has not come yet cannot be judged: from there on its author is left
-    for another time, so that the reader misses nothing.
+    """A page under construction. An op about a job that has not arrived yet cannot be judged: its author is left out
+    from there on until later, so that the reader misses nothing.
     """
 
-    def __init__(self, to: PeerReader, since: Frontier, scanned: Frontier, size: int) -> None:
-        self._to, self._left = to, size
+    def __init__(
+        self, to: PeerReader, since: Frontier, scanned: Frontier, size: int, signed: Callable[[bytes], bytes]
+    ) -> None:
+        self._to, self._left, self._signed = to, size, signed
         self._left_for_later: set[int] = set()
         self.bodies: list[bytes] = []
         self.seen, self.at, self.scanned = dict(since), dict(scanned), dict(scanned)
 
     def take(self, session: Session, row: OpRow) -> bool:
-        """False when the page is full before this op."""
+        """False if the page is full before this op."""
         stamp = unpack(row.hlc)
         author = stamp.node
         try:
@@ -119,7 +121,7 @@ class _Gathered:
             if body is not None:
                 if len(body) > self._left:
                     return False
-                self.bodies.append(body)
+                self.bodies.append(self._signed(body))
                 self._left -= len(body)
                 self.seen[author] = stamp
             self.scanned[author] = stamp
@@ -135,7 +137,7 @@ def _rows(session: OpSession, since: Frontier, own_only: int | None, limit: int)
 
 
 def _outgoing(session: Session, to: PeerReader, row: OpRow) -> bytes | None:
-    """The bytes of an op as the reader may have it; None when it may not."""
+    """The bytes of an op as the reader may have it; None if it may not."""
     if to.reads_everything or row.hlc[12:] == _key(to.node):
         return row.body
     op = decode(row.body)
@@ -144,7 +146,7 @@ def _outgoing(session: Session, to: PeerReader, row: OpRow) -> bytes | None:
     if rules is None:
         return None
     if isinstance(op.payload, Unknown):
-        # What a newer program wrote cannot be sanitised here.
+        # An op of a newer program cannot be sanitised here.
         return None if rules else row.body
     if isinstance(op.payload, Sanitised):
         return row.body
@@ -156,17 +158,17 @@ def _outgoing(session: Session, to: PeerReader, row: OpRow) -> bytes | None:
     try:
         return encode(msgspec.structs.replace(op, payload=Sanitised(rules, payload), signature=None))
     except Malformed:
-        # Placeholders can be longer than what they stand for, so that the rest no longer fits into an op.
+        # Placeholders can be longer than the text that they replace, so that the op becomes too large.
         return None
 
 
 class Undecided(Exception):
-    """The job that an op is about is not here."""
+    """The job of an op is not here."""
 
 
 def kind_of(session: Session, to: PeerReader, payload: Payload) -> str | None:
-    """The kind of the job by which it is judged whether the reader may have an op: the job that it is about, or that an
-    artifact came from. None when there is no such job, or it does not matter for this reader.
+    """The kind of the job that decides whether the reader may have an op: the op's job, or the job of an artifact. None
+    if there is no such job, or it does not matter for this reader.
     """
     if isinstance(payload, Sanitised):
         payload = payload.payload
@@ -194,7 +196,7 @@ def _kind(session: Session, job_id: bytes) -> str:
 
 
 def readable(session: Session, to: PeerReader, rows: Iterable[OpRow]) -> Changes:
-    """What these ops change as far as they are news for the reader: by another author, and ones that it may have."""
+    """What these ops change, restricted to ops that are new to the reader: by another author, and readable."""
     found = []
     for row in rows:
         try:
@@ -214,7 +216,9 @@ def own_frontier(session: OpSession) -> Frontier:
 
 
 def order_ops(store: Store) -> None:
-    """Makes sure that the store finds ops by author and time; a node that was alone until now does not."""
+    """Makes sure that the store can find ops by author and time. On a node without peers it does not keep that
+    index.
+    """
     with store.write() as session:
         session.order_ops()
 

@@ -1,5 +1,5 @@
-"""The peers of a node as its store keeps them: their addresses, how far each was pulled, and how it stands with each.
-Also what a person is told of them, the coordinator's silence included.
+"""The peers of a node as its store keeps them: their addresses, how far each was pulled, and the state of each. Also
+what people see of them, including the coordinator's silence.
 """
 
 import ipaddress
@@ -18,32 +18,32 @@ from hocket.store import LocalSession, Peer, PeerSession, Session
 
 ADDRESS_CHARS_MAX = 512
 PEERS_MAX = 1_000
-# A coordinator of whom nothing was heard for this long is reported. Nobody takes its place by itself.
+# A coordinator that was silent for this long is reported. There is no automatic failover.
 QUIET_MS = 10 * 60 * 1000
 
 NEW, OK, PAUSED, REFUSED, UNREACHABLE = "new", "ok", "paused", "refused", "unreachable"
 
-# Where the store keeps the address of this node's own server, and how to trust the certificates of others.
+# Store keys: the address of this node's own server, and how to trust the certificates of others.
 ADDRESS = "address"
 TRUST = "trust"
 
 
 class Trust(msgspec.Struct, frozen=True, omit_defaults=True):
-    """How a peer's certificate is checked: against a CA's file, or by its own SHA-256. Neither: as the system does."""
+    """How a peer's certificate is checked: against a CA file, or by its SHA-256. With neither, as the system does."""
 
     ca: str | None = None
     pin: str | None = None
 
 
 class Silence(NamedTuple):
-    """The coordinator from whom nothing was heard, and when it was heard last; None for never."""
+    """The silent coordinator, and when it was last heard from; None for never."""
 
     node: int
     last_ms: int | None
 
 
 def check_address(text: str) -> str:
-    """An address in its one spelling, `http://host:port`. A scheme that is left out is http."""
+    """An address in canonical form, `http://host:port`. The default scheme is http."""
     whole = text.strip()
     if "://" not in whole:
         whole = f"http://{whole}"
@@ -69,12 +69,12 @@ def check_address(text: str) -> str:
 
 
 def check_pin(text: str | None) -> str | None:
-    """A certificate's SHA-256 in plain digits, as other programs print it with colons too."""
+    """A certificate's SHA-256 in plain digits; accepts the form with colons."""
     if text is None:
         return None
     digits = text.replace(":", "").strip().lower()
     if len(digits) != 64 or any(digit not in "0123456789abcdef" for digit in digits):
-        raise Usage(f"{text!r} is not a SHA-256 fingerprint: 64 hexadecimal digits")
+        raise Usage(f"{text!r} is not a SHA-256 fingerprint; give 64 hexadecimal digits")
     return digits
 
 
@@ -90,9 +90,9 @@ def find(session: PeerSession, address: str) -> Peer | None:
 
 
 def add(session: Session, address: str, now_ms: int, node: int | None = None, trust: Trust | None = None) -> Peer:
-    """Remembers a peer. One that is there already keeps what is known of it."""
+    """Adds a peer. An existing peer keeps what is known about it."""
     if len(session.peers()) >= PEERS_MAX:
-        raise Conflict(f"this node has {PEERS_MAX} peers already; remove some that are no longer there")
+        raise Conflict(f"this node has {PEERS_MAX} peers, the most possible; remove some that no longer exist")
     known = None if node is None else node.to_bytes(8, "big")
     peer = find(session, address) or Peer(address, known, encode_frontier({}), NEW, "", 0, now_ms)
     session.put_peer(peer._replace(node=known or peer.node))
@@ -108,14 +108,14 @@ def remove(session: Session, address: str) -> None:
 
 
 def resume(session: Session, address: str) -> None:
-    """Lets the next round try a peer again, whatever stood in the way."""
+    """Lets the next round try a peer again, whatever its state."""
     if find(session, address) is None:
         raise Usage(f"no peer at {address}; see `hocket peers list`")
     change(session, address, lambda peer: peer._replace(state=NEW, detail=""))
 
 
 def resume_node(session: Session, node: int) -> bool:
-    """The same for whoever is that node and was paused: it came by itself, and under the rules of this node."""
+    """The same for a paused peer that is this node: it contacted us, with our rules."""
     paused = [peer for peer in session.peers() if peer.state == PAUSED and peer.node == node.to_bytes(8, "big")]
     for peer in paused:
         resume(session, peer.address)
@@ -123,14 +123,14 @@ def resume_node(session: Session, node: int) -> bool:
 
 
 def change(session: Session, address: str, edit: Callable[[Peer], Peer]) -> None:
-    """Changes what is kept of a peer, if it is still there."""
+    """Changes the stored state of a peer, if it still exists."""
     peer = find(session, address)
     if peer is not None and (edited := edit(peer)) != peer:
         session.put_peer(edited)
 
 
 def pulled(peer: Peer | None) -> Frontier:
-    """How far a peer was pulled; from the beginning when that cannot be read."""
+    """How far a peer was pulled; the beginning if that is unreadable."""
     try:
         return {} if peer is None else decode_frontier(peer.pulled)
     except Malformed:
@@ -146,19 +146,19 @@ def set_trust(session: LocalSession, trust: dict[str, Trust]) -> None:
 
 
 def coordinator(log: Log, session: Session) -> int | None:
-    """Who is the coordinator now."""
+    """The current coordinator."""
     permissions = log.permissions(session)
     return permissions.coordinator(Hlc(max(session.head().wall, log.physical()), U32_MAX, log.node))
 
 
 def address_of(session: PeerSession, node: int) -> str | None:
-    """Where a node was met; of several addresses the one that answered last."""
+    """The address where a node was met; of several, the one that answered last."""
     known = [peer for peer in session.peers() if peer.node == node.to_bytes(8, "big")]
     return max(known, key=lambda peer: (peer.state == OK, peer.seen)).address if known else None
 
 
 def silence(log: Log, session: Session) -> Silence | None:
-    """Whether the coordinator, another node, has been quiet for long: no op of it, and no exchange with it."""
+    """Whether the coordinator, another node, has been silent for long: no op from it, and no exchange with it."""
     node = coordinator(log, session)
     if node is None or node == log.node:
         return None

@@ -1,5 +1,5 @@
-"""What the programs of other nodes know, as each node says. Operators see there which nodes to upgrade; nothing else
-depends on it.
+"""What the programs of other nodes know, as each node reports it. It tells operators which nodes to upgrade; nothing
+else depends on it.
 """
 
 from hocket.events import Emit, ProgramDiffers
@@ -11,7 +11,7 @@ from hocket.work.node_access import NodeAccess
 
 
 async def heard(access: NodeAccess, node: int, knows: Knowledge, emit: Emit) -> None:
-    """Keeps what a node's program knows, and tells the operator if that is news and differs from this program."""
+    """Stores what a node's program knows, and tells the operator if that is new and differs from this program."""
     key, text = node.to_bytes(8, "big"), knowledge_text(knows)
     if await look(access, lambda session: session.programs().get(key)) == text:
         return

@@ -12,7 +12,7 @@ _NUMBER_MAX = 2**53 - 1
 
 
 def parse_quota(text: str) -> Quota:
-    """A number with `/s` is a rate, one without is in all. What is left out has the mesh's default."""
+    """A number with `/s` is a rate, a number without it is a total. An unnamed limit takes the mesh's default."""
     found: dict[str, int] = {}
     for part in text.split(","):
         match = _PART.fullmatch(part.strip())
@@ -24,15 +24,15 @@ def parse_quota(text: str) -> Quota:
         what, number, unit, rate = match.groups()
         field, value = _FIELDS[what.lower(), rate.lower()], int(number) * _UNITS[unit.lower()]
         if field in found:
-            raise Usage(f"bad quota {text!r}: {what}{rate} is said twice")
+            raise Usage(f"bad quota {text!r}: {what}{rate} is given twice")
         if not 0 < value <= _NUMBER_MAX:
-            raise Usage(f"bad quota {part.strip()!r}: a quota is more than 0 and at most 2^53 - 1")
+            raise Usage(f"bad quota {part.strip()!r}: a quota must be more than 0 and at most 2^53 - 1")
         found[field] = value
     return Quota(**found)
 
 
 def quota_words(quota: Quota) -> str:
-    """What a quota allows, in a few words; empty when it sets no bound."""
+    """What a quota allows, in a few words; empty if it sets no limit."""
     rates = _amounts(quota.ops_per_s, quota.bytes_per_s)
     totals = _amounts(quota.ops, quota.bytes)
     said = ([f"{rates} a second"] if rates else []) + ([f"{totals} in all"] if totals else [])

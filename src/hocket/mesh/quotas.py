@@ -1,7 +1,7 @@
-"""Holds members to their quotas where they bring their own ops, and tells the operator of those that are over them.
-What comes is counted before it is verified, so that whatever a member sends costs no more than its quota allows. A
-quota that is used up cuts a batch: the rest is refused for now, and the author is told when to bring it again. Owners
-and the coordinator have no quota. What others hand on was counted where it came in; its cap is in `log.limits`.
+"""Enforces quotas on members that push their own ops, and reports members that exceed them. Ops are counted before they
+are verified, so that a member's input never costs more than its quota allows. A used-up quota cuts a batch: the rest is
+refused for now, and the author is told when to push it again. Owners and the coordinator have no quota. Ops that others
+pass on were counted where they came in; `log.limits` caps them.
 """
 
 from collections import OrderedDict
@@ -20,27 +20,27 @@ from hocket.log.permissions import Permissions
 from hocket.mesh.rate_limit import BUCKETS_MAX, DebtBuckets, Draw
 from hocket.store import IntakeSession, OverQuota, WrittenTotals
 
-# A node that was idle for so long may bring all that it could have brought meanwhile at once.
+# A node that was idle may push at once what it could have pushed in this time.
 BURST_S = 10.0
-# An author that has stored all that it may asks again after this long, in case it may store more by then.
+# An author that has used up its total asks again after this long, in case its quota was raised.
 FULL_RETRY_S = 300.0
-# The operator is told of the same node again after this long.
+# The operator is told about the same node again after this long.
 TELL_AGAIN_S = 60.0
 
 _UNBOUNDED = 2**63
-# What may be refused of an honest node's ops, and what was counted before it was read.
+# Reasons that can refuse an honest node's ops, or ops that were counted before decoding.
 _NOT_CHARGED = CURABLE | {Reason.MALFORMED, Reason.UNKNOWN_VARIANT}
 
 
 class Payer(NamedTuple):
-    """A node whose quota is used, and how much of it in all is left."""
+    """A node whose quota is charged, and how much of its total is left."""
 
     node: int
     quota: Quota
     left: WrittenTotals
 
     def draws(self, ops: float, size: float) -> list[Draw]:
-        """What so many ops, of that size together, take from its buckets."""
+        """What this many ops, of this size together, take from its buckets."""
         found = []
         if self.quota.ops_per_s is not None:
             found.append(Draw((self.node, "ops"), self.quota.ops_per_s, ops))
@@ -50,7 +50,7 @@ class Payer(NamedTuple):
 
 
 class QuotaMeter:
-    """Counts what one author brings in one batch."""
+    """Counts what one author pushes in one batch."""
 
     def __init__(self, flows: DebtBuckets, node: int, payers: Sequence[Payer]) -> None:
         self.node = node
@@ -62,8 +62,8 @@ class QuotaMeter:
         self.is_full = False
 
     def admits(self, size: int) -> bool:
-        """Whether one more op of that size is taken in. After the first that is not, no other one is: it would lack
-        the one before it.
+        """Whether one more op of that size is admitted. After the first refusal, no later op is: its predecessor would
+        be missing.
         """
         if not self.cut:
             self.is_full = self._left_ops < 1 or self._left_bytes < size
@@ -76,14 +76,14 @@ class QuotaMeter:
         return False
 
     def leave(self, ops: int, size: int) -> None:
-        """What follows in the batch is not even read."""
+        """Counts the rest of the batch, which is not even read."""
         self.cut += ops
         self._cut_bytes += size
 
     @property
     def retry_s(self) -> float:
-        """After how many seconds the author may bring what was cut, or as much of it as it may bring at once; 0 when
-        nothing was cut.
+        """The seconds until the author may push the cut ops, or as many as it may push at once; 0 if nothing was
+        cut.
         """
         if not self.cut:
             return 0.0
@@ -92,11 +92,11 @@ class QuotaMeter:
         return max([1.0, *map(self._flows.wait, self._draws(self.cut, self._cut_bytes))])
 
     def finish(self, admission: Admission) -> float:
-        """Counts what turned out to be bad: an honest node hands on nothing that cannot be verified. Gives after how
-        many seconds the node may bring more, 0 when nothing was refused for its quota.
+        """Charges what turned out to be bad: an honest node passes on only what it can verify. Returns the seconds
+        until the node may push more; 0 if nothing was refused for its quota.
         """
         bad = sum(number for reason, number in admission.refused.items() if reason not in _NOT_CHARGED)
-        # A node that may store nothing more is not to have bodies read for nothing, over and over.
+        # A node that has used up its total must not make this node read bodies in vain, again and again.
         for draw in self._draws(bad, self._cut_bytes if self.is_full else 0):
             self._flows.charge(draw)
         return max(self.retry_s, FULL_RETRY_S if self.node in admission.limited else 0.0)
@@ -106,7 +106,7 @@ class QuotaMeter:
 
 
 class Quotas:
-    """The buckets of one process, and what it has told the operator. Any thread may use it."""
+    """The buckets of one process, and what it has reported to the operator. Safe to use from several threads."""
 
     def __init__(self, monotonic: Callable[[], float], emit: Emit = ignore) -> None:
         self._monotonic, self._emit = monotonic, emit
@@ -117,7 +117,7 @@ class Quotas:
         self._refused: dict[int, int] = {}
 
     def meter(self, log: Log, node: int) -> QuotaMeter | None:
-        """What counts the ops that a node brings itself; None for a node without a quota."""
+        """The meter for ops that a node pushes itself; None for a node without a quota."""
         now_ms = log.physical()
         with log.store.read() as session:
             permissions = log.permissions(session)
@@ -132,9 +132,9 @@ class Quotas:
         return QuotaMeter(self._flows, node, found)
 
     def wait(self, node: int) -> float:
-        """For how many seconds not even the body of a request of this node is read, as far as is known. A node that has
-        used up its quota is let in again when it may bring what it may bring in a second, so that it cannot make this
-        one read much and take little.
+        """The seconds during which not even a request body of this node is read, as far as is known. A node that has
+        used up its quota is admitted again when it may push as much as in one second, so that it cannot make this node
+        read much and store little.
         """
         draws = [draw for each in self._payers.get(node, ()) for draw in each.draws(0, 0)]
         return max((self._flows.wait(draw._replace(cost=draw.rate)) for draw in draws), default=0.0)
@@ -152,7 +152,7 @@ class Quotas:
         return self._sharing[1].get(node, {node})
 
     def note(self, log: Log, sender: int, meter: QuotaMeter | None, admission: Admission) -> int:
-        """Tells of every node of which ops were refused for its quota. Gives how many of the sender's were."""
+        """Reports every node whose ops were refused for its quota. Returns how many of the sender's were."""
         refused = dict(admission.limited)
         if meter is not None and meter.cut:
             refused[sender] = refused.get(sender, 0) + meter.cut
@@ -161,7 +161,7 @@ class Quotas:
         return refused.get(sender, 0)
 
     def _note(self, log: Log, node: int, count: int) -> None:
-        """The operator is told now and then, here and by `hocket nodes`."""
+        """Tells the operator from time to time; `hocket nodes` shows it too."""
         self._refused[node] = self._refused.get(node, 0) + count
         now = self._monotonic()
         if now - self._told.get(node, -TELL_AGAIN_S) < TELL_AGAIN_S:

@@ -1,5 +1,5 @@
-"""How much a peer may ask: a bucket of tokens that fills at a steady rate. A request takes one, or more if it is large;
-a peer that finds too few is told when to come back.
+"""Rate limits: a bucket of tokens that fills at a steady rate. A request takes one token, or more if it is large; a
+peer that finds too few is told when to come back.
 """
 
 from collections import OrderedDict
@@ -11,16 +11,14 @@ BUCKETS_MAX = 10_000
 
 
 class Buckets:
-    """One bucket for each asker. The one that was used longest ago is forgotten when there are too many."""
+    """One bucket for each caller. If there are too many, the least recently used one is dropped."""
 
     def __init__(self, rate: float, burst: float, monotonic: Callable[[], float]) -> None:
         self._rate, self._burst, self._monotonic = rate, burst, monotonic
         self._levels: OrderedDict[Hashable, tuple[float, float]] = OrderedDict()
 
     def take(self, asker: Hashable, cost: float = 1.0) -> float:
-        """0 when there were enough tokens; else after how many seconds there will be. Nothing costs more than a full
-        bucket.
-        """
+        """0 if there were enough tokens; else the seconds until there are. Nothing costs more than a full bucket."""
         cost = min(cost, self._burst)
         now = self._monotonic()
         level, at = self._levels.pop(asker, (self._burst, now))
@@ -37,7 +35,7 @@ class Buckets:
 
 
 class Draw(NamedTuple):
-    """So many tokens from one bucket, which fills at this rate."""
+    """A number of tokens from one bucket, which fills at this rate."""
 
     bucket: Hashable
     rate: float
@@ -45,14 +43,14 @@ class Draw(NamedTuple):
 
 
 class DebtBuckets:
-    """Buckets with rates of their own, each of which holds what flows into it in `burst_s` seconds. A draw that is
-    larger than a full bucket is given when the bucket is full, and leaves it in debt, so that on the whole no more is
-    drawn than flows in. Any thread may draw.
+    """Buckets with their own rates, each of which holds what flows in within `burst_s` seconds. A draw larger than a
+    full bucket is granted when the bucket is full, and leaves it in debt, so that in the long run no more is drawn than
+    flows in. Safe to use from several threads.
     """
 
     def __init__(self, burst_s: float, monotonic: Callable[[], float]) -> None:
         self._burst_s, self._monotonic = burst_s, monotonic
-        # What is missing of a full bucket, and since when.
+        # How much is missing from a full bucket, and since when.
         self._missing: OrderedDict[Hashable, tuple[float, float]] = OrderedDict()
         self._lock = Lock()
 
@@ -68,13 +66,13 @@ class DebtBuckets:
             return True
 
     def charge(self, draw: Draw) -> None:
-        """Takes whether or not there is enough: for what has cost something already."""
+        """Takes even if there is not enough: for what has already cost something."""
         with self._lock:
             now = self._monotonic()
             self._put(draw.bucket, self._missing_of(draw, now) + draw.cost, now)
 
     def wait(self, draw: Draw) -> float:
-        """After how many seconds such a draw would be given; 0 for now."""
+        """The seconds until such a draw would be granted; 0 for now."""
         with self._lock:
             short = self._short(draw, self._missing_of(draw, self._monotonic()))
         if short <= 0:
@@ -82,7 +80,7 @@ class DebtBuckets:
         return short / draw.rate if draw.rate > 0 else self._burst_s
 
     def _short(self, draw: Draw, missing: float) -> float:
-        """How many tokens there are too few. A bucket into which nothing flows gives nothing."""
+        """How many tokens are missing. A bucket with no inflow grants nothing."""
         full = draw.rate * self._burst_s
         return missing + min(draw.cost, full) - full if full > 0 else draw.cost
 

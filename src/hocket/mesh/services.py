@@ -1,5 +1,5 @@
-"""Everything that one process of a node needs to deal with others, put together: the transport, the exchanges, the loop
-that keeps in touch, and the gate with all its paths.
+"""Everything that one process of a node needs to talk to other nodes: the transport, the exchanges, the sync loop, and
+the gate with all its paths.
 """
 
 from collections.abc import Callable, Collection
@@ -21,15 +21,17 @@ from hocket.work.blobs import Blobs
 from hocket.work.environment import Environment
 from hocket.work.node_access import NodeAccess
 
-# How peers' certificates are checked is looked up again after this long.
+# How long the settings for checking peers' certificates are cached.
 TRUST_S = 2.0
-# Requests to join from one address, and from all together.
+# Requests to join, from one address and from all together.
 JOIN_RATE_PER_S, JOIN_BURST = 2.0, 20.0
 ALL_JOINS_RATE_PER_S, ALL_JOINS_BURST = 50.0, 200.0
 
 
 class MeshServices:
-    """`processes` is the home's directory for what processes share. Use it on one event loop; close it when done."""
+    """`processes` is the home's directory for files that processes share. Use it on one event loop; close it when
+    done.
+    """
 
     def __init__(
         self,
@@ -48,7 +50,7 @@ class MeshServices:
         self._trusts: dict[str, Trust] = {}
         self._trusts_until = 0.0
         self.transport = HttpTransport(self._trust)
-        # What a node brings and what is fetched from it count together.
+        # Ops that a node pushes and ops that are pulled from it count together.
         self._quotas = Quotas(environment.monotonic, emit)
         self.exchanges = Exchanges(access, key, self.transport, environment, emit=emit, quotas=self._quotas)
 
@@ -56,13 +58,13 @@ class MeshServices:
         await self.transport.close()
 
     def loop(self) -> SyncLoop:
-        """The loop that keeps in touch with the peers."""
+        """The loop that syncs with the peers."""
         return SyncLoop(
             self._access, self.exchanges, self._environment, lambda: SyncLock.take(self._processes), emit=self._emit
         )
 
     def gate(self, origins: Callable[[], Collection[str]] = tuple) -> Gate:
-        """The gate for a server, with the path by which invited nodes come in."""
+        """The gate for a server, including the path for joining."""
         return Gate(
             self._access,
             self._key,
@@ -76,7 +78,7 @@ class MeshServices:
         )
 
     async def _join(self, request: Request) -> Reply:
-        """Any address may ask to join, so each is limited; the operator hears of refused ones."""
+        """Any address may ask to join, so each is rate-limited; refusals are reported to the operator."""
         if wait := self._join_limits.take(request.address) or self._all_join_limits.take(None):
             return Reply(429, {"retry-after": str(max(1, round(wait)))})
         request = await request.whole(tickets.MESSAGE_BYTES_MAX)
@@ -86,7 +88,7 @@ class MeshServices:
         return reply
 
     async def _met(self, node: int) -> None:
-        """A node that came in stands under the rules of this one: if it was paused for its rules, it is no longer."""
+        """A node that came in has this node's rules: if it was paused for its rules, it is resumed."""
         key = node.to_bytes(8, "big")
         known = await look(self._access, lambda session: session.peers())
         if any(peer.state == peers.PAUSED and peer.node == key for peer in known):

@@ -1,6 +1,6 @@
-"""The client side of the exchange: pull from a peer until there is nothing more, then push what the peer lacks. A
-batch is verified while the next one is on its way, and how far the peer was pulled is remembered after each, so that a
-first sync of a long log streams and goes on where it was stopped. When to exchange with whom is decided in `loop`.
+"""The client side of the exchange: pull from a peer until nothing is left, then push what the peer lacks. A batch is
+verified while the next one is in transit, and the position is stored after each, so that a first sync of a long log
+streams and resumes where it stopped. `loop` decides when to sync with which peer.
 """
 
 import asyncio
@@ -32,29 +32,28 @@ from hocket.work.environment import Environment
 from hocket.work.jobs import accept
 from hocket.work.node_access import NodeAccess
 
-# An exchange that goes on for longer than this many batches is ended; the next one goes on from there.
+# An exchange ends after this many batches; the next one continues from there.
 PULLS_MAX = 10_000
-# What is pushed is verified before the peer answers, so it comes in smaller parts than what is pulled.
+# The peer verifies a push before it answers, so pushes are smaller than pulls.
 PUSH_OPS_MAX = 2_000
 PUSH_BYTES_MIN = 64 * 1024
-# For how long a worker waits for the arbiter's answer.
+# How long a worker waits for the arbiter's answer.
 CONSULT_S = 5.0
-# A peer that cannot prove what it says is asked for everything anew after this long.
+# A peer that cannot prove its answers is asked for everything again after this long.
 ANEW_S = 3600.0
-# That an exchange went well is written down again after this long, if nothing else is to be written.
+# A successful exchange is recorded again after this long, if there is nothing else to write.
 SEEN_AGAIN_MS = 10_000
-# Where the store keeps by which delegations this node reads.
+# The store key of the delegations by which this node reads.
 READING = "reading"
-# A peer whose ops of an author do not follow those that are here is asked for all of that author's, this often.
+# How often a peer is asked for all ops of an author whose ops there do not follow those here.
 COMPARE_S = 60.0
 # Every peer is asked for the last op of every author once more, this often.
 RECHECK_S = 600.0
 
 
 class Exchanged(NamedTuple):
-    """What came of an exchange: how it stands with the peer, ops that are new here and there, and ops that were
-    refused on either side. It is not `answered` if ops were pushed after the last pull, so that what the peer makes of
-    them is not here.
+    """The outcome of an exchange: the peer's state, ops that are new here and there, and ops that either side refused.
+    It is not `answered` if ops were pushed after the last pull, so that the peer's decisions on them are not here.
     """
 
     address: str
@@ -69,7 +68,7 @@ class Exchanged(NamedTuple):
 
 
 class _Start(NamedTuple):
-    """How an exchange begins: from where on the peer is pulled, how far it counts as pulled, and by which right this
+    """How an exchange begins: from where the peer is pulled, how far it counts as pulled, and by which delegations this
     node reads.
     """
 
@@ -79,9 +78,9 @@ class _Start(NamedTuple):
 
 
 class _Taken(NamedTuple):
-    """What came of a batch. `unread_at` is how many ops could be read, if there is more behind one that could not;
-    `reached` is, of each author, the last op that this node has now. `retry_s` is after how many seconds more of the
-    peer's own ops are taken in, 0 if all of them were.
+    """The outcome of a batch. `unread_at` is how many ops could be read, if more follow an unreadable one; `reached` is
+    the last op of each author that this node has now. `retry_s` is the seconds until more of the peer's own ops are
+    accepted, 0 if all were.
     """
 
     admission: Admission
@@ -94,7 +93,7 @@ class _Tally:
     def __init__(self) -> None:
         self.pulled = self.pushed = self.refused = 0
         self.is_refused = False
-        # After how many seconds this node may push more, and pull more of the peer's own ops.
+        # The seconds until this node may push more, and may pull more of the peer's own ops.
         self.push_retry_s = self.pull_retry_s = 0.0
         self.unlinked: frozenset[int] = frozenset()
         self.forked: frozenset[int] = frozenset()
@@ -115,8 +114,8 @@ class _Tally:
 
 
 class _Line:
-    """What this process knows of one peer, and the lock that makes exchanges with it one after the other. `cursor` is
-    that of a peer which is not Hocket.
+    """What this process knows about one peer, and the lock that serialises exchanges with it. `cursor` is for a peer
+    that is not Hocket.
     """
 
     def __init__(self, client: Client, began: float) -> None:
@@ -131,7 +130,7 @@ class _Line:
 
 
 class Exchanges:
-    """Exchanges with any peer, by its address. Use it on one event loop."""
+    """Exchanges with any peer, by address. Use it on one event loop."""
 
     def __init__(
         self,
@@ -151,9 +150,7 @@ class Exchanges:
         self._lines: dict[str, _Line] = {}
 
     async def visit(self, address: str, *, unless_idle: bool = False) -> Exchanged:
-        """One exchange, whatever comes of it: how it went is remembered for the operator. `unless_idle`: only if there
-        is something to push.
-        """
+        """One exchange; its outcome is stored for the operator. `unless_idle`: only if there is something to push."""
         try:
             done = await self.exchange(address, unless_idle=unless_idle)
         except StoreError:
@@ -167,10 +164,10 @@ class Exchanges:
         except HocketError as error:
             done = Exchanged(address, None, peers.UNREACHABLE, str(error))
         except Malformed as error:
-            # What this node would have to ask does not fit into a request.
+            # The question does not fit into a request.
             done = Exchanged(address, None, peers.UNREACHABLE, f"this node cannot ask it: {error}")
         if done.state != peers.OK:
-            # Whoever answers next time may be somebody else.
+            # Another node may answer next time.
             self._lines.pop(address, None)
         await self._record(done)
         return done
@@ -187,8 +184,8 @@ class Exchanges:
         return dict(line.client.hint_headers())
 
     async def consult(self) -> None:
-        """Exchanges with the coordinator, so that it decides on what was offered to it and its word is here. Raises
-        Unreachable when it is not to be reached now.
+        """Exchanges with the coordinator, so that it decides on offers and its decisions arrive here. Raises
+        Unreachable if it cannot be reached now.
         """
         log = self._access.log
         node, address = await look(self._access, lambda session: _coordinator(log, session))
@@ -209,7 +206,7 @@ class Exchanges:
             raise Unreachable(done.detail)
 
     async def fetch(self, hash: bytes, size: int) -> bytes:
-        """A blob from whichever peer has it. Raises Unreachable when none does that can be reached."""
+        """Fetches a blob from any peer that has it. Raises Unreachable if no reachable peer does."""
         log = self._access.log
         known = await look(self._access, lambda session: session.peers())
         authority = await self._access.call(log.authority)
@@ -227,7 +224,7 @@ class Exchanges:
             client = Client(
                 self._access, self._key, self.transport, self._environment, address, known, self._randomness
             )
-            # Somebody else may have been faster while this one looked.
+            # Another task may have been faster.
             self._lines.setdefault(address, _Line(client, self._environment.monotonic()))
         return self._lines[address]
 
@@ -256,14 +253,14 @@ class Exchanges:
             theirs = merge(theirs, out.scanned)
         if theirs is not None:
             line.theirs = theirs
-        # If there was nothing to push, and the peer still has what it had, then whatever was written here meanwhile is
-        # left to the next exchange, which brings back at once what the peer makes of it.
+        # If there was nothing to push and the peer's frontier has not changed, ops written here meanwhile are left to
+        # the next exchange, which brings back the peer's decisions at once.
         is_even = out is not None and out.whole and not out.bodies and merge(line.theirs or {}, before) == line.theirs
         detail, answered = "", True
         if node is None:
-            detail = "which node it is could not be verified, so nothing was pushed"
+            detail = "the peer's identity could not be verified, so nothing was pushed"
         elif tally.push_retry_s:
-            pass  # the peer takes no more for now
+            pass  # the peer accepts no more for now
         elif line.theirs is not None and not is_even and (first is None or out is None or not out.whole):
             answered = not await self._push(line, tally)
         now = self._environment.monotonic()
@@ -278,27 +275,27 @@ class Exchanges:
             # The peer may have heard the other history alone. It is sent what is here, since some of it may be pinned.
             (line.theirs or {}).pop(author, None)
         if tally.is_refused:
-            # What was refused there now may be taken in later; what the peer has is asked anew.
+            # The peer may accept later what it refused now, so its frontier is asked again.
             line.theirs = None
         retry_s = max(tally.push_retry_s, tally.pull_retry_s)
         if retry_s and not detail:
             whose = "this node's quota there" if tally.push_retry_s else "its quota here"
-            detail = f"{whose} is used up; it goes on in {retry_s:.0f} seconds"
+            detail = f"{whose} is used up; continuing in {retry_s:.0f} seconds"
         return Exchanged(
             client.address, node, peers.OK, detail, tally.pulled, tally.pushed, tally.refused, retry_s, answered
         )
 
-    # Pulling.
+    # Pulls.
 
     def _begin(self, line: _Line) -> _Start:
         """A node that reads everything, and always did, has no gaps: it asks a Hocket peer for what it lacks itself.
-        Otherwise the peer is asked from where its last answer ended. The cursor of a peer that is not Hocket is signed
-        by nobody, so it is kept in this process alone, and not for long. Raises Refused for a peer that was revoked.
+        Otherwise it asks from where the peer's last answer ended. The cursor of a peer that is not Hocket is unsigned,
+        so it is kept only in this process, and not for long. Raises Refused for a revoked peer.
         """
         log, client = self._access.log, line.client
         if client.claims is not None and _is_revoked(log.authority(), client.claims.to_bytes(8, "big"), log.physical()):
             raise Refused(
-                f"node {node_text(client.claims)} at {client.address} was revoked; nothing is exchanged with it"
+                f"node {node_text(client.claims)} at {client.address} was revoked; this node does not sync with it"
             )
         is_whole = outgoing.is_whole(log)
         with log.store.read() as session:
@@ -308,7 +305,7 @@ class Exchanges:
         if is_news or (not is_whole and not has_gaps and len(own) > 1):
             with log.store.write() as session:
                 if session.meta(READING) not in (None, reading) and (has_gaps or not is_whole):
-                    # What was kept from this node may be given to it now.
+                    # Ops that were withheld from this node may be readable now.
                     for peer in session.peers():
                         session.put_peer(peer._replace(pulled=encode_frontier({})))
                 session.set_meta(READING, reading)
@@ -325,8 +322,8 @@ class Exchanges:
         return _Start(merge(kept, mine), kept, reading)
 
     async def _compare(self, line: _Line, start: _Start, tally: _Tally) -> Frontier | None:
-        """Pulls all that the peer has of authors whose ops there do not follow those here. Either the peer lacks some
-        of them, or such an author has shown two histories; then the first op that differs proves it.
+        """Pulls everything that the peer has of authors whose ops there do not follow those here. Either the peer lacks
+        some of them, or such an author has two histories; then the first op that differs proves it.
         """
         since = {author: at for author, at in start.since.items() if author not in tally.unlinked}
         return await self._pull(line, start._replace(since=since), None, tally)
@@ -340,7 +337,7 @@ class Exchanges:
         await self._pull(line, start._replace(since=since), None, tally)
 
     async def _pull(self, line: _Line, start: _Start, first: PeerAnswer | None, tally: _Tally) -> Frontier | None:
-        """Pulls until there is nothing more. Gives the peer's frontier, None when it could not be told."""
+        """Pulls until nothing is left. Returns the peer's frontier; None if the peer could not give it."""
         client = line.client
         since, limit, kept = start.since, PAGE_OPS_MAX, start.kept
         late: set[int] = set()
@@ -357,8 +354,8 @@ class Exchanges:
                     self._emit(OpRefused(client.address, reason.name, count))
                 tally.pull_retry_s = max(tally.pull_retry_s, retry_s)
                 if found is not None and limit > 1:
-                    # One op cannot be read, and what lies behind it cannot be found: what lies before it is asked for
-                    # again, then that one alone, then the rest.
+                    # One op is unreadable, so the ops after it cannot be found: ask again for the ops before it, then
+                    # for that one alone, then for the rest.
                     await _drop(fetching)
                     limit = max(1, found)
                     answer = await client.pull(since, limit)
@@ -379,8 +376,8 @@ class Exchanges:
         return None
 
     async def _admit(self, client: Client, body: bytes, late: Collection[int]) -> _Taken:
-        """Takes in a batch. Of the authors in `late` earlier ops could not be taken in, so the later ones have to wait
-        as well.
+        """Admits a batch. Earlier ops of the authors in `late` could not be admitted, so their later ones must wait,
+        too.
         """
         log = self._access.log
         sender = client.node
@@ -396,7 +393,7 @@ class Exchanges:
             authors = introductions.all_authors(log)
 
             def received() -> Iterator[Received]:
-                """They are read while those before them are verified."""
+                """Ops are decoded while earlier ones are verified."""
                 nonlocal found, last
                 for item in read_sequence(body):
                     last = item[1]
@@ -411,7 +408,7 @@ class Exchanges:
                     if is_let_in:
                         yield item
                     elif isinstance(last, Op):
-                        # Perhaps the sender's delegation begins in a moment, and it is taken in then.
+                        # The sender's delegation may begin in a moment; then the op is admitted.
                         left.setdefault(last.node_id, last.timestamp)
 
             admission = log.admit(received(), decide=accept, sender=sender or 0)
@@ -437,13 +434,13 @@ class Exchanges:
             return
 
         def change(session: Session) -> None:
-            # If this node may read more by now, everything is asked for anew, and this does not count.
+            # If this node may read more by now, it asks for everything again, and this cursor does not count.
             if session.meta(READING) == reading:
                 peers.change(session, client.address, lambda peer: peer._replace(pulled=encoded))
 
         await note(self._access, change)
 
-    # Pushing.
+    # Pushes.
 
     async def _next_page(self, line: _Line, size: int) -> Page:
         assert line.theirs is not None and line.client.node is not None
@@ -474,7 +471,7 @@ class Exchanges:
                 break
         return has_pushed
 
-    # The operator's view.
+    # What the operator sees.
 
     async def _record(self, done: Exchanged) -> None:
         now = self._environment.physical_ms()
@@ -496,8 +493,8 @@ class Exchanges:
 
 
 def _cursor(kept: Frontier, following: Frontier, reached: Frontier, late: Collection[int]) -> Frontier:
-    """How far a Hocket peer counts as pulled after a batch: of each author as far as the peer says, but no further than
-    this node has it. Of the authors in `late` ops must be sent again, so the cursor stays where it was.
+    """How far a Hocket peer counts as pulled after a batch: for each author as far as the peer says, but no further
+    than this node has it. Ops of the authors in `late` must be sent again, so their cursor stays.
     """
     has = {author: stamp for author, stamp in reached.items() if author in following and author not in late}
     return merge(kept, {author: min(stamp, following[author]) for author, stamp in has.items()})
@@ -521,7 +518,7 @@ def _coordinator(log: Log, session: Session) -> tuple[int | None, str | None]:
 
 
 def _reading(log: Log, session: Session) -> bytes:
-    """Tells one state of what this node may read from another."""
+    """A hash of what this node may read."""
     authority = log.permissions(session).authority
     good = [each.cid for each in authority.held(log.node) if authority.fault(each) is None]
     return content_hash(b"".join(sorted(good)))

@@ -1,5 +1,5 @@
-"""Which process of a node keeps in touch with the peers: the one that holds an OS lock in the home. When it ends,
-however it ends, the lock is free, and another takes it.
+"""Which process of a node syncs with the peers: the one that holds an OS lock in the home. When that process ends,
+however it ends, the lock is free and another process takes it.
 """
 
 import fcntl
@@ -8,16 +8,16 @@ from pathlib import Path
 
 
 class SyncLock:
-    """The right to keep in touch, until it is closed or the process ends."""
+    """The right to sync, until it is closed or the process ends."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
-        # A child made by fork would share the lock and keep it after this process has ended.
+        # A forked child would share the lock and keep it after this process has ended.
         os.register_at_fork(after_in_child=self.close)
 
     @classmethod
     def take(cls, directory: Path) -> "SyncLock | None":
-        """None when another process has it. The file stays where it is: one that was removed could be held twice."""
+        """None if another process has it. The file is never removed: a removed file could be locked twice."""
         fd = os.open(directory / "sync.turn", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,7 +1,7 @@
-"""An invitation as it travels: the one line of text that a person carries from the inviting machine to the joining
-one, and the messages between the two machines that its secret vouches for. The secret itself is never sent: both
-sides make a key from it, the inviting one keeps only that key, and whoever can use the key knows the secret. What an
-invitation grants, and to whom it was given, is decided by enrolment.
+"""The wire form of an invitation: the one line of text that a person carries from the inviting machine to the joining
+one, and the messages between the two machines that its secret authenticates. The secret itself is never sent: both
+sides derive a key from it, the inviting side keeps only that key, and using the key proves knowledge of the secret.
+`enrolment` decides what an invitation grants, and to whom.
 """
 
 import hmac
@@ -27,7 +27,7 @@ _REQUEST, _ANSWER = b"hocket join request 1\0", b"hocket join answer 1\0"
 
 
 class Ticket(msgspec.Struct, frozen=True):
-    """What the token says: whose mesh it is, who invites, by which secret, until when (in seconds), and where."""
+    """The content of a token: whose mesh it is, who invites, the secret, the expiry in seconds, and the addresses."""
 
     user: bytes
     inviter: bytes
@@ -49,18 +49,18 @@ def token(ticket: Ticket) -> str:
 
 
 def parse_token(text: str) -> Ticket:
-    """What a token says. Malformed when it is not one, or not the whole of one. Line breaks and spaces that came in by
-    copying do no harm.
+    """The content of a token. Raises Malformed if it is not one, or incomplete. Line breaks and spaces from copying are
+    ignored.
     """
     body = "".join(text.split())
     if not body.startswith(PREFIX):
         raise Malformed(f"an invitation begins with {PREFIX}")
     if len(body) > TICKET_CHARS_MAX or not body.isascii():
-        raise Malformed("it is not the token that was printed")
+        raise Malformed("it differs from the printed token")
     data = from_base64url(body.removeprefix(PREFIX).encode("ascii"))
     data, checksum = data[:-_CHECKSUM_BYTES], data[-_CHECKSUM_BYTES:]
     if content_hash(data)[:_CHECKSUM_BYTES] != checksum:
-        raise Malformed("it was cut or mistyped")
+        raise Malformed("it is incomplete or mistyped")
     reader = Reader(data)
     ticket = _TICKET.read(reader)
     if reader.remaining():
@@ -69,12 +69,12 @@ def parse_token(text: str) -> Ticket:
 
 
 def key_of(secret: bytes) -> bytes:
-    """What both sides make from the secret; all that the inviting one keeps of it."""
+    """The key that both sides derive from the secret; the inviting side keeps nothing else."""
     return bytes(blake3(secret, derive_key_context=_KEY_CONTEXT).digest())
 
 
 def id_of(key: bytes) -> bytes:
-    """How an invitation is named in the open."""
+    """The public id of an invitation."""
     return content_hash(key)[:16]
 
 
@@ -83,8 +83,8 @@ def _mac(key: bytes, context: bytes, message: bytes) -> bytes:
 
 
 class JoinRequest(NamedTuple):
-    """A node asks to be let in: under which invitation and with which key. `name` was sent by older versions, in which
-    a node could choose its name itself.
+    """A node's request to be admitted, with the invitation and its key. Older versions sent a `name`: there, a node
+    could choose its own.
     """
 
     invitation: bytes
@@ -94,7 +94,7 @@ class JoinRequest(NamedTuple):
     mac: bytes
 
     def is_vouched_for(self, key: bytes) -> bool:
-        """Whether whoever sent it knows the secret behind this key."""
+        """Whether the sender knows the secret behind this key."""
         return hmac.compare_digest(_mac(key, _REQUEST, self.signed), self.mac)
 
 
@@ -122,8 +122,8 @@ def make_request(ticket: Ticket, node: SigningKey, name: str | None = None) -> b
 
 
 def read_request(body: bytes) -> JoinRequest:
-    """What a request says, or Malformed. It is signed by the key that it names when this returns; whether it is
-    vouched for is to be asked next.
+    """Decodes a request, or raises Malformed. Checks that the key in it signed it; the caller must check that the
+    secret authenticates it.
     """
     try:
         request = msgspec.json.decode(body, type=_Request)
@@ -132,7 +132,7 @@ def read_request(body: bytes) -> JoinRequest:
     except (ValueError, msgspec.MsgspecError, RecursionError) as error:
         raise Malformed(f"not a request to join: {error}") from None
     if request.name == "":
-        # It would be signed like no name at all, so whoever carries the request could put one for the other.
+        # An empty name would be signed like no name, so a carrier of the request could swap the two.
         raise Malformed("a request to join with an empty name")
     message = _signed(invitation, public, request.name)
     if not verify(public, signature, message):
@@ -141,7 +141,7 @@ def read_request(body: bytes) -> JoinRequest:
 
 
 class Welcome(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What the inviting node gives: the delegation, those that it leans on with the user's first, the mesh rules, and
+    """What the inviting node gives: the delegation, those that it relies on with the user's first, the mesh rules, and
     the time of the inviting node's log.
     """
 
@@ -162,8 +162,8 @@ def make_answer(key: bytes, public: bytes, welcome: Welcome) -> bytes:
 
 
 def read_answer(ticket: Ticket, public: bytes, body: bytes) -> Welcome:
-    """What the inviting node gives to the node with this key, or Malformed: the answer of somebody who does not know
-    the secret, or an answer to somebody else.
+    """The inviting node's answer to the node with this key. Raises Malformed if the sender does not know the secret, or
+    the answer is for another node.
     """
     try:
         answer = msgspec.json.decode(body, type=_Answer)

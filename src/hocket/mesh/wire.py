@@ -1,6 +1,5 @@
-"""What crosses between two nodes, as plain values: requests, replies, the names of headers and paths, and the bounds
-that both sides keep. `Transport` is how a request gets to an address, the
-real one is in `http`, and a simulation hands in its own.
+"""What two nodes exchange, as plain values: requests, replies, the names of headers and paths, and the limits that both
+sides keep. `Transport` sends a request to an address; the real one is in `http`, and a simulation passes its own.
 """
 
 import base64
@@ -30,29 +29,29 @@ OCTETS = "application/octet-stream"
 JSON = "application/json"
 EVENTS = "text/event-stream"
 
-# Header names are lower-case everywhere here, as HTTP does not tell the cases apart.
+# Header names are lower-case everywhere here, since HTTP ignores their case.
 RULES_HASH = "x-likewise-mesh-rules-hash"
 NEXT_FRONTIER = "x-likewise-next-frontier"
-# Ours. The frontier of a server whose answer leaves nothing out; the token by which the server says which node it is;
-# its time in seconds, for a client whose token it found too old or too new; and the counts of an exchange.
+# Ours. The frontier of a server whose answer is complete; the token by which the server identifies itself; its time in
+# seconds, for a client whose token it found too old or too new; and the counts of an exchange.
 FRONTIER = "x-hocket-frontier"
 NODE = "x-hocket-node"
 TIME = "x-hocket-time"
 APPENDED, DUPLICATED, REJECTED, HELD = "x-hocket-appended", "x-hocket-duplicated", "x-hocket-rejected", "x-hocket-held"
 UNLINKED = "x-hocket-unlinked"
-# What the program of either side knows beyond Likewise v0.1. Operators are told of differences; nothing hangs on it.
+# What each side's program knows beyond Likewise v0.1. Operators are told about differences; nothing depends on it.
 KNOWS = "x-hocket-knows"
-# How many ops were refused because the caller's quota is used up, and after how many seconds more is taken.
+# How many ops were refused because the caller's quota is used up, and the seconds until more is accepted.
 OVER_QUOTA, RETRY_S = "x-hocket-over-quota", "x-hocket-retry-s"
 COUNTS = (APPENDED, DUPLICATED, REJECTED, HELD, UNLINKED, OVER_QUOTA, RETRY_S)
-# Those that a server of an earlier version leaves out.
+# Counts that a server of an earlier version leaves out.
 LATER_COUNTS = frozenset((HELD, UNLINKED, OVER_QUOTA, RETRY_S))
-# What a server signs for beside the status and the body of its answer, in this order.
+# What a server signs besides the status and the body of its answer, in this order.
 SIGNED = (RULES_HASH, NEXT_FRONTIER, FRONTIER, *COUNTS)
 
 
 class BodyTooLong(Exception):
-    """A body is longer than the reader wants it."""
+    """A body is longer than the reader allows."""
 
 
 class NoRoom(Exception):
@@ -60,9 +59,9 @@ class NoRoom(Exception):
 
 
 class Request(NamedTuple):
-    """`query` is raw, as it stood behind the question mark; header names are lower-case. `address` is where it comes
-    from, for limits; empty where that has no meaning. A request whose body is still on its way has `read`, which takes
-    the largest size that is wanted and raises BodyTooLong or NoRoom.
+    """`query` is the raw text after the question mark; header names are lower-case. `address` is the caller's, for
+    limits; empty where that has no meaning. If the body has not arrived yet, `read` takes the largest allowed size and
+    raises BodyTooLong or NoRoom.
     """
 
     method: str
@@ -74,7 +73,7 @@ class Request(NamedTuple):
     read: Callable[[int], Awaitable[bytes]] | None = None
 
     async def whole(self, limit: int) -> "Request":
-        """The same with its body."""
+        """The same request with its body."""
         body = self.body if self.read is None else await self.read(limit)
         if len(body) > limit:
             raise BodyTooLong
@@ -82,7 +81,7 @@ class Request(NamedTuple):
 
 
 class Reply(NamedTuple):
-    """With a `stream`, the body is whatever that gives, for as long as it goes on."""
+    """With a `stream`, the body is what the stream yields, until it ends."""
 
     status: int
     headers: Mapping[str, str] = {}
@@ -91,7 +90,7 @@ class Reply(NamedTuple):
 
 
 def answer_hash(reply: Reply) -> str:
-    """What the server's token says of its answer: a hash of everything that the caller believes."""
+    """The hash of the answer in the server's token: it covers everything that the caller believes."""
     lines = [str(reply.status), *(f"{name}: {reply.headers.get(name, '')}" for name in SIGNED)]
     head = "".join(f"{line}\n" for line in lines).encode("utf-8", "backslashreplace")
     return content_hash(head + content_hash(reply.body)).hex()
@@ -102,13 +101,13 @@ class _Hint(msgspec.Struct):
 
 
 def hint(changes: Changes) -> bytes:
-    """One event of a stream of hints. Its data is JSON; earlier versions send and expect an empty object."""
+    """One event of a hint stream. Its data is JSON; earlier versions send and expect an empty object."""
     text = base64.b64encode(encode_changes(changes)).decode()
     return b"event: ops\ndata: %b\n\n" % msgspec.json.encode(_Hint(text))
 
 
 def read_hint(data: bytes) -> Changes:
-    """What the data of an event says. An earlier or a later version may mean anything."""
+    """The changes that an event's data names. If another version's data is unreadable, anything may have changed."""
     try:
         return decode_changes(base64.b64decode(msgspec.json.decode(data, type=_Hint).changes, validate=True))
     except (msgspec.MsgspecError, ValueError):
@@ -116,12 +115,14 @@ def read_hint(data: bytes) -> Changes:
 
 
 class Transport(Protocol):
-    """Both raise Unreachable when the address does not answer, or not in time, or with more than it may."""
+    """Both raise Unreachable if the address does not answer, not in time, or with too much."""
 
     async def send(self, address: str, request: Request) -> Reply: ...
 
     def hints(self, address: str, headers: Mapping[str, str]) -> AsyncIterator[Changes]:
-        """What the peer says that has changed, until the connection ends. The first hint says that it stands."""
+        """The changes that the peer reports, until the connection ends. The first hint means that the connection is
+        up.
+        """
 
 
 async def look(access: NodeAccess, query: Callable[[Session], T]) -> T:
@@ -135,7 +136,7 @@ async def look(access: NodeAccess, query: Callable[[Session], T]) -> T:
 
 
 async def note(access: NodeAccess, change: Callable[[Session], T]) -> T:
-    """Changes what this node keeps about other nodes. Nobody is woken: it is on no log."""
+    """Changes what this node stores about other nodes. It is on no log, so it wakes nothing."""
 
     def work() -> T:
         with access.log.store.write() as session:

@@ -1,3 +1,3 @@
-"""One node put together: its home on disk (`home`), its parts for one process (`runtime`), the node as programs use it
-(`node`), and the jobs that they wait for (`handles`).
+"""One node: its home on disk (`home`), its parts in one process (`runtime`), the API for programs (`node`), and handles
+on jobs (`handles`).
 """

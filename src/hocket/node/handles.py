@@ -1,6 +1,4 @@
-"""A handle: a job that was submitted, to be waited for, followed and called off by an async program. `node` has the
-synchronous one.
-"""
+"""`Handle`: a submitted job that an async program can wait for, follow and cancel. `node` has the synchronous one."""
 
 from collections.abc import AsyncIterator
 from typing import Any
@@ -19,7 +17,7 @@ from hocket.work.proofs import need_proof
 
 
 class JobFailed(Failed):
-    """The job failed for good. `traceback` is the handler's, where there is one."""
+    """The job failed for good. `traceback` is the handler's, if there is one."""
 
     def __init__(self, job_id: str, error: str | None, traceback: str | None) -> None:
         super().__init__(f"job {job_id} failed: {error or 'no error was recorded'}")
@@ -35,7 +33,7 @@ class JobCancelled(Failed):
 
 
 def ending_of(session: Session, job_id: bytes) -> tuple[bool, Any]:
-    """Whether the job has ended, and its result; raises when it ended badly."""
+    """Whether the job has ended, and its result. Raises if it failed or was cancelled."""
     entry = _entry(session, job_id)
     if entry.stage is not Stage.DONE:
         return False, None
@@ -56,7 +54,7 @@ def news_of(session: Session, job_id: bytes, seen: int) -> tuple[list[dict[str, 
 
 
 def _entry(session: JobSession, job_id: bytes) -> JobEntry:
-    """Nobody waits for a job that is not there."""
+    """The job's entry. Raises Usage if there is no such job."""
     entry = session.job(job_id)
     if entry is None:
         raise Usage(f"no job {ulid_text(job_id)}")
@@ -68,7 +66,7 @@ def proof_of(session: Session, blobs: Blobs, job_id: bytes) -> bytes:
 
 
 class Handle:
-    """A job that was submitted. `created` is False when a unique key led to one that was there already."""
+    """A submitted job. `created` is False if a unique key led to an existing job."""
 
     def __init__(self, node: NodeAccess, job_id: bytes, created: bool) -> None:
         self._node = node
@@ -80,30 +78,28 @@ class Handle:
         return ulid_text(self._id)
 
     async def status(self) -> dict[str, Any]:
-        """Where the job stands now."""
+        """The current state of the job."""
         return await self._node.read(lambda session: view.full(session, view.find(session, self.job_id)))
 
     async def result(self, timeout: float | None = None) -> Any:
-        """Waits for the job and gives what its handler returned. Raises JobFailed, JobCancelled or TimeoutError."""
+        """Waits for the job and returns its result. Raises JobFailed, JobCancelled or TimeoutError."""
         look = lambda: self._node.read(lambda session: ending_of(session, self._id))  # noqa: E731
         return await self._node.until(look, timeout, about(JOB, self._id))
 
     async def proof(self) -> bytes:
-        """The proof of how a command ended, as `hocket proof verify` reads it from a file. Raises Failed when there is
-        none.
-        """
+        """The proof of a command, in the format that `hocket proof verify` reads. Raises Failed if there is none."""
         return await self._node.read(lambda session: proof_of(session, self._node.blobs, self._id))
 
     async def cancel(self, reason: str = "cancelled by its submitter") -> None:
-        """Calls the job off, pending or running. Raises Conflict when it is completed."""
+        """Cancels the job, pending or running. Raises Conflict if it is completed."""
         await self._node.decide(lambda tx: jobs.cancel(tx, self._id, reason))
 
     async def retry(self, reason: str = "retried by its submitter") -> None:
-        """Tries a failed or cancelled job anew."""
+        """Retries a failed or cancelled job."""
         await self._node.decide(lambda tx: jobs.retry(tx, self._id, reason))
 
     async def events(self) -> AsyncIterator[dict[str, Any]]:
-        """The job's ops from the first on, each as it comes, until the job has ended."""
+        """Yields the job's ops from the first on, each as it arrives, until the job ends."""
         seen = 0
 
         async def look() -> tuple[bool, tuple[list[dict[str, Any]], bool]]:

@@ -1,8 +1,8 @@
-"""A home: the directory that makes a machine a node. It holds the node's key, the database, one file for each living
-process, and says whose node it is: an owner's home by the user's key, which may be locked with a passphrase, an
-invited node's by the user's did:key alone. Creating one is safe against a second creator and against being killed
-half-way: whatever is missing is made by the next `init` or `join`, and nothing that is there is ever replaced. A home
-is its owner's alone: other users can neither read it nor put anything into it, and nobody else, root included, uses it.
+"""A home: the directory of a node. It holds the node's key, the database, one file for each running process, and the
+user's identity: the owner's home has the user's key, which may be locked with a passphrase; an invited node's home has
+only the user's did:key. Creation is safe against a second creator and against being killed half-way: the next `init` or
+`join` creates what is missing and never replaces what exists. Only its owner uses a home: other users can neither read
+it nor write into it, and no other user runs from it, not even root.
 """
 
 import errno
@@ -23,13 +23,13 @@ from hocket.store.disk import sync_directory
 ENVIRONMENT = "HOCKET_HOME"
 
 _OTHERS = 0o077
-# Everything that Hocket puts into a home. Whatever else is there is none of its business.
+# Everything that Hocket puts into a home. It ignores other files.
 _PARTS = (
     *("log.db", "log.db-wal", "log.db-shm", "log.db-journal", "processes", "blobs", "runs", "secrets", "git"),
     *("config.toml", "user.key", "user.did", "node.key", "complete", "init.lock", "crash.log"),
 )
 
-# Gives the passphrase when it turns out to be needed.
+# Returns the passphrase; called only if one is needed.
 Ask = Callable[[], str]
 
 
@@ -43,7 +43,7 @@ class Remembered:
     def __call__(self) -> str:
         if self.passphrase is None:
             if self._ask is None:
-                raise Usage("the key is locked with a passphrase, which was not given")
+                raise Usage("the key is locked; give its passphrase")
             self.passphrase = self._ask()
         return self.passphrase
 
@@ -69,7 +69,7 @@ class Home:
         self._complete = self.path / "complete"
 
     def check(self) -> None:
-        """Raises a sentence that says what to do when this is not a usable home."""
+        """Raises an error that says what to do if this is not a usable home."""
         if not self.path.exists():
             raise Usage(f"no home at {self.path}; create it with `hocket --home {self.path} init`")
         if not self.path.is_dir():
@@ -93,12 +93,12 @@ class Home:
             raise Usage(exposed)
 
     def _check_owner(self) -> None:
-        """Raises NotAuthorised when another user could change what is in the home, or is its owner."""
+        """Raises NotAuthorised if another user owns the home or a part of it."""
         us = os.geteuid()
         owner = self.path.stat().st_uid
         if owner != us:
             raise NotAuthorised(
-                f"the home {self.path} belongs to {_user(owner)}, and this is {_user(us)};"
+                f"the home {self.path} belongs to {_user(owner)}, but this is {_user(us)};"
                 f" run this as {_user(owner)}, or choose another --home"
             )
         parts = [self.path / name for name in _PARTS]
@@ -108,12 +108,12 @@ class Home:
             with suppress(FileNotFoundError):
                 if (owner := part.lstat().st_uid) != us:
                     raise NotAuthorised(
-                        f"{part} belongs to {_user(owner)}, who does not own this home; look at it, then remove it,"
+                        f"{part} belongs to {_user(owner)}, who does not own this home; inspect it, then remove it,"
                         f" or `chown {_user(us)}` it"
                     )
 
     def exposed(self) -> list[Path]:
-        """The home and those of its parts that other users may use."""
+        """The home and those of its parts that other users may access."""
         found = []
         for path in (self.path, *(self.path / name for name in _PARTS)):
             with suppress(FileNotFoundError):
@@ -123,30 +123,30 @@ class Home:
         return found
 
     def shut_out_others(self) -> None:
-        """Takes from other users every right to the home and to what is in it. A home may have been made by an older
-        version, or in a directory that was there before.
+        """Removes all access of other users to the home and its content. An older version may have created the home, or
+        the directory may have existed before.
         """
         for path in self.exposed():
             try:
                 path.chmod(path.stat().st_mode & ~_OTHERS & 0o7777)
             except OSError as error:
-                if error.errno != errno.EROFS:  # that the disk is read-only is told elsewhere
-                    raise StoreError(f"others can use {path}, and that cannot be changed: {error.strerror}") from error
+                if error.errno != errno.EROFS:  # `check` reports a read-only disk
+                    raise StoreError(f"other users can access {path}, and chmod failed: {error.strerror}") from error
 
     def check_joinable(self, did: str) -> None:
-        """Raises Conflict when this cannot be the home of an invited node of that user."""
+        """Raises Conflict if this cannot be the home of an invited node of that user."""
         if self.is_complete():
             self.check()
         if (self.has_user_key() or self._user_did.exists()) and self.user_did() != did:
             raise Conflict(f"the home {self.path} belongs to another user; choose another --home")
         if self.has_user_key():
-            raise Conflict(f"the home {self.path} is its owner's and needs no invitation; choose another --home")
+            raise Conflict(f"the home {self.path} is the owner's and needs no invitation; choose another --home")
 
     def is_complete(self) -> bool:
         return self._complete.exists()
 
     def is_joining(self) -> bool:
-        """Whether a `join` has begun here: it makes the node's key first, `init` the user's."""
+        """Whether a `join` has begun here: `join` makes the node's key first, `init` the user's."""
         return self._node_key.exists() and not self._user_key.exists() and not self.is_complete()
 
     def key_files(self) -> list[Path]:
@@ -154,8 +154,8 @@ class Home:
 
     @contextmanager
     def creation(self) -> Iterator[bool]:
-        """Excludes every other creator. Gives False when the home is complete already; marks it complete at the
-        end otherwise.
+        """Excludes every other creator. Yields False if the home is complete; otherwise marks it complete at the
+        end.
         """
         try:
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -164,7 +164,7 @@ class Home:
             self.processes.mkdir(mode=0o700, exist_ok=True)
             lock_file = os.open(self.path / "init.lock", os.O_RDWR | os.O_CREAT, 0o600)
         except FileExistsError as error:
-            raise Usage(f"{error.filename} is in the way and is not a directory; choose another --home") from error
+            raise Usage(f"{error.filename} is not a directory; choose another --home") from error
         except OSError as error:
             raise StoreError(f"cannot create the home {self.path}: {error.strerror}") from error
         try:
@@ -177,8 +177,8 @@ class Home:
             os.close(lock_file)
 
     def new_database(self) -> Path:
-        """Where the database is to be made. The empty file is there, because SQLite takes over its permissions for
-        all that it puts beside it.
+        """The path for the new database. Creates it as an empty file, because SQLite copies that file's permissions to
+        the files beside it.
         """
         os.close(os.open(self.database, os.O_RDWR | os.O_CREAT, 0o600))
         return self.database
@@ -186,7 +186,7 @@ class Home:
     # Whose node this is.
 
     def user_did(self) -> str:
-        """The user's did:key. It takes no passphrase to know it."""
+        """The user's did:key. Needs no passphrase."""
         try:
             if self._user_did.exists():
                 did = self._user_did.read_text().strip()
@@ -202,17 +202,17 @@ class Home:
         return self._user_key.exists()
 
     def is_locked(self) -> bool:
-        """Whether the user's key is under a passphrase."""
+        """Whether the user's key is locked with a passphrase."""
         return is_locked(_read_text(self._user_key))
 
     def holds_user_key(self) -> bool:
         return self._user_key.exists()
 
     def user_key(self, ask: Ask | None = None) -> SigningKey:
-        """The user's key; `ask` is called when it is locked."""
+        """The user's key. Calls `ask` if it is locked."""
         if not self._user_key.exists():
             raise NotAuthorised(
-                f"the home {self.path} is an invited node's and holds no user's key; do this on the owner's machine"
+                f"the home {self.path} is an invited node's and has no user's key; run this on the owner's machine"
             )
         return read_user_key(self._user_key, ask)
 
@@ -220,14 +220,14 @@ class Home:
         return _read_key(self._node_key)
 
     def ensure_keys(self, user: SigningKey | None = None, passphrase: str | None = None) -> None:
-        """Makes the keys that are not there yet. A user's key from elsewhere makes this home another node of
-        that user; that it came from elsewhere is noted by the user's did:key beside it.
+        """Makes the missing keys. A `user` key from another home makes this home another node of that user; the user's
+        did:key beside the key records this.
         """
         if self.is_joining():
-            raise Conflict(f"the home {self.path} has begun to join a mesh; finish that, or choose another --home")
+            raise Conflict(f"the home {self.path} has begun to join a mesh; finish the join, or choose another --home")
         known = self._user_key.exists() or self._user_did.exists()
         if user is not None and known and self.user_did() != did_key(user.public):
-            raise Conflict(f"the home {self.path} belongs to another user already")
+            raise Conflict(f"the home {self.path} already belongs to another user")
         if user is not None:
             self.note_user(did_key(user.public))
         if not self._user_key.exists():
@@ -241,20 +241,20 @@ class Home:
             _write(self._node_key, key_text(new_key().seed))
 
     def note_user(self, did: str) -> None:
-        """Writes down whose node this is, once."""
+        """Records the user of this node, once."""
         if not self._user_did.exists():
             _write(self._user_did, did)
 
     def made_user(self) -> bool:
-        """Whether the user's key was made here, so that this is the user's first node."""
+        """Whether the user's key was made here, which makes this the user's first node."""
         return not self._user_did.exists()
 
     def put_user_key(self, key: SigningKey, passphrase: str | None) -> None:
-        """Writes the user's key, under a passphrase if there is one. Whatever was there is replaced."""
+        """Writes the user's key, locked if a passphrase is given. Replaces an existing key."""
         write_user_key(self._user_key, key, passphrase)
 
     def copy_user_key(self, file: Path) -> None:
-        """Writes the user's key to another file, as it is here."""
+        """Copies the user's key to another file, unchanged."""
         _write(file, _read_text(self._user_key))
 
 
@@ -270,9 +270,9 @@ def new_key() -> SigningKey:
 
 
 def exposure(path: Path) -> str | None:
-    """What to do about a key file that others can read, None if they cannot."""
+    """The remedy for a key file that other users can read; None if they cannot."""
     mode = path.stat().st_mode & 0o777
-    return f"others can read {path} (mode {mode:04o}); run `chmod 600 {path}`" if mode & 0o077 else None
+    return f"other users can read {path} (mode {mode:04o}); run `chmod 600 {path}`" if mode & 0o077 else None
 
 
 def write_user_key(path: Path, key: SigningKey, passphrase: str | None) -> None:
@@ -291,18 +291,18 @@ def key_owner(path: Path) -> str:
 
 
 def read_user_key(path: Path, ask: Ask | None = None) -> SigningKey:
-    """A user's key from a file: another home's, or a backup. `ask` is called when it is locked."""
+    """A user's key from another home or a backup. Calls `ask` if it is locked."""
     if not path.is_file():
         raise Usage(f"no key file at {path}")
     text = _read_text(path)
     if not is_locked(text):
         return _read_key(path)
     if ask is None:
-        raise Usage(f"{path} is locked with a passphrase, which was not given")
+        raise Usage(f"{path} is locked; give its passphrase")
     try:
         return unlock(text, ask())
     except WrongPassphrase:
-        raise NotAuthorised(f"that is not the passphrase of {path}") from None
+        raise NotAuthorised(f"wrong passphrase for {path}") from None
     except Malformed as error:
         raise StoreError(f"cannot read {path}: {error}") from None
 
@@ -324,9 +324,9 @@ def _read_key(path: Path) -> SigningKey:
 
 
 def _write(path: Path, text: str) -> None:
-    """Writes a whole file or none, readable by its owner alone, and on the disk when this returns."""
+    """Writes a whole file or none, readable only by its owner. The file is on disk when this returns."""
     temporary = path.with_name(path.name + ".new")
-    # What a killed writer left may have other permissions, and permissions only count when a file is made.
+    # A file left by a killed writer may have other permissions, and permissions count only at creation.
     temporary.unlink(missing_ok=True)
     handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:

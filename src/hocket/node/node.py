@@ -1,5 +1,5 @@
-"""A node as programs use it. `async with hocket.open() as node` gives a `Node`, `with hocket.open() as node` a
-`SyncNode`; both submit jobs, follow them by handles and run workers, over the same runtime.
+"""The API of a node for programs. `async with hocket.open() as node` gives a `Node`, `with hocket.open() as node` a
+`SyncNode`. Both submit jobs, return handles and run workers, over the same runtime.
 """
 
 import asyncio
@@ -52,12 +52,12 @@ T = TypeVar("T")
 
 # A hint can be lost, so every waiter looks again after this long.
 LOOK_AGAIN_S = 2.0
-# Queries that run at once.
+# The most queries that run at once.
 READ_THREADS = 4
 
 
 class Opening:
-    """What `open` gives: enter it with `async with` or with `with`."""
+    """The result of `open`: enter it with `async with` or with `with`."""
 
     def __init__(self, home: Path | str | None) -> None:
         self._home = home
@@ -83,21 +83,21 @@ class Opening:
 
 
 def init(home: Path | str | None = None, user_key: Path | None = None, *, strict: bool = False) -> None:
-    """Creates a home: the user's key, the node's key, and the user's root delegation to the node as the first
-    op. With a `user_key` from another home, this one becomes another node of the same user. Raises Conflict
-    when it exists already. A `strict` home keeps to Likewise v0.1: none of Hocket's own ops is written in its mesh.
+    """Creates a home: the user's key, the node's key, and the user's root delegation to the node as the first op. With
+    a `user_key` from another home, this node belongs to the same user. Raises Conflict if the home exists. A `strict`
+    home keeps to Likewise v0.1: no node writes a Hocket extension op in its mesh.
     """
     Runtime.init(home, user_key, strict=strict).close()
 
 
 def open(home: Path | str | None = None) -> Opening:
-    """Opens the node whose home this is (default: $HOCKET_HOME, else ~/.hocket)."""
+    """Opens the node of this home (default: $HOCKET_HOME, else ~/.hocket)."""
     return Opening(home)
 
 
 @asynccontextmanager
 async def _beside(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
-    """Does something else at the same time, until the end."""
+    """Runs a task until the block ends."""
     task = asyncio.create_task(work)
     try:
         yield
@@ -110,13 +110,13 @@ def _drafts(pairs: Iterable[tuple[JobType | str, dict[str, Any]]]) -> list[Draft
     return [(_named(job) if isinstance(job, str) else job).draft(payload) for job, payload in pairs]
 
 
-# Making one anew is a tenth of what a submit takes beside the commit.
+# Building a job type takes a tenth of the time of a submit, not counting the commit.
 _named = lru_cache(maxsize=1_024)(kind)
 
 
 def _accepted(decision: Decision) -> Job:
     if isinstance(decision, Reason):
-        raise Conflict(f"it was not accepted: {decision.sentence}")
+        raise Conflict(f"not accepted: {decision.sentence}")
     return decision
 
 
@@ -128,7 +128,7 @@ def _id(text: str) -> bytes:
 
 
 class Node:
-    """The async face. Store calls run on an executor, so the event loop is never held up."""
+    """The async API. Store calls run on an executor, so they never block the event loop."""
 
     def __init__(
         self, runtime: Runtime, executor: Executor | None = None, environment: Environment | None = None
@@ -137,18 +137,18 @@ class Node:
         self.environment: Environment = environment or MachineEnvironment(runtime.home.processes, runtime.bus)
         self._executor = executor or ThreadPoolExecutor(1, "hocket-store")
         self._read_executor = executor or ThreadPoolExecutor(READ_THREADS, "hocket-read")
-        # Taking in a peer's ops is long work; it has threads of its own, so that nobody else waits for it.
+        # Admitting a peer's ops takes long, so it has threads of its own and delays nothing else.
         self._mesh_executor = executor or ThreadPoolExecutor(4, "hocket-mesh")
         self._committer = Committer(runtime.log, self._executor)
         self.reach: Callable[[], Awaitable[None]] | None = None
-        """Exchanges with the arbiter, if this process is in touch with other nodes. Raises Unreachable."""
-        # One subscription for all waiters of this object, and a bus of their own.
+        """Syncs with the arbiter, if this process is connected to other nodes. Raises Unreachable."""
+        # All waiters of this object share one subscription and one bus.
         self._hints: Subscription | None = None
         self._waiters = MemoryBus()
         self._services: MeshServices | None = None
 
     async def finish(self) -> None:
-        """Ends what this object began and leaves the runtime open."""
+        """Ends everything that this object started. The runtime stays open."""
         if self._services is not None:
             await self._services.close()
         await self._committer.close()
@@ -163,7 +163,7 @@ class Node:
         self.runtime.close()
 
     async def submit(self, job: JobType | str | CommandRequest, /, **payload: Any) -> Handle:
-        """Submits one job; its payload's members are the handler's keyword arguments. A `command` has none."""
+        """Submits one job. The members of its payload are the handler's keyword arguments. A `command` has none."""
         if not isinstance(job, JobType | str):
             blobs, secrets = self.runtime.blobs, self.runtime.secrets
             packed = await self.call(lambda: request.pack(job, blobs))
@@ -171,7 +171,7 @@ class Node:
         job_type = _named(job) if isinstance(job, str) else job
         if job_type.policy is not DEFAULT:
             return (await self.submit_many([(job, payload)]))[0]
-        # It asks for nothing special, so it takes the short way in, unless others wait to be committed with it.
+        # The job has no special options, so it takes the fast path, unless other submits wait to share a commit.
         log, draft = self.runtime.log, job_type.draft(payload)
         made = await self._committer.run(
             lambda tx: jobs.submit(tx, [draft])[0].job_id, alone=lambda: log.append_plain(draft.kind, draft.payload)
@@ -179,13 +179,13 @@ class Node:
         return Handle(self, made, created=True)
 
     async def submit_many(self, pairs: Iterable[tuple[JobType | str, dict[str, Any]]]) -> list[Handle]:
-        """Submits many jobs in one transaction: all of them or none."""
+        """Submits many jobs in one transaction: all or none."""
         drafts = _drafts(pairs)
         made: list[Submitted] = await self.run(lambda tx: jobs.submit(tx, drafts))
         return [Handle(self, each.job_id, each.created) for each in made]
 
     def job(self, job_id: str) -> Handle:
-        """A handle on a job that is there already, by its whole id."""
+        """A handle on an existing job, by its full id."""
         return Handle(self, _id(job_id), created=False)
 
     @property
@@ -197,16 +197,16 @@ class Node:
         return self.runtime.blobs
 
     async def call(self, work: Callable[[], T]) -> T:
-        """Runs what blocks off the event loop, beside the requests and queries."""
+        """Runs a blocking function off the event loop, in parallel with requests and queries."""
         return await asyncio.get_running_loop().run_in_executor(self._mesh_executor, work)
 
     def services(self, emit: Emit = ignore) -> "MeshServices":
-        """This process's dealings with other nodes; made when it is first asked for."""
+        """The services that connect this process with other nodes; created on first use."""
         if self._services is None:
             try:
                 from hocket.mesh.services import MeshServices
             except ImportError as error:
-                raise Usage(f"dealing with other nodes needs {error.name}; install hocket[server]") from None
+                raise Usage(f"talking to other nodes needs {error.name}; install hocket[server]") from None
             home = self.runtime.home
             self._services = MeshServices(
                 self, home.node_key(), self.environment, home.processes, emit, self.runtime.blobs
@@ -215,7 +215,7 @@ class Node:
 
     @asynccontextmanager
     async def kept_up(self, emit: Emit) -> AsyncIterator[None]:
-        """Sees to what falls due meanwhile."""
+        """Runs the periodic tasks of the node until the block ends."""
         maintenance = Maintenance(self, self.environment, emit)
         hand_over = HandOver(self, self.runtime.secrets, emit)
         sweep = SweepLoop(self, self.environment, emit)
@@ -229,7 +229,7 @@ class Node:
 
     @asynccontextmanager
     async def in_touch(self, emit: Emit) -> AsyncIterator[None]:
-        """Keeps in touch with the peers meanwhile, if there are any, unless another process of this node does."""
+        """Syncs with the peers until the block ends, if there are any and no other process of this node does."""
         async with self.kept_up(emit):
             if not await self.peek(lambda session: session.peers()):
                 yield
@@ -246,24 +246,24 @@ class Node:
         return self.runtime.kit(kind, self.environment.monotonic)
 
     async def run(self, request: Callable[[Transaction], T]) -> T:
-        """Runs a request inside a transaction of the log, grouped with whatever else is waiting."""
+        """Runs a request in a transaction of the log, together with other waiting requests."""
         return await self._committer.run(request)
 
     async def read(self, query: Callable[[Session], T]) -> T:
-        """Runs a query over one consistent view, in which everything that was submitted is to be seen."""
+        """Runs a query on one consistent view that includes every submitted job."""
         return await self._query(self.runtime.read, query)
 
     async def peek(self, query: Callable[[Session], T]) -> T:
-        """The same without waiting for the newest submits to be in the roster."""
+        """The same, without waiting until the roster has the newest submits."""
         return await self._query(self.runtime.store.read, query)
 
     async def consult(self, offers: Sequence[Offer]) -> list[Decision]:
-        """Puts offers to the arbiter; gives, for each, the job if it was accepted, else the reason."""
+        """Sends offers to the arbiter. Returns for each the job if accepted, else the reason."""
         await (self.reach or self.services().exchanges.consult)()
         return await self.peek(lambda session: decisions(session, offers))
 
     async def decide(self, request: Callable[[Transaction], Result]) -> Job:
-        """What a request makes of a job, once it is decided. Raises Conflict when it was not accepted."""
+        """The job after a request on it was decided. Raises Conflict if the request was not accepted."""
         (decision,) = await decided(self, lambda tx: [request(tx)])
         return _accepted(decision)
 
@@ -285,14 +285,16 @@ class Node:
         notice: Callable[[str], None] | None = None,
         **options: Any,
     ) -> Worker:
-        """Runs a worker in this process until SIGTERM or SIGINT tells it to stop; a second signal stops it at once.
-        With `allow` or `allow_any` it runs commands, too: this node's own, and others' that fit a pattern and set no
-        variables but those in `allow_env`.
-        Options: `concurrency` (how many jobs at once, 4), `until_idle` (end when nothing is left to do), `grace`
-        (seconds that handlers may go on after the first signal, 10), `ahead` (how many jobs it claims beyond those that
-        run; by default as many as make 32 with them), `finished` (is called with each run and its outcome).
-        `events` is called with every event, `notice` with a sentence about each that is out of the ordinary. Both are
-        called in the event loop's thread or in one that deals with other nodes, and must not block.
+        """Runs a worker in this process until SIGTERM or SIGINT; a second signal stops it at once. With `allow` or
+        `allow_any` it also runs commands: this node's own, and those of other nodes that match a pattern and set only
+        variables in `allow_env`.
+
+        Options: `concurrency` (how many jobs run at once, 4), `until_idle` (return when no job is left), `grace`
+        (seconds that handlers may run after the first signal, 10), `ahead` (how many jobs it claims beyond the running
+        ones; by default up to 32 in all), `finished` (called with each run and its outcome).
+
+        `events` is called with every event, `notice` with a sentence about each event that is not routine. Both are
+        called in the event loop's thread or in one that talks to other nodes, and must not block.
         """
         served = handlers if isinstance(handlers, Handlers) else Handlers(handlers)
         commands = None
@@ -313,7 +315,7 @@ class Node:
         return worker
 
     def listen(self, topics: Changes) -> Listener:
-        """Hears of every change of this node that matches the topics, from now on."""
+        """Listens for every change of this node that matches the topics, from now on."""
         if self._hints is None:
             self._hints = self.environment.bus.subscribe(ANYTHING)
             self._hints.attach(asyncio.get_running_loop(), self._waiters.publish)
@@ -322,9 +324,7 @@ class Node:
     async def until(
         self, look: Callable[[], Awaitable[tuple[bool, T]]], timeout: float | None, topics: Changes = ANYTHING
     ) -> T:
-        """Looks, and looks again after each change of the topics, until there is something to see. Raises
-        TimeoutError.
-        """
+        """Calls `look` now and after each change of the topics, until it returns a value. Raises TimeoutError."""
         with closing(self.listen(topics)) as changes:
             async with asyncio.timeout(timeout):
                 while True:
@@ -335,7 +335,7 @@ class Node:
 
 
 class SyncHandle:
-    """A job that was submitted. `created` is False when a unique key led to one that was there already."""
+    """A submitted job. `created` is False if a unique key led to an existing job."""
 
     __slots__ = ("_id", "_node", "created")
 
@@ -349,31 +349,29 @@ class SyncHandle:
         return ulid_text(self._id)
 
     def status(self) -> dict[str, Any]:
-        """Where the job stands now."""
+        """The current state of the job."""
         return self._node.runtime.show(self.job_id)
 
     def result(self, timeout: float | None = None) -> Any:
-        """Waits for the job and gives what its handler returned. Raises JobFailed, JobCancelled or TimeoutError."""
+        """Waits for the job and returns its result. Raises JobFailed, JobCancelled or TimeoutError."""
         return self._node.until(lambda session: handles.ending_of(session, self._id), timeout, about(JOB, self._id))
 
     def proof(self) -> bytes:
-        """The proof of how a command ended, as `hocket proof verify` reads it from a file. Raises Failed when there is
-        none.
-        """
+        """The proof of a command, in the format that `hocket proof verify` reads. Raises Failed if there is none."""
         runtime = self._node.runtime
         with runtime.read() as session:
             return handles.proof_of(session, runtime.blobs, self._id)
 
     def cancel(self, reason: str = "cancelled by its submitter") -> None:
-        """Calls the job off, pending or running. Raises Conflict when it is completed."""
+        """Cancels the job, pending or running. Raises Conflict if it is completed."""
         self._node.decide(lambda tx: jobs.cancel(tx, self._id, reason))
 
     def retry(self, reason: str = "retried by its submitter") -> None:
-        """Tries a failed or cancelled job anew."""
+        """Retries a failed or cancelled job."""
         self._node.decide(lambda tx: jobs.retry(tx, self._id, reason))
 
     def events(self) -> Iterator[dict[str, Any]]:
-        """The job's ops from the first on, each as it comes, until the job has ended."""
+        """Yields the job's ops from the first on, each as it arrives, until the job ends."""
         seen, ended = 0, False
 
         def look(session: Session) -> tuple[bool, tuple[list[dict[str, Any]], bool]]:
@@ -388,7 +386,7 @@ class SyncHandle:
 
 
 class SyncNode:
-    """The synchronous face, for scripts. Safe to use from several threads."""
+    """The synchronous API, for scripts. Safe to use from several threads."""
 
     def __init__(self, runtime: Runtime) -> None:
         self.runtime = runtime
@@ -397,7 +395,7 @@ class SyncNode:
         self.runtime.close()
 
     def submit(self, job: JobType | str | CommandRequest, /, **payload: Any) -> SyncHandle:
-        """Submits one job; its payload's members are the handler's keyword arguments. A `command` has none."""
+        """Submits one job. The members of its payload are the handler's keyword arguments. A `command` has none."""
         if not isinstance(job, JobType | str):
             packed = request.pack(job, self.runtime.blobs)
             runtime = self.runtime
@@ -405,27 +403,27 @@ class SyncNode:
             return SyncHandle(self, job_id, True)
         job_type = _named(job) if isinstance(job, str) else job
         if job_type.policy is DEFAULT:
-            # It asks for nothing special, so it takes the short way in.
+            # The job has no special options, so it takes the fast path.
             encoded = encode_payload(job_type.kind, payload)
             return SyncHandle(self, self.runtime.log.append_plain(job_type.kind, encoded), True)
         job_id, created = self.runtime.submit([job_type.draft(payload)])[0]
         return SyncHandle(self, job_id, created)
 
     def submit_many(self, pairs: Iterable[tuple[JobType | str, dict[str, Any]]]) -> list[SyncHandle]:
-        """Submits many jobs in one transaction: all of them or none."""
+        """Submits many jobs in one transaction: all or none."""
         return [SyncHandle(self, each.job_id, each.created) for each in self.runtime.submit(_drafts(pairs))]
 
     def job(self, job_id: str) -> SyncHandle:
-        """A handle on a job that is there already, by its whole id."""
+        """A handle on an existing job, by its full id."""
         return SyncHandle(self, _id(job_id), created=False)
 
     def work(self, handlers: Handlers | Iterable[JobType], **options: Any) -> Worker:
-        """Runs a worker in this thread until it is told to stop; the options are those of `Node.work`."""
+        """Runs a worker in this thread until a signal stops it. The options are those of `Node.work`."""
 
         return self._with_node(lambda node: node.work(handlers, **options))
 
     def decide(self, request: Callable[[Transaction], Result]) -> Job:
-        """What a request makes of a job, once it is decided. Raises Conflict when it was not accepted."""
+        """The job after a request on it was decided. Raises Conflict if the request was not accepted."""
         result = self.runtime.log.run(request)
         if isinstance(result, Offer):
             offer = result
@@ -433,8 +431,8 @@ class SyncNode:
         return _accepted(result)
 
     def fetch(self, hash: bytes, size: int) -> bytes | None:
-        """A blob from another node, None when this one knows of no other. The caller may be reading: this has a runtime
-        of its own.
+        """Fetches a blob from another node; None if this node knows no other. Uses a runtime of its own, because the
+        caller may be inside a read.
         """
         with Runtime.open(self.runtime.home.path) as runtime:
             with runtime.store.read() as session:
@@ -443,7 +441,7 @@ class SyncNode:
             return SyncNode(runtime)._with_node(lambda node: node.services().exchanges.fetch(hash, size))
 
     def _with_node(self, act: Callable[[Node], Awaitable[T]]) -> T:
-        """Does something on an event loop of its own."""
+        """Runs a function on an event loop of its own."""
 
         async def run() -> T:
             node = Node(self.runtime)
@@ -457,9 +455,7 @@ class SyncNode:
     def until(
         self, look: Callable[[Session], tuple[bool, T]], timeout: float | None = None, topics: Changes = ANYTHING
     ) -> T:
-        """Looks, and looks again after each change of the topics, until there is something to see. Raises
-        TimeoutError.
-        """
+        """Calls `look` now and after each change of the topics, until it returns a value. Raises TimeoutError."""
         deadline = None if timeout is None else time.monotonic() + timeout
         with closing(self.runtime.bus.subscribe(topics)) as changes:
             while True:
@@ -469,7 +465,7 @@ class SyncNode:
                     return value
                 left = LOOK_AGAIN_S if deadline is None else min(LOOK_AGAIN_S, deadline - time.monotonic())
                 if left <= 0:
-                    raise TimeoutError(f"nothing came within {timeout} seconds")
+                    raise TimeoutError(f"timed out after {timeout} seconds")
                 changes.wait(left)
 
 

@@ -1,17 +1,17 @@
-"""One node's parts put together for one process: home, store, log and bus, and every plain thing that can be
-asked of them. It blocks and has no event loop; `node` offers the same to async and to synchronous programs.
+"""The parts of one node in one process: home, store, log and bus, and the blocking calls on them. It has no event loop;
+`node` offers the same to async and to synchronous programs.
 """
 
 import os
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hocket.bus.pipes import Pipes
-from hocket.errors import Conflict, Usage
+from hocket.errors import Conflict, StoreError, Usage
 from hocket.kernel.ids import content_hash, ulid_text
 from hocket.kernel.knowledge import OURS, knowledge_text, named_in, payloads, read_knowledge
 from hocket.kernel.rules import HOCKET, STRICT, Rules, decode_kept_rules, encode_rules
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from hocket.work.command.job import Commands
 
 Progress = Callable[[int, int], None]
-# Where the store keeps what the program that last judged everything knows.
+# The store key of what the last program to judge all ops knew.
 KNOWN = "known"
 
 
@@ -49,8 +49,8 @@ def _no_progress(done: int, total: int) -> None:
 
 
 class Runtime:
-    """Open one with `Runtime.open`; close it when done. Safe to use from several threads. Time, randomness and the
-    threads that help can come from outside, so that a test can choose them.
+    """Open one with `Runtime.open`; close it when done. Safe to use from several threads. Time, randomness and
+    executors are arguments, so that tests can choose them.
     """
 
     def __init__(
@@ -99,9 +99,9 @@ class Runtime:
         ask: Ask | None = None,
         strict: bool = False,
     ) -> "Runtime":
-        """Creates a home: the user's key, the node's key, and the user's root delegation to the node as the first op.
-        A `passphrase` locks the user's key; `ask` is called for that of a `user_key` which is locked, and locks the
-        copy too. A `strict` home keeps to Likewise v0.1: none of Hocket's own ops is ever written in its mesh.
+        """Creates a home: the user's key, the node's key, and the user's root delegation to the node as the first op. A
+        `passphrase` locks the user's key. If `user_key` is locked, `ask` is called for its passphrase, which also locks
+        the copy. A `strict` home keeps to Likewise v0.1: no node writes a Hocket extension op in its mesh.
         """
         home = Home(path or default_home())
         known = Remembered(ask)
@@ -110,7 +110,7 @@ class Runtime:
             known.passphrase = passphrase
         with home.creation() as fresh:
             if not fresh:
-                raise Conflict(f"the home {home.path} exists already; nothing was changed")
+                raise Conflict(f"the home {home.path} already exists; nothing was changed")
             home.ensure_keys(user, known.passphrase)
             store = open_store(home.new_database(), create=True)
             _put_rules(store, STRICT if strict else HOCKET)
@@ -129,9 +129,9 @@ class Runtime:
         trust: "Trust | None" = None,
         wall: Wall | None = None,
     ) -> "Runtime":
-        """Makes a home an invited node's: its key is made here, and the inviting node is asked to delegate to it. A
-        home that is an invited node's of the same user already gets a further delegation. `trust` is how to check the
-        inviting node's certificate from now on.
+        """Makes a home an invited node's: makes its key here and asks the inviting node for a delegation. A home of an
+        invited node of the same user gets a further delegation. `trust` tells how to check the inviting node's
+        certificate from now on.
         """
         from hocket.mesh import enrolment
 
@@ -153,7 +153,9 @@ class Runtime:
         return runtime
 
     def introduce(self, tx: Transaction, ask: Ask | None = None, name: str | None = None) -> None:
-        """Puts the user's root delegation to this node on the log, once. The user's first node is the coordinator."""
+        """Puts the user's root delegation to this node on the log, once. The user's first node becomes the
+        coordinator.
+        """
         if tx.node.to_bytes(8, "big") in tx.session.nodes():
             return
         token = issue(self.home.user_key(ask), self.home.node_key().public, ROOT, tx.now // 1000, None, name=name)
@@ -166,6 +168,7 @@ class Runtime:
     def close(self) -> None:
         self.bus.close()
         self.blobs.close()
+        self.log.close()
         if self._helpers is not None:
             self._helpers.shutdown()
         self.store.close()
@@ -177,16 +180,16 @@ class Runtime:
         self.close()
 
     def read(self) -> AbstractContextManager[Session]:
-        """A view in which every op that is on the log is in the projections too."""
+        """A view whose projections include every op on the log."""
         self.log.settle()
         return self.store.read()
 
     def submit(self, drafts: Sequence[Draft]) -> list[Submitted]:
-        """All of them in one transaction, or none."""
+        """Submits all jobs in one transaction, or none."""
         return self.log.run(lambda tx: jobs.submit(tx, drafts))
 
     def find(self, prefix: str) -> bytes:
-        """The id of the one job that the text begins."""
+        """The id of the one job whose id starts with this text."""
         with self.read() as session:
             return view.find(session, prefix).job.id
 
@@ -202,10 +205,13 @@ class Runtime:
             return view.brief(entry)
 
     def verify(self, expected: tuple[int, bytes] | None = None, progress: Progress = _no_progress) -> Audit:
-        """Checks every signature, the chain and its end."""
+        """Checks every signature, and the chain including its head."""
+        with suppress(StoreError):  # the check below finds ops that cannot be sealed
+            self.log.seal()
         return verify(
             self.store,
             user=self.log.user,
+            signed=self.log.signed,
             is_bound=self.log.permissions_reader.rules.bounds is not None,
             expected=expected,
             helpers=self._helpers,
@@ -213,7 +219,7 @@ class Runtime:
         )
 
     def set_rules(self, rules: Rules, progress: Progress = _no_progress) -> Rebuilt:
-        """Puts this node under other mesh rules, and judges every op anew by them."""
+        """Changes the mesh rules of this node, and judges every op again by them."""
         self._nobody_works("this")
         with self.store.write() as session:
             session.set_meta(RULES, encode_rules(rules))
@@ -221,13 +227,13 @@ class Runtime:
         return self.rebuild(progress)
 
     def rebuild(self, progress: Progress = _no_progress) -> Rebuilt:
-        """Drops the roster and everything else that is derived, and makes it anew from the ops."""
+        """Drops the roster and everything else that is derived, and derives it again from the ops."""
         self._nobody_works("a rebuild")
         return rebuild(self.store, self.log.permissions_reader, self._wall(0), progress)
 
     def _catch_up(self) -> None:
-        """Judges everything anew if another program wrote here last that knew more or less, and that makes a
-        difference. While workers run it is left to the next one who opens the home.
+        """Judges everything again if the last program here knew more or less than this one and that matters. While
+        workers run, the next program that opens the home does it.
         """
         with self.store.read() as session:
             said = session.meta(KNOWN)
@@ -254,11 +260,11 @@ class Runtime:
             raise Conflict(f"workers are running (process {pids}); stop them before {before}")
 
     def liveness(self) -> Liveness:
-        """Which workers are alive, as this process sees it."""
+        """Which workers are alive, as seen from this process."""
         return machine_liveness(self.home.processes, time.monotonic)
 
     def kit(self, kind: str, monotonic: Callable[[], float]) -> RunServices:
-        """What a run of a job of that kind is handed."""
+        """What a run of a job of that kind needs."""
 
         def audited() -> bool:
             permissions = self.log.permissions_reader.latest
@@ -269,7 +275,7 @@ class Runtime:
     def commands(
         self, fetch: "Fetch", allow: Iterable[str] = (), allow_any: bool = False, allow_env: Iterable[str] = ()
     ) -> "Commands":
-        """What runs commands on this node: its own, and those of others that the home's configuration or these
+        """The runner of commands on this node: its own, and those of other nodes that the home's configuration or these
         patterns allow, with variables of these names. `fetch` gets content from other nodes.
         """
         from hocket.work.command.allowance import configured
@@ -283,14 +289,14 @@ class Runtime:
 
 
 def _put_rules(store: Store, rules: Rules) -> None:
-    """Keeps the rules of a new home. One that was left half-created keeps those that it has, once ops are there."""
+    """Stores the rules of a new home. A half-created home that already has ops keeps its rules."""
     with store.write() as session:
         kept = session.meta(RULES)
         if kept is None or session.head().seq == 0:
             session.set_meta(RULES, encode_rules(rules))
         elif kept != encode_rules(rules):
             has = "strict" if decode_kept_rules(kept).is_strict else "not strict"
-            raise Conflict(f"the home was begun under other rules (it is {has}); nothing was changed, begin another")
+            raise Conflict(f"the half-created home has other rules (it is {has}); choose another --home")
 
 
 def _helpers() -> Executor:
@@ -298,7 +304,7 @@ def _helpers() -> Executor:
 
 
 def _machine_name() -> str | None:
-    """What this machine is called, if that can be a node's name."""
+    """This machine's host name, if it is valid as a node's name."""
     from hocket.mesh.names import is_name
 
     name = os.uname().nodename.partition(".")[0]

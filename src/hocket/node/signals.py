@@ -1,4 +1,4 @@
-"""SIGTERM and SIGINT stop a process: the handler runs for each signal that comes."""
+"""Calls a function on SIGTERM and SIGINT, to stop a process."""
 
 import asyncio
 import signal
@@ -12,10 +12,10 @@ NUMBERS = (signal.SIGTERM, signal.SIGINT)
 
 @contextmanager
 def stopped_by_signals(stop: Callable[[], None]) -> Iterator[None]:
-    """Calls `stop` for each signal until the end of the block; then the signals do what they did before. `stop` is
-    called on the event loop that runs here, or else in a thread of its own: a Python signal handler interrupts the main
-    thread anywhere, also where it holds the very lock that `stop` needs. Only the main thread can listen to signals; in
-    others this does nothing.
+    """Calls `stop` for each signal until the block ends; then restores the previous signal handlers. `stop` runs on the
+    event loop that runs here, or else in a thread of its own: a Python signal handler interrupts the main thread
+    anywhere, even where it holds a lock that `stop` needs. Only the main thread can receive signals; in others this
+    does nothing.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -52,7 +52,7 @@ def _on_the_loop(stop: Callable[[], None]) -> Iterator[None]:
 
 @contextmanager
 def _in_a_thread(stop: Callable[[], None]) -> Iterator[None]:
-    came: SimpleQueue[bool] = SimpleQueue()  # the one queue whose `put` may be interrupted by another `put`
+    came: SimpleQueue[bool] = SimpleQueue()  # the only queue whose `put` is reentrant
 
     def listen() -> None:
         while came.get():

@@ -1,4 +1,4 @@
-"""The HTTP face of a node: Starlette and uvicorn around the gate of the mesh. Here are the bounds that concern sockets
-(how long a request may take, how much of it is read, how many connections there are); what a request means and who may
-ask it is decided by the gate.
+"""The HTTP server of a node: Starlette and uvicorn around the mesh's gate. It enforces the limits on sockets: how long
+a request may take, how much of it is read, how many connections there are. The gate decides what a request means and
+who may send it.
 """

@@ -1,6 +1,6 @@
-"""The gate as a web application. The gate sees the head of a request first; the body is read when the gate asks for it,
-and no further than the gate says. A caller that the gate refuses before that has its answer without its body being
-read, and its connection ends.
+"""The gate as a web application. The gate sees the head of a request first. The body is read only when the gate asks
+for it, and only as far as the gate allows. A caller that the gate refuses before that gets its answer without its body
+being read, and its connection is closed.
 """
 
 import asyncio
@@ -16,28 +16,29 @@ from hocket.mesh.gate import Gate
 from hocket.mesh.wire import BodyTooLong, NoRoom, Reply, Request
 from hocket.server.listening import Connections, address_of
 
-# So many bytes of bodies are kept at the same time, of all callers and of one address; then callers are told to return.
+# The most bytes of request bodies in memory at once, of all callers and of one address; beyond that, callers are told
+# to come back later.
 BODIES_BYTES_MAX = 256 * 1024 * 1024
 BODIES_PER_ADDRESS_BYTES_MAX = 64 * 1024 * 1024
-# A refused caller may still be sending. For so long, and so many bytes, what it sends is thrown away: a connection that
-# is closed at once can take the answer with it.
+# A refused caller may still be sending. For this long, and up to this many bytes, its data is discarded: closing a
+# connection at once can lose the answer.
 LINGER_S = 1.0
 LINGER_BYTES_MAX = 1024 * 1024
 
 
 class _Gone(Exception):
-    """The caller went away in the middle of its body."""
+    """The caller disconnected in the middle of its body."""
 
 
 class _Bodies:
-    """How much of the bodies of unfinished requests is kept, and for whom."""
+    """How much memory the bodies of unfinished requests take, by address."""
 
     def __init__(self) -> None:
         self._all = 0
         self._of: Counter[str] = Counter()
 
     def add(self, address: str, size: int, is_shared: bool) -> None:
-        """Raises NoRoom when that is too much. A `shared` address speaks for many callers."""
+        """Raises NoRoom if that is too much. A `shared` address stands for many callers."""
         self._all += size
         self._of[address] += size
         if self._all > BODIES_BYTES_MAX or (self._of[address] > BODIES_PER_ADDRESS_BYTES_MAX and not is_shared):
@@ -51,7 +52,7 @@ class _Bodies:
 
 
 class _Body:
-    """The body of one request, which is not read before somebody asks."""
+    """The body of one request, read on demand."""
 
     def __init__(self, receive: Receive, headers: dict[str, str], bodies: _Bodies, address: str, shared: bool) -> None:
         self._receive, self._bodies = receive, bodies
@@ -62,7 +63,7 @@ class _Body:
         self.is_read = not self._length and "transfer-encoding" not in headers
 
     async def read(self, limit: int) -> bytes:
-        """The whole of it. Raises BodyTooLong and NoRoom."""
+        """The whole body. Raises BodyTooLong and NoRoom."""
         if self._length > limit:
             raise BodyTooLong
         parts: list[bytes] = []
@@ -105,11 +106,11 @@ class _Door:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers: dict[str, str] = {}
         for name, value in scope["headers"]:
-            # Of a header that is repeated the first one counts.
+            # If a header is repeated, the first one counts.
             headers.setdefault(name.decode("latin-1"), value.decode("latin-1"))
         address, is_shared = self._address(scope, headers)
         body = _Body(receive, headers, self._bodies, address, is_shared)
-        # Path and query are not taken from the URL, because the Host header has a part in it.
+        # Path and query do not come from the URL, because the Host header is a part of it.
         path, query = scope["path"], scope["query_string"].decode("latin-1")
         try:
             reply = await self._answer(Request(scope["method"], path, query, headers, b"", address, body.read))
@@ -135,19 +136,19 @@ class _Door:
             return self._gate.failed(500, error)
 
     def _address(self, scope: Scope, headers: dict[str, str]) -> tuple[str, bool]:
-        """Where a request comes from, and whether many callers share that address. A proxy that the operator named says
-        for whom it speaks; what any other caller says of itself is not believed.
+        """The address of the caller, and whether many callers share it. Only a proxy that the operator named may name
+        another address.
         """
         host = scope["client"][0] if scope["client"] else ""
         if not self._connections.is_proxy(host):
             return address_of(host), False
-        # The nearest proxy adds the last entry; those before it are the caller's own words.
+        # The nearest proxy adds the last entry; the caller may have made up those before it.
         said = headers.get("x-forwarded-for", "").rpartition(",")[2].strip()
         return (address_of(said), False) if said else (address_of(host), True)
 
 
 async def _last_answer(reply: Reply, body: _Body, send: Send) -> None:
-    """Answers a request whose body was not read to its end. The connection ends with this answer."""
+    """Answers a request whose body was not read to its end, and closes the connection."""
     headers = {**reply.headers, "content-length": str(len(reply.body)), "connection": "close"}
     raw = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
     await send({"type": "http.response.start", "status": reply.status, "headers": raw})
@@ -157,7 +158,7 @@ async def _last_answer(reply: Reply, body: _Body, send: Send) -> None:
 
 
 async def _closing(stream: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """Whoever goes away ends the stream."""
+    """Ends the stream when the caller disconnects."""
     try:
         async for line in stream:
             yield line

@@ -1,7 +1,7 @@
-"""Connections that end. uvicorn waits for ever for the end of a request's head and for a slow reader of its answer, and
-takes headers without end. Here every request has a deadline from its first byte to the last one of its answer, and its
-head has bounds: on the length of its address, and on the number and the size of its headers. A head beyond them is
-answered with 414 or 431 as soon as that is seen.
+"""Connections with limits. uvicorn waits for ever for the end of a request's head and for a slow reader of its answer,
+and accepts any number of headers. Here every request has a deadline from its first byte to the last byte of its answer,
+and its head has limits: on the length of the URL, and on the number and the size of headers. A head beyond them gets
+414 or 431 as soon as that is seen.
 """
 
 import asyncio
@@ -15,11 +15,11 @@ from hocket.server.listening import Connections
 
 HEAD_S = 10.0
 REQUEST_S = 60.0
-# A frontier of the most authors that there can be is a part of the address.
+# The URL contains a frontier, which can have the greatest possible number of authors.
 URL_BYTES_MAX = 512 * 1024
 HEADERS_MAX = 64
 HEADERS_BYTES_MAX = 64 * 1024
-# Requests that may wait behind the one that is being answered. No client of ours sends any.
+# The most requests that may wait behind the current one. No client of ours pipelines.
 PIPELINED_MAX = 8
 
 
@@ -28,14 +28,14 @@ class _BadHead(Exception):
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """Streams of hints are the one thing that may go on: their listeners are bounded in number."""
+    """Only hint streams may exceed the deadline: the number of their listeners is limited."""
 
     head_s = HEAD_S
     request_s = REQUEST_S
 
     def __init__(self, *arguments: Any, connections: Connections | None = None, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        # uvicorn's own set of them has the name `connections`.
+        # uvicorn's own set of connections has the name `connections`.
         self._shares = connections or Connections()
         self._peer: tuple[Any, ...] = ()
         self._answering = self.app
@@ -60,8 +60,8 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._in_head:
             self._head_bytes += len(data)
         super().data_received(data)
-        # What came with the head in one piece may be body already, so the measure is taken while the head goes on.
-        # A header that is not complete is not told by the parser, but it grows inside it.
+        # Data that arrives together with the head may already be body, so the size is checked while the head is read.
+        # The parser does not report an incomplete header, which keeps growing inside it.
         if self._in_head and self._head_bytes - self._url_bytes > HEADERS_BYTES_MAX:
             self._status = 431
             self.send_400_response("")
@@ -73,14 +73,14 @@ class BoundedProtocol(HttpToolsProtocol):
         self._arm(self.head_s)
 
     def on_url(self, url: bytes) -> None:
-        # Kept in parts: an address that comes in many pieces is put together once.
+        # Kept in parts, so that a URL in many pieces is joined only once.
         self._url.append(url)
         self._url_bytes += len(url)
         if self._url_bytes > URL_BYTES_MAX:
             self._stop(414)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Of the trailers behind a body, too."""
+        """Also called for the trailers after a body."""
         self._headers_bytes += len(name) + len(value)
         if len(self.headers) >= HEADERS_MAX or self._headers_bytes > HEADERS_BYTES_MAX:
             self._stop(431)
@@ -90,7 +90,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._in_head = False
         if len(self.pipeline) >= PIPELINED_MAX:
             self._stop(400)
-        # The parser of addresses takes 64 KiB at most, and a frontier of two thousand authors is longer.
+        # The URL parser accepts at most 64 KiB, and a frontier of two thousand authors is longer.
         self.url, _, query = b"".join(self._url).partition(b"?")
         self._arm(self.request_s)
         is_full = bool(self._peer) and self._shares.reads_too_slowly(str(self._peer[0]))
@@ -105,7 +105,7 @@ class BoundedProtocol(HttpToolsProtocol):
         if self.pipeline:
             return
         if self.transport.get_write_buffer_size():
-            # It is complete, but not gone yet: a reader that does not read holds it up.
+            # The answer is complete but not sent yet: the reader is slow.
             self._deadline = self.loop.call_later(self.request_s, self._unread)
         else:
             self._shares.is_busy(self._peer, False)
@@ -116,11 +116,11 @@ class BoundedProtocol(HttpToolsProtocol):
             self._shares.is_busy(self._peer, False)
 
     def send_400_response(self, msg: str) -> None:
-        """For a request that cannot be read: its head is too long, or it is no HTTP."""
+        """Answers a request that cannot be parsed: its head is too long, or it is not HTTP."""
         if self.transport.is_closing():
             return
         if self.cycle is not None and not self.cycle.response_complete:
-            # Its answer is under way, and there is no room for another one in it.
+            # The answer has begun, so no other answer can be sent.
             self.transport.abort()
             return
         self.transport.write(STATUS_LINE[self._status] + b"content-length: 0\r\nconnection: close\r\n\r\n")

@@ -1,4 +1,4 @@
-"""Follows a command job: passes on what it prints as it is printed, and says how it ended."""
+"""Follows a command job: forwards its output as it is printed, and reports how it ended."""
 
 import asyncio
 from collections.abc import Callable
@@ -17,7 +17,7 @@ from hocket.work.runner import Run
 
 
 class Following:
-    """`passed_on` is handed what the job prints, in whatever thread it comes."""
+    """`passed_on` is called with the output, in any thread."""
 
     def __init__(self, node: Node, job_id: bytes, passed_on: Callable[[str, bytes], None]) -> None:
         self._node = node
@@ -38,17 +38,17 @@ class Following:
         self._execution = execution
 
     def finished(self, run: Run, outcome: Job | Reason) -> None:
-        """To be told by the worker of this process, of each run of the job that ended and what became of the job."""
+        """The worker of this process calls this for each ended run of the job, with the outcome."""
         if isinstance(outcome, Job):
             self._outcome = plain_ending(outcome, self._execution) or self._strict_ending(outcome)
         self._settled.set()
 
     def is_over(self) -> bool:
-        """Whether the job is not to be run again here: in a strict mesh a failure puts it back into the queue."""
+        """Whether the job will not run again here. In a strict mesh a failure returns it to the queue."""
         return self._execution is not None and self._node.runtime.log.rules.is_strict
 
     def _strict_ending(self, job: Job) -> CommandOutcome | None:
-        """How the run ended that is over, whatever becomes of the job."""
+        """How the last run ended, if a strict mesh may run the job again."""
         execution = self._execution
         if not self.is_over() or execution is None or execution.fence != job.fence:
             return None
@@ -58,10 +58,12 @@ class Following:
         return CommandOutcome(exit_code(execution), stays)
 
     async def end(self) -> CommandOutcome:
-        """Waits for it. What another process or node ran was not heard meanwhile, and comes now."""
+        """Waits for the end. Output of a run in another process or node was not heard meanwhile, and is forwarded
+        now.
+        """
         with closing(self._node.listen(about(JOB, self._job_id))) as changes:
             while (ended := self._outcome or await self._look()) is None:
-                # What runs here says so when it is over; of everything else the log has to be asked.
+                # A run in this process reports its end; for any other run, the log must be read.
                 if self._heard:
                     with suppress(TimeoutError):
                         async with asyncio.timeout(LOOK_AGAIN_S):

@@ -1,7 +1,7 @@
-"""Who may hold how many connections. One address gets a share of them. When the share or the whole is used up, the
-connection that has waited longest without a request makes room for the new one, so that a caller with hundreds of idle
-connections shuts nobody out, not even others behind the same address. Connections are counted when they are accepted,
-so a TLS handshake that never ends counts, too.
+"""How many connections each caller may hold. One address gets a share of them. When the share or the total is used up,
+the connection that has been idle longest is closed for the new one, so that a caller with hundreds of idle connections
+shuts out no other, not even one behind the same address. Connections count from the moment they are accepted, so a TLS
+handshake that never ends counts, too.
 """
 
 import socket
@@ -14,16 +14,16 @@ from typing import Any
 
 CONNECTIONS_MAX = 512
 CONNECTIONS_PER_ADDRESS_MAX = 128
-# Answers that are written but not read yet, for one address; after that its requests are told to come back.
+# The most bytes of answers that one address has not read yet; beyond that, its requests are told to come back later.
 UNSENT_PER_ADDRESS_BYTES_MAX = 64 * 1024 * 1024
-# So many connections are turned away before others on the event loop get their turn.
+# The most connections refused in a row before the event loop gets other work done.
 TURNED_AWAY_AT_ONCE = 64
 
 Peer = tuple[Any, ...]
 
 
 def address_of(host: str) -> str:
-    """What counts as one address: an IPv4 address, or the 64 bits of an IPv6 network, of which one machine has all."""
+    """The unit of counting: an IPv4 address, or an IPv6 /64 network, since one machine has a whole one."""
     try:
         address = ip_address(host.partition("%")[0])
     except ValueError:
@@ -44,8 +44,8 @@ class _Connection:
 
 
 class Connections:
-    """The open connections of one server, in the order in which they became idle. The reverse `proxies` speak for many
-    addresses, so each of them may hold all connections. `tell` hears which limit was hit.
+    """The open connections of one server, in the order in which they became idle. The reverse `proxies` stand for many
+    addresses, so each may hold all connections. `tell` is called with the limit that was hit.
     """
 
     def __init__(self, proxies: Collection[str] = (), tell: Callable[[str], None] = lambda text: None) -> None:
@@ -60,7 +60,7 @@ class Connections:
         return address_of(host) in self._proxies
 
     def opened(self, peer: Peer, end: Callable[[], None]) -> bool:
-        """Counts a new connection, which `end` would end. False when there is no room for it."""
+        """Counts a new connection, which `end` would close. False if there is no room for it."""
         address = address_of(str(peer[0]))
         if not self._make_room(address):
             return False
@@ -75,15 +75,15 @@ class Connections:
             self._open[peer].transport = transport
 
     def is_busy(self, peer: Peer, busy: bool) -> None:
-        """A busy connection has brought the whole head of a request and has not got the whole answer yet."""
+        """A connection is busy from the whole head of a request until its whole answer is sent."""
         connection = self._open.get(peer)
         if connection is not None and connection.is_busy != busy:
             connection.is_busy = busy
-            # What has just become idle makes room last.
+            # The connection that became idle last is closed last.
             self._open[peer] = self._open.pop(peer)
 
     def reads_too_slowly(self, host: str) -> bool:
-        """Whether an address has too many answers waiting to be read."""
+        """Whether an address has too many unread answers."""
         address = address_of(host)
         if address in self._proxies:
             return False
@@ -94,7 +94,7 @@ class Connections:
         )
         if unsent <= UNSENT_PER_ADDRESS_BYTES_MAX:
             return False
-        self._tell("too many answers that are not read, for one address")
+        self._tell("too many unread answers for one address")
         return True
 
     def _make_room(self, address: str) -> bool:
@@ -117,7 +117,7 @@ class Connections:
 
 
 class _Accepted(socket.socket):
-    """A connection that tells when it is closed."""
+    """A connection that reports when it is closed."""
 
     closed: Callable[[], None] = staticmethod(lambda: None)
 
@@ -126,7 +126,7 @@ class _Accepted(socket.socket):
         super().close()
 
     def end(self) -> None:
-        """Lets whoever reads from it find its end."""
+        """Makes readers of this connection see its end."""
         with suppress(OSError):
             self.shutdown(socket.SHUT_RDWR)
 

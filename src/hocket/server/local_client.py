@@ -1,6 +1,6 @@
-"""The quick way for `hocket run`: sends the command line to the local server of a worker of this node, and passes on
-what comes back. Nothing else of Hocket is loaded for it, so it imports as little as it can. Where no worker answers,
-`hocket run` goes the long way with the same words.
+"""The fast path of `hocket run`: sends the command line to the local server of a worker of this node, and prints what
+comes back. It imports as little as possible. If no worker answers, `hocket run` starts the whole program with the same
+arguments.
 """
 
 import _socket
@@ -9,7 +9,7 @@ import sys
 
 SUFFIX = ".socket"
 HELLO = b"hocket run 2\n"
-# What is handed over: the words, the directory and the environment, first how many bytes each of these lists has.
+# The request: the arguments, the directory and the environment, preceded by the length of each list in bytes.
 LISTS, LENGTH_BYTES = 3, 4
 STRING_END = b"\0"
 STDOUT, STDERR, END, LONG_WAY = b"o", b"e", b"x", b"l"
@@ -21,14 +21,14 @@ _LONG_WAY = ("-h", "--help", "--json")
 
 
 def ask_worker(words: list[str]) -> int | None:
-    """The command's exit code; None when it must go the long way."""
+    """The command's exit code; None if the whole program must run it."""
     options = words[: words.index("--")] if "--" in words else words
     if any(word in _LONG_WAY for word in options):
         return None
     home = _home(options)
     try:
         directory = os.open(os.path.join(home, "processes"), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        # Where others could put a socket, we hand nothing over; the long way says what is wrong.
+        # Send nothing if other users could have put a socket here; the whole program reports the problem.
         if not (_is_ours(os.stat(home)) and _is_ours(os.fstat(directory))):
             return None
     except OSError:
@@ -37,13 +37,13 @@ def ask_worker(words: list[str]) -> int | None:
         if name.endswith(SUFFIX):
             line = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
             try:
-                # The name of a socket must be short; that of the home need not be.
+                # A socket's path must be short; the home's path may be long.
                 line.connect(f"/proc/self/fd/{directory}/{name}")
                 if peer_user(line) != os.geteuid():
                     raise PermissionError
                 line.sendall(HELLO + _lists(words))
             except ConnectionRefusedError:
-                # Its worker was killed.
+                # The worker was killed.
                 os.unlink(name, dir_fd=directory)
             except OSError:
                 pass
@@ -54,13 +54,13 @@ def ask_worker(words: list[str]) -> int | None:
 
 
 def peer_user(line: _socket.socket) -> int:
-    """The number of the user whose process is at the other end."""
+    """The user id of the process at the other end."""
     credentials = line.getsockopt(_socket.SOL_SOCKET, _socket.SO_PEERCRED, 3 * _INT_BYTES)
     return int.from_bytes(credentials[_INT_BYTES : 2 * _INT_BYTES], sys.byteorder)
 
 
 def _is_ours(state: os.stat_result) -> bool:
-    """Whether a directory is this user's, and nobody else can put anything into it."""
+    """Whether this user owns the directory and no other user can write into it."""
     return state.st_uid == os.geteuid() and not state.st_mode & 0o022
 
 
@@ -96,12 +96,12 @@ def _listen(line: _socket.socket) -> int | None:
         return INTERRUPTED
     finally:
         line.close()
-    print("hocket: the worker has gone away; the job is on the log, see `hocket jobs`", file=sys.stderr)
+    print("hocket: the worker has exited; the job is on the log, see `hocket jobs`", file=sys.stderr)
     return 5
 
 
 def _read(line: _socket.socket, size: int) -> bytes:
-    """So many bytes, fewer when the other side has gone."""
+    """Reads that many bytes, or fewer if the other side closes."""
     parts = []
     while size > 0 and (part := line.recv(min(size, READ_BYTES))):
         parts.append(part)

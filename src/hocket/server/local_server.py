@@ -1,5 +1,5 @@
 """A worker's server for `hocket run` on the same machine: a Unix socket in the home. A client sends a command line and
-gets back what the command prints, as it prints it, and how it ended. Hanging up before that cancels the job.
+receives the output of the command, as it is printed, and its exit code. Hanging up before the end cancels the job.
 """
 
 import asyncio
@@ -42,19 +42,19 @@ REQUEST_S = 5.0
 
 
 class Asked(NamedTuple):
-    """What is to be run, whether nobody waits for it, and what the caller should know before."""
+    """The command to run, whether to detach it, and a warning for the caller."""
 
     request: CommandRequest
     detach: bool
     warning: str | None = None
 
 
-# Reads a command line: the words, the directory and the environment that they were written in.
+# Parses a command line, given the arguments, the directory and the environment of the caller.
 Read = Callable[[list[str], Path, dict[str, str]], Asked]
 
 
 class LocalServer:
-    """Open while it is entered. `read` understands command lines."""
+    """Serves while it is entered. `read` parses command lines."""
 
     def __init__(self, node: Node, worker: Worker, commands: Commands, read: Read, name: str) -> None:
         self._node = node
@@ -68,13 +68,14 @@ class LocalServer:
 
     async def __aenter__(self) -> "LocalServer":
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        # The name of a socket must be short; that of the home need not be.
+        # A socket's path must be short; the home's path may be long.
         directory = os.open(self._path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         before = os.umask(0o177)
         try:
             listener.bind(f"/proc/self/fd/{directory}/{self._path.stem}")
             listener.listen()
-            # It gets its name once it listens: a client removes a socket that refuses it, as that of a dead worker.
+            # The socket gets its name once it listens: a client removes a socket that refuses it, as one of a dead
+            # worker.
             os.rename(self._path.stem, self._path.name, src_dir_fd=directory, dst_dir_fd=directory)
         finally:
             os.umask(before)
@@ -92,7 +93,7 @@ class LocalServer:
             await asyncio.wait(self._callers)
 
     def finished(self, run: Run, outcome: Job | Reason) -> None:
-        """To be told by the worker of every run that has ended."""
+        """The worker calls this for every run that has ended."""
         if (following := self._following.get(run.job.id)) is not None:
             following.finished(run, outcome)
 
@@ -116,7 +117,7 @@ class LocalServer:
             writer.close()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> CommandOutcome | None:
-        """None when the caller had better go the long way, which says what is wrong with its words."""
+        """Returns None if the client must run the whole program, which reports what is wrong with the arguments."""
         async with asyncio.timeout(REQUEST_S):
             if await reader.readexactly(len(HELLO)) != HELLO:
                 return None
@@ -139,14 +140,14 @@ class LocalServer:
             return CommandOutcome(error.exit_code, str(error))
 
     async def _pack(self, asked: CommandRequest) -> PackedRequest:
-        """Only files take their time."""
+        """Packs a request; off the event loop only if it has files."""
         blobs = self._node.runtime.blobs
         return await self._node.call(lambda: request.pack(asked, blobs)) if asked.inputs else request.pack(asked, blobs)
 
     async def _follow(
         self, job_id: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> CommandOutcome:
-        """Passes on what the job prints until it has ended, or calls it off when the caller hangs up."""
+        """Forwards the output of the job until it ends, or cancels it when the caller hangs up."""
         loop = asyncio.get_running_loop()
 
         def tell(stream: str, chunk: bytes) -> None:

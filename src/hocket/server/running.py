@@ -1,5 +1,5 @@
-"""A server that runs inside a program: it binds its socket first, so that the port is known and a taken one is told in
-a sentence; it starts, answers, and stops without a trace. Signals are the program's affair.
+"""A server inside a program. It binds its socket first, so that the port is known and a port in use is a clear error.
+Handling signals is left to the program.
 """
 
 import asyncio
@@ -33,8 +33,8 @@ class _Uvicorn(uvicorn.Server):
 
 
 class Server:
-    """Answers for a gate. `host` may be a name or an address; port 0 takes any that is free. `proxies` are the
-    addresses of reverse proxies in front of it, whose X-Forwarded-For is believed.
+    """Serves a gate. `host` may be a name or an address; port 0 takes any free port. `proxies` are the addresses of
+    reverse proxies in front of it, whose X-Forwarded-For is believed.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class Server:
         proxies: Collection[str] = (),
     ) -> None:
         if (cert is None) != (key is None):
-            raise Usage("a certificate and its key are given together")
+            raise Usage("--cert and --key must be given together")
         self._gate, self._host, self._protocol = gate, host, protocol
         self._cert, self._key = cert, key
         self._check_certificate()
@@ -68,13 +68,13 @@ class Server:
 
     @property
     def is_exposed(self) -> bool:
-        """Whether others than this machine can reach it."""
+        """Whether other machines can reach it."""
         return not is_loopback(self._host)
 
     @property
     def address(self) -> str:
-        """Where it can be reached, as far as this machine can tell: for a server on every interface, the one that
-        leads to the world.
+        """The address to reach it, as far as this machine can tell: for a server on all interfaces, that of the default
+        route.
         """
         host = self._host
         if host in ("0.0.0.0", "::", ""):
@@ -82,7 +82,7 @@ class Server:
         return f"{self.scheme}://{f'[{host}]' if ':' in host else host}:{self.port}"
 
     async def start(self) -> None:
-        """Returns when it answers."""
+        """Returns when the server accepts connections."""
         config = uvicorn.Config(
             web_app(self._gate, self._socket.connections),
             http=partial(self._protocol, connections=self._socket.connections),  # type: ignore[arg-type]
@@ -97,7 +97,7 @@ class Server:
             ssl_certfile=None if self._cert is None else str(self._cert),
             ssl_keyfile=None if self._key is None else str(self._key),
         )
-        # What a stranger sends is no news; what the gate refuses, it tells itself.
+        # Bad input from strangers is not logged; the gate reports what it refuses.
         logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
         await self._gate.open()
         self._server = _Uvicorn(config)
@@ -105,11 +105,11 @@ class Server:
         while not self._server.started:
             if self._serving.done():
                 await self._serving
-                raise Unreachable(f"the server on port {self.port} ended at once")
+                raise Unreachable(f"the server on port {self.port} stopped at once")
             await asyncio.sleep(0.005)
 
     async def stop(self) -> None:
-        """Lets running requests end, within a few seconds."""
+        """Lets running requests finish, within a few seconds."""
         await self._gate.close()
         if self._server is not None and self._serving is not None:
             self._server.should_exit = True
@@ -156,7 +156,7 @@ def _is_ip(text: str) -> bool:
 
 
 def outward_host() -> str:
-    """The address of this machine on the way to the world. Nothing is sent."""
+    """This machine's address on the default route. Sends nothing."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect(("192.0.2.1", 9))

@@ -1,6 +1,5 @@
-"""What every face asks for: queries and commands with typed answers. The command line, and later the HTTP API, the page
-and the MCP server, stand on these and read no store themselves. A module has one group of them, as functions over a
-`Service`.
+"""The queries and commands of a node, with typed answers. The command line, and later the HTTP API, the dashboard and
+the MCP server, use these and never read the store themselves. Each module has one group, as functions on a `Service`.
 """
 
 from contextlib import AbstractContextManager
@@ -20,25 +19,25 @@ T = TypeVar("T")
 
 
 class Principal(msgspec.Struct, frozen=True):
-    """Who asks: a node, and the agent on it that speaks for itself, if one does."""
+    """Who asks: a node, and the agent on it, if one asks for itself."""
 
     node: int
     agent: str | None = None
 
 
 class ListPage(msgspec.Struct, Generic[T], frozen=True):
-    """Part of a list. `next` is the key to ask for the page after it with; None at the end."""
+    """Part of a list. `next` is the key of the next page; None at the end."""
 
     items: list[T]
     next: str | None
 
 
 class ServiceAnswer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a query or a command answers; its fields in JSON are those that programs may rely on."""
+    """The answer of a query or a command. Programs may rely on its JSON fields."""
 
 
 class Service:
-    """One node as one principal may use it. It blocks; it is safe to use from several threads."""
+    """One node as one principal may use it. Calls block. Safe to use from several threads."""
 
     def __init__(self, runtime: Runtime, principal: Principal | None = None) -> None:
         self.runtime = runtime
@@ -52,19 +51,19 @@ class Service:
 
     @property
     def node(self) -> "SyncNode":
-        """The node for what waits or asks other nodes."""
+        """The node, for calls that wait or ask other nodes."""
         from hocket.node.node import SyncNode
 
         return SyncNode(self.runtime)
 
     def read(self) -> AbstractContextManager[Session]:
-        """A view in which every op that is on the log is in the projections too."""
+        """A view whose projections include every op on the log."""
         return self.runtime.read()
 
     def check_writer(self) -> None:
-        """Every command begins with this. It signs with this node's key, so a principal of another node may give
-        none.
+        """Every command calls this first. A command signs with this node's key, so a principal of another node may not
+        run one.
         """
         if self.principal.node != self.runtime.log.node:
             asker = node_text(self.principal.node)
-            raise NotAuthorised(f"node {asker} cannot write as this node; it writes with its own key and syncs")
+            raise NotAuthorised(f"node {asker} cannot write as this node; let it write with its own key and sync")

@@ -1,4 +1,4 @@
-"""Artifacts: listed, shown, read, put, evicted, cleared away, and explained."""
+"""Artifacts: list, show, read, store, evict, delete, explain."""
 
 from itertools import islice
 from pathlib import Path
@@ -18,7 +18,7 @@ LIMIT_MAX = 100_000
 
 
 class ArtifactBrief(ServiceAnswer, frozen=True):
-    """One line of a list. `content` is where the content is: inline, blob, elsewhere or evicted."""
+    """One line of a list. `content` tells where the content is: inline, blob, elsewhere or evicted."""
 
     artifact_id: str
     type: str
@@ -58,7 +58,7 @@ class ArtifactEvicted(ServiceAnswer, frozen=True):
 
 
 def page(service: Service, job: str | None, limit: int, after: str | None = None) -> ListPage[ArtifactBrief]:
-    """Artifacts of one job in the order in which it made them, or all by their ids; only those after `after`."""
+    """Artifacts of one job in the order in which it made them, or all in order of id; only those after `after`."""
     start = bytes(16) if after is None else _id(after)
     job_id = None if job is None else service.runtime.find(job)
     with service.read() as session:
@@ -87,7 +87,7 @@ def show(service: Service, prefix: str) -> ArtifactDetails:
 
 
 def content(service: Service, prefix: str) -> ArtifactContent:
-    """The content, from another node if it is not here."""
+    """The content, fetched from another node if this one lacks it."""
     with service.read() as session:
         found = artifacts.find(session, prefix)
         data = artifacts.content(session, service.runtime.blobs, found, service.node.fetch)
@@ -95,7 +95,7 @@ def content(service: Service, prefix: str) -> ArtifactContent:
 
 
 def put(service: Service, file: Path, type: str, ttl: str | None) -> ArtifactKept:
-    """Keeps a file as an artifact of no job."""
+    """Stores a file as an artifact that belongs to no job."""
     service.check_writer()
     check_type(type)
     ttl_ms = check_ttl(ttl)
@@ -106,7 +106,7 @@ def put(service: Service, file: Path, type: str, ttl: str | None) -> ArtifactKep
 
 
 def evict(service: Service, prefix: str) -> ArtifactEvicted:
-    """Says on the log that an artifact's content is gone, and frees it here."""
+    """Records on the log that an artifact's content is gone, and deletes it here."""
     service.check_writer()
     runtime = service.runtime
     with service.read() as session:
@@ -118,13 +118,13 @@ def evict(service: Service, prefix: str) -> ArtifactEvicted:
 
 
 def clear(service: Service) -> Cleared:
-    """Deletes blobs that nobody needs."""
+    """Deletes unused blobs."""
     service.check_writer()
     service.runtime.log.settle()
     return artifacts.clear(service.runtime.store, service.runtime.blobs)
 
 
 def why(service: Service, prefix: str, full: bool) -> dict[str, Any]:
-    """How an output came about, back to the model calls and the evidence behind it."""
+    """Traces an output back to the model calls and the evidence behind it."""
     with service.read() as session:
         return explain(session, service.runtime.blobs, prefix, full)

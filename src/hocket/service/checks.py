@@ -1,6 +1,5 @@
-"""What a home stands on, looked at one thing after the other, from the interpreter to the log's first op. Nothing is
-changed and nothing is trusted: whatever a look runs into becomes a finding. A home that cannot be opened is looked at,
-too, so this needs no `Service`.
+"""Checks everything that a home depends on, from the interpreter to the log's first op. Changes nothing and trusts
+nothing: any error becomes a finding. It also checks homes that cannot be opened, so it needs no `Service`.
 """
 
 import fcntl
@@ -33,8 +32,8 @@ DISK_BAD, DISK_LOW = 16 * 1024 * 1024, 256 * 1024 * 1024
 CLOCK_BEHIND_MS_MAX = 60_000
 MIB = 1024 * 1024
 TWINS = (
-    "{count} ops carry the timestamp of another op of their author, so neither counts; that node's key is in use in two"
-    " places, or its clock was set back behind its log's"
+    "{count} ops have the same timestamp as another op of their author, so neither counts; that node's key is in use in"
+    " two places, or its clock was set back behind its log's"
 )
 
 
@@ -64,13 +63,13 @@ def examine(home: Home) -> Findings:
 
 
 def _guarded(check: str, look: Callable[[], Findings]) -> Findings:
-    """What a look finds. One that fails has found something."""
+    """The findings of one check. A check that raises yields a finding, too."""
     try:
         yield from look()
     except HocketError as error:
         yield Check("bad", check, str(error))
     except Exception as error:
-        yield Check("bad", check, f"could not be examined: {type(error).__name__}: {error}")
+        yield Check("bad", check, f"could not be checked: {type(error).__name__}: {error}")
 
 
 def _python() -> Findings:
@@ -86,7 +85,7 @@ def _home(home: Home) -> Findings:
     yield Check("ok", "home", str(home.path))
     for path in home.exposed():
         mode = path.lstat().st_mode & 0o777
-        yield Check("warn", "home", f"others may use {path} (mode {mode:04o}); the next command closes it to them")
+        yield Check("warn", "home", f"other users can access {path} (mode {mode:04o}); the next command stops that")
 
 
 def _keys(home: Home) -> Findings:
@@ -99,7 +98,7 @@ def _keys(home: Home) -> Findings:
             yield Check("bad", "keys", f"{path} is not the key of this home's user; restore the right one")
         else:
             locked = path.name == "user.key" and home.is_locked()
-            said = "locked" if locked else "there and only its owner can read it"
+            said = "locked" if locked else "there, and only its owner can read it"
             yield Check("ok", "keys", f"{path.name} is {said}")
 
 
@@ -108,22 +107,22 @@ def _disk(home: Home) -> Findings:
     if free >= DISK_LOW:
         yield Check("ok", "disk", f"{free // MIB} MiB free")
     else:
-        yield Check("bad" if free < DISK_BAD else "warn", "disk", f"only {free // MIB} MiB free; make room")
+        yield Check("bad" if free < DISK_BAD else "warn", "disk", f"only {free // MIB} MiB free; free some space")
 
 
 def _commands(home: Home) -> Findings:
-    """Whether the configuration allows other nodes more than its owner may have meant."""
+    """Whether the configuration allows other nodes more than the owner may have meant."""
     allowance = configured(home.configuration)
     warnings = [*allowance.warnings()]
     if allowance.is_empty:
-        yield Check("ok", "commands", "the configuration allows none of other nodes")
+        yield Check("ok", "commands", "the configuration allows no commands of other nodes")
     elif not warnings:
-        yield Check("ok", "commands", "other nodes run in a sandbox, and no pattern allows anything")
+        yield Check("ok", "commands", "commands of other nodes run in a sandbox, and no pattern allows everything")
     yield from (Check("warn", "commands", each) for each in warnings)
 
 
 def _file_system(home: Home) -> Findings:
-    """Whether the home's file system has what processes wake and notice each other by."""
+    """Whether the home's file system supports the locks and pipes that processes use to find and wake each other."""
     path = home.processes / f"doctor-{os.getpid()}"
     try:
         os.mkfifo(path, 0o600)
@@ -135,9 +134,9 @@ def _file_system(home: Home) -> Findings:
             try:
                 fcntl.flock(second, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                yield Check("ok", "locks and pipes", "the file system has both")
+                yield Check("ok", "locks and pipes", "the file system supports both")
             else:
-                yield Check("bad", "locks and pipes", "locks exclude nobody here; put the home on a local disk")
+                yield Check("bad", "locks and pipes", "file locks do not work here; put the home on a local disk")
         finally:
             os.close(first)
             os.close(second)
@@ -154,7 +153,7 @@ def _database(home: Home) -> Findings:
             damage = session.damage()
             yield from (Check("bad", "database", f"damaged: {what}; restore a backup") for what in damage)
             if not damage:
-                yield Check("ok", "database", f"opens and is in order, {session.head().seq} ops")
+                yield Check("ok", "database", f"opens and is intact, {session.head().seq} ops")
             yield from _guarded("first op", lambda: _first_op(home, session))
             yield from _guarded("integrity", lambda: _integrity(session))
             yield from _guarded("clock", lambda: _clock(session))
@@ -165,7 +164,7 @@ def _database(home: Home) -> Findings:
 
 
 def _integrity(session: Session) -> Findings:
-    """Nodes with two histories, and two ops of one author with the same timestamp."""
+    """Nodes with two histories, and ops of one author with the same timestamp."""
     count = session.refusal_counts().get(Reason.INTEGRITY, 0)
     for node in {fork.node for fork in session.forks()}:
         yield Check("bad", "integrity", str(NodeForked(node_text(int.from_bytes(node, "big")))))
@@ -176,7 +175,7 @@ def _integrity(session: Session) -> Findings:
 
 
 def _first_op(home: Home, session: Session) -> Findings:
-    """The log begins with a delegation to this very node, which leads back to the user."""
+    """Whether the log begins with a delegation to this node that leads back to the user."""
     row = session.op_seq(1)
     payload = None if row is None else decode(row.body).payload
     if not isinstance(payload, DelegateUcan):
@@ -185,12 +184,12 @@ def _first_op(home: Home, session: Session) -> Findings:
     delegation = read_ucan(payload.ucan_bytes)
     known = [read_ucan(each.token) for each in session.delegations()]
     if delegation.node != node_id(home.node_key().public):
-        yield Check("bad", "first op", "node.key is not the key of this log; restore the key that belongs to it")
+        yield Check("bad", "first op", "node.key does not belong to this log; restore the right key")
     elif Authority(home.user_did(), [delegation, *known], ()).fault(delegation) is not None:
-        whose = "user.key is not the key of this log's user" if home.has_user_key() else "user.did names another user"
-        yield Check("bad", "first op", f"{whose}; restore the one that belongs to it")
+        whose = "user.key does not belong to this log's user" if home.has_user_key() else "user.did names another user"
+        yield Check("bad", "first op", f"{whose}; restore the right one")
     else:
-        yield Check("ok", "first op", "the keys are those that the log begins with")
+        yield Check("ok", "first op", "the keys match the first op")
 
 
 def _clock(session: Session) -> Findings:
@@ -199,7 +198,7 @@ def _clock(session: Session) -> Findings:
         yield Check(
             "warn",
             "clock",
-            f"this machine's clock is {span(behind)} behind the log's; set it right, or time here goes at half speed",
+            f"this machine's clock is {span(behind)} behind the log's; correct it, or time here runs at half speed",
         )
     else:
         yield Check("ok", "clock", "not behind the log's")
@@ -214,7 +213,7 @@ def _workers(home: Home, session: Session) -> Findings:
     count = Counter(stand.values())
     if died := count[WorkerState.DIED]:
         left = f"{died} died and left {held[WorkerState.DIED]} jobs behind"
-        yield Check("warn", "workers", f"{left}; the next worker that runs hands them back and clears up")
+        yield Check("warn", "workers", f"{left}; the next worker returns them to the queue")
     for each in workers:
         if stand[each.number] is WorkerState.SILENT:
             which = f"process {each.pid} {whereabouts(each.place, liveness.place)}".strip()
@@ -226,13 +225,13 @@ def _workers(home: Home, session: Session) -> Findings:
 
 def _rebuild(session: Session) -> Findings:
     if session.head().rebuilding is not None:
-        yield Check("bad", "rebuild", "one is under way or was interrupted; run `hocket log rebuild` to finish it")
+        yield Check("bad", "rebuild", "a rebuild is running or was interrupted; run `hocket log rebuild` to finish it")
     else:
-        yield Check("ok", "rebuild", "none is unfinished")
+        yield Check("ok", "rebuild", "no unfinished rebuild")
 
 
 def user_of(home: Home) -> str:
-    """Whose home it is. One that has lost its user's key can still tell: the log begins with the user's delegation."""
+    """The user of a home. If the user's key is lost, the first op still has it: the user's delegation."""
     try:
         return home.user_did()
     except StoreError:
@@ -244,5 +243,5 @@ def user_of(home: Home) -> str:
             store.close()
         payload = None if row is None else decode(row.body).payload
         if not isinstance(payload, DelegateUcan):
-            raise Usage(f"the home {home.path} does not say whose it is; restore all of it from a backup") from None
+            raise Usage(f"the home {home.path} does not name its user; restore all of it from a backup") from None
         return read_ucan(payload.ucan_bytes).issuer

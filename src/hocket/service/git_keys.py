@@ -1,5 +1,5 @@
-"""The keys of workers whose results in git repositories are trusted here: this node's, those of the mesh's nodes that
-may complete jobs, and those that the owner added.
+"""The worker keys whose results in git repositories this node trusts: its own, those of mesh nodes that may complete
+jobs, and those that the owner added.
 """
 
 from typing import Literal
@@ -29,14 +29,14 @@ def trusted(service: Service) -> set[bytes]:
 
 
 def add(service: Service, key: str, name: str) -> tuple[str, bool]:
-    """Gives the key in its one spelling, and whether it is new on the list."""
+    """Returns the key in canonical form, and whether it is new on the list."""
     service.check_writer()
     public = parse_worker(key)
     return key_text(public), _written(service).add(public, name)
 
 
 def remove(service: Service, key: str) -> tuple[str, bool]:
-    """Gives the key in its one spelling, and whether it was on the list."""
+    """Returns the key in canonical form, and whether it was on the list."""
     service.check_writer()
     public = parse_worker(key)
     return key_text(public), _written(service).remove(public)

@@ -1,4 +1,4 @@
-"""Jobs: listed, watched, shown, submitted, cancelled and tried again."""
+"""Jobs: list, watch, show, submit, cancel, retry."""
 
 import time
 from collections.abc import Sequence
@@ -43,7 +43,7 @@ STAGES = {
 
 
 class JobQuery(msgspec.Struct, frozen=True):
-    """Which jobs the list is of: at most `limit`, the newest first, of those older than the job `before`."""
+    """Which jobs to list: at most `limit`, newest first, all older than the job `before`."""
 
     state: StateName | None = None
     outcome: OutcomeName | None = None
@@ -94,7 +94,7 @@ class JobDetails(JobBrief, frozen=True):
 
 
 class JobsPage(ListPage[JobBrief], frozen=True):
-    """`processes` has the process that holds a job, by the job's id, where a worker of this store does."""
+    """`processes` maps the id of a claimed job to the process that holds it, if a worker of this store does."""
 
     now_ms: int
     processes: dict[str, int]
@@ -119,7 +119,7 @@ def _page(session: Session, wanted: JobQuery) -> JobsPage:
 
 
 def _select(session: Session, wanted: JobQuery, limit: int) -> list[JobEntry]:
-    """The newest that fit."""
+    """The newest jobs that match."""
     if wanted.outcome is not None and wanted.state not in (None, StateName.completed):
         return []
     outcome = None if wanted.outcome is None else Outcome[wanted.outcome.upper()]
@@ -135,7 +135,7 @@ def _id(text: str) -> bytes:
 
 
 class JobsWatch:
-    """A list as it was seen last, and the wait for it to change."""
+    """The last seen list, and the wait for a change."""
 
     def __init__(self, service: Service, wanted: JobQuery) -> None:
         self._node = service.node
@@ -143,7 +143,7 @@ class JobsWatch:
         self.seen: JobsPage | None = None
 
     def wait(self, timeout: float | None = None) -> JobsPage:
-        """The list when it has changed, or as it is when the time is over."""
+        """The list after a change, or as it is when the time is over."""
         try:
             self._node.until(self._look, timeout, about(JOB))
         except TimeoutError:
@@ -157,7 +157,7 @@ class JobsWatch:
 
 
 def find(service: Service, prefix: str) -> str:
-    """The id of the one job whose id begins so. Raises Usage for none or several."""
+    """The id of the one job whose id starts with this text. Raises Usage if there is none, or more than one."""
     return ulid_text(service.runtime.find(prefix))
 
 
@@ -166,23 +166,23 @@ def show(service: Service, prefix: str) -> JobDetails:
 
 
 def submit(service: Service, drafts: Sequence[Draft]) -> list[Submitted]:
-    """All of them in one transaction, or none."""
+    """Submits all jobs in one transaction, or none."""
     service.check_writer()
     return service.runtime.submit(drafts)
 
 
 def result(service: Service, job_id: str, timeout: float | None) -> Any:
-    """Waits for the end of a job and gives what its handler returned."""
+    """Waits for a job to end and returns its result."""
     try:
         return service.node.job(job_id).result(timeout)
     except TimeoutError:
         raise Unreachable(
-            f"job {job_id} has not ended within {timeout:g} seconds; it goes on, see `hocket show {job_id}`"
+            f"job {job_id} has not ended within {timeout:g} seconds; it is still active, see `hocket show {job_id}`"
         ) from None
 
 
 def cancel(service: Service, prefix: str, reason: str) -> JobBrief:
-    """Calls a job off, pending or running."""
+    """Cancels a job, pending or running."""
     service.check_writer()
     job_id = _target(service, prefix, reason)
     service.node.job(job_id).cancel(reason)
@@ -190,7 +190,7 @@ def cancel(service: Service, prefix: str, reason: str) -> JobBrief:
 
 
 def retry(service: Service, prefix: str, reason: str) -> JobBrief:
-    """Tries a failed or cancelled job anew."""
+    """Retries a failed or cancelled job."""
     service.check_writer()
     job_id = _target(service, prefix, reason)
     service.node.job(job_id).retry(reason)
@@ -203,7 +203,7 @@ def brief(service: Service, job_id: str) -> JobBrief:
 
 def _target(service: Service, prefix: str, reason: str) -> str:
     if not 0 < len(reason) <= REASON_CHARS_MAX:
-        raise Usage(f"a reason has 1 to {REASON_CHARS_MAX} characters, not {len(reason)}")
+        raise Usage(f"a reason must have 1 to {REASON_CHARS_MAX} characters, not {len(reason)}")
     return find(service, prefix)
 
 

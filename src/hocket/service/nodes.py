@@ -1,5 +1,5 @@
-"""The nodes of the mesh: who they are, what they may do, where jobs are routed, who coordinates, and whose late ops
-wait for a decision.
+"""The nodes of the mesh: who they are, what they may do, where jobs are routed, which node coordinates, and which late
+ops wait for a decision.
 """
 
 import msgspec
@@ -17,7 +17,7 @@ from hocket.store import Session
 
 
 class Stored(ServiceAnswer, frozen=True):
-    """What a node has stored here."""
+    """How much a node has stored here."""
 
     ops: int
     bytes: int
@@ -48,7 +48,7 @@ class NodeShown(ServiceAnswer, frozen=True):
 
 
 class Identity(NodeShown, frozen=True):
-    """This node, in the eyes of the mesh."""
+    """This node, as the mesh sees it."""
 
     user: str
     home: str
@@ -64,7 +64,7 @@ class DelegationShown(ServiceAnswer, frozen=True):
 
 
 class MayShown(ServiceAnswer, frozen=True):
-    """`may` is the answer; `chain` has the delegations that grant it, the user's first, none when nothing does."""
+    """`may` is the answer; `chain` has the delegations that grant it, the user's first; it is empty if none does."""
 
     may: bool
     node: str
@@ -79,7 +79,7 @@ class Route(ServiceAnswer, frozen=True):
 
 
 class RouteSet(ServiceAnswer, frozen=True):
-    """`node` is None when the kind is routed nowhere; `able` is whether the node may claim jobs of the kind."""
+    """`node` is None if the kind has no route; `able` is whether the node may claim jobs of the kind."""
 
     kind: str
     node: str | None
@@ -92,7 +92,7 @@ class CoordinatorShown(ServiceAnswer, frozen=True):
 
 
 class CoordinatorSet(ServiceAnswer, frozen=True):
-    """`previous_hears` is whether the coordinator before is known to hear of it."""
+    """`previous_hears` is whether the previous coordinator is known to learn of the change."""
 
     node: str
     name: str | None
@@ -101,7 +101,7 @@ class CoordinatorSet(ServiceAnswer, frozen=True):
 
 
 class LateOps(ServiceAnswer, frozen=True):
-    """Ops of a node that came long after what allowed them had ended."""
+    """Ops of a node that arrived long after the delegation they rely on had ended."""
 
     node: str
     name: str
@@ -125,7 +125,7 @@ class NodeName(ServiceAnswer, frozen=True):
 
 
 class Revoking(NodeName, frozen=True):
-    """`cascade` are the nodes that lose what they hold through it."""
+    """`cascade` has the nodes that lose the rights they hold through it."""
 
     delegations: int
     cascade: list[NodeName]
@@ -143,7 +143,7 @@ def listing(service: Service) -> list[NodeShown]:
 
 
 def find(service: Service, text: str) -> NodeShown:
-    """The one node of that name, or whose id begins so; `here` is this one."""
+    """The one node with this name, or whose id starts with this text; `here` is this node."""
     with service.read() as session:
         return _shown(membership.find(_members(service, session), text))
 
@@ -152,13 +152,13 @@ def identity(service: Service) -> Identity:
     home, log = service.runtime.home, service.runtime.log
     here = next((each for each in listing(service) if each.here), None)
     if here is None:
-        raise NotAuthorised("no delegation on the log lets this node in; `hocket doctor` says more")
+        raise NotAuthorised("no delegation on the log admits this node; run `hocket doctor`")
     more = {"user": log.user, "home": str(home.path), "holds_user_key": home.has_user_key()}
     return msgspec.convert(msgspec.to_builtins(here) | more, Identity)
 
 
 def may(service: Service, node: str, action: str, kind: str | None) -> MayShown:
-    """Whether a node may do something now, and by which delegations."""
+    """Whether a node may do something now, and which delegations grant it."""
     resource, wanted = parse_action(action)
     with service.read() as session:
         members = _members(service, session)
@@ -187,7 +187,7 @@ def routes(service: Service) -> list[Route]:
 
 
 def route(service: Service, kind: str, node: str | None) -> RouteSet:
-    """Sends all jobs of a kind to one node, or to any when that is None."""
+    """Sends all jobs of a kind to one node; None removes the route."""
     service.check_writer()
     log = service.runtime.log
     with service.read() as session:
@@ -217,7 +217,7 @@ def designate(service: Service, node: str) -> CoordinatorSet:
 
 
 def late(service: Service) -> list[LateOps]:
-    """The late ops that wait, by their authors."""
+    """The late ops that wait, by author."""
     with service.read() as session:
         names = {each.node: each.shown for each in _members(service, session)}
         waiting = session.late_ops()
@@ -230,7 +230,7 @@ def late(service: Service) -> list[LateOps]:
 
 
 def decide_late(service: Service, node: str, accept: bool) -> LateDecided:
-    """Puts the late ops of a node on the log, or forgets them."""
+    """Puts the late ops of a node on the log, or deletes them."""
     service.check_writer()
     with service.read() as session:
         member = membership.find(_members(service, session), node)
@@ -239,13 +239,13 @@ def decide_late(service: Service, node: str, accept: bool) -> LateDecided:
 
 
 def revocable(service: Service, node: str) -> Revoking:
-    """What revoking a node would take away. Raises NotAuthorised where this node may not revoke it."""
+    """What revoking a node would take away. Raises NotAuthorised if this node may not revoke it."""
     holds_key = service.runtime.home.holds_user_key()
     return _revoking(membership.revocable(service.runtime.log, node, holds_key))
 
 
 def revoke(service: Service, node: str, ask: Ask | None) -> Revoking:
-    """Takes from a node all that it may do. `ask` gives the passphrase of the user's key, if it is needed."""
+    """Revokes all rights of a node. `ask` returns the passphrase of the user's key, if needed."""
     service.check_writer()
     home = service.runtime.home
     user_key = (lambda: home.user_key(ask)) if home.holds_user_key() else None
@@ -253,7 +253,7 @@ def revoke(service: Service, node: str, ask: Ask | None) -> Revoking:
 
 
 def reissue(service: Service, user_key: SigningKey) -> DelegationMade:
-    """Gives this node a new root delegation with the user's key."""
+    """Issues this node a new root delegation with the user's key."""
     service.check_writer()
     log, home = service.runtime.log, service.runtime.home
     name = next((each.name for each in listing(service) if each.here), None)

@@ -1,6 +1,4 @@
-"""The ops of the log: as lines, the newest and each one as it comes; verified, refolded, exported, imported, and judged
-by other rules.
-"""
+"""The ops of the log: list and follow them, verify, rebuild, export, import, and change the rules that judge them."""
 
 from collections.abc import Iterator
 from typing import BinaryIO
@@ -39,7 +37,7 @@ class OpLine(ServiceAnswer, frozen=True):
 
 
 class OpFilter:
-    """Which ops are wanted: those of one job, or of jobs of a kind and the kinds below it."""
+    """Which ops to show: those of one job, or of jobs of a kind and the kinds below it."""
 
     def __init__(self, service: Service, job: str | None = None, kind: str | None = None) -> None:
         self.job_id = None if job is None else service.runtime.find(job)
@@ -56,7 +54,7 @@ class OpFilter:
 
 
 class OpsTail(msgspec.Struct, frozen=True):
-    """The newest ops, the oldest of them first, and up to which number of the log they were looked for."""
+    """The newest ops, oldest first, and the sequence number up to which the log was searched."""
 
     items: list[OpLine]
     seen: int
@@ -68,7 +66,7 @@ def tail(service: Service, wanted: OpFilter, limit: int) -> OpsTail:
 
 
 def _newest(session: Session, wanted: OpFilter, limit: int) -> list[OpRow]:
-    """More and more of the log is read until there are enough that fit."""
+    """Reads further and further back until enough ops match."""
     if limit == 0:
         return []
     if wanted.job_id is not None:
@@ -84,7 +82,7 @@ def _newest(session: Session, wanted: OpFilter, limit: int) -> list[OpRow]:
 
 
 def follow(service: Service, wanted: OpFilter, seen: int) -> Iterator[list[OpLine]]:
-    """The ops after that number of the log, as they come, for ever."""
+    """Yields the ops after that sequence number as they arrive, for ever."""
     node = service.node
 
     def look(session: Session) -> tuple[bool, tuple[int, list[OpLine]]]:
@@ -98,29 +96,29 @@ def follow(service: Service, wanted: OpFilter, seen: int) -> Iterator[list[OpLin
 
 
 def verify(service: Service, expected: tuple[int, bytes] | None, progress: Progress) -> Audit:
-    """Checks every signature, the chain and its end; `expected` is a chain head that was noted earlier."""
+    """Checks every signature, and the chain including its head; `expected` is a chain head from an earlier run."""
     return service.runtime.verify(expected, progress)
 
 
 def rebuild(service: Service, progress: Progress) -> Rebuilt:
-    """Drops everything that is derived from the log and makes it anew."""
+    """Drops everything derived from the log and derives it again."""
     service.check_writer()
     return service.runtime.rebuild(progress)
 
 
 def set_rules(service: Service, rules: Rules, progress: Progress) -> Rebuilt:
-    """Puts this node under other mesh rules, and judges every op anew by them."""
+    """Changes the mesh rules of this node, and judges every op again by them."""
     service.check_writer()
     return service.runtime.set_rules(rules, progress)
 
 
 def export(service: Service, out: BinaryIO, progress: Progress) -> int:
-    """Writes every op as a postcard sequence; gives how many there are."""
-    return export_ops(service.runtime.store, out, progress)
+    """Writes every op as a postcard sequence; returns their number."""
+    return export_ops(service.runtime.log, out, progress)
 
 
 def take_in(service: Service, source: BinaryIO) -> Admission:
-    """Takes in the ops of an export, each of them verified."""
+    """Imports the ops of an export after verifying each."""
     service.check_writer()
     return import_ops(service.runtime.log, source)
 
@@ -129,7 +127,7 @@ def _line(row: OpRow) -> OpLine:
     try:
         return msgspec.convert(view.op_line(row), OpLine)
     except ValueError as error:
-        # Damage is for `log verify` to judge; here the rest of the log is still worth showing.
+        # `log verify` judges damage; here the rest of the log is still worth showing.
         op_id = ulid_text(row.id[:16]) if len(row.id) >= 16 else row.id.hex()
         problem = f"its bytes cannot be read: {error}"
         return OpLine(row.seq, op_id, "unreadable", "-", "-", None, False, problem, "")

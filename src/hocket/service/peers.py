@@ -1,4 +1,4 @@
-"""The peers of this node: added, listed, removed, tried again and visited; and invitations for new nodes."""
+"""The peers of this node: add, list, remove, resume and sync; and invitations for new nodes."""
 
 import asyncio
 import time
@@ -32,7 +32,7 @@ class PeerShown(ServiceAnswer, frozen=True):
 
 
 class SilentCoordinator(ServiceAnswer, frozen=True):
-    """`last_ms` is when it was last heard of; None for never."""
+    """`last_ms` is when it was last heard from; None for never."""
 
     node: str
     last_ms: int | None
@@ -44,7 +44,7 @@ class PeersShown(ServiceAnswer, frozen=True):
 
 
 class PeerVisited(ServiceAnswer, frozen=True):
-    """What one exchange with a peer came to."""
+    """The outcome of one sync with a peer."""
 
     address: str
     node: str | None
@@ -73,10 +73,10 @@ def listing(service: Service) -> PeersShown:
 
 
 def add(service: Service, address: str, trust: Trust) -> str:
-    """Gives the address in its one spelling."""
+    """Returns the address in canonical form."""
     where = check_address(address)
     if trust != Trust() and not where.startswith("https://"):
-        raise Usage("only an https:// address has a certificate to check")
+        raise Usage("only an https:// address has a certificate; use one, or leave out --pin and --ca")
     with _changing(service, where) as session:
         peers.add(session, where, int(time.time() * 1000), trust=trust)
     return where
@@ -90,7 +90,7 @@ def remove(service: Service, address: str) -> str:
 
 
 def resume(service: Service, address: str) -> str:
-    """Tries a peer again that is paused."""
+    """Resumes a paused peer."""
     where = check_address(address)
     with _changing(service, where) as session:
         peers.resume(session, where)
@@ -106,7 +106,7 @@ def _changing(service: Service, address: str) -> Iterator[Session]:
 
 
 def visit(service: Service, address: str | None) -> list[PeerVisited]:
-    """One exchange now, with one peer, even if it is paused, or with all."""
+    """Syncs now with one peer, even if it is paused, or with all."""
     service.check_writer()
     with service.read() as session:
         known = [each.address for each in session.peers()]
@@ -129,14 +129,14 @@ async def _visit(service: Service, addresses: list[str]) -> list[Exchanged]:
 
 
 def addresses(service: Service) -> list[str]:
-    """How this node's own server is reached, as far as it has told."""
+    """The addresses that this node's own server has reported."""
     with service.read() as session:
         own = session.meta(ADDRESS)
     return [] if own is None else [own.decode()]
 
 
 def note_address(service: Service, address: str) -> None:
-    """Keeps how this node's own server is reached, for invitations."""
+    """Stores the address of this node's own server, for invitations."""
     service.check_writer()
     with service.runtime.store.write() as session:
         session.set_meta(ADDRESS, address.encode())
@@ -149,8 +149,8 @@ def invitations(service: Service) -> list[InvitationShown]:
 
 
 class NewInvitation(msgspec.Struct, frozen=True):
-    """What a new node is to be called and may do. The token is good for `valid_ms`; the node stays for `lifetime_s`, or
-    as long as this one may. Without addresses, those that this node's server has told are named.
+    """The name and the grants of a new node. The token is valid for `valid_ms`; the node stays for `lifetime_s`, or as
+    long as this node may. Without addresses, the invitation carries those of this node's server.
     """
 
     name: str
@@ -165,7 +165,7 @@ def invite(service: Service, asked: NewInvitation) -> Invited:
     service.check_writer()
     where = [check_address(each) for each in asked.addresses] or addresses(service)
     if not where:
-        raise Usage("nobody could answer the invitation: start `hocket serve` here first, or give an --address")
+        raise Usage("the invitation needs an address: start `hocket serve` here first, or give --address")
     return enrolment.invite(
         service.runtime.log,
         service.runtime.home.node_key(),

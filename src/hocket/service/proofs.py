@@ -1,4 +1,4 @@
-"""The proofs of commands: found on the log, held against it, and what the commands printed."""
+"""Proofs of commands, found on the log and checked against it; and the output of commands."""
 
 import time
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ READ_BYTES = 65_536
 
 
 class ExaminedProof(NamedTuple):
-    """`problems` say what is wrong with the proof, `notes` what could not be examined."""
+    """`problems` lists what is wrong with the proof, `notes` what could not be checked."""
 
     proof: Proof
     problems: list[str]
@@ -27,14 +27,14 @@ class ExaminedProof(NamedTuple):
 
 
 def of_job(service: Service, job: str) -> Proof:
-    """The proof of a job, from another node if it is not here."""
+    """The proof of a job, fetched from another node if this one lacks it."""
     with service.read() as session:
         found = view.find(session, job).job
         return need_proof(session, service.runtime.blobs, found, service.node.fetch)
 
 
 def examined(service: Service, job: str, offline: bool) -> ExaminedProof:
-    """The proof of a job, held against the log. With `offline`, no other node is asked for files."""
+    """The proof of a job, checked against the log. With `offline`, no file is fetched from other nodes."""
     fetch = None if offline else service.node.fetch
     blobs = service.runtime.blobs
     with service.read() as session:
@@ -45,7 +45,7 @@ def examined(service: Service, job: str, offline: bool) -> ExaminedProof:
 
 
 def command_job(service: Service, job: str) -> str:
-    """The id of the one command that the text begins. Raises Usage for a job of another kind."""
+    """The id of the one command job whose id starts with this text. Raises Usage for a job of another kind."""
     with service.read() as session:
         found = view.find(session, job).job
     if found.kind not in (KIND, GIT_KIND):
@@ -54,7 +54,9 @@ def command_job(service: Service, job: str) -> str:
 
 
 def output(service: Service, job_id: str, stream: Literal["stdout", "stderr"], follow: bool) -> Iterator[bytes]:
-    """What is kept of a command's stream: first where the command runs, then, from the same place on, on the log."""
+    """The output of a command: first from the files of the running command, then, from the same position, from the
+    log.
+    """
     runtime, shown = service.runtime, 0
     while True:
         live = next(runtime.home.runs.glob(f"*/{job_id}-*/streams/{stream}"), None)

@@ -1,4 +1,4 @@
-"""Schedules: set, listed and removed."""
+"""Schedules: set, list, remove."""
 
 import time
 from typing import Any
@@ -15,7 +15,7 @@ from hocket.work.cron import NewSchedule
 
 
 class ScheduleShown(ServiceAnswer, frozen=True):
-    """A schedule in force. `allowed` is whether its author may still schedule such jobs; if not, it makes none."""
+    """A schedule in force. `allowed` is whether its author may still schedule such jobs; if not, it submits none."""
 
     name: str
     cron: str | None
@@ -36,7 +36,7 @@ def listing(service: Service) -> list[ScheduleShown]:
 
 
 def add(service: Service, plan: NewSchedule) -> ScheduleShown | None:
-    """Sets a schedule; None when it is not in force afterwards."""
+    """Sets a schedule; returns None if it is not in force afterwards."""
     service.check_writer()
     checked = cron.check(plan)
     service.runtime.log.run(lambda tx: cron.add(tx, checked))

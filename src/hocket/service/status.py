@@ -1,4 +1,4 @@
-"""One look at a node: identity, log, jobs, workers, and what it knows of others."""
+"""The state of a node: identity, log, jobs, workers, and what it knows about other nodes."""
 
 import time
 
@@ -23,7 +23,7 @@ class WorkerStatus(ServiceAnswer, frozen=True):
 
 
 class QuotaRefusals(ServiceAnswer, frozen=True):
-    """How many ops of a node were refused because it is over its quota, and when last."""
+    """How many ops of a node were refused because it is over its quota, and when that last happened."""
 
     node: str
     last_ms: int
@@ -80,7 +80,7 @@ def status(service: Service) -> NodeStatus:
             home=str(home.path),
             ops=head.seq,
             clock=hlc_text(Hlc(head.wall, head.logical, log.node)),
-            chain_head=f"{head.seq}:{head.chain.hex()}",
+            chain_head=f"{head.sealed}:{head.chain.hex()}",
             rebuilding=head.rebuilding is not None,
             jobs=_counts(session),
             workers=[each for each in workers if each.state != WorkerState.DIED.value],
@@ -117,7 +117,7 @@ def _workers(service: Service, session: Session) -> list[WorkerStatus]:
 
 
 def _counts(session: Session) -> dict[str, int]:
-    """How many jobs there are of each state that people tell apart, in the order of a job's life."""
+    """The number of jobs in each state that people distinguish, in the order of a job's life."""
     counts = dict.fromkeys(("ready", "delayed", "blocked", "claimed", *(each.name.lower() for each in Outcome)), 0)
     for (stage, outcome), count in session.counts().items():
         name = stage.name.lower() if stage is not Stage.DONE or outcome is None else Outcome(outcome).name.lower()

@@ -1,8 +1,8 @@
-"""Keeps the log and what is derived from it. This is the contract of every store, by concern; `sqlite` is the default
-store. A store decides nothing: it gives out write transactions that exclude each other, and remembers. The ops are the
-truth, together with the head (the clock and the chain's end); jobs, dependencies, routes, nodes, schedules and
-artifacts are derived and can be dropped and made anew. Worker processes, rate counters, peers and invitations are this
-node's own business and are on no log.
+"""Keeps the log and everything derived from it. This is the contract of every store, by concern; `sqlite` is the
+default store. A store decides nothing: it runs write transactions that exclude each other, and remembers. The ops are
+the truth, together with the head (the clock and the chain's end). Jobs, dependencies, routes, nodes, schedules and
+artifacts are derived: they can be dropped and rebuilt. Worker processes, rate counters, peers and invitations concern
+this node alone and are on no log.
 """
 
 import re
@@ -17,13 +17,14 @@ from hocket.store.intake import IntakeSession, LateOp, OverQuota, Refusal, Writt
 from hocket.store.jobs import JobEntry, JobFilter, JobSession, QueueSession, Stage
 from hocket.store.local import LocalSession, Place, WorkerRow
 from hocket.store.locks import LockMisuse, LockSession
-from hocket.store.ops import Head, LogEnd, NewOp, OpRow, OpSession
+from hocket.store.ops import NO_LINK, Head, NewOp, OpRow, OpSession, SealedOp
 from hocket.store.peers import Invitation, Peer, PeerSession
 from hocket.store.registers import Coordinator, Delegated, Fork, RegisterSession, Revoked, Schedule
 from hocket.store.subjects import SubjectRow, SubjectSession
 
 __all__ = [
     "MEMORY",
+    "NO_LINK",
     "Artifact",
     "ArtifactSession",
     "Coordinator",
@@ -39,7 +40,6 @@ __all__ = [
     "LocalSession",
     "LockMisuse",
     "LockSession",
-    "LogEnd",
     "NewOp",
     "OpRow",
     "OpSession",
@@ -52,6 +52,7 @@ __all__ = [
     "RegisterSession",
     "Revoked",
     "Schedule",
+    "SealedOp",
     "Session",
     "Stage",
     "Store",
@@ -62,7 +63,7 @@ __all__ = [
     "open",
 ]
 
-# The place of a store that lives and dies with its object.
+# The address of a store in memory, which is gone when it is closed.
 MEMORY = ":memory:"
 
 
@@ -79,32 +80,32 @@ class Session(
     LocalSession,
     Protocol,
 ):
-    """What can be read, and inside a write transaction written."""
+    """What a transaction can read, and a write transaction also write."""
 
     def drop_projections(self) -> None:
-        """Empties all that is derived from the ops."""
+        """Drops everything that is derived from the ops."""
 
     def damage(self) -> list[str]:
-        """What the store itself finds wrong with what it holds; nothing, ordinarily."""
+        """The faults that the store finds in its own data; normally none."""
 
 
 class Store(Protocol):
     def write(self) -> AbstractContextManager[Session]:
-        """A write transaction: excludes every other one, durable when it ends, undone when it raises."""
+        """A write transaction: excludes every other one, is durable when it ends, and is undone when it raises."""
 
     def read(self) -> AbstractContextManager[Session]:
-        """One consistent view; writers are not held up."""
+        """One consistent view; it does not block writers."""
 
     def close(self) -> None: ...
 
 
 def open(url: Path | str, *, create: bool = False) -> Store:
-    """The store at an address: `sqlite:///srv/log.db`, or a plain path, which is SQLite's too. A store that does not
-    exist is made only with `create`. Raises Usage for an address of another kind.
+    """The store at an address: `sqlite:///srv/log.db`, or a plain path, which means SQLite too. Creates a missing store
+    only with `create`. Raises Usage for an unknown kind of address.
     """
     address = re.fullmatch(r"([a-z][a-z0-9+.-]*)://(.*)", str(url))
     if address is not None and (address[1] != "sqlite" or not address[2].startswith("/")):
-        raise Usage(f"no store is known at {url}; give a path, or sqlite:///path with the whole path")
+        raise Usage(f"unknown store address {url}; give a path, or sqlite:///path with an absolute path")
     from hocket.store.sqlite import SqliteStore
 
     return SqliteStore(url if address is None else unquote(address[2]), create=create)

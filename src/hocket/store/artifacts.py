@@ -1,11 +1,11 @@
-"""Artifacts and their evictions. Their content is in their ops or in blobs."""
+"""Artifacts and their evictions. The content is in the ops or in blobs."""
 
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 
 class Artifact(NamedTuple):
-    """`expires` is when it may be evicted, by the HLC's wall; `inline` is 1 when its content is in its op, and `made`
+    """`expires` is when it may be evicted, by the HLC's wall; `inline` is 1 if its content is in its op, and `made` is
     the packed HLC of that op.
     """
 
@@ -26,7 +26,7 @@ class ArtifactSession(Protocol):
     def artifact(self, artifact_id: bytes) -> Artifact | None: ...
 
     def artifacts_of_job(self, job_id: bytes) -> list[Artifact]:
-        """What a job's runs made, in that order, and its result, which is listed with the job."""
+        """The artifacts that a job's runs made, in that order, and its result, which is listed with the job."""
 
     def artifacts_of_hash(self, content_hash: bytes) -> list[Artifact]:
         """The artifacts whose content is that blob."""
@@ -34,7 +34,7 @@ class ArtifactSession(Protocol):
     def artifacts(self, after: bytes, limit: int) -> list[Artifact]: ...
 
     def expired_artifacts(self, now: int, limit: int, kept: str) -> list[Artifact]:
-        """Those whose time to live is over and that nobody has evicted yet, without those of the kept type that an op
+        """Artifacts whose time to live is over and that are not evicted yet, except those of the kept type that an op
         cites.
         """
 

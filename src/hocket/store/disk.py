@@ -1,4 +1,4 @@
-"""What it takes for a file's new name to be on the disk, and not only its bytes."""
+"""Makes a file's new name durable, and not only its bytes."""
 
 import os
 

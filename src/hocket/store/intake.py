@@ -1,5 +1,5 @@
-"""What came from other nodes and is not on the log: ops that were refused, ops from clocks too far ahead, ops that came
-too late; and how much of each author is on the log.
+"""Ops from other nodes that are not on the log: refused ones, ones from clocks too far ahead, ones that came too late;
+and how much each author has on the log.
 """
 
 from collections.abc import Iterable, Sequence
@@ -7,12 +7,12 @@ from typing import NamedTuple, Protocol
 
 from hocket.kernel.subjects import Subject
 
-# A store remembers the newest refusals, so many of them.
+# A store keeps this many of the newest refusals.
 REFUSALS_KEPT = 10_000
 
 
 class Refusal(NamedTuple):
-    """An op that was turned away at the door."""
+    """An op that was refused on arrival."""
 
     op_id: bytes
     author: bytes
@@ -21,7 +21,7 @@ class Refusal(NamedTuple):
 
 
 class LateOp(NamedTuple):
-    """An op that came long after what allowed it had ended. It is on no log until the owner says so."""
+    """An op that came long after the permission for it had ended. It is on no log until the owner accepts it."""
 
     id: bytes
     author: bytes
@@ -31,14 +31,14 @@ class LateOp(NamedTuple):
 
 
 class WrittenTotals(NamedTuple):
-    """How much of an author is on the log."""
+    """How much an author has on the log."""
 
     ops: int = 0
     bytes: int = 0
 
 
 class OverQuota(NamedTuple):
-    """A node of which more came than it may store: when that was last noted, and how many ops were refused."""
+    """A node that sent more than its quota: when that was last recorded, and how many ops were refused."""
 
     node: bytes
     wall: int
@@ -50,7 +50,7 @@ class IntakeSession(Protocol):
     def refusals(self, limit: int) -> list[Refusal]: ...
 
     def refusal_counts(self) -> dict[int, int]:
-        """By reason: what was turned away, and what is on the log and does not count."""
+        """By reason: how many ops were refused, or are on the log and do not count."""
 
     def hold(self, op_id: bytes, wall: int, body: bytes, author: bytes = b"") -> None: ...
     def held_of(self, author: bytes) -> int: ...
@@ -68,15 +68,15 @@ class IntakeSession(Protocol):
     def late_count(self, node: bytes) -> int: ...
 
     def late_ops(self, node: bytes | None = None) -> list[LateOp]:
-        """Those of one author, or of all, in HLC order."""
+        """The late ops of one author, or of all, in HLC order."""
 
     def drop_late(self, op_ids: Sequence[bytes]) -> None: ...
     def add_written(self, node: bytes, written: WrittenTotals) -> None: ...
     def written(self, nodes: Iterable[bytes]) -> dict[bytes, WrittenTotals]: ...
 
     def idle_ops(self, subject: Subject, node: bytes, acceptances: Sequence[int]) -> int:
-        """How many ops about a subject do not count, of this author, beyond the offers that were accepted: as many as
-        there are ops of the variants `acceptances` that count.
+        """How many ops of this author about a subject do not count, less the number of accepted offers: the ops of the
+        variants `acceptances` that count.
         """
 
     def put_over_quota(self, noted: OverQuota) -> None: ...

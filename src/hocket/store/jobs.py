@@ -1,4 +1,4 @@
-"""The roster, and the queue that workers take from it."""
+"""The roster, and the queue that workers take jobs from."""
 
 from collections.abc import Iterator, Sequence
 from enum import IntEnum
@@ -8,7 +8,7 @@ from hocket.kernel.roster import Job, Outcome
 
 
 class Stage(IntEnum):
-    """A job's place in the queue: its state, and for a pending one what it is pending for."""
+    """A job's place in the queue: its state, and for a pending job what it waits for."""
 
     READY = 0
     DELAYED = 1
@@ -18,9 +18,7 @@ class Stage(IntEnum):
 
 
 class JobEntry(NamedTuple):
-    """A job in the roster: what the fold says, where it stands in the queue, and which process of this node
-    holds it.
-    """
+    """A job in the roster: the fold's result, its place in the queue, and which process of this node holds it."""
 
     job: Job
     stage: Stage
@@ -28,8 +26,8 @@ class JobEntry(NamedTuple):
 
 
 class JobFilter(NamedTuple):
-    """Which jobs a list shows: those of these stages (of all, when none is named), of this outcome, and of this kind or
-    one below it. A page begins `beyond` the last job of the page before.
+    """Which jobs a list shows: those of these stages (all if none is named), of this outcome, and of this kind or one
+    below it. A page begins `beyond` the last job of the page before.
     """
 
     stages: tuple[Stage, ...] = ()
@@ -55,8 +53,8 @@ class JobSession(Protocol):
     def jobs_by_unique_key(self, key: str) -> list[JobEntry]: ...
 
     def counts(self) -> dict[tuple[Stage, Outcome | None], int]:
-        """How many jobs there are of each stage and outcome, where there is one. What this costs does not grow with the
-        jobs that have ended.
+        """How many jobs there are of each stage, and outcome if they have one. The cost does not grow with the jobs
+        that have ended.
         """
 
     def set_after(self, job_id: bytes, dependencies: Sequence[bytes]) -> None: ...
@@ -66,36 +64,36 @@ class JobSession(Protocol):
 
 class QueueSession(Protocol):
     def promote(self, now: int) -> int:
-        """Delayed jobs whose time has come become ready. Gives how many."""
+        """Makes delayed jobs ready whose time has come. Returns how many."""
 
     def ready_kinds(self) -> list[str]: ...
 
     def ready(self, kind: str, limit: int, after: JobEntry | None = None) -> list[tuple[JobEntry, bytes | None]]:
-        """The most urgent jobs of a kind, each with its ScheduleJob op (None when that is not stored yet)."""
+        """The most urgent jobs of a kind, each with its ScheduleJob op (None if that is not stored yet)."""
 
     def take_ready(self, kind: str, limit: int, after: JobEntry | None = None) -> list[tuple[JobEntry, bytes | None]]:
-        """The same, locked: jobs that another transaction has locked are left out."""
+        """The same, locked: leaves out jobs that another transaction has locked."""
 
     def claimed_count(self, kind: str) -> int: ...
     def claimed(self) -> list[JobEntry]: ...
 
     def take_claimed(self, node: bytes) -> list[JobEntry]:
-        """The jobs that a node holds, locked: those that another transaction has locked are left out."""
+        """The jobs that a node holds, locked: leaves out those that another transaction has locked."""
 
     def overdue(self, now: int, limit: int) -> list[JobEntry]:
-        """Jobs that are held past their deadline."""
+        """Claimed jobs past their deadline."""
 
     def take_overdue(self, now: int, limit: int) -> list[JobEntry]:
-        """The same, locked: jobs that another transaction has locked are left out."""
+        """The same, locked: leaves out jobs that another transaction has locked."""
 
     def next_ready_at(self) -> int | None: ...
     def next_deadline(self) -> int | None: ...
 
     def busy_kinds(self) -> set[str]:
-        """The kinds of which a job can start, is running, or rests before it is tried again."""
+        """The kinds with a job that can start, is running, or waits for its next try."""
 
     def busy(self, kind: str, limit: int) -> list[JobEntry]:
-        """Jobs of a kind that can start, or rest before they are tried again."""
+        """Jobs of a kind that can start, or wait for their next try."""
 
     def rate(self, kind: str) -> int: ...
     def set_rate(self, kind: str, due: int) -> None: ...

@@ -1,13 +1,11 @@
-"""What concerns this node alone and is on no log: its worker processes, the claims that they have offered, and
-settings.
-"""
+"""Data of this node alone that is on no log: its worker processes, the claims that they have offered, and settings."""
 
 from typing import NamedTuple, Protocol
 
 
 class Place(NamedTuple):
-    """Where a worker runs: the machine, which start of it, the namespace of its process ids (containers have their
-    own), and the directory that holds its lock. Empty is unknown.
+    """Where a worker runs: the machine, the boot of that machine, the namespace of its process ids (containers have
+    their own), and the directory of its lock. An empty field is unknown.
     """
 
     host: str = ""
@@ -17,7 +15,7 @@ class Place(NamedTuple):
 
 
 class WorkerRow(NamedTuple):
-    """A process of a node that holds claims. `beat` is when it last said that it is alive, by the store's clock."""
+    """A process of a node that holds claims. `beat` is its last sign of life, by the store's clock."""
 
     number: int
     name: str
@@ -30,7 +28,7 @@ class WorkerRow(NamedTuple):
 
 class LocalSession(Protocol):
     def put_worker(self, worker: WorkerRow) -> int:
-        """Adds a worker, or renews the beat of the one of that name, which rises each time; gives its number."""
+        """Adds a worker, or renews the beat of the worker of that name, which rises each time; returns its number."""
 
     def has_worker(self, number: int) -> bool: ...
 

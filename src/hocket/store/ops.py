@@ -2,19 +2,21 @@
 bytes compare as clocks do.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from hocket.kernel.subjects import JOB, Subject
 
-Link = Callable[[bytes, bytes], bytes]
+# The value of a link until the op is sealed.
+NO_LINK = bytes(32)
 
 
 class Head(NamedTuple):
-    """Where the log ends: the node's clock, the number of ops, and the last link of the chain; and how far the
-    projections follow it. Every op up to `settled` is folded and can be found by its id and its subject;
-    `unsettled` of those behind it are not yet. `permissions_state` tells one state of the delegations, revocations and
-    coordinators from another. `last` is the id of this node's own last op, sixteen zeros before the first.
+    """The end of the log: the node's clock and the number of ops; how far the chain reaches, which is op `sealed` with
+    the link `chain`; and how far the projections follow. Every op up to `settled` is folded, and can be found by its id
+    and its subject; `unsettled` of the later ops are not folded yet. `permissions_state` is the number of the current
+    delegations, revocations and coordinators. `last` is the id of this node's own last op, sixteen zeros before the
+    first.
     """
 
     wall: int
@@ -26,19 +28,21 @@ class Head(NamedTuple):
     rebuilding: bytes | None
     permissions_state: int = 0
     last: bytes = bytes(16)
+    sealed: int = 0
 
 
-class LogEnd(NamedTuple):
-    """How many ops are sealed, and the last link of the chain."""
+class SealedOp(NamedTuple):
+    """The result of sealing an op: its bytes with the signature, and its link."""
 
     seq: int
+    body: bytes
     chain: bytes
 
 
 class NewOp(NamedTuple):
-    """An op that is not sealed yet. `id` is the op's id; in a strict mesh, where an op of another author may have come
-    with the same id before, it can be followed by the author. `hlc` is packed; `family` and `key` say what it is about,
-    and there is no key if it is about nothing; `reason` is 0 for an op that counts; `settled` is 1 when it is folded.
+    """An op for the log. `id` is the op's id; in a strict mesh the author may follow it, if another author's op came
+    first with the same id. `hlc` is packed; `family` and `key` are its subject, without a key if it has none; `reason`
+    is 0 for an op that counts; `settled` is 1 if it is folded.
     """
 
     id: bytes
@@ -52,7 +56,7 @@ class NewOp(NamedTuple):
 
 
 class OpRow(NamedTuple):
-    """One op as it is kept: a `NewOp`, with its number and its link of the chain."""
+    """A stored op: a `NewOp`, with its number and its link of the chain, `NO_LINK` until it is sealed."""
 
     seq: int
     id: bytes
@@ -71,7 +75,7 @@ class OpRow(NamedTuple):
 
     @property
     def job(self) -> bytes | None:
-        """The job that it is about, if it is about one."""
+        """The job that the op is about, if any."""
         return self.key if self.family == JOB else None
 
 
@@ -79,25 +83,22 @@ class OpSession(Protocol):
     def head(self) -> Head: ...
     def put_head(self, head: Head) -> None: ...
 
-    def add_ops(self, ops: Sequence[NewOp]) -> None:
-        """They are on the log once they are sealed."""
+    def add_ops(self, ops: Sequence[NewOp]) -> int:
+        """Appends ops to the log and returns the number of the last. The caller puts it into the head."""
 
-    def seal(self, link: Link) -> LogEnd:
-        """Gives the ops that were added their numbers and their links, in the order of adding. `link` makes a link from
-        the one before and the op's bytes. A transaction that adds ops seals them before it ends, and puts the new end
-        into the head.
-        """
+    def seal_ops(self, ops: Sequence[SealedOp]) -> None:
+        """Stores the signatures and links of ops on the log. The caller puts the new end of the chain into the head."""
 
     def unsettled_ops(self, after: int, limit: int | None) -> list[OpRow]: ...
     def mark_settled(self, first: int, last: int) -> None: ...
 
     def order_ops(self) -> None:
-        """Prepares, for good, the questions by author and time. A node with no ops but its own never asks them, and is
-        spared the cost.
+        """Creates, for good, an index by author and time. A node with only its own ops never needs it, and saves the
+        cost.
         """
 
     def op(self, op_id: bytes) -> OpRow | None:
-        """The settled op of that id."""
+        """The settled op with that id."""
 
     def ops_named(self, op_id: bytes) -> list[OpRow]:
         """The ops with this id: the key of each is the id alone, or the id and its author."""
@@ -106,7 +107,7 @@ class OpSession(Protocol):
         """The ops on the log that have these keys, each with its bytes."""
 
     def latest_of(self, node: bytes) -> tuple[bytes, bytes]:
-        """The HLC and the id of the author's latest op, or zeros when there is none."""
+        """The HLC and the id of the author's latest op, or zeros if there is none."""
 
     def ops_with_link(self, node: bytes, link: bytes) -> list[OpRow]:
         """The author's ops that contain these bytes. This reads every op of the author."""
@@ -117,21 +118,21 @@ class OpSession(Protocol):
     def ops_at(self, hlc: bytes) -> list[OpRow]: ...
 
     def ops_about(self, subject: Subject, without: Sequence[int] = ()) -> list[OpRow]:
-        """In HLC order, but for those that were refused for one of these reasons."""
+        """In HLC order, except those refused for one of these reasons."""
 
     def jobs_written_of(self, job_ids: Sequence[bytes]) -> set[bytes]:
-        """Which of these jobs any op on the log is about."""
+        """The jobs among these that any op on the log is about."""
 
     def ops_in_order(self, after: bytes, limit: int) -> list[OpRow]:
         """The next ops of all authors in HLC order."""
 
     def ops_since(self, frontier: Mapping[bytes, bytes], limit: int) -> list[OpRow]:
-        """The first ops in HLC order that a node which knows each author up to the frontier does not know."""
+        """The first ops in HLC order that are unknown to a node which knows each author up to the frontier."""
 
     def ops_of_author(self, node: bytes, after: bytes, limit: int) -> list[OpRow]: ...
 
     def written_by(self, node: bytes) -> list[tuple[bytes, Subject | None]]:
-        """The ids of an author's ops and what they are about."""
+        """The ids of an author's ops and their subjects."""
 
     def ops_of_variants(self, variants: Sequence[int]) -> list[OpRow]: ...
     def has_variants(self, variants: Sequence[int]) -> bool: ...
@@ -146,4 +147,4 @@ class OpSession(Protocol):
     def citing(self, dep: bytes) -> list[bytes]: ...
 
     def cited_among(self, deps: Sequence[bytes]) -> set[bytes]:
-        """Which of these an op cites."""
+        """The ones among these that an op cites."""

@@ -1,11 +1,11 @@
-"""Other nodes, as this one deals with them. None of this is on a log."""
+"""The store's records of other nodes. None of this is on a log."""
 
 from typing import NamedTuple, Protocol
 
 
 class Peer(NamedTuple):
-    """Another node that this one exchanges ops with. `pulled` is the frontier that its last answer ended with,
-    encoded; `seen` is when an exchange last went well, 0 for never.
+    """Another node that this one exchanges ops with. `pulled` is the encoded frontier at the end of its last answer;
+    `seen` is the time of the last successful exchange, 0 for never.
     """
 
     address: str
@@ -18,7 +18,7 @@ class Peer(NamedTuple):
 
 
 class Invitation(NamedTuple):
-    """A promise of a delegation to whoever knows the secret, once."""
+    """The promise of a delegation to the first node that presents the secret."""
 
     secret_hash: bytes
     name: str
@@ -34,7 +34,7 @@ class PeerSession(Protocol):
     def peers(self) -> list[Peer]: ...
 
     def programs(self) -> dict[bytes, str]:
-        """What the program of each other node knows, as far as it has said so."""
+        """What each other node's program knows, if that node has said so."""
 
     def set_program(self, node: bytes, knows: str) -> None: ...
     def put_invitation(self, invitation: Invitation) -> None: ...

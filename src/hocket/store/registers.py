@@ -1,10 +1,10 @@
-"""What the mesh has agreed on: who may do what, where kinds are routed, and schedules."""
+"""The agreements of the mesh: who may do what, where kinds are routed, and schedules."""
 
 from typing import NamedTuple, Protocol
 
 
 class Delegated(NamedTuple):
-    """A delegation token on the log, and when it was put there."""
+    """A delegation token on the log, and its time."""
 
     op_id: bytes
     cid: bytes
@@ -13,7 +13,7 @@ class Delegated(NamedTuple):
 
 
 class Revoked(NamedTuple):
-    """`root` is 1 when the user's own key has signed it."""
+    """`root` is 1 if the user's own key has signed it."""
 
     op_id: bytes
     cid: bytes
@@ -22,7 +22,9 @@ class Revoked(NamedTuple):
 
 
 class Coordinator(NamedTuple):
-    """Who is the coordinator from this time on. `pin` commits to the last op that was known then of the one before."""
+    """Which node is the coordinator from this time on. `pin` commits to the last op of its predecessor that was known
+    then.
+    """
 
     hlc: bytes
     op_id: bytes
@@ -31,7 +33,7 @@ class Coordinator(NamedTuple):
 
 
 class Fork(NamedTuple):
-    """The proof, in this op, that a node has shown two histories: from this time on."""
+    """The proof, in this op, that a node has shown two histories from this time on."""
 
     op_id: bytes
     node: bytes
@@ -39,8 +41,8 @@ class Fork(NamedTuple):
 
 
 class Schedule(NamedTuple):
-    """A cron schedule as one op set it, or cleared it (`cron` is None). `last_tick` is the newest tick for which a job
-    exists, or the time at which it was set. Its author is in the HLC.
+    """A cron schedule as one op set it, or cleared it (`cron` is None). `last_tick` is the newest tick that has a job,
+    or the time at which the schedule was set. The HLC contains its author.
     """
 
     name: str
@@ -59,7 +61,7 @@ class Schedule(NamedTuple):
 
 
 class RegisterSession(Protocol):
-    """A `set_` or `drop_` that gives a bool says whether it changed anything."""
+    """A `set_` or `drop_` that returns a bool says whether it changed anything."""
 
     def bind(self, node: bytes, public: bytes, issuer: str, hlc: bytes) -> None: ...
     def nodes(self) -> dict[bytes, tuple[bytes, str]]: ...
@@ -81,22 +83,22 @@ class RegisterSession(Protocol):
     def route(self, kind: str, hlc: bytes) -> bytes | None: ...
 
     def routes(self) -> list[tuple[str, bytes, bytes | None]]:
-        """What holds now: each kind that was ever routed, since when, and to which node."""
+        """The current routes: each kind that was ever routed, since when, and to which node."""
 
     def set_schedule(self, schedule: Schedule, counts: bool) -> None: ...
     def strike_schedule(self, op_id: bytes) -> None: ...
 
     def schedules(self) -> list[Schedule]:
-        """Those in force."""
+        """The current schedules."""
 
     def schedule_before(self, name: str, hlc: bytes) -> Schedule | None:
-        """What was last said of the name before that time, and counts."""
+        """The last op before that time that counts and is about the name."""
 
     def schedule_after(self, name: str, hlc: bytes) -> bytes | None:
-        """When the next thing that counts was said of the name after that time."""
+        """The time of the next op after that time that counts and is about the name."""
 
     def schedule_ops_after(self, name: str, hlc: bytes) -> list[bytes]:
-        """The later ops about the name, whether they count or not, in HLC order."""
+        """The later ops about the name, whether or not they count, in HLC order."""
 
     def schedule_ops_by(self, node: bytes) -> list[bytes]: ...
 
@@ -104,4 +106,4 @@ class RegisterSession(Protocol):
         """A tick of the schedule that this op set has a job."""
 
     def set_last_tick(self, op_id: bytes, tick: int) -> None:
-        """The newest tick of the schedule that has a job; without one, when the schedule was set."""
+        """The newest tick of the schedule that has a job; without one, the time at which the schedule was set."""

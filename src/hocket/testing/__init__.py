@@ -7,7 +7,7 @@ moves the clock forward to whatever is due next: a retry, a `not_before`, a turn
         node.drain()
         assert handle.result() == "frame 7"
 
-The same with `async with` and `await`. From one seed everything comes out the same, down to the bytes of the log.
+The same with `async with` and `await`. The same seed gives the same results, down to the bytes of the log.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ __all__ = ["Clock", "MemoryNode", "MemorySyncNode", "Ran", "node"]
 T = TypeVar("T")
 
 START = 1_750_000_000.0
-STUCK = "nothing more can run, and what was waited for has not come; is a handler missing?"
+STUCK = "no job is left that can run, but the awaited event has not happened; check that no handler is missing"
 
 
 class _Inline(Executor):
@@ -39,14 +39,14 @@ class _Inline(Executor):
 
 
 class MemorySyncNode(SyncNode):
-    """A `SyncNode` whose jobs run when `drain` is called, or when somebody waits for one."""
+    """A `SyncNode` whose jobs run when `drain` is called, or when the caller waits for one."""
 
     def __init__(self, bench: Bench) -> None:
         super().__init__(bench)
         self._bench, self.clock = bench, bench.clock
 
     def drain(self, types: Types = None, limit: int = RUNS_MAX) -> list[Ran]:
-        """Runs every job that one of the types (default: all that are registered) can do, one after the other."""
+        """Runs every job that one of the types (default: all registered ones) can run, one after the other."""
         ran: list[Ran] = []
         for run in self._bench.runs(types, limit, ran):
             asyncio.run(run.execute_async()) if run.job_type.is_async else run.execute()
@@ -66,7 +66,7 @@ class MemorySyncNode(SyncNode):
 
 
 class MemoryNode(Node):
-    """A `Node` whose jobs run when `drain` is awaited, or when somebody waits for one."""
+    """A `Node` whose jobs run when `drain` is awaited, or when the caller waits for one."""
 
     def __init__(self, bench: Bench) -> None:
         super().__init__(bench, _Inline())
@@ -74,7 +74,7 @@ class MemoryNode(Node):
         self._running: set[asyncio.Task[None]] = set()
 
     async def drain(self, types: Types = None, limit: int = RUNS_MAX) -> list[Ran]:
-        """Runs every job that one of the types (default: all that are registered) can do, one after the other."""
+        """Runs every job that one of the types (default: all registered ones) can run, one after the other."""
         ran: list[Ran] = []
         for run in self._bench.runs(types, limit, ran):
             if run.job_type.is_async:
@@ -102,7 +102,7 @@ class MemoryNode(Node):
 
 
 class MemoryOpening:
-    """What `node` gives: enter it with `async with` or with `with`."""
+    """The result of `node`: enter it with `async with` or with `with`."""
 
     def __init__(self, seed: int, at: float) -> None:
         self._seed, self._at = seed, at
@@ -127,5 +127,5 @@ class MemoryOpening:
 
 
 def node(seed: int = 0, at: float = START) -> MemoryOpening:
-    """A fresh node in memory, whose clock stands at `at`."""
+    """A new node in memory, whose clock starts at `at`."""
     return MemoryOpening(seed, at)

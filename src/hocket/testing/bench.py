@@ -1,5 +1,5 @@
-"""A runtime in memory: real keys, a real log and real SQLite, a clock that stands until it is moved, and the next run
-of whatever can run. The nodes for tests are built on it.
+"""A runtime in memory: real keys, a real log and real SQLite, a clock that moves only when told to, and the next run of
+whatever can run. The nodes for tests are built on it.
 """
 
 import random
@@ -27,7 +27,7 @@ RUNS_MAX = 10_000
 
 
 class Clock:
-    """The time of a test, `now`, in seconds since the epoch. It moves when it is told to, never back."""
+    """The time of a test, `now`, in seconds since the epoch. It moves only when told to, never back."""
 
     def __init__(self, now: float) -> None:
         self.now = now
@@ -41,7 +41,7 @@ class Clock:
 
 
 class Ran(NamedTuple):
-    """One run of a handler. `error` is None when it ended well."""
+    """One run of a handler. `error` is None if it succeeded."""
 
     job_id: str
     kind: str
@@ -50,7 +50,7 @@ class Ran(NamedTuple):
 
 
 class _Home(Home):
-    """Keys in memory. The directory holds the pipes of whoever waits, and goes with the node."""
+    """Keys in memory. The directory holds the pipes of waiters, and is removed with the node."""
 
     def __init__(self, chance: random.Random) -> None:
         self.directory = TemporaryDirectory(prefix="hocket-test-")
@@ -82,12 +82,12 @@ class Bench(Runtime):
         self._in_memory.directory.cleanup()
 
     def runs(self, types: Types, limit: int, ran: list[Ran]) -> Iterator[Run]:
-        """Each next run, to be executed by the caller before it asks for the following one."""
+        """Yields each next run; the caller executes it before it asks for the following one."""
         handlers = Handlers(REGISTRY.values() if types is None else types)
         while (run := self._claim(handlers)) is not None:
             if len(ran) >= limit:
                 self.log.run(lambda tx, held=run.held: jobs.hand_back(tx, held, "beyond the limit"))  # type: ignore[misc]
-                raise Conflict(f"{limit} runs and no end; does a job submit itself again?")
+                raise Conflict(f"{limit} runs without an end; check whether a job submits itself again")
             run.begin(self.clock.now)
             yield run
             run.ended_at = self.clock.now
@@ -96,7 +96,7 @@ class Bench(Runtime):
             ran.append(Ran(ulid_text(run.job.id), run.job.kind, run.job.fence, error))
 
     def _claim(self, handlers: Handlers) -> Run | None:
-        """The next job, with the clock moved to it if need be. None when nothing can run."""
+        """The next job; moves the clock to it if needed. None if nothing can run."""
 
         def request(tx: Transaction) -> jobs.Claims:
             jobs.expire(tx, RUNS_MAX)

@@ -1,4 +1,3 @@
-"""Work: what can be done with jobs (`jobs`), how they are shown (`view`), the functions that do them
-(`handlers`, `runner`), the loop that claims and finishes them (`worker`), the schedules that make them
-(`cron`), and which workers are alive (`liveness`).
+"""Work: requests on jobs (`jobs`), how jobs are shown (`view`), the functions that run them (`handlers`, `runner`), the
+loop that claims and completes them (`worker`), schedules (`cron`), and which workers are alive (`liveness`).
 """

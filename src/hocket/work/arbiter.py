@@ -1,7 +1,7 @@
-"""The arbiter: the one place where it is decided, once, what happens to a job. For a home alone, and for the node that
-is the coordinator, that is its own store: what a transaction writes is decided when it commits. For any other node it
-is the coordinator: the transaction writes offers, and the coordinator decides on them when they are put to it. Both are
-asked in the same way, and both answer with the job as it then is, or with the reason why not.
+"""The arbiter: the one place that decides, once, what happens to a job. For a single home, and for the coordinator, it
+is the node's own store: a transaction is decided when it commits. For any other node it is the coordinator: the
+transaction writes offers, and the coordinator decides on them when it receives them. Both have the same interface, and
+both answer with the job's new state or the reason why not.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,13 +19,13 @@ class Arbiter(Protocol):
         """Runs a request in a transaction of the node's own log."""
 
     async def consult(self, offers: Sequence[Offer]) -> list[Decision]:
-        """Puts offers to whoever decides on them; gives, for each, the job if it was accepted, else the reason. Raises
-        Unreachable when nobody could be asked: then nothing is known to be decided.
+        """Sends offers to the arbiter; returns for each the job if accepted, else the reason. Raises Unreachable if the
+        arbiter could not be asked: then nothing is known to be decided.
         """
 
 
 async def decided(arbiter: Arbiter, request: Callable[[Transaction], Sequence[Result]]) -> list[Decision]:
-    """What a request does to jobs, once it is decided."""
+    """The decisions on a request."""
     results = await arbiter.run(request)
     offers = [result for result in results if isinstance(result, Offer)]
     decisions = iter(await arbiter.consult(offers) if offers else ())

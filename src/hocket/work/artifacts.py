@@ -1,7 +1,7 @@
-"""Artifacts as they are found, read, put, evicted and cleared away. An artifact's op stays on the log for ever; its
-content is shown until an EvictArtifact says that it is gone, and a blob is deleted when no artifact needs it any more.
-Blobs are moved to their places and deleted inside write transactions only, which exclude each other: so none is
-deleted while an op that names it is being written.
+"""Finding, reading, storing, evicting and deleting artifacts. An artifact's op stays on the log for ever; its content
+is available until an EvictArtifact records that it is gone, and a blob is deleted when no artifact needs it. Blobs are
+moved to their places and deleted only inside write transactions, which exclude each other: so no blob is deleted while
+an op that names it is being written.
 """
 
 import time
@@ -26,22 +26,22 @@ from hocket.work.troubles import Troubles
 AMBIGUOUS_SHOWN = 5
 EVICT_MAX = 500
 COLLECT_STEP = 500
-# A blob that no op names may belong to an op that is on its way from another node.
+# A blob that no op names may belong to an op that is still on its way from another node.
 GARBAGE_AGE_S = 3600.0
 
-# Gives the content with that hash and size from another node, or None.
+# Returns the content with that hash and size from another node, or None.
 Fetch = Callable[[bytes, int], bytes | None]
 
 
 def between(session: ArtifactSession, low: bytes, high: bytes, limit: int) -> list[Artifact]:
-    """The artifacts whose ids lie between these, both included."""
+    """The artifacts whose ids lie between these, inclusive."""
     first = session.artifact(low)
     found = session.artifacts(low, limit)
     return ([first] if first is not None else []) + [each for each in found if each.id <= high]
 
 
 def find(session: Session, prefix: str) -> Artifact:
-    """The one artifact whose id begins so. Raises Usage for none or several."""
+    """The one artifact whose id starts with this text. Raises Usage if there is none, or more than one."""
     try:
         low, high = ulid_prefix_range(prefix)
     except ValueError:
@@ -71,7 +71,7 @@ def creation_of(session: OpSession, artifact: Artifact) -> tuple[Op, CreateArtif
 
 
 def brief(session: Session, blobs: Blobs, artifact: Artifact) -> dict[str, Any]:
-    """One line of a list. `content` is where the content is: inline, blob, elsewhere or evicted."""
+    """One line of a list. `content` tells where the content is: inline, blob, elsewhere or evicted."""
     op, payload = creation_of(session, artifact)
     return {
         "artifact_id": ulid_text(artifact.id),
@@ -107,8 +107,8 @@ def _where(session: ArtifactSession, blobs: Blobs, artifact: Artifact, payload: 
 
 
 def content(session: Session, blobs: Blobs, artifact: Artifact, fetch: Fetch | None = None) -> bytes:
-    """The bytes of an artifact, fetched from another node when they are not here and it can be asked. Whatever they
-    come from, they are those that the op promises.
+    """The bytes of an artifact, fetched from another node if they are not here and it can be asked. They always match
+    the op's hash.
     """
     name = ulid_text(artifact.id)
     if session.is_evicted(artifact.id):
@@ -122,9 +122,9 @@ def content(session: Session, blobs: Blobs, artifact: Artifact, fetch: Fetch | N
         if data is not None and content_hash(data) == artifact.hash:
             blobs.keep(blobs.stage(data))
     if data is None:
-        raise Unreachable(f"the content of artifact {name} is on another node and not here")
+        raise Unreachable(f"the content of artifact {name} is not here, but on another node")
     if content_hash(data) != artifact.hash:
-        raise Unreachable(f"what came for artifact {name} is not its content: it is not {hash_text(artifact.hash)}")
+        raise Unreachable(f"the content received for artifact {name} is not {hash_text(artifact.hash)}")
     return data
 
 
@@ -137,7 +137,9 @@ def is_readable(session: Session, hash: bytes, may_read: Callable[[Op], bool]) -
 def put(
     tx: Transaction, blobs: Blobs, type: str, content: Content, ttl_ms: int | None, job_id: bytes | None = None
 ) -> bytes:
-    """An artifact that no run has made. One for a job can be read by those who may read artifacts of its kind."""
+    """Stores an artifact that no run has made. If it is for a job, nodes that may read artifacts of the job's kind may
+    read it.
+    """
     if content.staged is not None:
         blobs.keep(content.staged)
     return _must(tx, creation(NO_ID, type, job_id, (), content, ttl_ms), ()).id
@@ -147,15 +149,15 @@ def put(
 
 
 def evict(tx: Transaction, artifact: Artifact) -> None:
-    """Says on the log that the content is gone. Raises NotAuthorised when that is not for this node to say."""
+    """Records on the log that the content is gone. Raises NotAuthorised if this node may not do so."""
     if tx.session.is_evicted(artifact.id):
-        raise Conflict(f"artifact {ulid_text(artifact.id)} is evicted already")
+        raise Conflict(f"artifact {ulid_text(artifact.id)} is already evicted")
     _must(tx, EvictArtifact(artifact.id), (artifact.op_id,))
 
 
 def is_due(session: Session, node: int, now: int) -> bool:
-    """Whether this node has something to evict: the time of an artifact is over, and no other node is the coordinator.
-    Records of model calls that something leans on stay.
+    """Whether this node has something to evict: an artifact has expired, and no other node is the coordinator. Records
+    of model calls that other records rely on stay.
     """
     coordinators = session.coordinators()
     if coordinators and int.from_bytes(coordinators[-1].node, "big") != node:
@@ -164,7 +166,7 @@ def is_due(session: Session, node: int, now: int) -> bool:
 
 
 def evict_due(tx: Transaction, limit: int = EVICT_MAX) -> list[bytes]:
-    """Evicts what is due; gives the hashes whose blobs may go once this is committed."""
+    """Evicts what is due; returns the hashes whose blobs may be deleted after the commit."""
     if not is_due(tx.session, tx.node, tx.now):
         return []
     freed = []
@@ -175,14 +177,14 @@ def evict_due(tx: Transaction, limit: int = EVICT_MAX) -> list[bytes]:
 
 
 async def maintenance(access: NodeAccess, blobs: Blobs, troubles: Troubles | None = None) -> int:
-    """Evicts what is due and deletes its blobs; gives how many artifacts it was."""
+    """Evicts what is due and deletes its blobs; returns the number of artifacts."""
     freed = await access.run(evict_due)
     if freed:
         await access.run(lambda tx: free(tx, blobs, freed, troubles))
     return len(freed)
 
 
-# Blobs that nobody needs.
+# Unused blobs.
 
 
 class Cleared(NamedTuple):
@@ -191,8 +193,9 @@ class Cleared(NamedTuple):
 
 
 def collect(session: Session, blobs: Blobs, hashes: Iterable[bytes], troubles: Troubles | None = None) -> Cleared:
-    """Deletes those of the blobs that no artifact needs. Only inside a write transaction that writes nothing, so that
-    what it goes by cannot be undone. With `troubles`, a blob that cannot be deleted is told there and the others go.
+    """Deletes those of the blobs that no artifact needs. Only inside a write transaction that writes nothing, so that a
+    rollback cannot make it wrong. With `troubles`, a blob that cannot be deleted is reported there, and the others are
+    deleted.
     """
     sizes = []
     for each in dict.fromkeys(hashes):
@@ -203,7 +206,7 @@ def collect(session: Session, blobs: Blobs, hashes: Iterable[bytes], troubles: T
 
 
 def free(tx: Transaction, blobs: Blobs, hashes: Iterable[bytes], troubles: Troubles | None = None) -> Cleared:
-    """The same beside whatever else the transaction does."""
+    """The same inside any other transaction."""
     tx.projection.flush()
     return collect(tx.session, blobs, hashes, troubles)
 
@@ -215,8 +218,8 @@ def _is_needed(session: ArtifactSession, hash: bytes) -> bool:
 def clear(
     store: Store, blobs: Blobs, now: Callable[[], float] = time.time, troubles: Troubles | None = None
 ) -> Cleared:
-    """Deletes what is left lying: blobs of evicted artifacts, blobs that no op names and that are not new, and what
-    processes staged that have died.
+    """Deletes leftovers: blobs of evicted artifacts, old blobs that no op names, and staged content of dead
+    processes.
     """
     with store.read() as session:
         unneeded = [hash for hash, written in blobs.all() if _is_garbage(session, hash, now() - written)]

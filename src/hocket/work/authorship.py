@@ -1,7 +1,7 @@
-"""On whose behalf a job runs. A worker's owner decides which commands of other nodes it runs; a job of this node's own
-needs no such permission. So it must be known whose a job is: of a schedule's tick, the schedule's author and not the
-node that wrote the tick down; and of a job that was tried anew, also the author of the last retry, since without that
-retry it would not run.
+"""On whose behalf a job runs. A worker's owner decides which commands of other nodes it runs; the node's own jobs need
+no such permission. So the author of each job must be known: for a schedule's tick, it is the schedule's author, not the
+node that wrote the tick; for a retried job, it is also the author of the last retry, since without that retry the job
+would not run.
 """
 
 from hocket.kernel.clock import unpack
@@ -15,13 +15,13 @@ from hocket.store import OpRow, Session
 from hocket.work import cron
 
 _RETRY, _ACCEPT = number_of(RetryJob), number_of(AcceptWork)
-# Stands for an author that cannot be found out. No node has it: ids are hashes of keys.
+# Stands for an unknown author. No node has this id: ids are hashes of keys.
 NOBODY = -1
 
 
 def is_own(session: Session, node: int, schedule: bytes) -> bool:
-    """Whether the job that this op scheduled runs on the node's own behalf alone. One that the roster does not have yet
-    is being submitted just now.
+    """Whether the job of this ScheduleJob op runs only on the node's own behalf. A job that the roster does not have
+    yet is being submitted.
     """
     op = decode(schedule)
     assert isinstance(op.payload, ScheduleJob)
@@ -33,18 +33,18 @@ def is_own(session: Session, node: int, schedule: bytes) -> bool:
 
 
 def authors(session: Session, job: Job, schedule: bytes) -> frozenset[int]:
-    """The nodes on whose behalf the job runs; `schedule` is the op that scheduled it. The job is a node's own only when
+    """The nodes on whose behalf the job runs; `schedule` is the op that scheduled it. The job is a node's own only if
     that node is the only one.
     """
     set_by = job.policy.set_by()
     first = decode(schedule).node_id if set_by is None else _author(session.op(set_by))
-    # Nothing was said of a new job but that it exists.
+    # A new job has no other ops.
     retried = None if job.last == job.scheduled else _last_retry(session, job.id)
     return frozenset({first} if retried is None else {first, retried})
 
 
 def _last_retry(session: Session, job_id: bytes) -> int | None:
-    """The author of the last retry that counts, be it only since the arbiter accepted it."""
+    """The author of the last retry that counts, even if it counts only since the arbiter accepted it."""
     rows = session.ops_about(Subject(JOB, job_id))
     offers = {row.id: row for row in rows if row.variant == _RETRY and row.reason == Reason.OFFERED}
     author = None

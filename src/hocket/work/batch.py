@@ -1,5 +1,5 @@
-"""One turn of a worker: what it asks of the log, all in one transaction, and what came of that. When a turn is due and
-what follows from it is the worker's affair. A turn that fails as a whole is taken again one thing at a time.
+"""One turn of a worker: its requests to the log, all in one transaction, and their results. The worker decides when a
+turn is due and what follows from it. If a turn fails as a whole, each request is tried alone.
 """
 
 import functools
@@ -17,14 +17,14 @@ from hocket.work.handlers import Handlers
 from hocket.work.jobs import Claim, Claims, Held, OfferedClaim, Result
 from hocket.work.liveness import SignOfLife
 from hocket.work.node_access import NodeAccess
-from hocket.work.run_outputs import NOTHING
+from hocket.work.run_outputs import NOTHING, WrittenOutputs
 from hocket.work.runner import Run
 from hocket.work.troubles import Troubles
 
 
 class Batch(NamedTuple):
-    """What is asked. `spare` are holds that nobody here wants any more, `closed` claims that were offered and are
-    decided. `beat` is whether the worker's own sign of life is due.
+    """The requests. `spare` are holds that this worker no longer needs; `closed` are offered claims that are decided.
+    `beat` is whether the worker's own sign of life is due.
     """
 
     ended: Sequence[Run] = ()
@@ -54,8 +54,8 @@ class Batch(NamedTuple):
 
 
 class BatchResult(NamedTuple):
-    """What came of it. `spared` are the results of handing back what was spare. None stands for what could not be put
-    on the log at all, which was told.
+    """The results. `spared` are the results of handing back the spare holds. None stands for a request that could not
+    be put on the log at all, which was reported.
     """
 
     outcomes: list[Result | None]
@@ -67,7 +67,7 @@ class BatchResult(NamedTuple):
     idle: bool
 
     def patience(self, chance: random.Random) -> float:
-        """How long until the queue is worth a look without a hint: when the next job falls due, else a slow, uneven
+        """How long until the next look at the queue without a hint: until the next job is due, else a slow, uneven
         beat.
         """
         slow = chance.uniform(1.0, 2.0)
@@ -76,7 +76,7 @@ class BatchResult(NamedTuple):
 
 
 class BatchRunner:
-    """Takes turns for one worker. `until_idle` is whether it matters that nothing is left to do."""
+    """Runs the turns of one worker. `until_idle` is whether the worker needs to know that nothing is left to do."""
 
     def __init__(self, handlers: Handlers, until_idle: bool, troubles: Troubles) -> None:
         self._handlers = handlers
@@ -84,12 +84,12 @@ class BatchRunner:
         self._troubles = troubles
 
     def __call__(self, tx: Transaction, sign: SignOfLife, turn: Batch, only: str | None = None) -> BatchResult:
-        """All of the turn, in one transaction. With `only`, it claims jobs of that kind alone."""
+        """Runs the whole turn in one transaction. With `only`, it claims jobs of that kind alone."""
         if turn.beat:
             sign.beat(tx)
         tx.projection.jobs.load([run.job.id for run in turn.ended])
         outcomes: list[Result | None] = [settle(tx, run) for run in turn.ended]
-        outcomes += [jobs.hand_back(tx, run.held, "the worker did not come to it") for run in turn.unstarted]
+        outcomes += [jobs.hand_back(tx, run.held, "the worker did not start it") for run in turn.unstarted]
         spared: list[Result | None] = [
             jobs.hand_back(tx, held, "the worker no longer wanted it") for held in turn.spare
         ]
@@ -108,8 +108,8 @@ class BatchRunner:
         return BatchResult(outcomes, spared, renewed, lost, claims, tx.now, idle)
 
     async def one_by_one(self, access: NodeAccess, sign: SignOfLife, turn: Batch) -> BatchResult:
-        """The same when the whole failed: each thing gets a transaction of its own, so that only the one that cannot be
-        done is not done.
+        """The same after the whole turn has failed: each request gets its own transaction, so that only the bad one
+        fails.
         """
 
         async def alone(part: Batch, thing: Hashable, name: str, only: str | None = None) -> BatchResult | None:
@@ -121,7 +121,7 @@ class BatchRunner:
             found = []
             for about, part in parts:
                 job_id = about.id if isinstance(about, Job) else about.job_id
-                found.append(await alone(part, job_id, f"what is to be done about job {ulid_text(job_id)}"))
+                found.append(await alone(part, job_id, f"the update of job {ulid_text(job_id)}"))
             return found
 
         if turn.beat:
@@ -129,8 +129,8 @@ class BatchRunner:
         ended = await each((run.job, Batch(ended=[run])) for run in turn.ended)
         for index, run in enumerate(turn.ended):
             if ended[index] is None:
-                # Perhaps what the handler made cannot be written, but that it failed can.
-                run.error, run.traceback = "what came of it cannot be put on the log", ""
+                # Perhaps the handler's outputs cannot be written, but its failure can.
+                run.error, run.traceback = "its outcome cannot be put on the log", ""
                 (ended[index],) = await each([(run.job, Batch(ended=[run]))])
         unstarted = await each((run.job, Batch(unstarted=[run])) for run in turn.unstarted)
         spare = await each((held, Batch(spare=[held])) for held in turn.spare)
@@ -161,10 +161,9 @@ class BatchRunner:
         )
 
     def _wants(self, tx: Transaction, job: Job, schedule: bytes) -> bool:
-        name = f"job {ulid_text(job.id)}"
-        with self._troubles.contained(job.id, name):
+        with self._troubles.contained(job.id, "job", job.id):
             if job.policy.schedule_op is not None and cron.is_tick(tx.session, job) is False:
-                self._troubles.tell(job.id, JobSkipped(ulid_text(job.id), "by this machine's timezones it is no tick"))
+                self._troubles.tell(job.id, JobSkipped(ulid_text(job.id), "not a tick by this machine's timezones"))
                 return False
             kind = job.kind
             return self._handlers.takes_all(kind) or self._handlers.wants(tx.session, kind, schedule)
@@ -178,7 +177,7 @@ class BatchRunner:
         return not any(self._handlers.takes_all(kind) or self._is_wanted(tx, kind) for kind in served)
 
     def _is_wanted(self, tx: Transaction, kind: str) -> bool:
-        """Of a kind of which this worker does not take every job: whether there is one that it would take."""
+        """For a kind of which this worker does not take every job: whether there is one that it would take."""
         busy = tx.session.busy(kind, jobs.LOOKED_AT_MAX)
         return any(self._wants(tx, entry.job, tx.body(entry.job.schedule_op)) for entry in busy)
 
@@ -186,10 +185,12 @@ class BatchRunner:
 def settle(tx: Transaction, run: Run) -> Result:
     """Puts the end of a run on the log."""
     assert run.started_at is not None and run.ended_at is not None
-    is_stopped = run.stopped or jobs.stale_claim(tx, run.held) is not None
-    made = run.products.write(tx, not is_stopped and run.error is None, is_stopped)
+    made: WrittenOutputs | Reason = NOTHING
+    if run.products.seal(tx):
+        is_stopped = run.stopped or jobs.stale_claim(tx, run.held) is not None
+        made = run.products.write(tx, not is_stopped and run.error is None, is_stopped)
     if isinstance(made, Reason):
-        run.error, made = f"what the handler made would not count: {made.sentence}", NOTHING
+        run.error, made = f"the handler's outputs would not count: {made.sentence}", NOTHING
     if run.stopped:
         return jobs.hand_back(tx, run.held, "the worker stopped it")
     if run.error is None:

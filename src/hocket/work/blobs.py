@@ -1,6 +1,6 @@
-"""Content that is too large for the log, kept in the home under its own hash. A blob is there whole or not at all: it
-is written to a shelf of this process first, put on the disk, and moved to its place when an op names it. What is read
-is hashed again, so that a damaged blob is never taken for the real one.
+"""Content that is too large for the log, stored in the home under its hash. A blob exists whole or not at all: it is
+written to this process's staging directory, synced to disk, and moved to its place when an op names it. Every read
+checks the hash, so that a damaged blob is never used.
 """
 
 import os
@@ -26,11 +26,11 @@ _HEX_DIGITS = 64
 
 
 class Damaged(StoreError):
-    """A blob whose bytes are not those that its name promises."""
+    """A blob whose bytes do not match its hash."""
 
 
 class Staged(NamedTuple):
-    """A blob that is whole and on the disk, but not yet in its place."""
+    """A blob that is complete and on disk, but not yet in its place."""
 
     hash: bytes
     size: int
@@ -38,7 +38,7 @@ class Staged(NamedTuple):
 
 
 class Blobs:
-    """The blobs of one home. The directory is made when the first one comes. Safe to use from several threads."""
+    """The blobs of one home. The directory is created with the first blob. Safe to use from several threads."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -48,7 +48,7 @@ class Blobs:
         self._numbers = count()
 
     def close(self) -> None:
-        """Clears what was staged and never kept."""
+        """Deletes staged blobs that were never kept."""
         with self._lock:
             if self._shelf is not None:
                 path, alive = self._shelf
@@ -57,7 +57,7 @@ class Blobs:
                 self._shelf = None
 
     def stage(self, content: bytes | Path) -> Staged:
-        """Writes the content down, from memory or from a file. Raises Usage when it is too large or no file."""
+        """Writes the content, from memory or from a file. Raises Usage if it is too large or not a file."""
         with _explained("write a blob"):
             target = self._own_shelf() / str(next(self._numbers))
             with open(target, "xb", opener=_private) as out:
@@ -71,7 +71,7 @@ class Blobs:
         return Staged(hash, size, target)
 
     def keep(self, staged: Staged) -> None:
-        """Moves a staged blob to its place, for good. A second time does nothing."""
+        """Moves a staged blob to its permanent place. A second call does nothing."""
         place = self._place(staged.hash)
         with _explained("keep a blob"):
             if not place.parent.exists():
@@ -85,19 +85,19 @@ class Blobs:
             sync_directory(place.parent)
 
     def drop(self, staged: Staged) -> None:
-        """Forgets a staged blob."""
+        """Deletes a staged blob."""
         staged.path.unlink(missing_ok=True)
 
     def has(self, hash: bytes) -> bool:
         return self._place(hash).exists()
 
     def read(self, hash: bytes) -> bytes | None:
-        """The whole content, None when it is not here. Raises Damaged when it is not what its name says."""
+        """The whole content; None if it is not here. Raises Damaged if it does not match its hash."""
         parts = list(self.chunks(hash))
         return b"".join(parts) if parts or self.has(hash) else None
 
     def part(self, hash: bytes, start: int, size: int) -> bytes | None:
-        """Some of the content, None when it is not here. Whoever puts the parts together checks the whole."""
+        """Part of the content; None if it is not here. The caller that joins the parts checks the hash."""
         with _explained(f"read the blob {hash_text(hash)}"):
             try:
                 with self._place(hash).open("rb") as file:
@@ -107,7 +107,7 @@ class Blobs:
                 return None
 
     def chunks(self, hash: bytes) -> Iterator[bytes]:
-        """The content part by part, nothing when it is not here. Damage comes to light after the last part."""
+        """The content in parts; nothing if it is not here. Damage is reported after the last part."""
         hasher = blake3()
         with _explained(f"read the blob {hash_text(hash)}"):
             try:
@@ -122,7 +122,7 @@ class Blobs:
             raise Damaged(f"the blob {hash_text(hash)} is damaged; restore {self._place(hash)} from a backup")
 
     def remove(self, hash: bytes) -> int:
-        """Deletes it; gives the number of bytes that are free now."""
+        """Deletes a blob; returns the number of bytes freed."""
         place = self._place(hash)
         with _explained("delete a blob"):
             try:
@@ -143,7 +143,7 @@ class Blobs:
                 continue
 
     def clear_shelves(self) -> int:
-        """Deletes what processes staged that have died since; gives the number of bytes that are free now."""
+        """Deletes what dead processes staged; returns the number of bytes freed."""
         freed = 0
         for shelf in self._shelves.glob("*/"):
             if not is_alive(self._shelves, shelf.name):
@@ -156,7 +156,7 @@ class Blobs:
         return self._directory / name[:2] / name
 
     def _own_shelf(self) -> Path:
-        """A directory that is this object's alone, with a sign of life for as long as it is in use."""
+        """A directory of this object alone, with a lock file for as long as it is in use."""
         with self._lock:
             if self._shelf is None:
                 for directory in (self._directory, self._shelves):
@@ -174,7 +174,7 @@ def _chunks_of(content: bytes | Path) -> Iterator[bytes]:
         yield content
         return
     try:
-        # Without O_NONBLOCK a pipe would be waited for before anybody could see that it is one.
+        # Without O_NONBLOCK, opening a pipe would block before its type could be checked.
         with open(os.open(content, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                 raise Usage(f"{content} is not a file")
@@ -189,7 +189,7 @@ def _copy(parts: Iterator[bytes], out: IO[bytes]) -> tuple[bytes, int]:
     for part in parts:
         size += len(part)
         if size > BLOB_BYTES_MAX:
-            raise Usage(f"the content has more than {BLOB_BYTES_MAX} bytes; keep it elsewhere and note where")
+            raise Usage(f"the content has more than {BLOB_BYTES_MAX} bytes; store it elsewhere and keep a reference")
         hasher.update(part)
         out.write(part)
     return hasher.digest(), size

@@ -1,6 +1,6 @@
-"""Schedules as they are set, removed and ticked. A tick's job has an id made from the op that set the schedule and the
-tick's time, so two makers make one job; it runs with the authority of the schedule's author, whichever node makes it.
-A node that slept through several ticks makes up the last of them, once.
+"""Setting, removing and ticking schedules. The id of a tick's job is derived from the op that set the schedule and the
+tick's time, so two nodes create the same job; it runs with the authority of the schedule's author, whichever node
+creates it. After a pause of several ticks, only the last one is made up, once.
 """
 
 from collections.abc import Callable
@@ -22,12 +22,12 @@ from hocket.log import Transaction
 from hocket.store import OpSession, RegisterSession, Schedule
 from hocket.work.jobs import Draft
 
-# Is told which schedule's tick could not be made, and why.
+# Called with a schedule whose tick failed, and why.
 Failed = Callable[[Schedule, str], None]
 
 
 class NewSchedule(NamedTuple):
-    """A schedule to be set: at each tick a job like `draft` is made."""
+    """A schedule to set: each tick submits a job like `draft`."""
 
     name: str
     cron: str
@@ -37,29 +37,29 @@ class NewSchedule(NamedTuple):
 
 def check(plan: NewSchedule) -> NewSchedule:
     if not 0 < len(plan.name) <= NAME_LENGTH_MAX or not plan.name.isprintable():
-        raise Usage(f"bad schedule name {plan.name!r}; 1 to {NAME_LENGTH_MAX} printable characters")
+        raise Usage(f"bad schedule name {plan.name!r}; use 1 to {NAME_LENGTH_MAX} printable characters")
     _zone(plan.timezone)
     if len(plan.cron) > CRON_LENGTH_MAX:
-        raise Usage(f"the cron expression has {len(plan.cron)} characters; at most {CRON_LENGTH_MAX}")
+        raise Usage(f"the cron expression has {len(plan.cron)} characters, at most {CRON_LENGTH_MAX}")
     try:
         next(CronSim(plan.cron, datetime(2024, 1, 1)))
     except CronSimError as error:
-        raise Usage(f"bad cron expression {plan.cron!r}: {error}; five fields like '*/5 * * * *'") from None
+        raise Usage(f"bad cron expression {plan.cron!r}: {error}; write five fields like '*/5 * * * *'") from None
     except StopIteration:
-        raise Usage(f"the cron expression {plan.cron!r} never comes true") from None
+        raise Usage(f"the cron expression {plan.cron!r} never matches") from None
     if plan.draft.policy.unique is not None or plan.draft.policy.after:
-        raise Usage("a schedule's jobs are told apart by their ticks; it takes no unique key and nothing to come after")
+        raise Usage("a schedule takes neither a unique key nor `after`, because its ticks identify its jobs")
     return plan
 
 
 def add(tx: Transaction, plan: NewSchedule) -> None:
-    """Sets a schedule; one of the same name is replaced. Its first tick is the next one. Raises NotAuthorised when this
-    node may not schedule such jobs, or not replace the schedule that has the name.
+    """Sets a schedule; replaces one of the same name. It first fires at the next tick. Raises NotAuthorised if this
+    node may not schedule such jobs, or may not replace the existing schedule.
     """
     draft = plan.draft
     before = _in_force(tx.session, plan.name)
     if before is not None and before.kind != draft.kind:
-        # A node that may only read jobs of the old kind is not told of the new schedule, but of this.
+        # A node that may only read jobs of the old kind does not receive the new schedule, but receives this.
         _must(tx, ClearSchedule(plan.name), before)
     policy = encode_policy(draft.policy)
     _must(tx, SetSchedule(plan.name, plan.cron, plan.timezone, draft.kind, draft.payload, policy), before)
@@ -80,8 +80,8 @@ def _must(tx: Transaction, payload: SetSchedule | ClearSchedule, before: Schedul
     op = tx.author(payload)
     if op is Reason.STRICT:
         raise Usage(
-            f"the schedule {payload.name!r} cannot be set: this is a strict mesh, and Likewise v0.1 has no op for"
-            " schedules; let the system's cron run `hocket submit`"
+            f"the schedule {payload.name!r} cannot be set in a strict mesh, because Likewise v0.1 has no op for"
+            " schedules; use the system's cron to run `hocket submit`"
         )
     if op is Reason.OTHERS_SCHEDULE:
         assert before is not None
@@ -95,15 +95,13 @@ def _must(tx: Transaction, payload: SetSchedule | ClearSchedule, before: Schedul
 
 
 def due_tick(schedule: Schedule, now: int) -> int | None:
-    """The schedule's newest tick, if there is no job for it yet."""
+    """The schedule's newest tick, if it has no job yet."""
     tick = last_tick(schedule, now)
     return tick if tick is not None and tick > schedule.last_tick else None
 
 
 def make_due(tx: Transaction, failed: Failed = lambda schedule, why: None) -> int:
-    """Makes the jobs of the ticks that have come since the last look; gives how many. A schedule whose tick cannot be
-    made holds up no other.
-    """
+    """Submits the jobs of due ticks; returns their number. A schedule that fails does not delay others."""
     return sum(make_tick(tx, schedule, failed) for schedule in tx.session.schedules())
 
 
@@ -120,8 +118,8 @@ def make_tick(tx: Transaction, schedule: Schedule, failed: Failed = lambda sched
 
 
 def is_tick(session: OpSession, job: Job) -> bool | None:
-    """Whether a tick's job fell on the newest tick when it was made, by this machine's table of timezones; None when
-    that does not tell. The log itself can only be exact about UTC, since such tables differ between machines.
+    """Whether a tick's job was created at the newest tick, by this machine's timezone table; None if that cannot tell.
+    The log itself can be exact only about UTC, since timezone tables differ between machines.
     """
     set_by = job.policy.set_by()
     row = None if set_by is None else session.op(set_by)
@@ -146,10 +144,10 @@ def last_tick(schedule: Schedule, now_ms: int) -> int | None:
 
 
 def _tick(cron: str | None, timezone: str, at_ms: int, reverse: bool) -> int | None:
-    """None when there is no such tick, also when the schedule, which may come from elsewhere, cannot be read."""
+    """None if there is no such tick, or if the schedule, which may come from another node, is invalid."""
     assert cron is not None
-    # The search starts strictly beyond the given moment and ticks fall on whole seconds, so a part of a second
-    # must not hide one.
+    # The search starts strictly after the given moment and ticks fall on whole seconds, so a fraction of a second must
+    # not hide one.
     try:
         at = datetime.fromtimestamp(at_ms // 1000, _zone(timezone))
         if reverse and at_ms % 1000:

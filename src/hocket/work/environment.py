@@ -1,6 +1,6 @@
-"""What a worker stands on: two clocks, chance, who of its node is alive, the bus that wakes it, and the slots that its
-handlers run in. `MachineEnvironment` is the real one. A simulation hands in its own, and the same worker runs
-on virtual time, every choice drawn from a seed.
+"""What a worker depends on: two clocks, randomness, which workers of its node are alive, the bus that wakes it, and the
+slots that run its handlers. `MachineEnvironment` is the real one. A simulation passes its own, and the same worker runs
+on virtual time, with every choice drawn from a seed.
 """
 
 import os
@@ -20,13 +20,13 @@ class Closing(Protocol):
 
 
 class Environment(Protocol):
-    """`monotonic` counts seconds and never jumps; `physical_ms` is what the machine takes for the time of day. They
-    are told nothing of what other nodes say.
+    """`monotonic` counts seconds and never jumps; `physical_ms` is the machine's time of day. Neither depends on the
+    clocks of other nodes.
     """
 
     @property
     def bus(self) -> Bus:
-        """Tells of every change that a process of this node commits."""
+        """Reports every change that a process of this node commits."""
 
     @property
     def chance(self) -> random.Random: ...
@@ -39,11 +39,11 @@ class Environment(Protocol):
         """A name that no other process of this node has, or ever had."""
 
     def slots(self, count: int, finished: Callable[[Run], None]) -> Runner:
-        """Where handlers run, that many at once."""
+        """The slots that run handlers, `count` at once."""
 
 
 class MachineEnvironment:
-    """This machine, and a home's directory for the signs of life of its processes."""
+    """This machine, and a home's directory for the lock files of its processes."""
 
     monotonic = staticmethod(time.monotonic)
 

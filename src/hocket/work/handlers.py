@@ -1,6 +1,5 @@
-"""Job types: a kind, the options that its jobs carry, and the function that does them. `@job` makes one from a
-function; the worker finds the right one for a job by the kind, exact first, then by the longest prefix that
-ends with a dot.
+"""Job types: a kind, the options of its jobs, and the function that runs them. `@job` makes one from a function. The
+worker finds the job type of a job by its kind: an exact match first, then the longest prefix that ends with a dot.
 """
 
 import importlib
@@ -28,7 +27,7 @@ Duration = str | int | float
 
 @dataclass(frozen=True)
 class JobType:
-    """What `@job` makes of a function. Calling it calls the function; submitting it makes a job."""
+    """The result of `@job`. Calling it calls the function; submitting it makes a job."""
 
     kind: str
     policy: Policy = DEFAULT
@@ -36,7 +35,7 @@ class JobType:
     lease_ms: int = LEASE_MS_DEFAULT
     retries: int = 0
     wants: Callable[[Session, bytes], bool] | None = None
-    """Which jobs of the kind a worker takes, by what the log says and by their encoded ScheduleJob; None for all."""
+    """Which jobs of the kind a worker accepts, judged from the log and the encoded ScheduleJob; None for all."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self.function is None:
@@ -44,11 +43,11 @@ class JobType:
         return self.function(*args, **kwargs)
 
     def set(self, **options: Any) -> "JobType":
-        """The same job type with other options for the jobs submitted through it (see `policy` for the names)."""
+        """The same job type with other options for its jobs (see `policy` for the names)."""
         return replace(self, policy=policy(self.policy, **options))
 
     def draft(self, payload: dict[str, Any]) -> Draft:
-        """A job of this type to submit. Raises Usage when the payload is no JSON object or too large."""
+        """A job of this type to submit. Raises Usage if the payload is not a JSON object or is too large."""
         return Draft(self.kind, encode_payload(self.kind, payload), self.policy)
 
     @property
@@ -59,17 +58,15 @@ class JobType:
 def job(
     kind: str, *, lease: Duration = "30s", retries: int = 0, **options: Any
 ) -> Callable[[Callable[..., Any]], JobType]:
-    """Makes a job type of a function `(ctx, **payload)`, sync or async, and registers it for workers of this
-    process.
+    """Makes a job type from a function `(ctx, **payload)`, sync or async, and registers it for workers of this process.
 
-    `lease` is how long a worker holds a job before it must renew (it does so by itself), `retries` how often a
-    failed job is tried again. The other options are those of `policy`: priority, backoff, backoff_max,
-    concurrency, rate, unique, unique_for, not_before, after, open. A kind that ends with a dot stands for every
-    kind below it.
+    `lease` is how long a claim lasts unless renewed (the worker renews it automatically), `retries` how often a failed
+    job is retried. The other options are those of `policy`: priority, backoff, backoff_max, concurrency, rate, unique,
+    unique_for, not_before, after, open. A kind that ends with a dot stands for every kind below it.
     """
     check_kind(kind[:-1] if kind.endswith(".") else kind)
     lease_ms = _lease(lease)
-    # What is as usual need not travel with every job.
+    # Defaults are not stored with every job.
     own = ({"lease": lease} if lease_ms != LEASE_MS_DEFAULT else {}) | ({"retries": retries} if retries else {})
     carried = policy(DEFAULT, **own, **options)
 
@@ -85,7 +82,7 @@ def job(
 
 
 def kind(name: str, **options: Any) -> JobType:
-    """A job type whose function lives elsewhere: enough to submit jobs of that kind."""
+    """A job type without a function here: enough to submit jobs of that kind."""
     return JobType(check_kind(name), policy(DEFAULT, **options))
 
 
@@ -93,7 +90,7 @@ REGISTRY: dict[str, JobType] = {}
 
 
 class Handlers:
-    """The job types that a worker serves, all of them or those under some prefixes."""
+    """The job types that a worker runs, all or only those under some prefixes."""
 
     def __init__(self, types: Iterable[JobType], only: Iterable[str] = ()) -> None:
         self._types = {each.kind: each for each in types if each.function is not None}
@@ -111,7 +108,7 @@ class Handlers:
         return sorted(self._types)
 
     def topics(self) -> frozenset[str]:
-        """The kinds that this worker serves, as a listener names them."""
+        """The kinds that this worker runs, as topics for a listener."""
         served = {kind for kind in self._types if self.find(kind) is not None}
         inner = [only for only in self._only if any(only.startswith(prefix) for prefix in self._prefixes)]
         return frozenset(served.union(inner, (only.rstrip(".") + "." for only in inner)))
@@ -129,7 +126,7 @@ class Handlers:
         return found is not None and found.wants is None
 
     def wants(self, session: Session, kind: str, schedule: bytes) -> bool:
-        """Whether this very job would be taken, by the op that scheduled it."""
+        """Whether this worker would accept this very job, judged by the op that scheduled it."""
         found = self.find(kind)
         return found is not None and (found.wants is None or found.wants(session, schedule))
 
@@ -139,12 +136,12 @@ class Handlers:
 
 
 def policy(base: Policy, **options: Any) -> Policy:
-    """A policy with options as people write them. Raises Usage with the option named.
+    """A policy with options as people write them. Raises Usage with the name of a bad option.
 
-    priority: higher is sooner · not_before: a datetime, ISO-8601, "+30s" or milliseconds since the epoch ·
-    lease, backoff, backoff_max, unique_for: durations · retries: a count · after: job ids or handles · unique:
-    a key · concurrency: how many of the kind run at once · rate: "10/s", "100/1m" · open: True for jobs that may be
-    claimed without asking the arbiter.
+    priority: higher runs sooner · not_before: a datetime, ISO-8601, "+30s" or milliseconds since the epoch · lease,
+    backoff, backoff_max, unique_for: durations · retries: a count · after: job ids or handles · unique: a key ·
+    concurrency: how many of the kind run at once · rate: "10/s", "100/1m" · open: True for jobs that may be claimed
+    without asking the arbiter.
     """
     made = base
     for name, value in options.items():
@@ -160,7 +157,7 @@ def policy(base: Policy, **options: Any) -> Policy:
 
 
 def draft(kind: str, payload: object, policy: Policy) -> Draft:
-    """A job to submit, of a kind whose function lives elsewhere. Raises Usage when kind or payload will not do."""
+    """A job to submit, of a kind without a function here. Raises Usage if the kind or the payload is bad."""
     return Draft(check_kind(kind), encode_payload(kind, payload), policy)
 
 
@@ -179,7 +176,7 @@ def encode_payload(kind: str, payload: object) -> bytes:
 
 
 def load(modules: Iterable[str]) -> list[JobType]:
-    """Imports modules by dotted name or by the path of a .py file, and gives every job type registered by then."""
+    """Imports modules by dotted name or by the path of a .py file; returns every job type registered by then."""
     if "" not in sys.path and str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
     for name in modules:
@@ -214,12 +211,12 @@ def _lease(value: Duration) -> int:
     except ValueError as error:
         raise Usage(f"bad lease {value!r}: {error}") from None
     if not LEASE_MS_MIN <= lease_ms <= LEASE_MS_MAX:
-        raise Usage(f"bad lease {value!r}: between {LEASE_MS_MIN} ms and {LEASE_MS_MAX // 86_400_000} days")
+        raise Usage(f"bad lease {value!r}: it must be between {LEASE_MS_MIN} ms and {LEASE_MS_MAX // 86_400_000} days")
     return lease_ms
 
 
 def _moment(value: int | str | datetime) -> int:
-    """Milliseconds since the epoch. A time of day without a zone is local, as ISO-8601 has it."""
+    """Milliseconds since the epoch. A time without a zone is local, as ISO-8601 defines it."""
     if isinstance(value, int):
         return value
     if isinstance(value, datetime):
@@ -269,7 +266,7 @@ _OPTIONS: dict[str, Callable[[Any], dict[str, Any]]] = {
 
 
 def _same_function(left: Callable[..., Any] | None, right: Callable[..., Any]) -> bool:
-    """A module that is imported again defines its handlers again; that is no conflict."""
+    """Importing a module again defines its handlers again; that is not a conflict."""
     return _where(left) == _where(right)
 
 

@@ -1,6 +1,6 @@
-"""Records of model calls. Each call leaves a snapshot: which model, what it was told and from which context, what it
-said, how long it took. The record is an artifact that goes on the log with the end of the run, however the run ends,
-and what the run makes afterwards is linked to it. So every output can be traced to what it was made from.
+"""Records of model calls. Each call leaves a snapshot: the model, the prompt and its context, the output, the duration.
+The record is an artifact that goes on the log when the run ends, however it ends, and later outputs of the run are
+linked to it. So every output can be traced to its inputs.
 """
 
 import inspect
@@ -35,8 +35,8 @@ class Question(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """What a call may return to say more than its value: the literal output, the version that really answered, token
-    counts, and an error that is raised once the call is recorded.
+    """A call may return this to report more than its value: the literal output, the actual model version, token counts,
+    and an error to raise once the call is recorded.
     """
 
     value: Any
@@ -48,14 +48,14 @@ class Answer(NamedTuple):
 
 
 def question(model: str, version: str, backend: str, prompt: str, context: Iterable[Any]) -> Question:
-    """Raises Usage before anything is asked, when the call could not be recorded."""
+    """Raises Usage before the call if it could not be recorded."""
     for name, value in (("model", model), ("version", version), ("backend", backend)):
         if not isinstance(value, str) or not 0 < len(value) <= NAME_CHARS_MAX:
             raise Usage(
                 f"a model call is recorded with its {name}: 1 to {NAME_CHARS_MAX} characters, not {value!r:.99}"
             )
     if not isinstance(prompt, str):
-        raise Usage(f"the prompt is text, not {type(prompt).__name__}; give the literal text that the model is sent")
+        raise Usage(f"the prompt must be text, not {type(prompt).__name__}; give the literal text")
     size = len(prompt.encode(errors="surrogatepass"))
     if size > PROMPT_BYTES_MAX:
         raise Usage(f"the prompt has {size} bytes, at most {PROMPT_BYTES_MAX}")
@@ -74,12 +74,12 @@ def _sorted_out(each: Any) -> tuple[str, bytes]:
         return "evidence", check_id(each)
     name, colon, rest = each.rpartition(":")
     if colon and name not in _LISTS:
-        raise Usage(f"{each!r} in the context begins with none of {', '.join(_LISTS)}")
+        raise Usage(f"bad context id {each!r}: its prefix must be one of {', '.join(_LISTS)}")
     return name or "evidence", check_id(rest)
 
 
 def infer(products: RunOutputs, asked: Question, call: Callable[..., Any], options: dict[str, Any]) -> Any:
-    """Calls the model and records it. Gives what the call gives, or something to await when that is what it gives."""
+    """Calls the model and records the call. Returns the call's result, or an awaitable if the call returns one."""
     record = _Record(products, asked)
     try:
         value = call(asked.prompt, **options)
@@ -117,7 +117,7 @@ class _Record:
         if size > OUTPUT_BYTES_MAX:
             cut = text.encode()[:OUTPUT_BYTES_MAX].decode(errors="ignore")
             self._end(answer, f"{cut}\n[cut: {size} bytes in all]")
-            raise Usage(f"the model's output has {size} bytes, at most {OUTPUT_BYTES_MAX}; it is recorded cut")
+            raise Usage(f"the model's output has {size} bytes, at most {OUTPUT_BYTES_MAX}; it is recorded shortened")
         self._end(answer, text)
         if answer.error is not None:
             raise answer.error
@@ -162,7 +162,7 @@ def _creation(artifact_id: bytes, job_id: bytes, snapshot: Snapshot, content: Co
 
 
 def _read(value: Any) -> Answer:
-    """What a plain value tells of itself. Clients of models give token counts as `usage`."""
+    """The answer in a plain value. Model clients return token counts as `usage`."""
     usage = member(value, "usage")
     prompt_tokens = count(member(usage, "prompt_tokens"), member(usage, "input_tokens"))
     completion_tokens = count(member(usage, "completion_tokens"), member(usage, "output_tokens"))
@@ -170,7 +170,7 @@ def _read(value: Any) -> Answer:
 
 
 def _said(value: Any) -> str | bytes:
-    """The output as text: itself, else as JSON, else as Python shows it."""
+    """The output as text: itself, else as JSON, else its repr."""
     if isinstance(value, str | bytes):
         return value
     dump = getattr(value, "model_dump_json", None)
@@ -181,17 +181,17 @@ def _said(value: Any) -> str | bytes:
 
 
 def member(value: Any, name: str) -> Any:
-    """What a dictionary or an object has under that name."""
+    """The member of a dictionary or an object with that name."""
     return value.get(name) if isinstance(value, dict) else getattr(value, name, None)
 
 
 def count(*values: Any) -> int | None:
-    """The first that is a number of tokens."""
+    """The first value that is a token count."""
     return next((v for v in values if isinstance(v, int) and not isinstance(v, bool) and 0 <= v < 2**63), None)
 
 
 def _writable(text: str | bytes) -> str:
-    """Text that can be written down: what is no UTF-8 is shown as `\\xff`, and half a character as its number."""
+    """Text that can be stored: bytes that are not UTF-8 are shown as `\\xff`, and half a character as its number."""
     if isinstance(text, bytes):
         return text.decode(errors="backslashreplace")
     return text.encode(errors="backslashreplace").decode()

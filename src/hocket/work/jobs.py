@@ -1,7 +1,6 @@
-"""What can be done with jobs, each as a request that runs inside one transaction of the log: submit, claim,
-renew, finish, fail, hand back, expire, cancel, retry. Here is decided what spans jobs (unique keys, limits,
-order of the queue), because only the transaction sees all of them at once; what concerns one job alone is the
-roster's decision.
+"""What a node can do with jobs, each as a request that runs inside one transaction of the log: submit, claim, renew,
+finish, fail, hand back, expire, cancel, retry. This module decides what spans jobs (unique keys, limits, order of the
+queue), because only the transaction sees all of them at once; the roster decides what concerns one job alone.
 """
 
 import heapq
@@ -13,7 +12,7 @@ from typing import NamedTuple
 from hocket.errors import Conflict, NotAuthorised, Usage
 from hocket.kernel.ids import content_hash, ulid_text
 from hocket.kernel.ops import NO_ID, Op, decode
-from hocket.kernel.policy import Policy, Rate, encode_policy
+from hocket.kernel.policy import DEFAULT, Policy, Rate, encode_policy
 from hocket.kernel.reasons import UNAUTHORISED, Reason
 from hocket.kernel.roster import Job, Outcome, State
 from hocket.kernel.subjects import JOB, Subject, subject_of
@@ -43,13 +42,13 @@ PAYLOAD_BYTES_MAX = 1024 * 1024
 RESULT_BYTES_MAX = 1024 * 1024
 RESULT_TYPE = "hocket.result"
 NEVER = 2**62
-# How many jobs a claim looks past that are not for this worker.
+# How many unsuitable jobs a claim skips at most.
 LOOKED_AT_MAX = 5_000
 _ENDS = tuple(number_of(end) for end in (CompleteJob, FailWork, YieldWork))
 
 
 class Draft(NamedTuple):
-    """A job to be submitted. `payload` is JSON; an id is only given where it must be the same for every maker."""
+    """A job to submit. `payload` is JSON; `job_id` is set only if every submitter must use the same id."""
 
     kind: str
     payload: bytes
@@ -58,14 +57,14 @@ class Draft(NamedTuple):
 
 
 class Submitted(NamedTuple):
-    """`created` is False when a unique key, or the id, led to a job that was there already."""
+    """`created` is False if a job with the unique key, or with the id, already existed."""
 
     job_id: bytes
     created: bool
 
 
 class Claim(NamedTuple):
-    """A hold on a job. `schedule` is the op that carries the payload, encoded."""
+    """A claimed job. `schedule` is the encoded op that carries the payload."""
 
     job: Job
     schedule: bytes
@@ -79,7 +78,9 @@ class Offer(NamedTuple):
 
 
 class OfferedClaim(NamedTuple):
-    """A claim that is offered. `schedule` is the op that carries the payload, encoded; `lease_ms` what is asked for."""
+    """A claim that is offered to the arbiter. `schedule` is the encoded op that carries the payload; `lease_ms` is the
+    requested lease.
+    """
 
     offer: Offer
     schedule: bytes
@@ -87,9 +88,7 @@ class OfferedClaim(NamedTuple):
 
 
 class Claims(NamedTuple):
-    """What was claimed, what was offered to be claimed, and when it is worth asking again: None for when a hint
-    comes.
-    """
+    """The claimed jobs, the offered claims, and when to try again: None to wait for a hint."""
 
     taken: list[Claim]
     again_at: int | None
@@ -97,13 +96,13 @@ class Claims(NamedTuple):
 
 
 class Held(NamedTuple):
-    """Which job, and by which claim it is held."""
+    """A job, and the claim that holds it."""
 
     job_id: bytes
     claim_op: bytes
 
 
-# What comes of an op about a job: the job after it, why it was not written, or the arbiter's to decide.
+# The result of an op about a job: the job after it, the reason why it was not written, or an offer to the arbiter.
 Result = Job | Reason | Offer
 
 
@@ -117,7 +116,7 @@ def check_kind(kind: str) -> str:
 
 
 def submit(tx: Transaction, drafts: Sequence[Draft]) -> list[Submitted]:
-    """All of them or, when one is refused, none."""
+    """Submits all of them or, if one is refused, none."""
     return [_submit(tx, draft) for draft in drafts]
 
 
@@ -171,23 +170,25 @@ def claim(
     offering: bool = False,
     wants: Callable[[Job, bytes], bool] = lambda job, schedule: True,
 ) -> Claims:
-    """Up to `limit` jobs, the most urgent first, of the kinds for which `lease_of` gives a lease, and only those that
-    the claimer `wants`, by the job and the op that carries the payload. Jobs that another node arbitrates are left
-    alone unless `offering`; then claims on them are offered.
+    """Claims up to `limit` jobs, the most urgent first, of the kinds for which `lease_of` returns a lease. Takes only
+    jobs that the claimer `wants`, by the job and the op that carries the payload. Skips jobs that another node
+    arbitrates unless `offering`; then it offers claims on them.
     """
     tx.settle(SETTLE_STEP)
     tx.projection.flush()
     tx.session.promote(tx.now)
     leases = {kind: lease_of(kind) for kind in tx.session.ready_kinds()}
     kinds = [kind for kind, lease in leases.items() if limit and lease is not None and tx.admits(kind)]
-    # Jobs whose claims wait for the arbiter's word are as ready as before; whoever comes next looks past them.
+    # Jobs with a claim that waits for the arbiter stay ready; later claims skip them.
     offered = tx.session.offered_jobs() if kinds else set()
     taken: list[Claim] = []
     wanted: list[OfferedClaim] = []
     turns: list[int] = []
+    roster = tx.projection.jobs
+    claims_all = tx.decides(DEFAULT) or (offering and not tx.is_uninformed)
     for entry, schedule in _by_urgency(tx, kinds, limit + len(offered)):
-        job = tx.projection.jobs.know(entry).job
-        if job.id in offered or not (tx.decides(job.policy) or (offering and not tx.is_uninformed)):
+        job = roster.know(entry).job
+        if job.id in offered or not (claims_all or job.policy.open):
             continue
         body = schedule or tx.body(job.schedule_op)
         if not wants(job, body):
@@ -205,8 +206,7 @@ def claim(
             tx.session.put_offer(op.id, job.id, worker)
             wanted.append(OfferedClaim(Offer(op.id, job.id), body, lease_ms))
         else:
-            tx.projection.jobs.assign(job.id, worker)
-            taken.append(Claim(_job(tx, job.id), body))
+            taken.append(Claim(roster.assign(job.id, worker), body))
         if len(taken) + len(wanted) == limit:
             return Claims(taken, tx.now, wanted)
     again = [*turns, tx.session.next_ready_at(), tx.now if tx.unsettled else None]
@@ -214,18 +214,17 @@ def claim(
 
 
 def take(tx: Transaction, draft: Draft, worker: int, lease_ms: int) -> Claim:
-    """Submits a job that is decided elsewhere, and claims it at once, for the log."""
+    """Submits a job that is decided outside the log, and claims it at once, for the log."""
     assert draft.policy.open
     job_id = _submit(tx, draft).job_id
     _must(tx.author(ClaimWork(job_id, tx.node, lease_ms)), job_id)
-    tx.projection.jobs.assign(job_id, worker)
-    job = _job(tx, job_id)
+    job = tx.projection.jobs.assign(job_id, worker)
     return Claim(job, tx.body(job.schedule_op))
 
 
 def _by_urgency(tx: Transaction, kinds: list[str], page: int) -> Iterator[tuple[JobEntry, bytes | None]]:
-    """The ready jobs of those kinds, each with its ScheduleJob op: as many as are asked for, up to a bound. It is read
-    page by page, since those at the front may be for somebody else.
+    """The ready jobs of those kinds, each with its ScheduleJob op, up to a limit. Reads page by page, since the first
+    jobs may be for other workers.
     """
 
     def of(kind: str) -> Iterator[tuple[JobEntry, bytes | None]]:
@@ -257,8 +256,8 @@ def _turn(tx: Transaction, job: Job) -> int:
 
 
 def _next_turn(tx: Transaction, kind: str, rate: Rate) -> int:
-    """Evenly spaced turns, with room for a burst of `count` after a rest: `due` is when the turns taken so far
-    are used up.
+    """Evenly spaced turns, with room for a burst of `count` after a rest: `due` is when the turns taken so far are used
+    up.
     """
     spacing = rate.per_ms * 1000 // rate.count
     now = tx.now * 1000
@@ -287,8 +286,8 @@ def _has_run_out(tx: Transaction, job: Job) -> bool:
 def complete(
     tx: Transaction, held: Held, result: bytes | None, duration_ms: int, made: WrittenOutputs = NOTHING
 ) -> Result:
-    """Ends a job well. A result goes on the log as an artifact, before the completion that names it. Only records of
-    model calls are cited as well: a completion must count, too, where artifacts may not be read.
+    """Completes a job. A result goes on the log as an artifact, before the completion that names it. Besides the claim,
+    the completion cites only records of model calls: it must also count on nodes that may not read artifacts.
     """
     artifacts = made.snapshots + made.artifacts
     if result is not None:
@@ -306,8 +305,8 @@ def complete(
 
 
 def fail(tx: Transaction, held: Held, error: str, traceback: str, retry: bool) -> Result:
-    """In a strict mesh a failure is a yield: Likewise v0.1 knows no other. The job is tried again as often as one that
-    was handed back.
+    """In a strict mesh a failure is a yield: Likewise v0.1 has no other op for it. The job is then retried as often as
+    one that was handed back.
     """
     if tx.is_strict:
         return hand_back(tx, held, error)
@@ -323,8 +322,8 @@ def report(tx: Transaction, held: Held, note: bytes) -> Result:
 
 
 def expire(tx: Transaction, limit: int) -> int:
-    """Returns to the queue what is held past its deadline, whoever holds it. The arbiter waits until its own machine's
-    clock has passed the deadline: then the holder, which counts by its own, has stopped.
+    """Returns claimed jobs past their deadline to the queue, whichever node holds them. The arbiter waits until its own
+    machine's clock has passed the deadline: by then the holder, which counts on its own clock, has stopped.
     """
     return sum(_expire(tx, tx.projection.jobs.know(entry).job) for entry in tx.session.take_overdue(tx.now, limit))
 
@@ -344,8 +343,8 @@ def _expire(tx: Transaction, job: Job) -> bool:
 
 
 def reclaim(tx: Transaction, dead: set[int]) -> int:
-    """Returns to the queue what processes of this node held that are no more, whatever the lease. `dead` are the
-    workers of this node that were found so; one that has registered since that look is not among them.
+    """Returns the jobs of dead processes of this node to the queue, whatever their lease. `dead` are the workers of
+    this node that were found dead; a worker that has registered since is not among them.
     """
     node = tx.node.to_bytes(8, "big")
     alive = {worker.number for worker in tx.session.workers(node)} - dead
@@ -362,7 +361,7 @@ def reclaim(tx: Transaction, dead: set[int]) -> int:
 
 
 def _end_is_offered(tx: Transaction, job: Job) -> bool:
-    """Whether the arbiter has yet to decide on an end of this hold that was offered before."""
+    """Whether an earlier offer to end this hold still waits for the arbiter."""
     offered = [
         row
         for row in tx.session.ops_about(Subject(JOB, job.id))
@@ -385,7 +384,7 @@ def cancel(tx: Transaction, job_id: bytes, reason: str) -> Job | Offer:
 
 
 def call_off(tx: Transaction, job_id: bytes, reason: str) -> Job | Offer:
-    """Cancels a job that nobody waits for any more. In a strict mesh it stays as it is."""
+    """Cancels a job whose result is no longer needed. In a strict mesh it stays as it is."""
     return _job(tx, job_id) if tx.is_strict else cancel(tx, job_id, reason)
 
 
@@ -408,9 +407,9 @@ def retry(tx: Transaction, job_id: bytes, reason: str) -> Job | Offer:
 
 
 def accept(tx: Transaction, offers: Sequence[Op]) -> int:
-    """The arbiter's part: decides on what others offer, in the order of the offers' own times. What spans jobs, and
-    what hangs on the rest of the log, is decided here and now; the fold asks for it no more. Completions of open jobs,
-    which need nobody's word, get the arbiter's too: then they stand whatever comes to light later. Gives how many were
+    """The arbiter's part: decides on other nodes' offers, in the order of the offers' own times. It decides here and
+    now what spans jobs and what depends on the rest of the log; the fold does not check that again. It also accepts
+    completions of open jobs, which need no acceptance: then they stand, whatever arrives later. Returns how many it
     accepted.
     """
     return sum(
@@ -452,8 +451,8 @@ def _accept(tx: Transaction, op: Op) -> bool:
 
 
 def _may_start(tx: Transaction, op: Op, payload: ClaimWork, job: Job) -> bool:
-    """Whether a claim from elsewhere, were it accepted, would be of any use and break no limit. One that was made so
-    long ago that its lease would be over has lost its claimer.
+    """Whether a claim from another node would be useful if accepted, and would break no limit. If its lease would
+    already be over, its claimer is gone.
     """
     if op.timestamp.wall + payload.lease_duration_ms < tx.now:
         return False
@@ -463,14 +462,14 @@ def _may_start(tx: Transaction, op: Op, payload: ClaimWork, job: Job) -> bool:
 
 
 def _speak(tx: Transaction, held: Held, payload: Payload, deps: tuple[bytes, ...] = ()) -> Result:
-    """An op about a claim: it cites the claim, and is not written when that claim no longer holds."""
+    """Writes an op about a claim. The op cites the claim, and is not written if that claim no longer holds."""
     stale = stale_claim(tx, held)
     if stale is not None:
         return stale
     op = _author(tx, payload, (held.claim_op, *deps))
     if isinstance(op, Reason):
         return op
-    # The arbiter's own completion of an open job stands, too, whatever claim of an earlier time comes to light.
+    # The arbiter's own completion of an open job also stands, even if an earlier claim arrives later.
     _stamp(tx, op)
     return _said(tx, op, held.job_id)
 
@@ -480,7 +479,7 @@ def _said(tx: Transaction, op: Op, job_id: bytes) -> Job | Offer:
 
 
 def stale_claim(tx: Transaction, held: Held) -> Reason | None:
-    """Why the claim no longer holds, None while it does."""
+    """Why the claim no longer holds; None while it does."""
     entry = tx.projection.jobs.entry(held.job_id)
     if entry is None:
         return Reason.UNKNOWN_JOB
@@ -490,8 +489,8 @@ def stale_claim(tx: Transaction, held: Held) -> Reason | None:
 
 
 def _author(tx: Transaction, payload: Payload, deps: tuple[bytes, ...] = ()) -> Op | Reason:
-    """Writes an op about a job. When the job thereby ends badly, the jobs that come after it are called off:
-    nothing waits for ever.
+    """Writes an op about a job. If the job thereby fails or is cancelled, cancels the jobs that come after it: no job
+    waits for ever.
     """
     op = tx.author(payload, deps)
     if not isinstance(op, Reason):

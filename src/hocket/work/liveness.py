@@ -1,10 +1,11 @@
-"""Which workers are alive. A worker shows two signs of life: an OS lock that ends with its process, and a beat, a time
-in its row that it renews. An observer on the same running system that sees the same directory of locks tests the lock
-and knows at once. To every other observer only the beat counts: a worker whose beat stays the same for `SILENT_S` is
-dead to it. Whoever is taken for dead wrongly loses its jobs to others, and the fence tells the two holders apart.
+"""Which workers are alive. A worker shows two signs of life: an OS lock that ends with its process, and a heartbeat, a
+time in its row that it renews. An observer on the same running system that sees the same lock directory tests the lock
+and knows at once. For every other observer only the heartbeat counts: a worker whose heartbeat stays the same for
+`SILENT_S` is dead. A worker that is wrongly declared dead loses its jobs to others, and the fence tells the two holders
+apart.
 
-The beat is compared with itself only, and the wait is counted on the observer's own clock. So a clock that is wrong,
-or that is set, kills nobody.
+A heartbeat is compared only with itself, and the wait is counted on the observer's own clock. So a wrong clock, or one
+that is set, makes no worker look dead.
 """
 
 import hashlib
@@ -19,11 +20,11 @@ from hocket.log import Transaction
 from hocket.store import Place, WorkerRow
 from hocket.work.processes import ProcessLock, is_held, lock_path
 
-# How often a worker renews its row: an idle one makes one small commit in this time.
+# How often a worker renews its row: an idle worker makes one small commit in this time.
 BEAT_S = 10.0
-# A worker whose lock cannot be tested is dead when its beat has stayed the same for this long.
+# A worker whose lock cannot be tested is dead if its heartbeat has stayed the same for this long.
 SILENT_S = 30.0
-# The time since an observer's last look counts for no more than this: one that was suspended must not take its own
+# The most that the time since an observer's last look counts: an observer that was suspended must not mistake its own
 # pause for the silence of others.
 LOOK_S_MAX = 5.0
 
@@ -31,7 +32,7 @@ _MACHINE_IDS = ("/etc/machine-id", "/var/lib/dbus/machine-id")
 
 
 class SignOfLife:
-    """What a worker shows the others for as long as it lives."""
+    """What a worker shows to others while it lives."""
 
     def __init__(self, name: str, process: int, place: Place, close: Callable[[], None]) -> None:
         self.close = close
@@ -40,7 +41,7 @@ class SignOfLife:
         self.number = 0
 
     def beat(self, tx: Transaction) -> None:
-        """Renews the worker's row. The first beat adds it."""
+        """Renews the worker's row. The first heartbeat adds it."""
         self._started = self._started or tx.now
         node = tx.node.to_bytes(8, "big")
         self.number = tx.session.put_worker(
@@ -48,40 +49,40 @@ class SignOfLife:
         )
 
     def row(self, tx: Transaction) -> int:
-        """The number of its row. A worker that was taken for dead has lost its row, and gets another."""
+        """The number of its row. A worker that was declared dead has lost its row, and gets another."""
         if not tx.session.has_worker(self.number):
             self.beat(tx)
         return self.number
 
 
 class Liveness(Protocol):
-    """What one process knows of its node's workers."""
+    """What one process knows about its node's workers."""
 
     @property
     def place(self) -> Place:
         """Where this process runs."""
 
     def announce(self, name: str) -> SignOfLife:
-        """Takes the lock of that name. The first beat tells the others."""
+        """Takes the lock of that name. The first heartbeat tells the others."""
 
     def is_running(self, worker: WorkerRow) -> bool | None:
-        """Whether a worker runs, where its lock tells. None where only the beat does."""
+        """Whether a worker runs, if its lock tells; None if only the heartbeat does."""
 
     def dead(self, workers: Collection[WorkerRow]) -> set[int]:
-        """The numbers of those that are dead. To be called with all workers of the node, again and again."""
+        """The numbers of the dead workers. Call this with all workers of the node, again and again."""
 
     def forget(self, numbers: Iterable[int]) -> None:
-        """The rows of these dead workers are gone; removes what is left of their locks."""
+        """Removes the remaining lock files of these dead workers, whose rows are gone."""
 
 
 class Locks(Protocol):
     """One directory of locks."""
 
     def take(self, name: str) -> Callable[[], None]:
-        """Holds the lock of that name until the returned function is called, or the process ends."""
+        """Holds the lock of that name until the returned function is called or the process ends."""
 
     def is_held(self, name: str) -> bool | None:
-        """None when there is no such lock."""
+        """None if there is no such lock."""
 
     def remove(self, name: str) -> None: ...
 
@@ -103,12 +104,12 @@ class FileLocks:
 
 
 class LockLiveness:
-    """Liveness by locks, and by beats where a lock proves nothing.
+    """Liveness by locks, and by heartbeats where a lock proves nothing.
 
-    A lock that is held always means a running worker: its name is never used twice. A lock that is free means a dead
-    worker only if the worker took it in this very directory, on this machine, since the machine's last start. A copy of
-    a machine has the same machine id and the same files, and free locks of workers that run on the original: only the
-    start tells it apart. A lock that is not there proves nothing.
+    A held lock always means a running worker: no name is used twice. A free lock means a dead worker only if the worker
+    took it in this very directory, on this machine, since the machine's last boot. A copy of a machine has the same
+    machine id and the same files, and free locks of workers that run on the original: only the boot id tells them
+    apart. A missing lock proves nothing.
     """
 
     def __init__(self, locks: Locks, place: Place, process: int, monotonic: Callable[[], float]) -> None:
@@ -128,7 +129,7 @@ class LockLiveness:
         known = {worker.number: self.is_running(worker) for worker in workers}
         silent = self._silence.of(worker for worker in workers if known[worker.number] is None)
         dead = silent | {number for number, is_running in known.items() if is_running is False}
-        self.forget(self._names.keys() - known.keys())  # others have returned their jobs
+        self.forget(self._names.keys() - known.keys())  # other workers have returned their jobs
         self._names |= {worker.number: worker.name for worker in workers if worker.number in dead}
         return dead
 
@@ -139,7 +140,7 @@ class LockLiveness:
 
 
 class _Silence:
-    """For how long the beat of each worker has stayed the same, as far as this process has seen."""
+    """How long the heartbeat of each worker has stayed the same, as far as this process has seen."""
 
     def __init__(self, monotonic: Callable[[], float]) -> None:
         self._monotonic = monotonic
@@ -147,7 +148,7 @@ class _Silence:
         self._heard: dict[int, tuple[int, float]] = {}
 
     def of(self, workers: Iterable[WorkerRow]) -> set[int]:
-        """Those that have been silent for too long."""
+        """The workers that have been silent for too long."""
         now = self._monotonic()
         passed = min(now - self._looked_at, LOOK_S_MAX)
         self._looked_at = now
@@ -159,7 +160,7 @@ class _Silence:
 
 
 def _is_same_directory(one: Place, other: Place) -> bool:
-    """Whether two processes see the same locks. Container or not does not matter: locks are the kernel's."""
+    """Whether two processes see the same locks. Containers make no difference: locks belong to the kernel."""
     is_known = bool(one.boot and one.locks)
     return is_known and (one.host, one.boot, one.locks) == (other.host, other.boot, other.locks)
 
@@ -170,7 +171,7 @@ def machine_liveness(directory: Path, monotonic: Callable[[], float]) -> LockLiv
 
 
 def place_of(directory: Path) -> Place:
-    """Where this process runs. Machine ids are confidential, so only a hash of it is given away."""
+    """Where this process runs. Machine ids are confidential, so only a hash is stored."""
     machine = next(filter(None, map(_machine_id, _MACHINE_IDS)), "")
     host = hashlib.sha256(b"hocket host\0" + machine.encode()).hexdigest()[:16] if machine else ""
     boot = _read("/proc/sys/kernel/random/boot_id")
@@ -186,7 +187,7 @@ def place_of(directory: Path) -> Place:
 
 
 def _machine_id(path: str) -> str:
-    """Empty where there is none: an image that has yet to start for the first time says so in words."""
+    """Empty if there is none: an image before its first boot has a word instead."""
     text = _read(path)
     return text if re.fullmatch("[0-9a-f]{32}", text) else ""
 
@@ -199,7 +200,9 @@ def _read(path: str) -> str:
 
 
 class WorkerState(Enum):
-    """How a worker stands at one look, for people. A silent one may be dead: a worker that watches it will tell."""
+    """The state of a worker at one look, for people. A silent worker may be dead: a worker that watches it will
+    tell.
+    """
 
     RUNNING = "running"
     SILENT = "silent"
@@ -214,7 +217,7 @@ def standing(liveness: Liveness, worker: WorkerRow, now_ms: int) -> WorkerState:
 
 
 def whereabouts(place: Place, here: Place) -> str:
-    """Where a worker runs, in words, as seen from here. Empty when it uses the same locks."""
+    """Where a worker runs, in words, as seen from here. Empty if it uses the same locks."""
     if not place.boot:
         return "in an unknown place"
     if place.boot == here.boot:

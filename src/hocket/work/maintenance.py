@@ -1,6 +1,6 @@
-"""What a node sees to whether or not it works: ops whose time has come, artifacts whose time is over, blobs that nobody
-needs. Every process that stays up does it; the first one has done it for all. Leases and schedules, which are more
-urgent, are the sweep's.
+"""Periodic tasks of a node, whether or not it runs jobs: ops whose time has come, expired artifacts, unused blobs.
+Every long-running process does them; the first one has done them for all. `sweep` handles leases and schedules, which
+are more urgent.
 """
 
 import asyncio
@@ -13,9 +13,9 @@ from hocket.work.environment import Environment
 from hocket.work.node_access import NodeAccess
 from hocket.work.troubles import Troubles
 
-# How often held ops and artifacts are looked at.
+# How often held ops and artifacts are checked.
 ROUND_S = 1.0
-# How often blobs that nobody needs are looked for.
+# How often unused blobs are searched for.
 CLEAR_S = 3600.0
 _EVICTING = "evicting artifacts"
 
@@ -27,13 +27,13 @@ class Maintenance:
         self._clear_at = environment.monotonic() + CLEAR_S
 
     async def run(self) -> None:
-        """Goes on until it is cancelled. Each part of a round is tried by itself, so that one that fails does not keep
-        the others from their turn.
+        """Runs until it is cancelled. Each part of a round runs separately, so that a failure does not stop the
+        others.
         """
         parts = (
-            ("taking in the ops whose time has come", self._release),
+            ("admitting the ops whose time has come", self._release),
             (_EVICTING, self._evict),
-            ("clearing away blobs", self._clear),
+            ("deleting unused blobs", self._clear),
         )
         while True:
             await asyncio.sleep(ROUND_S * self._environment.chance.uniform(0.8, 1.2))
@@ -44,7 +44,7 @@ class Maintenance:
                             await part()
                 except StoreError as error:
                     self._emit(StoreUnavailable(str(error)))
-                    break  # the other parts would meet the same error
+                    break  # the other parts would fail the same way
 
     async def _release(self) -> None:
         log = self._access.log
@@ -55,7 +55,7 @@ class Maintenance:
         if not await access.peek(lambda session: artifacts.is_due(session, node, self._now(session))):
             return
         if not await artifacts.maintenance(access, self._blobs, self._troubles):
-            # It stays due, and asking each second would cost a transaction each time.
+            # It stays due, and trying each second would cost a transaction each time.
             self._troubles.tell(_EVICTING, EvictionNotAllowed())
 
     async def _clear(self) -> None:

@@ -1,5 +1,5 @@
-"""A node as its parts reach it: the worker, the maintenance, the exchanges with peers and the handles of jobs are all
-handed the same object. `node.Node` is the real one; a simulated node is one over virtual time.
+"""A node as its parts see it: the worker, the maintenance, the exchanges with peers and the job handles all get the
+same object. `node.Node` is the real one; a simulated node runs on virtual time.
 """
 
 from collections.abc import Awaitable, Callable
@@ -19,9 +19,7 @@ T = TypeVar("T")
 
 
 class NodeAccess(Arbiter, Protocol):
-    """Requests and queries do not block the event loop. Requests are grouped: those that wait at the same time are
-    committed together.
-    """
+    """Requests and queries do not block the event loop. Requests that wait at the same time are committed together."""
 
     @property
     def log(self) -> Log: ...
@@ -30,26 +28,24 @@ class NodeAccess(Arbiter, Protocol):
     def blobs(self) -> Blobs: ...
 
     async def read(self, query: Callable[[Session], T]) -> T:
-        """Runs a query over one consistent view, in which every submitted job is in the roster."""
+        """Runs a query on one consistent view whose roster has every submitted job."""
 
     async def peek(self, query: Callable[[Session], T]) -> T:
-        """The same without waiting for the newest submits to be in the roster."""
+        """The same, without waiting until the roster has the newest submits."""
 
     async def call(self, work: Callable[[], T]) -> T:
-        """Runs what blocks for long, off the event loop and beside the requests and queries."""
+        """Runs a long blocking function off the event loop, in parallel with requests and queries."""
 
     async def decide(self, request: Callable[[Transaction], Result]) -> Job:
-        """What a request makes of a job, once it is decided. Raises Conflict when it was not accepted."""
+        """The job after a request on it was decided. Raises Conflict if the request was not accepted."""
 
     def listen(self, topics: Changes) -> Listener:
-        """Hears of every change of this node that matches the topics, from now on."""
+        """Listens for every change of this node that matches the topics, from now on."""
 
     async def until(
         self, look: Callable[[], Awaitable[tuple[bool, T]]], timeout: float | None, topics: Changes = ANYTHING
     ) -> T:
-        """Looks, and looks again after each change of the topics, until there is something to see. Raises
-        TimeoutError.
-        """
+        """Calls `look` now and after each change of the topics, until it returns a value. Raises TimeoutError."""
 
     def kit(self, kind: str) -> RunServices:
-        """What a run of a job of that kind is handed."""
+        """What a run of a job of that kind needs."""

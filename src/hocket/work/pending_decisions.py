@@ -1,7 +1,7 @@
-"""The offers of a worker that wait for the arbiter's word. They are put to the arbiter all together, in one task
-beside the worker's loop, which therefore never waits for the network. When the arbiter cannot be reached, the claims
-among them are dropped, and asking rests for a while that grows with each failure; everything else stays pending
-until it is decided.
+"""The offers of a worker that wait for the arbiter's decision. They are sent to the arbiter together, in one task
+beside the worker's loop, so the loop never waits for the network. If the arbiter cannot be reached, the claims among
+them are dropped, and the next try waits longer after each failure; all other offers stay pending until they are
+decided.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ from hocket.work.environment import Environment
 from hocket.work.jobs import Offer
 from hocket.work.troubles import described
 
-# How long asking rests after the arbiter could not be reached, the first time and at most.
+# How long to wait after the arbiter could not be reached, the first time and at most.
 REST_MIN_S = 0.4
 REST_MAX_S = 5.0
 
@@ -34,8 +34,8 @@ _OPEN = (Reason.OFFERED, Reason.WAITING)
 
 @dataclass(eq=False)
 class PendingDecision:
-    """One offer. `decided` is called with what the arbiter said, and whether the claim was `dropped` before: then
-    nobody here wants it any more, but it stays until it is known whether it has to be handed back.
+    """One offer. `decided` is called with the arbiter's decision, and whether the claim was `dropped` before: then the
+    worker no longer wants it, but keeps it until it is known whether it must be returned.
     """
 
     offer: Offer
@@ -45,8 +45,8 @@ class PendingDecision:
 
 
 def decisions(session: Session, offers: Sequence[Offer]) -> list[Decision]:
-    """What the arbiter's ops on the log say of offers that it has seen. A claim that was accepted but holds no more is
-    as good as one that was not.
+    """The arbiter's decisions on these offers, according to its ops on the log. A claim that was accepted but has ended
+    counts as refused.
     """
     return [_decision(session, offer) for offer in offers]
 
@@ -67,7 +67,7 @@ def _decision(session: Session, offer: Offer) -> Decision:
 
 
 class PendingDecisions:
-    """`wake` is called when there are decisions, which `settle` then hands out."""
+    """`wake` is called when there are decisions; `settle` then delivers them."""
 
     def __init__(self, consult: Consult, environment: Environment, wake: Callable[[], None], emit: Emit) -> None:
         self._consult = consult
@@ -89,29 +89,29 @@ class PendingDecisions:
 
     @property
     def claims(self) -> int:
-        """How many jobs may yet be handed to this worker."""
+        """How many jobs may still be assigned to this worker."""
         decided = [case for case, _ in self._decisions]
         return sum(case.is_claim and not case.dropped for case in (*self._cases, *decided))
 
     def is_resting(self, now: float) -> bool:
-        """Whether nothing new should be offered: the arbiter was away when last asked."""
+        """Whether to offer nothing new, because the arbiter was unreachable when last asked."""
         return now < self.rests_until
 
     def settle(self) -> None:
-        """Hands out the decisions that have come."""
+        """Delivers the decisions that have arrived."""
         decisions, self._decisions = self._decisions, []
         for case, decision in decisions:
             case.decided(decision, case.dropped)
 
     def ask(self, now: float) -> None:
-        """Puts the open cases to the arbiter, unless that is under way or resting, or has just brought decisions that
-        are still to be handed out.
+        """Sends the open offers to the arbiter, unless that is in progress or resting, or has just brought decisions
+        that are not delivered yet.
         """
         if self._cases and self._asking is None and not self._decisions and not self.is_resting(now):
             self._asking = asyncio.get_running_loop().create_task(self._ask(list(self._cases)))
 
     async def last_ask(self, patience: float) -> None:
-        """One more try, at the end of the worker."""
+        """One last try, when the worker ends."""
         if self._asking is None:
             self.rests_until = 0.0
             self.ask(self._environment.monotonic())
@@ -137,11 +137,11 @@ class PendingDecisions:
         else:
             decided = [(c, d) for c, d in zip(cases, decisions, strict=True) if d not in _OPEN]
             undecided = [case for case, decision in zip(cases, decisions, strict=True) if decision in _OPEN]
-            # What has come since the question was asked is behind those that were asked about.
+            # Offers that arrived after the request stand behind those in it.
             self._cases = undecided + self._cases[len(cases) :]
             self._decisions += decided
             if undecided:
-                # It was reached but has not said anything yet: asking again at once would not help.
+                # The arbiter was reached but has not decided yet: asking again at once would not help.
                 self._rest(undecided)
             elif self._rests:
                 self._rests = 0

@@ -1,6 +1,6 @@
-"""Locks that end with their process. Each process that others must know to be alive keeps an exclusive OS lock on a
-file of its own; the kernel lets go of it the moment the process ends, however it ends. So a lock that is free means a
-dead process, without a clock or a timeout, to every process of the same running system that sees the same directory.
+"""Locks that end with their process. Each process that others must know to be alive holds an exclusive OS lock on a
+file of its own; the kernel releases it the moment the process ends, however it ends. So a free lock means a dead
+process, without a clock or a timeout, for every process of the same running system that sees the same directory.
 """
 
 import fcntl
@@ -15,7 +15,7 @@ class ProcessLock:
         self.path = lock_path(directory, name)
         self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # A child made by fork would share the lock and keep this process alive in everybody's eyes.
+        # A forked child would share the lock and make this process look alive after its end.
         os.register_at_fork(after_in_child=self._let_go)
 
     def close(self) -> None:
@@ -33,7 +33,7 @@ def lock_path(directory: Path, name: str) -> Path:
 
 
 def is_held(directory: Path, name: str) -> bool | None:
-    """Whether a process holds the lock of that name. None when there is no such file, or locks do not work here."""
+    """Whether a process holds the lock of that name. None if there is no such file, or locks do not work here."""
     try:
         fd = os.open(lock_path(directory, name), os.O_RDWR | os.O_CLOEXEC)
     except OSError:
@@ -51,8 +51,8 @@ def is_held(directory: Path, name: str) -> bool | None:
 
 
 def is_alive(directory: Path, name: str) -> bool:
-    """Whether the process that made something in this directory under that name is alive. The file of a dead one is
-    removed.
+    """Whether the process that made something in this directory under that name is alive. Removes the file of a dead
+    one.
     """
     held = is_held(directory, name)
     if held is False:

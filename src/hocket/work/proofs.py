@@ -1,5 +1,5 @@
-"""Proofs of execution on the log: how the one of a job is found, and whether it fits everything else that is known of
-the job. That a proof is sound in itself is the kernel's to say.
+"""Proofs of execution on the log: finding the proof of a job, and checking it against everything else that is known
+about the job. The kernel checks a proof in itself.
 """
 
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ from hocket.work import artifacts
 from hocket.work.artifacts import Fetch
 from hocket.work.blobs import Blobs, Damaged
 
-# Jobs whose holder a git repository decides; the fences in their proofs are counted there.
+# Jobs whose holder a git repository decides; the repository counts the fences in their proofs.
 GIT_KIND = "hocket.git"
 OUTPUT_TYPE = "hocket.output"
 STREAM_TYPES = {"stdout": "hocket.stdout", "stderr": "hocket.stderr"}
@@ -28,15 +28,16 @@ NOTHING = content_hash(b"")
 
 
 class Examined(NamedTuple):
-    """What is wrong with a proof, and what could not be looked at."""
+    """What is wrong with a proof, and what could not be checked."""
 
     problems: list[str]
     notes: list[str]
 
 
 def find_proof(session: Session, blobs: Blobs, job: Job, fetch: Fetch | None = None) -> Proof | None:
-    """The proof of the job's last run, None when there is none that can be read here. What other nodes than the one
-    that held the job call a proof of it is not looked at."""
+    """The proof of the job's last run; None if there is none that can be read here. Ignores proofs from nodes other
+    than the one that held the job.
+    """
     for artifact in reversed(_by_the_holder(session, job)):
         try:
             return decode_proof(artifacts.content(session, blobs, artifact, fetch))
@@ -46,27 +47,28 @@ def find_proof(session: Session, blobs: Blobs, job: Job, fetch: Fetch | None = N
 
 
 def need_proof(session: Session, blobs: Blobs, job: Job, fetch: Fetch | None = None) -> Proof:
-    """What is to be verified as the proof of the job's last run; or the reason why there is nothing."""
+    """The proof of the job's last run. Raises Failed with the reason if there is none."""
     found = _by_the_holder(session, job) or _of_type(session, job, PROOF_TYPE)
     if not found:
         state = job.state.name.lower() if job.outcome is None else job.outcome.name.lower()
-        raise Failed(f"job {ulid_text(job.id)} ({job.kind}, {state}) has no proof; commands that have ended have one")
+        raise Failed(f"job {ulid_text(job.id)} ({job.kind}, {state}) has no proof; only ended commands have one")
     try:
         return decode_proof(artifacts.content(session, blobs, found[-1], fetch))
     except BadProof as error:
-        raise Failed(f"artifact {ulid_text(found[-1].id)} of job {ulid_text(job.id)} is no proof: {error}") from None
+        raise Failed(f"artifact {ulid_text(found[-1].id)} of job {ulid_text(job.id)} is not a proof: {error}") from None
 
 
 def _by_the_holder(session: Session, job: Job) -> list[Artifact]:
-    """Proofs that the node has put on the log whose claim was the last that ended."""
+    """Proofs that were put on the log by the node whose claim was the last to end."""
     holder = _holder(session, job)
     found = _of_type(session, job, PROOF_TYPE)
     return [each for each in found if artifacts.creation_of(session, each)[0].node_id == holder]
 
 
 def examine(session: Session, blobs: Blobs, job: Job, proof: Proof, fetch: Fetch | None = None) -> Examined:
-    """Holds a proof against the log: the command, the worker and its claim, and every file that it names. Files that
-    are here are hashed again; the others are fetched when there is a way to."""
+    """Checks a proof against the log: the command, the worker and its claim, and every file that it names. Files that
+    are here are hashed again; the others are fetched if possible.
+    """
     try:
         execution = check(proof)
     except BadProof as error:
@@ -77,7 +79,7 @@ def examine(session: Session, blobs: Blobs, job: Job, proof: Proof, fetch: Fetch
     for name, size, hash, type in _named(execution):
         found = [each for each in _of_type(session, job, type) if each.hash == hash]
         if not found:
-            examined.problems.append(f"{name} is {hash_text(hash)}, and no artifact of the job is that")
+            examined.problems.append(f"{name} is {hash_text(hash)}, but no artifact of the job has that hash")
         elif found[-1].size != size:
             examined.problems.append(f"{name} has {size} bytes in the proof and {found[-1].size} on the log")
         else:
@@ -104,11 +106,11 @@ def _manifest(session: OpSession, job: Job) -> Manifest | str:
     row = session.op(job.schedule_op)
     payload = None if row is None else decode(row.body).payload
     if not isinstance(payload, ScheduleJob):
-        return f"what was asked for with job {ulid_text(job.id)} is not on this log"
+        return f"the request of job {ulid_text(job.id)} is not on this log"
     try:
         return parse_manifest(msgspec.json.decode(payload.payload))
     except (BadManifest, msgspec.MsgspecError, RecursionError) as error:
-        return f"job {ulid_text(job.id)} is no command: {error}"
+        return f"job {ulid_text(job.id)} is not a command: {error}"
 
 
 def _about_the_claim(session: Session, job: Job, execution: Execution, worker: bytes) -> Iterator[str]:
@@ -122,11 +124,11 @@ def _about_the_claim(session: Session, job: Job, execution: Execution, worker: b
     elif node != holder:
         yield f"the proof is by node {node_text(node)}, but node {node_text(holder)} held the job"
     if job.outcome is Outcome.SUCCEEDED and (execution.exit_code != 0 or execution.timed_out):
-        yield "the job succeeded, but by the proof the command did not"
+        yield "the job succeeded, but the proof says that the command did not"
 
 
 def _holder(session: OpSession, job: Job) -> int | None:
-    """Whose claim was the last that ended; of a job that is to be tried again, whose failed."""
+    """The node whose claim was the last to end; for a job that will be retried, the node whose run failed."""
     if job.outcome is not None or job.error_op is None:
         return job.claimer if job.outcome is not None else None
     row = session.op(job.error_op)
@@ -138,9 +140,7 @@ def _holder(session: OpSession, job: Job) -> int | None:
 
 
 def _named(execution: Execution) -> Iterator[tuple[str, int, bytes, str]]:
-    """Every file in a proof: what it is called, its size, its hash, and which type its artifact has. A stream that
-    nothing came on has none.
-    """
+    """Every file in a proof: its name, size and hash, and the type of its artifact. An empty stream has none."""
     for each in execution.outputs:
         yield f"the output {each.path!r}", each.size, each.hash, OUTPUT_TYPE
     for name, type in STREAM_TYPES.items():
@@ -162,15 +162,13 @@ def _look_at(
 ) -> None:
     """Hashes a file's bytes, wherever they are."""
     if session.is_evicted(artifact.id):
-        examined.notes.append(f"{name} was evicted; its bytes were not looked at")
+        examined.notes.append(f"{name} was evicted; its bytes were not checked")
         return
     inline = artifacts.creation_of(session, artifact)[1].content_inline
     try:
         if inline is not None:
             if content_hash(inline) != artifact.hash:
-                examined.problems.append(
-                    f"{name}: artifact {ulid_text(artifact.id)} has other bytes than its hash says"
-                )
+                examined.problems.append(f"{name}: artifact {ulid_text(artifact.id)} does not match its hash")
         elif blobs.has(artifact.hash):
             for _ in blobs.chunks(artifact.hash):
                 pass
@@ -179,7 +177,7 @@ def _look_at(
     except Damaged as error:
         examined.problems.append(f"{name}: {error}")
     except HocketError as error:
-        examined.notes.append(f"{name} was not looked at: {error}")
+        examined.notes.append(f"{name} was not checked: {error}")
 
 
 def _of_type(session: ArtifactSession, job: Job, type: str) -> list[Artifact]:

@@ -1,7 +1,7 @@
-"""What a run makes besides its result: artifacts, ops for a knowledge graph, and the records of its model calls. They
-are gathered while the handler runs and go on the log together with its end. Of a run that fails only the records of
-model calls and the evidence of what it did are kept, and of one that is stopped only the former: what it made is void,
-but the calls have happened.
+"""What a run produces besides its result: artifacts, ops for a knowledge graph, and the records of its model calls.
+They are gathered while the handler runs and go on the log together with its end. A failed run keeps only the records of
+model calls and the evidence of what it did; a stopped run keeps only the records: its outputs are void, but the calls
+have happened.
 """
 
 import threading
@@ -59,9 +59,9 @@ GRAPH_OPS = (
 
 
 class RunServices(NamedTuple):
-    """What a run is handed by its node. `now` reads the log's clock and `new_id` makes an id for a time in
-    milliseconds; `audited` says whether every model call must be recorded. Any thread may call them, even one that can
-    be interrupted anywhere, so none of them touches the store.
+    """What a run gets from its node. `now` reads the log's clock and `new_id` makes an id for a time in milliseconds;
+    `audited` is whether every model call must be recorded. Any thread may call them, even one that can be interrupted
+    anywhere, so none of them touches the store.
     """
 
     blobs: Blobs
@@ -72,8 +72,8 @@ class RunServices(NamedTuple):
 
 
 class RunOutput(NamedTuple):
-    """One op to come. `id` is that of the artifact, if it makes one; `deps` are the artifacts whose ops it will cite.
-    Evidence is kept of a failed run, too.
+    """One op to be written. `id` is the artifact's, if it makes one; `deps` are the artifacts whose ops it will cite.
+    Evidence is kept even if the run fails.
     """
 
     id: bytes
@@ -106,7 +106,7 @@ class Content(NamedTuple):
 
 
 class Evidence(NamedTuple):
-    """An artifact to come."""
+    """An artifact to be written."""
 
     id: bytes
     hash: bytes
@@ -114,7 +114,7 @@ class Evidence(NamedTuple):
 
 
 class RunOutputs:
-    """Safe to use from several threads. `job_id` is the job that the run is of."""
+    """Safe to use from several threads. `job_id` is the job of the run."""
 
     def __init__(self, kit: RunServices, job_id: bytes) -> None:
         self.kit = kit
@@ -131,7 +131,7 @@ class RunOutputs:
         return self._keep(content, type, check_ttl(ttl), check_inputs(inputs), is_evidence=False).id
 
     def evidence(self, content: bytes | PathLike[str], type: str) -> Evidence:
-        """An artifact of one of our own types that says what the run did. It is kept when the run fails, too."""
+        """Adds an artifact of one of our own types that records what the run did. It is kept even if the run fails."""
         return self._keep(content, type, None, (), is_evidence=True)
 
     def _keep(
@@ -147,11 +147,11 @@ class RunOutputs:
         return Evidence(payload.artifact_id, kept.hash, kept.size)
 
     def named(self, payload: CreateArtifact) -> CreateArtifact:
-        """The same under the id that its content gives it."""
+        """The same under the id derived from its content."""
         return msgspec.structs.replace(payload, artifact_id=artifact_id(self.kit.now().node, payload))
 
     def emit(self, payload: Payload) -> None:
-        """An op about what the run found out. One that comes after model calls is linked to their records."""
+        """Adds an op about what the run found. An op that comes after model calls is linked to their records."""
         if not isinstance(payload, GRAPH_OPS):
             raise Usage(f"a handler may not emit {type(payload).__name__}")
         snapshots = self.snapshots
@@ -174,13 +174,13 @@ class RunOutputs:
             return tuple(each.id for each in self._made if each.is_snapshot)
 
     def begin(self, call_id: bytes, unanswered: Callable[[Hlc], RunOutput]) -> None:
-        """A model call is under way. `unanswered` gives its record in case that no answer comes before the end."""
+        """A model call has begun. `unanswered` gives its record in case no answer comes before the end."""
         with self._lock:
             self._check_room()
             self._open[call_id] = unanswered
 
     def end(self, call_id: bytes, record: RunOutput) -> None:
-        """The call is over, and this is its record. When the run is over too, it has been recorded already."""
+        """The call has ended with this record. If the run has ended too, the call is already recorded."""
         with self._lock:
             if self._open.pop(call_id, None) is not None:
                 self._made.append(record)
@@ -194,7 +194,7 @@ class RunOutputs:
 
     def _check_room(self) -> None:
         if self._sealed:
-            raise Usage("the run is over; nothing that it makes now is kept")
+            raise Usage("the run has ended; its further outputs are not kept")
         if len(self._made) + len(self._open) >= PRODUCTS_MAX:
             raise Usage(f"a run makes at most {PRODUCTS_MAX} artifacts, ops and model calls; use more jobs")
 
@@ -203,7 +203,7 @@ class RunOutputs:
             self.kit.blobs.drop(staged)
 
     def contents(self, bytes_max: int) -> dict[bytes, bytes]:
-        """The evidence so far, by hash, as far as each piece has no more bytes than that."""
+        """The evidence so far, by hash; only pieces of at most that many bytes."""
         with self._lock:
             kept = [each for each in self._made if each.is_evidence]
         found: dict[bytes, bytes] = {}
@@ -218,12 +218,12 @@ class RunOutputs:
     # The end of the run.
 
     def write(self, tx: Transaction, whole: bool, stopped: bool = False) -> WrittenOutputs | Reason:
-        """Puts everything on the log, or of a run that came to nothing what must be kept all the same. Gives the reason
-        when something of what is whole would not count.
+        """Puts everything on the log; for a failed or stopped run, only what must be kept. Returns the reason if an op
+        of a complete run would not count.
         """
         done = NOTHING
         written: dict[bytes, bytes] = {}
-        for each in self._seal(tx):
+        for each in self.seal(tx):
             if not (whole or each.is_snapshot or (each.is_evidence and not stopped)):
                 self._drop(each.staged)
                 continue
@@ -237,7 +237,8 @@ class RunOutputs:
                 return op
         return done
 
-    def _seal(self, tx: Transaction) -> list[RunOutput]:
+    def seal(self, tx: Transaction) -> list[RunOutput]:
+        """Everything that the run has made; from here on nothing is added."""
         with self._lock:
             self._sealed = True
             while self._open:
@@ -259,7 +260,7 @@ def _added(done: WrittenOutputs, product: RunOutput, op_id: bytes) -> WrittenOut
 
 
 def _linked(payload: Payload, snapshots: Ids, job_id: bytes) -> Payload:
-    """The payload, saying which model calls it comes from."""
+    """The payload, linked to the model calls that it comes from."""
     if isinstance(payload, CreateClaim):
         told = payload.provenance
         provenance = msgspec.structs.replace(
@@ -297,7 +298,7 @@ def contain(blobs: Blobs, content: bytes | PathLike[str]) -> Content:
             blobs.drop(staged)
             return Content(staged.hash, staged.size, data, None)
     else:
-        raise Usage(f"the content of an artifact is bytes or a Path, not {type(content).__name__}")
+        raise Usage(f"the content of an artifact must be bytes or a Path, not {type(content).__name__}")
     return Content(staged.hash, staged.size, None, staged)
 
 
@@ -318,7 +319,7 @@ def check_ttl(ttl: str | float | None) -> int | None:
     except ValueError as error:
         raise Usage(f"bad ttl {ttl!r}: {error}") from None
     if not 0 < ttl_ms <= TTL_MS_MAX:
-        raise Usage(f"bad ttl {ttl!r}: longer than nothing and at most {TTL_MS_MAX // 86_400_000} days")
+        raise Usage(f"bad ttl {ttl!r}: it must be more than 0 and at most {TTL_MS_MAX // 86_400_000} days")
     return ttl_ms
 
 
@@ -335,4 +336,4 @@ def check_id(value: str | bytes) -> bytes:
     try:
         return parse_ulid(value)  # type: ignore[arg-type]
     except (ValueError, TypeError):
-        raise Usage(f"{value!r} is not an id; give a whole ULID") from None
+        raise Usage(f"{value!r} is not an id; give a full ULID") from None

@@ -1,6 +1,6 @@
-"""Runs handlers in as many slots as the worker has: plain functions on threads of their own, coroutines on an event
-loop of their own. Neither can hold up the worker's loop, which keeps renewing leases whatever a handler does. A
-handler can end in every way that Python knows, `sys.exit` included, and all of them become the run's outcome.
+"""Runs handlers in the worker's slots: plain functions on threads of their own, coroutines on an event loop of their
+own. Neither can block the worker's loop, which keeps renewing leases whatever a handler does. However a handler ends,
+even by `sys.exit`, that becomes the run's outcome.
 """
 
 import asyncio
@@ -17,8 +17,8 @@ import msgspec
 
 from hocket.errors import HocketError, NotAuthorised
 from hocket.kernel.ids import ulid_text
-from hocket.kernel.ops import decode
-from hocket.kernel.vocabulary import Payload, ScheduleJob
+from hocket.kernel.ops import schedule_payload
+from hocket.kernel.vocabulary import Payload
 from hocket.work.handlers import JobType
 from hocket.work.inference import infer, question
 from hocket.work.jobs import RESULT_BYTES_MAX, Claim, Held
@@ -35,32 +35,30 @@ class Cancelled(BaseException):
 
 
 class Context:
-    """What a handler is told about its job."""
+    """What a handler knows about its job."""
 
     def __init__(self, run: "Run", claim: Claim) -> None:
         self._run = run
         self.job_id = ulid_text(claim.job.id)
         self.kind = claim.job.kind
         self.fence = claim.job.fence
-        """The number of this hold on the job. Pass it to what you change, and let that refuse lower numbers."""
+        """The fence of this claim. Pass it to the resource that you change, and let that refuse lower numbers."""
         self.attempt = claim.job.failures + 1
-        """Which try this is: 1 for the first, one more after each failure. A hold that was lost or handed back is no
-        try of its own. `hocket retry` counts anew.
+        """Which try this is: 1 for the first, one more after each failure. A claim that was lost or returned is not a
+        try of its own. `hocket retry` starts again from 1.
         """
         self.cancelled = False
         """Whether to stop: the job was cancelled, or another worker may hold it by now."""
 
     @property
     def deadline(self) -> float:
-        """When the lease ends unless it is renewed, in seconds since the epoch. The worker renews it while the
-        handler runs.
+        """When the lease ends unless renewed, in seconds since the epoch. The worker renews it while the handler
+        runs.
         """
         return self._run.deadline_ms / 1000.0
 
     def progress(self, note: Any) -> None:
-        """Notes how far the job is, as anything that JSON can say. Frequent notes are merged: the newest one
-        counts.
-        """
+        """Records the progress of the job, as any JSON value. Frequent notes are merged: the newest one counts."""
         encoded = msgspec.json.encode(note)
         if len(encoded) > NOTE_BYTES_MAX:
             raise ValueError(f"the progress note has {len(encoded)} bytes, at most {NOTE_BYTES_MAX}")
@@ -79,20 +77,20 @@ class Context:
         ttl: str | float | None = None,
         inputs: Iterable[str | bytes] = (),
     ) -> str:
-        """Keeps bytes, or a copy of a file, as an artifact of this job, and gives its id. It goes on the log when the
-        job completes, and comes to nothing when the job does not. After `ttl` it may be evicted; `inputs` are the ids
-        of the evidence that it was made from.
+        """Stores bytes, or a copy of a file, as an artifact of this job; returns its id. It goes on the log when the
+        job completes; otherwise it is discarded. After `ttl` it may be evicted; `inputs` are the ids of the evidence
+        that it was made from.
         """
         return ulid_text(self._run.products.artifact(content, type, ttl, inputs))
 
     def emit(self, payload: Payload) -> None:
-        """Writes an op about a knowledge graph, like a CreateClaim, when the job completes. After model calls it is
-        linked to their records.
+        """Writes an op about a knowledge graph, such as a CreateClaim, when the job completes. After model calls, the
+        op is linked to their records.
         """
         self._run.products.emit(payload)
 
     def new_id(self) -> bytes:
-        """A fresh id, for a claim or an entity."""
+        """A new id, for a claim or an entity."""
         return self._run.products.new_id()
 
     def infer(
@@ -109,8 +107,8 @@ class Context:
     ) -> Any:
         """Calls a model, `call(prompt, **options)`, and records the call: the model and its version, the prompt, what
         it was made from (`context`: ids as `evidence:ID`, `claim:ID`, `entity:ID`; a bare id is evidence), the answer,
-        times and token counts. Gives what the call gives; await it when the call is async. The record goes on the log
-        however the job ends. `audit=False` records nothing, which is an error on an audited node.
+        times and token counts. Returns the result of the call; await it if the call is async. The record goes on the
+        log however the job ends. `audit=False` records nothing, which is an error on an audited node.
         """
         asked = question(model, version, backend, prompt, context)
         if audit:
@@ -121,12 +119,12 @@ class Context:
 
 
 def products_of(ctx: Context) -> RunOutputs:
-    """For handlers of our own, which keep what users' handlers may not."""
+    """For handlers of our own, which may keep more than users' handlers."""
     return ctx._run.products
 
 
 def claim_of(ctx: Context) -> bytes:
-    """The op by which the handler's job is held; for handlers of our own."""
+    """The claim op of the handler's job; for handlers of our own."""
     return ctx._run.held.claim_op
 
 
@@ -166,7 +164,7 @@ class Run:
         self.task: asyncio.Task[None] | None = None
 
     def revoke(self) -> bool:
-        """Takes back a run that has not begun. False when it has."""
+        """Cancels a run that has not begun. False if it has."""
         with self._lock:
             self._revoked = self._revoked or self.started_at is None
             return self._revoked
@@ -188,7 +186,8 @@ class Run:
                 self._fail(error)
             self._leave()
         except Cancelled:
-            # It was under way when the handler ended. No second one can come: a run is stopped once.
+            # The exception was already on its way when the handler ended. No second one can come: a run is stopped
+            # once.
             self._leave()
 
     async def execute_async(self) -> None:
@@ -198,7 +197,7 @@ class Run:
             self._fail(error)
 
     def stop(self, loop: asyncio.AbstractEventLoop | None) -> None:
-        """Tells the handler to end: by the flag, and by an exception where it can be reached."""
+        """Tells the handler to stop: by the flag, and by an exception if possible."""
         self.context.cancelled = True
         self.stopped = True
         if self.task is not None and loop is not None:
@@ -208,22 +207,25 @@ class Run:
                 _raise_in(self._thread, Cancelled)
 
     def _enter(self) -> bool:
-        """From here on the handler can be reached by an exception in this thread. False when it was stopped before."""
+        """From here on, an exception in this thread can stop the handler. False if it was stopped before."""
         with self._lock:
             if not self.stopped:
                 self._thread = threading.get_ident()
             return not self.stopped
 
     def _leave(self) -> None:
-        """From here on nobody may raise in this thread for this run; what is under way arrives now or never."""
+        """From here on, no exception may be raised in this thread for this run; one that is on its way arrives now or
+        never.
+        """
         with self._lock:
             self._thread = None
-        _raise_in(threading.get_ident(), None)
+            may_be_under_way = self.stopped
+        if may_be_under_way:
+            _raise_in(threading.get_ident(), None)
 
     def _arguments(self) -> dict[str, Any]:
-        schedule = decode(self.schedule).payload
-        assert isinstance(schedule, ScheduleJob)
-        arguments = msgspec.json.decode(schedule.payload) if schedule.payload else {}
+        payload = schedule_payload(self.schedule)
+        arguments = msgspec.json.decode(payload) if payload else {}
         if not isinstance(arguments, dict):
             raise TypeError(f"the payload is a JSON {type(arguments).__name__}, not an object")
         return arguments
@@ -255,8 +257,8 @@ class Run:
 
 
 class Runner:
-    """Threads and a loop for the handlers of one worker. `finished` is called, from any thread, with each run
-    that has ended; `monotonic` tells when.
+    """Threads and a loop for the handlers of one worker. `finished` is called, from any thread, with each run that has
+    ended; `monotonic` is the clock.
     """
 
     def __init__(self, slots: int, finished: Callable[[Run], None], monotonic: Callable[[], float]) -> None:
@@ -300,7 +302,7 @@ class Runner:
         self._finished(run)
 
     def close(self) -> None:
-        """Lets the threads end when they are free; one that is stuck in a handler ends with the process."""
+        """Lets the threads end when they are free; a thread that is stuck in a handler ends with the process."""
         self._waiting.clear()
         for _ in range(self._threads):
             self._queue.put(None)
@@ -330,7 +332,7 @@ class Runner:
 
 
 def _text(said: str) -> str:
-    """Text that can be written down: what stands for undecodable bytes (in the name of a file, say) is replaced."""
+    """Text that can be stored: replaces characters that stand for undecodable bytes, as in a file's name."""
     return said.encode("utf-8", "replace").decode()
 
 

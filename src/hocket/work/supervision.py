@@ -1,5 +1,5 @@
-"""Keeps background work going. A task that ends by an error is reported and started again after a rest, which grows
-while the errors go on, so that no single bad peer, schedule or job ends what the process promised to do.
+"""Keeps background tasks running. A task that fails is reported and restarted after a pause, which grows while it keeps
+failing, so that no single bad peer, schedule or job stops the process from doing its work.
 """
 
 import asyncio
@@ -13,13 +13,13 @@ from hocket.work.environment import Environment
 T = TypeVar("T")
 
 REST_S, REST_S_MAX = 1.0, 60.0
-# Work that ran for this long before it failed is taken for healthy: its next rest is a short one.
+# A task that ran this long before it failed counts as healthy: its next pause is short.
 HEALTHY_S = 60.0
 
 
 async def supervised(name: str, make: Callable[[], Awaitable[T]], emit: Emit, environment: Environment) -> T:
-    """Runs what `make` gives until it returns, and gives its result. After an error the operator is told, and the work
-    is made anew. Cancelling this cancels the work; `name` is what the operator is told failed ("the sync loop").
+    """Runs what `make` returns until it ends, and returns its result. After an error the operator is told, and the task
+    is made again. Cancelling this cancels the task; `name` is its name for the operator ("the sync loop").
     """
     failures = 0
     while True:

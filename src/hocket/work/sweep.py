@@ -1,14 +1,13 @@
-"""The sweep: what every process that stays up sees to for the whole node, once in each process. Jobs of dead processes
-go back to the queue, leases past their deadline are expired, schedules that are due make their jobs. All of it is one
-transaction; when that fails, each part gets a transaction of its own, so that one bad job or schedule cannot keep the
-others from their turn.
+"""The sweep: what every long-running process does for the whole node, once per process. It returns the jobs of dead
+processes to the queue, expires leases past their deadline, and submits the jobs of due schedules. All of it is one
+transaction; if that fails, each part gets a transaction of its own, so that one bad job or schedule does not stop the
+others.
 """
 
 import asyncio
 
 from hocket.errors import StoreError
 from hocket.events import BatchFailed, Emit, JobsReclaimed, ScheduleSkipped, StoreUnavailable
-from hocket.kernel.ids import ulid_text
 from hocket.log import Transaction
 from hocket.store import RegisterSession, Schedule, Session
 from hocket.work import cron, jobs
@@ -16,7 +15,7 @@ from hocket.work.environment import Environment
 from hocket.work.node_access import NodeAccess
 from hocket.work.troubles import Troubles, described
 
-# How often a process looks whether a sweep is due. A dead process's jobs restart within this time.
+# How often a process checks whether a sweep is due. A dead process's jobs restart within this time.
 ROUND_S = 0.25
 EXPIRED_MAX = 500
 
@@ -33,8 +32,8 @@ class Sweep:
         return (deadline is not None and deadline < now) or bool(self._due(session, now))
 
     def _due(self, session: RegisterSession, now: int) -> list[Schedule]:
-        """Four times a second a look must cost little, however many schedules there are; so the next tick of each is
-        worked out once.
+        """The next tick of each schedule is computed once, because a check four times a second must be cheap, however
+        many schedules there are.
         """
         known, self._next_ticks = self._next_ticks, {}
         due = []
@@ -47,20 +46,20 @@ class Sweep:
         return due
 
     def __call__(self, tx: Transaction, dead: set[int]) -> None:
-        """`dead` are worker processes of this node that were found so."""
+        """`dead` are worker processes of this node that were found dead."""
         self._reclaim(tx, dead)
         jobs.expire(tx, EXPIRED_MAX)
         for schedule in self._due(tx.session, tx.now):
             self._tick(tx, schedule)
 
     async def one_by_one(self, access: NodeAccess, dead: set[int]) -> None:
-        with self._troubles.contained("reclaim", "handing back the jobs of dead worker processes"):
+        with self._troubles.contained("reclaim", "returning the jobs of dead worker processes"):
             await access.run(lambda tx: self._reclaim(tx, dead))
-        with self._troubles.contained("expire", "looking for leases that have run out"):
+        with self._troubles.contained("expire", "looking for expired leases"):
             for job_id in await access.run(_overdue):
-                with self._troubles.contained(job_id, f"expiring job {ulid_text(job_id)}"):
+                with self._troubles.contained(job_id, "expiring job", job_id):
                     await access.run(lambda tx, job_id=job_id: jobs.expire_one(tx, job_id))  # type: ignore[misc]
-        with self._troubles.contained("schedules", "looking for schedules that are due"):
+        with self._troubles.contained("schedules", "looking for due schedules"):
             for schedule in await access.run(lambda tx: self._due(tx.session, tx.now)):
                 with self._troubles.contained(schedule.op, f"schedule {schedule.name!r}"):
                     await access.run(lambda tx, schedule=schedule: self._tick(tx, schedule))  # type: ignore[misc]
@@ -78,7 +77,7 @@ class Sweep:
 
 
 class SweepLoop:
-    """Sweeps whenever something is due. Run it once in each process that stays up."""
+    """Sweeps whenever something is due. Run it once in each long-running process."""
 
     def __init__(self, access: NodeAccess, environment: Environment, emit: Emit) -> None:
         self._access, self._environment, self._emit = access, environment, emit
@@ -86,7 +85,7 @@ class SweepLoop:
         self._sweep = Sweep(self._troubles, emit)
 
     async def run(self) -> None:
-        """Goes on until it is cancelled."""
+        """Runs until it is cancelled."""
         while True:
             await asyncio.sleep(ROUND_S * self._environment.chance.uniform(0.8, 1.2))
             await self.look()
@@ -94,7 +93,7 @@ class SweepLoop:
     async def look(self) -> None:
         """Sweeps if something is due."""
         try:
-            with self._troubles.contained("round", "the look at what is left lying"):
+            with self._troubles.contained("round", "checking whether a sweep is due"):
                 dead = await self._access.peek(self._survey)
                 if dead is not None:
                     await self._all(dead)
@@ -103,8 +102,8 @@ class SweepLoop:
             self._emit(StoreUnavailable(str(error)))
 
     def _survey(self, session: Session) -> set[int] | None:
-        """Which worker processes of this node have died; None when neither they, nor a lease, nor a schedule asks for
-        a sweep.
+        """Which worker processes of this node have died; None if neither they, nor a lease, nor a schedule needs a
+        sweep.
         """
         now_ms = max(session.head().wall, self._environment.physical_ms())
         node = self._access.log.node

@@ -1,16 +1,17 @@
-"""What goes wrong with one thing among many: one schedule, one job, one artifact. The operator is told, once and then
-again only after a while, the thing is left alone for a while, and the rest goes on. A loop that as a whole ends by an
-error is the business of `supervision`.
+"""Failures of one thing among many: one schedule, one job, one artifact. The operator is told once, and again only
+after a while; the thing is skipped for a while, and the rest continues. `supervision` handles a loop that fails as a
+whole.
 """
 
 from collections.abc import Callable, Hashable
 
 from hocket.errors import StoreError
 from hocket.events import Emit, Event, StepFailed
+from hocket.kernel.ids import ulid_text
 
 TOLD_AGAIN_S = 600.0
 REST_S = 30.0
-# How many things are remembered; beyond that the one that failed longest ago is forgotten and may be told again.
+# How many things are remembered; beyond that the one that failed longest ago is dropped and may be reported again.
 REMEMBERED_MAX = 1_000
 
 
@@ -22,7 +23,7 @@ class Troubles:
         self._failed: dict[Hashable, float] = {}
 
     def tell(self, thing: Hashable, event: Event) -> None:
-        """Notes that the thing failed; the event says which one it is and why."""
+        """Records that the thing failed; the event says which one and why."""
         now = self._monotonic()
         self._note(self._failed, thing, now)
         if now - self._told.get(thing, -TOLD_AGAIN_S) >= TOLD_AGAIN_S:
@@ -36,20 +37,20 @@ class Troubles:
         times[thing] = now
 
     def is_resting(self, thing: Hashable) -> bool:
-        """Whether the thing failed so lately that it is not worth another try."""
+        """Whether the thing failed so recently that it is not worth another try."""
         failed = self._failed.get(thing)
         return failed is not None and self._monotonic() - failed < REST_S
 
-    def contained(self, thing: Hashable, name: str) -> "_Contained":
-        """What fails in the block is told under that name, and goes no further. An error of the store concerns
-        everything, and does.
+    def contained(self, thing: Hashable, name: str, job: bytes | None = None) -> "_Contained":
+        """A failure inside the block is reported under that name, followed by the job if one is given, and not raised.
+        An error of the store concerns everything, and is raised.
         """
-        return _Contained(self, thing, name)
+        return _Contained(self, thing, name, job)
 
 
 class _Contained:
-    def __init__(self, troubles: Troubles, thing: Hashable, name: str) -> None:
-        self._troubles, self._thing, self._name = troubles, thing, name
+    def __init__(self, troubles: Troubles, thing: Hashable, name: str, job: bytes | None) -> None:
+        self._troubles, self._thing, self._name, self._job = troubles, thing, name, job
 
     def __enter__(self) -> None:
         pass
@@ -57,7 +58,8 @@ class _Contained:
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> bool:
         if not isinstance(error, Exception) or isinstance(error, StoreError):
             return False
-        self._troubles.tell(self._thing, StepFailed(self._name, described(error)))
+        name = self._name if self._job is None else f"{self._name} {ulid_text(self._job)}"
+        self._troubles.tell(self._thing, StepFailed(name, described(error)))
         return True
 
 

@@ -1,5 +1,5 @@
-"""Jobs as people and programs are shown them: plain dictionaries made from the roster and the ops. Nothing here
-changes anything.
+"""Jobs as people and programs see them: plain dictionaries made from the roster and the ops. Nothing here changes
+anything.
 """
 
 from typing import Any
@@ -33,7 +33,7 @@ DEPTH_MAX = 100
 
 
 def find(session: Session, prefix: str) -> JobEntry:
-    """The one job whose id begins so. Raises Usage for none or several."""
+    """The one job whose id starts with this text. Raises Usage if there is none, or more than one."""
     try:
         low, high = ulid_prefix_range(prefix)
     except ValueError:
@@ -97,12 +97,12 @@ def full(session: Session, entry: JobEntry) -> dict[str, Any]:
 
 
 def result(session: Session, job: Job) -> Any:
-    """What the handler returned, None when nothing. Raises Failed when it was evicted since, or is not known here."""
+    """The handler's result, None if there is none. Raises Failed if it was evicted, or is not known here."""
     named = [_creation(session, artifact_id) for artifact_id in job.artifacts]
     made = next((each for each in named if each is not None and each.artifact_type == RESULT_TYPE), None)
     if made is None:
         if None in named:
-            raise Failed(f"the result of job {ulid_text(job.id)} is not on this log; may this node read artifacts?")
+            raise Failed(f"the result of job {ulid_text(job.id)} is not on this log; grant this node artifact:read")
         return None
     if session.is_evicted(made.artifact_id):
         raise Failed(f"the result of job {ulid_text(job.id)} was evicted; its content is gone")
@@ -110,8 +110,8 @@ def result(session: Session, job: Job) -> Any:
 
 
 def _creation(session: Session, artifact_id: bytes) -> CreateArtifact | None:
-    """The op that made an artifact which a completion names. When the arbiter has accepted the completion, that holds
-    up what it names, too, whatever becomes of its author's delegation.
+    """The op that made an artifact which a completion names. If the arbiter has accepted the completion, the artifacts
+    that it names count too, whatever happens to their author's delegation.
     """
     artifact = session.artifact(artifact_id)
     row = session.op(artifact_id if artifact is None else artifact.op_id)
@@ -129,12 +129,12 @@ def _artifact_line(session: Session, artifact: Artifact) -> dict[str, Any]:
 
 
 def _error(session: Session, job: Job) -> tuple[str | None, str | None]:
-    """The last error, or why the job was called off, with the traceback where there is one."""
+    """The last error, or why the job was cancelled, with the traceback if there is one."""
     payload = None if job.error_op is None else _payload(session, job.error_op)
     if payload is None:
         if job.outcome is not None and job.returns and job.outcome.name == "FAILED":
             last = _last_return(session, job)
-            return f"handed back or lost {job.returns} times without an end; the last time: {last}", None
+            return f"returned or lost {job.returns} times without completing; the last time: {last}", None
         return None, None
     if isinstance(payload, FailWork):
         return payload.error, payload.traceback
@@ -143,7 +143,7 @@ def _error(session: Session, job: Job) -> tuple[str | None, str | None]:
 
 
 def _last_return(session: Session, job: Job) -> str:
-    """Why the job was last handed back. In a strict mesh this is where a handler's error is."""
+    """Why the job was last returned to the queue. In a strict mesh this is where a handler's error is."""
     for row in reversed(session.ops_about(Subject(JOB, job.id))):
         payload = _payload(session, row.id)
         if row.reason == 0 and isinstance(payload, YieldWork | ExpireWork):
@@ -152,7 +152,7 @@ def _last_return(session: Session, job: Job) -> str:
 
 
 def _payload(session: Session, op_id: bytes) -> Payload | None:
-    """What an op says; for an acceptance, what the accepted op says."""
+    """The payload of an op; for an acceptance, that of the accepted op."""
     row = session.op(op_id)
     payload = None if row is None else decode(row.body).payload
     return _payload(session, payload.offer) if isinstance(payload, AcceptWork) else payload
@@ -192,12 +192,12 @@ def _detail(op: Op) -> str:
 
 
 def readable(data: bytes) -> Any:
-    """What another node wrote, as plain values that can be written as JSON again."""
+    """Data from another node, as plain values that can be written as JSON."""
     return _shallow(_json(data))
 
 
 def _json(data: bytes) -> Any:
-    """Payloads of other software need not be JSON; they are shown as hexadecimal digits."""
+    """Payloads of other software need not be JSON; then they are shown as hexadecimal digits."""
     try:
         return msgspec.json.decode(data)
     except (ValueError, RecursionError):
@@ -205,7 +205,7 @@ def _json(data: bytes) -> Any:
 
 
 def _shallow(value: Any) -> Any:
-    """The value, unless it is nested so deeply that writing it would fail."""
+    """The value, unless it is nested too deeply to be written."""
     level = [value]
     for _ in range(DEPTH_MAX):
         level = [

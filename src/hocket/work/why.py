@@ -1,5 +1,5 @@
-"""How an output came about: the chain from a job, an artifact or a claim to the records of the model calls behind it,
-and from those to the prompt, its context and the evidence. A link that is missing is named, not passed over.
+"""Traces an output: the chain from a job, an artifact or a claim to the records of the model calls behind it, and from
+those to the prompt, its context and the evidence. A missing link is reported, not skipped.
 """
 
 from collections.abc import Iterable, Iterator
@@ -34,8 +34,8 @@ _COMPLETES = (0, int(Reason.OFFERED))
 
 
 def explain(session: Session, blobs: Blobs, text: str, whole: bool = False) -> dict[str, Any]:
-    """The chain behind the one job, artifact or claim whose id begins so. Prompts and outputs are cut short unless the
-    whole is wanted. Raises Usage for none or several.
+    """The chain behind the one job, artifact or claim whose id starts with this text. Prompts and outputs are shortened
+    unless `whole`. Raises Usage if there is none, or more than one.
     """
     trace = _Trace(session, blobs, whole)
     match _find(session, text):
@@ -59,7 +59,7 @@ def _find(session: Session, text: str) -> JobEntry | Artifact | Op:
         found += [("job", each) for each in session.job_ids(low, high, SHOWN_MAX + 1)]
         found += [("artifact", each.id) for each in artifacts.between(session, low, high, SHOWN_MAX + 1)]
     if text and not (found and low == high):
-        # Claims are in no register, so all of them are looked through, unless there is nothing left to find.
+        # No register has the claims, so all of them are searched, unless nothing is left to find.
         claims = {claim.claim_id: op for op, claim in _claims(session) if low <= claim.claim_id <= high}
     found += [("claim", each) for each in list(claims)[: SHOWN_MAX + 1]]
     if not found:
@@ -155,7 +155,7 @@ class _Trace:
         return last.output_claims if isinstance(last, CompleteJob) else ()
 
     def _records(self, deps: Ids) -> Iterator[bytes]:
-        """Which of the cited ops are records of model calls. What is not here is named."""
+        """Which of the cited ops are records of model calls. Missing ones are reported."""
         for dep in deps:
             if self._session.artifact(dep) is not None:
                 yield dep
@@ -188,10 +188,10 @@ class _Trace:
         try:
             record = decode_snapshot(artifacts.content(self._session, self._blobs, artifact))
         except (Conflict, Unreachable, Malformed) as error:
-            # What remains is what the op itself says.
+            # Only what the op itself says remains.
             if isinstance(error, Damaged):
                 told["content"] = "damaged"
-            why = str(error) if isinstance(error, HocketError) else f"its content is no record: {error}"
+            why = str(error) if isinstance(error, HocketError) else f"its content is not a record: {error}"
             self._miss(f"the record {ulid_text(artifact.id)} cannot be read: {why}")
             return told
         for sentence in contradictions(record, payload):
@@ -218,7 +218,7 @@ class _Trace:
         return {"bytes": len(text.encode()), "text": shown, "cut": len(shown) < len(text)}
 
     def _ids(self, ids: Ids, what: str) -> list[dict[str, Any]]:
-        """What each id stands for on this log: here, tombstoned, or missing."""
+        """What each id means on this log: here, tombstoned, or missing."""
         told = []
         for each in ids:
             state = self._what_is_known().get(each, "missing")

@@ -1,7 +1,8 @@
-"""The worker loop: claims what it can finish, lets handlers run, renews their leases, and puts outcomes on the
-log, many in one commit. What other processes leave behind is the sweep's. One turn of the loop is one transaction;
-between turns it sleeps until something happens. Where another node is the arbiter, what it writes is an offer: a job
-begins when the arbiter has accepted the claim, and an end counts when the arbiter has accepted that.
+"""The worker loop: claims jobs that it can finish, runs their handlers, renews their leases, and puts outcomes on the
+log, many in one commit. The sweep takes care of what other processes leave behind. One turn of the loop is one
+transaction; between turns the worker sleeps until something happens. Where another node is the arbiter, the worker's
+ops are offers: a job begins when the arbiter has accepted the claim, and an end counts when the arbiter has accepted
+it.
 """
 
 import asyncio
@@ -30,7 +31,6 @@ from hocket.events import (
     WorkerDeclaredDead,
     ignore,
 )
-from hocket.kernel.ids import ulid_text
 from hocket.kernel.reasons import Reason
 from hocket.kernel.roster import Job, Outcome
 from hocket.log import Transaction
@@ -51,6 +51,8 @@ T = TypeVar("T")
 ROUND_S = 0.25
 # Work queued behind each slot, beyond what runs: enough to keep a slot busy during a commit.
 AHEAD_S = 0.05
+# Ends are put on the log together if the runs that are under way are expected to end within this time.
+LINGER_S = 0.002
 # Jobs that a worker holds by default, those that run included. Runs that ended since the last commit are among them:
 # when the worker is killed, they are run again.
 HELD_MAX = 32
@@ -65,7 +67,7 @@ BLOCKED_LOOP_S = 5.0
 STORE_REST_S = 0.5
 # A job whose claim the arbiter did not accept is not claimed again for this long, unless something happens to it.
 REFUSED_REST_S = 1.0
-# At the end, what has yet to be decided is put to the arbiter once more, for this long.
+# At the end, the undecided offers are sent to the arbiter once more, for this long.
 LAST_ASK_S = 1.0
 
 _LOST = about(CLAIM)
@@ -91,7 +93,7 @@ class WorkerOptions:
 
 
 class Worker:
-    """Run it once. `stop` makes it finish or hand back what it holds; `stop` again makes it do so at once."""
+    """Run it once. `stop` makes it finish or hand back its jobs; a second `stop` makes it do so at once."""
 
     def __init__(self, access: NodeAccess, environment: Environment, options: WorkerOptions) -> None:
         self._access = access
@@ -115,6 +117,7 @@ class Worker:
         self._guests: list[asyncio.Future[None]] = []
         self._wake = asyncio.Event()
         self._waking = False
+        self._awaited = 0
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopping: float | None = None
         self._hurry = False
@@ -154,7 +157,7 @@ class Worker:
                     await self._access.run(lambda tx: tx.session.drop_worker(self._sign.number))
 
     def _abandon(self) -> None:
-        """Nothing is held at the end, unless the end is an error: then the others hand back what was."""
+        """At the end the worker holds no job, unless it ends with an error: then the other workers return its jobs."""
         self._runner.close()
         self._pending_decisions.close()
         self._let_guests_in()
@@ -208,10 +211,10 @@ class Worker:
                 self._wake.set()
 
     def _ended_in_thread(self, run: Run) -> None:
-        """Called by the runner's threads. However many runs end before the loop looks, it is woken once."""
+        """The runner's threads call this. However many runs end before the loop looks, it is woken once."""
         self._ended.append(run)
         loop = self._loop
-        if not self._waking and loop is not None:
+        if (not self._waking or len(self._ended) == self._awaited) and loop is not None:
             self._waking = True
             loop.call_soon_threadsafe(self._wake.set)
 
@@ -220,6 +223,7 @@ class Worker:
             self._wake.clear()
             self._waking = False
             self._pending_decisions.settle()
+            await self._linger()
             turn = self._plan()
             turned: BatchResult | None = None
             if turn.is_worth_it or self._guests:
@@ -239,8 +243,8 @@ class Worker:
         return not self._held and not self._spare and self._pending_decisions.is_empty
 
     async def _commit(self, turn: Batch) -> BatchResult | None:
-        """One transaction. When the store cannot take it (full, locked, being rebuilt), what has ended is kept
-        and tried again. When something in it fails, each thing is tried by itself.
+        """One transaction. If the store cannot take it (full, locked, being rebuilt), the ended runs are kept and tried
+        again. If a request in it fails, each request is tried alone.
         """
         if self._let_guests_in():
             await asyncio.sleep(0)  # their requests go first
@@ -282,6 +286,22 @@ class Worker:
         if now >= self._next_look or (is_resting and not self._pending_decisions.is_resting(now)):
             self._hungry = True
 
+    async def _linger(self) -> None:
+        """Lets quick runs end together: a commit costs the same for one of them and for all."""
+        left = len(self._held) - len(self._ended)
+        if not self._ended or not left or self._stopping is not None:
+            return
+        if left * self._pace_s / self._options.concurrency > LINGER_S:
+            return
+        # Until all have ended, their ends do not wake the loop.
+        self._waking, self._awaited = True, len(self._held)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LINGER_S):
+                while len(self._ended) < self._awaited:
+                    await self._wake.wait()
+                    self._wake.clear()
+        self._waking, self._awaited = False, 0
+
     # Planning a turn.
 
     def _plan(self) -> Batch:
@@ -316,7 +336,7 @@ class Worker:
         return Batch(ended, unstarted, spare, renewals, notes, doubtful, closed, max(0, wanted), offering, beat)
 
     def _tell_starts(self) -> None:
-        """Handlers start in other threads. Events are emitted in this one, so a start is told at the next turn."""
+        """Handlers start in other threads. Events are emitted in this one, so a start is reported at the next turn."""
         for run in self._unstarted:
             if run.started_at is not None:
                 self._emit(RunStarted(run.context.job_id, run.job.kind, run.job.fence))
@@ -413,7 +433,7 @@ class Worker:
             run.deadline_ms = decision.deadline
 
     def _claimed(self, wanted: OfferedClaim, before: float, decision: Decision, dropped: bool) -> None:
-        """The arbiter's word on a claim. One that was given up meanwhile, or comes too late to be of use, goes back."""
+        """The arbiter's decision on a claim. A claim that was given up meanwhile, or is decided too late, goes back."""
         now = self._monotonic()
         is_held = isinstance(decision, Job)
         self._closed.append((now if is_held else now + REFUSED_REST_S, wanted.offer.op_id))
@@ -426,7 +446,7 @@ class Worker:
             self._try_to_begin(Claim(decision, wanted.schedule), before)
 
     def _try_to_begin(self, claim: Claim, before: float) -> None:
-        with self._troubles.contained(claim.job.id, f"starting job {ulid_text(claim.job.id)}"):
+        with self._troubles.contained(claim.job.id, "starting job", claim.job.id):
             self._begin(claim, before)
             return
         assert claim.job.claim_op is not None
@@ -446,7 +466,7 @@ class Worker:
             self._watch_leases(run.lease.ends_at)
 
     def _watch_leases(self, until: float) -> None:
-        """Handlers are stopped when the count is up, whatever the loop is waiting for just then."""
+        """Stops handlers when their leases run out, whatever the loop is waiting for."""
         assert self._loop is not None
         if self._watch is None or until < self._watch_at:
             if self._watch is not None:
@@ -485,7 +505,7 @@ class Worker:
         else:
             self.handed_back += 1
             self._emit(JobHandedBack(run.context.job_id, run.job.kind, run.job.fence))
-        with self._troubles.contained("finished", f"telling the end of job {ulid_text(run.job.id)}"):
+        with self._troubles.contained("finished", "telling the end of job", run.job.id):
             self._options.finished(run, outcome)
 
     def _wind_down(self) -> bool:

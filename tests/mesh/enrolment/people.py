@@ -91,6 +91,6 @@ def exchange(one: Runtime, other: Runtime) -> None:
     """Each gets what the other has."""
     for source, target in ((one, other), (other, one)):
         file = io.BytesIO()
-        export_ops(source.store, file)
+        export_ops(source.log, file)
         file.seek(0)
         import_ops(target.log, file)

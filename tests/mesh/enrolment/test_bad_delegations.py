@@ -13,7 +13,7 @@ from hocket.kernel.clock import Hlc
 from hocket.kernel.ids import content_hash, node_id
 from hocket.kernel.jws import detached
 from hocket.kernel.keys import SigningKey
-from hocket.kernel.ops import NO_ID, Op, decode, sealed, unsigned
+from hocket.kernel.ops import NO_ID, Op, decode, unsigned, with_signature
 from hocket.kernel.reasons import Reason
 from hocket.kernel.ucan import ROOT, Capability, issue
 from hocket.kernel.vocabulary import DelegateUcan, RouteKind, ScheduleJob
@@ -40,7 +40,7 @@ class Rogue:
     def follow(self, runtime: Runtime) -> "Rogue":
         """Takes over the history of the node whose key it has."""
         file = io.BytesIO()
-        export_ops(runtime.store, file)
+        export_ops(runtime.log, file)
         file.seek(0)
         import_ops(self.log, file)
         return self
@@ -56,7 +56,7 @@ class Rogue:
     def tells(self, runtime: Runtime) -> dict[Reason, int]:
         """Sends all that it has; gives what was turned away at the door."""
         file = io.BytesIO()
-        export_ops(self.store, file)
+        export_ops(self.log, file)
         file.seek(0)
         return import_ops(runtime.log, file).refused
 
@@ -203,7 +203,7 @@ def assert_refused(mesh: Mesh, key: SigningKey, payload: DelegateUcan) -> None:
     node = node_id(key.public)
     op = Op(os.urandom(16), Hlc(int(mesh.clock.now * 1000), 0, node), node, (), payload)
     body = unsigned(op)
-    whole = sealed(body, detached(key.sign(body + b"\0"), node))
+    whole = with_signature(body, detached(key.sign(body + b"\0"), node))
     assert mesh.owner.log.admit([(whole, decode(whole))]).refused == {Reason.MALFORMED: 1}
 
 

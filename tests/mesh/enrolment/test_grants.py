@@ -57,7 +57,7 @@ def test_passing_on_is_never_granted_unasked() -> None:
         assert not passes_on(*texts)
     assert not passes_on(worker=("acme.",))
     assert passes_on("registration:write") and passes_on("registration:all") and passes_on("all")
-    assert "let others in, and revoke them" in words(parse_grants(["registration:write"]))
+    assert "invite others, and revoke them" in words(parse_grants(["registration:write"]))
 
 
 def test_all_that_can_be_done_with_jobs_includes_what_they_made() -> None:
@@ -111,12 +111,12 @@ def test_audit_and_sanitize_go_where_they_have_a_meaning() -> None:
 @pytest.mark.parametrize(
     ("text", "part"),
     [
-        ("jobs:claim", "no resource 'jobs'"),
+        ("jobs:claim", "unknown resource 'jobs'"),
         ("job", "no action ''"),
         ("job:write", "no action 'write'; it has read, schedule, claim, complete, all"),
         ("artifact:claim", "it has read, write, all"),
-        ("", "no resource ''"),
-        ("artifact:write:acme.", "only jobs, and artifacts that are read, have kinds"),
+        ("", "unknown resource ''"),
+        ("artifact:write:acme.", "only job actions and artifact:read take a kind"),
         ("job:claim:acme.*", "without a star: 'acme.'"),
         ("job:claim:", "1 to 255"),
         ("job:claim:a\x1bb", "1 to 255"),
@@ -130,9 +130,9 @@ def test_a_bad_grant_is_named_with_what_is_legal(text: str, part: str) -> None:
 
 
 def test_bad_rules_and_no_grants() -> None:
-    with pytest.raises(Usage, match=r"'Strip' is not a rule.*StripGeo"):
+    with pytest.raises(Usage, match=r"'Strip' is not a sanitisation rule.*StripGeo"):
         parse_grants(["all"], sanitize=["Strip"])
-    with pytest.raises(Usage, match="nothing was granted"):
+    with pytest.raises(Usage, match="no grants"):
         parse_grants([])
 
 
@@ -155,7 +155,7 @@ def test_actions() -> None:
 
 def test_words() -> None:
     assert words(parse_grants(["job:claim:a.", "job:claim:b."], audit=True)) == [
-        "claim jobs of kind a.* or b.* (with every model call on record)",
+        "claim jobs of kind a.* or b.* (every model call recorded)",
         "read jobs, artifacts, delegations and routes",
     ]
     assert words(ROOT) == ["do everything"]

@@ -111,7 +111,7 @@ def test_an_init_that_was_killed_does_not_forget_whose_key_it_was(mesh: Mesh, tm
 
 def test_an_invited_nodes_home_has_nothing_of_the_users(mesh: Mesh):
     gpu = mesh.join(mesh.invite())
-    with pytest.raises(NotAuthorised, match="holds no user's key") as caught:
+    with pytest.raises(NotAuthorised, match="has no user's key") as caught:
         gpu.home.user_key()
     assert caught.value.exit_code == 4
     (gpu.home.path / "user.did").write_text("nonsense")
@@ -135,9 +135,9 @@ def test_a_locked_key_is_asked_for_only_when_it_is_needed(tmp_path: Path):
         assert runtime.log.user == user
         runtime.log.append_plain("acme.render", b"{}")
         membership.route(runtime.log, "acme.render", runtime.log.node)
-        with pytest.raises(Usage, match="locked with a passphrase"):
+        with pytest.raises(Usage, match="is locked; give its passphrase"):
             runtime.home.user_key()
-        with pytest.raises(NotAuthorised, match="not the passphrase") as caught:
+        with pytest.raises(NotAuthorised, match="wrong passphrase") as caught:
             runtime.home.user_key(lambda: "wrong")
         assert caught.value.exit_code == 4
 

@@ -61,7 +61,7 @@ def test_a_name_that_looks_like_one_in_the_mesh_is_refused(mesh: Mesh, name: str
     with pytest.raises(Conflict, match=r"looks too much like rack-1"):
         mesh.invite(name)
     mesh.invite("rack-2")
-    with pytest.raises(Conflict, match=r"rack-2 is invited already, and RACK-2 looks"):
+    with pytest.raises(Conflict, match=r"rack-2 is already invited, and RACK-2 looks"):
         mesh.invite("RACK-2")
 
 
@@ -70,7 +70,7 @@ def test_a_name_that_was_taken_since_the_invitation_is_refused_at_join(mesh: Mes
     early, late = mesh.invite("rack-1"), mesh.invite("rack-l", ["job:claim:acme."], by=other)
     mesh.join(late, "impostor", by=other)
     exchange(other, mesh.owner)
-    with pytest.raises(Conflict, match="another node has this name already, or one like it"):
+    with pytest.raises(Conflict, match="another node already has this name, or one like it"):
         mesh.join(early, "rack")
 
 
@@ -198,7 +198,7 @@ def test_here_is_here_even_if_another_is_called_that() -> None:
     ],
 )
 def test_a_text_that_could_be_two_nodes_is_asked_back(other: Member, text: str) -> None:
-    with pytest.raises(Usage, match="say which by its id") as caught:
+    with pytest.raises(Usage, match="name it by its id") as caught:
         membership.find([OWNER, other], text)
     assert OWNER.id in str(caught.value) and other.id in str(caught.value)
     assert membership.find([OWNER, other], other.id) is other

@@ -165,7 +165,7 @@ def test_after_the_end_nothing_is_taken():
     kept: list[hocket.Context] = []
     with hocket.testing.node() as node:
         handle = run(node, kept.append)
-        with pytest.raises(hocket.Usage, match="the run is over"):
+        with pytest.raises(hocket.Usage, match="the run has ended"):
             kept[0].artifact(b"late", type="t.bytes")
         assert of_job(node, handle) == []
 
@@ -237,7 +237,7 @@ def test_an_evicted_artifact_is_gone_for_good():
         node.runtime.log.run(lambda tx: artifacts.evict(tx, artifact))
         with pytest.raises(Conflict, match="was evicted"):
             content(node, artifact)
-        with pytest.raises(Conflict, match="evicted already"):
+        with pytest.raises(Conflict, match="already evicted"):
             node.runtime.log.run(lambda tx: artifacts.evict(tx, artifact))
         assert evictions(node) == 1
         with node.runtime.read() as session:
@@ -440,7 +440,7 @@ def test_an_eviction_that_would_not_count_is_refused(monkeypatch: pytest.MonkeyP
     ("handler", "why"),
     [
         (lambda ctx: "result", "its result would not count"),
-        (lambda ctx: ctx.artifact(LARGE, type="t.x") and None, "what the handler made would not count"),
+        (lambda ctx: ctx.artifact(LARGE, type="t.x") and None, "the handler's outputs would not count"),
     ],
 )
 def test_a_node_that_may_not_write_artifacts_fails_the_job_and_says_why(

@@ -107,7 +107,7 @@ def test_put_evict_and_gc(program: Program, tmp_path: Path):
     assert shown["content"] == "blob" and shown["job_id"] is None
     assert 6.9 < (shown["expires_ms"] / 1000 - time.time()) / 86_400 <= 7.01
     assert program.json("artifacts", "evict", put["artifact_id"])["freed_bytes"] == 70_000
-    assert "evicted already" in program.refused("artifacts", "evict", put["artifact_id"], code=3)
+    assert "already evicted" in program.refused("artifacts", "evict", put["artifact_id"], code=3)
     assert "was evicted" in program.refused("artifacts", "get", put["artifact_id"], code=3)
     assert program.json("artifacts", "show", put["artifact_id"])["content"] == "evicted"
     place = program.home / "blobs" / "ab" / ("ab" * 32)
@@ -151,11 +151,11 @@ def test_why(program: Program):
     snapshot = artifact_of(program, "likewise.inference.snapshot")
     for id in (snapshot["job_id"], snapshot["artifact_id"]):
         text = program("why", id).stdout.decode()
-        for part in ("echo 1 by python", "line one", "LINE ONE", "\\x1b[31m", "cut here; --full shows it whole"):
+        for part in ("echo 1 by python", "line one", "LINE ONE", "\\x1b[31m", "shortened; --full shows all"):
             assert part in text
         assert "\x1b" not in text
         whole = program("why", id, "--full").stdout.decode()
-        assert "x" * 1000 in whole and "X" * 1000 in whole and "cut here" not in whole
+        assert "x" * 1000 in whole and "X" * 1000 in whole and "shortened" not in whole
     told = program.json("why", snapshot["job_id"], "--full")
     assert told["snapshots"][0]["prompt"]["text"].startswith("line one\nline \x1b[31mtwo xxx") and told["missing"] == []
     program("artifacts", "evict", snapshot["artifact_id"])

@@ -66,7 +66,7 @@ def test_patterns_match_argument_by_argument(pattern: str, argv: list[str], fits
         ("", "it is empty"),
         ("  ", "it is empty"),
         ("**", "name a program"),
-        ("make ** test", "can only be the last word"),
+        ("make ** test", "must be the last word"),
         ("make 'test", "No closing quotation"),
     ],
 )
@@ -103,7 +103,7 @@ def test_without_bubblewrap_others_run_only_where_no_sandbox_is_required() -> No
     required = allowed._replace(sandbox="required")
     assert not required.allows(asked("make")) and required.sandbox_for(asked("make")) == "on"
     assert [*required.warnings()] == [
-        "no command of another node is run: a sandbox is required, and there is none",
+        "commands of other nodes do not run: a sandbox is required, but there is none",
     ]
 
 

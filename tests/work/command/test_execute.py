@@ -30,8 +30,8 @@ def test_the_end_of_a_command_is_told(bench: Bench) -> None:
 def test_a_signal_is_told_by_its_name(bench: Bench) -> None:
     ended = bench.shell("kill -USR1 $$")
     assert (ended.exit_code, ended.signal, ended.why) == (None, signal.SIGUSR1, "exited")
-    assert ended.detail == "it was ended by SIGUSR1"
-    assert bench.shell("kill -40 $$").detail == "it was ended by signal 40"
+    assert ended.detail == "it was killed by SIGUSR1"
+    assert bench.shell("kill -40 $$").detail == "it was killed by signal 40"
 
 
 @pytest.mark.req("GT-01")
@@ -88,10 +88,10 @@ def test_long_arguments_and_environments_arrive_whole(bench: Bench) -> None:
     ("program", "told"),
     [
         ("no-such-program", "there is no program 'no-such-program' on the PATH"),
-        ("./missing", "cannot run './missing': it, or the interpreter that it names, is not there"),
-        ("./orphan", "cannot run './orphan': it, or the interpreter that it names, is not there"),
-        ("/etc", "cannot run '/etc': it is a directory, or not marked as executable"),
-        ("./plain", "cannot run './plain': it is a directory, or not marked as executable"),
+        ("./missing", "cannot run './missing': it, or the interpreter that it names, does not exist"),
+        ("./orphan", "cannot run './orphan': it, or the interpreter that it names, does not exist"),
+        ("/etc", "cannot run '/etc': it is a directory, or not executable"),
+        ("./plain", "cannot run './plain': it is a directory, or not executable"),
         ("./nonsense", "neither a program for this machine nor a script that begins with #!"),
         ("./with\0nul", "cannot start a process"),
     ],
@@ -110,7 +110,7 @@ def test_what_cannot_be_started_says_why(bench: Bench, program: str, told: str) 
 def test_arguments_that_are_too_long_say_so(bench: Bench) -> None:
     ended = bench.run("true", *["x" * 100_000] * 50)
     assert ended.why == "not started"
-    assert "too long together" in ended.detail
+    assert "are too long" in ended.detail
 
 
 def test_a_directory_that_is_not_there_says_so(bench: Bench) -> None:
@@ -124,7 +124,7 @@ def test_a_directory_that_is_not_there_says_so(bench: Bench) -> None:
 def test_a_place_for_what_it_prints_that_is_not_there_says_so(bench: Bench) -> None:
     ended = bench.run("true", streams=bench.work / "nowhere")
     assert ended.why == "not started"
-    assert "cannot write what the command prints to" in ended.detail
+    assert "cannot write the command's output to" in ended.detail
 
 
 def test_no_file_grows_beyond_its_bound(bench: Bench) -> None:
@@ -172,7 +172,7 @@ def test_descriptors_and_processes_of_a_keeper_are_gone_when_it_is_closed(bench:
     assert process not in children(os.getpid())
     assert descriptors() == before
     ended = runner.run(bench.order("true"), bench.hear, never, now_ms)
-    assert (ended.why, ended.detail) == ("not started", "the worker is ending")
+    assert (ended.why, ended.detail) == ("not started", "the worker is stopping")
     assert descriptors() == before
 
 

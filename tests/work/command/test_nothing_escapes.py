@@ -83,7 +83,7 @@ def test_what_is_left_when_a_command_ends_is_killed(bench: Bench, how: str) -> N
 def test_a_timeout_ends_all_processes_also_those_that_ignore_it(bench: Bench) -> None:
     ended = bench.python(DEAF, timeout_s=2, grace_s=0.3)
     assert (ended.why, ended.exit_code, ended.signal) == ("timeout", None, signal.SIGKILL)
-    assert ended.detail == "it was stopped when its 2 s were over; it was ended by SIGKILL"
+    assert ended.detail == "it was stopped after its timeout of 2 s; it was killed by SIGKILL"
     assert bench.heard["stdout"].count(b"there\n") >= 1
     assert ended.resources.wall_s >= 2.3
     assert bench.survivors() == []
@@ -248,7 +248,7 @@ def test_when_the_keeper_is_killed_its_commands_are_lost_and_the_next_one_has_a_
     assert first is not None
     ended = killed_meanwhile(bench, lambda: os.kill(first, signal.SIGKILL))
     assert (ended.why, ended.exit_code) == ("lost", None)
-    assert "the process that watched over the command was killed, and the command with it" in ended.detail
+    assert "the command's supervisor was killed, and the command with it" in ended.detail
     assert bench.survivors() == []
     assert bench.run("true").exit_code == 0
     assert bench.runner.process != first

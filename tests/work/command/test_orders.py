@@ -128,7 +128,7 @@ def test_without_bubblewrap_a_command_that_asks_for_a_sandbox_is_not_run(
     assert not sandbox.available()
     wishes: list[Sandbox] = ["on", "network"]
     for asked in wishes:
-        with pytest.raises(Usage, match="there is no `bwrap` here; install the package bubblewrap"):
+        with pytest.raises(Usage, match="`bwrap` is not installed; install the package bubblewrap"):
             order_for(manifest(), workdir, {}, BOUNDS, OWN._replace(sandbox=asked))
 
 

@@ -51,12 +51,12 @@ def test_secrets_from_python(node: SyncNode, monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize(
     ("secrets", "sentence"),
     [
-        (["NOT_SET_ANYWHERE"], "there is no variable 'NOT_SET_ANYWHERE' here"),
-        ({"1": "x"}, "no name of a variable"),
-        ({"A:B": "x"}, "no name of a variable"),
+        (["NOT_SET_ANYWHERE"], "the secret variable 'NOT_SET_ANYWHERE' is not set here"),
+        ({"1": "x"}, "not a variable name"),
+        ({"A:B": "x"}, "not a variable name"),
         ({"A": "x" * 300_000}, "the secrets have 300001 bytes"),
         ({"A": os.fsdecode(b"\xff")}, "the value of A is not UTF-8"),
-        ({"B": "x"}, "the variable B is both a secret and a plain one"),
+        ({"B": "x"}, "the variable B is both secret and plain"),
     ],
 )
 def test_what_cannot_be_a_secret_is_said(node: SyncNode, secrets: "dict[str, str] | list[str]", sentence: str) -> None:

@@ -152,7 +152,7 @@ def test_a_command_that_fills_the_disk_is_stopped(bench: Bench, small_disk: Path
     slowly = "i=0; while true; do i=$((i+1)); head -c 65536 /dev/zero > file$i; sleep 0.01; done"
     ended = bench.shell(slowly, directory=small_disk, free_bytes_min=4 * MIB)
     assert (ended.why, ended.signal) == ("disk full", signal.SIGTERM)
-    assert f"fewer than {4 * MIB} bytes are free where {small_disk} is" in ended.detail
+    assert f"fewer than {4 * MIB} bytes are free on the disk of {small_disk}" in ended.detail
     free = os.statvfs(small_disk)
     assert free.f_bavail * free.f_frsize > 0, "in time"
     assert bench.survivors() == []

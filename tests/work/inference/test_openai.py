@@ -93,10 +93,10 @@ ERROR = b'{"error": {"message": "no such model"}}'
         (lambda h: h.say(ERROR, 404), 'answered 404: {"error": {"message": "no such model"}}', ERROR.decode()),
         (lambda h: h.say(b"", 500), "answered 500: ", ""),
         (lambda h: h.say(b"over there", 307, Location="http://127.0.0.1:1/"), "answered 307", "over there"),
-        (lambda h: h.say(b"<html>"), "answered with what is no JSON object: <html>", "<html>"),
-        (lambda h: h.say(b"[]"), "answered with what is no JSON object: []", "[]"),
-        (lambda h: h.say(b'{"a": "\xff"}'), "answered with what is no JSON object", '{"a": "\\xff"}'),
-        (lambda h: h.say(b"[" * 100_000), "answered with what is no JSON object", "[" * 100_000),
+        (lambda h: h.say(b"<html>"), "answered with something other than a JSON object: <html>", "<html>"),
+        (lambda h: h.say(b"[]"), "answered with something other than a JSON object: []", "[]"),
+        (lambda h: h.say(b'{"a": "\xff"}'), "answered with something other than a JSON object", '{"a": "\\xff"}'),
+        (lambda h: h.say(b"[" * 100_000), "answered with something other than a JSON object", "[" * 100_000),
     ],
 )
 def test_errors_are_recorded_and_raised_as_sentences(
@@ -142,7 +142,7 @@ def test_what_breaks_off_or_is_too_long(model: Endpoint, monkeypatch: pytest.Mon
     model.answering = lambda handler: handler.say(b" " * 1001)
     with hocket.testing.node() as node:
         handle = run(node, asking(model))
-        assert "cannot be asked: the response has more than 1000 bytes" in handle.status()["error"]
+        assert "failed: the response has more than 1000 bytes" in handle.status()["error"]
         assert len(records(node, handle)) == 1
 
     def cut(handler: Handler) -> None:
@@ -155,7 +155,7 @@ def test_what_breaks_off_or_is_too_long(model: Endpoint, monkeypatch: pytest.Mon
     model.answering = cut
     with hocket.testing.node() as node:
         handle = run(node, asking(model))
-        assert "cannot be asked: the response broke off" in handle.status()["error"]
+        assert "failed: the response is incomplete" in handle.status()["error"]
         assert len(records(node, handle)) == 1
 
 
@@ -166,7 +166,7 @@ def test_nobody_there():
     client = OpenAI(f"http://127.0.0.1:{port}/v1")
     with hocket.testing.node() as node:
         handle = run(node, lambda ctx: client.chat(ctx, model="small", messages=MESSAGES))
-        assert "cannot be asked: Connection refused" in handle.status()["error"]
+        assert "failed: Connection refused" in handle.status()["error"]
         assert len(records(node, handle)) == 1
 
 
@@ -191,7 +191,7 @@ def test_no_call_without_the_context_of_a_job(model: Endpoint):
     ],
 )
 def test_addresses_that_are_none(url: str):
-    with pytest.raises(hocket.Usage, match="not the address of an endpoint"):
+    with pytest.raises(hocket.Usage, match="not an endpoint's URL"):
         OpenAI(url)
 
 

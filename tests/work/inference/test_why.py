@@ -144,7 +144,7 @@ def test_links_that_are_missing_are_named():
         write(node, CreateArtifact(unlinked, "t.x", None, (), content_hash(b""), b"", None, None, 0))
         assert why(node, ulid_text(unlinked))["missing"] == ["this artifact cites no record of a model call"]
         write(node, CreateArtifact(junk, SNAPSHOT_TYPE, None, (), content_hash(b"\xff"), b"\xff", "m", "1", 1))
-        assert "its content is no record" in why(node, ulid_text(junk))["missing"][0]
+        assert "its content is not a record" in why(node, ulid_text(junk))["missing"][0]
         write(
             node,
             CreateClaim(claim, ClaimType.ATTRIBUTE, junk, "is", TextObject("x"), ClaimStatus.HINT, (), Provenance()),
@@ -161,7 +161,7 @@ def test_a_record_that_contradicts_its_op_is_named():
         other = log.new_id(at.wall)
         write(node, CreateArtifact(other, SNAPSHOT_TYPE, None, (), content_hash(data), data, "n", "1", len(data)))
         sentences = why(node, ulid_text(other))["missing"]
-        assert sentences == [f"the record {ulid_text(other)} tells of another model than its op"]
+        assert sentences == [f"the record {ulid_text(other)} names another model than its op"]
 
 
 def test_an_artifact_that_forgot_its_record_is_led_to_those_of_its_job(scene: tuple):

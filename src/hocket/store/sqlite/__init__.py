@@ -1,7 +1,7 @@
-"""The default store: one SQLite file in WAL mode with `synchronous=FULL`, shared by every process of a node. A
-commit has reached the disk when it returns. Writers exclude each other by SQLite's own lock, taken at the start
-of a transaction; a process that finds it taken tries again after a short random time, because SQLite's own
-waiting lets some processes starve.
+"""The default store: one SQLite file in WAL mode with `synchronous=FULL`, shared by every process of a node. A commit
+is on the disk when it returns. SQLite's lock, taken at the start of a transaction, lets one writer in at a time. A
+process that finds it taken tries again after a short random time, because SQLite's own waiting lets some processes
+starve.
 """
 
 import functools
@@ -22,21 +22,21 @@ from hocket.store.sqlite.session import SqliteSession
 T = TypeVar("T")
 
 APPLICATION_ID = 0x484F434B  # "HOCK"
-VERSION = 5
-_SCHEMA = ("schema.sql", "schema_2.sql", "schema_3.sql", "schema_4.sql", "schema_5.sql")
+VERSION = 6
+_SCHEMA = ("schema.sql", "schema_2.sql", "schema_3.sql", "schema_4.sql", "schema_5.sql", "schema_6.sql")
 LOCK_WAIT_S = 30.0
 RETRY_MIN_S, RETRY_MAX_S = 0.0001, 0.002
 CACHE_KIB = 16_384
-# A reader's cache is of no use once another process has written.
+# A reader's cache is useless once another process has written.
 READER_CACHE_KIB = 4_096
 READERS_MAX = 8
 PAGE_BYTES = 2048
-# Statements that stay prepared: there are more than the hundred that apsw keeps by itself.
+# Statements that stay prepared: there are more than the hundred that apsw keeps by default.
 STATEMENTS = 512
 
 
 class SqliteStore:
-    """`path` is a file, or ":memory:" for a store that lives and dies with this object."""
+    """`path` is a file, or ":memory:" for a store in memory, which is gone when this object is."""
 
     def __init__(self, path: Path | str, *, create: bool = False) -> None:
         self.path = str(path)
@@ -47,7 +47,7 @@ class SqliteStore:
             self._writer = self._connect(flags)
             _persist(self._check_owner)
             if self.path != ":memory:":
-                # The page size only counts for a new file. A commit writes whole pages, and an append touches a few
+                # The page size applies only to a new file. A commit writes whole pages, and an append touches a few
                 # bytes in several of them.
                 _set(self._writer, f"page_size={PAGE_BYTES}", "journal_mode=WAL")
             self._migrate()
@@ -76,8 +76,10 @@ class SqliteStore:
         return connection
 
     def _check_owner(self) -> int:
-        """The file's version, 0 for a new one. Refuses, untouched, another program's file and a newer Hocket's."""
-        # Asked first: another process may be making the database just now, and marks it with the tables.
+        """The file's version, 0 for a new one. Raises, and changes nothing, if another program or a newer Hocket made
+        the file.
+        """
+        # This comes first: another process may be creating the database now, and marks it together with the tables.
         has_tables = self._has_tables()
         version, owner = self._pragma("user_version"), self._pragma("application_id")
         if owner not in (0, APPLICATION_ID) or (owner == 0 and has_tables):
@@ -97,7 +99,7 @@ class SqliteStore:
         try:
             version = self._check_owner()
             if version < 1 and not self._may_fill:
-                # Every database that was ever finished has its tables: this one has lost what was in it.
+                # Every complete database has its tables: this one has lost its content.
                 raise StoreError(f"{self.path} is empty; restore a backup")
             for step in _SCHEMA[version:]:
                 self._writer.execute(files("hocket.store.sqlite").joinpath(step).read_text())
@@ -115,7 +117,7 @@ class SqliteStore:
 
 
 class WriteTransaction:
-    """One write transaction. A class and not a generator, because every append pays for it."""
+    """One write transaction. It is a class and not a generator, because that is faster and every append needs one."""
 
     __slots__ = ("_connection", "_lock", "_path", "_session")
 
@@ -141,7 +143,6 @@ class WriteTransaction:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         try:
             if error is None:
-                self._session.check_sealed()
                 self._connection.execute("COMMIT")
                 self._session.committed()
                 return
@@ -159,7 +160,7 @@ class WriteTransaction:
 
 class ReadConnection:
     """A connection that reads, for one thread at a time. One that `is_alone` needs no transaction: while a thread has
-    it, nobody can write.
+    it, no other can write.
     """
 
     __slots__ = ("_depth", "_is_alone", "connection", "session", "thread")
@@ -186,8 +187,8 @@ class ReadConnection:
 
 
 class ReadPool:
-    """The readers of a file: as many as there are threads that read at once, up to a bound. A thread that finds all of
-    them taken waits for one.
+    """The readers of a file: as many as there are threads that read at once, up to a limit. At the limit, a thread
+    waits for one.
     """
 
     def __init__(self, connect: Callable[[], apsw.Connection], path: str) -> None:
@@ -223,7 +224,7 @@ class ReadPool:
             self._places.release()
 
     def close(self) -> None:
-        """Waits for those that read, as long as for any lock."""
+        """Waits for the current readers, at most as long as for a lock."""
         deadline = time.monotonic() + LOCK_WAIT_S
         for _ in range(READERS_MAX):
             self._places.acquire(timeout=max(0.0, deadline - time.monotonic()))
@@ -234,7 +235,7 @@ class ReadPool:
 
 
 class WriterAsReader:
-    """The reader of a store in memory: it is the writer, too, so readers wait for it."""
+    """The reader of a store in memory: the writer's connection, so readers wait for the writer."""
 
     def __init__(self, reader: ReadConnection, lock: threading.RLock) -> None:
         self._reader = reader
@@ -289,7 +290,7 @@ def _set(connection: apsw.Connection, *pragmas: str) -> None:
 
 
 def _persist(act: Callable[[], T]) -> T:
-    """Tries again, after short random times, for as long as another process holds the lock."""
+    """Tries again, after short random times, while another process holds the lock."""
     deadline = time.monotonic() + LOCK_WAIT_S
     while True:
         try:
@@ -302,7 +303,7 @@ def _persist(act: Callable[[], T]) -> T:
 
 @contextmanager
 def _readable(path: str) -> Iterator[None]:
-    """While a file is opened, SQLite's general error means a header that no SQLite of today has written."""
+    """While a file is opened, SQLite's general error means a header that no current SQLite has written."""
     try:
         yield
     except apsw.SQLError as error:
@@ -319,14 +320,14 @@ def _explained(path: str) -> Iterator[None]:
 
 
 def _explain(path: str, error: BaseException) -> None:
-    """Raises what SQLite says as a sentence for the user; does nothing about any other error."""
+    """Raises SQLite's error as a sentence for the user; ignores every other error."""
     for kinds, sentence in _SENTENCES:
         if isinstance(error, kinds):
             raise StoreError(f"{path} {sentence.format(error=error)}") from error
 
 
 _SENTENCES: tuple[tuple[tuple[type[BaseException], ...], str], ...] = (
-    ((apsw.FullError,), "finds no space left on its disk; nothing of this change was kept, make room and repeat it"),
+    ((apsw.FullError,), "has no space left on its disk; the change was not kept, free some space and repeat it"),
     (
         (apsw.CorruptError, apsw.NotADBError),
         "is damaged ({error}); run `hocket doctor` to see what is wrong, and restore a backup if need be",

@@ -1,4 +1,4 @@
-"""The statements about what came from other nodes and is not on the log."""
+"""The statements about ops from other nodes that are not on the log."""
 
 from collections.abc import Iterable, Sequence
 

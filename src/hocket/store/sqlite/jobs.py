@@ -56,7 +56,7 @@ class JobStatements(LockStatements):
                 self._claimed.pop(entry.job.id, None)
 
     def _count_finished(self, entries: Sequence[JobEntry]) -> None:
-        """Keeps count of the jobs that have ended: what is written, less what stood there before."""
+        """Keeps count of the jobs that have ended: adds the new outcomes, subtracts the old ones."""
         unended, claimed = self._unended, self._claimed if self._head_seen else {}
         unsure = [(job_id,) for entry in entries if (job_id := entry.job.id) not in unended and job_id not in claimed]
         added = Counter(entry.job.outcome for entry in entries if entry.job.outcome is not None)
@@ -82,9 +82,7 @@ class JobStatements(LockStatements):
         return [row[0] for row in rows]
 
     def jobs(self, wanted: JobFilter, limit: int) -> list[JobEntry]:
-        """By the index of each stage, or of the outcomes that are rare, so that finished jobs are not looked at in
-        vain.
-        """
+        """Uses the index of each stage, or of the rare outcomes, so that it does not read finished jobs in vain."""
         if wanted.outcome is not None:
             rare = "INDEXED BY jobs_failed WHERE outcome > 0 AND" if wanted.outcome else "WHERE"
             which = [f"{rare} outcome = {int(wanted.outcome)}"] if Stage.DONE in (wanted.stages or _STAGES) else []
@@ -119,7 +117,7 @@ class JobStatements(LockStatements):
         return [_entry(row) for row in self._sql(f"SELECT {_JOB} FROM jobs WHERE unique_key = ?", (key,))]
 
     def counts(self) -> dict[tuple[Stage, Outcome | None], int]:
-        """Jobs that have ended are counted as they end, all others by the index of their stage."""
+        """Ended jobs are counted when they end, all others by the index of their stage."""
         stages = [stage for stage in Stage if stage is not Stage.DONE]
         unended = [((stage, None), self._one(f"SELECT count(*) FROM jobs {_OF_STAGE[stage]}")) for stage in stages]
         rows = self._rows("SELECT outcome, jobs FROM finished")

@@ -1,4 +1,4 @@
-"""The locks of a store that has a single one: the write transaction holds it already."""
+"""The locks of a store with a single lock: the write transaction already holds it."""
 
 from collections.abc import Iterable
 

@@ -7,22 +7,22 @@ from operator import itemgetter
 from typing import Any
 
 from hocket.kernel.subjects import Subject
-from hocket.store.ops import Head, Link, LogEnd, NewOp, OpRow
+from hocket.store.ops import NO_LINK, Head, NewOp, OpRow, SealedOp
 from hocket.store.sqlite.locks import LockStatements
 from hocket.store.sqlite.statements import UNREADABLE, damaged
 
-_HEAD = "wall, logical, seq, chain, settled, unsettled, rebuilding, law, last"
+_HEAD = "wall, logical, seq, chain, settled, unsettled, rebuilding, law, last, sealed"
 _OP = "seq, id, hlc, variant, family, key, reason, settled, body, chain"
 _PUT_HEAD = (
     "UPDATE head SET wall = ?, logical = ?, seq = ?, chain = ?, settled = ?, unsettled = ?, rebuilding = ?, law = ?,"
-    " last = ? WHERE one = 1"
+    " last = ?, sealed = ? WHERE one = 1"
 )
 _ADD_OP = f"INSERT INTO ops ({_OP}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 
 
 class OpStatements(LockStatements):
     def head(self) -> Head:
-        """The head, read again only when another connection has written since this one last read or wrote it."""
+        """The head. Reads it again only if another connection has written since this one last read or wrote it."""
         version = self._data_version("main")
         self._head_seen = True
         if self._is_writer and self._head is not None and version == self._head_version:
@@ -41,42 +41,31 @@ class OpStatements(LockStatements):
         self._sql(_PUT_HEAD, head)
         self._head, self._head_seen = head, True
 
-    def check_sealed(self) -> None:
-        if self._unsealed:
-            raise RuntimeError("ops were added and not sealed")
-
     def committed(self) -> None:
-        """The head that was read or written is the one in force, until somebody else's commit changes the version. A
-        transaction that did not look at it cannot tell.
+        """The head that this transaction read or wrote stays current until another connection's commit changes the
+        version. A transaction that did not read it does not know.
         """
         if self._head_seen:
             self._head_version = self._data_version("main")
         else:
             self._head = None
         self._head_seen = False
-        self._end = None
+        self._last_added = None
         self._unlock()
 
     def undone(self) -> None:
         self._head, self._head_seen = None, False
-        self._end = None
-        self._unsealed.clear()
+        self._last_added = None
         self._unlock()
 
-    def add_ops(self, ops: Sequence[NewOp]) -> None:
-        self._unsealed.extend(ops)
+    def add_ops(self, ops: Sequence[NewOp]) -> int:
+        first = (self.head().seq if self._last_added is None else self._last_added) + 1
+        self._many(_ADD_OP, [(seq, *op, NO_LINK) for seq, op in enumerate(ops, first)])
+        self._last_added = first + len(ops) - 1
+        return self._last_added
 
-    def seal(self, link: Link) -> LogEnd:
-        seq, chain = self._end or self.head()[2:4]
-        rows = []
-        for op in self._unsealed:
-            seq += 1
-            chain = link(chain, op.body)
-            rows.append((seq, *op, chain))
-        self._unsealed.clear()
-        self._many(_ADD_OP, rows)
-        self._end = LogEnd(seq, chain)
-        return self._end
+    def seal_ops(self, ops: Sequence[SealedOp]) -> None:
+        self._many("UPDATE ops SET body = ?, chain = ? WHERE seq = ?", [(body, chain, seq) for seq, body, chain in ops])
 
     def unsettled_ops(self, after: int, limit: int | None) -> list[OpRow]:
         return self._ops("WHERE seq > ? AND settled = 0 ORDER BY seq LIMIT ?", after, -1 if limit is None else limit)
@@ -112,8 +101,8 @@ class OpStatements(LockStatements):
 
     def ops_after(self, seq: int, limit: int) -> list[OpRow]:
         rows = self._ops("WHERE seq > ? ORDER BY seq LIMIT ?", seq, limit)
-        # Whoever walks through the log goes on from the last one; a file whose order is lost must not turn that
-        # into a circle.
+        # Readers of the log continue after the last row; a damaged file without order must not make that an endless
+        # loop.
         if any(later.seq <= earlier for later, earlier in zip(rows, (seq, *(row.seq for row in rows)), strict=False)):
             raise damaged("its ops are out of order")
         return rows
@@ -201,8 +190,8 @@ class OpStatements(LockStatements):
 
 
 def _op_row(row: tuple[Any, ...]) -> OpRow:
-    """An op's row. A damaged file can hold anything where bytes were stored; an empty string is given then, which
-    whoever checks the op finds to be wrong.
+    """An op's row. In a damaged file any value can stand in place of bytes. The row then has empty bytes, and the check
+    of the op fails.
     """
     op = OpRow(*row)
     if type(op.id) is type(op.hlc) is type(op.body) is type(op.chain) is bytes:

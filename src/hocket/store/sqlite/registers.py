@@ -1,4 +1,4 @@
-"""The statements about what the mesh has agreed on: delegations, coordinators, routes, schedules."""
+"""The statements about the agreements of the mesh: delegations, coordinators, routes, schedules."""
 
 from hocket.store.registers import Coordinator, Delegated, Fork, Revoked, Schedule
 from hocket.store.sqlite.statements import Statements

@@ -111,7 +111,7 @@ CREATE TABLE artifacts (
     source_job BLOB
 ) STRICT, WITHOUT ROWID;
 
--- This node's own business.
+-- Data of this node alone.
 CREATE TABLE workers (
     number  INTEGER PRIMARY KEY AUTOINCREMENT,
     name    TEXT NOT NULL UNIQUE,

@@ -1,5 +1,5 @@
 -- Version 2: the mesh. The law is everything that says who may do what: delegations, revocations, coordinators.
-ALTER TABLE head ADD COLUMN law INTEGER NOT NULL DEFAULT 0;   -- tells one law from another without reading it
+ALTER TABLE head ADD COLUMN law INTEGER NOT NULL DEFAULT 0;   -- the number of the law, which changes with it
 
 -- Derived from the ops.
 CREATE TABLE delegations (
@@ -28,7 +28,7 @@ CREATE TABLE artifacts (
     expires    INTEGER,                   -- when it may be evicted, by the HLC's wall; NULL: never
     inline     INTEGER NOT NULL           -- 1: its content is in its op, and no blob is needed
 ) STRICT, WITHOUT ROWID;
--- Most artifacts are the results of jobs, small and found from the job; they are spared the indexes.
+-- Most artifacts are small results of jobs and found from the job; they need no index.
 CREATE INDEX artifacts_by_job ON artifacts (source_job) WHERE type <> 'hocket.result' AND source_job IS NOT NULL;
 CREATE INDEX artifacts_by_expiry ON artifacts (expires) WHERE expires IS NOT NULL;
 CREATE INDEX artifacts_by_hash ON artifacts (hash) WHERE inline = 0;
@@ -44,7 +44,7 @@ CREATE TABLE held (
 ) STRICT, WITHOUT ROWID;
 CREATE INDEX held_by_wall ON held (wall);
 
--- This node's own business.
+-- Data of this node alone.
 CREATE TABLE offers (                     -- claims that wait for the arbiter, and the process that wants them
     op     BLOB PRIMARY KEY,
     job    BLOB NOT NULL,
@@ -70,5 +70,5 @@ CREATE TABLE invitations (
     made        INTEGER NOT NULL
 ) STRICT, WITHOUT ROWID;
 
--- What is derived must be derived anew: version 1 had less of it.
+-- The projections must be rebuilt: version 1 had fewer.
 UPDATE head SET rebuilding = zeroblob(20) WHERE seq > 0;

@@ -1,4 +1,4 @@
--- Version 4: where each worker runs, and when it last said that it is alive.
+-- Version 4: where each worker runs, and its last sign of life.
 ALTER TABLE workers ADD COLUMN node      BLOB    NOT NULL DEFAULT x'';    -- empty in rows from before: the store's one node
 ALTER TABLE workers ADD COLUMN host      TEXT    NOT NULL DEFAULT '';     -- hash of the machine id; empty: unknown, as below
 ALTER TABLE workers ADD COLUMN boot      TEXT    NOT NULL DEFAULT '';
@@ -7,7 +7,7 @@ ALTER TABLE workers ADD COLUMN locks     TEXT    NOT NULL DEFAULT '';     -- the
 ALTER TABLE workers ADD COLUMN beat      INTEGER NOT NULL DEFAULT 0;
 UPDATE workers SET beat = started;
 
--- Ids of one millisecond are in no order, so the queue goes by the time of the ops.
+-- Ids of one millisecond have no order, so the queue uses the time of the ops.
 DROP INDEX jobs_ready;
 CREATE INDEX jobs_ready ON jobs (kind, priority DESC, scheduled) WHERE stage = 0;
 

@@ -1,6 +1,6 @@
 -- Version 5: subjects and counters.
 
--- An op says what it is about, a family and a key. Until here all of them were about jobs.
+-- An op has a subject: a family and a key. Before this version every subject was a job.
 DROP INDEX ops_by_job;
 ALTER TABLE ops RENAME COLUMN job TO key;
 ALTER TABLE ops ADD COLUMN family TEXT NOT NULL DEFAULT 'job';
@@ -15,9 +15,9 @@ CREATE TABLE subjects (                   -- the states of families that have no
 ) STRICT, WITHOUT ROWID;
 
 -- Lists and counts that do not grow with the number of finished jobs.
-CREATE TABLE finished (outcome INTEGER PRIMARY KEY, jobs INTEGER NOT NULL) STRICT;   -- how many jobs have ended so
+CREATE TABLE finished (outcome INTEGER PRIMARY KEY, jobs INTEGER NOT NULL) STRICT;   -- ended jobs by outcome
 INSERT INTO finished VALUES (0, 0), (1, 0), (2, 0);
 UPDATE finished SET jobs = (SELECT count(*) FROM jobs WHERE jobs.outcome = finished.outcome);
 
--- Few jobs end in another way than well, and people ask for those.
+-- Few jobs fail or are cancelled, and people ask for those.
 CREATE INDEX jobs_failed ON jobs (outcome) WHERE outcome > 0;

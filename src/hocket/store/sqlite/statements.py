@@ -1,5 +1,5 @@
-"""What every group of statements of the SQLite store stands on: one connection, and what a write session may remember
-from one transaction to the next. Node ids are eight big-endian bytes, because SQLite's integers are signed.
+"""The base of all statements of the SQLite store: one connection, and what a write session may remember from one
+transaction to the next. Node ids are eight big-endian bytes, because SQLite's integers are signed.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -9,9 +9,9 @@ import apsw
 
 from hocket.errors import StoreError
 from hocket.store.jobs import JobEntry
-from hocket.store.ops import Head, LogEnd, NewOp
+from hocket.store.ops import Head
 
-# What comes of a statement that is good when the schema or the text in the file is not.
+# The errors of a good statement if the schema or the text in the file is damaged.
 UNREADABLE = (apsw.SQLError, UnicodeDecodeError)
 
 
@@ -31,12 +31,11 @@ class Statements:
         self._head: Head | None = None
         self._head_version = -1
         self._head_seen = False
-        # Jobs that this connection has written as claimed, for as long as no other connection writes: whoever claims
-        # them comes back to end them.
+        # Jobs that this connection has written as claimed, while no other connection writes: the process that claims a
+        # job also ends it.
         self._claimed: dict[bytes, JobEntry] = {}
-        # What the transaction has added to the log: ops that are not sealed, and the end after those that are.
-        self._unsealed: list[NewOp] = []
-        self._end: LogEnd | None = None
+        # The number of the last op that the transaction has added.
+        self._last_added: int | None = None
         # Jobs that the transaction knows to have no outcome.
         self._unended: set[bytes] = set()
         # What the transaction has locked.
@@ -52,7 +51,7 @@ class Statements:
         return self._sql(sql, values)
 
     def _among(self, sql: str, values: Sequence[bytes]) -> set[bytes]:
-        """The one column that a statement gives for any of the values."""
+        """The one column that a statement returns for any of the values."""
         return {row[0] for row in self._among_rows(sql, values)}
 
     def _among_rows(self, sql: str, values: Sequence[bytes]) -> Iterator[Any]:

@@ -1,6 +1,6 @@
 """A whole mesh in one process: real nodes with real logs, stores and workers, on virtual time, over a network and disks
-that fail as the seed says. The same seed gives the same run, to the last byte. At the end of a run it is checked that
-nothing was lost, that everybody agrees, and that no job was held twice.
+that fail as the seed dictates. The same seed gives the same run, byte for byte. At the end of a run it checks that
+nothing was lost, that all nodes agree, and that no job was held twice.
 
     report = hocket.testing.sim.run(7, nodes=5, minutes=2, faults=("partition", "crash"))
     assert not report.violations, report

@@ -1,5 +1,5 @@
-"""What must be true of every run, whatever went wrong in it. Some of it is watched while the run goes on, the rest is
-asked at its end, when the network is whole again and everybody has had time to catch up.
+"""The invariants of every run, whatever went wrong in it. Some are watched during the run; the others are checked at
+its end, when the network is whole again and all nodes have had time to catch up.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -19,7 +19,7 @@ from hocket.work import view
 
 
 class Violation(NamedTuple):
-    """`about` is the job or op that shows it, where there is one."""
+    """`about` is the job or op that shows it, if there is one."""
 
     rule: str
     about: bytes | None
@@ -27,16 +27,14 @@ class Violation(NamedTuple):
 
 
 class Shown(NamedTuple):
-    """What a replica has shown of a job that is decided by an arbiter."""
+    """What a replica has shown of a job that an arbiter decides."""
 
     artifacts: tuple[bytes, ...]
     node: int
 
 
 class InvariantWatch:
-    """Looks at the replicas while the run goes on: what the arbiter has decided never looks otherwise later, or
-    elsewhere.
-    """
+    """Watches the replicas during the run: a decision of the arbiter never looks different later, or elsewhere."""
 
     def __init__(self, found: Callable[[Violation], None]) -> None:
         self._found = found
@@ -77,7 +75,7 @@ class InvariantWatch:
 
 
 def settled(nodes: Sequence[SimNode], hostile: int | None = None) -> bool:
-    """Whether every replica has the same ops and every job has ended, but for those of a hostile node."""
+    """Whether every replica has the same ops and every job has ended, except those of a hostile node."""
     rogue = None if hostile is None else hostile.to_bytes(8, "big")
     seen: object = None
     for node in nodes:
@@ -99,7 +97,7 @@ def _unended(session: JobSession) -> list[JobEntry]:
 
 
 def _is_stuck(entry: JobEntry) -> bool:
-    """Nobody does what a hostile node asks for."""
+    """No node does what a hostile node asks for."""
     return entry.stage is not Stage.DONE and entry.job.kind != ROGUE
 
 
@@ -118,7 +116,7 @@ def at_the_end(
 
 
 def _ops(node: SimNode, but: int | None = None) -> dict[bytes, bytes | None]:
-    """Every op of a node's log, but for those of one author."""
+    """Every op of a node's log, except those of one author."""
     author = b"" if but is None else but.to_bytes(8, "big")
     with node.store.read() as session:
         return {row.id: row.job for row in session.ops_after(0, 10_000_000) if row.hlc[12:] != author}
@@ -131,16 +129,16 @@ def _trespasses(nodes: Sequence[SimNode], hostile: int) -> Iterator[Violation]:
             for job in [entry.job for entry in session.each_job()]:
                 is_its_own = job.scheduled.node == hostile
                 if is_its_own and job.schedule_op != job.id:
-                    yield Violation("nobody takes a job's id", job.id, f"node {node.number} shows it as {job.kind}")
+                    yield Violation("no node takes a job's id", job.id, f"node {node.number} shows it as {job.kind}")
                 if is_its_own != (job.kind == ROGUE) or (not is_its_own and job.claimer == hostile):
                     sentence = f"node {node.number} shows {job.kind} job {ulid_text(job.id)}, held by {job.claimer}"
-                    yield Violation("nobody does more than it was granted", job.id, sentence)
+                    yield Violation("no node does more than it was granted", job.id, sentence)
             if session.routes() or len(session.coordinators()) != 1:
                 yield Violation("only the owner decides about the mesh", None, f"node {node.number} does not agree")
         authority = Up(node).log.authority()
         for other in nodes:
             if not authority.is_owner(node_id(other.key.public), int(node.clocks.day() * 1000)):
-                yield Violation("nobody loses a grant", None, f"at node {node.number} node {other.number} has lost its")
+                yield Violation("no node loses a grant", None, f"at node {node.number}, {other.number} has lost its")
 
 
 def _lost(nodes: Sequence[SimNode], acknowledged: dict[bytes, int]) -> Iterator[Violation]:
@@ -154,7 +152,7 @@ def _lost(nodes: Sequence[SimNode], acknowledged: dict[bytes, int]) -> Iterator[
 
 
 def _differ(nodes: Sequence[SimNode], hostile: int | None) -> Iterator[Violation]:
-    """Of a node with two histories each may have another part, but all draw the same conclusions."""
+    """Nodes may have different parts of a node with two histories, but all draw the same conclusions."""
     first = nodes[0]
     ops, jobs = _ops(first, hostile), _conclusions(first)
     for node in nodes[1:]:
@@ -174,8 +172,8 @@ def _differ(nodes: Sequence[SimNode], hostile: int | None) -> Iterator[Violation
 
 
 def _conclusions(node: SimNode) -> dict[bytes, Job]:
-    """Every job of a node, without the time of the last op about it: that may be an op without effect, which a hostile
-    node sent to some nodes only.
+    """Every job of a node, without the time of its last op: that may be an op without effect, which a hostile node sent
+    only to some nodes.
     """
     with node.store.read() as session:
         jobs = [without_keys(entry.job) for entry in session.each_job()]
@@ -192,8 +190,8 @@ def _unfinished(nodes: Sequence[SimNode]) -> Iterator[Violation]:
 
 
 def _stale_results(nodes: Sequence[SimNode]) -> Iterator[Violation]:
-    """What counts as the result of a job is what its last holder made under that hold. The fences of an open job are
-    counted anew when something about it comes late.
+    """The result of a job is what its last holder produced under that claim. The fences of an open job are counted
+    again when an op about it comes late.
     """
     numbers = {node_id(node.key.public): node.number for node in nodes}
     with nodes[0].store.read() as session:
@@ -222,7 +220,7 @@ def _unaware(node: SimNode) -> Iterator[Violation]:
 
 
 def overlaps(runs: Iterable[SimRun]) -> Iterator[Violation]:
-    """Runs of one job that is decided by an arbiter, at the same time on two nodes, in true time."""
+    """Runs of one arbiter-decided job, at the same time on two nodes, in true time."""
     by_job: dict[bytes, list[SimRun]] = {}
     for run in runs:
         if run.kind != OPEN:

@@ -1,5 +1,5 @@
 """A node's disk. It survives the node's crashes, and it can be slow. A power cut hits at a commit: just before it, and
-the transaction is rolled back; or just after it, and everything is kept but nobody was told.
+the transaction is rolled back; or just after it, and everything is kept but nothing was acknowledged.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ class PowerCut(BaseException):
 
 
 class SimStore:
-    """A real store. `cut` says how the next commit is to be cut short; `committed` is called after each."""
+    """A real store. `cut` tells how to cut the next commit short; `committed` is called after each."""
 
     def __init__(self, store: Store, committed: Callable[[], None]) -> None:
         self.store = store
@@ -42,7 +42,7 @@ class SimStore:
 
 
 class SimWrite:
-    """A write transaction of the store behind, which a power cut may end."""
+    """A write transaction of the wrapped store, which a power cut may end."""
 
     __slots__ = ("_disk", "_transaction")
 
@@ -71,7 +71,7 @@ class SimWrite:
 
 
 class DiskOwner(Protocol):
-    """What a disk belongs to. It is slow for as long as `slow_s` says by how much."""
+    """The owner of a disk. `slow_s` is how slow the disk is now."""
 
     store: SimStore
     slow_s: float
@@ -80,8 +80,8 @@ class DiskOwner(Protocol):
 
 
 class Disk(Inline):
-    """Does on the spot what is asked of the store, or after a while when it is slow; a commit is acknowledged a
-    little later. A node whose life is over gets no answers.
+    """Runs store calls on the spot, or after a while if the disk is slow; a commit is acknowledged a little later. A
+    node whose life is over gets no answers.
     """
 
     def __init__(self, machine: DiskOwner, chance: random.Random, life: Life) -> None:
@@ -120,7 +120,7 @@ class Disk(Inline):
 
 
 def _give(done: "asyncio.Future[Any]", value: Any) -> None:
-    """Nobody may wait any more: the node has crashed, or whoever asked has given up."""
+    """There may be no waiter: the node has crashed, or the caller has given up."""
     if not done.done():
         done.set_result(value)
 

@@ -1,6 +1,6 @@
-"""What a simulated node stands on: clocks that are wrong in their own way, chance from the seed, and handlers as tasks
-on the one event loop. Hints go with the node's life; locks are entries in a table of its host, which stays, and they
-are free when that life has ended.
+"""The environment of a simulated node: clocks that are wrong in their own way, randomness from the seed, and handlers
+as tasks on the one event loop. Hints end with the node's life; locks are entries in a table of its host, which stays,
+and they are free when that life has ended.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ EPOCH_S = 1_750_000_000.0
 
 
 class Clocks:
-    """A machine's two clocks. Both run at its own `rate`; the time of day is off by `skew` seconds as well."""
+    """A machine's two clocks. Both run at its own `rate`; the time of day is also off by `skew` seconds."""
 
     def __init__(self, rate: float, skew: float) -> None:
         self._rate = rate
@@ -27,12 +27,12 @@ class Clocks:
         return self._true() * self._rate
 
     def day(self) -> float:
-        """The time of day as this machine has it, in seconds since the epoch."""
+        """This machine's time of day, in seconds since the epoch."""
         return EPOCH_S + self._true() * self._rate + self.skew
 
 
 class SimHost:
-    """A machine's locks. Its nodes come and go; `crash` is the end of all of them."""
+    """A machine's locks. Its nodes come and go; `crash` ends all of them."""
 
     def __init__(self, place: Place) -> None:
         self.place = place
@@ -48,7 +48,7 @@ class SimHost:
         self._held[name] = True
 
         def close() -> None:
-            if self._held.get(name):  # a crash has left it free, and what ends because of it removes nothing
+            if self._held.get(name):  # a crash has left it free, and tasks that end because of it remove nothing
                 self.remove(name)
 
         return close
@@ -81,8 +81,8 @@ class SimEnvironment:
 
 
 class Tasks(Runner):
-    """Handlers, which must be coroutines, as tasks of the running loop. Tracebacks name files of the machine that the
-    simulation runs on, and an op's id follows from its content: they are left out, so that a seed replays anywhere.
+    """Handlers, which must be coroutines, as tasks of the running loop. Tracebacks name files of the real machine, and
+    an op's id follows from its content: they are left out, so that a seed replays anywhere.
     """
 
     def __init__(self, slots: int, finished: Callable[[Run], None], monotonic: Callable[[], float]) -> None:

@@ -1,4 +1,4 @@
-"""What goes wrong in a run, and when: a plan that is drawn from the seed before the run begins. All of it is over when
+"""What goes wrong in a run, and when: a plan that is drawn from the seed before the run begins. All faults end before
 the quiet time begins.
 """
 
@@ -6,20 +6,20 @@ import random
 from collections.abc import Iterable
 from typing import Literal, NamedTuple
 
-# What goes wrong among honest nodes; and a member that is not honest, which is there only if it is asked for.
+# Faults among honest nodes; and a dishonest member, which takes part only if requested.
 HONEST_FAULTS = ("partition", "loss", "duplicate", "reorder", "crash", "skew", "slow-disk")
 HOSTILE = "hostile"
 FAULTS = (*HONEST_FAULTS, HOSTILE)
 
-# What a clock may be wrong by and how much faster than another it may run, before it counts as broken.
+# How wrong a clock may be, and how much faster than another it may run, before it counts as broken.
 RATE_MAX = 0.002
 
 What = Literal["cut", "heal", "loss", "duplicate", "jitter", "crash", "restart", "slow", "clock"]
 
 
 class Fault(NamedTuple):
-    """One thing that happens at a time: to a node, or to the network (-1). `size` is how bad it is; for a cut, which
-    nodes are on the other side, as bits.
+    """One event at a time: for a node, or for the network (-1). `size` is how bad it is; for a cut, the nodes on the
+    other side, as bits.
     """
 
     at: float
@@ -36,16 +36,16 @@ class FaultPlan(NamedTuple):
 
 
 def check(names: Iterable[str]) -> tuple[str, ...]:
-    """The names in a fixed order. Raises ValueError for one that is none."""
+    """The names in a fixed order. Raises ValueError for an unknown one."""
     given = set(names)
     unknown = sorted(given - set(FAULTS))
     if unknown:
-        raise ValueError(f"unknown fault {unknown[0]!r}; there are {', '.join(FAULTS)}")
+        raise ValueError(f"unknown fault {unknown[0]!r}; known are {', '.join(FAULTS)}")
     return tuple(name for name in FAULTS if name in given)
 
 
 def draw(chance: random.Random, nodes: int, seconds: float, names: Iterable[str], skew_s: float) -> FaultPlan:
-    """`skew_s` is by how much the mesh's rules let clocks differ."""
+    """`skew_s` is how much the mesh's rules let clocks differ."""
     kinds = set(names)
     rates, skews = [1.0] * nodes, [0.0] * nodes
     faults: list[Fault] = []
@@ -60,7 +60,7 @@ def draw(chance: random.Random, nodes: int, seconds: float, names: Iterable[str]
         rates = [1 + chance.uniform(-RATE_MAX, RATE_MAX) for _ in range(nodes)]
         skews = [chance.uniform(-skew_s, skew_s) / 2 for _ in range(nodes)]
         if nodes > 1 and chance.random() < 0.3:
-            # One clock is wrong beyond the bound, and is set right in the end. It is not the arbiter's.
+            # One clock is wrong beyond the limit, and is corrected in the end. It is not the arbiter's.
             node = chance.randrange(1, nodes)
             faults.append(Fault(seconds * chance.uniform(0.5, 1), "clock", node, skews[node]))
             skews[node] += chance.choice((-1, 1)) * skew_s * chance.uniform(1.1, 2)

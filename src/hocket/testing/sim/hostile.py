@@ -1,7 +1,7 @@
-"""A hostile member: a node with a narrow grant that does whatever its key allows it to sign. It reads everything, may
-schedule, claim and complete jobs of one kind of its own, and tries for the rest: it dates ops back and ahead, takes
-other ops' ids, shows two histories to different nodes, floods its peers with ops that will be refused, replays theirs,
-claims and cancels their jobs, and lies when it is asked. It sees what is on every disk, which a real one could not.
+"""A hostile member: a node with a narrow grant that does whatever its key can sign. It reads everything, may schedule,
+claim and complete jobs of one kind of its own, and tries the rest: it backdates and postdates ops, takes other ops'
+ids, shows two histories to different nodes, floods its peers with ops that will be refused, replays theirs, claims and
+cancels their jobs, and lies when asked. It sees every disk, which a real one could not.
 """
 
 import asyncio
@@ -51,13 +51,13 @@ GRANTED = (
     Capability("Artifact", "Write", {}),
     *(Capability("Job", action, {"kind_prefix": [ROGUE]}) for action in ("Schedule", "Claim", "Complete")),
 )
-# How long it rests between two misdeeds, and how many ops a flood has.
+# How long it waits between two misdeeds, and how many ops a flood has.
 REST_S = (0.2, 3.0)
 FLOOD_OPS = 40
-# How likely it is that it ever shows two histories. Once it is found out nobody listens to it any more.
+# How likely it is that it ever shows two histories. Once it is found out, no node listens to it any more.
 FORKS = 0.5
-# How likely an op is that lies before the last one of its author, or beyond what clocks may differ by. What follows it
-# comes in late, or never.
+# How likely an op is that lies before its author's last one, or beyond the allowed clock difference. The ops that
+# follow it are admitted late, or never.
 FAR_OFF = 0.03
 
 
@@ -78,7 +78,7 @@ class HostileNode(SimNode):
         assert isinstance(op, Op)
 
     def start(self, handlers: Handlers, network: Network, nodes: Sequence[SimNode]) -> None:
-        """It runs no worker and keeps in touch with nobody."""
+        """It runs no worker and syncs with no node."""
         with self.store.read() as session:
             self.said = [(row.body, decode(row.body)) for row in session.ops_after(0, 10)]
         self.up = up = Up(self)
@@ -106,18 +106,18 @@ class HostileNode(SimNode):
             bodies = self.chance.choice(misdeeds)()
             some = self.chance.sample(clients, self.chance.randint(1, len(clients)))
             for client in some:
-                # Without the ops that they follow they would not be taken in; those of another branch are kept back.
+                # Without the ops that they follow they would not be admitted; those of another branch are held back.
                 told = [body for body in self._leading_to(bodies) if body not in self._told[client.address]]
                 try:
                     await client.meet()
                     await client.push([*told, *bodies])
                     self._told[client.address].update(told, bodies)
                 except HocketError:
-                    pass  # it was refused, or the network lost it
+                    pass  # refused, or lost by the network
             self._forget(bodies)
 
     def _forget(self, bodies: Sequence[bytes]) -> None:
-        """What nobody took in has no place in its history, or nothing that follows would be taken in either."""
+        """Ops that no node admitted must leave its history, or the following ops would not be admitted either."""
         for body in reversed(bodies):
             if self.said[-1][0] != body or any(self._has(victim, body) for victim in self.victims):
                 return
@@ -129,7 +129,7 @@ class HostileNode(SimNode):
             return session.op(decode(body).id) is not None
 
     def _leading_to(self, bodies: Sequence[bytes]) -> list[bytes]:
-        """Its own ops before the first of these, back to where it came into the mesh."""
+        """Its own ops before the first of these, back to its admission to the mesh."""
         by_link = {link_to(op.id): (body, op) for body, op in self.said}
         found: list[bytes] = []
         link = decode(bodies[0]).link
@@ -147,7 +147,7 @@ class HostileNode(SimNode):
         return self.said[-1][0]
 
     def _date(self) -> int:
-        """After its last op, usually; and now, long ago, or ahead."""
+        """Usually after its last op; and now, long ago, or ahead."""
         now, last = int(self.clocks.day() * 1000), self.said[-1][1].timestamp.wall
         wanted = self.chance.choice((now, now, now - 5_000, last + 1, now + 3_000))
         if self.chance.random() < FAR_OFF:
@@ -174,7 +174,7 @@ class HostileNode(SimNode):
         ]
 
     def _speak(self) -> list[bytes]:
-        """Something that it may not say."""
+        """An op that it may not write."""
         payloads: list[Payload] = [
             DesignateCoordinator(self.node),
             RouteKind(self.chance.choice((SOLE, OPEN)), self.node),
@@ -199,7 +199,7 @@ class HostileNode(SimNode):
         return [made, claim, end][: self.chance.randint(1, 3)]
 
     def _squat(self) -> list[bytes]:
-        """Others' ids: of an op, a job or an artifact; dated before the op that has it, if it can be."""
+        """Ids of others: of an op, a job or an artifact; dated before the op that has it, if possible."""
         found: list[tuple[int, Payload]] = []
         others = [op for _, op in self._ops() if op.node_id != self.node]
         for op in others:
@@ -237,12 +237,12 @@ class HostileNode(SimNode):
         return [self._say(payload, self._date())]
 
     def _fork(self) -> list[bytes]:
-        """Another history from some earlier op on; the next node hears of this one."""
+        """Another history from some earlier op on; the next node gets this one."""
         _, point = self.chance.choice(self.said)
         return [self._say(ScheduleJob(NO_ID, ROGUE, b"{}", b""), point.timestamp.wall + 1, after=point.id)]
 
     def lie(self, reply: Reply) -> Reply:
-        """An answer that it will sign for: as it should be, or with others' ops and a frontier far ahead."""
+        """An answer that it will sign: correct, or with others' ops and a frontier far ahead."""
         if self.chance.random() < 0.3:
             return reply
         bodies = [body for body, _ in self._ops()]

@@ -1,4 +1,4 @@
-"""How a simulated node reaches the others: requests to their gates, and streams of hints from them. It is the mesh's
+"""How a simulated node reaches the others: requests to their gates, and hint streams from them. It is the mesh's
 transport, over the simulated network.
 """
 
@@ -16,7 +16,7 @@ from hocket.testing.sim.loop import Life
 from hocket.testing.sim.network import Network
 
 _PREFIX = "http://node-"
-# A stream on which nothing comes for this long is taken for dead.
+# A stream that is silent for this long is taken for dead.
 QUIET_S = 45.0
 
 
@@ -25,14 +25,14 @@ def address(number: int) -> str:
 
 
 class FarEnd(Protocol):
-    """A node that runs, as the others reach it."""
+    """A running node, as the others reach it."""
 
     gate: Gate
     life: Life
 
 
 class Lines:
-    """`find` gives the node with that number, None while it is down."""
+    """`find` returns the node with that number, None while it is down."""
 
     def __init__(self, me: int, network: Network, find: Callable[[int], FarEnd | None]) -> None:
         self._me = me
@@ -53,7 +53,7 @@ class Lines:
         reply = await self.send(address, Request("GET", wire.HINTS, "", headers))
         up = self._find(there)
         if reply.status != 200 or reply.stream is None or up is None:
-            raise Unreachable(f"{address} gives no hints")
+            raise Unreachable(f"{address} does not serve hints")
         came: asyncio.Queue[bytes | None] = asyncio.Queue()
         pump = up.life.start(self._pump(there, reply.stream, came), "hints")
         pump.add_done_callback(lambda done: came.put_nowait(None))
@@ -66,12 +66,12 @@ class Lines:
                 if line != ALIVE:
                     yield wire.read_hint(line.split(b"data:")[1])
         except TimeoutError:
-            raise Unreachable(f"{address} has gone quiet") from None
+            raise Unreachable(f"{address} has fallen silent") from None
         finally:
             pump.cancel()
 
     async def _pump(self, there: int, stream: AsyncIterator[bytes], came: "asyncio.Queue[bytes | None]") -> None:
-        """At the far end. A line that is cut is gone: whoever listened has to ask again."""
+        """At the far end. A broken stream is gone: the listener has to ask again."""
         async for line in stream:
             if self._network.weather.cuts(there, self._me):
                 return

@@ -1,6 +1,6 @@
-"""The work that simulated nodes are given: jobs of both kinds, short ones and ones that outlast their lease, some that
-fail before they succeed, some that come after others, some that are cancelled or tried anew. Each is asked for at one
-of the nodes, whether that is in a state to answer or not.
+"""The load on simulated nodes: jobs of both kinds, short ones and ones that outlast their lease, some that fail before
+they succeed, some that come after others, some that are cancelled or retried. Each request goes to one of the nodes,
+whether or not that node can answer.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ SOLE, OPEN = "sim.sole", "sim.open"
 LEASE_MS = (600, 3_000)
 RETRIES = 20
 BACKOFF_MS = 200
-# How many of the wishes come at the same moment as another one, at the same node.
+# How many of the requests come at the same moment as another one, at the same node.
 TOGETHER = 0.25
 # Some machines are faster than others.
 PACE = (0.4, 1.6)
@@ -50,7 +50,7 @@ class Journal:
 
 
 class Wish(NamedTuple):
-    """Something that a client asks of a node at a time."""
+    """A client's request to a node at a time."""
 
     at: float
     node: int
@@ -85,7 +85,9 @@ def paces(chance: random.Random, nodes: int) -> list[float]:
 
 
 def handlers(node: int, pace: float, journal: Journal, note: Callable[[str, bytes, str], None]) -> Handlers:
-    """The handlers of one node, which takes `pace` times as long as it should. The journal says what they do."""
+    """The handlers of one node, which takes `pace` times as long as it should. They record in the journal what they
+    do.
+    """
     now = asyncio.get_running_loop().time
 
     async def work(ctx: Context, ms: int, fails: int) -> dict[str, int]:
@@ -106,7 +108,7 @@ def handlers(node: int, pace: float, journal: Journal, note: Callable[[str, byte
 
 
 class Clients:
-    """Fulfils the wishes, each in the life of the node that it is asked of."""
+    """Makes the requests, each in the life of its node."""
 
     def __init__(
         self,

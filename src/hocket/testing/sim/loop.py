@@ -1,7 +1,7 @@
-"""An event loop on virtual time. When nothing is ready it does not wait: time jumps to the next thing that is due. What
-is handed to an executor is done on the spot, there are no threads and no files, and what is ready runs in the order in
-which it became so. Each task belongs to the life of a node that started it, so that the whole of it can be ended
-between two steps, as a power cut would.
+"""An event loop on virtual time. When nothing is ready it does not wait: time jumps to the next due event. An
+executor's work is done on the spot, there are no threads and no files, and callbacks run in the order in which they
+became ready. Each task belongs to the life of the node that started it, so that all of it can be ended between two
+steps, as by a power cut.
 """
 
 import asyncio
@@ -12,17 +12,17 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
-# The least time that passes between something and what is due after it: a clock that runs a little slow must not make
-# somebody wait for ever smaller rests.
+# The least time that passes between an event and the next: a clock that runs a little slow must not make a task wait
+# for ever shorter times.
 GRAIN_S = 0.0001
 
 
 class Stuck(Exception):
-    """Everybody waits and nothing is due."""
+    """All tasks wait and nothing is due."""
 
 
 class Life:
-    """One life of a node, from its start to its crash: whatever it began ends with it."""
+    """One life of a node, from its start to its crash: whatever it started ends with it."""
 
     def __init__(self) -> None:
         self.is_over = False
@@ -97,7 +97,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
 
 class _Jump:
-    """Stands where a real loop waits for files and for time."""
+    """Replaces a real loop's waiting for files and for time."""
 
     def __init__(self, loop: VirtualLoop) -> None:
         self._loop = loop
@@ -105,7 +105,7 @@ class _Jump:
     def select(self, timeout: float | None) -> None:
         loop = self._loop
         if timeout is None:
-            raise Stuck("everybody waits, and nothing is due")
+            raise Stuck("all tasks wait, and nothing is due")
         if timeout > 0:
             loop.now = max(loop.now, loop._scheduled[0].when())  # type: ignore[attr-defined]
 

@@ -1,6 +1,6 @@
-"""The network between simulated nodes. A request takes its time, and so does its answer; either can be lost, and then
-the sender waits until it gives up; a request can arrive twice; what was sent later can overtake; and whole groups of
-nodes can be cut off from each other. Whoever serves a request does so in its own life: when that ends, no answer comes.
+"""The network between simulated nodes. A request takes time, and so does its answer; either can be lost, and then the
+sender waits until it gives up; a request can arrive twice; later messages can overtake earlier ones; and whole groups
+of nodes can be cut off from each other. A node serves a request within its own life: if that ends, no answer comes.
 """
 
 import asyncio
@@ -14,14 +14,14 @@ from hocket.testing.sim.loop import Life
 T = TypeVar("T")
 
 LATENCY_S = (0.001, 0.015)
-# How long a sender waits for an answer that does not come, and how soon a refused connection is known.
+# How long a sender waits for a missing answer, and how soon a refused connection is known.
 GIVE_UP_S = 2.0
 REFUSED_S = 0.05
 
 
 class Weather:
-    """How bad the network is at the moment. `groups` are nodes that can talk among themselves only; a node that is in
-    none can talk to everybody who is in none.
+    """How bad the network is now. Nodes in one of the `groups` can talk only among themselves; a node in none can talk
+    to every other node in none.
     """
 
     def __init__(self) -> None:
@@ -35,7 +35,7 @@ class Weather:
 
 
 class Network:
-    """`lives` tells the present life of a node, None while it is down."""
+    """`lives` returns the current life of a node, None while it is down."""
 
     def __init__(self, chance: random.Random, lives: Callable[[int], Life | None]) -> None:
         self.weather = Weather()
@@ -46,7 +46,7 @@ class Network:
         self.duplicated = 0
 
     async def call(self, sender: int, receiver: int, serve: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """One request and its answer. `serve` is run at the receiver. Raises Unreachable."""
+        """One request and its answer. `serve` runs at the receiver. Raises Unreachable."""
         answer: asyncio.Future[T] = self._loop.create_future()
         if self._gets_through(sender, receiver):
             self._loop.call_later(self.delay(), self._arrive, sender, receiver, serve, answer)

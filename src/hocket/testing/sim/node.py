@@ -1,5 +1,5 @@
 """A simulated node: the real log, store, committer, worker, gate and exchanges, in an environment and over a network
-that the seed chooses. It can crash at any moment and start again on what its disk has kept.
+that the seed chooses. It can crash at any moment and restart with what its disk has kept.
 """
 
 import asyncio
@@ -39,7 +39,7 @@ CONCURRENCY = 2
 
 
 class Witness(Protocol):
-    """Whoever keeps the books of a run."""
+    """Records what happens in a run."""
 
     def committed(self, node: int) -> None: ...
     def acknowledged(self, node: int, op_ids: Sequence[bytes]) -> None: ...
@@ -48,7 +48,7 @@ class Witness(Protocol):
 
 
 class SimNode:
-    """What outlives a crash: the keys, the disk, the clocks, and the place in the network."""
+    """What survives a crash: the keys, the disk, the clocks, and the place in the network."""
 
     def __init__(self, number: int, user: SigningKey, clocks: Clocks, chance: random.Random, witness: Witness) -> None:
         self.number = number
@@ -63,7 +63,7 @@ class SimNode:
         self.up: Up | None = None
 
     def install(self, rules: Rules, friends: Sequence[int]) -> None:
-        """What a node has from the beginning: rules, its introduction by the user, and whom to keep in touch with."""
+        """What a node has from the beginning: rules, its introduction by the user, and the nodes to sync with."""
         with self.store.write() as session:
             session.set_meta(RULES, encode_rules(rules))
             for friend in friends:
@@ -79,7 +79,7 @@ class SimNode:
         self.up.start(handlers, Lines(self.number, network, lambda there: nodes[there].up))
 
     def crash(self) -> None:
-        """Everything stops between two steps; what was not committed is gone."""
+        """Everything stops between two steps; whatever was not committed is lost."""
         if self.up is not None:
             up, self.up = self.up, None
             up.life.end()
@@ -88,7 +88,7 @@ class SimNode:
 
 
 class _SimRuntime(Runtime):
-    """A runtime without a home: nothing that a simulated node does needs files."""
+    """A runtime without a home: a simulated node needs no files."""
 
     def __init__(self, log: Log) -> None:
         self.store = log.store
@@ -97,7 +97,7 @@ class _SimRuntime(Runtime):
 
 
 class _Alone:
-    """The turn to keep in touch: a simulated node is one process."""
+    """The right to sync: a simulated node is one process."""
 
     def close(self) -> None:
         pass
@@ -140,7 +140,7 @@ class Up(Node):
         self.node.witness.emitted(self.node.number, event)
 
     async def run(self, request: Callable[[Transaction], T]) -> T:
-        """As every node does it; and when the answer is here, what was written counts as acknowledged."""
+        """As every node does it; once the answer is here, the written ops count as acknowledged."""
 
         def noted(tx: Transaction) -> tuple[T, list[bytes]]:
             before = len(tx._drafts)

@@ -1,5 +1,5 @@
 """What happened in a simulated run, in order: one line for each event, and one hash over all of them. Two runs from the
-same seed have the same hash, in whatever process and on whatever day.
+same seed have the same hash, in any process and on any day.
 """
 
 from typing import NamedTuple
@@ -10,7 +10,7 @@ from hocket.kernel.ids import ulid_text
 
 
 class SimEvent(NamedTuple):
-    """`node` is its number, or -1 for what happens to all; `about` is the job or op, where there is one."""
+    """`node` is its number, or -1 for all nodes; `about` is the job or op, if there is one."""
 
     at: float
     node: int
@@ -39,7 +39,7 @@ class Trace:
         return hasher.hexdigest()
 
     def around(self, about: bytes | None, last: int) -> list[SimEvent]:
-        """The events about one thing, and what happened to whole nodes meanwhile; the last of them."""
+        """The last events about one thing, with what happened to whole nodes meanwhile."""
         if about is None:
             return self.events[-last:]
         chosen = [event for event in self.events if event.about == about or (not event.about and event.what in _LARGE)]

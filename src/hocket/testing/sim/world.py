@@ -1,6 +1,4 @@
-"""One run: makes the nodes, lets clients and faults loose on them, waits until all is quiet, and asks whether
-everything that must be true is true.
-"""
+"""One run: creates the nodes, starts clients and faults, waits until everything is quiet, and checks the invariants."""
 
 import asyncio
 import functools
@@ -35,11 +33,11 @@ from hocket.work.handlers import Handlers
 
 # When the nodes start, in the simulation's own time. They have met before.
 BEGIN_S = 100.0
-# How often the replicas are looked at while the run goes on.
+# How often the replicas are checked during the run.
 LOOK_S = 0.5
-# After the faults end, everything must be settled within this time.
+# After the faults end, everything must settle within this time.
 SETTLE_S = 180.0
-# The rules that simulated nodes stand under: clocks may differ by less than usual, so that a run can outlast it.
+# The rules of simulated nodes: clocks may differ by less than usual, so that a run can outlast it.
 SKEW_S = 10.0
 assert HOCKET.extensions is not None
 RULES = replace(HOCKET, extensions=replace(HOCKET.extensions, skew_ms=int(SKEW_S * 1000)))
@@ -50,8 +48,8 @@ VERIFIED = 20_000
 
 @dataclass(frozen=True)
 class Report:
-    """What came of a run. `settled_s` is how long it took after the faults ended until everything was done and
-    everybody agreed; None when that did not happen. `seconds` are real ones.
+    """The outcome of a run. `settled_s` is how long it took after the faults ended until everything was done and all
+    nodes agreed; None if that did not happen. `seconds` are real ones.
     """
 
     seed: int
@@ -89,10 +87,10 @@ def run(
     faults: Iterable[str] = HONEST_FAULTS,
     jobs: int | None = None,
 ) -> Report:
-    """One simulated run. `jobs` is how many are submitted; without it, ten for each minute."""
-    # The same op is verified by every node; the answer is the same.
+    """One simulated run. `jobs` is how many are submitted; by default ten for each minute."""
+    # Every node verifies the same ops with the same result.
     vars(ops)["verify"] = functools.lru_cache(maxsize=VERIFIED)(verify)
-    # A run makes much that is soon garbage and refers to itself; looking for it that often is a tenth of the time.
+    # A run makes much cyclic garbage; collecting it as often as usual takes a tenth of the time.
     before = gc.get_threshold()
     gc.set_threshold(GC_EVERY, 20, 20)
     try:
@@ -157,7 +155,7 @@ class World:
             await life.ended()
         return self._report(virtual, time.perf_counter() - began, settled)
 
-    # Making it.
+    # Setup.
 
     def _make_nodes(self) -> None:
         user = SigningKey(self._chance.randbytes(32))
@@ -169,13 +167,13 @@ class World:
             self._hostile = HostileNode(self._count, user, Clocks(1.0, 0.0), chance, self, victims=tuple(self._nodes))
             self._hostile.install(RULES, [])
         for node in self._nodes:
-            # The arbiter, and one more: so that news gets around even when the arbiter is away.
+            # The arbiter, and one more: so that news spreads even while the arbiter is away.
             friends = dict.fromkeys(n for n in (0, (node.number + 1) % self._count) if n != node.number)
             if self._hostile is not None and node.number < 2:
                 friends[self._hostile.number] = None
             node.install(RULES, list(friends))
         self._acquaint()
-        # That was long ago, and the clocks were right then.
+        # That was long ago, when the clocks were right.
         self._loop.now = BEGIN_S
         for node, skew in zip(self._nodes, self._plan.skews, strict=True):
             node.clocks.skew = skew
@@ -184,7 +182,7 @@ class World:
             self._hostile.start(Handlers(()), self._network, self._everyone)
 
     def _acquaint(self) -> None:
-        """Everybody has met the arbiter, and by it the others, before the run begins."""
+        """Every node has met the arbiter, and through it the others, before the run begins."""
         arbiter = Up(self._nodes[0]).log
         arbiter.run(lambda tx: tx.author(DesignateCoordinator(tx.node)))
         for node in self._everyone[1:]:
@@ -210,7 +208,7 @@ class World:
     async def _until(self, at: float) -> None:
         await asyncio.sleep(max(0.0, BEGIN_S + at - self._loop.time()))
 
-    # Breaking it.
+    # Faults.
 
     def _strike(self, fault: Fault) -> None:
         weather = self._network.weather
@@ -253,7 +251,7 @@ class World:
             node.slow_s = 0.0
             self._restart(node)
         if self._hostile is not None:
-            # What it leaves behind is for the honest nodes to settle.
+            # The honest nodes must settle what it leaves behind.
             self._hostile.crash()
         self._note(-1, "quiet")
 
@@ -269,7 +267,7 @@ class World:
             await asyncio.sleep(LOOK_S)
         return self._loop.time() - start
 
-    # Watching it.
+    # Observation.
 
     def _note(self, node: int, what: str, about: bytes = b"", detail: str = "") -> None:
         self._trace.add(self._loop.time() - BEGIN_S, node, what, about, detail)
@@ -304,7 +302,7 @@ class World:
             self._note(-1, "violation", violation.about or b"", violation.rule)
 
     def _failed(self, event_loop: object, context: dict[str, Any]) -> None:
-        """Nothing in a node may raise what nobody expects."""
+        """Nothing in a node may raise an unexpected error."""
         error = context.get("exception")
         text = "".join(traceback.format_exception(error)) if error is not None else ""
         self._found(Violation("no unexpected errors", None, f"{context['message']}\n{text}"))

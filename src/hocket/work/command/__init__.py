@@ -1,3 +1,3 @@
-"""Commands as jobs: a program is run under supervision, what it uses is metered, and none of its processes is left
+"""Commands as jobs: a program runs under supervision, its resource use is metered, and none of its processes is left
 behind.
 """

@@ -1,6 +1,6 @@
-"""Decides which commands of other nodes a worker runs, and how. The owner of the worker decides; without a decision
-it runs none. A pattern is matched argument by argument. Variables of such a command go by a list of names, and it runs
-in a sandbox wherever one can be made, unless the owner says otherwise.
+"""Decides which commands of other nodes a worker runs, and how. The worker's owner decides; by default it runs none. A
+pattern is matched argument by argument. A list of names limits the variables of such a command, and it runs in a
+sandbox wherever one can be made, unless the owner says otherwise.
 """
 
 import shlex
@@ -20,15 +20,15 @@ from hocket.work.command.secrets import SECRETS_NAME, secret_names
 # `auto` means required where a sandbox can be made, and off elsewhere.
 SandboxRule = Literal["auto", "required", "off"]
 
-# The last word of a pattern: any further arguments, or none.
+# The last word of a pattern: any number of further arguments.
 MORE = "**"
-# Variables that tell us how to run a command, not the command what to do.
+# Variables that tell us how to run a command; the command does not need them.
 _OURS = (INPUTS_NAME, OUTPUTS_NAME, SANDBOX_NAME, SECRETS_NAME)
 _KEYS = ("allow", "allow_any", "variables", "sandbox", "paths", "environment")
 
 
 class Pattern(NamedTuple):
-    """Fits a command line of as many arguments as it has words, or more where `has_more`."""
+    """Matches a command line with as many arguments as it has words, or more if `has_more`."""
 
     text: str
     words: tuple[str, ...]
@@ -44,20 +44,20 @@ def read_pattern(text: str) -> Pattern:
     try:
         words = tuple(shlex.split(text))
     except ValueError as error:
-        raise Usage(f"bad pattern {text!r}: {error}; write it as a shell would have the command line") from None
+        raise Usage(f"bad pattern {text!r}: {error}; write it like a command line in a shell") from None
     if not words:
         raise Usage(f"bad pattern {text!r}: it is empty; write a program and its arguments, like 'ffmpeg -i *'")
     if words == (MORE,):
         raise Usage(f"bad pattern {text!r}: name a program, like 'ffmpeg {MORE}', or allow every command")
     if MORE in words[:-1]:
-        raise Usage(f"bad pattern {text!r}: {MORE} stands for all further arguments and can only be the last word")
+        raise Usage(f"bad pattern {text!r}: {MORE} matches all further arguments and must be the last word")
     has_more = words[-1] == MORE
     return Pattern(text, words[:-1] if has_more else words, has_more)
 
 
 class Allowance(NamedTuple):
-    """`variables` are the names, or patterns of names, that a manifest of another node may set; `paths` are shown in
-    the sandbox beside the system; `environment` names the worker's own variables that every command is given.
+    """`variables` are the names, or patterns of names, that a manifest of another node may set; `paths` are visible in
+    the sandbox besides the system; `environment` names the worker's own variables that every command gets.
     """
 
     patterns: tuple[Pattern, ...] = ()
@@ -72,7 +72,7 @@ class Allowance(NamedTuple):
         return not (self.anything or self.patterns)
 
     def allows(self, manifest: Manifest) -> bool:
-        """Whether a command of another node is run here."""
+        """Whether a command of another node may run here."""
         if self.sandbox == "required" and not sandbox.available():
             return False
         if self.anything:
@@ -81,7 +81,7 @@ class Allowance(NamedTuple):
         return any(each.fits(manifest.argv) for each in self.patterns) and all(map(self._may_set, names))
 
     def sandbox_for(self, manifest: Manifest) -> Sandbox:
-        """In which sandbox a command of another node runs. It has the network only if it asks for it."""
+        """The sandbox for a command of another node. It has network access only if the command asks for it."""
         if self.sandbox == "off" or manifest.sandbox != "off":
             return manifest.sandbox
         return "on" if self.sandbox == "required" or sandbox.available() else "off"
@@ -105,21 +105,21 @@ class Allowance(NamedTuple):
                 yield f"the variable {name!r} lets other nodes decide which program runs or what it loads"
         problem = "sandbox is off" if self.sandbox == "off" else sandbox.problem()
         if problem and self.sandbox == "required":
-            yield f"no command of another node is run: a sandbox is required, and {problem}"
+            yield f"commands of other nodes do not run: a sandbox is required, but {problem}"
         elif problem:
-            yield f"commands of other nodes run without a sandbox, with all the rights of this user: {problem}"
+            yield f"commands of other nodes run without a sandbox, with all rights of this user: {problem}"
 
     def _may_set(self, name: str) -> bool:
         return any(fnmatchcase(name, each) for each in self.variables)
 
 
 def _fits(pattern: str, argument: str) -> bool:
-    # An option can change what a program is, so a wildcard in place of an argument does not stand for one.
+    # An option can change what a program does, so a wildcard for an argument does not match an option.
     return (pattern[:1] == "-" or argument[:1] != "-") and fnmatchcase(argument, pattern)
 
 
 def configured(path: Path) -> Allowance:
-    """What the home's configuration says under [commands]; nothing is allowed where it says nothing."""
+    """The [commands] table of the home's configuration; nothing is allowed without it."""
     try:
         table = tomllib.loads(path.read_text("utf-8")).get("commands", {})
     except FileNotFoundError:

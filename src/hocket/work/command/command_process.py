@@ -1,6 +1,6 @@
-"""The first process of a command. The supervisor forks it before there is an order, because that takes longer than all
-the rest of a start; it waits, and becomes the command when it is told which. It runs inside the fork server, so it
-imports little.
+"""The first process of a command. The supervisor forks it before there is an order, because forking takes longer than
+the rest of a start; the process waits, and becomes the command when the order arrives. It runs inside the fork server,
+so it imports little.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 COMPLAINT_BYTES_MAX = 4_096
 _SIZE_BYTES = 8
-# A signal that whoever started the worker ignores would stay ignored.
+# A signal that the worker's parent ignored would stay ignored.
 _RESET = (
     *("SIGHUP", "SIGINT", "SIGQUIT", "SIGPIPE", "SIGALRM", "SIGTERM", "SIGUSR1", "SIGUSR2", "SIGCHLD", "SIGTSTP"),
     *("SIGTTIN", "SIGTTOU", "SIGXCPU", "SIGXFSZ"),
@@ -28,7 +28,7 @@ _RESET = (
 
 
 class CommandProcess:
-    """As its supervisor has it. Raises OSError when there is no room for another process."""
+    """The supervisor's side of it. Raises OSError if no further process can be created."""
 
     def __init__(self) -> None:
         self._line, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_STREAM)
@@ -40,19 +40,19 @@ class CommandProcess:
         theirs.close()
 
     def begin(self, order: bytes, streams: list[int]) -> tuple[str, int] | None:
-        """Lets it become the command. Where it cannot, gives at which step and the number of the error. Raises OSError
-        when it is not there any more.
+        """Makes it become the command. If that fails, returns the step and the error number. Raises OSError if the
+        process has died.
         """
         fd_passing.send(self._line, len(order).to_bytes(_SIZE_BYTES, "big"), streams)
         self._line.sendall(order)
-        # The other end closes by itself when the program begins.
+        # The other end closes automatically when the program begins.
         said = self._line.recv(COMPLAINT_BYTES_MAX)
         self._line.close()
         return marshal.loads(said) if said else None
 
 
 def _become(line: _socket.socket, supervisor: int) -> None:
-    """In the new process: becomes the command, or says what kept it from that."""
+    """In the new process: becomes the command, or reports why it cannot."""
     step = "prepare"
     try:
         os.setsid()
@@ -88,7 +88,7 @@ def _become(line: _socket.socket, supervisor: int) -> None:
 
 
 def _rehearse() -> None:
-    """As the supervisor does it, with programs that cannot be: a directory, and one in a file."""
+    """Does what the supervisor does, with programs that cannot exist: a directory, and one inside a file."""
     for argv in ([b"/"], [b"none"]):
         order = marshal.loads(marshal.dumps({"argv": argv, "env": {b"PATH": b"/dev/null"}}))
         try:
@@ -108,13 +108,13 @@ def _order(line: _socket.socket, size: int) -> dict[str, Any]:
 
 
 def _begin(argv: list[bytes], env: dict[bytes, bytes]) -> None:
-    """The program is looked for on the PATH of the command, if its name has no slash."""
+    """If the program's name has no slash, it is searched on the command's PATH."""
     if b"/" in argv[0]:
         os.execve(argv[0], argv, env)
     worst = FileNotFoundError(2, "not found")
     for directory in env.get(b"PATH", os.defpath.encode()).split(b":"):
         program = os.path.join(directory, argv[0])
-        # To look first is much cheaper than to fail.
+        # Looking first is much cheaper than failing.
         if not os.path.exists(program):
             continue
         try:

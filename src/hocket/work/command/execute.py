@@ -1,6 +1,5 @@
-"""Runs commands for a worker, through a fork server: a process of its own that is started with the first command and
-ends with the worker. None of a command's processes is left when `run` returns, however it returns. Only Linux has what
-this stands on.
+"""Runs commands for a worker through a fork server, a separate process that starts with the first command and ends with
+the worker. None of a command's processes is left when `run` returns, however it returns. This needs Linux.
 """
 
 import errno
@@ -20,9 +19,9 @@ from hocket.work.command.streams import Kept
 
 __all__ = ["CommandOrder", "CommandResult", "CommandRunner", "Heard", "Kept", "Why"]
 
-# How often a command that prints nothing is looked after: whether it is to stop.
+# How often a silent command is checked for a request to stop.
 ROUND_S = 0.1
-# How often an order is given: to a supervisor that was ready and may have died, to a new one, to one of a new fork
+# How often an order is sent: to a waiting supervisor, which may have died, to a new one, and to one of a new fork
 # server.
 TRIES = 3
 
@@ -30,7 +29,7 @@ Why = Literal["exited", "timeout", "stopped", "disk full", "not started", "lost"
 
 
 class CommandResult(NamedTuple):
-    """How a command ended. `lost` says that its supervisor or the fork server was killed, and the command with it."""
+    """How a command ended. `lost` means that its supervisor or the fork server was killed, and the command with it."""
 
     exit_code: int | None
     signal: int | None
@@ -44,7 +43,7 @@ class CommandResult(NamedTuple):
 
 
 class CommandRunner:
-    """Safe to use from several threads. The process is started when it is needed, and anew when it has died."""
+    """Safe to use from several threads. The fork server starts when it is needed, and again if it has died."""
 
     def __init__(self, gpus: Gpus | None = None) -> None:
         self._gpus = gpus
@@ -54,16 +53,16 @@ class CommandRunner:
 
     @property
     def process(self) -> int | None:
-        """The number of the fork server's process, None while there is none."""
+        """The pid of the fork server; None while there is none."""
         line = self._line
         return line.process.pid if line is not None else None
 
     def run(
         self, order: CommandOrder, heard: Heard, should_stop: Callable[[], bool], now_ms: Callable[[], int]
     ) -> CommandResult:
-        """Runs the command and blocks until all its processes are gone. `heard` is told what it prints while it runs,
-        as ("stdout" or "stderr", bytes). What is raised in this thread meanwhile, by `heard` or by another thread,
-        stops the command, and is raised again when it is gone.
+        """Runs the command and blocks until all its processes are gone. `heard` is called with its output while it
+        runs, as ("stdout" or "stderr", bytes). An exception in this thread meanwhile, from `heard` or from another
+        thread, stops the command, and is raised again when the command is gone.
         """
         started_ms = now_ms()
         try:
@@ -91,7 +90,7 @@ class CommandRunner:
             running.close()
 
     def prepare(self) -> None:
-        """To be called when there is time: the next command is then started sooner."""
+        """Call this when there is time: it speeds up starting the next command."""
         if (line := self._line) is not None:
             line.prepare()
 
@@ -104,26 +103,26 @@ class CommandRunner:
             line.close()
 
     def _give(self, running: Running) -> str:
-        """Hands the order over; gives a sentence when that is not possible."""
+        """Sends the order; returns an error sentence if that is not possible."""
         for number in range(TRIES):
             line = self._line
             if line is None or not line.is_open:
-                # On a thread of its own: what is raised in this one from outside must not leave half a fork server
+                # On a thread of its own: an exception from outside in this thread must not leave half a fork server
                 # behind.
                 starter = threading.Thread(target=self._start, name="hocket-fork-start", daemon=True)
                 starter.start()
                 starter.join()
                 line = self._line
             if line is None:
-                return "the fork server cannot be started" if not self._is_closed else "the worker is ending"
+                return "the fork server cannot be started" if not self._is_closed else "the worker is stopping"
             try:
                 if running.give(line):
                     return ""
             except OSError as error:
-                return f"there is no workdir for another command: {error.strerror}"
+                return f"cannot start another command: {error.strerror}"
             if number > 0 and not line.is_dead():
-                return "the fork server cannot start another process; see what it says on stderr"
-        return "the fork server dies as soon as it is started"
+                return "the fork server cannot start another process; see its stderr"
+        return "the fork server exits as soon as it starts"
 
     def _start(self) -> None:
         with self._lock:
@@ -150,7 +149,7 @@ def _deaf(stream: str, chunk: bytes) -> None:
 
 def _unprepared(order: CommandOrder, error: OSError, started_ms: int, finished_ms: int) -> CommandResult:
     nothing = [Kept(order.streams / name, 0, 0) for name in ("stdout", "stderr")]
-    detail = f"cannot write what the command prints to {order.streams}: {error.strerror}"
+    detail = f"cannot write the command's output to {order.streams}: {error.strerror}"
     return CommandResult(None, None, "not started", detail, started_ms, finished_ms, Resources(), *nothing)
 
 
@@ -164,7 +163,7 @@ def _ended(running: Running, problem: str, started_ms: int, finished_ms: int) ->
     elif report["is"] == "not started":
         why, detail = "not started", _refusal(order, report["step"], report["errno"])
     elif report["is"] == "lost" or report["why"] == "abandoned":
-        why, detail = "lost", "the process that watched over the command was killed, and the command with it"
+        why, detail = "lost", "the command's supervisor was killed, and the command with it"
     else:
         why = report["why"]
         detail = _sentence(order, why, report["exit_code"], report["signal"])
@@ -175,7 +174,7 @@ def _ended(running: Running, problem: str, started_ms: int, finished_ms: int) ->
             gpu_s=running.gpus.finish(time.monotonic()) if running.gpus is not None else {},
         )
         if report["hanging"]:
-            detail += f"; {report['hanging']} of its processes do not end, though they are killed"
+            detail += f"; {report['hanging']} of its processes do not end after SIGKILL"
     kept = running.finish()
     for name, keeping in running.kept.items():
         if keeping.problem is not None:
@@ -197,13 +196,13 @@ _MEASURED = ("wall_s", "cpu_s", "memory_peak_bytes", "memory_gb_s", "disk_read_b
 
 
 def _sentence(order: CommandOrder, why: Why, exit_code: int | None, number: int | None) -> str:
-    end = f"it was ended by {_signal_name(number)}" if number is not None else f"its exit code is {exit_code}"
+    end = f"it was killed by {_signal_name(number)}" if number is not None else f"its exit code is {exit_code}"
     if why == "exited":
         return end
     reason = {
-        "timeout": f"it was stopped when its {order.timeout_s:g} s were over",
+        "timeout": f"it was stopped after its timeout of {order.timeout_s:g} s",
         "stopped": "it was stopped",
-        "disk full": f"fewer than {order.free_bytes_min} bytes are free where {order.directory} is",
+        "disk full": f"fewer than {order.free_bytes_min} bytes are free on the disk of {order.directory}",
     }[why]
     return f"{reason}; {end}"
 
@@ -225,9 +224,9 @@ def _refusal(order: CommandOrder, step: str, number: int) -> str:
     if number == errno.ENOENT and "/" not in program:
         return f"there is no program {program!r} on the PATH {order.env.get('PATH', os.defpath)!r}; install it"
     said = {
-        errno.ENOENT: "it, or the interpreter that it names, is not there",
-        errno.EACCES: "it is a directory, or not marked as executable",
+        errno.ENOENT: "it, or the interpreter that it names, does not exist",
+        errno.EACCES: "it is a directory, or not executable",
         errno.ENOEXEC: "it is neither a program for this machine nor a script that begins with #!",
-        errno.E2BIG: "its arguments and environment are too long together; pass them in a file",
+        errno.E2BIG: "its arguments and environment are too long; pass them in a file",
     }.get(number, os.strerror(number))
     return f"cannot run {program!r}: {said}"

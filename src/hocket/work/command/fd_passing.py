@@ -1,4 +1,4 @@
-"""Passes descriptors from one process to another. It runs inside the fork server, so it imports little."""
+"""Passes file descriptors from one process to another. It runs inside the fork server, so it imports little."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _FDS_BYTES_MAX = 256
 
 
 def send(line: _socket.socket, message: bytes, fds: Sequence[int]) -> None:
-    """Raises OSError when nobody takes them."""
+    """Raises OSError if the other end is gone."""
     packed = b"".join(fd.to_bytes(_FD_BYTES, sys.byteorder) for fd in fds)
     line.sendmsg([message], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, packed)], _socket.MSG_NOSIGNAL)
 
 
 def receive(line: _socket.socket, size: int) -> tuple[bytes, list[int]]:
-    """A message of at most so many bytes, and what came with it. Empty when the other end is gone."""
+    """A message of at most `size` bytes, and the descriptors that came with it. Empty if the other end is gone."""
     try:
         message, extra, _, _ = line.recvmsg(size, _FDS_BYTES_MAX, _socket.MSG_CMSG_CLOEXEC)
     except OSError:

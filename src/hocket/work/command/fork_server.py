@@ -1,7 +1,7 @@
 """The fork server: a small process beside the worker that starts commands for it. A worker has threads, and a process
-with threads cannot fork safely; this one has none, knows nothing of the worker's memory and descriptors, and forks
-supervisors, one for each command. It ends when the worker does. Should a supervisor be killed, the fork server inherits
-what ran below it, and kills that.
+with threads cannot fork safely; this process has none, shares no memory or descriptors with the worker, and forks a
+supervisor for each command. It ends when the worker does. If a supervisor is killed, the fork server inherits its
+processes, and kills them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from hocket.work.command.process import adopt_orphans, name_process, watch_paren
 from hocket.work.command.process_tree import REST_S, Tree
 from hocket.work.command.supervisor import supervise
 
-# How long supervisors may take to end when the worker is gone, and when it has closed the line.
+# How long supervisors may take to end when the worker has died, and when it has closed the connection.
 ORPHANED_S = 3.0
 CLOSING_S = 25.0
 _MESSAGE_BYTES_MAX = 64
@@ -31,7 +31,7 @@ class ForkServer:
     def __init__(self, line: _socket.socket, worker: int) -> None:
         self._line = line
         self._worker = worker
-        # Their numbers, and descriptors that tell when they end.
+        # Pids of the supervisors, with descriptors that tell when they end.
         self._supervisors: dict[int, int] = {}
         self._tree = Tree()
         self._poller = select.poll()
@@ -39,11 +39,11 @@ class ForkServer:
         self._poller.register(worker, select.POLLIN)
         self._is_open = True
         self._until = math.inf
-        # Until the next round of killing strays, 0 while there are none.
+        # The wait until the next round of killing strays; 0 while there are none.
         self._rest_s = 0.0
 
     def run(self) -> None:
-        """Forks until the worker closes the line or is gone, and stays until the last command has ended."""
+        """Forks until the worker closes the connection or dies, and stays until the last command has ended."""
         while self._is_open or self._supervisors or self._rest_s:
             ready = {fd for fd, _ in self._poller.poll(self._wait_ms())}
             if self._worker in ready:
@@ -74,7 +74,7 @@ class ForkServer:
         try:
             number = os.fork()
         except OSError as error:
-            # Without a supervisor the control socket closes, and the worker says that the command was not started.
+            # Without a supervisor the control socket closes, and the worker reports that the command was not started.
             print(f"hocket: the fork server cannot fork: {error.strerror}", file=sys.stderr)
             return
         if number == 0:
@@ -97,8 +97,8 @@ class ForkServer:
         return max(0.0, wait_s) * 1000 if wait_s < math.inf else None
 
     def _close(self, patience_s: float) -> None:
-        """No more of them. Supervisors end their commands by themselves; one that a command has stopped cannot, and is
-        killed when the patience is over.
+        """Forks no more. Supervisors end their commands themselves; one that a command has suspended cannot, and is
+        killed after `patience_s`.
         """
         self._until = min(self._until, time.monotonic() + patience_s)
         if self._is_open:
@@ -107,7 +107,7 @@ class ForkServer:
             self._line.close()
 
     def _reap(self) -> bool:
-        """Takes note of the supervisors that have ended. True when one of them left something behind."""
+        """Reaps the supervisors that have ended. True if one of them left processes behind."""
         left = False
         while True:
             try:
@@ -123,13 +123,13 @@ class ForkServer:
                 left = left or status != 0
 
     def _clear(self) -> None:
-        """Kills what became this process's own when a supervisor died; again after a rest, until there is nothing."""
+        """Kills the processes inherited from a dead supervisor; again after a wait, until there are none."""
         has_strays = self._tree.kill_strays(self._supervisors)
         self._rest_s = min(max(REST_S, self._rest_s * 2), LOOK_MAX_S) if has_strays else 0.0
 
 
 def main(line: int, worker: int) -> None:
-    """`line` is a descriptor: the fork server's end of the socket to the worker. `worker` is the worker's number."""
+    """`line` is the descriptor of the fork server's end of the socket to the worker. `worker` is the worker's pid."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     adopt_orphans()
@@ -137,7 +137,7 @@ def main(line: int, worker: int) -> None:
     worker_gone = watch_parent(worker)
     if worker_gone is None:
         return
-    # What is there now is never garbage, and looking for some would only copy pages in every child.
+    # Existing objects never become garbage, and collecting would only copy pages in every child.
     gc.freeze()
     gc.disable()
     ForkServer(_socket.socket(fileno=line), worker_gone).run()

@@ -1,6 +1,5 @@
-"""The worker's line to its fork server: the process, and the socket over which supervisors are asked for. The fork
-server runs on a bare interpreter, without the packages of this one, so that it starts quickly and is small enough to
-fork cheaply.
+"""The worker's connection to its fork server: the process, and the socket for requesting supervisors. The fork server
+runs on a bare interpreter, without installed packages, so that it starts quickly and is small enough to fork cheaply.
 """
 
 import _socket
@@ -13,14 +12,14 @@ from pathlib import Path
 
 from hocket.work.command import fd_passing
 
-# How long the fork server may take over an order, or over its end when no command runs.
+# How long the fork server may take for an order, or to end when no command runs.
 ANSWER_S = 30.0
 # A process that has closed its sockets is about to end; it gets this long.
 ENDING_S = 1.0
 
 _HERE = Path(__file__).resolve().parent
 _ROOMS = {"hocket": _HERE.parent.parent, "hocket.work": _HERE.parent, "hocket.work.command": _HERE}
-# The packages that the fork server's modules are in, but empty: their own beginnings would import all of Hocket.
+# Empty stand-ins for the packages of the fork server's modules: the real ones would import all of Hocket.
 _BEGIN = """
 import sys
 for name, path in zip(sys.argv[3::2], sys.argv[4::2]):
@@ -32,7 +31,7 @@ main(int(sys.argv[1]), int(sys.argv[2]))
 
 
 class ForkServerConnection:
-    """A fork server that was started. It ends when this is closed or the worker's process ends."""
+    """A running fork server. It ends when this is closed or the worker's process ends."""
 
     def __init__(self) -> None:
         self.is_open = True
@@ -56,8 +55,8 @@ class ForkServerConnection:
             theirs.close()
 
     def supervisor(self) -> _socket.socket:
-        """The control socket of a supervisor that waits for an order. Its other end is closed when nobody could fork
-        one, or when it has died. Raises OSError when there are no descriptors left.
+        """The control socket of a supervisor that waits for an order. Its other end is closed if the fork failed or the
+        supervisor has died. Raises OSError if there are no descriptors left.
         """
         try:
             return self._ready.pop()
@@ -66,7 +65,7 @@ class ForkServerConnection:
 
     def prepare(self) -> None:
         """Has the next supervisor forked ahead of time."""
-        with self._preparing, suppress(OSError):  # whoever needs one is told
+        with self._preparing, suppress(OSError):  # `supervisor` reports the error
             if self.is_open and not self._ready:
                 self._ready.append(self._fork())
 
@@ -86,7 +85,7 @@ class ForkServerConnection:
             pass
 
     def is_dead(self) -> bool:
-        """Whether the fork server has ended, asked after it did not take an order."""
+        """Whether the fork server has ended; call this after it did not accept an order."""
         try:
             self.process.wait(ENDING_S)
         except subprocess.TimeoutExpired:

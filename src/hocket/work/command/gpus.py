@@ -1,5 +1,5 @@
-"""Which graphics processors a command uses, as NVIDIA's library tells it. The package `nvidia-ml-py` is optional; where
-it or a driver is missing, no graphics processor is metered.
+"""Which GPUs a command uses, according to NVIDIA's library. The package `nvidia-ml-py` is optional; without it or a
+driver, GPUs are not metered.
 """
 
 import importlib
@@ -12,8 +12,8 @@ ASK_S = 1.0
 
 
 class Gpus:
-    """The devices of this machine. A second in which a process of a command has a device open counts as one of that
-    device's class, its model name. Safe to use from several threads.
+    """The GPUs of this machine. A second in which a process of a command has a device open counts for that device's
+    class, its model name. Safe to use from several threads.
     """
 
     def __init__(self, library: Any, devices: list[tuple[str, Any]]) -> None:
@@ -22,7 +22,7 @@ class Gpus:
 
     @classmethod
     def find(cls) -> "Gpus | None":
-        """None when there is nothing to ask, or nobody."""
+        """None if there are no GPUs or no library."""
         try:
             library = importlib.import_module("pynvml")
         except ImportError:
@@ -49,12 +49,12 @@ class Gpus:
             try:
                 found |= {process.pid for process in ask(handle)}
             except library.NVMLError:
-                continue  # not every device has both sorts
+                continue  # not every device supports both queries
         return found
 
 
 class GpuMeter:
-    """Seconds by class for one command. What was in use at one look counts until the next."""
+    """Seconds by class for one command. A device in use at one look counts until the next look."""
 
     def __init__(self, gpus: Gpus) -> None:
         self._gpus = gpus

@@ -1,6 +1,6 @@
-"""Command jobs as a worker serves them: the command is run in a directory of its own, everything that it printed and
-made becomes evidence on the log, and the worker signs what ran. A command that does not end well fails the job; the
-proof is there all the same.
+"""Command jobs as a worker runs them: the command runs in a directory of its own, its output and its files become
+evidence on the log, and the worker signs what ran. A command that fails makes the job fail; there is a proof all the
+same.
 """
 
 import signal
@@ -45,22 +45,22 @@ from hocket.work.proofs import NOTHING, OUTPUT_TYPE, STREAM_TYPES
 from hocket.work.run_outputs import INLINE_BYTES_MAX, RunOutputs
 from hocket.work.runner import Context, claim_of, products_of, schedule_of
 
-# What a worker bounds where a manifest does not: the time of a command, what is kept of what it prints, its files.
+# The worker's limits where a manifest has none: the time of a command, how much of its output is kept, its files.
 RUN_S_MAX = 24 * 3_600
 GRACE_S = 5.0
 PRINTED_BYTES_MAX = 8 * 1024 * 1024
 FREE_BYTES_MIN = 256 * 1024 * 1024
 FILE_BYTES_MAX = 64 * 1024**3
-# How long after a command its workdir is removed, and all is made ready for the next one.
+# How long after a command its workdir is removed, and the next one is prepared.
 TIDY_AFTER_S = 0.01
-# How long another node may take to hand over the secrets of its command, and how often it is looked for them.
+# How long another node may take to hand over the secrets of its command, and how often to check.
 HANDED_S = 30.0
 HANDED_LOOK_S = 0.1
 BOUNDS = CommandLimits(RUN_S_MAX, GRACE_S, PRINTED_BYTES_MAX, FREE_BYTES_MIN, FILE_BYTES_MAX)
 
 
 class Premises(NamedTuple):
-    """What commands need of their node. `fetch` gets content from other nodes."""
+    """What commands need from their node. `fetch` gets content from other nodes."""
 
     key: SigningKey
     node: int
@@ -73,7 +73,7 @@ class Premises(NamedTuple):
 
 
 class Performed(NamedTuple):
-    """A command that was run, and its proof."""
+    """A command that ran, and its proof."""
 
     execution: Execution
     ended: CommandResult
@@ -82,7 +82,7 @@ class Performed(NamedTuple):
 
 
 class Commands:
-    """Serves command jobs. Close it when no more will come."""
+    """Runs command jobs. Close it when no more will come."""
 
     def __init__(self, premises: Premises, allowance: Allowance) -> None:
         self._premises = premises
@@ -102,7 +102,7 @@ class Commands:
         self._sweep()
 
     def job_type(self, only: bytes | None = None, is_over: Callable[[], bool] = lambda: False) -> JobType:
-        """How a worker serves them: all that it may, or only this job, until it `is_over`."""
+        """The job type for a worker: all commands that it may run, or only this job, until it `is_over`."""
 
         def wants(session: Session, schedule: bytes) -> bool:
             payload = decode(schedule).payload
@@ -117,7 +117,7 @@ class Commands:
         try:
             return self.allowance.allows(parse_manifest(msgspec.json.decode(payload)))
         except (BadManifest, msgspec.MsgspecError, RecursionError):
-            # Whoever runs anything finds out what is wrong with it, and says so.
+            # A worker that runs anything reports a bad manifest when it runs it.
             return self.allowance.anything
 
     def serve(self, ctx: Context, /, **payload: Any) -> dict[str, Any]:
@@ -125,14 +125,14 @@ class Commands:
         try:
             manifest = parse_manifest(payload)
         except BadManifest as error:
-            raise Usage(f"this is no manifest of a command: {error}") from None
+            raise Usage(f"not a command manifest: {error}") from None
         with self._premises.read() as session:
             own = is_own(session, self._premises.node, schedule_of(ctx))
         return result(manifest, self.perform(ctx, manifest, self.content, is_own=own))
 
     def perform(self, ctx: Context, manifest: Manifest, content: Content, *, is_own: bool = False) -> "Performed":
-        """Runs the command and keeps what it printed and made, and the proof, as evidence. `content` gives inputs.
-        Commands that are not this node's own run under the limits that its owner has set for others.
+        """Runs the command and keeps its output, its files and the proof as evidence. `content` gives inputs. Commands
+        of other nodes run under the limits that the owner has set for them.
         """
         id_of = content_id(manifest)
         told = {
@@ -181,7 +181,7 @@ class Commands:
 
     def _secrets(self, ctx: Context, manifest: Manifest) -> dict[str, str]:
         """The values of the secret variables that the manifest names: from this home, or handed over by the node that
-        submitted the job, which has to be up for that.
+        submitted the job, which must be up for that.
         """
         names = secret_names(manifest)
         if not names:
@@ -196,7 +196,7 @@ class Commands:
         return {name: value for name, value in (values or {}).items() if name in names}
 
     def _received(self, ctx: Context, author: int) -> dict[str, str] | None:
-        """What that node seals for this one when it sees the claim. None when it does not in time."""
+        """What that node seals for this one when it sees the claim. None if it does not in time."""
         premises, until = self._premises, time.monotonic() + HANDED_S
         while not ctx.cancelled and time.monotonic() < until:
             with premises.read() as session:
@@ -211,7 +211,7 @@ class Commands:
 
     @contextmanager
     def _tidied(self) -> Iterator[None]:
-        """Has things tidied up after the block, but not before the worker had time to say what became of the job."""
+        """Tidies up after the block, but not before the worker had time to report the outcome of the job."""
         try:
             yield
         finally:
@@ -248,7 +248,7 @@ class Commands:
 
 
 def result(manifest: Manifest, performed: Performed) -> dict[str, Any]:
-    """What the job gives. Raises Failed when the command did not end well."""
+    """The job's result. Raises Failed if the command failed."""
     execution, ended = performed.execution, performed.ended
     if ended.why != "exited" or ended.exit_code != 0:
         raise Failed(_complaint(manifest, ended))
@@ -269,7 +269,7 @@ def _outputs(products: RunOutputs, workdir: Workdir, manifest: Manifest) -> tupl
 
 
 def _stream(products: RunOutputs, name: str, kept: Kept) -> Stream:
-    """Of a stream that nothing came on there is no artifact."""
+    """An empty stream has no artifact."""
     if kept.size == 0:
         return Stream(NOTHING, 0, kept.total)
     content = kept.path.read_bytes() if kept.size <= INLINE_BYTES_MAX else kept.path
@@ -281,17 +281,17 @@ def _complaint(manifest: Manifest, ended: CommandResult) -> str:
     program = manifest.argv[0]
     if ended.why == "timeout":
         limit = min(manifest.timeout or RUN_S_MAX, RUN_S_MAX)
-        return f"{program} was stopped: it ran for longer than {limit} seconds"
+        return f"{program} timed out after {limit} seconds"
     if ended.why != "exited":
         return f"{program}: {ended.why}: {ended.detail}" if ended.detail else f"{program}: {ended.why}"
     if ended.signal is not None:
-        return f"{program} was ended by {signal.Signals(ended.signal).name}"
+        return f"{program} was killed by {signal.Signals(ended.signal).name}"
     return f"{program} ended with exit code {ended.exit_code}"
 
 
 @cache
 def _runner() -> RunnerProgram:
-    """What runs commands here: the hash is over all of Hocket's own files, by name."""
+    """The program that runs commands here: the hash covers all of Hocket's own files, by name."""
     root = Path(__file__).parents[2]
     files = sorted(path.relative_to(root).as_posix() for path in root.rglob("*.py"))
     hashes = b"".join(content_hash(name.encode()) + content_hash((root / name).read_bytes()) for name in files)

@@ -1,5 +1,5 @@
-"""Who hears what commands print while they run, and how they ended. A listener that is slow holds the command up, as a
-pipe would.
+"""Listeners for the output of running commands, and how they end. A slow listener slows the command down, as a pipe
+would.
 """
 
 import threading
@@ -9,17 +9,17 @@ from hocket.kernel.execution import Execution
 
 
 class OutputListener(Protocol):
-    """Is called in whatever thread it happens."""
+    """Called in any thread."""
 
     def heard(self, stream: str, chunk: bytes) -> None:
-        """What came on "stdout" or "stderr"; at first nothing, which says that all of it will be heard."""
+        """Output on "stdout" or "stderr"; the first chunk is empty and means that all of it will be heard."""
 
     def ended(self, execution: Execution) -> None:
-        """How a run ended. Whether the job has is for the log to say."""
+        """How a run ended. The log tells whether the job has ended."""
 
 
 class OutputListeners:
-    """Safe to use from several threads. Jobs go by their ids as text."""
+    """Safe to use from several threads. Jobs are keyed by their ids as text."""
 
     def __init__(self) -> None:
         self._listeners: dict[str, OutputListener] = {}

@@ -1,7 +1,7 @@
-"""What a command uses. The kernel tells exactly what ended processes took: processor time, bytes read from and written
-to disks, the peak of each one's memory. How much memory all of them hold together is looked at from time to time, and
-so is the processor time of those that their parents never wait for, which the exact account leaves out. Pages that
-processes share count for each of them. It runs inside the fork server, so it imports little.
+"""What a command uses. The kernel reports exact figures for ended processes: CPU time, bytes read from and written to
+disks, the peak memory of each. The memory of all processes together is sampled, and so is the CPU time of processes
+that their parents never wait for, which the exact figures leave out. Shared pages count for each process. It runs
+inside the fork server, so it imports little.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-# The first look comes after the first number, and each rest until the next is twice as long as the one before, up to
-# the second. Most commands that are over sooner are too small to matter.
+# The first sample comes after the first number, and each wait until the next is twice as long as the one before, up to
+# the second. Most commands that end sooner are too small to matter.
 LOOK_S = 0.01
 LOOK_MAX_S = 0.25
-# Looking may take this part of a processor, and a little more at the start; where it is slow, because there are many
+# Sampling may take this part of a CPU, and a little more at the start; where it is slow, because there are many
 # processes, it is done less often.
 LOOK_SHARE = 0.01
 LOOK_ADVANCE_S = 0.005
-# A process begins as a copy of this one, and Linux counts the copy's size as the first of its own. A peak that may be
-# the copy's is left to looking.
+# A process begins as a copy of this one, and Linux counts the copy's size towards its peak. A peak that may be the
+# copy's is left to sampling.
 COPY_BYTES_MAX = 16 * 1024 * 1024
 
 _BLOCK_BYTES = 512
@@ -31,7 +31,7 @@ _GB = 1e9
 
 
 class UsageMeter:
-    """Counts for one command. `look` is told which processes there are, `ended` what each took that was waited for."""
+    """Counts for one command. `look` takes the processes that exist, `ended` what each took that was waited for."""
 
     def __init__(self, now: float) -> None:
         self._began = self._looked = now
@@ -41,7 +41,7 @@ class UsageMeter:
         self._cpu_s = 0.0
         self._read_blocks = 0
         self._written_blocks = 0
-        # Processor time of the processes that were seen, by number, and of those seen that are gone.
+        # CPU time of the processes seen, by pid, and of those seen that are gone.
         self._cpu_seen: dict[int, float] = {}
         self._cpu_gone_s = 0.0
         self._copy_peak = 0
@@ -68,7 +68,7 @@ class UsageMeter:
     def total(self, now: float) -> dict[str, Any]:
         self._hold(now)
         wall_s = now - self._began
-        # Of what was over before it could be looked at, no more is known than the most that it can have held.
+        # For processes that ended before the first sample, only an upper bound is known.
         peak = self._memory_peak or self._copy_peak
         memory_byte_s = self._memory_byte_s or peak * wall_s
         return {

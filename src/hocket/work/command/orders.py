@@ -1,5 +1,5 @@
-"""From a manifest to an order: the command line, with a sandbox around it if there is to be one, the environment, and
-the bounds. A command sees nothing of the worker's environment but the few variables that are named here.
+"""From a manifest to an order: the command line, with a sandbox around it if needed, the environment, and the limits. A
+command sees nothing of the worker's environment except the few variables named here.
 """
 
 import os
@@ -14,14 +14,14 @@ from hocket.work.command import sandbox
 from hocket.work.command.running import CommandOrder
 from hocket.work.command.workdir import Workdir
 
-# Variables of the worker's that commands get; a star stands for anything.
+# The worker's variables that commands get; a star matches anything.
 PASSED_ON = ("PATH", "LANG", "LC_*", "TZ")
-# Variables that the dynamic linker obeys. Outside of a sandbox they would act on the program that makes it.
+# Variables that the dynamic linker obeys. Outside a sandbox they would affect the program that makes it.
 _LINKING = ("LD_", "GLIBC_TUNABLES")
 
 
 class CommandLimits(NamedTuple):
-    """What a worker allows a command. `run_s_max` holds where the manifest asks for no timeout, or a longer one."""
+    """What a worker allows a command. `run_s_max` applies if the manifest has no timeout, or a longer one."""
 
     run_s_max: float
     grace_s: float
@@ -32,7 +32,7 @@ class CommandLimits(NamedTuple):
 
 class RunTerms(NamedTuple):
     """How a worker runs a command. `passed_on` are names of the worker's own variables, `paths` what a sandbox shows
-    beside the system, `secrets` variables that are not in the manifest. The command of another node cannot choose its
+    besides the system, `secrets` variables that are not in the manifest. The command of another node cannot choose its
     HOME and TMPDIR.
     """
 
@@ -46,7 +46,7 @@ class RunTerms(NamedTuple):
 def order_for(
     manifest: Manifest, workdir: Workdir, told: Mapping[str, str], bounds: CommandLimits, terms: RunTerms
 ) -> CommandOrder:
-    """`told` are variables that say which job this is. Raises Usage when there must be a sandbox and can be none."""
+    """`told` are variables that identify the job. Raises Usage if a sandbox is required and cannot be made."""
     argv, directory = manifest.argv, workdir.begin_in(manifest)
     env = environment(manifest, workdir, told, os.environ, terms)
     is_sandboxed, has_network = terms.sandbox != "off", terms.sandbox != "on"
@@ -76,8 +76,8 @@ def environment(
     own: Mapping[str, str],
     terms: RunTerms,
 ) -> dict[str, str]:
-    """What is passed on of our own, then a home and a place for temporary files, then what the manifest says, then what
-    is told: the later counts.
+    """The worker's passed-on variables, then a home and a temporary directory, then the manifest's variables, then
+    `told`: the later ones win.
     """
     is_passed_on = _fitting(terms.passed_on).match
     places = {"HOME": str(workdir.home), "TMPDIR": str(workdir.temporary)}

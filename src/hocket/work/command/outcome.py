@@ -1,4 +1,4 @@
-"""How a command job ended, as a shell would say it: an exit code, and a sentence where the code alone does not tell."""
+"""How a command job ended, as a shell reports it: an exit code, and a sentence if the code alone is not enough."""
 
 from typing import NamedTuple
 
@@ -23,7 +23,7 @@ class CommandOutcome(NamedTuple):
 
 
 def plain_ending(job: Job, execution: Execution | None) -> CommandOutcome | None:
-    """How a job ended whose last run is known, without a look at the log; None where that has more to say."""
+    """The ending of a job whose last run is known, without reading the log; None if the log has more to say."""
     if execution is None or execution.fence != job.fence or job.outcome in (None, Ended.CANCELLED):
         return None
     return CommandOutcome(exit_code(execution), "") if _is_plain(execution) else None
@@ -53,7 +53,7 @@ def exit_code(execution: Execution) -> int:
 
 
 def printed(session: Session, blobs: Blobs, job_id: bytes, stream: str, fetch: Fetch | None) -> bytes:
-    """What was kept of a stream of the job's last run, as its proof names it; nothing when it cannot be had."""
+    """What was kept of a stream of the job's last run, as its proof names it; empty if it is not available."""
     entry = session.job(job_id)
     proof = None if entry is None else find_proof(session, blobs, entry.job, fetch)
     if proof is None:
@@ -75,7 +75,7 @@ def _sentence(session: Session, job: Job, execution: Execution) -> str:
 
 
 def _is_plain(execution: Execution) -> bool:
-    """Whether a command ended by itself, and so has said what it had to say."""
+    """Whether a command ended on its own, so that its output says everything."""
     return execution.exit_code is not None and not execution.timed_out
 
 

@@ -1,5 +1,5 @@
-"""Finds what a command made, by the patterns of its manifest. `*` stands for any part of a name, `**` for directories
-at any depth, and at the end of a pattern for all files below. Only regular files count; links are not followed.
+"""Finds the output files of a command, by the patterns of its manifest. `*` matches any part of a name, `**`
+directories at any depth, and at the end of a pattern all files below. Only regular files count; links are not followed.
 """
 
 import os
@@ -11,17 +11,17 @@ from hocket.errors import Failed
 
 OUTPUTS_MAX = 500
 OUTPUTS_BYTES_MAX = 16 * 1024**3
-# How many files and directories are looked at, below directories that a pattern leads into.
+# The most files and directories that are visited, below directories that a pattern leads into.
 LOOKED_AT_MAX = 200_000
 DEEP = "**"
 
-# Which pattern, and how many of its parts are matched already.
+# Which pattern, and how many of its parts have matched.
 _State = tuple[int, int]
 
 
 class Patterns:
-    """Patterns, matched one name after the other on the way down, so that directories that no output can be in are
-    not even opened.
+    """Patterns, matched name by name on the way down, so that directories that cannot contain an output are not even
+    opened.
     """
 
     def __init__(self, patterns: Iterable[str]) -> None:
@@ -49,7 +49,7 @@ class Patterns:
         return any(at < len(self._parts[number]) for number, at in states)
 
     def _skip(self, states: set[_State]) -> set[_State]:
-        """Directories at any depth may be none at all, except at the end of a pattern."""
+        """`**` may match no directory at all, except at the end of a pattern."""
         waiting = [*states]
         while waiting:
             number, at = waiting.pop()
@@ -61,8 +61,8 @@ class Patterns:
 
 
 def collect(directory: Path, patterns: Iterable[str]) -> dict[str, Path]:
-    """The files below the directory that fit a pattern, by their paths from there, in order. Raises Failed when they
-    are too many or too large, or when one has a name that cannot be written down.
+    """The files below the directory that match a pattern, by relative path, in order. Raises Failed if they are too
+    many or too large, or if a name cannot be stored.
     """
     wanted = Patterns(patterns)
     found: dict[str, Path] = {}
@@ -78,7 +78,7 @@ def collect(directory: Path, patterns: Iterable[str]) -> dict[str, Path]:
             for entry in entries:
                 looked_at += 1
                 if looked_at > LOOKED_AT_MAX:
-                    raise Failed(f"more than {LOOKED_AT_MAX} files are to be looked at; name the outputs more narrowly")
+                    raise Failed(f"the output patterns cover more than {LOOKED_AT_MAX} files; use narrower patterns")
                 following = wanted.step(states, entry.name)
                 path = f"{where}/{entry.name}" if where else entry.name
                 if entry.is_dir(follow_symlinks=False):
@@ -90,7 +90,7 @@ def collect(directory: Path, patterns: Iterable[str]) -> dict[str, Path]:
                     if len(found) > OUTPUTS_MAX:
                         raise Failed(f"the command made more than {OUTPUTS_MAX} outputs; put them into one archive")
                     if size > OUTPUTS_BYTES_MAX:
-                        raise Failed(f"the outputs have more than {OUTPUTS_BYTES_MAX} bytes; keep them elsewhere")
+                        raise Failed(f"the outputs have more than {OUTPUTS_BYTES_MAX} bytes; store them elsewhere")
     return dict(sorted(found.items()))
 
 

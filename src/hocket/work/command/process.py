@@ -1,4 +1,4 @@
-"""What a process of the fork server's can ask Linux for. It imports little."""
+"""Linux calls for the fork server's processes. It imports little."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ def die_with_parent() -> None:
 
 
 def forgo_new_rights() -> None:
-    """From now on no program gives this process, or one below it, rights that it does not have."""
+    """From now on no program gives this process, or one below it, new privileges."""
     _set(_PR_SET_NO_NEW_PRIVS, 1)
 
 
 def watch_parent(number: int) -> int | None:
-    """A descriptor that tells when the parent, who has this number, ends. None when it has ended already."""
+    """A descriptor that tells when the parent, which has this pid, ends. None if it has already ended."""
     try:
         fd = os.pidfd_open(number)
     except ProcessLookupError:
@@ -39,7 +39,7 @@ def watch_parent(number: int) -> int | None:
 
 
 def name_process(name: bytes) -> None:
-    """What lists of processes call this one."""
+    """Sets the name of this process in process lists."""
     _prctl(_PR_SET_NAME, ctypes.c_char_p(name), ctypes.c_ulong(0), ctypes.c_ulong(0), ctypes.c_ulong(0))
 
 

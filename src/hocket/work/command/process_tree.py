@@ -1,5 +1,5 @@
-"""The processes below this one, read from Linux's /proc. It runs inside the fork server, so it imports little. Whatever
-was there before the command is known to be none of its own and is not read again, which keeps a look cheap on a machine
+"""The processes below this one, read from Linux's /proc. It runs inside the fork server, so it imports little.
+Processes that existed before the command are not its own and are not read again, which keeps a look cheap on a machine
 with many processes.
 """
 
@@ -13,12 +13,12 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator
 
-# The rest between two rounds of killing doubles from the first to the second.
+# The wait between two rounds of killing doubles from the first to the second.
 REST_S = 0.001
 REST_MAX_S = 0.02
-# After so many rounds that found nobody, everything is looked at anew.
+# After this many rounds that found no process, everything is read again.
 BLIND_ROUNDS = 3
-# How long killing is tried at a stretch; some processes hang in the kernel until a disk answers.
+# How long killing is tried in a row; some processes hang in the kernel until a disk answers.
 KILL_S = 20.0
 
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
@@ -31,7 +31,7 @@ class Process:
     __slots__ = ("cpu_s", "group", "memory_bytes", "parent")
 
     def __init__(self, stat: bytes) -> None:
-        # The name of the program comes first, in brackets, and may contain anything.
+        # The program's name comes first, in brackets, and may contain anything.
         fields = stat[stat.rindex(b")") + 2 :].split()
         self.parent = int(fields[1])
         self.group = int(fields[2])
@@ -40,7 +40,7 @@ class Process:
 
 
 class Tree:
-    """All processes below this one. What is there already is not, but for those in `below`."""
+    """All processes below this one. Existing processes do not count, except those in `below`."""
 
     def __init__(self, below: Collection[int] = ()) -> None:
         self._root = os.getpid()
@@ -48,11 +48,11 @@ class Tree:
         self._strangers = {*_numbers()} - {self._root, *below}
 
     def look(self) -> dict[int, Process]:
-        """The processes of the tree, by number."""
+        """The processes of the tree, by pid."""
         return dict(self._find())
 
     def _find(self) -> Iterator[tuple[int, Process]]:
-        """The processes of the tree one by one, each as soon as it is known to be one."""
+        """The processes of the tree one by one, each as soon as it is identified."""
         there = _numbers()
         self._strangers.intersection_update(there)
         mine = {self._root}
@@ -74,14 +74,14 @@ class Tree:
                     yield number, unknown.pop(number)
                     settled = False
                 elif process.parent in self._strangers:
-                    # A stranger's child can never become ours. One whose parent is not known yet, or gone, may be.
+                    # A stranger's child can never become ours. A process whose parent is unknown or gone may be ours.
                     self._strangers.add(number)
                     del unknown[number]
                     settled = False
 
     def look_anew(self, apart: Collection[int] = ()) -> dict[int, Process]:
-        """The same without trusting what was known, for numbers are used again, if rarely. `apart` are processes that
-        are left out with all below them.
+        """The same without trusting earlier results, since pids are reused, if rarely. `apart` are processes that are
+        left out with all below them.
         """
         everything = {number: process for number in _numbers() if (process := _read(number)) is not None}
         mine: dict[int, Process] = {}
@@ -95,16 +95,16 @@ class Tree:
         return mine
 
     def tell(self, *signals: int) -> bool:
-        """Sends signals to all processes of the tree. False when there is none."""
+        """Sends signals to all processes of the tree. False if there is none."""
         return self._tell(self._find(), signals)
 
     def kill_strays(self, apart: Collection[int]) -> bool:
-        """Kills everything but what is `apart`. False when there is nothing else."""
+        """Kills everything except what is `apart`. False if there is nothing else."""
         return self._tell(self.look_anew(apart).items(), (signal.SIGKILL,))
 
     def _tell(self, processes: Iterable[tuple[int, Process]], signals: tuple[int, ...]) -> bool:
-        """A group gets a signal as a whole and at once: members that fork meanwhile do not get away. And it gets it
-        before the rest is looked for, which takes long while many of them crowd the machine.
+        """A group gets a signal as a whole and at once: members that fork meanwhile do not escape. It gets the signal
+        before the search continues, which takes long while many processes crowd the machine.
         """
         groups = {0, self._group}
         pid = 0
@@ -118,8 +118,8 @@ class Tree:
         return pid != 0
 
     def kill(self, reap: Callable[[], bool]) -> bool:
-        """Kills until `reap` says that there is no child any more; then there is nothing below one either, since Linux
-        makes orphans children of this process. False when some do not end.
+        """Kills until `reap` reports that there is no child left; then there is nothing below one either, since Linux
+        makes orphans children of this process. False if some do not end.
         """
         rest, blind, until = REST_S, 0, time.monotonic() + KILL_S
         while reap():
@@ -138,7 +138,7 @@ def _numbers() -> list[int]:
 
 
 def _read(number: int) -> Process | None:
-    """None when it is gone."""
+    """None if it is gone."""
     try:
         fd = os.open(f"/proc/{number}/stat", os.O_RDONLY | os.O_CLOEXEC)
     except OSError:

@@ -1,6 +1,6 @@
-"""Removes a directory that a command had for its own, whatever it did there: directories that nobody may read, names of
-any bytes, depths that no path can name. Two descriptors and no recursion are enough: what is below a directory is moved
-up to the top before the directory goes.
+"""Removes a directory that a command owned, whatever the command did there: unreadable directories, names of any bytes,
+depths that no path can express. Two descriptors and no recursion are enough: subdirectories are moved up to the top
+before their parent is removed.
 """
 
 import os
@@ -12,7 +12,7 @@ _OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def remove_tree(path: Path) -> bool:
-    """Links are removed and never followed. False when something could not be removed, a mount for instance."""
+    """Links are removed and never followed. False if something could not be removed, such as a mount."""
     try:
         _make_open(path, None)
         top = os.open(path, _OPEN)
@@ -48,7 +48,7 @@ def _empty(top: int) -> None:
                     if not _is_directory(below, directory):
                         os.unlink(below, dir_fd=directory)
                         continue
-                    # Moving a directory changes its entry for the one above, for which it must be writable.
+                    # Moving a directory changes its `..` entry, for which it must be writable.
                     _make_open(below, directory)
                     while (place := b"%d" % next(numbers)) in taken:
                         continue
@@ -63,8 +63,8 @@ def _is_directory(name: str, above: int) -> bool:
 
 
 def _make_open(name: str | Path, above: int | None) -> None:
-    """Lets us read and change a directory that is ours. A descriptor of this kind needs no permission, and its name in
-    /proc leads to what it was opened for, never through a link.
+    """Makes a directory of ours readable and writable. A descriptor of this kind needs no permission, and its name in
+    /proc leads to the opened directory, never through a link.
     """
     fd = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=above)
     try:

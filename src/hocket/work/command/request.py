@@ -1,5 +1,5 @@
-"""A command as somebody asks for it, and the job that is made of it: files that it needs become artifacts on the log,
-and everything that it is about becomes its manifest, whose hash is what the proof will be about.
+"""A request for a command, and its job: the files that it needs become artifacts on the log, and everything else
+becomes its manifest, whose hash the proof covers.
 """
 
 import os
@@ -35,8 +35,8 @@ TIMEOUT_S_DEFAULT = 3_600
 
 
 class CommandRequest(NamedTuple):
-    """`inputs` are files here by the names that they have there; `outputs` are patterns of what to keep; `secrets` are
-    variables whose values stay off the log.
+    """`inputs` are local files by their names in the command's directory; `outputs` are patterns of files to keep;
+    `secrets` are variables whose values stay off the log.
     """
 
     argv: tuple[str, ...]
@@ -60,17 +60,17 @@ def command(
     network: bool = False,
     **options: Any,
 ) -> CommandRequest:
-    """A command to submit, as a job with a proof. `inputs` are files here, by the names that they have there or by
-    themselves; `outputs` are patterns of files to keep; in a `sandbox` it has the `network` only if that is said. What
-    is in `env` goes on the log, where other nodes can read it; `secrets` do not: variables with their values, or names
-    of variables that are set here. The other options are those of `job`.
+    """A command to submit, as a job with a proof. `inputs` are local files, by their names in the command's directory
+    or under their own; `outputs` are patterns of files to keep; in a `sandbox` it has network access only with
+    `network`. Values in `env` go on the log, where other nodes can read them; `secrets` do not: variables with their
+    values, or names of variables that are set here. The other options are those of `job`.
     """
     try:
         timeout_ms = duration_ms(timeout)
     except ValueError as error:
         raise Usage(f"bad timeout {timeout!r}: {error}") from None
     if timeout_ms % 1000:
-        raise Usage(f"bad timeout {timeout!r}: whole seconds are needed")
+        raise Usage(f"bad timeout {timeout!r}: give whole seconds")
     if isinstance(inputs, Mapping):
         named = {name: Path(path) for name, path in inputs.items()}
     else:
@@ -90,7 +90,7 @@ def command(
 
 
 class PackedRequest(NamedTuple):
-    """A request that is ready to be put on the log."""
+    """A request that is ready for the log."""
 
     manifest: Manifest
     contents: list[Content]
@@ -99,7 +99,7 @@ class PackedRequest(NamedTuple):
 
 
 def pack(request: CommandRequest, blobs: Blobs) -> PackedRequest:
-    """Reads the inputs and writes the manifest. Raises Usage, with the field named."""
+    """Reads the inputs and writes the manifest. Raises Usage with the name of the bad field."""
     # Always as blobs, however small: they are found by their hash.
     staged = [blobs.stage(path) for path in request.inputs.values()]
     contents = [Content(each.hash, each.size, None, each) for each in staged]
@@ -113,7 +113,7 @@ def pack(request: CommandRequest, blobs: Blobs) -> PackedRequest:
     if request.secrets:
         check_values(request.secrets)
         if both := request.secrets.keys() & env.keys():
-            raise Usage(f"the variable {min(both)} is both a secret and a plain one; give it once")
+            raise Usage(f"the variable {min(both)} is both secret and plain; give it once")
         env[SECRETS_NAME] = ":".join(request.secrets)
     asked: dict[str, object] = {"command": list(request.argv), "args": [], "timeout": request.timeout_s}
     if env:
@@ -123,7 +123,7 @@ def pack(request: CommandRequest, blobs: Blobs) -> PackedRequest:
             {"kind": "blobptr", "algo": "blake3", "hash": hash_text(each.hash), "size": each.size} for each in contents
         ]
     try:
-        # Their names must be such as a manifest may have.
+        # Their names must be valid in a manifest.
         parse_manifest({"command": ["true"], "timeout": 0, "env": dict.fromkeys(request.secrets, "")})
         return PackedRequest(parse_manifest(asked), contents, request.policy, request.secrets)
     except BadManifest as error:
@@ -131,7 +131,7 @@ def pack(request: CommandRequest, blobs: Blobs) -> PackedRequest:
 
 
 def submit(tx: Transaction, blobs: Blobs, secrets: Secrets, packed: PackedRequest) -> bytes:
-    """Puts the inputs and the job on the log together; gives the job's id."""
+    """Puts the inputs and the job on the log together; returns the job's id."""
     submitted = jobs.submit(tx, [Draft(KIND, canonical(packed.manifest), packed.policy)])[0]
     for content in packed.contents:
         artifacts.put(tx, blobs, INPUT_TYPE, content, None, submitted.job_id)
@@ -141,7 +141,7 @@ def submit(tx: Transaction, blobs: Blobs, secrets: Secrets, packed: PackedReques
 
 
 def named_inputs(given: Iterable[str], directory: Path) -> dict[str, Path]:
-    """Inputs as people write them, FILE or NAME=FILE. A file below the directory keeps its place there."""
+    """Inputs as people write them, FILE or NAME=FILE. A file below the directory keeps its relative path."""
     found: dict[str, Path] = {}
     for text in given:
         name, equals, file = text.partition("=")

@@ -1,6 +1,6 @@
 """Patterns that allow more than they seem to: programs that run whatever their arguments or the files around them say,
-and variables that change which program runs. The lists are for warnings; they are not complete, and nothing is refused
-because of them.
+and variables that change which program runs. The lists are for warnings; they are not complete, and they refuse
+nothing.
 """
 
 import re
@@ -34,12 +34,12 @@ _BUILDERS = frozenset(_BUILDER_NAMES.split())
 
 
 def trap(words: Sequence[str], has_more: bool) -> str | None:
-    """Why a pattern allows anything at all, None where it does not. `has_more`: any further arguments fit."""
+    """Why a pattern allows anything at all; None if it does not. `has_more`: it matches any further arguments."""
     program, *arguments = words
     if _WILD.search(program):
-        return "it fits any program"
+        return "it matches any program"
     if "/" in program and not program.startswith("/"):
-        return f"{program} is a file that the submitter brings along"
+        return f"{program} is a file that the submitter provides"
     name = _VERSION.sub("", program.rpartition("/")[2])
     is_literal = not has_more and not any(map(_WILD.search, arguments))
     if name in _RUNNERS and not (_has_script(arguments) or (is_literal and _says_all(arguments))):
@@ -50,7 +50,7 @@ def trap(words: Sequence[str], has_more: bool) -> str | None:
 
 
 def _has_script(arguments: Sequence[str]) -> bool:
-    """Whether the owner names a file of theirs that is to be run."""
+    """Whether the owner names a script of their own to run."""
     return bool(arguments) and arguments[0].startswith("/") and not _WILD.search(arguments[0])
 
 
@@ -59,5 +59,5 @@ def _says_all(arguments: Sequence[str]) -> bool:
 
 
 def is_deciding(name: str) -> bool:
-    """Whether a variable that fits this pattern can change which program runs or what it loads."""
+    """Whether a variable that matches this pattern can change which program runs or what it loads."""
     return any(fnmatchcase(name, each) or fnmatchcase(each.replace("*", "X"), name) for each in _DECIDING)

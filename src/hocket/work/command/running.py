@@ -1,5 +1,5 @@
-"""One command as the worker sees it: a socket to its supervisor, which says what becomes of it, and two pipes with what
-it prints. Every descriptor belongs to an object that closes it, so that none is lost when an exception from another
+"""One command as the worker sees it: a socket to its supervisor, which reports what happens to it, and two pipes with
+its output. Every descriptor belongs to an object that closes it, so that none is lost when an exception from another
 thread comes at the worst moment.
 """
 
@@ -22,11 +22,11 @@ from hocket.work.command.streams import Keeping, Kept
 from hocket.work.command.supervisor import MESSAGE_BYTES_MAX
 
 READ_BYTES = 65_536
-# What a command left in a pipe is read after its end, but not for ever: somebody else may hold the pipe.
+# Output left in a pipe is read after the command's end, but only this much: another process may hold the pipe.
 LEFT_BYTES_MAX = 4 * 1024 * 1024
-# A supervisor that has not reported so long after it must have killed its command is given up.
+# A supervisor that has not reported this long after it must have killed its command is given up.
 OVERDUE_S = 30.0
-# How long to wait, when there is no report, for all processes to let go of the pipes.
+# Without a report, how long to wait for all processes to close the pipes.
 SILENCE_S = 5.0
 
 Heard = Callable[[str, bytes], None]
@@ -34,10 +34,10 @@ Heard = Callable[[str, bytes], None]
 
 class CommandOrder(NamedTuple):
     """A command to run. Of stdout and stderr at most `output_bytes_max` each are kept, in files of these names in the
-    directory `streams`. No file of the command's grows beyond `file_bytes_max`. It is stopped when its time is up or
-    less than `free_bytes_min` are free where `directory` is. A timeout or limit of 0 is none. `sandboxed` says that the
-    command line is a sandbox's, which may need rights that plain commands are denied, and `network` is False where it
-    cannot have used any.
+    directory `streams`. No file of the command grows beyond `file_bytes_max`. The command is stopped when its time is
+    up or less than `free_bytes_min` are free on the disk of `directory`. A timeout or limit of 0 means none.
+    `sandboxed` means that the command line is a sandbox's, which may need rights that plain commands do not get, and
+    `network` is False if it cannot have used any.
     """
 
     argv: tuple[str, ...]
@@ -54,7 +54,7 @@ class CommandOrder(NamedTuple):
 
 
 class Running:
-    """From the order to the report. `report` is what the supervisor said last, None when it died before."""
+    """From the order to the report. `report` is the supervisor's last message; None if it died before."""
 
     def __init__(self, order: CommandOrder, gpus: Gpus | None) -> None:
         self.order = order
@@ -71,7 +71,7 @@ class Running:
         self._limit = math.inf
 
     def give(self, line: ForkServerConnection) -> bool:
-        """Hands the order to a supervisor. False when nobody took it."""
+        """Sends the order to a supervisor. False if none accepted it."""
         self._is_given = False
         self._hang_up()
         self._control = control = line.supervisor()
@@ -100,7 +100,7 @@ class Running:
         return bool(taken)
 
     def listen(self, heard: Heard, timeout_s: float) -> None:
-        """Waits for something to happen, at most so long."""
+        """Waits for something to happen, at most this long."""
         assert self._control is not None
         for fd, _ in self._poller.poll(timeout_s * 1000):
             if fd in self._pipes:
@@ -111,7 +111,7 @@ class Running:
             self.is_over = True
 
     def stop(self) -> None:
-        """Asks the supervisor to stop the command. One that does not have the whole order yet will not begin."""
+        """Asks the supervisor to stop the command. A supervisor without the whole order will not begin."""
         if self._control is None or not self._is_given:
             self.is_over = True
             self._let_go()
@@ -121,10 +121,10 @@ class Running:
             try:
                 self._control.send(b"stop", _socket.MSG_NOSIGNAL)
             except OSError:
-                pass  # it is over, and the report is on its way
+                pass  # the command has ended, and the report is on its way
 
     def drain(self, heard: Heard) -> None:
-        """Reads what is left in the pipes. Without a report that is done until all processes have let go of them."""
+        """Reads what is left in the pipes. Without a report, reads until all processes have closed them."""
         left = LEFT_BYTES_MAX
         until = time.monotonic() + (0.0 if self.report is not None else SILENCE_S)
         self._let_go()
@@ -185,12 +185,12 @@ class Running:
 
 
 def _pipe() -> list[io.FileIO]:
-    """The two ends of a pipe, made and handed to the objects that own them in one step of the interpreter."""
+    """The two ends of a pipe, made and handed to their owning objects in one step of the interpreter."""
     return list(map(io.FileIO, islice(chain.from_iterable(iter(os.pipe, None)), 2), ("rb", "wb")))
 
 
 def _parts(order: CommandOrder, is_named: bool) -> Iterator[bytes]:
-    """The order as messages. Both ends are the same interpreter, so its own format does."""
+    """The order as messages. Both ends run the same interpreter, so `marshal` is enough."""
     told = {
         "argv": [os.fsencode(each) for each in order.argv],
         "env": {os.fsencode(name): os.fsencode(value) for name, value in order.env.items()},

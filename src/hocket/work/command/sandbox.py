@@ -1,6 +1,6 @@
-"""A sandbox for commands, made by bubblewrap (`bwrap`): the system is there to be read, the command's own workdir to be
-written, and nothing else is there; it sees no other processes, and no network unless it asked for it. A command that
-must have a sandbox is never run without one.
+"""A sandbox for commands, made by bubblewrap (`bwrap`): the system is readable, the command's own workdir is writable,
+and nothing else is visible. The command sees no other processes, and no network unless it asked for it. A command that
+requires a sandbox never runs without one.
 """
 
 import shutil
@@ -18,13 +18,13 @@ PROGRAM = "bwrap"
 # How long the trial may take.
 TRIAL_S = 10.0
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/etc", "/opt", "/nix/store")
-# Where the names of hosts are looked up, on systems whose /etc/resolv.conf leads there.
+# Where host names are looked up, on systems whose /etc/resolv.conf points there.
 RESOLVER = ("/run/systemd/resolve", "/run/resolvconf", "/run/NetworkManager")
 
 
 class View(NamedTuple):
-    """What a command sees: its workdir, in which it begins in that directory, the network or not, and further `paths`
-    to be read. Those below /dev are devices.
+    """What a command sees: its workdir, the directory in it where it starts, the network or not, and further readable
+    `paths`. Those below /dev are devices.
     """
 
     workdir: Workdir
@@ -45,8 +45,8 @@ _found: list[_Found] = []
 
 
 def wrapped(program: str, argv: Sequence[str], view: View, env: Mapping[str, str] = {}) -> tuple[str, ...]:
-    """The command line that runs `argv` inside, with these variables set there. `program` is bubblewrap's whole path:
-    which that is must not be for the command's own PATH to decide.
+    """The command line that runs `argv` inside, with these variables set there. `program` is bubblewrap's full path, so
+    that the command's own PATH cannot choose another.
     """
     workdir, has_network = view.workdir, view.has_network
     made = [program, "--unshare-all", *(["--share-net"] if has_network else []), "--die-with-parent", "--new-session"]
@@ -64,10 +64,10 @@ def wrapped(program: str, argv: Sequence[str], view: View, env: Mapping[str, str
 
 
 def check() -> str:
-    """The program that makes sandboxes. Raises Usage, with what to do, where none can be made."""
+    """The program that makes sandboxes. Raises Usage, with what to do, if none can be made."""
     found = _look()
     if found.problem:
-        raise Usage(f"the command needs a sandbox, and {found.problem}")
+        raise Usage(f"the command needs a sandbox, but {found.problem}")
     return found.program
 
 
@@ -76,12 +76,12 @@ def available() -> bool:
 
 
 def problem() -> str:
-    """Why there can be no sandbox here, empty when there can."""
+    """Why there can be no sandbox here; empty if there can."""
     return _look().problem
 
 
 def _look() -> _Found:
-    """Tried once, really: that the program is there does not mean that the kernel lets it."""
+    """Makes one sandbox as a trial: even if the program is installed, the kernel may forbid it."""
     with _lock:
         if not _found:
             program = shutil.which(PROGRAM) or ""
@@ -91,7 +91,7 @@ def _look() -> _Found:
 
 def _try(program: str) -> str:
     if not program:
-        return "there is no `bwrap` here; install the package bubblewrap"
+        return "`bwrap` is not installed; install the package bubblewrap"
     with tempfile.TemporaryDirectory() as directory:
         workdir = Workdir(Path(directory))
         for path in (workdir.work, workdir.home, workdir.temporary):
@@ -108,7 +108,7 @@ def _try(program: str) -> str:
     if ran.returncode != 0:
         said = ran.stderr.decode("utf-8", "replace").strip().splitlines()
         return (
-            f"bwrap cannot make one: {said[-1] if said else 'it says nothing'};"
+            f"bwrap cannot make one: {said[-1] if said else 'no error message'};"
             " allow unprivileged user namespaces, or run the worker where they are allowed"
         )
     return ""

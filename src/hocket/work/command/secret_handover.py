@@ -1,6 +1,6 @@
-"""Hands secrets to another node that runs a command of ours. When its claim counts, we seal the values with its key and
-put them into a blob, as an artifact that is evicted when the job has ended. The log has the hash of what was sealed;
-nobody but the claimer can open it. The claimer fetches the blob as it fetches inputs.
+"""Hands secrets to another node that runs a command of ours. When its claim counts, this node seals the values with the
+claimer's key and stores them in a blob, as an artifact that is evicted when the job has ended. The log has the hash of
+the sealed data; only the claimer can open it. The claimer fetches the blob as it fetches inputs.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ from hocket.work.node_access import NodeAccess
 from hocket.work.run_outputs import Content
 
 SEALED_TYPE = "hocket.sealed"
-# How often a node that keeps secrets looks whether somebody needs them.
+# How often a node that keeps secrets checks whether a claimer needs them.
 LOOK_S = 0.25
 # When sealed values may be evicted even if the node that sealed them has died.
 SEALED_MS_MAX = 24 * 3_600_000
@@ -40,7 +40,7 @@ _TIME_BYTES, _ID_BYTES = 6, 16
 
 
 class Sealed(msgspec.Struct, frozen=True):
-    """What is inside: the values, and the one hold on a job that they are for."""
+    """The sealed content: the values, and the one claim on a job that they are for."""
 
     job: str
     fence: int
@@ -54,7 +54,7 @@ def seal(job_id: bytes, fence: int, values: Mapping[str, str], public: bytes) ->
 
 
 def unseal(data: bytes, job_id: bytes, fence: int, key: SigningKey) -> dict[str, str] | None:
-    """None when it is not for this node, or not for this hold on the job."""
+    """None if it is not for this node, or not for this claim on the job."""
     public = crypto_sign_ed25519_pk_to_curve25519(key.public)
     private = crypto_sign_ed25519_sk_to_curve25519(key.seed + key.public)
     try:
@@ -65,11 +65,11 @@ def unseal(data: bytes, job_id: bytes, fence: int, key: SigningKey) -> dict[str,
 
 
 def sealed_since(session: Session, claim: bytes, author: int) -> Iterator[Artifact]:
-    """What that node has sealed since a claim, the oldest first."""
+    """What that node has sealed since a claim, oldest first."""
     row = session.op(claim)
     if row is None:
         return
-    # An id begins with the time, and whoever answers a claim has a later clock than the claim.
+    # An id begins with the time, and a node that answers a claim has a later clock than the claim.
     after = (unpack(row.hlc).wall - 1).to_bytes(_TIME_BYTES, "big").ljust(_ID_BYTES, b"\xff")
     while found := session.artifacts(after, ARTIFACTS_STEP):
         for each in found:
@@ -81,7 +81,7 @@ def sealed_since(session: Session, claim: bytes, author: int) -> Iterator[Artifa
 
 
 class _Need(NamedTuple):
-    """A hold of another node on a job of ours that needs secrets."""
+    """Another node's claim on a job of ours that needs secrets."""
 
     job_id: bytes
     fence: int
@@ -89,14 +89,14 @@ class _Need(NamedTuple):
 
 
 class HandOver:
-    """Every process that stays up does it; that two of them do the same is harmless."""
+    """Every long-running process does this; it is harmless if two do the same."""
 
     def __init__(self, access: NodeAccess, secrets: Secrets, emit: Emit) -> None:
         self._access, self._blobs, self._secrets, self._emit = access, access.blobs, secrets, emit
         self._failed: set[_Need] = set()
 
     async def run(self) -> None:
-        """Goes on until it is cancelled."""
+        """Runs until it is cancelled."""
         while True:
             await asyncio.sleep(LOOK_S)
             if self._secrets.is_empty():
@@ -114,7 +114,7 @@ class HandOver:
                 self._failed.add(need)
                 self._emit(SecretsNotHandedOver(ulid_text(need.job_id), str(error)))
         for handed in await self._access.read(self._over):
-            # Where it may not be evicted here, its time will be over all the same.
+            # If this node may not evict it, it will still expire.
             with suppress(NotAuthorised, Conflict):
                 await self._take_back(handed)
             self._secrets.forget_handed(handed)
@@ -147,7 +147,7 @@ class HandOver:
         self._secrets.note_handed(Handed(need.job_id, need.fence, made))
 
     def _over(self, session: Session) -> list[Handed]:
-        """What was handed over for holds that have ended. Values of jobs that have ended are deleted on the way."""
+        """What was handed over for claims that have ended. Also deletes the values of jobs that have ended."""
         self._secrets.sweep(session, time.time())
         found = []
         for each in self._secrets.handed():

@@ -17,10 +17,10 @@ from hocket.store import JobSession, Stage
 if TYPE_CHECKING:
     from hocket.kernel.manifest import Manifest
 
-# Names the secret variables of a command in its manifest, with colons between them.
+# The manifest's variable that lists the names of the secret variables, separated by colons.
 SECRETS_NAME = "HOCKET_SECRETS"
 SECRETS_BYTES_MAX = 256 * 1024
-# How long values wait for their job to end.
+# How long values are kept for a job that does not end.
 KEPT_S_MAX = 7 * 86_400
 
 
@@ -33,12 +33,12 @@ def named_values(given: Iterable[str], environment: Mapping[str, str]) -> dict[s
     """The values of these variables. Raises Usage for one that is not set."""
     for name in given:
         if name not in environment:
-            raise Usage(f"there is no variable {name!r} here to take the secret from; set it, or write NAME=VALUE")
+            raise Usage(f"the secret variable {name!r} is not set here; set it, or write NAME=VALUE")
     return {name: environment[name] for name in given}
 
 
 class Handed(NamedTuple):
-    """Values that were sealed for one hold on a job, and the artifact that they are in."""
+    """Values that were sealed for one claim on a job, and their artifact."""
 
     job_id: bytes
     fence: int
@@ -52,8 +52,8 @@ class Secrets:
         self._directory = directory
 
     def keep(self, job_id: bytes, values: Mapping[str, str]) -> None:
-        """Called before the job's op is committed, so that whoever claims the job finds them. What a crash loses is
-        not worth a sync: the job then fails and says why.
+        """Called before the job's op is committed, so that a claimer finds them. This is not synced to disk: if a crash
+        loses the values, the job fails and says why.
         """
         try:
             self._directory.mkdir(mode=0o700, exist_ok=True)
@@ -66,7 +66,7 @@ class Secrets:
             raise StoreError(f"cannot keep the secrets of the command: {error.strerror}") from error
 
     def values(self, job_id: bytes) -> dict[str, str] | None:
-        """None when this node has none for that job."""
+        """None if this node has none for that job."""
         try:
             return msgspec.json.decode(self._place(job_id).read_bytes(), type=dict[str, str])
         except FileNotFoundError:
@@ -75,7 +75,7 @@ class Secrets:
             raise StoreError(f"cannot read the secrets of job {ulid_text(job_id)}: {error}") from error
 
     def job_ids(self) -> list[bytes]:
-        """The jobs that have some, in no order."""
+        """The jobs that have secrets here, in no order."""
         found = []
         for name in self._names():
             with suppress(ValueError):
@@ -92,7 +92,7 @@ class Secrets:
             return []
 
     def note_handed(self, handed: Handed) -> None:
-        """An empty file whose name says it all."""
+        """Creates an empty file whose name holds all the information."""
         name = f"{ulid_text(handed.job_id)}.{handed.fence}.{ulid_text(handed.artifact_id)}"
         os.close(os.open(self._directory / name, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
 
@@ -109,7 +109,7 @@ class Secrets:
         return found
 
     def sweep(self, session: JobSession, now_s: float) -> None:
-        """Deletes those of jobs that have ended, and those that were kept for too long."""
+        """Deletes the secrets of jobs that have ended, and those kept for too long."""
         for job_id in self.job_ids():
             path = self._place(job_id)
             with suppress(FileNotFoundError):

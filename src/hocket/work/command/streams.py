@@ -1,5 +1,5 @@
 """What is kept of a command's stdout or stderr: all of it up to a limit, beyond that its beginning and its end, with a
-line between them that says how many bytes are left out. A disk that is full ends the keeping, never the reading.
+line between them that says how many bytes are left out. A full disk ends the keeping, never the reading.
 """
 
 import io
@@ -8,14 +8,14 @@ from os import strerror
 from pathlib import Path
 from typing import NamedTuple
 
-# The end of a stream is held in memory until it is known to be the end: half of the limit, at most this.
+# The end of a stream is held in memory until the stream ends: half of the limit, at most this.
 END_BYTES_MAX = 256 * 1024
-# Where less is to be kept, only the beginning is.
+# Below this limit, only the beginning is kept.
 SPLIT_BYTES_MIN = 1024
 
 
 class Kept(NamedTuple):
-    """The file with what was kept, its size, and how many bytes the command wrote."""
+    """The file with the kept output, its size, and how many bytes the command wrote."""
 
     path: Path
     size: int
@@ -47,7 +47,7 @@ class Keeping:
                 self._end_bytes -= len(self._end.popleft())
 
     def finish(self) -> Kept:
-        """Writes down the end and closes the file. A second time does nothing more."""
+        """Writes the end and closes the file. A second call does nothing."""
         end = b"".join(self._end)
         self._end.clear()
         left_out = self._total - self._size - len(end)

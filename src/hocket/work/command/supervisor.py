@@ -1,7 +1,7 @@
-"""Watches over one command, in a process that the fork server forks for it. Linux makes it the parent of all orphans
-below it, so that no process of the command can get away: not by forking twice, not by a session of its own. The command
-is over when its first process ends; what is left of it is killed then. It is stopped when the time is up, when the disk
-is full and when the worker asks; it is killed at once when the worker or the fork server is gone.
+"""Supervises one command, in a process that the fork server forks for it. Linux makes it the parent of all orphans
+below it, so that no process of the command can escape: not by forking twice, not by a session of its own. The command
+is over when its first process ends; the remaining processes are then killed. The command is stopped when its time is
+up, when the disk is full and when the worker asks; it is killed at once when the worker or the fork server dies.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from typing import Any
 
 MESSAGE_BYTES_MAX = 65_536
-# What lists of processes call a supervisor, before it has an order and after.
+# The name of a supervisor in process lists, before it has an order and after.
 READY, BUSY = b"hocket-ready", b"hocket-command"
-# How many processes are named to whoever asks which graphics processors they use.
+# How many processes are reported for GPU metering.
 NAMED_MAX = 1_000
-# With less room on the disk than this times the least that must stay free, it is looked at as often as at the start.
+# If less disk space is free than this times the required minimum, it is checked as often as at the start.
 TIGHT = 4
 
 _MSG_DONTWAIT = 0x40
@@ -36,7 +36,7 @@ _MSG_DONTWAIT = 0x40
 
 def supervise(control: _socket.socket, worker: int, fork_server: int) -> None:
     """Waits for an order on the control socket, runs it and reports. `worker` is a descriptor of the worker's process,
-    `fork_server` the number of the fork server's.
+    `fork_server` the fork server's pid.
     """
     os.setsid()
     adopt_orphans()
@@ -60,21 +60,21 @@ def supervise(control: _socket.socket, worker: int, fork_server: int) -> None:
             os.close(stream)
         watch.stay(lives)
         watch.finish()
-        # What would not end for the report is killed all the same, however long it takes.
+        # Processes that did not end before the report are still killed, however long it takes.
         while not watch.kill():
             continue
 
 
 def _rehearse(control: _socket.socket, first: CommandProcess | None) -> None:
-    """Memory that a fork shares is copied when it is first touched. So the motions are gone through once while nobody
-    waits for it.
+    """A fork copies shared memory when it is first touched. So this goes through the motions once while nothing waits
+    for it.
     """
     order = marshal.dumps({"argv": [b""], "env": {b"": b""}, "directory": b"", "timeout_s": 1.0})
     CommandWatch(control, marshal.loads(order), first).reap()
 
 
 def _first() -> CommandProcess | None:
-    """None where there is no room for another process now."""
+    """None if no further process can be created now."""
     try:
         return CommandProcess()
     except OSError:
@@ -98,10 +98,10 @@ class CommandWatch:
         try:
             self._workdir = os.open(order["directory"], os.O_PATH | os.O_CLOEXEC)
         except OSError:
-            self._workdir = -1  # then the command cannot begin there either, which says why
+            self._workdir = -1  # the command cannot start there either, and reports why
 
     def start(self, order: bytes, streams: list[int]) -> bool:
-        """Lets the first process begin; when it has died while it waited, another one."""
+        """Starts the first process; if it has died while waiting, starts another one."""
         try:
             self._first = self._first or CommandProcess()
             try:
@@ -117,7 +117,7 @@ class CommandWatch:
         return problem is None
 
     def stay(self, lives: tuple[int, ...]) -> None:
-        """Until the command has ended or must be killed."""
+        """Returns when the command has ended or must be killed."""
         poller = select.poll()
         assert self._first is not None
         first = os.pidfd_open(self._first.number)
@@ -154,7 +154,7 @@ class CommandWatch:
                 until = self._stop("disk full", now)
 
     def finish(self) -> None:
-        """Ends what is left of the command, and reports."""
+        """Ends the remaining processes of the command, and reports."""
         is_gone = self.kill()
         status = self._status
         exit_code = os.waitstatus_to_exitcode(status) if status is not None else None
@@ -174,7 +174,7 @@ class CommandWatch:
         return self._tree.kill(self.reap)
 
     def reap(self) -> bool:
-        """Takes note of the processes that have ended. False when there are none any more."""
+        """Reaps the processes that have ended. False if there are none left."""
         while True:
             try:
                 number, status, usage = os.wait4(-1, os.WNOHANG)
@@ -187,9 +187,9 @@ class CommandWatch:
                 self._status = status
 
     def _stop(self, why: str, now: float) -> float:
-        """Asks all processes to end; gives the time when their grace is over."""
+        """Asks all processes to end; returns the time when their grace is over."""
         self._why = why
-        # One that is stopped would not hear it.
+        # A suspended process would not receive it.
         self._tree.tell(signal.SIGTERM, signal.SIGCONT)
         return now + float(self._order["grace_s"])
 
@@ -221,7 +221,7 @@ class CommandWatch:
 
 
 def _first_of(control: int, lives: tuple[int, ...]) -> int:
-    """Waits until one of these descriptors has something to say."""
+    """Waits until one of these descriptors is readable."""
     poller = select.poll()
     for each in (*lives, control):
         poller.register(each, select.POLLIN)
@@ -229,8 +229,8 @@ def _first_of(control: int, lives: tuple[int, ...]) -> int:
 
 
 def _order(control: _socket.socket) -> tuple[bytes, list[int]]:
-    """The order, and where the command's stdout and stderr go. It comes in several messages; the first says how many
-    bytes all of them have. Empty when the worker is gone before the last.
+    """The order, and where the command's stdout and stderr go. It comes in several messages; the first has the total
+    length. Empty if the worker dies before the last.
     """
     head, streams = fd_passing.receive(control, MESSAGE_BYTES_MAX)
     size = int.from_bytes(head, "big")
@@ -254,4 +254,4 @@ def _say(control: _socket.socket, message: dict[str, Any], wait: bool = True) ->
     try:
         control.send(marshal.dumps(message), 0 if wait else _MSG_DONTWAIT)
     except OSError:
-        pass  # nobody is listening any more
+        pass  # the worker is gone

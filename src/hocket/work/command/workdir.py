@@ -1,6 +1,5 @@
-"""Where commands run. Each has a workdir of its own below `runs`: the directory that it works in, a home, a place for
-temporary files, and what it printed. A workdir that was left is removed with the next tidying, and workdirs of
-processes that died with them are cleared by the next one.
+"""Where commands run. Each has a workdir below `runs`: its working directory, a home, a directory for temporary files,
+and its kept output. The next tidying removes finished workdirs, and a new process clears the workdirs of dead ones.
 """
 
 import os
@@ -20,13 +19,13 @@ from hocket.work.command.outputs import collect
 from hocket.work.command.removal import remove_tree
 from hocket.work.processes import ProcessLock, is_alive
 
-# Gives the content that has a hash, whole or in parts. It is checked here.
+# Returns the content with a hash, whole or in parts. It is checked here.
 Content = Callable[[bytes], bytes | Iterable[bytes]]
 
 
 class Workdir:
-    """One command's. `work` is the directory that it works in, `streams` where what it prints is kept; it cannot see
-    the latter in a sandbox.
+    """The directories of one command. `work` is its working directory, `streams` holds its kept output; in a sandbox it
+    cannot see the latter.
     """
 
     def __init__(self, path: Path) -> None:
@@ -37,8 +36,8 @@ class Workdir:
         self.streams = path / "streams"
 
     def furnish(self, manifest: Manifest, content: Content) -> None:
-        """Puts the inputs where the manifest says, each checked against its hash, and makes the directory that the
-        command begins in.
+        """Puts the inputs where the manifest says, each checked against its hash, and creates the directory that the
+        command starts in.
         """
         for pointer, place in zip(manifest.inputs or (), manifest.input_paths, strict=True):
             _put(self.work, place, pointer, content)
@@ -51,7 +50,7 @@ class Workdir:
         return self.work / (manifest.cwd or "")
 
     def collect(self, patterns: Iterable[str]) -> dict[str, Path]:
-        """What the command made, by its paths in `work`. Raises Failed when it cannot be kept."""
+        """The command's output files, by their paths in `work`. Raises Failed if they cannot be kept."""
         return collect(self.work, patterns)
 
 
@@ -68,7 +67,7 @@ class Workdirs:
 
     @contextmanager
     def workdir(self, name: str) -> Iterator[Workdir]:
-        """A workdir for as long as the block lasts. The name, a job's, is for people."""
+        """A workdir for the duration of the block. The name, a job's, is for people."""
         try:
             if self._own is None:
                 self.clear()
@@ -87,7 +86,7 @@ class Workdirs:
             self._left.append(path)
 
     def tidy(self) -> None:
-        """Removes the workdirs that were left."""
+        """Removes the finished workdirs."""
         while True:
             try:
                 path = self._left.popleft()
@@ -96,7 +95,7 @@ class Workdirs:
             remove_tree(path)
 
     def clear(self) -> int:
-        """Removes the workdirs of processes that are dead; gives their number."""
+        """Removes the workdirs of dead processes; returns their number."""
         cleared = 0
         for workdirs in self._runs.glob("*/"):
             if not is_alive(self._runs, workdirs.name):
@@ -114,7 +113,7 @@ class Workdirs:
         with self._lock:
             if self._own is None:
                 self._runs.mkdir(mode=0o700, parents=True, exist_ok=True)
-                # The sign of life first: without it the directory would be taken for a dead process's.
+                # The lock file first: without it the directory would be taken for a dead process's.
                 name = f"{os.getpid()}-{os.urandom(4).hex()}"
                 self._sign = ProcessLock(self._runs, name)
                 self._own = self._runs / name
@@ -135,7 +134,7 @@ def _put(directory: Path, place: str, pointer: Pointer, content: Content) -> Non
                 size += len(part)
                 file.write(part)
     except (FileExistsError, NotADirectoryError, IsADirectoryError):
-        raise Failed(f"the input {place!r} is in the way of another; give them other names") from None
+        raise Failed(f"the input {place!r} conflicts with another; give them other names") from None
     except OSError as error:
         raise StoreError(f"cannot write the input {place!r}: {error.strerror}") from error
     if hasher.digest() != pointer.hash:

@@ -1,0 +1,171 @@
+"""Signs this node's ops after their commit, and seals the log: each op gets its signature and its link of the chain, in
+the order of the log. No commit waits for that. The next transaction of the process stores the signatures; if none comes
+for a moment, the sealer stores them in its own transaction. If an op waits too long, because the process that wrote it
+has died, another process of the node signs and seals it.
+"""
+
+import hashlib
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from concurrent.futures import Executor
+from contextlib import suppress
+
+from hocket.errors import StoreError
+from hocket.kernel.ids import ulid_text
+from hocket.kernel.signing import ForgedMark, OpSigner
+from hocket.log.batch_signing import BatchSigner
+from hocket.store import Head, SealedOp, Session, Store
+
+# Ops that are committed within this time are signed together.
+GATHER_S = 0.002
+# Signatures wait this long for a transaction that takes them along.
+CARRY_S = 0.02
+# An op of another process that is still unsigned after this time was abandoned.
+ABANDONED_S = 1.0
+BATCH = 1_000
+
+
+def link(previous: bytes, body: bytes) -> bytes:
+    """The next link of the chain: it covers the whole op, its signature included, and every op before it."""
+    return hashlib.sha3_256(previous + body).digest()
+
+
+class Sealer:
+    """With `helpers` it works in a thread of its own; without them it seals at once, in the thread that has committed.
+    Close it before the store.
+    """
+
+    def __init__(self, store: Store, signer: OpSigner, helpers: Executor | None) -> None:
+        self._store = store
+        self._signer = signer
+        self._helpers = helpers
+        self._author = signer.node.to_bytes(8, "big")
+        # Ops of this process, marked: the number of the first, and the bytes of all.
+        self._marked: deque[tuple[int, Sequence[bytes]]] = deque()
+        # Ops by their number, signed and not known to be sealed.
+        self._signed: dict[int, bytes] = {}
+        self._batches = BatchSigner(signer)
+        self._moved_at = 0.0
+        self._wake = threading.Event()
+        self._is_closing = False
+        self._starting = threading.Lock()
+        self._thread: threading.Thread | None = None
+
+    def added(self, first: int, ops: Sequence[bytes]) -> None:
+        """This process has committed marked ops, with numbers from `first` on."""
+        if self._helpers is None:
+            with suppress(StoreError):
+                self.seal()
+            return
+        self._marked.append((first, ops))
+        self._wake.set()
+        if self._thread is None:
+            self._start()
+
+    def carry(self, session: Session, head: Head) -> tuple[int, bytes]:
+        """Seals what is signed, inside a transaction that is under way. Gives the new end of the chain, which the
+        caller puts into the head.
+        """
+        for seq in list(self._signed):
+            if seq <= head.sealed:
+                del self._signed[seq]
+        seq, chain = head.sealed, head.chain
+        sealed: list[SealedOp] = []
+        while (body := self._signed.get(seq + 1)) is not None:
+            seq, chain = seq + 1, link(chain, body)
+            sealed.append(SealedOp(seq, body, chain))
+        if sealed:
+            session.seal_ops(sealed)
+        if sealed or not self._signed:
+            self._moved_at = time.monotonic()
+        return seq, chain
+
+    def seal(self) -> None:
+        """Signs and seals every op that is on the log by now, whichever process of the node wrote it."""
+        with self._store.read() as session:
+            last = session.head().seq
+        while self._seal_some(last):
+            pass
+
+    def close(self) -> None:
+        """Seals the ops of this process. If the store refuses, the next process seals them."""
+        with self._starting:
+            self._is_closing = True
+        if self._thread is not None:
+            self._wake.set()
+            self._thread.join()
+            with suppress(StoreError):
+                if self._marked or self._signed:
+                    self.seal()
+
+    def _seal_some(self, last: int) -> bool:
+        """False when everything up to `last` is sealed."""
+        with self._store.read() as session:
+            head = session.head()
+            rows = session.ops_after(head.sealed, BATCH) if head.sealed < last else []
+        if not rows:
+            return False
+        for row in rows:
+            if row.seq not in self._signed:
+                self._signed[row.seq] = signed(self._signer, row.body)
+        self._put()
+        return True
+
+    def _put(self) -> None:
+        with self._store.write() as session:
+            session.lock_author(self._author)
+            head = session.head()
+            sealed, chain = self.carry(session, head)
+            if sealed != head.sealed:
+                session.put_head(head._replace(sealed=sealed, chain=chain))
+
+    # The thread.
+
+    def _start(self) -> None:
+        with self._starting:
+            if self._thread is None and not self._is_closing:
+                self._thread = threading.Thread(target=self._run, name="hocket-seal", daemon=True)
+                self._thread.start()
+
+    def _run(self) -> None:
+        while not self._is_closing:
+            if not self._wake.wait(CARRY_S if self._signed else self._batches.patience):
+                self._batches.rest()
+            self._wake.clear()
+            time.sleep(GATHER_S)
+            try:
+                self._look_after()
+            except StoreError:
+                # The store is full, locked or damaged. Writers get the error; sealing is tried again.
+                time.sleep(CARRY_S)
+        self._batches.close()
+
+    def _look_after(self) -> None:
+        marked: dict[int, bytes] = {}
+        while self._marked:
+            first, ops = self._marked.popleft()
+            marked.update(enumerate(ops, first))
+        if marked:
+            self._signed.update(zip(marked, self._batches.signed(list(marked.values())), strict=True))
+        waited = time.monotonic() - self._moved_at
+        if not self._signed or waited < CARRY_S:
+            return
+        with self._store.read() as session:
+            following = session.head().sealed + 1
+        if following in self._signed or following > max(list(self._signed)):
+            self._put()
+        elif waited > ABANDONED_S:
+            self.seal()
+
+
+def signed(signer: OpSigner, op: bytes) -> bytes:
+    """An op of the log as it may leave the node. Raises StoreError when another program wrote it into the store."""
+    try:
+        return signer.signed(op)
+    except ForgedMark:
+        raise StoreError(
+            f"op {ulid_text(op[:16])} in the database was not written with this node's key; nothing behind it is"
+            " signed. Run `hocket log verify`, and restore a backup"
+        ) from None
