@@ -108,8 +108,8 @@ class Mesh:
 
     def _prologue(self, setup: Setup) -> None:
         """Something to be covetous of: a completed job with its result, an open one that is held, a schedule. The
-        rogues have said something by then, and one of them has perhaps been the coordinator for a while. One whose
-        grant ends has set a schedule.
+        rogues have said something by then, and one of them has perhaps been the coordinator for a while. If it still
+        is, it covets another job. One whose grant ends has set a schedule.
         """
         paid, loose = (self.owner.submit(*each) for each in (("pay.x",), ("acme.x",)))
         self._pass(10)
@@ -131,6 +131,9 @@ class Mesh:
             self._pass(1_000)
         if setup.tenure == 1:
             self._designate(self.owner.node)
+        if setup.tenure == 2:
+            self.rogues[0].tell(ClaimWork(self.owner.submit("pay.x"), self.rogues[0].node, 60_000), self.now)
+            self._show(self.owner, self.rogues[0].said)
         for member in self.honest[1:]:
             self._pull(member, self.owner)
         self._author(self.honest[1], ClaimWork(loose, self.honest[1].node, 60_000))
@@ -425,9 +428,11 @@ class Mesh:
             rogue.last = last
 
     def _decide(self, rogue: Rogue, move: Move) -> None:
-        """Accepts an offer, or acts as the arbiter itself, whoever is the coordinator."""
-        offers = [op for op in self._known(ClaimWork, CompleteJob, CancelJob, FailWork) if op.node_id != rogue.node]
-        offers += [op for _, op in rogue.said if isinstance(op.payload, ClaimWork | CompleteJob | CancelJob)]
+        """Accepts an offer, often one of its own, or acts as the arbiter itself, whoever is the coordinator."""
+        offers = [op for _, op in rogue.said if isinstance(op.payload, ClaimWork | CompleteJob | CancelJob)]
+        if not offers or move.way < 4:
+            others = [op for op in self._known(ClaimWork, CompleteJob, CancelJob, FailWork) if op.node_id != rogue.node]
+            offers = others + offers
         if offers:
             offer = offers[move.target % len(offers)]
             job_id: bytes = offer.payload.job_id  # type: ignore[union-attr]
