@@ -264,6 +264,32 @@ def test_a_link_beyond_the_end_of_the_chain_is_found(tmp_path: Path) -> None:
     assert audited(log) == ["it has a link, but the chain ends before it"]
 
 
+@pytest.mark.touches("VX-07")
+def test_signatures_that_another_transaction_stores_at_the_same_moment_are_no_trouble(
+    tmp_path: Path, helpers: ThreadPoolExecutor
+) -> None:
+    log = opened(tmp_path, helpers)
+    introduce(log)
+    eventually(lambda: is_sealed(log))
+    store, sealer = log.store, log._sealer
+
+    class Racing:
+        """The other transaction comes between the thread's look at its signatures and its look at the head."""
+
+        write, close = store.write, store.close
+
+        def read(self) -> AbstractContextManager[Session]:
+            sealer._signed.clear()
+            return store.read()
+
+    sealer._signed[1], sealer._moved_at = rows(log)[0].body, 0.0
+    sealer._store = Racing()
+    sealer._look_after()
+    assert is_sealed(log) and audited(log) == []
+    sealer._store = store
+    log.close()
+
+
 def test_signing_goes_on_after_the_store_was_unavailable(
     tmp_path: Path, helpers: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -146,8 +146,8 @@ class Sealer:
             try:
                 self._look_after()
             except StoreError:
-                # The store is full, locked or damaged. Writers get the error; sealing is tried again.
-                time.sleep(CARRY_S)
+                # The store is full, locked or damaged. Writers get the error; sealing is tried again after a while.
+                self._moved_at = time.monotonic()
         self._batches.close()
 
     def _look_after(self) -> None:
@@ -159,11 +159,13 @@ class Sealer:
             is_alone = time.monotonic() - self._joined_at > ALONE_S
             self._signed.update(zip(marked, self._batches.signed(list(marked.values()), is_alone), strict=True))
         waited = time.monotonic() - self._moved_at
-        if not self._signed or waited < CARRY_S:
+        unsealed = list(self._signed)
+        if not unsealed or waited < CARRY_S:
             return
         with self._store.read() as session:
             following = session.head().sealed + 1
-        if following in self._signed or following > max(list(self._signed)):
+        # Another thread may have stored them meanwhile; then there is nothing to put, and `_put` forgets them.
+        if following in unsealed or following > max(unsealed):
             self._put()
         elif waited > ABANDONED_S:
             self.seal()
