@@ -1,11 +1,14 @@
-"""Starting the processes of child.py."""
+"""Starting the processes of child.py, and waiting for what other threads and processes do."""
 
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 CHILD = Path(__file__).parent / "child.py"
+PATIENCE_S = 60.0
 
 
 def start(*arguments: object) -> subprocess.Popen[str]:
@@ -33,3 +36,10 @@ def rest(child: subprocess.Popen[str]) -> list[str]:
     said, _ = child.communicate(timeout=120)
     assert child.returncode == 0
     return said.split()
+
+
+def eventually(look: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not look():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)

@@ -5,7 +5,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -15,8 +16,8 @@ from hocket.kernel.keys import SigningKey
 from hocket.kernel.signing import OpSigner
 from hocket.log import batch_signing, sealing
 from hocket.log.batch_signing import BUSY_OPS, FAILED_REST_S, IDLE_S, BatchSigner, SigningProcess
+from tests.log.processes import PATIENCE_S, eventually
 
-PATIENCE_S = 60.0
 ROOT = Path(__file__).resolve().parent.parent.parent
 KEY = SigningKey(b"\x07" * 32)
 SIGNER = OpSigner(KEY, node_id(KEY.public))
@@ -30,13 +31,6 @@ class FakeClock:
 
     def __call__(self) -> float:
         return self.now
-
-
-def eventually(look: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not look():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 def is_running(pid: int) -> bool:
@@ -54,7 +48,7 @@ def clock() -> FakeClock:
 
 @pytest.fixture
 def batches(clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> Iterator[BatchSigner]:
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
     batches = BatchSigner(SIGNER, clock)
     yield batches
     batches.close()
@@ -103,6 +97,23 @@ def test_a_process_that_is_not_alone_signs_here(batches: BatchSigner) -> None:
     assert batches.process is None and not is_running(process.pid)
 
 
+def test_a_process_that_does_not_answer_is_given_up(batches: BatchSigner, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batch_signing, "ANSWER_S", 0.05)
+    process = busy(batches)
+    os.kill(process.pid, signal.SIGSTOP)
+    assert batches.signed(MARKED[:5], True) == SIGNED[:5]
+    assert batches.process is None and not is_running(process.pid)
+
+
+def test_closing_does_not_wait_for_a_process_that_is_stopped(batches: BatchSigner) -> None:
+    """The batch is larger than a pipe, so that the thread waits to write."""
+    os.kill(busy(batches).pid, signal.SIGSTOP)
+    with ThreadPoolExecutor(1) as thread:
+        signing = thread.submit(batches.signed, MARKED * 2, True)
+        batches.interrupt()
+        assert signing.result(PATIENCE_S) == SIGNED * 2
+
+
 def test_ctrl_c_is_the_parents_to_decide(batches: BatchSigner) -> None:
     os.kill(busy(batches).pid, signal.SIGINT)
     assert batches.signed(MARKED, True) == SIGNED
@@ -123,7 +134,7 @@ def test_a_process_that_cannot_start_is_done_without(
 
 
 def test_a_machine_with_one_core_has_no_use_for_it(clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0})
+    monkeypatch.setattr(os, "cpu_count", lambda: 1)
     batches = BatchSigner(SIGNER, clock)
     assert batches.signed(MARKED, True) == SIGNED and batches.process is None
 
@@ -168,7 +179,7 @@ def test_the_log_uses_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     """A node that writes many ops has them all signed and sealed, and leaves no process behind."""
     from hocket.node.runtime import Runtime
 
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
     monkeypatch.setattr(batch_signing, "BUSY_OPS", 0)
     monkeypatch.setattr(sealing, "ALONE_S", 0.0)
     started: list[int] = []

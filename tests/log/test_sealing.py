@@ -27,10 +27,8 @@ from hocket.log.sealing import Sealer
 from hocket.mesh.outgoing import page, reader
 from hocket.node.runtime import Runtime
 from hocket.store import Head, NewOp, OpRow, Session, Store
-from tests.log.processes import go, start
+from tests.log.processes import eventually, go, start
 from tests.log.roster.world import READER, STRANGER, USER, Clock, introduction, new_log, randomness
-
-PATIENCE_S = 60.0
 
 
 @pytest.fixture
@@ -73,13 +71,6 @@ def is_sealed(log: Log) -> bool:
 def audited(log: Log) -> list[str]:
     audit = verify(log.store, user=log.user, signed=log.signed, is_bound=True)
     return [finding.what for finding in audit.findings]
-
-
-def eventually(look: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not look():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 class Stuck:

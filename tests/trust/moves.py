@@ -428,7 +428,7 @@ class Mesh:
             rogue.last = last
 
     def _decide(self, rogue: Rogue, move: Move) -> None:
-        """Accepts an offer, often one of its own, or acts as the arbiter itself, whoever is the coordinator."""
+        """Accepts an offer, often one of its own, or acts as the arbiter, which another node may be."""
         offers = [op for _, op in rogue.said if isinstance(op.payload, ClaimWork | CompleteJob | CancelJob)]
         if not offers or move.way < 4:
             others = [op for op in self._known(ClaimWork, CompleteJob, CancelJob, FailWork) if op.node_id != rogue.node]

@@ -1,6 +1,6 @@
 """Which histories there are: who is in the mesh, by a setup, and what happens, by a list of moves. A setup and a move
 are a few small numbers each, so hypothesis can make and shrink a history, and a plain seed can make a hundred thousand
-of them. What the numbers mean is said in tests/trust/moves.py.
+of them. tests/trust/moves.py explains the numbers.
 """
 
 from random import Random

@@ -19,6 +19,8 @@ from hocket.kernel.signing import OpSigner, is_marked
 BUSY_OPS = 1_000
 # The process ends after this long without ops.
 IDLE_S = 3.0
+# A signing process that has not answered by then has failed.
+ANSWER_S = 10.0
 # After a signing process has failed, the signer itself signs for this long.
 FAILED_REST_S = 60.0
 _PROGRAM = Path(__file__).with_name("signing_child.py")
@@ -35,7 +37,11 @@ class SigningProcess:
             stderr=subprocess.DEVNULL,
         )
         self._is_ready = False
-        self._write(seed)
+        try:
+            self._write(seed)
+        except OSError:
+            self.close()
+            raise
 
     @property
     def pid(self) -> int:
@@ -44,8 +50,7 @@ class SigningProcess:
     @property
     def is_ready(self) -> bool:
         """Raises OSError if the process could not start."""
-        assert self._process.stdout is not None
-        if not self._is_ready and select.select([self._process.stdout], [], [], 0)[0]:
+        if not self._is_ready and self._answers_within(0):
             self._read(1)
             self._is_ready = True
         return self._is_ready
@@ -54,15 +59,25 @@ class SigningProcess:
         """Raises OSError if the process is gone."""
         sizes = struct.pack(f">I{len(messages)}I", len(messages), *map(len, messages))
         self._write(b"".join((sizes, *messages)))
+        if not self._answers_within(ANSWER_S):
+            raise OSError("the signing process does not answer")
         answer = self._read(len(messages) * SIGNATURE_BYTES)
         return [answer[at : at + SIGNATURE_BYTES] for at in range(0, len(answer), SIGNATURE_BYTES)]
+
+    def kill(self) -> None:
+        """Ends the process. A `sign` in another thread raises OSError."""
+        self._process.kill()
 
     def close(self) -> None:
         for end in (self._process.stdin, self._process.stdout):
             with suppress(OSError):
                 end.close()  # type: ignore[union-attr]
-        self._process.kill()
+        self.kill()
         self._process.wait()
+
+    def _answers_within(self, seconds: float) -> bool:
+        assert self._process.stdout is not None
+        return bool(select.select([self._process.stdout], [], [], seconds)[0])
 
     def _write(self, data: bytes) -> None:
         assert self._process.stdin is not None
@@ -87,7 +102,7 @@ class BatchSigner:
         self._second_began = 0.0
         self._signed_since = 0
         self._used_at = 0.0
-        self._rests_until = 0.0 if len(os.sched_getaffinity(0)) > 1 else float("inf")
+        self._rests_until = 0.0 if (os.cpu_count() or 1) > 1 else float("inf")
 
     def signed(self, ops: Sequence[bytes], is_alone: bool) -> list[bytes]:
         """Signs the ops that this process has marked; returns the others unchanged. A process that `is_alone` shares
@@ -116,6 +131,11 @@ class BatchSigner:
         """Ends the signing process if it was idle long enough."""
         if self._monotonic() - self._used_at >= IDLE_S:
             self.close()
+
+    def interrupt(self) -> None:
+        """Called by another thread: `signed` waits for the process no longer."""
+        if (process := self.process) is not None:
+            process.kill()
 
     def close(self) -> None:
         if self.process is not None:

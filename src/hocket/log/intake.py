@@ -148,15 +148,16 @@ class Intake:
         latest, latest_id = tx.latest_of(op.node_id)
         if pack(op.timestamp) > latest and op.link == link_to(latest_id):
             return True
+        # An op of a forked author does not count, but may prove an earlier fork. An op from before the fork may count,
+        # and must then follow, or prove an earlier fork.
+        since = tx.projection.permissions.forks.get(op.node_id) if tx.projection.permissions.is_forked(op) else None
+        if op.link is None or (since is None and op.node_id in self._unlinked):
+            return since is not None
         # The earliest op that contradicts it proves the most.
-        beside = sorted(tx.bodies_beside(op), key=lambda body: decode(body).timestamp) if op.link is not None else []
-        since = tx.projection.permissions.forks.get(op.node_id)
-        if since is not None and op.timestamp >= since:
-            # This op does not count, but may prove an earlier fork. An earlier op may count, and must then follow, or
-            # prove an earlier fork.
-            any(self._report(other, raw, op) for other in beside if decode(other).timestamp < since)
-            return True
-        return op.node_id not in self._unlinked and any(self._report(other, raw, op) for other in beside)
+        beside = sorted(tx.bodies_beside(op), key=lambda body: decode(body).timestamp)
+        earlier = [body for body in beside if since is None or decode(body).timestamp < since]
+        has_proved = any(self._report(other, raw, op) for other in earlier)
+        return has_proved or since is not None
 
     def _report(self, known: bytes, raw: bytes, op: Op) -> bool:
         tx = self._tx

@@ -64,7 +64,7 @@ class Sealer:
             with suppress(StoreError):
                 self.seal()
             return
-        self._written = first + len(ops) - 1
+        self._written = max(self._written, first + len(ops) - 1)
         self._marked.append((first, ops))
         self._wake.set()
         if self._thread is None:
@@ -103,6 +103,7 @@ class Sealer:
             self._is_closing = True
         if self._thread is not None:
             self._wake.set()
+            self._batches.interrupt()
             self._thread.join()
             with suppress(StoreError):
                 if self._marked or self._signed:
@@ -138,17 +139,22 @@ class Sealer:
                 self._thread.start()
 
     def _run(self) -> None:
-        while not self._is_closing:
-            if not self._wake.wait(CARRY_S if self._signed else self._batches.patience):
-                self._batches.rest()
-            self._wake.clear()
-            time.sleep(GATHER_S)
-            try:
-                self._look_after()
-            except StoreError:
-                # The store is full, locked or damaged. Writers get the error; sealing is tried again after a while.
-                self._moved_at = time.monotonic()
-        self._batches.close()
+        try:
+            while not self._is_closing:
+                self._wait()
+                try:
+                    self._look_after()
+                except StoreError:
+                    # The store is full, locked or damaged. Writers get the error; sealing is tried again after a while.
+                    self._moved_at = time.monotonic()
+        finally:
+            self._batches.close()
+
+    def _wait(self) -> None:
+        if not self._wake.wait(CARRY_S if self._signed else self._batches.patience):
+            self._batches.rest()
+        self._wake.clear()
+        time.sleep(GATHER_S)
 
     def _look_after(self) -> None:
         marked: dict[int, bytes] = {}

@@ -1,6 +1,6 @@
 """Enforces quotas on members that push their own ops, and reports members that exceed them. Ops are counted before they
 are verified, so that a member's input never costs more than its quota allows. A used-up quota cuts a batch: the rest is
-refused for now, and the author is told when to push it again. Owners and the coordinator have no quota. Ops that others
+refused for now, and the answer says when to push it again. Owners and the coordinator have no quota. Ops that others
 pass on were counted where they came in; `log.limits` caps them.
 """
 
@@ -24,7 +24,7 @@ from hocket.store import IntakeSession, OverQuota, WrittenTotals
 BURST_S = 10.0
 # An author that has used up its total asks again after this long, in case its quota was raised.
 FULL_RETRY_S = 300.0
-# The operator is told about the same node again after this long.
+# The event about the same node repeats after this long.
 TELL_AGAIN_S = 60.0
 
 _UNBOUNDED = 2**63

@@ -1,5 +1,5 @@
 """Rate limits: a bucket of tokens that fills at a steady rate. A request takes one token, or more if it is large; a
-peer that finds too few is told when to come back.
+peer that finds too few learns from the answer when to come back.
 """
 
 from collections import OrderedDict

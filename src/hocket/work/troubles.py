@@ -1,4 +1,4 @@
-"""Failures of one thing among many: one schedule, one job, one artifact. The operator is told once, and again only
+"""Failures of one thing among many: one schedule, one job, one artifact. The operator gets one event, and another only
 after a while; the thing is skipped for a while, and the rest continues. `supervision` handles a loop that fails as a
 whole.
 """

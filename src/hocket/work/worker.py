@@ -288,13 +288,15 @@ class Worker:
 
     async def _linger(self) -> None:
         """Lets quick runs end together: a commit costs the same for one of them and for all."""
-        left = len(self._held) - len(self._ended)
-        if not self._ended or not left or self._stopping is not None:
+        if not self._ended or self._stopping is not None:
             return
-        if left * self._pace_s / self._options.concurrency > LINGER_S:
+        since = self._monotonic() - LINGER_S
+        # A run that has taken longer than that already is not waited for.
+        left = sum(run.ended_at is None and (run.started_at or since) >= since for run in self._held.values())
+        if not left or left * self._pace_s / self._options.concurrency > LINGER_S:
             return
-        # Until all have ended, their ends do not wake the loop.
-        self._waking, self._awaited = True, len(self._held)
+        # Until all of these have ended, no end wakes the loop.
+        self._waking, self._awaited = True, len(self._ended) + left
         with suppress(TimeoutError):
             async with asyncio.timeout(LINGER_S):
                 while len(self._ended) < self._awaited:
