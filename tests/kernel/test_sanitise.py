@@ -412,9 +412,8 @@ def test_twice_is_once(payload: v.Payload, rules: list[str]) -> None:
     once = sanitised(payload, rules)
     assert sanitised(once, rules) is once
     assert type(once) is type(payload)
-    assert (
-        len(encode(v.PAYLOAD, once)) <= len(encode(v.PAYLOAD, payload)) + 200
-    )  # placeholders may be longer than names
+    # A placeholder can be longer than the name that it stands for, which may be a single letter.
+    assert len(encode(v.PAYLOAD, once)) <= len(encode(v.PAYLOAD, payload)) * len("participant-100")
 
 
 def geo_names(value: object) -> list[str]:

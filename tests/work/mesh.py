@@ -73,6 +73,11 @@ class Process:
     def signal(self, number: int) -> None:
         os.kill(self.pid, number)
 
+    def suspend(self) -> None:
+        """Stops it, and waits until every thread has stopped: one that is in the middle of a commit ends that first."""
+        self.signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, self.pid, os.WSTOPPED)
+
     def kill(self) -> None:
         self.popen.kill()
         self.popen.wait()

@@ -3,7 +3,6 @@ and is taken up again at once by somebody who lives.
 """
 
 import random
-import signal
 import time
 from itertools import pairwise
 from typing import NamedTuple
@@ -81,7 +80,7 @@ def kill(mesh: Mesh, victim: Process) -> Kill:
     """Stopped first, so that nothing changes between the look at what it holds and its death."""
     number = victim.number()
     before = time.time()
-    victim.signal(signal.SIGSTOP)
+    victim.suspend()
     with mesh.runtime.read() as session:
         held = [ulid_text(entry.job.id) for entry in session.claimed() if entry.worker == number]
     victim.kill()

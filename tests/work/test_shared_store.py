@@ -107,7 +107,7 @@ def test_a_worker_that_was_suspended_too_long_has_lost_its_jobs_and_goes_on(mesh
     handle = mesh.node.submit(hocket.kind("step.watch", lease="10m"))
     mesh.wait_journal("start")
     before = suspended.number()
-    suspended.signal(signal.SIGSTOP)
+    suspended.suspend()
     rescuer = mesh.worker(only=["step.watch"], constants=QUICK).up()
     assert [line["fence"] for line in mesh.wait_journal("start", 2)] == [1, 2]
     assert suspended.number() is None
