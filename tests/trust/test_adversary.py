@@ -31,6 +31,8 @@ FOUND = (
         Setup((0, 0), (0,), False, 0),
         [Move(1, 20, 4, 5, 4, 8), Move(3, 25, 1, 3, 7, 9), Move(4, 19, 5, 6, 2, 7), Move(4, 7, 0, 2, 7, 3)],
     ),
+    (Setup((2, 0), (5,), False, 1), [Move(5, 9, 0, 3, 2, 4), Move(3, 14, 1, 2, 6, 5)]),
+    (Setup((2, 2), (1, 3), True, 0), [Move(2, 15, 4, 6, 5, 5), Move(0, 22, 4, 11, 6, 11), Move(4, 6, 5, 4, 7, 8)]),
 )
 
 moves = st.builds(Move, *(st.integers(0, size - 1) for size in SIZES))

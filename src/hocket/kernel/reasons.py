@@ -84,7 +84,7 @@ class Reason(IntEnum):
 
 BY_NUMBER: dict[int, Reason] = {int(reason): reason for reason in Reason}
 
-# What no delegation allows, whatever the state of the job.
+# What no delegation allows, whatever the state of the subject and whoever is the coordinator.
 UNAUTHORISED = frozenset(
     (
         Reason.UNAUTHORISED,
@@ -95,6 +95,5 @@ UNAUTHORISED = frozenset(
         Reason.FORKED,
         Reason.OTHERS_SCHEDULE,
         Reason.OTHERS_ARTIFACT,
-        Reason.NOT_COORDINATOR,
     )
 )

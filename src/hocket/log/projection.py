@@ -226,13 +226,13 @@ class Projection:
         family, state = projector.family, projector.state(subject.key)
         is_certain = family.is_certain(state, op)
         refused = self.permissions.refusal(op, family.word(state)) if is_certain else None
-        if refused is not None:
-            # An unauthorised op is no reason to refold the subject.
+        if refused in UNAUTHORISED:
+            # It is no reason to refold the subject.
             self._fresh.put(op, refused)
         elif subject in self._again:
             return
         elif state is not None and op.timestamp > family.last(state):
-            self._allowed = op if is_certain else None
+            self._allowed = op if is_certain and refused is None else None
             self._fresh.put(op, self._in_place(projector, subject, state, op))
             self._allowed = None
         elif state is None and projector.is_new(subject.key) and subject.key in names_of(op.payload):
