@@ -144,6 +144,8 @@ class Judge:
         self._known: dict[bytes, set[bytes]] = {}
         # Which members have heard which ops in time. They may let one in later, when their clocks have reached it.
         self._in_time: set[tuple[int, bytes]] = set()
+        # Of each designation, the completed jobs that the new coordinator found undecided.
+        self._undecided: dict[bytes, set[bytes]] = {}
 
     def name(self, node: int, name: str) -> None:
         self._names[node] = name
@@ -380,14 +382,20 @@ class Judge:
 
     def _results(self, member: Member, sight: Sight, naive: Remembering) -> None:
         # A coordinator that has not heard of its designation decides nothing yet.
-        knows = max(sight.coordinators).node == member.node.to_bytes(8, "big") if sight.coordinators else False
-        is_decider = member.node == self.coordinator and knows
+        tenure = max(sight.coordinators) if sight.coordinators else None
+        is_decider = (
+            tenure is not None and tenure.node == member.node.to_bytes(8, "big") and member.node == self.coordinator
+        )
         here = self._done_at.setdefault(member.node, set())
+        if is_decider and tenure is not None and tenure.op_id not in self._undecided:
+            # What its predecessor has left undecided may go: the completions of open jobs.
+            found = [job for job in sight.jobs.values() if job.outcome is Outcome.SUCCEEDED]
+            self._undecided[tenure.op_id] = {job.id for job in found if not self._was_decided(job, sight)}
         for job in sight.jobs.values():
             if self._jobs[job.id][4] in self.rogues:
                 continue
             shown = job.claimer, job.artifacts
-            if job.outcome is Outcome.SUCCEEDED and is_decider:
+            if job.outcome is Outcome.SUCCEEDED and is_decider and job.id not in self._undecided[tenure.op_id]:
                 self._done.setdefault(job.id, shown)
             if job.outcome is Outcome.SUCCEEDED and self._done.get(job.id) == shown and self._was_decided(job, sight):
                 here.add(job.id)

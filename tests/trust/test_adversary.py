@@ -33,6 +33,13 @@ FOUND = (
     ),
     (Setup((2, 0), (5,), False, 1), [Move(5, 9, 0, 3, 2, 4), Move(3, 14, 1, 2, 6, 5)]),
     (Setup((2, 2), (1, 3), True, 0), [Move(2, 15, 4, 6, 5, 5), Move(0, 22, 4, 11, 6, 11), Move(4, 6, 5, 4, 7, 8)]),
+    (
+        Setup((1, 1), (4,), True, 2),
+        [
+            *(Move(4, 3, 2, 7, 4, 3), Move(5, 9, 4, 5, 7, 0), Move(3, 27, 2, 7, 7, 2)),
+            *(Move(2, 15, 0, 6, 5, 4), Move(4, 3, 5, 0, 5, 10)),
+        ],
+    ),
 )
 
 moves = st.builds(Move, *(st.integers(0, size - 1) for size in SIZES))
