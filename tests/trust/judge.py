@@ -39,6 +39,7 @@ from tests.trust.members import DAY_MS, DID, USER, Member, decode
 
 DECIDED = (v.ClaimWork, v.CompleteJob, v.YieldWork, v.ExpireWork, v.FailWork, v.CancelJob, v.RetryJob)
 PROOFS = (v.ReportFork, v.RevokeRoot)
+OWNERS = (v.DesignateCoordinator, v.RouteKind)
 LAW = (v.DelegateUcan, v.RevokeUcan, *PROOFS)
 
 
@@ -141,7 +142,8 @@ class Judge:
         self._done_at: dict[int, set[bytes]] = {}
         # Of each designation, the ops of the predecessor that were known when it was written.
         self._known: dict[bytes, set[bytes]] = {}
-        self._late: set[bytes] = set()
+        # Which members have heard which ops in time. They may let one in later, when their clocks have reached it.
+        self._in_time: set[tuple[int, bytes]] = set()
         self._stands: dict[bytes, Op] = {}
 
     def name(self, node: int, name: str) -> None:
@@ -152,10 +154,6 @@ class Judge:
         assert isinstance(payload, v.DesignateCoordinator)
         self.coordinator = payload.coordinator
         self._known[op.id] = {each.id for _, each in by.ops() if each.node_id == before}
-
-    def decided_late(self) -> None:
-        """The owner has let in what was late."""
-        self._late.clear()
 
     def sight(self, member: Member) -> Sight:
         member.log.settle()
@@ -176,20 +174,24 @@ class Judge:
                 fail("what counts for nothing changes nothing", member, [sight.ops[i] for i in new])
         if sender not in (self.owner, self.coordinator):
             naive = self._authority(sight)
-            for _, op in sent:
-                if op.id in new and op.node_id in self.rogues and self._is_late(naive, op, sight, now):
+            for op in [op for _, op in sent if op.node_id in self.rogues]:
+                if not self._is_late(naive, op, sight, now):
+                    self._in_time.add((member.node, op.id))
+                elif op.id in new and (member.node, op.id) not in self._in_time:
                     fail("a grant that has ended is not used again", member, op)
         self.look(member)
 
     def _is_late(self, naive: Remembering, op: Op, sight: Sight, now: int) -> bool:
-        if isinstance(op.payload, LAW):
+        if isinstance(op.payload, (*LAW, *OWNERS)):
             return False
         kind = self._kind(op.payload)
         wall = op.timestamp.wall
+        is_tick = isinstance(op.payload, v.ScheduleJob) and decode_policy(op.payload.policy_envelope).set_by()
         allowing = [
             d
             for d in naive.good(op.node_id, wall)
-            if isinstance(op.payload, v.AcceptWork)
+            if is_tick
+            or isinstance(op.payload, v.AcceptWork)
             or naive.allows(d, op.payload, wall, kind, naive_authority.written_as(op.payload))
         ]
         return bool(allowing) and all(d.expires is not None and d.expires * 1000 + DAY_MS < now for d in allowing)
@@ -258,7 +260,7 @@ class Judge:
         payload, wall = op.payload, op.timestamp.wall
         if isinstance(payload, (v.DelegateUcan, *PROOFS)):
             return True  # what they are worth is asked elsewhere
-        if isinstance(payload, v.DesignateCoordinator | v.RouteKind):
+        if isinstance(payload, OWNERS):
             return op.node_id == self.owner
         if isinstance(payload, v.EvictArtifact):
             return self._may_evict(op, payload, sight)
@@ -378,7 +380,9 @@ class Judge:
             fail("a result is its holder's", member, job)
 
     def _results(self, member: Member, sight: Sight, naive: Remembering) -> None:
-        is_decider = member.node == self.coordinator
+        # A coordinator that has not heard of its designation decides nothing yet.
+        knows = max(sight.coordinators).node == member.node.to_bytes(8, "big") if sight.coordinators else False
+        is_decider = member.node == self.coordinator and knows
         here = self._done_at.setdefault(member.node, set())
         for job in sight.jobs.values():
             if self._jobs[job.id][4] in self.rogues:

@@ -537,7 +537,6 @@ class Mesh:
         self._pass(500_000)
         for _ in range(12):
             self.owner.log.release(jobs.accept)
-            self.judge.decided_late()
             for rogue in self.rogues:
                 self.owner.log.decide_late(rogue.node, accept=True)
             news = [self._pull(one, other) for one in self.honest for other in self.honest]

@@ -105,6 +105,8 @@ def work(
 
     SIGTERM or Ctrl-C lets handlers finish within the grace, then returns their jobs to the queue. A second one returns
     them at once.
+
+    When as many handlers are stuck as there are slots, the worker starts itself anew under the same process id.
     """
     grace_s = seconds(grace, "--grace")
     assert grace_s is not None
@@ -120,6 +122,7 @@ def work(
             handlers = Handlers([*found, commands.job_type()], kinds or ())
             shift = Shift(runtime, WorkerOptions(handlers, concurrency, until_idle, grace_s, ahead), commands)
             asyncio.run(shift.run())
+    shift.replace_process()
     shift.report()
 
 
@@ -182,6 +185,14 @@ class Shift:
         worker = self._worker
         assert worker is not None
         return f"{worker.succeeded} succeeded, {worker.failed} failed, {worker.handed_back} handed back"
+
+    def replace_process(self) -> None:
+        """Starts this program anew in the same process if every slot has a stuck handler; otherwise returns."""
+        assert self._worker is not None
+        if self._worker.is_spent and not self._signals:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
 
     def report(self) -> None:
         worker = self._worker

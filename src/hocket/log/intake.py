@@ -12,6 +12,7 @@ from hocket.kernel.forks import is_fork
 from hocket.kernel.ops import Op, decode, link_to, read_stamp
 from hocket.kernel.postcard import Malformed, UnknownVariant
 from hocket.kernel.reasons import Reason
+from hocket.kernel.schedules import is_tick
 from hocket.kernel.subjects import ACCEPTANCES
 from hocket.kernel.vocabulary import ReportFork, Sanitised, number_of
 from hocket.log.author_check import CURABLE
@@ -195,8 +196,10 @@ class Intake:
         authority = tx.projection.permissions.authority
         if not authority.has_ended(op.node_id, ended):
             return False
-        until = authority.allowed_until(op.node_id, op.payload, op.timestamp.wall, tx.kind_of(op.payload))
-        return until is not None and until <= ended
+        if is_tick(op.payload):
+            # Its schedule's author must be allowed to schedule the job; its own author must be a member.
+            return authority.membership_ended(op.node_id, op.timestamp.wall, ended)
+        return authority.relied_on_ended(op.node_id, op.payload, op.timestamp.wall, tx.kind_of(op.payload), ended)
 
     def _hold(self, raw: bytes, op: Op) -> None:
         author = op.node_id.to_bytes(8, "big")

@@ -15,7 +15,7 @@ from hocket.bus import Subscription
 from hocket.bus.changes import ANYTHING, Changes, about
 from hocket.bus.listener import Listener
 from hocket.bus.memory import MemoryBus
-from hocket.errors import Conflict, HocketError, Usage
+from hocket.errors import Conflict, Failed, HocketError, Usage
 from hocket.events import AllowanceIsRisky, Emit, ignore, sentences
 from hocket.kernel.ids import parse_ulid, ulid_text
 from hocket.kernel.policy import DEFAULT
@@ -295,6 +295,8 @@ class Node:
 
         `events` is called with every event, `notice` with a sentence about each event that is not routine. Both are
         called in the event loop's thread or in one that talks to other nodes, and must not block.
+
+        Raises Failed if as many handlers are stuck as there are slots: then only a new process helps.
         """
         served = handlers if isinstance(handlers, Handlers) else Handlers(handlers)
         commands = None
@@ -312,6 +314,8 @@ class Node:
             stack.enter_context(stopped_by_signals(worker.stop))
             async with self.in_touch(emit):
                 await worker.run()
+        if worker.is_spent:
+            raise Failed("every slot has a handler that does not end; only a new process is rid of them, so restart it")
         return worker
 
     def listen(self, topics: Changes) -> Listener:

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Protocol
 
 from hocket.bus import Bus
+from hocket.work.handler_threads import HandlerThreads
 from hocket.work.liveness import Liveness, machine_liveness
-from hocket.work.runner import Run, Runner
+from hocket.work.runner import Run
 
 
 class Closing(Protocol):
@@ -38,7 +39,7 @@ class Environment(Protocol):
     def name(self, role: str) -> str:
         """A name that no other process of this node has, or ever had."""
 
-    def slots(self, count: int, finished: Callable[[Run], None]) -> Runner:
+    def slots(self, count: int, finished: Callable[[Run], None]) -> HandlerThreads:
         """The slots that run handlers, `count` at once."""
 
 
@@ -58,5 +59,5 @@ class MachineEnvironment:
     def name(self, role: str) -> str:
         return f"{role}-{os.getpid()}-{os.urandom(4).hex()}"
 
-    def slots(self, count: int, finished: Callable[[Run], None]) -> Runner:
-        return Runner(count, finished, self.monotonic)
+    def slots(self, count: int, finished: Callable[[Run], None]) -> HandlerThreads:
+        return HandlerThreads(count, finished, self.monotonic)

@@ -61,8 +61,8 @@ def job(
     """Makes a job type from a function `(ctx, **payload)`, sync or async, and registers it for workers of this process.
 
     `lease` is how long a claim lasts unless renewed (the worker renews it automatically), `retries` how often a failed
-    job is retried. The other options are those of `policy`: priority, backoff, backoff_max, concurrency, rate, unique,
-    unique_for, not_before, after, open. A kind that ends with a dot stands for every kind below it.
+    job is retried. The other options are those of `policy`: timeout, priority, backoff, backoff_max, concurrency, rate,
+    unique, unique_for, not_before, after, open. A kind that ends with a dot stands for every kind below it.
     """
     check_kind(kind[:-1] if kind.endswith(".") else kind)
     lease_ms = _lease(lease)
@@ -139,9 +139,9 @@ def policy(base: Policy, **options: Any) -> Policy:
     """A policy with options as people write them. Raises Usage with the name of a bad option.
 
     priority: higher runs sooner · not_before: a datetime, ISO-8601, "+30s" or milliseconds since the epoch · lease,
-    backoff, backoff_max, unique_for: durations · retries: a count · after: job ids or handles · unique: a key ·
-    concurrency: how many of the kind run at once · rate: "10/s", "100/1m" · open: True for jobs that may be claimed
-    without asking the arbiter.
+    backoff, backoff_max, unique_for: durations · timeout: how long one run may take, 0 for no limit · retries: a count
+    · after: job ids or handles · unique: a key · concurrency: how many of the kind run at once · rate: "10/s",
+    "100/1m" · open: True for jobs that may be claimed without asking the arbiter.
     """
     made = base
     for name, value in options.items():
@@ -254,6 +254,7 @@ _OPTIONS: dict[str, Callable[[Any], dict[str, Any]]] = {
     "not_before": lambda value: {"not_before": None if value is None else _moment(value)},
     "lease": lambda value: {"lease_ms": None if value is None else _lease(value)},
     "retries": lambda value: {"retries": value},
+    "timeout": lambda value: {"timeout_ms": None if value is None else duration_ms(value)},
     "backoff": lambda value: {"backoff_ms": duration_ms(value)},
     "backoff_max": lambda value: {"backoff_max_ms": duration_ms(value)},
     "after": lambda value: {"after": _after(value)},

@@ -20,6 +20,7 @@ from hocket.events import (
     CoordinatorUnknown,
     Emit,
     HandlerLoopBlocked,
+    HandlerStuck,
     JobClaimed,
     JobHandedBack,
     LeaseLost,
@@ -29,6 +30,7 @@ from hocket.events import (
     RunStarted,
     StoreUnavailable,
     WorkerDeclaredDead,
+    WorkerSpent,
     ignore,
 )
 from hocket.kernel.reasons import Reason
@@ -47,7 +49,7 @@ from hocket.work.troubles import Troubles, described
 
 T = TypeVar("T")
 
-# How often a worker looks whether an async handler blocks the handlers' loop.
+# How often a worker looks for handlers that run too long, or block the loop of the async ones.
 ROUND_S = 0.25
 # Work queued behind each slot, beyond what runs: enough to keep a slot busy during a commit.
 AHEAD_S = 0.05
@@ -134,6 +136,8 @@ class Worker:
         self.succeeded = 0
         self.failed = 0
         self.handed_back = 0
+        self.is_spent = False
+        """Whether it ended because every slot has a stuck handler: its process must be replaced."""
 
     # The life of a worker.
 
@@ -143,6 +147,7 @@ class Worker:
         hints = self._environment.bus.subscribe(Changes(self._served.kinds, _LOST.subjects))
         hints.attach(self._loop, self._hinted)
         try:
+            await self._runner.open()
             await self._access.run(self._register)
             await self._turn_until_done()
             if not self._pending_decisions.is_empty:
@@ -165,7 +170,7 @@ class Worker:
             self._watch.cancel()
         for run in self._held.values():
             if not run.revoke() and not run.stopped:
-                run.stop(self._runner.loop)
+                self._runner.stop(run)
 
     def stop(self) -> None:
         if self._stopping is None:
@@ -311,6 +316,7 @@ class Worker:
         if now >= self._next_round:
             self._next_round = now + ROUND_S
             self._watch_loop(now)
+            self._look_at_handlers(now)
         if self._watch is not None and now >= self._watch_at:
             self._look_at_leases()
         self._tell_starts()
@@ -359,7 +365,7 @@ class Worker:
         """How many more jobs may be held: one for each slot, and ahead of that as much as is done in a moment, going
         by the runs that ended and by how long none has.
         """
-        slots = self._options.concurrency
+        slots = self._runner.slots
         if len(self._held) < slots:
             self._moved_at = now
         pace = max(self._pace_s, now - self._moved_at, 1e-6)
@@ -485,15 +491,24 @@ class Worker:
         for run in lease.run_out(live, now):
             if not run.revoke():
                 self._emit(LeaseLost(run.context.job_id, "the lease ran out here"))
-                run.stop(self._runner.loop)
+                self._runner.stop(run)
         following = min((run.lease.ends_at for run in live if now < run.lease.ends_at), default=None)
         if following is not None:
             self._watch_leases(following)
 
+    def _look_at_handlers(self, now: float) -> None:
+        for run in self._runner.look(now):
+            self._emit(HandlerStuck(run.context.job_id, run.job.kind))
+        if self._runner.is_spent and not self.is_spent:
+            self.is_spent = True
+            self._emit(WorkerSpent(self._options.concurrency))
+            if self._stopping is None:
+                self.stop()
+
     def _lose(self, run: Run, why: str) -> None:
         if not run.stopped:
             self._emit(LeaseLost(run.context.job_id, why))
-            run.stop(self._runner.loop)
+            self._runner.stop(run)
 
     def _count(self, run: Run, outcome: Job | Reason) -> None:
         if isinstance(outcome, Reason):
@@ -522,8 +537,8 @@ class Worker:
                 if run in self._ended:
                     continue
                 if not run.stopped:
-                    run.stop(self._runner.loop)
+                    self._runner.stop(run)
                 run.started_at = run.started_at or self._monotonic()
-                run.ended_at = self._monotonic()
+                run.end(self._monotonic())
                 self._ended.append(run)
         return False
