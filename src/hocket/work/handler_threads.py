@@ -41,6 +41,9 @@ class HandlerThreads:
     def stop(self, run: Run) -> None:
         run.stop()
 
+    def renewed(self, run: Run) -> None:
+        """The run's lease was renewed."""
+
     @property
     def slots(self) -> int:
         """How many runs can be under way at once."""
@@ -79,11 +82,14 @@ class HandlerThreads:
 
     def _fill(self) -> None:
         with self._lock:
-            while len(self._running) < self.slots and self._waiting:
+            while len(self._running) < self.slots and self._waiting and self._has_room(self._waiting[0]):
                 run = self._waiting.popleft()
                 if run.begin(self._monotonic()):
                     self._running[run] = None
                     self._launch(run)
+
+    def _has_room(self, run: Run) -> bool:
+        return True
 
     def _launch(self, run: Run) -> None:
         if run.job_type.is_async:

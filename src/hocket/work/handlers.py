@@ -107,6 +107,9 @@ class Handlers:
     def kinds(self) -> list[str]:
         return sorted(self._types)
 
+    def types(self) -> list[JobType]:
+        return list(self._types.values())
+
     def topics(self) -> frozenset[str]:
         """The kinds that this worker runs, as topics for a listener."""
         served = {kind for kind in self._types if self.find(kind) is not None}

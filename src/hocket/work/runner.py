@@ -68,7 +68,7 @@ class Context:
         encoded = encode_json(note, "the progress note")
         if len(encoded) > NOTE_BYTES_MAX:
             raise ValueError(f"the progress note has {len(encoded)} bytes, at most {NOTE_BYTES_MAX}")
-        self._run.note = encoded
+        self._run.report(encoded)
 
     @property
     def audited(self) -> bool:
@@ -153,6 +153,7 @@ class Run:
     def __init__(self, claim: Claim, job_type: JobType, lease_ms: int, claimed_at: float, kit: RunServices) -> None:
         job = claim.job
         assert job.claim_op is not None and job.deadline is not None
+        self.claim = claim
         self.job = job
         self.held = Held(job.id, job.claim_op)
         self.job_type = job_type
@@ -248,7 +249,7 @@ class Run:
             self._interrupt()
         else:
             self.given_up = True
-            self.traceback = self.traceback or self._stack()
+            self.traceback = self.traceback or self.stack()
 
     def next_step(self) -> tuple[float, Step]:
         """What follows if the handler goes on, and when: at its timeout it is told to stop, then it is interrupted, and
@@ -301,7 +302,7 @@ class Run:
         if may_be_under_way:
             _raise_in(threading.get_ident(), None)
 
-    def _stack(self) -> str:
+    def stack(self) -> str:
         """Where the thread of a plain handler is now."""
         frame = sys._current_frames().get(self._thread) if self._thread is not None else None
         return "" if frame is None else _text("".join(traceback.format_stack(frame))[-TRACEBACK_CHARS_MAX:])
@@ -321,14 +322,18 @@ class Run:
             raise ValueError(
                 f"the result has {len(encoded)} bytes, at most {RESULT_BYTES_MAX}; return a reference instead"
             )
-        self._conclude(encoded, None, "")
+        self.conclude(encoded, None, "")
 
     def _fail(self, error: BaseException) -> None:
         is_told = isinstance(error, Cancelled | asyncio.CancelledError) and (self.stopped or self.timed_out)
         said, trace = _description(error)
-        self._conclude(None, None if is_told else said, trace)
+        self.conclude(None, None if is_told else said, trace)
 
-    def _conclude(self, result: bytes | None, error: str | None, trace: str) -> None:
+    def report(self, note: bytes) -> None:
+        """The newest progress note."""
+        self.note = note
+
+    def conclude(self, result: bytes | None, error: str | None, trace: str) -> None:
         """Keeps how the handler ended, unless the run was over before."""
         with self._lock:
             if self.ended_at is None:

@@ -39,6 +39,7 @@ from hocket.log import Transaction
 from hocket.work import lease
 from hocket.work.batch import Batch, BatchResult, BatchRunner
 from hocket.work.environment import Environment
+from hocket.work.handler_processes import ProcessPlan
 from hocket.work.handlers import Handlers
 from hocket.work.jobs import Claim, Held, Offer, OfferedClaim, Result
 from hocket.work.liveness import BEAT_S, SignOfLife
@@ -78,7 +79,8 @@ _LOST = about(CLAIM)
 @dataclass
 class WorkerOptions:
     """`grace` is how many seconds running handlers may go on after the worker is told to stop. `ahead` is how many jobs
-    it may claim beyond those that run; by default as many as make 32 with them.
+    it may claim beyond those that run; by default as many as make 32 with them. `processes` are the processes that run
+    its handlers; None for threads of this one.
     """
 
     handlers: Handlers
@@ -88,6 +90,7 @@ class WorkerOptions:
     ahead: int | None = None
     emit: Emit = ignore
     finished: Callable[[Run, Job | Reason], None] = lambda run, outcome: None
+    processes: ProcessPlan | None = None
 
     @property
     def ahead_max(self) -> int:
@@ -107,7 +110,7 @@ class Worker:
         self._sign: SignOfLife
         self._number = 0
         self._beat_at = 0.0
-        self._runner = environment.slots(options.concurrency, self._ended_in_thread)
+        self._runner = environment.slots(options.concurrency, self._ended_in_thread, options.processes)
         self._troubles = Troubles(options.emit, environment.monotonic)
         self._transact = BatchRunner(options.handlers, options.until_idle, self._troubles)
         self._pending_decisions = PendingDecisions(access.consult, environment, self._heard, options.emit)
@@ -439,6 +442,7 @@ class Worker:
         else:
             run.lease.renewed(run.lease_ms / 1000, before)
             run.deadline_ms = decision.deadline
+            self._runner.renewed(run)
 
     def _claimed(self, wanted: OfferedClaim, before: float, decision: Decision, dropped: bool) -> None:
         """The arbiter's decision on a claim. A claim that was given up meanwhile, or is decided too late, goes back."""

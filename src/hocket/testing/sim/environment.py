@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from hocket.bus.memory import MemoryBus
 from hocket.store import Place
+from hocket.work.handler_processes import ProcessPlan
 from hocket.work.handler_threads import HandlerThreads
 from hocket.work.liveness import Liveness, LockLiveness
 from hocket.work.runner import Run
@@ -77,7 +78,7 @@ class SimEnvironment:
     def name(self, role: str) -> str:
         return f"{role}-{self.chance.randbytes(4).hex()}"
 
-    def slots(self, count: int, finished: Callable[[Run], None]) -> HandlerThreads:
+    def slots(self, count: int, finished: Callable[[Run], None], plan: ProcessPlan | None) -> HandlerThreads:
         return Tasks(count, finished, self.monotonic)
 
 
