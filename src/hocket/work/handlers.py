@@ -21,6 +21,7 @@ from hocket.kernel.ids import parse_ulid
 from hocket.kernel.policy import DEFAULT, LEASE_MS_DEFAULT, LEASE_MS_MAX, LEASE_MS_MIN, Policy, Rate, check_policy
 from hocket.store import Session
 from hocket.work.jobs import PAYLOAD_BYTES_MAX, Draft, check_kind
+from hocket.work.json_values import encode_json
 
 Duration = str | int | float
 
@@ -168,7 +169,7 @@ def encode_payload(kind: str, payload: object) -> bytes:
     if not isinstance(payload, dict):
         raise Usage(f"the payload of {kind} must be a JSON object, not {type(payload).__name__}")
     try:
-        encoded = msgspec.json.encode(payload)
+        encoded = encode_json(payload, "it")
     except (TypeError, ValueError, msgspec.MsgspecError, RecursionError) as error:
         raise Usage(f"the payload of {kind} cannot be written as JSON: {error}") from None
     if len(encoded) > PAYLOAD_BYTES_MAX:
