@@ -5,6 +5,7 @@ journal.
 import asyncio
 import ctypes
 import os
+import signal
 import subprocess
 import threading
 import time
@@ -97,7 +98,8 @@ def crashes(ctx: hocket.Context, path: str) -> None:
     note(ctx, "start")
     while not Path(path).exists():
         time.sleep(0.005)
-    os.kill(os.getpid(), 11)
+    os.kill(os.getpid(), signal.SIGSEGV)
+    time.sleep(LONG_S)
 
 
 @hocket.job("hung.stamp", lease="300ms")

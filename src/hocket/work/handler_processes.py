@@ -223,10 +223,11 @@ class HandlerProcesses(HandlerThreads):
             return
         process, number = found
         with self._lock:
-            process.runs.pop(number, None)
             process.retires_at = min(process.retires_at, self._monotonic() + GRACE_S)
-        if not process.runs:
-            process.kill()
+            if len(process.runs) == 1:
+                process.kill()
+                return  # the run is over when its process has ended
+            process.runs.pop(number, None)
         self._over(run)
 
     def _say(self, run: Run, step: Step | None) -> None:
@@ -310,7 +311,7 @@ class HandlerProcesses(HandlerThreads):
         for run in runs:
             if len(runs) == 1 and not run.stopped:
                 run.conclude(None, f"its process {_how(code)}", run.traceback)
-            else:
+            elif not run.given_up:
                 run.stopped = True
                 self._suspects.add(run.job.id)
             self._over(run)

@@ -255,6 +255,8 @@ class Run:
         """What follows if the handler goes on, and when: at its timeout it is told to stop, then it is interrupted, and
         then it is given up.
         """
+        if self.given_up:
+            return math.inf, Step.GIVE_UP
         if self.told_at is None:
             return (math.inf if self.started_at is None else self.started_at + self.timeout_s), Step.TIME_OUT
         if not self._interrupted:
