@@ -188,10 +188,10 @@ class Odd(BaseException):
 class Mute(BaseException):
     """Whatever one asks it, it raises something that is no Exception."""
 
-    def __str__(self) -> str:
+    def __str__(self, *more: object) -> str:
         raise KeyboardInterrupt
 
-    __repr__ = __format__ = __str__  # type: ignore[assignment]
+    __repr__ = __format__ = __str__
 
 
 def _raise(error: BaseException) -> Any:
