@@ -91,6 +91,15 @@ def test_a_stuck_thread_gives_its_slot_to_a_new_one(mesh: Mesh) -> None:
     assert [each.result(PATIENCE_S) for each in both] == [1, 1]
 
 
+def test_async_handlers_behind_one_that_blocks_the_loop_get_another_loop(mesh: Mesh) -> None:
+    blocker = mesh.node.submit(hocket.kind("hung.block", priority=1))
+    others = [mesh.node.submit("step.arest") for _ in range(2)]
+    mesh.worker(**MODULES, concurrency=3).up()
+    assert [each.result(PATIENCE_S) for each in others] == [1, 1]
+    with pytest.raises(hocket.JobFailed):
+        blocker.result(PATIENCE_S)
+
+
 def test_a_handler_that_ignores_its_cancellation_does_not_keep_its_slot(mesh: Mesh) -> None:
     stuck = mesh.node.submit(hocket.kind("hung.c", timeout=0))
     worker = mesh.worker(**MODULES, concurrency=2, constants={"STOPPED_S": 0.2}).up()

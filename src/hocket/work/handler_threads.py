@@ -3,7 +3,6 @@ own. Neither can block the worker's loop, which keeps renewing leases whatever a
 """
 
 import asyncio
-import math
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -67,11 +66,6 @@ class HandlerThreads:
                     given_up.append(run)
         return given_up
 
-    def looks_at(self) -> float:
-        """When the next step is due."""
-        with self._lock:
-            return min((run.next_step()[0] for run in self._running), default=math.inf)
-
     def close(self) -> None:
         """Lets the threads end when they are free; a thread that is stuck in a handler ends with the process."""
         self._waiting.clear()
@@ -86,7 +80,12 @@ class HandlerThreads:
                 run = self._waiting.popleft()
                 if run.begin(self._monotonic()):
                     self._running[run] = None
-                    self._launch(run)
+                    try:
+                        self._launch(run)
+                    except RuntimeError:  # the system gives no thread: the worker returns the job after a while
+                        del self._running[run]
+                        run.started_at = None
+                        return
 
     def _has_room(self, run: Run) -> bool:
         return True
@@ -96,10 +95,10 @@ class HandlerThreads:
             loop = self.loop or self._start_loop()
             loop.call_soon_threadsafe(self._start_task, loop, run)
             return
-        self._queue.put(run)
         if self._threads < self._slots:
+            threading.Thread(target=self._slot, name=f"hocket-handler-{self._threads + 1}", daemon=True).start()
             self._threads += 1
-            threading.Thread(target=self._slot, name=f"hocket-handler-{self._threads}", daemon=True).start()
+        self._queue.put(run)
 
     def _take(self, run: Run, step: Step) -> None:
         run.take(step)
@@ -110,9 +109,12 @@ class HandlerThreads:
         with self._lock:
             if run not in self._running:
                 return
+            del self._running[run]
             self._stuck.add(run)
             if run.job_type.is_async:
                 self.loop = None
+                for other in [each for each in self._running if each.job_type.is_async and not each.has_begun]:
+                    self._launch(other)  # the loop that it waits for may be blocked
             else:
                 self._threads -= 1
         self._over(run)
@@ -126,10 +128,11 @@ class HandlerThreads:
             self._finished(run)
 
     def _came_back(self, run: Run) -> bool:
-        """Whether the handler of a run that was given up has ended after all."""
+        """A handler has ended: whether its run was given up before."""
         with self._lock:
             is_late = run in self._stuck
             self._stuck.discard(run)
+            self._running.pop(run, None)
             return is_late
 
     def _slot(self) -> None:
@@ -140,18 +143,19 @@ class HandlerThreads:
             self._over(run)
 
     def _start_loop(self) -> asyncio.AbstractEventLoop:
-        self.loop = asyncio.new_event_loop()
-        threading.Thread(target=self.loop.run_forever, name="hocket-async-handlers", daemon=True).start()
-        return self.loop
+        loop = asyncio.new_event_loop()
+        threading.Thread(target=loop.run_forever, name="hocket-async-handlers", daemon=True).start()
+        self.loop = loop
+        return loop
 
     def _start_task(self, loop: asyncio.AbstractEventLoop, run: Run) -> None:
         def ended(task: asyncio.Task[None]) -> None:
-            if not self._came_back(run):
+            if task is run.task and not self._came_back(run):
                 self._over(run)
             if loop is not self.loop and not asyncio.all_tasks(loop):
                 loop.stop()  # another loop has taken its place
 
-        run.task = loop.create_task(run.execute_async())
-        run.task.add_done_callback(ended)
-        if run.context.cancelled:
-            run.task.cancel()
+        task = loop.create_task(run.execute_async())
+        task.add_done_callback(ended)
+        if not run.attach(task) or run.context.cancelled:
+            task.cancel()

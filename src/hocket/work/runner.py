@@ -186,6 +186,8 @@ class Run:
         self._interrupted = False
         self._thread: int | None = None
         self.task: asyncio.Task[None] | None = None
+        """The task of an async handler, or the one that it waits for."""
+        self.has_begun = False
 
     # The beginning.
 
@@ -221,10 +223,26 @@ class Run:
     async def execute_async(self) -> None:
         try:
             arguments = self._arguments()
-            if self._may_start():
+            if self._enter_task():
                 self._keep(await self.job_type(self.context, **arguments))
         except BaseException as error:
             self._fail(error)
+
+    def attach(self, task: asyncio.Task[None]) -> bool:
+        """The task that is to execute the run. False if another one does already."""
+        with self._lock:
+            if not self.has_begun:
+                self.task = task
+            return not self.has_begun
+
+    def _enter_task(self) -> bool:
+        with self._lock:
+            if self.has_begun:
+                return False  # on another loop
+            self.has_begun = True
+            if self.task is not None:
+                self.task = asyncio.current_task()
+            return self._may_start()
 
     def _may_start(self) -> bool:
         """Checked right before the first line of the handler: the process may have been suspended since the claim."""
@@ -283,7 +301,7 @@ class Run:
 
     def _interrupt(self) -> None:
         with self._lock:
-            if self._thread is not None and not self._interrupted:
+            if self._thread is not None and not self._interrupted and not _is_traced():
                 _raise_in(self._thread, Cancelled)
             self._interrupted = True
 
@@ -302,7 +320,7 @@ class Run:
             self._thread = None
             may_be_under_way = self._interrupted
         if may_be_under_way:
-            _raise_in(threading.get_ident(), None)
+            _absorb()
 
     def stack(self) -> str:
         """Where the thread of a plain handler is now."""
@@ -365,5 +383,25 @@ def _text(said: str) -> str:
     return str.encode(said, "utf-8", "replace").decode()
 
 
-def _raise_in(thread: int, error: type[BaseException] | None) -> None:
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(error) if error else None)
+def _raise_in(thread: int, error: type[BaseException]) -> None:
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(error))
+
+
+def _absorb() -> None:
+    """Lets an exception that may be on its way to this thread arrive here; a second one takes the place of the first.
+    To withdraw the first would leave the interpreter's flag for it set for ever, and then Python 3.11 spins at the next
+    function call of a thread that is profiled.
+    """
+    try:
+        _raise_in(threading.get_ident(), Cancelled)
+        while True:
+            pass
+    except Cancelled:
+        pass
+
+
+def _is_traced() -> bool:
+    """Whether the worker is profiled or traced: then Python 3.11 spins while an exception is on its way to a thread
+    that does not take it.
+    """
+    return sys.version_info < (3, 12) and (sys.getprofile() or sys.gettrace()) is not None
