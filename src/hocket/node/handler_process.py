@@ -20,7 +20,7 @@ from hocket.errors import HocketError
 from hocket.kernel.clock import Hlc
 from hocket.node.home import ENVIRONMENT
 from hocket.node.runtime import Runtime
-from hocket.work.handler_channel import Channel, Close, Ended, Made, Noted, Ready, Renewed, Setup, Start, Stuck, Take
+from hocket.work.handler_channel import Channel, Close, Ended, Made, Noted, Ready, Renewed, Setup, Start, StuckAt, Take
 from hocket.work.handler_threads import HandlerThreads
 from hocket.work.handlers import REGISTRY, load
 from hocket.work.lease import run_out
@@ -83,7 +83,7 @@ class HandlerProcess:
         self._channel = channel
         self._runtime = runtime
         self._threads = HandlerThreads(slots, self._finished, time.monotonic)
-        self._runs: dict[int, _Run] = {}
+        self._runs: dict[int, _RemoteRun] = {}
 
     def run(self) -> None:
         """Until the worker closes the channel."""
@@ -107,7 +107,7 @@ class HandlerProcess:
     def _heard(self, message: Any) -> None:
         if isinstance(message, Start):
             kit = self._runtime.kit(message.claim.job.kind, time.monotonic)
-            run = _Run(message, kit, self._channel.send)
+            run = _RemoteRun(message, kit, self._channel.send)
             self._runs[message.run] = run
             self._threads.start(run)
             if run.started_at is None:  # its lease has ended on the way
@@ -124,16 +124,16 @@ class HandlerProcess:
                 found.stop()
                 return
             if message.step is Step.INTERRUPT:
-                self._channel.send(Stuck(found.number, found.stack()))
+                self._channel.send(StuckAt(found.number, found.stack()))
             found.take(message.step)
 
     def _finished(self, run: Run) -> None:
-        assert isinstance(run, _Run)
+        assert isinstance(run, _RemoteRun)
         self._runs.pop(run.number, None)
         self._channel.send(Ended(run.number, run.result, run.error, run.traceback, run.stopped))
 
 
-class _Run(Run):
+class _RemoteRun(Run):
     """A run whose notes and outputs go to the worker."""
 
     def __init__(self, start: Start, kit: RunServices, send: Send) -> None:

@@ -79,7 +79,7 @@ class Made(NamedTuple):
     begun: bool = False
 
 
-class Stuck(NamedTuple):
+class StuckAt(NamedTuple):
     """Where a handler is that was told to stop and goes on."""
 
     run: int
