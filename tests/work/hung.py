@@ -18,6 +18,9 @@ import hocket
 
 LONG_S = 3600
 
+if Path(os.environ["HOCKET_TEST_JOURNAL"]).with_name("broken").exists():
+    raise RuntimeError("this module is broken now")
+
 
 @hocket.job("hung.c", timeout="1s")
 def in_c(ctx: hocket.Context, **payload: Any) -> None:

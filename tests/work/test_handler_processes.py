@@ -147,6 +147,18 @@ def test_a_handler_that_crashes_fails_and_its_neighbours_do_not(mesh: Mesh) -> N
     assert worker.popen.poll() is None
 
 
+def test_handlers_that_cannot_be_loaded_again_are_reported_and_tried_again(mesh: Mesh) -> None:
+    worker = mesh.worker(**MODULES, processes=1).up()
+    broken = mesh.root / "broken"
+    broken.touch()
+    for pid in handler_processes(worker):
+        os.kill(pid, signal.SIGKILL)
+    wait_for(lambda: "this module is broken now" in worker.output.read_text(), "the report")
+    handle = mesh.node.submit("step.rest")
+    broken.unlink()
+    assert handle.result(PATIENCE_S) == 1
+
+
 def test_native_code_that_keeps_the_interpreter_does_not_lose_its_lease(mesh: Mesh) -> None:
     handle = mesh.node.submit(hocket.kind("hung.gil", lease="300ms"), ms=1_500)
     mesh.run(**MODULES, processes=1)

@@ -16,7 +16,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hocket.errors import HocketError
+from hocket.errors import HocketError, Usage
 from hocket.kernel.clock import Hlc
 from hocket.node.home import ENVIRONMENT
 from hocket.node.runtime import Runtime
@@ -39,13 +39,14 @@ def main(line: int, lifeline: int) -> None:
         sys.argv = list(setup.argv)
         os.environ[ENVIRONMENT] = str(setup.home)
         with Runtime.open(setup.home) as runtime:
-            channel.send(Ready(_load(setup)))
+            _load(setup)
+            channel.send(Ready(None))
             HandlerProcess(channel, runtime, setup.slots).run()
     except (EOFError, OSError):
         os.killpg(0, signal.SIGKILL)
     except HocketError as error:
         channel.send(Ready(str(error)))
-        time.sleep(1.0)  # the worker kills this process when it has heard that
+        channel.close()
 
 
 def _end_with(lifeline: int) -> None:
@@ -58,14 +59,15 @@ def _end_with(lifeline: int) -> None:
         fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC)
 
 
-def _load(setup: Setup) -> str | None:
-    """Imports the handlers. Returns the reason if one is not there."""
+def _load(setup: Setup) -> None:
+    """Imports the handlers. Raises Usage if one is not there."""
     load(name if _is_importable(name, file) else file for name, file in setup.modules)
     missing = [kind for kind in setup.kinds if kind not in REGISTRY]
-    if not missing:
-        return None
-    files = ", ".join(file for _, file in setup.modules)
-    return f"no handler of {', '.join(missing)} after the import of {files}; define it at the top level of its module"
+    if missing:
+        files = ", ".join(file for _, file in setup.modules)
+        raise Usage(
+            f"no handler of {', '.join(missing)} after the import of {files}; define it at the top level of its module"
+        )
 
 
 def _is_importable(name: str, file: str) -> bool:

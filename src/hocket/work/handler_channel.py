@@ -15,6 +15,9 @@ from hocket.work.jobs import Claim
 from hocket.work.run_outputs import RunOutput
 from hocket.work.runner import Step
 
+# How long the last messages may take to be written.
+CLOSING_S = 1.0
+
 
 class Setup(NamedTuple):
     """The first message to a process: the node's home, the modules (name and file) with the handlers, their kinds, and
@@ -102,7 +105,8 @@ class Channel:
     def __init__(self, connection: "Connection[Any, Any]") -> None:
         self._connection = connection
         self._outgoing: SimpleQueue[bytes | None] = SimpleQueue()
-        threading.Thread(target=self._write, name="hocket-handler-channel", daemon=True).start()
+        self._writer = threading.Thread(target=self._write, name="hocket-handler-channel", daemon=True)
+        self._writer.start()
 
     def send(self, message: NamedTuple) -> None:
         self._outgoing.put(pickle.dumps(message))
@@ -112,7 +116,9 @@ class Channel:
         return self._connection.recv() if self._connection.poll(patience_s) else None
 
     def close(self) -> None:
+        """Sends what is waiting, and closes this end."""
         self._outgoing.put(None)
+        self._writer.join(CLOSING_S)
 
     def _write(self) -> None:
         with suppress(OSError):

@@ -77,9 +77,12 @@ class _Process:
 
     def __init__(self, plan: ProcessPlan, slots: int) -> None:
         self.is_ready = False
+        self.error: str | None = None
         self.retires_at = math.inf
         self.runs: dict[int, Run] = {}
         self.unanswered: dict[bytes, RunOutput] = {}
+        self.ended = threading.Event()
+        self._reaping = threading.Lock()
         ours, theirs = Pipe()
         lifeline, self._lifeline = os.pipe()
         fds = theirs.fileno(), lifeline
@@ -106,15 +109,22 @@ class _Process:
 
     def kill(self) -> None:
         """Kills it, and whatever its handlers have started in its session."""
-        with suppress(ProcessLookupError):
-            os.killpg(self.popen.pid, signal.SIGKILL)
+        with self._reaping, suppress(ProcessLookupError):
+            if self.popen.returncode is None:
+                os.killpg(self.popen.pid, signal.SIGKILL)
 
     def reap(self) -> int:
-        """Call this once, when it has died: its exit code, or the negative number of a signal."""
-        self.kill()
-        code = self.popen.wait()
+        """Call this once, when it is about to end: its exit code, or the negative number of a signal."""
+        hurry = threading.Timer(CLOSING_S, self.kill)
+        hurry.start()
+        os.waitid(os.P_PID, self.popen.pid, os.WEXITED | os.WNOWAIT)
+        hurry.cancel()
+        self.kill()  # it has ended, but its number still stands for its session
+        with self._reaping:
+            code = self.popen.wait()
         self.channel.close()
         os.close(self._lifeline)
+        self.ended.set()
         return code
 
 
@@ -130,7 +140,6 @@ class HandlerProcesses(HandlerThreads):
         self._suspects: set[bytes] = set()
         self._failures = 0
         self._starts_at = 0.0
-        self._error: str | None = None
         self._changed: Callable[[], object] = lambda: None
         self._is_closed = False
 
@@ -139,11 +148,11 @@ class HandlerProcesses(HandlerThreads):
         self._changed = lambda: loop.call_soon_threadsafe(changed.set)
         self._start_missing(self._monotonic())
         try:
-            while not all(each.is_ready for each in list(self._processes)):
+            while sum(each.is_ready for each in list(self._processes)) < self._plan.processes:
                 await changed.wait()
                 changed.clear()
-                if self._error is not None:
-                    raise Usage(self._error)
+                if self.trouble is not None:
+                    raise Usage(self.trouble)
         finally:
             self._changed = lambda: None
 
@@ -179,9 +188,9 @@ class HandlerProcesses(HandlerThreads):
             process.channel.send(Close())
         until = self._monotonic() + CLOSING_S
         for process in processes:
-            with suppress(subprocess.TimeoutExpired):
-                process.popen.wait(max(0.0, until - self._monotonic()))
-            process.kill()
+            if not process.ended.wait(max(0.0, until - self._monotonic())):
+                process.kill()
+                process.ended.wait(CLOSING_S)
 
     # Runs.
 
@@ -217,10 +226,12 @@ class HandlerProcesses(HandlerThreads):
             self._say(run, step)
 
     def _give_up(self, run: Run) -> None:
-        found = self._find(run)
-        if found is None:
+        if run.job_type.kind not in self._plan.kinds:
             super()._give_up(run)
             return
+        found = self._find(run)
+        if found is None:
+            return  # it has just ended
         process, number = found
         with self._lock:
             process.retires_at = min(process.retires_at, self._monotonic() + GRACE_S)
@@ -248,7 +259,11 @@ class HandlerProcesses(HandlerThreads):
         while sum(not each.is_retiring for each in list(self._processes)) < self._plan.processes:
             if self._is_closed or now < self._starts_at:
                 return
-            process = _Process(self._plan, self._each)
+            try:
+                process = _Process(self._plan, self._each)
+            except OSError as error:
+                self._failed(f"no process can be started: {error.strerror}")
+                return
             self._processes.append(process)
             threading.Thread(target=self._listen, args=(process,), name="hocket-handler-process", daemon=True).start()
 
@@ -261,11 +276,12 @@ class HandlerProcesses(HandlerThreads):
 
     def _heard(self, process: _Process, message: Any) -> None:
         if isinstance(message, Ready):
-            self._error = message.error
+            process.error = message.error
             process.is_ready = message.error is None
-            self._failures = 0 if process.is_ready else self._failures
-            self._changed()
-            self._fill()
+            if process.is_ready:
+                self._failures = 0
+                self._changed()
+                self._fill()
             return
         run = process.runs.get(message.run)
         if run is None:
@@ -304,17 +320,22 @@ class HandlerProcesses(HandlerThreads):
             self._processes.remove(process)
             runs, process.runs = list(process.runs.values()), {}
         if not process.is_ready:
-            self._failures += 1
-            self._starts_at = self._monotonic() + backoff_s(self._failures, RESTART_S, RESTART_S_MAX, 0.5)
-            self._error = self._error or f"a handler process {_how(code)} before its handlers were loaded"
-            self._changed()
+            self._failed(process.error or f"a handler process {_how(code)} before its handlers were loaded")
         for run in runs:
             if len(runs) == 1 and not run.stopped:
+                self._suspects.discard(run.job.id)
                 run.conclude(None, f"its process {_how(code)}", run.traceback)
             elif not run.given_up:
                 run.stopped = True
                 self._suspects.add(run.job.id)
             self._over(run)
+
+    def _failed(self, error: str) -> None:
+        """A process cannot be started. Another one is tried after a while."""
+        self._failures += 1
+        self._starts_at = self._monotonic() + backoff_s(self._failures, RESTART_S, RESTART_S_MAX, 0.5)
+        self.trouble = error
+        self._changed()
 
 
 def _how(code: int) -> str:

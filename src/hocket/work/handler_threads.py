@@ -28,6 +28,8 @@ class HandlerThreads:
         self._queue: SimpleQueue[Run | None] = SimpleQueue()
         self._threads = 0
         self.loop: asyncio.AbstractEventLoop | None = None
+        self.trouble: str | None = None
+        """Why there are fewer slots than there should be. The worker reports it and sets it to None."""
 
     async def open(self) -> None:
         """Call this before the first `start`."""

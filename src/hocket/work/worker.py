@@ -28,6 +28,7 @@ from hocket.events import (
     RunFailed,
     RunFinished,
     RunStarted,
+    StepFailed,
     StoreUnavailable,
     WorkerDeclaredDead,
     WorkerSpent,
@@ -503,6 +504,9 @@ class Worker:
     def _look_at_handlers(self, now: float) -> None:
         for run in self._runner.look(now):
             self._emit(HandlerStuck(run.context.job_id, run.job.kind))
+        trouble, self._runner.trouble = self._runner.trouble, None
+        if trouble is not None:
+            self._troubles.tell("slots", StepFailed("starting a handler process", trouble))
         if self._runner.is_spent and not self.is_spent:
             self.is_spent = True
             self._emit(WorkerSpent(self._options.concurrency))
