@@ -154,6 +154,23 @@ class HandlerLoopBlocked(Event, frozen=True):
         return f"an async handler has blocked the handlers' loop for {self.blocked_s:.0f} seconds"
 
 
+class HandlerStuck(Event, frozen=True):
+    job_id: str
+    kind: str
+
+    def __str__(self) -> str:
+        return f"job {self.job_id}: its handler ({self.kind}) was told to stop and goes on; the worker has given it up"
+
+
+class WorkerSpent(Event, frozen=True):
+    """The worker stops, because only a new process is rid of the stuck handlers."""
+
+    slots: int
+
+    def __str__(self) -> str:
+        return f"{self.slots} handlers are stuck, as many as there are slots; this worker process is replaced"
+
+
 class AllowanceIsRisky(Event, frozen=True):
     """The patterns may let other nodes run commands that the owner did not mean to allow."""
 

@@ -14,6 +14,7 @@ from hocket.cli.options import (
     Priority,
     Rate,
     Retries,
+    Timeout,
     given,
     payload,
 )
@@ -45,6 +46,7 @@ def add(
     priority: Priority = None,
     retries: Retries = None,
     lease: Lease = None,
+    timeout: Timeout = None,
     concurrency: Concurrency = None,
     rate: Rate = None,
     backoff: Backoff = None,
@@ -70,6 +72,7 @@ def add(
         priority=priority,
         retries=retries,
         lease=lease,
+        timeout=timeout,
         concurrency=concurrency,
         rate=rate,
         backoff=backoff,

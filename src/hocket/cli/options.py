@@ -33,6 +33,10 @@ Lease = Annotated[
     str | None,
     typer.Option("--lease", metavar="DURATION", help="How long a claim lasts unless renewed, like 30s."),
 ]
+Timeout = Annotated[
+    str | None,
+    typer.Option("--timeout", metavar="DURATION", help="How long one run may take before it fails; 0: no limit."),
+]
 Concurrency = Annotated[
     int | None, typer.Option("--concurrency", metavar="N", help="How many jobs of this kind run at once.")
 ]

@@ -17,6 +17,7 @@ from hocket.cli.options import (
     Priority,
     Rate,
     Retries,
+    Timeout,
     Unique,
     UniqueFor,
     given,
@@ -42,6 +43,7 @@ def submit(
     not_before: NotBefore = None,
     retries: Retries = None,
     lease: Lease = None,
+    timeout: Timeout = None,
     unique: Unique = None,
     unique_for: UniqueFor = None,
     concurrency: Concurrency = None,
@@ -50,8 +52,9 @@ def submit(
     backoff_max: BackoffMax = None,
     open_job: Open = False,
     wait: Annotated[bool, typer.Option("--wait", help="Wait for the job and print its result as JSON.")] = False,
-    timeout: Annotated[
-        str | None, typer.Option("--timeout", metavar="DURATION", help="How long to --wait before exit code 5.")
+    wait_for: Annotated[
+        str | None,
+        typer.Option("--wait-for", metavar="DURATION", help="Wait at most this long, then exit with code 5."),
     ] = None,
     batch: Annotated[
         str | None,
@@ -65,7 +68,7 @@ def submit(
     \b
       hocket submit acme.render '{"frame": 7}' --priority 5 --retries 3
       hocket submit acme.report @args.json --after 01J9Z --not-before +10m
-      hocket submit acme.render '{"frame": 8}' --wait --timeout 1m
+      hocket submit acme.render '{"frame": 8}' --timeout 10m --wait-for 1m
       hocket submit --batch jobs.jsonl
 
     A line of a batch is {"kind": "acme.render", "payload": {"frame": 7}, "priority": 5, ...}; the options are those
@@ -77,6 +80,7 @@ def submit(
         not_before=not_before,
         retries=retries,
         lease=lease,
+        timeout=timeout,
         unique=unique,
         unique_for=unique_for,
         concurrency=concurrency,
@@ -85,9 +89,8 @@ def submit(
         backoff_max=backoff_max,
         open=open_job or None,
     )
-    patience = seconds(timeout, "--timeout")
-    if timeout is not None and not wait:
-        raise Usage("--timeout is for --wait; give both, or neither")
+    patience = seconds(wait_for, "--wait-for")
+    wait = wait or wait_for is not None
     if batch is not None:
         if kind is not None or options or wait:
             raise Usage("a batch names its kinds and options line by line; give --batch alone")

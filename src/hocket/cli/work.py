@@ -22,11 +22,12 @@ from hocket.kernel.reasons import Reason
 from hocket.kernel.roster import Job
 from hocket.kernel.safe_text import clean
 from hocket.node.home import ENVIRONMENT
-from hocket.node.node import Node, SyncNode
+from hocket.node.node import Node, SyncNode, handler_processes
 from hocket.node.runtime import Runtime
 from hocket.node.signals import stopped_by_signals
 from hocket.server.local_server import LocalServer
 from hocket.work.command.job import Commands
+from hocket.work.handler_processes import PROCESSES_MAX
 from hocket.work.handlers import Handlers, load
 from hocket.work.runner import Run
 from hocket.work.worker import Worker, WorkerOptions
@@ -49,8 +50,25 @@ def work(
         ),
     ] = None,
     concurrency: Annotated[
-        int, typer.Option("--concurrency", metavar="N", min=1, max=CONCURRENCY_MAX, help="How many jobs run at once.")
-    ] = 4,
+        int | None,
+        typer.Option(
+            "--concurrency",
+            metavar="N",
+            min=1,
+            max=CONCURRENCY_MAX,
+            help="How many jobs run at once. Default: 4, or one a process.",
+        ),
+    ] = None,
+    processes: Annotated[
+        int | None,
+        typer.Option(
+            "--processes",
+            metavar="N",
+            min=1,
+            max=PROCESSES_MAX,
+            help="Run handlers in N processes, which are killed if a handler does not stop.",
+        ),
+    ] = None,
     kinds: Annotated[
         list[str] | None,
         typer.Option("--kinds", metavar="PREFIX", help="Only these kinds and the kinds below them; may be repeated."),
@@ -97,6 +115,7 @@ def work(
     \b
       hocket work tasks.py
       hocket work acme.tasks --concurrency 8 --kinds acme.render --until-idle
+      hocket work tasks.py --processes 4
       hocket work --allow 'ffmpeg -i * *.mp4'
 
     Every worker runs the commands (`hocket run`) of its own node; a worker without modules runs nothing else. It runs
@@ -105,6 +124,8 @@ def work(
 
     SIGTERM or Ctrl-C lets handlers finish within the grace, then returns their jobs to the queue. A second one returns
     them at once.
+
+    When as many handlers are stuck as there are slots, the worker starts itself anew under the same process id.
     """
     grace_s = seconds(grace, "--grace")
     assert grace_s is not None
@@ -118,8 +139,12 @@ def work(
             for warning in commands.allowance.warnings():
                 show_event(AllowanceIsRisky(warning))
             handlers = Handlers([*found, commands.job_type()], kinds or ())
-            shift = Shift(runtime, WorkerOptions(handlers, concurrency, until_idle, grace_s, ahead), commands)
+            options = WorkerOptions(handlers, concurrency or processes or 4, until_idle, grace_s, ahead)
+            if processes is not None and (served := Handlers(found)):
+                options.processes = handler_processes(runtime, processes, served)
+            shift = Shift(runtime, options, commands)
             asyncio.run(shift.run())
+    shift.replace_process()
     shift.report()
 
 
@@ -182,6 +207,14 @@ class Shift:
         worker = self._worker
         assert worker is not None
         return f"{worker.succeeded} succeeded, {worker.failed} failed, {worker.handed_back} handed back"
+
+    def replace_process(self) -> None:
+        """Starts this program anew in the same process if every slot has a stuck handler; otherwise returns."""
+        assert self._worker is not None
+        if self._worker.is_spent and not self._signals:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
 
     def report(self) -> None:
         worker = self._worker

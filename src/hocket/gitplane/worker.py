@@ -314,10 +314,10 @@ class GitWorker:
 
         each.run = Run(taken, JobType(GIT_KIND, function=handler), LEASE_MS, self._monotonic(), self._parts.kit)
         if each.is_lost or each.is_called_off:
-            each.run.stop(None)
+            each.run.stop()
         if each.run.begin(self._monotonic()):
             each.run.execute()
-        each.run.ended_at = self._monotonic()
+        each.run.end(self._monotonic())
         self._deliver(each)
         run = each.run
         self._parts.log.run(lambda tx: self._settle(tx, run))
@@ -446,13 +446,13 @@ class GitWorker:
         """Stops a command whose claim is still ours."""
         each.is_called_off = True
         if each.run is not None and not each.run.stopped:
-            each.run.stop(None)
+            each.run.stop()
 
     def _end(self, each: Holding) -> None:
         """Stops a command whose claim is no longer ours."""
         each.lease.end()
         if each.run is not None and not each.run.stopped:
-            each.run.stop(None)
+            each.run.stop()
 
     def _now(self) -> int:
         return self._parts.environment.physical_ms()

@@ -32,15 +32,17 @@ class Rate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """`None` for lease and retries leaves the choice to the handler that runs the job. An `open` job may be claimed
-    without asking the arbiter; then two nodes that do not hear of each other can both run it, and the fence tells them
-    apart. The job of a schedule's tick carries the schedule's name and, in `schedule_op`, the op that set it.
+    """`None` for lease, retries and timeout leaves the choice to the handler that runs the job; a timeout of 0 means
+    none. An `open` job may be claimed without asking the arbiter; then two nodes that do not hear of each other can
+    both run it, and the fence tells them apart. The job of a schedule's tick carries the schedule's name and, in
+    `schedule_op`, the op that set it.
     """
 
     priority: Annotated[int, msgspec.Meta(ge=-PRIORITY_MAX, le=PRIORITY_MAX)] = 0
     not_before: Millis | None = None
     lease_ms: Annotated[int, msgspec.Meta(ge=LEASE_MS_MIN, le=LEASE_MS_MAX)] | None = None
     retries: Annotated[int, msgspec.Meta(ge=0, le=RETRIES_MAX)] | None = None
+    timeout_ms: Delay | None = None
     backoff_ms: Delay = 1_000
     backoff_max_ms: Delay = 3_600_000
     after: Annotated[tuple[str, ...], msgspec.Meta(max_length=AFTER_MAX)] = ()

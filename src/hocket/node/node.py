@@ -15,7 +15,7 @@ from hocket.bus import Subscription
 from hocket.bus.changes import ANYTHING, Changes, about
 from hocket.bus.listener import Listener
 from hocket.bus.memory import MemoryBus
-from hocket.errors import Conflict, HocketError, Usage
+from hocket.errors import Conflict, Failed, HocketError, Usage
 from hocket.events import AllowanceIsRisky, Emit, ignore, sentences
 from hocket.kernel.ids import parse_ulid, ulid_text
 from hocket.kernel.policy import DEFAULT
@@ -36,6 +36,7 @@ from hocket.work.command import request
 from hocket.work.command.request import CommandRequest
 from hocket.work.command.secret_handover import HandOver
 from hocket.work.environment import Environment, MachineEnvironment
+from hocket.work.handler_processes import ProcessPlan, plan
 from hocket.work.handlers import Handlers, JobType, encode_payload, kind
 from hocket.work.jobs import Draft, Offer, Result, Submitted
 from hocket.work.maintenance import Maintenance
@@ -112,6 +113,11 @@ def _drafts(pairs: Iterable[tuple[JobType | str, dict[str, Any]]]) -> list[Draft
 
 # Building a job type takes a tenth of the time of a submit, not counting the commit.
 _named = lru_cache(maxsize=1_024)(kind)
+
+
+def handler_processes(runtime: Runtime, count: int, handlers: Handlers) -> ProcessPlan:
+    """How a worker of this node runs these handlers in processes. Raises Usage if a process could not import them."""
+    return plan(count, "hocket.node.handler_process", runtime.home.path, handlers.types())
 
 
 def _accepted(decision: Decision) -> Job:
@@ -281,6 +287,7 @@ class Node:
         allow: Iterable[str] | None = None,
         allow_any: bool = False,
         allow_env: Iterable[str] = (),
+        processes: int | None = None,
         events: Emit = ignore,
         notice: Callable[[str], None] | None = None,
         **options: Any,
@@ -289,14 +296,23 @@ class Node:
         `allow_any` it also runs commands: this node's own, and those of other nodes that match a pattern and set only
         variables in `allow_env`.
 
+        With `processes` the handlers run in that many processes, which import the handlers' modules; a handler that
+        does not stop at its timeout is killed with its process.
+
         Options: `concurrency` (how many jobs run at once, 4), `until_idle` (return when no job is left), `grace`
         (seconds that handlers may run after the first signal, 10), `ahead` (how many jobs it claims beyond the running
         ones; by default up to 32 in all), `finished` (called with each run and its outcome).
 
         `events` is called with every event, `notice` with a sentence about each event that is not routine. Both are
         called in the event loop's thread or in one that talks to other nodes, and must not block.
+
+        Raises Failed if as many handlers are stuck as there are slots: then only a new process helps.
         """
         served = handlers if isinstance(handlers, Handlers) else Handlers(handlers)
+        if processes is not None:
+            options = (
+                {"concurrency": processes} | options | {"processes": handler_processes(self.runtime, processes, served)}
+            )
         commands = None
         with ExitStack() as stack:
             if allow is not None or allow_any:
@@ -312,6 +328,8 @@ class Node:
             stack.enter_context(stopped_by_signals(worker.stop))
             async with self.in_touch(emit):
                 await worker.run()
+        if worker.is_spent:
+            raise Failed("every slot has a handler that does not end; only a new process is rid of them, so restart it")
         return worker
 
     def listen(self, topics: Changes) -> Listener:

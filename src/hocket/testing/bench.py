@@ -90,7 +90,7 @@ class Bench(Runtime):
                 raise Conflict(f"{limit} runs without an end; check whether a job submits itself again")
             run.begin(self.clock.now)
             yield run
-            run.ended_at = self.clock.now
+            run.end(self.clock.now)
             outcome = self.log.run(lambda tx, run=run: settle(tx, run))  # type: ignore[misc]
             error = outcome.sentence if isinstance(outcome, Reason) else run.error
             ran.append(Ran(ulid_text(run.job.id), run.job.kind, run.job.fence, error))
@@ -111,4 +111,4 @@ class Bench(Runtime):
         claim = claims.taken[0]
         job_type = handlers.find(claim.job.kind)
         assert job_type is not None
-        return Run(claim, job_type, job_type.lease_ms, 0.0, self.kit(claim.job.kind, lambda: self.clock.now))
+        return Run(claim, job_type, job_type.lease_ms, self.clock.now, self.kit(claim.job.kind, lambda: self.clock.now))

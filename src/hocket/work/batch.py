@@ -191,7 +191,7 @@ def settle(tx: Transaction, run: Run) -> Result:
         made = run.products.write(tx, not is_stopped and run.error is None, is_stopped)
     if isinstance(made, Reason):
         run.error, made = f"the handler's outputs would not count: {made.sentence}", NOTHING
-    if run.stopped:
+    if run.stopped and not run.timed_out:
         return jobs.hand_back(tx, run.held, "the worker stopped it")
     if run.error is None:
         return jobs.complete(tx, run.held, run.result, int((run.ended_at - run.started_at) * 1000), made)

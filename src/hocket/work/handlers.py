@@ -21,6 +21,7 @@ from hocket.kernel.ids import parse_ulid
 from hocket.kernel.policy import DEFAULT, LEASE_MS_DEFAULT, LEASE_MS_MAX, LEASE_MS_MIN, Policy, Rate, check_policy
 from hocket.store import Session
 from hocket.work.jobs import PAYLOAD_BYTES_MAX, Draft, check_kind
+from hocket.work.json_values import encode_json
 
 Duration = str | int | float
 
@@ -61,8 +62,8 @@ def job(
     """Makes a job type from a function `(ctx, **payload)`, sync or async, and registers it for workers of this process.
 
     `lease` is how long a claim lasts unless renewed (the worker renews it automatically), `retries` how often a failed
-    job is retried. The other options are those of `policy`: priority, backoff, backoff_max, concurrency, rate, unique,
-    unique_for, not_before, after, open. A kind that ends with a dot stands for every kind below it.
+    job is retried. The other options are those of `policy`: timeout, priority, backoff, backoff_max, concurrency, rate,
+    unique, unique_for, not_before, after, open. A kind that ends with a dot stands for every kind below it.
     """
     check_kind(kind[:-1] if kind.endswith(".") else kind)
     lease_ms = _lease(lease)
@@ -107,6 +108,9 @@ class Handlers:
     def kinds(self) -> list[str]:
         return sorted(self._types)
 
+    def types(self) -> list[JobType]:
+        return list(self._types.values())
+
     def topics(self) -> frozenset[str]:
         """The kinds that this worker runs, as topics for a listener."""
         served = {kind for kind in self._types if self.find(kind) is not None}
@@ -139,9 +143,9 @@ def policy(base: Policy, **options: Any) -> Policy:
     """A policy with options as people write them. Raises Usage with the name of a bad option.
 
     priority: higher runs sooner · not_before: a datetime, ISO-8601, "+30s" or milliseconds since the epoch · lease,
-    backoff, backoff_max, unique_for: durations · retries: a count · after: job ids or handles · unique: a key ·
-    concurrency: how many of the kind run at once · rate: "10/s", "100/1m" · open: True for jobs that may be claimed
-    without asking the arbiter.
+    backoff, backoff_max, unique_for: durations · timeout: how long one run may take, 0 for no limit · retries: a count
+    · after: job ids or handles · unique: a key · concurrency: how many of the kind run at once · rate: "10/s",
+    "100/1m" · open: True for jobs that may be claimed without asking the arbiter.
     """
     made = base
     for name, value in options.items():
@@ -165,7 +169,7 @@ def encode_payload(kind: str, payload: object) -> bytes:
     if not isinstance(payload, dict):
         raise Usage(f"the payload of {kind} must be a JSON object, not {type(payload).__name__}")
     try:
-        encoded = msgspec.json.encode(payload)
+        encoded = encode_json(payload, "it")
     except (TypeError, ValueError, msgspec.MsgspecError, RecursionError) as error:
         raise Usage(f"the payload of {kind} cannot be written as JSON: {error}") from None
     if len(encoded) > PAYLOAD_BYTES_MAX:
@@ -254,6 +258,7 @@ _OPTIONS: dict[str, Callable[[Any], dict[str, Any]]] = {
     "not_before": lambda value: {"not_before": None if value is None else _moment(value)},
     "lease": lambda value: {"lease_ms": None if value is None else _lease(value)},
     "retries": lambda value: {"retries": value},
+    "timeout": lambda value: {"timeout_ms": None if value is None else duration_ms(value)},
     "backoff": lambda value: {"backoff_ms": duration_ms(value)},
     "backoff_max": lambda value: {"backoff_max_ms": duration_ms(value)},
     "after": lambda value: {"after": _after(value)},

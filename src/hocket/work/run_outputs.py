@@ -140,7 +140,7 @@ class RunOutputs:
         kept = contain(self.kit.blobs, content)
         try:
             payload = self.named(creation(self.new_id(), type, self.job_id, inputs, kept, ttl_ms))
-            self._add(RunOutput(payload.artifact_id, payload, self.snapshots, kept.staged, is_evidence=is_evidence))
+            self.add(RunOutput(payload.artifact_id, payload, self.snapshots, kept.staged, is_evidence=is_evidence))
         except BaseException:
             self._drop(kept.staged)
             raise
@@ -162,7 +162,7 @@ class RunOutputs:
             raise Usage(f"this {type(payload).__name__} cannot be written: {error}") from None
         if size > EMIT_BYTES_MAX:
             raise Usage(f"the {type(payload).__name__} has {size} bytes, at most {EMIT_BYTES_MAX}")
-        self._add(RunOutput(self.new_id(), linked, snapshots))
+        self.add(RunOutput(self.new_id(), linked, snapshots))
 
     def new_id(self) -> bytes:
         return self.kit.new_id(self.kit.now().wall)
@@ -187,7 +187,7 @@ class RunOutputs:
                 return
         self._drop(record.staged)
 
-    def _add(self, product: RunOutput) -> None:
+    def add(self, product: RunOutput) -> None:
         with self._lock:
             self._check_room()
             self._made.append(product)

@@ -20,6 +20,7 @@ from hocket.events import (
     CoordinatorUnknown,
     Emit,
     HandlerLoopBlocked,
+    HandlerStuck,
     JobClaimed,
     JobHandedBack,
     LeaseLost,
@@ -27,8 +28,10 @@ from hocket.events import (
     RunFailed,
     RunFinished,
     RunStarted,
+    StepFailed,
     StoreUnavailable,
     WorkerDeclaredDead,
+    WorkerSpent,
     ignore,
 )
 from hocket.kernel.reasons import Reason
@@ -37,6 +40,7 @@ from hocket.log import Transaction
 from hocket.work import lease
 from hocket.work.batch import Batch, BatchResult, BatchRunner
 from hocket.work.environment import Environment
+from hocket.work.handler_processes import ProcessPlan
 from hocket.work.handlers import Handlers
 from hocket.work.jobs import Claim, Held, Offer, OfferedClaim, Result
 from hocket.work.liveness import BEAT_S, SignOfLife
@@ -47,7 +51,7 @@ from hocket.work.troubles import Troubles, described
 
 T = TypeVar("T")
 
-# How often a worker looks whether an async handler blocks the handlers' loop.
+# How often a worker looks for handlers that run too long, or block the loop of the async ones.
 ROUND_S = 0.25
 # Work queued behind each slot, beyond what runs: enough to keep a slot busy during a commit.
 AHEAD_S = 0.05
@@ -76,7 +80,8 @@ _LOST = about(CLAIM)
 @dataclass
 class WorkerOptions:
     """`grace` is how many seconds running handlers may go on after the worker is told to stop. `ahead` is how many jobs
-    it may claim beyond those that run; by default as many as make 32 with them.
+    it may claim beyond those that run; by default as many as make 32 with them. `processes` are the processes that run
+    its handlers; None for threads of this one.
     """
 
     handlers: Handlers
@@ -86,6 +91,7 @@ class WorkerOptions:
     ahead: int | None = None
     emit: Emit = ignore
     finished: Callable[[Run, Job | Reason], None] = lambda run, outcome: None
+    processes: ProcessPlan | None = None
 
     @property
     def ahead_max(self) -> int:
@@ -105,7 +111,7 @@ class Worker:
         self._sign: SignOfLife
         self._number = 0
         self._beat_at = 0.0
-        self._runner = environment.slots(options.concurrency, self._ended_in_thread)
+        self._runner = environment.slots(options.concurrency, self._ended_in_thread, options.processes)
         self._troubles = Troubles(options.emit, environment.monotonic)
         self._transact = BatchRunner(options.handlers, options.until_idle, self._troubles)
         self._pending_decisions = PendingDecisions(access.consult, environment, self._heard, options.emit)
@@ -134,6 +140,8 @@ class Worker:
         self.succeeded = 0
         self.failed = 0
         self.handed_back = 0
+        self.is_spent = False
+        """Whether it ended because every slot has a stuck handler: its process must be replaced."""
 
     # The life of a worker.
 
@@ -143,6 +151,7 @@ class Worker:
         hints = self._environment.bus.subscribe(Changes(self._served.kinds, _LOST.subjects))
         hints.attach(self._loop, self._hinted)
         try:
+            await self._runner.open()
             await self._access.run(self._register)
             await self._turn_until_done()
             if not self._pending_decisions.is_empty:
@@ -165,7 +174,7 @@ class Worker:
             self._watch.cancel()
         for run in self._held.values():
             if not run.revoke() and not run.stopped:
-                run.stop(self._runner.loop)
+                self._runner.stop(run)
 
     def stop(self) -> None:
         if self._stopping is None:
@@ -311,6 +320,7 @@ class Worker:
         if now >= self._next_round:
             self._next_round = now + ROUND_S
             self._watch_loop(now)
+            self._look_at_handlers(now)
         if self._watch is not None and now >= self._watch_at:
             self._look_at_leases()
         self._tell_starts()
@@ -359,7 +369,7 @@ class Worker:
         """How many more jobs may be held: one for each slot, and ahead of that as much as is done in a moment, going
         by the runs that ended and by how long none has.
         """
-        slots = self._options.concurrency
+        slots = self._runner.slots
         if len(self._held) < slots:
             self._moved_at = now
         pace = max(self._pace_s, now - self._moved_at, 1e-6)
@@ -433,6 +443,7 @@ class Worker:
         else:
             run.lease.renewed(run.lease_ms / 1000, before)
             run.deadline_ms = decision.deadline
+            self._runner.renewed(run)
 
     def _claimed(self, wanted: OfferedClaim, before: float, decision: Decision, dropped: bool) -> None:
         """The arbiter's decision on a claim. A claim that was given up meanwhile, or is decided too late, goes back."""
@@ -485,15 +496,27 @@ class Worker:
         for run in lease.run_out(live, now):
             if not run.revoke():
                 self._emit(LeaseLost(run.context.job_id, "the lease ran out here"))
-                run.stop(self._runner.loop)
+                self._runner.stop(run)
         following = min((run.lease.ends_at for run in live if now < run.lease.ends_at), default=None)
         if following is not None:
             self._watch_leases(following)
 
+    def _look_at_handlers(self, now: float) -> None:
+        for run in self._runner.look(now):
+            self._emit(HandlerStuck(run.context.job_id, run.job.kind))
+        trouble, self._runner.trouble = self._runner.trouble, None
+        if trouble is not None:
+            self._troubles.tell("slots", StepFailed("starting a handler process", trouble))
+        if self._runner.is_spent and not self.is_spent:
+            self.is_spent = True
+            self._emit(WorkerSpent(self._options.concurrency))
+            if self._stopping is None:
+                self.stop()
+
     def _lose(self, run: Run, why: str) -> None:
         if not run.stopped:
             self._emit(LeaseLost(run.context.job_id, why))
-            run.stop(self._runner.loop)
+            self._runner.stop(run)
 
     def _count(self, run: Run, outcome: Job | Reason) -> None:
         if isinstance(outcome, Reason):
@@ -522,8 +545,8 @@ class Worker:
                 if run in self._ended:
                     continue
                 if not run.stopped:
-                    run.stop(self._runner.loop)
+                    self._runner.stop(run)
                 run.started_at = run.started_at or self._monotonic()
-                run.ended_at = self._monotonic()
+                run.end(self._monotonic())
                 self._ended.append(run)
         return False
