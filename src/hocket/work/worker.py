@@ -326,6 +326,8 @@ class Worker:
         gone = {run.job.id for run in unstarted}
         live = [run for run in current if run.job.id not in gone and not run.stopped]
         renewals = lease.to_renew(live, now)
+        for run in renewals:
+            run.lease_ms = round(run.lease.next_s(now) * 1000)
         notes = [(run, note) for run in live if (note := self._note(run, now)) is not None]
         checked = max(self._lost_at, now - CHECK_S)
         doubtful = [run for run in live if run.checked_at < checked and now - (run.started_at or now) > YOUNG_S]
