@@ -75,6 +75,14 @@ class JobHandedBack(_RunEvent, frozen=True):
         return f"job {self.job_id}: returned to the queue"
 
 
+class JobPostponed(_RunEvent, frozen=True):
+    delay_s: float
+    reason: str
+
+    def __str__(self) -> str:
+        return f"job {self.job_id}: postponed by {self.delay_s:g} s: {self.reason}"
+
+
 class LeaseLost(Event, frozen=True):
     job_id: str
     reason: str

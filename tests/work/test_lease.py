@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hocket import work
 from hocket.events import Event
 from hocket.kernel.keys import SigningKey
 from hocket.kernel.ops import decode
@@ -21,7 +22,6 @@ from hocket.kernel.vocabulary import ClaimWork
 from hocket.testing.sim import loop
 from hocket.testing.sim.environment import Clocks
 from hocket.testing.sim.node import SimNode, Up
-from hocket import work
 from hocket.work import jobs
 from hocket.work.handlers import Handlers, JobType
 from hocket.work.jobs import Draft

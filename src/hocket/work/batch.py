@@ -195,7 +195,9 @@ def settle(tx: Transaction, run: Run) -> Result:
         return jobs.hand_back(tx, run.held, "the worker stopped it")
     if run.error is None:
         return jobs.complete(tx, run.held, run.result, int((run.ended_at - run.started_at) * 1000), made)
-    retry = run.job.policy.retries is not None or run.job.failures < run.job_type.retries
+    if run.later_ms is not None:
+        return jobs.postpone(tx, run.held, run.later_ms, run.error)
+    retry = run.may_retry and (run.job.policy.retries is not None or run.job.failures < run.job_type.retries)
     return jobs.fail(tx, run.held, run.error, run.traceback, retry)
 
 

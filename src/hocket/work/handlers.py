@@ -21,6 +21,7 @@ from hocket.kernel.ids import parse_ulid
 from hocket.kernel.policy import DEFAULT, LEASE_MS_DEFAULT, LEASE_MS_MAX, LEASE_MS_MIN, Policy, Rate, check_policy
 from hocket.store import Session
 from hocket.work.jobs import PAYLOAD_BYTES_MAX, Draft, check_kind
+from hocket.work.retrying import ErrorTypes, error_types
 
 Duration = str | int | float
 
@@ -34,6 +35,8 @@ class JobType:
     function: Callable[..., Any] | None = None
     lease_ms: int = LEASE_MS_DEFAULT
     retries: int = 0
+    retry_on: ErrorTypes = (BaseException,)
+    give_up_on: ErrorTypes = ()
     wants: Callable[[Session, bytes], bool] | None = None
     """Which jobs of the kind a worker accepts, judged from the log and the encoded ScheduleJob; None for all."""
 
@@ -56,12 +59,19 @@ class JobType:
 
 
 def job(
-    kind: str, *, lease: Duration = "30s", retries: int = 0, **options: Any
+    kind: str,
+    *,
+    lease: Duration = "30s",
+    retries: int = 0,
+    retry_on: type[BaseException] | ErrorTypes = BaseException,
+    give_up_on: type[BaseException] | ErrorTypes = (),
+    **options: Any,
 ) -> Callable[[Callable[..., Any]], JobType]:
     """Makes a job type from a function `(ctx, **payload)`, sync or async, and registers it for workers of this process.
 
     `lease` is how long a claim lasts unless renewed (the worker renews it automatically), `retries` how often a failed
-    job is retried. The other options are those of `policy`: priority, backoff, backoff_max, concurrency, rate, unique,
+    job is retried. An error is retried if it is one of `retry_on` (all, unless given) and none of `give_up_on`. The
+    other options are those of `policy`: priority, backoff, backoff_max, concurrency, rate, unique,
     unique_for, not_before, after, open. A kind that ends with a dot stands for every kind below it.
     """
     check_kind(kind[:-1] if kind.endswith(".") else kind)
@@ -69,9 +79,10 @@ def job(
     # Defaults are not stored with every job.
     own = ({"lease": lease} if lease_ms != LEASE_MS_DEFAULT else {}) | ({"retries": retries} if retries else {})
     carried = policy(DEFAULT, **own, **options)
+    retried, given_up = error_types("retry_on", retry_on), error_types("give_up_on", give_up_on)
 
     def make(function: Callable[..., Any]) -> JobType:
-        made = JobType(kind, carried, function, lease_ms, retries)
+        made = JobType(kind, carried, function, lease_ms, retries, retried, given_up)
         registered = REGISTRY.setdefault(kind, made)
         if registered is not made and not _same_function(registered.function, function):
             raise Usage(f"two handlers for the kind {kind}: {_where(registered.function)} and {_where(function)}")

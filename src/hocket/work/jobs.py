@@ -25,6 +25,7 @@ from hocket.kernel.vocabulary import (
     ExpireWork,
     FailWork,
     Payload,
+    PostponeWork,
     ReportProgress,
     RetryJob,
     ScheduleJob,
@@ -44,7 +45,7 @@ RESULT_TYPE = "hocket.result"
 NEVER = 2**62
 # How many unsuitable jobs a claim skips at most.
 LOOKED_AT_MAX = 5_000
-_ENDS = tuple(number_of(end) for end in (CompleteJob, FailWork, YieldWork))
+_ENDS = tuple(number_of(end) for end in (CompleteJob, FailWork, PostponeWork, YieldWork))
 
 
 class Draft(NamedTuple):
@@ -315,6 +316,13 @@ def fail(tx: Transaction, held: Held, error: str, traceback: str, retry: bool) -
 
 def hand_back(tx: Transaction, held: Held, reason: str) -> Result:
     return _speak(tx, held, YieldWork(held.job_id, tx.node, reason))
+
+
+def postpone(tx: Transaction, held: Held, delay_ms: int, reason: str) -> Result:
+    """In a strict mesh this is a yield without a delay: Likewise v0.1 has no other op for it."""
+    if tx.is_strict:
+        return hand_back(tx, held, reason)
+    return _speak(tx, held, PostponeWork(held.job_id, tx.node, delay_ms, reason))
 
 
 def report(tx: Transaction, held: Held, note: bytes) -> Result:

@@ -23,6 +23,7 @@ from hocket.work.handlers import JobType
 from hocket.work.inference import infer, question
 from hocket.work.jobs import RESULT_BYTES_MAX, Claim, Held
 from hocket.work.lease import Lease
+from hocket.work.retrying import Later, may_retry
 from hocket.work.run_outputs import RunOutputs, RunServices
 
 TRACEBACK_CHARS_MAX = 16_384
@@ -152,6 +153,10 @@ class Run:
         self.result: bytes | None = None
         self.error: str | None = None
         self.traceback = ""
+        self.may_retry = True
+        """Whether the handler's error lets the job be retried at all."""
+        self.later_ms: int | None = None
+        """How long the handler asked to postpone the job."""
         self.stopped = False
         self.note: bytes | None = None
         self.noted_at = 0.0
@@ -244,6 +249,8 @@ class Run:
         if isinstance(error, Cancelled | asyncio.CancelledError) and self.stopped:
             return
         self.error = type(error).__name__
+        self.later_ms = error.delay_ms if isinstance(error, Later) else None
+        self.may_retry = may_retry(error, self.job_type.retry_on, self.job_type.give_up_on)
         try:
             said = f"{self.error}: {error}"
             if isinstance(error, SystemExit):

@@ -22,6 +22,7 @@ from hocket.events import (
     HandlerLoopBlocked,
     JobClaimed,
     JobHandedBack,
+    JobPostponed,
     LeaseLost,
     ResultDiscarded,
     RunFailed,
@@ -134,6 +135,7 @@ class Worker:
         self.succeeded = 0
         self.failed = 0
         self.handed_back = 0
+        self.postponed = 0
 
     # The life of a worker.
 
@@ -503,6 +505,11 @@ class Worker:
         elif outcome.outcome is Outcome.SUCCEEDED:
             self.succeeded += 1
             self._emit(RunFinished(run.context.job_id, run.job.kind, run.job.fence))
+        elif run.later_ms is not None:
+            self.postponed += 1
+            self._emit(
+                JobPostponed(run.context.job_id, run.job.kind, run.job.fence, run.later_ms / 1000, run.error or "")
+            )
         elif run.error is not None:
             self.failed += 1
             self._emit(RunFailed(run.context.job_id, run.job.kind, run.job.fence, run.error))
