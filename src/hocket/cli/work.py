@@ -65,6 +65,12 @@ def work(
             help="How many jobs to claim beyond the running ones. Default: 32 in all.",
         ),
     ] = None,
+    label: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--label", metavar="LABEL", help="Also take jobs that need this label: gpu, or gpu=a100; may be repeated."
+        ),
+    ] = None,
     until_idle: Annotated[
         bool, typer.Option("--until-idle", help="Exit when no job is left that this worker could run.")
     ] = False,
@@ -97,6 +103,7 @@ def work(
     \b
       hocket work tasks.py
       hocket work acme.tasks --concurrency 8 --kinds acme.render --until-idle
+      hocket work acme.tasks --label gpu=a100
       hocket work --allow 'ffmpeg -i * *.mp4'
 
     Every worker runs the commands (`hocket run`) of its own node; a worker without modules runs nothing else. It runs
@@ -118,7 +125,9 @@ def work(
             for warning in commands.allowance.warnings():
                 show_event(AllowanceIsRisky(warning))
             handlers = Handlers([*found, commands.job_type()], kinds or ())
-            shift = Shift(runtime, WorkerOptions(handlers, concurrency, until_idle, grace_s, ahead), commands)
+            shift = Shift(
+                runtime, WorkerOptions(handlers, concurrency, until_idle, grace_s, ahead, label or ()), commands
+            )
             asyncio.run(shift.run())
     shift.report()
 

@@ -13,6 +13,7 @@ from typing import Any
 from hocket.kernel import arbitration
 from hocket.kernel.clock import Hlc
 from hocket.kernel.ops import Op
+from hocket.kernel.policy import Policy
 from hocket.kernel.reasons import UNAUTHORISED, Reason
 from hocket.kernel.subjects import ACCEPTANCES, JOB, Subject, names_of, subject_of
 from hocket.kernel.vocabulary import ReportFork, RevokeRoot, discriminant
@@ -23,7 +24,7 @@ from hocket.log.links import unlinked
 from hocket.log.naming import ID_BYTES, Naming, keyed
 from hocket.log.ownership import Ownership
 from hocket.log.permissions import Permissions, PermissionsReader, trace
-from hocket.log.projectors import FAMILIES, Projector, Register, SubjectProjector
+from hocket.log.projectors import FAMILIES, Projector, Register, SubjectProjector, defaults_of
 from hocket.log.registers import CoordinatorRegister, GrantRegister, RouteRegister
 from hocket.log.schedule_register import ScheduleRegister
 from hocket.log.unstored_ops import UnstoredOps
@@ -59,6 +60,7 @@ class Projection:
         # ops that no delegation allowed, because the permissions have changed.
         self._again: OrderedDict[Subject, bool] = OrderedDict()
         self._doubted: OrderedDict[bytes, None] = OrderedDict()
+        self._defaults: dict[str, Policy] = {}
         self._naming = Naming(session, self._fresh, permissions_reader.rules.is_strict)
         artifacts = ArtifactRegister(session, self, permissions_reader.rules.bounds is not None)
         self._artifacts, self._grants, self._schedules = (
@@ -134,6 +136,11 @@ class Projection:
         self._artifacts.flush()
         for projector in self.projectors.values():
             projector.flush()
+
+    def defaults(self, kind: str) -> Policy:
+        if kind not in self._defaults:
+            self._defaults[kind] = defaults_of(self._session, kind)
+        return self._defaults[kind]
 
     def _subject(self, op: Op) -> Subject | None:
         """What the op is about, if this node knows the family."""

@@ -173,8 +173,9 @@ class Node:
             return (await self.submit_many([(job, payload)]))[0]
         # The job has no special options, so it takes the fast path, unless other submits wait to share a commit.
         log, draft = self.runtime.log, job_type.draft(payload)
+        request: Callable[[Transaction], bytes] = lambda tx: jobs.submit(tx, [draft])[0].job_id  # noqa: E731
         made = await self._committer.run(
-            lambda tx: jobs.submit(tx, [draft])[0].job_id, alone=lambda: log.append_plain(draft.kind, draft.payload)
+            request, alone=lambda: log.append_plain(draft.kind, draft.payload) or log.run(request)
         )
         return Handle(self, made, created=True)
 
@@ -291,7 +292,8 @@ class Node:
 
         Options: `concurrency` (how many jobs run at once, 4), `until_idle` (return when no job is left), `grace`
         (seconds that handlers may run after the first signal, 10), `ahead` (how many jobs it claims beyond the running
-        ones; by default up to 32 in all), `finished` (called with each run and its outcome).
+        ones; by default up to 32 in all), `labels` (what jobs may need, like "gpu=a100"), `finished` (called with each
+        run and its outcome).
 
         `events` is called with every event, `notice` with a sentence about each event that is not routine. Both are
         called in the event loop's thread or in one that talks to other nodes, and must not block.
@@ -403,9 +405,10 @@ class SyncNode:
             return SyncHandle(self, job_id, True)
         job_type = _named(job) if isinstance(job, str) else job
         if job_type.policy is DEFAULT:
-            # The job has no special options, so it takes the fast path.
+            # The job has no special options, so it takes the fast path, unless its kind has some.
             encoded = encode_payload(job_type.kind, payload)
-            return SyncHandle(self, self.runtime.log.append_plain(job_type.kind, encoded), True)
+            if (plain := self.runtime.log.append_plain(job_type.kind, encoded)) is not None:
+                return SyncHandle(self, plain, True)
         job_id, created = self.runtime.submit([job_type.draft(payload)])[0]
         return SyncHandle(self, job_id, created)
 

@@ -8,13 +8,13 @@ it.
 import asyncio
 import functools
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeVar
 
 from hocket.bus.changes import CLAIM, Changes, about
-from hocket.errors import StoreError
+from hocket.errors import StoreError, Usage
 from hocket.events import (
     BatchFailed,
     CoordinatorUnknown,
@@ -23,6 +23,7 @@ from hocket.events import (
     JobClaimed,
     JobHandedBack,
     JobPostponed,
+    KindsNotDefined,
     LeaseLost,
     ResultDiscarded,
     RunFailed,
@@ -32,10 +33,11 @@ from hocket.events import (
     WorkerDeclaredDead,
     ignore,
 )
+from hocket.kernel.placement import check_labels
 from hocket.kernel.reasons import Reason
 from hocket.kernel.roster import Job, Outcome
 from hocket.log import Transaction
-from hocket.work import lease
+from hocket.work import kinds, lease
 from hocket.work.batch import Batch, BatchResult, BatchRunner
 from hocket.work.environment import Environment
 from hocket.work.handlers import Handlers
@@ -77,7 +79,8 @@ _LOST = about(CLAIM)
 @dataclass
 class WorkerOptions:
     """`grace` is how many seconds running handlers may go on after the worker is told to stop. `ahead` is how many jobs
-    it may claim beyond those that run; by default as many as make 32 with them.
+    it may claim beyond those that run; by default as many as make 32 with them. `labels` are what jobs may need, like
+    `gpu` or `gpu=a100`.
     """
 
     handlers: Handlers
@@ -85,8 +88,15 @@ class WorkerOptions:
     until_idle: bool = False
     grace: float = 10.0
     ahead: int | None = None
+    labels: Iterable[str] = ()
     emit: Emit = ignore
     finished: Callable[[Run, Job | Reason], None] = lambda run, outcome: None
+
+    def __post_init__(self) -> None:
+        try:
+            self.labels = frozenset(check_labels(self.labels))
+        except ValueError as error:
+            raise Usage(str(error)) from None
 
     @property
     def ahead_max(self) -> int:
@@ -108,7 +118,7 @@ class Worker:
         self._beat_at = 0.0
         self._runner = environment.slots(options.concurrency, self._ended_in_thread)
         self._troubles = Troubles(options.emit, environment.monotonic)
-        self._transact = BatchRunner(options.handlers, options.until_idle, self._troubles)
+        self._transact = BatchRunner(options.handlers, options.until_idle, self._troubles, frozenset(options.labels))
         self._pending_decisions = PendingDecisions(access.consult, environment, self._heard, options.emit)
         self._held: dict[bytes, Run] = {}
         self._unstarted: list[Run] = []
@@ -195,6 +205,8 @@ class Worker:
     def _register(self, tx: Transaction) -> None:
         if tx.is_uninformed:
             self._emit(CoordinatorUnknown())
+        if undefined := kinds.define(tx, self._options.handlers):
+            self._emit(KindsNotDefined(tuple(undefined)))
         self._sign.beat(tx)
         self._number = self._sign.number
         self._beat_at = self._monotonic() + BEAT_S
