@@ -9,7 +9,7 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, asynccontextmanager, closing
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 from hocket.bus import Subscription
 from hocket.bus.changes import ANYTHING, Changes, about
@@ -29,9 +29,10 @@ from hocket.node.handles import Handle, JobCancelled, JobFailed
 from hocket.node.runtime import Runtime
 from hocket.node.signals import stopped_by_signals
 from hocket.store import Session
-from hocket.work import jobs
+from hocket.work import bulk, jobs
 from hocket.work.arbiter import decided
 from hocket.work.blobs import Blobs
+from hocket.work.bulk import CANCEL, RETRY, Changed, Which
 from hocket.work.command import request
 from hocket.work.command.request import CommandRequest
 from hocket.work.command.secret_handover import HandOver
@@ -188,6 +189,16 @@ class Node:
     def job(self, job_id: str) -> Handle:
         """A handle on an existing job, by its full id."""
         return Handle(self, _id(job_id), created=False)
+
+    async def cancel_many(self, **which: Unpack[Which]) -> Changed:
+        """Cancels every job of a `kind` (`acme.` means all kinds below it), in a `state` (`waiting` or `running`; both
+        if not given), submitted longer ago than `older_than`. Each transaction writes a bounded number of jobs.
+        """
+        return await bulk.change_which(self, CANCEL, **which)
+
+    async def retry_many(self, **which: Unpack[Which]) -> Changed:
+        """The same for a retry. The state is `failed`, if not given, or `cancelled`."""
+        return await bulk.change_which(self, RETRY, **which)
 
     @property
     def log(self) -> Log:
@@ -419,6 +430,14 @@ class SyncNode:
     def job(self, job_id: str) -> SyncHandle:
         """A handle on an existing job, by its full id."""
         return SyncHandle(self, _id(job_id), created=False)
+
+    def cancel_many(self, **which: Unpack[Which]) -> Changed:
+        """Cancels every job that matches, as `Node.cancel_many` does."""
+        return self._with_node(lambda node: node.cancel_many(**which))
+
+    def retry_many(self, **which: Unpack[Which]) -> Changed:
+        """Retries every job that matches, as `Node.retry_many` does."""
+        return self._with_node(lambda node: node.retry_many(**which))
 
     def work(self, handlers: Handlers | Iterable[JobType], **options: Any) -> Worker:
         """Runs a worker in this thread until a signal stops it. The options are those of `Node.work`."""
