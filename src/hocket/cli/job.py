@@ -203,8 +203,7 @@ def _change_many(
         wanted = bulk.select(service, change, state, kind, older_than)
         found = bulk.count(service, wanted)
         if found and not yes and not _confirmed(f"{change.verb} {_counted(found)}?", found):
-            say("nothing was changed")
-            raise typer.Exit(1)
+            raise Conflict("nothing was changed")
         with progress(change.verb) as bar:
             done = bulk.change_all(service, change, wanted, reason, lambda visited: bar(visited, found))
     emit({"matched": found, **done._asdict()})
