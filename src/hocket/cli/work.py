@@ -190,7 +190,8 @@ class Shift:
     def _sum(self) -> str:
         worker = self._worker
         assert worker is not None
-        return f"{worker.succeeded} succeeded, {worker.failed} failed, {worker.handed_back} handed back"
+        postponed = f", {worker.postponed} postponed" if worker.postponed else ""
+        return f"{worker.succeeded} succeeded, {worker.failed} failed, {worker.handed_back} handed back{postponed}"
 
     def report(self) -> None:
         worker = self._worker
