@@ -26,6 +26,7 @@ from tests.log.roster import world
 from tests.log.roster.test_cascades import everywhere_the_same, reason
 from tests.log.roster.world import INTRODUCTIONS
 from tests.log.test_permissions import WORKER, WORKER_NODE, Mesh, token
+from tests.trust import members
 from tests.trust.members import START, USER, Member, key
 
 KIND = "acme.render"
@@ -252,3 +253,18 @@ def test_the_async_node_takes_them_too(tmp_path: Path) -> None:
             return (await (await node.submit(KIND)).status())["options"]
 
     assert asyncio.run(submit()) == {"retries": 2}
+
+
+@pytest.mark.req("LW-39")
+def test_a_definition_holds_for_the_claims_that_the_arbiter_gets_with_it() -> None:
+    arbiter, worker = members.owner("arbiter"), Member("gpu")
+    grants = (*members.WORKER, *members.READS, Capability("Job", "Define", {"kind_prefix": ["acme."]}))
+    worker.enter(arbiter.invite(worker, *grants), arbiter.token)
+    made = [arbiter.submit("acme.x") for _ in range(3)]
+    members.meet(arbiter, worker)
+    define(worker, handler("acme.x", concurrency=1))
+    wanted = worker.log.run(lambda tx: jobs.claim(tx, 1, 3, lambda kind: 60_000, offering=True)).wanted
+    assert len(wanted) == 3
+    arbiter.pull(worker)
+    held = [entry for each in made if (entry := arbiter.entry(each)) is not None and entry.job.claimer is not None]
+    assert len(held) == 1

@@ -15,7 +15,7 @@ from hocket.kernel.clock import Hlc
 from hocket.kernel.ops import Op
 from hocket.kernel.policy import Policy
 from hocket.kernel.reasons import UNAUTHORISED, Reason
-from hocket.kernel.subjects import ACCEPTANCES, JOB, Subject, names_of, subject_of
+from hocket.kernel.subjects import ACCEPTANCES, JOB, KIND, Subject, names_of, subject_of
 from hocket.kernel.vocabulary import ReportFork, RevokeRoot, discriminant
 from hocket.log.artifact_register import ArtifactRegister
 from hocket.log.citations import Citations, names_others
@@ -72,8 +72,9 @@ class Projection:
         self.jobs = JobProjector(session, self, routes, settle)
         self.citations = Citations(session, self._fresh, self.jobs.entry, artifacts.artifact, self.arbiter, settle)
         self.projectors: dict[str, Projector[Any]] = {JOB: self.jobs}
-        for name, family in FAMILIES.items():
-            self.projectors[name] = SubjectProjector(session, self, name, family)
+        stored = {name: SubjectProjector(session, self, name, family) for name, family in FAMILIES.items()}
+        self.projectors |= stored
+        self._kinds = stored[KIND]
         self._coordinators = CoordinatorRegister(session, self, self.projectors)
         registers: tuple[Register, ...] = (self._coordinators, routes, artifacts, self._schedules)
         self._registers = {payload: register for register in registers for payload in register.payloads}
@@ -134,10 +135,15 @@ class Projection:
     def flush(self) -> None:
         """Writes what has changed, so that the store's queries see it."""
         self._artifacts.flush()
+        if self._kinds.is_changed:
+            self._defaults.clear()
         for projector in self.projectors.values():
             projector.flush()
 
     def defaults(self, kind: str) -> Policy:
+        if self._kinds.is_changed:
+            self._kinds.flush()
+            self._defaults.clear()
         if kind not in self._defaults:
             self._defaults[kind] = defaults_of(self._session, kind)
         return self._defaults[kind]

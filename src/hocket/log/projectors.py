@@ -66,7 +66,7 @@ class Engine(FoldContext, Protocol):
     def flush(self) -> None: ...
 
     def defaults(self, kind: str) -> Policy:
-        """The options of a kind, as they were when this transaction first asked."""
+        """The options of a kind."""
 
 
 class Projector(Protocol[S]):
@@ -143,6 +143,11 @@ class SubjectProjector:
         self._dirty.add(key)
 
     note = keep
+
+    @property
+    def is_changed(self) -> bool:
+        """Whether a state differs from the store's."""
+        return bool(self._dirty)
 
     def prepare(self, keys: Sequence[bytes]) -> None:
         pass

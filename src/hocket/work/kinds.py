@@ -19,6 +19,4 @@ def define(tx: Transaction, handlers: Handlers) -> list[str]:
             continue
         if isinstance(tx.author(DefineKind(each.kind, encode_policy(options))), Reason):
             refused.append(each.kind)
-        # A kind that follows may lie below this one.
-        tx.projection.flush()
     return refused
