@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from hocket.node.node import Node, SyncHandle, SyncNode, init, open
     from hocket.work.command.request import command
     from hocket.work.handlers import Handlers, JobType, job, kind
+    from hocket.work.retrying import Fatal, Later
     from hocket.work.runner import Cancelled, Context
 
 __version__ = "0.1.0"
@@ -21,12 +22,14 @@ __all__ = [
     "Cancelled",
     "Conflict",
     "Context",
+    "Fatal",
     "Handle",
     "Handlers",
     "HocketError",
     "JobCancelled",
     "JobFailed",
     "JobType",
+    "Later",
     "Node",
     "NotAuthorised",
     "StoreError",
@@ -47,6 +50,7 @@ _ROOMS = {
     "node.node": ("Node", "SyncHandle", "SyncNode", "init", "open"),
     "work.command.request": ("command",),
     "work.handlers": ("Handlers", "JobType", "job", "kind"),
+    "work.retrying": ("Fatal", "Later"),
     "work.runner": ("Cancelled", "Context"),
 }
 _HOMES = {name: room for room, names in _ROOMS.items() for name in names}

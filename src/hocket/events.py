@@ -75,6 +75,24 @@ class JobHandedBack(_RunEvent, frozen=True):
         return f"job {self.job_id}: returned to the queue"
 
 
+class JobPostponed(_RunEvent, frozen=True):
+    delay_s: float
+    reason: str
+
+    def __str__(self) -> str:
+        return f"job {self.job_id}: postponed by {self.delay_s:g} s: {self.reason}"
+
+
+class KindsNotDefined(Event, frozen=True):
+    kinds: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return (
+            f"this node may not define {', '.join(self.kinds)}: the options of these handlers hold only for jobs that"
+            " their own programs submit; the owner grants it with `--may job:define:PREFIX`"
+        )
+
+
 class LeaseLost(Event, frozen=True):
     job_id: str
     reason: str

@@ -11,6 +11,7 @@ from hocket.cli.options import (
     BackoffMax,
     Concurrency,
     Lease,
+    Needs,
     Priority,
     Rate,
     Retries,
@@ -51,6 +52,7 @@ def add(
     rate: Rate = None,
     backoff: Backoff = None,
     backoff_max: BackoffMax = None,
+    needs: Needs = None,
     home: HomeOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -63,10 +65,9 @@ def add(
       hocket cron add nightly '30 2 * * *' acme.backup '{"full": true}' --timezone Europe/Vienna
       hocket cron add pulse '*/5 * * * *' acme.ping --retries 2
     """
-    from hocket.kernel.policy import DEFAULT
     from hocket.service import schedules
     from hocket.work.cron import NewSchedule
-    from hocket.work.handlers import draft, policy
+    from hocket.work.handlers import draft
 
     options = given(
         priority=priority,
@@ -77,8 +78,9 @@ def add(
         rate=rate,
         backoff=backoff,
         backoff_max=backoff_max,
+        needs=needs or None,
     )
-    made = draft(kind, payload(data), policy(DEFAULT, **options))
+    made = draft(kind, payload(data), options)
     with open_service() as service:
         shown = schedules.add(service, NewSchedule(name, expression, timezone, made))
     emit(shown)

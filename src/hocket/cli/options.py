@@ -55,6 +55,12 @@ Open = Annotated[
 ]
 
 
+Needs = Annotated[
+    list[str] | None,
+    typer.Option("--needs", metavar="LABEL", help="Only workers with this label: gpu, or gpu=a100; may be repeated."),
+]
+
+
 def given(**options: Any) -> dict[str, Any]:
     """The options that were given."""
     return {name: value for name, value in options.items() if value is not None}

@@ -12,6 +12,7 @@ from hocket.cli.options import (
     BackoffMax,
     Concurrency,
     Lease,
+    Needs,
     NotBefore,
     Open,
     Priority,
@@ -51,6 +52,7 @@ def submit(
     backoff: Backoff = None,
     backoff_max: BackoffMax = None,
     open_job: Open = False,
+    needs: Needs = None,
     wait: Annotated[bool, typer.Option("--wait", help="Wait for the job and print its result as JSON.")] = False,
     wait_for: Annotated[
         str | None,
@@ -88,6 +90,7 @@ def submit(
         backoff=backoff,
         backoff_max=backoff_max,
         open=open_job or None,
+        needs=needs or None,
     )
     patience = seconds(wait_for, "--wait-for")
     wait = wait or wait_for is not None
@@ -105,9 +108,8 @@ def submit(
 
 def _submit_one(kind: str, data: str | None, options: dict[str, Any], wait: bool, patience: float | None) -> None:
     from hocket.kernel.ids import ulid_text
-    from hocket.kernel.policy import DEFAULT
     from hocket.service import jobs
-    from hocket.work.handlers import draft, policy
+    from hocket.work.handlers import draft
     from hocket.work.jobs import check_kind
 
     check_kind(kind)
@@ -115,7 +117,7 @@ def _submit_one(kind: str, data: str | None, options: dict[str, Any], wait: bool
     with open_service() as service:
         if "after" in options:
             options["after"] = [jobs.find(service, each) for each in options["after"]]
-        made = jobs.submit(service, [draft(kind, arguments, policy(DEFAULT, **options))])[0]
+        made = jobs.submit(service, [draft(kind, arguments, options)])[0]
         job_id = ulid_text(made.job_id)
         answer = {"job_id": job_id, "kind": kind, "created": made.created}
         say(f"submitted {kind} {job_id}" if made.created else f"already there {job_id}")

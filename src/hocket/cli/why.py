@@ -21,7 +21,7 @@ def why(
     as_json: JsonOption = False,
 ) -> None:
     """Trace an output back to the model calls behind it: model, prompt, output, context and evidence. Missing and
-    evicted parts are listed.
+    evicted parts are listed. For a pending job, also the labels that its worker must have.
 
     \b
       hocket why 01J9ZC
@@ -50,6 +50,7 @@ def _head(told: dict[str, Any]) -> list[str]:
     if told["of"] == "job":
         job = told["job"]
         lines[0] += f" {job['kind']}, {job['outcome'] or job['state']}"
+        lines += [f"  waits for a worker with the label {each}" for each in told.get("needs", ())]
         lines += [f"  gave {_sized(each)}" for each in told["artifacts"]]
         lines += [f"  gave claim {each}" for each in told["claims"]]
     elif told["of"] == "artifact":

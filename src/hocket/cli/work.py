@@ -83,6 +83,12 @@ def work(
             help="How many jobs to claim beyond the running ones. Default: 32 in all.",
         ),
     ] = None,
+    label: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--label", metavar="LABEL", help="Also take jobs that need this label: gpu, or gpu=a100; may be repeated."
+        ),
+    ] = None,
     until_idle: Annotated[
         bool, typer.Option("--until-idle", help="Exit when no job is left that this worker could run.")
     ] = False,
@@ -116,6 +122,7 @@ def work(
       hocket work tasks.py
       hocket work acme.tasks --concurrency 8 --kinds acme.render --until-idle
       hocket work tasks.py --processes 4
+      hocket work acme.tasks --label gpu=a100
       hocket work --allow 'ffmpeg -i * *.mp4'
 
     Every worker runs the commands (`hocket run`) of its own node; a worker without modules runs nothing else. It runs
@@ -139,7 +146,7 @@ def work(
             for warning in commands.allowance.warnings():
                 show_event(AllowanceIsRisky(warning))
             handlers = Handlers([*found, commands.job_type()], kinds or ())
-            options = WorkerOptions(handlers, concurrency or processes or 4, until_idle, grace_s, ahead)
+            options = WorkerOptions(handlers, concurrency or processes or 4, until_idle, grace_s, ahead, label or ())
             if processes is not None and (served := Handlers(found)):
                 options.processes = handler_processes(runtime, processes, served)
             shift = Shift(runtime, options, commands)
@@ -206,7 +213,8 @@ class Shift:
     def _sum(self) -> str:
         worker = self._worker
         assert worker is not None
-        return f"{worker.succeeded} succeeded, {worker.failed} failed, {worker.handed_back} handed back"
+        postponed = f", {worker.postponed} postponed" if worker.postponed else ""
+        return f"{worker.succeeded} succeeded, {worker.failed} failed, {worker.handed_back} handed back{postponed}"
 
     def replace_process(self) -> None:
         """Starts this program anew in the same process if every slot has a stuck handler; otherwise returns."""

@@ -414,7 +414,8 @@ class GitWorker:
                 continue
             before = self._monotonic()
             try:
-                renewed = holding.renew(self._plane, each.held, self._worker, self._now())
+                worker = self._worker._replace(lease_s=int(each.lease.next_s(before)))
+                renewed = holding.renew(self._plane, each.held, worker, self._now())
                 if renewed is None:
                     self._emit(LeaseLost(each.name, "another worker holds the job now, or it was aborted"))
                     self._end(each)

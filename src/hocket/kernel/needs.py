@@ -60,6 +60,8 @@ JUDGED: dict[type[Payload], Judged] = {
     v.ExpireWork: _COMPLETE,
     v.FailWork: _COMPLETE,
     v.ReportProgress: _COMPLETE,
+    v.PostponeWork: _COMPLETE,
+    v.DefineKind: Judged("Job", "Define", "kind_prefix", "kind"),
     v.AcceptWork: Judged("Job", None, "kind_prefix"),
     v.AcceptOffer: Judged("Ops", None),
     v.UserAssert: Judged("UserAssertion", "Write"),

@@ -132,7 +132,7 @@ class HandlerProcess:
     def _finished(self, run: Run) -> None:
         assert isinstance(run, _RemoteRun)
         self._runs.pop(run.number, None)
-        self._channel.send(Ended(run.number, run.result, run.error, run.traceback, run.stopped))
+        self._channel.send(Ended(run.number, run.ending(), run.stopped))
 
 
 class _RemoteRun(Run):

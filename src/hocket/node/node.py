@@ -9,7 +9,7 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, asynccontextmanager, closing
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 from hocket.bus import Subscription
 from hocket.bus.changes import ANYTHING, Changes, about
@@ -29,9 +29,10 @@ from hocket.node.handles import Handle, JobCancelled, JobFailed
 from hocket.node.runtime import Runtime
 from hocket.node.signals import stopped_by_signals
 from hocket.store import Session
-from hocket.work import jobs
+from hocket.work import bulk, jobs
 from hocket.work.arbiter import decided
 from hocket.work.blobs import Blobs
+from hocket.work.bulk import CANCEL, RETRY, Changed, Which
 from hocket.work.command import request
 from hocket.work.command.request import CommandRequest
 from hocket.work.command.secret_handover import HandOver
@@ -117,7 +118,7 @@ _named = lru_cache(maxsize=1_024)(kind)
 
 def handler_processes(runtime: Runtime, count: int, handlers: Handlers) -> ProcessPlan:
     """How a worker of this node runs these handlers in processes. Raises Usage if a process could not import them."""
-    return plan(count, "hocket.node.handler_process", runtime.home.path, handlers.types())
+    return plan(count, "hocket.node.handler_process", runtime.home.path, handlers.served())
 
 
 def _accepted(decision: Decision) -> Job:
@@ -179,8 +180,9 @@ class Node:
             return (await self.submit_many([(job, payload)]))[0]
         # The job has no special options, so it takes the fast path, unless other submits wait to share a commit.
         log, draft = self.runtime.log, job_type.draft(payload)
+        request: Callable[[Transaction], bytes] = lambda tx: jobs.submit(tx, [draft])[0].job_id  # noqa: E731
         made = await self._committer.run(
-            lambda tx: jobs.submit(tx, [draft])[0].job_id, alone=lambda: log.append_plain(draft.kind, draft.payload)
+            request, alone=lambda: log.append_plain(draft.kind, draft.payload) or log.run(request)
         )
         return Handle(self, made, created=True)
 
@@ -193,6 +195,16 @@ class Node:
     def job(self, job_id: str) -> Handle:
         """A handle on an existing job, by its full id."""
         return Handle(self, _id(job_id), created=False)
+
+    async def cancel_many(self, **which: Unpack[Which]) -> Changed:
+        """Cancels every job of a `kind` (`acme.` means all kinds below it), in a `state` (`waiting` or `running`; both
+        if not given), submitted longer ago than `older_than`. Each transaction writes a bounded number of jobs.
+        """
+        return await bulk.change_which(self, CANCEL, **which)
+
+    async def retry_many(self, **which: Unpack[Which]) -> Changed:
+        """The same for a retry. The state is `failed`, if not given, or `cancelled`."""
+        return await bulk.change_which(self, RETRY, **which)
 
     @property
     def log(self) -> Log:
@@ -301,7 +313,8 @@ class Node:
 
         Options: `concurrency` (how many jobs run at once, 4), `until_idle` (return when no job is left), `grace`
         (seconds that handlers may run after the first signal, 10), `ahead` (how many jobs it claims beyond the running
-        ones; by default up to 32 in all), `finished` (called with each run and its outcome).
+        ones; by default up to 32 in all), `labels` (what jobs may need, like "gpu=a100"), `finished` (called with each
+        run and its outcome).
 
         `events` is called with every event, `notice` with a sentence about each event that is not routine. Both are
         called in the event loop's thread or in one that talks to other nodes, and must not block.
@@ -421,9 +434,10 @@ class SyncNode:
             return SyncHandle(self, job_id, True)
         job_type = _named(job) if isinstance(job, str) else job
         if job_type.policy is DEFAULT:
-            # The job has no special options, so it takes the fast path.
+            # The job has no special options, so it takes the fast path, unless its kind has some.
             encoded = encode_payload(job_type.kind, payload)
-            return SyncHandle(self, self.runtime.log.append_plain(job_type.kind, encoded), True)
+            if (plain := self.runtime.log.append_plain(job_type.kind, encoded)) is not None:
+                return SyncHandle(self, plain, True)
         job_id, created = self.runtime.submit([job_type.draft(payload)])[0]
         return SyncHandle(self, job_id, created)
 
@@ -434,6 +448,14 @@ class SyncNode:
     def job(self, job_id: str) -> SyncHandle:
         """A handle on an existing job, by its full id."""
         return SyncHandle(self, _id(job_id), created=False)
+
+    def cancel_many(self, **which: Unpack[Which]) -> Changed:
+        """Cancels every job that matches, as `Node.cancel_many` does."""
+        return self._with_node(lambda node: node.cancel_many(**which))
+
+    def retry_many(self, **which: Unpack[Which]) -> Changed:
+        """Retries every job that matches, as `Node.retry_many` does."""
+        return self._with_node(lambda node: node.retry_many(**which))
 
     def work(self, handlers: Handlers | Iterable[JobType], **options: Any) -> Worker:
         """Runs a worker in this thread until a signal stops it. The options are those of `Node.work`."""

@@ -78,8 +78,11 @@ class BatchResult(NamedTuple):
 class BatchRunner:
     """Runs the turns of one worker. `until_idle` is whether the worker needs to know that nothing is left to do."""
 
-    def __init__(self, handlers: Handlers, until_idle: bool, troubles: Troubles) -> None:
+    def __init__(
+        self, handlers: Handlers, until_idle: bool, troubles: Troubles, labels: frozenset[str] = frozenset()
+    ) -> None:
         self._handlers = handlers
+        self._labels = labels
         self._until_idle = until_idle
         self._troubles = troubles
 
@@ -165,6 +168,8 @@ class BatchRunner:
             if job.policy.schedule_op is not None and cron.is_tick(tx.session, job) is False:
                 self._troubles.tell(job.id, JobSkipped(ulid_text(job.id), "not a tick by this machine's timezones"))
                 return False
+            if not self._handlers.fits(job, self._labels):
+                return False
             kind = job.kind
             return self._handlers.takes_all(kind) or self._handlers.wants(tx.session, kind, schedule)
         return False
@@ -174,12 +179,18 @@ class BatchRunner:
         if tx.unsettled or tx.is_uninformed:
             return False
         served = [kind for kind in tx.session.busy_kinds() if self._handlers.find(kind) is not None]
-        return not any(self._handlers.takes_all(kind) or self._is_wanted(tx, kind) for kind in served)
+        return not any(self._is_wanted(tx, kind) for kind in served)
 
     def _is_wanted(self, tx: Transaction, kind: str) -> bool:
-        """For a kind of which this worker does not take every job: whether there is one that it would take."""
-        busy = tx.session.busy(kind, jobs.LOOKED_AT_MAX)
-        return any(self._wants(tx, entry.job, tx.body(entry.job.schedule_op)) for entry in busy)
+        """Whether there is a job of this kind that this worker would take, or that may come back from another."""
+        if self._handlers.takes_all(kind) and tx.session.claimed_count(kind):
+            return True
+        # Usually the first one is wanted, and the others need not be read.
+        for limit in (1, jobs.LOOKED_AT_MAX):
+            busy = tx.session.busy(kind, limit)
+            if any(self._wants(tx, entry.job, tx.body(entry.job.schedule_op)) for entry in busy):
+                return True
+        return False
 
 
 def settle(tx: Transaction, run: Run) -> Result:
@@ -195,7 +206,9 @@ def settle(tx: Transaction, run: Run) -> Result:
         return jobs.hand_back(tx, run.held, "the worker stopped it")
     if run.error is None:
         return jobs.complete(tx, run.held, run.result, int((run.ended_at - run.started_at) * 1000), made)
-    retry = run.job.policy.retries is not None or run.job.failures < run.job_type.retries
+    if run.later_ms is not None:
+        return jobs.postpone(tx, run.held, run.later_ms, run.error)
+    retry = run.may_retry and (run.job.policy.retries is not None or run.job.failures < run.job_type.retries)
     return jobs.fail(tx, run.held, run.error, run.traceback, retry)
 
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from hocket.work.jobs import Claim
 from hocket.work.run_outputs import RunOutput
-from hocket.work.runner import Step
+from hocket.work.runner import Ending, Step
 
 # How long the last messages may take to be written.
 CLOSING_S = 1.0
@@ -91,9 +91,7 @@ class StuckAt(NamedTuple):
 
 class Ended(NamedTuple):
     run: int
-    result: bytes | None
-    error: str | None
-    traceback: str
+    ending: Ending
     stopped: bool
 
 

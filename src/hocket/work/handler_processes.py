@@ -28,7 +28,7 @@ from hocket.work.handler_channel import Channel, Close, Ended, Made, Noted, Read
 from hocket.work.handler_threads import HandlerThreads
 from hocket.work.handlers import JobType
 from hocket.work.run_outputs import RunOutput
-from hocket.work.runner import Run, Step
+from hocket.work.runner import Ending, Run, Step
 
 PROCESSES_MAX = 256
 # How long the other runs of a process with a stuck handler may go on.
@@ -296,7 +296,7 @@ class HandlerProcesses(HandlerThreads):
             process.runs.pop(message.run, None)
             self._suspects.discard(run.job.id)
             run.stopped = run.stopped or message.stopped
-            run.conclude(message.result, message.error, message.traceback or run.traceback)
+            run.conclude(message.ending._replace(traceback=message.ending.traceback or run.traceback))
             self._over(run)
 
     def _made(self, process: _Process, run: Run, made: Made) -> None:
@@ -324,7 +324,7 @@ class HandlerProcesses(HandlerThreads):
         for run in runs:
             if len(runs) == 1 and not run.stopped:
                 self._suspects.discard(run.job.id)
-                run.conclude(None, f"its process {_how(code)}", run.traceback)
+                run.conclude(Ending(None, f"its process {_how(code)}", run.traceback))
             elif not run.given_up:
                 run.stopped = True
                 self._suspects.add(run.job.id)

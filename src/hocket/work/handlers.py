@@ -7,7 +7,7 @@ import importlib.util
 import inspect
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
@@ -18,10 +18,13 @@ import msgspec
 from hocket.errors import Usage
 from hocket.kernel.durations import duration_ms
 from hocket.kernel.ids import parse_ulid
+from hocket.kernel.placement import check_labels, lacking
 from hocket.kernel.policy import DEFAULT, LEASE_MS_DEFAULT, LEASE_MS_MAX, LEASE_MS_MIN, Policy, Rate, check_policy
+from hocket.kernel.roster import Job
 from hocket.store import Session
 from hocket.work.jobs import PAYLOAD_BYTES_MAX, Draft, check_kind
 from hocket.work.json_values import encode_json
+from hocket.work.retrying import ErrorTypes, error_types
 
 Duration = str | int | float
 
@@ -35,6 +38,10 @@ class JobType:
     function: Callable[..., Any] | None = None
     lease_ms: int = LEASE_MS_DEFAULT
     retries: int = 0
+    retry_on: ErrorTypes = (BaseException,)
+    give_up_on: ErrorTypes = ()
+    said: frozenset[str] = frozenset()
+    """The members of the policy that were chosen, even if they have Hocket's default."""
     wants: Callable[[Session, bytes], bool] | None = None
     """Which jobs of the kind a worker accepts, judged from the log and the encoded ScheduleJob; None for all."""
 
@@ -45,11 +52,11 @@ class JobType:
 
     def set(self, **options: Any) -> "JobType":
         """The same job type with other options for its jobs (see `policy` for the names)."""
-        return replace(self, policy=policy(self.policy, **options))
+        return replace(self, policy=policy(self.policy, **options), said=self.said | said(options))
 
     def draft(self, payload: dict[str, Any]) -> Draft:
         """A job of this type to submit. Raises Usage if the payload is not a JSON object or is too large."""
-        return Draft(self.kind, encode_payload(self.kind, payload), self.policy)
+        return Draft(self.kind, encode_payload(self.kind, payload), self.policy, said=self.said)
 
     @property
     def is_async(self) -> bool:
@@ -57,22 +64,30 @@ class JobType:
 
 
 def job(
-    kind: str, *, lease: Duration = "30s", retries: int = 0, **options: Any
+    kind: str,
+    *,
+    lease: Duration = "30s",
+    retries: int = 0,
+    retry_on: type[BaseException] | ErrorTypes = BaseException,
+    give_up_on: type[BaseException] | ErrorTypes = (),
+    **options: Any,
 ) -> Callable[[Callable[..., Any]], JobType]:
     """Makes a job type from a function `(ctx, **payload)`, sync or async, and registers it for workers of this process.
 
     `lease` is how long a claim lasts unless renewed (the worker renews it automatically), `retries` how often a failed
-    job is retried. The other options are those of `policy`: timeout, priority, backoff, backoff_max, concurrency, rate,
-    unique, unique_for, not_before, after, open. A kind that ends with a dot stands for every kind below it.
+    job is retried. An error is retried if it is one of `retry_on` (all, unless given) and none of `give_up_on`. The
+    other options are those of `policy`: timeout, priority, backoff, backoff_max, concurrency, rate, unique, unique_for,
+    not_before, after, open, needs. A kind that ends with a dot stands for every kind below it.
     """
     check_kind(kind[:-1] if kind.endswith(".") else kind)
     lease_ms = _lease(lease)
     # Defaults are not stored with every job.
     own = ({"lease": lease} if lease_ms != LEASE_MS_DEFAULT else {}) | ({"retries": retries} if retries else {})
     carried = policy(DEFAULT, **own, **options)
+    retried, given_up = error_types("retry_on", retry_on), error_types("give_up_on", give_up_on)
 
     def make(function: Callable[..., Any]) -> JobType:
-        made = JobType(kind, carried, function, lease_ms, retries)
+        made = JobType(kind, carried, function, lease_ms, retries, retried, given_up, said(own | options))
         registered = REGISTRY.setdefault(kind, made)
         if registered is not made and not _same_function(registered.function, function):
             raise Usage(f"two handlers for the kind {kind}: {_where(registered.function)} and {_where(function)}")
@@ -84,7 +99,7 @@ def job(
 
 def kind(name: str, **options: Any) -> JobType:
     """A job type without a function here: enough to submit jobs of that kind."""
-    return JobType(check_kind(name), policy(DEFAULT, **options))
+    return JobType(check_kind(name), policy(DEFAULT, **options), said=said(options))
 
 
 REGISTRY: dict[str, JobType] = {}
@@ -108,8 +123,9 @@ class Handlers:
     def kinds(self) -> list[str]:
         return sorted(self._types)
 
-    def types(self) -> list[JobType]:
-        return list(self._types.values())
+    def served(self) -> list[JobType]:
+        """The job types of which this worker runs jobs."""
+        return [each for kind, each in sorted(self._types.items()) if self.find(kind) is not None]
 
     def topics(self) -> frozenset[str]:
         """The kinds that this worker runs, as topics for a listener."""
@@ -134,6 +150,11 @@ class Handlers:
         found = self.find(kind)
         return found is not None and (found.wants is None or found.wants(session, schedule))
 
+    def fits(self, job: Job, labels: Collection[str]) -> bool:
+        """Whether a worker with these labels has what the job needs, or else what its handler needs."""
+        found = self.find(job.kind)
+        return found is None or not lacking(job.policy.needs or found.policy.needs, labels)
+
     def lease_of(self, kind: str) -> int | None:
         found = self.find(kind)
         return None if found is None else found.lease_ms
@@ -145,7 +166,8 @@ def policy(base: Policy, **options: Any) -> Policy:
     priority: higher runs sooner · not_before: a datetime, ISO-8601, "+30s" or milliseconds since the epoch · lease,
     backoff, backoff_max, unique_for: durations · timeout: how long one run may take, 0 for no limit · retries: a count
     · after: job ids or handles · unique: a key · concurrency: how many of the kind run at once · rate: "10/s",
-    "100/1m" · open: True for jobs that may be claimed without asking the arbiter.
+    "100/1m" · open: True for jobs that may be claimed without asking the arbiter · needs: labels that the worker must
+    have, like "gpu" or "gpu=a100".
     """
     made = base
     for name, value in options.items():
@@ -160,9 +182,16 @@ def policy(base: Policy, **options: Any) -> Policy:
     return made
 
 
-def draft(kind: str, payload: object, policy: Policy) -> Draft:
-    """A job to submit, of a kind without a function here. Raises Usage if the kind or the payload is bad."""
-    return Draft(check_kind(kind), encode_payload(kind, payload), policy)
+def said(options: Iterable[str]) -> frozenset[str]:
+    """The members of the policy that these options set."""
+    members = Policy.__struct_fields__
+    return frozenset(name if name in members else f"{name}_ms" for name in options)
+
+
+def draft(kind: str, payload: object, options: dict[str, Any]) -> Draft:
+    """A job to submit, of a kind without a function here. Raises Usage if the kind, the payload or an option is bad."""
+    chosen = policy(DEFAULT, **options)
+    return Draft(check_kind(kind), encode_payload(kind, payload), chosen, said=said(options))
 
 
 def encode_payload(kind: str, payload: object) -> bytes:
@@ -267,6 +296,7 @@ _OPTIONS: dict[str, Callable[[Any], dict[str, Any]]] = {
     "concurrency": lambda value: {"concurrency": value},
     "rate": lambda value: {"rate": None if value is None else _rate(value)},
     "open": lambda value: {"open": value},
+    "needs": lambda value: {"needs": check_labels([value] if isinstance(value, str) else value)},
 }
 
 

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from hocket.errors import Conflict, NotAuthorised, Usage
 from hocket.kernel.ids import content_hash, ulid_text
+from hocket.kernel.kinds import with_defaults
 from hocket.kernel.ops import NO_ID, Op, decode
 from hocket.kernel.policy import DEFAULT, Policy, Rate, encode_policy
 from hocket.kernel.reasons import UNAUTHORISED, Reason
@@ -25,6 +26,7 @@ from hocket.kernel.vocabulary import (
     ExpireWork,
     FailWork,
     Payload,
+    PostponeWork,
     ReportProgress,
     RetryJob,
     ScheduleJob,
@@ -44,16 +46,20 @@ RESULT_TYPE = "hocket.result"
 NEVER = 2**62
 # How many unsuitable jobs a claim skips at most.
 LOOKED_AT_MAX = 5_000
-_ENDS = tuple(number_of(end) for end in (CompleteJob, FailWork, YieldWork))
+_ENDS = tuple(number_of(end) for end in (CompleteJob, FailWork, PostponeWork, YieldWork))
 
 
 class Draft(NamedTuple):
-    """A job to submit. `payload` is JSON; `job_id` is set only if every submitter must use the same id."""
+    """A job to submit. `payload` is JSON; `job_id` is set only if every submitter must use the same id. `said` are the
+    members of the policy that the submitter has chosen, even if they have Hocket's default; the kind decides the
+    others.
+    """
 
     kind: str
     payload: bytes
     policy: Policy
     job_id: bytes | None = None
+    said: frozenset[str] = frozenset()
 
 
 class Submitted(NamedTuple):
@@ -121,7 +127,7 @@ def submit(tx: Transaction, drafts: Sequence[Draft]) -> list[Submitted]:
 
 
 def _submit(tx: Transaction, draft: Draft) -> Submitted:
-    policy = draft.policy
+    policy = with_defaults(draft.policy, draft.said, tx.projection.defaults(draft.kind))
     if draft.job_id is not None and tx.projection.jobs.entry(draft.job_id) is not None:
         return Submitted(draft.job_id, created=False)
     if policy.unique is not None:
@@ -244,15 +250,16 @@ def _earliest(times: list[int | None]) -> int | None:
 
 
 def _turn(tx: Transaction, job: Job) -> int:
-    """When the kind's limits, as this job states them, leave room for one more: now, or later."""
-    policy = job.policy
-    if policy.concurrency is not None or policy.rate is not None:
+    """When the limits that this job states, or else those of its kind, leave room for one more: now, or later."""
+    defaults = tx.projection.defaults(job.kind)
+    concurrency, rate = job.policy.concurrency or defaults.concurrency, job.policy.rate or defaults.rate
+    if concurrency is not None or rate is not None:
         tx.session.lock_subjects((Subject("limit", job.kind.encode()),))
-    if policy.concurrency is not None:
+    if concurrency is not None:
         tx.projection.flush()
-        if tx.session.claimed_count(job.kind) >= policy.concurrency:
+        if tx.session.claimed_count(job.kind) >= concurrency:
             return NEVER
-    return tx.now if policy.rate is None else _next_turn(tx, job.kind, policy.rate)
+    return tx.now if rate is None else _next_turn(tx, job.kind, rate)
 
 
 def _next_turn(tx: Transaction, kind: str, rate: Rate) -> int:
@@ -315,6 +322,13 @@ def fail(tx: Transaction, held: Held, error: str, traceback: str, retry: bool) -
 
 def hand_back(tx: Transaction, held: Held, reason: str) -> Result:
     return _speak(tx, held, YieldWork(held.job_id, tx.node, reason))
+
+
+def postpone(tx: Transaction, held: Held, delay_ms: int, reason: str) -> Result:
+    """In a strict mesh this is a yield without a delay: Likewise v0.1 has no other op for it."""
+    if tx.is_strict:
+        return hand_back(tx, held, reason)
+    return _speak(tx, held, PostponeWork(held.job_id, tx.node, delay_ms, reason))
 
 
 def report(tx: Transaction, held: Held, note: bytes) -> Result:

@@ -11,7 +11,7 @@ import traceback
 from collections.abc import Callable, Iterable
 from enum import Enum
 from os import PathLike
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -24,6 +24,7 @@ from hocket.work.inference import infer, question
 from hocket.work.jobs import RESULT_BYTES_MAX, Claim, Held
 from hocket.work.json_values import encode_json
 from hocket.work.lease import Lease
+from hocket.work.retrying import Later, may_retry
 from hocket.work.run_outputs import RunOutputs, RunServices
 
 TRACEBACK_CHARS_MAX = 16_384
@@ -147,6 +148,18 @@ class Step(Enum):
     GIVE_UP = 3
 
 
+class Ending(NamedTuple):
+    """How a handler ended. `may_retry` says whether its error lets the job be retried at all, `later_ms` for how long
+    it asked to postpone the job.
+    """
+
+    result: bytes | None
+    error: str | None = None
+    traceback: str = ""
+    may_retry: bool = True
+    later_ms: int | None = None
+
+
 class Run:
     """One execution of a job, from the claim to its outcome."""
 
@@ -171,6 +184,8 @@ class Run:
         self.result: bytes | None = None
         self.error: str | None = None
         self.traceback = ""
+        self.may_retry = True
+        self.later_ms: int | None = None
         self.stopped = False
         self.timed_out = False
         self.given_up = False
@@ -289,7 +304,7 @@ class Run:
             self.ended_at = now
         if self.timed_out:
             state = ", and its handler did not stop" if self.given_up else ""
-            self.result, self.error = None, f"timed out after {self.timeout_s:g} seconds{state}"
+            self.result, self.later_ms, self.error = None, None, f"timed out after {self.timeout_s:g} seconds{state}"
         return True
 
     def _tell(self) -> None:
@@ -342,22 +357,27 @@ class Run:
             raise ValueError(
                 f"the result has {len(encoded)} bytes, at most {RESULT_BYTES_MAX}; return a reference instead"
             )
-        self.conclude(encoded, None, "")
+        self.conclude(Ending(encoded))
 
     def _fail(self, error: BaseException) -> None:
         is_told = isinstance(error, Cancelled | asyncio.CancelledError) and (self.stopped or self.timed_out)
         said, trace = _description(error)
-        self.conclude(None, None if is_told else said, trace)
+        later_ms = error.delay_ms if isinstance(error, Later) else None
+        retries = may_retry(error, self.job_type.retry_on, self.job_type.give_up_on)
+        self.conclude(Ending(None, None if is_told else said, trace, retries, later_ms))
 
     def report(self, note: bytes) -> None:
         """The newest progress note."""
         self.note = note
 
-    def conclude(self, result: bytes | None, error: str | None, trace: str) -> None:
+    def ending(self) -> Ending:
+        return Ending(self.result, self.error, self.traceback, self.may_retry, self.later_ms)
+
+    def conclude(self, ending: Ending) -> None:
         """Keeps how the handler ended, unless the run was over before."""
         with self._lock:
             if self.ended_at is None:
-                self.result, self.error, self.traceback = result, error, trace
+                self.result, self.error, self.traceback, self.may_retry, self.later_ms = ending
 
 
 def _description(error: BaseException) -> tuple[str, str]:

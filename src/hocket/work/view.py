@@ -21,6 +21,7 @@ from hocket.kernel.vocabulary import (
     ExpireWork,
     FailWork,
     Payload,
+    PostponeWork,
     ReportProgress,
     ScheduleJob,
     YieldWork,
@@ -180,7 +181,7 @@ def _detail(op: Op) -> str:
         return payload.kind
     if isinstance(payload, FailWork):
         return payload.error
-    if isinstance(payload, YieldWork | ExpireWork | CancelJob):
+    if isinstance(payload, YieldWork | ExpireWork | CancelJob | PostponeWork):
         return payload.reason
     if isinstance(payload, CreateArtifact):
         return payload.artifact_type

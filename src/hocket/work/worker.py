@@ -8,13 +8,13 @@ it.
 import asyncio
 import functools
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeVar
 
 from hocket.bus.changes import CLAIM, Changes, about
-from hocket.errors import StoreError
+from hocket.errors import StoreError, Usage
 from hocket.events import (
     BatchFailed,
     CoordinatorUnknown,
@@ -23,6 +23,8 @@ from hocket.events import (
     HandlerStuck,
     JobClaimed,
     JobHandedBack,
+    JobPostponed,
+    KindsNotDefined,
     LeaseLost,
     ResultDiscarded,
     RunFailed,
@@ -34,10 +36,11 @@ from hocket.events import (
     WorkerSpent,
     ignore,
 )
+from hocket.kernel.placement import check_labels
 from hocket.kernel.reasons import Reason
 from hocket.kernel.roster import Job, Outcome
 from hocket.log import Transaction
-from hocket.work import lease
+from hocket.work import kinds, lease
 from hocket.work.batch import Batch, BatchResult, BatchRunner
 from hocket.work.environment import Environment
 from hocket.work.handler_processes import ProcessPlan
@@ -80,8 +83,8 @@ _LOST = about(CLAIM)
 @dataclass
 class WorkerOptions:
     """`grace` is how many seconds running handlers may go on after the worker is told to stop. `ahead` is how many jobs
-    it may claim beyond those that run; by default as many as make 32 with them. `processes` are the processes that run
-    its handlers; None for threads of this one.
+    it may claim beyond those that run; by default as many as make 32 with them. `labels` are what jobs may need, like
+    `gpu` or `gpu=a100`. `processes` are the processes that run its handlers; None for threads of this one.
     """
 
     handlers: Handlers
@@ -89,9 +92,16 @@ class WorkerOptions:
     until_idle: bool = False
     grace: float = 10.0
     ahead: int | None = None
+    labels: Iterable[str] = ()
     emit: Emit = ignore
     finished: Callable[[Run, Job | Reason], None] = lambda run, outcome: None
     processes: ProcessPlan | None = None
+
+    def __post_init__(self) -> None:
+        try:
+            self.labels = frozenset(check_labels(self.labels))
+        except ValueError as error:
+            raise Usage(str(error)) from None
 
     @property
     def ahead_max(self) -> int:
@@ -113,7 +123,7 @@ class Worker:
         self._beat_at = 0.0
         self._runner = environment.slots(options.concurrency, self._ended_in_thread, options.processes)
         self._troubles = Troubles(options.emit, environment.monotonic)
-        self._transact = BatchRunner(options.handlers, options.until_idle, self._troubles)
+        self._transact = BatchRunner(options.handlers, options.until_idle, self._troubles, frozenset(options.labels))
         self._pending_decisions = PendingDecisions(access.consult, environment, self._heard, options.emit)
         self._held: dict[bytes, Run] = {}
         self._unstarted: list[Run] = []
@@ -140,6 +150,7 @@ class Worker:
         self.succeeded = 0
         self.failed = 0
         self.handed_back = 0
+        self.postponed = 0
         self.is_spent = False
         """Whether it ended because every slot has a stuck handler: its process must be replaced."""
 
@@ -202,6 +213,8 @@ class Worker:
     def _register(self, tx: Transaction) -> None:
         if tx.is_uninformed:
             self._emit(CoordinatorUnknown())
+        if undefined := kinds.define(tx, self._options.handlers):
+            self._emit(KindsNotDefined(tuple(undefined)))
         self._sign.beat(tx)
         self._number = self._sign.number
         self._beat_at = self._monotonic() + BEAT_S
@@ -336,6 +349,8 @@ class Worker:
         gone = {run.job.id for run in unstarted}
         live = [run for run in current if run.job.id not in gone and not run.stopped]
         renewals = lease.to_renew(live, now)
+        for run in renewals:
+            run.lease_ms = round(run.lease.next_s(now) * 1000)
         notes = [(run, note) for run in live if (note := self._note(run, now)) is not None]
         checked = max(self._lost_at, now - CHECK_S)
         doubtful = [run for run in live if run.checked_at < checked and now - (run.started_at or now) > YOUNG_S]
@@ -524,6 +539,11 @@ class Worker:
         elif outcome.outcome is Outcome.SUCCEEDED:
             self.succeeded += 1
             self._emit(RunFinished(run.context.job_id, run.job.kind, run.job.fence))
+        elif run.later_ms is not None:
+            self.postponed += 1
+            self._emit(
+                JobPostponed(run.context.job_id, run.job.kind, run.job.fence, run.later_ms / 1000, run.error or "")
+            )
         elif run.error is not None:
             self.failed += 1
             self._emit(RunFailed(run.context.job_id, run.job.kind, run.job.fence, run.error))

@@ -22,6 +22,7 @@ from hocket.kernel.vocabulary import (
     ExpireWork,
     FailWork,
     Payload,
+    PostponeWork,
     ReportProgress,
     RetryJob,
     RouteKind,
@@ -42,6 +43,7 @@ ACTS = (
     "renew",
     "complete",
     "yield",
+    "postpone",
     "expire",
     "fail",
     "renew",
@@ -163,6 +165,9 @@ class Run:
                 self.say(holder, ClaimWork(job, holder, self.pick(LEASES)), deps)
             case "yield":
                 self.say(holder, YieldWork(job, holder, ""), deps)
+            case "postpone":
+                delay = self.pick((1, 1_000, 1_000, 1_000, 60_000, 0, 2**40))
+                self.say(holder, PostponeWork(job, holder, delay, ""), deps)
             case "report":
                 self.say(holder, ReportProgress(job, holder, b"%d" % len(self.ops)), deps)
             case "cancel":
@@ -189,6 +194,7 @@ class Run:
                 YieldWork(job, named, ""),
                 ExpireWork(job, named, ""),
                 FailWork(job, named, "", "", True),
+                PostponeWork(job, named, 1_000, ""),
                 CancelJob(job, ""),
                 RetryJob(job, ""),
                 ReportProgress(job, named, b"x"),

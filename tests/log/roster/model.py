@@ -25,6 +25,7 @@ from hocket.kernel.vocabulary import (
     DesignateCoordinator,
     ExpireWork,
     FailWork,
+    PostponeWork,
     ReportProgress,
     RetryJob,
     RouteKind,
@@ -42,6 +43,7 @@ JOB_OPS = (
     CancelJob,
     RetryJob,
     ReportProgress,
+    PostponeWork,
     AcceptWork,
 )
 MONTH_MS = 30 * 24 * 3600 * 1000
@@ -199,6 +201,7 @@ class Mesh:
             YieldWork: self._yield,
             ExpireWork: self._expire,
             FailWork: self._fail,
+            PostponeWork: self._postpone,
             CancelJob: self._cancel,
             RetryJob: self._retry,
             ReportProgress: self._progress,
@@ -325,6 +328,16 @@ class Mesh:
         spread = int.from_bytes(blake3(op.id).digest()[:2], "big")
         job["ready_at"] = op.timestamp.wall + min(cap, rest + rest * spread // 131_072)
         return set()
+
+    # Back in the queue for a while, which costs nothing.
+    def _postpone(self, job: dict[str, Any], op: Op, payload: PostponeWork) -> Verdict:
+        against = self._not_the_holder(job, op, payload.claimer)
+        if not 1 <= payload.delay_ms <= MONTH_MS:
+            against = against | {Reason.BAD_DELAY}
+        if not against:
+            self._release(job)
+            job["ready_at"] = op.timestamp.wall + payload.delay_ms
+        return against
 
     def _cancel(self, job: dict[str, Any], op: Op, payload: CancelJob) -> Verdict:
         if job["state"] == "completed":

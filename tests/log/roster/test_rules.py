@@ -15,6 +15,7 @@ from hocket.kernel.vocabulary import (
     CompleteJob,
     ExpireWork,
     FailWork,
+    PostponeWork,
     ReportProgress,
     RetryJob,
     RouteKind,
@@ -215,6 +216,7 @@ def test_nobody_claims_in_anothers_name(story: Story) -> None:
         YieldWork(J, NODES[A], ""),
         YieldWork(J, NODES[B], ""),
         FailWork(J, NODES[A], "", "", True),
+        PostponeWork(J, NODES[A], 1_000, ""),
         ReportProgress(J, NODES[A], b""),
     ],
 )
@@ -225,6 +227,29 @@ def test_only_the_claimer_speaks_for_the_claim(story: Story, payload: object) ->
     other = story.say(B, 2, payload, (claim.id,))  # type: ignore[arg-type]
     assert story.reason(other) is Reason.NOT_CLAIMER
     assert (story.job().state, story.job().claimer) == (before.state, NODES[A])
+
+
+@pytest.mark.req("LW-41")
+def test_a_postponed_job_rests_and_spends_nothing(story: Story) -> None:
+    story.schedule(retries=0)
+    for n in range(RETURNS_MAX + 1):
+        claim = story.claim(A, n * 10_000 + 1)
+        assert story.reason(claim) is None
+        story.say(A, n * 10_000 + 2, PostponeWork(J, NODES[A], 9_000, "not yet"), (claim.id,))
+        job = story.job()
+        assert (job.state, job.failures, job.returns, job.fence) == (State.PENDING, 0, 0, n + 1)
+        assert job.ready_at == START + n * 10_000 + 9_002
+        early = story.claim(B, n * 10_000 + 9_001)
+        assert story.reason(early) is Reason.TOO_EARLY
+
+
+@pytest.mark.parametrize("delay_ms", [0, 30 * 24 * 3600 * 1000 + 1])
+def test_a_delay_has_bounds(story: Story, delay_ms: int) -> None:
+    story.schedule()
+    claim = story.claim(A, 1)
+    bad = story.say(A, 2, PostponeWork(J, NODES[A], delay_ms, ""), (claim.id,))
+    assert story.reason(bad) is Reason.BAD_DELAY
+    assert story.job().state is State.CLAIMED
 
 
 @pytest.mark.req("LW-05")
