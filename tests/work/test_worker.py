@@ -250,7 +250,7 @@ def test_handlers_of_both_sorts_share_the_workers_slots(mesh: Mesh) -> None:
 @pytest.mark.req("LW-18")
 def test_what_waits_behind_a_slow_job_goes_to_a_free_worker(mesh: Mesh) -> None:
     gate = mesh.root / "gate"
-    slow, quick = mesh.node.submit_many([(GATE.set(priority=1), {"path": str(gate)}), (REST, {})])
+    slow, quick = mesh.node.submit_many([(GATE.using(priority=1), {"path": str(gate)}), (REST, {})])
     first = mesh.worker(concurrency=1).up()
     mesh.wait_journal("start")
     wait_for(lambda: mesh.claim_of(quick.job_id)[0] == "claimed", "the quick job to be claimed ahead")

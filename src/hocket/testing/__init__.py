@@ -101,6 +101,11 @@ class MemoryNode(Node):
                     await asyncio.sleep(0)
 
 
+class _NodeBench(Bench):
+    def handler_node(self, is_async: bool) -> MemoryNode | MemorySyncNode:
+        return MemoryNode(self) if is_async else MemorySyncNode(self)
+
+
 class MemoryOpening:
     """The result of `node`: enter it with `async with` or with `with`."""
 
@@ -110,7 +115,7 @@ class MemoryOpening:
         self._node: MemoryNode | None = None
 
     def __enter__(self) -> MemorySyncNode:
-        self._bench = Bench(self._seed, self._at)
+        self._bench = _NodeBench(self._seed, self._at)
         return MemorySyncNode(self._bench)
 
     def __exit__(self, *_: object) -> None:
@@ -118,7 +123,7 @@ class MemoryOpening:
             self._bench.close()
 
     async def __aenter__(self) -> MemoryNode:
-        self._node = MemoryNode(Bench(self._seed, self._at))
+        self._node = MemoryNode(_NodeBench(self._seed, self._at))
         return self._node
 
     async def __aexit__(self, *_: object) -> None:

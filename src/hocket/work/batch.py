@@ -196,7 +196,7 @@ def settle(tx: Transaction, run: Run) -> Result:
     if run.error is None:
         return jobs.complete(tx, run.held, run.result, int((run.ended_at - run.started_at) * 1000), made)
     retry = run.job.policy.retries is not None or run.job.failures < run.job_type.retries
-    return jobs.fail(tx, run.held, run.error, run.traceback, retry)
+    return jobs.fail(tx, run.held, run.error, run.traceback, retry and not run.is_hopeless)
 
 
 def _holds(tx: Transaction, run: Run) -> bool:

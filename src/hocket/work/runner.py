@@ -9,9 +9,10 @@ import threading
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterable
+from functools import cached_property
 from os import PathLike
 from queue import SimpleQueue
-from typing import Any
+from typing import TYPE_CHECKING, Any, Generic
 
 import msgspec
 
@@ -19,11 +20,22 @@ from hocket.errors import HocketError, NotAuthorised
 from hocket.kernel.ids import ulid_text
 from hocket.kernel.ops import schedule_payload
 from hocket.kernel.vocabulary import Payload
+from hocket.work import chains
 from hocket.work.handlers import JobType
 from hocket.work.inference import infer, question
 from hocket.work.jobs import RESULT_BYTES_MAX, Claim, Held
 from hocket.work.lease import Lease
 from hocket.work.run_outputs import RunOutputs, RunServices
+from hocket.work.signature import PayloadRejected, encode_hook
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar
+
+    N_co = TypeVar("N_co", covariant=True, default=Any)
+else:
+    from typing import TypeVar
+
+    N_co = TypeVar("N_co", covariant=True)
 
 TRACEBACK_CHARS_MAX = 16_384
 ERROR_CHARS_MAX = 500
@@ -34,8 +46,10 @@ class Cancelled(BaseException):
     """Raised inside a plain handler whose job was cancelled or whose lease is lost."""
 
 
-class Context:
-    """What a handler knows about its job."""
+class Context(Generic[N_co]):
+    """What a handler knows about its job. `Context[SyncNode]` and, for a coroutine, `Context[Node]` tell a type checker
+    what `ctx.node` is.
+    """
 
     def __init__(self, run: "Run", claim: Claim) -> None:
         self._run = run
@@ -56,6 +70,19 @@ class Context:
         runs.
         """
         return self._run.deadline_ms / 1000.0
+
+    @cached_property
+    def results(self) -> list[Any]:
+        """The results of the jobs that this one comes after, in the order of `after`."""
+        job = self._run.job
+        found: list[Any] = self._run.products.kit.read(lambda session: chains.results(session, job))
+        return found
+
+    @cached_property
+    def node(self) -> N_co:
+        """The node that runs this job: a `Node` for a coroutine, else a `SyncNode`."""
+        node: N_co = self._run.products.kit.node(self._run.job_type.is_async)
+        return node
 
     def progress(self, note: Any) -> None:
         """Records the progress of the job, as any JSON value. Frequent notes are merged: the newest one counts."""
@@ -151,6 +178,8 @@ class Run:
         self.ended_at: float | None = None
         self.result: bytes | None = None
         self.error: str | None = None
+        self.is_hopeless = False
+        """Whether it failed in a way that a retry cannot mend."""
         self.traceback = ""
         self.stopped = False
         self.note: bytes | None = None
@@ -181,7 +210,7 @@ class Run:
         try:
             try:
                 if self._enter():
-                    self._keep(self.job_type(self.context, **self._arguments()))
+                    self._keep(self._call())
             except BaseException as error:
                 self._fail(error)
             self._leave()
@@ -192,7 +221,7 @@ class Run:
 
     async def execute_async(self) -> None:
         try:
-            self._keep(await self.job_type(self.context, **self._arguments()))
+            self._keep(await self._call())
         except BaseException as error:
             self._fail(error)
 
@@ -223,27 +252,24 @@ class Run:
         if may_be_under_way:
             _raise_in(threading.get_ident(), None)
 
-    def _arguments(self) -> dict[str, Any]:
-        payload = schedule_payload(self.schedule)
-        arguments = msgspec.json.decode(payload) if payload else {}
-        if not isinstance(arguments, dict):
-            raise TypeError(f"the payload is a JSON {type(arguments).__name__}, not an object")
-        return arguments
+    def _call(self) -> Any:
+        return self.job_type.run(self.context, schedule_payload(self.schedule))
 
     def _keep(self, value: Any) -> None:
         if value is None:
             return
-        encoded = msgspec.json.encode(value)
-        if len(encoded) > RESULT_BYTES_MAX:
+        written = msgspec.json.encode(value, enc_hook=encode_hook)
+        if len(written) > RESULT_BYTES_MAX:
             raise ValueError(
-                f"the result has {len(encoded)} bytes, at most {RESULT_BYTES_MAX}; return a reference instead"
+                f"the result has {len(written)} bytes, at most {RESULT_BYTES_MAX}; return a reference instead"
             )
-        self.result = encoded
+        self.result = written
 
     def _fail(self, error: BaseException) -> None:
         if isinstance(error, Cancelled | asyncio.CancelledError) and self.stopped:
             return
         self.error = type(error).__name__
+        self.is_hopeless = isinstance(error, PayloadRejected)
         try:
             said = f"{self.error}: {error}"
             if isinstance(error, SystemExit):

@@ -144,9 +144,7 @@ class Worker:
         hints.attach(self._loop, self._hinted)
         try:
             await self._access.run(self._register)
-            await self._turn_until_done()
-            if not self._pending_decisions.is_empty:
-                await self._pending_decisions.last_ask(LAST_ASK_S)
+            await self._work()
         finally:
             self._abandon()
             self._loop = None
@@ -155,6 +153,17 @@ class Worker:
             if self._sign.number:
                 with suppress(StoreError):
                     await self._access.run(lambda tx: tx.session.drop_worker(self._sign.number))
+
+    async def _work(self) -> None:
+        """If the task is cancelled, hands all jobs back first; if it is cancelled again, leaves them to the others."""
+        turning = asyncio.create_task(self._turn_until_done())
+        try:
+            await asyncio.shield(turning)
+        except asyncio.CancelledError:
+            self.stop()
+            self.stop()
+            await turning
+            raise
 
     def _abandon(self) -> None:
         """At the end the worker holds no job, unless it ends with an error: then the other workers return its jobs."""
@@ -168,11 +177,14 @@ class Worker:
                 run.stop(self._runner.loop)
 
     def stop(self) -> None:
+        """May be called from any thread."""
         if self._stopping is None:
             self._stopping = self._monotonic() + self._options.grace
         else:
             self._hurry = True
-        self._wake.set()
+        loop = self._loop
+        if loop is not None:
+            loop.call_soon_threadsafe(self._wake.set)
 
     async def bring(self, request: Callable[[Transaction], T]) -> T:
         """Runs a request in one transaction with the next turn, so that a job which it submits is claimed with it."""
@@ -233,10 +245,12 @@ class Worker:
                     self._take(turn, turned, before)
             self._pending_decisions.ask(self._monotonic())
             if self._stopping is not None and self._wind_down():
-                return
+                break
             if turned is not None and turned.idle and self._has_nothing:
-                return
+                break
             await self._sleep()
+        if not self._pending_decisions.is_empty:
+            await self._pending_decisions.last_ask(LAST_ASK_S)
 
     @property
     def _has_nothing(self) -> bool:

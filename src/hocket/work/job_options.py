@@ -1,0 +1,35 @@
+"""The options of a job as type checkers see them, the same wherever they are given: `@job`, `kind`, `using` and
+`command`. `handlers.policy` gives them their meaning.
+"""
+
+from collections.abc import Iterable
+from datetime import datetime
+from typing import Protocol, TypedDict
+
+from hocket.kernel.policy import Rate
+
+Duration = str | int | float
+
+
+class HasJobId(Protocol):
+    """A handle on a job."""
+
+    @property
+    def job_id(self) -> str: ...
+
+
+class JobOptions(TypedDict, total=False):
+    """The options of `policy`."""
+
+    priority: int
+    not_before: int | str | datetime | None
+    lease: Duration | None
+    retries: int | None
+    backoff: Duration
+    backoff_max: Duration
+    after: str | HasJobId | Iterable[str | HasJobId]
+    unique: str | None
+    unique_for: Duration | None
+    concurrency: int | None
+    rate: str | Rate | None
+    open: bool
