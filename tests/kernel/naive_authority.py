@@ -249,7 +249,7 @@ WRITTEN = {
     "Job": {
         "Schedule": ["ScheduleJob", "CancelJob", "RetryJob", "SetSchedule", "ClearSchedule"],
         "Claim": ["ClaimWork"],
-        "Complete": ["CompleteJob", "YieldWork", "ExpireWork", "FailWork", "ReportProgress"],
+        "Complete": ["CompleteJob", "YieldWork", "ExpireWork", "FailWork", "ReportProgress", "SaveCheckpoint"],
         "": ["AcceptWork"],
     },
     "Evidence": {"Write": ["IngestEvidence", "TombstoneEvidence", "CascadeTombstone"]},
@@ -448,6 +448,7 @@ def payloads(word: str) -> list[v.Payload]:
         v.CancelJob(ID, ""),
         v.RetryJob(ID, ""),
         v.ReportProgress(ID, 1, b""),
+        v.SaveCheckpoint(ID, 1, b""),
         v.SetSchedule("", "", "", word, b"", b""),
         v.ClearSchedule(""),
         v.AcceptWork(ID, ID),

@@ -60,6 +60,7 @@ JUDGED: dict[type[Payload], Judged] = {
     v.ExpireWork: _COMPLETE,
     v.FailWork: _COMPLETE,
     v.ReportProgress: _COMPLETE,
+    v.SaveCheckpoint: _COMPLETE,
     v.AcceptWork: Judged("Job", None, "kind_prefix"),
     v.AcceptOffer: Judged("Ops", None),
     v.UserAssert: Judged("UserAssertion", "Write"),

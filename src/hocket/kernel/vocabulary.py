@@ -431,6 +431,14 @@ class RevokeRoot(Struct, frozen=True):
     signature: bytes
 
 
+class SaveCheckpoint(Struct, frozen=True):
+    """How far the holder of a job has come, for whichever worker runs it next."""
+
+    job_id: bytes
+    claimer: int
+    state: bytes
+
+
 Payload = (
     IngestEvidence | TombstoneEvidence | CreateEntity | AddEntityAlias | MergeEntities | SplitEntity
     | CreateClaim | UpdateClaimStatus | UpdateClaimConfidence | SupersedeClaim
@@ -439,7 +447,7 @@ Payload = (
     | CreateEpisode | UpdateEpisode | CreateSuggestedAction | UpdateActionStatus
     | DesignateCoordinator | DelegateUcan | RevokeUcan | RouteKind | CascadeTombstone
     | FailWork | CancelJob | RetryJob | ReportProgress | SetSchedule | ClearSchedule | AcceptWork | Sanitised
-    | ReportFork | RevokeRoot | AcceptOffer | Unknown
+    | ReportFork | RevokeRoot | AcceptOffer | SaveCheckpoint | Unknown
 )  # fmt: skip
 
 LOCATION = fields(Location, F64, F64, option(F64))
@@ -508,6 +516,7 @@ VARIANTS: dict[int, StructCodec[Payload]] = {
 VARIANTS[1032] = fields(ReportFork, HASH, BYTES, BYTES)
 VARIANTS[1033] = fields(RevokeRoot, HASH, fixed(64))
 VARIANTS[1034] = fields(AcceptOffer, STR, BYTES, ULID)
+VARIANTS[1037] = fields(SaveCheckpoint, ULID, NODE, BYTES)
 # A payload that was sanitised twice carries the rules of both, not two wrappers.
 VARIANTS[1031] = fields(Sanitised, seq(STR, limit=64), one_of(VARIANTS))
 

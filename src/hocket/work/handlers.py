@@ -218,7 +218,7 @@ def encode_payload(kind: str, payload: object) -> bytes:
         raise Usage(f"the payload of {kind} must be a JSON object, not {type(payload).__name__}")
     try:
         written = msgspec.json.encode(payload, enc_hook=encode_hook)
-    except (TypeError, ValueError, NotImplementedError, msgspec.MsgspecError, RecursionError) as error:
+    except (TypeError, ValueError, msgspec.MsgspecError, RecursionError) as error:
         raise Usage(f"the payload of {kind} cannot be written as JSON: {error}") from None
     if len(written) > PAYLOAD_BYTES_MAX:
         raise Usage(

@@ -27,6 +27,7 @@ from hocket.kernel.vocabulary import (
     Payload,
     ReportProgress,
     RetryJob,
+    SaveCheckpoint,
     ScheduleJob,
     Telemetry,
     YieldWork,
@@ -319,6 +320,10 @@ def hand_back(tx: Transaction, held: Held, reason: str) -> Result:
 
 def report(tx: Transaction, held: Held, note: bytes) -> Result:
     return _speak(tx, held, ReportProgress(held.job_id, tx.node, note))
+
+
+def checkpoint(tx: Transaction, held: Held, state: bytes) -> Result:
+    return _speak(tx, held, SaveCheckpoint(held.job_id, tx.node, state))
 
 
 def expire(tx: Transaction, limit: int) -> int:

@@ -21,6 +21,7 @@ from hocket.kernel.ids import ulid_text
 from hocket.kernel.ops import schedule_payload
 from hocket.kernel.vocabulary import Payload
 from hocket.work import chains
+from hocket.work.checkpoints import last_checkpoint
 from hocket.work.handlers import JobType
 from hocket.work.inference import infer, question
 from hocket.work.jobs import RESULT_BYTES_MAX, Claim, Held
@@ -90,6 +91,25 @@ class Context(Generic[N_co]):
         if len(encoded) > NOTE_BYTES_MAX:
             raise ValueError(f"the progress note has {len(encoded)} bytes, at most {NOTE_BYTES_MAX}")
         self._run.note = encoded
+
+    def checkpoint(self, state: Any) -> None:
+        """Keeps how far this job has come, as any JSON value, for the next try: after a failure, a lost lease or the
+        end of this worker. Frequent checkpoints are merged: the newest one counts. It is on the log at most half a
+        second later (a hundredth of the running time, if that is more), and always before a failure.
+        """
+        written = msgspec.json.encode(state, enc_hook=encode_hook)
+        if len(written) > NOTE_BYTES_MAX:
+            raise ValueError(
+                f"the checkpoint has {len(written)} bytes, at most {NOTE_BYTES_MAX}; keep a reference instead"
+            )
+        self._run.checkpoint = written
+
+    @cached_property
+    def last_checkpoint(self) -> Any:
+        """The newest checkpoint of the earlier tries of this job, on whichever node; None if there is none."""
+        job_id = self._run.job.id
+        found: bytes | None = self._run.products.kit.read(lambda session: last_checkpoint(session, job_id))
+        return None if found is None else msgspec.json.decode(found)
 
     @property
     def audited(self) -> bool:
@@ -184,6 +204,8 @@ class Run:
         self.stopped = False
         self.note: bytes | None = None
         self.noted_at = 0.0
+        self.checkpoint: bytes | None = None
+        self.checkpoint_at = 0.0
         self.products = RunOutputs(kit, job.id)
         self.context = Context(self, claim)
         self.schedule = claim.schedule

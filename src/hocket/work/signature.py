@@ -102,7 +102,7 @@ def encode_hook(value: Any) -> Any:
     """How values are written that JSON and msgspec do not know: paths as text."""
     if isinstance(value, PurePath):
         return str(value)
-    raise NotImplementedError(f"objects of type {type(value).__name__} are not supported")
+    raise TypeError(f"Encoding objects of type {type(value).__name__} is unsupported")
 
 
 def decode_hook(wanted: type, value: Any) -> Any:

@@ -36,6 +36,7 @@ from hocket.kernel.roster import Job, Outcome
 from hocket.log import Transaction
 from hocket.work import lease
 from hocket.work.batch import Batch, BatchResult, BatchRunner
+from hocket.work.checkpoints import interval_s
 from hocket.work.environment import Environment
 from hocket.work.handlers import Handlers
 from hocket.work.jobs import Claim, Held, Offer, OfferedClaim, Result
@@ -275,6 +276,8 @@ class Worker:
             self._ended.extendleft(reversed(turn.ended))
             for run, note in turn.notes:
                 run.note = run.note or note
+            for run, state in turn.checkpoints:
+                run.checkpoint = run.checkpoint or state
             await asyncio.sleep(STORE_REST_S)
             return None
 
@@ -341,6 +344,7 @@ class Worker:
         live = [run for run in current if run.job.id not in gone and not run.stopped]
         renewals = lease.to_renew(live, now)
         notes = [(run, note) for run in live if (note := self._note(run, now)) is not None]
+        checkpoints = [(run, state) for run in live if (state := self._checkpoint(run, now)) is not None]
         checked = max(self._lost_at, now - CHECK_S)
         doubtful = [run for run in live if run.checked_at < checked and now - (run.started_at or now) > YOUNG_S]
         closed = [op_id for due, op_id in self._closed if due <= now]
@@ -349,7 +353,9 @@ class Worker:
         offering = not self._pending_decisions.is_resting(now)
         spare = list(self._spare)
         beat = now >= self._beat_at
-        return Batch(ended, unstarted, spare, renewals, notes, doubtful, closed, max(0, wanted), offering, beat)
+        return Batch(
+            ended, unstarted, spare, renewals, notes, checkpoints, doubtful, closed, max(0, wanted), offering, beat
+        )
 
     def _tell_starts(self) -> None:
         """Handlers start in other threads. Events are emitted in this one, so a start is reported at the next turn."""
@@ -368,6 +374,13 @@ class Worker:
         note, run.note = run.note, None
         run.noted_at = now
         return note
+
+    def _checkpoint(self, run: Run, now: float) -> bytes | None:
+        if run.checkpoint is None or now - run.checkpoint_at < interval_s(now - (run.started_at or now)):
+            return None
+        state, run.checkpoint = run.checkpoint, None
+        run.checkpoint_at = now
+        return state
 
     def _room(self, now: float) -> int:
         """How many more jobs may be held: one for each slot, and ahead of that as much as is done in a moment, going
