@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from hocket.node.handles import Handle, JobCancelled, JobFailed, SyncHandle
     from hocket.node.node import Node, SyncNode
     from hocket.node.opening import init, open, open_sync
+    from hocket.service.admin import Admin, AsyncAdmin, admin
     from hocket.work.command.request import command
     from hocket.work.decorator import job
     from hocket.work.handlers import Handlers, JobType, kind
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "Admin",
+    "AsyncAdmin",
     "Cancelled",
     "Conflict",
     "Context",
@@ -36,6 +39,7 @@ __all__ = [
     "SyncNode",
     "Unreachable",
     "Usage",
+    "admin",
     "command",
     "init",
     "job",
@@ -49,6 +53,7 @@ _ROOMS = {
     "node.handles": ("Handle", "JobCancelled", "JobFailed", "SyncHandle"),
     "node.node": ("Node", "SyncNode"),
     "node.opening": ("init", "open", "open_sync"),
+    "service.admin": ("Admin", "AsyncAdmin", "admin"),
     "work.command.request": ("command",),
     "work.decorator": ("job",),
     "work.handlers": ("Handlers", "JobType", "kind"),
