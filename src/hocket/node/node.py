@@ -5,7 +5,7 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor, wait
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, ExitStack, asynccontextmanager, closing
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
 
@@ -58,8 +58,6 @@ Step = tuple[JobType | str, dict[str, Any]] | JobType | str
 
 # A hint can be lost, so every waiter looks again after this long.
 LOOK_AGAIN_S = 2.0
-# How often a waiting handler looks whether it has been stopped.
-STOP_LOOK_S = 0.2
 # The most queries that run at once.
 READ_THREADS = 4
 
@@ -500,10 +498,7 @@ class PlainHandlerNode(SyncNode):
         self._executor = executor
 
     def call(self, work: Callable[[], T]) -> T:
-        done = self._executor.submit(work)
-        while not done.done():
-            wait([done], STOP_LOOK_S)
-        return done.result()
+        return self._executor.submit(work).result()
 
     def close(self) -> None:
         raise Usage(WORKERS_OWN)
