@@ -80,7 +80,7 @@ class JobType(Generic[P, R_co]):
         written = encode_payload(self.kind, payload)
         if signature is not None:
             try:
-                signature.arguments(written)
+                signature.check(written)
             except ValueError as error:
                 raise Usage(f"the payload of {self.kind} is wrong: {error}") from None
         return written

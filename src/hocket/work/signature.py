@@ -58,11 +58,15 @@ class HandlerSignature:
             raise Usage(f"the member {twice[0]!r} of the payload of {kind} is given twice")
         return by_position | payload
 
-    def arguments(self, payload: bytes) -> dict[str, Any]:
-        """The keyword arguments of the handler. Raises ValueError, with the name of the member, if one is missing,
-        unknown or of the wrong type.
+    def check(self, payload: bytes) -> Any:
+        """The payload as a value with the members as attributes. Raises ValueError, with the name of the member, if one
+        is missing, unknown or of the wrong type.
         """
-        checked = self._decoder.decode(payload or b"{}")
+        return self._decoder.decode(payload or b"{}")
+
+    def arguments(self, payload: bytes) -> dict[str, Any]:
+        """The keyword arguments of the handler. Raises ValueError as `check` does."""
+        checked = self.check(payload)
         given = {name: value for name in self._parameters if (value := getattr(checked, name)) is not _ABSENT}
         if not self._takes_any:
             return given
