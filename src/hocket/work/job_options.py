@@ -1,5 +1,5 @@
-"""The options of a job as type checkers see them, the same wherever they are given: `@job`, `kind`, `using` and
-`command`. `handlers.policy` gives them their meaning.
+"""The options of a job as type checkers see them, the same for `@job`, `kind` and `using`. `handlers.policy` gives them
+their meaning.
 """
 
 from collections.abc import Iterable
