@@ -66,7 +66,7 @@ if __name__ == "__main__":
     with hocket.open() as node:
         for kind in ("hung.cancelled", "hung.python", "hung.c", "hung.wait"):
             node.submit(hocket.kind(kind, timeout="300ms"))
-        handles = [node.submit(each.set(priority=-1)) for each in (quick, aquick) for _ in range(50)]
+        handles = [node.submit(each.using(priority=-1)) for each in (quick, aquick) for _ in range(50)]
         served = [cancelled, in_python, in_c, waits, quick, aquick]
         cProfile.run("worker = node.work(served, until_idle=True)", sys.argv[1])
         print(worker.failed, sum(handle.result(timeout=5) == os.getpid() for handle in handles))

@@ -251,7 +251,9 @@ WRITTEN = {
     "Job": {
         "Schedule": ["ScheduleJob", "CancelJob", "RetryJob", "SetSchedule", "ClearSchedule"],
         "Claim": ["ClaimWork"],
-        "Complete": ["CompleteJob", "YieldWork", "ExpireWork", "FailWork", "ReportProgress", "PostponeWork"],
+        "Complete": [
+            *("CompleteJob", "YieldWork", "ExpireWork", "FailWork", "ReportProgress", "PostponeWork", "SaveCheckpoint"),
+        ],
         "Define": ["DefineKind"],
         "": ["AcceptWork"],
     },
@@ -451,6 +453,7 @@ def payloads(word: str) -> list[v.Payload]:
         v.CancelJob(ID, ""),
         v.RetryJob(ID, ""),
         v.ReportProgress(ID, 1, b""),
+        v.SaveCheckpoint(ID, 1, b""),
         v.SetSchedule("", "", "", word, b"", b""),
         v.ClearSchedule(""),
         v.AcceptWork(ID, ID),

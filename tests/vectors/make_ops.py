@@ -78,6 +78,7 @@ PAYLOADS: tuple[v.Payload, ...] = (
     v.AcceptOffer("lock", b"printer", B),
     v.PostponeWork(A, NODE, 300_000, "not there yet"),
     v.DefineKind("acme.render", b'{"concurrency":1}'),
+    v.SaveCheckpoint(A, NODE, b"\x00\xff"),
     v.Sanitised(("StripGeo", "TruncateContent(8)"), v.IngestEvidence(A, HASH, "photo", "asset/7", v.Metadata())),
 )  # fmt: skip
 

@@ -82,7 +82,7 @@ def test_giving_up_is_stronger_than_retrying(node: MemorySyncNode) -> None:
 
 def test_the_submitters_retries_do_not_make_an_error_retryable(node: MemorySyncNode) -> None:
     job = handler(raiser(ValueError("bad")), give_up_on=ValueError)
-    assert len(tries(node, job.set(retries=9))) == 1
+    assert len(tries(node, job.using(retries=9))) == 1
 
 
 @pytest.mark.parametrize("bad", ["TimeoutError", 3, (TimeoutError, "ValueError"), [int]])

@@ -13,7 +13,7 @@ from hocket.kernel.ids import ulid_text
 from hocket.node.runtime import Runtime
 from hocket.work import jobs
 from hocket.work.handler_threads import HandlerThreads
-from hocket.work.handlers import JobType, draft, policy
+from hocket.work.handlers import JobType, draft
 from hocket.work.json_values import encode_json
 from hocket.work.runner import Run, Step
 from tests.work.mesh import PATIENCE_S, Mesh, wait_for
@@ -39,7 +39,7 @@ class Runs:
         self.now = 100.0
 
     def run(self, handler: JobType) -> Run:
-        log, made = self.runtime.log, draft(handler.kind, {}, policy(handler.policy))
+        log, made = self.runtime.log, handler.draft({})
         job_id = log.run(lambda tx: jobs.submit(tx, [made]))[0].job_id
         claims = log.run(lambda tx: jobs.claim(tx, 0, 1, {handler.kind: LEASE_MS}.get))
         assert [ulid_text(each.job.id) for each in claims.taken] == [ulid_text(job_id)]
@@ -162,4 +162,4 @@ def test_a_number_that_json_lacks_is_an_error_that_says_where(value: object, say
 
 def test_a_payload_with_nan_is_refused(runs: Runs) -> None:
     with pytest.raises(hocket.Usage, match=r"the payload of acme\.x cannot be written as JSON: it has nan at loss"):
-        draft("acme.x", {"loss": float("nan")}, policy(hocket.kind("acme.x").policy))
+        draft("acme.x", {"loss": float("nan")}, {})

@@ -62,6 +62,7 @@ JUDGED: dict[type[Payload], Judged] = {
     v.ReportProgress: _COMPLETE,
     v.PostponeWork: _COMPLETE,
     v.DefineKind: Judged("Job", "Define", "kind_prefix", "kind"),
+    v.SaveCheckpoint: _COMPLETE,
     v.AcceptWork: Judged("Job", None, "kind_prefix"),
     v.AcceptOffer: Judged("Ops", None),
     v.UserAssert: Judged("UserAssertion", "Write"),

@@ -39,6 +39,7 @@ from hocket.kernel.vocabulary import (
     PostponeWork,
     ReportProgress,
     RetryJob,
+    SaveCheckpoint,
     ScheduleJob,
     YieldWork,
 )
@@ -436,6 +437,12 @@ def _progress(job: Job, op: Op, payload: ReportProgress, context: JobContext) ->
     return refused if refused is not None else replace(job, progress=payload.note, last=op.timestamp)
 
 
+def _checkpoint(job: Job, op: Op, payload: SaveCheckpoint, context: JobContext) -> Verdict:
+    """The state stays in the op: only a worker that runs the job again needs it."""
+    refused = _held(job, op, payload.claimer, context)
+    return refused if refused is not None else replace(job, last=op.timestamp)
+
+
 _LONG_AGO = Hlc(0, 0, 0)
 _RULES: dict[type, Callable[[Job, Op, Any, JobContext], Verdict]] = {
     ScheduleJob: _schedule_again,
@@ -448,6 +455,7 @@ _RULES: dict[type, Callable[[Job, Op, Any, JobContext], Verdict]] = {
     CancelJob: _cancel,
     RetryJob: _retry,
     ReportProgress: _progress,
+    SaveCheckpoint: _checkpoint,
 }
 
 JOBS = Jobs()

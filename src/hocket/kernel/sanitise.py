@@ -55,6 +55,7 @@ _TEXTS: dict[type[Payload], tuple[str, ...]] = {
 _BODIES: dict[type[Payload], tuple[str, ...]] = {
     v.CreateArtifact: ("content_inline",),
     v.ReportProgress: ("note",),
+    v.SaveCheckpoint: ("state",),
 }
 # Bodies that are JSON or not understood at all.
 _JSON: dict[type[Payload], tuple[str, ...]] = {

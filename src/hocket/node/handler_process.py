@@ -1,16 +1,19 @@
 """A handler process: runs handlers for a worker, which is another process, and reports to it. It writes nothing to the
-log. It stops a handler whose lease ends, also if the worker is suspended and does not say so, and it ends when the
-worker ends, with every process that its handlers have started in its session.
+log but what a handler asks of `ctx.node`. It stops a handler whose lease ends, also if the worker is suspended and does
+not say so, and it ends when the worker ends, with every process that its handlers have started in its session.
 """
 
+import asyncio
 import fcntl
 import importlib.util
 import math
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -19,8 +22,22 @@ from typing import Any, NamedTuple
 from hocket.errors import HocketError, Usage
 from hocket.kernel.clock import Hlc
 from hocket.node.home import ENVIRONMENT
+from hocket.node.node import AsyncHandlerNode, Node, PlainHandlerNode, SyncNode
 from hocket.node.runtime import Runtime
-from hocket.work.handler_channel import Channel, Close, Ended, Made, Noted, Ready, Renewed, Setup, Start, StuckAt, Take
+from hocket.work.handler_channel import (
+    Channel,
+    Close,
+    Ended,
+    Made,
+    Noted,
+    Ready,
+    Renewed,
+    Saved,
+    Setup,
+    Start,
+    StuckAt,
+    Take,
+)
 from hocket.work.handler_threads import HandlerThreads
 from hocket.work.handlers import REGISTRY, load
 from hocket.work.lease import run_out
@@ -28,6 +45,9 @@ from hocket.work.run_outputs import RunOutput, RunOutputs, RunServices
 from hocket.work.runner import Run, Step
 
 Send = Callable[[NamedTuple], None]
+
+# Threads for what handlers ask of the node; no exception for a handler reaches them.
+HELPERS = 4
 
 
 def main(line: int, lifeline: int) -> None:
@@ -86,6 +106,8 @@ class HandlerProcess:
         self._runtime = runtime
         self._threads = HandlerThreads(slots, self._finished, time.monotonic)
         self._runs: dict[int, _RemoteRun] = {}
+        self._helpers = ThreadPoolExecutor(HELPERS, "hocket-handler-helper")
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     def run(self) -> None:
         """Until the worker closes the channel."""
@@ -108,7 +130,7 @@ class HandlerProcess:
 
     def _heard(self, message: Any) -> None:
         if isinstance(message, Start):
-            kit = self._runtime.kit(message.claim.job.kind, time.monotonic)
+            kit = self._runtime.kit(message.claim.job.kind, time.monotonic)._replace(node=self._node)
             run = _RemoteRun(message, kit, self._channel.send)
             self._runs[message.run] = run
             self._threads.start(run)
@@ -129,6 +151,15 @@ class HandlerProcess:
                 self._channel.send(StuckAt(found.number, found.stack()))
             found.take(message.step)
 
+    def _node(self, is_async: bool) -> Node | SyncNode:
+        """The node for a handler. It is this process's own, and so is the loop on which an async one waits."""
+        if not is_async:
+            return PlainHandlerNode(self._runtime, self._helpers)
+        if self._loop is None:
+            self._loop = asyncio.new_event_loop()
+            threading.Thread(target=self._loop.run_forever, name="hocket-handler-node", daemon=True).start()
+        return AsyncHandlerNode(Node(self._runtime, self._helpers), self._helpers, self._loop)
+
     def _finished(self, run: Run) -> None:
         assert isinstance(run, _RemoteRun)
         self._runs.pop(run.number, None)
@@ -146,6 +177,9 @@ class _RemoteRun(Run):
 
     def report(self, note: bytes) -> None:
         self._send(Noted(self.number, note))
+
+    def save(self, checkpoint: bytes) -> None:
+        self._send(Saved(self.number, checkpoint))
 
 
 class _Outputs(RunOutputs):

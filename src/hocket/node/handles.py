@@ -1,19 +1,38 @@
-"""`Handle`: a submitted job that an async program can wait for, follow and cancel. `node` has the synchronous one."""
+"""A submitted job that a program can wait for, follow and cancel: `Handle` and, for synchronous code, `SyncHandle`."""
 
-from collections.abc import AsyncIterator
-from typing import Any
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, cast, overload
+from typing import TypeVar as AnyTypeVar
 
-from hocket.bus.changes import about
+from hocket.bus.changes import ANYTHING, Changes, about
 from hocket.errors import Failed, Usage
 from hocket.kernel.ids import ulid_text
 from hocket.kernel.proof import encode_proof
-from hocket.kernel.roster import Outcome
+from hocket.kernel.roster import Job, Outcome
 from hocket.kernel.subjects import JOB, Subject
+from hocket.log import Transaction
+from hocket.node.runtime import Runtime
 from hocket.store import JobEntry, JobSession, Session, Stage
-from hocket.work import jobs, view
+from hocket.work import chains, jobs, view
 from hocket.work.blobs import Blobs
+from hocket.work.handlers import JobType, named_kind
+from hocket.work.jobs import Draft, Result
 from hocket.work.node_access import NodeAccess
 from hocket.work.proofs import need_proof
+from hocket.work.signature import HandlerSignature
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar
+
+    # With the default, a bare `Handle` is one of any result.
+    R_co = TypeVar("R_co", covariant=True, default=Any)
+else:
+    from typing import TypeVar
+
+    R_co = TypeVar("R_co", covariant=True)
+
+P = ParamSpec("P")
+T = AnyTypeVar("T")
 
 
 class JobFailed(Failed):
@@ -53,6 +72,31 @@ def news_of(session: Session, job_id: bytes, seen: int) -> tuple[list[dict[str, 
     return lines, entry.stage is Stage.DONE
 
 
+def endings(job_ids: Sequence[bytes]) -> Callable[[Session], tuple[bool, list[Any]]]:
+    """Whether all of the jobs have ended, and their results. Raises when one of them has failed or was cancelled."""
+    found: dict[bytes, Any] = {}
+
+    def look(session: Session) -> tuple[bool, list[Any]]:
+        for job_id in job_ids:
+            if job_id not in found:
+                has_ended, value = ending_of(session, job_id)
+                if has_ended:
+                    found[job_id] = value
+        return len(found) == len(set(job_ids)), [found.get(job_id) for job_id in job_ids]
+
+    return look
+
+
+def typed(signature: HandlerSignature | None, job_id: bytes, value: Any) -> Any:
+    """The result of a job as the type that its handler returns, if the handler is known here."""
+    return value if signature is None else signature.result(ulid_text(job_id), value)
+
+
+def following(job_id: bytes, job: JobType | str, args: tuple[Any, ...], payload: dict[str, Any]) -> Draft:
+    """A job to submit that comes after another."""
+    return chains.after(named_kind(job).draft(payload, args), [job_id])
+
+
 def _entry(session: JobSession, job_id: bytes) -> JobEntry:
     """The job's entry. Raises Usage if there is no such job."""
     entry = session.job(job_id)
@@ -65,12 +109,15 @@ def proof_of(session: Session, blobs: Blobs, job_id: bytes) -> bytes:
     return encode_proof(need_proof(session, blobs, _entry(session, job_id).job))
 
 
-class Handle:
+class Handle(Generic[R_co]):
     """A submitted job. `created` is False if a unique key led to an existing job."""
 
-    def __init__(self, node: NodeAccess, job_id: bytes, created: bool) -> None:
+    def __init__(
+        self, node: NodeAccess, job_id: bytes, created: bool, signature: HandlerSignature | None = None
+    ) -> None:
         self._node = node
         self._id = job_id
+        self._signature = signature
         self.created = created
 
     @property
@@ -81,10 +128,23 @@ class Handle:
         """The current state of the job."""
         return await self._node.read(lambda session: view.full(session, view.find(session, self.job_id)))
 
-    async def result(self, timeout: float | None = None) -> Any:
+    async def result(self, timeout: float | None = None) -> R_co:
         """Waits for the job and returns its result. Raises JobFailed, JobCancelled or TimeoutError."""
         look = lambda: self._node.read(lambda session: ending_of(session, self._id))  # noqa: E731
-        return await self._node.until(look, timeout, about(JOB, self._id))
+        ended = await self._node.until(look, timeout, about(JOB, self._id))
+        return cast(R_co, typed(self._signature, self._id, ended))
+
+    @overload
+    async def then(self, job: JobType[P, T], /, *args: P.args, **payload: P.kwargs) -> "Handle[T]": ...
+    @overload
+    async def then(self, job: str, /, **payload: Any) -> "Handle[Any]": ...
+    async def then(self, job: JobType[Any, Any] | str, /, *args: Any, **payload: Any) -> "Handle[Any]":
+        """Submits a job that starts when this one has succeeded; `ctx.results` has this one's result. If this one fails
+        or is cancelled, so is that.
+        """
+        draft = following(self._id, job, args, payload)
+        (made,) = await self._node.run(lambda tx: jobs.submit(tx, [draft]))
+        return Handle(self._node, made.job_id, made.created, named_kind(job).signature)
 
     async def proof(self) -> bytes:
         """The proof of a command, in the format that `hocket proof verify` reads. Raises Failed if there is none."""
@@ -109,6 +169,95 @@ class Handle:
         ended = False
         while not ended:
             lines, ended = await self._node.until(look, None, about(JOB, self._id))
+            for line in lines:
+                seen = line["seq"]
+                yield line
+
+
+class SyncNodeAccess(Protocol):
+    """A `SyncNode`, as its handles see it."""
+
+    @property
+    def runtime(self) -> Runtime: ...
+
+    def call(self, work: Callable[[], T]) -> T: ...
+
+    def decide(self, request: Callable[[Transaction], Result]) -> Job: ...
+
+    def until(
+        self, look: Callable[[Session], tuple[bool, T]], timeout: float | None = None, topics: Changes = ANYTHING
+    ) -> T: ...
+
+
+class SyncHandle(Generic[R_co]):
+    """A submitted job. `created` is False if a unique key led to an existing job."""
+
+    __slots__ = ("_id", "_node", "_signature", "created")
+
+    def __init__(
+        self, node: SyncNodeAccess, job_id: bytes, created: bool, signature: HandlerSignature | None = None
+    ) -> None:
+        self._node = node
+        self._id = job_id
+        self._signature = signature
+        self.created = created
+
+    @property
+    def job_id(self) -> str:
+        return ulid_text(self._id)
+
+    def status(self) -> dict[str, Any]:
+        """The current state of the job."""
+        runtime = self._node.runtime
+        return self._node.call(lambda: runtime.show(self.job_id))
+
+    def result(self, timeout: float | None = None) -> R_co:
+        """Waits for the job and returns its result. Raises JobFailed, JobCancelled or TimeoutError."""
+        look = lambda session: ending_of(session, self._id)  # noqa: E731
+        ended = self._node.until(look, timeout, about(JOB, self._id))
+        return cast(R_co, typed(self._signature, self._id, ended))
+
+    @overload
+    def then(self, job: JobType[P, T], /, *args: P.args, **payload: P.kwargs) -> "SyncHandle[T]": ...
+    @overload
+    def then(self, job: str, /, **payload: Any) -> "SyncHandle[Any]": ...
+    def then(self, job: JobType[Any, Any] | str, /, *args: Any, **payload: Any) -> "SyncHandle[Any]":
+        """Submits a job that starts when this one has succeeded; `ctx.results` has this one's result. If this one fails
+        or is cancelled, so is that.
+        """
+        draft = following(self._id, job, args, payload)
+        log = self._node.runtime.log
+        (made,) = self._node.call(lambda: log.run(lambda tx: jobs.submit(tx, [draft])))
+        return SyncHandle(self._node, made.job_id, made.created, named_kind(job).signature)
+
+    def proof(self) -> bytes:
+        """The proof of a command, in the format that `hocket proof verify` reads. Raises Failed if there is none."""
+        runtime = self._node.runtime
+
+        def read() -> bytes:
+            with runtime.read() as session:
+                return proof_of(session, runtime.blobs, self._id)
+
+        return self._node.call(read)
+
+    def cancel(self, reason: str = "cancelled by its submitter") -> None:
+        """Cancels the job, pending or running. Raises Conflict if it is completed."""
+        self._node.decide(lambda tx: jobs.cancel(tx, self._id, reason))
+
+    def retry(self, reason: str = "retried by its submitter") -> None:
+        """Retries a failed or cancelled job."""
+        self._node.decide(lambda tx: jobs.retry(tx, self._id, reason))
+
+    def events(self) -> Iterator[dict[str, Any]]:
+        """Yields the job's ops from the first on, each as it arrives, until the job ends."""
+        seen, ended = 0, False
+
+        def look(session: Session) -> tuple[bool, tuple[list[dict[str, Any]], bool]]:
+            lines, ended = news_of(session, self._id, seen)
+            return bool(lines) or ended, (lines, ended)
+
+        while not ended:
+            lines, ended = self._node.until(look, None, about(JOB, self._id))
             for line in lines:
                 seen = line["seq"]
                 yield line

@@ -270,7 +270,14 @@ class Runtime:
             permissions = self.log.permissions_reader.latest
             return permissions is None or permissions.authority.audited(self.log.node, self.log.reading().wall, kind)
 
-        return RunServices(self.blobs, self.log.reading, self.log.new_id, monotonic, audited)
+        def read(query: Callable[[Session], Any]) -> Any:
+            def run() -> Any:
+                with self.read() as session:
+                    return query(session)
+
+            return run() if self._helpers is None else self._helpers.submit(run).result()
+
+        return RunServices(self.blobs, self.log.reading, self.log.new_id, monotonic, audited, read)
 
     def commands(
         self, fetch: "Fetch", allow: Iterable[str] = (), allow_any: bool = False, allow_env: Iterable[str] = ()

@@ -32,6 +32,7 @@ class Batch(NamedTuple):
     spare: Sequence[Held] = ()
     renewals: Sequence[Run] = ()
     notes: Sequence[tuple[Run, bytes]] = ()
+    checkpoints: Sequence[tuple[Run, bytes]] = ()
     doubtful: Sequence[Run] = ()
     closed: Sequence[bytes] = ()
     wanted: int = 0
@@ -46,6 +47,7 @@ class Batch(NamedTuple):
             or self.spare
             or self.renewals
             or self.notes
+            or self.checkpoints
             or self.doubtful
             or self.closed
             or self.wanted
@@ -99,6 +101,8 @@ class BatchRunner:
         renewed: list[Result | None] = [jobs.renew(tx, run.held, run.lease_ms) for run in turn.renewals]
         for run, note in turn.notes:
             jobs.report(tx, run.held, note)
+        for run, state in turn.checkpoints:
+            jobs.checkpoint(tx, run.held, state)
         lost = [run for run in turn.doubtful if not _holds(tx, run)]
         for op_id in turn.closed:
             tx.session.drop_offer(op_id)
@@ -139,6 +143,7 @@ class BatchRunner:
         spare = await each((held, Batch(spare=[held])) for held in turn.spare)
         renewals = await each((run.job, Batch(renewals=[run])) for run in turn.renewals)
         await each((run.job, Batch(notes=[(run, note)])) for run, note in turn.notes)
+        await each((run.job, Batch(checkpoints=[(run, state)])) for run, state in turn.checkpoints)
         doubtful = await each((run.job, Batch(doubtful=[run])) for run in turn.doubtful)
         await alone(Batch(closed=turn.closed), "closed", "forgetting offers that are decided")
         parts = [*ended, *unstarted, *spare, *renewals, *doubtful]
@@ -202,7 +207,10 @@ def settle(tx: Transaction, run: Run) -> Result:
         made = run.products.write(tx, not is_stopped and run.error is None, is_stopped)
     if isinstance(made, Reason):
         run.error, made = f"the handler's outputs would not count: {made.sentence}", NOTHING
-    if run.stopped and not run.timed_out:
+    is_returned = run.stopped and not run.timed_out
+    if run.checkpoint is not None and (is_returned or run.error is not None):
+        jobs.checkpoint(tx, run.held, run.checkpoint)
+    if is_returned:
         return jobs.hand_back(tx, run.held, "the worker stopped it")
     if run.error is None:
         return jobs.complete(tx, run.held, run.result, int((run.ended_at - run.started_at) * 1000), made)

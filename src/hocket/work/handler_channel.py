@@ -73,6 +73,11 @@ class Noted(NamedTuple):
     note: bytes
 
 
+class Saved(NamedTuple):
+    run: int
+    checkpoint: bytes
+
+
 class Made(NamedTuple):
     """An output of a run, or the record of a model call: as `begun` while there is no answer, then with it."""
 

@@ -24,7 +24,20 @@ from typing import Any, NamedTuple
 
 from hocket.errors import Usage
 from hocket.kernel.backoff import backoff_s
-from hocket.work.handler_channel import Channel, Close, Ended, Made, Noted, Ready, Renewed, Setup, Start, StuckAt, Take
+from hocket.work.handler_channel import (
+    Channel,
+    Close,
+    Ended,
+    Made,
+    Noted,
+    Ready,
+    Renewed,
+    Saved,
+    Setup,
+    Start,
+    StuckAt,
+    Take,
+)
 from hocket.work.handler_threads import HandlerThreads
 from hocket.work.handlers import JobType
 from hocket.work.run_outputs import RunOutput
@@ -288,6 +301,8 @@ class HandlerProcesses(HandlerThreads):
             return
         if isinstance(message, Noted):
             run.report(message.note)
+        elif isinstance(message, Saved):
+            run.save(message.checkpoint)
         elif isinstance(message, StuckAt):
             run.traceback = message.stack
         elif isinstance(message, Made):

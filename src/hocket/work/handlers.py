@@ -8,10 +8,11 @@ import inspect
 import sys
 import time
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
+from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Generic, Unpack
 
 import msgspec
 
@@ -22,16 +23,29 @@ from hocket.kernel.placement import check_labels, lacking
 from hocket.kernel.policy import DEFAULT, LEASE_MS_DEFAULT, LEASE_MS_MAX, LEASE_MS_MIN, Policy, Rate, check_policy
 from hocket.kernel.roster import Job
 from hocket.store import Session
+from hocket.work.job_options import Duration, JobOptions
 from hocket.work.jobs import PAYLOAD_BYTES_MAX, Draft, check_kind
 from hocket.work.json_values import encode_json
 from hocket.work.retrying import ErrorTypes, error_types
+from hocket.work.signature import HandlerSignature, PayloadRejected
 
-Duration = str | int | float
+if TYPE_CHECKING:
+    from typing_extensions import ParamSpec, TypeVar
+
+    # With the defaults, a bare `JobType` is one of any payload and any result.
+    P = ParamSpec("P", default=...)
+    R_co = TypeVar("R_co", covariant=True, default=Any)
+else:
+    from typing import ParamSpec, TypeVar
+
+    P, R_co = ParamSpec("P"), TypeVar("R_co", covariant=True)
 
 
 @dataclass(frozen=True)
-class JobType:
-    """The result of `@job`. Calling it calls the function; submitting it makes a job."""
+class JobType(Generic[P, R_co]):
+    """The result of `@job`: P are the members of its payload, R is the result. Calling it calls the function;
+    submitting it makes a job.
+    """
 
     kind: str
     policy: Policy = DEFAULT
@@ -44,19 +58,50 @@ class JobType:
     """The members of the policy that were chosen, even if they have Hocket's default."""
     wants: Callable[[Session, bytes], bool] | None = None
     """Which jobs of the kind a worker accepts, judged from the log and the encoded ScheduleJob; None for all."""
+    signature: HandlerSignature | None = field(default=None, compare=False, repr=False)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __post_init__(self) -> None:
+        if self.function is not None and self.signature is None:
+            object.__setattr__(self, "signature", HandlerSignature(self.function))
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         if self.function is None:
             raise TypeError(f"{self.kind} has no function here; submit it to a node instead")
         return self.function(*args, **kwargs)
 
-    def set(self, **options: Any) -> "JobType":
-        """The same job type with other options for its jobs (see `policy` for the names)."""
+    def using(self, **options: Unpack[JobOptions]) -> "JobType[P, R_co]":
+        """The same job type with other options for its jobs (see `policy` for their meaning)."""
         return replace(self, policy=policy(self.policy, **options), said=self.said | said(options))
 
-    def draft(self, payload: dict[str, Any]) -> Draft:
-        """A job of this type to submit. Raises Usage if the payload is not a JSON object or is too large."""
-        return Draft(self.kind, encode_payload(self.kind, payload), self.policy, said=self.said)
+    def draft(self, payload: object, args: tuple[Any, ...] = ()) -> Draft:
+        """A job of this type to submit. `args` are members of the payload by position. Raises Usage if the payload is
+        not a JSON object, is too large, or does not fit the function.
+        """
+        return Draft(self.kind, self.encode(payload, args), self.policy, said=self.said)
+
+    def encode(self, payload: object, args: tuple[Any, ...] = ()) -> bytes:
+        signature = self.signature
+        if args:
+            if signature is None or not isinstance(payload, dict):
+                raise Usage(f"{self.kind} has no function here; give the members of its payload by name")
+            payload = signature.named(self.kind, args, payload)
+        written = encode_payload(self.kind, payload)
+        if signature is not None:
+            try:
+                signature.check(written)
+            except ValueError as error:
+                raise Usage(f"the payload of {self.kind} is wrong: {error}") from None
+        return written
+
+    def call(self, ctx: object, payload: bytes) -> Callable[[], Any]:
+        """The call of the function for a job with this payload. Raises PayloadRejected if the payload does not fit."""
+        assert self.signature is not None
+        try:
+            arguments = self.signature.arguments(payload)
+        except ValueError as error:
+            raise PayloadRejected(f"the payload of {self.kind} is wrong: {error}") from None
+        given = (ctx,) if self.signature.takes_context else ()
+        return lambda: self(*given, **arguments)
 
     @property
     def is_async(self) -> bool:
@@ -97,10 +142,18 @@ def job(
     return make
 
 
-def kind(name: str, **options: Any) -> JobType:
+def kind(name: str, **options: Unpack[JobOptions]) -> JobType:
     """A job type without a function here: enough to submit jobs of that kind."""
     return JobType(check_kind(name), policy(DEFAULT, **options), said=said(options))
 
+
+def named_kind(job: JobType[Any, Any] | str) -> JobType:
+    """The job type itself, or one for the kind of that name."""
+    return _kinds(job) if isinstance(job, str) else job
+
+
+# Building a job type takes a tenth of the time of a submit, not counting the commit.
+_kinds = lru_cache(maxsize=1_024)(kind)
 
 REGISTRY: dict[str, JobType] = {}
 
@@ -198,14 +251,14 @@ def encode_payload(kind: str, payload: object) -> bytes:
     if not isinstance(payload, dict):
         raise Usage(f"the payload of {kind} must be a JSON object, not {type(payload).__name__}")
     try:
-        encoded = encode_json(payload, "it")
+        written = encode_json(payload, "it")
     except (TypeError, ValueError, msgspec.MsgspecError, RecursionError) as error:
         raise Usage(f"the payload of {kind} cannot be written as JSON: {error}") from None
-    if len(encoded) > PAYLOAD_BYTES_MAX:
+    if len(written) > PAYLOAD_BYTES_MAX:
         raise Usage(
-            f"the payload of {kind} has {len(encoded)} bytes, at most {PAYLOAD_BYTES_MAX}; pass a reference instead"
+            f"the payload of {kind} has {len(written)} bytes, at most {PAYLOAD_BYTES_MAX}; pass a reference instead"
         )
-    return encoded
+    return written
 
 
 def load(modules: Iterable[str]) -> list[JobType]:

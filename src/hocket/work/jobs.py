@@ -29,6 +29,7 @@ from hocket.kernel.vocabulary import (
     PostponeWork,
     ReportProgress,
     RetryJob,
+    SaveCheckpoint,
     ScheduleJob,
     Telemetry,
     YieldWork,
@@ -333,6 +334,10 @@ def postpone(tx: Transaction, held: Held, delay_ms: int, reason: str) -> Result:
 
 def report(tx: Transaction, held: Held, note: bytes) -> Result:
     return _speak(tx, held, ReportProgress(held.job_id, tx.node, note))
+
+
+def checkpoint(tx: Transaction, held: Held, state: bytes) -> Result:
+    return _speak(tx, held, SaveCheckpoint(held.job_id, tx.node, state))
 
 
 def expire(tx: Transaction, limit: int) -> int:

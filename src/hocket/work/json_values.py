@@ -3,6 +3,7 @@ word: such a value is an error that says where it is.
 """
 
 import math
+from pathlib import PurePath
 from typing import Any
 
 import msgspec
@@ -10,10 +11,17 @@ import msgspec
 
 def encode_json(value: Any, name: str) -> bytes:
     """Raises ValueError if the value, called `name` for people, has a number that JSON cannot express."""
-    encoded = msgspec.json.encode(value)
-    if b"null" in encoded and (found := _not_finite(msgspec.to_builtins(value), "")):
+    encoded = msgspec.json.encode(value, enc_hook=encode_hook)
+    if b"null" in encoded and (found := _not_finite(msgspec.to_builtins(value, enc_hook=encode_hook), "")):
         raise ValueError(f"{name} has {found}; JSON has no such number, so use None or a string")
     return encoded
+
+
+def encode_hook(value: Any) -> Any:
+    """How values are written that JSON and msgspec do not know: paths as text."""
+    if isinstance(value, PurePath):
+        return str(value)
+    raise TypeError(f"Encoding objects of type {type(value).__name__} is unsupported")
 
 
 def _not_finite(value: Any, path: str) -> str | None:

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Iterable
 from os import PathLike
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -41,6 +41,7 @@ from hocket.kernel.vocabulary import (
     UpdateEpisode,
 )
 from hocket.log import Transaction
+from hocket.store import Session
 from hocket.work.blobs import Blobs, Staged
 
 INLINE_BYTES_MAX = 64 * 1024
@@ -58,10 +59,15 @@ GRAPH_OPS = (
 )
 
 
+def _unavailable(wanted: object) -> Any:
+    raise Usage("this run has no node")
+
+
 class RunServices(NamedTuple):
     """What a run gets from its node. `now` reads the log's clock and `new_id` makes an id for a time in milliseconds;
     `audited` is whether every model call must be recorded. Any thread may call them, even one that can be interrupted
-    anywhere, so none of them touches the store.
+    anywhere, so none of them touches the store in the caller's thread. `read` runs a query, and `node` gives a node for
+    a handler, async or not.
     """
 
     blobs: Blobs
@@ -69,6 +75,8 @@ class RunServices(NamedTuple):
     new_id: Callable[[int], bytes]
     monotonic: Callable[[], float]
     audited: Callable[[], bool]
+    read: Callable[[Callable[[Session], Any]], Any] = _unavailable
+    node: Callable[[bool], Any] = _unavailable
 
 
 class RunOutput(NamedTuple):

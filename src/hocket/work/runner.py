@@ -10,8 +10,9 @@ import threading
 import traceback
 from collections.abc import Callable, Iterable
 from enum import Enum
+from functools import cached_property
 from os import PathLike
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple
 
 import msgspec
 
@@ -19,6 +20,8 @@ from hocket.errors import HocketError, NotAuthorised
 from hocket.kernel.ids import ulid_text
 from hocket.kernel.ops import schedule_payload
 from hocket.kernel.vocabulary import Payload
+from hocket.work import chains
+from hocket.work.checkpoints import last_checkpoint
 from hocket.work.handlers import JobType
 from hocket.work.inference import infer, question
 from hocket.work.jobs import RESULT_BYTES_MAX, Claim, Held
@@ -26,6 +29,15 @@ from hocket.work.json_values import encode_json
 from hocket.work.lease import Lease
 from hocket.work.retrying import Later, may_retry
 from hocket.work.run_outputs import RunOutputs, RunServices
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar
+
+    N_co = TypeVar("N_co", covariant=True, default=Any)
+else:
+    from typing import TypeVar
+
+    N_co = TypeVar("N_co", covariant=True)
 
 TRACEBACK_CHARS_MAX = 16_384
 ERROR_CHARS_MAX = 500
@@ -41,8 +53,10 @@ class Cancelled(BaseException):
     """Raised inside a plain handler whose job was cancelled or whose lease is lost."""
 
 
-class Context:
-    """What a handler knows about its job."""
+class Context(Generic[N_co]):
+    """What a handler knows about its job. `Context[SyncNode]` and, for a coroutine, `Context[Node]` tell a type checker
+    what `ctx.node` is.
+    """
 
     def __init__(self, run: "Run", claim: Claim) -> None:
         self._run = run
@@ -64,12 +78,44 @@ class Context:
         """
         return self._run.deadline_ms / 1000.0
 
+    @cached_property
+    def results(self) -> list[Any]:
+        """The results of the jobs that this one comes after, in the order of `after`."""
+        job = self._run.job
+        found: list[Any] = self._run.products.kit.read(lambda session: chains.results(session, job))
+        return found
+
+    @cached_property
+    def node(self) -> N_co:
+        """The node that runs this job: a `Node` for a coroutine, else a `SyncNode`."""
+        node: N_co = self._run.products.kit.node(self._run.job_type.is_async)
+        return node
+
     def progress(self, note: Any) -> None:
         """Records the progress of the job, as any JSON value. Frequent notes are merged: the newest one counts."""
         encoded = encode_json(note, "the progress note")
         if len(encoded) > NOTE_BYTES_MAX:
             raise ValueError(f"the progress note has {len(encoded)} bytes, at most {NOTE_BYTES_MAX}")
         self._run.report(encoded)
+
+    def checkpoint(self, state: Any) -> None:
+        """Keeps how far this job has come, as any JSON value, for the next try: after a failure, a lost lease or the
+        end of this worker. Frequent checkpoints are merged: the newest one counts. It is on the log at most half a
+        second later (a hundredth of the running time, if that is more), and always before a failure.
+        """
+        written = encode_json(state, "the checkpoint")
+        if len(written) > NOTE_BYTES_MAX:
+            raise ValueError(
+                f"the checkpoint has {len(written)} bytes, at most {NOTE_BYTES_MAX}; keep a reference instead"
+            )
+        self._run.save(written)
+
+    @cached_property
+    def last_checkpoint(self) -> Any:
+        """The newest checkpoint of the earlier tries of this job, on whichever node; None if there is none."""
+        job_id = self._run.job.id
+        found: bytes | None = self._run.products.kit.read(lambda session: last_checkpoint(session, job_id))
+        return None if found is None else msgspec.json.decode(found)
 
     @property
     def audited(self) -> bool:
@@ -183,6 +229,8 @@ class Run:
         self.ended_at: float | None = None
         self.result: bytes | None = None
         self.error: str | None = None
+        self.is_hopeless = False
+        """Whether it failed in a way that a retry cannot mend."""
         self.traceback = ""
         self.may_retry = True
         self.later_ms: int | None = None
@@ -192,6 +240,8 @@ class Run:
         """Whether the worker counts the run as ended although its handler goes on."""
         self.note: bytes | None = None
         self.noted_at = 0.0
+        self.checkpoint: bytes | None = None
+        self.checkpoint_at = 0.0
         self.products = RunOutputs(kit, job.id)
         self.context = Context(self, claim)
         self.schedule = claim.schedule
@@ -224,9 +274,9 @@ class Run:
         """Calls a plain handler in this thread. Raises nothing."""
         try:
             try:
-                arguments = self._arguments()
+                call = self._call()
                 if self._enter():
-                    self._keep(self.job_type(self.context, **arguments))
+                    self._keep(call())
             except BaseException as error:
                 self._fail(error)
             self._leave()
@@ -237,9 +287,9 @@ class Run:
 
     async def execute_async(self) -> None:
         try:
-            arguments = self._arguments()
+            call = self._call()
             if self._enter_task():
-                self._keep(await self.job_type(self.context, **arguments))
+                self._keep(await call())
         except BaseException as error:
             self._fail(error)
 
@@ -342,22 +392,18 @@ class Run:
         frame = sys._current_frames().get(self._thread) if self._thread is not None else None
         return "" if frame is None else _text("".join(traceback.format_stack(frame))[-TRACEBACK_CHARS_MAX:])
 
-    def _arguments(self) -> dict[str, Any]:
-        payload = schedule_payload(self.schedule)
-        arguments = msgspec.json.decode(payload) if payload else {}
-        if not isinstance(arguments, dict):
-            raise TypeError(f"the payload is a JSON {type(arguments).__name__}, not an object")
-        return arguments
+    def _call(self) -> Callable[[], Any]:
+        return self.job_type.call(self.context, schedule_payload(self.schedule))
 
     def _keep(self, value: Any) -> None:
         if value is None:
             return
-        encoded = encode_json(value, "the result")
-        if len(encoded) > RESULT_BYTES_MAX:
+        written = encode_json(value, "the result")
+        if len(written) > RESULT_BYTES_MAX:
             raise ValueError(
-                f"the result has {len(encoded)} bytes, at most {RESULT_BYTES_MAX}; return a reference instead"
+                f"the result has {len(written)} bytes, at most {RESULT_BYTES_MAX}; return a reference instead"
             )
-        self.conclude(Ending(encoded))
+        self.conclude(Ending(written))
 
     def _fail(self, error: BaseException) -> None:
         is_told = isinstance(error, Cancelled | asyncio.CancelledError) and (self.stopped or self.timed_out)
@@ -369,6 +415,10 @@ class Run:
     def report(self, note: bytes) -> None:
         """The newest progress note."""
         self.note = note
+
+    def save(self, checkpoint: bytes) -> None:
+        """The newest checkpoint."""
+        self.checkpoint = checkpoint
 
     def ending(self) -> Ending:
         return Ending(self.result, self.error, self.traceback, self.may_retry, self.later_ms)

@@ -23,6 +23,7 @@ from hocket.kernel.vocabulary import (
     Payload,
     PostponeWork,
     ReportProgress,
+    SaveCheckpoint,
     ScheduleJob,
     YieldWork,
 )
@@ -187,6 +188,8 @@ def _detail(op: Op) -> str:
         return payload.artifact_type
     if isinstance(payload, ReportProgress):
         return payload.note.decode(errors="replace")
+    if isinstance(payload, SaveCheckpoint):
+        return f"{len(payload.state)} bytes"
     if isinstance(payload, AcceptWork):
         return f"accepts {ulid_text(payload.offer)}"
     return str(getattr(payload, "name", ""))

@@ -42,6 +42,7 @@ from hocket.kernel.roster import Job, Outcome
 from hocket.log import Transaction
 from hocket.work import kinds, lease
 from hocket.work.batch import Batch, BatchResult, BatchRunner
+from hocket.work.checkpoints import interval_s
 from hocket.work.environment import Environment
 from hocket.work.handler_processes import ProcessPlan
 from hocket.work.handlers import Handlers
@@ -164,9 +165,7 @@ class Worker:
         try:
             await self._runner.open()
             await self._access.run(self._register)
-            await self._turn_until_done()
-            if not self._pending_decisions.is_empty:
-                await self._pending_decisions.last_ask(LAST_ASK_S)
+            await self._work()
         finally:
             self._abandon()
             self._loop = None
@@ -175,6 +174,17 @@ class Worker:
             if self._sign.number:
                 with suppress(StoreError):
                     await self._access.run(lambda tx: tx.session.drop_worker(self._sign.number))
+
+    async def _work(self) -> None:
+        """If the task is cancelled, hands all jobs back first; if it is cancelled again, leaves them to the others."""
+        turning = asyncio.create_task(self._turn_until_done())
+        try:
+            await asyncio.shield(turning)
+        except asyncio.CancelledError:
+            self.stop()
+            self.stop()
+            await turning
+            raise
 
     def _abandon(self) -> None:
         """At the end the worker holds no job, unless it ends with an error: then the other workers return its jobs."""
@@ -188,11 +198,14 @@ class Worker:
                 self._runner.stop(run)
 
     def stop(self) -> None:
+        """May be called from any thread."""
         if self._stopping is None:
             self._stopping = self._monotonic() + self._options.grace
         else:
             self._hurry = True
-        self._wake.set()
+        loop = self._loop
+        if loop is not None:
+            loop.call_soon_threadsafe(self._wake.set)
 
     async def bring(self, request: Callable[[Transaction], T]) -> T:
         """Runs a request in one transaction with the next turn, so that a job which it submits is claimed with it."""
@@ -255,10 +268,12 @@ class Worker:
                     self._take(turn, turned, before)
             self._pending_decisions.ask(self._monotonic())
             if self._stopping is not None and self._wind_down():
-                return
+                break
             if turned is not None and turned.idle and self._has_nothing:
-                return
+                break
             await self._sleep()
+        if not self._pending_decisions.is_empty:
+            await self._pending_decisions.last_ask(LAST_ASK_S)
 
     @property
     def _has_nothing(self) -> bool:
@@ -283,6 +298,8 @@ class Worker:
             self._ended.extendleft(reversed(turn.ended))
             for run, note in turn.notes:
                 run.note = run.note or note
+            for run, state in turn.checkpoints:
+                run.checkpoint = run.checkpoint or state
             await asyncio.sleep(STORE_REST_S)
             return None
 
@@ -352,6 +369,7 @@ class Worker:
         for run in renewals:
             run.lease_ms = round(run.lease.next_s(now) * 1000)
         notes = [(run, note) for run in live if (note := self._note(run, now)) is not None]
+        checkpoints = [(run, state) for run in live if (state := self._checkpoint(run, now)) is not None]
         checked = max(self._lost_at, now - CHECK_S)
         doubtful = [run for run in live if run.checked_at < checked and now - (run.started_at or now) > YOUNG_S]
         closed = [op_id for due, op_id in self._closed if due <= now]
@@ -360,7 +378,9 @@ class Worker:
         offering = not self._pending_decisions.is_resting(now)
         spare = list(self._spare)
         beat = now >= self._beat_at
-        return Batch(ended, unstarted, spare, renewals, notes, doubtful, closed, max(0, wanted), offering, beat)
+        return Batch(
+            ended, unstarted, spare, renewals, notes, checkpoints, doubtful, closed, max(0, wanted), offering, beat
+        )
 
     def _tell_starts(self) -> None:
         """Handlers start in other threads. Events are emitted in this one, so a start is reported at the next turn."""
@@ -379,6 +399,13 @@ class Worker:
         note, run.note = run.note, None
         run.noted_at = now
         return note
+
+    def _checkpoint(self, run: Run, now: float) -> bytes | None:
+        if run.checkpoint is None or now - run.checkpoint_at < interval_s(now - (run.started_at or now)):
+            return None
+        state, run.checkpoint = run.checkpoint, None
+        run.checkpoint_at = now
+        return state
 
     def _room(self, now: float) -> int:
         """How many more jobs may be held: one for each slot, and ahead of that as much as is done in a moment, going

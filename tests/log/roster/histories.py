@@ -26,6 +26,7 @@ from hocket.kernel.vocabulary import (
     ReportProgress,
     RetryJob,
     RouteKind,
+    SaveCheckpoint,
     ScheduleJob,
     Telemetry,
     YieldWork,
@@ -198,6 +199,7 @@ class Run:
                 CancelJob(job, ""),
                 RetryJob(job, ""),
                 ReportProgress(job, named, b"x"),
+                SaveCheckpoint(job, named, b"x"),
             )
         )
         claims = sorted(mesh.claims_of.get(job, ()))

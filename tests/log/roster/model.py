@@ -29,6 +29,7 @@ from hocket.kernel.vocabulary import (
     ReportProgress,
     RetryJob,
     RouteKind,
+    SaveCheckpoint,
     ScheduleJob,
     YieldWork,
 )
@@ -44,8 +45,11 @@ JOB_OPS = (
     RetryJob,
     ReportProgress,
     PostponeWork,
+    SaveCheckpoint,
     AcceptWork,
 )
+# Ops that the arbiter does not decide.
+NOTES = (ReportProgress, SaveCheckpoint)
 MONTH_MS = 30 * 24 * 3600 * 1000
 
 Verdict = set[Reason]
@@ -158,9 +162,9 @@ class Mesh:
         arbiter = None if job["policy"].get("open") else self.coordinator(op.timestamp)
         if isinstance(payload, AcceptWork):
             return self._accept(job, op, payload, self.coordinator(op.timestamp))
-        if arbiter not in (None, op.node_id) and not isinstance(payload, ReportProgress):
+        if arbiter not in (None, op.node_id) and not isinstance(payload, NOTES):
             return {Reason.OFFERED}
-        self.settled_by_arbiter = arbiter is not None and not isinstance(payload, ReportProgress)
+        self.settled_by_arbiter = arbiter is not None and not isinstance(payload, NOTES)
         try:
             return self._rule(job, op, payload)
         finally:
@@ -174,7 +178,7 @@ class Mesh:
         offer = self.ops[payload.offer]
         if arbiter != op.node_id or not isinstance(offer.payload, JOB_OPS) or offer.payload.job_id != payload.job_id:
             return {Reason.NOT_ARBITER}
-        if isinstance(offer.payload, ScheduleJob | ReportProgress | AcceptWork):
+        if isinstance(offer.payload, (ScheduleJob, AcceptWork, *NOTES)):
             return {Reason.NOT_ARBITER}
         if job["policy"].get("open"):
             return self._stamp(job, op, offer)
@@ -205,6 +209,7 @@ class Mesh:
             CancelJob: self._cancel,
             RetryJob: self._retry,
             ReportProgress: self._progress,
+            SaveCheckpoint: self._checkpoint,
         }[type(payload)]
         return rule(job, op, payload)
 
@@ -359,6 +364,9 @@ class Mesh:
         if not against:
             job["progress"] = payload.note
         return against
+
+    def _checkpoint(self, job: dict[str, Any], op: Op, payload: SaveCheckpoint) -> Verdict:
+        return self._not_the_holder(job, op, payload.claimer)
 
     def _release(self, job: dict[str, Any]) -> None:
         job.update(state="pending", claimer=None, claim_op=None, deadline=None, progress=None)

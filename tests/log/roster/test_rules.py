@@ -19,6 +19,7 @@ from hocket.kernel.vocabulary import (
     ReportProgress,
     RetryJob,
     RouteKind,
+    SaveCheckpoint,
     ScheduleJob,
     Telemetry,
     YieldWork,
@@ -109,9 +110,10 @@ def test_completed_is_final(story: Story) -> None:
         story.say(A, 9_001, FailWork(J, NODES[A], "", "", True)),
         story.say(A, 9_002, CancelJob(J, "")),
         story.say(A, 9_003, ReportProgress(J, NODES[A], b"x")),
+        story.say(A, 9_004, SaveCheckpoint(J, NODES[A], b"x")),
     ]
     assert {story.reason(op) for op in late} == {Reason.COMPLETED}
-    retry = story.say(A, 9_004, RetryJob(J, ""))
+    retry = story.say(A, 9_005, RetryJob(J, ""))
     assert story.reason(retry) is Reason.NOT_FAILED
     after = story.job()
     assert (after.state, after.outcome, after.done, after.fence) == (
@@ -218,6 +220,7 @@ def test_nobody_claims_in_anothers_name(story: Story) -> None:
         FailWork(J, NODES[A], "", "", True),
         PostponeWork(J, NODES[A], 1_000, ""),
         ReportProgress(J, NODES[A], b""),
+        SaveCheckpoint(J, NODES[A], b""),
     ],
 )
 def test_only_the_claimer_speaks_for_the_claim(story: Story, payload: object) -> None:
@@ -542,7 +545,7 @@ def test_the_fence_counts_first_claims_in_hlc_order(story: Story) -> None:
 
 
 @pytest.mark.req("LW-37")
-@pytest.mark.parametrize("late", ["complete", "yield", "fail", "renew", "report"])
+@pytest.mark.parametrize("late", ["complete", "yield", "fail", "renew", "report", "checkpoint"])
 def test_what_cites_an_older_claim_of_the_same_node_is_rejected(story: Story, late: str) -> None:
     story.schedule()
     old = story.claim(A, 1)
@@ -554,6 +557,7 @@ def test_what_cites_an_older_claim_of_the_same_node_is_rejected(story: Story, la
         "fail": FailWork(J, NODES[A], "", "", True),
         "renew": ClaimWork(J, NODES[A], 9_999),
         "report": ReportProgress(J, NODES[A], b"old"),
+        "checkpoint": SaveCheckpoint(J, NODES[A], b"old"),
     }[late]
     op = story.say(A, 2_002, payload, (old.id,))
     assert story.reason(op) is Reason.STALE_CLAIM

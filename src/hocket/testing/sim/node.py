@@ -94,6 +94,7 @@ class _SimRuntime(Runtime):
         self.store = log.store
         self.log = log
         self.blobs = cast(Blobs, None)
+        self._helpers = None
 
 
 class _Alone:
