@@ -42,6 +42,7 @@ from hocket.kernel.vocabulary import (
 )
 from hocket.log import Transaction
 from hocket.work.blobs import Blobs, Staged
+from hocket.work.output_files import OutputFiles
 
 INLINE_BYTES_MAX = 64 * 1024
 TYPE_CHARS_MAX = 255
@@ -61,7 +62,7 @@ GRAPH_OPS = (
 class RunServices(NamedTuple):
     """What a run gets from its node. `now` reads the log's clock and `new_id` makes an id for a time in milliseconds;
     `audited` is whether every model call must be recorded. Any thread may call them, even one that can be interrupted
-    anywhere, so none of them touches the store.
+    anywhere, so none of them touches the store. `output` keeps what the handler prints and logs, if it is kept.
     """
 
     blobs: Blobs
@@ -69,6 +70,7 @@ class RunServices(NamedTuple):
     new_id: Callable[[int], bytes]
     monotonic: Callable[[], float]
     audited: Callable[[], bool]
+    output: OutputFiles | None = None
 
 
 class RunOutput(NamedTuple):

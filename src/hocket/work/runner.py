@@ -8,7 +8,8 @@ import ctypes
 import threading
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing, contextmanager
 from os import PathLike
 from queue import SimpleQueue
 from typing import Any
@@ -23,6 +24,8 @@ from hocket.work.handlers import JobType
 from hocket.work.inference import infer, question
 from hocket.work.jobs import RESULT_BYTES_MAX, Claim, Held
 from hocket.work.lease import Lease
+from hocket.work.output_capture import Capture, captured
+from hocket.work.output_files import HANDLER
 from hocket.work.run_outputs import RunOutputs, RunServices
 
 TRACEBACK_CHARS_MAX = 16_384
@@ -181,7 +184,8 @@ class Run:
         try:
             try:
                 if self._enter():
-                    self._keep(self.job_type(self.context, **self._arguments()))
+                    with self._captured():
+                        self._keep(self.job_type(self.context, **self._arguments()))
             except BaseException as error:
                 self._fail(error)
             self._leave()
@@ -192,9 +196,21 @@ class Run:
 
     async def execute_async(self) -> None:
         try:
-            self._keep(await self.job_type(self.context, **self._arguments()))
+            with self._captured():
+                self._keep(await self.job_type(self.context, **self._arguments()))
         except BaseException as error:
             self._fail(error)
+
+    @contextmanager
+    def _captured(self) -> Iterator[None]:
+        """What the handler prints and logs inside the block is kept."""
+        kept = self.products.kit.output
+        if kept is None:
+            yield
+            return
+        with closing(kept.file(self.context.job_id, self.job.fence, HANDLER)) as file:
+            with captured(Capture(self.context.job_id, file.write)):
+                yield
 
     def stop(self, loop: asyncio.AbstractEventLoop | None) -> None:
         """Tells the handler to stop: by the flag, and by an exception if possible."""
