@@ -96,8 +96,9 @@ class OutputFile:
         try:
             while not self._is_lost:
                 offset, room = _place(self.total)
-                self.total += os.pwrite(self._fd, data[: min(room, STEP_BYTES)], offset)
-                data = data[min(room, STEP_BYTES) :]
+                written = os.pwrite(self._fd, data[: min(room, STEP_BYTES)], offset)
+                self.total += written
+                data = data[written:]
                 os.pwrite(self._fd, _HEADER.pack(FORM, self._ring_start, self.total, is_over and not data), 0)
                 if not data:
                     return
