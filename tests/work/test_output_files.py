@@ -90,6 +90,25 @@ def test_a_follower_sees_all_of_a_stream_that_never_ends(tmp_path: Path, small: 
     assert seen == b"".join(b"%04d\n" % number for number in range(200))
 
 
+def test_what_is_overwritten_while_it_is_read_does_not_count(
+    tmp_path: Path, small: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = OutputFiles(tmp_path)
+    file = files.file(JOB, 1, HANDLER)
+    written = bytes(range(200))
+    file.write(written[:100])
+    reads, read = iter(range(10)), os.pread
+
+    def slow(fd: int, size: int, offset: int) -> bytes:
+        if next(reads) == 1:  # after the header, before the bytes
+            file.write(written[100:150])
+        return read(fd, size, offset)
+
+    monkeypatch.setattr(output_files.os, "pread", slow)
+    part = files.read(JOB, HANDLER, 1, 90, ALL)
+    assert part is not None and part.data and part.data == written[part.start : part.end]
+
+
 def test_the_next_run_follows_the_last_byte_of_the_one_before(tmp_path: Path) -> None:
     files = OutputFiles(tmp_path)
     first, second = files.file(JOB, 1, HANDLER), files.file(JOB, 2, HANDLER)
