@@ -15,7 +15,7 @@ import pytest
 
 import hocket
 from hocket.node.runtime import Runtime
-from hocket.work.output_capture import Capture, captured, catching, job_of
+from hocket.work.output_capture import LINE_CHARS_MAX, Capture, captured, catching, job_of
 from hocket.work.output_files import HANDLER
 
 log = logging.getLogger("acme.tasks")
@@ -144,6 +144,35 @@ def test_catching_twice_catches_once_and_ends_with_the_last() -> None:
     with captured(kept.capture):
         print("three")
     assert kept.data == b"one\ntwo\n" and logging.getLogRecordFactory() is made
+
+
+def test_lines_can_be_shown_in_another_way() -> None:
+    kept, lines = Kept(), []
+    with fresh_streams() as (out, err):
+        with catching(lambda *line: lines.append(line)):
+            with captured(kept.capture):
+                print("one\ntwo", end="")
+                sys.stderr.buffer.write(b"beside\n")
+                print(" and more")
+                print("half", end="")
+            print("outside")
+        print("after")
+        assert (out.getvalue(), err.getvalue()) == (b"outside\nafter\n", b"")
+    assert lines == [
+        ("J", "stdout", "one"),
+        ("J", "stderr", "beside"),
+        ("J", "stdout", "two and more"),
+        ("J", "stdout", "half"),
+    ]
+    assert kept.data == b"one\ntwobeside\n and more\nhalf"
+
+
+def test_a_line_that_does_not_end_is_shown_in_parts() -> None:
+    lines = []
+    with fresh_streams(), catching(lambda job_id, stream, line: lines.append(line)), captured(Kept().capture):
+        for _ in range(5):
+            print("x" * LINE_CHARS_MAX, end="")
+        assert "".join(lines) == "x" * len(lines) * LINE_CHARS_MAX and len(lines) == 5
 
 
 def test_a_stream_that_was_replaced_meanwhile_stays() -> None:

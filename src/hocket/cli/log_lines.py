@@ -4,6 +4,7 @@ where their modules do not configure `logging` themselves. `-v` and `-q` choose 
 
 import logging
 import sys
+import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
@@ -15,7 +16,7 @@ from hocket.cli.settings import settings
 from hocket.events import Event
 from hocket.kernel.safe_text import clean, clean_json
 from hocket.work.event_logging import ROOT
-from hocket.work.output_capture import job_of
+from hocket.work.output_capture import ShowLine, job_of
 
 
 class LogLines(logging.Handler):
@@ -43,6 +44,19 @@ class LogLines(logging.Handler):
             # The output of a job has its records from this level on, shown or not.
             root.setLevel(min(logging.INFO, _level(self._verbosity, is_detail=True)))
             root.addHandler(self)
+
+    @property
+    def show_print(self) -> ShowLine | None:
+        """How to show the lines that handlers print, if not as they are."""
+        return self._show_print if self._form is _json else None
+
+    def _show_print(self, job_id: str, stream: str, line: str) -> None:
+        told = {"time": _moment(time.time()), "level": "info", "logger": stream, "job_id": job_id, "text": line}
+        self.acquire()
+        try:
+            self.write(_encoded(told))
+        finally:
+            self.release()
 
     def emit(self, record: logging.LogRecord) -> None:
         is_ours = record.name == ROOT or record.name.startswith(f"{ROOT}.")
@@ -79,7 +93,7 @@ def _text(record: logging.LogRecord) -> str:
 
 def _json(record: logging.LogRecord) -> str:
     told: dict[str, Any] = {
-        "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+        "time": _moment(record.created),
         "level": record.levelname.lower(),
         "logger": record.name,
     }
@@ -91,7 +105,15 @@ def _json(record: logging.LogRecord) -> str:
             told["job_id"] = job_id
         if record.exc_info is not None:
             told["traceback"] = _formatted(record)
+    return _encoded(told)
+
+
+def _encoded(told: dict[str, Any]) -> str:
     return clean_json(msgspec.json.encode(told).decode())
+
+
+def _moment(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")
 
 
 def _formatted(record: logging.LogRecord) -> str:

@@ -127,7 +127,7 @@ def work(
                 log_event(AllowanceIsRisky(warning))
             handlers = Handlers([*found, commands.job_type()], kinds or ())
             shift = Shift(runtime, WorkerOptions(handlers, concurrency, until_idle, grace_s, ahead), commands, lines)
-            with catching():
+            with catching(lines.show_print):
                 asyncio.run(shift.run())
     shift.report()
 

@@ -7,25 +7,45 @@ gives it a file, a child process a connection to its parent.
 """
 
 import copy
-import io
 import logging
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, NamedTuple, TextIO
+from typing import Any, TextIO
 
 _FORM = logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
 
 
-class Capture(NamedTuple):
+# A longer line is shown in parts.
+LINE_CHARS_MAX = 16_384
+# Called with a job, the name of a stream, and a line that the job's handler printed.
+ShowLine = Callable[[str, str, str], None]
+
+
+class Capture:
     """The run in whose context something is printed or logged. `write` is called in any thread."""
 
-    job_id: str
-    write: Callable[[bytes], None]
+    def __init__(self, job_id: str, write: Callable[[bytes], None]) -> None:
+        self.job_id, self.write = job_id, write
+        self._begun: dict[str, str] = {}
+
+    def show(self, stream: str, text: str, show: ShowLine) -> None:
+        """Shows the lines that are complete."""
+        *lines, self._begun[stream] = (self._begun.get(stream, "") + text).split("\n")
+        if len(self._begun[stream]) >= LINE_CHARS_MAX:
+            lines.append(self._begun.pop(stream))
+        for line in lines:
+            show(self.job_id, stream, line)
+
+    def show_rest(self, show: ShowLine) -> None:
+        for stream, rest in self._begun.items():
+            if rest:
+                show(self.job_id, stream, rest)
 
 
+_show: ShowLine | None = None
 _current: ContextVar[Capture | None] = ContextVar("hocket_capture", default=None)
 
 
@@ -37,6 +57,8 @@ def captured(capture: Capture) -> Iterator[None]:
         yield
     finally:
         _current.reset(token)
+        if _show is not None:
+            capture.show_rest(_show)
 
 
 def job_of(record: logging.LogRecord) -> str | None:
@@ -48,8 +70,8 @@ def job_of(record: logging.LogRecord) -> str | None:
 class _TextTee:
     """Stands in for sys.stdout or sys.stderr: whatever is written goes to the original and to the capture."""
 
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
+    def __init__(self, name: str, stream: TextIO) -> None:
+        self._name, self._stream = name, stream
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
@@ -57,6 +79,9 @@ class _TextTee:
     def write(self, text: str) -> int:
         if (capture := _current.get()) is not None and isinstance(text, str):
             capture.write(text.encode("utf-8", "backslashreplace"))
+            if _show is not None:
+                capture.show(self._name, text, _show)
+                return len(text)
         return self._stream.write(text)
 
     def writelines(self, lines: Any) -> None:
@@ -68,14 +93,14 @@ class _TextTee:
 
     @property
     def buffer(self) -> "_BytesTee":
-        return _BytesTee(self._stream.buffer)
+        return _BytesTee(self._name, self._stream.buffer)
 
 
 class _BytesTee:
     """The same for `sys.stdout.buffer`."""
 
-    def __init__(self, stream: io.BufferedIOBase | Any) -> None:
-        self._stream = stream
+    def __init__(self, name: str, stream: Any) -> None:
+        self._name, self._stream = name, stream
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
@@ -83,6 +108,9 @@ class _BytesTee:
     def write(self, data: Any) -> int:
         if (capture := _current.get()) is not None:
             capture.write(bytes(data))
+            if _show is not None:
+                capture.show(self._name, bytes(data).decode("utf-8", "backslashreplace"), _show)
+                return len(bytes(data))
         written: int = self._stream.write(data)
         return written
 
@@ -93,12 +121,15 @@ _undo: list[Callable[[], None]] = []
 
 
 @contextmanager
-def catching() -> Iterator[None]:
-    """While this is entered, captures get what is printed and logged. Workers of one process share it."""
-    global _entered
+def catching(show: ShowLine | None = None) -> Iterator[None]:
+    """While this is entered, captures get what is printed and logged. Workers of one process share it. The first one
+    may have the lines that handlers print shown in its own way, instead of on stdout and stderr.
+    """
+    global _entered, _show
     with _lock:
         _entered += 1
         if _entered == 1:
+            _show = show
             _undo.extend((_stand_in("stdout"), _stand_in("stderr"), _watch_records()))
     try:
         yield
@@ -107,13 +138,14 @@ def catching() -> Iterator[None]:
             _entered -= 1
             while not _entered and _undo:
                 _undo.pop()()
+            _show = _show if _entered else None
 
 
 def _stand_in(name: str) -> Callable[[], None]:
     original = getattr(sys, name)
     if original is None:
         return lambda: None
-    made = _TextTee(original)
+    made = _TextTee(name, original)
     setattr(sys, name, made)
 
     def undo() -> None:
