@@ -74,7 +74,6 @@ def test_a_handler_is_followed_from_two_other_machines(
     job_id = reader.submit("talk.long", '{"steps": 3}')
     reader("sync")
     until(lambda: owner.state(job_id) == "claimed", "the claim")
-    reader("sync")
     followers = [machine.start("logs", job_id, "--follow") for machine in (owner, reader, worker)]
     for step in range(3):
         for follower in followers:

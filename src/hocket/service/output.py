@@ -5,8 +5,9 @@ the log.
 
 import asyncio
 import time
-from collections.abc import Iterator
-from contextlib import closing
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import closing, suppress
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from hocket.bus.changes import OUTPUT, about
 from hocket.errors import Unreachable, Usage
@@ -21,12 +22,17 @@ from hocket.work.command.request import KIND
 from hocket.work.output_files import HANDLER, OutputPart
 from hocket.work.proofs import GIT_KIND
 
+if TYPE_CHECKING:
+    from hocket.mesh.sync import Exchanges
+
+T = TypeVar("T")
+
 # How often to look for more output here, and on other nodes.
 LOOK_S = 0.05
 ASK_S = 0.5
 READ_BYTES = 65_536
 # How long to wait for output of another node before giving up, and for its last part after the job has ended.
-PATIENCE_S = 5.0
+PATIENCE_S = 10.0
 
 
 def output(service: Service, job: str, *, stderr: bool = False, follow: bool = False) -> Iterator[bytes]:
@@ -41,32 +47,40 @@ def output(service: Service, job: str, *, stderr: bool = False, follow: bool = F
         yield from reading.chunks(follow)
 
 
+class _Place(NamedTuple):
+    """What is known of a job: whether a node has claimed it, whether its output can only be here, whether it has
+    ended.
+    """
+
+    is_claimed: bool
+    is_here: bool
+    is_done: bool
+
+
 class _Reading:
     """How far the output of one job was read: `shown` bytes of the run with this `fence`."""
 
     def __init__(self, service: Service, job_id: bytes, stream: str) -> None:
         self._service, self._job_id, self._stream = service, job_id, stream
-        self._peers: _Peers | None = None
+        self._peers = _Peers(service)
         self._fence = self._shown = 0
         self._is_over = self._is_done_there = False
-        self._ask_at = self._waits_since = time.monotonic()
+        self._ask_at = self._sync_at = self._waits_since = time.monotonic()
 
     def close(self) -> None:
-        if self._peers is not None:
-            self._peers.close()
+        self._peers.close()
 
     def chunks(self, follow: bool) -> Iterator[bytes]:
         while True:
-            is_done, is_here = self._look()
-            if is_done and not self._shown and (kept := self._kept()):
+            place = self._find()
+            if place.is_done and not self._shown and (kept := self._kept()) is not None:
                 yield kept
                 return
-            for chunk in self._parts(is_here):
+            for chunk in self._parts(place.is_here):
                 self._waits_since = time.monotonic()
                 yield chunk
-            has_all = is_here or self._is_over or (not follow and self._fence > 0)
-            if is_done or self._is_done_there or not follow:
-                if has_all:
+            if place.is_done or self._is_done_there or not follow:
+                if place.is_here or self._is_over or (not follow and (self._fence or not place.is_claimed)):
                     return
                 if time.monotonic() - self._waits_since > PATIENCE_S:
                     raise Unreachable(
@@ -75,18 +89,26 @@ class _Reading:
                     )
             time.sleep(LOOK_S)
 
-    def _look(self) -> tuple[bool, bool]:
-        """Whether the job has ended, and whether its output can only be here."""
+    def _find(self) -> "_Place":
+        """Where the output is. If no claim is known here, the coordinator may know of one."""
+        place = self._look()
+        if not place.is_claimed and not place.is_done and time.monotonic() >= self._sync_at:
+            self._sync_at = time.monotonic() + ASK_S
+            self._peers.sync()
+            place = self._look()
+        return place
+
+    def _look(self) -> "_Place":
         with self._service.read() as session:
             entry = session.job(self._job_id)
             assert entry is not None
             nodes = holders(session, entry.job)
-        return entry.stage is Stage.DONE, not nodes or self._service.runtime.log.node in nodes
+        return _Place(bool(nodes), not nodes or self._service.runtime.log.node in nodes, entry.stage is Stage.DONE)
 
-    def _kept(self) -> bytes:
+    def _kept(self) -> bytes | None:
         """What the log has of a command that has ended."""
         if self._stream == HANDLER:
-            return b""
+            return None
         with self._service.read() as session:
             blobs, fetch = self._service.runtime.blobs, self._service.node.fetch
             return printed(session, blobs, self._job_id, self._stream, fetch)
@@ -110,7 +132,6 @@ class _Reading:
             return here
         # A server of this node passes the wish on, and keeps a copy of what comes in this home.
         runtime.bus.publish(about(OUTPUT, self._job_id))
-        self._peers = self._peers or _Peers(self._service)
         far = self._peers.output(AskedOutput(self._job_id, self._stream, self._fence, self._shown))
         if far is None or not far.part.data:
             self._ask_at = time.monotonic() + ASK_S
@@ -121,17 +142,30 @@ class _Reading:
 
 
 class _Peers:
-    """The peers of this node, on an event loop of its own, which stays as long as there is something to follow."""
+    """The peers of this node, on an event loop of its own, which begins with the first question."""
 
     def __init__(self, service: Service) -> None:
-        self._loop = asyncio.Runner()
-        self._node = Node(service.runtime)
-        with service.read() as session:
-            self._has_peers = bool(session.peers())
+        self._service = service
+        self._loop: asyncio.Runner | None = None
 
     def output(self, asked: AskedOutput) -> FarOutput | None:
-        return self._loop.run(self._node.services().exchanges.output(asked)) if self._has_peers else None
+        return self._ask(lambda exchanges: exchanges.output(asked))
+
+    def sync(self) -> None:
+        """Syncs with the coordinator, if it can be reached."""
+        with suppress(Unreachable):
+            self._ask(lambda exchanges: exchanges.consult())
 
     def close(self) -> None:
-        self._loop.run(self._node.finish())
-        self._loop.close()
+        if self._loop is not None:
+            self._loop.run(self._node.finish())
+            self._loop.close()
+
+    def _ask(self, question: "Callable[[Exchanges], Coroutine[Any, Any, T]]") -> T | None:
+        """None if there are no peers."""
+        if self._loop is None:
+            with self._service.read() as session:
+                if not session.peers():
+                    return None
+            self._loop, self._node = asyncio.Runner(), Node(self._service.runtime)
+        return self._loop.run(question(self._node.services().exchanges))
