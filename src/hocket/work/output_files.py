@@ -54,8 +54,8 @@ class OutputFile:
     disk ends the writing, never the run.
     """
 
-    def __init__(self, path: Path, grown: Callable[[int, int], None]) -> None:
-        self._path, self._grown = path, grown
+    def __init__(self, directory: Path, name: str, grown: Callable[[int, int], None]) -> None:
+        self._directory, self._name, self._grown = directory, name, grown
         # Reentrant: a finaliser that prints may run inside a write.
         self._lock = threading.RLock()
         self._fd = -1
@@ -113,8 +113,9 @@ class OutputFile:
                 self._is_lost = True
 
     def _open(self) -> None:
-        self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        path = self._directory / self._name
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         header = os.pread(self._fd, _HEADER.size, 0)
         if len(header) == _HEADER.size and (known := _HEADER.unpack(header))[0] == FORM:
             _, self._ring_start, self.total, _ = known
@@ -139,7 +140,7 @@ class OutputFiles:
         self._bytes = 0
 
     def file(self, job_id: str, fence: int, stream: str) -> OutputFile:
-        return OutputFile(self._place(job_id) / f"{job_id}.{fence}.{stream}", self._grown)
+        return OutputFile(self._directory, _name(job_id, fence, stream), self._grown)
 
     def read(self, job_id: str, stream: str, fence: int, start: int, size: int) -> OutputPart | None:
         """The next part of the stream: of the run with this fence if it has more, else of the latest one from its
@@ -169,16 +170,13 @@ class OutputFiles:
             if number >= FILES_MAX or kept > ALL_BYTES_MAX:
                 path.unlink(missing_ok=True)
 
-    def _place(self, job_id: str) -> Path:
-        return self._directory / job_id[-2:]
-
     def _fences(self, job_id: str, stream: str) -> set[int]:
-        names = [path.name.split(".") for path in self._place(job_id).glob(f"{job_id}.*.{stream}")]
+        names = [path.name.split(".") for path in self._directory.glob(_name(job_id, "*", stream))]
         return {int(parts[1]) for parts in names if len(parts) == 3 and parts[1].isdecimal()}
 
     def _part(self, job_id: str, stream: str, fence: int, start: int, size: int) -> OutputPart | None:
         try:
-            with open(self._place(job_id) / f"{job_id}.{fence}.{stream}", "rb", buffering=0) as file:
+            with open(self._directory / _name(job_id, fence, stream), "rb", buffering=0) as file:
                 return _read(file.fileno(), fence, start, size)
         except OSError:
             return None
@@ -191,6 +189,11 @@ class OutputFiles:
                 return
             self._files = self._bytes = 0
         self.clear()
+
+
+def _name(job_id: str, fence: int | str, stream: str) -> str:
+    """The path of a file in the directory. The end of an id is random, so the files spread over a thousand folders."""
+    return f"{job_id[-2:]}/{job_id}.{fence}.{stream}"
 
 
 def _read(fd: int, fence: int, start: int, size: int) -> OutputPart | None:
