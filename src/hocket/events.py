@@ -1,6 +1,6 @@
 """Events: what happens while a node works. A program reads an event's type and fields; a person reads its sentence,
 `str(event)`. Events are information only: nothing depends on them, and losing one loses no data. The log holds what
-must last.
+must last. `work.event_logging` writes them to Python's `logging`.
 """
 
 from collections.abc import Callable
@@ -8,13 +8,18 @@ from typing import ClassVar
 
 import msgspec
 
+# The levels of `logging`, which a short command does not load.
+DEBUG, INFO, WARNING, ERROR = 10, 20, 30, 40
+
 
 class Event(msgspec.Struct, frozen=True, tag=True, tag_field="type"):
     """Ids are in the form that people see. A `routine` event belongs to the ordinary life of a job or a node: programs
-    get it, people do not.
+    get it, people only if they ask for it. `logger` and `level` say where and how `logging` shows it.
     """
 
     routine: ClassVar[bool] = False
+    logger: ClassVar[str] = "hocket.node"
+    level: ClassVar[int] = WARNING
 
 
 Emit = Callable[[Event], None]
@@ -42,6 +47,8 @@ class _RunEvent(Event, frozen=True):
     """`fence` is the fence of the worker's claim on the job."""
 
     routine = True
+    logger = "hocket.jobs"
+    level = INFO
 
     job_id: str
     kind: str
@@ -49,25 +56,46 @@ class _RunEvent(Event, frozen=True):
 
 
 class JobClaimed(_RunEvent, frozen=True):
+    level = DEBUG
+
     def __str__(self) -> str:
         return f"job {self.job_id}: claimed"
 
 
 class RunStarted(_RunEvent, frozen=True):
     def __str__(self) -> str:
-        return f"job {self.job_id}: handler started"
+        return f"job {self.job_id}: {self.kind} started"
 
 
 class RunFinished(_RunEvent, frozen=True):
     def __str__(self) -> str:
-        return f"job {self.job_id}: succeeded"
+        return f"job {self.job_id}: {self.kind} succeeded"
 
 
 class RunFailed(_RunEvent, frozen=True):
+    """`last_line` is the last line of an error that has several, else empty. `is_final` is whether the job has failed
+    with this run.
+    """
+
+    level = WARNING
+
     error: str
+    last_line: str = ""
+    is_final: bool = True
 
     def __str__(self) -> str:
-        return f"job {self.job_id}: handler failed: {self.error}"
+        more = f" … {self.last_line}" if self.last_line else ""
+        return f"job {self.job_id}: {self.kind} failed: {self.error}{more}"
+
+
+class RetryPlanned(_RunEvent, frozen=True):
+    """The job of a failed run is back in the queue. `failures` counts its failed tries."""
+
+    failures: int
+    rest_s: float
+
+    def __str__(self) -> str:
+        return f"job {self.job_id}: try {self.failures + 1} in {self.rest_s:.1f} seconds"
 
 
 class JobHandedBack(_RunEvent, frozen=True):
@@ -93,7 +121,20 @@ class KindsNotDefined(Event, frozen=True):
         )
 
 
+class JobRescued(_RunEvent, frozen=True):
+    """This node returned a job to the queue because its worker is gone."""
+
+    level = WARNING
+
+    reason: str
+
+    def __str__(self) -> str:
+        return f"job {self.job_id}: rescued: {self.reason}"
+
+
 class LeaseLost(Event, frozen=True):
+    logger = "hocket.jobs"
+
     job_id: str
     reason: str
 
@@ -102,6 +143,8 @@ class LeaseLost(Event, frozen=True):
 
 
 class ResultDiscarded(Event, frozen=True):
+    logger = "hocket.jobs"
+
     job_id: str
     reason: str
 
@@ -112,6 +155,8 @@ class ResultDiscarded(Event, frozen=True):
 class JobSkipped(Event, frozen=True):
     """A job that this worker does not run. For a job in a git repository, `job_id` is a content id."""
 
+    logger = "hocket.jobs"
+
     job_id: str
     reason: str
 
@@ -120,6 +165,8 @@ class JobSkipped(Event, frozen=True):
 
 
 class JobsReclaimed(Event, frozen=True):
+    level = INFO
+
     count: int
 
     def __str__(self) -> str:
@@ -146,6 +193,8 @@ class SecretsNotHandedOver(Event, frozen=True):
 
 
 class WorkerStarted(Event, frozen=True):
+    level = INFO
+
     process: int
     kinds: tuple[str, ...]
 
@@ -154,6 +203,8 @@ class WorkerStarted(Event, frozen=True):
 
 
 class WorkerStopping(Event, frozen=True):
+    level = INFO
+
     grace_s: float
 
     def __str__(self) -> str:
@@ -199,6 +250,8 @@ class AllowanceIsRisky(Event, frozen=True):
 
 
 class BackgroundTaskFailed(Event, frozen=True):
+    level = ERROR
+
     task: str
     error: str
     restart_s: float
@@ -257,6 +310,8 @@ class ArbiterFailed(Event, frozen=True):
 
 
 class ArbiterReachable(Event, frozen=True):
+    level = INFO
+
     def __str__(self) -> str:
         return "the arbiter can be reached again"
 
@@ -298,6 +353,8 @@ class PeerPaused(Event, frozen=True):
 
 
 class ProgramDiffers(Event, frozen=True):
+    level = INFO
+
     node: str
     difference: str
 
@@ -306,6 +363,8 @@ class ProgramDiffers(Event, frozen=True):
 
 
 class NodeForked(Event, frozen=True):
+    level = ERROR
+
     node: str
 
     def __str__(self) -> str:
@@ -332,6 +391,7 @@ class OpRefused(Event, frozen=True):
     """
 
     routine = True
+    level = INFO
 
     sender: str
     reason: str
@@ -375,6 +435,8 @@ class JoinRefused(Event, frozen=True):
 
 class RequestsRefused(Event, frozen=True):
     """How often a server refused requests for this reason while it ran."""
+
+    level = INFO
 
     reason: str
     count: int

@@ -16,7 +16,7 @@ COMMANDS = {
     "submit": ("submit:app", "Submit a job, or many from a file."),
     "work": ("work:app", "Run a worker with the handlers of Python modules."),
     "run": ("run:app", "Run a command as a job, with a proof of what ran."),
-    "logs": ("logs:app", "Show the output of a command, finished or running."),
+    "logs": ("logs:app", "Show the output of a command or handler, ended or running."),
     "jobs": ("jobs:app", "List jobs, newest first."),
     "show": ("job:show_app", "Show everything about one job."),
     "cancel": ("job:cancel_app", "Cancel a pending or running job, or many."),

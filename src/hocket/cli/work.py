@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hocket.cli.app import new_app
-from hocket.cli.options import seconds
-from hocket.cli.output import console, emit, on_terminal, say, show_event
+from hocket.cli.log_lines import LogLines, start_logging
+from hocket.cli.options import LogFormatOption, QuietOption, VerboseOption, seconds
+from hocket.cli.output import console, emit, on_terminal, say
 from hocket.cli.run import parse
 from hocket.cli.settings import HomeOption, JsonOption, open_runtime, settings
 from hocket.errors import Usage
-from hocket.events import AllowanceIsRisky, Event, WorkerStarted, WorkerStopping
+from hocket.events import AllowanceIsRisky, WorkerStarted, WorkerStopping
 from hocket.kernel.reasons import Reason
 from hocket.kernel.roster import Job
 from hocket.kernel.safe_text import clean
@@ -27,8 +28,10 @@ from hocket.node.runtime import Runtime
 from hocket.node.signals import stopped_by_signals
 from hocket.server.local_server import LocalServer
 from hocket.work.command.job import Commands
+from hocket.work.event_logging import log_event
 from hocket.work.handler_processes import PROCESSES_MAX
 from hocket.work.handlers import Handlers, load
+from hocket.work.output_capture import catching
 from hocket.work.runner import Run
 from hocket.work.worker import Worker, WorkerOptions
 
@@ -105,6 +108,9 @@ def work(
         list[str] | None,
         typer.Option("--allow-env", metavar="NAME", help="Let commands of other nodes set this variable."),
     ] = None,
+    verbose: VerboseOption = 0,
+    quiet: QuietOption = 0,
+    log_format: LogFormatOption = None,
     home: HomeOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -136,21 +142,24 @@ def work(
     """
     grace_s = seconds(grace, "--grace")
     assert grace_s is not None
+    lines = start_logging(verbose, quiet, log_format)
     with open_runtime() as runtime:
         # A handler that opens a node gets this one.
         os.environ[ENVIRONMENT] = str(runtime.home.path)
         found = load(modules or ())
+        lines.show_handlers()
         if modules and not any(each.function is not None for each in found):
             raise Usage(f"no handlers in {', '.join(modules)}; decorate a function with @hocket.job(kind)")
         with closing(runtime.commands(SyncNode(runtime).fetch, allow or (), allow_any, allow_env or ())) as commands:
             for warning in commands.allowance.warnings():
-                show_event(AllowanceIsRisky(warning))
+                log_event(AllowanceIsRisky(warning))
             handlers = Handlers([*found, commands.job_type()], kinds or ())
             options = WorkerOptions(handlers, concurrency or processes or 4, until_idle, grace_s, ahead, label or ())
             if processes is not None and (served := Handlers(found)):
                 options.processes = handler_processes(runtime, processes, served)
-            shift = Shift(runtime, options, commands)
-            asyncio.run(shift.run())
+            shift = Shift(runtime, options, commands, lines)
+            with catching(lines.show_print):
+                asyncio.run(shift.run())
     shift.replace_process()
     shift.report()
 
@@ -158,11 +167,12 @@ def work(
 class Shift:
     """One run of a worker, with its signals and its counter."""
 
-    def __init__(self, runtime: Runtime, options: WorkerOptions, commands: Commands) -> None:
+    def __init__(self, runtime: Runtime, options: WorkerOptions, commands: Commands, lines: LogLines) -> None:
         self._runtime = runtime
         self._commands = commands
         self._options = options
-        self._options.emit = self._show
+        self._options.emit = log_event
+        self._lines = lines
         self._worker: Worker | None = None
         self._signals = 0
         self._status: Status | None = None
@@ -174,7 +184,7 @@ class Shift:
             with stopped_by_signals(self._signalled), self._counter():
                 door = LocalServer(node, self._worker, self._commands, parse, node.environment.name("commands"))
                 self._options.finished = functools.partial(self._finished, door)
-                async with node.in_touch(self._show), door:
+                async with node.in_touch(log_event), door:
                     await self._worker.run()
         finally:
             await node.finish()
@@ -183,7 +193,7 @@ class Shift:
         assert self._worker is not None
         self._signals += 1
         if self._signals == 1:
-            self._show(WorkerStopping(self._options.grace))
+            log_event(WorkerStopping(self._options.grace))
         elif self._signals > 2:
             os._exit(1)
         self._worker.stop()
@@ -194,21 +204,16 @@ class Shift:
 
         kinds = self._options.handlers.kinds()
         if settings.as_json or not on_terminal(sys.stderr):
-            self._show(WorkerStarted(os.getpid(), tuple(kinds)))
+            log_event(WorkerStarted(os.getpid(), tuple(kinds)))
             return nullcontext()
-        self._status = console(sys.stderr).status(f"serving {clean(', '.join(kinds))}")
-        return self._status
+        self._status = status = console(sys.stderr).status(f"serving {clean(', '.join(kinds))}")
+        self._lines.write = lambda line: status.console.print(line, markup=False)
+        return status
 
     def _finished(self, door: LocalServer, run: Run, outcome: Job | Reason) -> None:
         door.finished(run, outcome)
         if self._status is not None:
             self._status.update(self._sum())
-
-    def _show(self, event: Event) -> None:
-        if self._status is None:
-            show_event(event)
-        elif not event.routine:
-            self._status.console.print(f"hocket: {clean(event)}", markup=False)
 
     def _sum(self) -> str:
         worker = self._worker

@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 from hocket.errors import Failed, HocketError, StoreError, Unreachable
-from hocket.events import Emit, GitRunFailed, GitUnavailable, JobSkipped, LeaseLost
+from hocket.events import Emit, GitRunFailed, GitUnavailable, JobSkipped, LeaseLost, RunFailed, RunFinished, RunStarted
 from hocket.gitplane import holding, jobs
 from hocket.gitplane.holding import ClaimWatch, HeldClaim, rest_s
 from hocket.gitplane.jobs import GitJob, GitOrder, JobRefs
@@ -303,6 +303,7 @@ class GitWorker:
                 each.lease.end()
                 return
             each.renewed(running, before)
+        self._emit(RunStarted(each.name, GIT_KIND, running.claim.fence))
         manifest = each.order.manifest
         draft = Draft(GIT_KIND, canonical(manifest), Policy(open=True))
         taken = self._parts.log.run(lambda tx: log_jobs.take(tx, draft, self._sign.row(tx), LEASE_MS))
@@ -406,7 +407,13 @@ class GitWorker:
             state = state_of(each.performed.execution)
             self.succeeded += state == "succeeded"
             self.failed += state == "failed"
+            self._tell_end(each)
             self._finished(each.held.refs.content_id, state, ulid_text(each.run.job.id) if each.run else "")
+
+    def _tell_end(self, each: Holding) -> None:
+        about = each.name, GIT_KIND, each.held.claim.fence
+        error = None if each.run is None else each.run.error
+        self._emit(RunFinished(*about) if error is None else RunFailed(*about, error))
 
     def _renew(self) -> None:
         for each in lease.to_renew(self._undelivered(), self._monotonic()):

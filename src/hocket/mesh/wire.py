@@ -24,6 +24,7 @@ HINTS = "/hints"
 INTRODUCE = "/introduce"
 HEALTH = "/healthz"
 BLOBS = "/v1/blobs"
+OUTPUT = "/v1/output"
 
 OCTETS = "application/octet-stream"
 JSON = "application/json"

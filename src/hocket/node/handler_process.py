@@ -41,6 +41,7 @@ from hocket.work.handler_channel import (
 from hocket.work.handler_threads import HandlerThreads
 from hocket.work.handlers import REGISTRY, load
 from hocket.work.lease import run_out
+from hocket.work.output_capture import catching
 from hocket.work.run_outputs import RunOutput, RunOutputs, RunServices
 from hocket.work.runner import Run, Step
 
@@ -61,7 +62,8 @@ def main(line: int, lifeline: int) -> None:
         with Runtime.open(setup.home) as runtime:
             _load(setup)
             channel.send(Ready(None))
-            HandlerProcess(channel, runtime, setup.slots).run()
+            with catching():
+                HandlerProcess(channel, runtime, setup.slots).run()
     except (EOFError, OSError):
         os.killpg(0, signal.SIGKILL)
     except HocketError as error:

@@ -36,10 +36,12 @@ from hocket.work.command import request
 from hocket.work.command.request import CommandRequest
 from hocket.work.command.secret_handover import HandOver
 from hocket.work.environment import Environment, MachineEnvironment
+from hocket.work.event_logging import logged
 from hocket.work.handler_processes import ProcessPlan, plan
 from hocket.work.handlers import Handlers, JobType, named_kind
 from hocket.work.jobs import Draft, Offer, Result, Submitted
 from hocket.work.maintenance import Maintenance
+from hocket.work.output_capture import catching
 from hocket.work.pending_decisions import Decision, decisions
 from hocket.work.run_outputs import RunServices
 from hocket.work.supervision import supervised
@@ -229,7 +231,13 @@ class Node:
                 raise Usage(f"talking to other nodes needs {error.name}; install hocket[server]") from None
             home = self.runtime.home
             self._services = MeshServices(
-                self, home.node_key(), self.environment, home.processes, emit, self.runtime.blobs
+                self,
+                home.node_key(),
+                self.environment,
+                home.processes,
+                emit,
+                self.runtime.blobs,
+                self.runtime.output,
             )
         return self._services
 
@@ -329,7 +337,8 @@ class Node:
         run and its outcome), `started` (called with the worker when it begins; its `stop` does what a signal does).
 
         `events` is called with every event, `notice` with a sentence about each event that is not routine. Both are
-        called in the event loop's thread or in one that talks to other nodes, and must not block.
+        called in the event loop's thread or in one that talks to other nodes, and must not block. Events also go to the
+        logger `hocket`. What handlers print and log is kept for `hocket logs`.
 
         Raises Failed if as many handlers are stuck as there are slots: then only a new process helps.
         """
@@ -344,7 +353,7 @@ class Node:
                 commands = self.runtime.commands(SyncNode(self.runtime).fetch, allow or (), allow_any, allow_env)
                 stack.callback(commands.close)
                 served = served.plus(commands.job_type())
-            emit = events if notice is None else sentences(notice, also=events)
+            emit = logged(events if notice is None else sentences(notice, also=events))
             chosen = WorkerOptions(served, emit=emit, **options)
             if commands is not None:
                 for warning in commands.allowance.warnings():
@@ -352,6 +361,7 @@ class Node:
             worker = Worker(self, self.environment, chosen)
             if signals:
                 stack.enter_context(stopped_by_signals(worker.stop))
+            stack.enter_context(catching())
             async with self.in_touch(emit):
                 started(worker)
                 await worker.run()

@@ -340,28 +340,41 @@ def checkpoint(tx: Transaction, held: Held, state: bytes) -> Result:
     return _speak(tx, held, SaveCheckpoint(held.job_id, tx.node, state))
 
 
-def expire(tx: Transaction, limit: int) -> int:
+WORKER_DIED = "its worker process died"
+# Called with each job that goes back to the queue because its worker is gone, and the reason.
+Rescued = Callable[[Job, str], None]
+
+
+def _untold(job: Job, reason: str) -> None:
+    pass
+
+
+def expire(tx: Transaction, limit: int, rescued: Rescued = _untold) -> int:
     """Returns claimed jobs past their deadline to the queue, whichever node holds them. The arbiter waits until its own
     machine's clock has passed the deadline: by then the holder, which counts on its own clock, has stopped.
     """
-    return sum(_expire(tx, tx.projection.jobs.know(entry).job) for entry in tx.session.take_overdue(tx.now, limit))
+    overdue = tx.session.take_overdue(tx.now, limit)
+    return sum(_expire(tx, tx.projection.jobs.know(entry).job, rescued) for entry in overdue)
 
 
-def expire_one(tx: Transaction, job_id: bytes) -> bool:
+def expire_one(tx: Transaction, job_id: bytes, rescued: Rescued = _untold) -> bool:
     """The same for one job."""
     entry = tx.projection.jobs.entry(job_id)
-    return entry is not None and (entry.job.deadline or NEVER) < tx.now and _expire(tx, entry.job)
+    return entry is not None and (entry.job.deadline or NEVER) < tx.now and _expire(tx, entry.job, rescued)
 
 
-def _expire(tx: Transaction, job: Job) -> bool:
+def _expire(tx: Transaction, job: Job, rescued: Rescued) -> bool:
     if job.claimer is None or job.deadline is None or not tx.decides(job.policy):
         return False
     if not job.policy.open and tx.physical <= job.deadline:
         return False
-    return not isinstance(_author(tx, ExpireWork(job.id, job.claimer, "deadline_passed")), Reason)
+    if isinstance(_author(tx, ExpireWork(job.id, job.claimer, "deadline_passed")), Reason):
+        return False
+    rescued(job, "its lease ran out")
+    return True
 
 
-def reclaim(tx: Transaction, dead: set[int]) -> int:
+def reclaim(tx: Transaction, dead: set[int], rescued: Rescued = _untold) -> int:
     """Returns the jobs of dead processes of this node to the queue, whatever their lease. `dead` are the workers of
     this node that were found dead; a worker that has registered since is not among them.
     """
@@ -372,7 +385,8 @@ def reclaim(tx: Transaction, dead: set[int]) -> int:
         job = tx.projection.jobs.know(entry).job
         assert job.claim_op is not None
         if not _end_is_offered(tx, job):
-            _author(tx, YieldWork(job.id, tx.node, "its worker process died"), (job.claim_op,))
+            _author(tx, YieldWork(job.id, tx.node, WORKER_DIED), (job.claim_op,))
+            rescued(job, WORKER_DIED)
     for number in dead:
         tx.session.drop_worker(number)
         tx.session.drop_offers_of(number)

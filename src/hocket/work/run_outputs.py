@@ -43,6 +43,7 @@ from hocket.kernel.vocabulary import (
 from hocket.log import Transaction
 from hocket.store import Session
 from hocket.work.blobs import Blobs, Staged
+from hocket.work.output_files import OutputFiles
 
 INLINE_BYTES_MAX = 64 * 1024
 TYPE_CHARS_MAX = 255
@@ -67,7 +68,7 @@ class RunServices(NamedTuple):
     """What a run gets from its node. `now` reads the log's clock and `new_id` makes an id for a time in milliseconds;
     `audited` is whether every model call must be recorded. Any thread may call them, even one that can be interrupted
     anywhere, so none of them touches the store in the caller's thread. `read` runs a query, and `node` gives a node for
-    a handler, async or not.
+    a handler, async or not. `output` keeps what the handler prints and logs, if it is kept.
     """
 
     blobs: Blobs
@@ -77,6 +78,7 @@ class RunServices(NamedTuple):
     audited: Callable[[], bool]
     read: Callable[[Callable[[Session], Any]], Any] = _unavailable
     node: Callable[[bool], Any] = _unavailable
+    output: OutputFiles | None = None
 
 
 class RunOutput(NamedTuple):

@@ -8,7 +8,8 @@ import math
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing, contextmanager
 from enum import Enum
 from functools import cached_property
 from os import PathLike
@@ -27,6 +28,8 @@ from hocket.work.inference import infer, question
 from hocket.work.jobs import RESULT_BYTES_MAX, Claim, Held
 from hocket.work.json_values import encode_json
 from hocket.work.lease import Lease
+from hocket.work.output_capture import Capture, captured
+from hocket.work.output_files import HANDLER
 from hocket.work.retrying import Later, may_retry
 from hocket.work.run_outputs import RunOutputs, RunServices
 
@@ -276,7 +279,8 @@ class Run:
             try:
                 call = self._call()
                 if self._enter():
-                    self._keep(call())
+                    with self._captured():
+                        self._keep(call())
             except BaseException as error:
                 self._fail(error)
             self._leave()
@@ -289,9 +293,21 @@ class Run:
         try:
             call = self._call()
             if self._enter_task():
-                self._keep(await call())
+                with self._captured():
+                    self._keep(await call())
         except BaseException as error:
             self._fail(error)
+
+    @contextmanager
+    def _captured(self) -> Iterator[None]:
+        """What the handler prints and logs inside the block is kept."""
+        kept = self.products.kit.output
+        if kept is None:
+            yield
+            return
+        with closing(kept.file(self.context.job_id, self.job.fence, HANDLER)) as file:
+            with captured(Capture(self.context.job_id, file.write)):
+                yield
 
     def attach(self, task: asyncio.Task[None]) -> bool:
         """The task that is to execute the run. False if another one does already."""

@@ -27,6 +27,7 @@ from hocket.events import (
     KindsNotDefined,
     LeaseLost,
     ResultDiscarded,
+    RetryPlanned,
     RunFailed,
     RunFinished,
     RunStarted,
@@ -50,7 +51,7 @@ from hocket.work.jobs import Claim, Held, Offer, OfferedClaim, Result
 from hocket.work.liveness import BEAT_S, SignOfLife
 from hocket.work.node_access import NodeAccess
 from hocket.work.pending_decisions import Decision, PendingDecisions
-from hocket.work.runner import Run
+from hocket.work.runner import ERROR_CHARS_MAX, Run
 from hocket.work.troubles import Troubles, described
 
 T = TypeVar("T")
@@ -573,12 +574,21 @@ class Worker:
             )
         elif run.error is not None:
             self.failed += 1
-            self._emit(RunFailed(run.context.job_id, run.job.kind, run.job.fence, run.error))
+            self._tell_failure(run, run.error, outcome)
         else:
             self.handed_back += 1
             self._emit(JobHandedBack(run.context.job_id, run.job.kind, run.job.fence))
         with self._troubles.contained("finished", "telling the end of job", run.job.id):
             self._options.finished(run, outcome)
+
+    def _tell_failure(self, run: Run, error: str, job: Job) -> None:
+        about = run.context.job_id, run.job.kind, run.job.fence
+        last_line = run.traceback.rstrip().rpartition("\n")[2].strip()
+        # A one-line error is the last line of its traceback.
+        more = "" if last_line in error or error in last_line else last_line[:ERROR_CHARS_MAX]
+        self._emit(RunFailed(*about, error, more, job.outcome is not None))
+        if job.outcome is None:
+            self._emit(RetryPlanned(*about, job.failures, max(0, job.ready_at - job.last.wall) / 1000))
 
     def _wind_down(self) -> bool:
         """While stopping: whether it is time to go. Past the grace, or when hurried, handlers are stopped and
