@@ -24,6 +24,7 @@ from hocket.node.home import Home, exposure, key_owner
 from hocket.service import ServiceAnswer
 from hocket.store import Session
 from hocket.store import open as open_store
+from hocket.store.lock_holder import lock_holder
 from hocket.work.command.allowance import configured
 from hocket.work.liveness import SILENT_S, WorkerState, machine_liveness, standing, whereabouts
 
@@ -31,6 +32,8 @@ PYTHON_MIN = (3, 11)
 DISK_BAD, DISK_LOW = 16 * 1024 * 1024, 256 * 1024 * 1024
 CLOCK_BEHIND_MS_MAX = 60_000
 MIB = 1024 * 1024
+# A process that is seen to hold the write lock for this long holds up every other.
+LOCKED_S = 2.0
 TWINS = (
     "{count} ops have the same timestamp as another op of their author, so neither counts; that node's key is in use in"
     " two places, or its clock was set back behind its log's"
@@ -54,6 +57,8 @@ def examine(home: Home) -> Findings:
     yield from _guarded("keys", lambda: _keys(home))
     yield from _guarded("disk", lambda: _disk(home))
     yield from _guarded("commands", lambda: _commands(home))
+    if not home.processes.exists():
+        yield Check("warn", "locks and pipes", f"{home.processes} is missing; the next command makes it again")
     if home.processes.is_dir() and os.access(home.processes, os.W_OK):
         yield from _guarded("locks and pipes", lambda: _file_system(home))
     if home.database.exists():
@@ -147,6 +152,7 @@ def _file_system(home: Home) -> Findings:
 
 
 def _database(home: Home) -> Findings:
+    yield from _guarded("write lock", lambda: _write_lock(home))
     store = open_store(home.database)
     try:
         with store.read() as session:
@@ -161,6 +167,21 @@ def _database(home: Home) -> Findings:
             yield from _guarded("rebuild", lambda: _rebuild(session))
     finally:
         store.close()
+
+
+def _write_lock(home: Home) -> Findings:
+    """Whether one process keeps every other from writing."""
+    holder, until = lock_holder(str(home.database)), time.monotonic() + LOCKED_S
+    while holder is not None and not holder.is_stopped and time.monotonic() < until:
+        time.sleep(LOCKED_S / 100)
+        now = lock_holder(str(home.database))
+        holder = holder if now is not None and now.pid == holder.pid else None
+    if holder is not None:
+        says = f"{holder}, holds the write lock, and nothing can be written" if holder.is_stopped else ""
+        says = says or f"{holder} has held the write lock for {LOCKED_S:.0f} seconds"
+        yield Check("bad", "write lock", f"{says}; {holder.remedy}")
+    else:
+        yield Check("ok", "write lock", "no process keeps the others from writing")
 
 
 def _integrity(session: Session) -> Findings:

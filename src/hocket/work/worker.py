@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from hocket.bus.changes import CLAIM, Changes, about
-from hocket.errors import StoreError
+from hocket.errors import StoreError, StoreLocked
 from hocket.events import (
     BatchFailed,
     CoordinatorUnknown,
@@ -143,7 +143,7 @@ class Worker:
         hints = self._environment.bus.subscribe(Changes(self._served.kinds, _LOST.subjects))
         hints.attach(self._loop, self._hinted)
         try:
-            await self._access.run(self._register)
+            await self._join()
             await self._turn_until_done()
             if not self._pending_decisions.is_empty:
                 await self._pending_decisions.last_ask(LAST_ASK_S)
@@ -189,6 +189,14 @@ class Worker:
             if not guest.done():
                 guest.set_result(None)
         return bool(guests)
+
+    async def _join(self) -> None:
+        """Registers this worker. If another process holds up every writer, the worker waits until that has passed."""
+        while self._stopping is None:
+            try:
+                return await self._access.run(self._register)
+            except StoreLocked as error:
+                self._emit(StoreUnavailable(str(error)))
 
     def _register(self, tx: Transaction) -> None:
         if tx.is_uninformed:

@@ -16,7 +16,8 @@ from typing import TypeVar
 
 import apsw
 
-from hocket.errors import StoreError
+from hocket.errors import StoreError, StoreLocked
+from hocket.store.lock_holder import lock_holder
 from hocket.store.sqlite.session import SqliteSession
 
 T = TypeVar("T")
@@ -321,9 +322,18 @@ def _explained(path: str) -> Iterator[None]:
 
 def _explain(path: str, error: BaseException) -> None:
     """Raises SQLite's error as a sentence for the user; ignores every other error."""
+    if isinstance(error, apsw.BusyError):
+        raise StoreLocked(_locked(path)) from error
     for kinds, sentence in _SENTENCES:
         if isinstance(error, kinds):
             raise StoreError(f"{path} {sentence.format(error=error)}") from error
+
+
+def _locked(path: str) -> str:
+    holder = lock_holder(path)
+    if holder is None:
+        return f"{path} was locked by another process for {LOCK_WAIT_S:.0f} seconds; find it and end it"
+    return f"{path} was locked for {LOCK_WAIT_S:.0f} seconds by {holder}; {holder.remedy}"
 
 
 _SENTENCES: tuple[tuple[tuple[type[BaseException], ...], str], ...] = (
@@ -337,6 +347,5 @@ _SENTENCES: tuple[tuple[tuple[type[BaseException], ...], str], ...] = (
         "is read-only ({error}); Hocket needs to write there",
     ),
     ((apsw.CantOpenError,), "cannot be opened ({error}); is the home there, and may you write in it?"),
-    ((apsw.BusyError,), f"was locked by another process for {LOCK_WAIT_S:.0f} seconds; find it and end it"),
     ((apsw.IOError,), "could not be read or written ({error}); check the disk, then repeat"),
 )

@@ -1,0 +1,103 @@
+"""Faults of the place where a home is: parts that are missing, a process that is stopped in the middle of a write, a
+full disk. Commands say what is wrong and in which process, and go on when it has passed.
+"""
+
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Program, until
+
+# Takes the write lock of a database and keeps it.
+HOLD = """
+import sys
+from pathlib import Path
+import apsw
+connection = apsw.Connection(sys.argv[1])
+connection.execute("BEGIN IMMEDIATE").fetchall()
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.req("LW-17")
+def test_a_missing_directory_of_processes_comes_back(hocket: Program):
+    shutil.rmtree(hocket.home / "processes")
+    assert "locks and pipes\t" in hocket("doctor", code=0).out.replace("warn\t", "")
+    job_id = hocket.submit("test.echo")
+    assert (hocket.home / "processes").stat().st_mode & 0o777 == 0o700
+    shutil.rmtree(hocket.home / "processes")
+    hocket("work", "tasks.py", "--until-idle", code=0)
+    for command in ("status", "jobs", "doctor", "log"):
+        shutil.rmtree(hocket.home / "processes", ignore_errors=True)
+        hocket(command, code=0)
+    assert hocket.show(job_id)["outcome"] == "succeeded"
+
+
+def test_a_worker_goes_on_when_the_directory_of_processes_is_removed(hocket: Program):
+    worker = hocket.start("work", "tasks.py")
+    first = hocket.submit("test.echo")
+    until(lambda: hocket.show(first)["outcome"], "the first job")
+    shutil.rmtree(hocket.home / "processes")
+    second = hocket.submit("test.echo")
+    until(lambda: hocket.show(second)["outcome"], "the second job")
+    assert hocket.show(second)["outcome"] == "succeeded"
+    worker.send_signal(signal.SIGTERM)
+    hocket.finished(worker)
+
+
+@pytest.fixture
+def holder(hocket: Program):
+    """A process that was stopped inside a write transaction."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(hocket.home / "log.db")],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None and process.stdout.readline() == "held\n"
+    process.send_signal(signal.SIGSTOP)
+    until(lambda: "T" in Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0])
+    yield process
+    process.kill()
+    process.communicate()
+
+
+def waits_briefly(tmp_path: Path) -> dict[str, str]:
+    """Lets the program wait for the lock for a moment only."""
+    (tmp_path / "sitecustomize.py").write_text("import hocket.store.sqlite as s\ns.LOCK_WAIT_S = 0.5\n")
+    return {"PYTHONPATH": f"{tmp_path}:{':'.join(filter(None, sys.path))}"}
+
+
+@pytest.mark.req("LW-17")
+def test_the_process_that_holds_up_every_writer_is_named(
+    hocket: Program, holder: "subprocess.Popen[str]", tmp_path: Path
+):
+    said = hocket("submit", "test.echo", environment=waits_briefly(tmp_path), code=5).sentence
+    assert f"by process {holder.pid} (" in said and "which is stopped" in said
+    assert f"kill -CONT {holder.pid}" in said
+    findings = {each["check"]: each for each in hocket("doctor", "--json", code=1).json}
+    assert findings["write lock"]["verdict"] == "bad" and f"process {holder.pid} " in findings["write lock"]["says"]
+    holder.send_signal(signal.SIGCONT)
+    holder.communicate("")
+    assert "write lock\tno process" in hocket("doctor", code=0).out
+
+
+@pytest.mark.req("LW-17")
+def test_a_worker_that_starts_while_nothing_can_be_written_waits(
+    hocket: Program, holder: "subprocess.Popen[str]", tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    for name, value in waits_briefly(tmp_path).items():
+        monkeypatch.setenv(name, value)
+    worker = hocket.start("work", "tasks.py", "--until-idle")
+    assert worker.stderr is not None
+    lines = iter(worker.stderr.readline, "")
+    until(lambda: f"by process {holder.pid}" in next(lines), "a word about the lock")
+    assert worker.poll() is None
+    holder.send_signal(signal.SIGCONT)
+    holder.communicate("")
+    hocket.finished(worker)
