@@ -1,5 +1,5 @@
-"""Which process holds the write lock of an SQLite database, and whether it is stopped. The kernel knows, on Linux. This reads
-the kernel's list and never opens a file of the database: closing it would release SQLite's own locks.
+"""Which process holds the write lock of an SQLite database, and whether it is stopped. The kernel knows, on Linux.
+This reads the kernel's list and never opens a file of the database: closing it would release SQLite's own locks.
 """
 
 from pathlib import Path
