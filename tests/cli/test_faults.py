@@ -101,3 +101,30 @@ def test_a_worker_that_starts_while_nothing_can_be_written_waits(
     holder.send_signal(signal.SIGCONT)
     holder.communicate("")
     hocket.finished(worker)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path):
+    """A real file system of four megabytes."""
+    place = tmp_path / "small"
+    place.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "none", str(place)], capture_output=True)
+    if mounted.returncode:
+        pytest.skip("this user may not mount a file system")
+    yield place
+    subprocess.run(["umount", "--lazy", str(place)], check=True)
+
+
+@pytest.mark.req("VX-07")
+def test_a_full_disk_is_called_full(hocket: Program, small_disk: Path):
+    home = small_disk / "home"
+    hocket("init", home=home, code=0)
+    filler = small_disk / "filler"
+    with pytest.raises(OSError), filler.open("wb", buffering=0) as file:
+        while True:
+            file.write(bytes(1024))
+    for words in (("submit", "test.echo"), ("status",), ("jobs",)):
+        assert "has no space left on its disk" in hocket(*words, home=home, code=5).sentence
+    assert "has no space left on its disk" in hocket("doctor", home=home, code=1).out
+    filler.unlink()
+    hocket("submit", "test.echo", home=home, code=0)
