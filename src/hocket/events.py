@@ -211,7 +211,7 @@ class ArbiterUnreachable(Event, frozen=True):
     error: str
 
     def __str__(self) -> str:
-        return f"the arbiter cannot be reached ({self.error}); jobs that need its decision wait"
+        return f"no decision from the arbiter ({self.error}); jobs that need one wait"
 
 
 class ArbiterFailed(Event, frozen=True):
@@ -223,7 +223,7 @@ class ArbiterFailed(Event, frozen=True):
 
 class ArbiterReachable(Event, frozen=True):
     def __str__(self) -> str:
-        return "the arbiter can be reached again"
+        return "the arbiter decides again"
 
 
 class CoordinatorUnknown(Event, frozen=True):

@@ -563,3 +563,39 @@ def test_a_wrong_clock_is_put_right_for_the_tokens(tmp_path: Path):
         assert (await b.exchanges.visit(a.address)).state == peers.OK
 
     run(tmp_path, test)
+
+
+class OtherTime:
+    """A machine whose clock is off by so many milliseconds."""
+
+    def __init__(self, place: Place, off_ms: int) -> None:
+        self._environment, self._off_ms = place.node.environment, off_ms
+        self.chance, self.monotonic = self._environment.chance, self._environment.monotonic
+
+    def physical_ms(self) -> int:
+        return self._environment.physical_ms() + self._off_ms
+
+
+@pytest.mark.parametrize(("off_ms", "said"), [(-7_200_000, "2 h behind"), (7_200_000, "2 h ahead of")])
+def test_a_clock_that_is_far_off_is_named(tmp_path: Path, off_ms: int, said: str):
+    async def test(a: Place, b: Place) -> None:
+        b.exchanges = Exchanges(b.node, b.key, b.transport, OtherTime(b, off_ms))  # type: ignore[arg-type]
+        b.befriend(a.address)
+        done = await b.exchanges.visit(a.address)
+        assert done.state == peers.REFUSED
+        assert f"the clock here is {said} the clock there" in done.detail
+
+    run(tmp_path, test)
+
+
+def test_a_node_whose_ops_are_held_back_for_their_time_is_told(tmp_path: Path):
+    async def test(a: Place, b: Place) -> None:
+        b.befriend(a.address)
+        await b.exchanges.visit(a.address)
+        b.log._wall = lambda floor=0: max(floor, b.log.physical() + 3_600_000)
+        b.submit(2)
+        done = await b.exchanges.visit(a.address)
+        assert "holds 2 ops of this node back" in done.detail and "clock here is ahead" in done.detail
+        assert "clock here is ahead" in b.peer(a.address).detail
+
+    run(tmp_path, test)

@@ -91,7 +91,7 @@ class _Taken(NamedTuple):
 
 class _Tally:
     def __init__(self) -> None:
-        self.pulled = self.pushed = self.refused = 0
+        self.pulled = self.pushed = self.refused = self.held = 0
         self.is_refused = False
         # The seconds until this node may push more, and may pull more of the peer's own ops.
         self.push_retry_s = self.pull_retry_s = 0.0
@@ -108,6 +108,7 @@ class _Tally:
         if counts.unlinked:
             self.unlinked |= {author for author, at in out.scanned.items() if before.get(author) != at}
         self.pushed += counts.appended
+        self.held += counts.held
         self.refused += counts.rejected
         self.is_refused = self.is_refused or counts.rejected > 0
         self.push_retry_s = max(self.push_retry_s, min(float(counts.retry_s), RETRY_AFTER_S_MAX))
@@ -281,6 +282,11 @@ class Exchanges:
         if retry_s and not detail:
             whose = "this node's quota there" if tally.push_retry_s else "its quota here"
             detail = f"{whose} is used up; continuing in {retry_s:.0f} seconds"
+        if tally.held:
+            detail = (
+                f"{client.address} holds {tally.held} ops of this node back until their time has come: the clock here"
+                " is ahead of the clock there; set the one that is wrong"
+            )
         return Exchanged(
             client.address, node, peers.OK, detail, tally.pulled, tally.pushed, tally.refused, retry_s, answered
         )

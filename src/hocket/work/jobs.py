@@ -344,20 +344,23 @@ def _expire(tx: Transaction, job: Job) -> bool:
 
 def reclaim(tx: Transaction, dead: set[int]) -> int:
     """Returns the jobs of dead processes of this node to the queue, whatever their lease. `dead` are the workers of
-    this node that were found dead; a worker that has registered since is not among them.
+    this node that were found dead; a worker that has registered since is not among them. Returns how many there were,
+    without those that this node has offered to return before and on which the arbiter has not decided yet.
     """
     node = tx.node.to_bytes(8, "big")
     alive = {worker.number for worker in tx.session.workers(node)} - dead
     lost = [entry for entry in tx.session.take_claimed(node) if entry.worker not in alive]
+    returned = 0
     for entry in lost:
         job = tx.projection.jobs.know(entry).job
         assert job.claim_op is not None
         if not _end_is_offered(tx, job):
+            returned += 1
             _author(tx, YieldWork(job.id, tx.node, "its worker process died"), (job.claim_op,))
     for number in dead:
         tx.session.drop_worker(number)
         tx.session.drop_offers_of(number)
-    return len(lost)
+    return returned
 
 
 def _end_is_offered(tx: Transaction, job: Job) -> bool:
