@@ -27,7 +27,7 @@ async def test_only_offers_that_are_open_now_are_counted() -> None:
     await mesh.stop()
     assert open_offers(mesh) == 0
     job_id = mesh.home.submit("w.job")
-    mesh.home.log.run(lambda tx: jobs.claim(tx, 1, 1, lambda kind: 1_000))
+    mesh.home.log.run(lambda tx: jobs.claim(tx, 1, 1, lambda kind: 1_000, offering=True))
     assert open_offers(mesh) == 1
     mesh.exchange()
     assert open_offers(mesh) == 0 and mesh.home.job(job_id).claimer == mesh.home.log.node
