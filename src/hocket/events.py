@@ -280,6 +280,21 @@ class NodeForked(Event, frozen=True):
         )
 
 
+class HistoryRecovered(Event, frozen=True):
+    """This node had lost ops of its own, and has them back. Ops that it had written meanwhile were written again."""
+
+    ops: int
+    dropped: int
+
+    def __str__(self) -> str:
+        dropped = f"; {self.dropped} no longer count" if self.dropped else ""
+        return (
+            f"this home was older than what other nodes have of it. The lost ops came back, and {self.ops} ops that"
+            f" were written meanwhile were written again, with new job ids{dropped}. If another copy of this home is"
+            " in use, stop one of them"
+        )
+
+
 class NodeOverQuota(Event, frozen=True):
     node: str
     ops: int

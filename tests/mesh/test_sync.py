@@ -10,12 +10,14 @@ from hocket.errors import Unreachable
 from hocket.events import sentences
 from hocket.kernel.frontier import decode_frontier, parse_frontier
 from hocket.kernel.ops import NO_ID, decode, encode_sequence, read_sequence
+from hocket.kernel.reasons import Reason
 from hocket.kernel.rules import STRICT, rules_hash
 from hocket.kernel.ucan import ROOT, Capability
 from hocket.kernel.vocabulary import DesignateCoordinator, ScheduleJob
 from hocket.mesh import peers, sync, wire
 from hocket.mesh.sync import Exchanges
 from hocket.mesh.wire import Reply, Request
+from hocket.store import OpRow
 from tests.mesh.world import Guest, Place, delegation, joined, resigned, revoke, run
 
 
@@ -240,12 +242,11 @@ def test_a_paused_peer_that_comes_by_itself_under_the_same_rules_is_tried_again(
 
 
 def test_two_nodes_with_one_key_are_noticed(tmp_path: Path):
-    """A home that was copied: the two histories that it then has are found out by the first node that hears both."""
+    """A home that was copied: each copy that exchanges takes up the history of the other, and says so."""
 
     async def test(a: Place) -> None:
         import shutil
 
-        from hocket.mesh.client import Refused
         from hocket.node.runtime import Runtime
 
         first = Place(await asyncio.to_thread(Runtime.init, tmp_path / "first", tmp_path / "a" / "user.key"))
@@ -257,17 +258,28 @@ def test_two_nodes_with_one_key_are_noticed(tmp_path: Path):
                 copy.submit(2)
             await copies[0].exchanges.exchange(a.address)
             await copies[1].exchanges.exchange(a.address)
-            # Whoever hears both finds out, and lets neither in any more.
+            assert any("another copy of this home" in notice for notice in copies[1].notices)
+            await copies[0].exchanges.exchange(a.address)
+            with copies[0].runtime.store.read() as session:
+                assert session.refusal_counts()[Reason.TWIN] == 2
+            assert a.digest() == copies[0].digest() == copies[1].digest()
+            # A copy that does not ask first is found out by the first node that hears both.
+            for number, copy in enumerate(copies):
+                copy.submit(1, f"test.{number}")
+            received = [row.body for copy in copies for row in rows_of(copy)]
+            a.log.admit([(raw, decode(raw)) for raw in received])
             assert a.log.permissions().forks.keys() == {copies[0].id}
-            assert any("two histories" in notice for notice in a.notices)
-            for copy in copies:
-                with pytest.raises(Refused):
-                    await copy.exchanges.exchange(a.address)
         finally:
             for copy in copies:
                 await copy.close()
 
     run(tmp_path, test, "a")
+
+
+def rows_of(place: Place) -> list[OpRow]:
+    place.log.seal()
+    with place.runtime.store.read() as session:
+        return session.ops_of_author(place.id.to_bytes(8, "big"), bytes(20), 1_000)
 
 
 @pytest.mark.req("LW-43")

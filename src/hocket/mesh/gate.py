@@ -17,6 +17,7 @@ import msgspec
 from hocket.events import CallerRefused, Emit, NodeForked, OpRefused, OpsCollided, ignore
 from hocket.kernel.authority import Standing
 from hocket.kernel.bearer import Bearer, Nonces, check_bearer, make_bearer, read_bearer
+from hocket.kernel.clock import Hlc
 from hocket.kernel.frontier import Frontier, encode_frontier, frontier_text, parse_frontier
 from hocket.kernel.ids import content_hash, node_text
 from hocket.kernel.keys import SigningKey
@@ -26,13 +27,15 @@ from hocket.kernel.postcard import Malformed
 from hocket.kernel.reasons import UNAUTHORISED, Reason
 from hocket.kernel.rules import rules_hash
 from hocket.log import Transaction
+from hocket.log.lost_past import ops_there, rewind
 from hocket.mesh import introductions, programs, wire
 from hocket.mesh.blobs import answer as answer_blob
 from hocket.mesh.hint_stream import HintStreams
 from hocket.mesh.incoming import Pushed
-from hocket.mesh.outgoing import PAGE_OPS_MAX, Page, PeerReader, order_ops, page
+from hocket.mesh.outgoing import PAGE_OPS_MAX, Page, PeerReader, may_have, order_ops, page
 from hocket.mesh.quotas import Quotas
 from hocket.mesh.rate_limit import Buckets
+from hocket.mesh.recovery import recover
 from hocket.mesh.wire import BodyTooLong, NoRoom, Reply, Request
 from hocket.work.blobs import Blobs
 from hocket.work.environment import Environment
@@ -154,6 +157,8 @@ class Gate:
         self.refusals: Counter[str] = Counter()
         self.drift: dict[int, str] = {}
         self._agreeing: set[int] = set()
+        # An earlier process may have begun a recovery.
+        self._is_recovering = True
         self._programs: dict[int, str] = {}
 
     async def open(self) -> None:
@@ -382,7 +387,15 @@ class Gate:
         return Reply(204)
 
     def _answer(self, caller: Caller, since: Frontier, limit: int) -> Reply:
-        made = self._page(caller, since, limit)
+        """A caller that has an op of this node which this node does not know is told that this node lacks all of its
+        own ops: then the caller gives them back.
+        """
+        log, own = self._access.log, self._access.log.node
+        with log.store.read() as session:
+            # Whether an op exists that the caller may not read, the answer does not tell.
+            known = ops_there(session, since[own]) if own in since and log.rules.bounds is not None else None
+            has_lost = known is not None and not may_have(session, caller.reader, known)
+        made = self._page(caller, since, limit, has_lost)
         if made.whole:
             # A reader's frontier proves nothing about authors that are not on this log.
             self._hint_streams.gave(caller.node, {n: at for n, at in made.scanned.items() if n in made.ours})
@@ -391,6 +404,8 @@ class Gate:
             if made.whole:
                 whole = caller.reader.reads_everything
                 told = made.ours if whole else {n: at for n, at in made.ours.items() if n == caller.node}
+                if has_lost:
+                    told = told | {own: Hlc(0, 0, own)}
                 headers[wire.FRONTIER] = frontier_text(told)
         except Malformed as error:
             raise _RequestRefused(
@@ -398,16 +413,16 @@ class Gate:
             ) from None
         return Reply(200, headers, encode_sequence(made.bodies))
 
-    def _page(self, caller: Caller, since: Frontier, limit: int) -> Page:
+    def _page(self, caller: Caller, since: Frontier, limit: int, without_own: bool) -> Page:
         """For a reader that may not have all ops, the gate remembers how far it has searched; the reader is not
         told.
         """
         to, log = caller.reader, self._access.log
         if to.reads_everything:
-            return page(log, to, since, limit=limit)
+            return page(log, to, since, limit=limit, without_own=without_own)
         known = self._scanned.get(to.node)
         before = None if known is None else known.get(_state(since, caller))
-        made = page(log, to, since, limit=limit, before=before)
+        made = page(log, to, since, limit=limit, before=before, without_own=without_own)
         with self._scanning:
             mine = self._scanned.pop(to.node, OrderedDict())
             self._scanned[to.node] = mine
@@ -438,8 +453,15 @@ class Gate:
             accept(tx, ops)
 
         meter = self._quotas.meter(log, caller.node)
-        pushed = Pushed(body, caller.reader, introductions.all_authors(log), meter)
+        pushed = Pushed(body, caller.reader, introductions.all_authors(log), meter, log.node)
         admission = log.admit(pushed, decide=decide, sender=caller.node)
+        if admission.branch is not None:
+            rewind(log, admission.branch)
+            pushed = Pushed(body, caller.reader, introductions.all_authors(log), meter, log.node)
+            admission = log.admit(pushed, decide=decide, sender=caller.node)
+            self._is_recovering = True
+        if self._is_recovering:
+            self._is_recovering = recover(log, self._emit) is not None
         if pushed.left or pushed.cut:
             log.hear(op.timestamp for op in pushed.left + pushed.cut)
         if pushed.left:

@@ -14,12 +14,15 @@ from typing import Literal
 from hocket.errors import HocketError, StoreError, Usage
 from hocket.events import NodeForked
 from hocket.kernel.authority import Authority
+from hocket.kernel.clock import unpack
 from hocket.kernel.durations import span
 from hocket.kernel.ids import node_id, node_text
 from hocket.kernel.ops import decode
 from hocket.kernel.reasons import Reason
 from hocket.kernel.ucan import read as read_ucan
 from hocket.kernel.vocabulary import DelegateUcan
+from hocket.log.lost_past import own_history
+from hocket.mesh.recovery import BEHIND_SENTENCE
 from hocket.node.home import Home, exposure, key_owner
 from hocket.service import ServiceAnswer
 from hocket.store import Session
@@ -32,6 +35,8 @@ PYTHON_MIN = (3, 11)
 DISK_BAD, DISK_LOW = 16 * 1024 * 1024, 256 * 1024 * 1024
 CLOCK_BEHIND_MS_MAX = 60_000
 MIB = 1024 * 1024
+# Ops that wait longer than this for what they depend on are reported.
+WAITING_MS_MAX = 10 * 60 * 1000
 # A process that is seen to hold the write lock for this long holds up every other.
 LOCKED_S = 2.0
 TWINS = (
@@ -162,6 +167,8 @@ def _database(home: Home) -> Findings:
                 yield Check("ok", "database", f"opens and is intact, {session.head().seq} ops")
             yield from _guarded("first op", lambda: _first_op(home, session))
             yield from _guarded("integrity", lambda: _integrity(session))
+            yield from _guarded("history", lambda: _history(session))
+            yield from _guarded("waiting ops", lambda: _waiting(session))
             yield from _guarded("clock", lambda: _clock(session))
             yield from _guarded("workers", lambda: _workers(home, session))
             yield from _guarded("rebuild", lambda: _rebuild(session))
@@ -193,6 +200,39 @@ def _integrity(session: Session) -> Findings:
         yield Check("bad", "integrity", f"{TWINS.format(count=count)}; `hocket log` marks them")
     else:
         yield Check("ok", "integrity", "no two ops of one author share a timestamp")
+
+
+def _history(session: Session) -> Findings:
+    """Whether this node has lost ops of its own that others have."""
+    history = own_history(session)
+    if history.is_behind:
+        yield Check("bad", "history", BEHIND_SENTENCE)
+    elif came_back := session.refusal_counts().get(Reason.TWIN, 0):
+        yield Check(
+            "warn",
+            "history",
+            f"{came_back} ops of this node came back from other nodes: the home was restored from a backup, or another"
+            " copy of it is in use; if so, stop one of them",
+        )
+    else:
+        yield Check("ok", "history", "nothing of this node's own is known to be lost")
+    if history.has_set_aside:
+        yield Check("warn", "history", "ops written after a restore wait to be written again; run `hocket sync`")
+
+
+def _waiting(session: Session) -> Findings:
+    """Ops that wait for what they depend on. Usually that comes within seconds."""
+    now = max(session.head().wall, int(time.time() * 1000))
+    waited = [now - unpack(row.hlc).wall for row in session.ops_refused_for((int(Reason.WAITING),))]
+    if old := [each for each in waited if each > WAITING_MS_MAX]:
+        yield Check(
+            "warn",
+            "waiting ops",
+            f"{len(old)} ops wait for ops that have not come, the oldest for {span(max(old))}: a node has lost some of"
+            " its ops, or one that has them is away; check `hocket peers list` here and `hocket doctor` there",
+        )
+    else:
+        yield Check("ok", "waiting ops", "none has waited for long")
 
 
 def _first_op(home: Home, session: Session) -> Findings:
