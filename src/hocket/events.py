@@ -8,6 +8,8 @@ from typing import ClassVar
 
 import msgspec
 
+from hocket.kernel.durations import span
+
 
 class Event(msgspec.Struct, frozen=True, tag=True, tag_field="type"):
     """Ids are in the form that people see. A `routine` event belongs to the ordinary life of a job or a node: programs
@@ -197,6 +199,19 @@ class StoreUnavailable(Event, frozen=True):
 
     def __str__(self) -> str:
         return f"{self.error}; retrying"
+
+
+class ClockDisagrees(Event, frozen=True):
+    """The clock of this process is off by so much, measured against the other processes of its node."""
+
+    off_ms: int
+
+    def __str__(self) -> str:
+        how = "ahead of" if self.off_ms > 0 else "behind"
+        return (
+            f"the clock of this process is {span(abs(self.off_ms))} {how} that of this node's other processes, so it"
+            " goes by theirs; correct it"
+        )
 
 
 class EvictionNotAllowed(Event, frozen=True):

@@ -6,8 +6,10 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
+import apsw
 import pytest
 
 from tests.cli.conftest import Program, until
@@ -128,3 +130,52 @@ def test_a_full_disk_is_called_full(hocket: Program, small_disk: Path):
     assert "has no space left on its disk" in hocket("doctor", home=home, code=1).out
     filler.unlink()
     hocket("submit", "test.echo", home=home, code=0)
+
+
+def an_hour_ahead(tmp_path: Path) -> dict[str, str]:
+    """The clock of one process alone, as a tool that fakes the time sets it."""
+    directory = tmp_path / "ahead"
+    directory.mkdir()
+    (directory / "sitecustomize.py").write_text(
+        "import time\n"
+        "now, now_ns = time.time, time.time_ns\n"
+        "time.time = lambda: now() + 3600\n"
+        "time.time_ns = lambda: now_ns() + 3_600_000_000_000\n"
+    )
+    return {"PYTHONPATH": f"{directory}:{':'.join(filter(None, sys.path))}"}
+
+
+@pytest.mark.req("LW-22")
+def test_a_process_whose_clock_is_an_hour_ahead_ends_no_lease(hocket: Program, tmp_path: Path):
+    began = tmp_path / "began"
+    slow = hocket.submit("test.slow", f'{{"began": "{began}", "seconds": 60}}')
+    worker = hocket.start("work", "tasks.py")
+    until(began.exists, "the job to begin")
+    until(lambda: '"offset_ms"' in vouched(hocket), "the worker to vouch for its clock")
+    ahead = an_hour_ahead(tmp_path)
+    done = hocket("submit", "test.echo", environment=ahead, code=0)
+    assert "ahead of that of this node's other processes" in done.err
+    hocket("work", "tasks.py", "--until-idle", "--kinds", "test.echo", environment=ahead, code=0)
+    shown = hocket.show(slow)
+    assert (shown["fence"], shown["outcome"]) == (1, None)
+    head_ms = hocket.show(done.job_id)["scheduled_ms"]
+    assert abs(head_ms - time.time() * 1000) < 600_000
+    worker.kill()
+
+
+def vouched(hocket: Program) -> str:
+    connection = apsw.Connection(str(hocket.home / "log.db"), flags=apsw.SQLITE_OPEN_READONLY)
+    rows = connection.execute("SELECT value FROM meta WHERE key = 'clock'").fetchall()
+    connection.close()
+    return rows[0][0].decode() if rows else ""
+
+
+@pytest.mark.req("LW-22", "LW-40")
+def test_a_delay_counts_from_the_real_time_when_the_nodes_clock_is_ahead(hocket: Program):
+    connection = apsw.Connection(str(hocket.home / "log.db"))
+    connection.execute("UPDATE head SET wall = ?", (int(time.time() * 1000) + 3_600_000,))
+    connection.close()
+    hocket.submit("test.echo", "--not-before", "+40m")
+    hocket.submit("test.echo", "--not-before", "+0s")
+    jobs = hocket("status", "--json", code=0).json["jobs"]
+    assert (jobs["ready"], jobs["delayed"]) == (1, 1)

@@ -46,11 +46,16 @@ def open_runtime() -> "Runtime":
     """Opens the runtime of the chosen home."""
     import gc
 
+    from hocket.cli.output import show_event
+    from hocket.events import ClockDisagrees
     from hocket.node.runtime import Runtime
 
     # `main` disabled the collector while modules were loading; from here on a command may run long.
     gc.enable()
-    return Runtime.open(settings.home)
+    runtime = Runtime.open(settings.home)
+    if runtime.machine_clock is not None and runtime.machine_clock.off_ms:
+        show_event(ClockDisagrees(runtime.machine_clock.off_ms))
+    return runtime
 
 
 def open_service() -> "Service":
