@@ -14,7 +14,7 @@ from hocket.bus.pipes import Pipes
 from hocket.errors import Conflict, StoreError, Usage
 from hocket.kernel.ids import content_hash, ulid_text
 from hocket.kernel.knowledge import OURS, knowledge_text, named_in, payloads, read_knowledge
-from hocket.kernel.rules import HOCKET, STRICT, Rules, decode_kept_rules, encode_rules
+from hocket.kernel.rules import HOCKET, SKEW_MS_DEFAULT, STRICT, Rules, decode_kept_rules, encode_rules
 from hocket.kernel.ucan import ROOT, issue
 from hocket.kernel.vocabulary import DelegateUcan, DesignateCoordinator
 from hocket.log import RULES, Log, Transaction
@@ -43,8 +43,6 @@ if TYPE_CHECKING:
 Progress = Callable[[int, int], None]
 # The store key of what the last program to judge all ops knew.
 KNOWN = "known"
-# How far the clock of a process may be off in a mesh whose rules do not say so.
-SKEW_MS = 300_000
 
 
 def _no_progress(done: int, total: int) -> None:
@@ -312,7 +310,7 @@ def _clock(store: Store) -> MachineClock:
     with store.read() as session:
         kept = session.meta(RULES)
     extensions = (HOCKET if kept is None else decode_kept_rules(kept)).extensions
-    bound_ms = SKEW_MS if extensions is None else extensions.skew_ms
+    bound_ms = SKEW_MS_DEFAULT if extensions is None else extensions.skew_ms
     return MachineClock(store, f"{os.getpid()}-{os.urandom(4).hex()}", bound_ms)
 
 
