@@ -179,3 +179,17 @@ def test_a_delay_counts_from_the_real_time_when_the_nodes_clock_is_ahead(hocket:
     hocket.submit("test.echo", "--not-before", "+0s")
     jobs = hocket("status", "--json", code=0).json["jobs"]
     assert (jobs["ready"], jobs["delayed"]) == (1, 1)
+
+
+@pytest.mark.req("LW-43")
+def test_a_newer_export_gives_back_what_a_restored_home_has_lost(hocket: Program, tmp_path: Path):
+    shutil.copytree(hocket.home, tmp_path / "copy")
+    hocket.submit("test.lost")
+    hocket("log", "export", tmp_path / "newer.ops", code=0)
+    shutil.rmtree(hocket.home)
+    shutil.move(tmp_path / "copy", hocket.home)
+    hocket.submit("test.meanwhile")
+    hocket("log", "import", tmp_path / "newer.ops", code=0)
+    assert sorted(job["kind"] for job in hocket("jobs", "--json").json) == ["test.lost", "test.meanwhile"]
+    hocket("log", "verify", code=0)
+    assert {each["check"]: each["verdict"] for each in hocket("doctor", "--json").json}["history"] == "warn"
