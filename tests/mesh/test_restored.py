@@ -21,7 +21,7 @@ from hocket.kernel.ucan import Capability
 from hocket.kernel.vocabulary import CancelJob
 from hocket.log import Transaction
 from hocket.log.lost_past import own_history, rewind
-from hocket.mesh import wire
+from hocket.mesh import gate, sync, wire
 from hocket.node.runtime import Runtime
 from hocket.service.checks import Check, examine
 from hocket.store import OpRow
@@ -288,5 +288,33 @@ def test_the_mere_word_of_a_caller_changes_nothing(tmp_path: Path) -> None:
             frontier = {here.owner.id: at, here.other.id: at._replace(node=here.other.id)}
             (again,) = received(await here.other.ask(here.owner, query=since(frontier)))
             assert pack(again.timestamp) == last
+
+    asyncio.run(scene())
+
+
+@pytest.mark.req("LW-43")
+@pytest.mark.parametrize("victim", ["owner", "other"])
+def test_what_others_have_is_never_taken_off_the_log(
+    tmp_path: Path, victim: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second history of a node whose key was stolen is a fork, and no reason to rewrite the first."""
+    monkeypatch.setattr(sync, "SHARED_S", 0.0)
+    monkeypatch.setattr(gate, "SHARED_S", 0.0)
+
+    async def scene() -> None:
+        async with mesh(tmp_path, victim, "whole") as here:
+            stolen = shutil.copytree(tmp_path / "backup", tmp_path / "stolen")
+            here.victim.submit(3)
+            await here.exchange()
+            before = here.victim.ids()
+            with Runtime.open(stolen) as thief:
+                thief.log.append_plain("evil.kind", b"{}")
+                thief.log.seal()
+                with thief.store.read() as session:
+                    (forged,) = session.last_ops(1)
+            admission = here.victim.log.admit([(forged.body, decode(forged.body))])
+            assert admission.branch is None and admission.forked == {here.victim.id}
+            assert before <= here.victim.ids()
+            assert any("two histories" in each.says for each in examine(here.victim.runtime.home))
 
     asyncio.run(scene())

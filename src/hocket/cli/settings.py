@@ -2,6 +2,7 @@
 command, so that they work before and after its name; the last one given counts.
 """
 
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -46,7 +47,6 @@ def open_runtime() -> "Runtime":
     """Opens the runtime of the chosen home."""
     import gc
 
-    from hocket.cli.output import show_event
     from hocket.events import ClockDisagrees
     from hocket.node.runtime import Runtime
 
@@ -54,7 +54,7 @@ def open_runtime() -> "Runtime":
     gc.enable()
     runtime = Runtime.open(settings.home)
     if runtime.machine_clock is not None and runtime.machine_clock.off_ms:
-        show_event(ClockDisagrees(runtime.machine_clock.off_ms))
+        print(f"hocket: {ClockDisagrees(runtime.machine_clock.off_ms)}", file=sys.stderr)
     return runtime
 
 

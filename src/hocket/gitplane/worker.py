@@ -12,7 +12,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from hocket.errors import Failed, HocketError, NotAuthorised, StoreError, Unreachable
+from hocket.errors import Failed, HocketError, NotAuthorised, StoreError, StoreLocked, Unreachable
 from hocket.events import Emit, GitRunFailed, GitUnavailable, JobSkipped, LeaseLost
 from hocket.gitplane import holding, jobs
 from hocket.gitplane.git import QUOTE
@@ -149,7 +149,7 @@ class GitWorker:
     def run(self) -> None:
         parts = self._parts
         self._sign = parts.environment.liveness.announce(self._worker.process)
-        parts.environment.liveness.forget(parts.log.run(self._register))
+        parts.environment.liveness.forget(self._join())
         over = threading.Event()
         beside = [
             threading.Thread(target=each, args=(over,), name=f"hocket-git-{name}", daemon=True)
@@ -167,6 +167,16 @@ class GitWorker:
             with suppress(StoreError):
                 parts.log.run(lambda tx: tx.session.drop_worker(self._sign.number))
             self._sign.close()
+
+    def _join(self) -> set[int]:
+        """Registers this process. If another process holds up every writer, it waits until that has passed."""
+        while True:
+            try:
+                return self._parts.log.run(self._register)
+            except StoreLocked as error:
+                if self._stops:
+                    raise
+                self._tell_once(str(error))
 
     def _register(self, tx: Transaction) -> set[int]:
         """Registers this process with the node, and cancels the log jobs of dead processes: the repository decides who

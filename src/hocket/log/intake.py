@@ -27,8 +27,10 @@ _WAITING = (int(Reason.WAITING),)
 _ACCEPTANCES = tuple(map(number_of, ACCEPTANCES))
 # The most ops of one author that wait for the owner's decision.
 LATE_MAX = 10_000
-# The store's key of the time of an op of this node that does not follow its ops here.
+# The store's keys of the time of an op of this node that does not follow its ops here, and of the last op of this node
+# that another node is known to have.
 BEHIND = "behind"
+SHARED = "shared"
 
 
 class Admission(NamedTuple):
@@ -119,7 +121,7 @@ class Intake:
             self._hold(raw, op)
         elif not self._is_vouched and self._is_late(op):
             self._hold_for_owner(raw, op)
-        elif tx.is_bound and op.node_id == tx.node and not self._continues(op):
+        elif tx.is_bound and op.node_id == tx.node and not self._continues(raw, op):
             self._refuse(op.id, op.node_id, Reason.UNLINKED, op.timestamp)
         elif self._checks_links and op.node_id != tx.node and not self._follows(raw, op):
             self._unlinked.add(op.node_id)
@@ -167,19 +169,22 @@ class Intake:
         has_proved = any(self._report(other, raw, op) for other in earlier)
         return has_proved or since is not None
 
-    def _continues(self, op: Op) -> bool:
+    def _continues(self, raw: bytes, op: Op) -> bool:
         """Whether an op of this node itself, which it has lost, comes right after its last one here. If not, it has
-        written others since, or more is lost.
+        written others since, or more is lost. If other nodes have what it wrote since, it has two histories.
         """
         tx = self._tx
         latest, latest_id = tx.latest_of(op.node_id)
         if (pack(op.timestamp) > latest and op.link == link_to(latest_id)) or tx.projection.permissions.is_forked(op):
             return True
         if not self._is_behind:
+            rows = [] if op.link is None else tx.session.ops_with_link(pack(op.timestamp)[12:], op.link)
+            branch = next((row for row in rows if decode(row.body).link == op.link), None)
+            if branch is not None and branch.hlc <= (tx.session.meta(SHARED) or b""):
+                return self._follows(raw, op)
             self._is_behind = True
             tx.session.set_meta(BEHIND, pack(op.timestamp))
-            rows = [] if op.link is None else tx.session.ops_with_link(pack(op.timestamp)[12:], op.link)
-            self._branch = next((row.id for row in rows if decode(row.body).link == op.link), None)
+            self._branch = None if branch is None else branch.id
         return False
 
     def _report(self, known: bytes, raw: bytes, op: Op) -> bool:

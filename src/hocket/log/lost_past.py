@@ -1,7 +1,7 @@
 """A node that has lost the end of its own history: its home was restored from a backup, or its machine from a snapshot.
 Other nodes have the lost ops and give them back. Ops that the node wrote before it noticed do not follow the lost ones,
-and would be a second history. They have not counted for any other node yet, so the node takes them off its log, admits
-the lost ones, and writes its own again behind them.
+and would be a second history. If no other node is known to have them, the node takes them off its log, admits the lost
+ones, and writes its own again behind them.
 
 The proof is always an op with this node's own signature. A peer's mere word changes nothing.
 """
@@ -16,7 +16,7 @@ from hocket.kernel.ids import ulid_text
 from hocket.kernel.ops import NO_ID, Op, decode, encode_sequence, read_sequence
 from hocket.kernel.vocabulary import CreateArtifact, ScheduleJob
 from hocket.log import Log, Transaction
-from hocket.log.intake import BEHIND
+from hocket.log.intake import BEHIND, SHARED
 from hocket.log.rebuild import START, rebuild
 from hocket.store import OpRow, Session
 
@@ -49,6 +49,12 @@ def ops_there(session: Session, at: Hlc) -> list[OpRow]:
 def own_history(session: Session) -> OwnHistory:
     lost = session.meta(BEHIND)
     return OwnHistory(bool(lost) and not session.ops_at(lost or b""), bool(session.meta(SET_ASIDE)))
+
+
+def note_shared(session: Session, at: Hlc) -> None:
+    """Notes that another node has this node's op of that time. What others have is never taken off the log."""
+    if pack(at) > (session.meta(SHARED) or b""):
+        session.set_meta(SHARED, pack(at))
 
 
 def rewind(log: Log, branch: bytes) -> None:

@@ -27,7 +27,7 @@ from hocket.kernel.postcard import Malformed
 from hocket.kernel.reasons import UNAUTHORISED, Reason
 from hocket.kernel.rules import rules_hash
 from hocket.log import Transaction
-from hocket.log.lost_past import ops_there, rewind
+from hocket.log.lost_past import note_shared, ops_there, rewind
 from hocket.mesh import introductions, programs, wire
 from hocket.mesh.blobs import answer as answer_blob
 from hocket.mesh.hint_stream import HintStreams
@@ -42,6 +42,8 @@ from hocket.work.environment import Environment
 from hocket.work.jobs import accept
 from hocket.work.node_access import NodeAccess
 
+# How often it is noted how far a caller has this node's own ops.
+SHARED_S = 60.0
 # A worker that offers claims asks many times a second.
 RATE_PER_S = 200.0
 BURST = 400.0
@@ -159,6 +161,7 @@ class Gate:
         self._agreeing: set[int] = set()
         # An earlier process may have begun a recovery.
         self._is_recovering = True
+        self._shared_at = 0.0
         self._programs: dict[int, str] = {}
 
     async def open(self) -> None:
@@ -395,6 +398,8 @@ class Gate:
             # Whether an op exists that the caller may not read, the answer does not tell.
             known = ops_there(session, since[own]) if own in since and log.rules.bounds is not None else None
             has_lost = known is not None and not may_have(session, caller.reader, known)
+        if known is not None and not has_lost:
+            self._note_shared(since[own])
         made = self._page(caller, since, limit, has_lost)
         if made.whole:
             # A reader's frontier proves nothing about authors that are not on this log.
@@ -412,6 +417,13 @@ class Gate:
                 507, "more authors on the log than an answer can name", caller.node, str(error)
             ) from None
         return Reply(200, headers, encode_sequence(made.bodies))
+
+    def _note_shared(self, at: Hlc) -> None:
+        """Notes now and then how far others have this node's own ops."""
+        if self._environment.monotonic() >= self._shared_at:
+            self._shared_at = self._environment.monotonic() + SHARED_S
+            with self._access.log.store.write() as session:
+                note_shared(session, at)
 
     def _page(self, caller: Caller, since: Frontier, limit: int, without_own: bool) -> Page:
         """For a reader that may not have all ops, the gate remembers how far it has searched; the reader is not

@@ -20,7 +20,7 @@ from hocket.kernel.knowledge import Knowledge
 from hocket.kernel.ops import Op, read_sequence
 from hocket.kernel.postcard import Malformed, Reader
 from hocket.log import Admission, Log
-from hocket.log.lost_past import ops_there, own_history, rewind
+from hocket.log.lost_past import note_shared, ops_there, own_history, rewind
 from hocket.log.transaction import GAPS
 from hocket.mesh import blobs, introductions, outgoing, peers, programs
 from hocket.mesh.client import RETRY_AFTER_S_MAX, AnswerTooLarge, Busy, Client, Paused, PeerAnswer, PushCounts, Refused
@@ -51,6 +51,8 @@ READING = "reading"
 COMPARE_S = 60.0
 # How often the ops of this node's own are pulled in one exchange, while another process goes on writing.
 RECOVERIES_MAX = 5
+# How often it is noted how far a peer has this node's own ops.
+SHARED_S = 60.0
 # Every peer is asked for the last op of every author once more, this often.
 RECHECK_S = 600.0
 
@@ -131,7 +133,7 @@ class _Line:
         self.theirs: Frontier | None = None
         self.cursor: Frontier = {}
         self.began = began
-        self.compared = self.recovered = -COMPARE_S
+        self.compared = self.recovered = self.shared = -COMPARE_S
         self.rechecked = began
         self.knows: Knowledge | None = None
 
@@ -358,6 +360,9 @@ class Exchanges:
             line.recovered = now
             await self._get_back(line, start, tally)
         elif not is_recovering:
+            if at is not None and now >= line.shared + SHARED_S:
+                line.shared = now
+                await note(self._access, lambda session: note_shared(session, at))
             return None
         return await self._access.call(lambda: recover(log, self._emit))
 

@@ -27,6 +27,7 @@ from hocket.node.home import Home, exposure, key_owner
 from hocket.service import ServiceAnswer
 from hocket.store import Session
 from hocket.store import open as open_store
+from hocket.store.intake import REFUSALS_KEPT
 from hocket.store.lock_holder import lock_holder
 from hocket.work.command.allowance import configured
 from hocket.work.liveness import SILENT_S, WorkerState, machine_liveness, standing, whereabouts
@@ -37,6 +38,8 @@ CLOCK_BEHIND_MS_MAX = 60_000
 MIB = 1024 * 1024
 # Ops that wait longer than this for what they depend on are reported.
 WAITING_MS_MAX = 10 * 60 * 1000
+# Ops of this node that came back from others are reported for this long: a week.
+CAME_BACK_MS = 604_800_000
 # A process that is seen to hold the write lock for this long holds up every other.
 LOCKED_S = 2.0
 TWINS = (
@@ -204,15 +207,16 @@ def _integrity(session: Session) -> Findings:
 
 def _history(session: Session) -> Findings:
     """Whether this node has lost ops of its own that others have."""
-    history = own_history(session)
+    history, recent = own_history(session), int(time.time() * 1000) - CAME_BACK_MS
+    came_back = [each for each in session.refusals(REFUSALS_KEPT) if each.reason == Reason.TWIN and each.wall > recent]
     if history.is_behind:
         yield Check("bad", "history", BEHIND_SENTENCE)
-    elif came_back := session.refusal_counts().get(Reason.TWIN, 0):
+    elif came_back:
         yield Check(
             "warn",
             "history",
-            f"{came_back} ops of this node came back from other nodes: the home was restored from a backup, or another"
-            " copy of it is in use; if so, stop one of them",
+            f"{len(came_back)} ops of this node came back from other nodes: the home was restored from a backup, or"
+            " another copy of it is in use; if so, stop one of them",
         )
     else:
         yield Check("ok", "history", "nothing of this node's own is known to be lost")
