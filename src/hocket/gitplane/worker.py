@@ -263,10 +263,8 @@ class GitWorker:
         return len(won), not ours
 
     def _tell_once(self, error: str, name: str | None = None) -> None:
-        """Reports why the repository cannot be used now, for all jobs or for one, until the reason changes. Git's own
-        words name other objects each time.
-        """
-        reason = error.partition(QUOTE)[0]
+        """Reports why the repository cannot be used now, for all jobs or for one, until the reason changes."""
+        reason = error.partition(QUOTE)[0]  # git's own words name other objects each time
         if self._told.get(name) != reason:
             self._told[name] = reason
             self._emit(GitUnavailable(error, name))
