@@ -37,3 +37,7 @@ class Unreachable(HocketError):
 
 class StoreError(Unreachable):
     """The database cannot be read or written: read-only, full, damaged, locked for too long, or too new."""
+
+
+class StoreLocked(StoreError):
+    """Another process has held the write lock of the database for too long. This passes."""

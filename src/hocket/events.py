@@ -8,6 +8,8 @@ from typing import ClassVar
 
 import msgspec
 
+from hocket.kernel.durations import span
+
 # The levels of `logging`, which a short command does not load.
 DEBUG, INFO, WARNING, ERROR = 10, 20, 30, 40
 
@@ -287,6 +289,19 @@ class StoreUnavailable(Event, frozen=True):
         return f"{self.error}; retrying"
 
 
+class ClockDisagrees(Event, frozen=True):
+    """The clock of this process is off by so much, measured against the other processes of its node."""
+
+    off_ms: int
+
+    def __str__(self) -> str:
+        how = "ahead of" if self.off_ms > 0 else "behind"
+        return (
+            f"the clock of this process is {span(abs(self.off_ms))} {how} that of this node's other processes, so it"
+            " goes by theirs; correct it"
+        )
+
+
 class EvictionNotAllowed(Event, frozen=True):
     def __str__(self) -> str:
         return "expired artifacts stay: this node may not evict them; grant it artifact:write"
@@ -299,7 +314,7 @@ class ArbiterUnreachable(Event, frozen=True):
     error: str
 
     def __str__(self) -> str:
-        return f"the arbiter cannot be reached ({self.error}); jobs that need its decision wait"
+        return f"no decision from the arbiter ({self.error}); jobs that need one wait"
 
 
 class ArbiterFailed(Event, frozen=True):
@@ -313,7 +328,7 @@ class ArbiterReachable(Event, frozen=True):
     level = INFO
 
     def __str__(self) -> str:
-        return "the arbiter can be reached again"
+        return "the arbiter decides again"
 
 
 class CoordinatorUnknown(Event, frozen=True):
@@ -371,6 +386,21 @@ class NodeForked(Event, frozen=True):
         return (
             f"node {self.node} has two histories: its key is in use twice, or an old copy of its home was used."
             " Its ops since then do not count; revoke it, and let it join again with a new home"
+        )
+
+
+class HistoryRecovered(Event, frozen=True):
+    """This node had lost ops of its own, and has them back. Ops that it had written meanwhile were written again."""
+
+    ops: int
+    dropped: int
+
+    def __str__(self) -> str:
+        dropped = f"; {self.dropped} no longer count" if self.dropped else ""
+        return (
+            f"this home was older than what other nodes have of it. The lost ops came back, and {self.ops} ops that"
+            f" were written meanwhile were written again, with new job ids{dropped}. If another copy of this home is"
+            " in use, stop one of them"
         )
 
 

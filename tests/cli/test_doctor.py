@@ -7,6 +7,10 @@ from pathlib import Path
 import apsw
 import pytest
 
+from hocket.kernel.reasons import Reason
+from hocket.node.home import Home
+from hocket.service import checks
+
 from .conftest import Program
 
 
@@ -32,6 +36,9 @@ def test_a_healthy_home(used: Program):
         "database",
         "first op",
         "integrity",
+        "write lock",
+        "history",
+        "waiting ops",
         "clock",
         "workers",
         "rebuild",
@@ -145,3 +152,14 @@ def test_a_worker_on_another_machine(hocket: Program):
     assert advice in hocket("doctor", code=0).out
     assert verdicts(hocket)["workers"] == "warn"
     hocket("log", "rebuild", code=0)
+
+
+@pytest.mark.req("LW-43")
+def test_ops_that_wait_too_long_are_a_worry(used: Program, monkeypatch: pytest.MonkeyPatch):
+    connection = apsw.Connection(str(used.home / "log.db"))
+    connection.execute("UPDATE ops SET reason = ? WHERE seq = 4", (int(Reason.WAITING),))
+    connection.close()
+    assert verdicts(used)["waiting ops"] == "ok", "for a while"
+    monkeypatch.setattr(checks, "WAITING_MS_MAX", -1)
+    (found,) = (each for each in checks.examine(Home(used.home)) if each.check == "waiting ops")
+    assert found.verdict == "warn" and "1 ops wait for ops that have not come" in found.says

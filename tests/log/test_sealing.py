@@ -195,7 +195,7 @@ class FailsOnce:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self.read, self.close = store.read, store.close
+        self.read, self.close, self.trim = store.read, store.close, store.trim
         self.fails_at = 0
 
     def write(self) -> AbstractContextManager[Session]:

@@ -10,12 +10,14 @@ from hocket.errors import Unreachable
 from hocket.events import sentences
 from hocket.kernel.frontier import decode_frontier, parse_frontier
 from hocket.kernel.ops import NO_ID, decode, encode_sequence, read_sequence
+from hocket.kernel.reasons import Reason
 from hocket.kernel.rules import STRICT, rules_hash
 from hocket.kernel.ucan import ROOT, Capability
 from hocket.kernel.vocabulary import DesignateCoordinator, ScheduleJob
 from hocket.mesh import peers, sync, wire
 from hocket.mesh.sync import Exchanges
 from hocket.mesh.wire import Reply, Request
+from hocket.store import OpRow
 from tests.mesh.world import Guest, Place, delegation, joined, resigned, revoke, run
 
 
@@ -240,12 +242,11 @@ def test_a_paused_peer_that_comes_by_itself_under_the_same_rules_is_tried_again(
 
 
 def test_two_nodes_with_one_key_are_noticed(tmp_path: Path):
-    """A home that was copied: the two histories that it then has are found out by the first node that hears both."""
+    """A home that was copied: each copy that exchanges takes up the history of the other, and says so."""
 
     async def test(a: Place) -> None:
         import shutil
 
-        from hocket.mesh.client import Refused
         from hocket.node.runtime import Runtime
 
         first = Place(await asyncio.to_thread(Runtime.init, tmp_path / "first", tmp_path / "a" / "user.key"))
@@ -257,17 +258,28 @@ def test_two_nodes_with_one_key_are_noticed(tmp_path: Path):
                 copy.submit(2)
             await copies[0].exchanges.exchange(a.address)
             await copies[1].exchanges.exchange(a.address)
-            # Whoever hears both finds out, and lets neither in any more.
+            assert any("another copy of this home" in notice for notice in copies[1].notices)
+            await copies[0].exchanges.exchange(a.address)
+            with copies[0].runtime.store.read() as session:
+                assert session.refusal_counts()[Reason.TWIN] == 2
+            assert a.digest() == copies[0].digest() == copies[1].digest()
+            # A copy that does not ask first is found out by the first node that hears both.
+            for number, copy in enumerate(copies):
+                copy.submit(1, f"test.{number}")
+            received = [row.body for copy in copies for row in rows_of(copy)]
+            a.log.admit([(raw, decode(raw)) for raw in received])
             assert a.log.permissions().forks.keys() == {copies[0].id}
-            assert any("two histories" in notice for notice in a.notices)
-            for copy in copies:
-                with pytest.raises(Refused):
-                    await copy.exchanges.exchange(a.address)
         finally:
             for copy in copies:
                 await copy.close()
 
     run(tmp_path, test, "a")
+
+
+def rows_of(place: Place) -> list[OpRow]:
+    place.log.seal()
+    with place.runtime.store.read() as session:
+        return session.ops_of_author(place.id.to_bytes(8, "big"), bytes(20), 1_000)
 
 
 @pytest.mark.req("LW-43")
@@ -561,5 +573,41 @@ def test_a_wrong_clock_is_put_right_for_the_tokens(tmp_path: Path):
         b.exchanges = Exchanges(b.node, b.key, b.transport, Slow())  # type: ignore[arg-type]
         b.befriend(a.address)
         assert (await b.exchanges.visit(a.address)).state == peers.OK
+
+    run(tmp_path, test)
+
+
+class OtherTime:
+    """A machine whose clock is off by so many milliseconds."""
+
+    def __init__(self, place: Place, off_ms: int) -> None:
+        self._environment, self._off_ms = place.node.environment, off_ms
+        self.chance, self.monotonic = self._environment.chance, self._environment.monotonic
+
+    def physical_ms(self) -> int:
+        return self._environment.physical_ms() + self._off_ms
+
+
+@pytest.mark.parametrize(("off_ms", "said"), [(-7_200_000, "2 h behind"), (7_200_000, "2 h ahead of")])
+def test_a_clock_that_is_far_off_is_named(tmp_path: Path, off_ms: int, said: str):
+    async def test(a: Place, b: Place) -> None:
+        b.exchanges = Exchanges(b.node, b.key, b.transport, OtherTime(b, off_ms))  # type: ignore[arg-type]
+        b.befriend(a.address)
+        done = await b.exchanges.visit(a.address)
+        assert done.state == peers.REFUSED
+        assert f"the clock here is {said} the clock there" in done.detail
+
+    run(tmp_path, test)
+
+
+def test_a_node_whose_ops_are_held_back_for_their_time_is_told(tmp_path: Path):
+    async def test(a: Place, b: Place) -> None:
+        b.befriend(a.address)
+        await b.exchanges.visit(a.address)
+        b.log._wall = lambda floor=0: max(floor, b.log.physical() + 3_600_000)
+        b.submit(2)
+        done = await b.exchanges.visit(a.address)
+        assert "holds 2 ops of this node back" in done.detail and "clock here is ahead" in done.detail
+        assert "clock here is ahead" in b.peer(a.address).detail
 
     run(tmp_path, test)

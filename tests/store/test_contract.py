@@ -546,8 +546,14 @@ def test_any_number_of_threads_may_read(place: Place) -> None:
 # Numbers at once, signatures and links later.
 
 
+# An op keeps its first 16 bytes when it is signed.
+SIGNED = b"the body of op 1, signed"
+
+
 def new_op(number: int) -> NewOp:
-    return NewOp(numbered(number), bytes(12) + numbered(number)[8:], 1, "job", None, 0, 1, b"body %d" % number)
+    return NewOp(
+        numbered(number), bytes(12) + numbered(number)[8:], 1, "job", None, 0, 1, b"the body of op %d" % number
+    )
 
 
 @pytest.mark.req("VX-07")
@@ -571,13 +577,26 @@ def test_sealing_changes_the_bytes_and_the_link_and_nothing_else(place: Place) -
     with place.store.write() as session:
         session.put_head(session.head()._replace(seq=session.add_ops([new_op(1), new_op(2)])))
     with place.store.write() as session:
-        session.seal_ops([SealedOp(1, b"signed", b"L" * 32)])
+        assert session.seal_ops([SealedOp(1, SIGNED, b"L" * 32)]) == 1
+        assert session.seal_ops([SealedOp(2, b"another op", b"M" * 32)]) == 0
         session.put_head(session.head()._replace(sealed=1, chain=b"L" * 32))
     with place.store.read() as session:
         first, second = session.ops_after(0, 9)
         assert (session.head().seq, session.head().sealed, session.head().chain) == (2, 1, b"L" * 32)
-    assert NewOp(*first[1:-1]) == new_op(1)._replace(body=b"signed") and first.chain == b"L" * 32
+    assert NewOp(*first[1:-1]) == new_op(1)._replace(body=SIGNED) and first.chain == b"L" * 32
     assert NewOp(*second[1:-1]) == new_op(2) and second.chain == NO_LINK
+
+
+def test_the_end_of_the_log_can_be_taken_off(place: Place) -> None:
+    with place.store.write() as session:
+        session.put_head(session.head()._replace(seq=session.add_ops([new_op(1), new_op(2), new_op(3)])))
+    with place.store.write() as session:
+        session.drop_ops(2)
+        session.put_head(session.head()._replace(seq=1))
+        session.put_head(session.head()._replace(seq=session.add_ops([new_op(4)])))
+    with place.store.read() as session:
+        assert [row.id for row in session.ops_after(0, 9)] == [new_op(1).id, new_op(4).id]
+        assert [row.seq for row in session.ops_after(0, 9)] == [1, 2]
 
 
 # Locks: what a transaction says before it decides.

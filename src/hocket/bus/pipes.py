@@ -45,6 +45,7 @@ class _Pipe:
     """One listener's end."""
 
     def __init__(self, directory: Path, topics: Changes) -> None:
+        directory.mkdir(mode=0o700, exist_ok=True)
         name = f"{os.getpid()}-{os.urandom(4).hex()}"
         self._topics = topics
         self._path = directory / f"{name}.{_topics_text(topics)}{SUFFIXES[0]}"
@@ -111,11 +112,14 @@ class _Reader(NamedTuple):
 
 
 class Pipes:
-    """The bus of a directory. A publisher lists the pipes again only if the directory has changed."""
+    """The bus of a directory. A publisher lists the pipes again only if the directory has changed. A directory that was
+    removed comes back, without the pipes of processes that made theirs before; those processes look again by
+    themselves.
+    """
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        self._fd = self._open_directory()
         self._readers: dict[str, _Reader] = {}
         self._seen = -1
         self._lock = threading.Lock()
@@ -124,7 +128,8 @@ class Pipes:
         return _Pipe(self._directory, topics)
 
     def is_heard(self) -> bool:
-        return bool(self._readers) or os.fstat(self._fd).st_mtime_ns != self._seen
+        found = os.fstat(self._fd)
+        return bool(self._readers) or found.st_mtime_ns != self._seen or found.st_nlink == 0
 
     def publish(self, changes: Changes) -> None:
         with self._lock:
@@ -141,8 +146,15 @@ class Pipes:
             os.close(self._fd)
             self._readers.clear()
 
+    def _open_directory(self) -> int:
+        self._directory.mkdir(mode=0o700, exist_ok=True)
+        return os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+
     def _look(self) -> None:
         try:
+            if os.fstat(self._fd).st_nlink == 0:
+                removed, self._fd, self._seen = self._fd, self._open_directory(), -1
+                os.close(removed)
             changed = os.fstat(self._fd).st_mtime_ns
             if changed == self._seen:
                 return

@@ -1,15 +1,23 @@
 """A file of jobs, submitted in one transaction: all or none. Lines may have names and cite each other in any order.
 Every job is submitted after the jobs in its `after`; otherwise the order of lines holds. Every error names its line.
+
+The file is read twice, first to check every line and then to submit it, so that a long file needs little memory: of
+each line only its place is kept, and of some lines their names.
 """
 
+import shutil
 import sys
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+import tempfile
+from array import array
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from hocket.cli.options import decoded
-from hocket.cli.output import Progress, emit, progress, say
+from hocket.cli.output import Progress, emit_each, progress, say
 from hocket.cli.settings import open_runtime
 from hocket.errors import HocketError, Usage
 from hocket.kernel.ids import ulid_text
@@ -22,6 +30,7 @@ from hocket.work.jobs import PAYLOAD_BYTES_MAX, Draft, Submitted
 LINES_MAX = 1_000_000
 LINE_BYTES_MAX = 2 * PAYLOAD_BYTES_MAX
 STEP = 1_000
+ID_BYTES = 16
 _OWN = {"kind", "payload", "name", "after"}
 
 
@@ -34,17 +43,67 @@ class BatchLine(NamedTuple):
     draft: Draft
 
 
-class JobFile(NamedTuple):
-    """The lines of one file, and the file's name."""
+class JobFile:
+    """A checked file: where each of its jobs stands, its kind, and which jobs cite which. Jobs are counted from 0."""
 
-    source: str
-    lines: list[BatchLine]
-    named: dict[str, int]
+    def __init__(self, source: str, file: BinaryIO) -> None:
+        self.source = source
+        self._file = file
+        self._places, self._numbers, self._kinds = array("Q"), array("L"), array("L")
+        self._kind_numbers: dict[str, int] = {}
+        self.named: dict[str, int] = {}
+        self.after: dict[int, tuple[str, ...]] = {}
+
+    def __len__(self) -> int:
+        return len(self._places)
 
     @contextmanager
-    def at(self, line: BatchLine) -> Iterator[None]:
-        with _placed(self.source, line.number):
+    def at(self, index: int) -> Iterator[None]:
+        with _placed(self.source, self._numbers[index]):
             yield
+
+    def number(self, index: int) -> int:
+        return self._numbers[index]
+
+    def kinds(self) -> Sequence[str]:
+        """The kind of each job."""
+        names = list(self._kind_numbers)
+        return [names[number] for number in self._kinds]
+
+    def name(self, index: int) -> str:
+        return next(name for name, other in self.named.items() if other == index)
+
+    def add(self, place: int, line: BatchLine) -> None:
+        index = len(self)
+        if line.name is not None and (first := self.named.setdefault(line.name, index)) != index:
+            raise Usage(f"line {self._numbers[first]} already has the name {line.name!r}")
+        if line.after:
+            self.after[index] = line.after
+        self._places.append(place)
+        self._numbers.append(line.number)
+        self._kinds.append(self._kind_numbers.setdefault(line.draft.kind, len(self._kind_numbers)))
+
+    def draft(self, index: int) -> Draft:
+        """Reads a job again."""
+        self._file.seek(self._places[index])
+        return _line(self._numbers[index], self._file.readline(LINE_BYTES_MAX + 1)).draft
+
+
+class Outcomes:
+    """The job of each line, and whether it is new."""
+
+    def __init__(self, count: int) -> None:
+        self._ids, self._created = bytearray(ID_BYTES * count), bytearray(count)
+
+    def put(self, index: int, made: Submitted) -> None:
+        self._ids[ID_BYTES * index : ID_BYTES * (index + 1)] = made.job_id
+        self._created[index] = made.created
+
+    def job_id(self, index: int) -> str:
+        return ulid_text(bytes(self._ids[ID_BYTES * index : ID_BYTES * (index + 1)]))
+
+    def is_new(self, index: int) -> bool:
+        return bool(self._created[index])
 
 
 @contextmanager
@@ -57,63 +116,56 @@ def _placed(source: str, number: int) -> Iterator[None]:
 
 def submit_batch(source: str) -> None:
     """Reads, orders and submits a file, and prints the outcome of each line."""
-    with open_runtime() as runtime:
+    with open_runtime() as runtime, _opened(source) as file:
         name = "standard input" if source == "-" else source
-        with _opened(source) as file, progress("reading") as bar:
+        with progress("reading") as bar:
             batch = _read(name, file, bar)
-        if not batch.lines:
+        if not len(batch):
             raise Usage(f"{name}: nothing to submit")
-        order = _ordered(batch)
         there = _cited_jobs(runtime, batch)
+        made = Outcomes(len(batch))
         with progress("submitting") as bar:
-            made = runtime.log.run(lambda tx: _submit(tx, batch, order, there, bar))
-    emit(
-        [
-            {
-                "line": line.number,
-                "job_id": ulid_text(made[index].job_id),
-                "kind": line.draft.kind,
-                "created": made[index].created,
-            }
-            for index, line in enumerate(batch.lines)
-        ]
+            runtime.log.run_each(_steps(batch, _ordered(batch), there, made, bar))
+    kinds = batch.kinds()
+    emit_each(
+        {"line": batch.number(n), "job_id": made.job_id(n), "kind": kinds[n], "created": made.is_new(n)}
+        for n in range(len(batch))
     )
-    for index, line in enumerate(batch.lines):
-        verb = f"submitted {line.draft.kind}" if made[index].created else "already there"
-        say(f"{verb} {ulid_text(made[index].job_id)}")
+    for n in range(len(batch)):
+        say(f"{f'submitted {kinds[n]}' if made.is_new(n) else 'already there'} {made.job_id(n)}")
 
 
 @contextmanager
 def _opened(source: str) -> Iterator[BinaryIO]:
-    if source == "-":
-        yield sys.stdin.buffer
-        return
-    try:
-        with Path(source).open("rb") as file:
-            yield file
-    except OSError as error:
-        raise Usage(f"cannot read the batch {source}: {error.strerror}") from None
+    """The file, or a copy of what a pipe gives: it is read twice."""
+    with ExitStack() as stack:
+        try:
+            file: BinaryIO = sys.stdin.buffer if source == "-" else stack.enter_context(Path(source).open("rb"))
+            if source == "-" or not file.seekable():
+                copy = stack.enter_context(tempfile.TemporaryFile())
+                shutil.copyfileobj(file, copy)
+                copy.seek(0)
+                file = copy
+        except OSError as error:
+            raise Usage(f"cannot read the batch {source}: {error.strerror}") from None
+        yield file
 
 
 def _read(source: str, file: BinaryIO, bar: Progress) -> JobFile:
-    batch = JobFile(source, [], {})
-    number = 0
+    batch = JobFile(source, file)
+    number = place = 0
     while text := file.readline(LINE_BYTES_MAX + 1):
         number += 1
         if number > LINES_MAX:
             raise Usage(f"{source} has more than {LINES_MAX} lines; split it")
         if number % STEP == 0:
             bar(number, number)
-        if text.isspace():
-            continue
-        with _placed(source, number):
-            if len(text) > LINE_BYTES_MAX:
-                raise Usage(f"longer than {LINE_BYTES_MAX} bytes; pass a reference instead of the data")
-            line = _line(number, text)
-            if line.name is not None and batch.named.setdefault(line.name, len(batch.lines)) != len(batch.lines):
-                first = batch.lines[batch.named[line.name]].number
-                raise Usage(f"line {first} already has the name {line.name!r}")
-        batch.lines.append(line)
+        if not text.isspace():
+            with _placed(source, number):
+                if len(text) > LINE_BYTES_MAX:
+                    raise Usage(f"longer than {LINE_BYTES_MAX} bytes; pass a reference instead of the data")
+                batch.add(place, _line(number, text))
+        place += len(text)
     return batch
 
 
@@ -154,47 +206,48 @@ def _after(value: Any) -> tuple[str, ...]:
     return tuple(named)
 
 
-def _ordered(batch: JobFile) -> list[int]:
-    """The indices of the lines; each comes after those in its `after`. Raises Usage for a cycle."""
-    order: list[int] = []
-    seen: dict[int, bool] = {}  # False while on the current path, True when ordered
-    for start in range(len(batch.lines)):
-        path = [] if start in seen else [(start, _cited(batch, start))]
-        if path:
-            seen[start] = False
+def _ordered(batch: JobFile) -> Iterable[int]:
+    """The jobs in an order in which each comes after those in its `after`. Raises Usage for a cycle."""
+    if not batch.after:
+        return range(len(batch))
+    order = array("L")
+    begun, ordered = bytearray(len(batch)), bytearray(len(batch))
+    for start in range(len(batch)):
+        path = [] if begun[start] else [(start, _cited(batch, start))]
+        begun[start] = True
         while path:
             index, cited = path[-1]
             following = next(cited, None)
             if following is None:
                 path.pop()
-                seen[index] = True
+                ordered[index] = True
                 order.append(index)
-            elif following not in seen:
-                seen[following] = False
+            elif not begun[following]:
+                begun[following] = True
                 path.append((following, _cited(batch, following)))
-            elif not seen[following]:
+            elif not ordered[following]:
                 _refuse_cycle(batch, [each for each, _ in path], following)
     return order
 
 
 def _cited(batch: JobFile, index: int) -> Iterator[int]:
-    return iter([batch.named[each] for each in batch.lines[index].after if each in batch.named])
+    return iter([batch.named[each] for each in batch.after.get(index, ()) if each in batch.named])
 
 
 def _refuse_cycle(batch: JobFile, path: list[int], back_to: int) -> None:
     cycle = [*path[path.index(back_to) :], back_to]
-    with batch.at(batch.lines[back_to]):
-        raise Usage(f"cycle in after: {' → '.join(str(batch.lines[index].name) for index in cycle)}")
+    with batch.at(back_to):
+        raise Usage(f"cycle in after: {' → '.join(map(batch.name, cycle))}")
 
 
 def _cited_jobs(runtime: Runtime, batch: JobFile) -> dict[str, str]:
     """The full ids of cited jobs that are not lines of this file."""
     there: dict[str, str] = {}
-    for line in batch.lines:
-        for cited in line.after:
+    for index, after in batch.after.items():
+        for cited in after:
             if cited in batch.named or cited in there:
                 continue
-            with batch.at(line):
+            with batch.at(index):
                 try:
                     there[cited] = ulid_text(runtime.find(cited))
                 except Usage as error:
@@ -202,21 +255,23 @@ def _cited_jobs(runtime: Runtime, batch: JobFile) -> dict[str, str]:
     return there
 
 
-def _submit(
-    tx: Transaction, batch: JobFile, order: Iterable[int], there: dict[str, str], bar: Progress
-) -> dict[int, Submitted]:
-    """Submits the lines and returns the outcome of each. A name stands for the job of its line, which may have existed
-    before.
-    """
-    made: dict[int, Submitted] = {}
-    for index in order:
-        line = batch.lines[index]
-        ready = line.draft
-        with batch.at(line):
-            if line.after:
-                ids = [there.get(each) or ulid_text(made[batch.named[each]].job_id) for each in line.after]
+def _steps(
+    batch: JobFile, order: Iterable[int], there: Mapping[str, str], made: Outcomes, bar: Progress
+) -> Iterator[Any]:
+    """Requests that submit the jobs, some at a time."""
+    left, done = iter(order), 0
+    while some := list(islice(left, STEP)):
+        yield partial(_submit, batch=batch, some=some, there=there, made=made)
+        done += len(some)
+        bar(done, len(batch))
+
+
+def _submit(tx: Transaction, batch: JobFile, some: Iterable[int], there: Mapping[str, str], made: Outcomes) -> None:
+    """A name stands for the job of its line, which may have existed before."""
+    for index in some:
+        with batch.at(index):
+            ready = batch.draft(index)
+            if after := batch.after.get(index):
+                ids = [there.get(each) or made.job_id(batch.named[each]) for each in after]
                 ready = ready._replace(policy=policy(ready.policy, after=ids))
-            made[index] = jobs.submit(tx, [ready])[0]
-        if len(made) % STEP == 0:
-            bar(len(made), len(batch.lines))
-    return made
+            made.put(index, jobs.submit(tx, [ready])[0])

@@ -4,7 +4,7 @@ is loaded only for terminals.
 """
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import IO, TYPE_CHECKING, Any
 
@@ -64,6 +64,19 @@ def emit(value: Any) -> None:
         return
     encoded = msgspec.json.encode(value)
     print(clean_json((msgspec.json.format(encoded, indent=2) if on_terminal() else encoded).decode()))
+
+
+def emit_each(values: Iterable[Any]) -> None:
+    """The same for a list of any length, which is not held in memory."""
+    import msgspec
+
+    if not settings.as_json:
+        return
+    before = "["
+    for value in values:
+        print(before, clean_json(msgspec.json.encode(value).decode()), sep="", end="")
+        before = ",\n" if on_terminal() else ","
+    print("[]" if before == "[" else "]")
 
 
 def notice(text: str) -> None:

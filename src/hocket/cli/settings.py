@@ -2,6 +2,7 @@
 command, so that they work before and after its name; the last one given counts.
 """
 
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -46,11 +47,15 @@ def open_runtime() -> "Runtime":
     """Opens the runtime of the chosen home."""
     import gc
 
+    from hocket.events import ClockDisagrees
     from hocket.node.runtime import Runtime
 
     # `main` disabled the collector while modules were loading; from here on a command may run long.
     gc.enable()
-    return Runtime.open(settings.home)
+    runtime = Runtime.open(settings.home)
+    if runtime.machine_clock is not None and runtime.machine_clock.off_ms:
+        print(f"hocket: {ClockDisagrees(runtime.machine_clock.off_ms)}", file=sys.stderr)
+    return runtime
 
 
 def open_service() -> "Service":

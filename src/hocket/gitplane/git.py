@@ -16,6 +16,8 @@ from hocket.errors import Failed, HocketError, NotAuthorised, StoreError, Unreac
 
 PATIENCE_S = 120.0
 COMPLAINT_CHARS_MAX = 400
+# Begins git's own words in a message of ours.
+QUOTE = " (git said: "
 
 # Variables that a user sets to reach a server or to find git's parts. Every other variable that begins with GIT_ would
 # point git at another repository.
@@ -293,5 +295,5 @@ def explain(complaint: str, where: str, doing: str) -> HocketError:
     quote = "; ".join(said)[:COMPLAINT_CHARS_MAX]
     for pattern, kind, sentence in _MEANINGS:
         if re.search(pattern, complaint):
-            return kind(f"{sentence.format(where=where)} (git said: {quote})")
+            return kind(f"{sentence.format(where=where)}{QUOTE}{quote})")
     return Failed(f"git {doing} on {where} failed: {quote or 'without an error message'}")

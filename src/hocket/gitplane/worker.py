@@ -12,13 +12,15 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from hocket.errors import Failed, HocketError, StoreError, Unreachable
+from hocket.errors import Failed, HocketError, NotAuthorised, StoreError, StoreLocked, Unreachable
 from hocket.events import Emit, GitRunFailed, GitUnavailable, JobSkipped, LeaseLost, RunFailed, RunFinished, RunStarted
 from hocket.gitplane import holding, jobs
-from hocket.gitplane.holding import ClaimWatch, HeldClaim, rest_s
+from hocket.gitplane.git import QUOTE
+from hocket.gitplane.holding import REST_S_MAX, REST_S_MIN, ClaimWatch, HeldClaim, rest_s
 from hocket.gitplane.jobs import GitJob, GitOrder, JobRefs
 from hocket.gitplane.plane import Plane
 from hocket.gitplane.results import BLOBS_BYTES_MAX, state_of
+from hocket.kernel.backoff import backoff_s
 from hocket.kernel.ids import hash_text, ulid_text
 from hocket.kernel.manifest import canonical
 from hocket.kernel.policy import Policy
@@ -45,6 +47,10 @@ LEASE_MS = (RUN_S_MAX + 3_600) * 1000
 # With --until-idle, how long a worker waits for an unreachable repository.
 PATIENCE_S = 60.0
 SWEEP_MAX = 500
+# A repository that cannot be read or written is tried again after these times, longer each time.
+RETRY_S, RETRY_S_MAX = 1.0, 30.0
+# How long a result is pushed again that the repository refuses.
+REFUSED_S_MAX = 600.0
 
 
 class Parts(NamedTuple):
@@ -124,6 +130,9 @@ class GitWorker:
         self._wake = threading.Event()
         self._stops = 0
         self._losses = 0
+        self._failures = 0
+        self._has_listed = False
+        self._told: dict[str | None, str] = {}
         self._reached_at = self._monotonic()
         self.succeeded = 0
         self.failed = 0
@@ -140,7 +149,7 @@ class GitWorker:
     def run(self) -> None:
         parts = self._parts
         self._sign = parts.environment.liveness.announce(self._worker.process)
-        parts.environment.liveness.forget(parts.log.run(self._register))
+        parts.environment.liveness.forget(self._join())
         over = threading.Event()
         beside = [
             threading.Thread(target=each, args=(over,), name=f"hocket-git-{name}", daemon=True)
@@ -158,6 +167,16 @@ class GitWorker:
             with suppress(StoreError):
                 parts.log.run(lambda tx: tx.session.drop_worker(self._sign.number))
             self._sign.close()
+
+    def _join(self) -> set[int]:
+        """Registers this process. If another process holds up every writer, it waits until that has passed."""
+        while True:
+            try:
+                return self._parts.log.run(self._register)
+            except StoreLocked as error:
+                if self._stops:
+                    raise
+                self._tell_once(str(error))
 
     def _register(self, tx: Transaction) -> set[int]:
         """Registers this process with the node, and cancels the log jobs of dead processes: the repository decides who
@@ -198,6 +217,8 @@ class GitWorker:
     def _rest(self, taken: int) -> float:
         if taken:
             return 0.0
+        if self._failures:
+            return backoff_s(self._failures, RETRY_S, RETRY_S_MAX, self._chance.random())
         if self._losses:
             return rest_s(self._losses, self._chance.random())
         return LISTED_EVERY_S * self._chance.uniform(0.7, 1.3)
@@ -208,6 +229,7 @@ class GitWorker:
         """Claims what it can. Returns how many jobs, and whether there is nothing left to wait for."""
         try:
             listed = jobs.unfinished(self._plane)
+            self._has_listed = True
             self._tell_damaged(listed)
             waiting = [job for job in listed if jobs.is_waiting(job)]
             self._learn(waiting)
@@ -220,11 +242,15 @@ class GitWorker:
             self._chance.shuffle(open_ones)
             asked_at = self._monotonic()
             won = self._claim(open_ones[:room])
-        except (Unreachable, Failed, StoreError) as error:
-            if self._until_idle and not self._running and self._monotonic() > self._reached_at + PATIENCE_S:
+        except (Unreachable, Failed, NotAuthorised) as error:
+            is_over = self._until_idle and not self._running and self._monotonic() > self._reached_at + PATIENCE_S
+            if is_over or (isinstance(error, NotAuthorised) and not self._has_listed):
                 raise
-            self._emit(GitUnavailable(str(error)))
+            self._failures += 1
+            self._tell_once(str(error))
             return 0, False
+        self._failures = 0
+        self._told.pop(None, None)
         self._reached_at = self._monotonic()
         self._losses = self._losses + 1 if open_ones and not won else 0
         for held in won:
@@ -235,6 +261,13 @@ class GitWorker:
             self._running[future] = each
             future.add_done_callback(lambda _: self._wake.set())
         return len(won), not ours
+
+    def _tell_once(self, error: str, name: str | None = None) -> None:
+        """Reports why the repository cannot be used now, for all jobs or for one, until the reason changes."""
+        reason = error.partition(QUOTE)[0]  # git's own words name other objects each time
+        if self._told.get(name) != reason:
+            self._told[name] = reason
+            self._emit(GitUnavailable(error, name))
 
     def _tell_damaged(self, listed: list[GitJob]) -> None:
         """Reports each damaged job once."""
@@ -339,7 +372,9 @@ class GitWorker:
         return content
 
     def _deliver(self, each: Holding) -> None:
-        """Pushes the result, for as long as the claim may still hold."""
+        """Pushes the result, for as long as the claim may still hold. A repository that refuses it may be read-only
+        for a moment, or change its mind.
+        """
         run, performed = each.run, each.performed
         assert run is not None
         if performed is None or run.stopped:
@@ -351,6 +386,7 @@ class GitWorker:
             run.stopped = True
             return
         contents = {NOTHING: b""} | products_of(run.context).contents(BLOBS_BYTES_MAX)
+        failures, began = 0, self._monotonic()
         while not each.is_lost:
             with each.lock:
                 try:
@@ -368,9 +404,13 @@ class GitWorker:
                     else:
                         each.is_delivered = True
                     break
-                except Unreachable as error:
-                    self._emit(GitUnavailable(str(error), each.name))
-            time.sleep(rest_s(3, self._chance.random()))
+                except (Unreachable, NotAuthorised) as error:
+                    if isinstance(error, NotAuthorised) and self._monotonic() - began > REFUSED_S_MAX:
+                        self._unfit.add(each.held.refs.content_id)
+                        raise
+                    self._tell_once(str(error), each.name)
+            failures += 1
+            time.sleep(backoff_s(failures, REST_S_MIN, REST_S_MAX, self._chance.random()))
         run.stopped = run.stopped or each.is_lost
 
     def _release(self, each: Holding) -> None:
@@ -389,12 +429,13 @@ class GitWorker:
     def _gather(self) -> None:
         for future in [future for future in self._running if future.done()]:
             each = self._running.pop(future)
+            self._told.pop(each.name, None)
             try:
                 future.result()
             except HocketError as error:
                 self._emit(GitRunFailed(each.name, str(error)))
                 each.lease.end()
-                if not isinstance(error, Unreachable):
+                if not isinstance(error, Unreachable | NotAuthorised):
                     self._unfit.add(each.held.refs.content_id)
             except Exception as error:  # a bug in one job must not stop the worker for the others
                 self._emit(GitRunFailed(each.name, f"{type(error).__name__}: {error}; this is a bug in Hocket"))
@@ -429,7 +470,7 @@ class GitWorker:
                 else:
                     each.renewed(renewed, before)
             except HocketError as error:
-                self._emit(GitRunFailed(each.name, f"cannot renew its claim: {error}"))
+                self._tell_once(f"cannot renew its claim: {error}", each.name)
                 each.lease.try_again(self._monotonic())
             finally:
                 each.lock.release()

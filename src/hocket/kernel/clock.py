@@ -55,6 +55,11 @@ def just_before(at: Hlc) -> Hlc:
     return at._replace(logical=at.logical - 1) if at.logical else Hlc(at.wall - 1, U32_MAX, at.node)
 
 
+def just_after(at: Hlc) -> Hlc:
+    """The earliest time of this node that is later."""
+    return at._replace(logical=at.logical + 1) if at.logical < U32_MAX else Hlc(min(at.wall + 1, U64_MAX), 0, at.node)
+
+
 def pack(h: Hlc) -> bytes:
     """Twenty bytes whose byte order is the HLC order, so that an index over them sorts by time."""
     return _PACKED.pack(*h)

@@ -3,6 +3,7 @@ inside one transaction; `admit` verifies ops from elsewhere and folds them. Both
 does.
 """
 
+import gc
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor
@@ -10,7 +11,7 @@ from itertools import islice
 from typing import Any, TypeVar
 
 from hocket.bus import Bus
-from hocket.bus.changes import LOG, Changes
+from hocket.bus.changes import ANYTHING, LOG, Changes
 from hocket.bus.memory import MemoryBus
 from hocket.errors import NotAuthorised, StoreError
 from hocket.kernel.authority import Authority
@@ -117,6 +118,25 @@ class Log:
         if self._bus.is_heard() and (changes := transaction.changes):
             self._bus.publish(changes)
         return result
+
+    def run_each(self, requests: Iterable[Callable[[Transaction], object]]) -> None:
+        """Runs the requests one after the other in one durable transaction: all of them count, or none, and the error
+        of the one that fails is raised. What each has written is stored before the next begins, so that they need
+        little memory, however many there are.
+        """
+        with self.store.write() as session:
+            for request in requests:
+                transaction = Transaction(
+                    session, self._signer, self.permissions_reader, self._wall, self.physical(), self.new_id
+                )
+                request(transaction)
+                transaction.close(self._sealer.carry)
+                # A transaction and its projection refer to each other, and would be freed much later.
+                del transaction
+                gc.collect()
+        if self._bus.is_heard():
+            self._bus.publish(ANYTHING)
+        self.seal()
 
     def append_plain(self, kind: str, payload: bytes) -> bytes | None:
         """Schedules one new job without a policy and returns its id, which is that of the op. This is the short way for

@@ -28,6 +28,10 @@ _WAITING = (int(Reason.WAITING),)
 _ACCEPTANCES = tuple(map(number_of, ACCEPTANCES))
 # The most ops of one author that wait for the owner's decision.
 LATE_MAX = 10_000
+# The store's keys of the time of an op of this node that does not follow its ops here, and of the last op of this node
+# that another node is known to have.
+BEHIND = "behind"
+SHARED = "shared"
 
 
 class Admission(NamedTuple):
@@ -38,6 +42,7 @@ class Admission(NamedTuple):
     when on an author's ops must be sent again, because a missing dependency may arrive. `unlinked` are authors with an
     op that does not follow those here, or of which ops may be missing here that still matter; `forked` are authors
     with two histories, found now. `limited` counts by author the ops refused because the author has used up its quota.
+    `branch` is the id of the op of this node's own that stands in the place of one that it has lost: see `lost_past`.
     """
 
     appended: int
@@ -50,6 +55,7 @@ class Admission(NamedTuple):
     unlinked: frozenset[int] = frozenset()
     forked: frozenset[int] = frozenset()
     limited: dict[int, int] = {}  # noqa: RUF012
+    branch: bytes | None = None
 
     @property
     def rejected(self) -> int:
@@ -81,6 +87,8 @@ class Intake:
         self._checks_links = tx.is_bound and tx.holds_everything
         self._unlinked: set[int] = set()
         self._forked: set[int] = set()
+        self._branch: bytes | None = None
+        self._is_behind = False
         self.taken: list[Op] = []
         self._ids: set[bytes] = set()
         self._duplicated = 0
@@ -115,7 +123,9 @@ class Intake:
             self._hold(raw, op)
         elif not self._is_vouched and (self._is_late(op) or (self._checks_links and self._late_of(op.node_id))):
             self._hold_for_owner(raw, op)
-        elif self._checks_links and not self._follows(raw, op):
+        elif tx.is_bound and op.node_id == tx.node and not self._continues(raw, op):
+            self._refuse(op.id, op.node_id, Reason.UNLINKED, op.timestamp)
+        elif self._checks_links and op.node_id != tx.node and not self._follows(raw, op):
             self._unlinked.add(op.node_id)
             self._refuse(op.id, op.node_id, Reason.UNLINKED, op.timestamp)
         else:
@@ -163,6 +173,24 @@ class Intake:
         earlier = [body for body in beside if since is None or decode(body).timestamp < since]
         has_proved = any(self._report(other, raw, op) for other in earlier)
         return has_proved or since is not None
+
+    def _continues(self, raw: bytes, op: Op) -> bool:
+        """Whether an op of this node itself, which it has lost, comes right after its last one here. If not, it has
+        written others since, or more is lost. If other nodes have what it wrote since, it has two histories.
+        """
+        tx = self._tx
+        latest, latest_id = tx.latest_of(op.node_id)
+        if (pack(op.timestamp) > latest and op.link == link_to(latest_id)) or tx.projection.permissions.is_forked(op):
+            return True
+        if not self._is_behind:
+            rows = [] if op.link is None else tx.session.ops_with_link(pack(op.timestamp)[12:], op.link)
+            branch = next((row for row in rows if decode(row.body).link == op.link), None)
+            if branch is not None and branch.hlc <= (tx.session.meta(SHARED) or b""):
+                return self._follows(raw, op)
+            self._is_behind = True
+            tx.session.set_meta(BEHIND, pack(op.timestamp))
+            self._branch = None if branch is None else branch.id
+        return False
 
     def _report(self, known: bytes, raw: bytes, op: Op) -> bool:
         tx = self._tx
@@ -257,6 +285,7 @@ class Intake:
             unlinked=self._lacking() | self._unlinked,
             forked=frozenset(self._forked),
             limited=self._limits.refused,
+            branch=self._branch,
         )
 
 
@@ -290,4 +319,5 @@ def add(left: Admission, right: Admission) -> Admission:
         unlinked=left.unlinked | right.unlinked,
         forked=left.forked | right.forked,
         limited=left.limited | {author: left.limited.get(author, 0) + n for author, n in right.limited.items()},
+        branch=left.branch or right.branch,
     )

@@ -19,7 +19,7 @@ from hocket.log.registers import GrantRegister
 from hocket.store import Head, OpRow, Session, Store, WrittenTotals
 
 STEP = 2_000
-_START = bytes(20)
+START = bytes(20)
 _PROOFS = (number_of(ReportFork),)
 _GRANTS = tuple(number_of(each) for each in GrantRegister.payloads)
 
@@ -71,12 +71,12 @@ def rebuild(
         head = session.head()
         before = None if head.rebuilding is not None else _digest_if_readable(session)
         session.order_ops()
-        if head.rebuilding in (None, _START):
+        if head.rebuilding in (None, START):
             session.drop_projections()
             session.mark_settled(head.settled + 1, head.seq)
             permissions = _legislate(session, permissions_reader, now)
             session.put_head(
-                head._replace(settled=head.seq, unsettled=0, rebuilding=_START, permissions_state=permissions)
+                head._replace(settled=head.seq, unsettled=0, rebuilding=START, permissions_state=permissions)
             )
     done = 0
     while taken := _step(store, permissions_reader, now):

@@ -84,11 +84,20 @@ class Sealer:
         while (body := self._signed.get(seq + 1)) is not None:
             seq, chain = seq + 1, link(chain, body)
             sealed.append(SealedOp(seq, body, chain))
-        if sealed:
-            session.seal_ops(sealed)
+        if sealed and session.seal_ops(sealed) < len(sealed):
+            # Ops were taken off the log (`lost_past`), and their numbers belong to others now.
+            self._forget_gone(session, head)
+            return self.carry(session, head)
         if sealed or not self._signed:
             self._moved_at = time.monotonic()
         return seq, chain
+
+    def _forget_gone(self, session: Session, head: Head) -> None:
+        rows = session.ops_after(head.sealed, max(self._signed) - head.sealed)
+        there = {row.seq: row.body[:16] for row in rows}
+        for seq, body in list(self._signed.items()):
+            if there.get(seq) != body[:16]:
+                del self._signed[seq]
 
     def seal(self) -> None:
         """Signs and seals every op that is on the log by now, whichever process of the node wrote it."""

@@ -12,6 +12,7 @@ import msgspec
 
 from hocket.errors import HocketError, Unreachable
 from hocket.kernel.bearer import check_bearer, make_bearer, read_bearer
+from hocket.kernel.durations import span
 from hocket.kernel.frontier import Frontier, frontier_text, parse_frontier
 from hocket.kernel.ids import node_text, parse_node
 from hocket.kernel.keys import SigningKey
@@ -264,14 +265,18 @@ class Client:
 
     def _learn_time(self, reply: Reply) -> bool:
         """Adopts the server's time for this peer's tokens, if it differs but not by much."""
-        said = reply.headers.get(wire.TIME, "")
-        if not (said.isascii() and said.isdigit() and len(said) < 16):
-            return False
-        offset = int(said) - self._environment.physical_ms() // 1000
-        if abs(offset) > OFFSET_S_MAX or abs(offset - self._offset_s) < 1:
+        offset = self._offset(reply)
+        if offset is None or abs(offset) > OFFSET_S_MAX or abs(offset - self._offset_s) < 1:
             return False
         self._offset_s = offset
         return True
+
+    def _offset(self, reply: Reply) -> int | None:
+        """How many seconds the server's clock is ahead of this machine's, if the server says its time."""
+        said = reply.headers.get(wire.TIME, "")
+        if not (said.isascii() and said.isdigit() and len(said) < 16):
+            return None
+        return int(said) - self._environment.physical_ms() // 1000
 
     async def _introduce(self) -> bool:
         """Sends the op by which this node introduced itself, once. False if that did not help."""
@@ -288,6 +293,12 @@ class Client:
     async def _check(self, reply: Reply, nonce: str) -> None:
         """Returns if the reply can be used; else raises what its status means."""
         status = reply.status
+        if status == 401 and abs(offset := self._offset(reply) or 0) > OFFSET_S_MAX:
+            behind = "behind" if offset > 0 else "ahead of"
+            raise Refused(
+                f"{self.address} refuses this node: the clock here is {span(abs(offset) * 1000)} {behind} the clock"
+                " there; set the one that is wrong"
+            )
         if status in (401, 403):
             raise Refused(
                 f"{self.address} refuses this node ({status}); check there that it was invited and not revoked"

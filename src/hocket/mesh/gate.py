@@ -18,6 +18,7 @@ from hocket.bus.changes import OUTPUT, about
 from hocket.events import CallerRefused, Emit, NodeForked, OpRefused, OpsCollided, ignore
 from hocket.kernel.authority import Standing
 from hocket.kernel.bearer import Bearer, Nonces, check_bearer, make_bearer, read_bearer
+from hocket.kernel.clock import Hlc
 from hocket.kernel.frontier import Frontier, encode_frontier, frontier_text, parse_frontier
 from hocket.kernel.ids import content_hash, node_text
 from hocket.kernel.keys import SigningKey
@@ -27,16 +28,18 @@ from hocket.kernel.postcard import Malformed
 from hocket.kernel.reasons import UNAUTHORISED, Reason
 from hocket.kernel.rules import rules_hash
 from hocket.log import Transaction
+from hocket.log.lost_past import note_shared, ops_there, rewind
 from hocket.mesh import introductions, programs, wire
 from hocket.mesh.blobs import answer as answer_blob
 from hocket.mesh.hint_stream import HintStreams
 from hocket.mesh.incoming import Pushed
-from hocket.mesh.outgoing import PAGE_OPS_MAX, Page, PeerReader, order_ops, page
+from hocket.mesh.outgoing import PAGE_OPS_MAX, Page, PeerReader, may_have, order_ops, page
 from hocket.mesh.output import AskedOutput, read_query
 from hocket.mesh.output import answer as answer_output
 from hocket.mesh.output import keep as keep_output
 from hocket.mesh.quotas import Quotas
 from hocket.mesh.rate_limit import Buckets
+from hocket.mesh.recovery import recover
 from hocket.mesh.wire import BodyTooLong, NoRoom, Reply, Request
 from hocket.work.blobs import Blobs
 from hocket.work.environment import Environment
@@ -44,6 +47,8 @@ from hocket.work.jobs import accept
 from hocket.work.node_access import NodeAccess
 from hocket.work.output_files import OutputFiles
 
+# How often it is noted how far a caller has this node's own ops.
+SHARED_S = 60.0
 # A worker that offers claims asks many times a second.
 RATE_PER_S = 200.0
 BURST = 400.0
@@ -163,6 +168,9 @@ class Gate:
         self.refusals: Counter[str] = Counter()
         self.drift: dict[int, str] = {}
         self._agreeing: set[int] = set()
+        # An earlier process may have begun a recovery.
+        self._is_recovering = True
+        self._shared_at = 0.0
         self._programs: dict[int, str] = {}
 
     async def open(self) -> None:
@@ -415,7 +423,17 @@ class Gate:
         return Reply(204)
 
     def _answer(self, caller: Caller, since: Frontier, limit: int) -> Reply:
-        made = self._page(caller, since, limit)
+        """A caller that has an op of this node which this node does not know is told that this node lacks all of its
+        own ops: then the caller gives them back.
+        """
+        log, own = self._access.log, self._access.log.node
+        with log.store.read() as session:
+            # Whether an op exists that the caller may not read, the answer does not tell.
+            known = ops_there(session, since[own]) if own in since and log.rules.bounds is not None else None
+            has_lost = known is not None and not may_have(session, caller.reader, known)
+        if known is not None and not has_lost:
+            self._note_shared(since[own])
+        made = self._page(caller, since, limit, has_lost)
         if made.whole:
             # A reader's frontier proves nothing about authors that are not on this log.
             self._hint_streams.gave(caller.node, {n: at for n, at in made.scanned.items() if n in made.ours})
@@ -424,6 +442,8 @@ class Gate:
             if made.whole:
                 whole = caller.reader.reads_everything
                 told = made.ours if whole else {n: at for n, at in made.ours.items() if n == caller.node}
+                if has_lost:
+                    told = told | {own: Hlc(0, 0, own)}
                 headers[wire.FRONTIER] = frontier_text(told)
         except Malformed as error:
             raise _RequestRefused(
@@ -431,16 +451,23 @@ class Gate:
             ) from None
         return Reply(200, headers, encode_sequence(made.bodies))
 
-    def _page(self, caller: Caller, since: Frontier, limit: int) -> Page:
+    def _note_shared(self, at: Hlc) -> None:
+        """Notes now and then how far others have this node's own ops."""
+        if self._environment.monotonic() >= self._shared_at:
+            self._shared_at = self._environment.monotonic() + SHARED_S
+            with self._access.log.store.write() as session:
+                note_shared(session, at)
+
+    def _page(self, caller: Caller, since: Frontier, limit: int, without_own: bool) -> Page:
         """For a reader that may not have all ops, the gate remembers how far it has searched; the reader is not
         told.
         """
         to, log = caller.reader, self._access.log
         if to.reads_everything:
-            return page(log, to, since, limit=limit)
+            return page(log, to, since, limit=limit, without_own=without_own)
         known = self._scanned.get(to.node)
         before = None if known is None else known.get(_state(since, caller))
-        made = page(log, to, since, limit=limit, before=before)
+        made = page(log, to, since, limit=limit, before=before, without_own=without_own)
         with self._scanning:
             mine = self._scanned.pop(to.node, OrderedDict())
             self._scanned[to.node] = mine
@@ -471,8 +498,15 @@ class Gate:
             accept(tx, ops)
 
         meter = self._quotas.meter(log, caller.node)
-        pushed = Pushed(body, caller.reader, introductions.all_authors(log), meter)
+        pushed = Pushed(body, caller.reader, introductions.all_authors(log), meter, log.node)
         admission = log.admit(pushed, decide=decide, sender=caller.node)
+        if admission.branch is not None:
+            rewind(log, admission.branch)
+            pushed = Pushed(body, caller.reader, introductions.all_authors(log), meter, log.node)
+            admission = log.admit(pushed, decide=decide, sender=caller.node)
+            self._is_recovering = True
+        if self._is_recovering:
+            self._is_recovering = recover(log, self._emit) is not None
         if pushed.left or pushed.cut:
             log.hear(op.timestamp for op in pushed.left + pushed.cut)
         if pushed.left:

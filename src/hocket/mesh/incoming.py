@@ -11,14 +11,14 @@ from hocket.mesh.quotas import QuotaMeter
 Received = tuple[bytes, Op | Malformed]
 
 
-def is_brought(op: Op, sender: PeerReader | None, authors: Collection[int] | None) -> bool:
+def is_brought(op: Op, sender: PeerReader | None, authors: Collection[int] | None, own: int) -> bool:
     """Whether an op is accepted from this sender. A sender that may not read everything has gaps in its copies of other
-    authors' ops; admitting those would hide the gaps for good. Once the number of authors reaches its limit, only their
-    ops are accepted.
+    authors' ops; admitting those would hide the gaps for good. But every sender may give this node its `own` ops back.
+    Once the number of authors reaches its limit, only their ops are accepted.
     """
     if authors is not None and op.node_id not in authors:
         return False
-    return sender is None or sender.reads_everything or op.node_id == sender.node
+    return sender is None or sender.reads_everything or op.node_id in (sender.node, own)
 
 
 def is_own(op: Op | Malformed, sender: int) -> bool:
@@ -32,9 +32,9 @@ class Pushed:
     """
 
     def __init__(
-        self, body: bytes, sender: PeerReader, authors: Collection[int] | None, meter: QuotaMeter | None
+        self, body: bytes, sender: PeerReader, authors: Collection[int] | None, meter: QuotaMeter | None, own: int
     ) -> None:
-        self._body, self._sender, self._authors, self._meter = body, sender, authors, meter
+        self._body, self._sender, self._authors, self._meter, self._own = body, sender, authors, meter, own
         self.left: list[Op] = []
         self.cut: list[Op] = []
 
@@ -43,7 +43,7 @@ class Pushed:
         count = size = 0
         for raw, op in read_sequence(self._body):
             count, size = count + 1, size + len(raw)
-            if isinstance(op, Op) and not is_brought(op, sender, self._authors):
+            if isinstance(op, Op) and not is_brought(op, sender, self._authors, self._own):
                 self.left.append(op)
             elif meter is None or not is_own(op, sender.node) or meter.admits(len(raw)):
                 yield raw, op

@@ -14,7 +14,7 @@ import msgspec
 
 from hocket.bus.changes import LOG, NOTHING, Changes, gathered
 from hocket.kernel.authority import Authority
-from hocket.kernel.clock import pack, unpack
+from hocket.kernel.clock import U32_MAX, U64_MAX, Hlc, pack, unpack
 from hocket.kernel.frontier import Frontier, merge
 from hocket.kernel.ops import decode, encode
 from hocket.kernel.postcard import Malformed
@@ -22,6 +22,7 @@ from hocket.kernel.sanitise import sanitised
 from hocket.kernel.subjects import JOB, Subject, subject_of
 from hocket.kernel.vocabulary import CreateArtifact, EvictArtifact, Payload, Sanitised, ScheduleJob, Unknown
 from hocket.log import Log
+from hocket.log.lost_past import own_history
 from hocket.mesh.wire import BODY_BYTES_MAX
 from hocket.store import OpRow, OpSession, Session, Store
 
@@ -70,21 +71,32 @@ def is_whole(log: Log) -> bool:
 
 
 def page(
-    log: Log, to: PeerReader, since: Frontier, *, limit: int, size: int = PAGE_BYTES_MAX, before: Frontier | None = None
+    log: Log,
+    to: PeerReader,
+    since: Frontier,
+    *,
+    limit: int,
+    size: int = PAGE_BYTES_MAX,
+    before: Frontier | None = None,
+    without_own: bool = False,
 ) -> Page:
     """The next ops for a reader that knows each author up to `since`, limited in number and bytes. `before` is how far
-    this node has already searched for that reader.
+    this node has already searched for that reader. `without_own` leaves out this node's own ops, and so does a node
+    that is behind its own past.
     """
     own_only = None if is_whole(log) else log.node
     if not to.reads_everything:
         # The job of an op decides who may read it, so the roster must be up to date.
         log.settle()
     gathered = _Gathered(to, since, merge(since, before or {}), size, log.signed)
+    with log.store.read() as session:
+        if without_own or own_history(session).is_behind:
+            gathered.at[log.node] = Hlc(U64_MAX, U32_MAX, log.node)
     step = _FIRST_STEP
     while limit > len(gathered.bodies):
         asked = min(step, limit - len(gathered.bodies))
         with log.store.read() as session:
-            rows = _rows(session, gathered.at, own_only, asked)
+            rows = _rows(session, gathered.at, own_only, to.node, asked)
             ours = own_frontier(session) if len(rows) < asked else {}
             if not all(gathered.take(session, row) for row in rows):
                 break
@@ -129,18 +141,25 @@ class _Gathered:
         return True
 
 
-def _rows(session: OpSession, since: Frontier, own_only: int | None, limit: int) -> list[OpRow]:
+def _rows(session: OpSession, since: Frontier, own_only: int | None, to: int, limit: int) -> list[OpRow]:
     if own_only is None:
         return session.ops_since({_key(node): pack(stamp) for node, stamp in since.items()}, limit)
     after = pack(since[own_only]) if own_only in since else bytes(20)
-    return session.ops_of_author(_key(own_only), after, limit)
+    rows = session.ops_of_author(_key(own_only), after, limit)
+    if to in since and to != own_only and len(rows) < limit:
+        # The reader says how far it has its own ops: it may have lost some.
+        rows += session.ops_of_author(_key(to), pack(since[to]), limit - len(rows))
+    return rows
 
 
 def _outgoing(session: Session, to: PeerReader, row: OpRow) -> bytes | None:
     """The bytes of an op as the reader may have it; None if it may not."""
-    if to.reads_everything or row.hlc[12:] == _key(to.node):
+    if to.reads_everything:
         return row.body
     op = decode(row.body)
+    if row.hlc[12:] == _key(to.node):
+        # A copy that was sanitised for this node is no use to its author.
+        return None if isinstance(op.payload, Sanitised) else row.body
     kind = kind_of(session, to, op.payload)
     rules = to.authority.reading(to.node, op.payload, op.timestamp.wall, kind, to.now_ms)
     if rules is None:
@@ -193,6 +212,14 @@ def _kind(session: Session, job_id: bytes) -> str:
         if isinstance(payload, ScheduleJob):
             return payload.kind
     raise Undecided
+
+
+def may_have(session: Session, to: PeerReader, rows: Iterable[OpRow]) -> bool:
+    """Whether the reader may have one of these ops."""
+    try:
+        return any(_outgoing(session, to, row) is not None for row in rows)
+    except Undecided:
+        return False
 
 
 def readable(session: Session, to: PeerReader, rows: Iterable[OpRow]) -> Changes:

@@ -20,6 +20,7 @@ from hocket.kernel.knowledge import Knowledge
 from hocket.kernel.ops import Op, read_sequence
 from hocket.kernel.postcard import Malformed, Reader
 from hocket.log import Admission, Log
+from hocket.log.lost_past import note_shared, ops_there, own_history, rewind
 from hocket.log.transaction import GAPS
 from hocket.mesh import blobs, introductions, outgoing, peers, programs
 from hocket.mesh.client import RETRY_AFTER_S_MAX, AnswerTooLarge, Busy, Client, Paused, PeerAnswer, PushCounts, Refused
@@ -27,6 +28,7 @@ from hocket.mesh.incoming import Received, is_brought, is_own
 from hocket.mesh.outgoing import PAGE_BYTES_MAX, PAGE_OPS_MAX, Page, own_frontier, page
 from hocket.mesh.output import AskedOutput, FarOutput, fetch_output
 from hocket.mesh.quotas import Quotas
+from hocket.mesh.recovery import recover
 from hocket.mesh.wire import Transport, look, note
 from hocket.store import Peer, Session
 from hocket.work.environment import Environment
@@ -48,6 +50,10 @@ SEEN_AGAIN_MS = 10_000
 READING = "reading"
 # How often a peer is asked for all ops of an author whose ops there do not follow those here.
 COMPARE_S = 60.0
+# How often the ops of this node's own are pulled in one exchange, while another process goes on writing.
+RECOVERIES_MAX = 5
+# How often it is noted how far a peer has this node's own ops.
+SHARED_S = 60.0
 # Every peer is asked for the last op of every author once more, this often.
 RECHECK_S = 600.0
 
@@ -92,16 +98,18 @@ class _Taken(NamedTuple):
 
 class _Tally:
     def __init__(self) -> None:
-        self.pulled = self.pushed = self.refused = 0
+        self.pulled = self.pushed = self.refused = self.held = 0
         self.is_refused = False
         # The seconds until this node may push more, and may pull more of the peer's own ops.
         self.push_retry_s = self.pull_retry_s = 0.0
         self.unlinked: frozenset[int] = frozenset()
         self.forked: frozenset[int] = frozenset()
+        self.branch: bytes | None = None
 
     def add(self, admission: Admission) -> None:
         self.unlinked |= admission.unlinked
         self.forked |= admission.forked
+        self.branch = self.branch or admission.branch
         self.pulled += admission.appended
         self.refused += admission.rejected
 
@@ -109,6 +117,7 @@ class _Tally:
         if counts.unlinked:
             self.unlinked |= {author for author, at in out.scanned.items() if before.get(author) != at}
         self.pushed += counts.appended
+        self.held += counts.held
         self.refused += counts.rejected
         self.is_refused = self.is_refused or counts.rejected > 0
         self.push_retry_s = max(self.push_retry_s, min(float(counts.retry_s), RETRY_AFTER_S_MAX))
@@ -125,7 +134,7 @@ class _Line:
         self.theirs: Frontier | None = None
         self.cursor: Frontier = {}
         self.began = began
-        self.compared = -COMPARE_S
+        self.compared = self.recovered = self.shared = -COMPARE_S
         self.rechecked = began
         self.knows: Knowledge | None = None
 
@@ -265,12 +274,15 @@ class Exchanges:
             theirs = merge(theirs, out.scanned)
         if theirs is not None:
             line.theirs = theirs
+        lost = None if line.theirs is None else await self._recover(line, start, tally)
         # If there was nothing to push and the peer's frontier has not changed, ops written here meanwhile are left to
         # the next exchange, which brings back the peer's decisions at once.
         is_even = out is not None and out.whole and not out.bodies and merge(line.theirs or {}, before) == line.theirs
         detail, answered = "", True
         if node is None:
             detail = "the peer's identity could not be verified, so nothing was pushed"
+        elif lost is not None:
+            detail = lost
         elif tally.push_retry_s:
             pass  # the peer accepts no more for now
         elif line.theirs is not None and not is_even and (first is None or out is None or not out.whole):
@@ -293,6 +305,11 @@ class Exchanges:
         if retry_s and not detail:
             whose = "this node's quota there" if tally.push_retry_s else "its quota here"
             detail = f"{whose} is used up; continuing in {retry_s:.0f} seconds"
+        if tally.held:
+            detail = (
+                f"{client.address} holds {tally.held} ops of this node back until their time has come: the clock here"
+                " is ahead of the clock there; set the one that is wrong"
+            )
         return Exchanged(
             client.address, node, peers.OK, detail, tally.pulled, tally.pushed, tally.refused, retry_s, answered
         )
@@ -339,6 +356,38 @@ class Exchanges:
         """
         since = {author: at for author, at in start.since.items() if author not in tally.unlinked}
         return await self._pull(line, start._replace(since=since), None, tally)
+
+    async def _recover(self, line: _Line, start: _Start, tally: _Tally) -> str | None:
+        """Gets back ops of this node's own that the peer has and this node has lost. Returns why nothing can be pushed,
+        if some are still missing.
+        """
+        log, now = self._access.log, self._environment.monotonic()
+        at = (line.theirs or {}).get(log.node)
+
+        def compare(session: Session) -> tuple[bool, bool]:
+            return at is not None and not ops_there(session, at), any(own_history(session))
+
+        has_lost, is_recovering = await look(self._access, compare)
+        if has_lost and line.client.is_hocket and now >= line.recovered + COMPARE_S:
+            line.recovered = now
+            await self._get_back(line, start, tally)
+        elif not is_recovering:
+            if at is not None and now >= line.shared + SHARED_S:
+                line.shared = now
+                await note(self._access, lambda session: note_shared(session, at))
+            return None
+        return await self._access.call(lambda: recover(log, self._emit))
+
+    async def _get_back(self, line: _Line, start: _Start, tally: _Tally) -> None:
+        """Pulls all ops of this node's own, and makes room for those that it has lost."""
+        log = self._access.log
+        since = {author: stamp for author, stamp in start.since.items() if author != log.node}
+        for _ in range(RECOVERIES_MAX):
+            line.theirs = await self._pull(line, start._replace(since=since), None, tally) or line.theirs
+            branch, tally.branch = tally.branch, None
+            if branch is None:
+                return
+            await self._access.call(lambda branch=branch: rewind(log, branch))  # type: ignore[misc]
 
     async def _recheck(self, line: _Line, tally: _Tally) -> None:
         """Pulls the last op of every author once more. If an author has shown two histories that end at the same time,
@@ -414,7 +463,7 @@ class Exchanges:
                         stamps[last.id] = last.timestamp
                     if isinstance(last, Op) and last.node_id in late:
                         continue
-                    is_let_in = isinstance(last, Malformed) or is_brought(last, by, authors)
+                    is_let_in = isinstance(last, Malformed) or is_brought(last, by, authors, log.node)
                     if is_let_in and meter is not None and is_own(last, meter.node):
                         is_let_in = meter.admits(len(item[0]))
                     if is_let_in:

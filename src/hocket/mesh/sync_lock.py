@@ -18,6 +18,7 @@ class SyncLock:
     @classmethod
     def take(cls, directory: Path) -> "SyncLock | None":
         """None if another process has it. The file is never removed: a removed file could be locked twice."""
+        directory.mkdir(mode=0o700, exist_ok=True)
         fd = os.open(directory / "sync.turn", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -32,6 +32,7 @@ from hocket.work import bulk, chains, jobs
 from hocket.work.arbiter import decided
 from hocket.work.blobs import Blobs
 from hocket.work.bulk import CANCEL, RETRY, Changed, Which
+from hocket.work.clock_watch import ClockWatch
 from hocket.work.command import request
 from hocket.work.command.request import CommandRequest
 from hocket.work.command.secret_handover import HandOver
@@ -117,7 +118,9 @@ class Node:
         self, runtime: Runtime, executor: Executor | None = None, environment: Environment | None = None
     ) -> None:
         self._runtime: Runtime | None = runtime
-        self.environment: Environment = environment or MachineEnvironment(runtime.home.processes, runtime.bus)
+        self.environment: Environment = environment or MachineEnvironment(
+            runtime.home.processes, runtime.bus, runtime.machine_clock
+        )
         self._executor = executor or ThreadPoolExecutor(1, "hocket-store")
         self._read_executor = executor or ThreadPoolExecutor(READ_THREADS, "hocket-read")
         # Admitting a peer's ops takes long, so it has threads of its own and delays nothing else.
@@ -247,11 +250,13 @@ class Node:
         maintenance = Maintenance(self, self.environment, emit)
         hand_over = HandOver(self, self.runtime.secrets, emit)
         sweep = SweepLoop(self, self.environment, emit)
+        clock = ClockWatch(self, self.environment, self.runtime.machine_clock, emit)
         await sweep.look()
         async with (
             _beside(supervised("the sweep of leases and schedules", sweep.run, emit, self.environment)),
             _beside(supervised("the maintenance of this node", maintenance.run, emit, self.environment)),
             _beside(supervised("handing over secrets", hand_over.run, emit, self.environment)),
+            _beside(supervised("comparing clocks", clock.run, emit, self.environment)),
         ):
             yield
 

@@ -14,11 +14,12 @@ from hocket.bus.pipes import Pipes
 from hocket.errors import Conflict, StoreError, Usage
 from hocket.kernel.ids import content_hash, ulid_text
 from hocket.kernel.knowledge import OURS, knowledge_text, named_in, payloads, read_knowledge
-from hocket.kernel.rules import HOCKET, STRICT, Rules, decode_kept_rules, encode_rules
+from hocket.kernel.rules import HOCKET, SKEW_MS_DEFAULT, STRICT, Rules, decode_kept_rules, encode_rules
 from hocket.kernel.ucan import ROOT, issue
 from hocket.kernel.vocabulary import DelegateUcan, DesignateCoordinator
 from hocket.log import RULES, Log, Transaction
 from hocket.log.audit import Audit, verify
+from hocket.log.machine_clock import MachineClock
 from hocket.log.permissions import PermissionsReader
 from hocket.log.rebuild import Rebuilt, rebuild
 from hocket.log.steady_clock import SteadyWall
@@ -51,8 +52,11 @@ def _no_progress(done: int, total: int) -> None:
 
 class Runtime:
     """Open one with `Runtime.open`; close it when done. Safe to use from several threads. Time, randomness and
-    executors are arguments, so that tests can choose them.
+    executors are arguments, so that tests can choose them. There is a `machine_clock` unless a
+    `wall` was chosen.
     """
+
+    machine_clock: MachineClock | None = None
 
     def __init__(
         self,
@@ -70,13 +74,14 @@ class Runtime:
         self.output = OutputFiles(home.output)
         self.secrets = Secrets(home.secrets)
         self._helpers = helpers
-        self._wall = wall or SteadyWall()
+        self.machine_clock = clock = _clock(store) if wall is None else None
+        self._wall = wall or SteadyWall(clock or time.time)
         self.log = Log(
             store,
             home.node_key(),
             home.user_did(),
             wall=self._wall,
-            physical=SteadyWall() if wall is None else None,
+            physical=None if clock is None else SteadyWall(clock),
             randomness=randomness,
             helpers=helpers,
             bus=self.bus,
@@ -88,6 +93,8 @@ class Runtime:
         home.check()
         home.shut_out_others()
         runtime = cls(home, open_store(home.database), _helpers())
+        if runtime.machine_clock is not None:
+            runtime.machine_clock.compare()
         runtime._catch_up()
         return runtime
 
@@ -306,6 +313,14 @@ def _put_rules(store: Store, rules: Rules) -> None:
         elif kept != encode_rules(rules):
             has = "strict" if decode_kept_rules(kept).is_strict else "not strict"
             raise Conflict(f"the half-created home has other rules (it is {has}); choose another --home")
+
+
+def _clock(store: Store) -> MachineClock:
+    with store.read() as session:
+        kept = session.meta(RULES)
+    extensions = (HOCKET if kept is None else decode_kept_rules(kept)).extensions
+    bound_ms = SKEW_MS_DEFAULT if extensions is None else extensions.skew_ms
+    return MachineClock(store, f"{os.getpid()}-{os.urandom(4).hex()}", bound_ms)
 
 
 def _helpers() -> Executor:

@@ -14,16 +14,21 @@ from typing import Literal
 from hocket.errors import HocketError, StoreError, Usage
 from hocket.events import NodeForked
 from hocket.kernel.authority import Authority
+from hocket.kernel.clock import unpack
 from hocket.kernel.durations import span
 from hocket.kernel.ids import node_id, node_text
 from hocket.kernel.ops import decode
 from hocket.kernel.reasons import Reason
 from hocket.kernel.ucan import read as read_ucan
 from hocket.kernel.vocabulary import DelegateUcan
+from hocket.log.lost_past import own_history
+from hocket.mesh.recovery import BEHIND_SENTENCE
 from hocket.node.home import Home, exposure, key_owner
 from hocket.service import ServiceAnswer
 from hocket.store import Session
 from hocket.store import open as open_store
+from hocket.store.intake import REFUSALS_KEPT
+from hocket.store.lock_holder import lock_holder
 from hocket.work.command.allowance import configured
 from hocket.work.liveness import SILENT_S, WorkerState, machine_liveness, standing, whereabouts
 
@@ -31,6 +36,12 @@ PYTHON_MIN = (3, 11)
 DISK_BAD, DISK_LOW = 16 * 1024 * 1024, 256 * 1024 * 1024
 CLOCK_BEHIND_MS_MAX = 60_000
 MIB = 1024 * 1024
+# Ops that wait longer than this for what they depend on are reported.
+WAITING_MS_MAX = 10 * 60 * 1000
+# Ops of this node that came back from others are reported for this long: a week.
+CAME_BACK_MS = 604_800_000
+# A process that is seen to hold the write lock for this long holds up every other.
+LOCKED_S = 2.0
 TWINS = (
     "{count} ops have the same timestamp as another op of their author, so neither counts; that node's key is in use in"
     " two places, or its clock was set back behind its log's"
@@ -54,6 +65,8 @@ def examine(home: Home) -> Findings:
     yield from _guarded("keys", lambda: _keys(home))
     yield from _guarded("disk", lambda: _disk(home))
     yield from _guarded("commands", lambda: _commands(home))
+    if not home.processes.exists():
+        yield Check("warn", "locks and pipes", f"{home.processes} is missing; the next command makes it again")
     if home.processes.is_dir() and os.access(home.processes, os.W_OK):
         yield from _guarded("locks and pipes", lambda: _file_system(home))
     if home.database.exists():
@@ -147,6 +160,7 @@ def _file_system(home: Home) -> Findings:
 
 
 def _database(home: Home) -> Findings:
+    yield from _guarded("write lock", lambda: _write_lock(home))
     store = open_store(home.database)
     try:
         with store.read() as session:
@@ -156,11 +170,28 @@ def _database(home: Home) -> Findings:
                 yield Check("ok", "database", f"opens and is intact, {session.head().seq} ops")
             yield from _guarded("first op", lambda: _first_op(home, session))
             yield from _guarded("integrity", lambda: _integrity(session))
+            yield from _guarded("history", lambda: _history(session))
+            yield from _guarded("waiting ops", lambda: _waiting(session))
             yield from _guarded("clock", lambda: _clock(session))
             yield from _guarded("workers", lambda: _workers(home, session))
             yield from _guarded("rebuild", lambda: _rebuild(session))
     finally:
         store.close()
+
+
+def _write_lock(home: Home) -> Findings:
+    """Whether one process keeps every other from writing."""
+    holder, until = lock_holder(str(home.database)), time.monotonic() + LOCKED_S
+    while holder is not None and not holder.is_stopped and time.monotonic() < until:
+        time.sleep(LOCKED_S / 100)
+        now = lock_holder(str(home.database))
+        holder = holder if now is not None and now.pid == holder.pid else None
+    if holder is not None:
+        says = f"{holder}, holds the write lock, and nothing can be written" if holder.is_stopped else ""
+        says = says or f"{holder} has held the write lock for {LOCKED_S:.0f} seconds"
+        yield Check("bad", "write lock", f"{says}; {holder.remedy}")
+    else:
+        yield Check("ok", "write lock", "no process keeps the others from writing")
 
 
 def _integrity(session: Session) -> Findings:
@@ -172,6 +203,40 @@ def _integrity(session: Session) -> Findings:
         yield Check("bad", "integrity", f"{TWINS.format(count=count)}; `hocket log` marks them")
     else:
         yield Check("ok", "integrity", "no two ops of one author share a timestamp")
+
+
+def _history(session: Session) -> Findings:
+    """Whether this node has lost ops of its own that others have."""
+    history, recent = own_history(session), int(time.time() * 1000) - CAME_BACK_MS
+    came_back = [each for each in session.refusals(REFUSALS_KEPT) if each.reason == Reason.TWIN and each.wall > recent]
+    if history.is_behind:
+        yield Check("bad", "history", BEHIND_SENTENCE)
+    elif came_back:
+        yield Check(
+            "warn",
+            "history",
+            f"{len(came_back)} ops of this node came back from other nodes: the home was restored from a backup, or"
+            " another copy of it is in use; if so, stop one of them",
+        )
+    else:
+        yield Check("ok", "history", "nothing of this node's own is known to be lost")
+    if history.has_set_aside:
+        yield Check("warn", "history", "ops written after a restore wait to be written again; run `hocket sync`")
+
+
+def _waiting(session: Session) -> Findings:
+    """Ops that wait for what they depend on. Usually that comes within seconds."""
+    now = max(session.head().wall, int(time.time() * 1000))
+    waited = [now - unpack(row.hlc).wall for row in session.ops_refused_for((int(Reason.WAITING),))]
+    if old := [each for each in waited if each > WAITING_MS_MAX]:
+        yield Check(
+            "warn",
+            "waiting ops",
+            f"{len(old)} ops wait for ops that have not come, the oldest for {span(max(old))}: a node has lost some of"
+            " its ops, or one that has them is away; check `hocket peers list` here and `hocket doctor` there",
+        )
+    else:
+        yield Check("ok", "waiting ops", "none has waited for long")
 
 
 def _first_op(home: Home, session: Session) -> Findings:

@@ -6,13 +6,16 @@ from typing import BinaryIO
 import msgspec
 
 from hocket.bus.changes import LOG, about
+from hocket.events import ignore
 from hocket.kernel.ids import ulid_text
 from hocket.kernel.rules import Rules
 from hocket.kernel.subjects import JOB, Subject
 from hocket.log import Admission
 from hocket.log.archive import export_ops, import_ops
 from hocket.log.audit import Audit
+from hocket.log.lost_past import rewind
 from hocket.log.rebuild import Rebuilt
+from hocket.mesh.recovery import recover
 from hocket.node.runtime import Progress
 from hocket.service import Service, ServiceAnswer
 from hocket.store import OpRow, Session
@@ -118,9 +121,19 @@ def export(service: Service, out: BinaryIO, progress: Progress) -> int:
 
 
 def take_in(service: Service, source: BinaryIO) -> Admission:
-    """Imports the ops of an export after verifying each."""
+    """Imports the ops of an export after verifying each. An export of this node's own that is newer than its log gives
+    it back what it has lost; a file is then read once more.
+    """
     service.check_writer()
-    return import_ops(service.runtime.log, source)
+    log = service.runtime.log
+    admitted = import_ops(log, source)
+    if admitted.branch is not None:
+        rewind(log, admitted.branch)
+        if source.seekable():
+            source.seek(0)
+            admitted = import_ops(log, source)
+    recover(log, ignore)
+    return admitted
 
 
 def _line(row: OpRow) -> OpLine:

@@ -71,7 +71,8 @@ def status(service: Service) -> NodeStatus:
         workers = _workers(service, session)
         delegations = log.permissions_reader.read(session, head.permissions_state).delegations
         node = coordinator(log, session)
-        waiting, offered = refused.pop(int(Reason.WAITING), 0), refused.pop(int(Reason.OFFERED), 0)
+        waiting = refused.pop(int(Reason.WAITING), 0)
+        refused.pop(int(Reason.OFFERED), None)
         refusals = {BY_NUMBER[number].sentence: count for number, count in sorted(refused.items())}
         over = [(node_text(int.from_bytes(each.node, "big")), each) for each in session.over_quota().values()]
         return NodeStatus(
@@ -86,7 +87,7 @@ def status(service: Service) -> NodeStatus:
             workers=[each for each in workers if each.state != WorkerState.DIED.value],
             dead_workers=[each for each in workers if each.state == WorkerState.DIED.value],
             waiting_ops=waiting,
-            offered_ops=offered,
+            offered_ops=session.open_offers(Reason.OFFERED),
             refusals=refusals,
             schedules=[each.name for each in session.schedules()],
             over_quota=[QuotaRefusals(other, each.wall, each.ops) for other, each in over],

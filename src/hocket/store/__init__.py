@@ -96,6 +96,9 @@ class Store(Protocol):
     def read(self) -> AbstractContextManager[Session]:
         """One consistent view; it does not block writers."""
 
+    def trim(self) -> None:
+        """Gives back disk space that earlier transactions took, if it is much. Blocks writers only briefly."""
+
     def close(self) -> None: ...
 
 

@@ -52,6 +52,9 @@ class JobSession(Protocol):
     def jobs_since(self, hlc: bytes) -> list[bytes]: ...
     def jobs_by_unique_key(self, key: str) -> list[JobEntry]: ...
 
+    def open_offers(self, reason: int) -> int:
+        """How many of the latest ops about unfinished jobs do not count for this reason."""
+
     def counts(self) -> dict[tuple[Stage, Outcome | None], int]:
         """How many jobs there are of each stage, and outcome if they have one. The cost does not grow with the jobs
         that have ended.

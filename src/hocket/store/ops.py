@@ -86,8 +86,13 @@ class OpSession(Protocol):
     def add_ops(self, ops: Sequence[NewOp]) -> int:
         """Appends ops to the log and returns the number of the last. The caller puts it into the head."""
 
-    def seal_ops(self, ops: Sequence[SealedOp]) -> None:
-        """Stores the signatures and links of ops on the log. The caller puts the new end of the chain into the head."""
+    def seal_ops(self, ops: Sequence[SealedOp]) -> int:
+        """Stores the signatures and links of ops on the log. The caller puts the new end of the chain into the head.
+        Returns how many there were: an op that is no longer on the log under its number is left out.
+        """
+
+    def drop_ops(self, first: int) -> None:
+        """Removes the ops with these numbers and above. The caller puts the new end of the log into the head."""
 
     def unsettled_ops(self, after: int, limit: int | None) -> list[OpRow]: ...
     def mark_settled(self, first: int, last: int) -> None: ...

@@ -49,13 +49,14 @@ class MachineEnvironment:
 
     monotonic = staticmethod(time.monotonic)
 
-    def __init__(self, processes: Path, bus: Bus) -> None:
+    def __init__(self, processes: Path, bus: Bus, clock: Callable[[], float] | None = None) -> None:
+        self._clock = clock or time.time
         self.liveness: Liveness = machine_liveness(processes, self.monotonic)
         self.bus = bus
         self.chance = random.Random()
 
     def physical_ms(self) -> int:
-        return time.time_ns() // 1_000_000
+        return int(self._clock() * 1000)
 
     def name(self, role: str) -> str:
         return f"{role}-{os.getpid()}-{os.urandom(4).hex()}"

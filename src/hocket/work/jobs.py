@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import NamedTuple
 
+from msgspec.structs import replace
+
 from hocket.errors import Conflict, NotAuthorised, Usage
 from hocket.kernel.ids import content_hash, ulid_text
 from hocket.kernel.kinds import with_defaults
@@ -45,6 +47,8 @@ PAYLOAD_BYTES_MAX = 1024 * 1024
 RESULT_BYTES_MAX = 1024 * 1024
 RESULT_TYPE = "hocket.result"
 NEVER = 2**62
+# Within this, the node's clock counts as right.
+CLOCK_AHEAD_MS = 1_000
 # How many unsuitable jobs a claim skips at most.
 LOOKED_AT_MAX = 5_000
 _ENDS = tuple(number_of(end) for end in (CompleteJob, FailWork, PostponeWork, YieldWork))
@@ -136,6 +140,7 @@ def _submit(tx: Transaction, draft: Draft) -> Submitted:
         if holder is not None:
             return Submitted(holder, created=False)
     deps = tuple(_dependency(tx, job_id).schedule_op for job_id in policy.dependencies()) if policy.after else ()
+    policy = _in_node_time(tx, policy)
     schedule = ScheduleJob(draft.job_id or NO_ID, draft.kind, draft.payload, encode_policy(policy))
     op = tx.author(schedule, deps)
     if op in UNAUTHORISED:
@@ -143,6 +148,16 @@ def _submit(tx: Transaction, draft: Draft) -> Submitted:
     if isinstance(op, Reason):
         raise Usage(f"this {draft.kind} job cannot be submitted: {op.sentence}")
     return Submitted(draft.job_id or op.id, created=True)
+
+
+def _in_node_time(tx: Transaction, policy: Policy) -> Policy:
+    """A job waits until a time of the real day, but the node's clock decides when that is. While that clock is ahead it
+    runs at half speed, until the real time has caught up.
+    """
+    if policy.not_before is None or tx.now - tx.physical <= CLOCK_AHEAD_MS:
+        return policy
+    left = max(0, policy.not_before - tx.physical)
+    return replace(policy, not_before=max(policy.not_before, tx.now + left // 2))
 
 
 def _unique_holder(tx: Transaction, kind: str, policy: Policy) -> bytes | None:
@@ -376,21 +391,24 @@ def _expire(tx: Transaction, job: Job, rescued: Rescued) -> bool:
 
 def reclaim(tx: Transaction, dead: set[int], rescued: Rescued = _untold) -> int:
     """Returns the jobs of dead processes of this node to the queue, whatever their lease. `dead` are the workers of
-    this node that were found dead; a worker that has registered since is not among them.
+    this node that were found dead; a worker that has registered since is not among them. Returns how many there were,
+    without those that this node has offered to return before and on which the arbiter has not decided yet.
     """
     node = tx.node.to_bytes(8, "big")
     alive = {worker.number for worker in tx.session.workers(node)} - dead
     lost = [entry for entry in tx.session.take_claimed(node) if entry.worker not in alive]
+    returned = 0
     for entry in lost:
         job = tx.projection.jobs.know(entry).job
         assert job.claim_op is not None
         if not _end_is_offered(tx, job):
+            returned += 1
             _author(tx, YieldWork(job.id, tx.node, WORKER_DIED), (job.claim_op,))
             rescued(job, WORKER_DIED)
     for number in dead:
         tx.session.drop_worker(number)
         tx.session.drop_offers_of(number)
-    return len(lost)
+    return returned
 
 
 def _end_is_offered(tx: Transaction, job: Job) -> bool:

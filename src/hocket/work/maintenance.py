@@ -1,4 +1,5 @@
-"""Periodic tasks of a node, whether or not it runs jobs: ops whose time has come, expired artifacts, unused blobs.
+"""Periodic tasks of a node, whether or not it runs jobs: ops whose time has come, expired artifacts, unused blobs, disk
+space of the store.
 Every long-running process does them; the first one has done them for all. `sweep` handles leases and schedules, which
 are more urgent.
 """
@@ -17,6 +18,8 @@ from hocket.work.troubles import Troubles
 ROUND_S = 1.0
 # How often unused blobs are searched for.
 CLEAR_S = 3600.0
+# How often the store is asked to give back disk space.
+TRIM_S = 10.0
 _EVICTING = "evicting artifacts"
 
 
@@ -25,6 +28,7 @@ class Maintenance:
         self._access, self._environment, self._blobs, self._emit = access, environment, access.blobs, emit
         self._troubles = Troubles(emit, environment.monotonic)
         self._clear_at = environment.monotonic() + CLEAR_S
+        self._trim_at = environment.monotonic() + TRIM_S
 
     async def run(self) -> None:
         """Runs until it is cancelled. Each part of a round runs separately, so that a failure does not stop the
@@ -34,6 +38,7 @@ class Maintenance:
             ("admitting the ops whose time has come", self._release),
             (_EVICTING, self._evict),
             ("deleting unused blobs", self._clear),
+            ("giving back disk space", self._trim),
         )
         while True:
             await asyncio.sleep(ROUND_S * self._environment.chance.uniform(0.8, 1.2))
@@ -63,6 +68,11 @@ class Maintenance:
             self._clear_at = self._environment.monotonic() + CLEAR_S
             store, blobs, troubles = self._access.log.store, self._blobs, self._troubles
             await self._access.call(lambda: artifacts.clear(store, blobs, troubles=troubles))
+
+    async def _trim(self) -> None:
+        if self._environment.monotonic() >= self._trim_at:
+            self._trim_at = self._environment.monotonic() + TRIM_S
+            await self._access.call(self._access.log.store.trim)
 
     def _now(self, session: OpSession) -> int:
         return max(session.head().wall, self._environment.physical_ms())

@@ -12,6 +12,7 @@ class ProcessLock:
     """This process's sign of life. The file stays locked until `close` or the end of the process."""
 
     def __init__(self, directory: Path, name: str) -> None:
+        directory.mkdir(mode=0o700, exist_ok=True)
         self.path = lock_path(directory, name)
         self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from hocket.bus.changes import CLAIM, Changes, about
-from hocket.errors import StoreError, Usage
+from hocket.errors import StoreError, StoreLocked, Usage
 from hocket.events import (
     BatchFailed,
     CoordinatorUnknown,
@@ -165,7 +165,7 @@ class Worker:
         hints.attach(self._loop, self._hinted)
         try:
             await self._runner.open()
-            await self._access.run(self._register)
+            await self._join()
             await self._work()
         finally:
             self._abandon()
@@ -223,6 +223,14 @@ class Worker:
             if not guest.done():
                 guest.set_result(None)
         return bool(guests)
+
+    async def _join(self) -> None:
+        """Registers this worker. If another process holds up every writer, the worker waits until that has passed."""
+        while self._stopping is None:
+            try:
+                return await self._access.run(self._register)
+            except StoreLocked as error:
+                self._emit(StoreUnavailable(str(error)))
 
     def _register(self, tx: Transaction) -> None:
         if tx.is_uninformed:

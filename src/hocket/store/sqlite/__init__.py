@@ -9,14 +9,16 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, suppress
 from importlib.resources import files
 from pathlib import Path
 from typing import TypeVar
 
 import apsw
 
-from hocket.errors import StoreError
+from hocket.errors import StoreError, StoreLocked
+from hocket.store.disk import is_full
+from hocket.store.lock_holder import lock_holder
 from hocket.store.sqlite.session import SqliteSession
 
 T = TypeVar("T")
@@ -33,6 +35,10 @@ READERS_MAX = 8
 PAGE_BYTES = 2048
 # Statements that stay prepared: there are more than the hundred that apsw keeps by default.
 STATEMENTS = 512
+# A write-ahead log that has grown beyond this is emptied. SQLite does so by itself only when no process reads.
+WAL_BYTES = 16 * 1024 * 1024
+# How long that may hold up writers, while it waits for readers to end.
+TRIM_WAIT_MS = 250
 
 
 class SqliteStore:
@@ -63,6 +69,21 @@ class SqliteStore:
 
     def read(self) -> "ReadTransaction":
         return ReadTransaction(self._readers, self.path)
+
+    def trim(self) -> None:
+        """The first step copies without blocking anybody; the second waits briefly for readers, and is left for another
+        time if they do not end.
+        """
+        try:
+            if self.path == ":memory:" or Path(f"{self.path}-wal").stat().st_size <= WAL_BYTES:
+                return
+        except FileNotFoundError:
+            return
+        with _explained(self.path), closing(self._connect(apsw.SQLITE_OPEN_READWRITE, READER_CACHE_KIB)) as connection:
+            connection.set_busy_timeout(TRIM_WAIT_MS)
+            with suppress(apsw.BusyError):
+                connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
+                connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
 
     def close(self) -> None:
         self._readers.close()
@@ -321,13 +342,24 @@ def _explained(path: str) -> Iterator[None]:
 
 def _explain(path: str, error: BaseException) -> None:
     """Raises SQLite's error as a sentence for the user; ignores every other error."""
+    if isinstance(error, apsw.BusyError):
+        raise StoreLocked(_locked(path)) from error
+    if isinstance(error, apsw.FullError) or (isinstance(error, apsw.IOError | apsw.CantOpenError) and is_full(path)):
+        raise StoreError(f"{path} {_FULL}") from error
     for kinds, sentence in _SENTENCES:
         if isinstance(error, kinds):
             raise StoreError(f"{path} {sentence.format(error=error)}") from error
 
 
+def _locked(path: str) -> str:
+    holder = lock_holder(path)
+    if holder is None:
+        return f"{path} was locked by another process for {LOCK_WAIT_S:.0f} seconds; find it and end it"
+    return f"{path} was locked for {LOCK_WAIT_S:.0f} seconds by {holder}; {holder.remedy}"
+
+
+_FULL = "has no space left on its disk; the change was not kept, free some space and repeat it"
 _SENTENCES: tuple[tuple[tuple[type[BaseException], ...], str], ...] = (
-    ((apsw.FullError,), "has no space left on its disk; the change was not kept, free some space and repeat it"),
     (
         (apsw.CorruptError, apsw.NotADBError),
         "is damaged ({error}); run `hocket doctor` to see what is wrong, and restore a backup if need be",
@@ -337,6 +369,5 @@ _SENTENCES: tuple[tuple[tuple[type[BaseException], ...], str], ...] = (
         "is read-only ({error}); Hocket needs to write there",
     ),
     ((apsw.CantOpenError,), "cannot be opened ({error}); is the home there, and may you write in it?"),
-    ((apsw.BusyError,), f"was locked by another process for {LOCK_WAIT_S:.0f} seconds; find it and end it"),
     ((apsw.IOError,), "could not be read or written ({error}); check the disk, then repeat"),
 )

@@ -118,6 +118,16 @@ class JobStatements(LockStatements):
     def jobs_by_unique_key(self, key: str) -> list[JobEntry]:
         return [_entry(row) for row in self._sql(f"SELECT {_JOB} FROM jobs WHERE unique_key = ?", (key,))]
 
+    def open_offers(self, reason: int) -> int:
+        return int(
+            self._one(
+                "SELECT count(*) FROM jobs CROSS JOIN ops ON ops.key = jobs.id AND ops.settled = 1"
+                " AND ops.family = 'job' AND ops.hlc >= jobs.last WHERE jobs.stage != ? AND ops.reason = ?",
+                int(Stage.DONE),
+                reason,
+            )
+        )
+
     def counts(self) -> dict[tuple[Stage, Outcome | None], int]:
         """Ended jobs are counted when they end, all others by the index of their stage."""
         stages = [stage for stage in Stage if stage is not Stage.DONE]

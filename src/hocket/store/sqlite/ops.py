@@ -64,8 +64,17 @@ class OpStatements(LockStatements):
         self._last_added = first + len(ops) - 1
         return self._last_added
 
-    def seal_ops(self, ops: Sequence[SealedOp]) -> None:
-        self._many("UPDATE ops SET body = ?, chain = ? WHERE seq = ?", [(body, chain, seq) for seq, body, chain in ops])
+    def seal_ops(self, ops: Sequence[SealedOp]) -> int:
+        before = self._connection.total_changes()
+        self._many(
+            "UPDATE ops SET body = ?, chain = ? WHERE seq = ? AND substr(body, 1, 16) = ?",
+            [(body, chain, seq, body[:16]) for seq, body, chain in ops],
+        )
+        return self._connection.total_changes() - before
+
+    def drop_ops(self, first: int) -> None:
+        self._sql("DELETE FROM ops WHERE seq >= ?", (first,))
+        self._last_added = None
 
     def unsettled_ops(self, after: int, limit: int | None) -> list[OpRow]:
         return self._ops("WHERE seq > ? AND settled = 0 ORDER BY seq LIMIT ?", after, -1 if limit is None else limit)

@@ -37,6 +37,9 @@ class SimStore:
     def read(self) -> AbstractContextManager[Session]:
         return self.store.read()
 
+    def trim(self) -> None:
+        self.store.trim()
+
     def close(self) -> None:
         self.store.close()
 

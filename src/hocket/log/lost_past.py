@@ -1,0 +1,147 @@
+"""A node that has lost the end of its own history: its home was restored from a backup, or its machine from a snapshot.
+Other nodes have the lost ops and give them back. Ops that the node wrote before it noticed do not follow the lost ones,
+and would be a second history. If no other node is known to have them, the node takes them off its log, admits the lost
+ones, and writes its own again behind them.
+
+The proof is always an op with this node's own signature. A peer's mere word changes nothing.
+"""
+
+from collections.abc import Collection, Mapping
+from typing import NamedTuple
+
+from msgspec.structs import replace
+
+from hocket.kernel.clock import Hlc, just_after, pack
+from hocket.kernel.ids import ulid_text
+from hocket.kernel.ops import NO_ID, Op, decode, encode_sequence, read_sequence
+from hocket.kernel.vocabulary import CreateArtifact, ScheduleJob
+from hocket.log import Log, Transaction
+from hocket.log.intake import BEHIND, SHARED
+from hocket.log.rebuild import START, rebuild
+from hocket.store import OpRow, Session
+
+# The store's key of the ops that were taken off the log and are to be written again.
+SET_ASIDE = "set_aside"
+_ID_BYTES = 16
+
+
+class OwnHistory(NamedTuple):
+    """`is_behind`: an op of this node is known to exist that does not follow its ops here, so that what it writes would
+    be a second history. `has_set_aside`: ops wait to be written again.
+    """
+
+    is_behind: bool
+    has_set_aside: bool
+
+
+class Rewritten(NamedTuple):
+    """How many of the ops that were set aside have been written again, and how many would not count any more."""
+
+    ops: int
+    dropped: int
+
+
+def ops_there(session: Session, at: Hlc) -> list[OpRow]:
+    """The author's op of that time. A peer that asks for an op once more names the time just before it."""
+    return session.ops_at(pack(at)) + session.ops_at(pack(just_after(at)))
+
+
+def own_history(session: Session) -> OwnHistory:
+    lost = session.meta(BEHIND)
+    return OwnHistory(bool(lost) and not session.ops_at(lost or b""), bool(session.meta(SET_ASIDE)))
+
+
+def note_shared(session: Session, at: Hlc) -> None:
+    """Notes that another node has this node's op of that time. What others have is never taken off the log."""
+    if pack(at) > (session.meta(SHARED) or b""):
+        session.set_meta(SHARED, pack(at))
+
+
+def rewind(log: Log, branch: bytes) -> None:
+    """Takes this node's op `branch` and everything after it off the log, and keeps it aside. Derives the rest anew.
+    Does nothing if another process has done so.
+    """
+    log.seal()
+    with log.store.write() as session:
+        session.lock_author(log.node.to_bytes(8, "big"))
+        session.lock_permissions(exclusive=True)
+        first, head = session.op(branch), session.head()
+        if first is None:
+            return
+        aside = [raw for raw, _ in read_sequence(session.meta(SET_ASIDE) or b"\0")]
+        aside += [row.body for row in session.ops_after(first.seq - 1, head.seq)]
+        session.set_meta(SET_ASIDE, encode_sequence(aside))
+        session.drop_ops(first.seq)
+        end, sealed = first.seq - 1, min(head.sealed, first.seq - 1)
+        last, before = _last_own(session, log.node, end), session.op_seq(sealed)
+        session.put_head(
+            head._replace(
+                seq=end,
+                chain=bytes(32) if before is None else before.chain,
+                sealed=sealed,
+                settled=min(head.settled, end),
+                unsettled=0,
+                rebuilding=START,
+                last=bytes(_ID_BYTES) if last is None else last.id,
+            )
+        )
+    rebuild(log.store, log.permissions_reader, log.reading().wall)
+
+
+def _last_own(session: Session, node: int, end: int) -> OpRow | None:
+    for seq in range(end, 0, -1):
+        row = session.op_seq(seq)
+        if row is not None and row.hlc[12:] == node.to_bytes(8, "big"):
+            return row
+    return None
+
+
+def rewrite(log: Log) -> Rewritten:
+    """Writes the ops that were set aside again, behind what came back. They get new times and new ids; ids of jobs and
+    other ops in them change with them. Ops of other nodes among them are admitted again.
+    """
+    with log.store.read() as session:
+        aside = list(read_sequence(session.meta(SET_ASIDE) or b"\0"))
+    if not aside:
+        return Rewritten(0, 0)
+    log.admit([(raw, op) for raw, op in aside if isinstance(op, Op) and op.node_id != log.node])
+    own = [raw for raw, op in aside if isinstance(op, Op) and op.node_id == log.node]
+    return log.run(lambda tx: _rewrite(tx, own))
+
+
+def _rewrite(tx: Transaction, own: Collection[bytes]) -> Rewritten:
+    if not tx.session.meta(SET_ASIDE):
+        return Rewritten(0, 0)  # another process was faster
+    names: dict[bytes, bytes] = {}
+    for raw in own:
+        op = decode(_renamed(raw, names))
+        payload = op.payload
+        if isinstance(payload, ScheduleJob) and payload.job_id == op.id:
+            payload = replace(payload, job_id=NO_ID)
+        elif isinstance(payload, CreateArtifact) and payload.artifact_id == op.id:
+            payload = replace(payload, artifact_id=NO_ID)
+        made = tx.author(payload, op.cited)
+        if isinstance(made, Op):
+            names[op.id] = made.id
+    tx.session.set_meta(SET_ASIDE, b"")
+    return Rewritten(len(names), len(own) - len(names))
+
+
+def _renamed(raw: bytes, names: Mapping[bytes, bytes]) -> bytes:
+    """An op with other ids in it: as bytes, and as the text that a job's policy has. Both forms keep their length."""
+    if not names:
+        return raw
+    text = {ulid_text(old).encode(): ulid_text(new).encode() for old, new in names.items()}
+    return _replaced(_replaced(raw, names, _ID_BYTES), text, len(next(iter(text))))
+
+
+def _replaced(raw: bytes, names: Mapping[bytes, bytes], size: int) -> bytes:
+    parts, done, at = [], 0, 0
+    while at + size <= len(raw):
+        new = names.get(raw[at : at + size])
+        if new is None:
+            at += 1
+        else:
+            parts += [raw[done:at], new]
+            done = at = at + size
+    return b"".join((*parts, raw[done:]))
