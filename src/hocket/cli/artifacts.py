@@ -15,6 +15,8 @@ from hocket.service import artifacts
 
 app = new_app()
 
+JOB_CHARS = 8
+
 IdArgument = Annotated[str, typer.Argument(metavar="ID", help="An artifact id, or a unique beginning of one.")]
 
 
@@ -50,11 +52,16 @@ def list_artifacts(
     rows = [
         (
             *(each.artifact_id, each.type, each.size, each.content),
-            *(each.job_id or "-", moment(each.expires_ms) or "-"),
+            *(_job(each.job_id), moment(each.expires_ms) or "-"),
         )
         for each in shown
     ]
     table(("artifact", "type", "bytes", "content", "job", "expires"), rows, "no artifacts")
+
+
+def _job(job_id: str | None) -> str:
+    """A terminal gets the end of the id, which names the job too."""
+    return "-" if job_id is None else job_id[-JOB_CHARS:] if on_terminal() else job_id
 
 
 @app.command()

@@ -12,7 +12,7 @@ from hocket.cli import git_trust
 from hocket.cli.app import new_app
 from hocket.cli.files import read_file
 from hocket.cli.options import seconds
-from hocket.cli.output import ago, emit, fields, notice, progress, say, show_event, table
+from hocket.cli.output import ago, emit, fields, notice, on_terminal, progress, say, show_event, table
 from hocket.cli.settings import HomeOption, JsonOption, open_runtime, open_service, settings
 from hocket.errors import Failed, HocketError, NotAuthorised, Usage
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from hocket.node.home import Home
 
 CONCURRENCY_MAX = 1_000
+SHORT_ID_CHARS = 12
 
 app = new_app()
 app.add_typer(git_trust.app, name="trust")
@@ -168,7 +169,7 @@ def list_jobs(repo: Repository, home: HomeOption = None, as_json: JsonOption = F
     emit([_brief(job) for job in found])
     rows = [
         (
-            hash_text(job.refs.content_id),
+            job.refs.content_id.hex()[:SHORT_ID_CHARS] if on_terminal() else hash_text(job.refs.content_id),
             job.state,
             "-" if job.claim is None else job.claim.fence,
             "-" if job.claim is None else ago(job.claim.claimed_ms, now),

@@ -29,7 +29,7 @@ def log(
     limit: Annotated[int, typer.Option("--limit", metavar="N", min=0, max=LIMIT_MAX, help="Start N ops back.")] = 20,
     job: Annotated[str | None, typer.Option("--job", metavar="JOB", help="Only the ops of this job.")] = None,
     kind: Annotated[
-        str | None, typer.Option("--kind", metavar="PREFIX", help="Only jobs of this kind and the kinds below it.")
+        str | None, typer.Option("--kind", metavar="KIND", help="Only jobs of this kind; `acme.` for all below acme.")
     ] = None,
     home: HomeOption = None,
     as_json: JsonOption = False,

@@ -53,7 +53,7 @@ def work(
     ] = 4,
     kinds: Annotated[
         list[str] | None,
-        typer.Option("--kinds", metavar="PREFIX", help="Only these kinds and the kinds below them; may be repeated."),
+        typer.Option("--kinds", metavar="KIND", help="Only this kind; `acme.` for all below acme. May be repeated."),
     ] = None,
     ahead: Annotated[
         int | None,

@@ -189,7 +189,7 @@ class Runtime:
         return self.log.run(lambda tx: jobs.submit(tx, drafts))
 
     def find(self, prefix: str) -> bytes:
-        """The id of the one job whose id starts with this text."""
+        """The id of the one job whose id begins or ends with this text."""
         with self.read() as session:
             return view.find(session, prefix).job.id
 
@@ -202,7 +202,7 @@ class Runtime:
             entry = session.job(job_id)
             if entry is None:
                 raise Usage(f"no job {ulid_text(job_id)}")
-            return view.brief(entry)
+            return view.brief(session, entry)
 
     def verify(self, expected: tuple[int, bytes] | None = None, progress: Progress = _no_progress) -> Audit:
         """Checks every signature, and the chain including its head."""

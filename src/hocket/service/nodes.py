@@ -148,6 +148,12 @@ def find(service: Service, text: str) -> NodeShown:
         return _shown(membership.find(_members(service, session), text))
 
 
+def names(service: Service) -> dict[str, str]:
+    """The names of the nodes that have one, by their ids."""
+    with service.read() as session:
+        return service.names(session)
+
+
 def identity(service: Service) -> Identity:
     home, log = service.runtime.home, service.runtime.log
     here = next((each for each in listing(service) if each.here), None)

@@ -18,6 +18,7 @@ import msgspec
 from hocket.errors import Usage
 from hocket.kernel.durations import duration_ms
 from hocket.kernel.ids import parse_ulid
+from hocket.kernel.kinds import covers
 from hocket.kernel.policy import DEFAULT, LEASE_MS_DEFAULT, LEASE_MS_MAX, LEASE_MS_MIN, Policy, Rate, check_policy
 from hocket.store import Session
 from hocket.work.jobs import PAYLOAD_BYTES_MAX, Draft, check_kind
@@ -90,7 +91,7 @@ REGISTRY: dict[str, JobType] = {}
 
 
 class Handlers:
-    """The job types that a worker runs, all or only those under some prefixes."""
+    """The job types that a worker runs, all or only those that some names cover."""
 
     def __init__(self, types: Iterable[JobType], only: Iterable[str] = ()) -> None:
         self._types = {each.kind: each for each in types if each.function is not None}
@@ -111,10 +112,10 @@ class Handlers:
         """The kinds that this worker runs, as topics for a listener."""
         served = {kind for kind in self._types if self.find(kind) is not None}
         inner = [only for only in self._only if any(only.startswith(prefix) for prefix in self._prefixes)]
-        return frozenset(served.union(inner, (only.rstrip(".") + "." for only in inner)))
+        return frozenset(served.union(inner))
 
     def find(self, kind: str) -> JobType | None:
-        if self._only and not any(kind == prefix or kind.startswith(prefix.rstrip(".") + ".") for prefix in self._only):
+        if self._only and not any(covers(only, kind) for only in self._only):
             return None
         exact = self._types.get(kind)
         if exact is not None:

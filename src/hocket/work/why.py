@@ -96,7 +96,7 @@ class _Trace:
         job = entry.job
         own = self._session.artifacts_of_job(job.id)
         records = [each for each in own if each.type == SNAPSHOT_TYPE]
-        self.told |= {"of": "job", "id": ulid_text(job.id), "job": view.brief(entry)}
+        self.told |= {"of": "job", "id": ulid_text(job.id), "job": view.brief(self._session, entry)}
         self.told["artifacts"] = [self._brief(each) for each in own if each.type != SNAPSHOT_TYPE]
         self.told["claims"] = [ulid_text(each) for each in self._output_claims(job.id)]
         self._snapshots(each.id for each in records)
