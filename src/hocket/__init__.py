@@ -3,6 +3,8 @@ fence; every step is a signed op on a log, and nothing waits for ever. This modu
 may change between versions. A name is loaded on first use, so that the command line loads only what it needs.
 """
 
+from hocket.kernel.version import __version__ as __version__
+
 # `typing.TYPE_CHECKING` is False too; a short command need not load `typing` for it.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -14,8 +16,6 @@ if TYPE_CHECKING:
     from hocket.work.command.request import command
     from hocket.work.handlers import Handlers, JobType, job, kind
     from hocket.work.runner import Cancelled, Context
-
-__version__ = "0.1.0"
 
 __all__ = [
     "Cancelled",

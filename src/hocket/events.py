@@ -8,6 +8,8 @@ from typing import ClassVar
 
 import msgspec
 
+from hocket.kernel.plurals import counted
+
 
 class Event(msgspec.Struct, frozen=True, tag=True, tag_field="type"):
     """Ids are in the form that people see. A `routine` event belongs to the ordinary life of a job or a node: programs
@@ -105,7 +107,7 @@ class JobsReclaimed(Event, frozen=True):
     count: int
 
     def __str__(self) -> str:
-        return f"returned {self.count} jobs of a dead worker process to the queue"
+        return f"returned {counted(self.count, 'job')} of a dead worker process to the queue"
 
 
 class ScheduleSkipped(Event, frozen=True):
@@ -139,7 +141,8 @@ class WorkerStopping(Event, frozen=True):
     grace_s: float
 
     def __str__(self) -> str:
-        return f"stopping; handlers may finish within {self.grace_s:g} seconds, a second signal stops now"
+        grace = counted(float(self.grace_s), "second")
+        return f"stopping; handlers may finish within {grace}, a second signal stops now"
 
 
 class WorkerDeclaredDead(Event, frozen=True):
@@ -303,7 +306,7 @@ class OpRefused(Event, frozen=True):
     count: int
 
     def __str__(self) -> str:
-        return f"{self.count} ops from {self.sender} were refused: {self.reason}"
+        return f"refused {counted(self.count, 'op')} from {self.sender}: {self.reason}"
 
 
 class OpsCollided(Event, frozen=True):

@@ -106,7 +106,7 @@ def test_a_signal_lets_a_handler_finish_within_the_grace(hocket: Program, tmp_pa
     worker = hocket.start("work", "tasks.py", "--concurrency", "1")
     until((tmp_path / "began").exists, "the handler's start")
     worker.send_signal(sent)
-    result = hocket.finished(worker)
+    result = hocket.finished(worker, 130 if sent is signal.SIGINT else 0)
     assert result.out == "done: 1 succeeded, 0 failed, 0 handed back\n"
     assert "stopping" in result.err
     assert hocket.show(job_id)["result"] == "slept"
@@ -133,7 +133,7 @@ def test_a_second_signal_stops_now_even_when_a_handler_is_stuck(hocket: Program,
     assert worker.stderr is not None
     until(lambda: "stopping" in worker.stderr.readline())
     worker.send_signal(signal.SIGINT)
-    assert "1 handed back" in hocket.finished(worker).out
+    assert "1 handed back" in hocket.finished(worker, 130).out
     assert state(hocket, job_id) == ("pending", None)
 
 

@@ -11,6 +11,7 @@ from hocket.cli.files import write_file
 from hocket.cli.job import moment
 from hocket.cli.output import emit, fields, on_terminal, say, table
 from hocket.cli.settings import HomeOption, JsonOption, open_service, settings
+from hocket.kernel.plurals import counted
 from hocket.service import artifacts
 
 app = new_app()
@@ -107,7 +108,7 @@ def get(
         return
     write_file(output, found.data)
     emit({"artifact_id": found.artifact_id, "size": len(found.data), "file": str(output)})
-    say(f"{len(found.data)} bytes written to {output}")
+    say(f"{counted(len(found.data), 'byte')} written to {output}")
 
 
 @app.command()
@@ -128,7 +129,7 @@ def put(
     with open_service() as service:
         kept = artifacts.put(service, file, type, ttl)
     emit(kept)
-    say(f"stored {kept.size} bytes as {kept.artifact_id}")
+    say(f"stored {counted(kept.size, 'byte')} as {kept.artifact_id}")
 
 
 @app.command()
@@ -154,4 +155,4 @@ def gc(home: HomeOption = None, as_json: JsonOption = False) -> None:
     with open_service() as service:
         cleared = artifacts.clear(service)
     emit({"blobs": cleared.blobs, "freed_bytes": cleared.bytes})
-    say(f"deleted {cleared.blobs} blobs, {cleared.bytes} bytes freed")
+    say(f"deleted {counted(cleared.blobs, 'blob')}, {counted(cleared.bytes, 'byte')} freed")

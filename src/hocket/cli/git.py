@@ -15,6 +15,7 @@ from hocket.cli.options import seconds
 from hocket.cli.output import ago, emit, fields, notice, on_terminal, progress, say, show_event, table
 from hocket.cli.settings import HomeOption, JsonOption, open_runtime, open_service, settings
 from hocket.errors import Failed, HocketError, NotAuthorised, Usage
+from hocket.kernel.plurals import counted
 
 if TYPE_CHECKING:
     from hocket.gitplane.jobs import GitJob
@@ -146,9 +147,11 @@ def work(
             emit=show_event,
             finished=finished,
         )
-        with listening(runtime.bus, worker.wake), stopped_by_signals(worker.stop):
+        with listening(runtime.bus, worker.wake), stopped_by_signals(worker.stop) as received:
             worker.run()
     say(f"done: {worker.succeeded} succeeded, {worker.failed} failed, {worker.lost} lost to other workers")
+    if received.is_interrupt:
+        raise KeyboardInterrupt
 
 
 @app.command("jobs")
@@ -284,7 +287,7 @@ def verify(
         say(f"{hash_text(each.content_id)}\tunknown\t{by}", "yellow")
     if findings:
         gaps = sum(finding.is_gap for _, finding in findings)
-        told = [f"{len(findings) - gaps} problems in {plane.where}"] if len(findings) > gaps else []
+        told = [f"{counted(len(findings) - gaps, 'problem')} in {plane.where}"] if len(findings) > gaps else []
         told += [f"{gaps} could not be checked, because this clone does not have them"] if gaps else []
         raise Failed("; ".join(told))
     if hint := how_to_fetch(plane, found):
@@ -294,7 +297,7 @@ def verify(
             f"{len(unknown)} of {len(found)} jobs have a result that is unsigned or signed by an untrusted key; if"
             " you know whose key it is, give it with --worker, or add it with `hocket git trust add`"
         )
-    say(f"good: {len(found)} jobs")
+    say(f"good: {counted(len(found), 'job')}")
 
 
 @app.command()
@@ -344,7 +347,7 @@ def gc(
     with _plane(repo) as plane:
         gone = jobs.clear(plane, _now() - int(age_s * 1000))
     emit([hash_text(each) for each in gone])
-    say(f"removed {len(gone)} jobs")
+    say(f"removed {counted(len(gone), 'job')}")
 
 
 @contextmanager

@@ -16,15 +16,17 @@ from hocket.cli.options import seconds
 from hocket.cli.output import console, emit, on_terminal, say, show_event
 from hocket.cli.run import parse
 from hocket.cli.settings import HomeOption, JsonOption, open_runtime, settings
-from hocket.errors import Usage
+from hocket.errors import Failed, Usage
 from hocket.events import AllowanceIsRisky, Event, WorkerStarted, WorkerStopping
+from hocket.kernel.plurals import counted
 from hocket.kernel.reasons import Reason
-from hocket.kernel.roster import Job
+from hocket.kernel.roster import Job, Outcome
 from hocket.kernel.safe_text import clean
 from hocket.node.home import ENVIRONMENT
 from hocket.node.node import Node, SyncNode
 from hocket.node.runtime import Runtime
 from hocket.node.signals import stopped_by_signals
+from hocket.server.local_client import INTERRUPTED
 from hocket.server.local_server import LocalServer
 from hocket.work.command.job import Commands
 from hocket.work.handlers import Handlers, load
@@ -68,6 +70,9 @@ def work(
     until_idle: Annotated[
         bool, typer.Option("--until-idle", help="Exit when no job is left that this worker could run.")
     ] = False,
+    fail: Annotated[
+        bool, typer.Option("--fail", help="With --until-idle: exit code 1 if a job has failed for good.")
+    ] = False,
     grace: Annotated[
         str,
         typer.Option("--grace", metavar="DURATION", help="How long handlers may run after the first signal."),
@@ -104,8 +109,10 @@ def work(
     argument by argument; a last word ** matches any further arguments.
 
     SIGTERM or Ctrl-C lets handlers finish within the grace, then returns their jobs to the queue. A second one returns
-    them at once.
+    them at once. The exit code is 130 after Ctrl-C, 0 after SIGTERM.
     """
+    if fail and not until_idle:
+        raise Usage("--fail is for --until-idle; give both, or neither")
     grace_s = seconds(grace, "--grace")
     assert grace_s is not None
     with open_runtime() as runtime:
@@ -120,7 +127,7 @@ def work(
             handlers = Handlers([*found, commands.job_type()], kinds or ())
             shift = Shift(runtime, WorkerOptions(handlers, concurrency, until_idle, grace_s, ahead), commands)
             asyncio.run(shift.run())
-    shift.report()
+    shift.report(fail)
 
 
 class Shift:
@@ -133,17 +140,20 @@ class Shift:
         self._options.emit = self._show
         self._worker: Worker | None = None
         self._signals = 0
+        self._interrupted = False
+        self._failed_jobs = 0
         self._status: Status | None = None
 
     async def run(self) -> None:
         node = Node(self._runtime)
         self._worker = Worker(node, node.environment, self._options)
         try:
-            with stopped_by_signals(self._signalled), self._counter():
+            with stopped_by_signals(self._signalled) as received, self._counter():
                 door = LocalServer(node, self._worker, self._commands, parse, node.environment.name("commands"))
                 self._options.finished = functools.partial(self._finished, door)
                 async with node.in_touch(self._show), door:
                     await self._worker.run()
+                self._interrupted = received.is_interrupt
         finally:
             await node.finish()
 
@@ -169,6 +179,7 @@ class Shift:
 
     def _finished(self, door: LocalServer, run: Run, outcome: Job | Reason) -> None:
         door.finished(run, outcome)
+        self._failed_jobs += isinstance(outcome, Job) and outcome.outcome is Outcome.FAILED
         if self._status is not None:
             self._status.update(self._sum())
 
@@ -183,7 +194,7 @@ class Shift:
         assert worker is not None
         return f"{worker.succeeded} succeeded, {worker.failed} failed, {worker.handed_back} handed back"
 
-    def report(self) -> None:
+    def report(self, fail: bool) -> None:
         worker = self._worker
         assert worker is not None
         emit({"succeeded": worker.succeeded, "failed": worker.failed, "handed_back": worker.handed_back})
@@ -192,4 +203,6 @@ class Shift:
             # A handler that did not stop, or a thread that it started, must not delay the exit.
             sys.stdout.flush()
             sys.stderr.flush()
-            os._exit(0)
+            os._exit(INTERRUPTED if self._interrupted else 0)
+        if fail and self._failed_jobs:
+            raise Failed(f"{counted(self._failed_jobs, 'job')} failed; `hocket jobs --outcome failed` lists them")

@@ -10,6 +10,7 @@ import msgspec
 from hocket.bus.changes import about
 from hocket.errors import Unreachable, Usage
 from hocket.kernel.ids import parse_ulid, ulid_text
+from hocket.kernel.plurals import counted
 from hocket.kernel.roster import Outcome
 from hocket.kernel.subjects import JOB
 from hocket.service import ListPage, Service, ServiceAnswer
@@ -94,8 +95,8 @@ class JobDetails(JobBrief, frozen=True):
 
 
 class JobsPage(ListPage[JobBrief], frozen=True):
-    """`total` counts the jobs of all pages, `jobs` those of the node. `names` are those of nodes. `processes` maps the id
-    of a claimed job to the process that holds it, if a worker of this store does.
+    """`total` counts the jobs of all pages, `jobs` all jobs. `names` maps the ids of nodes to their names, `processes`
+    the id of a claimed job to the process that holds it, if a worker of this store does.
     """
 
     now_ms: int
@@ -187,8 +188,9 @@ def result(service: Service, job_id: str, timeout: float | None) -> Any:
     try:
         return service.node.job(job_id).result(timeout)
     except TimeoutError:
+        waited = counted(timeout or 0.0, "second")
         raise Unreachable(
-            f"job {job_id} has not ended within {timeout:g} seconds; it is still active, see `hocket show {job_id}`"
+            f"job {job_id} has not ended within {waited}; it is still active, see `hocket show {job_id}`"
         ) from None
 
 

@@ -198,6 +198,9 @@ def load(modules: Iterable[str]) -> list[JobType]:
 def _import_file(path: Path) -> None:
     if not path.is_file():
         raise Usage(f"no handler module at {path}")
+    # As for a program, the file's directory comes first: it may import its siblings.
+    if (directory := str(path.resolve().parent)) not in sys.path:
+        sys.path.insert(0, directory)
     spec = importlib.util.spec_from_file_location(path.stem, path)
     if spec is None or spec.loader is None:
         raise Usage(f"{path} is not a Python module")
