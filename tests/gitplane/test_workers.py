@@ -163,6 +163,38 @@ def test_a_job_done_on_one_clone_is_verified_on_another(kind: str, homes: list[P
         hocket(worker, "proof", "verify", job["job_id"], "--offline")
 
 
+def test_show_says_how_the_command_ended_and_what_it_printed(here: Place, homes: list[Path], tmp_path: Path) -> None:
+    file = tmp_path / "job.yaml"
+    script = "mkdir outputs; echo made > outputs/it; echo printed; echo aside >&2; exit 3"
+    file.write_text(f"command: [sh, -c]\nargs: ['{script}']\ntimeout: PT1M\n")
+    made = json.loads(hocket(homes[0], "git", "submit", here.directory, file, "--json"))
+    show = ("git", "show", here.directory, made["content_id"])
+    assert json.loads(hocket(homes[0], *show, "--json"))["run"] is None
+    hocket(homes[0], "git", "work", here.directory, "--allow", "sh **", "--until-idle")
+    run = json.loads(hocket(homes[0], *show, "--json"))["run"]
+    assert (run["exit_code"], run["timed_out"], run["signal"]) == (3, False, None)
+    assert (run["stdout"], run["stderr"]) == ("printed\n", "aside\n")
+    assert [each["path"] for each in run["outputs"]] == ["outputs/it"]
+    text = hocket(homes[1], *show)
+    assert "exit code\t3\noutput\toutputs/it (5 bytes)\n" in text
+    assert text.endswith("\nstdout:\nprinted\n\nstderr:\naside\n")
+
+
+def test_a_job_is_submitted_again_as_a_new_one(here: Place, homes: list[Path], tmp_path: Path) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text(
+        "command: [sh, -c]\nargs: ['echo run $HOCKET_AGAIN']\ntimeout: PT1M\nulid: 01J9ZC5M3V4W5X6Y7Z8A9B0C1D\n"
+    )
+    submit = ("git", "submit", here.directory, file, "--json")
+    made = [json.loads(hocket(homes[0], *submit, *again)) for again in ((), ("--again",), ("--again",), ())]
+    assert [each["created"] for each in made] == [True, True, True, False]
+    assert len({each["content_id"] for each in made}) == 3 and made[3]["content_id"] == made[0]["content_id"]
+    assert "done: 3 succeeded" in hocket(homes[0], "git", "work", here.directory, "--allow", "sh **", "--until-idle")
+    assert hocket(homes[0], "git", "verify", here.directory) == "good: 3 jobs\n"
+    shown = json.loads(hocket(homes[0], "git", "show", here.directory, made[2]["content_id"], "--json"))
+    assert shown["run"]["stdout"] == "run 3\n" and shown["manifest"]["env"] == {"HOCKET_AGAIN": "3"}
+
+
 @pytest.mark.req("GT-08", "GT-11")
 def test_a_running_job_is_aborted(here: Place, homes: list[Path], tmp_path: Path) -> None:
     plane = here.open()

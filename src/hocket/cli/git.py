@@ -20,6 +20,7 @@ from hocket.kernel.plurals import counted
 if TYPE_CHECKING:
     from hocket.gitplane.jobs import GitJob
     from hocket.gitplane.plane import Plane
+    from hocket.gitplane.runs import GitRun
     from hocket.node.home import Home
 
 CONCURRENCY_MAX = 1_000
@@ -54,13 +55,18 @@ def submit(
         list[str] | None,
         typer.Option("--input", metavar="FILE", help="An input to send with the job; the manifest has its hash."),
     ] = None,
+    again: Annotated[
+        bool, typer.Option("--again", help="If the job is there already, submit it as a new one, to run it again.")
+    ] = False,
     home: HomeOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Put a job into a repository. Submitting the same manifest again gives the same job.
+    """Put a job into a repository. Submitting the same manifest again gives the same job, unless --again asks for a new
+    one, which has HOCKET_AGAIN=2 in its environment, then 3, and so on.
 
     \b
       hocket git submit jobs.git job.yaml
+      hocket git submit jobs.git job.yaml --again
     """
     from hocket.gitplane import jobs
     from hocket.gitplane.hints import announce
@@ -70,7 +76,7 @@ def submit(
     text = read_file(manifest, TEXT_BYTES_MAX)
     contents = [read_file(path, jobs.INPUTS_BYTES_MAX) for path in inputs or ()]
     with _plane(repo) as plane:
-        made = jobs.submit(plane, text, _now(), contents)
+        made = (jobs.submit_again if again else jobs.submit)(plane, text, _now(), contents)
     announce(_home().processes, made.content_id)
     content_id = hash_text(made.content_id)
     emit({"content_id": content_id, "commit": made.commit, "created": made.is_new})
@@ -184,14 +190,14 @@ def list_jobs(repo: Repository, home: HomeOption = None, as_json: JsonOption = F
 
 @app.command()
 def show(repo: Repository, job: JobArgument, home: HomeOption = None, as_json: JsonOption = False) -> None:
-    """Show what a job asks for, who holds or held it, and its result.
+    """Show what a job asks for, who holds or held it, how its command ended, and what it printed.
 
     \b
       hocket git show jobs.git 5d0f
     """
     import shlex
 
-    from hocket.gitplane import jobs
+    from hocket.gitplane import jobs, runs
     from hocket.kernel.ids import hash_text
     from hocket.kernel.keys import key_text
     from hocket.kernel.manifest import manifest_json
@@ -199,7 +205,8 @@ def show(repo: Repository, job: JobArgument, home: HomeOption = None, as_json: J
     with _plane(repo) as plane:
         found = _find(plane, job)
         order = jobs.order_of(plane, found.refs)
-    emit(_brief(found) | {"manifest": manifest_json(order.manifest)})
+        run = runs.read_run(plane, found)
+    emit(_brief(found) | {"manifest": manifest_json(order.manifest), "run": None if run is None else _run_json(run)})
     pairs: list[tuple[str, object]] = [
         ("job", hash_text(found.refs.content_id)),
         ("state", found.state if found.trouble is None else f"{found.state}: {found.trouble}"),
@@ -219,7 +226,44 @@ def show(repo: Repository, job: JobArgument, home: HomeOption = None, as_json: J
         pairs += [("worker", by), ("claimed by", "another program, without a lease")]
     if found.result is not None:
         pairs += [("result commit", found.refs.result), ("proof", hash_text(found.result.proof))]
+    if run is not None:
+        pairs.append(("exit code", _ended(run)))
+        pairs += [("output", f"{each.path} ({counted(each.size, 'byte')})") for each in run.execution.outputs]
     fields(pairs)
+    for name, data in (("stdout", run.stdout), ("stderr", run.stderr)) if run is not None else ():
+        if data != b"":
+            say()
+            say(f"{name}:", "bold")
+            say("not in this repository" if data is None else _text(data).rstrip("\n"), lines=True)
+
+
+def _ended(run: "GitRun") -> str:
+    from hocket.work.command.outcome import exit_code
+
+    execution = run.execution
+    why = "timed out" if execution.timed_out else "" if execution.signal is None else f"signal {execution.signal}"
+    return f"{exit_code(execution)}{f' ({why})' if why else ''}"
+
+
+def _run_json(run: "GitRun") -> dict[str, Any]:
+    from hocket.kernel.ids import hash_text
+    from hocket.work.command.outcome import exit_code
+
+    execution = run.execution
+    return {
+        "exit_code": exit_code(execution),
+        "timed_out": execution.timed_out,
+        "signal": execution.signal,
+        "started_ms": execution.started_at_ms,
+        "finished_ms": execution.finished_at_ms,
+        "stdout": None if run.stdout is None else _text(run.stdout),
+        "stderr": None if run.stderr is None else _text(run.stderr),
+        "outputs": [{"path": each.path, "hash": hash_text(each.hash), "size": each.size} for each in execution.outputs],
+    }
+
+
+def _text(data: bytes) -> str:
+    return data.decode(errors="backslashreplace")
 
 
 @app.command()
