@@ -7,6 +7,7 @@ from contextlib import closing, suppress
 from typing import Literal
 
 from hocket.bus.changes import about
+from hocket.errors import HocketError
 from hocket.kernel.execution import Execution
 from hocket.kernel.ids import ulid_text
 from hocket.kernel.reasons import Reason
@@ -98,8 +99,9 @@ class Following:
 
         def pour(stream: Literal["stdout", "stderr"], done: asyncio.Future[None]) -> None:
             try:
-                for chunk in proofs.output(service, ulid_text(self._job_id), stream, follow=True):
-                    self._passed_on(stream, chunk)
+                with suppress(HocketError):  # what cannot be had from there is left out; the exit code tells the rest
+                    for chunk in proofs.output(service, ulid_text(self._job_id), stream, follow=True):
+                        self._passed_on(stream, chunk)
             finally:
                 with suppress(RuntimeError):  # the loop has ended
                     loop.call_soon_threadsafe(done.set_result, None)
