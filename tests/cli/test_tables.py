@@ -13,6 +13,7 @@ from .test_shown import without_colours
 
 LONG_KIND = "acme.render.preview.thumbnails-of-everything"
 ERROR = "frame 7 has a width of 0 pixels, and the encoder at /srv/render/bin/encode refuses frames that are so narrow"
+ADDRESS = "http://127.0.0.1:7315"
 TASKS = f"""
 import hocket
 
@@ -104,6 +105,19 @@ def test_wide_characters_count_twice() -> None:
     with console.capture() as captured:
         console.print(lines_drawn(["kind", "note"], [("仕事" * 10, "注" * 30)], 20, middle=("kind",)))
     assert len(captured.get().splitlines()) == 3
+
+
+def test_fields_wrap_between_words(hocket: Program) -> None:
+    shown = without_colours(
+        on_a_terminal(hocket, "invite", "phone", "--worker", "acme.", "--address", ADDRESS, columns=80)
+    )
+    lines = shown.splitlines()
+    start = next(index for index, line in enumerate(lines) if line.startswith("may "))
+    assert all(len(line) <= 80 for line in lines[start:])
+    may = " ".join(
+        line.split(maxsplit=1)[1] if index == 0 else line.strip() for index, line in enumerate(lines[start:])
+    )
+    assert "read jobs of kind acme.*, artifacts of jobs of kind acme.*, delegations and routes" in may
 
 
 def test_nodes_become_blocks_where_a_table_does_not_fit(hocket: Program) -> None:

@@ -107,19 +107,23 @@ def lines(columns: Sequence[str], rows: Sequence[Row]) -> None:
 
 
 def fields(pairs: Sequence[tuple[str, object]]) -> None:
-    """Prints names with their values: aligned on a terminal, tab-separated in a pipe."""
+    """Prints names with their values: aligned on a terminal and wrapped between words, tab-separated in a pipe."""
     if settings.as_json:
         return
     if not on_terminal():
         for name, value in pairs:
             print(f"{name}\t{clean(value)}")
         return
+    from textwrap import wrap
+
     from rich.text import Text
 
     width = max((len(name) for name, _ in pairs), default=0) + 2
     for name, value in pairs:
         text = clean(value)
-        console().print(Text.assemble((name.ljust(width), "dim"), (text, STYLES.get(text, ""))))
+        room = max(1, console().width - width)
+        shown = ("\n" + " " * width).join(wrap(text, room, break_long_words=False, break_on_hyphens=False))
+        console().print(Text.assemble((name.ljust(width), "dim"), (shown, STYLES.get(text, ""))))
 
 
 @contextmanager
