@@ -156,7 +156,7 @@ def test_a_killed_workers_job_is_taken_over_by_the_next(hocket: Program, tmp_pat
     assert [each["pid"] for each in status["workers"]] == [successor.pid] and status["jobs"]["claimed"] == 1
     successor.send_signal(signal.SIGTERM)
     notices = hocket.finished(successor).err
-    assert "returned 1 jobs of a dead worker process to the queue" in notices
+    assert "returned 1 job of a dead worker process to the queue" in notices
 
 
 @pytest.mark.req("LW-41")
