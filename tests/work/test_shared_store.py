@@ -96,7 +96,7 @@ def test_the_jobs_of_a_worker_killed_next_door_come_back_by_its_lock(mesh: Mesh)
 
     wait_for(lambda: len(locks()) == 1, "the lock of the dead to be removed")
     assert str(watcher.pid) in locks()[0].name
-    assert "returned 1 jobs of a dead worker process to the queue" in watcher.lines()
+    assert "returned 1 job of a dead worker process to the queue" in watcher.lines()
     assert [watcher.stop(), third.stop()] == [0, 0]
 
 
