@@ -151,7 +151,7 @@ def test_a_killed_workers_job_is_taken_over_by_the_next(hocket: Program, tmp_pat
     until((tmp_path / "began").exists, "the second start")
     shown = hocket.show(job_id)
     assert (shown["state"], shown["fence"], shown["progress"] in (None, {"stage": "began"})) == ("claimed", 2, True)
-    assert f"\t{shown['claimer']}/{successor.pid}" in hocket("jobs", code=0).out
+    assert f"/{successor.pid}\t" in hocket("jobs", code=0).out
     status = hocket("status", "--json").json
     assert [each["pid"] for each in status["workers"]] == [successor.pid] and status["jobs"]["claimed"] == 1
     successor.send_signal(signal.SIGTERM)
