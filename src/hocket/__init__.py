@@ -3,6 +3,8 @@ fence; every step is a signed op on a log, and nothing waits for ever. This modu
 may change between versions. A name is loaded on first use, so that the command line loads only what it needs.
 """
 
+from hocket.kernel.version import __version__ as __version__
+
 # `typing.TYPE_CHECKING` is False too; a short command need not load `typing` for it.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -18,8 +20,6 @@ if TYPE_CHECKING:
     from hocket.work.handlers import Handlers, JobType, kind
     from hocket.work.retrying import Fatal, Later
     from hocket.work.runner import Cancelled, Context
-
-__version__ = "0.1.0"
 
 __all__ = [
     "Admin",

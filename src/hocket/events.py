@@ -9,6 +9,7 @@ from typing import ClassVar
 import msgspec
 
 from hocket.kernel.durations import span
+from hocket.kernel.plurals import counted
 
 # The levels of `logging`, which a short command does not load.
 DEBUG, INFO, WARNING, ERROR = 10, 20, 30, 40
@@ -172,7 +173,7 @@ class JobsReclaimed(Event, frozen=True):
     count: int
 
     def __str__(self) -> str:
-        return f"returned {self.count} jobs of a dead worker process to the queue"
+        return f"returned {counted(self.count, 'job')} of a dead worker process to the queue"
 
 
 class ScheduleSkipped(Event, frozen=True):
@@ -210,7 +211,8 @@ class WorkerStopping(Event, frozen=True):
     grace_s: float
 
     def __str__(self) -> str:
-        return f"stopping; handlers may finish within {self.grace_s:g} seconds, a second signal stops now"
+        grace = counted(float(self.grace_s), "second")
+        return f"stopping; handlers may finish within {grace}, a second signal stops now"
 
 
 class WorkerDeclaredDead(Event, frozen=True):
@@ -428,7 +430,7 @@ class OpRefused(Event, frozen=True):
     count: int
 
     def __str__(self) -> str:
-        return f"{self.count} ops from {self.sender} were refused: {self.reason}"
+        return f"refused {counted(self.count, 'op')} from {self.sender}: {self.reason}"
 
 
 class OpsCollided(Event, frozen=True):

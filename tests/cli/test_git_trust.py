@@ -44,7 +44,7 @@ def test_nodes_that_may_complete_jobs_are_trusted_until_they_are_revoked(
             key = Home(mesh[name].home).node_key()
             finished(here.open(), by=GitWorkerKey(key, "worker-1", 60, os.urandom))
             by[name] = str(here.directory)
-    assert owner("git", "verify", by["builder"], code=0).out == "good: 1 jobs\n"
+    assert owner("git", "verify", by["builder"], code=0).out == "good: 1 job\n"
     assert "an untrusted key" in owner("git", "verify", by["stranger"], code=4).sentence
     listed = {each["name"]: each for each in owner("git", "trust", "list", "--json", code=0).json}
     assert listed["builder"]["because"] == "mesh" and "stranger" not in listed

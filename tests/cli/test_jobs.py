@@ -20,15 +20,17 @@ def test_the_list_and_its_filters(used: Program):
     assert [job["kind"] for job in used("jobs", "--outcome", "failed", "--json").json] == ["test.fail"]
     assert len(used("jobs", "--outcome", "succeeded", "--limit", "7", "--json").json) == 7
     assert used("jobs", "--outcome", "succeeded", "--state", "pending", "--json").json == []
-    assert len(used("jobs", "--kind", "test", "--json").json) == 21
-    assert used("jobs", "--kind", "tes", "--json").json == []
+    assert len(used("jobs", "--kind", "test.", "--json").json) == 21
+    assert len(used("jobs", "--kind", "test.fail", "--json").json) == 1
+    assert used("jobs", "--kind", "test", "--json").json == used("jobs", "--kind", "tes.", "--json").json == []
     assert len(used("jobs", "--limit", "3", code=0).out.splitlines()) == 3
     assert used("jobs", "--state", "claimed", code=0).out == ""
 
 
 def test_lines_for_a_pipe(used: Program):
     line = used("jobs", "--outcome", "failed", code=0).out.rstrip("\n").split("\t")
-    assert len(line) == 7 and line[1:5] == ["test.fail", "failed", "1", "0"]
+    assert len(line) == 8 and line[1:5] == ["test.fail", "failed", "1", "0"]
+    assert line[6:] == [used("whoami", "--json", code=0).json["name"], "ValueError: it broke"]
 
 
 @pytest.mark.touches("LW-41")
@@ -53,9 +55,12 @@ def test_ids_that_name_no_job_or_several(used: Program, command: str):
     assert "'0' is the beginning of several job ids" in ambiguous and ambiguous.endswith("give more of it")
 
 
-def test_a_unique_beginning_is_enough_in_either_case(hocket: Program):
+def test_a_unique_beginning_or_end_is_enough_in_either_case(hocket: Program):
     job_id = hocket.submit("test.echo")
     assert hocket.show(job_id[:6].lower())["job_id"] == job_id
+    assert hocket.show(job_id[-4:].lower())["job_id"] == job_id
+    assert hocket.show(job_id[-25:])["job_id"] == job_id
+    assert "no job" in hocket("show", job_id[-3:], code=2).sentence
 
 
 @pytest.mark.req("LW-41")

@@ -35,8 +35,8 @@ def test_the_ops_of_a_job_and_of_a_kind(used: Program):
     assert [line["type"] for line in of_job] == ["ScheduleJob", "ClaimWork", "FailWork"]
     of_kind = used("log", "--kind", "test.fail", "--json", code=0).json
     assert of_kind == of_job
-    assert {line["job_id"] for line in used("log", "--kind", "other", "--json").json} == {
-        used("jobs", "--kind", "other", "--json").json[0]["job_id"]
+    assert {line["job_id"] for line in used("log", "--kind", "other.", "--json").json} == {
+        used("jobs", "--kind", "other.", "--json").json[0]["job_id"]
     }
     assert "no job '7Z'" in used("log", "--job", "7Z", code=2).sentence
 

@@ -135,13 +135,12 @@ def test_ctrl_c_ends_a_wait_and_leaves_nothing_behind(hocket: Program, arguments
     assert list(processes.iterdir()) == []
 
 
-def on_a_terminal(program: Program, *arguments: str) -> str:
+def on_a_terminal(program: Program, *arguments: str, columns: int = 120) -> str:
     pid, terminal = pty.fork()
     if pid == 0:
         os.chdir(program.home.parent)
-        os.execvpe(
-            PROGRAM[0], [*PROGRAM, *arguments], program.environment() | {"TERM": "xterm-256color", "COLUMNS": "120"}
-        )
+        screen = {"TERM": "xterm-256color", "COLUMNS": str(columns)}
+        os.execvpe(PROGRAM[0], [*PROGRAM, *arguments], program.environment() | screen)
     shown = b""
     deadline = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline and select.select([terminal], [], [], PATIENCE_S)[0]:
@@ -159,7 +158,7 @@ def test_people_get_tables_and_colours_and_pipes_get_plain_lines(used: Program):
     assert "─" in drawn and "\x1b[31mfailed" in drawn
     plain = used("jobs", "--limit", "30", code=0).out
     assert "─" not in plain
-    assert all(line.count("\t") == 6 for line in plain.splitlines())
+    assert all(line.count("\t") == 7 for line in plain.splitlines())
 
 
 def test_a_worker_counts_on_a_terminal(hocket: Program):

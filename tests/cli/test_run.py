@@ -2,7 +2,6 @@
 and its proof.
 """
 
-import json
 import os
 import signal
 import socket
@@ -47,7 +46,7 @@ def test_what_it_prints_and_how_it_ends_come_back(run: Program) -> None:
 @pytest.mark.parametrize(
     ("words", "code", "sentence"),
     [
-        (["--timeout", "1s", "--", "sleep", "60"], 124, "sleep timed out after 1 seconds"),
+        (["--timeout", "1s", "--", "sleep", "60"], 124, "sleep timed out after 1 second"),
         (["--", "no-such-program"], 127, "there is no program 'no-such-program'"),
         (["--", "sh", "-c", "kill -9 $$"], 137, "sh was killed by SIGKILL"),
         (["--", "/"], 127, "not started"),
@@ -137,10 +136,43 @@ def test_what_a_command_prints_can_be_followed(hocket: Program, tmp_path: Path) 
 
 
 def test_json(hocket: Program) -> None:
-    answer = hocket("run", "--json", "--", "sh", "-c", "echo said; exit 3", code=3)
-    lines = answer.out.splitlines()
-    assert lines[0] == "said"
-    assert json.loads(lines[1])["exit_code"] == 3
+    printing = r"printf 'said\n\377'; echo aside >&2; exit 3"
+    told = hocket("run", "--json", "--", "sh", "-c", printing, code=3)
+    assert told.err == ""
+    assert told.json == {
+        "job_id": job(hocket),
+        "exit_code": 3,
+        "stdout": "said\n\\xff",
+        "stderr": "aside\n",
+        "error": None,
+    }
+    late = hocket("run", "--json", "--timeout", "1s", "--", "sleep", "60", code=124)
+    assert late.json["exit_code"] == 124 and late.json["error"] == late.sentence == "sleep timed out after 1 second"
+
+
+def test_an_input_may_be_a_directory(run: Program) -> None:
+    source = run.home.parent / "source"
+    (source / "deep").mkdir(parents=True)
+    (source / "a").write_text("1")
+    (source / "deep" / "b").write_text("2")
+    listing = ("--", "sh", "-c", "find . -type f | sort")
+    assert run("run", "--input", "source", *listing, code=0).out == "./source/a\n./source/deep/b\n"
+    assert run("run", "--input", f"in={source}", *listing, code=0).out == "./in/a\n./in/deep/b\n"
+    (source / "link").symlink_to(source / "deep")
+    assert "link to a directory" in run("run", "--input", "source", *listing, code=2).sentence
+
+
+def test_a_directory_has_a_bounded_number_of_files(hocket: Program) -> None:
+    source = hocket.home.parent / "source"
+    source.mkdir()
+    for number in range(1_001):
+        (source / str(number)).touch()
+    assert "more than 1000 files" in hocket("run", "--input", "source", "--", "true", code=2).sentence
+
+
+def test_it_runs_on_the_node_that_is_named(run: Program) -> None:
+    assert run("run", "--on", "here", "--", "echo", "there", code=0).out == "there\n"
+    assert "no node 'nowhere'" in run("run", "--on=nowhere", "--", "true", code=2).sentence
 
 
 def test_a_job_that_somebody_else_cancels_is_told(run: Program) -> None:

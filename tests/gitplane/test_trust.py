@@ -37,8 +37,8 @@ def test_three_answers(here: Place, home: Path):
     words = ("git", "verify", here.directory)
     told = hocket(home, *words, code=4)
     assert f"unknown signed by {ONE}" in told and "hocket git trust add" in told
-    assert hocket(home, *words, "--worker", ONE) == "good: 1 jobs\n"
-    assert hocket(home, *words, "--worker", TWO, "--worker", ONE) == "good: 1 jobs\n"
+    assert hocket(home, *words, "--worker", ONE) == "good: 1 job\n"
+    assert hocket(home, *words, "--worker", TWO, "--worker", ONE) == "good: 1 job\n"
     hocket(home, *words, "--worker", TWO, code=4)
     here.git("update-ref", job.refs.name("result"), str(finished(plane, 1).refs.result))
     assert "problems in" in hocket(home, *words, "--worker", ONE, code=1)
@@ -118,7 +118,7 @@ def test_a_plain_clone_says_how_to_get_the_jobs(here: Place, home: Path, tmp_pat
     assert command == f"git -C '{clone}' fetch origin 'refs/gatos/*:refs/gatos/*'"
     assert command in hocket(home, "git", "show", clone, job.refs.content_id.hex(), code=2)
     subprocess.run(["sh", "-c", command], **git)  # type: ignore[call-overload]
-    assert hocket(home, "git", "verify", clone, "--worker", ONE) == "good: 1 jobs\n"
+    assert hocket(home, "git", "verify", clone, "--worker", ONE) == "good: 1 job\n"
 
 
 def test_an_empty_repository_has_nothing_to_verify(here: Place, home: Path):

@@ -292,6 +292,7 @@ def test_where_inputs_go_and_what_is_collected() -> None:
     assert placed({"HOCKET_INPUTS": ""}).input_paths == (f"inputs/{HASH}", f"inputs/{OTHER_HASH}")
     assert placed({"HOCKET_OUTPUTS": "dist/**:*.log"}).output_patterns == ("dist/**", "*.log")
     assert [placed({"HOCKET_SANDBOX": how}).sandbox for how in ("off", "on", "network")] == ["off", "on", "network"]
+    assert placed({"HOCKET_ON": "3f9a01c2d4e5f607"}).on == "3f9a01c2d4e5f607" and placed({}).on is None
 
 
 def test_the_same_bytes_may_be_one_file() -> None:
@@ -309,6 +310,7 @@ def test_the_same_bytes_may_be_one_file() -> None:
         ),
         *(("OUTPUTS", each) for each in (":", "a::b", "/etc/*", "../*", "a/../b", "a:")),
         *(("SANDBOX", each) for each in ("", "ON", "yes", "off ")),
+        *(("ON", each) for each in ("", "gpu-box", "3f9a", "3F9A01C2D4E5F607", "3f9a01c2d4e5f6070")),
     ],
 )
 def test_what_the_runner_could_not_do_is_refused(name: str, wrong: str) -> None:

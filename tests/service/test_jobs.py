@@ -69,7 +69,7 @@ def test_answers_have_the_fields_of_a_handles_status() -> None:
         assert msgspec.to_builtins(shown) == handle.status()
         assert shown.ops[0].type == "ScheduleJob" and shown.error == "ValueError: no such frame"
         with node.runtime.read() as session:
-            brief = view.brief(view.find(session, handle.job_id))
+            brief = view.brief(session, view.find(session, handle.job_id))
         assert msgspec.json.encode(jobs.brief(service, handle.job_id)) == msgspec.json.encode(brief)
 
 

@@ -338,13 +338,15 @@ LISTED = [
         (JobFilter(), [8, 7, 6, 5, 4, 3, 2, 1]),
         (JobFilter(newest_first=False), [1, 2, 3, 4, 5, 6, 7, 8]),
         (JobFilter(stages=(Stage.READY, Stage.DELAYED)), [4, 3]),
-        (JobFilter(stages=(Stage.DONE,), kind="acme"), [8, 7, 2, 1]),
+        (JobFilter(stages=(Stage.DONE,), kind="acme."), [8, 7, 1]),
         (JobFilter(outcome=Outcome.SUCCEEDED), [8, 6, 1]),
         (JobFilter(outcome=Outcome.FAILED), [2]),
         (JobFilter(outcome=Outcome.CANCELLED, kind="acme.mail"), [7]),
         (JobFilter(stages=(Stage.CLAIMED,), outcome=Outcome.FAILED), []),
-        (JobFilter(kind="acme.render"), [8, 4, 1]),
-        (JobFilter(kind="acm"), []),
+        (JobFilter(kind="acme.render"), [4, 1]),
+        (JobFilter(kind="acme.render."), [8]),
+        (JobFilter(kind="acme"), [2]),
+        (JobFilter(kind="acm."), []),
         (JobFilter(beyond=numbered(3)), [2, 1]),
         (JobFilter(beyond=numbered(6), newest_first=False), [7, 8]),
     ],
@@ -354,11 +356,21 @@ def test_lists_are_filtered_and_come_in_pages(place: Place, wanted: JobFilter, n
         session.put_jobs(LISTED)
     with place.store.read() as session:
         assert [each.job.id for each in session.jobs(wanted, 100)] == [numbered(number) for number in numbers]
+        assert wanted.beyond is not None or session.job_count(wanted) == len(numbers)
         found: list[bytes] = []
         while page := session.jobs(wanted, 2):
             found += [each.job.id for each in page]
             wanted = wanted._replace(beyond=found[-1])
         assert found == [numbered(number) for number in numbers]
+
+
+def test_jobs_are_found_by_the_end_of_their_ids(place: Place) -> None:
+    with place.store.write() as session:
+        session.put_jobs(LISTED)
+    with place.store.read() as session:
+        for size in (1, 2, 15, 16):
+            assert session.job_ids_ending(numbered(3)[-size:]) == [numbered(3)]
+        assert session.job_ids_ending(b"no such end") == []
 
 
 @pytest.mark.req("LW-17")

@@ -75,3 +75,21 @@ def test_a_worker_listens_for_every_kind_that_it_serves(exact: list[str], prefix
     served = {kind for kind in KINDS if handlers.find(kind) is not None}
     assert heard >= served
     assert only or heard == served
+
+
+@pytest.mark.req("LW-19")
+@pytest.mark.parametrize(
+    ("only", "served"),
+    [
+        (["acme."], {"acme.render", "acme.render.fast"}),
+        (["acme"], {"acme"}),
+        (["acme.render"], {"acme.render"}),
+        (["acme.render."], {"acme.render.fast"}),
+        (["acme", "acme."], {"acme", "acme.render", "acme.render.fast"}),
+        ([], {"acme", "acme.render", "acme.render.fast", "acmes"}),
+    ],
+)
+def test_a_name_with_a_dot_serves_the_kinds_below_it(only: list[str], served: set[str]) -> None:
+    kinds = ("acme", "acme.render", "acme.render.fast", "acmes")
+    handlers = Handlers([JobType(kind, function=print) for kind in kinds], only)
+    assert {kind for kind in kinds if handlers.find(kind) is not None} == served

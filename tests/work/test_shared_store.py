@@ -83,8 +83,8 @@ def test_the_jobs_of_a_worker_killed_next_door_come_back_by_its_lock(mesh: Mesh)
     """Of two that share a directory the lock tells at once. A third, which does not see it, waits."""
     patient = {"SILENT_S": 3_600.0}
     victim = mesh.worker(constants=patient, concurrency=1).up()
-    watcher = mesh.worker(constants=patient, only=["family"]).up()
-    third = mesh.worker(home=second_home(mesh), constants=patient, only=["family"]).up()
+    watcher = mesh.worker(constants=patient, only=["family."]).up()
+    third = mesh.worker(home=second_home(mesh), constants=patient, only=["family."]).up()
     handle = mesh.node.submit(hocket.kind("step.gate", lease="10m"), path=str(mesh.root / "gate"))
     mesh.wait_journal("start")
     victim.kill()
@@ -96,7 +96,7 @@ def test_the_jobs_of_a_worker_killed_next_door_come_back_by_its_lock(mesh: Mesh)
 
     wait_for(lambda: len(locks()) == 1, "the lock of the dead to be removed")
     assert str(watcher.pid) in locks()[0].name
-    assert "returned 1 jobs of a dead worker process to the queue" in watcher.lines()
+    assert "returned 1 job of a dead worker process to the queue" in watcher.lines()
     assert [watcher.stop(), third.stop()] == [0, 0]
 
 

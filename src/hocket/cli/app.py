@@ -59,10 +59,10 @@ Exit codes: 0 done, 1 the job or the check failed, 2 usage, 3 conflict, 4 not au
 """
 
 
-def new_app(**options: Any) -> typer.Typer:
+def new_app(*, add_completion: bool = False, **options: Any) -> typer.Typer:
     """Creates a typer application with plain help and no boxes. Errors go to `hocket.cli.main`."""
     return typer.Typer(
-        add_completion=False,
+        add_completion=add_completion,
         rich_markup_mode=None,
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
@@ -99,7 +99,7 @@ class _PipeClosed(Exception):
     pass
 
 
-app = new_app(cls=CommandGroup, epilog=EPILOG)
+app = new_app(cls=CommandGroup, epilog=EPILOG, add_completion=True)
 
 
 def _show_version(value: bool) -> None:

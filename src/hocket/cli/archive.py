@@ -15,6 +15,7 @@ from hocket.cli.files import private_file
 from hocket.cli.output import emit, notice, on_terminal, progress, say
 from hocket.cli.settings import HomeOption, JsonOption, open_service
 from hocket.errors import Failed, StoreError, Usage
+from hocket.kernel.plurals import counted
 
 
 def export_log(
@@ -36,7 +37,7 @@ def export_log(
         if file == "-":
             count = ops.export(service, sys.stdout.buffer, bar)
             sys.stdout.buffer.flush()
-            notice(f"{count} ops exported")
+            notice(f"{counted(count, 'op')} exported")
             return
         try:
             with _written(Path(file)) as out:
@@ -44,7 +45,7 @@ def export_log(
         except OSError as error:
             raise StoreError(f"cannot write {file}: {error.strerror}") from None
     emit({"ops": count, "file": file})
-    say(f"{count} ops exported to {file}")
+    say(f"{counted(count, 'op')} exported to {file}")
 
 
 @contextmanager

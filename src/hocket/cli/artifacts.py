@@ -11,9 +11,12 @@ from hocket.cli.files import write_file
 from hocket.cli.job import moment
 from hocket.cli.output import emit, fields, on_terminal, say, table
 from hocket.cli.settings import HomeOption, JsonOption, open_service, settings
+from hocket.kernel.plurals import counted
 from hocket.service import artifacts
 
 app = new_app()
+
+JOB_CHARS = 8
 
 IdArgument = Annotated[str, typer.Argument(metavar="ID", help="An artifact id, or a unique beginning of one.")]
 
@@ -50,11 +53,16 @@ def list_artifacts(
     rows = [
         (
             *(each.artifact_id, each.type, each.size, each.content),
-            *(each.job_id or "-", moment(each.expires_ms) or "-"),
+            *(_job(each.job_id), moment(each.expires_ms) or "-"),
         )
         for each in shown
     ]
     table(("artifact", "type", "bytes", "content", "job", "expires"), rows, "no artifacts")
+
+
+def _job(job_id: str | None) -> str:
+    """A terminal gets the end of the id, which names the job too."""
+    return "-" if job_id is None else job_id[-JOB_CHARS:] if on_terminal() else job_id
 
 
 @app.command()
@@ -100,7 +108,7 @@ def get(
         return
     write_file(output, found.data)
     emit({"artifact_id": found.artifact_id, "size": len(found.data), "file": str(output)})
-    say(f"{len(found.data)} bytes written to {output}")
+    say(f"{counted(len(found.data), 'byte')} written to {output}")
 
 
 @app.command()
@@ -121,7 +129,7 @@ def put(
     with open_service() as service:
         kept = artifacts.put(service, file, type, ttl)
     emit(kept)
-    say(f"stored {kept.size} bytes as {kept.artifact_id}")
+    say(f"stored {counted(kept.size, 'byte')} as {kept.artifact_id}")
 
 
 @app.command()
@@ -147,4 +155,4 @@ def gc(home: HomeOption = None, as_json: JsonOption = False) -> None:
     with open_service() as service:
         cleared = artifacts.clear(service)
     emit({"blobs": cleared.blobs, "freed_bytes": cleared.bytes})
-    say(f"deleted {cleared.blobs} blobs, {cleared.bytes} bytes freed")
+    say(f"deleted {counted(cleared.blobs, 'blob')}, {counted(cleared.bytes, 'byte')} freed")

@@ -12,16 +12,19 @@ from hocket.cli import git_trust
 from hocket.cli.app import new_app
 from hocket.cli.files import read_file
 from hocket.cli.options import LogFormatOption, QuietOption, VerboseOption, seconds
-from hocket.cli.output import ago, emit, fields, notice, progress, say, table
+from hocket.cli.output import ago, emit, fields, notice, on_terminal, progress, say, table
 from hocket.cli.settings import HomeOption, JsonOption, open_runtime, open_service, settings
 from hocket.errors import Failed, HocketError, NotAuthorised, Usage
+from hocket.kernel.plurals import counted
 
 if TYPE_CHECKING:
     from hocket.gitplane.jobs import GitJob
     from hocket.gitplane.plane import Plane
+    from hocket.gitplane.runs import GitRun
     from hocket.node.home import Home
 
 CONCURRENCY_MAX = 1_000
+SHORT_ID_CHARS = 12
 
 app = new_app()
 app.add_typer(git_trust.app, name="trust")
@@ -52,13 +55,18 @@ def submit(
         list[str] | None,
         typer.Option("--input", metavar="FILE", help="An input to send with the job; the manifest has its hash."),
     ] = None,
+    again: Annotated[
+        bool, typer.Option("--again", help="If the job is there already, submit it as a new one, to run it again.")
+    ] = False,
     home: HomeOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Put a job into a repository. Submitting the same manifest again gives the same job.
+    """Put a job into a repository. Submitting the same manifest again gives the same job, unless --again asks for a new
+    one, which has HOCKET_AGAIN=2 in its environment, then 3, and so on.
 
     \b
       hocket git submit jobs.git job.yaml
+      hocket git submit jobs.git job.yaml --again
     """
     from hocket.gitplane import jobs
     from hocket.gitplane.hints import announce
@@ -68,7 +76,7 @@ def submit(
     text = read_file(manifest, TEXT_BYTES_MAX)
     contents = [read_file(path, jobs.INPUTS_BYTES_MAX) for path in inputs or ()]
     with _plane(repo) as plane:
-        made = jobs.submit(plane, text, _now(), contents)
+        made = (jobs.submit_again if again else jobs.submit)(plane, text, _now(), contents)
     announce(_home().processes, made.content_id)
     content_id = hash_text(made.content_id)
     emit({"content_id": content_id, "commit": made.commit, "created": made.is_new})
@@ -151,9 +159,11 @@ def work(
             emit=log_event,
             finished=finished,
         )
-        with listening(runtime.bus, worker.wake), stopped_by_signals(worker.stop):
+        with listening(runtime.bus, worker.wake), stopped_by_signals(worker.stop) as received:
             worker.run()
     say(f"done: {worker.succeeded} succeeded, {worker.failed} failed, {worker.lost} lost to other workers")
+    if received.is_interrupt:
+        raise KeyboardInterrupt
 
 
 @app.command("jobs")
@@ -174,7 +184,7 @@ def list_jobs(repo: Repository, home: HomeOption = None, as_json: JsonOption = F
     emit([_brief(job) for job in found])
     rows = [
         (
-            hash_text(job.refs.content_id),
+            job.refs.content_id.hex()[:SHORT_ID_CHARS] if on_terminal() else hash_text(job.refs.content_id),
             job.state,
             "-" if job.claim is None else job.claim.fence,
             "-" if job.claim is None else ago(job.claim.claimed_ms, now),
@@ -186,14 +196,14 @@ def list_jobs(repo: Repository, home: HomeOption = None, as_json: JsonOption = F
 
 @app.command()
 def show(repo: Repository, job: JobArgument, home: HomeOption = None, as_json: JsonOption = False) -> None:
-    """Show what a job asks for, who holds or held it, and its result.
+    """Show what a job asks for, who holds or held it, how its command ended, and what it printed.
 
     \b
       hocket git show jobs.git 5d0f
     """
     import shlex
 
-    from hocket.gitplane import jobs
+    from hocket.gitplane import jobs, runs
     from hocket.kernel.ids import hash_text
     from hocket.kernel.keys import key_text
     from hocket.kernel.manifest import manifest_json
@@ -201,7 +211,8 @@ def show(repo: Repository, job: JobArgument, home: HomeOption = None, as_json: J
     with _plane(repo) as plane:
         found = _find(plane, job)
         order = jobs.order_of(plane, found.refs)
-    emit(_brief(found) | {"manifest": manifest_json(order.manifest)})
+        run = runs.read_run(plane, found)
+    emit(_brief(found) | {"manifest": manifest_json(order.manifest), "run": None if run is None else _run_json(run)})
     pairs: list[tuple[str, object]] = [
         ("job", hash_text(found.refs.content_id)),
         ("state", found.state if found.trouble is None else f"{found.state}: {found.trouble}"),
@@ -221,7 +232,44 @@ def show(repo: Repository, job: JobArgument, home: HomeOption = None, as_json: J
         pairs += [("worker", by), ("claimed by", "another program, without a lease")]
     if found.result is not None:
         pairs += [("result commit", found.refs.result), ("proof", hash_text(found.result.proof))]
+    if run is not None:
+        pairs.append(("exit code", _ended(run)))
+        pairs += [("output", f"{each.path} ({counted(each.size, 'byte')})") for each in run.execution.outputs]
     fields(pairs)
+    for name, data in (("stdout", run.stdout), ("stderr", run.stderr)) if run is not None else ():
+        if data != b"":
+            say()
+            say(f"{name}:", "bold")
+            say("not in this repository" if data is None else _text(data).rstrip("\n"), lines=True)
+
+
+def _ended(run: "GitRun") -> str:
+    from hocket.work.command.outcome import exit_code
+
+    execution = run.execution
+    why = "timed out" if execution.timed_out else "" if execution.signal is None else f"signal {execution.signal}"
+    return f"{exit_code(execution)}{f' ({why})' if why else ''}"
+
+
+def _run_json(run: "GitRun") -> dict[str, Any]:
+    from hocket.kernel.ids import hash_text
+    from hocket.work.command.outcome import exit_code
+
+    execution = run.execution
+    return {
+        "exit_code": exit_code(execution),
+        "timed_out": execution.timed_out,
+        "signal": execution.signal,
+        "started_ms": execution.started_at_ms,
+        "finished_ms": execution.finished_at_ms,
+        "stdout": None if run.stdout is None else _text(run.stdout),
+        "stderr": None if run.stderr is None else _text(run.stderr),
+        "outputs": [{"path": each.path, "hash": hash_text(each.hash), "size": each.size} for each in execution.outputs],
+    }
+
+
+def _text(data: bytes) -> str:
+    return data.decode(errors="backslashreplace")
 
 
 @app.command()
@@ -289,7 +337,7 @@ def verify(
         say(f"{hash_text(each.content_id)}\tunknown\t{by}", "yellow")
     if findings:
         gaps = sum(finding.is_gap for _, finding in findings)
-        told = [f"{len(findings) - gaps} problems in {plane.where}"] if len(findings) > gaps else []
+        told = [f"{counted(len(findings) - gaps, 'problem')} in {plane.where}"] if len(findings) > gaps else []
         told += [f"{gaps} could not be checked, because this clone does not have them"] if gaps else []
         raise Failed("; ".join(told))
     if hint := how_to_fetch(plane, found):
@@ -299,7 +347,7 @@ def verify(
             f"{len(unknown)} of {len(found)} jobs have a result that is unsigned or signed by an untrusted key; if"
             " you know whose key it is, give it with --worker, or add it with `hocket git trust add`"
         )
-    say(f"good: {len(found)} jobs")
+    say(f"good: {counted(len(found), 'job')}")
 
 
 @app.command()
@@ -349,7 +397,7 @@ def gc(
     with _plane(repo) as plane:
         gone = jobs.clear(plane, _now() - int(age_s * 1000))
     emit([hash_text(each) for each in gone])
-    say(f"removed {len(gone)} jobs")
+    say(f"removed {counted(len(gone), 'job')}")
 
 
 @contextmanager

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from hocket.cli.app import new_app
-from hocket.cli.output import emit, fields, say
+from hocket.cli.output import emit, fields, notice, say
 from hocket.cli.passphrases import PassphraseFile, known, new
 from hocket.cli.settings import HomeOption, JsonOption, settings
 
@@ -18,6 +18,9 @@ def init(
     user_key: Annotated[
         Path | None,
         typer.Option("--user-key", metavar="FILE", help="The user.key of another home; adds a node for that user."),
+    ] = None,
+    name: Annotated[
+        str | None, typer.Option("--name", metavar="NAME", help="The node's name; default: the machine's.")
     ] = None,
     passphrase: Annotated[
         bool, typer.Option("--passphrase", help="Lock the user's key; the node runs without it.")
@@ -40,15 +43,21 @@ def init(
     \b
       hocket init
       hocket --home /srv/render init --passphrase
-      hocket --home /srv/second init --user-key /srv/render/user.key
+      hocket --home /srv/second init --user-key /srv/render/user.key --name second
       hocket --home /srv/plain init --strict
     """
-    from hocket.kernel.ids import node_text
     from hocket.node.runtime import Runtime
+    from hocket.service import Service, nodes
 
     chosen = new(passphrase_file) if passphrase else None
-    with Runtime.init(settings.home, user_key, passphrase=chosen, ask=known(passphrase_file), strict=strict) as runtime:
-        made = {"node": node_text(runtime.log.node), "user": runtime.log.user, "home": str(runtime.home.path)}
-    emit(made)
+    ask = known(passphrase_file)
+    with Runtime.init(settings.home, user_key, passphrase=chosen, ask=ask, strict=strict, name=name) as runtime:
+        here = nodes.identity(Service(runtime))
+    emit({"node": here.node, "name": here.name, "user": here.user, "home": here.home})
     say("created")
-    fields(list(made.items()))
+    fields([("node", here.node), ("name", here.name or "-"), ("user", here.user), ("home", here.home)])
+    if user_key is not None and name is None and here.name is not None:
+        notice(
+            f"this node is called {here.name}, as its machine; if another node is called so too, rename this one with"
+            " `hocket keys reissue --name NAME`"
+        )

@@ -145,6 +145,9 @@ def _invite(
             ("good until", moment(shown["good_until_ms"])),
         ]
     )
+    for prefix in grants.worker:
+        if not prefix.endswith("."):
+            say(f"this grants every kind that begins with {prefix}, not {prefix} alone: a grant is a prefix", "warn")
     if _claims_in_vain(capabilities):
         say("it may claim jobs but not complete them, so it will claim none; grant job:complete too", "warn")
     if rules and any(each.resource in ("Job", "Ops") and each.action in ("Claim", "*") for each in capabilities):

@@ -1,5 +1,5 @@
-"""`show`, `cancel` and `retry`: commands on one job, named by its id or a unique beginning of it. `cancel` and `retry`
-also change many jobs, named by kind, state and age.
+"""`show`, `cancel` and `retry`: commands on one job, named by its id or a unique beginning or end of it. `cancel` and
+`retry` also change many jobs, named by kind, state and age.
 """
 
 import sys
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from hocket.cli.app import new_app
-from hocket.cli.output import emit, fields, on_terminal, progress, say, table
+from hocket.cli.output import emit, fields, lines, on_terminal, progress, say, table
 from hocket.cli.settings import HomeOption, JsonOption, open_service, settings
 from hocket.errors import Conflict, Usage
 
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 show_app, cancel_app, retry_app = new_app(), new_app(), new_app()
 
-JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="A job id, or a unique beginning of one.")]
+JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="A job id, or a unique beginning or end of one.")]
 OneJob = Annotated[
     str | None,
-    typer.Argument(metavar="JOB", help="A job id, or a unique beginning of one.", show_default=False),
+    typer.Argument(metavar="JOB", help="A job id, or a unique beginning or end of one.", show_default=False),
 ]
 KindFilter = Annotated[
     str | None,
@@ -44,12 +44,13 @@ def show(job: JobArgument, home: HomeOption = None, as_json: JsonOption = False)
       hocket show 01J9ZC
       hocket show 01J9ZC --json | jq .result
     """
-    from hocket.service import jobs
+    from hocket.service import jobs, nodes
 
     with open_service() as service:
         shown = jobs.show(service, job)
+        names = nodes.names(service)
     emit(shown)
-    fields(_fields(shown))
+    fields(_fields(shown, names))
     for name, text in (("error", shown.error), ("traceback", shown.traceback)):
         if text:
             say()
@@ -57,8 +58,27 @@ def show(job: JobArgument, home: HomeOption = None, as_json: JsonOption = False)
             say(text.rstrip("\n"), lines=True)
     say()
     say("ops:", "bold")
-    rows = [(op.seq, op.hlc, op.author, op.type, op.id, op.detail if op.counts else rejected(op)) for op in shown.ops]
+    if on_terminal():
+        lines(("seq", "time", "node", "op", "detail"), _op_lines(shown, names))
+        return
+    rows = [(op.seq, op.hlc, op.author, op.type, op.id, _detail(op)) for op in shown.ops]
     table(("seq", "hlc", "author", "type", "id", "detail"), rows, "none")
+
+
+def _op_lines(shown: "JobDetails", names: dict[str, str]) -> list[tuple[object, ...]]:
+    """A line per op. The day is shown only if the ops are of several days."""
+    from hocket.kernel.clock import parse_hlc
+
+    times = [moment(parse_hlc(op.hlc, 0).wall) or "" for op in shown.ops]
+    start = len("2026-01-31 ") if len({each[:10] for each in times}) == 1 else 0
+    return [
+        (op.seq, time[start : len("2026-01-31 12:00:00.000")], names.get(op.author, op.author), op.type, _detail(op))
+        for op, time in zip(shown.ops, times, strict=True)
+    ]
+
+
+def _detail(op: "OpLine") -> str:
+    return op.detail if op.counts else rejected(op)
 
 
 def rejected(op: "OpLine") -> str:
@@ -69,7 +89,7 @@ def rejected(op: "OpLine") -> str:
     return str(op.reason) if is_open else f"REJECTED: {op.reason}"
 
 
-def _fields(shown: "JobDetails") -> list[tuple[str, object]]:
+def _fields(shown: "JobDetails", names: dict[str, str]) -> list[tuple[str, object]]:
     import msgspec
 
     def text(value: Any) -> str:
@@ -90,7 +110,7 @@ def _fields(shown: "JobDetails") -> list[tuple[str, object]]:
     ]
     optional: list[tuple[str, Any]] = [
         ("not before", moment(shown.ready_at_ms)),
-        ("claimer", shown.claimer),
+        ("claimer", None if shown.claimer is None else names.get(shown.claimer, shown.claimer)),
         ("lease until", moment(shown.deadline_ms)),
         ("ended", moment(shown.done_ms)),
         ("after", " ".join(shown.after)),

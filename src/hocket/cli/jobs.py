@@ -2,21 +2,26 @@
 
 import sys
 import time
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
+import msgspec
 import typer
 
 from hocket.cli.app import new_app
-from hocket.cli.output import ago, console, drawn, emit, on_terminal, table
+from hocket.cli.output import ago, console, emit, on_terminal
 from hocket.cli.settings import HomeOption, JsonOption, open_service, settings
+from hocket.cli.tables import lines_drawn
 from hocket.kernel.durations import span
 from hocket.kernel.safe_text import clean
 from hocket.service.jobs import LIMIT_MAX, JobBrief, JobQuery, JobsPage, JobsWatch, OutcomeName, StateName, page
 
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
 # The list is redrawn at most once per DRAW_MIN_S, however fast the log grows. On a terminal it is redrawn at least once
 # per DRAW_MAX_S, because it shows ages.
 DRAW_MIN_S, DRAW_MAX_S = 0.1, 1.0
-COLUMNS = ("job", "kind", "state", "attempts", "priority", "when", "held by")
+COLUMNS = ("job", "kind", "state", "tries", "prio", "when", "node", "note")
 
 app = new_app()
 
@@ -26,39 +31,87 @@ def jobs(
     state: Annotated[StateName | None, typer.Option("--state", help="Only jobs in this state.")] = None,
     outcome: Annotated[OutcomeName | None, typer.Option("--outcome", help="Only jobs with this outcome.")] = None,
     kind: Annotated[
-        str | None, typer.Option("--kind", metavar="PREFIX", help="Only this kind and the kinds below it.")
+        str | None, typer.Option("--kind", metavar="KIND", help="Only this kind; `acme.` for all kinds below acme.")
     ] = None,
     limit: Annotated[int, typer.Option("--limit", metavar="N", min=1, max=LIMIT_MAX, help="The most to list.")] = 50,
     watch: Annotated[bool, typer.Option("--watch", help="Keep showing every change until Ctrl-C.")] = False,
     home: HomeOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """List jobs, newest first. In a pipe: one line per job, with tabs between the columns.
+    """List jobs, newest first. A terminal shows the ends of job ids, which name a job as well as whole ids do. In a
+    pipe: one line per job, with tabs between the columns.
 
     \b
-      hocket jobs --state pending --kind acme
+      hocket jobs --state pending --kind acme.
       hocket jobs --outcome failed --limit 10 --json
       hocket jobs --watch
     """
     wanted = JobQuery(state, outcome, kind, limit)
     with open_service() as service:
         if watch:
-            _watch(JobsWatch(service, wanted))
+            _watch(JobsWatch(service, wanted), kind)
             return
         listed = page(service, wanted)
     emit(listed.items)
-    table(COLUMNS, _rows(listed), "no jobs")
+    if settings.as_json:
+        return
+    if on_terminal():
+        console().print(_drawn(listed, kind, console().width), soft_wrap=False)
+    else:
+        for row in _rows(listed):
+            print("\t".join(clean(cell) for cell in row))
 
 
 def _rows(listed: JobsPage) -> list[tuple[object, ...]]:
-    """The jobs as table rows."""
-    rows: list[tuple[object, ...]] = []
-    for job in listed.items:
-        pid = listed.processes.get(job.job_id)
-        holder = "-" if job.claimer is None else job.claimer if pid is None else f"{job.claimer}/{pid}"
-        when = _when(job, listed.now_ms)
-        rows.append((job.job_id, job.kind, _state(job), job.attempts, job.priority, when, holder))
-    return rows
+    """The jobs as lines of a pipe: every column, and whole ids."""
+    return [
+        (
+            *(job.job_id, job.kind, _state(job), job.attempts, job.priority),
+            *(_when(job, listed.now_ms), _holder(job, listed) or "-", _note(job) or "-"),
+        )
+        for job in listed.items
+    ]
+
+
+def _drawn(listed: JobsPage, kind: str | None, width: int) -> "RenderableType":
+    """The jobs as a table, without the columns that tell nothing: if no job was retried, none has a priority."""
+    from rich.console import Group
+    from rich.text import Text
+
+    from hocket.work.view import ending_chars
+
+    if not listed.items:
+        return Text(_nothing(kind), "dim")
+    chars = ending_chars([job.job_id for job in listed.items], listed.jobs)
+    rows = [
+        (
+            *(job.job_id[-chars:], job.kind, _state(job).split()[-1], job.attempts if job.attempts > 1 else ""),
+            *(job.priority or "", _when(job, listed.now_ms), _holder(job, listed), _note(job)),
+        )
+        for job in listed.items
+    ]
+    shown = lines_drawn(COLUMNS, rows, width, middle=("kind",))
+    cut = len(rows) < listed.total
+    return Group(shown, Text(f"{len(rows)} of {listed.total}; --limit N shows more", "dim")) if cut else shown
+
+
+def _nothing(kind: str | None) -> str:
+    below = kind is not None and not kind.endswith(".")
+    return f"no jobs of kind {clean(kind)}; `--kind {clean(kind)}.` lists the kinds below it" if below else "no jobs"
+
+
+def _holder(job: JobBrief, listed: JobsPage) -> str:
+    """The node that holds or held it, and which process of it, if that is known here."""
+    pid = listed.processes.get(job.job_id)
+    node = "" if job.claimer is None else listed.names.get(job.claimer, job.claimer)
+    return node if pid is None else f"{node}/{pid}"
+
+
+def _note(job: JobBrief) -> str:
+    """What the handler says of a running job, or why it failed last."""
+    if job.state == "claimed" and job.progress is not None:
+        return job.progress if isinstance(job.progress, str) else msgspec.json.encode(job.progress).decode()
+    return "" if job.outcome == "succeeded" else job.error or ""
 
 
 def _state(job: JobBrief) -> str:
@@ -78,9 +131,9 @@ def _when(job: JobBrief, now: int) -> str:
     return ago(job.scheduled_ms, now)
 
 
-def _watch(watch: JobsWatch) -> None:
+def _watch(watch: JobsWatch, kind: str | None) -> None:
     if on_terminal() and not settings.as_json:
-        _watch_drawn(watch)
+        _watch_drawn(watch, kind)
         return
     known: dict[str, JobBrief] = {}
     while True:
@@ -96,12 +149,10 @@ def _watch(watch: JobsWatch) -> None:
         time.sleep(DRAW_MIN_S)
 
 
-def _watch_drawn(watch: JobsWatch) -> None:
+def _watch_drawn(watch: JobsWatch, kind: str | None) -> None:
     from rich.live import Live
-    from rich.text import Text
 
     with Live(console=console(), auto_refresh=False) as live:
         while True:
-            rows = _rows(watch.wait(DRAW_MAX_S))
-            live.update(drawn(COLUMNS, rows) if rows else Text("no jobs"), refresh=True)
+            live.update(_drawn(watch.wait(DRAW_MAX_S), kind, live.console.width), refresh=True)
             time.sleep(DRAW_MIN_S)

@@ -159,18 +159,24 @@ def passphrase(
 
 
 @app.command()
-def reissue(passphrase_file: PassphraseFile = None, home: HomeOption = None, as_json: JsonOption = False) -> None:
-    """Issue this node a new root delegation with the user's key: after its own was revoked, or when the owner's machine
-    is lost and the user's key was restored here.
+def reissue(
+    name: Annotated[str | None, typer.Option("--name", metavar="NAME", help="The node's new name.")] = None,
+    passphrase_file: PassphraseFile = None,
+    home: HomeOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Issue this node a new root delegation with the user's key: after its own was revoked, to rename it, or when the
+    owner's machine is lost and the user's key was restored here.
 
     \b
       hocket keys reissue
+      hocket keys reissue --name rack-2
     """
     from hocket.service import nodes
 
     with open_service() as service:
         user_key = service.runtime.home.user_key(known(passphrase_file))
-        made = nodes.reissue(service, user_key)
+        made = nodes.reissue(service, user_key, name)
         current = nodes.coordinator(service).node
         after = nodes.listing(service)
     emit(made)

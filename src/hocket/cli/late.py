@@ -10,6 +10,7 @@ import typer
 from hocket.cli.output import ago, emit, say, table
 from hocket.cli.settings import HomeOption, JsonOption, open_service
 from hocket.errors import Usage
+from hocket.kernel.plurals import counted
 
 
 def late(
@@ -42,7 +43,7 @@ def late(
             done = nodes.decide_late(service, node, accept)
             emit(done)
             whose = nodes.find(service, node).called
-            say(f"{done.ops} ops of {whose} {'are on the log' if accept else 'are dropped'}")
+            say(f"{counted(done.ops, 'op')} of {whose} {'put on the log' if accept else 'dropped'}")
             return
         lines = nodes.late(service)
     emit(lines)

@@ -12,6 +12,7 @@ from hocket.cli.late import late
 from hocket.cli.output import console, emit, on_terminal, progress, say
 from hocket.cli.settings import HomeOption, JsonOption, open_service, settings
 from hocket.errors import Failed, Usage
+from hocket.kernel.plurals import counted
 from hocket.kernel.safe_text import clean
 from hocket.service import ops
 from hocket.service.ops import LIMIT_MAX
@@ -29,7 +30,7 @@ def log(
     limit: Annotated[int, typer.Option("--limit", metavar="N", min=0, max=LIMIT_MAX, help="Start N ops back.")] = 20,
     job: Annotated[str | None, typer.Option("--job", metavar="JOB", help="Only the ops of this job.")] = None,
     kind: Annotated[
-        str | None, typer.Option("--kind", metavar="PREFIX", help="Only jobs of this kind and the kinds below it.")
+        str | None, typer.Option("--kind", metavar="KIND", help="Only jobs of this kind; `acme.` for all below acme.")
     ] = None,
     home: HomeOption = None,
     as_json: JsonOption = False,
@@ -102,8 +103,8 @@ def verify(
         say(f"{op}: {each.what}" if op else each.what, "red")
     if audit.findings:
         count = len(audit.findings)
-        raise Failed(f"the log is damaged: {count} finding{'' if count == 1 else 's'} in {audit.ops} ops")
-    say(f"{audit.ops} ops verified, chain head {text}")
+        raise Failed(f"the log is damaged: {counted(count, 'finding')} in {counted(audit.ops, 'op')}")
+    say(f"{counted(audit.ops, 'op')} verified, chain head {text}")
 
 
 def _head(text: str) -> tuple[int, bytes]:
@@ -129,4 +130,4 @@ def rebuild(home: HomeOption = None, as_json: JsonOption = False) -> None:
     resumed = rebuilt.before is None
     emit({"ops": rebuilt.ops, "roster": rebuilt.after.hex(), "resumed": resumed, "unchanged": rebuilt.unchanged})
     outcome = "finished the rebuild" if resumed else "nothing changed" if rebuilt.unchanged else "the roster changed"
-    say(f"{rebuilt.ops} ops refolded: {outcome}")
+    say(f"{counted(rebuilt.ops, 'op')} refolded: {outcome}")

@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hocket.cli.app import new_app
-from hocket.cli.output import ago, emit, table
+from hocket.cli.output import ago, emit, notice, table
 from hocket.cli.settings import HomeOption, JsonOption, open_service
 
 if TYPE_CHECKING:
+    from hocket.service import Service
     from hocket.service.nodes import NodeShown
 
 app = new_app()
@@ -30,6 +31,7 @@ def nodes(home: HomeOption = None, as_json: JsonOption = False) -> None:
 
     with open_service() as service:
         shown = nodes.listing(service)
+        warn_of_namesakes(service)
     emit(shown)
     now = int(time.time() * 1000)
     table(
@@ -49,6 +51,15 @@ def nodes(home: HomeOption = None, as_json: JsonOption = False) -> None:
         ],
         "no nodes",
     )
+
+
+def warn_of_namesakes(service: "Service") -> None:
+    """Says which nodes cannot be told apart by their names."""
+    from hocket.service import nodes
+
+    for group in nodes.namesakes(service):
+        ids = " and ".join(f"{each.name} ({each.node})" for each in group)
+        notice(f"these nodes are called alike: {ids}; `hocket keys reissue --name NAME` renames an owner's node")
 
 
 def _stored(shown: "NodeShown", now: int) -> str:

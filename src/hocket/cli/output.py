@@ -9,25 +9,14 @@ from contextlib import contextmanager
 from typing import IO, TYPE_CHECKING, Any
 
 from hocket.cli.settings import settings
+from hocket.cli.tables import SILENT, STYLES, Row, drawn, lines_drawn
 from hocket.kernel.durations import span
 from hocket.kernel.safe_text import clean, clean_json
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.table import Table
 
-Row = Sequence[object]
 Progress = Callable[[int, int], None]
-
-STYLES = {
-    "succeeded": "green",
-    "failed": "red",
-    "cancelled": "yellow",
-    "claimed": "cyan",
-    "ok": "green",
-    "warn": "yellow",
-    "bad": "bold red",
-}
 
 
 def on_terminal(stream: IO[str] | None = None) -> bool:
@@ -86,47 +75,51 @@ def notice(text: str) -> None:
 
 def table(columns: Sequence[str], rows: Sequence[Row], empty: str) -> None:
     """Prints a table on a terminal, tab-separated lines in a pipe. `empty` is the text for people if there are no
-    rows.
+    rows. If the terminal is too narrow for the table, each row becomes a block of lines.
     """
     if settings.as_json:
         return
     if not on_terminal():
         for row in rows:
             print("\t".join(clean(cell) for cell in row))
-    elif rows:
-        console().print(drawn(columns, rows), soft_wrap=False)
-    else:
+        return
+    if not rows:
         say(empty, "dim")
+        return
+    if (shown := drawn(columns, rows, console().width)) is not None:
+        console().print(shown, soft_wrap=False)
+        return
+    for index, row in enumerate(rows):
+        if index:
+            say()
+        fields([(name, cell) for name, cell in zip(columns, row, strict=True) if clean(cell) not in SILENT])
 
 
-def drawn(columns: Sequence[str], rows: Sequence[Row]) -> "Table":
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-    from rich.text import Text
-
-    shown = Table(box=SIMPLE_HEAD, pad_edge=False, header_style="bold")
-    for index, column in enumerate(columns):
-        shown.add_column(column, overflow="fold", no_wrap=index == 0)
-    for row in rows:
-        cells = [clean(cell) for cell in row]
-        shown.add_row(*(Text(cell, STYLES.get(cell.split(" ", 1)[0], "")) for cell in cells))
-    return shown
+def lines(columns: Sequence[str], rows: Sequence[Row]) -> None:
+    """Prints a table on a terminal, with one line for each row; text that does not fit is cut."""
+    if settings.as_json:
+        return
+    console().print(lines_drawn(columns, rows, console().width), soft_wrap=False)
 
 
 def fields(pairs: Sequence[tuple[str, object]]) -> None:
-    """Prints names with their values: aligned on a terminal, tab-separated in a pipe."""
+    """Prints names with their values: aligned on a terminal and wrapped between words, tab-separated in a pipe."""
     if settings.as_json:
         return
     if not on_terminal():
         for name, value in pairs:
             print(f"{name}\t{clean(value)}")
         return
+    from textwrap import wrap
+
     from rich.text import Text
 
     width = max((len(name) for name, _ in pairs), default=0) + 2
     for name, value in pairs:
         text = clean(value)
-        console().print(Text.assemble((name.ljust(width), "dim"), (text, STYLES.get(text, ""))))
+        room = max(1, console().width - width)
+        shown = ("\n" + " " * width).join(wrap(text, room, break_long_words=False, break_on_hyphens=False))
+        console().print(Text.assemble((name.ljust(width), "dim"), (shown, STYLES.get(text, ""))))
 
 
 @contextmanager

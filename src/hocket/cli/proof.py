@@ -14,6 +14,7 @@ from hocket.cli.files import read_file, write_file
 from hocket.cli.output import emit, fields, on_terminal, say, table
 from hocket.cli.settings import HomeOption, JsonOption, open_service
 from hocket.errors import Failed, Usage
+from hocket.kernel.plurals import counted
 
 if TYPE_CHECKING:
     from hocket.kernel.execution import Execution
@@ -170,7 +171,7 @@ def export(
         return
     write_file(output, data)
     emit({"file": str(output), "size": len(data), "format": format.value})
-    say(f"{len(data)} bytes written to {output}")
+    say(f"{counted(len(data), 'byte')} written to {output}")
 
 
 def _is_job(name: str) -> bool:

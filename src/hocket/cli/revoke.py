@@ -11,6 +11,7 @@ from hocket.cli.output import emit, on_terminal, say
 from hocket.cli.passphrases import PassphraseFile, known
 from hocket.cli.settings import HomeOption, JsonOption, open_service, settings
 from hocket.errors import Conflict
+from hocket.kernel.plurals import counted
 
 if TYPE_CHECKING:
     from hocket.service.nodes import Revoking
@@ -49,7 +50,7 @@ def revoke(
                 raise Conflict("nothing was revoked")
         done = nodes.revoke(service, planned.node, known(passphrase_file))
     emit({"node": done.node, "name": done.name, "delegations": done.delegations, "cascade": done.cascade})
-    say(f"{done.called} is revoked ({done.delegations} delegation{'s' if done.delegations > 1 else ''})")
+    say(f"{done.called} is revoked ({counted(done.delegations, 'delegation')})")
     for each in done.cascade:
         say(f"{each.called} has lost the rights that it held through this node")
     if "coordinator" in done.roles:
@@ -59,6 +60,6 @@ def revoke(
 
 
 def _explain(planned: "Revoking") -> None:
-    say(f"{planned.called} ({planned.node}) loses {planned.delegations} delegation(s)")
+    say(f"{planned.called} ({planned.node}) loses {counted(planned.delegations, 'delegation')}")
     for each in planned.cascade:
         say(f"{each.called} ({each.node}) loses the rights that it holds through this node")

@@ -1,5 +1,5 @@
 """`hocket run`: runs a command as a job, with a proof. A worker of this node runs it, or this process if there is no
-worker; a route can send it to another node. Output appears as the command prints it, and the exit code is the
+worker; `--on` or a route sends it to another node. Output appears as the command prints it, and the exit code is the
 command's.
 """
 
@@ -16,15 +16,17 @@ import typer
 from hocket.cli.app import new_app
 from hocket.cli.options import Priority, Retries, given
 from hocket.cli.output import emit, notice, say
-from hocket.cli.settings import HomeOption, JsonOption, open_runtime, settings
-from hocket.errors import Usage
+from hocket.cli.settings import HomeOption, JsonOption, open_service, settings
+from hocket.errors import NotAuthorised, Usage
+from hocket.kernel.ids import node_text
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from hocket.events import Event
     from hocket.node.runtime import Runtime
     from hocket.server.local_server import Asked
+    from hocket.service import Service
     from hocket.work.command.outcome import CommandOutcome
     from hocket.work.command.request import PackedRequest
 
@@ -52,7 +54,7 @@ def run(
     ] = None,
     inputs: Annotated[
         list[str] | None,
-        typer.Option("--input", metavar="[NAME=]FILE", help="A file to copy into its directory."),
+        typer.Option("--input", metavar="[NAME=]PATH", help="A file, or all files of a directory, to copy there."),
     ] = None,
     outputs: Annotated[
         list[str] | None,
@@ -62,6 +64,9 @@ def run(
         bool, typer.Option("--sandbox", help="Run it with a read-only system, a private /tmp and no network.")
     ] = False,
     network: Annotated[bool, typer.Option("--network", help="Run it in the sandbox, but with network access.")] = False,
+    on: Annotated[
+        str | None, typer.Option("--on", metavar="NODE", help="Run it on this node: a name, or the beginning of an id.")
+    ] = None,
     detach: Annotated[bool, typer.Option("--detach", help="Submit it and return at once.")] = False,
     priority: Priority = None,
     retries: Retries = None,
@@ -74,22 +79,28 @@ def run(
       hocket run -- make test
       hocket run --input scene.blend --output 'frames/*.png' --timeout 20m -- blender -b scene.blend -a
       hocket run --network --env TOKEN -- sh -c 'curl --oauth2-bearer "$TOKEN" https://example.org/'
+      hocket run --on gpu-box --input src -- nvcc src/main.cu -o outputs/main
 
     The command runs in an empty directory of its own that holds only the inputs, with empty standard input. The exit
     code is the command's; 124 if it timed out, 127 if it could not be started. `hocket proof show JOB` shows the proof.
+    With --json, the output of the command is in the answer. --on sends it to another node, whose worker must allow it.
     """
     asked = read(context.params, Path.cwd(), dict(os.environ))
-    with open_runtime() as runtime:
+    with open_service() as service:
         from hocket.work.command import request
 
-        packed = request.pack(asked.request, runtime.blobs)
+        runtime, target = service.runtime, None if on is None else _target(service, on)
+        packed = request.pack(asked.request._replace(on=target), runtime.blobs)
         if asked.warning:
             notice(asked.warning)
         if detach:
             _detached(runtime, packed)
             return
-        ended, job_id = asyncio.run(_attached(runtime, packed))
-    emit({"job_id": job_id, "exit_code": ended.code})
+        output = CollectedOutput() if settings.as_json else None
+        is_here = target in (None, node_text(runtime.log.node))
+        ended, job_id = asyncio.run(_attached(runtime, packed, output.add if output else _print, is_here))
+    if output is not None:
+        emit({"job_id": job_id, "exit_code": ended.code, **output.texts(), "error": ended.sentence or None})
     if ended.sentence:
         notice(ended.sentence)
     raise typer.Exit(ended.code)
@@ -148,6 +159,32 @@ def _split(text: str) -> tuple[str, str]:
     return name, value
 
 
+def _target(service: "Service", text: str) -> str:
+    """The id of the node that shall run the command. Raises NotAuthorised if it may not."""
+    from hocket.service import nodes
+    from hocket.work.command.request import KIND
+
+    answer = nodes.may(service, text, "claim", KIND)
+    if answer.may:
+        return answer.node
+    why = f"{KIND} is routed to {answer.routed_to}" if answer.routed_to else f"no delegation lets it claim {KIND}"
+    raise NotAuthorised(f"{text} may not run commands: {why}")
+
+
+class CollectedOutput:
+    """What a command printed, as text for a JSON answer."""
+
+    def __init__(self) -> None:
+        self._chunks: dict[str, list[bytes]] = {"stdout": [], "stderr": []}
+
+    def add(self, stream: str, chunk: bytes) -> None:
+        self._chunks[stream].append(chunk)
+
+    def texts(self) -> dict[str, str]:
+        """Bytes that are not UTF-8 are escaped."""
+        return {name: b"".join(chunks).decode(errors="backslashreplace") for name, chunks in self._chunks.items()}
+
+
 def _detached(runtime: "Runtime", packed: "PackedRequest") -> None:
     from hocket.kernel.ids import ulid_text
     from hocket.work.command import request
@@ -157,8 +194,10 @@ def _detached(runtime: "Runtime", packed: "PackedRequest") -> None:
     say(f"submitted {request.KIND} {job_id}")
 
 
-async def _attached(runtime: "Runtime", packed: "PackedRequest") -> "tuple[CommandOutcome, str]":
-    """Submits the command, and runs a worker for it until it ends."""
+async def _attached(
+    runtime: "Runtime", packed: "PackedRequest", pass_on: "Callable[[str, bytes], None]", is_here: bool
+) -> "tuple[CommandOutcome, str]":
+    """Submits the command, and waits until it has ended. Unless it goes to another node, a worker runs it here."""
     from hocket.kernel.ids import ulid_text
     from hocket.node.node import Node, SyncNode
     from hocket.node.signals import stopped_by_signals
@@ -172,7 +211,7 @@ async def _attached(runtime: "Runtime", packed: "PackedRequest") -> "tuple[Comma
     commands = runtime.commands(SyncNode(runtime).fetch)
     job_id = await node.run(lambda tx: request.submit(tx, runtime.blobs, runtime.secrets, packed))
     name = ulid_text(job_id)
-    following = Following(node, job_id, _print)
+    following = Following(node, job_id, pass_on)
     commands.listeners.listen(name, following)
     interrupted = asyncio.Event()
 
@@ -180,7 +219,7 @@ async def _attached(runtime: "Runtime", packed: "PackedRequest") -> "tuple[Comma
         if not interrupted.is_set() and not event.routine:
             notice(str(event))
 
-    handlers = Handlers([commands.job_type(job_id, following.is_over)])
+    handlers = Handlers([commands.job_type(job_id, following.is_over)] if is_here else ())
     options = WorkerOptions(handlers, 1, grace=0.0, emit=tell, finished=following.finished)
     worker = Worker(node, node.environment, options)
     try:

@@ -101,7 +101,7 @@ async def _serve(
         server = Server(gate, host, port, cert=cert, key=key, proxies=proxies)
         told = address or server.address
         ended = asyncio.Event()
-        with stopped_by_signals(ended.set):
+        with stopped_by_signals(ended.set) as received:
             await server.start()
             keeping = asyncio.create_task(
                 supervised("the exchange with peers", lambda: services.loop().run(), log_event, node.environment)
@@ -116,6 +116,8 @@ async def _serve(
                 await asyncio.wait([keeping])
                 await server.stop()
         _report(gate)
+        if received.is_interrupt:
+            raise KeyboardInterrupt
     except ImportError as error:
         raise Usage(f"serving needs {error.name}; install hocket[server]") from None
     finally:

@@ -13,6 +13,7 @@ from hocket.cli.app import new_app
 from hocket.cli.output import emit, progress, say
 from hocket.cli.settings import JsonOption
 from hocket.errors import Failed, Usage
+from hocket.kernel.plurals import counted
 
 if TYPE_CHECKING:
     from hocket.testing.sim import Report
@@ -70,7 +71,7 @@ def sim(
             emit(_record(report))
             if report.violations or len(wanted) == 1:
                 say(report, lines=True)
-    runs = "1 run" if len(wanted) == 1 else f"{len(wanted)} runs"
+    runs = counted(len(wanted), "run")
     say(f"{runs}, {bad} with violations; {node_minutes / seconds:.1f} node-minutes for each second of a core")
     if bad:
         raise Failed(f"{bad} of {len(wanted)} runs broke a rule")

@@ -27,7 +27,7 @@ from hocket.cli.options import (
 )
 from hocket.cli.output import emit, say
 from hocket.cli.settings import HomeOption, JsonOption, open_service
-from hocket.errors import Usage
+from hocket.errors import HocketError, Usage
 
 app = new_app()
 
@@ -125,8 +125,13 @@ def _submit_one(kind: str, data: str | None, options: dict[str, Any], wait: bool
             emit(answer)
             return
         sys.stdout.flush()
-        result = jobs.result(service, job_id, patience)
-        emit(answer | {"outcome": "succeeded", "result": result})
+        try:
+            result = jobs.result(service, job_id, patience)
+        except HocketError:
+            shown = jobs.brief(service, job_id)
+            emit(answer | {"outcome": shown.outcome, "result": None, "error": shown.error})
+            raise
+        emit(answer | {"outcome": "succeeded", "result": result, "error": None})
         _say_json(result)
 
 

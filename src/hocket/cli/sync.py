@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 from hocket.cli.app import new_app
+from hocket.cli.nodes import warn_of_namesakes
 from hocket.cli.output import emit, table
 from hocket.cli.settings import HomeOption, JsonOption, open_service
 from hocket.errors import Failed, Unreachable
@@ -33,6 +34,7 @@ def sync(
 
     with open_service() as service:
         done = peers.visit(service, peer)
+        warn_of_namesakes(service)
     emit(done)
     table(
         ("peer", "state", "new here", "new there", "refused", "detail"),

@@ -9,6 +9,7 @@ from hocket.cli.job import moment
 from hocket.cli.output import emit, say
 from hocket.cli.settings import HomeOption, JsonOption, open_service
 from hocket.kernel.durations import span
+from hocket.kernel.plurals import counted
 
 app = new_app()
 
@@ -55,7 +56,7 @@ def _head(told: dict[str, Any]) -> list[str]:
         lines += [f"  gave claim {each}" for each in told["claims"]]
     elif told["of"] == "artifact":
         artifact = told["artifact"]
-        lines[0] += f" {artifact['type']}, {artifact['size']} bytes, {artifact['content']}"
+        lines[0] += f" {artifact['type']}, {counted(artifact['size'], 'byte')}, {artifact['content']}"
         if artifact["job_id"]:
             lines.append(f"  made by job {artifact['job_id']}")
         lines += [f"  from evidence {_state(each)}" for each in told["inputs"]]
@@ -71,14 +72,15 @@ def _head(told: dict[str, Any]) -> list[str]:
 
 
 def _sized(artifact: dict[str, Any]) -> str:
-    return f"artifact {artifact['artifact_id']} {artifact['type']}, {artifact['size']} bytes, {artifact['content']}"
+    size = counted(artifact["size"], "byte")
+    return f"artifact {artifact['artifact_id']} {artifact['type']}, {size}, {artifact['content']}"
 
 
 def _lines(each: dict[str, Any]) -> list[tuple[str, str]]:
     unnamed = " (not named by the completion)" if each.get("named") is False else ""
     made_by = f" for job {each['job_id']}" if each["job_id"] else ""
     lines = [
-        ("call", f"{each['artifact_id']}, {each['size']} bytes, {each['content']}{made_by}{unnamed}"),
+        ("call", f"{each['artifact_id']}, {counted(each['size'], 'byte')}, {each['content']}{made_by}{unnamed}"),
         (
             "model",
             f"{each['model_id']} {each['model_version']}" + (f" by {each['backend']}" if "backend" in each else ""),
@@ -95,7 +97,8 @@ def _lines(each: dict[str, Any]) -> list[tuple[str, str]]:
         lines.append(("asked", f"{each['started']} to {each['completed']}, {took}"))
         for name in ("prompt", "output"):
             text = each[name]
-            lines.append((name, f"{text['bytes']} bytes{', shortened; --full shows all' if text['cut'] else ''}"))
+            cut = ", shortened; --full shows all" if text["cut"] else ""
+            lines.append((name, counted(text["bytes"], "byte") + cut))
             lines += [("", line) for line in text["text"].splitlines()]
     for name, ids in (("evidence", "evidence"), ("claim", "claims"), ("entity", "entities")):
         lines += [(name, _state(one)) for one in each.get(ids, ())]

@@ -17,15 +17,17 @@ from hocket.cli.options import LogFormatOption, QuietOption, VerboseOption, seco
 from hocket.cli.output import console, emit, on_terminal, say
 from hocket.cli.run import parse
 from hocket.cli.settings import HomeOption, JsonOption, open_runtime, settings
-from hocket.errors import Usage
+from hocket.errors import Failed, Usage
 from hocket.events import AllowanceIsRisky, WorkerStarted, WorkerStopping
+from hocket.kernel.plurals import counted
 from hocket.kernel.reasons import Reason
-from hocket.kernel.roster import Job
+from hocket.kernel.roster import Job, Outcome
 from hocket.kernel.safe_text import clean
 from hocket.node.home import ENVIRONMENT
 from hocket.node.node import Node, SyncNode, handler_processes
 from hocket.node.runtime import Runtime
 from hocket.node.signals import stopped_by_signals
+from hocket.server.local_client import INTERRUPTED
 from hocket.server.local_server import LocalServer
 from hocket.work.command.job import Commands
 from hocket.work.event_logging import log_event
@@ -74,7 +76,7 @@ def work(
     ] = None,
     kinds: Annotated[
         list[str] | None,
-        typer.Option("--kinds", metavar="PREFIX", help="Only these kinds and the kinds below them; may be repeated."),
+        typer.Option("--kinds", metavar="KIND", help="Only this kind; `acme.` for all below acme. May be repeated."),
     ] = None,
     ahead: Annotated[
         int | None,
@@ -94,6 +96,9 @@ def work(
     ] = None,
     until_idle: Annotated[
         bool, typer.Option("--until-idle", help="Exit when no job is left that this worker could run.")
+    ] = False,
+    fail: Annotated[
+        bool, typer.Option("--fail", help="With --until-idle: exit code 1 if a job has failed for good.")
     ] = False,
     grace: Annotated[
         str,
@@ -136,10 +141,12 @@ def work(
     argument by argument; a last word ** matches any further arguments.
 
     SIGTERM or Ctrl-C lets handlers finish within the grace, then returns their jobs to the queue. A second one returns
-    them at once.
+    them at once. The exit code is 130 after Ctrl-C, 0 after SIGTERM.
 
     When as many handlers are stuck as there are slots, the worker starts itself anew under the same process id.
     """
+    if fail and not until_idle:
+        raise Usage("--fail is for --until-idle; give both, or neither")
     grace_s = seconds(grace, "--grace")
     assert grace_s is not None
     lines = start_logging(verbose, quiet, log_format)
@@ -161,7 +168,7 @@ def work(
             with catching(lines.show_print):
                 asyncio.run(shift.run())
     shift.replace_process()
-    shift.report()
+    shift.report(fail)
 
 
 class Shift:
@@ -175,17 +182,20 @@ class Shift:
         self._lines = lines
         self._worker: Worker | None = None
         self._signals = 0
+        self._interrupted = False
+        self._failed_jobs = 0
         self._status: Status | None = None
 
     async def run(self) -> None:
         node = Node(self._runtime)
         self._worker = Worker(node, node.environment, self._options)
         try:
-            with stopped_by_signals(self._signalled), self._counter():
+            with stopped_by_signals(self._signalled) as received, self._counter():
                 door = LocalServer(node, self._worker, self._commands, parse, node.environment.name("commands"))
                 self._options.finished = functools.partial(self._finished, door)
                 async with node.in_touch(log_event), door:
                     await self._worker.run()
+                self._interrupted = received.is_interrupt
         finally:
             await node.finish()
 
@@ -212,6 +222,7 @@ class Shift:
 
     def _finished(self, door: LocalServer, run: Run, outcome: Job | Reason) -> None:
         door.finished(run, outcome)
+        self._failed_jobs += isinstance(outcome, Job) and outcome.outcome is Outcome.FAILED
         if self._status is not None:
             self._status.update(self._sum())
 
@@ -229,7 +240,7 @@ class Shift:
             sys.stderr.flush()
             os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
 
-    def report(self) -> None:
+    def report(self, fail: bool) -> None:
         worker = self._worker
         assert worker is not None
         emit({"succeeded": worker.succeeded, "failed": worker.failed, "handed_back": worker.handed_back})
@@ -238,4 +249,6 @@ class Shift:
             # A handler that did not stop, or a thread that it started, must not delay the exit.
             sys.stdout.flush()
             sys.stderr.flush()
-            os._exit(0)
+            os._exit(INTERRUPTED if self._interrupted else 0)
+        if fail and self._failed_jobs:
+            raise Failed(f"{counted(self._failed_jobs, 'job')} failed; `hocket jobs --outcome failed` lists them")

@@ -8,6 +8,8 @@ from collections.abc import Iterable, Mapping, Sized
 from itertools import islice
 from typing import Literal, NamedTuple
 
+from msgspec.structs import replace
+
 from hocket.errors import Conflict, Failed, Usage
 from hocket.gitplane import reading
 from hocket.gitplane.claims import IDENTITY, ForeignClaim, GitClaim, is_ours, other_worker, read_claim, worker_named
@@ -27,7 +29,7 @@ from hocket.gitplane.reading import OBJECTS, Tree, as_commit, below, good
 from hocket.gitplane.results import Result, read_result
 from hocket.gitplane.trailers import BadTrailer, message
 from hocket.kernel.ids import content_hash, hash_text, parse_ulid, ulid_text
-from hocket.kernel.manifest import BadManifest, Manifest, content_id, read_manifest
+from hocket.kernel.manifest import AGAIN_NAME, BadManifest, Manifest, canonical, content_id, read_manifest
 from hocket.kernel.yaml_subset import TEXT_BYTES_MAX
 
 INPUTS_BYTES_MAX = 32 * 1024 * 1024
@@ -38,6 +40,7 @@ JobState = Literal["pending", "claimed", "running", "succeeded", "failed", "ende
 FINAL: frozenset[JobState] = frozenset({"succeeded", "failed", "ended", "aborted"})
 DESCRIBED_AT_ONCE = 256
 ORDERS_AT_ONCE = 32
+RUNS_MAX = 10_000
 _REF = re.compile(ROOT + "([0-9a-f]{64})/(.+)")
 _WORKER = re.compile("[0-9a-f]{64}")
 _PARTS = ("job", "claim", "result", "abort")
@@ -125,6 +128,24 @@ def submit(plane: Plane, text: bytes, now_ms: int, inputs: Iterable[bytes] = ())
     if there is None:
         raise Conflict(f"the job {hash_text(job)} was removed a moment ago; submit it again")
     return GitSubmitted(job, there, is_new=False)
+
+
+def submit_again(plane: Plane, text: bytes, now_ms: int, inputs: Iterable[bytes] = ()) -> GitSubmitted:
+    """Submits a job that may exist already as a new one: its manifest gets the number of the run, and so another id."""
+    inputs = list(inputs)
+    made = submit(plane, text, now_ms, inputs)
+    if made.is_new:
+        return made
+    manifest = read_manifest(text)
+    there = group(plane.refs())
+    for number in range(2, RUNS_MAX + 1):
+        numbered = replace(manifest, env={**(manifest.env or {}), AGAIN_NAME: str(number)}, ulid=None)
+        if content_id(numbered) in there:
+            continue
+        # Another submitter may take the number first.
+        if (made := submit(plane, canonical(numbered), now_ms, inputs)).is_new:
+            return made
+    raise Conflict(f"the job has been submitted {RUNS_MAX} times; `hocket git gc` removes jobs that have ended")
 
 
 def _check_inputs(manifest: Manifest, contents: Mapping[bytes, bytes]) -> None:

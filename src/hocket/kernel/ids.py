@@ -14,6 +14,7 @@ _TO_PYTHON = str.maketrans(_ALPHABET + _ALPHABET.lower(), "0123456789abcdefghijk
 _DIGITS = "0-9A-HJKMNP-TV-Za-hjkmnp-tv-z"
 _ULID = re.compile(f"[0-7][{_DIGITS}]{{25}}")
 _PREFIX = re.compile(f"(?:[0-7][{_DIGITS}]{{0,25}})?")
+_ENDING = re.compile(f"[{_DIGITS}]{{1,26}}")
 _NODE = re.compile("[0-9a-fA-F]{16}")
 _MS_MAX = 2**48 - 1
 
@@ -36,6 +37,14 @@ def ulid_prefix_range(prefix: str) -> tuple[bytes, bytes]:
     if _PREFIX.fullmatch(prefix) is None:
         raise ValueError(f"not the beginning of a ULID: {prefix!r}")
     return parse_ulid(prefix.ljust(26, "0")), parse_ulid((prefix or "7").ljust(26, "Z"))
+
+
+def ulid_ending(ending: str) -> bytes:
+    """The last whole bytes of every ULID whose text ends with this: a digit has five bits."""
+    if _ENDING.fullmatch(ending) is None:
+        raise ValueError(f"not the end of a ULID: {ending!r}")
+    size = len(ending) * 5 // 8
+    return int(ending.translate(_TO_PYTHON), 32).to_bytes(17, "big")[17 - size :]
 
 
 def make_ulid(ms: int, randomness: bytes) -> bytes:

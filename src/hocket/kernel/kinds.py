@@ -111,3 +111,10 @@ def with_defaults(policy: Policy, said: Collection[str], defaults: Policy) -> Po
         if name not in said and getattr(policy, name) == getattr(DEFAULT, name)
     }
     return replace(policy, **taken)
+
+
+def covers(wanted: str, kind: str) -> bool:
+    """How a command names kinds: `acme.` with its dot stands for every kind below it, `acme.render` for that kind
+    alone.
+    """
+    return kind.startswith(wanted) if wanted.endswith(".") else kind == wanted

@@ -21,9 +21,12 @@ SIZE_MAX = 2**53 - 1
 INPUTS_NAME = "HOCKET_INPUTS"
 OUTPUTS_NAME = "HOCKET_OUTPUTS"
 SANDBOX_NAME = "HOCKET_SANDBOX"
+ON_NAME = "HOCKET_ON"
+AGAIN_NAME = "HOCKET_AGAIN"
 OUTPUTS_DEFAULT = ("outputs/**",)
 _SHOWN_CHARS = 60
 _SHOWN_BITS_MAX = 192
+_NODE_ID = re.compile("[0-9a-f]{16}")
 
 _ENV_NAME = re.compile("[A-Za-z_][A-Za-z0-9_]*")
 _BLAKE3 = re.compile("(?:blake3:)?([0-9a-f]{64})")
@@ -87,6 +90,11 @@ class Manifest(msgspec.Struct, frozen=True):
     @property
     def sandbox(self) -> Sandbox:
         return cast(Sandbox, (self.env or {}).get(SANDBOX_NAME, "off"))
+
+    @property
+    def on(self) -> str | None:
+        """The id of the one node that should run it."""
+        return (self.env or {}).get(ON_NAME)
 
 
 def read_manifest(text: bytes) -> Manifest:
@@ -303,6 +311,8 @@ def _check_runner_names(manifest: Manifest) -> None:
         _inside(f"env.{OUTPUTS_NAME}", pattern)
     if manifest.sandbox not in ("off", "on", "network"):
         raise BadManifest(f"env.{SANDBOX_NAME}", f"{_shown(manifest.sandbox)} is not off, on or network")
+    if manifest.on is not None and _NODE_ID.fullmatch(manifest.on) is None:
+        raise BadManifest(f"env.{ON_NAME}", f"{_shown(manifest.on)} is not a node's id of 16 hex digits")
 
 
 def _check_places(where: str, placed: Iterable[tuple[str, Pointer]]) -> None:

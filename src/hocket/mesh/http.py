@@ -28,6 +28,7 @@ QUIET_S = 45.0
 CONNECTIONS_PER_PEER = 4
 HEADER_BYTES_MAX = 1024 * 1024
 EVENT_BYTES_MAX = 64 * 1024
+TRUST_IT = "if it is the right one, give its fingerprint with --pin or its CA with --ca, to `join` or `peers add`"
 _CHUNK = 256 * 1024
 
 
@@ -148,9 +149,9 @@ def _ssl(trust: Trust) -> ssl.SSLContext | aiohttp.Fingerprint | bool:
 def _said(error: BaseException) -> str:
     """The error in a few words."""
     if isinstance(error, aiohttp.ServerFingerprintMismatch):
-        return f"its certificate is {error.got.hex()}, not the pinned one"
+        return f"its certificate is {error.got.hex()}, not the pinned one; if the server has a new one, give --pin anew"
     if isinstance(error, aiohttp.ClientConnectorCertificateError):
-        return f"its certificate is not trusted ({error.certificate_error})"
+        return f"its certificate is not trusted ({error.certificate_error}); {TRUST_IT}"
     if isinstance(error, aiohttp.ClientConnectorError):
         number = error.os_error.errno
         return os.strerror(number) if number and number > 0 else error.os_error.strerror or str(error.os_error)

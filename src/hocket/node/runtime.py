@@ -107,12 +107,15 @@ class Runtime:
         passphrase: str | None = None,
         ask: Ask | None = None,
         strict: bool = False,
+        name: str | None = None,
     ) -> "Runtime":
-        """Creates a home: the user's key, the node's key, and the user's root delegation to the node as the first op. A
-        `passphrase` locks the user's key. If `user_key` is locked, `ask` is called for its passphrase, which also locks
-        the copy. A `strict` home keeps to Likewise v0.1: no node writes a Hocket extension op in its mesh.
+        """Creates a home: the user's key, the node's key, and the user's root delegation to the node as the first op.
+        The node is called `name`, or else as its machine. A `passphrase` locks the user's key. If `user_key` is locked,
+        `ask` is called for its passphrase, which also locks the copy. A `strict` home keeps to Likewise v0.1: no node
+        writes a Hocket extension op in its mesh.
         """
         home = Home(path or default_home())
+        called = _machine_name() if name is None else _checked_name(name)
         known = Remembered(ask)
         user = None if user_key is None else read_user_key(user_key, known)
         if passphrase is not None:
@@ -124,7 +127,7 @@ class Runtime:
             store = open_store(home.new_database(), create=True)
             _put_rules(store, STRICT if strict else HOCKET)
             runtime = cls(home, store, _helpers())
-            runtime.log.run(lambda tx: runtime.introduce(tx, known, _machine_name()))
+            runtime.log.run(lambda tx: runtime.introduce(tx, known, called))
             runtime._catch_up()
         return runtime
 
@@ -198,7 +201,7 @@ class Runtime:
         return self.log.run(lambda tx: jobs.submit(tx, drafts))
 
     def find(self, prefix: str) -> bytes:
-        """The id of the one job whose id starts with this text."""
+        """The id of the one job whose id begins or ends with this text."""
         with self.read() as session:
             return view.find(session, prefix).job.id
 
@@ -211,7 +214,7 @@ class Runtime:
             entry = session.job(job_id)
             if entry is None:
                 raise Usage(f"no job {ulid_text(job_id)}")
-            return view.brief(entry)
+            return view.brief(session, entry)
 
     def verify(self, expected: tuple[int, bytes] | None = None, progress: Progress = _no_progress) -> Audit:
         """Checks every signature, and the chain including its head."""
@@ -325,6 +328,14 @@ def _clock(store: Store) -> MachineClock:
 
 def _helpers() -> Executor:
     return ThreadPoolExecutor(max(1, (os.cpu_count() or 1) - 1), "hocket-sign")
+
+
+def _checked_name(name: str) -> str:
+    from hocket.mesh.names import why_not
+
+    if problem := why_not(name):
+        raise Usage(f"bad name {name!r}: {problem}")
+    return name
 
 
 def _machine_name() -> str | None:

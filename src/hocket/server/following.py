@@ -1,16 +1,21 @@
 """Follows a command job: forwards its output as it is printed, and reports how it ended."""
 
 import asyncio
+import threading
 from collections.abc import Callable
 from contextlib import closing, suppress
+from typing import Literal
 
 from hocket.bus.changes import about
+from hocket.errors import HocketError
 from hocket.kernel.execution import Execution
 from hocket.kernel.ids import ulid_text
 from hocket.kernel.reasons import Reason
 from hocket.kernel.roster import Job, State
 from hocket.kernel.subjects import JOB
 from hocket.node.node import LOOK_AGAIN_S, Node, SyncNode
+from hocket.service import Service
+from hocket.service.output import output
 from hocket.work.command.outcome import CommandOutcome, ending, exit_code, plain_ending, printed
 from hocket.work.proofs import STREAM_TYPES
 from hocket.work.runner import Run
@@ -27,6 +32,7 @@ class Following:
         self._execution: Execution | None = None
         self._outcome: CommandOutcome | None = None
         self._settled = asyncio.Event()
+        self._pouring: list[asyncio.Future[None]] = []
 
     def heard(self, stream: str, chunk: bytes) -> None:
         if not chunk:
@@ -58,8 +64,8 @@ class Following:
         return CommandOutcome(exit_code(execution), stays)
 
     async def end(self) -> CommandOutcome:
-        """Waits for the end. Output of a run in another process or node was not heard meanwhile, and is forwarded
-        now.
+        """Waits for the end. Output of a run on another node is forwarded as this node gets it. Output of a run in
+        another process of this node is forwarded now.
         """
         with closing(self._node.listen(about(JOB, self._job_id))) as changes:
             while (ended := self._outcome or await self._look()) is None:
@@ -70,13 +76,41 @@ class Following:
                             await self._settled.wait()
                 else:
                     await changes.wait(LOOK_AGAIN_S)
+                    if not self._pouring and await self._runs_elsewhere():
+                        self._pour()
                 self._settled.clear()
+        if self._pouring:
+            await asyncio.wait(self._pouring)
+            return ended
         blobs, fetch = self._node.runtime.blobs, SyncNode(self._node.runtime).fetch
         for stream in STREAM_TYPES.keys() - self._heard:
             kept = await self._node.read(lambda session, s=stream: printed(session, blobs, self._job_id, s, fetch))  # type: ignore[misc]
             if kept:
                 await self._node.call(lambda s=stream, k=kept: self._passed_on(s, k))  # type: ignore[misc]
         return ended
+
+    async def _runs_elsewhere(self) -> bool:
+        """Whether another node holds the job."""
+        entry = await self._node.read(lambda session: session.job(self._job_id))
+        return entry is not None and entry.job.claimer not in (None, self._node.runtime.log.node)
+
+    def _pour(self) -> None:
+        """Forwards both streams until the job has ended, each in a thread."""
+        service, loop = Service(self._node.runtime), asyncio.get_running_loop()
+
+        def pour(stream: Literal["stdout", "stderr"], done: asyncio.Future[None]) -> None:
+            try:
+                with suppress(HocketError):  # what cannot be had from there is left out; the exit code tells the rest
+                    is_stderr = stream == "stderr"
+                    for chunk in output(service, ulid_text(self._job_id), stderr=is_stderr, follow=True):
+                        self._passed_on(stream, chunk)
+            finally:
+                with suppress(RuntimeError):  # the loop has ended
+                    loop.call_soon_threadsafe(done.set_result, None)
+
+        for stream in STREAM_TYPES:
+            self._pouring.append(done := loop.create_future())
+            threading.Thread(target=pour, args=(stream, done), name="hocket-output", daemon=True).start()
 
     async def _look(self) -> CommandOutcome | None:
         return await self._node.read(lambda session: ending(session, self._node.runtime.blobs, self._job_id))

@@ -17,13 +17,13 @@ HEADER_BYTES = 1 + LENGTH_BYTES
 READ_BYTES = 65_536
 INTERRUPTED = 130
 _INT_BYTES = 4
-_LONG_WAY = ("-h", "--help", "--json")
+_LONG_WAY = ("-h", "--help", "--json", "--on")
 
 
 def ask_worker(words: list[str]) -> int | None:
     """The command's exit code; None if the whole program must run it."""
     options = words[: words.index("--")] if "--" in words else words
-    if any(word in _LONG_WAY for word in options):
+    if any(word.partition("=")[0] in _LONG_WAY for word in options):
         return None
     home = _home(options)
     try:

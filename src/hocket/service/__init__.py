@@ -9,6 +9,7 @@ import msgspec
 
 from hocket.errors import NotAuthorised
 from hocket.kernel.ids import node_text
+from hocket.mesh.names import names
 from hocket.node.runtime import Runtime
 from hocket.store import Session
 
@@ -59,6 +60,11 @@ class Service:
     def read(self) -> AbstractContextManager[Session]:
         """A view whose projections include every op on the log."""
         return self.runtime.read()
+
+    def names(self, session: Session) -> dict[str, str]:
+        """The names of the mesh's nodes that have one, by their ids."""
+        called = names(self.runtime.log.permissions(session))
+        return {node_text(node): name for node, name in called.items()}
 
     def check_writer(self) -> None:
         """Every command calls this first. A command signs with this node's key, so a principal of another node may not

@@ -18,6 +18,7 @@ from hocket.kernel.clock import unpack
 from hocket.kernel.durations import span
 from hocket.kernel.ids import node_id, node_text
 from hocket.kernel.ops import decode
+from hocket.kernel.plurals import counted
 from hocket.kernel.reasons import Reason
 from hocket.kernel.ucan import read as read_ucan
 from hocket.kernel.vocabulary import DelegateUcan
@@ -167,7 +168,7 @@ def _database(home: Home) -> Findings:
             damage = session.damage()
             yield from (Check("bad", "database", f"damaged: {what}; restore a backup") for what in damage)
             if not damage:
-                yield Check("ok", "database", f"opens and is intact, {session.head().seq} ops")
+                yield Check("ok", "database", f"opens and is intact, {counted(session.head().seq, 'op')}")
             yield from _guarded("first op", lambda: _first_op(home, session))
             yield from _guarded("integrity", lambda: _integrity(session))
             yield from _guarded("history", lambda: _history(session))
@@ -277,7 +278,7 @@ def _workers(home: Home, session: Session) -> Findings:
     held = Counter(stand[entry.worker] for entry in session.claimed() if entry.worker in stand)
     count = Counter(stand.values())
     if died := count[WorkerState.DIED]:
-        left = f"{died} died and left {held[WorkerState.DIED]} jobs behind"
+        left = f"{died} died and left {counted(held[WorkerState.DIED], 'job')} behind"
         yield Check("warn", "workers", f"{left}; the next worker returns them to the queue")
     for each in workers:
         if stand[each.number] is WorkerState.SILENT:

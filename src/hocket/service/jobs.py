@@ -10,6 +10,7 @@ import msgspec
 from hocket.bus.changes import about
 from hocket.errors import Unreachable, Usage
 from hocket.kernel.ids import parse_ulid, ulid_text
+from hocket.kernel.plurals import counted
 from hocket.kernel.roster import Outcome
 from hocket.kernel.subjects import JOB
 from hocket.service import ListPage, Service, ServiceAnswer
@@ -73,6 +74,7 @@ class JobBrief(ServiceAnswer, frozen=True):
     ready_at_ms: int | None
     done_ms: int | None
     progress: Any
+    error: str | None
 
 
 class JobArtifact(ServiceAnswer, frozen=True):
@@ -90,43 +92,52 @@ class JobDetails(JobBrief, frozen=True):
     after: list[str]
     result: Any
     artifacts: list[JobArtifact]
-    error: str | None
     traceback: str | None
     ops: list[OpLine]
 
 
 class JobsPage(ListPage[JobBrief], frozen=True):
-    """`processes` maps the id of a claimed job to the process that holds it, if a worker of this store does."""
+    """`total` counts the jobs of all pages, `jobs` all jobs. `names` maps the ids of nodes to their names, `processes`
+    the id of a claimed job to the process that holds it, if a worker of this store does.
+    """
 
     now_ms: int
+    total: int
+    jobs: int
+    names: dict[str, str]
     processes: dict[str, int]
 
 
 def page(service: Service, wanted: JobQuery) -> JobsPage:
     with service.read() as session:
-        return _page(session, wanted)
+        return _page(service, session, wanted)
 
 
-def _page(session: Session, wanted: JobQuery) -> JobsPage:
+def _page(service: Service, session: Session, wanted: JobQuery) -> JobsPage:
     entries = _select(session, wanted, wanted.limit + 1)
     shown = entries[: wanted.limit]
     pids = {worker.number: worker.pid for worker in session.workers()}
     held = [entry for entry in shown if entry.stage is Stage.CLAIMED and entry.worker in pids]
     return JobsPage(
-        [_brief(entry) for entry in shown],
+        [msgspec.convert(view.brief(session, entry), JobBrief) for entry in shown],
         ulid_text(shown[-1].job.id) if len(entries) > wanted.limit else None,
         max(int(time.time() * 1000), session.head().wall),
+        session.job_count(_filter(wanted)),
+        session.job_count(JobFilter()),
+        service.names(session),
         {ulid_text(entry.job.id): pids[entry.worker] for entry in held if entry.worker is not None},
     )
 
 
 def _select(session: Session, wanted: JobQuery, limit: int) -> list[JobEntry]:
     """The newest jobs that match."""
-    if wanted.outcome is not None and wanted.state not in (None, StateName.completed):
-        return []
-    outcome = None if wanted.outcome is None else Outcome[wanted.outcome.upper()]
     before = None if wanted.before is None else _id(wanted.before)
-    return session.jobs(JobFilter(STAGES[wanted.state], outcome, wanted.kind, before), limit)
+    return session.jobs(_filter(wanted)._replace(beyond=before), limit)
+
+
+def _filter(wanted: JobQuery) -> JobFilter:
+    outcome = None if wanted.outcome is None else Outcome[wanted.outcome.upper()]
+    return JobFilter(STAGES[wanted.state], outcome, wanted.kind)
 
 
 def count(service: Service, wanted: JobQuery) -> int:
@@ -155,6 +166,7 @@ class JobsWatch:
     """The last seen list, and the wait for a change."""
 
     def __init__(self, service: Service, wanted: JobQuery) -> None:
+        self._service = service
         self._node = service.node
         self._wanted = wanted
         self.seen: JobsPage | None = None
@@ -169,12 +181,12 @@ class JobsWatch:
         return self.seen
 
     def _look(self, session: Session) -> tuple[bool, None]:
-        before, self.seen = self.seen, _page(session, self._wanted)
+        before, self.seen = self.seen, _page(self._service, session, self._wanted)
         return before is None or self.seen.items != before.items, None
 
 
 def find(service: Service, prefix: str) -> str:
-    """The id of the one job whose id starts with this text. Raises Usage if there is none, or more than one."""
+    """The id of the one job whose id begins or ends with this text. Raises Usage if there is none, or more than one."""
     return ulid_text(service.runtime.find(prefix))
 
 
@@ -193,8 +205,9 @@ def result(service: Service, job_id: str, timeout: float | None) -> Any:
     try:
         return service.node.job(job_id).result(timeout)
     except TimeoutError:
+        waited = counted(timeout or 0.0, "second")
         raise Unreachable(
-            f"job {job_id} has not ended within {timeout:g} seconds; it is still active, see `hocket show {job_id}`"
+            f"job {job_id} has not ended within {waited}; it is still active, see `hocket show {job_id}`"
         ) from None
 
 
@@ -222,7 +235,3 @@ def _target(service: Service, prefix: str, reason: str) -> str:
     if not 0 < len(reason) <= REASON_CHARS_MAX:
         raise Usage(f"a reason must have 1 to {REASON_CHARS_MAX} characters, not {len(reason)}")
     return find(service, prefix)
-
-
-def _brief(entry: JobEntry) -> JobBrief:
-    return msgspec.convert(view.brief(entry), JobBrief)

@@ -4,13 +4,14 @@ ops wait for a decision.
 
 import msgspec
 
-from hocket.errors import Conflict, NotAuthorised
+from hocket.errors import Conflict, NotAuthorised, Usage
 from hocket.kernel.ids import hash_text, node_text
 from hocket.kernel.keys import SigningKey
 from hocket.kernel.quota import Quota
 from hocket.mesh import membership
 from hocket.mesh.grants import parse_action, words
 from hocket.mesh.membership import Member, Revocation
+from hocket.mesh.names import likeness, why_not
 from hocket.node.home import Ask
 from hocket.service import Service, ServiceAnswer
 from hocket.store import Session
@@ -142,10 +143,32 @@ def listing(service: Service) -> list[NodeShown]:
         return [_shown(each) for each in _members(service, session)]
 
 
+def namesakes(service: Service) -> list[list[NodeShown]]:
+    """The nodes that have the same name as another, or one that looks like it."""
+    known = listing(service)
+    groups = {likeness(each.name): _alike(known, each.name) for each in known if each.name is not None}
+    return [group for group in groups.values() if len(group) > 1]
+
+
+def _alike(known: list[NodeShown], name: str) -> list[NodeShown]:
+    """The nodes in force whose names look like this one."""
+    return [
+        each
+        for each in known
+        if each.name is not None and likeness(each.name) == likeness(name) and each.standing != "revoked"
+    ]
+
+
 def find(service: Service, text: str) -> NodeShown:
     """The one node with this name, or whose id starts with this text; `here` is this node."""
     with service.read() as session:
         return _shown(membership.find(_members(service, session), text))
+
+
+def names(service: Service) -> dict[str, str]:
+    """The names of the nodes that have one, by their ids."""
+    with service.read() as session:
+        return service.names(session)
 
 
 def identity(service: Service) -> Identity:
@@ -189,6 +212,8 @@ def routes(service: Service) -> list[Route]:
 def route(service: Service, kind: str, node: str | None) -> RouteSet:
     """Sends all jobs of a kind to one node; None removes the route."""
     service.check_writer()
+    if kind.endswith(".") and node is not None:
+        raise Usage(f"a route is for one kind, and {kind!r} stands for all kinds below it; route each kind")
     log = service.runtime.log
     with service.read() as session:
         member = None if node is None else membership.find(_members(service, session), node)
@@ -252,11 +277,19 @@ def revoke(service: Service, node: str, ask: Ask | None) -> Revoking:
     return _revoking(membership.revoke(service.runtime.log, node, user_key))
 
 
-def reissue(service: Service, user_key: SigningKey) -> DelegationMade:
-    """Issues this node a new root delegation with the user's key."""
+def reissue(service: Service, user_key: SigningKey, name: str | None = None) -> DelegationMade:
+    """Issues this node a new root delegation with the user's key, and perhaps a new name. Raises Conflict if another
+    node has that name or a similar one.
+    """
     service.check_writer()
     log, home = service.runtime.log, service.runtime.home
-    name = next((each.name for each in listing(service) if each.here), None)
+    known = listing(service)
+    if name is None:
+        name = next((each.name for each in known if each.here), None)
+    elif problem := why_not(name):
+        raise Usage(f"bad name {name!r}: {problem}")
+    elif taken := next((each for each in _alike(known, name) if not each.here), None):
+        raise Conflict(f"{name} looks too much like {taken.name}, node {taken.node}; choose another name")
     made = membership.reissue(log, user_key, home.node_key().public, name)
     if not membership.is_owner(log):
         raise NotAuthorised("the new delegation does not make this node the owner's")

@@ -8,6 +8,7 @@ import msgspec
 from hocket.bus.changes import LOG, about
 from hocket.events import ignore
 from hocket.kernel.ids import ulid_text
+from hocket.kernel.kinds import covers
 from hocket.kernel.rules import Rules
 from hocket.kernel.subjects import JOB, Subject
 from hocket.log import Admission
@@ -40,7 +41,7 @@ class OpLine(ServiceAnswer, frozen=True):
 
 
 class OpFilter:
-    """Which ops to show: those of one job, or of jobs of a kind and the kinds below it."""
+    """Which ops to show: those of one job, or of jobs of the kinds that `kind` covers."""
 
     def __init__(self, service: Service, job: str | None = None, kind: str | None = None) -> None:
         self.job_id = None if job is None else service.runtime.find(job)
@@ -52,8 +53,7 @@ class OpFilter:
         if self._kind is None:
             return True
         entry = None if row.job is None else session.job(row.job)
-        below = self._kind.rstrip(".") + "."
-        return entry is not None and (entry.job.kind == self._kind or entry.job.kind.startswith(below))
+        return entry is not None and covers(self._kind, entry.job.kind)
 
 
 class OpsTail(msgspec.Struct, frozen=True):

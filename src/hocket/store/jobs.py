@@ -26,8 +26,8 @@ class JobEntry(NamedTuple):
 
 
 class JobFilter(NamedTuple):
-    """Which jobs a list shows: those of these stages (all if none is named), of this outcome, and of this kind or one
-    below it. A page begins `beyond` the last job of the page before.
+    """Which jobs a list shows: those of these stages (all if none is named), of this outcome, and of the kinds that
+    `kind` covers. A page begins `beyond` the last job of the page before.
     """
 
     stages: tuple[Stage, ...] = ()
@@ -44,8 +44,14 @@ class JobSession(Protocol):
     def drop_job(self, job_id: bytes) -> None: ...
     def job_ids(self, low: bytes, high: bytes, limit: int) -> list[bytes]: ...
 
+    def job_ids_ending(self, ending: bytes) -> list[bytes]:
+        """The ids that end with these bytes. It reads every job."""
+
     def jobs(self, wanted: JobFilter, limit: int) -> list[JobEntry]:
         """A page of a list, in the order of job ids."""
+
+    def job_count(self, wanted: JobFilter) -> int:
+        """How many jobs a list has in all, however many pages it takes."""
 
     def each_job(self) -> Iterator[JobEntry]: ...
     def jobs_of_kind_since(self, kind: str, hlc: bytes) -> list[bytes]: ...

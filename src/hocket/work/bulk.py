@@ -9,6 +9,7 @@ from typing import NamedTuple, TypedDict, Unpack
 
 from hocket.errors import Conflict, NotAuthorised, Usage
 from hocket.kernel.durations import duration_ms
+from hocket.kernel.kinds import covers
 from hocket.kernel.reasons import Reason
 from hocket.kernel.roster import Job, Outcome
 from hocket.log import Transaction
@@ -60,7 +61,7 @@ class Selection(NamedTuple):
 
     def has(self, job: Job) -> bool:
         kind = self.kind
-        of_kind = kind is None or job.kind == kind or (kind.endswith(".") and job.kind.startswith(kind))
+        of_kind = kind is None or covers(kind, job.kind)
         return of_kind and (self.before_ms is None or job.scheduled.wall < self.before_ms)
 
 

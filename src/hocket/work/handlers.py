@@ -19,6 +19,7 @@ import msgspec
 from hocket.errors import Usage
 from hocket.kernel.durations import duration_ms
 from hocket.kernel.ids import parse_ulid
+from hocket.kernel.kinds import covers
 from hocket.kernel.placement import check_labels, lacking
 from hocket.kernel.policy import DEFAULT, LEASE_MS_DEFAULT, LEASE_MS_MAX, LEASE_MS_MIN, Policy, Rate, check_policy
 from hocket.kernel.roster import Job
@@ -159,7 +160,7 @@ REGISTRY: dict[str, JobType] = {}
 
 
 class Handlers:
-    """The job types that a worker runs, all or only those under some prefixes."""
+    """The job types that a worker runs, all or only those that some names cover."""
 
     def __init__(self, types: Iterable[JobType], only: Iterable[str] = ()) -> None:
         self._types = {each.kind: each for each in types if each.function is not None}
@@ -184,10 +185,10 @@ class Handlers:
         """The kinds that this worker runs, as topics for a listener."""
         served = {kind for kind in self._types if self.find(kind) is not None}
         inner = [only for only in self._only if any(only.startswith(prefix) for prefix in self._prefixes)]
-        return frozenset(served.union(inner, (only.rstrip(".") + "." for only in inner)))
+        return frozenset(served.union(inner))
 
     def find(self, kind: str) -> JobType | None:
-        if self._only and not any(kind == prefix or kind.startswith(prefix.rstrip(".") + ".") for prefix in self._only):
+        if self._only and not any(covers(only, kind) for only in self._only):
             return None
         exact = self._types.get(kind)
         if exact is not None:
@@ -283,6 +284,9 @@ def load(modules: Iterable[str]) -> list[JobType]:
 def _import_file(path: Path) -> None:
     if not path.is_file():
         raise Usage(f"no handler module at {path}")
+    # As for a program, the file's directory comes first: it may import its siblings.
+    if (directory := str(path.resolve().parent)) not in sys.path:
+        sys.path.insert(0, directory)
     spec = importlib.util.spec_from_file_location(path.stem, path)
     if spec is None or spec.loader is None:
         raise Usage(f"{path} is not a Python module")

@@ -2,13 +2,14 @@
 anything.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
 from hocket.errors import Failed, Usage
 from hocket.kernel.clock import hlc_text, unpack
-from hocket.kernel.ids import node_text, ulid_prefix_range, ulid_text
+from hocket.kernel.ids import node_text, ulid_ending, ulid_prefix_range, ulid_text
 from hocket.kernel.ops import Op, decode
 from hocket.kernel.reasons import BY_NUMBER
 from hocket.kernel.roster import Job, Outcome, State
@@ -32,27 +33,60 @@ from hocket.work.jobs import RESULT_TYPE
 
 AMBIGUOUS_SHOWN = 5
 DEPTH_MAX = 100
+# A job can be named by the end of its id, from this length on. A shown end is shared with another of the node's jobs
+# once in ENDING_ODDS times; `find` names both then.
+ENDING_CHARS_MIN = 4
+ENDING_ODDS = 1_000
+ULID_CHARS = 26
 
 
-def find(session: Session, prefix: str) -> JobEntry:
-    """The one job whose id starts with this text. Raises Usage if there is none, or more than one."""
-    try:
-        low, high = ulid_prefix_range(prefix)
-    except ValueError:
-        raise Usage(f"{prefix!r} is not a job id; `hocket jobs` lists them") from None
-    found = session.job_ids(low, high, AMBIGUOUS_SHOWN + 1) if prefix else []
+def find(session: Session, text: str) -> JobEntry:
+    """The one job whose id begins with this text, or else ends with it. Raises Usage if there is none, or more than
+    one.
+    """
+    found, place = _beginning(session, text), "beginning"
+    if len(found) != 1 and (ending := _ending(session, text)):
+        found, place = (ending, "end") if len(ending) == 1 or not found else (found, place)
     if not found:
-        raise Usage(f"no job {prefix!r}; `hocket jobs` lists them")
+        raise Usage(f"no job {text!r}; `hocket jobs` lists them")
     if len(found) > 1:
         shown = ", ".join(ulid_text(each) for each in found[:AMBIGUOUS_SHOWN])
         more = ", …" if len(found) > AMBIGUOUS_SHOWN else ""
-        raise Usage(f"{prefix!r} is the beginning of several job ids: {shown}{more}; give more of it")
+        raise Usage(f"{text!r} is the {place} of several job ids: {shown}{more}; give more of it")
     entry = session.job(found[0])
     assert entry is not None
     return entry
 
 
-def brief(entry: JobEntry) -> dict[str, Any]:
+def _beginning(session: Session, text: str) -> list[bytes]:
+    try:
+        low, high = ulid_prefix_range(text)
+    except ValueError:
+        return []
+    return session.job_ids(low, high, AMBIGUOUS_SHOWN + 1) if text else []
+
+
+def _ending(session: Session, text: str) -> list[bytes]:
+    try:
+        ending = ulid_ending(text) if text else b""
+    except ValueError:
+        raise Usage(f"{text!r} is not a job id; `hocket jobs` lists them") from None
+    if not ENDING_CHARS_MIN <= len(text) < ULID_CHARS:
+        return []
+    return [each for each in session.job_ids_ending(ending) if ulid_text(each).endswith(text.upper())]
+
+
+def ending_chars(job_ids: Sequence[str], jobs: int) -> int:
+    """How many of the last characters of these ids tell them apart, and almost surely also from those of all jobs."""
+    chars = ENDING_CHARS_MIN
+    while chars < ULID_CHARS and (
+        32**chars < jobs * ENDING_ODDS or len({each[-chars:] for each in job_ids}) < len(job_ids)
+    ):
+        chars += 1
+    return chars
+
+
+def brief(session: Session, entry: JobEntry) -> dict[str, Any]:
     """One line of a list."""
     job = entry.job
     return {
@@ -72,6 +106,7 @@ def brief(entry: JobEntry) -> dict[str, Any]:
         "ready_at_ms": job.ready_at if entry.stage is Stage.DELAYED else None,
         "done_ms": None if job.done is None else job.done.wall,
         "progress": None if job.progress is None else readable(job.progress),
+        "error": _error(session, job)[0],
     }
 
 
@@ -81,19 +116,17 @@ def full(session: Session, entry: JobEntry) -> dict[str, Any]:
     rows = session.ops_about(Subject(JOB, job.id))
     schedule = decode(next(row.body for row in rows if row.id == job.schedule_op)).payload
     assert isinstance(schedule, ScheduleJob)
-    error, traceback = _error(session, job)
     try:
         returned = result(session, job)
     except Failed:
         returned = None
-    return brief(entry) | {
+    return brief(session, entry) | {
         "payload": readable(schedule.payload),
         "options": msgspec.to_builtins(job.policy),
         "after": list(job.policy.after),
         "result": _shallow(returned),
         "artifacts": [_artifact_line(session, each) for each in session.artifacts_of_job(job.id)],
-        "error": error,
-        "traceback": traceback,
+        "traceback": _error(session, job)[1],
         "ops": [op_line(row) for row in rows],
     }
 

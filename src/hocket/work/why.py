@@ -97,7 +97,7 @@ class _Trace:
         job = entry.job
         own = self._session.artifacts_of_job(job.id)
         records = [each for each in own if each.type == SNAPSHOT_TYPE]
-        self.told |= {"of": "job", "id": ulid_text(job.id), "job": view.brief(entry)}
+        self.told |= {"of": "job", "id": ulid_text(job.id), "job": view.brief(self._session, entry)}
         if job.state is State.PENDING and job.policy.needs:
             self.told["needs"] = list(job.policy.needs)
         self.told["artifacts"] = [self._brief(each) for each in own if each.type != SNAPSHOT_TYPE]

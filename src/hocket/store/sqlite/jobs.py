@@ -83,21 +83,26 @@ class JobStatements(LockStatements):
         rows = self._sql("SELECT id FROM jobs WHERE id BETWEEN ? AND ? ORDER BY id LIMIT ?", (low, high, limit))
         return [row[0] for row in rows]
 
+    def job_ids_ending(self, ending: bytes) -> list[bytes]:
+        return [row[0] for row in self._sql("SELECT id FROM jobs WHERE substr(id, ?) = ?", (-len(ending), ending))]
+
     def jobs(self, wanted: JobFilter, limit: int) -> list[JobEntry]:
-        """Uses the index of each stage, or of the rare outcomes, so that it does not read finished jobs in vain."""
-        if wanted.outcome is not None:
-            rare = "INDEXED BY jobs_failed WHERE outcome > 0 AND" if wanted.outcome else "WHERE"
-            which = [f"{rare} outcome = {int(wanted.outcome)}"] if Stage.DONE in (wanted.stages or _STAGES) else []
-        else:
-            which = [_OF_STAGE[stage] for stage in wanted.stages] or ["WHERE 1"]
-        found = [entry for each in which for entry in self._page(each, wanted, limit)]
+        found = [entry for each in _which(wanted) for entry in self._page(each, wanted, limit)]
         return sorted(found, key=lambda entry: entry.job.id, reverse=wanted.newest_first)[:limit]
+
+    def job_count(self, wanted: JobFilter) -> int:
+        if wanted.kind is None:
+            sought = wanted.stages or _STAGES
+            counts = self.counts().items()
+            return sum(n for (stage, end), n in counts if stage in sought and wanted.outcome in (None, end))
+        kind, values = _of_kind(wanted.kind)
+        return sum(self._one(f"SELECT count(*) FROM jobs {each}{kind}", *values) for each in _which(wanted))
 
     def _page(self, where: str, wanted: JobFilter, limit: int) -> list[JobEntry]:
         values: list[Any] = []
         if wanted.kind is not None:
-            where += " AND (kind = ? OR (kind > ? AND kind < ?))"
-            values += [wanted.kind, wanted.kind + ".", wanted.kind + "/"]
+            of_kind, values = _of_kind(wanted.kind)
+            where += of_kind
         if wanted.beyond is not None:
             where += " AND id < ?" if wanted.newest_first else " AND id > ?"
             values.append(wanted.beyond)
@@ -220,6 +225,23 @@ class JobStatements(LockStatements):
 
     def set_rate(self, kind: str, due: int) -> None:
         self._sql("REPLACE INTO rates VALUES (?, ?)", (kind, due))
+
+
+def _which(wanted: JobFilter) -> list[str]:
+    """Uses the index of each stage, or of the rare outcomes, so that a list does not read finished jobs in vain."""
+    if wanted.outcome is None:
+        return [_OF_STAGE[stage] for stage in wanted.stages] or ["WHERE 1"]
+    if Stage.DONE not in (wanted.stages or _STAGES):
+        return []
+    rare = "INDEXED BY jobs_failed WHERE outcome > 0 AND" if wanted.outcome else "WHERE"
+    return [f"{rare} outcome = {int(wanted.outcome)}"]
+
+
+def _of_kind(wanted: str) -> tuple[str, list[Any]]:
+    """The condition of `kernel.kinds.covers`, and its values."""
+    if wanted.endswith("."):
+        return " AND kind > ? AND kind < ?", [wanted, wanted[:-1] + "/"]
+    return " AND kind = ?", [wanted]
 
 
 def _row(entry: JobEntry) -> tuple[Any, ...]:

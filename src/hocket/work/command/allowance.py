@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, cast, get_args
 
 from hocket.errors import Usage
-from hocket.kernel.manifest import INPUTS_NAME, OUTPUTS_NAME, SANDBOX_NAME, Manifest, Sandbox
+from hocket.kernel.manifest import AGAIN_NAME, INPUTS_NAME, ON_NAME, OUTPUTS_NAME, SANDBOX_NAME, Manifest, Sandbox
 from hocket.work.command import sandbox
 from hocket.work.command.orders import PASSED_ON
 from hocket.work.command.risky_patterns import is_deciding, trap
@@ -23,7 +23,7 @@ SandboxRule = Literal["auto", "required", "off"]
 # The last word of a pattern: any number of further arguments.
 MORE = "**"
 # Variables that tell us how to run a command; the command does not need them.
-_OURS = (INPUTS_NAME, OUTPUTS_NAME, SANDBOX_NAME, SECRETS_NAME)
+_OURS = (AGAIN_NAME, INPUTS_NAME, ON_NAME, OUTPUTS_NAME, SANDBOX_NAME, SECRETS_NAME)
 _KEYS = ("allow", "allow_any", "variables", "sandbox", "paths", "environment")
 
 

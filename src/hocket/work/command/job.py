@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import cache
-from importlib.metadata import version
 from pathlib import Path
 from platform import machine
 from typing import Any, NamedTuple
@@ -19,11 +18,13 @@ import msgspec
 
 from hocket.errors import Failed, Unreachable, Usage
 from hocket.kernel.execution import Execution, Output, RunnerProgram, Stream
-from hocket.kernel.ids import content_hash, hash_text, parse_ulid, ulid_text
+from hocket.kernel.ids import content_hash, hash_text, node_text, parse_ulid, ulid_text
 from hocket.kernel.keys import SigningKey
-from hocket.kernel.manifest import BadManifest, Manifest, content_id, parse_manifest
+from hocket.kernel.manifest import ON_NAME, BadManifest, Manifest, content_id, parse_manifest
 from hocket.kernel.ops import decode
+from hocket.kernel.plurals import counted
 from hocket.kernel.proof import PROOF_TYPE, Proof, encode_proof, prove
+from hocket.kernel.version import __version__
 from hocket.kernel.vocabulary import ScheduleJob
 from hocket.store import Session
 from hocket.work import artifacts
@@ -111,9 +112,20 @@ class Commands:
             assert isinstance(payload, ScheduleJob)
             if only is not None:
                 return payload.job_id == only and not is_over()
+            if not self._is_for_here(payload.payload):
+                return False
             return is_own(session, self._premises.node, schedule) or self._allows(payload.payload)
 
         return JobType(KIND, function=self.serve, wants=wants)
+
+    def _is_for_here(self, payload: bytes) -> bool:
+        """Whether a command names no node to run on, or this one."""
+        if ON_NAME.encode() not in payload:
+            return True
+        try:
+            return parse_manifest(msgspec.json.decode(payload)).on in (None, node_text(self._premises.node))
+        except (BadManifest, msgspec.MsgspecError, RecursionError):
+            return True
 
     def _allows(self, payload: bytes) -> bool:
         try:
@@ -298,7 +310,7 @@ def _complaint(manifest: Manifest, ended: CommandResult) -> str:
     program = manifest.argv[0]
     if ended.why == "timeout":
         limit = min(manifest.timeout or RUN_S_MAX, RUN_S_MAX)
-        return f"{program} timed out after {limit} seconds"
+        return f"{program} timed out after {counted(limit, 'second')}"
     if ended.why != "exited":
         return f"{program}: {ended.why}: {ended.detail}" if ended.detail else f"{program}: {ended.why}"
     if ended.signal is not None:
@@ -312,4 +324,4 @@ def _runner() -> RunnerProgram:
     root = Path(__file__).parents[2]
     files = sorted(path.relative_to(root).as_posix() for path in root.rglob("*.py"))
     hashes = b"".join(content_hash(name.encode()) + content_hash((root / name).read_bytes()) for name in files)
-    return RunnerProgram(content_hash(hashes), version("hocket"), f"linux/{machine()}")
+    return RunnerProgram(content_hash(hashes), __version__, f"linux/{machine()}")

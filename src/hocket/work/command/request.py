@@ -3,7 +3,7 @@ becomes its manifest, whose hash the proof covers.
 """
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from os import PathLike
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
@@ -13,6 +13,7 @@ from hocket.kernel.durations import duration_ms
 from hocket.kernel.ids import hash_text
 from hocket.kernel.manifest import (
     INPUTS_NAME,
+    ON_NAME,
     OUTPUTS_NAME,
     SANDBOX_NAME,
     BadManifest,
@@ -33,11 +34,12 @@ from hocket.work.run_outputs import Content
 KIND = "hocket.run"
 INPUT_TYPE = "hocket.input"
 TIMEOUT_S_DEFAULT = 3_600
+INPUTS_MAX = 1_000
 
 
 class CommandRequest(NamedTuple):
     """`inputs` are local files by their names in the command's directory; `outputs` are patterns of files to keep;
-    `secrets` are variables whose values stay off the log.
+    `secrets` are variables whose values stay off the log; `on` is the id of the one node that should run it.
     """
 
     argv: tuple[str, ...]
@@ -48,6 +50,7 @@ class CommandRequest(NamedTuple):
     sandbox: str = "off"
     policy: Policy = DEFAULT
     secrets: Mapping[str, str] = {}
+    on: str | None = None
 
 
 def command(
@@ -61,10 +64,10 @@ def command(
     network: bool = False,
     **options: Any,
 ) -> CommandRequest:
-    """A command to submit, as a job with a proof. `inputs` are local files, by their names in the command's directory
-    or under their own; `outputs` are patterns of files to keep; in a `sandbox` it has network access only with
-    `network`. Values in `env` go on the log, where other nodes can read them; `secrets` do not: variables with their
-    values, or names of variables that are set here. The other options are those of `job`.
+    """A command to submit, as a job with a proof. `inputs` are local files and directories, by their names in the
+    command's directory or under their own; `outputs` are patterns of files to keep; in a `sandbox` it has network
+    access only with `network`. Values in `env` go on the log, where other nodes can read them; `secrets` do not:
+    variables with their values, or names of variables that are set here. The other options are those of `job`.
     """
     try:
         timeout_ms = duration_ms(timeout)
@@ -73,7 +76,7 @@ def command(
     if timeout_ms % 1000:
         raise Usage(f"bad timeout {timeout!r}: give whole seconds")
     if isinstance(inputs, Mapping):
-        named = {name: Path(path) for name, path in inputs.items()}
+        named = _placed((name, name, Path(path)) for name, path in inputs.items())
     else:
         named = named_inputs(map(str, inputs), Path.cwd())
     wish = "network" if network else "on" if sandbox else "off"
@@ -111,6 +114,8 @@ def pack(request: CommandRequest, blobs: Blobs) -> PackedRequest:
         env[OUTPUTS_NAME] = ":".join(request.outputs)
     if request.sandbox != "off":
         env[SANDBOX_NAME] = request.sandbox
+    if request.on is not None:
+        env[ON_NAME] = request.on
     if request.secrets:
         check_values(request.secrets)
         if both := request.secrets.keys() & env.keys():
@@ -142,15 +147,40 @@ def submit(tx: Transaction, blobs: Blobs, secrets: Secrets, packed: PackedReques
 
 
 def named_inputs(given: Iterable[str], directory: Path) -> dict[str, Path]:
-    """Inputs as people write them, FILE or NAME=FILE. A file below the directory keeps its relative path."""
-    found: dict[str, Path] = {}
-    for text in given:
+    """Inputs as people write them, PATH or NAME=PATH. A path below the directory keeps its relative name."""
+
+    def named(text: str) -> tuple[str, str, Path]:
         name, equals, file = text.partition("=")
         path = directory / (file if equals else text)
         if not equals:
             inside = path.resolve().is_relative_to(directory.resolve())
             name = str(path.resolve().relative_to(directory.resolve())) if inside else path.name
-        if not name or name in found or PurePosixPath(name).is_absolute() or ":" in name:
-            raise Usage(f"bad input {text!r}: give each file its own relative name without a colon, like NAME=FILE")
-        found[name] = path
+        return text, name, path
+
+    return _placed(map(named, given))
+
+
+def _placed(named: Iterable[tuple[str, str, Path]]) -> dict[str, Path]:
+    """The files by their names in the command's directory. A directory stands for all files below it."""
+    found: dict[str, Path] = {}
+    for text, name, path in named:
+        for place, source in _files(name, path):
+            if not place or place in found or PurePosixPath(place).is_absolute() or ":" in place:
+                raise Usage(f"bad input {text!r}: give each file its own relative name without a colon, like NAME=FILE")
+            found[place] = source
+            if len(found) > INPUTS_MAX:
+                raise Usage(f"bad input {text!r}: more than {INPUTS_MAX} files; pack them into one archive")
     return found
+
+
+def _files(name: str, path: Path) -> Iterator[tuple[str, Path]]:
+    """A file, or every file below a directory, with its name there."""
+    if not path.is_dir():
+        yield name, path
+        return
+    for below, directories, files in os.walk(path):
+        if link := next((each for each in sorted(directories) if Path(below, each).is_symlink()), None):
+            raise Usage(f"bad input {str(path)!r}: {Path(below, link)} is a link to a directory; name that itself")
+        directories.sort()
+        for file in sorted(files):
+            yield str(PurePosixPath(name, Path(below, file).relative_to(path))), Path(below, file)
