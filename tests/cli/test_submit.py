@@ -154,7 +154,8 @@ def test_wait_prints_the_result(hocket: Program):
 
     failed = hocket("submit", "test.fail", "--wait", code=1)
     assert failed.sentence == f"job {failed.job_id} failed: ValueError: it broke"
-    assert hocket("submit", "test.fail", "--wait", "--json", code=1).out == ""
+    answer = hocket("submit", "test.fail", "--wait", "--json", code=1).json
+    assert (answer["outcome"], answer["error"]) == ("failed", "ValueError: it broke")
 
 
 @pytest.mark.touches("LW-41")

@@ -138,7 +138,7 @@ def test_ctrl_c_reaches_the_worker_and_not_its_handlers(hung: Program):
     until(lambda: hung.show(job_id)["state"] == "claimed", "the claim")
     children = Path(f"/proc/{worker.pid}/task/{worker.pid}/children").read_text().split()
     os.killpg(worker.pid, signal.SIGINT)
-    assert "1 handed back" in hung.finished(worker).out
+    assert "1 handed back" in hung.finished(worker, 130).out
     assert children and not any(Path(f"/proc/{pid}").exists() for pid in children)
 
 
