@@ -1,6 +1,8 @@
 """Group commit: many requests are one transaction, and a bad one among them harms no other."""
 
+import asyncio
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,6 +16,7 @@ from hocket.kernel.subjects import JOB
 from hocket.kernel.vocabulary import RouteKind
 from hocket.log import Log, Transaction
 from hocket.log.audit import verify
+from hocket.log.committer import Committer
 from hocket.store import Session
 from hocket.work import jobs
 from hocket.work.jobs import Draft, Submitted
@@ -160,3 +163,26 @@ def test_whoever_waits_is_told_after_the_commit_and_once() -> None:
         (Changes(frozenset(("k",)), frozenset((grown, *((JOB, job_id) for job_id in ids)))), 4),
         (Changes(frozenset(("k",)), frozenset((grown, (JOB, last)))), 5),
     ], "and nothing where nobody listens, or nothing has changed"
+
+
+@pytest.mark.parametrize("turns", [0, 1])
+def test_a_program_that_cancels_all_its_tasks_goes_on(log: Log, turns: int) -> None:
+    """The committer's own task was among them, before its first turn or during a commit; nobody may wait for it."""
+
+    async def program() -> list[Submitted]:
+        with ThreadPoolExecutor(1) as executor:
+            committer = Committer(log, executor)
+            waiting = asyncio.create_task(committer.run(submit))
+            await asyncio.sleep(0)
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            for task in asyncio.all_tasks() - {asyncio.current_task(), waiting}:
+                task.cancel()
+            async with asyncio.timeout(30):
+                with pytest.raises(asyncio.CancelledError):
+                    await waiting
+                again = await committer.run(submit)
+                await committer.close()
+            return again
+
+    assert asyncio.run(program())[0].created

@@ -30,6 +30,7 @@ class Committer:
         self._log = log
         self._executor = executor
         self._waiting: list[_Waiting] = []
+        self._group: list[_Waiting] = []
         self._room = asyncio.Semaphore(REQUESTS_MAX)
         self._flushing: asyncio.Task[None] | None = None
 
@@ -42,12 +43,14 @@ class Committer:
             self._waiting.append(_Waiting(request, alone, done))
             if self._flushing is None:
                 self._flushing = asyncio.create_task(self._flush())
+                self._flushing.add_done_callback(self._flushed)
             return await done
 
     async def _flush(self) -> None:
         loop = asyncio.get_running_loop()
         while self._waiting:
             group, self._waiting = self._waiting[:GROUP_MAX], self._waiting[GROUP_MAX:]
+            self._group = group
             try:
                 results = await loop.run_in_executor(self._executor, self._commit, group)
             except Exception as error:
@@ -59,7 +62,14 @@ class Committer:
                     done.set_exception(result)
                 else:
                     done.set_result(result)
+
+    def _flushed(self, flushing: asyncio.Task[None]) -> None:
+        """If the program has cancelled the task, as `asyncio.run` does at its end, nobody must wait for it for ever."""
         self._flushing = None
+        if flushing.cancelled():
+            for each in self._group + self._waiting:
+                each.done.cancel()
+            self._waiting.clear()
 
     def _commit(self, group: list[_Waiting]) -> list[Any]:
         if len(group) == 1 and (alone := group[0].alone) is not None:
