@@ -186,3 +186,15 @@ def test_a_program_that_cancels_all_its_tasks_goes_on(log: Log, turns: int) -> N
             return again
 
     assert asyncio.run(program())[0].created
+
+
+def test_requests_one_after_the_other_all_come_through(log: Log) -> None:
+    async def program() -> int:
+        with ThreadPoolExecutor(1) as executor:
+            committer = Committer(log, executor)
+            async with asyncio.timeout(30):
+                made = [await committer.run(submit) for _ in range(20)]
+                await committer.close()
+            return len(made)
+
+    assert asyncio.run(program()) == 20

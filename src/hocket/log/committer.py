@@ -62,11 +62,12 @@ class Committer:
                     done.set_exception(result)
                 else:
                     done.set_result(result)
+        self._flushing = None
 
     def _flushed(self, flushing: asyncio.Task[None]) -> None:
         """If the program has cancelled the task, as `asyncio.run` does at its end, nobody must wait for it for ever."""
-        self._flushing = None
         if flushing.cancelled():
+            self._flushing = None
             for each in self._group + self._waiting:
                 each.done.cancel()
             self._waiting.clear()
