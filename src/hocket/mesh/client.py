@@ -171,6 +171,17 @@ class Client:
         await self._check(reply, nonce)
         return reply.body
 
+    async def share_presence(self, body: bytes) -> bytes | None:
+        """Tells the peer about this node's workers and returns what it knows about others; None if an earlier version
+        answers.
+        """
+        reply, nonce = await self._send("POST", wire.PRESENCE, "", body)
+        if reply.status in (404, 405):
+            return None
+        await self._check(reply, nonce)
+        await self._believe(reply, nonce)
+        return reply.body
+
     def hint_headers(self) -> Mapping[str, str]:
         """The headers of a request for hints."""
         return self._headers(self._nonce())

@@ -16,11 +16,13 @@ from hocket.kernel.rules import rules_hash
 from hocket.mesh import peers
 from hocket.mesh.client import is_paused_by
 from hocket.mesh.outgoing import order_ops
+from hocket.mesh.presence import own_workers
 from hocket.mesh.sync import Exchanged, Exchanges
 from hocket.mesh.wire import look
 from hocket.store import Peer
 from hocket.work.environment import Closing, Environment
 from hocket.work.node_access import NodeAccess
+from hocket.work.serving import Serving
 from hocket.work.supervision import supervised
 
 # How often a peer is visited if nothing is known to have happened, minus a random part each time.
@@ -76,6 +78,7 @@ class _Visitor:
                     done = Exchanged(self._address, None, peers.UNREACHABLE, str(error))
                 if done.state == peers.OK:
                     self._is_welcome.set()
+                    await self._loop.exchanges.share_presence(self._address)
                 else:
                     self._is_welcome.clear()
                 self._is_resting = True
@@ -146,7 +149,7 @@ class SyncLoop:
         self._access, self.exchanges, self.environment = access, exchanges, environment
         self._turn, self.emit = turn, emit
         self._visitors: dict[str, _Visitor] = {}
-        self._seq = -1
+        self._state: tuple[int, list[Serving]] = (-1, [])
         self._next_round = 0.0
         self._is_silent = False
         self.is_on = False
@@ -179,9 +182,13 @@ class SyncLoop:
 
     async def _tell(self) -> None:
         """Wakes the visitors that have to push."""
-        seq = await look(self._access, lambda session: session.head().seq)
-        if seq != self._seq:
-            self._seq = seq
+        log, liveness, now_ms = self._access.log, self.environment.liveness, self.environment.physical_ms()
+        state = await look(
+            self._access,
+            lambda session: (session.head().seq, own_workers(session, liveness, log.node, now_ms)),
+        )
+        if state != self._state:
+            self._state = state
             for visitor in self._visitors.values():
                 visitor.changed()
 

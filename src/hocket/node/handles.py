@@ -1,7 +1,7 @@
 """`Handle`: a submitted job that an async program can wait for, follow and cancel. `node` has the synchronous one."""
 
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Any, Protocol
 
 from hocket.bus.changes import about
 from hocket.errors import Failed, Usage
@@ -9,6 +9,7 @@ from hocket.kernel.ids import ulid_text
 from hocket.kernel.proof import encode_proof
 from hocket.kernel.roster import Outcome
 from hocket.kernel.subjects import JOB, Subject
+from hocket.mesh.waiting import Waiting
 from hocket.store import JobEntry, JobSession, Session, Stage
 from hocket.work import jobs, view
 from hocket.work.blobs import Blobs
@@ -53,6 +54,14 @@ def news_of(session: Session, job_id: bytes, seen: int) -> tuple[list[dict[str, 
     return lines, entry.stage is Stage.DONE
 
 
+def overdue(error: TimeoutError, job_id: bytes, timeout: float | None, waiting: Waiting | None) -> TimeoutError:
+    """The error with what the job waits for, unless it already says more than that the time is over."""
+    if error.args:
+        return error
+    why = "" if waiting is None else f": {waiting.sentence}"
+    return TimeoutError(f"job {ulid_text(job_id)} has not ended within {timeout or 0:g} seconds{why}")
+
+
 def _entry(session: JobSession, job_id: bytes) -> JobEntry:
     """The job's entry. Raises Usage if there is no such job."""
     entry = session.job(job_id)
@@ -65,10 +74,15 @@ def proof_of(session: Session, blobs: Blobs, job_id: bytes) -> bytes:
     return encode_proof(need_proof(session, blobs, _entry(session, job_id).job))
 
 
+class WaitingNode(NodeAccess, Protocol):
+    async def waiting(self, job_id: bytes) -> Waiting | None:
+        """What a job waits for, as far as this node knows."""
+
+
 class Handle:
     """A submitted job. `created` is False if a unique key led to an existing job."""
 
-    def __init__(self, node: NodeAccess, job_id: bytes, created: bool) -> None:
+    def __init__(self, node: WaitingNode, job_id: bytes, created: bool) -> None:
         self._node = node
         self._id = job_id
         self.created = created
@@ -84,7 +98,10 @@ class Handle:
     async def result(self, timeout: float | None = None) -> Any:
         """Waits for the job and returns its result. Raises JobFailed, JobCancelled or TimeoutError."""
         look = lambda: self._node.read(lambda session: ending_of(session, self._id))  # noqa: E731
-        return await self._node.until(look, timeout, about(JOB, self._id))
+        try:
+            return await self._node.until(look, timeout, about(JOB, self._id))
+        except TimeoutError as error:
+            raise overdue(error, self._id, timeout, await self._node.waiting(self._id)) from None
 
     async def proof(self) -> bytes:
         """The proof of a command, in the format that `hocket proof verify` reads. Raises Failed if there is none."""

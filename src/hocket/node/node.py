@@ -3,6 +3,7 @@
 """
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
@@ -15,7 +16,7 @@ from hocket.bus import Subscription
 from hocket.bus.changes import ANYTHING, Changes, about
 from hocket.bus.listener import Listener
 from hocket.bus.memory import MemoryBus
-from hocket.errors import Conflict, HocketError, Usage
+from hocket.errors import Conflict, HocketError, Unreachable, Usage
 from hocket.events import AllowanceIsRisky, Emit, ignore, sentences
 from hocket.kernel.ids import parse_ulid, ulid_text
 from hocket.kernel.policy import DEFAULT
@@ -24,7 +25,9 @@ from hocket.kernel.roster import Job
 from hocket.kernel.subjects import JOB
 from hocket.log import Log, Transaction
 from hocket.log.committer import Committer
+from hocket.mesh.waiting import DELIVERS, Waiting
 from hocket.node import handles
+from hocket.node.delivery import Delivery, waiting_of
 from hocket.node.handles import Handle, JobCancelled, JobFailed
 from hocket.node.runtime import Runtime
 from hocket.node.signals import stopped_by_signals
@@ -50,6 +53,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+_LOG = logging.getLogger("hocket")
+
 # A hint can be lost, so every waiter looks again after this long.
 LOOK_AGAIN_S = 2.0
 # The most queries that run at once.
@@ -67,6 +72,7 @@ class Opening:
     async def __aenter__(self) -> "Node":
         runtime = await asyncio.get_running_loop().run_in_executor(None, Runtime.open, self._home)
         self._async = Node(runtime)
+        self._async.delivery = delivery(runtime)
         return self._async
 
     async def __aexit__(self, *_: object) -> None:
@@ -74,7 +80,8 @@ class Opening:
             await self._async.close()
 
     def __enter__(self) -> "SyncNode":
-        self._sync = SyncNode(Runtime.open(self._home))
+        runtime = Runtime.open(self._home)
+        self._sync = SyncNode(runtime, delivery(runtime))
         return self._sync
 
     def __exit__(self, *_: object) -> None:
@@ -93,6 +100,20 @@ def init(home: Path | str | None = None, user_key: Path | None = None, *, strict
 def open(home: Path | str | None = None) -> Opening:
     """Opens the node of this home (default: $HOCKET_HOME, else ~/.hocket)."""
     return Opening(home)
+
+
+def delivery(runtime: Runtime, warn: Callable[[str], None] = _LOG.warning) -> Delivery:
+    """What connects a program that only submits and waits with the other nodes."""
+
+    @asynccontextmanager
+    async def connected() -> "AsyncIterator[MeshServices]":
+        node = Node(runtime)
+        try:
+            yield node.services()
+        finally:
+            await node.finish()
+
+    return Delivery(runtime, connected, warn)
 
 
 @asynccontextmanager
@@ -120,6 +141,10 @@ def _accepted(decision: Decision) -> Job:
     return decision
 
 
+def _kept(error: Unreachable) -> Unreachable:
+    return Unreachable(f"{error}; the request is kept here, and {DELIVERS}")
+
+
 def _id(text: str) -> bytes:
     try:
         return parse_ulid(text)
@@ -142,6 +167,8 @@ class Node:
         self._committer = Committer(runtime.log, self._executor)
         self.reach: Callable[[], Awaitable[None]] | None = None
         """Syncs with the arbiter, if this process is connected to other nodes. Raises Unreachable."""
+        self.delivery: Delivery | None = None
+        """Connects a node that only submits with the others; None if this process does that in another way."""
         # All waiters of this object share one subscription and one bus.
         self._hints: Subscription | None = None
         self._waiters = MemoryBus()
@@ -159,15 +186,23 @@ class Node:
         self._mesh_executor.shutdown()
 
     async def close(self) -> None:
+        if self.delivery is not None:
+            await asyncio.get_running_loop().run_in_executor(None, self.delivery.close)
         await self.finish()
         self.runtime.close()
+
+    def _wrote(self) -> None:
+        if self.delivery is not None:
+            self.delivery.wrote()
 
     async def submit(self, job: JobType | str | CommandRequest, /, **payload: Any) -> Handle:
         """Submits one job. The members of its payload are the handler's keyword arguments. A `command` has none."""
         if not isinstance(job, JobType | str):
             blobs, secrets = self.runtime.blobs, self.runtime.secrets
             packed = await self.call(lambda: request.pack(job, blobs))
-            return Handle(self, await self.run(lambda tx: request.submit(tx, blobs, secrets, packed)), created=True)
+            job_id = await self.run(lambda tx: request.submit(tx, blobs, secrets, packed))
+            self._wrote()
+            return Handle(self, job_id, created=True)
         job_type = _named(job) if isinstance(job, str) else job
         if job_type.policy is not DEFAULT:
             return (await self.submit_many([(job, payload)]))[0]
@@ -176,12 +211,14 @@ class Node:
         made = await self._committer.run(
             lambda tx: jobs.submit(tx, [draft])[0].job_id, alone=lambda: log.append_plain(draft.kind, draft.payload)
         )
+        self._wrote()
         return Handle(self, made, created=True)
 
     async def submit_many(self, pairs: Iterable[tuple[JobType | str, dict[str, Any]]]) -> list[Handle]:
         """Submits many jobs in one transaction: all or none."""
         drafts = _drafts(pairs)
         made: list[Submitted] = await self.run(lambda tx: jobs.submit(tx, drafts))
+        self._wrote()
         return [Handle(self, each.job_id, each.created) for each in made]
 
     def job(self, job_id: str) -> Handle:
@@ -264,8 +301,16 @@ class Node:
 
     async def decide(self, request: Callable[[Transaction], Result]) -> Job:
         """The job after a request on it was decided. Raises Conflict if the request was not accepted."""
-        (decision,) = await decided(self, lambda tx: [request(tx)])
+        try:
+            (decision,) = await decided(self, lambda tx: [request(tx)])
+        except Unreachable as error:
+            raise _kept(error) from error
+        self._wrote()
         return _accepted(decision)
+
+    async def waiting(self, job_id: bytes) -> Waiting | None:
+        """What a job waits for, as far as this node knows."""
+        return await self.call(lambda: waiting_of(self.runtime, job_id))
 
     async def _query(self, view: Callable[[], AbstractContextManager[Session]], query: Callable[[Session], T]) -> T:
         def run() -> T:
@@ -325,6 +370,8 @@ class Node:
         self, look: Callable[[], Awaitable[tuple[bool, T]]], timeout: float | None, topics: Changes = ANYTHING
     ) -> T:
         """Calls `look` now and after each change of the topics, until it returns a value. Raises TimeoutError."""
+        if self.delivery is not None:
+            self.delivery.start()
         with closing(self.listen(topics)) as changes:
             async with asyncio.timeout(timeout):
                 while True:
@@ -354,7 +401,10 @@ class SyncHandle:
 
     def result(self, timeout: float | None = None) -> Any:
         """Waits for the job and returns its result. Raises JobFailed, JobCancelled or TimeoutError."""
-        return self._node.until(lambda session: handles.ending_of(session, self._id), timeout, about(JOB, self._id))
+        try:
+            return self._node.until(lambda session: handles.ending_of(session, self._id), timeout, about(JOB, self._id))
+        except TimeoutError as error:
+            raise handles.overdue(error, self._id, timeout, waiting_of(self._node.runtime, self._id)) from None
 
     def proof(self) -> bytes:
         """The proof of a command, in the format that `hocket proof verify` reads. Raises Failed if there is none."""
@@ -388,11 +438,18 @@ class SyncHandle:
 class SyncNode:
     """The synchronous API, for scripts. Safe to use from several threads."""
 
-    def __init__(self, runtime: Runtime) -> None:
+    def __init__(self, runtime: Runtime, delivery: Delivery | None = None) -> None:
         self.runtime = runtime
+        self._delivery = delivery
 
     def close(self) -> None:
+        if self._delivery is not None:
+            self._delivery.close()
         self.runtime.close()
+
+    def _wrote(self) -> None:
+        if self._delivery is not None:
+            self._delivery.wrote()
 
     def submit(self, job: JobType | str | CommandRequest, /, **payload: Any) -> SyncHandle:
         """Submits one job. The members of its payload are the handler's keyword arguments. A `command` has none."""
@@ -400,18 +457,23 @@ class SyncNode:
             packed = request.pack(job, self.runtime.blobs)
             runtime = self.runtime
             job_id = runtime.log.run(lambda tx: request.submit(tx, runtime.blobs, runtime.secrets, packed))
+            self._wrote()
             return SyncHandle(self, job_id, True)
         job_type = _named(job) if isinstance(job, str) else job
         if job_type.policy is DEFAULT:
             # The job has no special options, so it takes the fast path.
             encoded = encode_payload(job_type.kind, payload)
-            return SyncHandle(self, self.runtime.log.append_plain(job_type.kind, encoded), True)
-        job_id, created = self.runtime.submit([job_type.draft(payload)])[0]
+            job_id, created = self.runtime.log.append_plain(job_type.kind, encoded), True
+        else:
+            job_id, created = self.runtime.submit([job_type.draft(payload)])[0]
+        self._wrote()
         return SyncHandle(self, job_id, created)
 
     def submit_many(self, pairs: Iterable[tuple[JobType | str, dict[str, Any]]]) -> list[SyncHandle]:
         """Submits many jobs in one transaction: all or none."""
-        return [SyncHandle(self, each.job_id, each.created) for each in self.runtime.submit(_drafts(pairs))]
+        made = self.runtime.submit(_drafts(pairs))
+        self._wrote()
+        return [SyncHandle(self, each.job_id, each.created) for each in made]
 
     def job(self, job_id: str) -> SyncHandle:
         """A handle on an existing job, by its full id."""
@@ -427,7 +489,11 @@ class SyncNode:
         result = self.runtime.log.run(request)
         if isinstance(result, Offer):
             offer = result
-            (result,) = self._with_node(lambda node: node.consult([offer]))
+            try:
+                (result,) = self._with_node(lambda node: node.consult([offer]))
+            except Unreachable as error:
+                raise _kept(error) from error
+        self._wrote()
         return _accepted(result)
 
     def fetch(self, hash: bytes, size: int) -> bytes | None:
@@ -456,6 +522,8 @@ class SyncNode:
         self, look: Callable[[Session], tuple[bool, T]], timeout: float | None = None, topics: Changes = ANYTHING
     ) -> T:
         """Calls `look` now and after each change of the topics, until it returns a value. Raises TimeoutError."""
+        if self._delivery is not None:
+            self._delivery.start()
         deadline = None if timeout is None else time.monotonic() + timeout
         with closing(self.runtime.bus.subscribe(topics)) as changes:
             while True:
@@ -465,7 +533,7 @@ class SyncNode:
                     return value
                 left = LOOK_AGAIN_S if deadline is None else min(LOOK_AGAIN_S, deadline - time.monotonic())
                 if left <= 0:
-                    raise TimeoutError(f"timed out after {timeout} seconds")
+                    raise TimeoutError
                 changes.wait(left)
 
 

@@ -105,7 +105,12 @@ class Handlers:
         return Handlers([*self._types.values(), one], self._only)
 
     def kinds(self) -> list[str]:
-        return sorted(self._types)
+        """The kinds that this worker runs."""
+        return sorted(self.topics())
+
+    def unmatched(self) -> list[str]:
+        """Those of the prefixes that match no job type."""
+        return [only for only in self._only if not Handlers(self._types.values(), (only,)).topics()]
 
     def topics(self) -> frozenset[str]:
         """The kinds that this worker runs, as topics for a listener."""

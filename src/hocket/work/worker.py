@@ -43,6 +43,7 @@ from hocket.work.liveness import BEAT_S, SignOfLife
 from hocket.work.node_access import NodeAccess
 from hocket.work.pending_decisions import Decision, PendingDecisions
 from hocket.work.runner import Run
+from hocket.work.serving import Serving, serving, serving_text
 from hocket.work.troubles import Troubles, described
 
 T = TypeVar("T")
@@ -76,7 +77,8 @@ _LOST = about(CLAIM)
 @dataclass
 class WorkerOptions:
     """`grace` is how many seconds running handlers may go on after the worker is told to stop. `ahead` is how many jobs
-    it may claim beyond those that run; by default as many as make 32 with them.
+    it may claim beyond those that run; by default as many as make 32 with them. `serving` is what it tells others about
+    itself; by default the kinds of its handlers.
     """
 
     handlers: Handlers
@@ -86,6 +88,7 @@ class WorkerOptions:
     ahead: int | None = None
     emit: Emit = ignore
     finished: Callable[[Run, Job | Reason], None] = lambda run, outcome: None
+    serving: Serving | None = None
 
     @property
     def ahead_max(self) -> int:
@@ -140,6 +143,8 @@ class Worker:
     async def run(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._sign = self._environment.liveness.announce(self._name)
+        told = self._options.serving or serving(self._options.handlers.topics())
+        self._sign.serves = serving_text([told])
         hints = self._environment.bus.subscribe(Changes(self._served.kinds, _LOST.subjects))
         hints.attach(self._loop, self._hinted)
         try:
@@ -166,6 +171,10 @@ class Worker:
         for run in self._held.values():
             if not run.revoke() and not run.stopped:
                 run.stop(self._runner.loop)
+
+    @property
+    def is_stopping(self) -> bool:
+        return self._stopping is not None
 
     def stop(self) -> None:
         if self._stopping is None:
