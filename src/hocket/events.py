@@ -101,6 +101,17 @@ class JobSkipped(Event, frozen=True):
         return f"job {self.job_id} skipped: {self.reason}"
 
 
+class JobWaiting(Event, frozen=True):
+    """A command waits for this job."""
+
+    job_id: str
+    reason: str
+    detail: str
+
+    def __str__(self) -> str:
+        return f"waiting: {self.detail}"
+
+
 class JobsReclaimed(Event, frozen=True):
     count: int
 

@@ -10,7 +10,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 from hocket.cli.options import decoded
 from hocket.cli.output import Progress, emit, progress, say
-from hocket.cli.settings import open_runtime
+from hocket.cli.settings import deliver, open_runtime
 from hocket.errors import HocketError, Usage
 from hocket.kernel.ids import ulid_text
 from hocket.kernel.policy import DEFAULT
@@ -68,6 +68,7 @@ def submit_batch(source: str) -> None:
         there = _cited_jobs(runtime, batch)
         with progress("submitting") as bar:
             made = runtime.log.run(lambda tx: _submit(tx, batch, order, there, bar))
+        deliver(runtime)
     emit(
         [
             {

@@ -72,6 +72,7 @@ def _fields(shown: "JobDetails") -> list[tuple[str, object]]:
     ]
     optional: list[tuple[str, Any]] = [
         ("not before", moment(shown.ready_at_ms)),
+        ("waits for", shown.waits_for),
         ("claimer", shown.claimer),
         ("lease until", moment(shown.deadline_ms)),
         ("ended", moment(shown.done_ms)),

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from hocket.cli.app import new_app
-from hocket.cli.output import ago, console, drawn, emit, on_terminal, table
+from hocket.cli.output import ago, console, drawn, emit, notice, on_terminal, table
 from hocket.cli.settings import HomeOption, JsonOption, open_service, settings
 from hocket.kernel.durations import span
 from hocket.kernel.safe_text import clean
@@ -78,13 +78,27 @@ def _when(job: JobBrief, now: int) -> str:
     return ago(job.scheduled_ms, now)
 
 
+def _waits(listed: JobsPage) -> list[str]:
+    """What pending jobs wait for, a line each."""
+    return [f"{count} waiting: {sentence}" for sentence, count in listed.waits.items()]
+
+
 def _watch(watch: JobsWatch) -> None:
     if on_terminal() and not settings.as_json:
         _watch_drawn(watch)
         return
     known: dict[str, JobBrief] = {}
+    shown: list[JobBrief] | None = None
+    said: set[str] = set()
     while True:
-        listed = watch.wait()
+        listed = watch.wait(DRAW_MAX_S)
+        for line, sentence in zip(_waits(listed), listed.waits, strict=True):
+            if sentence not in said:
+                notice(line)
+        said = set(listed.waits)
+        if listed.items == shown:
+            continue
+        shown = listed.items
         emit(listed.items)
         if not settings.as_json:
             # A pipe gets only the lines that changed.
@@ -97,11 +111,13 @@ def _watch(watch: JobsWatch) -> None:
 
 
 def _watch_drawn(watch: JobsWatch) -> None:
+    from rich.console import Group
     from rich.live import Live
     from rich.text import Text
 
     with Live(console=console(), auto_refresh=False) as live:
         while True:
-            rows = _rows(watch.wait(DRAW_MAX_S))
-            live.update(drawn(COLUMNS, rows) if rows else Text("no jobs"), refresh=True)
+            listed = watch.wait(DRAW_MAX_S)
+            rows, waits = _rows(listed), Text("\n".join(map(clean, _waits(listed))), "dim")
+            live.update(Group(drawn(COLUMNS, rows) if rows else Text("no jobs"), waits), refresh=True)
             time.sleep(DRAW_MIN_S)

@@ -55,6 +55,17 @@ def open_runtime() -> "Runtime":
 
 def open_service() -> "Service":
     """Opens the service of the chosen home."""
+    from hocket.cli.output import notice
     from hocket.service import Service
 
-    return Service(open_runtime())
+    return Service(open_runtime(), warn=notice)
+
+
+def deliver(runtime: "Runtime") -> None:
+    """Sends what a command wrote to the other nodes, or says that it is kept here."""
+    from hocket.cli.output import notice
+    from hocket.node.node import delivery
+
+    sending = delivery(runtime, notice)
+    sending.wrote()
+    sending.close()

@@ -120,7 +120,10 @@ def _submit_one(kind: str, data: str | None, options: dict[str, Any], wait: bool
             emit(answer)
             return
         sys.stdout.flush()
-        result = jobs.result(service, job_id, patience)
+        from hocket.cli.wait_line import WaitLine
+
+        with WaitLine(job_id) as line:
+            result = jobs.result(service, job_id, patience, line.show)
         emit(answer | {"outcome": "succeeded", "result": result})
         _say_json(result)
 

@@ -6,7 +6,7 @@ import asyncio
 import functools
 import os
 import sys
-from contextlib import closing
+from contextlib import closing, nullcontext
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -26,9 +26,11 @@ from hocket.node.node import Node, SyncNode
 from hocket.node.runtime import Runtime
 from hocket.node.signals import stopped_by_signals
 from hocket.server.local_server import LocalServer
+from hocket.work.command import request
 from hocket.work.command.job import Commands
 from hocket.work.handlers import Handlers, load
 from hocket.work.runner import Run
+from hocket.work.serving import serving
 from hocket.work.worker import Worker, WorkerOptions
 
 if TYPE_CHECKING:
@@ -118,7 +120,12 @@ def work(
             for warning in commands.allowance.warnings():
                 show_event(AllowanceIsRisky(warning))
             handlers = Handlers([*found, commands.job_type()], kinds or ())
-            shift = Shift(runtime, WorkerOptions(handlers, concurrency, until_idle, grace_s, ahead), commands)
+            if unmatched := handlers.unmatched():
+                known = ", ".join(sorted([*(each.kind for each in found), commands.job_type().kind]))
+                raise Usage(f"--kinds {unmatched[0]} matches no handler; there are {known}")
+            options = WorkerOptions(handlers, concurrency, until_idle, grace_s, ahead)
+            options.serving = serving(handlers.topics(), commands.allowance)
+            shift = Shift(runtime, options, commands)
             asyncio.run(shift.run())
     shift.report()
 
@@ -142,7 +149,8 @@ class Shift:
             with stopped_by_signals(self._signalled), self._counter():
                 door = LocalServer(node, self._worker, self._commands, parse, node.environment.name("commands"))
                 self._options.finished = functools.partial(self._finished, door)
-                async with node.in_touch(self._show), door:
+                runs_commands = self._options.handlers.find(request.KIND) is not None
+                async with node.in_touch(self._show), door if runs_commands else nullcontext():
                     await self._worker.run()
         finally:
             await node.finish()
@@ -158,8 +166,6 @@ class Shift:
 
     def _counter(self) -> Any:
         """Shows a status line with counts on a terminal."""
-        from contextlib import nullcontext
-
         kinds = self._options.handlers.kinds()
         if settings.as_json or not on_terminal(sys.stderr):
             self._show(WorkerStarted(os.getpid(), tuple(kinds)))

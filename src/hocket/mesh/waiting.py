@@ -3,7 +3,7 @@ It is judged by what this node knows: its log, its workers, the state of its pee
 their workers. Nothing here changes anything.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 from enum import StrEnum
 from typing import NamedTuple
@@ -24,6 +24,7 @@ from hocket.work.authorship import is_own
 from hocket.work.command.request import KIND
 from hocket.work.jobs import turn_at
 from hocket.work.liveness import Liveness
+from hocket.work.serving import Serving
 
 HERE = "this node"
 DELIVERS = "the next `hocket sync`, `hocket work` or `hocket serve` here sends it"
@@ -42,22 +43,32 @@ class WaitReason(StrEnum):
 
 
 class Waiting(NamedTuple):
-    """`about` is the same while only a time in the sentence changes."""
+    """`about` stays the same while only a time in the sentence changes; empty if that has none."""
 
     reason: WaitReason
     sentence: str
     about: str = ""
 
+    @property
+    def key(self) -> tuple[str, str]:
+        """Equal for what a reader need not be told twice."""
+        return self.reason, self.about or self.sentence
+
 
 class WaitReader:
-    """What this node knows at one moment. `is_in_touch` is whether a process of this node syncs with others."""
+    """What this node knows at one moment. `is_in_touch` is whether a process of this node syncs with others; `here` are
+    workers of this process that others are not told about.
+    """
 
-    def __init__(self, log: Log, session: Session, liveness: Liveness, is_in_touch: bool) -> None:
+    def __init__(
+        self, log: Log, session: Session, liveness: Liveness, is_in_touch: bool, here: Sequence[Serving] = ()
+    ) -> None:
         self._log, self._session, self._is_in_touch = log, session, is_in_touch
         self._permissions = log.permissions(session)
         self._now = max(log.physical(), session.head().wall)
         self._names = names(self._permissions)
         self._known = known_workers(session, liveness, log)
+        self._known[0].workers.extend(here)
 
     def __call__(self, entry: JobEntry) -> Waiting | None:
         """What the job waits for; None if it has ended."""
@@ -128,11 +139,10 @@ class WaitReader:
                 return Waiting(WaitReason.NO_WORKER, f"routed to {to}, where no worker serves {job.kind}")
         serving = self._serving(job, near)
         if not serving:
-            earlier = [f"{self._name(each.node)} did, {self._ago(each)}" for each in self._serving(job, self._known)]
-            past = f" ({', '.join(earlier)})" if earlier else ""
-            return Waiting(
-                WaitReason.NO_WORKER, f"no worker that {HERE} knows of serves {job.kind}{past}", ",".join(earlier)
-            )
+            gone = self._serving(job, self._known)
+            past = ", ".join(f"{self._name(each.node)} did, {self._ago(each)}" for each in gone)
+            sentence = f"no worker that {HERE} knows of serves {job.kind}{f' ({past})' if past else ''}"
+            return Waiting(WaitReason.NO_WORKER, sentence, f"{job.kind} {self._list(gone)}")
         able = [each for each in serving if self._may_claim(each.node, job.kind)]
         if not able:
             sentence = f"{self._list(serving)} may not claim {job.kind} jobs; grant it job:claim:{job.kind}"
@@ -153,7 +163,8 @@ class WaitReader:
             turn, _ = turn_at(self._session.rate(job.kind), self._now, policy.rate)
             if turn > self._now:
                 rate = f"{policy.rate.count} in {span(policy.rate.per_ms)}"
-                return Waiting(WaitReason.LIMIT, f"the rate of {job.kind} is {rate}; its turn is at {_time(turn)}")
+                sentence = f"the rate of {job.kind} is {rate}; its turn is at {_time(turn)}"
+                return Waiting(WaitReason.LIMIT, sentence, rate)
         serving = self._serving(job, [each for each in self._known if not is_away(each, self._now)])
         return Waiting(WaitReason.BUSY, f"ready; the worker on {self._list(serving)} takes it when a slot is free")
 

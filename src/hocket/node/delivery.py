@@ -7,7 +7,7 @@ waits, and that sends what the program wrote before it ends.
 import asyncio
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
 from typing import TYPE_CHECKING
 
@@ -17,6 +17,7 @@ from hocket.mesh.sync_lock import SyncLock
 from hocket.mesh.waiting import DELIVERS, Waiting, WaitReader
 from hocket.node.runtime import Runtime
 from hocket.store import Session
+from hocket.work.serving import Serving
 
 if TYPE_CHECKING:
     from hocket.mesh.loop import SyncLoop
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 # How long a program waits at its end until the coordinator has what it wrote.
 DELIVER_S = 10.0
 START_S = 10.0
+# How often a program that waits looks what it waits for.
+TELL_S = 1.0
 # How long it is remembered that a node has no peers.
 ALONE_S = 10.0
 
@@ -133,9 +136,15 @@ class Delivery:
         return [each.address for each in session.peers()] if address is None else [address]
 
 
-def waiting_of(runtime: Runtime, job_id: bytes) -> Waiting | None:
-    """What a job waits for, as far as this node knows; None if it has ended or is not known."""
+def waiting_of(runtime: Runtime, job_id: bytes, here: Sequence[Serving] = ()) -> Waiting | None:
+    """What a job waits for, as far as this node knows; None if it has ended or is not known. `here` are workers of this
+    process that others are not told about.
+    """
     with runtime.read() as session:
         entry = session.job(job_id)
-        is_in_touch = SyncLock.is_taken(runtime.home.processes)
-        return None if entry is None else WaitReader(runtime.log, session, runtime.liveness(), is_in_touch)(entry)
+        return None if entry is None else wait_reader(runtime, session, here)(entry)
+
+
+def wait_reader(runtime: Runtime, session: Session, here: Sequence[Serving] = ()) -> WaitReader:
+    is_in_touch = SyncLock.is_taken(runtime.home.processes)
+    return WaitReader(runtime.log, session, runtime.liveness(), is_in_touch, here)

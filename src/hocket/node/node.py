@@ -44,6 +44,7 @@ from hocket.work.jobs import Draft, Offer, Result, Submitted
 from hocket.work.maintenance import Maintenance
 from hocket.work.pending_decisions import Decision, decisions
 from hocket.work.run_outputs import RunServices
+from hocket.work.serving import Serving, serving
 from hocket.work.supervision import supervised
 from hocket.work.sweep import SweepLoop
 from hocket.work.worker import Worker, WorkerOptions
@@ -308,9 +309,9 @@ class Node:
         self._wrote()
         return _accepted(decision)
 
-    async def waiting(self, job_id: bytes) -> Waiting | None:
-        """What a job waits for, as far as this node knows."""
-        return await self.call(lambda: waiting_of(self.runtime, job_id))
+    async def waiting(self, job_id: bytes, here: Sequence[Serving] = ()) -> Waiting | None:
+        """What a job waits for, as far as this node knows. `here` are workers that others are not told about."""
+        return await self.call(lambda: waiting_of(self.runtime, job_id, here))
 
     async def _query(self, view: Callable[[], AbstractContextManager[Session]], query: Callable[[Session], T]) -> T:
         def run() -> T:
@@ -349,7 +350,8 @@ class Node:
                 stack.callback(commands.close)
                 served = served.plus(commands.job_type())
             emit = events if notice is None else sentences(notice, also=events)
-            chosen = WorkerOptions(served, emit=emit, **options)
+            told = serving(served.topics(), None if commands is None else commands.allowance)
+            chosen = WorkerOptions(served, emit=emit, serving=told, **options)
             if commands is not None:
                 for warning in commands.allowance.warnings():
                     emit(AllowanceIsRisky(warning))

@@ -2,7 +2,9 @@
 the MCP server, use these and never read the store themselves. Each module has one group, as functions on a `Service`.
 """
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
+from functools import cached_property
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 import msgspec
@@ -13,6 +15,7 @@ from hocket.node.runtime import Runtime
 from hocket.store import Session
 
 if TYPE_CHECKING:
+    from hocket.node.delivery import Delivery
     from hocket.node.node import SyncNode
 
 T = TypeVar("T")
@@ -37,24 +40,37 @@ class ServiceAnswer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Service:
-    """One node as one principal may use it. Calls block. Safe to use from several threads."""
+    """One node as one principal may use it. `warn` is called with a sentence if what was written could not be sent to
+    other nodes. Calls block. Safe to use from several threads.
+    """
 
-    def __init__(self, runtime: Runtime, principal: Principal | None = None) -> None:
+    def __init__(
+        self, runtime: Runtime, principal: Principal | None = None, warn: Callable[[str], None] = lambda sentence: None
+    ) -> None:
         self.runtime = runtime
         self.principal = principal or Principal(runtime.log.node)
+        self._warn = warn
 
     def __enter__(self) -> "Service":
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.delivery.close()
         self.runtime.close()
+
+    @cached_property
+    def delivery(self) -> "Delivery":
+        """Connects this process with other nodes while no other process of the node does."""
+        from hocket.node.node import delivery
+
+        return delivery(self.runtime, self._warn)
 
     @property
     def node(self) -> "SyncNode":
         """The node, for calls that wait or ask other nodes."""
         from hocket.node.node import SyncNode
 
-        return SyncNode(self.runtime)
+        return SyncNode(self.runtime, self.delivery)
 
     def read(self) -> AbstractContextManager[Session]:
         """A view whose projections include every op on the log."""

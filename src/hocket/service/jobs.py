@@ -1,7 +1,8 @@
 """Jobs: list, watch, show, submit, cancel, retry."""
 
 import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from enum import StrEnum
 from typing import Any
 
@@ -12,6 +13,9 @@ from hocket.errors import Unreachable, Usage
 from hocket.kernel.ids import parse_ulid, ulid_text
 from hocket.kernel.roster import Outcome
 from hocket.kernel.subjects import JOB
+from hocket.mesh.waiting import Waiting
+from hocket.node.delivery import TELL_S, wait_reader, waiting_of
+from hocket.node.handles import ending_of
 from hocket.service import ListPage, Service, ServiceAnswer
 from hocket.service.ops import OpLine
 from hocket.store import JobEntry, JobFilter, Session, Stage
@@ -20,6 +24,8 @@ from hocket.work.jobs import Draft, Submitted
 
 REASON_CHARS_MAX = 500
 LIMIT_MAX = 100_000
+# A watch says what the newest pending jobs wait for, up to so many.
+EXPLAINED_MAX = 50
 
 
 class StateName(StrEnum):
@@ -81,8 +87,9 @@ class JobArtifact(ServiceAnswer, frozen=True):
 
 
 class JobDetails(JobBrief, frozen=True):
-    """Everything about one job, with its ops."""
+    """Everything about one job, with its ops. `waits_for` is a sentence; None if the job has ended."""
 
+    waits_for: str | None
     payload: Any
     options: dict[str, Any]
     after: list[str]
@@ -94,10 +101,13 @@ class JobDetails(JobBrief, frozen=True):
 
 
 class JobsPage(ListPage[JobBrief], frozen=True):
-    """`processes` maps the id of a claimed job to the process that holds it, if a worker of this store does."""
+    """`processes` maps the id of a claimed job to the process that holds it, if a worker of this store does. `waits`
+    maps what pending jobs wait for to how many do; only a watch has it.
+    """
 
     now_ms: int
     processes: dict[str, int]
+    waits: dict[str, int] = msgspec.field(default_factory=dict)
 
 
 def page(service: Service, wanted: JobQuery) -> JobsPage:
@@ -138,7 +148,7 @@ class JobsWatch:
     """The last seen list, and the wait for a change."""
 
     def __init__(self, service: Service, wanted: JobQuery) -> None:
-        self._node = service.node
+        self._service, self._node = service, service.node
         self._wanted = wanted
         self.seen: JobsPage | None = None
 
@@ -152,8 +162,20 @@ class JobsWatch:
         return self.seen
 
     def _look(self, session: Session) -> tuple[bool, None]:
-        before, self.seen = self.seen, _page(session, self._wanted)
+        found = _page(session, self._wanted)
+        before, self.seen = self.seen, msgspec.structs.replace(found, waits=self._waits(session, found))
         return before is None or self.seen.items != before.items, None
+
+    def _waits(self, session: Session, found: JobsPage) -> dict[str, int]:
+        """What the pending jobs of the page wait for. A job that has just come may be claimed at once."""
+        before = found.now_ms - TELL_S * 1000
+        waiting_jobs = [each for each in found.items if each.state == StateName.pending and each.scheduled_ms <= before]
+        read = wait_reader(self._service.runtime, session)
+        asked = [_id(each.job_id) for each in waiting_jobs[:EXPLAINED_MAX]]
+        entries = [entry for each in asked if (entry := session.job(each)) is not None]
+        told = [waiting for entry in entries if (waiting := read(entry)) is not None]
+        sentences = {waiting.key: waiting.sentence for waiting in told}
+        return dict(Counter(sentences[waiting.key] for waiting in told))
 
 
 def find(service: Service, prefix: str) -> str:
@@ -162,23 +184,34 @@ def find(service: Service, prefix: str) -> str:
 
 
 def show(service: Service, prefix: str) -> JobDetails:
-    return msgspec.convert(service.runtime.show(prefix), JobDetails)
+    shown = service.runtime.show(prefix)
+    waiting = waiting_of(service.runtime, _id(shown["job_id"]))
+    return msgspec.convert(shown | {"waits_for": None if waiting is None else waiting.sentence}, JobDetails)
 
 
 def submit(service: Service, drafts: Sequence[Draft]) -> list[Submitted]:
     """Submits all jobs in one transaction, or none."""
     service.check_writer()
-    return service.runtime.submit(drafts)
+    made = service.runtime.submit(drafts)
+    service.delivery.wrote()
+    return made
 
 
-def result(service: Service, job_id: str, timeout: float | None) -> Any:
-    """Waits for a job to end and returns its result."""
-    try:
-        return service.node.job(job_id).result(timeout)
-    except TimeoutError:
-        raise Unreachable(
-            f"job {job_id} has not ended within {timeout:g} seconds; it is still active, see `hocket show {job_id}`"
-        ) from None
+def result(
+    service: Service, job_id: str, timeout: float | None, tell: Callable[[Waiting | None], None] = lambda waiting: None
+) -> Any:
+    """Waits for a job to end and returns its result. Calls `tell` every second with what the job waits for."""
+    node, wanted, deadline = service.node, _id(job_id), None if timeout is None else time.monotonic() + timeout
+    while True:
+        left = TELL_S if deadline is None else min(TELL_S, deadline - time.monotonic())
+        try:
+            return node.until(lambda session: ending_of(session, wanted), max(0.0, left), about(JOB, wanted))
+        except TimeoutError:
+            waiting = waiting_of(service.runtime, wanted)
+        if deadline is not None and time.monotonic() >= deadline:
+            why = "" if waiting is None else f": {waiting.sentence}"
+            raise Unreachable(f"job {job_id} has not ended within {timeout:g} seconds{why}; see `hocket show {job_id}`")
+        tell(waiting)
 
 
 def cancel(service: Service, prefix: str, reason: str) -> JobBrief:
