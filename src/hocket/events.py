@@ -146,6 +146,14 @@ class WorkerStarted(Event, frozen=True):
         return f"worker {self.process} serves {', '.join(self.kinds)}"
 
 
+class KindsNotClaimable(Event, frozen=True):
+    kinds: tuple[str, ...]
+
+    def __str__(self) -> str:
+        named = ", ".join(self.kinds)
+        return f"this node may not claim {named} jobs: it was not granted that, or they are routed to another node"
+
+
 class WorkerStopping(Event, frozen=True):
     grace_s: float
 

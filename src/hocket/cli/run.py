@@ -206,17 +206,17 @@ async def _attached(runtime: "Runtime", packed: "PackedRequest") -> "tuple[Comma
                 end = asyncio.create_task(following.end())
                 refusal = asyncio.create_task(_refusal(node, job_id, following, line))
                 await asyncio.wait((stop, end, refusal), return_when=asyncio.FIRST_COMPLETED)
+                refused = refusal.result() if refusal.done() and not end.done() else None
+                refusal.cancel()
                 if not end.done():
-                    reason = refusal.result() if refusal.done() else "interrupted"
-                    await node.decide(lambda tx: jobs.call_off(tx, job_id, reason))
+                    await node.decide(lambda tx: jobs.call_off(tx, job_id, refused or "interrupted"))
                 worker.stop()
                 await working
                 if interrupted.is_set():
                     raise KeyboardInterrupt
-                if refusal.done() and not end.done():
+                if refused is not None:
                     end.cancel()
-                    raise NotAuthorised(f"{refusal.result()}; job {name} was cancelled")
-                refusal.cancel()
+                    raise NotAuthorised(f"{refused}; job {name} was cancelled")
                 return await end, name
     finally:
         commands.close()

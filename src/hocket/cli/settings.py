@@ -55,17 +55,23 @@ def open_runtime() -> "Runtime":
 
 def open_service() -> "Service":
     """Opens the service of the chosen home."""
-    from hocket.cli.output import notice
     from hocket.service import Service
 
-    return Service(open_runtime(), warn=notice)
+    return Service(open_runtime(), warn=_warn)
 
 
 def deliver(runtime: "Runtime") -> None:
     """Sends what a command wrote to the other nodes, or says that it is kept here."""
-    from hocket.cli.output import notice
     from hocket.node.node import delivery
 
-    sending = delivery(runtime, notice)
+    sending = delivery(runtime, _warn)
     sending.wrote()
     sending.close()
+
+
+def _warn(sentence: str) -> None:
+    import sys
+
+    from hocket.kernel.safe_text import clean
+
+    print(f"hocket: {clean(sentence)}", file=sys.stderr, flush=True)

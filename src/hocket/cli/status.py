@@ -33,16 +33,15 @@ def status(home: HomeOption = None, as_json: JsonOption = False) -> None:
 
 def _worker(shown: WorkerStatus, now: int) -> str:
     """Describes one worker. Its last heartbeat matters only if its lock cannot be tested from here."""
-    said = [f"process {shown.pid} {shown.where}".strip() + f" on {shown.name or shown.node}"]
-    said.append(f"serves {', '.join(shown.kinds)}" if shown.kinds else "does not say what it serves")
-    running = " ".join(shown.running[:SHOWN_MAX]) + (" …" if len(shown.running) > SHOWN_MAX else "")
-    said.append(f"runs {len(shown.running)}: {running}" if running else "runs nothing")
-    said.append(f"started {ago(shown.started_ms, now)}")
+    said = [f"process {shown.pid} {shown.where}".strip(), f"started {ago(shown.started_ms, now)}"]
     if shown.state == WorkerState.SILENT.value:
         said.append(f"silent for {span(now - shown.heard_ms)}")
     elif shown.where:
         said.append(f"heard from {ago(min(now, shown.heard_ms), now)}")
-    return ", ".join(said)
+    said.append(f"serves {', '.join(shown.kinds)}" if shown.kinds else "does not say what it serves")
+    ids = " ".join(shown.running[:SHOWN_MAX]) + (" …" if len(shown.running) > SHOWN_MAX else "")
+    said.append(f"runs {len(shown.running)} ({ids})" if shown.running else "runs nothing")
+    return f"{shown.name or shown.node}: {', '.join(said)}"
 
 
 def _processes(shown: NodeStatus, now: int) -> list[tuple[str, object]]:

@@ -17,7 +17,7 @@ from hocket.cli.output import console, emit, on_terminal, say, show_event
 from hocket.cli.run import parse
 from hocket.cli.settings import HomeOption, JsonOption, open_runtime, settings
 from hocket.errors import Usage
-from hocket.events import AllowanceIsRisky, Event, WorkerStarted, WorkerStopping
+from hocket.events import AllowanceIsRisky, Event, KindsNotClaimable, WorkerStarted, WorkerStopping
 from hocket.kernel.reasons import Reason
 from hocket.kernel.roster import Job
 from hocket.kernel.safe_text import clean
@@ -145,8 +145,14 @@ class Shift:
     async def run(self) -> None:
         node = Node(self._runtime)
         self._worker = Worker(node, node.environment, self._options)
+        kinds = self._options.handlers.kinds()
         try:
-            with stopped_by_signals(self._signalled), self._counter():
+            # A node may be allowed some of the kinds below a prefix.
+            denied = await node.run(lambda tx: [each for each in kinds if each[-1] != "." and not tx.admits(each)])
+            served = [each for each in kinds if each not in denied]
+            if told := [each for each in denied if each != request.KIND or not served]:
+                self._show(KindsNotClaimable(tuple(told)))
+            with stopped_by_signals(self._signalled), self._counter(served):
                 door = LocalServer(node, self._worker, self._commands, parse, node.environment.name("commands"))
                 self._options.finished = functools.partial(self._finished, door)
                 runs_commands = self._options.handlers.find(request.KIND) is not None
@@ -164,9 +170,8 @@ class Shift:
             os._exit(1)
         self._worker.stop()
 
-    def _counter(self) -> Any:
+    def _counter(self, kinds: list[str]) -> Any:
         """Shows a status line with counts on a terminal."""
-        kinds = self._options.handlers.kinds()
         if settings.as_json or not on_terminal(sys.stderr):
             self._show(WorkerStarted(os.getpid(), tuple(kinds)))
             return nullcontext()

@@ -67,6 +67,10 @@ class WaitReader:
         self._permissions = log.permissions(session)
         self._now = max(log.physical(), session.head().wall)
         self._names = names(self._permissions)
+        coordinator = self._permissions.coordinator(Hlc(self._now, U32_MAX, log.node))
+        self._coordinator = None if coordinator == log.node else coordinator
+        address = None if self._coordinator is None else peers.address_of(session, self._coordinator)
+        self._coordinator_peer = None if address is None else peers.find(session, address)
         self._known = known_workers(session, liveness, log)
         self._known[0].workers.extend(here)
 
@@ -81,7 +85,7 @@ class WaitReader:
                 return self._after(entry.job)
             case Stage.DELAYED if (entry.job.ready_at or 0) > self._now:
                 return self._later(entry.job)
-        return self._out_of_reach(entry.job) or self._no_worker(entry.job) or self._limit(entry.job)
+        return self._out_of_reach(entry.job) or self._dated(self._no_worker(entry.job) or self._limit(entry.job))
 
     def _held(self, job: Job) -> Waiting:
         holder = HERE if job.claimer is None else self._name(job.claimer)
@@ -106,14 +110,10 @@ class WaitReader:
 
     def _out_of_reach(self, job: Job) -> Waiting | None:
         """Whether another node must decide about the job, and cannot be asked."""
-        coordinator = self._permissions.coordinator(Hlc(self._now, U32_MAX, self._log.node))
-        if coordinator is None or coordinator == self._log.node:
-            return None
-        if job.policy.open and self._serving(job, [self._known[0]]):
+        coordinator, peer = self._coordinator, self._coordinator_peer
+        if coordinator is None or (job.policy.open and self._serving(job, [self._known[0]])):
             return None
         who = f"the coordinator {self._name(coordinator)}"
-        address = peers.address_of(self._session, coordinator)
-        peer = None if address is None else peers.find(self._session, address)
         if peer is None:
             return Waiting(WaitReason.COORDINATOR, f"no address of {who} is known; add it with `hocket peers add`")
         if peer.state not in (peers.OK, peers.NEW):
@@ -121,10 +121,15 @@ class WaitReader:
             return Waiting(
                 WaitReason.COORDINATOR, f"{who} is out of reach: {peer.detail}; the job is kept here, and {how}"
             )
-        if not self._is_in_touch:
-            last = f"since {_time(peer.seen, self._now)}" if peer.seen else "yet"
-            return Waiting(WaitReason.COORDINATOR, f"{who} was not asked {last}; `hocket sync` asks it")
         return None
+
+    def _dated(self, waiting: Waiting) -> Waiting:
+        """Where another node decides and no process of this node is connected, this node knows only the past."""
+        if self._coordinator is None or self._is_in_touch:
+            return waiting
+        seen = 0 if self._coordinator_peer is None else self._coordinator_peer.seen
+        known = f"as of {_time(seen, self._now)}" if seen else "as far as is known here"
+        return waiting._replace(sentence=f"{waiting.sentence}, {known}; `hocket sync` asks the others")
 
     def _no_worker(self, job: Job) -> Waiting | None:
         """Whether no worker that this node knows of would take the job."""

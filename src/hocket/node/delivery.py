@@ -70,22 +70,24 @@ class Delivery:
         self._is_owed = True
         self.start()
 
+    def send(self) -> str:
+        """Sends what was written, now. Returns why that was not possible; empty if it was."""
+        if self._thread is None or not self._is_owed:
+            return ""
+        self._is_owed = False
+        if not self._is_ready.wait(START_S) or self._failure:
+            return self._failure
+        return asyncio.run_coroutine_threadsafe(self._deliver(), self._loop).result()
+
     def close(self) -> None:
         """Sends what was written, and ends. Warns if that was not possible."""
-        thread = self._thread
-        if thread is None:
-            return
-        self._is_ready.wait(START_S)
-        why_not = self._failure
-        if self._is_owed and not why_not and self._is_ready.is_set():
-            why_not = asyncio.run_coroutine_threadsafe(self._deliver(), self._loop).result()
-        if self._is_ready.is_set() and not self._failure:
-            self._loop.call_soon_threadsafe(self._over.set)
-        thread.join(START_S)
-        self._thread = None
-        if self._is_owed and why_not:
+        if why_not := self.send():
             self._warn(why_not)
-        self._is_owed = False
+        if self._thread is not None:
+            if self._is_ready.wait(START_S) and not self._failure:
+                self._loop.call_soon_threadsafe(self._over.set)
+            self._thread.join(START_S)
+            self._thread = None
 
     def _run(self) -> None:
         try:
@@ -136,15 +138,19 @@ class Delivery:
         return [each.address for each in session.peers()] if address is None else [address]
 
 
-def waiting_of(runtime: Runtime, job_id: bytes, here: Sequence[Serving] = ()) -> Waiting | None:
+def waiting_of(
+    runtime: Runtime, job_id: bytes, here: Sequence[Serving] = (), *, is_connected: bool = False
+) -> Waiting | None:
     """What a job waits for, as far as this node knows; None if it has ended or is not known. `here` are workers of this
-    process that others are not told about.
+    process that others are not told about; `is_connected` is whether this process syncs while it waits.
     """
     with runtime.read() as session:
         entry = session.job(job_id)
-        return None if entry is None else wait_reader(runtime, session, here)(entry)
+        return None if entry is None else wait_reader(runtime, session, here, is_connected=is_connected)(entry)
 
 
-def wait_reader(runtime: Runtime, session: Session, here: Sequence[Serving] = ()) -> WaitReader:
-    is_in_touch = SyncLock.is_taken(runtime.home.processes)
+def wait_reader(
+    runtime: Runtime, session: Session, here: Sequence[Serving] = (), *, is_connected: bool = False
+) -> WaitReader:
+    is_in_touch = is_connected or SyncLock.is_taken(runtime.home.processes)
     return WaitReader(runtime.log, session, runtime.liveness(), is_in_touch, here)

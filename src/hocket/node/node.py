@@ -311,7 +311,7 @@ class Node:
 
     async def waiting(self, job_id: bytes, here: Sequence[Serving] = ()) -> Waiting | None:
         """What a job waits for, as far as this node knows. `here` are workers that others are not told about."""
-        return await self.call(lambda: waiting_of(self.runtime, job_id, here))
+        return await self.call(lambda: waiting_of(self.runtime, job_id, here, is_connected=True))
 
     async def _query(self, view: Callable[[], AbstractContextManager[Session]], query: Callable[[Session], T]) -> T:
         def run() -> T:
@@ -406,7 +406,8 @@ class SyncHandle:
         try:
             return self._node.until(lambda session: handles.ending_of(session, self._id), timeout, about(JOB, self._id))
         except TimeoutError as error:
-            raise handles.overdue(error, self._id, timeout, waiting_of(self._node.runtime, self._id)) from None
+            waiting = waiting_of(self._node.runtime, self._id, is_connected=True)
+            raise handles.overdue(error, self._id, timeout, waiting) from None
 
     def proof(self) -> bytes:
         """The proof of a command, in the format that `hocket proof verify` reads. Raises Failed if there is none."""

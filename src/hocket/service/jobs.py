@@ -150,6 +150,7 @@ class JobsWatch:
     def __init__(self, service: Service, wanted: JobQuery) -> None:
         self._service, self._node = service, service.node
         self._wanted = wanted
+        self._explains_at = time.monotonic() + TELL_S
         self.seen: JobsPage | None = None
 
     def wait(self, timeout: float | None = None) -> JobsPage:
@@ -168,9 +169,11 @@ class JobsWatch:
 
     def _waits(self, session: Session, found: JobsPage) -> dict[str, int]:
         """What the pending jobs of the page wait for. A job that has just come may be claimed at once."""
+        if time.monotonic() < self._explains_at:
+            return {}
         before = found.now_ms - TELL_S * 1000
         waiting_jobs = [each for each in found.items if each.state == StateName.pending and each.scheduled_ms <= before]
-        read = wait_reader(self._service.runtime, session)
+        read = wait_reader(self._service.runtime, session, is_connected=True)
         asked = [_id(each.job_id) for each in waiting_jobs[:EXPLAINED_MAX]]
         entries = [entry for each in asked if (entry := session.job(each)) is not None]
         told = [waiting for entry in entries if (waiting := read(entry)) is not None]
@@ -207,10 +210,12 @@ def result(
         try:
             return node.until(lambda session: ending_of(session, wanted), max(0.0, left), about(JOB, wanted))
         except TimeoutError:
-            waiting = waiting_of(service.runtime, wanted)
+            waiting = waiting_of(service.runtime, wanted, is_connected=True)
         if deadline is not None and time.monotonic() >= deadline:
-            why = "" if waiting is None else f": {waiting.sentence}"
-            raise Unreachable(f"job {job_id} has not ended within {timeout:g} seconds{why}; see `hocket show {job_id}`")
+            why = service.delivery.send() or ("it has just ended" if waiting is None else waiting.sentence)
+            raise Unreachable(
+                f"job {job_id} has not ended within {timeout:g} seconds: {why}; see `hocket show {job_id}`"
+            )
         tell(waiting)
 
 
