@@ -22,7 +22,6 @@ from hocket.mesh.wire import look
 from hocket.store import Peer
 from hocket.work.environment import Closing, Environment
 from hocket.work.node_access import NodeAccess
-from hocket.work.serving import Serving
 from hocket.work.supervision import supervised
 
 # How often a peer is visited if nothing is known to have happened, minus a random part each time.
@@ -149,7 +148,7 @@ class SyncLoop:
         self._access, self.exchanges, self.environment = access, exchanges, environment
         self._turn, self.emit = turn, emit
         self._visitors: dict[str, _Visitor] = {}
-        self._state: tuple[int, list[Serving]] = (-1, [])
+        self._seq = -1
         self._next_round = 0.0
         self._is_silent = False
         self.is_on = False
@@ -183,13 +182,13 @@ class SyncLoop:
     async def _tell(self) -> None:
         """Wakes the visitors that have to push."""
         log, liveness, now_ms = self._access.log, self.environment.liveness, self.environment.physical_ms()
-        state = await look(
+        seq, workers = await look(
             self._access,
             lambda session: (session.head().seq, own_workers(session, liveness, log.node, now_ms)),
         )
-        if state != self._state:
-            self._state = state
-            for visitor in self._visitors.values():
+        is_news, self._seq = seq != self._seq, seq
+        for address, visitor in self._visitors.items():
+            if is_news or not self.exchanges.presence.has_told(address, workers):
                 visitor.changed()
 
     async def _round(self) -> None:

@@ -3,7 +3,7 @@ workers of that node, and of the nodes that have told it, run. Presence is on no
 told by it what a job waits for. A node that has not been heard for a while counts as away.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
@@ -158,6 +158,9 @@ class PresenceSharing:
         self._access, self._environment = access, environment
         self._told: dict[str, tuple[str, float]] = {}
 
+    def has_told(self, address: str, workers: Sequence[Serving]) -> bool:
+        return self._told.get(address, ("",))[0] in ("", serving_text(workers))
+
     async def share(self, client: "Client") -> None:
         """Shares with a peer that has just answered, if that is due. A peer that does not know how is left alone."""
         access, environment = self._access, self._environment
@@ -166,11 +169,11 @@ class PresenceSharing:
         text, (before, at) = serving_text(workers), self._told.get(client.address, ("", -SHARE_S))
         if text == before and environment.monotonic() < at + SHARE_S:
             return
+        self._told[client.address] = text, environment.monotonic()
         try:
             body = await client.share_presence(msgspec.json.encode(_Told(read_serving(text))))
             found = [] if body is None else msgspec.json.decode(body, type=list[_Known])
             heard = [NodeWorkers(parse_node(each.node), each.workers, now_ms - each.age_ms) for each in found]
         except (HocketError, msgspec.MsgspecError, ValueError, RecursionError):
             return
-        self._told[client.address] = text, environment.monotonic()
         await access.call(lambda: _keep(access.log, heard[:NODES_MAX]))

@@ -149,7 +149,7 @@ class Exchanges:
         self._randomness = randomness
         self._emit = emit
         self._lines: dict[str, _Line] = {}
-        self._presence = PresenceSharing(access, environment)
+        self.presence = PresenceSharing(access, environment)
 
     async def visit(self, address: str, *, unless_idle: bool = False) -> Exchanged:
         """One exchange; its outcome is stored for the operator. `unless_idle`: only if there is something to push."""
@@ -178,7 +178,7 @@ class Exchanges:
         """Tells a peer that has just answered what the workers of this node run, and stores what it knows of others."""
         client = (await self._line(address)).client
         if client.is_hocket and client.node is not None:
-            await self._presence.share(client)
+            await self.presence.share(client)
 
     async def exchange(self, address: str, *, unless_idle: bool = False) -> Exchanged:
         """Pulls everything and pushes everything. Raises Paused, Refused or Unreachable."""
