@@ -16,7 +16,7 @@ from tests.scenarios.machines import Machine, machines, until
 
 pytestmark = [pytest.mark.xdist_group("processes")]
 
-GRANTS = ("job:schedule:acme.", "job:schedule:hold.")
+GRANTS = ("job:schedule:acme.", "job:schedule:hold.", "job:schedule:hocket.run")
 KEPT = "the job is kept here, and the next `hocket sync`, `hocket work` or `hocket serve` here sends it"
 
 
@@ -70,6 +70,20 @@ def test_its_jobs_are_delivered_and_their_results_come_back(mesh: list[Machine])
             return held.job_id
 
     assert hub.show(asyncio.run(async_way()))["outcome"] == "cancelled"
+
+
+def test_its_commands_run_on_a_worker_that_allows_them_and_wait_for_no_other(mesh: list[Machine]) -> None:
+    hub, leaf = mesh
+    worker = hub.work()
+    refused = leaf("run", "--", "echo", "hello", code=4)
+    assert "does not allow this command; start it there with --allow; job " in refused.err.splitlines()[-1]
+    assert refused.err.splitlines()[-1].endswith(" was cancelled")
+    detached = leaf("run", "--detach", "--", "echo", "hello").job_id
+    assert hub.state(detached) == "pending"
+    worker.stop()
+    hub.work("--allow", "echo *")
+    assert leaf("run", "--", "echo", "hello").out == "hello\n"
+    until(lambda: hub.is_done(detached), "the command that was submitted and left")
 
 
 def test_while_the_coordinator_is_out_of_reach_it_says_where_the_job_is(

@@ -152,8 +152,8 @@ class WaitReader:
         if not able:
             sentence = f"{self._list(serving)} may not claim {job.kind} jobs; grant it job:claim:{job.kind}"
             return Waiting(WaitReason.NOT_ALLOWED, sentence)
-        if job.kind == KIND and not (able := self._allowing(job, able)):
-            sentence = f"the worker on {self._list(serving)} does not allow this command; start it there with --allow"
+        if job.kind == KIND and not self._allowing(job, able):
+            sentence = f"the worker on {self._list(able)} does not allow this command; start it there with --allow"
             return Waiting(WaitReason.NOT_ALLOWED, sentence)
         return None
 
