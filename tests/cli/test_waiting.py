@@ -85,6 +85,7 @@ def test_a_wait_says_once_that_nobody_serves_the_kind(hocket: Program):
     assert f"job {late.job_id} has not ended within 3 seconds: no worker that this node knows of serves" in last
     assert hocket.show(late.job_id)["waits_for"] == "no worker that this node knows of serves acme.render"
     assert "waits for\tno worker that this node knows of serves acme.render\n" in hocket("show", late.job_id).out
+    assert "  waits: no worker that this node knows of serves acme.render\n" in hocket("why", late.job_id).out
 
 
 def test_with_json_a_wait_is_an_object_on_stderr(hocket: Program):

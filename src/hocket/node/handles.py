@@ -93,7 +93,9 @@ class Handle:
 
     async def status(self) -> dict[str, Any]:
         """The current state of the job."""
-        return await self._node.read(lambda session: view.full(session, view.find(session, self.job_id)))
+        shown = await self._node.read(lambda session: view.full(session, view.find(session, self.job_id)))
+        waiting = await self._node.waiting(self._id)
+        return shown | {"waits_for": None if waiting is None else waiting.sentence}
 
     async def result(self, timeout: float | None = None) -> Any:
         """Waits for the job and returns its result. Raises JobFailed, JobCancelled or TimeoutError."""

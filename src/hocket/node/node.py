@@ -399,7 +399,9 @@ class SyncHandle:
 
     def status(self) -> dict[str, Any]:
         """The current state of the job."""
-        return self._node.runtime.show(self.job_id)
+        runtime = self._node.runtime
+        waiting = waiting_of(runtime, self._id)
+        return runtime.show(self.job_id) | {"waits_for": None if waiting is None else waiting.sentence}
 
     def result(self, timeout: float | None = None) -> Any:
         """Waits for the job and returns its result. Raises JobFailed, JobCancelled or TimeoutError."""

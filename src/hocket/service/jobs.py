@@ -187,9 +187,7 @@ def find(service: Service, prefix: str) -> str:
 
 
 def show(service: Service, prefix: str) -> JobDetails:
-    shown = service.runtime.show(prefix)
-    waiting = waiting_of(service.runtime, _id(shown["job_id"]))
-    return msgspec.convert(shown | {"waits_for": None if waiting is None else waiting.sentence}, JobDetails)
+    return msgspec.convert(service.node.job(find(service, prefix)).status(), JobDetails)
 
 
 def submit(service: Service, drafts: Sequence[Draft]) -> list[Submitted]:
