@@ -62,11 +62,11 @@ def open_service() -> "Service":
 
 def deliver(runtime: "Runtime") -> None:
     """Sends what a command wrote to the other nodes, or says that it is kept here."""
-    from hocket.node.node import delivery
+    from hocket.service import Service
 
-    sending = delivery(runtime, _warn)
-    sending.wrote()
-    sending.close()
+    service = Service(runtime, warn=_warn)
+    service.wrote()
+    service.end_delivery()
 
 
 def _warn(sentence: str) -> None:

@@ -18,6 +18,7 @@ from hocket.mesh.waiting import DELIVERS, Waiting, WaitReader
 from hocket.node.runtime import Runtime
 from hocket.store import Session
 from hocket.work.serving import Serving
+from hocket.work.troubles import described
 
 if TYPE_CHECKING:
     from hocket.mesh.loop import SyncLoop
@@ -92,8 +93,9 @@ class Delivery:
     def _run(self) -> None:
         try:
             asyncio.run(self._sync())
-        except HocketError as error:
-            self._failure = f"{error}; the job is kept here, and {DELIVERS}"
+        except Exception as error:
+            said = str(error) if isinstance(error, HocketError) else described(error)
+            self._failure = f"{said}; the job is kept here, and {DELIVERS}"
         finally:
             self._is_ready.set()
 

@@ -55,8 +55,13 @@ class Service:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.delivery.close()
+        self.end_delivery()
         self.runtime.close()
+
+    def end_delivery(self) -> None:
+        """Waits until other nodes have what was written, or warns."""
+        if "delivery" in self.__dict__:
+            self.delivery.close()
 
     @cached_property
     def delivery(self) -> "Delivery":
@@ -71,6 +76,15 @@ class Service:
         from hocket.node.node import SyncNode
 
         return SyncNode(self.runtime, self.delivery)
+
+    def wrote(self) -> None:
+        """Sends what was written to other nodes, if there are any. A node without peers is spared all that this
+        takes.
+        """
+        with self.runtime.store.read() as session:
+            has_peers = bool(session.peers())
+        if has_peers:
+            self.delivery.wrote()
 
     def read(self) -> AbstractContextManager[Session]:
         """A view whose projections include every op on the log."""

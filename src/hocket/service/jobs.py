@@ -4,7 +4,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from enum import StrEnum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -13,14 +13,14 @@ from hocket.errors import Unreachable, Usage
 from hocket.kernel.ids import parse_ulid, ulid_text
 from hocket.kernel.roster import Outcome
 from hocket.kernel.subjects import JOB
-from hocket.mesh.waiting import Waiting
-from hocket.node.delivery import TELL_S, wait_reader, waiting_of
-from hocket.node.handles import ending_of
 from hocket.service import ListPage, Service, ServiceAnswer
 from hocket.service.ops import OpLine
 from hocket.store import JobEntry, JobFilter, Session, Stage
 from hocket.work import view
 from hocket.work.jobs import Draft, Submitted
+
+if TYPE_CHECKING:
+    from hocket.mesh.waiting import Waiting
 
 REASON_CHARS_MAX = 500
 LIMIT_MAX = 100_000
@@ -150,7 +150,7 @@ class JobsWatch:
     def __init__(self, service: Service, wanted: JobQuery) -> None:
         self._service, self._node = service, service.node
         self._wanted = wanted
-        self._explains_at = time.monotonic() + TELL_S
+        self._began = time.monotonic()
         self.seen: JobsPage | None = None
 
     def wait(self, timeout: float | None = None) -> JobsPage:
@@ -169,7 +169,9 @@ class JobsWatch:
 
     def _waits(self, session: Session, found: JobsPage) -> dict[str, int]:
         """What the pending jobs of the page wait for. A job that has just come may be claimed at once."""
-        if time.monotonic() < self._explains_at:
+        from hocket.node.delivery import TELL_S, wait_reader
+
+        if time.monotonic() < self._began + TELL_S:
             return {}
         before = found.now_ms - TELL_S * 1000
         waiting_jobs = [each for each in found.items if each.state == StateName.pending and each.scheduled_ms <= before]
@@ -194,14 +196,20 @@ def submit(service: Service, drafts: Sequence[Draft]) -> list[Submitted]:
     """Submits all jobs in one transaction, or none."""
     service.check_writer()
     made = service.runtime.submit(drafts)
-    service.delivery.wrote()
+    service.wrote()
     return made
 
 
 def result(
-    service: Service, job_id: str, timeout: float | None, tell: Callable[[Waiting | None], None] = lambda waiting: None
+    service: Service,
+    job_id: str,
+    timeout: float | None,
+    tell: "Callable[[Waiting | None], None]" = lambda waiting: None,
 ) -> Any:
     """Waits for a job to end and returns its result. Calls `tell` every second with what the job waits for."""
+    from hocket.node.delivery import TELL_S, waiting_of
+    from hocket.node.handles import ending_of
+
     node, wanted, deadline = service.node, _id(job_id), None if timeout is None else time.monotonic() + timeout
     while True:
         left = TELL_S if deadline is None else min(TELL_S, deadline - time.monotonic())
