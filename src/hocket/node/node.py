@@ -498,7 +498,8 @@ class SyncNode:
                 (result,) = self._with_node(lambda node: node.consult([offer]))
             except Unreachable as error:
                 raise _kept(error) from error
-        self._wrote()
+        else:
+            self._wrote()
         return _accepted(result)
 
     def fetch(self, hash: bytes, size: int) -> bytes | None:
