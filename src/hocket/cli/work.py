@@ -21,11 +21,13 @@ from hocket.events import AllowanceIsRisky, Event, KindsNotClaimable, WorkerStar
 from hocket.kernel.reasons import Reason
 from hocket.kernel.roster import Job
 from hocket.kernel.safe_text import clean
+from hocket.mesh.membership import may
 from hocket.node.home import ENVIRONMENT
 from hocket.node.node import Node, SyncNode
 from hocket.node.runtime import Runtime
 from hocket.node.signals import stopped_by_signals
 from hocket.server.local_server import LocalServer
+from hocket.store import Session
 from hocket.work.command import request
 from hocket.work.command.job import Commands
 from hocket.work.handlers import Handlers, load
@@ -145,14 +147,8 @@ class Shift:
     async def run(self) -> None:
         node = Node(self._runtime)
         self._worker = Worker(node, node.environment, self._options)
-        kinds = self._options.handlers.kinds()
         try:
-            # A node may be allowed some of the kinds below a prefix.
-            denied = await node.run(lambda tx: [each for each in kinds if each[-1] != "." and not tx.admits(each)])
-            served = [each for each in kinds if each not in denied]
-            if told := [each for each in denied if each != request.KIND or not served]:
-                self._show(KindsNotClaimable(tuple(told)))
-            with stopped_by_signals(self._signalled), self._counter(served):
+            with stopped_by_signals(self._signalled), self._counter(await self._served(node)):
                 door = LocalServer(node, self._worker, self._commands, parse, node.environment.name("commands"))
                 self._options.finished = functools.partial(self._finished, door)
                 runs_commands = self._options.handlers.find(request.KIND) is not None
@@ -160,6 +156,23 @@ class Shift:
                     await self._worker.run()
         finally:
             await node.finish()
+
+    async def _served(self, node: Node) -> list[str]:
+        """The kinds that this worker really serves: those of its handlers that its node may claim. It says which it may
+        not, except commands, which every worker would run.
+        """
+        kinds, log = self._options.handlers.kinds(), node.log
+
+        def is_denied(session: Session, kind: str) -> bool:
+            answers = [may(log, session, log.node, "Job", action, kind) for action in ("Claim", "Complete")]
+            # A node may be allowed some of the kinds below a prefix.
+            return not kind.endswith(".") and any(each.chain is None or each.routed is not None for each in answers)
+
+        denied = await node.peek(lambda session: [each for each in kinds if is_denied(session, each)])
+        served = [each for each in kinds if each not in denied]
+        if told := [each for each in denied if each != request.KIND or not served]:
+            self._show(KindsNotClaimable(tuple(told)))
+        return served
 
     def _signalled(self) -> None:
         assert self._worker is not None
