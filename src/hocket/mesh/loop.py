@@ -181,22 +181,28 @@ class SyncLoop:
 
     async def _tell(self) -> None:
         """Wakes the visitors that have to push."""
-        log, liveness, now_ms = self._access.log, self.environment.liveness, self.environment.physical_ms()
-        seq, workers = await look(
-            self._access,
-            lambda session: (session.head().seq, own_workers(session, liveness, log.node, now_ms)),
-        )
-        is_news, self._seq = seq != self._seq, seq
-        for address, visitor in self._visitors.items():
-            if is_news or not self.exchanges.presence.has_told(address, workers):
+        seq = await look(self._access, lambda session: session.head().seq)
+        if seq != self._seq:
+            self._seq = seq
+            for visitor in self._visitors.values():
                 visitor.changed()
 
     async def _round(self) -> None:
-        """Follows the list of peers, and watches for a silent coordinator."""
+        """Follows the list of peers and the workers of this node, and watches for a silent coordinator."""
         self._next_round = self.environment.monotonic() + ROUND_S
-        log = self._access.log
-        known, silence = await look(self._access, lambda session: (session.peers(), peers.silence(log, session)))
+        log, liveness, now_ms = self._access.log, self.environment.liveness, self.environment.physical_ms()
+        known, silence, workers = await look(
+            self._access,
+            lambda session: (
+                session.peers(),
+                peers.silence(log, session),
+                own_workers(session, liveness, log.node, now_ms),
+            ),
+        )
         await self._follow({peer.address: peer for peer in known})
+        for address, visitor in self._visitors.items():
+            if not self.exchanges.presence.has_told(address, workers):
+                visitor.changed()
         if silence is not None and not self._is_silent:
             self.emit(CoordinatorSilent(node_text(silence.node)))
         self._is_silent = silence is not None
