@@ -21,13 +21,12 @@ from hocket.events import AllowanceIsRisky, Event, KindsNotClaimable, WorkerStar
 from hocket.kernel.reasons import Reason
 from hocket.kernel.roster import Job
 from hocket.kernel.safe_text import clean
-from hocket.mesh.membership import may
 from hocket.node.home import ENVIRONMENT
 from hocket.node.node import Node, SyncNode
 from hocket.node.runtime import Runtime
 from hocket.node.signals import stopped_by_signals
 from hocket.server.local_server import LocalServer
-from hocket.store import Session
+from hocket.service import Service, nodes
 from hocket.work.command import request
 from hocket.work.command.job import Commands
 from hocket.work.handlers import Handlers, load
@@ -161,14 +160,8 @@ class Shift:
         """The kinds that this worker really serves: those of its handlers that its node may claim. It says which it may
         not, except commands, which every worker would run.
         """
-        kinds, log = self._options.handlers.kinds(), node.log
-
-        def is_denied(session: Session, kind: str) -> bool:
-            answers = [may(log, session, log.node, "Job", action, kind) for action in ("Claim", "Complete")]
-            # A node may be allowed some of the kinds below a prefix.
-            return not kind.endswith(".") and any(each.chain is None or each.routed is not None for each in answers)
-
-        denied = await node.peek(lambda session: [each for each in kinds if is_denied(session, each)])
+        kinds = self._options.handlers.kinds()
+        denied = await node.call(lambda: nodes.not_claimable(Service(self._runtime), kinds))
         served = [each for each in kinds if each not in denied]
         if told := [each for each in denied if each != request.KIND or not served]:
             self._show(KindsNotClaimable(tuple(told)))
