@@ -27,17 +27,15 @@ async def count(ctx, title, text):
 
 
 @hocket.job("example.report", priority=10)
-def report(ctx, chapters):
-    # A dependency's result is not passed on automatically: the payload names the jobs, and the handler reads them.
-    with hocket.open() as node:
-        counted = [node.job(job_id).result(timeout=10) for job_id in chapters]
+def report(ctx):
+    counted = ctx.results  # those of the jobs that this one comes after
     return {"chapters": [each["title"] for each in counted], "words": sum(each["words"] for each in counted)}
 
 
 async def main() -> None:
     async with hocket.open() as node:
         chapters = await node.submit_many([(count, {"title": t, "text": text}) for t, text in CHAPTERS.items()])
-        last = await node.submit(report.set(after=chapters), chapters=[chapter.job_id for chapter in chapters])
+        last = await node.submit(report.using(after=chapters))
 
         worker = asyncio.create_task(node.work([count, report], until_idle=True))
         async for event in chapters[0].events():

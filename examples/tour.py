@@ -115,14 +115,14 @@ class Watch:
 async def submit(node: hocket.Node) -> dict[str, list[hocket.Handle]]:
     """Everything is on the log before the first worker starts."""
     sums = await node.submit_many([(jobs.add, {"numbers": list(range(n))}) for n in range(SUMS)])
-    urgent = await node.submit_many([(jobs.add.set(priority=10), {"numbers": [n]}) for n in range(URGENT)])
+    urgent = await node.submit_many([(jobs.add.using(priority=10), {"numbers": [n]}) for n in range(URGENT)])
     frames = await node.submit_many([(jobs.frame, {"number": n}) for n in range(FRAMES)])
-    film = await node.submit(jobs.film.set(after=frames), frames=[each.job_id for each in frames])
+    film = await node.submit(jobs.film.using(after=frames), frames=[each.job_id for each in frames])
     streams = await node.submit_many([(jobs.stream, {"steps": 5})] * STREAMS)
     flaky = await node.submit_many([(jobs.flaky, {})] * FLAKY)
     hopeless = await node.submit(jobs.hopeless)
-    orphan = await node.submit(jobs.add.set(after=[hopeless]), numbers=[1])
-    slow = await node.submit(jobs.slow.set(priority=10))
+    orphan = await node.submit(jobs.add.using(after=[hopeless]), numbers=[1])
+    slow = await node.submit(jobs.slow.using(priority=10))
     return {
         "sum": sums,
         "urgent sum": urgent,

@@ -9,24 +9,32 @@ if TYPE_CHECKING:
     from typing import Any
 
     from hocket.errors import Conflict, HocketError, NotAuthorised, StoreError, Unreachable, Usage
-    from hocket.node.handles import Handle, JobCancelled, JobFailed
-    from hocket.node.node import Node, SyncHandle, SyncNode, init, open
+    from hocket.node.handles import Handle, JobCancelled, JobFailed, SyncHandle
+    from hocket.node.node import Node, SyncNode
+    from hocket.node.opening import init, open, open_sync
+    from hocket.service.admin import Admin, AsyncAdmin, admin
     from hocket.work.command.request import command
-    from hocket.work.handlers import Handlers, JobType, job, kind
+    from hocket.work.decorator import job
+    from hocket.work.handlers import Handlers, JobType, kind
+    from hocket.work.retrying import Fatal, Later
     from hocket.work.runner import Cancelled, Context
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "Admin",
+    "AsyncAdmin",
     "Cancelled",
     "Conflict",
     "Context",
+    "Fatal",
     "Handle",
     "Handlers",
     "HocketError",
     "JobCancelled",
     "JobFailed",
     "JobType",
+    "Later",
     "Node",
     "NotAuthorised",
     "StoreError",
@@ -34,19 +42,25 @@ __all__ = [
     "SyncNode",
     "Unreachable",
     "Usage",
+    "admin",
     "command",
     "init",
     "job",
     "kind",
     "open",
+    "open_sync",
 ]
 
 _ROOMS = {
     "errors": ("Conflict", "HocketError", "NotAuthorised", "StoreError", "Unreachable", "Usage"),
-    "node.handles": ("Handle", "JobCancelled", "JobFailed"),
-    "node.node": ("Node", "SyncHandle", "SyncNode", "init", "open"),
+    "node.handles": ("Handle", "JobCancelled", "JobFailed", "SyncHandle"),
+    "node.node": ("Node", "SyncNode"),
+    "node.opening": ("init", "open", "open_sync"),
+    "service.admin": ("Admin", "AsyncAdmin", "admin"),
     "work.command.request": ("command",),
-    "work.handlers": ("Handlers", "JobType", "job", "kind"),
+    "work.decorator": ("job",),
+    "work.handlers": ("Handlers", "JobType", "kind"),
+    "work.retrying": ("Fatal", "Later"),
     "work.runner": ("Cancelled", "Context"),
 }
 _HOMES = {name: room for room, names in _ROOMS.items() for name in names}

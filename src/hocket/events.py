@@ -1,6 +1,6 @@
 """Events: what happens while a node works. A program reads an event's type and fields; a person reads its sentence,
 `str(event)`. Events are information only: nothing depends on them, and losing one loses no data. The log holds what
-must last.
+must last. `work.event_logging` writes them to Python's `logging`.
 """
 
 from collections.abc import Callable
@@ -8,13 +8,18 @@ from typing import ClassVar
 
 import msgspec
 
+# The levels of `logging`, which a short command does not load.
+DEBUG, INFO, WARNING, ERROR = 10, 20, 30, 40
+
 
 class Event(msgspec.Struct, frozen=True, tag=True, tag_field="type"):
     """Ids are in the form that people see. A `routine` event belongs to the ordinary life of a job or a node: programs
-    get it, people do not.
+    get it, people only if they ask for it. `logger` and `level` say where and how `logging` shows it.
     """
 
     routine: ClassVar[bool] = False
+    logger: ClassVar[str] = "hocket.node"
+    level: ClassVar[int] = WARNING
 
 
 Emit = Callable[[Event], None]
@@ -42,6 +47,8 @@ class _RunEvent(Event, frozen=True):
     """`fence` is the fence of the worker's claim on the job."""
 
     routine = True
+    logger = "hocket.jobs"
+    level = INFO
 
     job_id: str
     kind: str
@@ -49,25 +56,46 @@ class _RunEvent(Event, frozen=True):
 
 
 class JobClaimed(_RunEvent, frozen=True):
+    level = DEBUG
+
     def __str__(self) -> str:
         return f"job {self.job_id}: claimed"
 
 
 class RunStarted(_RunEvent, frozen=True):
     def __str__(self) -> str:
-        return f"job {self.job_id}: handler started"
+        return f"job {self.job_id}: {self.kind} started"
 
 
 class RunFinished(_RunEvent, frozen=True):
     def __str__(self) -> str:
-        return f"job {self.job_id}: succeeded"
+        return f"job {self.job_id}: {self.kind} succeeded"
 
 
 class RunFailed(_RunEvent, frozen=True):
+    """`last_line` is the last line of an error that has several, else empty. `is_final` is whether the job has failed
+    with this run.
+    """
+
+    level = WARNING
+
     error: str
+    last_line: str = ""
+    is_final: bool = True
 
     def __str__(self) -> str:
-        return f"job {self.job_id}: handler failed: {self.error}"
+        more = f" … {self.last_line}" if self.last_line else ""
+        return f"job {self.job_id}: {self.kind} failed: {self.error}{more}"
+
+
+class RetryPlanned(_RunEvent, frozen=True):
+    """The job of a failed run is back in the queue. `failures` counts its failed tries."""
+
+    failures: int
+    rest_s: float
+
+    def __str__(self) -> str:
+        return f"job {self.job_id}: try {self.failures + 1} in {self.rest_s:.1f} seconds"
 
 
 class JobHandedBack(_RunEvent, frozen=True):
@@ -75,7 +103,38 @@ class JobHandedBack(_RunEvent, frozen=True):
         return f"job {self.job_id}: returned to the queue"
 
 
+class JobPostponed(_RunEvent, frozen=True):
+    delay_s: float
+    reason: str
+
+    def __str__(self) -> str:
+        return f"job {self.job_id}: postponed by {self.delay_s:g} s: {self.reason}"
+
+
+class KindsNotDefined(Event, frozen=True):
+    kinds: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return (
+            f"this node may not define {', '.join(self.kinds)}: the options of these handlers hold only for jobs that"
+            " their own programs submit; the owner grants it with `--may job:define:PREFIX`"
+        )
+
+
+class JobRescued(_RunEvent, frozen=True):
+    """This node returned a job to the queue because its worker is gone."""
+
+    level = WARNING
+
+    reason: str
+
+    def __str__(self) -> str:
+        return f"job {self.job_id}: rescued: {self.reason}"
+
+
 class LeaseLost(Event, frozen=True):
+    logger = "hocket.jobs"
+
     job_id: str
     reason: str
 
@@ -84,6 +143,8 @@ class LeaseLost(Event, frozen=True):
 
 
 class ResultDiscarded(Event, frozen=True):
+    logger = "hocket.jobs"
+
     job_id: str
     reason: str
 
@@ -93,6 +154,8 @@ class ResultDiscarded(Event, frozen=True):
 
 class JobSkipped(Event, frozen=True):
     """A job that this worker does not run. For a job in a git repository, `job_id` is a content id."""
+
+    logger = "hocket.jobs"
 
     job_id: str
     reason: str
@@ -113,6 +176,8 @@ class JobWaiting(Event, frozen=True):
 
 
 class JobsReclaimed(Event, frozen=True):
+    level = INFO
+
     count: int
 
     def __str__(self) -> str:
@@ -139,6 +204,8 @@ class SecretsNotHandedOver(Event, frozen=True):
 
 
 class WorkerStarted(Event, frozen=True):
+    level = INFO
+
     process: int
     kinds: tuple[str, ...]
 
@@ -155,6 +222,8 @@ class KindsNotClaimable(Event, frozen=True):
 
 
 class WorkerStopping(Event, frozen=True):
+    level = INFO
+
     grace_s: float
 
     def __str__(self) -> str:
@@ -173,6 +242,23 @@ class HandlerLoopBlocked(Event, frozen=True):
         return f"an async handler has blocked the handlers' loop for {self.blocked_s:.0f} seconds"
 
 
+class HandlerStuck(Event, frozen=True):
+    job_id: str
+    kind: str
+
+    def __str__(self) -> str:
+        return f"job {self.job_id}: its handler ({self.kind}) was told to stop and goes on; the worker has given it up"
+
+
+class WorkerSpent(Event, frozen=True):
+    """The worker stops, because only a new process is rid of the stuck handlers."""
+
+    slots: int
+
+    def __str__(self) -> str:
+        return f"{self.slots} handlers are stuck, as many as there are slots; this worker process is replaced"
+
+
 class AllowanceIsRisky(Event, frozen=True):
     """The patterns may let other nodes run commands that the owner did not mean to allow."""
 
@@ -183,6 +269,8 @@ class AllowanceIsRisky(Event, frozen=True):
 
 
 class BackgroundTaskFailed(Event, frozen=True):
+    level = ERROR
+
     task: str
     error: str
     restart_s: float
@@ -241,6 +329,8 @@ class ArbiterFailed(Event, frozen=True):
 
 
 class ArbiterReachable(Event, frozen=True):
+    level = INFO
+
     def __str__(self) -> str:
         return "the arbiter can be reached again"
 
@@ -282,6 +372,8 @@ class PeerPaused(Event, frozen=True):
 
 
 class ProgramDiffers(Event, frozen=True):
+    level = INFO
+
     node: str
     difference: str
 
@@ -290,6 +382,8 @@ class ProgramDiffers(Event, frozen=True):
 
 
 class NodeForked(Event, frozen=True):
+    level = ERROR
+
     node: str
 
     def __str__(self) -> str:
@@ -316,6 +410,7 @@ class OpRefused(Event, frozen=True):
     """
 
     routine = True
+    level = INFO
 
     sender: str
     reason: str
@@ -359,6 +454,8 @@ class JoinRefused(Event, frozen=True):
 
 class RequestsRefused(Event, frozen=True):
     """How often a server refused requests for this reason while it ran."""
+
+    level = INFO
 
     reason: str
     count: int

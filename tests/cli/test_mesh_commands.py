@@ -166,7 +166,11 @@ def test_an_invitation_that_nobody_answers(hocket: Program, tmp_path: Path):
     [
         ((), 2, "name the new node"),
         (("gpu",), 2, "no grants"),
-        (("gpu", "--may", "job:fly"), 2, "job has no action 'fly'; it has read, schedule, claim, complete, all"),
+        (
+            ("gpu", "--may", "job:fly"),
+            2,
+            "job has no action 'fly'; it has read, schedule, claim, complete, define, all",
+        ),
         (("gpu", "--may", "cake:eat"), 2, "unknown resource 'cake'"),
         (("gpu", "--may", "artifact:write:acme."), 2, "only job actions and artifact:read take a kind"),
         (("bad name", "--may", "all"), 2, "cannot be a node's name"),

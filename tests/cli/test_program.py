@@ -74,8 +74,8 @@ def test_home_and_json_stand_on_either_side(hocket: Program, tmp_path: Path):
         (["show", "1", "2"], "unexpected extra argument"),
         (["cron"], "missing command"),
         (["submit"], "name a kind"),
-        (["submit", "a.b", "--timeout", "3s"], "--timeout is for --wait"),
-        (["submit", "a.b", "--wait", "--timeout", "soon"], "bad --timeout"),
+        (["submit", "a.b", "--timeout", "soon"], "bad timeout 'soon'"),
+        (["submit", "a.b", "--wait-for", "soon"], "bad --wait-for"),
         (["log", "verify", "--head", "nonsense"], "bad --head 'nonsense'"),
     ],
 )

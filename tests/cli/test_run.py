@@ -132,7 +132,8 @@ def test_what_a_command_prints_can_be_followed(hocket: Program, tmp_path: Path) 
     assert hocket("logs", job_id, "--stderr", code=0).out == "other\n"
     submitted.send_signal(signal.SIGTERM)
     echo = hocket.submit("test.echo", "{}")
-    assert "not a command" in hocket("logs", echo, code=2).sentence
+    assert "not a command" in hocket("logs", echo, "--stderr", code=2).sentence
+    assert hocket("logs", echo, code=0).out == ""
 
 
 def test_json(hocket: Program) -> None:

@@ -147,7 +147,7 @@ def test_a_payload_that_is_too_large(hocket: Program):
 @pytest.mark.xdist_group("processes")
 def test_wait_prints_the_result(hocket: Program):
     hocket.start("work", "tasks.py")
-    result = hocket("submit", "test.echo", '{"n": [1, null]}', "--wait", "--timeout", "30s", code=0)
+    result = hocket("submit", "test.echo", '{"n": [1, null]}', "--wait-for", "30s", code=0)
     assert result.out == f'submitted test.echo {result.job_id}\n{{"n":[1,null]}}\n'
     answer = hocket("submit", "test.echo", '{"n": 2}', "--wait", "--json", code=0).json
     assert answer["result"] == {"n": 2} and answer["outcome"] == "succeeded"
@@ -166,6 +166,6 @@ def test_wait_for_a_job_that_is_cancelled(hocket: Program):
 
 
 def test_wait_ends_with_its_timeout_and_the_job_goes_on(hocket: Program):
-    result = hocket("submit", "test.echo", "--wait", "--timeout", "200ms", code=5)
+    result = hocket("submit", "test.echo", "--wait-for", "200ms", code=5)
     assert result.sentence.startswith(f"job {result.job_id} has not ended within 0.2 seconds")
     assert hocket.show(result.job_id)["state"] == "pending"

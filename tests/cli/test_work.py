@@ -47,7 +47,8 @@ def test_with_json_a_worker_prints_its_events_as_objects(hocket: Program):
     hocket.submit("test.fail")
     result = hocket("work", "tasks.py", "--until-idle", "--json", code=0)
     assert result.json == {"succeeded": 0, "failed": 1, "handed_back": 0}
-    (started,) = [json.loads(line) for line in result.err.splitlines()]
+    started, failed = [json.loads(line) for line in result.err.splitlines()]
+    assert (failed["type"], failed["level"], failed["error"]) == ("RunFailed", "error", "ValueError: it broke")
     assert started["type"] == "WorkerStarted" and "test.fail" in started["kinds"]
     assert started["text"] == f"worker {started['process']} serves {', '.join(started['kinds'])}"
 

@@ -1,5 +1,6 @@
 """The examples run as they stand, each in a home of its own."""
 
+import importlib
 import os
 import re
 import signal
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+import hocket.testing
 from tests.docs import reader
 from tests.docs.reader import ROOT
 
@@ -37,6 +39,22 @@ def test_pipeline(tmp_path: Path):
     lines = run(tmp_path, EXAMPLES / "pipeline.py").stdout.splitlines()
     assert lines[0] == "chapter one: ScheduleJob" and lines[-2] == "chapter one: CompleteJob"
     assert lines[-1] == "{'chapters': ['one', 'two', 'three', 'four'], 'words': 25}"
+
+
+@pytest.mark.touches("LW-41")
+def test_fan_in(tmp_path: Path):
+    assert run(tmp_path, EXAMPLES / "fan_in.py").stdout == "Dear Ada: The book has 19 words on 3 pages.\n"
+
+
+@pytest.mark.touches("LW-41")
+def test_a_chain_can_be_tested_in_memory(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    fan_in = importlib.import_module("fan_in")
+    with hocket.testing.node() as node:
+        last = fan_in.submit(node)
+        ran = node.drain([fan_in.words, fan_in.total, fan_in.letter])
+        assert last.result() == "Dear Ada: The book has 19 words on 3 pages."
+        assert sorted(run.kind for run in ran) == ["example.letter", "example.total"] + ["example.words"] * 4
 
 
 @pytest.mark.touches("LW-06", "LW-37")

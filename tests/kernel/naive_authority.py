@@ -20,7 +20,9 @@ RESOURCES = [
     *("Ops", "Evidence", "Entity", "Claim", "Job", "Episode", "Artifact", "Action", "Mesh", "UserAssertion"),
     "Registration",
 ]
-ACTIONS = ["*", "Read", "Write", "Schedule", "Claim", "Complete"]
+V01_ACTIONS = ["*", "Read", "Write", "Schedule", "Claim", "Complete"]
+# What names an action beyond v0.1 is emptied, not void, when it is too wide; random graphs have none by name.
+ACTIONS = [*V01_ACTIONS, "Define"]
 KNOWN = ["source_types", "predicates", "kind_prefix", "time_range", "sanitize", "audit_inference"]
 SANITIZE = ["StripGeo", "RedactParticipants", "StripCustomMetadata", "TruncateContent(0)", "TruncateContent(70)"]
 
@@ -249,7 +251,10 @@ WRITTEN = {
     "Job": {
         "Schedule": ["ScheduleJob", "CancelJob", "RetryJob", "SetSchedule", "ClearSchedule"],
         "Claim": ["ClaimWork"],
-        "Complete": ["CompleteJob", "YieldWork", "ExpireWork", "FailWork", "ReportProgress"],
+        "Complete": [
+            *("CompleteJob", "YieldWork", "ExpireWork", "FailWork", "ReportProgress", "PostponeWork", "SaveCheckpoint"),
+        ],
+        "Define": ["DefineKind"],
         "": ["AcceptWork"],
     },
     "Evidence": {"Write": ["IngestEvidence", "TombstoneEvidence", "CascadeTombstone"]},
@@ -323,7 +328,7 @@ def caveats(r: Random) -> dict[str, Any]:
 
 def capability(r: Random) -> Capability:
     resource = r.choice([*RESOURCES, *["Ops", "Job", "Evidence", "Claim"] * 4])
-    action = r.choice([*ACTIONS, *["*", "Read", "Write", "Claim", "Complete"] * 3])
+    action = r.choice([*V01_ACTIONS, *["*", "Read", "Write", "Claim", "Complete"] * 3])
     if r.random() < 0.03:
         resource, action = r.choice([("Moon", action), (resource, "Fly")])
     return Capability(resource, action, caveats(r))
@@ -448,9 +453,12 @@ def payloads(word: str) -> list[v.Payload]:
         v.CancelJob(ID, ""),
         v.RetryJob(ID, ""),
         v.ReportProgress(ID, 1, b""),
+        v.SaveCheckpoint(ID, 1, b""),
         v.SetSchedule("", "", "", word, b"", b""),
         v.ClearSchedule(""),
         v.AcceptWork(ID, ID),
         v.AcceptOffer("", b"", ID),
+        v.PostponeWork(ID, 1, 1, ""),
+        v.DefineKind(word, b""),
         v.Sanitised(("StripGeo",), claim),
     ]

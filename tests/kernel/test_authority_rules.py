@@ -335,6 +335,19 @@ def test_a_delegation_without_an_end_has_none() -> None:
     assert Authority(USER, [OWNER], ()).standing(1, 2**64 - 1) is Standing.ACTIVE
 
 
+@pytest.mark.req("LW-24")
+def test_defining_a_kind_is_a_right_of_its_own() -> None:
+    define = v.DefineKind("acme.render", b"")
+    for lesser in (Capability("Ops", "Write", {}), job("Schedule"), job("Claim"), job("Complete"), job("Write")):
+        assert refusal(lesser, define) is Reason.UNAUTHORISED, lesser
+    for right in (Capability("Ops", "*", {}), job("*"), job("Define")):
+        assert refusal(right, define) is None, right
+    narrow = Capability("Job", "Define", {"kind_prefix": ["acme."]})
+    assert refusal(narrow, define) is None
+    assert refusal(narrow, v.DefineKind("other", b"")) is Reason.UNAUTHORISED
+    assert refusal(narrow, v.DefineKind("acme.", b"")) is None, "all kinds below the prefix"
+
+
 @pytest.mark.req("LW-25")
 def test_what_cannot_be_judged_is_not_admitted() -> None:
     sources = Capability("Ops", "Write", {"source_types": ["a"]})
@@ -345,6 +358,8 @@ def test_what_cannot_be_judged_is_not_admitted() -> None:
         for name_, op in by_name.items():
             if isinstance(op, v.DelegateUcan | v.RevokeUcan | v.DesignateCoordinator | v.RouteKind | v.AcceptWork):
                 continue
+            if isinstance(op, v.DefineKind):
+                continue  # a right of its own
             told = ("IngestEvidence", "CreateClaim", "Sanitised", "ScheduleJob", "SetSchedule", "ClearSchedule")
             narrowed = PLACE.get(name_, ("Claim",))[0] == resource and name_ not in told
             assert refusal(granted, op) is (Reason.UNAUTHORISED if narrowed else None), name_

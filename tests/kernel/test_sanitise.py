@@ -158,6 +158,7 @@ def test_what_cannot_be_understood_goes(rule: str) -> None:
     """A picture may carry where it was taken, and a payload in another format anything."""
     assert sanitised(artifact(b"\xff\xd8 Exif \xfe"), [rule]) == artifact(b"")
     assert sanitised(v.ReportProgress(ID, 1, b"\xff"), [rule]) == v.ReportProgress(ID, 1, b"")
+    assert sanitised(v.SaveCheckpoint(ID, 1, b"\xff"), [rule]) == v.SaveCheckpoint(ID, 1, b"")
     assert sanitised(schedule(b"\x82\xa3lat\x30"), [rule]) == schedule(b"")
     assert sanitised(schedule(b"plain words"), [rule]) == schedule(b"")
     plain = artifact(b"plain words")

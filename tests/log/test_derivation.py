@@ -55,3 +55,14 @@ def test_the_coordinator_does_derivation_jobs() -> None:
     done = mesh.owner(4, CompleteJob(J, (), (), Telemetry(1)), (held.id,))
     log = everywhere_the_same([job, held, done], [*INTRODUCTIONS, named])
     assert reason(log, held) == reason(log, done) == 0
+
+
+@pytest.mark.req("LW-13", "LW-32")
+def test_a_designation_that_comes_late_makes_a_derivation_count() -> None:
+    mesh = Mesh()
+    named = mesh.owner(1, DesignateCoordinator(NODES[OWNER]))
+    job = mesh.other(2, ScheduleJob(J, "likewise.derive.rhythm", b"", OPEN))
+    handed_over = mesh.owner(3, DesignateCoordinator(NODES[OTHER]))
+    held = mesh.other(4, ClaimWork(J, NODES[OTHER], 1_000))
+    log = everywhere_the_same([named, job, handed_over, held])
+    assert reason(log, held) == 0

@@ -55,6 +55,7 @@ class Place:
             runtime.home.processes,
             sentences(self.notices.append),
             runtime.blobs,
+            runtime.output,
         )
         self.gate = self.services.gate()
         self.transport, self.exchanges = self.services.transport, self.services.exchanges

@@ -14,7 +14,7 @@ from hocket.mesh import peers
 from hocket.mesh.sync_lock import SyncLock
 from hocket.node import delivery
 from hocket.node.node import Node
-from hocket.node.node import delivery as delivery_of
+from hocket.node.opening import delivery as delivery_of
 from hocket.node.runtime import Runtime
 
 THREAD = "hocket-delivery"

@@ -187,7 +187,7 @@ def test_a_store_that_refuses_tells_everybody_after_one_try(home: Path, monkeypa
             with node.runtime.store.write() as session:
                 session.put_head(session.head()._replace(rebuilding=bytes(20)))
             with counted_writes(node.runtime, monkeypatch) as writes:
-                jobs = (node.submit(add.set(priority=1), a=1, b=1) for _ in range(50))
+                jobs = (node.submit(add.using(priority=1), a=1, b=1) for _ in range(50))
                 told = await asyncio.gather(*jobs, return_exceptions=True)
                 assert len(writes) <= 5
             return told
@@ -362,7 +362,7 @@ def test_nobody_waits_for_a_job_that_is_not_there(home: Path) -> None:
 def test_a_unique_key_gives_the_handle_of_the_job_that_is_there(home: Path) -> None:
     async def main() -> None:
         async with hocket.open(home) as node:
-            once = add.set(unique="k")
+            once = add.using(unique="k")
             handles = await asyncio.gather(*(node.submit(once, a=1, b=2) for _ in range(10)))
             assert sum(handle.created for handle in handles) == 1
             assert len({handle.job_id for handle in handles}) == 1

@@ -92,7 +92,7 @@ def test_retries_come_by_moving_the_clock_and_nothing_waits():
 
 def test_a_job_that_fails_for_good_tells_why():
     with hocket.testing.node() as node:
-        handle = node.submit(flaky.set(retries=0), failures=9)
+        handle = node.submit(flaky.using(retries=0), failures=9)
         with pytest.raises(hocket.JobFailed, match="attempt 1") as caught:
             handle.result()
         assert "raise ValueError" in (caught.value.traceback or "")
@@ -111,7 +111,7 @@ def test_every_way_out_of_a_handler_is_an_outcome():
 def test_what_is_not_due_runs_at_its_time():
     with hocket.testing.node() as node:
         due = node.clock.now + 3600
-        node.submit(echo.set(not_before=int(due * 1000)), word="later")
+        node.submit(echo.using(not_before=int(due * 1000)), word="later")
         node.submit(echo, word="now")
         assert len(node.drain()) == 2
         assert [word for word, _ in seen] == ["now", "later"]
@@ -121,8 +121,8 @@ def test_what_is_not_due_runs_at_its_time():
 def test_priorities_and_dependencies_are_kept():
     with hocket.testing.node() as node:
         first = node.submit(echo, word="first")
-        node.submit(echo.set(after=first), word="second")
-        node.submit(echo.set(priority=9), word="urgent")
+        node.submit(echo.using(after=first), word="second")
+        node.submit(echo.using(priority=9), word="urgent")
         node.drain()
         assert [word for word, _ in seen] == ["urgent", "first", "second"]
 

@@ -35,7 +35,7 @@ def think(ctx: hocket.Context, messages: list[dict[str, Any]], after: list[str] 
             return {"answer": said["content"], "action": suggest(ctx, said["content"])}
         tools = [node.submit("agent.tool", **call["function"]["arguments"]) for call in said["tool_calls"]]
         ids = [each.job_id for each in tools]
-        following = node.submit(think.set(after=ids), messages=messages, after=ids)
+        following = node.submit(think.using(after=ids), messages=messages, after=ids)
         return {"tools": ids, "following": following.job_id}
 
 
@@ -52,7 +52,7 @@ def approve(ctx: hocket.Context, action: str, text: str) -> dict[str, str]:
     note(ctx, "start")
     ctx.emit(UpdateActionStatus(parse_ulid(action), ActionStatus.APPROVED))
     with hocket.open() as node:
-        return {"act": node.submit(act.set(after=[ctx.job_id]), action=action, text=text).job_id}
+        return {"act": node.submit(act.using(after=[ctx.job_id]), action=action, text=text).job_id}
 
 
 @hocket.job("agent.act")

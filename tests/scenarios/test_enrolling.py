@@ -37,7 +37,7 @@ def test_enrollment(tmp_path: Path):
         worker = gpu.work()
         until(lambda: standing(owner, "gpu") == "active", "the new node to be seen")
         # The owner has no handlers: whoever answers is the other machine.
-        done = owner("submit", "acme.add", '{"sum": 42}', "--wait", "--timeout", "60s", "--json").json
+        done = owner("submit", "acme.add", '{"sum": 42}', "--wait-for", "60s", "--json").json
         assert done["result"] == {"sum": 42}
         [run] = [line for line in journal(tmp_path) if line["event"] == "start"]
         assert (run["job"], run["machine"], run["fence"]) == (done["job_id"], "gpu", 1)
@@ -151,7 +151,7 @@ def test_a_newcomer_that_has_not_heard_who_decides_starts_nothing(tmp_path: Path
         owner.cut_power()
         job = gpu.submit("acme.one")
         gpu.work().says("cannot be reached")
-        assert gpu("submit", "acme.open", '{"n": 1}', "--open", "--wait", "--timeout", "60s").code == 0
+        assert gpu("submit", "acme.open", '{"n": 1}', "--open", "--wait-for", "60s").code == 0
         assert gpu.state(job) == "pending" and job not in {line["job"] for line in journal(tmp_path)}
         owner.serve("--port", urlsplit(address).port)
         until(lambda: owner.is_done(job), "the job")

@@ -39,6 +39,7 @@ from tests.trust.members import DAY_MS, DID, USER, Member, decode
 
 DECIDED = (v.ClaimWork, v.CompleteJob, v.YieldWork, v.ExpireWork, v.FailWork, v.CancelJob, v.RetryJob)
 PROOFS = (v.ReportFork, v.RevokeRoot)
+OWNERS = (v.DesignateCoordinator, v.RouteKind)
 LAW = (v.DelegateUcan, v.RevokeUcan, *PROOFS)
 
 
@@ -141,8 +142,10 @@ class Judge:
         self._done_at: dict[int, set[bytes]] = {}
         # Of each designation, the ops of the predecessor that were known when it was written.
         self._known: dict[bytes, set[bytes]] = {}
-        self._late: set[bytes] = set()
-        self._stands: dict[bytes, Op] = {}
+        # Which members have heard which ops in time. They may let one in later, when their clocks have reached it.
+        self._in_time: set[tuple[int, bytes]] = set()
+        # Of each designation, the completed jobs that the new coordinator found undecided.
+        self._undecided: dict[bytes, set[bytes]] = {}
 
     def name(self, node: int, name: str) -> None:
         self._names[node] = name
@@ -152,10 +155,6 @@ class Judge:
         assert isinstance(payload, v.DesignateCoordinator)
         self.coordinator = payload.coordinator
         self._known[op.id] = {each.id for _, each in by.ops() if each.node_id == before}
-
-    def decided_late(self) -> None:
-        """The owner has let in what was late."""
-        self._late.clear()
 
     def sight(self, member: Member) -> Sight:
         member.log.settle()
@@ -176,20 +175,24 @@ class Judge:
                 fail("what counts for nothing changes nothing", member, [sight.ops[i] for i in new])
         if sender not in (self.owner, self.coordinator):
             naive = self._authority(sight)
-            for _, op in sent:
-                if op.id in new and op.node_id in self.rogues and self._is_late(naive, op, sight, now):
+            for op in [op for _, op in sent if op.node_id in self.rogues]:
+                if not self._is_late(naive, op, sight, now):
+                    self._in_time.add((member.node, op.id))
+                elif op.id in new and (member.node, op.id) not in self._in_time:
                     fail("a grant that has ended is not used again", member, op)
         self.look(member)
 
     def _is_late(self, naive: Remembering, op: Op, sight: Sight, now: int) -> bool:
-        if isinstance(op.payload, LAW):
+        if isinstance(op.payload, (*LAW, *OWNERS)):
             return False
         kind = self._kind(op.payload)
         wall = op.timestamp.wall
+        is_tick = isinstance(op.payload, v.ScheduleJob) and decode_policy(op.payload.policy_envelope).set_by()
         allowing = [
             d
             for d in naive.good(op.node_id, wall)
-            if isinstance(op.payload, v.AcceptWork)
+            if is_tick
+            or isinstance(op.payload, v.AcceptWork)
             or naive.allows(d, op.payload, wall, kind, naive_authority.written_as(op.payload))
         ]
         return bool(allowing) and all(d.expires is not None and d.expires * 1000 + DAY_MS < now for d in allowing)
@@ -258,7 +261,7 @@ class Judge:
         payload, wall = op.payload, op.timestamp.wall
         if isinstance(payload, (v.DelegateUcan, *PROOFS)):
             return True  # what they are worth is asked elsewhere
-        if isinstance(payload, v.DesignateCoordinator | v.RouteKind):
+        if isinstance(payload, OWNERS):
             return op.node_id == self.owner
         if isinstance(payload, v.EvictArtifact):
             return self._may_evict(op, payload, sight)
@@ -378,13 +381,21 @@ class Judge:
             fail("a result is its holder's", member, job)
 
     def _results(self, member: Member, sight: Sight, naive: Remembering) -> None:
-        is_decider = member.node == self.coordinator
+        # A coordinator that has not heard of its designation decides nothing yet.
+        tenure = max(sight.coordinators) if sight.coordinators else None
+        is_decider = (
+            tenure is not None and tenure.node == member.node.to_bytes(8, "big") and member.node == self.coordinator
+        )
         here = self._done_at.setdefault(member.node, set())
+        if is_decider and tenure is not None and tenure.op_id not in self._undecided:
+            # What its predecessor has left undecided may go: the completions of open jobs.
+            found = [job for job in sight.jobs.values() if job.outcome is Outcome.SUCCEEDED]
+            self._undecided[tenure.op_id] = {job.id for job in found if not self._was_decided(job, sight)}
         for job in sight.jobs.values():
             if self._jobs[job.id][4] in self.rogues:
                 continue
             shown = job.claimer, job.artifacts
-            if job.outcome is Outcome.SUCCEEDED and is_decider:
+            if job.outcome is Outcome.SUCCEEDED and is_decider and job.id not in self._undecided[tenure.op_id]:
                 self._done.setdefault(job.id, shown)
             if job.outcome is Outcome.SUCCEEDED and self._done.get(job.id) == shown and self._was_decided(job, sight):
                 here.add(job.id)

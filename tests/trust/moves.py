@@ -154,12 +154,12 @@ class Mesh:
         for member in self.honest:
             member.clock.now = self.now
 
-    def _pull(self, one: Member, other: Member, is_recheck: bool = False) -> bool:
+    def _pull(self, one: Member, other: Member, is_recheck: bool = False) -> None:
         """As nodes do it: what lies beyond the receiver's frontier, then all of the authors whose ops did not follow.
-        Now and then they recheck the last op of every author. Whether that brought anything.
+        Now and then they recheck the last op of every author.
         """
         if one is other:
-            return False
+            return
         with one.log.store.read() as session:
             frontier = session.frontier()
         if is_recheck:
@@ -168,9 +168,8 @@ class Mesh:
             rows = session.ops_since(frontier, 100_000)
             sent = [(row.body, decode(row.body)) for row in rows]
         if not sent:
-            return False
+            return
         admission = self._show(one, sent, other.node)
-        news = admission.appended
         if admission.unlinked:
             with other.log.store.read() as session:
                 bodies = [
@@ -178,8 +177,7 @@ class Mesh:
                     for author in admission.unlinked
                     for row in session.ops_of_author(author.to_bytes(8, "big"), bytes(20), 100_000)
                 ]
-            news += self._show(one, [(body, decode(body)) for body in bodies], other.node).appended
-        return bool(news)
+            self._show(one, [(body, decode(body)) for body in bodies], other.node)
 
     def _show(self, member: Member, sent: Sequence[tuple[bytes, Op]], sender: int = 0) -> Admission:
         before = self.judge.sight(member)
@@ -518,11 +516,20 @@ class Mesh:
 
     # A whole history.
 
-    def _recheck(self) -> bool:
+    def _recheck(self) -> None:
         """Finds out about histories that end at the same time, and what is missing of those that are known."""
         has_forks = any(member.log.permissions().forks for member in self.honest)
-        asking = self.honest if has_forks else [self.owner]
-        return any([self._pull(one, other, is_recheck=True) for one in asking for other in self.honest])
+        for one in self.honest if has_forks else [self.owner]:
+            for other in self.honest:
+                self._pull(one, other, is_recheck=True)
+
+    def _amount(self) -> int:
+        """Grows when an honest member gets an op, and when one that has waited for the owner's decision is let in."""
+        amount = 0
+        for member in self.honest:
+            with member.log.store.read() as session:
+                amount += 2 * len(member.ops()) + len(session.late_ops())
+        return amount
 
     def play(self, moves: Sequence[Move]) -> None:
         for move in moves:
@@ -536,13 +543,17 @@ class Mesh:
         """The clocks catch up, the owner lets in what was late, and everybody hears of everything."""
         self._pass(500_000)
         for _ in range(12):
-            self.owner.log.release(jobs.accept)
-            self.judge.decided_late()
+            before = self._amount()
+            for one in self.honest:
+                one.log.release(jobs.accept)
+                for other in self.honest:
+                    self._pull(one, other)
             for rogue in self.rogues:
                 self.owner.log.decide_late(rogue.node, accept=True)
-            news = [self._pull(one, other) for one in self.honest for other in self.honest]
-            if not any(news) and not self._recheck():
-                break
+            if self._amount() == before:
+                self._recheck()
+                if self._amount() == before:
+                    break
         # One who comes last hears everything at once.
         newcomer = self._newcomer
         newcomer.clock.now = self.now

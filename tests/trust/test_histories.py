@@ -13,12 +13,14 @@ from hocket.kernel.ops import NO_ID, Op, decode, encode, encode_sequence, read_s
 from hocket.kernel.policy import Policy, encode_policy
 from hocket.kernel.reasons import Reason
 from hocket.kernel.roster import Outcome, State
+from hocket.kernel.schedules import tick_id, tick_policy
 from hocket.kernel.ucan import ROOT, Capability, issue
 from hocket.kernel.vocabulary import (
     AcceptWork,
     CancelJob,
     ClaimWork,
     CompleteJob,
+    DelegateUcan,
     DesignateCoordinator,
     ReportFork,
     RevokeUcan,
@@ -247,6 +249,49 @@ def test_an_expired_grant_is_not_used_again_by_dating_back() -> None:
     assert member.receive([late], sender=first.node).appended == 1
 
 
+@pytest.mark.req("LW-43", "LW-26")
+@pytest.mark.parametrize("lasting", [None, "pay.", "acme.", ""])
+def test_an_expired_grant_is_not_used_for_a_job_that_is_not_here_yet(lasting: str | None) -> None:
+    """The kind was not known, so no grant seemed to matter; and when the job came, the earlier claim counted."""
+    first, forger = owner(), Forger("forger")
+    ends = START // 1000 + 60
+    granted = job("Claim", "acme."), *READS
+    entering = forger.enter(first.invite(forger, *granted, ends=ends), first.token)
+    if lasting is not None:
+        token = first.invite(forger, job("Claim", lasting))
+        entering.append(forger.say(DelegateUcan(content_hash(token), token), START + 1))
+    first.receive(entering)
+    member = reader(first, "member")
+    meet(first, member)
+    member.clock.now = START + 20_000
+    unheard = member.submit("acme.x", open=True)
+    early = forger.say(claim(unheard, forger.node), START + 30_000)
+    first.clock.now = member.clock.now = ends * 1000 + DAY_MS + 1_000
+    admission = first.receive([early], sender=forger.node)
+    # A grant that lasts, and surely covers the kind whatever it is, makes no op late.
+    is_covered = lasting in ("acme.", "")
+    assert (admission.appended, admission.held) == ((1, 0) if is_covered else (0, 1))
+    first.pull(member)
+    found = first.entry(unheard)
+    assert found is not None and found.job.claimer == (forger.node if is_covered else None)
+
+
+@pytest.mark.req("LW-43", "LW-26")
+def test_an_expired_member_makes_no_ticks_by_dating_back() -> None:
+    first, forger = owner(), Forger("forger")
+    ends = START // 1000 + 3_600
+    first.receive(forger.enter(first.invite(forger, *READS, ends=ends), first.token))
+    schedule = first.say(SetSchedule("nightly", "* * * * *", "UTC", "pay.x", b"{}", b""))
+    tick = (START // 60_000 + 1) * 60_000
+    policy = encode_policy(tick_policy(Policy(), "nightly", schedule.id))
+    made = ScheduleJob(tick_id(schedule.id, tick), "pay.x", b"{}", policy)
+    early = forger.say(made, tick + 1, deps=(schedule.id,))
+    first.clock.now = ends * 1000 + DAY_MS + 1_000
+    admission = first.receive([early], sender=forger.node)
+    assert (admission.appended, admission.held) == (0, 1)
+    assert first.entry(made.job_id) is None
+
+
 @pytest.mark.req("LW-43", "LW-27")
 def test_a_revoked_owner_does_not_undo_its_revocation() -> None:
     """It revoked its revoker, and thereby un-revoked itself, with one op dated in between."""
@@ -334,7 +379,7 @@ def test_the_arbiters_word_helps_only_what_its_author_could_offer() -> None:
     offer = weak.say(claim(job_id, weak.node), START + 1_100)
     word = arbiter.say(AcceptWork(job_id, offer[1].id), START + 1_200)
     first.receive([offer, word])
-    assert first.reason(word[1]) == Reason.UNAUTHORISED
+    assert first.reason(word[1]) == Reason.DEPENDENCY_REJECTED
     entry = first.entry(job_id)
     assert entry is not None and entry.job.state is State.PENDING
 

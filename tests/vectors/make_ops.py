@@ -76,6 +76,9 @@ PAYLOADS: tuple[v.Payload, ...] = (
     v.ReportFork(KEY.public, b"left", b"right"),
     v.RevokeRoot(HASH, bytes(range(64))),
     v.AcceptOffer("lock", b"printer", B),
+    v.PostponeWork(A, NODE, 300_000, "not there yet"),
+    v.DefineKind("acme.render", b'{"concurrency":1}'),
+    v.SaveCheckpoint(A, NODE, b"\x00\xff"),
     v.Sanitised(("StripGeo", "TruncateContent(8)"), v.IngestEvidence(A, HASH, "photo", "asset/7", v.Metadata())),
 )  # fmt: skip
 

@@ -11,7 +11,7 @@ import hocket
 from tests.cli.conftest import Result
 from tests.scenarios.machines import CHECKOUT, Machine
 
-NOTE = 1035
+NOTE = 2000
 _CHANGES = {
     "kernel/vocabulary.py": [
         ("class Unknown(Struct", "class Note(Struct, frozen=True):\n    text: str\n\n\nclass Unknown(Struct"),

@@ -92,11 +92,11 @@ def test_the_coordinator_is_newer(three: list[Machine], program: Path) -> None:
         shown = status(older)
         assert shown["unknown_ops"] == 1
         assert shown["unknown_grants"] == ["caveat gravity", "resource Moon"]
-        assert "payload 1035" in shown["programs"][node(owner)]
+        assert f"payload {newer.NOTE}" in shown["programs"][node(owner)]
         assert "upgrade this node" in older("status").out
     assert log(owner, "Note")[0]["counts"]
     told = status(owner)["programs"]
-    lacks = "does not know caveat gravity, payload 1035 (Note), resource Moon"
+    lacks = f"does not know caveat gravity, payload {newer.NOTE} (Note), resource Moon"
     assert all(lacks in told[node(older)] for older in (left, right))
     # What the new delegation says in words that the older program knows is in force there.
     assert left("may", left.name, "complete", "acme.x", code=None).code == 0

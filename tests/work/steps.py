@@ -185,6 +185,15 @@ class Odd(BaseException):
     pass
 
 
+class Mute(BaseException):
+    """Whatever one asks it, it raises something that is no Exception."""
+
+    def __str__(self, *more: object) -> str:
+        raise KeyboardInterrupt
+
+    __repr__ = __format__ = __str__
+
+
 def _raise(error: BaseException) -> Any:
     raise error
 
@@ -210,6 +219,9 @@ WAYS: dict[str, Any] = {
     "large": lambda: "x" * (1024 * 1024 + 1),
     "surrogate": lambda: _raise(OSError("cannot read \udcff")),
     "silent": lambda: _raise(Unspeakable()),
+    "mute": lambda: _raise(Mute()),
+    "mute exit": lambda: sys.exit(Mute()),
+    "nan": lambda: {"loss": [0.5, float("nan")]},
     "long": lambda: _raise(ValueError("x" * 100_000 + "\nsecond line")),
     "stop": lambda: next(iter(())),
     "null": lambda: ctypes.py_object().value,

@@ -2,14 +2,34 @@
 anybody else in, and it asks often enough to keep what it may keep.
 """
 
+import asyncio
 import math
+import random
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hocket.work.lease import COUNTED, WAITED, Lease, may_be_taken_over, run_out, to_renew
+from hocket import work
+from hocket.events import Event
+from hocket.kernel.keys import SigningKey
+from hocket.kernel.ops import decode
+from hocket.kernel.policy import DEFAULT
+from hocket.kernel.rules import HOCKET
+from hocket.kernel.vocabulary import ClaimWork
+from hocket.testing.sim import loop
+from hocket.testing.sim.environment import Clocks
+from hocket.testing.sim.node import SimNode, Up
+from hocket.work import jobs
+from hocket.work.handlers import Handlers, JobType
+from hocket.work.jobs import Draft
+from hocket.work.lease import COUNTED, GROWN_S_MAX, WAITED, Lease, may_be_taken_over, run_out, to_renew
+from hocket.work.runner import Context
+from hocket.work.worker import Worker, WorkerOptions
+
+DAY_S = 86_400
 
 lengths = st.floats(0.1, 86_400)
 times = st.floats(0, 1e6)
@@ -102,3 +122,50 @@ def test_who_watches_a_claim_takes_it_over_only_when_its_holder_has_stopped(
     assert not may_be_taken_over(seen_at, length, lease.ends_at * rate)
     assert may_be_taken_over(seen_at, length, seen_at + length * WAITED * 1.001)
     assert COUNTED < 1 < WAITED
+
+
+@pytest.mark.touches("LW-18")
+@given(st.floats(0.1, 2_000), times, st.floats(0, 1e6))
+def test_a_renewal_asks_for_a_quarter_of_the_time_that_the_job_has_run(length: float, asked_at: float, ran: float):
+    lease = Lease(length, asked_at)
+    lease.renewed(length, asked_at + ran / 2)  # what a renewal got does not change what the next one asks for
+    asked = lease.next_s(asked_at + ran)
+    assert asked >= length, "never less than the lease"
+    assert asked <= max(length, GROWN_S_MAX)
+    assert asked == pytest.approx(max(length, min(ran / 4, GROWN_S_MAX)), abs=1e-6)
+
+
+@pytest.mark.touches("LW-18")
+@pytest.mark.parametrize("length_ms", [100, 30_000])
+def test_a_day_of_one_job_leaves_hundreds_of_ops(length_ms: int, monkeypatch: pytest.MonkeyPatch):
+    """The real worker, its log and its store, on virtual time."""
+    # What else it looks at is no concern here, and it looks hundreds of thousands of times a day.
+    for name in ("ROUND_S", "CHECK_S", "BEAT_S"):
+        monkeypatch.setattr(work.worker, name, 3600.0)
+
+    async def sleep(ctx: Context) -> None:
+        await asyncio.sleep(DAY_S)
+
+    async def day() -> list[int]:
+        node = SimNode(0, SigningKey(b"user" * 8), Clocks(1.0, 0.0), random.Random(1), _Unseen())
+        node.install(HOCKET, ())
+        up = Up(node)
+        handlers = Handlers([JobType("acme.sleep", function=sleep, lease_ms=length_ms)])
+        worker = Worker(up, up.environment, WorkerOptions(handlers, 1, until_idle=True, ahead=0))
+        await up.run(lambda tx: jobs.submit(tx, [Draft("acme.sleep", b"", DEFAULT)]))
+        await worker.run()
+        assert worker.succeeded == 1
+        with node.store.read() as session:
+            ops = [decode(row.body).payload for row in session.ops_after(0, 10_000)]
+        return [op.lease_duration_ms for op in ops if isinstance(op, ClaimWork)]
+
+    leases = loop.run(day())
+    assert len(leases) < 500, "with leases that do not grow, thousands"
+    assert leases == sorted(leases) and leases[0] == length_ms and leases[-1] == GROWN_S_MAX * 1000
+
+
+class _Unseen:
+    def committed(self, node: int) -> None: ...
+    def acknowledged(self, node: int, op_ids: Sequence[bytes]) -> None: ...
+    def crashed(self, node: int) -> None: ...
+    def emitted(self, node: int, event: Event) -> None: ...

@@ -129,9 +129,9 @@ def test_dependencies_hold_over_several_workers(mesh: Mesh) -> None:
     rest = hocket.kind("step.rest")
     chain = [mesh.node.submit(rest, ms=5)]
     for _ in range(9):
-        chain.append(mesh.node.submit(rest.set(after=chain[-1]), ms=5))
+        chain.append(mesh.node.submit(rest.using(after=chain[-1]), ms=5))
     fan = mesh.node.submit_many([(rest, {"ms": random.uniform(0, 30)})] * 10)
-    last = mesh.node.submit(rest.set(after=[*fan, chain[-1]]), ms=0)
+    last = mesh.node.submit(rest.using(after=[*fan, chain[-1]]), ms=0)
     workers = [mesh.worker() for _ in range(2)]
     last.result(PATIENCE_S)
     for worker in workers:

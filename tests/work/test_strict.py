@@ -51,6 +51,17 @@ def test_a_failure_is_a_yield_and_too_many_are_the_end(member: Member, retry: bo
 
 
 @pytest.mark.req("LW-46")
+def test_a_postponement_is_a_yield_without_a_delay(member: Member) -> None:
+    job_id = member.submit()
+    hold = held(member)
+    member.log.run(lambda tx: jobs.postpone(tx, hold, 3_600_000, "not yet"))
+    entry = member.entry(job_id)
+    assert entry is not None and (entry.job.state, entry.job.returns) == (State.PENDING, 1)
+    assert entry.job.ready_at <= member.clock.now
+    assert member.rebuilt()
+
+
+@pytest.mark.req("LW-46")
 def test_what_comes_after_a_failed_job_waits(member: Member) -> None:
     """Nothing can be said in Likewise v0.1 that would call it off."""
     first = member.submit()

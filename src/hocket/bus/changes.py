@@ -20,6 +20,7 @@ CLAIM = "claim"  # a job's id: a worker of this node lost its claim on the job
 LOG = "log"  # no key: ops were written
 PEER = "peer"  # an address: the operator changed the list of peers
 GIT = "git"  # a content id: a job was submitted to a repository
+OUTPUT = "output"  # a job's id: its output is wanted
 
 KINDS_MAX = 16
 KEYS_MAX = 16

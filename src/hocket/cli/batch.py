@@ -13,7 +13,6 @@ from hocket.cli.output import Progress, emit, progress, say
 from hocket.cli.settings import deliver, open_runtime
 from hocket.errors import HocketError, Usage
 from hocket.kernel.ids import ulid_text
-from hocket.kernel.policy import DEFAULT
 from hocket.log import Transaction
 from hocket.node.runtime import Runtime
 from hocket.work import jobs
@@ -131,13 +130,13 @@ def _line(number: int, text: bytes) -> BatchLine:
     options = {key: each for key, each in value.items() if key not in _OWN}
     for key, each in options.items():
         _check_option(key, each)
-    return BatchLine(
-        number, name, _after(value.get("after")), draft(kind, value.get("payload", {}), policy(DEFAULT, **options))
-    )
+    return BatchLine(number, name, _after(value.get("after")), draft(kind, value.get("payload", {}), options))
 
 
 def _check_option(key: str, value: Any) -> None:
     wrong = not isinstance(value, bool) if key == "open" else isinstance(value, bool | list | dict)
+    if key == "needs":
+        wrong = not isinstance(value, str | list) or not all(isinstance(each, str) for each in value)
     if wrong or (key == "unique" and not isinstance(value, str | None)):
         raise Usage(f"bad {key}: {_called(value)} is not allowed here")
     if isinstance(value, float) and key in ("priority", "retries", "concurrency", "not_before"):

@@ -11,9 +11,11 @@ from hocket.cli.options import (
     BackoffMax,
     Concurrency,
     Lease,
+    Needs,
     Priority,
     Rate,
     Retries,
+    Timeout,
     given,
     payload,
 )
@@ -45,10 +47,12 @@ def add(
     priority: Priority = None,
     retries: Retries = None,
     lease: Lease = None,
+    timeout: Timeout = None,
     concurrency: Concurrency = None,
     rate: Rate = None,
     backoff: Backoff = None,
     backoff_max: BackoffMax = None,
+    needs: Needs = None,
     home: HomeOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -61,21 +65,22 @@ def add(
       hocket cron add nightly '30 2 * * *' acme.backup '{"full": true}' --timezone Europe/Vienna
       hocket cron add pulse '*/5 * * * *' acme.ping --retries 2
     """
-    from hocket.kernel.policy import DEFAULT
     from hocket.service import schedules
     from hocket.work.cron import NewSchedule
-    from hocket.work.handlers import draft, policy
+    from hocket.work.handlers import draft
 
     options = given(
         priority=priority,
         retries=retries,
         lease=lease,
+        timeout=timeout,
         concurrency=concurrency,
         rate=rate,
         backoff=backoff,
         backoff_max=backoff_max,
+        needs=needs or None,
     )
-    made = draft(kind, payload(data), policy(DEFAULT, **options))
+    made = draft(kind, payload(data), options)
     with open_service() as service:
         shown = schedules.add(service, NewSchedule(name, expression, timezone, made))
     emit(shown)

@@ -11,8 +11,8 @@ import typer
 from hocket.cli import git_trust
 from hocket.cli.app import new_app
 from hocket.cli.files import read_file
-from hocket.cli.options import seconds
-from hocket.cli.output import ago, emit, fields, notice, progress, say, show_event, table
+from hocket.cli.options import LogFormatOption, QuietOption, VerboseOption, seconds
+from hocket.cli.output import ago, emit, fields, notice, progress, say, table
 from hocket.cli.settings import HomeOption, JsonOption, open_runtime, open_service, settings
 from hocket.errors import Failed, HocketError, NotAuthorised, Usage
 
@@ -94,6 +94,9 @@ def work(
     allow_env: Annotated[
         list[str] | None, typer.Option("--allow-env", metavar="NAME", help="Let commands set this variable.")
     ] = None,
+    verbose: VerboseOption = 0,
+    quiet: QuietOption = 0,
+    log_format: LogFormatOption = None,
     home: HomeOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -107,6 +110,7 @@ def work(
     home's config.toml permits. The first SIGTERM or Ctrl-C lets running commands finish; the second stops them and
     returns their jobs to the queue.
     """
+    from hocket.cli.log_lines import start_logging
     from hocket.events import AllowanceIsRisky
     from hocket.gitplane import holding
     from hocket.gitplane.hints import listening
@@ -115,10 +119,12 @@ def work(
     from hocket.node.node import SyncNode
     from hocket.node.signals import stopped_by_signals
     from hocket.work.environment import MachineEnvironment
+    from hocket.work.event_logging import log_event
     from hocket.work.proofs import GIT_KIND
 
     lease_s = seconds(lease, "--lease")
     assert lease_s is not None
+    start_logging(verbose, quiet, log_format)
     with ExitStack() as stack:
         runtime = stack.enter_context(open_runtime())
         plane = stack.enter_context(_plane(repo))
@@ -127,7 +133,7 @@ def work(
         if commands.allowance.is_empty:
             raise Usage("no command is allowed here; give --allow PATTERN or --allow-any")
         for warning in commands.allowance.warnings():
-            show_event(AllowanceIsRisky(warning))
+            log_event(AllowanceIsRisky(warning))
         environment = MachineEnvironment(runtime.home.processes, runtime.bus)
         me = holding.GitWorkerKey(runtime.home.node_key(), environment.name("git"), int(lease_s), os.urandom)
         parts = Parts(runtime.log, environment, runtime.kit(GIT_KIND, environment.monotonic), commands)
@@ -142,7 +148,7 @@ def work(
             me,
             concurrency=concurrency,
             until_idle=until_idle,
-            emit=show_event,
+            emit=log_event,
             finished=finished,
         )
         with listening(runtime.bus, worker.wake), stopped_by_signals(worker.stop):

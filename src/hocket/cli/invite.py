@@ -60,10 +60,11 @@ def invite(
     no other jobs or artifacts.
 
     --may grants anything else. Resources: ops, evidence, entity, claim, job, episode, artifact, action, mesh,
-    userassertion, registration. Actions: read, write, all; for jobs read, schedule, claim, complete, all. A kind prefix
-    may follow a job action and artifact:read. A node that may complete jobs may also write artifacts. Read access to
-    jobs and artifacts is the default; --worker or naming any read grant replaces it. Only registration:write (or all)
-    lets the node invite others, with no more rights than its own.
+    userassertion, registration. Actions: read, write, all; for jobs read, schedule, claim, complete, define, all. A
+    kind prefix may follow a job action and artifact:read. A node that may complete jobs may also write artifacts;
+    job:define lets its workers set the options of kinds for every submitter. Read access to jobs and artifacts is the
+    default; --worker or naming any read grant replaces it. Only registration:write (or all) lets the node invite
+    others, with no more rights than its own.
 
     --quota limits how much the node stores on every other node's log: a number with /s is a rate, a number without it
     is a total. An unnamed limit takes the mesh's default (`hocket rules show`), which is small for a read-only node. A

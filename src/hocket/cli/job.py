@@ -1,20 +1,38 @@
-"""`show`, `cancel` and `retry`: commands on one job, named by its id or a unique beginning of it."""
+"""`show`, `cancel` and `retry`: commands on one job, named by its id or a unique beginning of it. `cancel` and `retry`
+also change many jobs, named by kind, state and age.
+"""
 
+import sys
+from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from hocket.cli.app import new_app
-from hocket.cli.output import emit, fields, say, table
-from hocket.cli.settings import HomeOption, JsonOption, open_service
+from hocket.cli.output import emit, fields, on_terminal, progress, say, table
+from hocket.cli.settings import HomeOption, JsonOption, open_service, settings
+from hocket.errors import Conflict, Usage
 
 if TYPE_CHECKING:
     from hocket.service.jobs import JobDetails
     from hocket.service.ops import OpLine
+    from hocket.work.bulk import BulkChange
 
 show_app, cancel_app, retry_app = new_app(), new_app(), new_app()
 
 JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="A job id, or a unique beginning of one.")]
+OneJob = Annotated[
+    str | None,
+    typer.Argument(metavar="JOB", help="A job id, or a unique beginning of one.", show_default=False),
+]
+KindFilter = Annotated[
+    str | None,
+    typer.Option("--kind", metavar="KIND", help="All jobs of this kind; `acme.` means all kinds below it."),
+]
+AgeFilter = Annotated[
+    str | None, typer.Option("--older-than", metavar="DURATION", help="All jobs submitted longer ago, like 1h.")
+]
+YesOption = Annotated[bool, typer.Option("--yes", help="Change many jobs without a question.")]
 ReasonOption = Annotated[str, typer.Option("--reason", metavar="TEXT", help="Why; recorded on the log.")]
 
 
@@ -99,34 +117,72 @@ def moment(ms: int | None) -> str | None:
         return f"{ms} ms after 1970"
 
 
+class CancelState(StrEnum):
+    waiting = "waiting"
+    running = "running"
+
+
+class RetryState(StrEnum):
+    failed = "failed"
+    cancelled = "cancelled"
+
+
 @cancel_app.command()
 def cancel(
-    job: JobArgument,
+    job: OneJob = None,
+    kind: KindFilter = None,
+    state: Annotated[CancelState | None, typer.Option("--state", help="All jobs in this state.")] = None,
+    older_than: AgeFilter = None,
+    yes: YesOption = False,
     reason: ReasonOption = "cancelled from the command line",
     home: HomeOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Cancel a pending or running job. A worker stops its handler; jobs that come after it are cancelled too.
+    """Cancel a pending or running job, or all that match. Workers stop their handlers; jobs that come after a cancelled
+    one are cancelled too.
 
     \b
       hocket cancel 01J9ZC --reason "wrong frame"
+      hocket cancel --kind acme. --state waiting --older-than 1h
     """
-    _change("cancel", job, reason)
+    from hocket.service.bulk import CANCEL
+
+    if job is None:
+        _change_many(CANCEL, kind, state, older_than, yes, reason)
+    else:
+        _refuse_filters(kind, state, older_than)
+        _change("cancel", job, reason)
 
 
 @retry_app.command()
 def retry(
-    job: JobArgument,
+    job: OneJob = None,
+    kind: KindFilter = None,
+    state: Annotated[RetryState | None, typer.Option("--state", help="All jobs in this state; default failed.")] = None,
+    older_than: AgeFilter = None,
+    yes: YesOption = False,
     reason: ReasonOption = "retried from the command line",
     home: HomeOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Retry a failed or cancelled job, with all its retries. Its fence keeps counting.
+    """Retry a failed or cancelled job, or all that match, with all their retries. Fences keep counting.
 
     \b
       hocket retry 01J9ZC --reason "disk replaced"
+      hocket retry --kind acme.render --yes
     """
-    _change("retry", job, reason)
+    from hocket.service.bulk import RETRY
+
+    if job is None:
+        _change_many(RETRY, kind, state, older_than, yes, reason)
+    else:
+        _refuse_filters(kind, state, older_than)
+        _change("retry", job, reason)
+
+
+def _refuse_filters(*filters: str | None) -> None:
+    if any(each is not None for each in filters):
+        raise Usage("give either a job, or --kind, --state and --older-than to name many")
 
 
 def _change(verb: Literal["cancel", "retry"], prefix: str, reason: str) -> None:
@@ -136,3 +192,32 @@ def _change(verb: Literal["cancel", "retry"], prefix: str, reason: str) -> None:
         changed = (jobs.cancel if verb == "cancel" else jobs.retry)(service, prefix, reason)
     emit(changed)
     say(f"{'cancelled' if verb == 'cancel' else 'retried'} {changed.job_id}")
+
+
+def _change_many(
+    change: "BulkChange", kind: str | None, state: str | None, older_than: str | None, yes: bool, reason: str
+) -> None:
+    """Asks before it changes many jobs, unless `yes`."""
+    from hocket.service import bulk
+
+    with open_service() as service:
+        wanted = bulk.select(service, change, state, kind, older_than)
+        found = bulk.count(service, wanted)
+        if found and not yes and not _confirmed(f"{change.verb} {_counted(found)}?", found):
+            raise Conflict("nothing was changed")
+        with progress(change.verb) as bar:
+            done = bulk.change_all(service, change, wanted, reason, lambda visited: bar(visited, found))
+    emit({"matched": found, **done._asdict()})
+    say(f"{change.done} {_counted(done.changed)}" if found else "no job matches")
+    if done.refused:
+        raise Conflict(f"{_counted(done.refused)} could not be {change.done}: {done.why}")
+
+
+def _confirmed(question: str, found: int) -> bool:
+    if settings.as_json or not (on_terminal(sys.stdin) and on_terminal(sys.stderr)):
+        raise Usage(f"{_counted(found)} match; give --yes to go on without a question")
+    return typer.confirm(question, err=True)
+
+
+def _counted(number: int) -> str:
+    return f"{number:,} job{'' if number == 1 else 's'}"

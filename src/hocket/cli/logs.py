@@ -1,11 +1,10 @@
-"""`hocket logs`: the output of a command, finished or running. While the command runs on this machine, its output comes
-from the runner's files; afterwards, from the log. On a terminal, control characters are escaped: the command may be
-another node's.
+"""`hocket logs`: what a command or a handler printed, and what a handler logged, here or on another node. On a
+terminal, control characters are escaped: the job may be another node's.
 """
 
 import sys
 from codecs import getincrementaldecoder
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
@@ -19,26 +18,27 @@ app = new_app()
 
 @app.command()
 def logs(
-    job: Annotated[str, typer.Argument(metavar="JOB", help="The command's job id, or a unique beginning of it.")],
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Keep printing until the command ends.")] = False,
-    stderr: Annotated[bool, typer.Option("--stderr", help="Show stderr instead of stdout.")] = False,
+    job: Annotated[str, typer.Argument(metavar="JOB", help="The job id, or a unique beginning of it.")],
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Keep printing until the job ends.")] = False,
+    stderr: Annotated[bool, typer.Option("--stderr", help="Show a command's stderr instead of its stdout.")] = False,
     raw: Annotated[bool, typer.Option("--raw", help="Keep colours and control characters on a terminal, too.")] = False,
     home: HomeOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show the output of a command. A pipe gets the exact bytes.
+    """Show the output of a command, or what a handler printed and logged. A pipe gets the exact bytes.
 
     \b
       hocket logs 01J9ZC
       hocket logs 01J9ZC --follow --stderr
-    """
-    from hocket.service import proofs
 
-    stream: Literal["stdout", "stderr"] = "stderr" if stderr else "stdout"
+    The output of a command that has ended is on the log. All other output is kept where the job runs, for a while: its
+    beginning and its end, if it is long. If that is another node, this node asks its peers for it.
+    """
+    from hocket.service.output import output
+
     with open_service() as service:
-        job_id = proofs.command_job(service, job)
         show = _raw if raw or not on_terminal() else _Safe()
-        for chunk in proofs.output(service, job_id, stream, follow):
+        for chunk in output(service, job, stderr=stderr, follow=follow):
             sys.stdout.buffer.write(show(chunk))
             sys.stdout.buffer.flush()
 

@@ -1,6 +1,9 @@
-"""Job options as the command line spells them, and where payloads come from. `policy` decides what the options mean."""
+"""Job options as the command line spells them, and where payloads come from. `policy` decides what the options mean.
+Also the options for the log lines of long-running commands, which `log_lines` prints.
+"""
 
 import sys
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -33,6 +36,10 @@ Lease = Annotated[
     str | None,
     typer.Option("--lease", metavar="DURATION", help="How long a claim lasts unless renewed, like 30s."),
 ]
+Timeout = Annotated[
+    str | None,
+    typer.Option("--timeout", metavar="DURATION", help="How long one run may take before it fails; 0: no limit."),
+]
 Concurrency = Annotated[
     int | None, typer.Option("--concurrency", metavar="N", help="How many jobs of this kind run at once.")
 ]
@@ -48,6 +55,12 @@ BackoffMax = Annotated[
 ]
 Open = Annotated[
     bool, typer.Option("--open", help="Any node may claim it without asking the arbiter; two nodes may run it.")
+]
+
+
+Needs = Annotated[
+    list[str] | None,
+    typer.Option("--needs", metavar="LABEL", help="Only workers with this label: gpu, or gpu=a100; may be repeated."),
 ]
 
 
@@ -89,3 +102,21 @@ def seconds(text: str | None, name: str) -> float | None:
         return None if text is None else duration_ms(text) / 1000
     except ValueError as error:
         raise Usage(f"bad {name}: {error}") from None
+
+
+class LogFormat(StrEnum):
+    text = "text"
+    json = "json"
+
+
+VerboseOption = Annotated[
+    int,
+    typer.Option("--verbose", "-v", count=True, help="Also log the start and end of each job; -vv logs everything."),
+]
+QuietOption = Annotated[
+    int, typer.Option("--quiet", "-q", count=True, help="Log only warnings and errors; -qq only errors.")
+]
+LogFormatOption = Annotated[
+    LogFormat | None,
+    typer.Option("--log-format", help="The form of log lines. Default: text, or json with --json.", show_default=False),
+]

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from hocket.events import Event
-
 Row = Sequence[object]
 Progress = Callable[[int, int], None]
 
@@ -71,21 +69,6 @@ def emit(value: Any) -> None:
 def notice(text: str) -> None:
     """Prints a message on stderr while a command runs."""
     print(f"hocket: {clean(text)}", file=sys.stderr, flush=True)
-
-
-def show_event(event: "Event") -> None:
-    """Prints an event on stderr: a sentence, or with --json an object on one line. Routine events are not shown: a busy
-    worker has thousands a second, and the log records them.
-    """
-    if event.routine:
-        return
-    if not settings.as_json:
-        notice(str(event))
-        return
-    import msgspec
-
-    shown = msgspec.json.encode({**msgspec.to_builtins(event), "text": str(event)})
-    print(clean_json(shown.decode()), file=sys.stderr, flush=True)
 
 
 def table(columns: Sequence[str], rows: Sequence[Row], empty: str) -> None:

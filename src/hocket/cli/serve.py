@@ -12,9 +12,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hocket.cli.app import new_app
-from hocket.cli.output import emit, fields, show_event
+from hocket.cli.log_lines import start_logging
+from hocket.cli.options import LogFormatOption, QuietOption, VerboseOption
+from hocket.cli.output import emit, fields
 from hocket.cli.settings import HomeOption, JsonOption, open_runtime
 from hocket.errors import Usage
+from hocket.work.event_logging import log_event
 
 if TYPE_CHECKING:
     from hocket.mesh.gate import Gate
@@ -49,6 +52,9 @@ def serve(
         ),
     ] = None,
     announce: Annotated[bool, typer.Option("--announce", help="Announce this server on the local network.")] = False,
+    verbose: VerboseOption = 0,
+    quiet: QuietOption = 0,
+    log_format: LogFormatOption = None,
     home: HomeOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -66,6 +72,7 @@ def serve(
     from hocket.mesh.peers import check_address
 
     known = None if address is None else check_address(address)
+    start_logging(verbose, quiet, log_format)
     with open_runtime() as runtime:
         asyncio.run(_serve(runtime, host, port, known, cert, key, proxy or [], announce))
 
@@ -86,7 +93,7 @@ async def _serve(
 
     node = Node(runtime)
     try:
-        services = node.services(show_event)
+        services = node.services(log_event)
         from hocket.server.running import Server
         from hocket.service import Service, peers
         from hocket.work.supervision import supervised
@@ -98,13 +105,13 @@ async def _serve(
         with stopped_by_signals(ended.set):
             await server.start()
             keeping = asyncio.create_task(
-                supervised("the exchange with peers", lambda: services.loop().run(), show_event, node.environment)
+                supervised("the exchange with peers", lambda: services.loop().run(), log_event, node.environment)
             )
             try:
                 await node.call(lambda: peers.note_address(Service(runtime), told))
                 name, now_ms = node.environment.name("server"), node.environment.physical_ms()
                 with closing(announce_server(runtime.home.processes, name, told, now_ms)):
-                    async with _announced(runtime, server, announce), node.kept_up(show_event):
+                    async with _announced(runtime, server, announce), node.kept_up(log_event):
                         _say(runtime, told, server)
                         await ended.wait()
             finally:
@@ -130,7 +137,7 @@ def _say(runtime: "Runtime", address: str, server: "Server") -> None:
     if server.is_exposed and server.scheme == "http":
         from hocket.events import TrafficNotEncrypted
 
-        show_event(TrafficNotEncrypted())
+        log_event(TrafficNotEncrypted())
 
 
 def _report(gate: "Gate") -> None:
@@ -138,7 +145,7 @@ def _report(gate: "Gate") -> None:
     from hocket.events import RequestsRefused
 
     for reason, count in sorted(gate.refusals.items()):
-        show_event(RequestsRefused(reason, count))
+        log_event(RequestsRefused(reason, count))
 
 
 @asynccontextmanager

@@ -12,11 +12,13 @@ from hocket.cli.options import (
     BackoffMax,
     Concurrency,
     Lease,
+    Needs,
     NotBefore,
     Open,
     Priority,
     Rate,
     Retries,
+    Timeout,
     Unique,
     UniqueFor,
     given,
@@ -42,6 +44,7 @@ def submit(
     not_before: NotBefore = None,
     retries: Retries = None,
     lease: Lease = None,
+    timeout: Timeout = None,
     unique: Unique = None,
     unique_for: UniqueFor = None,
     concurrency: Concurrency = None,
@@ -49,9 +52,11 @@ def submit(
     backoff: Backoff = None,
     backoff_max: BackoffMax = None,
     open_job: Open = False,
+    needs: Needs = None,
     wait: Annotated[bool, typer.Option("--wait", help="Wait for the job and print its result as JSON.")] = False,
-    timeout: Annotated[
-        str | None, typer.Option("--timeout", metavar="DURATION", help="How long to --wait before exit code 5.")
+    wait_for: Annotated[
+        str | None,
+        typer.Option("--wait-for", metavar="DURATION", help="Wait at most this long, then exit with code 5."),
     ] = None,
     batch: Annotated[
         str | None,
@@ -65,7 +70,7 @@ def submit(
     \b
       hocket submit acme.render '{"frame": 7}' --priority 5 --retries 3
       hocket submit acme.report @args.json --after 01J9Z --not-before +10m
-      hocket submit acme.render '{"frame": 8}' --wait --timeout 1m
+      hocket submit acme.render '{"frame": 8}' --timeout 10m --wait-for 1m
       hocket submit --batch jobs.jsonl
 
     A line of a batch is {"kind": "acme.render", "payload": {"frame": 7}, "priority": 5, ...}; the options are those
@@ -77,6 +82,7 @@ def submit(
         not_before=not_before,
         retries=retries,
         lease=lease,
+        timeout=timeout,
         unique=unique,
         unique_for=unique_for,
         concurrency=concurrency,
@@ -84,10 +90,10 @@ def submit(
         backoff=backoff,
         backoff_max=backoff_max,
         open=open_job or None,
+        needs=needs or None,
     )
-    patience = seconds(timeout, "--timeout")
-    if timeout is not None and not wait:
-        raise Usage("--timeout is for --wait; give both, or neither")
+    patience = seconds(wait_for, "--wait-for")
+    wait = wait or wait_for is not None
     if batch is not None:
         if kind is not None or options or wait:
             raise Usage("a batch names its kinds and options line by line; give --batch alone")
@@ -102,9 +108,8 @@ def submit(
 
 def _submit_one(kind: str, data: str | None, options: dict[str, Any], wait: bool, patience: float | None) -> None:
     from hocket.kernel.ids import ulid_text
-    from hocket.kernel.policy import DEFAULT
     from hocket.service import jobs
-    from hocket.work.handlers import draft, policy
+    from hocket.work.handlers import draft
     from hocket.work.jobs import check_kind
 
     check_kind(kind)
@@ -112,7 +117,7 @@ def _submit_one(kind: str, data: str | None, options: dict[str, Any], wait: bool
     with open_service() as service:
         if "after" in options:
             options["after"] = [jobs.find(service, each) for each in options["after"]]
-        made = jobs.submit(service, [draft(kind, arguments, policy(DEFAULT, **options))])[0]
+        made = jobs.submit(service, [draft(kind, arguments, options)])[0]
         job_id = ulid_text(made.job_id)
         answer = {"job_id": job_id, "kind": kind, "created": made.created}
         say(f"submitted {kind} {job_id}" if made.created else f"already there {job_id}")

@@ -6,11 +6,13 @@ import shutil
 import sys
 from types import TracebackType
 
-from hocket.cli.output import on_terminal, show_event
+from hocket.cli.log_lines import start_logging
+from hocket.cli.output import on_terminal
 from hocket.cli.settings import settings
 from hocket.events import JobWaiting
 from hocket.kernel.safe_text import clean
 from hocket.mesh.waiting import Waiting
+from hocket.work.event_logging import log_event
 
 _ERASE = "\r\x1b[2K"
 
@@ -22,6 +24,8 @@ class WaitLine:
         self._job_id = job_id
         self._is_drawn = on_terminal(sys.stderr) and not settings.as_json
         self._said: tuple[str, str] | None = None
+        if not self._is_drawn:
+            start_logging(0, 0, None)
 
     def __enter__(self) -> "WaitLine":
         return self
@@ -39,7 +43,7 @@ class WaitLine:
             print(f"{_ERASE}{clean(f'waiting: {waiting.sentence}')[:width]}", end="", file=sys.stderr, flush=True)
             self._said = waiting.key
         elif waiting.key != self._said:
-            show_event(JobWaiting(self._job_id, waiting.reason.value, waiting.sentence))
+            log_event(JobWaiting(self._job_id, waiting.reason.value, waiting.sentence))
             self._said = waiting.key
 
     def clear(self) -> None:

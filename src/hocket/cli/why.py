@@ -21,7 +21,7 @@ def why(
     as_json: JsonOption = False,
 ) -> None:
     """Trace an output back to the model calls behind it: model, prompt, output, context and evidence. Missing and
-    evicted parts are listed.
+    evicted parts are listed. For a pending job, also the labels that its worker must have.
 
     \b
       hocket why 01J9ZC

@@ -12,24 +12,28 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hocket.cli.app import new_app
-from hocket.cli.options import seconds
-from hocket.cli.output import console, emit, on_terminal, say, show_event
+from hocket.cli.log_lines import LogLines, start_logging
+from hocket.cli.options import LogFormatOption, QuietOption, VerboseOption, seconds
+from hocket.cli.output import console, emit, on_terminal, say
 from hocket.cli.run import parse
 from hocket.cli.settings import HomeOption, JsonOption, open_runtime, settings
 from hocket.errors import Usage
-from hocket.events import AllowanceIsRisky, Event, KindsNotClaimable, WorkerStarted, WorkerStopping
+from hocket.events import AllowanceIsRisky, KindsNotClaimable, WorkerStarted, WorkerStopping
 from hocket.kernel.reasons import Reason
 from hocket.kernel.roster import Job
 from hocket.kernel.safe_text import clean
 from hocket.node.home import ENVIRONMENT
-from hocket.node.node import Node, SyncNode
+from hocket.node.node import Node, SyncNode, handler_processes
 from hocket.node.runtime import Runtime
 from hocket.node.signals import stopped_by_signals
 from hocket.server.local_server import LocalServer
 from hocket.service import Service, nodes
 from hocket.work.command import request
 from hocket.work.command.job import Commands
+from hocket.work.event_logging import log_event
+from hocket.work.handler_processes import PROCESSES_MAX
 from hocket.work.handlers import Handlers, load
+from hocket.work.output_capture import catching
 from hocket.work.runner import Run
 from hocket.work.serving import serving
 from hocket.work.worker import Worker, WorkerOptions
@@ -52,8 +56,25 @@ def work(
         ),
     ] = None,
     concurrency: Annotated[
-        int, typer.Option("--concurrency", metavar="N", min=1, max=CONCURRENCY_MAX, help="How many jobs run at once.")
-    ] = 4,
+        int | None,
+        typer.Option(
+            "--concurrency",
+            metavar="N",
+            min=1,
+            max=CONCURRENCY_MAX,
+            help="How many jobs run at once. Default: 4, or one a process.",
+        ),
+    ] = None,
+    processes: Annotated[
+        int | None,
+        typer.Option(
+            "--processes",
+            metavar="N",
+            min=1,
+            max=PROCESSES_MAX,
+            help="Run handlers in N processes, which are killed if a handler does not stop.",
+        ),
+    ] = None,
     kinds: Annotated[
         list[str] | None,
         typer.Option("--kinds", metavar="PREFIX", help="Only these kinds and the kinds below them; may be repeated."),
@@ -66,6 +87,12 @@ def work(
             min=0,
             max=AHEAD_MAX,
             help="How many jobs to claim beyond the running ones. Default: 32 in all.",
+        ),
+    ] = None,
+    label: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--label", metavar="LABEL", help="Also take jobs that need this label: gpu, or gpu=a100; may be repeated."
         ),
     ] = None,
     until_idle: Annotated[
@@ -84,6 +111,9 @@ def work(
         list[str] | None,
         typer.Option("--allow-env", metavar="NAME", help="Let commands of other nodes set this variable."),
     ] = None,
+    verbose: VerboseOption = 0,
+    quiet: QuietOption = 0,
+    log_format: LogFormatOption = None,
     home: HomeOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -100,6 +130,8 @@ def work(
     \b
       hocket work tasks.py
       hocket work acme.tasks --concurrency 8 --kinds acme.render --until-idle
+      hocket work tasks.py --processes 4
+      hocket work acme.tasks --label gpu=a100
       hocket work --allow 'ffmpeg -i * *.mp4'
 
     Every worker runs the commands (`hocket run`) of its own node; a worker without modules runs nothing else. It runs
@@ -108,37 +140,46 @@ def work(
 
     SIGTERM or Ctrl-C lets handlers finish within the grace, then returns their jobs to the queue. A second one returns
     them at once.
+
+    When as many handlers are stuck as there are slots, the worker starts itself anew under the same process id.
     """
     grace_s = seconds(grace, "--grace")
     assert grace_s is not None
+    lines = start_logging(verbose, quiet, log_format)
     with open_runtime() as runtime:
         # A handler that opens a node gets this one.
         os.environ[ENVIRONMENT] = str(runtime.home.path)
         found = load(modules or ())
+        lines.show_handlers()
         if modules and not any(each.function is not None for each in found):
             raise Usage(f"no handlers in {', '.join(modules)}; decorate a function with @hocket.job(kind)")
         with closing(runtime.commands(SyncNode(runtime).fetch, allow or (), allow_any, allow_env or ())) as commands:
             for warning in commands.allowance.warnings():
-                show_event(AllowanceIsRisky(warning))
+                log_event(AllowanceIsRisky(warning))
             handlers = Handlers([*found, commands.job_type()], kinds or ())
             if unmatched := handlers.unmatched():
                 known = ", ".join(sorted([*(each.kind for each in found), commands.job_type().kind]))
                 raise Usage(f"--kinds {unmatched[0]} matches no handler; there are {known}")
-            options = WorkerOptions(handlers, concurrency, until_idle, grace_s, ahead)
+            options = WorkerOptions(handlers, concurrency or processes or 4, until_idle, grace_s, ahead, label or ())
             options.serving = serving(handlers.topics(), commands.allowance)
-            shift = Shift(runtime, options, commands)
-            asyncio.run(shift.run())
+            if processes is not None and (served := Handlers(found)):
+                options.processes = handler_processes(runtime, processes, served)
+            shift = Shift(runtime, options, commands, lines)
+            with catching(lines.show_print):
+                asyncio.run(shift.run())
+    shift.replace_process()
     shift.report()
 
 
 class Shift:
     """One run of a worker, with its signals and its counter."""
 
-    def __init__(self, runtime: Runtime, options: WorkerOptions, commands: Commands) -> None:
+    def __init__(self, runtime: Runtime, options: WorkerOptions, commands: Commands, lines: LogLines) -> None:
         self._runtime = runtime
         self._commands = commands
         self._options = options
-        self._options.emit = self._show
+        self._options.emit = log_event
+        self._lines = lines
         self._worker: Worker | None = None
         self._signals = 0
         self._status: Status | None = None
@@ -151,7 +192,7 @@ class Shift:
                 door = LocalServer(node, self._worker, self._commands, parse, node.environment.name("commands"))
                 self._options.finished = functools.partial(self._finished, door)
                 runs_commands = self._options.handlers.find(request.KIND) is not None
-                async with node.in_touch(self._show), door if runs_commands else nullcontext():
+                async with node.in_touch(log_event), door if runs_commands else nullcontext():
                     await self._worker.run()
         finally:
             await node.finish()
@@ -164,14 +205,14 @@ class Shift:
         denied = await node.call(lambda: nodes.not_claimable(Service(self._runtime), kinds))
         served = [each for each in kinds if each not in denied]
         if told := [each for each in denied if each != request.KIND or not served]:
-            self._show(KindsNotClaimable(tuple(told)))
+            log_event(KindsNotClaimable(tuple(told)))
         return served
 
     def _signalled(self) -> None:
         assert self._worker is not None
         self._signals += 1
         if self._signals == 1:
-            self._show(WorkerStopping(self._options.grace))
+            log_event(WorkerStopping(self._options.grace))
         elif self._signals > 2:
             os._exit(1)
         self._worker.stop()
@@ -179,26 +220,30 @@ class Shift:
     def _counter(self, kinds: list[str]) -> Any:
         """Shows a status line with counts on a terminal."""
         if settings.as_json or not on_terminal(sys.stderr):
-            self._show(WorkerStarted(os.getpid(), tuple(kinds)))
+            log_event(WorkerStarted(os.getpid(), tuple(kinds)))
             return nullcontext()
-        self._status = console(sys.stderr).status(f"serving {clean(', '.join(kinds))}")
-        return self._status
+        self._status = status = console(sys.stderr).status(f"serving {clean(', '.join(kinds))}")
+        self._lines.write = lambda line: status.console.print(line, markup=False)
+        return status
 
     def _finished(self, door: LocalServer, run: Run, outcome: Job | Reason) -> None:
         door.finished(run, outcome)
         if self._status is not None:
             self._status.update(self._sum())
 
-    def _show(self, event: Event) -> None:
-        if self._status is None:
-            show_event(event)
-        elif not event.routine:
-            self._status.console.print(f"hocket: {clean(event)}", markup=False)
-
     def _sum(self) -> str:
         worker = self._worker
         assert worker is not None
-        return f"{worker.succeeded} succeeded, {worker.failed} failed, {worker.handed_back} handed back"
+        postponed = f", {worker.postponed} postponed" if worker.postponed else ""
+        return f"{worker.succeeded} succeeded, {worker.failed} failed, {worker.handed_back} handed back{postponed}"
+
+    def replace_process(self) -> None:
+        """Starts this program anew in the same process if every slot has a stuck handler; otherwise returns."""
+        assert self._worker is not None
+        if self._worker.is_spent and not self._signals:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
 
     def report(self) -> None:
         worker = self._worker

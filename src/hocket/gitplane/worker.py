@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 from hocket.errors import Failed, HocketError, StoreError, Unreachable
-from hocket.events import Emit, GitRunFailed, GitUnavailable, JobSkipped, LeaseLost
+from hocket.events import Emit, GitRunFailed, GitUnavailable, JobSkipped, LeaseLost, RunFailed, RunFinished, RunStarted
 from hocket.gitplane import holding, jobs
 from hocket.gitplane.holding import ClaimWatch, HeldClaim, rest_s
 from hocket.gitplane.jobs import GitJob, GitOrder, JobRefs
@@ -305,6 +305,7 @@ class GitWorker:
                 each.lease.end()
                 return
             each.renewed(running, before)
+        self._emit(RunStarted(each.name, GIT_KIND, running.claim.fence))
         manifest = each.order.manifest
         draft = Draft(GIT_KIND, canonical(manifest), Policy(open=True))
         taken = self._parts.log.run(lambda tx: log_jobs.take(tx, draft, self._sign.row(tx), LEASE_MS))
@@ -316,10 +317,10 @@ class GitWorker:
 
         each.run = Run(taken, JobType(GIT_KIND, function=handler), LEASE_MS, self._monotonic(), self._parts.kit)
         if each.is_lost or each.is_called_off:
-            each.run.stop(None)
+            each.run.stop()
         if each.run.begin(self._monotonic()):
             each.run.execute()
-        each.run.ended_at = self._monotonic()
+        each.run.end(self._monotonic())
         self._deliver(each)
         run = each.run
         self._parts.log.run(lambda tx: self._settle(tx, run))
@@ -408,7 +409,13 @@ class GitWorker:
             state = state_of(each.performed.execution)
             self.succeeded += state == "succeeded"
             self.failed += state == "failed"
+            self._tell_end(each)
             self._finished(each.held.refs.content_id, state, ulid_text(each.run.job.id) if each.run else "")
+
+    def _tell_end(self, each: Holding) -> None:
+        about = each.name, GIT_KIND, each.held.claim.fence
+        error = None if each.run is None else each.run.error
+        self._emit(RunFinished(*about) if error is None else RunFailed(*about, error))
 
     def _renew(self) -> None:
         for each in lease.to_renew(self._undelivered(), self._monotonic()):
@@ -416,7 +423,8 @@ class GitWorker:
                 continue
             before = self._monotonic()
             try:
-                renewed = holding.renew(self._plane, each.held, self._worker, self._now())
+                worker = self._worker._replace(lease_s=int(each.lease.next_s(before)))
+                renewed = holding.renew(self._plane, each.held, worker, self._now())
                 if renewed is None:
                     self._emit(LeaseLost(each.name, "another worker holds the job now, or it was aborted"))
                     self._end(each)
@@ -448,13 +456,13 @@ class GitWorker:
         """Stops a command whose claim is still ours."""
         each.is_called_off = True
         if each.run is not None and not each.run.stopped:
-            each.run.stop(None)
+            each.run.stop()
 
     def _end(self, each: Holding) -> None:
         """Stops a command whose claim is no longer ours."""
         each.lease.end()
         if each.run is not None and not each.run.stopped:
-            each.run.stop(None)
+            each.run.stop()
 
     def _now(self) -> int:
         return self._parts.environment.physical_ms()

@@ -114,7 +114,7 @@ def _accept(family: Family[S], state: S | None, subject: Subject, op: Op, contex
         return Reason.NOT_ARBITER
     refused = context.refusal(offered, family.word(state))
     if refused not in (None, Reason.REVOKED, Reason.FORKED):
-        return refused
+        return Reason.DEPENDENCY_REJECTED
     if state is not None and family.is_open(state):
         return family.accept_open(state, op, offered)
     accepted = replace(offered, id=op.id, timestamp=op.timestamp)

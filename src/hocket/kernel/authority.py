@@ -246,6 +246,11 @@ def _admits(limit: Collection[str] | None, word: str | None) -> bool:
     return word.startswith(limit) if isinstance(limit, tuple) else word in limit
 
 
+def _covers(limit: Collection[str] | None, other: Collection[str] | None) -> bool:
+    """Whether every word that the other limit admits is admitted by this one."""
+    return limit is None or (other is not None and all(_admits(limit, word) for word in other))
+
+
 class Authority:
     """What the delegations of a log allow, under these revocations. Building it visits every delegation once;
     afterwards a query costs the same however many nodes there are.
@@ -298,24 +303,33 @@ class Authority:
         return _otherwise(type(payload))
 
     def has_ended(self, node: int, before_ms: int) -> bool:
-        """Whether a delegation of this node that stands had ended by then."""
-        return any(
-            self.fault(each) is None and _window(each)[1] <= before_ms for each in self._graph.of_node.get(node, ())
-        )
+        """Whether a delegation of this node that stands, or may stand when its parents are here, had ended by then."""
+        standing = (None, Reason.UNRESOLVED)
+        held = self._graph.of_node.get(node, ())
+        return any(self.fault(each) in standing and _window(each)[1] <= before_ms for each in held)
 
-    def allowed_until(self, node: int, payload: Payload, wall_ms: int, kind: str | None) -> int | None:
-        """When the last of the delegations ends that allow this node to write this op; None if none does."""
+    def membership_ended(self, node: int, wall_ms: int, before_ms: int) -> bool:
+        """Whether all delegations that made this node a member at that time had ended by `before_ms`."""
+        ends = [_window(each)[1] for each in self.in_force(node, wall_ms)]
+        return bool(ends) and max(ends) <= before_ms
+
+    def relied_on_ended(self, node: int, payload: Payload, wall_ms: int, kind: str | None, before_ms: int) -> bool:
+        """Whether the op may rely on a delegation that had ended by `before_ms`: one could allow it, and none that
+        ended later, or has not ended, allows it for certain. If the kind of its job is not known (None), it may be any.
+        """
         if isinstance(payload, v.Sanitised | v.Unknown) or JUDGED[type(payload)].resource == "Registration":
-            return None
-        if self.refusal(node, payload, wall_ms, kind) is not None:
-            return None
+            return False
+        self.refusal(node, payload, wall_ms, kind)  # works out the ways
         ways = self._writes.get((node, type(payload)))
         if ways is None:
-            return None
-        field = ways.judged.field
-        word = getattr(payload, field) if field else kind
-        ends = [end for start, end, limit in ways.live if start <= wall_ms < end and _admits(limit, word)]
-        return max(ends, default=None)
+            return False
+        word = getattr(payload, ways.judged.field) if ways.judged.field else kind
+        lasting = [way.limit for way in ways.live if way.start <= wall_ms < way.end and way.end > before_ms]
+        ways_ended = [way for way in (*ways.live, *ways.unresolved) if way.start <= wall_ms < way.end <= before_ms]
+        ended = [way.limit for way in ways_ended if way.limit is None or way.limit]
+        if word is not None:
+            return any(_admits(limit, word) for limit in ended) and not any(_admits(limit, word) for limit in lasting)
+        return any(not any(_covers(other, limit) for other in lasting) for limit in ended)
 
     def _ways(self, node: int, variant: type[Payload]) -> _Writes:
         judged = JUDGED[variant]

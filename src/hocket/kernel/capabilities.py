@@ -38,7 +38,7 @@ ACTIONS_V01 = frozenset({"*", "Read", "Write", "Schedule", "Claim", "Complete"})
 CAVEATS_V01 = frozenset(CAVEATS)
 # What this program knows.
 RESOURCES = RESOURCES_V01
-ACTIONS = ACTIONS_V01
+ACTIONS = ACTIONS_V01 | {"Define"}
 _JOB_WRITES = frozenset({"Schedule", "Claim", "Complete"})
 
 Words = frozenset[str]

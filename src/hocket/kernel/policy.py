@@ -10,6 +10,7 @@ from typing import Annotated
 import msgspec
 
 from hocket.kernel.ids import parse_ulid
+from hocket.kernel.placement import NEEDS_MAX, Label
 
 LEASE_MS_MIN = 100
 LEASE_MS_MAX = 30 * 24 * 3600 * 1000
@@ -32,15 +33,17 @@ class Rate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """`None` for lease and retries leaves the choice to the handler that runs the job. An `open` job may be claimed
-    without asking the arbiter; then two nodes that do not hear of each other can both run it, and the fence tells them
-    apart. The job of a schedule's tick carries the schedule's name and, in `schedule_op`, the op that set it.
+    """`None` for lease, retries and timeout leaves the choice to the handler that runs the job; a timeout of 0 means
+    none. An `open` job may be claimed without asking the arbiter; then two nodes that do not hear of each other can
+    both run it, and the fence tells them apart. `needs` are the labels that a worker must have to take the job. The job
+    of a schedule's tick carries the schedule's name and, in `schedule_op`, the op that set it.
     """
 
     priority: Annotated[int, msgspec.Meta(ge=-PRIORITY_MAX, le=PRIORITY_MAX)] = 0
     not_before: Millis | None = None
     lease_ms: Annotated[int, msgspec.Meta(ge=LEASE_MS_MIN, le=LEASE_MS_MAX)] | None = None
     retries: Annotated[int, msgspec.Meta(ge=0, le=RETRIES_MAX)] | None = None
+    timeout_ms: Delay | None = None
     backoff_ms: Delay = 1_000
     backoff_max_ms: Delay = 3_600_000
     after: Annotated[tuple[str, ...], msgspec.Meta(max_length=AFTER_MAX)] = ()
@@ -51,6 +54,7 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     schedule: Annotated[str, msgspec.Meta(min_length=1, max_length=128)] | None = None
     schedule_op: str | None = None
     open: bool = False
+    needs: Annotated[tuple[Label, ...], msgspec.Meta(max_length=NEEDS_MAX)] = ()
 
     def dependencies(self) -> tuple[bytes, ...]:
         """The ids of the jobs that must have succeeded before this one may start."""

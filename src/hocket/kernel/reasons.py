@@ -46,6 +46,8 @@ class Reason(IntEnum):
     NOT_A_TICK = 34, "it is not a tick of the schedule that it names"
     BAD_SCHEDULE = 35, "the schedule's name or cron expression is empty, too long or has control characters"
 
+    BAD_DELAY = 36, "the delay is zero or longer than the bound"
+
     # Decided by what the op cites.
     DEPENDENCY_REJECTED = 40, "an op that it depends on was rejected"
     DEPENDENCY_CYCLE = 41, "it depends on itself or on a later op"
@@ -84,7 +86,7 @@ class Reason(IntEnum):
 
 BY_NUMBER: dict[int, Reason] = {int(reason): reason for reason in Reason}
 
-# What no delegation allows, whatever the state of the job.
+# What no delegation allows, whatever the state of the subject and whoever is the coordinator.
 UNAUTHORISED = frozenset(
     (
         Reason.UNAUTHORISED,
@@ -95,6 +97,5 @@ UNAUTHORISED = frozenset(
         Reason.FORKED,
         Reason.OTHERS_SCHEDULE,
         Reason.OTHERS_ARTIFACT,
-        Reason.NOT_COORDINATOR,
     )
 )

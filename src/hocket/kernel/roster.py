@@ -5,6 +5,7 @@ The rules read no clock and do not depend on the order of arrival.
     Pending ──ClaimWork──► Claimed ──CompleteJob──► Completed, for good
        ▲                      │
        ├─ Yield, Expire, Fail ┤
+       ├─ Postpone ───────────┤
        │                      └─ Fail for the last time, Cancel ──► Completed, failed or cancelled
        └──────────────────────────────── Retry ◄─────────────────────────┘
 
@@ -26,7 +27,7 @@ from hocket.kernel.backoff import backoff_ms
 from hocket.kernel.clock import Hlc
 from hocket.kernel.ids import content_hash
 from hocket.kernel.ops import Op
-from hocket.kernel.policy import LEASE_MS_MAX, RETRIES_MAX, Policy, decode_policy
+from hocket.kernel.policy import DELAY_MS_MAX, LEASE_MS_MAX, RETRIES_MAX, Policy, decode_policy
 from hocket.kernel.reasons import Reason
 from hocket.kernel.subjects import Subject
 from hocket.kernel.vocabulary import (
@@ -35,8 +36,10 @@ from hocket.kernel.vocabulary import (
     CompleteJob,
     ExpireWork,
     FailWork,
+    PostponeWork,
     ReportProgress,
     RetryJob,
+    SaveCheckpoint,
     ScheduleJob,
     YieldWork,
 )
@@ -114,7 +117,7 @@ Verdict = Job | Reason
 class Jobs:
     """The family of jobs."""
 
-    decided = frozenset((ClaimWork, CompleteJob, YieldWork, ExpireWork, FailWork, CancelJob, RetryJob))
+    decided = frozenset((ClaimWork, CompleteJob, YieldWork, ExpireWork, FailWork, PostponeWork, CancelJob, RetryJob))
 
     def refusal(self, job: Job | None, op: Op, context: JobContext, citing: Citing) -> Reason | None:
         payload = op.payload
@@ -377,6 +380,15 @@ def _fail(job: Job, op: Op, payload: FailWork, context: JobContext) -> Verdict:
     return _pending(counted, op, op.timestamp.wall + rest)
 
 
+def _postpone(job: Job, op: Op, payload: PostponeWork, context: JobContext) -> Verdict:
+    refused = _held(job, op, payload.claimer, context)
+    if refused is not None:
+        return refused
+    if not 0 < payload.delay_ms <= DELAY_MS_MAX:
+        return Reason.BAD_DELAY
+    return _pending(job, op, op.timestamp.wall + payload.delay_ms)
+
+
 def _pending(job: Job, op: Op, ready_at: int) -> Job:
     return replace(
         job,
@@ -425,6 +437,12 @@ def _progress(job: Job, op: Op, payload: ReportProgress, context: JobContext) ->
     return refused if refused is not None else replace(job, progress=payload.note, last=op.timestamp)
 
 
+def _checkpoint(job: Job, op: Op, payload: SaveCheckpoint, context: JobContext) -> Verdict:
+    """The state stays in the op: only a worker that runs the job again needs it."""
+    refused = _held(job, op, payload.claimer, context)
+    return refused if refused is not None else replace(job, last=op.timestamp)
+
+
 _LONG_AGO = Hlc(0, 0, 0)
 _RULES: dict[type, Callable[[Job, Op, Any, JobContext], Verdict]] = {
     ScheduleJob: _schedule_again,
@@ -433,9 +451,11 @@ _RULES: dict[type, Callable[[Job, Op, Any, JobContext], Verdict]] = {
     YieldWork: _yield,
     ExpireWork: _expire,
     FailWork: _fail,
+    PostponeWork: _postpone,
     CancelJob: _cancel,
     RetryJob: _retry,
     ReportProgress: _progress,
+    SaveCheckpoint: _checkpoint,
 }
 
 JOBS = Jobs()

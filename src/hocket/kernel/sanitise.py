@@ -50,15 +50,18 @@ _TEXTS: dict[type[Payload], tuple[str, ...]] = {
     v.FailWork: ("error", "traceback"),
     v.CancelJob: ("reason",),
     v.RetryJob: ("reason",),
+    v.PostponeWork: ("reason",),
 }
 _BODIES: dict[type[Payload], tuple[str, ...]] = {
     v.CreateArtifact: ("content_inline",),
     v.ReportProgress: ("note",),
+    v.SaveCheckpoint: ("state",),
 }
 # Bodies that are JSON or not understood at all.
 _JSON: dict[type[Payload], tuple[str, ...]] = {
     v.ScheduleJob: ("payload", "policy_envelope"),
     v.SetSchedule: ("payload", "policy_envelope"),
+    v.DefineKind: ("policy_envelope",),
 }
 # A name is not content, and a policy is bounded anyway.
 _NOT_CUT = frozenset({"initial_label", "alias", "semantic_lane", "title", "policy_envelope"})
@@ -403,7 +406,7 @@ def _cut(body: Any, size: int) -> Any:
 def _without_custom(payload: Payload) -> Payload:
     if isinstance(payload, v.IngestEvidence) and payload.metadata_snapshot is not None:
         return _changed(payload, metadata_snapshot=_changed(payload.metadata_snapshot, custom=()))
-    if isinstance(payload, v.ScheduleJob | v.SetSchedule):
+    if isinstance(payload, v.ScheduleJob | v.SetSchedule | v.DefineKind):
         return _changed(payload, policy_envelope=_known_policy(payload.policy_envelope))
     return payload
 

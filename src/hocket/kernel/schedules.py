@@ -14,7 +14,7 @@ from hocket.kernel.ops import Op
 from hocket.kernel.policy import Policy, decode_policy, encode_policy
 from hocket.kernel.reasons import Reason
 from hocket.kernel.roster import KIND_LENGTH_MAX
-from hocket.kernel.vocabulary import ScheduleJob, SetSchedule
+from hocket.kernel.vocabulary import Payload, ScheduleJob, SetSchedule
 
 NAME_LENGTH_MAX = 128
 CRON_LENGTH_MAX = 256
@@ -26,6 +26,16 @@ Ticks = Callable[[str, str, int, int], bool]
 def tick_id(schedule_op: bytes, tick_ms: int) -> bytes:
     """The id of the job of one tick: every node derives the same one, and no other job has it."""
     return derived_ulid(tick_ms, _TICK, schedule_op)
+
+
+def is_tick(payload: Payload) -> bool:
+    """Whether this schedules the job of a tick, or says so."""
+    if not isinstance(payload, ScheduleJob):
+        return False
+    try:
+        return decode_policy(payload.policy_envelope).schedule_op is not None
+    except ValueError:
+        return False
 
 
 def tick_policy(policy: Policy, name: str, schedule_op: bytes) -> Policy:

@@ -5,9 +5,10 @@ their times, by the rules of its family. An op without a subject is judged on it
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from hocket.kernel.vocabulary import AcceptOffer, AcceptWork, CreateArtifact, Payload, ScheduleJob
+from hocket.kernel.vocabulary import AcceptOffer, AcceptWork, CreateArtifact, DefineKind, Payload, ScheduleJob
 
 JOB = "job"
+KIND = "kind"
 # The arbiter's decision that an offered op counts.
 ACCEPTANCES: tuple[type[AcceptWork | AcceptOffer], ...] = (AcceptWork, AcceptOffer)
 
@@ -18,7 +19,10 @@ class Subject(NamedTuple):
 
 
 # How the payloads of families other than jobs name their subject.
-ABOUT: dict[type, Callable[[Any], Subject]] = {AcceptOffer: lambda payload: Subject(payload.family, payload.key)}
+ABOUT: dict[type, Callable[[Any], Subject]] = {
+    AcceptOffer: lambda payload: Subject(payload.family, payload.key),
+    DefineKind: lambda payload: Subject(KIND, payload.kind.encode()),
+}
 
 
 def subject_of(payload: Payload) -> Subject | None:

@@ -431,6 +431,30 @@ class RevokeRoot(Struct, frozen=True):
     signature: bytes
 
 
+class PostponeWork(Struct, frozen=True):
+    """The holder returns the job to the queue: it may start again after the delay, and no try is spent."""
+
+    job_id: bytes
+    claimer: int
+    delay_ms: int
+    reason: str
+
+
+class DefineKind(Struct, frozen=True):
+    """The options that jobs of a kind have unless their submitter says otherwise."""
+
+    kind: str
+    policy_envelope: bytes
+
+
+class SaveCheckpoint(Struct, frozen=True):
+    """How far the holder of a job has come, for whichever worker runs it next."""
+
+    job_id: bytes
+    claimer: int
+    state: bytes
+
+
 Payload = (
     IngestEvidence | TombstoneEvidence | CreateEntity | AddEntityAlias | MergeEntities | SplitEntity
     | CreateClaim | UpdateClaimStatus | UpdateClaimConfidence | SupersedeClaim
@@ -439,7 +463,7 @@ Payload = (
     | CreateEpisode | UpdateEpisode | CreateSuggestedAction | UpdateActionStatus
     | DesignateCoordinator | DelegateUcan | RevokeUcan | RouteKind | CascadeTombstone
     | FailWork | CancelJob | RetryJob | ReportProgress | SetSchedule | ClearSchedule | AcceptWork | Sanitised
-    | ReportFork | RevokeRoot | AcceptOffer | Unknown
+    | ReportFork | RevokeRoot | AcceptOffer | PostponeWork | DefineKind | SaveCheckpoint | Unknown
 )  # fmt: skip
 
 LOCATION = fields(Location, F64, F64, option(F64))
@@ -508,6 +532,9 @@ VARIANTS: dict[int, StructCodec[Payload]] = {
 VARIANTS[1032] = fields(ReportFork, HASH, BYTES, BYTES)
 VARIANTS[1033] = fields(RevokeRoot, HASH, fixed(64))
 VARIANTS[1034] = fields(AcceptOffer, STR, BYTES, ULID)
+VARIANTS[1035] = fields(PostponeWork, ULID, NODE, U64, STR)
+VARIANTS[1036] = fields(DefineKind, STR, BYTES)
+VARIANTS[1037] = fields(SaveCheckpoint, ULID, NODE, BYTES)
 # A payload that was sanitised twice carries the rules of both, not two wrappers.
 VARIANTS[1031] = fields(Sanitised, seq(STR, limit=64), one_of(VARIANTS))
 

@@ -18,6 +18,7 @@ from hocket.kernel.clock import Hlc, pack
 from hocket.kernel.ids import make_ulid, next_ulid, node_id
 from hocket.kernel.keys import SigningKey
 from hocket.kernel.ops import NO_ID, Op, decode, link_to, plain_schedule
+from hocket.kernel.policy import DEFAULT
 from hocket.kernel.postcard import Malformed
 from hocket.kernel.reasons import Reason
 from hocket.kernel.rules import HOCKET, Rules, decode_kept_rules
@@ -28,6 +29,7 @@ from hocket.log.author_check import WALL_MAX, AuthorCheck
 from hocket.log.intake import Admission, Intake, add
 from hocket.log.naming import is_taken
 from hocket.log.permissions import Permissions, PermissionsReader
+from hocket.log.projectors import defaults_of
 from hocket.log.sealing import Sealer, signed
 from hocket.log.transaction import Transaction, Wall, being_rebuilt, next_stamp
 from hocket.store import Head, NewOp, Session, Store
@@ -116,10 +118,10 @@ class Log:
             self._bus.publish(changes)
         return result
 
-    def append_plain(self, kind: str, payload: bytes) -> bytes:
+    def append_plain(self, kind: str, payload: bytes) -> bytes | None:
         """Schedules one new job without a policy and returns its id, which is that of the op. This is the short way for
         the commonest op: the op always counts, so it is only put on the log. The next transaction that reads the roster
-        folds and indexes many such ops at once.
+        folds and indexes many such ops at once. Returns None, and writes nothing, if the kind has options.
         """
         with self.store.write() as session:
             session.lock_author(self._author)
@@ -127,6 +129,8 @@ class Log:
             head = session.head()
             if head.rebuilding is not None:
                 raise being_rebuilt()
+            if defaults_of(session, kind) is not DEFAULT:
+                return None
             stamp = next_stamp(Hlc(head.wall, head.logical, self.node), self._wall(head.wall))
             permissions = self.permissions_reader.read(session, head.permissions_state)
             if permissions.delegations:

@@ -12,6 +12,7 @@ from hocket.kernel.forks import is_fork
 from hocket.kernel.ops import Op, decode, link_to, read_stamp
 from hocket.kernel.postcard import Malformed, UnknownVariant
 from hocket.kernel.reasons import Reason
+from hocket.kernel.schedules import is_tick
 from hocket.kernel.subjects import ACCEPTANCES
 from hocket.kernel.vocabulary import ReportFork, Sanitised, number_of
 from hocket.log.author_check import CURABLE
@@ -75,6 +76,7 @@ class Intake:
         tx.projection.prepare(expected)
         self._room = HELD_MAX - tx.session.held()[0]
         self._held_of: dict[int, int] = {}
+        self._lates: dict[int, int] = {}
         # Only a node that holds every op of every author can check whether one op follows another.
         self._checks_links = tx.is_bound and tx.holds_everything
         self._unlinked: set[int] = set()
@@ -111,7 +113,7 @@ class Intake:
             self._refuse(op.id, op.node_id, limited, op.timestamp)
         elif early:
             self._hold(raw, op)
-        elif not self._is_vouched and self._is_late(op):
+        elif not self._is_vouched and (self._is_late(op) or (self._checks_links and self._late_of(op.node_id))):
             self._hold_for_owner(raw, op)
         elif self._checks_links and not self._follows(raw, op):
             self._unlinked.add(op.node_id)
@@ -123,6 +125,9 @@ class Intake:
         if op.node_id == self._tx.node:
             # The op is admitted, since the key is good; but this node never wrote it, or has lost it.
             self._tx.refuse(op.id, op.node_id, Reason.TWIN)
+        if self._late_of(op.node_id):
+            self._tx.session.drop_late([op.id])
+            del self._lates[op.node_id]
         self._tx.admit(op, raw)
         self._known[op.id] = raw
         self._ids.add(op.id)
@@ -195,8 +200,10 @@ class Intake:
         authority = tx.projection.permissions.authority
         if not authority.has_ended(op.node_id, ended):
             return False
-        until = authority.allowed_until(op.node_id, op.payload, op.timestamp.wall, tx.kind_of(op.payload))
-        return until is not None and until <= ended
+        if is_tick(op.payload):
+            # Its schedule's author must be allowed to schedule the job; its own author must be a member.
+            return authority.membership_ended(op.node_id, op.timestamp.wall, ended)
+        return authority.relied_on_ended(op.node_id, op.payload, op.timestamp.wall, tx.kind_of(op.payload), ended)
 
     def _hold(self, raw: bytes, op: Op) -> None:
         author = op.node_id.to_bytes(8, "big")
@@ -210,11 +217,20 @@ class Intake:
         self._held_of[op.node_id] += 1
         self._tx.session.hold(op.id, op.timestamp.wall, raw, author)
 
+    def _late_of(self, node: int) -> int:
+        """How many ops of this author wait for the owner's decision. Its later ones wait with them, so that none of
+        its history is missing here.
+        """
+        if node not in self._lates:
+            self._lates[node] = self._tx.session.late_count(node.to_bytes(8, "big"))
+        return self._lates[node]
+
     def _hold_for_owner(self, raw: bytes, op: Op) -> None:
         author = op.node_id.to_bytes(8, "big")
-        if self._tx.session.late_count(author) >= LATE_MAX:
+        if self._late_of(op.node_id) >= LATE_MAX:
             self._refuse(op.id, op.node_id, Reason.HELD_FULL, op.timestamp)
             return
+        self._lates[op.node_id] += 1
         self._held += 1
         self._tx.refuse(op.id, op.node_id, Reason.LATE)
         self._tx.session.hold_late(LateOp(op.id, author, pack(op.timestamp), self._tx.physical, raw))

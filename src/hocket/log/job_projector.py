@@ -182,12 +182,16 @@ class JobProjector:
             is_over = job.outcome is Outcome.CANCELLED or job.claim_op != before.job.claim_op
             if is_over and before.worker is not None:
                 self.lost_claims.add(job.id)
-            if job.state is not State.CLAIMED and job.policy.concurrency is not None:
+            if job.state is not State.CLAIMED and self._is_limited(job):
                 self._freed_kinds.add(job.kind)
         was = before.job.done if before is not None and before.job.outcome is Outcome.SUCCEEDED else None
         now = job.done if job.outcome is Outcome.SUCCEEDED else None
         if was != now:
             self._dependents(job.id, was, now)
+
+    def _is_limited(self, job: Job) -> bool:
+        """Whether only some jobs of its kind may be claimed at once."""
+        return job.policy.concurrency is not None or self._engine.defaults(job.kind).concurrency is not None
 
     def _drop(self, before: JobEntry) -> None:
         job_id = before.job.id

@@ -13,8 +13,9 @@ from typing import Any
 from hocket.kernel import arbitration
 from hocket.kernel.clock import Hlc
 from hocket.kernel.ops import Op
+from hocket.kernel.policy import Policy
 from hocket.kernel.reasons import UNAUTHORISED, Reason
-from hocket.kernel.subjects import ACCEPTANCES, JOB, Subject, names_of, subject_of
+from hocket.kernel.subjects import ACCEPTANCES, JOB, KIND, Subject, names_of, subject_of
 from hocket.kernel.vocabulary import ReportFork, RevokeRoot, discriminant
 from hocket.log.artifact_register import ArtifactRegister
 from hocket.log.citations import Citations, names_others
@@ -23,7 +24,7 @@ from hocket.log.links import unlinked
 from hocket.log.naming import ID_BYTES, Naming, keyed
 from hocket.log.ownership import Ownership
 from hocket.log.permissions import Permissions, PermissionsReader, trace
-from hocket.log.projectors import FAMILIES, Projector, Register, SubjectProjector
+from hocket.log.projectors import FAMILIES, Projector, Register, SubjectProjector, defaults_of
 from hocket.log.registers import CoordinatorRegister, GrantRegister, RouteRegister
 from hocket.log.schedule_register import ScheduleRegister
 from hocket.log.unstored_ops import UnstoredOps
@@ -59,6 +60,7 @@ class Projection:
         # ops that no delegation allowed, because the permissions have changed.
         self._again: OrderedDict[Subject, bool] = OrderedDict()
         self._doubted: OrderedDict[bytes, None] = OrderedDict()
+        self._defaults: dict[str, Policy] = {}
         self._naming = Naming(session, self._fresh, permissions_reader.rules.is_strict)
         artifacts = ArtifactRegister(session, self, permissions_reader.rules.bounds is not None)
         self._artifacts, self._grants, self._schedules = (
@@ -70,8 +72,9 @@ class Projection:
         self.jobs = JobProjector(session, self, routes, settle)
         self.citations = Citations(session, self._fresh, self.jobs.entry, artifacts.artifact, self.arbiter, settle)
         self.projectors: dict[str, Projector[Any]] = {JOB: self.jobs}
-        for name, family in FAMILIES.items():
-            self.projectors[name] = SubjectProjector(session, self, name, family)
+        stored = {name: SubjectProjector(session, self, name, family) for name, family in FAMILIES.items()}
+        self.projectors |= stored
+        self._kinds = stored[KIND]
         self._coordinators = CoordinatorRegister(session, self, self.projectors)
         registers: tuple[Register, ...] = (self._coordinators, routes, artifacts, self._schedules)
         self._registers = {payload: register for register in registers for payload in register.payloads}
@@ -132,8 +135,18 @@ class Projection:
     def flush(self) -> None:
         """Writes what has changed, so that the store's queries see it."""
         self._artifacts.flush()
+        if self._kinds.is_changed:
+            self._defaults.clear()
         for projector in self.projectors.values():
             projector.flush()
+
+    def defaults(self, kind: str) -> Policy:
+        if self._kinds.is_changed:
+            self._kinds.flush()
+            self._defaults.clear()
+        if kind not in self._defaults:
+            self._defaults[kind] = defaults_of(self._session, kind)
+        return self._defaults[kind]
 
     def _subject(self, op: Op) -> Subject | None:
         """What the op is about, if this node knows the family."""
@@ -226,13 +239,13 @@ class Projection:
         family, state = projector.family, projector.state(subject.key)
         is_certain = family.is_certain(state, op)
         refused = self.permissions.refusal(op, family.word(state)) if is_certain else None
-        if refused is not None:
-            # An unauthorised op is no reason to refold the subject.
+        if refused in UNAUTHORISED:
+            # It is no reason to refold the subject.
             self._fresh.put(op, refused)
         elif subject in self._again:
             return
         elif state is not None and op.timestamp > family.last(state):
-            self._allowed = op if is_certain else None
+            self._allowed = op if is_certain and refused is None else None
             self._fresh.put(op, self._in_place(projector, subject, state, op))
             self._allowed = None
         elif state is None and projector.is_new(subject.key) and subject.key in names_of(op.payload):

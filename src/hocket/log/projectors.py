@@ -8,9 +8,11 @@ from typing import Any, Protocol, TypeVar
 
 from hocket.kernel.arbitration import Family, FoldContext
 from hocket.kernel.clock import Hlc, pack
+from hocket.kernel.kinds import KINDS, names_of
 from hocket.kernel.ops import Op
+from hocket.kernel.policy import DEFAULT, Policy
 from hocket.kernel.reasons import Reason
-from hocket.kernel.subjects import Subject
+from hocket.kernel.subjects import KIND, Subject
 from hocket.log.citations import Citations
 from hocket.log.permissions import Permissions
 from hocket.store import Session, SubjectRow
@@ -26,7 +28,16 @@ class StoredFamily(Family[S], Protocol[S]):
 
 
 # The families other than jobs, by name.
-FAMILIES: dict[str, StoredFamily[Any]] = {}
+FAMILIES: dict[str, StoredFamily[Any]] = {KIND: KINDS}
+
+
+def defaults_of(session: Session, kind: str) -> Policy:
+    """The options that jobs of a kind have unless their submitter says otherwise, as the store has them."""
+    for name in names_of(kind):
+        state = session.subject_state(Subject(KIND, name.encode()))
+        if state is not None:
+            return KINDS.decode(state).policy
+    return DEFAULT
 
 
 class Engine(FoldContext, Protocol):
@@ -53,6 +64,9 @@ class Engine(FoldContext, Protocol):
         """This op has changed the permissions: what they decide must be judged again."""
 
     def flush(self) -> None: ...
+
+    def defaults(self, kind: str) -> Policy:
+        """The options of a kind."""
 
 
 class Projector(Protocol[S]):
@@ -129,6 +143,11 @@ class SubjectProjector:
         self._dirty.add(key)
 
     note = keep
+
+    @property
+    def is_changed(self) -> bool:
+        """Whether a state differs from the store's."""
+        return bool(self._dirty)
 
     def prepare(self, keys: Sequence[bytes]) -> None:
         pass

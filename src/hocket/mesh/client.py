@@ -182,6 +182,18 @@ class Client:
         await self._believe(reply, nonce)
         return reply.body
 
+    async def output(self, query: str) -> bytes | None:
+        """The output of a job; None if the peer does not know the job or does not give its output."""
+        reply, nonce = await self._send("GET", wire.OUTPUT, query, b"")
+        if reply.status == 404:
+            return None
+        await self._check(reply, nonce)
+        await self._believe(reply, nonce)
+        return reply.body
+
+    async def push_output(self, query: str, body: bytes) -> bytes:
+        return (await self._ask("POST", wire.OUTPUT, query, body)).body
+
     def hint_headers(self) -> Mapping[str, str]:
         """The headers of a request for hints."""
         return self._headers(self._nonce())

@@ -14,6 +14,7 @@ from urllib.parse import parse_qsl
 
 import msgspec
 
+from hocket.bus.changes import OUTPUT, about
 from hocket.events import CallerRefused, Emit, NodeForked, OpRefused, OpsCollided, ignore
 from hocket.kernel.authority import Standing
 from hocket.kernel.bearer import Bearer, Nonces, check_bearer, make_bearer, read_bearer
@@ -31,6 +32,9 @@ from hocket.mesh.blobs import answer as answer_blob
 from hocket.mesh.hint_stream import HintStreams
 from hocket.mesh.incoming import Pushed
 from hocket.mesh.outgoing import PAGE_OPS_MAX, Page, PeerReader, order_ops, page
+from hocket.mesh.output import AskedOutput, read_query
+from hocket.mesh.output import answer as answer_output
+from hocket.mesh.output import keep as keep_output
 from hocket.mesh.quotas import Quotas
 from hocket.mesh.rate_limit import Buckets
 from hocket.mesh.wire import BodyTooLong, NoRoom, Reply, Request
@@ -38,6 +42,7 @@ from hocket.work.blobs import Blobs
 from hocket.work.environment import Environment
 from hocket.work.jobs import accept
 from hocket.work.node_access import NodeAccess
+from hocket.work.output_files import OutputFiles
 
 # A worker that offers claims asks many times a second.
 RATE_PER_S = 200.0
@@ -122,8 +127,10 @@ class Gate:
         emit: Emit = ignore,
         met: Callable[[int], Awaitable[None]] | None = None,
         blobs: Blobs | None = None,
+        output: OutputFiles | None = None,
         quotas: Quotas | None = None,
     ) -> None:
+        self._output = output
         self._quotas = quotas or Quotas(environment.monotonic, emit)
         self._access, self._key, self._environment = access, key, environment
         self._blobs = blobs
@@ -137,6 +144,8 @@ class Gate:
             ("POST", wire.INTRODUCE): self._introduce,
             ("GET", wire.BLOBS): self._blob,
             ("POST", wire.PRESENCE): self._presence,
+            ("GET", wire.OUTPUT): self._get_output,
+            ("POST", wire.OUTPUT): self._post_output,
             **(routes or {}),
         }
         self._nonces = Nonces()
@@ -368,6 +377,30 @@ class Gate:
             liveness, log = self._environment.liveness, self._access.log
             reply = await self._access.call(lambda: presence.answer(log, liveness, caller.reader, body))
             return self._proved(caller, reply)
+
+    async def _get_output(self, request: Request) -> Reply:
+        async with self._called(request) as caller:
+            files, asked = self._output_asked(request, caller)
+            reply, is_elsewhere = await self._access.call(
+                lambda: answer_output(self._access.log, files, caller.reader, asked)
+            )
+            if is_elsewhere:
+                self._environment.bus.publish(about(OUTPUT, asked.job_id))
+            return self._proved(caller, reply)
+
+    async def _post_output(self, request: Request) -> Reply:
+        async with self._called(request) as caller:
+            files, asked = self._output_asked(request, caller)
+            body = await self._body(request, caller)
+            log, is_wanted = self._access.log, self._hint_streams.wishes.has(asked.job_id)
+            reply = await self._access.call(lambda: keep_output(log, files, caller.node, asked, body, is_wanted))
+            return self._proved(caller, reply)
+
+    def _output_asked(self, request: Request, caller: Caller) -> tuple[OutputFiles, AskedOutput]:
+        asked = read_query(request.query)
+        if self._output is None or asked is None:
+            raise _RequestRefused(400, "an unreadable query for output", caller.node)
+        return self._output, asked
 
     async def _introduce(self, request: Request) -> Reply:
         """An unknown node sends the op that introduces it. The answer does not tell it the outcome."""

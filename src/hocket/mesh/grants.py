@@ -17,7 +17,10 @@ _RESOURCES = {
         "Registration",
     )
 }
-_OF_JOBS = {"read": "Read", "schedule": "Schedule", "claim": "Claim", "complete": "Complete", "all": "*"}
+_OF_JOBS = {
+    **{"read": "Read", "schedule": "Schedule", "claim": "Claim", "complete": "Complete"},
+    **{"define": "Define", "all": "*"},
+}
 _OF_OTHERS = {"read": "Read", "write": "Write", "all": "*"}
 # Without these, a node could not verify the ops that it receives.
 _NEEDED = ("Registration", "Mesh")
@@ -38,7 +41,10 @@ _MANY = {
     "UserAssertion": "user assertions",
     "Registration": "delegations",
 }
-_VERBS = {"Read": "read", "Write": "write", "Schedule": "submit", "Claim": "claim", "Complete": "complete"}
+_VERBS = {
+    **{"Read": "read", "Write": "write", "Schedule": "submit", "Claim": "claim", "Complete": "complete"},
+    **{"Define": "set the options of"},
+}
 
 _Wanted = dict[tuple[str, str], list[str] | None]
 

@@ -1,20 +1,21 @@
 """Hint streams to peers: one event after each growth of the log that brings an op which the listener may read, did not
 write, and has not received. A hint names only the jobs of those ops; the listener then pulls. Empty lines keep an idle
-connection alive.
+connection alive. A wish for the output of a job goes to the node that runs it.
 """
 
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import closing, suppress
 
-from hocket.bus.changes import ANYTHING, LOG, NOTHING, Changes, about
+from hocket.bus.changes import ANYTHING, LOG, NOTHING, OUTPUT, Changes, about
 from hocket.events import Emit
 from hocket.kernel.authority import Standing
 from hocket.kernel.clock import unpack
 from hocket.kernel.frontier import Frontier, merge
 from hocket.mesh.outgoing import readable, reader
+from hocket.mesh.output import OutputWishes, holders, wanted_in
 from hocket.mesh.wire import hint, look
-from hocket.store import OpRow, OpSession
+from hocket.store import OpRow, OpSession, Session
 from hocket.work.environment import Environment
 from hocket.work.node_access import NodeAccess
 from hocket.work.supervision import supervised
@@ -46,6 +47,7 @@ class HintStreams:
         self._access, self._environment, self._emit = access, environment, emit
         self._listeners: dict[_Listener, None] = {}
         self._watching: asyncio.Task[None] | None = None
+        self.wishes = OutputWishes(environment.monotonic)
 
     def has_room(self, node: int) -> bool:
         of_node = sum(listener.node == node for listener in self._listeners)
@@ -94,7 +96,7 @@ class HintStreams:
 
     async def _watch(self) -> None:
         seq = -1
-        with closing(self._access.listen(about(LOG))) as changes:
+        with closing(self._access.listen(about(LOG) | about(OUTPUT))) as changes:
             while True:
                 now = await look(self._access, _seq)
                 if now != seq:
@@ -103,7 +105,16 @@ class HintStreams:
                         listener.news |= news
                         listener.due.set()
                     await asyncio.sleep(GAP_S)
-                await changes.wait(LOOK_AGAIN_S)
+                if wanted := wanted_in(await changes.wait(LOOK_AGAIN_S)):
+                    await self._pass_on(wanted)
+
+    async def _pass_on(self, wanted: frozenset[bytes]) -> None:
+        self.wishes.note(wanted)
+        asked = await look(self._access, lambda session: _holders(session, wanted))
+        for listener in self._listeners:
+            for job_id in asked.get(listener.node, ()):
+                listener.news |= about(OUTPUT, job_id)
+                listener.due.set()
 
     def _with_news(self) -> dict[_Listener, Changes]:
         """Which listeners have something to pull, and what. Ends the streams of nodes that lost their standing."""
@@ -134,6 +145,14 @@ class HintStreams:
 def _is_within(row: OpRow, frontier: Frontier) -> bool:
     stamp = unpack(row.hlc)
     return stamp.node in frontier and stamp <= frontier[stamp.node]
+
+
+def _holders(session: Session, job_ids: frozenset[bytes]) -> dict[int, list[bytes]]:
+    found: dict[int, list[bytes]] = {}
+    for entry in session.jobs_by_id(sorted(job_ids)):
+        for node in holders(session, entry.job):
+            found.setdefault(node, []).append(entry.job.id)
+    return found
 
 
 def _seq(session: OpSession) -> int:

@@ -7,7 +7,7 @@ import asyncio
 from collections.abc import Callable
 from contextlib import closing, suppress
 
-from hocket.bus.changes import LOG, NOTHING, PEER, about
+from hocket.bus.changes import LOG, NOTHING, OUTPUT, PEER, about
 from hocket.errors import HocketError, StoreError
 from hocket.events import CoordinatorSilent, Emit, StoreUnavailable, ignore
 from hocket.kernel.backoff import backoff_s
@@ -16,6 +16,7 @@ from hocket.kernel.rules import rules_hash
 from hocket.mesh import peers
 from hocket.mesh.client import is_paused_by
 from hocket.mesh.outgoing import order_ops
+from hocket.mesh.output import wanted_in
 from hocket.mesh.presence import own_workers
 from hocket.mesh.sync import Exchanged, Exchanges
 from hocket.mesh.wire import look
@@ -123,8 +124,11 @@ class _Visitor:
                 headers = await self._loop.exchanges.hint_headers(self._address)
                 async for changes in self._loop.exchanges.transport.hints(self._address, headers):
                     failures = 0
-                    self._hinted |= changes
-                    self._wake.set()
+                    if wanted := wanted_in(changes):
+                        self._loop.wanted(self._address, wanted)
+                    if changes.kinds or any(family != OUTPUT for family, _ in changes.subjects):
+                        self._hinted |= changes
+                        self._wake.set()
             except HocketError:
                 pass  # the visits report the peer's state
             failures += 1
@@ -134,7 +138,8 @@ class _Visitor:
 
 class SyncLoop:
     """Run it in every long-running process of a node: `turn` lets only one of them sync. Cancel it to end it. An error
-    with one peer is reported and retried, and does not affect the others.
+    with one peer is reported and retried, and does not affect the others. `wanted` is called with the address of a peer
+    and the jobs whose output it wants.
     """
 
     def __init__(
@@ -144,7 +149,9 @@ class SyncLoop:
         environment: Environment,
         turn: Callable[[], Closing | None],
         emit: Emit = ignore,
+        wanted: Callable[[str, frozenset[bytes]], None] = lambda address, job_ids: None,
     ) -> None:
+        self.wanted = wanted
         self._access, self.exchanges, self.environment = access, exchanges, environment
         self._turn, self.emit = turn, emit
         self._visitors: dict[str, _Visitor] = {}

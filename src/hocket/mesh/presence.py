@@ -114,7 +114,7 @@ def _readable(to: PeerReader, workers: list[Serving]) -> list[Serving]:
     prefixes = {prefix for limit in limits for prefix in limit or ()}
     found = [(each, _within(each.kinds, prefixes)) for each in workers]
     return [
-        msgspec.structs.replace(each, kinds=kinds) if KIND in kinds else Serving(kinds)
+        msgspec.structs.replace(each, kinds=kinds) if KIND in kinds else Serving(kinds, labels=each.labels)
         for each, kinds in found
         if kinds
     ]

@@ -11,6 +11,7 @@ from hocket.mesh import enrolment, peers, tickets
 from hocket.mesh.gate import Gate
 from hocket.mesh.http import HttpTransport
 from hocket.mesh.loop import SyncLoop
+from hocket.mesh.output import OutputPushes
 from hocket.mesh.peers import Trust
 from hocket.mesh.quotas import Quotas
 from hocket.mesh.rate_limit import Buckets
@@ -20,6 +21,7 @@ from hocket.mesh.wire import Reply, Request, look, note
 from hocket.work.blobs import Blobs
 from hocket.work.environment import Environment
 from hocket.work.node_access import NodeAccess
+from hocket.work.output_files import OutputFiles
 
 # How long the settings for checking peers' certificates are cached.
 TRUST_S = 2.0
@@ -41,8 +43,9 @@ class MeshServices:
         processes: Path,
         emit: Emit = ignore,
         blobs: Blobs | None = None,
+        output: OutputFiles | None = None,
     ) -> None:
-        self._blobs = blobs
+        self._blobs, self._output = blobs, output
         self._access, self._key, self._environment, self._processes = access, key, environment, processes
         self._emit = emit
         self._join_limits = Buckets(JOIN_RATE_PER_S, JOIN_BURST, environment.monotonic)
@@ -53,15 +56,29 @@ class MeshServices:
         # Ops that a node pushes and ops that are pulled from it count together.
         self._quotas = Quotas(environment.monotonic, emit)
         self.exchanges = Exchanges(access, key, self.transport, environment, emit=emit, quotas=self._quotas)
+        self._pushes: OutputPushes | None = None
+        if output is not None:
+            self._pushes = OutputPushes(access, output, self.exchanges.client, environment.monotonic)
 
     async def close(self) -> None:
+        if self._pushes is not None:
+            await self._pushes.close()
         await self.transport.close()
 
     def loop(self) -> SyncLoop:
         """The loop that syncs with the peers."""
         return SyncLoop(
-            self._access, self.exchanges, self._environment, lambda: SyncLock.take(self._processes), emit=self._emit
+            self._access,
+            self.exchanges,
+            self._environment,
+            lambda: SyncLock.take(self._processes),
+            emit=self._emit,
+            wanted=self._wanted,
         )
+
+    def _wanted(self, address: str, job_ids: frozenset[bytes]) -> None:
+        if self._pushes is not None:
+            self._pushes.wanted(address, job_ids)
 
     def gate(self, origins: Callable[[], Collection[str]] = tuple) -> Gate:
         """The gate for a server, including the path for joining."""
@@ -74,6 +91,7 @@ class MeshServices:
             emit=self._emit,
             met=self._met,
             blobs=self._blobs,
+            output=self._output,
             quotas=self._quotas,
         )
 

@@ -25,6 +25,7 @@ from hocket.mesh import blobs, introductions, outgoing, peers, programs
 from hocket.mesh.client import RETRY_AFTER_S_MAX, AnswerTooLarge, Busy, Client, Paused, PeerAnswer, PushCounts, Refused
 from hocket.mesh.incoming import Received, is_brought, is_own
 from hocket.mesh.outgoing import PAGE_BYTES_MAX, PAGE_OPS_MAX, Page, own_frontier, page
+from hocket.mesh.output import AskedOutput, FarOutput, fetch_output
 from hocket.mesh.presence import PresenceSharing
 from hocket.mesh.quotas import Quotas
 from hocket.mesh.wire import Transport, look, note
@@ -215,15 +216,26 @@ class Exchanges:
 
     async def fetch(self, hash: bytes, size: int) -> bytes:
         """Fetches a blob from any peer that has it. Raises Unreachable if no reachable peer does."""
+        return await blobs.fetch(await self._clients(), hash, size)
+
+    async def output(self, asked: AskedOutput) -> FarOutput | None:
+        """The next part of a job's output, as far as a peer has it. None if no peer can be reached or knows the job."""
+        return await fetch_output(await self._clients(), asked)
+
+    async def client(self, address: str) -> Client:
+        line = await self._line(address)
+        await line.client.meet()
+        return line.client
+
+    async def _clients(self) -> list[Client]:
         log = self._access.log
         known = await look(self._access, lambda session: session.peers())
         authority = await self._access.call(log.authority)
-        lines = [
-            await self._line(peer.address)
+        return [
+            (await self._line(peer.address)).client
             for peer in known
             if peer.state != peers.PAUSED and not _is_revoked(authority, peer.node, log.physical())
         ]
-        return await blobs.fetch([line.client for line in lines], hash, size)
 
     async def _line(self, address: str) -> _Line:
         if address not in self._lines:

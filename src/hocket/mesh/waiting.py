@@ -12,9 +12,11 @@ from hocket.kernel.clock import U32_MAX, Hlc
 from hocket.kernel.durations import span
 from hocket.kernel.ids import node_text, ulid_text
 from hocket.kernel.ops import decode
+from hocket.kernel.placement import lacking
 from hocket.kernel.roster import Job, Outcome
 from hocket.kernel.vocabulary import ScheduleJob
 from hocket.log import Log
+from hocket.log.projectors import defaults_of
 from hocket.mesh import peers
 from hocket.mesh.membership import route_of
 from hocket.mesh.names import names
@@ -111,7 +113,7 @@ class WaitReader:
     def _out_of_reach(self, job: Job) -> Waiting | None:
         """Whether another node must decide about the job, and cannot be asked."""
         coordinator, peer = self._coordinator, self._coordinator_peer
-        if coordinator is None or (job.policy.open and self._serving(job, [self._known[0]])):
+        if coordinator is None or (job.policy.open and self._labelled(job, [self._known[0]])):
             return None
         who = f"the coordinator {self._name(coordinator)}"
         if peer is None:
@@ -146,12 +148,16 @@ class WaitReader:
         if not serving:
             gone = self._serving(job, self._known)
             past = ", ".join(f"{self._name(each.node)} did, {self._ago(each)}" for each in gone)
-            sentence = f"no worker that {HERE} knows of serves {job.kind}{f' ({past})' if past else ''}"
+            sentence = f"no worker that {HERE} knows of serves {job.kind}{_with(job)}{f' ({past})' if past else ''}"
             return Waiting(WaitReason.NO_WORKER, sentence, f"{job.kind} {self._list(gone)}")
         able = [each for each in serving if self._may_claim(each.node, job.kind)]
         if not able:
             sentence = f"{self._list(serving)} may not claim {job.kind} jobs; grant it job:claim:{job.kind}"
             return Waiting(WaitReason.NOT_ALLOWED, sentence)
+        if not self._labelled(job, able):
+            missing = min((lacking(job.policy.needs, each.labels) for each in self._workers(job, able)), key=len)
+            sentence = f"no worker of {job.kind} on {self._list(able)} has the label {' and '.join(missing)}"
+            return Waiting(WaitReason.NO_WORKER, sentence)
         if job.kind == KIND and not self._allowing(job, able):
             sentence = f"the worker on {self._list(able)} does not allow this command; start it there with --allow"
             return Waiting(WaitReason.NOT_ALLOWED, sentence)
@@ -159,22 +165,32 @@ class WaitReader:
 
     def _limit(self, job: Job) -> Waiting:
         """A limit of the kind, or no free slot."""
-        policy, running = job.policy, self._session.claimed_count(job.kind)
-        if policy.concurrency is not None and running >= policy.concurrency:
-            return Waiting(
-                WaitReason.LIMIT, f"{running} of at most {policy.concurrency} {job.kind} jobs run (--concurrency)"
-            )
-        if policy.rate is not None:
-            turn, _ = turn_at(self._session.rate(job.kind), self._now, policy.rate)
+        defaults, running = defaults_of(self._session, job.kind), self._session.claimed_count(job.kind)
+        concurrency, rate = job.policy.concurrency or defaults.concurrency, job.policy.rate or defaults.rate
+        if concurrency is not None and running >= concurrency:
+            return Waiting(WaitReason.LIMIT, f"{running} of at most {concurrency} {job.kind} jobs run (--concurrency)")
+        if rate is not None:
+            turn, _ = turn_at(self._session.rate(job.kind), self._now, rate)
             if turn > self._now:
-                rate = f"{policy.rate.count} in {span(policy.rate.per_ms)}"
-                sentence = f"the rate of {job.kind} is {rate}; its turn is at {_time(turn)}"
-                return Waiting(WaitReason.LIMIT, sentence, rate)
-        serving = self._serving(job, [each for each in self._known if not is_away(each, self._now)])
-        return Waiting(WaitReason.BUSY, f"ready; the worker on {self._list(serving)} takes it when a slot is free")
+                said = f"{rate.count} in {span(rate.per_ms)}"
+                sentence = f"the rate of {job.kind} is {said}; its turn is at {_time(turn)}"
+                return Waiting(WaitReason.LIMIT, sentence, said)
+        able = self._labelled(job, [each for each in self._known if not is_away(each, self._now)])
+        return Waiting(WaitReason.BUSY, f"ready; the worker on {self._list(able)} takes it when a slot is free")
+
+    def _workers(self, job: Job, nodes: Iterable[NodeWorkers]) -> list[Serving]:
+        return [worker for each in nodes for worker in each.workers if worker.covers(job.kind)]
 
     def _serving(self, job: Job, nodes: Iterable[NodeWorkers]) -> list[NodeWorkers]:
-        return [each for each in nodes if any(worker.covers(job.kind) for worker in each.workers)]
+        return [each for each in nodes if self._workers(job, [each])]
+
+    def _labelled(self, job: Job, nodes: Iterable[NodeWorkers]) -> list[NodeWorkers]:
+        """The nodes with a worker of the kind that has the labels which the job needs."""
+        return [
+            each
+            for each in nodes
+            if any(not lacking(job.policy.needs, worker.labels) for worker in self._workers(job, [each]))
+        ]
 
     def _may_claim(self, node: int, kind: str) -> bool:
         permissions = self._permissions
@@ -203,6 +219,10 @@ class WaitReader:
 
     def _ago(self, known: NodeWorkers) -> str:
         return f"{span(max(0, self._now - known.heard_ms))} ago"
+
+
+def _with(job: Job) -> str:
+    return f" with the label {' and '.join(job.policy.needs)}" if job.policy.needs else ""
 
 
 def _time(ms: int, now_ms: int | None = None) -> str:

@@ -25,6 +25,7 @@ INTRODUCE = "/introduce"
 HEALTH = "/healthz"
 BLOBS = "/v1/blobs"
 PRESENCE = "/v1/presence"
+OUTPUT = "/v1/output"
 
 OCTETS = "application/octet-stream"
 JSON = "application/json"

@@ -1,20 +1,40 @@
-"""`Handle`: a submitted job that an async program can wait for, follow and cancel. `node` has the synchronous one."""
+"""A submitted job that a program can wait for, follow and cancel: `Handle` and, for synchronous code, `SyncHandle`."""
 
-from collections.abc import AsyncIterator
-from typing import Any, Protocol
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, cast, overload
+from typing import TypeVar as AnyTypeVar
 
-from hocket.bus.changes import about
+from hocket.bus.changes import ANYTHING, Changes, about
 from hocket.errors import Failed, Usage
 from hocket.kernel.ids import ulid_text
 from hocket.kernel.proof import encode_proof
-from hocket.kernel.roster import Outcome
+from hocket.kernel.roster import Job, Outcome
 from hocket.kernel.subjects import JOB, Subject
+from hocket.log import Transaction
 from hocket.mesh.waiting import Waiting
+from hocket.node.delivery import wait_reader, waiting_of
+from hocket.node.runtime import Runtime
 from hocket.store import JobEntry, JobSession, Session, Stage
-from hocket.work import jobs, view
+from hocket.work import chains, jobs, view
 from hocket.work.blobs import Blobs
+from hocket.work.handlers import JobType, named_kind
+from hocket.work.jobs import Draft, Result
 from hocket.work.node_access import NodeAccess
 from hocket.work.proofs import need_proof
+from hocket.work.signature import HandlerSignature
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar
+
+    # With the default, a bare `Handle` is one of any result.
+    R_co = TypeVar("R_co", covariant=True, default=Any)
+else:
+    from typing import TypeVar
+
+    R_co = TypeVar("R_co", covariant=True)
+
+P = ParamSpec("P")
+T = AnyTypeVar("T")
 
 
 class JobFailed(Failed):
@@ -54,12 +74,40 @@ def news_of(session: Session, job_id: bytes, seen: int) -> tuple[list[dict[str, 
     return lines, entry.stage is Stage.DONE
 
 
-def overdue(error: TimeoutError, job_id: bytes, timeout: float | None, waiting: Waiting | None) -> TimeoutError:
-    """The error with what the job waits for, unless it already says more than that the time is over."""
-    if error.args:
-        return error
-    why = "" if waiting is None else f": {waiting.sentence}"
-    return TimeoutError(f"job {ulid_text(job_id)} has not ended within {timeout or 0:g} seconds{why}")
+def endings(job_ids: Sequence[bytes]) -> Callable[[Session], tuple[bool, list[Any]]]:
+    """Whether all of the jobs have ended, and their results. Raises when one of them has failed or was cancelled."""
+    found: dict[bytes, Any] = {}
+
+    def look(session: Session) -> tuple[bool, list[Any]]:
+        for job_id in job_ids:
+            if job_id not in found:
+                has_ended, value = ending_of(session, job_id)
+                if has_ended:
+                    found[job_id] = value
+        return len(found) == len(set(job_ids)), [found.get(job_id) for job_id in job_ids]
+
+    return look
+
+
+def typed(signature: HandlerSignature | None, job_id: bytes, value: Any) -> Any:
+    """The result of a job as the type that its handler returns, if the handler is known here."""
+    return value if signature is None else signature.result(ulid_text(job_id), value)
+
+
+def following(job_id: bytes, job: JobType | str, args: tuple[Any, ...], payload: dict[str, Any]) -> Draft:
+    """A job to submit that comes after another."""
+    return chains.after(named_kind(job).draft(payload, args), [job_id])
+
+
+def overdue(runtime: Runtime, job_ids: Sequence[bytes], timeout: float | None) -> TimeoutError:
+    """The error that says what the first of the jobs that have not ended waits for."""
+    late = f"not ended within {timeout or 0:g} seconds"
+    with runtime.read() as session:
+        read = wait_reader(runtime, session, is_connected=True)
+        for job_id in job_ids:
+            if (waiting := read(_entry(session, job_id))) is not None:
+                return TimeoutError(f"job {ulid_text(job_id)} has {late}: {waiting.sentence}")
+    return TimeoutError(late)
 
 
 def _entry(session: JobSession, job_id: bytes) -> JobEntry:
@@ -75,16 +123,42 @@ def proof_of(session: Session, blobs: Blobs, job_id: bytes) -> bytes:
 
 
 class WaitingNode(NodeAccess, Protocol):
+    """A `Node`, as its handles see it."""
+
+    def wrote(self) -> None:
+        """Something is on the log that others must get."""
+
     async def waiting(self, job_id: bytes) -> Waiting | None:
         """What a job waits for, as far as this node knows."""
 
+    @property
+    def runtime(self) -> Runtime: ...
 
-class Handle:
+
+async def results(node: WaitingNode, job_ids: Sequence[bytes], timeout: float | None) -> list[Any]:
+    """Waits for all of the jobs. Raises JobFailed, JobCancelled or TimeoutError."""
+    look = endings(job_ids)
+    try:
+        return await node.until(lambda: node.read(look), timeout, _topics(job_ids))
+    except TimeoutError as error:
+        if error.args:
+            raise
+        raise await node.call(lambda: overdue(node.runtime, job_ids, timeout)) from None
+
+
+def _topics(job_ids: Sequence[bytes]) -> Changes:
+    return about(JOB, job_ids[0]) if len(job_ids) == 1 else about(JOB)
+
+
+class Handle(Generic[R_co]):
     """A submitted job. `created` is False if a unique key led to an existing job."""
 
-    def __init__(self, node: WaitingNode, job_id: bytes, created: bool) -> None:
+    def __init__(
+        self, node: WaitingNode, job_id: bytes, created: bool, signature: HandlerSignature | None = None
+    ) -> None:
         self._node = node
         self._id = job_id
+        self._signature = signature
         self.created = created
 
     @property
@@ -97,13 +171,23 @@ class Handle:
         waiting = await self._node.waiting(self._id)
         return shown | {"waits_for": None if waiting is None else waiting.sentence}
 
-    async def result(self, timeout: float | None = None) -> Any:
+    async def result(self, timeout: float | None = None) -> R_co:
         """Waits for the job and returns its result. Raises JobFailed, JobCancelled or TimeoutError."""
-        look = lambda: self._node.read(lambda session: ending_of(session, self._id))  # noqa: E731
-        try:
-            return await self._node.until(look, timeout, about(JOB, self._id))
-        except TimeoutError as error:
-            raise overdue(error, self._id, timeout, await self._node.waiting(self._id)) from None
+        (ended,) = await results(self._node, [self._id], timeout)
+        return cast(R_co, typed(self._signature, self._id, ended))
+
+    @overload
+    async def then(self, job: JobType[P, T], /, *args: P.args, **payload: P.kwargs) -> "Handle[T]": ...
+    @overload
+    async def then(self, job: str, /, **payload: Any) -> "Handle[Any]": ...
+    async def then(self, job: JobType[Any, Any] | str, /, *args: Any, **payload: Any) -> "Handle[Any]":
+        """Submits a job that starts when this one has succeeded; `ctx.results` has this one's result. If this one fails
+        or is cancelled, so is that.
+        """
+        draft = following(self._id, job, args, payload)
+        (made,) = await self._node.run(lambda tx: jobs.submit(tx, [draft]))
+        self._node.wrote()
+        return Handle(self._node, made.job_id, made.created, named_kind(job).signature)
 
     async def proof(self) -> bytes:
         """The proof of a command, in the format that `hocket proof verify` reads. Raises Failed if there is none."""
@@ -128,6 +212,109 @@ class Handle:
         ended = False
         while not ended:
             lines, ended = await self._node.until(look, None, about(JOB, self._id))
+            for line in lines:
+                seen = line["seq"]
+                yield line
+
+
+class SyncNodeAccess(Protocol):
+    """A `SyncNode`, as its handles see it."""
+
+    @property
+    def runtime(self) -> Runtime: ...
+
+    def call(self, work: Callable[[], T]) -> T: ...
+
+    def wrote(self) -> None: ...
+
+    def decide(self, request: Callable[[Transaction], Result]) -> Job: ...
+
+    def until(
+        self, look: Callable[[Session], tuple[bool, T]], timeout: float | None = None, topics: Changes = ANYTHING
+    ) -> T: ...
+
+
+def sync_results(node: SyncNodeAccess, job_ids: Sequence[bytes], timeout: float | None) -> list[Any]:
+    """The same for synchronous code."""
+    try:
+        return node.until(endings(job_ids), timeout, _topics(job_ids))
+    except TimeoutError as error:
+        if error.args:
+            raise
+        raise node.call(lambda: overdue(node.runtime, job_ids, timeout)) from None
+
+
+class SyncHandle(Generic[R_co]):
+    """A submitted job. `created` is False if a unique key led to an existing job."""
+
+    __slots__ = ("_id", "_node", "_signature", "created")
+
+    def __init__(
+        self, node: SyncNodeAccess, job_id: bytes, created: bool, signature: HandlerSignature | None = None
+    ) -> None:
+        self._node = node
+        self._id = job_id
+        self._signature = signature
+        self.created = created
+
+    @property
+    def job_id(self) -> str:
+        return ulid_text(self._id)
+
+    def status(self) -> dict[str, Any]:
+        """The current state of the job."""
+        runtime = self._node.runtime
+        shown = self._node.call(lambda: runtime.show(self.job_id))
+        waiting = self._node.call(lambda: waiting_of(runtime, self._id))
+        return shown | {"waits_for": None if waiting is None else waiting.sentence}
+
+    def result(self, timeout: float | None = None) -> R_co:
+        """Waits for the job and returns its result. Raises JobFailed, JobCancelled or TimeoutError."""
+        (ended,) = sync_results(self._node, [self._id], timeout)
+        return cast(R_co, typed(self._signature, self._id, ended))
+
+    @overload
+    def then(self, job: JobType[P, T], /, *args: P.args, **payload: P.kwargs) -> "SyncHandle[T]": ...
+    @overload
+    def then(self, job: str, /, **payload: Any) -> "SyncHandle[Any]": ...
+    def then(self, job: JobType[Any, Any] | str, /, *args: Any, **payload: Any) -> "SyncHandle[Any]":
+        """Submits a job that starts when this one has succeeded; `ctx.results` has this one's result. If this one fails
+        or is cancelled, so is that.
+        """
+        draft = following(self._id, job, args, payload)
+        log = self._node.runtime.log
+        (made,) = self._node.call(lambda: log.run(lambda tx: jobs.submit(tx, [draft])))
+        self._node.wrote()
+        return SyncHandle(self._node, made.job_id, made.created, named_kind(job).signature)
+
+    def proof(self) -> bytes:
+        """The proof of a command, in the format that `hocket proof verify` reads. Raises Failed if there is none."""
+        runtime = self._node.runtime
+
+        def read() -> bytes:
+            with runtime.read() as session:
+                return proof_of(session, runtime.blobs, self._id)
+
+        return self._node.call(read)
+
+    def cancel(self, reason: str = "cancelled by its submitter") -> None:
+        """Cancels the job, pending or running. Raises Conflict if it is completed."""
+        self._node.decide(lambda tx: jobs.cancel(tx, self._id, reason))
+
+    def retry(self, reason: str = "retried by its submitter") -> None:
+        """Retries a failed or cancelled job."""
+        self._node.decide(lambda tx: jobs.retry(tx, self._id, reason))
+
+    def events(self) -> Iterator[dict[str, Any]]:
+        """Yields the job's ops from the first on, each as it arrives, until the job ends."""
+        seen, ended = 0, False
+
+        def look(session: Session) -> tuple[bool, tuple[list[dict[str, Any]], bool]]:
+            lines, ended = news_of(session, self._id, seen)
+            return bool(lines) or ended, (lines, ended)
+
+        while not ended:
+            lines, ended = self._node.until(look, None, about(JOB, self._id))
             for line in lines:
                 seen = line["seq"]
                 yield line

@@ -25,7 +25,7 @@ ENVIRONMENT = "HOCKET_HOME"
 _OTHERS = 0o077
 # Everything that Hocket puts into a home. It ignores other files.
 _PARTS = (
-    *("log.db", "log.db-wal", "log.db-shm", "log.db-journal", "processes", "blobs", "runs", "secrets", "git"),
+    *("log.db", "log.db-wal", "log.db-shm", "log.db-journal", "processes", "blobs", "runs", "output", "secrets", "git"),
     *("config.toml", "user.key", "user.did", "node.key", "complete", "init.lock", "crash.log"),
 )
 
@@ -59,6 +59,7 @@ class Home:
         self.processes = self.path / "processes"
         self.blobs = self.path / "blobs"
         self.runs = self.path / "runs"
+        self.output = self.path / "output"
         self.secrets = self.path / "secrets"
         self.git_cache = self.path / "git" / "cache"
         self.git_trusted = self.path / "git" / "trusted"

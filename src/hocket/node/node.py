@@ -3,45 +3,45 @@
 """
 
 import asyncio
-import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
-from contextlib import AbstractContextManager, ExitStack, asynccontextmanager, closing
-from functools import lru_cache
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, ExitStack, asynccontextmanager, closing
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Unpack, overload
 
 from hocket.bus import Subscription
-from hocket.bus.changes import ANYTHING, Changes, about
+from hocket.bus.changes import ANYTHING, Changes
 from hocket.bus.listener import Listener
 from hocket.bus.memory import MemoryBus
-from hocket.errors import Conflict, HocketError, Unreachable, Usage
+from hocket.errors import Failed, Unreachable, Usage
 from hocket.events import AllowanceIsRisky, Emit, ignore, sentences
-from hocket.kernel.ids import parse_ulid, ulid_text
 from hocket.kernel.policy import DEFAULT
-from hocket.kernel.reasons import Reason
 from hocket.kernel.roster import Job
-from hocket.kernel.subjects import JOB
 from hocket.log import Log, Transaction
 from hocket.log.committer import Committer
-from hocket.mesh.waiting import DELIVERS, Waiting
+from hocket.mesh.waiting import Waiting
 from hocket.node import handles
 from hocket.node.delivery import Delivery, waiting_of
-from hocket.node.handles import Handle, JobCancelled, JobFailed
+from hocket.node.embedded import Started, beside, on_a_thread
+from hocket.node.handles import Handle, SyncHandle
+from hocket.node.requests import Pairs, Step, accepted, drafts_of, id_of, kept, pairs_of
 from hocket.node.runtime import Runtime
 from hocket.node.signals import stopped_by_signals
 from hocket.store import Session
-from hocket.work import jobs
+from hocket.work import bulk, chains, jobs
 from hocket.work.arbiter import decided
 from hocket.work.blobs import Blobs
+from hocket.work.bulk import CANCEL, RETRY, BulkChange, Changed, Which
 from hocket.work.command import request
 from hocket.work.command.request import CommandRequest
 from hocket.work.command.secret_handover import HandOver
 from hocket.work.environment import Environment, MachineEnvironment
-from hocket.work.handlers import Handlers, JobType, encode_payload, kind
-from hocket.work.jobs import Draft, Offer, Result, Submitted
+from hocket.work.event_logging import logged
+from hocket.work.handler_processes import ProcessPlan, plan
+from hocket.work.handlers import Handlers, JobType, named_kind
+from hocket.work.jobs import Offer, Result, Submitted
 from hocket.work.maintenance import Maintenance
+from hocket.work.output_capture import catching
 from hocket.work.pending_decisions import Decision, decisions
 from hocket.work.run_outputs import RunServices
 from hocket.work.serving import Serving, serving
@@ -54,67 +54,15 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_LOG = logging.getLogger("hocket")
+WORKERS_OWN = "this node belongs to the worker, which closes it"
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 # A hint can be lost, so every waiter looks again after this long.
 LOOK_AGAIN_S = 2.0
 # The most queries that run at once.
 READ_THREADS = 4
-
-
-class Opening:
-    """The result of `open`: enter it with `async with` or with `with`."""
-
-    def __init__(self, home: Path | str | None) -> None:
-        self._home = home
-        self._async: Node | None = None
-        self._sync: SyncNode | None = None
-
-    async def __aenter__(self) -> "Node":
-        runtime = await asyncio.get_running_loop().run_in_executor(None, Runtime.open, self._home)
-        self._async = Node(runtime)
-        self._async.delivery = delivery(runtime)
-        return self._async
-
-    async def __aexit__(self, *_: object) -> None:
-        if self._async is not None:
-            await self._async.close()
-
-    def __enter__(self) -> "SyncNode":
-        runtime = Runtime.open(self._home)
-        self._sync = SyncNode(runtime, delivery(runtime))
-        return self._sync
-
-    def __exit__(self, *_: object) -> None:
-        if self._sync is not None:
-            self._sync.close()
-
-
-def init(home: Path | str | None = None, user_key: Path | None = None, *, strict: bool = False) -> None:
-    """Creates a home: the user's key, the node's key, and the user's root delegation to the node as the first op. With
-    a `user_key` from another home, this node belongs to the same user. Raises Conflict if the home exists. A `strict`
-    home keeps to Likewise v0.1: no node writes a Hocket extension op in its mesh.
-    """
-    Runtime.init(home, user_key, strict=strict).close()
-
-
-def open(home: Path | str | None = None) -> Opening:
-    """Opens the node of this home (default: $HOCKET_HOME, else ~/.hocket)."""
-    return Opening(home)
-
-
-def delivery(runtime: Runtime, warn: Callable[[str], None] = _LOG.warning) -> Delivery:
-    """What connects a program that only submits and waits with the other nodes."""
-
-    @asynccontextmanager
-    async def connected() -> "AsyncIterator[MeshServices]":
-        node = Node(runtime)
-        try:
-            yield node.services()
-        finally:
-            await node.finish()
-
-    return Delivery(runtime, connected, warn)
 
 
 @asynccontextmanager
@@ -128,29 +76,15 @@ async def _beside(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
         await asyncio.wait([task])
 
 
-def _drafts(pairs: Iterable[tuple[JobType | str, dict[str, Any]]]) -> list[Draft]:
-    return [(_named(job) if isinstance(job, str) else job).draft(payload) for job, payload in pairs]
+def _still_open(runtime: Runtime | None) -> Runtime:
+    if runtime is None:
+        raise Usage("this node is closed; open it again with hocket.open()")
+    return runtime
 
 
-# Building a job type takes a tenth of the time of a submit, not counting the commit.
-_named = lru_cache(maxsize=1_024)(kind)
-
-
-def _accepted(decision: Decision) -> Job:
-    if isinstance(decision, Reason):
-        raise Conflict(f"not accepted: {decision.sentence}")
-    return decision
-
-
-def _kept(error: Unreachable) -> Unreachable:
-    return Unreachable(f"{error}; the request is kept here, and {DELIVERS}")
-
-
-def _id(text: str) -> bytes:
-    try:
-        return parse_ulid(text)
-    except ValueError as error:
-        raise Usage(f"{text!r} is not a job id: {error}") from None
+def handler_processes(runtime: Runtime, count: int, handlers: Handlers) -> ProcessPlan:
+    """How a worker of this node runs these handlers in processes. Raises Usage if a process could not import them."""
+    return plan(count, "hocket.node.handler_process", runtime.home.path, handlers.served())
 
 
 class Node:
@@ -159,7 +93,7 @@ class Node:
     def __init__(
         self, runtime: Runtime, executor: Executor | None = None, environment: Environment | None = None
     ) -> None:
-        self.runtime = runtime
+        self._runtime: Runtime | None = runtime
         self.environment: Environment = environment or MachineEnvironment(runtime.home.processes, runtime.bus)
         self._executor = executor or ThreadPoolExecutor(1, "hocket-store")
         self._read_executor = executor or ThreadPoolExecutor(READ_THREADS, "hocket-read")
@@ -175,6 +109,10 @@ class Node:
         self._waiters = MemoryBus()
         self._services: MeshServices | None = None
 
+    @property
+    def runtime(self) -> Runtime:
+        return _still_open(self._runtime)
+
     async def finish(self) -> None:
         """Ends everything that this object started. The runtime stays open."""
         if self._services is not None:
@@ -187,44 +125,88 @@ class Node:
         self._mesh_executor.shutdown()
 
     async def close(self) -> None:
-        if self.delivery is not None:
-            await asyncio.get_running_loop().run_in_executor(None, self.delivery.close)
-        await self.finish()
-        self.runtime.close()
+        """Closes the node. A node that is closed already stays as it is."""
+        runtime, self._runtime = self._runtime, None
+        if runtime is not None:
+            if self.delivery is not None:
+                await asyncio.get_running_loop().run_in_executor(None, self.delivery.close)
+            await self.finish()
+            runtime.close()
 
-    def _wrote(self) -> None:
+    def wrote(self) -> None:
+        """Something is on the log that others must get."""
         if self.delivery is not None:
             self.delivery.wrote()
 
-    async def submit(self, job: JobType | str | CommandRequest, /, **payload: Any) -> Handle:
-        """Submits one job. The members of its payload are the handler's keyword arguments. A `command` has none."""
+    @overload
+    async def submit(self, job: JobType[P, R], /, *args: P.args, **payload: P.kwargs) -> Handle[R]: ...
+    @overload
+    async def submit(self, job: str | CommandRequest, /, **payload: Any) -> Handle[Any]: ...
+    async def submit(self, job: JobType[Any, Any] | str | CommandRequest, /, *args: Any, **payload: Any) -> Handle[Any]:
+        """Submits one job. The members of its payload are the handler's arguments. A `command` has none."""
         if not isinstance(job, JobType | str):
             blobs, secrets = self.runtime.blobs, self.runtime.secrets
             packed = await self.call(lambda: request.pack(job, blobs))
             job_id = await self.run(lambda tx: request.submit(tx, blobs, secrets, packed))
-            self._wrote()
+            self.wrote()
             return Handle(self, job_id, created=True)
-        job_type = _named(job) if isinstance(job, str) else job
+        job_type, log = named_kind(job), self.runtime.log
+        draft = job_type.draft(payload, args)
         if job_type.policy is not DEFAULT:
-            return (await self.submit_many([(job, payload)]))[0]
+            return (await self._submit([job_type], lambda tx: jobs.submit(tx, [draft])))[0]
         # The job has no special options, so it takes the fast path, unless other submits wait to share a commit.
-        log, draft = self.runtime.log, job_type.draft(payload)
+        request: Callable[[Transaction], bytes] = lambda tx: jobs.submit(tx, [draft])[0].job_id  # noqa: E731
         made = await self._committer.run(
-            lambda tx: jobs.submit(tx, [draft])[0].job_id, alone=lambda: log.append_plain(draft.kind, draft.payload)
+            request, alone=lambda: log.append_plain(draft.kind, draft.payload) or log.run(request)
         )
-        self._wrote()
-        return Handle(self, made, created=True)
+        self.wrote()
+        return Handle(self, made, created=True, signature=job_type.signature)
 
-    async def submit_many(self, pairs: Iterable[tuple[JobType | str, dict[str, Any]]]) -> list[Handle]:
+    async def submit_many(self, pairs: Pairs) -> list[Handle]:
         """Submits many jobs in one transaction: all or none."""
-        drafts = _drafts(pairs)
-        made: list[Submitted] = await self.run(lambda tx: jobs.submit(tx, drafts))
-        self._wrote()
-        return [Handle(self, each.job_id, each.created) for each in made]
+        types, drafts = drafts_of(pairs)
+        return await self._submit(types, lambda tx: jobs.submit(tx, drafts))
+
+    async def chain(self, *steps: Step) -> list[Handle]:
+        """Submits jobs that run one after the other, each when the one before it has succeeded: all or none. A step is
+        a job with its payload, or without one; `ctx.results` has the result of the step before.
+        """
+        types, drafts = drafts_of(pairs_of(steps))
+        return await self._submit(types, lambda tx: chains.submit(tx, drafts))
+
+    async def _submit(self, types: list[JobType], request: Callable[[Transaction], list[Submitted]]) -> list[Handle]:
+        made = await self.run(request)
+        self.wrote()
+        return [Handle(self, *each, type.signature) for type, each in zip(types, made, strict=True)]
+
+    async def gather(self, *waited: Handle[R], timeout: float | None = None) -> list[R]:
+        """Waits for all of the jobs and returns their results in this order. Raises JobFailed or JobCancelled when one
+        of them ends so, and TimeoutError.
+        """
+        found = await handles.results(self, [each._id for each in waited], timeout)
+        return [handles.typed(each._signature, each._id, value) for each, value in zip(waited, found, strict=True)]
 
     def job(self, job_id: str) -> Handle:
         """A handle on an existing job, by its full id."""
-        return Handle(self, _id(job_id), created=False)
+        return Handle(self, id_of(job_id), created=False)
+
+    async def cancel_many(self, **which: Unpack[Which]) -> Changed:
+        """Cancels every job of a `kind` (`acme.` means all kinds below it), in a `state` (`waiting` or `running`; both
+        if not given), submitted longer ago than `older_than`. Each transaction writes a bounded number of jobs.
+        """
+        return await self._change(CANCEL, **which)
+
+    async def retry_many(self, **which: Unpack[Which]) -> Changed:
+        """The same for a retry. The state is `failed`, if not given, or `cancelled`."""
+        return await self._change(RETRY, **which)
+
+    async def _change(self, change: BulkChange, **which: Unpack[Which]) -> Changed:
+        try:
+            return await bulk.change_which(self, change, **which)
+        except Unreachable as error:
+            raise kept(error) from error
+        finally:
+            self.wrote()
 
     @property
     def log(self) -> Log:
@@ -247,7 +229,13 @@ class Node:
                 raise Usage(f"talking to other nodes needs {error.name}; install hocket[server]") from None
             home = self.runtime.home
             self._services = MeshServices(
-                self, home.node_key(), self.environment, home.processes, emit, self.runtime.blobs
+                self,
+                home.node_key(),
+                self.environment,
+                home.processes,
+                emit,
+                self.runtime.blobs,
+                self.runtime.output,
             )
         return self._services
 
@@ -281,10 +269,17 @@ class Node:
             self.reach = None
 
     def kit(self, kind: str) -> RunServices:
-        return self.runtime.kit(kind, self.environment.monotonic)
+        loop = asyncio.get_running_loop()
+
+        def node(is_async: bool) -> Node | SyncNode:
+            executor = self._mesh_executor
+            return AsyncHandlerNode(self, executor, loop) if is_async else PlainHandlerNode(self.runtime, executor)
+
+        return self.runtime.kit(kind, self.environment.monotonic)._replace(node=node)
 
     async def run(self, request: Callable[[Transaction], T]) -> T:
         """Runs a request in a transaction of the log, together with other waiting requests."""
+        _still_open(self._runtime)
         return await self._committer.run(request)
 
     async def read(self, query: Callable[[Session], T]) -> T:
@@ -305,9 +300,9 @@ class Node:
         try:
             (decision,) = await decided(self, lambda tx: [request(tx)])
         except Unreachable as error:
-            raise _kept(error) from error
-        self._wrote()
-        return _accepted(decision)
+            raise kept(error) from error
+        self.wrote()
+        return accepted(decision)
 
     async def waiting(self, job_id: bytes, here: Sequence[Serving] = ()) -> Waiting | None:
         """What a job waits for, as far as this node knows. `here` are workers that others are not told about."""
@@ -327,42 +322,70 @@ class Node:
         allow: Iterable[str] | None = None,
         allow_any: bool = False,
         allow_env: Iterable[str] = (),
+        processes: int | None = None,
         events: Emit = ignore,
         notice: Callable[[str], None] | None = None,
+        signals: bool = True,
+        started: Started = lambda worker: None,
         **options: Any,
     ) -> Worker:
-        """Runs a worker in this process until SIGTERM or SIGINT; a second signal stops it at once. With `allow` or
-        `allow_any` it also runs commands: this node's own, and those of other nodes that match a pattern and set only
-        variables in `allow_env`.
+        """Runs a worker in this process until SIGTERM or SIGINT; a second signal stops it at once. With `signals=False`
+        it leaves the signals to the program. If the task that runs it is cancelled, it hands its jobs back. With
+        `allow` or `allow_any` it also runs commands: this node's own, and those of other nodes that match a pattern
+        and set only variables in `allow_env`.
+
+        With `processes` the handlers run in that many processes, which import the handlers' modules; a handler that
+        does not stop at its timeout is killed with its process.
 
         Options: `concurrency` (how many jobs run at once, 4), `until_idle` (return when no job is left), `grace`
         (seconds that handlers may run after the first signal, 10), `ahead` (how many jobs it claims beyond the running
-        ones; by default up to 32 in all), `finished` (called with each run and its outcome).
+        ones; by default up to 32 in all), `labels` (what jobs may need, like "gpu=a100"), `finished` (called with each
+        run and its outcome), `started` (called with the worker when it begins; its `stop` does what a signal does).
 
         `events` is called with every event, `notice` with a sentence about each event that is not routine. Both are
-        called in the event loop's thread or in one that talks to other nodes, and must not block.
+        called in the event loop's thread or in one that talks to other nodes, and must not block. Events also go to the
+        logger `hocket`. What handlers print and log is kept for `hocket logs`.
+
+        Raises Failed if as many handlers are stuck as there are slots: then only a new process helps.
         """
         served = handlers if isinstance(handlers, Handlers) else Handlers(handlers)
+        if processes is not None:
+            options = (
+                {"concurrency": processes} | options | {"processes": handler_processes(self.runtime, processes, served)}
+            )
         commands = None
         with ExitStack() as stack:
             if allow is not None or allow_any:
                 commands = self.runtime.commands(SyncNode(self.runtime).fetch, allow or (), allow_any, allow_env)
                 stack.callback(commands.close)
                 served = served.plus(commands.job_type())
-            emit = events if notice is None else sentences(notice, also=events)
+            emit = logged(events if notice is None else sentences(notice, also=events))
             told = serving(served.topics(), None if commands is None else commands.allowance)
             chosen = WorkerOptions(served, emit=emit, serving=told, **options)
             if commands is not None:
                 for warning in commands.allowance.warnings():
                     emit(AllowanceIsRisky(warning))
             worker = Worker(self, self.environment, chosen)
-            stack.enter_context(stopped_by_signals(worker.stop))
+            if signals:
+                stack.enter_context(stopped_by_signals(worker.stop))
+            stack.enter_context(catching())
             async with self.in_touch(emit):
+                started(worker)
                 await worker.run()
+        if worker.is_spent:
+            raise Failed("every slot has a handler that does not end; only a new process is rid of them, so restart it")
         return worker
+
+    def working(self, handlers: Handlers | Iterable[JobType], **options: Any) -> AbstractAsyncContextManager[Worker]:
+        """Runs a worker beside an `async with` block. At its end the worker stops, as after a first signal; if the
+        block is cancelled, it hands its jobs back at once. Signals stay the program's; the other options are those of
+        `work`.
+        """
+        return beside(lambda started: self.work(handlers, signals=False, started=started, **options))
 
     def listen(self, topics: Changes) -> Listener:
         """Listens for every change of this node that matches the topics, from now on."""
+        _still_open(self._runtime)
         if self._hints is None:
             self._hints = self.environment.bus.subscribe(ANYTHING)
             self._hints.attach(asyncio.get_running_loop(), self._waiters.publish)
@@ -383,124 +406,123 @@ class Node:
                     await changes.wait(LOOK_AGAIN_S)
 
 
-class SyncHandle:
-    """A submitted job. `created` is False if a unique key led to an existing job."""
-
-    __slots__ = ("_id", "_node", "created")
-
-    def __init__(self, node: "SyncNode", job_id: bytes, created: bool) -> None:
-        self._node = node
-        self._id = job_id
-        self.created = created
-
-    @property
-    def job_id(self) -> str:
-        return ulid_text(self._id)
-
-    def status(self) -> dict[str, Any]:
-        """The current state of the job."""
-        runtime = self._node.runtime
-        waiting = waiting_of(runtime, self._id)
-        return runtime.show(self.job_id) | {"waits_for": None if waiting is None else waiting.sentence}
-
-    def result(self, timeout: float | None = None) -> Any:
-        """Waits for the job and returns its result. Raises JobFailed, JobCancelled or TimeoutError."""
-        try:
-            return self._node.until(lambda session: handles.ending_of(session, self._id), timeout, about(JOB, self._id))
-        except TimeoutError as error:
-            waiting = waiting_of(self._node.runtime, self._id, is_connected=True)
-            raise handles.overdue(error, self._id, timeout, waiting) from None
-
-    def proof(self) -> bytes:
-        """The proof of a command, in the format that `hocket proof verify` reads. Raises Failed if there is none."""
-        runtime = self._node.runtime
-        with runtime.read() as session:
-            return handles.proof_of(session, runtime.blobs, self._id)
-
-    def cancel(self, reason: str = "cancelled by its submitter") -> None:
-        """Cancels the job, pending or running. Raises Conflict if it is completed."""
-        self._node.decide(lambda tx: jobs.cancel(tx, self._id, reason))
-
-    def retry(self, reason: str = "retried by its submitter") -> None:
-        """Retries a failed or cancelled job."""
-        self._node.decide(lambda tx: jobs.retry(tx, self._id, reason))
-
-    def events(self) -> Iterator[dict[str, Any]]:
-        """Yields the job's ops from the first on, each as it arrives, until the job ends."""
-        seen, ended = 0, False
-
-        def look(session: Session) -> tuple[bool, tuple[list[dict[str, Any]], bool]]:
-            lines, ended = handles.news_of(session, self._id, seen)
-            return bool(lines) or ended, (lines, ended)
-
-        while not ended:
-            lines, ended = self._node.until(look, None, about(JOB, self._id))
-            for line in lines:
-                seen = line["seq"]
-                yield line
-
-
 class SyncNode:
     """The synchronous API, for scripts. Safe to use from several threads."""
 
     def __init__(self, runtime: Runtime, delivery: Delivery | None = None) -> None:
-        self.runtime = runtime
+        self._runtime: Runtime | None = runtime
         self._delivery = delivery
 
-    def close(self) -> None:
-        if self._delivery is not None:
-            self._delivery.close()
-        self.runtime.close()
+    @property
+    def runtime(self) -> Runtime:
+        return _still_open(self._runtime)
 
-    def _wrote(self) -> None:
+    def close(self) -> None:
+        """Closes the node. A node that is closed already stays as it is."""
+        runtime, self._runtime = self._runtime, None
+        if runtime is not None:
+            if self._delivery is not None:
+                self._delivery.close()
+            runtime.close()
+
+    def wrote(self) -> None:
+        """Something is on the log that others must get."""
         if self._delivery is not None:
             self._delivery.wrote()
 
-    def submit(self, job: JobType | str | CommandRequest, /, **payload: Any) -> SyncHandle:
-        """Submits one job. The members of its payload are the handler's keyword arguments. A `command` has none."""
-        if not isinstance(job, JobType | str):
-            packed = request.pack(job, self.runtime.blobs)
-            runtime = self.runtime
-            job_id = runtime.log.run(lambda tx: request.submit(tx, runtime.blobs, runtime.secrets, packed))
-            self._wrote()
-            return SyncHandle(self, job_id, True)
-        job_type = _named(job) if isinstance(job, str) else job
-        if job_type.policy is DEFAULT:
-            # The job has no special options, so it takes the fast path.
-            encoded = encode_payload(job_type.kind, payload)
-            job_id, created = self.runtime.log.append_plain(job_type.kind, encoded), True
-        else:
-            job_id, created = self.runtime.submit([job_type.draft(payload)])[0]
-        self._wrote()
-        return SyncHandle(self, job_id, created)
+    def call(self, work: Callable[[], T]) -> T:
+        """Runs a function that touches the store."""
+        return work()
 
-    def submit_many(self, pairs: Iterable[tuple[JobType | str, dict[str, Any]]]) -> list[SyncHandle]:
+    @overload
+    def submit(self, job: JobType[P, R], /, *args: P.args, **payload: P.kwargs) -> SyncHandle[R]: ...
+    @overload
+    def submit(self, job: str | CommandRequest, /, **payload: Any) -> SyncHandle[Any]: ...
+    def submit(self, job: JobType[Any, Any] | str | CommandRequest, /, *args: Any, **payload: Any) -> SyncHandle[Any]:
+        """Submits one job. The members of its payload are the handler's arguments. A `command` has none."""
+        runtime = self.runtime
+        if not isinstance(job, JobType | str):
+            packed = request.pack(job, runtime.blobs)
+            submit = lambda tx: request.submit(tx, runtime.blobs, runtime.secrets, packed)  # noqa: E731
+            job_id = self.call(lambda: runtime.log.run(submit))
+            self.wrote()
+            return SyncHandle(self, job_id, True)
+        job_type = named_kind(job)
+        draft = job_type.draft(payload, args)
+        if job_type.policy is DEFAULT:
+            # The job has no special options, so it takes the fast path, unless its kind has some.
+            plain = self.call(lambda: runtime.log.append_plain(draft.kind, draft.payload))
+            if plain is not None:
+                self.wrote()
+                return SyncHandle(self, plain, True, job_type.signature)
+        return self._submit([job_type], lambda tx: jobs.submit(tx, [draft]))[0]
+
+    def submit_many(self, pairs: Pairs) -> list[SyncHandle]:
         """Submits many jobs in one transaction: all or none."""
-        made = self.runtime.submit(_drafts(pairs))
-        self._wrote()
-        return [SyncHandle(self, each.job_id, each.created) for each in made]
+        types, drafts = drafts_of(pairs)
+        return self._submit(types, lambda tx: jobs.submit(tx, drafts))
+
+    def chain(self, *steps: Step) -> list[SyncHandle]:
+        """Submits jobs that run one after the other, each when the one before it has succeeded: all or none. A step is
+        a job with its payload, or without one; `ctx.results` has the result of the step before.
+        """
+        types, drafts = drafts_of(pairs_of(steps))
+        return self._submit(types, lambda tx: chains.submit(tx, drafts))
+
+    def _submit(self, types: list[JobType], request: Callable[[Transaction], list[Submitted]]) -> list[SyncHandle]:
+        log = self.runtime.log
+        made = self.call(lambda: log.run(request))
+        self.wrote()
+        return [SyncHandle(self, *each, type.signature) for type, each in zip(types, made, strict=True)]
+
+    def gather(self, *waited: SyncHandle[R], timeout: float | None = None) -> list[R]:
+        """Waits for all of the jobs and returns their results in this order. Raises JobFailed or JobCancelled when one
+        of them ends so, and TimeoutError.
+        """
+        found = handles.sync_results(self, [each._id for each in waited], timeout)
+        return [handles.typed(each._signature, each._id, value) for each, value in zip(waited, found, strict=True)]
 
     def job(self, job_id: str) -> SyncHandle:
         """A handle on an existing job, by its full id."""
-        return SyncHandle(self, _id(job_id), created=False)
+        return SyncHandle(self, id_of(job_id), created=False)
+
+    def cancel_many(self, **which: Unpack[Which]) -> Changed:
+        """Cancels every job that matches, as `Node.cancel_many` does."""
+        return self._change(lambda node: node.cancel_many(**which))
+
+    def retry_many(self, **which: Unpack[Which]) -> Changed:
+        """Retries every job that matches, as `Node.retry_many` does."""
+        return self._change(lambda node: node.retry_many(**which))
+
+    def _change(self, act: Callable[[Node], Awaitable[Changed]]) -> Changed:
+        try:
+            return self._with_node(act)
+        finally:
+            self.wrote()
 
     def work(self, handlers: Handlers | Iterable[JobType], **options: Any) -> Worker:
         """Runs a worker in this thread until a signal stops it. The options are those of `Node.work`."""
-
         return self._with_node(lambda node: node.work(handlers, **options))
+
+    def working(self, handlers: Handlers | Iterable[JobType], **options: Any) -> AbstractContextManager[Worker]:
+        """Runs a worker on a thread of its own beside a `with` block. At its end the worker stops, as after a first
+        signal. The options are those of `Node.work`.
+        """
+        return on_a_thread(lambda started: self.work(handlers, signals=False, started=started, **options))
 
     def decide(self, request: Callable[[Transaction], Result]) -> Job:
         """The job after a request on it was decided. Raises Conflict if the request was not accepted."""
-        result = self.runtime.log.run(request)
+        log = self.runtime.log
+        result = self.call(lambda: log.run(request))
         if isinstance(result, Offer):
             offer = result
             try:
-                (result,) = self._with_node(lambda node: node.consult([offer]))
+                (result,) = self.call(lambda: self._with_node(lambda node: node.consult([offer])))
             except Unreachable as error:
-                raise _kept(error) from error
+                raise kept(error) from error
         else:
-            self._wrote()
-        return _accepted(result)
+            self.wrote()
+        return accepted(result)
 
     def fetch(self, hash: bytes, size: int) -> bytes | None:
         """Fetches a blob from another node; None if this node knows no other. Uses a runtime of its own, because the
@@ -531,10 +553,14 @@ class SyncNode:
         if self._delivery is not None:
             self._delivery.start()
         deadline = None if timeout is None else time.monotonic() + timeout
+
+        def read() -> tuple[bool, T]:
+            with self.runtime.read() as session:
+                return look(session)
+
         with closing(self.runtime.bus.subscribe(topics)) as changes:
             while True:
-                with self.runtime.read() as session:
-                    found, value = look(session)
+                found, value = self.call(read)
                 if found:
                     return value
                 left = LOOK_AGAIN_S if deadline is None else min(LOOK_AGAIN_S, deadline - time.monotonic())
@@ -543,4 +569,42 @@ class SyncNode:
                 changes.wait(left)
 
 
-__all__ = ["Handle", "HocketError", "JobCancelled", "JobFailed", "Node", "SyncHandle", "SyncNode", "init", "open"]
+# `ctx.node`: the worker's own node, for its handlers. They run on other threads than the worker, and one that is
+# stopped gets an exception at any point. So all work on the store is done on threads that no exception reaches.
+
+
+class PlainHandlerNode(SyncNode):
+    """The worker's node for a plain handler."""
+
+    def __init__(self, runtime: Runtime, executor: Executor) -> None:
+        super().__init__(runtime)
+        self._executor = executor
+
+    def call(self, work: Callable[[], T]) -> T:
+        return self._executor.submit(work).result()
+
+    def close(self) -> None:
+        raise Usage(WORKERS_OWN)
+
+
+class AsyncHandlerNode(Node):
+    """The worker's node for a coroutine. All waiting is done on `loop`, the event loop of the worker's node."""
+
+    def __init__(self, node: Node, executor: Executor, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(node.runtime, executor, node.environment)
+        self._worker_node = node
+        self._loop = loop
+
+    async def consult(self, offers: Sequence[Offer]) -> list[Decision]:
+        return await self._there(self._worker_node.consult(offers))
+
+    async def until(
+        self, look: Callable[[], Awaitable[tuple[bool, T]]], timeout: float | None, topics: Changes = ANYTHING
+    ) -> T:
+        return await self._there(self._worker_node.until(look, timeout, topics))
+
+    async def close(self) -> None:
+        raise Usage(WORKERS_OWN)
+
+    async def _there(self, work: Coroutine[Any, Any, T]) -> T:
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))

@@ -31,6 +31,7 @@ from hocket.work.blobs import Blobs
 from hocket.work.command.secrets import Secrets
 from hocket.work.jobs import Draft, Submitted
 from hocket.work.liveness import Liveness, WorkerState, machine_liveness, standing
+from hocket.work.output_files import OutputFiles
 from hocket.work.run_outputs import RunServices
 
 if TYPE_CHECKING:
@@ -66,6 +67,7 @@ class Runtime:
         self.store = store
         self.bus = Pipes(home.processes)
         self.blobs = Blobs(home.blobs)
+        self.output = OutputFiles(home.output)
         self.secrets = Secrets(home.secrets)
         self._helpers = helpers
         self._wall = wall or SteadyWall()
@@ -270,7 +272,14 @@ class Runtime:
             permissions = self.log.permissions_reader.latest
             return permissions is None or permissions.authority.audited(self.log.node, self.log.reading().wall, kind)
 
-        return RunServices(self.blobs, self.log.reading, self.log.new_id, monotonic, audited)
+        def read(query: Callable[[Session], Any]) -> Any:
+            def run() -> Any:
+                with self.read() as session:
+                    return query(session)
+
+            return run() if self._helpers is None else self._helpers.submit(run).result()
+
+        return RunServices(self.blobs, self.log.reading, self.log.new_id, monotonic, audited, read, output=self.output)
 
     def commands(
         self, fetch: "Fetch", allow: Iterable[str] = (), allow_any: bool = False, allow_env: Iterable[str] = ()
@@ -284,7 +293,7 @@ class Runtime:
         allowance = configured(self.home.configuration).extended(allow, allow_any, allow_env)
         physical = lambda: time.time_ns() // 1_000_000  # noqa: E731
         key, runs = self.home.node_key(), self.home.runs
-        premises = Premises(key, self.log.node, runs, self.secrets, self.blobs, self.read, fetch, physical)
+        premises = Premises(key, self.log.node, runs, self.secrets, self.blobs, self.read, fetch, physical, self.output)
         return Commands(premises, allowance)
 
 

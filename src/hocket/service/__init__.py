@@ -66,7 +66,7 @@ class Service:
     @cached_property
     def delivery(self) -> "Delivery":
         """Connects this process with other nodes while no other process of the node does."""
-        from hocket.node.node import delivery
+        from hocket.node.opening import delivery
 
         return delivery(self.runtime, self._warn)
 

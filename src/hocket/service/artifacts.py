@@ -95,13 +95,13 @@ def content(service: Service, prefix: str) -> ArtifactContent:
     return ArtifactContent(ulid_text(found.id), data)
 
 
-def put(service: Service, file: Path, type: str, ttl: str | None) -> ArtifactKept:
-    """Stores a file as an artifact that belongs to no job."""
+def put(service: Service, content: bytes | Path, type: str, ttl: str | float | None) -> ArtifactKept:
+    """Stores bytes or a file as an artifact that belongs to no job."""
     service.check_writer()
     check_type(type)
     ttl_ms = check_ttl(ttl)
     blobs = service.runtime.blobs
-    kept = contain(blobs, file)
+    kept = contain(blobs, content)
     artifact_id = service.runtime.log.run(lambda tx: artifacts.put(tx, blobs, type, kept, ttl_ms))
     return ArtifactKept(ulid_text(artifact_id), hash_text(kept.hash), kept.size)
 

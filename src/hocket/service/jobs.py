@@ -26,6 +26,8 @@ REASON_CHARS_MAX = 500
 LIMIT_MAX = 100_000
 # A watch says what the newest pending jobs wait for, up to so many.
 EXPLAINED_MAX = 50
+# How many jobs a count reads at once.
+COUNT_STEP = 1_000
 
 
 class StateName(StrEnum):
@@ -135,6 +137,21 @@ def _select(session: Session, wanted: JobQuery, limit: int) -> list[JobEntry]:
     outcome = None if wanted.outcome is None else Outcome[wanted.outcome.upper()]
     before = None if wanted.before is None else _id(wanted.before)
     return session.jobs(JobFilter(STAGES[wanted.state], outcome, wanted.kind, before), limit)
+
+
+def count(service: Service, wanted: JobQuery) -> int:
+    """How many jobs match, whatever the limit."""
+    with service.read() as session:
+        if wanted.kind is None and wanted.before is None:
+            stages = STAGES[wanted.state] or tuple(Stage)
+            outcome = None if wanted.outcome is None else Outcome[wanted.outcome.upper()]
+            counts = session.counts().items()
+            return sum(n for (stage, ended), n in counts if stage in stages and outcome in (None, ended))
+        found = 0
+        while entries := _select(session, wanted, COUNT_STEP):
+            found += len(entries)
+            wanted = msgspec.structs.replace(wanted, before=ulid_text(entries[-1].job.id))
+        return found
 
 
 def _id(text: str) -> bytes:

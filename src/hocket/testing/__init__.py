@@ -11,8 +11,8 @@ The same with `async with` and `await`. The same seed gives the same results, do
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from concurrent.futures import Executor, Future
+from collections.abc import Awaitable, Callable, Coroutine
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from hocket.bus.changes import ANYTHING, Changes
@@ -49,7 +49,7 @@ class MemorySyncNode(SyncNode):
         """Runs every job that one of the types (default: all registered ones) can run, one after the other."""
         ran: list[Ran] = []
         for run in self._bench.runs(types, limit, ran):
-            asyncio.run(run.execute_async()) if run.job_type.is_async else run.execute()
+            _run_to_its_end(run.execute_async()) if run.job_type.is_async else run.execute()
         return ran
 
     def until(
@@ -63,6 +63,17 @@ class MemorySyncNode(SyncNode):
             if wait is not None:
                 wait()
         raise TimeoutError(STUCK)
+
+
+def _run_to_its_end(work: Coroutine[Any, Any, None]) -> None:
+    """Runs a coroutine, also inside a plain handler that itself runs on an event loop: then on a thread meanwhile."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        asyncio.run(work)
+    else:
+        with ThreadPoolExecutor(1) as thread:
+            thread.submit(asyncio.run, work).result()
 
 
 class MemoryNode(Node):
@@ -101,6 +112,11 @@ class MemoryNode(Node):
                     await asyncio.sleep(0)
 
 
+class _NodeBench(Bench):
+    def handler_node(self, is_async: bool) -> MemoryNode | MemorySyncNode:
+        return MemoryNode(self) if is_async else MemorySyncNode(self)
+
+
 class MemoryOpening:
     """The result of `node`: enter it with `async with` or with `with`."""
 
@@ -110,7 +126,7 @@ class MemoryOpening:
         self._node: MemoryNode | None = None
 
     def __enter__(self) -> MemorySyncNode:
-        self._bench = Bench(self._seed, self._at)
+        self._bench = _NodeBench(self._seed, self._at)
         return MemorySyncNode(self._bench)
 
     def __exit__(self, *_: object) -> None:
@@ -118,7 +134,7 @@ class MemoryOpening:
             self._bench.close()
 
     async def __aenter__(self) -> MemoryNode:
-        self._node = MemoryNode(Bench(self._seed, self._at))
+        self._node = MemoryNode(_NodeBench(self._seed, self._at))
         return self._node
 
     async def __aexit__(self, *_: object) -> None:

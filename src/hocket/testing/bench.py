@@ -5,7 +5,7 @@ whatever can run. The nodes for tests are built on it.
 import random
 from collections.abc import Iterable, Iterator
 from tempfile import TemporaryDirectory
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from hocket.errors import Conflict
 from hocket.kernel.ids import ulid_text
@@ -77,6 +77,10 @@ class Bench(Runtime):
         super().__init__(self._in_memory, store, None, wall=self.clock, randomness=chance.randbytes)
         self.log.run(self.introduce)
 
+    def handler_node(self, is_async: bool) -> Any:
+        """The node that a handler gets."""
+        raise NotImplementedError
+
     def close(self) -> None:
         super().close()
         self._in_memory.directory.cleanup()
@@ -90,7 +94,7 @@ class Bench(Runtime):
                 raise Conflict(f"{limit} runs without an end; check whether a job submits itself again")
             run.begin(self.clock.now)
             yield run
-            run.ended_at = self.clock.now
+            run.end(self.clock.now)
             outcome = self.log.run(lambda tx, run=run: settle(tx, run))  # type: ignore[misc]
             error = outcome.sentence if isinstance(outcome, Reason) else run.error
             ran.append(Ran(ulid_text(run.job.id), run.job.kind, run.job.fence, error))
@@ -111,4 +115,5 @@ class Bench(Runtime):
         claim = claims.taken[0]
         job_type = handlers.find(claim.job.kind)
         assert job_type is not None
-        return Run(claim, job_type, job_type.lease_ms, 0.0, self.kit(claim.job.kind, lambda: self.clock.now))
+        kit = self.kit(claim.job.kind, lambda: self.clock.now)._replace(node=self.handler_node)
+        return Run(claim, job_type, job_type.lease_ms, self.clock.now, kit)

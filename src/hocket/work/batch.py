@@ -32,6 +32,7 @@ class Batch(NamedTuple):
     spare: Sequence[Held] = ()
     renewals: Sequence[Run] = ()
     notes: Sequence[tuple[Run, bytes]] = ()
+    checkpoints: Sequence[tuple[Run, bytes]] = ()
     doubtful: Sequence[Run] = ()
     closed: Sequence[bytes] = ()
     wanted: int = 0
@@ -46,6 +47,7 @@ class Batch(NamedTuple):
             or self.spare
             or self.renewals
             or self.notes
+            or self.checkpoints
             or self.doubtful
             or self.closed
             or self.wanted
@@ -78,8 +80,11 @@ class BatchResult(NamedTuple):
 class BatchRunner:
     """Runs the turns of one worker. `until_idle` is whether the worker needs to know that nothing is left to do."""
 
-    def __init__(self, handlers: Handlers, until_idle: bool, troubles: Troubles) -> None:
+    def __init__(
+        self, handlers: Handlers, until_idle: bool, troubles: Troubles, labels: frozenset[str] = frozenset()
+    ) -> None:
         self._handlers = handlers
+        self._labels = labels
         self._until_idle = until_idle
         self._troubles = troubles
 
@@ -96,6 +101,8 @@ class BatchRunner:
         renewed: list[Result | None] = [jobs.renew(tx, run.held, run.lease_ms) for run in turn.renewals]
         for run, note in turn.notes:
             jobs.report(tx, run.held, note)
+        for run, state in turn.checkpoints:
+            jobs.checkpoint(tx, run.held, state)
         lost = [run for run in turn.doubtful if not _holds(tx, run)]
         for op_id in turn.closed:
             tx.session.drop_offer(op_id)
@@ -136,6 +143,7 @@ class BatchRunner:
         spare = await each((held, Batch(spare=[held])) for held in turn.spare)
         renewals = await each((run.job, Batch(renewals=[run])) for run in turn.renewals)
         await each((run.job, Batch(notes=[(run, note)])) for run, note in turn.notes)
+        await each((run.job, Batch(checkpoints=[(run, state)])) for run, state in turn.checkpoints)
         doubtful = await each((run.job, Batch(doubtful=[run])) for run in turn.doubtful)
         await alone(Batch(closed=turn.closed), "closed", "forgetting offers that are decided")
         parts = [*ended, *unstarted, *spare, *renewals, *doubtful]
@@ -165,6 +173,8 @@ class BatchRunner:
             if job.policy.schedule_op is not None and cron.is_tick(tx.session, job) is False:
                 self._troubles.tell(job.id, JobSkipped(ulid_text(job.id), "not a tick by this machine's timezones"))
                 return False
+            if not self._handlers.fits(job, self._labels):
+                return False
             kind = job.kind
             return self._handlers.takes_all(kind) or self._handlers.wants(tx.session, kind, schedule)
         return False
@@ -174,12 +184,18 @@ class BatchRunner:
         if tx.unsettled or tx.is_uninformed:
             return False
         served = [kind for kind in tx.session.busy_kinds() if self._handlers.find(kind) is not None]
-        return not any(self._handlers.takes_all(kind) or self._is_wanted(tx, kind) for kind in served)
+        return not any(self._is_wanted(tx, kind) for kind in served)
 
     def _is_wanted(self, tx: Transaction, kind: str) -> bool:
-        """For a kind of which this worker does not take every job: whether there is one that it would take."""
-        busy = tx.session.busy(kind, jobs.LOOKED_AT_MAX)
-        return any(self._wants(tx, entry.job, tx.body(entry.job.schedule_op)) for entry in busy)
+        """Whether there is a job of this kind that this worker would take, or that may come back from another."""
+        if self._handlers.takes_all(kind) and tx.session.claimed_count(kind):
+            return True
+        # Usually the first one is wanted, and the others need not be read.
+        for limit in (1, jobs.LOOKED_AT_MAX):
+            busy = tx.session.busy(kind, limit)
+            if any(self._wants(tx, entry.job, tx.body(entry.job.schedule_op)) for entry in busy):
+                return True
+        return False
 
 
 def settle(tx: Transaction, run: Run) -> Result:
@@ -191,11 +207,16 @@ def settle(tx: Transaction, run: Run) -> Result:
         made = run.products.write(tx, not is_stopped and run.error is None, is_stopped)
     if isinstance(made, Reason):
         run.error, made = f"the handler's outputs would not count: {made.sentence}", NOTHING
-    if run.stopped:
+    is_returned = run.stopped and not run.timed_out
+    if run.checkpoint is not None and (is_returned or run.error is not None):
+        jobs.checkpoint(tx, run.held, run.checkpoint)
+    if is_returned:
         return jobs.hand_back(tx, run.held, "the worker stopped it")
     if run.error is None:
         return jobs.complete(tx, run.held, run.result, int((run.ended_at - run.started_at) * 1000), made)
-    retry = run.job.policy.retries is not None or run.job.failures < run.job_type.retries
+    if run.later_ms is not None:
+        return jobs.postpone(tx, run.held, run.later_ms, run.error)
+    retry = run.may_retry and (run.job.policy.retries is not None or run.job.failures < run.job_type.retries)
     return jobs.fail(tx, run.held, run.error, run.traceback, retry)
 
 

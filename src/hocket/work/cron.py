@@ -12,6 +12,7 @@ from cronsim import CronSim, CronSimError
 
 from hocket.errors import NotAuthorised, Usage
 from hocket.kernel.ids import node_text, ulid_ms
+from hocket.kernel.kinds import with_defaults
 from hocket.kernel.ops import decode
 from hocket.kernel.policy import decode_policy, encode_policy
 from hocket.kernel.reasons import Reason
@@ -61,7 +62,8 @@ def add(tx: Transaction, plan: NewSchedule) -> None:
     if before is not None and before.kind != draft.kind:
         # A node that may only read jobs of the old kind does not receive the new schedule, but receives this.
         _must(tx, ClearSchedule(plan.name), before)
-    policy = encode_policy(draft.policy)
+    # A tick must be exactly what its schedule says, so the schedule takes the options of the kind.
+    policy = encode_policy(with_defaults(draft.policy, draft.said, tx.projection.defaults(draft.kind)))
     _must(tx, SetSchedule(plan.name, plan.cron, plan.timezone, draft.kind, draft.payload, policy), before)
 
 

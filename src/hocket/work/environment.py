@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import Protocol
 
 from hocket.bus import Bus
+from hocket.work.handler_processes import HandlerProcesses, ProcessPlan
+from hocket.work.handler_threads import HandlerThreads
 from hocket.work.liveness import Liveness, machine_liveness
-from hocket.work.runner import Run, Runner
+from hocket.work.runner import Run
 
 
 class Closing(Protocol):
@@ -38,8 +40,8 @@ class Environment(Protocol):
     def name(self, role: str) -> str:
         """A name that no other process of this node has, or ever had."""
 
-    def slots(self, count: int, finished: Callable[[Run], None]) -> Runner:
-        """The slots that run handlers, `count` at once."""
+    def slots(self, count: int, finished: Callable[[Run], None], plan: ProcessPlan | None) -> HandlerThreads:
+        """The slots that run handlers, `count` at once: in processes if there is a plan for them."""
 
 
 class MachineEnvironment:
@@ -58,5 +60,7 @@ class MachineEnvironment:
     def name(self, role: str) -> str:
         return f"{role}-{os.getpid()}-{os.urandom(4).hex()}"
 
-    def slots(self, count: int, finished: Callable[[Run], None]) -> Runner:
-        return Runner(count, finished, self.monotonic)
+    def slots(self, count: int, finished: Callable[[Run], None], plan: ProcessPlan | None) -> HandlerThreads:
+        if plan is None:
+            return HandlerThreads(count, finished, self.monotonic)
+        return HandlerProcesses(plan, count, finished, self.monotonic)

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from hocket.errors import Conflict, NotAuthorised, Usage
 from hocket.kernel.ids import content_hash, ulid_text
+from hocket.kernel.kinds import with_defaults
 from hocket.kernel.ops import NO_ID, Op, decode
 from hocket.kernel.policy import DEFAULT, Policy, Rate, encode_policy
 from hocket.kernel.reasons import UNAUTHORISED, Reason
@@ -25,8 +26,10 @@ from hocket.kernel.vocabulary import (
     ExpireWork,
     FailWork,
     Payload,
+    PostponeWork,
     ReportProgress,
     RetryJob,
+    SaveCheckpoint,
     ScheduleJob,
     Telemetry,
     YieldWork,
@@ -44,16 +47,20 @@ RESULT_TYPE = "hocket.result"
 NEVER = 2**62
 # How many unsuitable jobs a claim skips at most.
 LOOKED_AT_MAX = 5_000
-_ENDS = tuple(number_of(end) for end in (CompleteJob, FailWork, YieldWork))
+_ENDS = tuple(number_of(end) for end in (CompleteJob, FailWork, PostponeWork, YieldWork))
 
 
 class Draft(NamedTuple):
-    """A job to submit. `payload` is JSON; `job_id` is set only if every submitter must use the same id."""
+    """A job to submit. `payload` is JSON; `job_id` is set only if every submitter must use the same id. `said` are the
+    members of the policy that the submitter has chosen, even if they have Hocket's default; the kind decides the
+    others.
+    """
 
     kind: str
     payload: bytes
     policy: Policy
     job_id: bytes | None = None
+    said: frozenset[str] = frozenset()
 
 
 class Submitted(NamedTuple):
@@ -121,7 +128,7 @@ def submit(tx: Transaction, drafts: Sequence[Draft]) -> list[Submitted]:
 
 
 def _submit(tx: Transaction, draft: Draft) -> Submitted:
-    policy = draft.policy
+    policy = with_defaults(draft.policy, draft.said, tx.projection.defaults(draft.kind))
     if draft.job_id is not None and tx.projection.jobs.entry(draft.job_id) is not None:
         return Submitted(draft.job_id, created=False)
     if policy.unique is not None:
@@ -244,15 +251,16 @@ def _earliest(times: list[int | None]) -> int | None:
 
 
 def _turn(tx: Transaction, job: Job) -> int:
-    """When the kind's limits, as this job states them, leave room for one more: now, or later."""
-    policy = job.policy
-    if policy.concurrency is not None or policy.rate is not None:
+    """When the limits that this job states, or else those of its kind, leave room for one more: now, or later."""
+    defaults = tx.projection.defaults(job.kind)
+    concurrency, rate = job.policy.concurrency or defaults.concurrency, job.policy.rate or defaults.rate
+    if concurrency is not None or rate is not None:
         tx.session.lock_subjects((Subject("limit", job.kind.encode()),))
-    if policy.concurrency is not None:
+    if concurrency is not None:
         tx.projection.flush()
-        if tx.session.claimed_count(job.kind) >= policy.concurrency:
+        if tx.session.claimed_count(job.kind) >= concurrency:
             return NEVER
-    return tx.now if policy.rate is None else _next_turn(tx, job.kind, policy.rate)
+    return tx.now if rate is None else _next_turn(tx, job.kind, rate)
 
 
 def _next_turn(tx: Transaction, kind: str, rate: Rate) -> int:
@@ -322,32 +330,56 @@ def hand_back(tx: Transaction, held: Held, reason: str) -> Result:
     return _speak(tx, held, YieldWork(held.job_id, tx.node, reason))
 
 
+def postpone(tx: Transaction, held: Held, delay_ms: int, reason: str) -> Result:
+    """In a strict mesh this is a yield without a delay: Likewise v0.1 has no other op for it."""
+    if tx.is_strict:
+        return hand_back(tx, held, reason)
+    return _speak(tx, held, PostponeWork(held.job_id, tx.node, delay_ms, reason))
+
+
 def report(tx: Transaction, held: Held, note: bytes) -> Result:
     return _speak(tx, held, ReportProgress(held.job_id, tx.node, note))
 
 
-def expire(tx: Transaction, limit: int) -> int:
+def checkpoint(tx: Transaction, held: Held, state: bytes) -> Result:
+    return _speak(tx, held, SaveCheckpoint(held.job_id, tx.node, state))
+
+
+WORKER_DIED = "its worker process died"
+# Called with each job that goes back to the queue because its worker is gone, and the reason.
+Rescued = Callable[[Job, str], None]
+
+
+def _untold(job: Job, reason: str) -> None:
+    pass
+
+
+def expire(tx: Transaction, limit: int, rescued: Rescued = _untold) -> int:
     """Returns claimed jobs past their deadline to the queue, whichever node holds them. The arbiter waits until its own
     machine's clock has passed the deadline: by then the holder, which counts on its own clock, has stopped.
     """
-    return sum(_expire(tx, tx.projection.jobs.know(entry).job) for entry in tx.session.take_overdue(tx.now, limit))
+    overdue = tx.session.take_overdue(tx.now, limit)
+    return sum(_expire(tx, tx.projection.jobs.know(entry).job, rescued) for entry in overdue)
 
 
-def expire_one(tx: Transaction, job_id: bytes) -> bool:
+def expire_one(tx: Transaction, job_id: bytes, rescued: Rescued = _untold) -> bool:
     """The same for one job."""
     entry = tx.projection.jobs.entry(job_id)
-    return entry is not None and (entry.job.deadline or NEVER) < tx.now and _expire(tx, entry.job)
+    return entry is not None and (entry.job.deadline or NEVER) < tx.now and _expire(tx, entry.job, rescued)
 
 
-def _expire(tx: Transaction, job: Job) -> bool:
+def _expire(tx: Transaction, job: Job, rescued: Rescued) -> bool:
     if job.claimer is None or job.deadline is None or not tx.decides(job.policy):
         return False
     if not job.policy.open and tx.physical <= job.deadline:
         return False
-    return not isinstance(_author(tx, ExpireWork(job.id, job.claimer, "deadline_passed")), Reason)
+    if isinstance(_author(tx, ExpireWork(job.id, job.claimer, "deadline_passed")), Reason):
+        return False
+    rescued(job, "its lease ran out")
+    return True
 
 
-def reclaim(tx: Transaction, dead: set[int]) -> int:
+def reclaim(tx: Transaction, dead: set[int], rescued: Rescued = _untold) -> int:
     """Returns the jobs of dead processes of this node to the queue, whatever their lease. `dead` are the workers of
     this node that were found dead; a worker that has registered since is not among them.
     """
@@ -358,7 +390,8 @@ def reclaim(tx: Transaction, dead: set[int]) -> int:
         job = tx.projection.jobs.know(entry).job
         assert job.claim_op is not None
         if not _end_is_offered(tx, job):
-            _author(tx, YieldWork(job.id, tx.node, "its worker process died"), (job.claim_op,))
+            _author(tx, YieldWork(job.id, tx.node, WORKER_DIED), (job.claim_op,))
+            rescued(job, WORKER_DIED)
     for number in dead:
         tx.session.drop_worker(number)
         tx.session.drop_offers_of(number)

@@ -1,7 +1,8 @@
 """A lease as its holder counts it, and as others do. The holder counts on its own monotonic clock, from the moment
-before it asked: it renews at a third, and stops a little before the lease ends. An observer that only sees an unchanged
-claim waits a little longer than the lease. So two workers never hold a job at once, unless their clocks run at very
-different rates. Every worker uses this; how it asks and what it stops is its own matter.
+before it asked: it renews at a third, and stops a little before the lease ends. A renewal asks for more the longer the
+job has run. An observer that only sees an unchanged claim waits a little longer than the lease. So two workers never
+hold a job at once, unless their clocks run at very different rates. Every worker uses this; how it asks and what it
+stops is its own matter.
 """
 
 import math
@@ -13,6 +14,10 @@ COUNTED = 0.99
 # When a lease is renewed, and how long after a failed renewal the next try follows, as parts of the lease.
 RENEWED_AFTER = 0.33
 TRIED_AGAIN_AFTER = 0.1
+# A renewal asks for this part of the time that the job has run, if that is more than the lease, up to a maximum. So a
+# long job writes few ops, and a dead machine delays it by a part of what is lost anyway.
+GROWTH = 0.25
+GROWN_S_MAX = 900.0
 # How many lease lengths an observer waits for an unchanged claim.
 WAITED = 1.1
 
@@ -24,6 +29,7 @@ class Lease:
         self.is_over = False
         """Whether the holder has given up the lease, or was told that it has lost it."""
         self._is_renewing = False
+        self._first_s, self._begun_at = length_s, asked_at
         self._start(length_s, asked_at)
 
     def _start(self, length_s: float, asked_at: float) -> None:
@@ -36,6 +42,10 @@ class Lease:
     def renews_at(self) -> float:
         """When to renew: never once it has ended, nor during a renewal."""
         return math.inf if self.is_over or self._is_renewing else self._renews_at
+
+    def next_s(self, now: float) -> float:
+        """How long a lease to ask for in a renewal."""
+        return max(self._first_s, min((now - self._begun_at) * GROWTH, GROWN_S_MAX))
 
     def renewing(self) -> None:
         """A renewal has begun; `renewed`, `try_again` or `end` follows."""

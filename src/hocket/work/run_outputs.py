@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Iterable
 from os import PathLike
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -41,7 +41,9 @@ from hocket.kernel.vocabulary import (
     UpdateEpisode,
 )
 from hocket.log import Transaction
+from hocket.store import Session
 from hocket.work.blobs import Blobs, Staged
+from hocket.work.output_files import OutputFiles
 
 INLINE_BYTES_MAX = 64 * 1024
 TYPE_CHARS_MAX = 255
@@ -58,10 +60,15 @@ GRAPH_OPS = (
 )
 
 
+def _unavailable(wanted: object) -> Any:
+    raise Usage("this run has no node")
+
+
 class RunServices(NamedTuple):
     """What a run gets from its node. `now` reads the log's clock and `new_id` makes an id for a time in milliseconds;
     `audited` is whether every model call must be recorded. Any thread may call them, even one that can be interrupted
-    anywhere, so none of them touches the store.
+    anywhere, so none of them touches the store in the caller's thread. `read` runs a query, and `node` gives a node for
+    a handler, async or not. `output` keeps what the handler prints and logs, if it is kept.
     """
 
     blobs: Blobs
@@ -69,6 +76,9 @@ class RunServices(NamedTuple):
     new_id: Callable[[int], bytes]
     monotonic: Callable[[], float]
     audited: Callable[[], bool]
+    read: Callable[[Callable[[Session], Any]], Any] = _unavailable
+    node: Callable[[bool], Any] = _unavailable
+    output: OutputFiles | None = None
 
 
 class RunOutput(NamedTuple):
@@ -140,7 +150,7 @@ class RunOutputs:
         kept = contain(self.kit.blobs, content)
         try:
             payload = self.named(creation(self.new_id(), type, self.job_id, inputs, kept, ttl_ms))
-            self._add(RunOutput(payload.artifact_id, payload, self.snapshots, kept.staged, is_evidence=is_evidence))
+            self.add(RunOutput(payload.artifact_id, payload, self.snapshots, kept.staged, is_evidence=is_evidence))
         except BaseException:
             self._drop(kept.staged)
             raise
@@ -162,7 +172,7 @@ class RunOutputs:
             raise Usage(f"this {type(payload).__name__} cannot be written: {error}") from None
         if size > EMIT_BYTES_MAX:
             raise Usage(f"the {type(payload).__name__} has {size} bytes, at most {EMIT_BYTES_MAX}")
-        self._add(RunOutput(self.new_id(), linked, snapshots))
+        self.add(RunOutput(self.new_id(), linked, snapshots))
 
     def new_id(self) -> bytes:
         return self.kit.new_id(self.kit.now().wall)
@@ -187,7 +197,7 @@ class RunOutputs:
                 return
         self._drop(record.staged)
 
-    def _add(self, product: RunOutput) -> None:
+    def add(self, product: RunOutput) -> None:
         with self._lock:
             self._check_room()
             self._made.append(product)

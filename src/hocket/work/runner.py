@@ -1,17 +1,19 @@
-"""Runs handlers in the worker's slots: plain functions on threads of their own, coroutines on an event loop of their
-own. Neither can block the worker's loop, which keeps renewing leases whatever a handler does. However a handler ends,
-even by `sys.exit`, that becomes the run's outcome.
+"""One run of a handler, and what the handler knows about it, its context. However a handler ends, even by `sys.exit`,
+that becomes the run's outcome. `handler_threads` provides the threads.
 """
 
 import asyncio
 import ctypes
+import math
+import sys
 import threading
 import traceback
-from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing, contextmanager
+from enum import Enum
+from functools import cached_property
 from os import PathLike
-from queue import SimpleQueue
-from typing import Any
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple
 
 import msgspec
 
@@ -19,23 +21,45 @@ from hocket.errors import HocketError, NotAuthorised
 from hocket.kernel.ids import ulid_text
 from hocket.kernel.ops import schedule_payload
 from hocket.kernel.vocabulary import Payload
+from hocket.work import chains
+from hocket.work.checkpoints import last_checkpoint
 from hocket.work.handlers import JobType
 from hocket.work.inference import infer, question
 from hocket.work.jobs import RESULT_BYTES_MAX, Claim, Held
+from hocket.work.json_values import encode_json
 from hocket.work.lease import Lease
+from hocket.work.output_capture import Capture, captured
+from hocket.work.output_files import HANDLER
+from hocket.work.retrying import Later, may_retry
 from hocket.work.run_outputs import RunOutputs, RunServices
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar
+
+    N_co = TypeVar("N_co", covariant=True, default=Any)
+else:
+    from typing import TypeVar
+
+    N_co = TypeVar("N_co", covariant=True)
 
 TRACEBACK_CHARS_MAX = 16_384
 ERROR_CHARS_MAX = 500
 NOTE_BYTES_MAX = 64 * 1024
+# A handler that was told to stop by the flag gets an exception after this long, where one can be raised.
+INTERRUPTED_AFTER_S = 0.5
+# How long a handler may go on after its timeout, and after it was stopped for another reason; then it is given up.
+TIMED_OUT_S = 1.0
+STOPPED_S = 10.0
 
 
 class Cancelled(BaseException):
     """Raised inside a plain handler whose job was cancelled or whose lease is lost."""
 
 
-class Context:
-    """What a handler knows about its job."""
+class Context(Generic[N_co]):
+    """What a handler knows about its job. `Context[SyncNode]` and, for a coroutine, `Context[Node]` tell a type checker
+    what `ctx.node` is.
+    """
 
     def __init__(self, run: "Run", claim: Claim) -> None:
         self._run = run
@@ -57,12 +81,44 @@ class Context:
         """
         return self._run.deadline_ms / 1000.0
 
+    @cached_property
+    def results(self) -> list[Any]:
+        """The results of the jobs that this one comes after, in the order of `after`."""
+        job = self._run.job
+        found: list[Any] = self._run.products.kit.read(lambda session: chains.results(session, job))
+        return found
+
+    @cached_property
+    def node(self) -> N_co:
+        """The node that runs this job: a `Node` for a coroutine, else a `SyncNode`."""
+        node: N_co = self._run.products.kit.node(self._run.job_type.is_async)
+        return node
+
     def progress(self, note: Any) -> None:
         """Records the progress of the job, as any JSON value. Frequent notes are merged: the newest one counts."""
-        encoded = msgspec.json.encode(note)
+        encoded = encode_json(note, "the progress note")
         if len(encoded) > NOTE_BYTES_MAX:
             raise ValueError(f"the progress note has {len(encoded)} bytes, at most {NOTE_BYTES_MAX}")
-        self._run.note = encoded
+        self._run.report(encoded)
+
+    def checkpoint(self, state: Any) -> None:
+        """Keeps how far this job has come, as any JSON value, for the next try: after a failure, a lost lease or the
+        end of this worker. Frequent checkpoints are merged: the newest one counts. It is on the log at most half a
+        second later (a hundredth of the running time, if that is more), and always before a failure.
+        """
+        written = encode_json(state, "the checkpoint")
+        if len(written) > NOTE_BYTES_MAX:
+            raise ValueError(
+                f"the checkpoint has {len(written)} bytes, at most {NOTE_BYTES_MAX}; keep a reference instead"
+            )
+        self._run.save(written)
+
+    @cached_property
+    def last_checkpoint(self) -> Any:
+        """The newest checkpoint of the earlier tries of this job, on whichever node; None if there is none."""
+        job_id = self._run.job.id
+        found: bytes | None = self._run.products.kit.read(lambda session: last_checkpoint(session, job_id))
+        return None if found is None else msgspec.json.decode(found)
 
     @property
     def audited(self) -> bool:
@@ -133,35 +189,75 @@ def schedule_of(ctx: Context) -> bytes:
     return ctx._run.schedule
 
 
+class Step(Enum):
+    """What follows when the handler of a run goes on for too long."""
+
+    TIME_OUT = 1
+    INTERRUPT = 2
+    GIVE_UP = 3
+
+
+class Ending(NamedTuple):
+    """How a handler ended. `may_retry` says whether its error lets the job be retried at all, `later_ms` for how long
+    it asked to postpone the job.
+    """
+
+    result: bytes | None
+    error: str | None = None
+    traceback: str = ""
+    may_retry: bool = True
+    later_ms: int | None = None
+
+
 class Run:
     """One execution of a job, from the claim to its outcome."""
 
     def __init__(self, claim: Claim, job_type: JobType, lease_ms: int, claimed_at: float, kit: RunServices) -> None:
         job = claim.job
         assert job.claim_op is not None and job.deadline is not None
+        self.claim = claim
         self.job = job
         self.held = Held(job.id, job.claim_op)
         self.job_type = job_type
         self.lease_ms = lease_ms
+        timeout_ms = job_type.policy.timeout_ms if job.policy.timeout_ms is None else job.policy.timeout_ms
+        self.timeout_s = timeout_ms / 1000 if timeout_ms else math.inf
         self.deadline_ms = job.deadline
         self.claimed_at = claimed_at
         self.lease = Lease(lease_ms / 1000, claimed_at)
         self.checked_at = claimed_at
         self.started_at: float | None = None
+        self.told_at: float | None = None
+        """When the handler was told to stop."""
         self.ended_at: float | None = None
         self.result: bytes | None = None
         self.error: str | None = None
+        self.is_hopeless = False
+        """Whether it failed in a way that a retry cannot mend."""
         self.traceback = ""
+        self.may_retry = True
+        self.later_ms: int | None = None
         self.stopped = False
+        self.timed_out = False
+        self.given_up = False
+        """Whether the worker counts the run as ended although its handler goes on."""
         self.note: bytes | None = None
         self.noted_at = 0.0
+        self.checkpoint: bytes | None = None
+        self.checkpoint_at = 0.0
         self.products = RunOutputs(kit, job.id)
         self.context = Context(self, claim)
         self.schedule = claim.schedule
+        self._monotonic = kit.monotonic
         self._lock = threading.Lock()
         self._revoked = False
+        self._interrupted = False
         self._thread: int | None = None
         self.task: asyncio.Task[None] | None = None
+        """The task of an async handler, or the one that it waits for."""
+        self.has_begun = False
+
+    # The beginning.
 
     def revoke(self) -> bool:
         """Cancels a run that has not begun. False if it has."""
@@ -170,46 +266,130 @@ class Run:
             return self._revoked
 
     def begin(self, now: float) -> bool:
+        """False if the run was cancelled, or its lease is over."""
         with self._lock:
-            if self._revoked:
-                return False
-            self.started_at = now
-            return True
+            self._revoked = self._revoked or now >= self.lease.ends_at
+            if not self._revoked:
+                self.started_at = now
+            return not self._revoked
 
     def execute(self) -> None:
-        """Calls a plain handler in this thread."""
+        """Calls a plain handler in this thread. Raises nothing."""
         try:
             try:
+                call = self._call()
                 if self._enter():
-                    self._keep(self.job_type(self.context, **self._arguments()))
+                    with self._captured():
+                        self._keep(call())
             except BaseException as error:
                 self._fail(error)
             self._leave()
         except Cancelled:
-            # The exception was already on its way when the handler ended. No second one can come: a run is stopped
+            # The exception was already on its way when the handler ended. No second one can come: a run is interrupted
             # once.
             self._leave()
 
     async def execute_async(self) -> None:
         try:
-            self._keep(await self.job_type(self.context, **self._arguments()))
+            call = self._call()
+            if self._enter_task():
+                with self._captured():
+                    self._keep(await call())
         except BaseException as error:
             self._fail(error)
 
-    def stop(self, loop: asyncio.AbstractEventLoop | None) -> None:
-        """Tells the handler to stop: by the flag, and by an exception if possible."""
-        self.context.cancelled = True
-        self.stopped = True
-        if self.task is not None and loop is not None:
-            loop.call_soon_threadsafe(self.task.cancel)
+    @contextmanager
+    def _captured(self) -> Iterator[None]:
+        """What the handler prints and logs inside the block is kept."""
+        kept = self.products.kit.output
+        if kept is None:
+            yield
+            return
+        with closing(kept.file(self.context.job_id, self.job.fence, HANDLER)) as file:
+            with captured(Capture(self.context.job_id, file.write)):
+                yield
+
+    def attach(self, task: asyncio.Task[None]) -> bool:
+        """The task that is to execute the run. False if another one does already."""
         with self._lock:
-            if self._thread is not None:
+            if not self.has_begun:
+                self.task = task
+            return not self.has_begun
+
+    def _enter_task(self) -> bool:
+        with self._lock:
+            if self.has_begun:
+                return False  # on another loop
+            self.has_begun = True
+            if self.task is not None:
+                self.task = asyncio.current_task()
+            return self._may_start()
+
+    def _may_start(self) -> bool:
+        """Checked right before the first line of the handler: the process may have been suspended since the claim."""
+        if self._monotonic() >= self.lease.ends_at:
+            self.context.cancelled = self.stopped = True
+        return not self.stopped
+
+    # The end.
+
+    def stop(self) -> None:
+        """Tells the handler to stop: by the flag, and by an exception if possible. Its outcome does not count."""
+        self.stopped = True
+        self._tell()
+        self._interrupt()
+
+    def take(self, step: Step) -> None:
+        """Takes a step that is due. After GIVE_UP the run is over, whatever its handler does."""
+        if step is Step.TIME_OUT:
+            self.timed_out = True
+            self._tell()
+        elif step is Step.INTERRUPT:
+            self._interrupt()
+        else:
+            self.given_up = True
+            self.traceback = self.traceback or self.stack()
+
+    def next_step(self) -> tuple[float, Step]:
+        """What follows if the handler goes on, and when: at its timeout it is told to stop, then it is interrupted, and
+        then it is given up.
+        """
+        if self.given_up:
+            return math.inf, Step.GIVE_UP
+        if self.told_at is None:
+            return (math.inf if self.started_at is None else self.started_at + self.timeout_s), Step.TIME_OUT
+        if not self._interrupted:
+            return self.told_at + INTERRUPTED_AFTER_S, Step.INTERRUPT
+        return self.told_at + (TIMED_OUT_S if self.timed_out else STOPPED_S), Step.GIVE_UP
+
+    def end(self, now: float) -> bool:
+        """The run is over. False if it was over before."""
+        with self._lock:
+            if self.ended_at is not None:
+                return False
+            self.ended_at = now
+        if self.timed_out:
+            state = ", and its handler did not stop" if self.given_up else ""
+            self.result, self.later_ms, self.error = None, None, f"timed out after {self.timeout_s:g} seconds{state}"
+        return True
+
+    def _tell(self) -> None:
+        self.context.cancelled = True
+        if self.told_at is None:
+            self.told_at = self._monotonic()
+        if self.task is not None:
+            self.task.get_loop().call_soon_threadsafe(self.task.cancel)
+
+    def _interrupt(self) -> None:
+        with self._lock:
+            if self._thread is not None and not self._interrupted and not _is_traced():
                 _raise_in(self._thread, Cancelled)
+            self._interrupted = True
 
     def _enter(self) -> bool:
         """From here on, an exception in this thread can stop the handler. False if it was stopped before."""
         with self._lock:
-            if not self.stopped:
+            if self._may_start():
                 self._thread = threading.get_ident()
             return not self.stopped
 
@@ -219,122 +399,95 @@ class Run:
         """
         with self._lock:
             self._thread = None
-            may_be_under_way = self.stopped
+            may_be_under_way = self._interrupted
         if may_be_under_way:
-            _raise_in(threading.get_ident(), None)
+            _absorb()
 
-    def _arguments(self) -> dict[str, Any]:
-        payload = schedule_payload(self.schedule)
-        arguments = msgspec.json.decode(payload) if payload else {}
-        if not isinstance(arguments, dict):
-            raise TypeError(f"the payload is a JSON {type(arguments).__name__}, not an object")
-        return arguments
+    def stack(self) -> str:
+        """Where the thread of a plain handler is now."""
+        frame = sys._current_frames().get(self._thread) if self._thread is not None else None
+        return "" if frame is None else _text("".join(traceback.format_stack(frame))[-TRACEBACK_CHARS_MAX:])
+
+    def _call(self) -> Callable[[], Any]:
+        return self.job_type.call(self.context, schedule_payload(self.schedule))
 
     def _keep(self, value: Any) -> None:
         if value is None:
             return
-        encoded = msgspec.json.encode(value)
-        if len(encoded) > RESULT_BYTES_MAX:
+        written = encode_json(value, "the result")
+        if len(written) > RESULT_BYTES_MAX:
             raise ValueError(
-                f"the result has {len(encoded)} bytes, at most {RESULT_BYTES_MAX}; return a reference instead"
+                f"the result has {len(written)} bytes, at most {RESULT_BYTES_MAX}; return a reference instead"
             )
-        self.result = encoded
+        self.conclude(Ending(written))
 
     def _fail(self, error: BaseException) -> None:
-        if isinstance(error, Cancelled | asyncio.CancelledError) and self.stopped:
-            return
-        self.error = type(error).__name__
-        try:
-            said = f"{self.error}: {error}"
-            if isinstance(error, SystemExit):
-                said = f"the handler called sys.exit({error.code!r})"
-            elif isinstance(error, HocketError):
-                said = str(error)
-            self.error = _text(said.splitlines()[0][:ERROR_CHARS_MAX])
-            self.traceback = _text("".join(traceback.format_exception(error))[-TRACEBACK_CHARS_MAX:])
-        except Exception as second:
-            self.traceback = f"{self.error}, and describing it raised {type(second).__name__}"
+        is_told = isinstance(error, Cancelled | asyncio.CancelledError) and (self.stopped or self.timed_out)
+        said, trace = _description(error)
+        later_ms = error.delay_ms if isinstance(error, Later) else None
+        retries = may_retry(error, self.job_type.retry_on, self.job_type.give_up_on)
+        self.conclude(Ending(None, None if is_told else said, trace, retries, later_ms))
 
+    def report(self, note: bytes) -> None:
+        """The newest progress note."""
+        self.note = note
 
-class Runner:
-    """Threads and a loop for the handlers of one worker. `finished` is called, from any thread, with each run that has
-    ended; `monotonic` is the clock.
-    """
+    def save(self, checkpoint: bytes) -> None:
+        """The newest checkpoint."""
+        self.checkpoint = checkpoint
 
-    def __init__(self, slots: int, finished: Callable[[Run], None], monotonic: Callable[[], float]) -> None:
-        self._slots = slots
-        self._finished = finished
-        self._monotonic = monotonic
-        self._waiting: deque[Run] = deque()
-        self._busy = 0
-        self._lock = threading.Lock()
-        self._queue: SimpleQueue[Run | None] = SimpleQueue()
-        self._threads = 0
-        self.loop: asyncio.AbstractEventLoop | None = None
+    def ending(self) -> Ending:
+        return Ending(self.result, self.error, self.traceback, self.may_retry, self.later_ms)
 
-    def start(self, run: Run) -> None:
-        """Starts the run as soon as a slot is free."""
-        self._waiting.append(run)
-        self._fill()
-
-    def _fill(self) -> None:
+    def conclude(self, ending: Ending) -> None:
+        """Keeps how the handler ended, unless the run was over before."""
         with self._lock:
-            while self._busy < self._slots and self._waiting:
-                run = self._waiting.popleft()
-                if run.begin(self._monotonic()):
-                    self._busy += 1
-                    self._launch(run)
+            if self.ended_at is None:
+                self.result, self.error, self.traceback, self.may_retry, self.later_ms = ending
 
-    def _launch(self, run: Run) -> None:
-        if run.job_type.is_async:
-            loop = self.loop or self._start_loop()
-            loop.call_soon_threadsafe(self._start_task, loop, run)
-            return
-        self._queue.put(run)
-        if self._threads < self._slots:
-            self._threads += 1
-            threading.Thread(target=self._slot, name=f"hocket-handler-{self._threads}", daemon=True).start()
 
-    def _over(self, run: Run) -> None:
-        with self._lock:
-            self._busy -= 1
-        self._fill()
-        self._finished(run)
-
-    def close(self) -> None:
-        """Lets the threads end when they are free; a thread that is stuck in a handler ends with the process."""
-        self._waiting.clear()
-        for _ in range(self._threads):
-            self._queue.put(None)
-        if self.loop is not None:
-            self.loop.call_soon_threadsafe(self.loop.stop)
-
-    def _slot(self) -> None:
-        while (run := self._queue.get()) is not None:
-            run.execute()
-            run.ended_at = self._monotonic()
-            self._over(run)
-
-    def _start_loop(self) -> asyncio.AbstractEventLoop:
-        self.loop = asyncio.new_event_loop()
-        threading.Thread(target=self.loop.run_forever, name="hocket-async-handlers", daemon=True).start()
-        return self.loop
-
-    def _start_task(self, loop: asyncio.AbstractEventLoop, run: Run) -> None:
-        def ended(task: asyncio.Task[None]) -> None:
-            run.ended_at = self._monotonic()
-            self._over(run)
-
-        run.task = loop.create_task(run.execute_async())
-        run.task.add_done_callback(ended)
-        if run.stopped:
-            run.task.cancel()
+def _description(error: BaseException) -> tuple[str, str]:
+    """An exception in a sentence, and its traceback. Raises nothing, even if the exception's own methods do."""
+    name: str = type.__dict__["__name__"].__get__(type(error))
+    trace = ""
+    try:
+        trace = "".join(traceback.format_tb(error.__traceback__))
+        said = f"{name}: {error}"
+        if isinstance(error, SystemExit):
+            said = f"the handler called sys.exit({error.code!r})"
+        elif isinstance(error, HocketError):
+            said = str(error) or name
+        said = _text(said.splitlines()[0][:ERROR_CHARS_MAX])
+        trace = "".join(traceback.format_exception(error))
+    except BaseException:
+        said = f"{name}, whose message cannot be read"
+    return said, _text(trace[-TRACEBACK_CHARS_MAX:])
 
 
 def _text(said: str) -> str:
     """Text that can be stored: replaces characters that stand for undecodable bytes, as in a file's name."""
-    return said.encode("utf-8", "replace").decode()
+    return str.encode(said, "utf-8", "replace").decode()
 
 
-def _raise_in(thread: int, error: type[BaseException] | None) -> None:
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(error) if error else None)
+def _raise_in(thread: int, error: type[BaseException]) -> None:
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(error))
+
+
+def _absorb() -> None:
+    """Lets an exception that may be on its way to this thread arrive here; a second one takes the place of the first.
+    To withdraw the first would leave the interpreter's flag for it set for ever, and then Python 3.11 spins at the next
+    function call of a thread that is profiled.
+    """
+    try:
+        _raise_in(threading.get_ident(), Cancelled)
+        while True:
+            pass
+    except Cancelled:
+        pass
+
+
+def _is_traced() -> bool:
+    """Whether the worker is profiled or traced: then Python 3.11 spins while an exception is on its way to a thread
+    that does not take it.
+    """
+    return sys.version_info < (3, 12) and (sys.getprofile() or sys.gettrace()) is not None

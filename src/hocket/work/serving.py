@@ -1,5 +1,5 @@
-"""What a worker runs, as it tells others: its kinds, and the commands of other nodes that it allows. Nothing is decided
-by this. It lets a node say which worker could take a job, and why none does.
+"""What a worker runs, as it tells others: its kinds, its labels, and the commands of other nodes that it allows. No
+node decides by this. It lets a node say which worker could take a job, and why none does.
 """
 
 from collections.abc import Iterable, Sequence
@@ -18,16 +18,20 @@ TEXT_CHARS_MAX = 16_384
 
 class Serving(msgspec.Struct, frozen=True, omit_defaults=True):
     """One worker. A kind that ends with a dot stands for every kind below it. `allow`, `allow_any` and `variables`
-    limit the commands of other nodes that it runs.
+    limit the commands of other nodes that it runs; `labels` are what jobs may need.
     """
 
     kinds: tuple[str, ...] = ()
     allow: tuple[str, ...] = ()
     allow_any: bool = False
     variables: tuple[str, ...] = ()
+    labels: tuple[str, ...] = ()
 
     def covers(self, kind: str) -> bool:
         return any(kind == each or (each.endswith(".") and kind.startswith(each)) for each in self.kinds)
+
+    def labelled(self, labels: Iterable[str]) -> "Serving":
+        return msgspec.structs.replace(self, labels=tuple(sorted(labels)))
 
     def allows(self, payload: bytes) -> bool:
         """Whether it runs the command in this payload for another node."""

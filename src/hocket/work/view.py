@@ -21,7 +21,9 @@ from hocket.kernel.vocabulary import (
     ExpireWork,
     FailWork,
     Payload,
+    PostponeWork,
     ReportProgress,
+    SaveCheckpoint,
     ScheduleJob,
     YieldWork,
 )
@@ -180,12 +182,14 @@ def _detail(op: Op) -> str:
         return payload.kind
     if isinstance(payload, FailWork):
         return payload.error
-    if isinstance(payload, YieldWork | ExpireWork | CancelJob):
+    if isinstance(payload, YieldWork | ExpireWork | CancelJob | PostponeWork):
         return payload.reason
     if isinstance(payload, CreateArtifact):
         return payload.artifact_type
     if isinstance(payload, ReportProgress):
         return payload.note.decode(errors="replace")
+    if isinstance(payload, SaveCheckpoint):
+        return f"{len(payload.state)} bytes"
     if isinstance(payload, AcceptWork):
         return f"accepts {ulid_text(payload.offer)}"
     return str(getattr(payload, "name", ""))

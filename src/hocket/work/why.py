@@ -11,6 +11,7 @@ from hocket.kernel.ids import node_text, ulid_prefix_range, ulid_text
 from hocket.kernel.ops import Op, decode
 from hocket.kernel.postcard import Malformed
 from hocket.kernel.reasons import Reason
+from hocket.kernel.roster import State
 from hocket.kernel.snapshot import SNAPSHOT_TYPE, Snapshot, contradictions, decode_snapshot
 from hocket.kernel.subjects import JOB, Subject
 from hocket.kernel.vocabulary import (
@@ -97,6 +98,8 @@ class _Trace:
         own = self._session.artifacts_of_job(job.id)
         records = [each for each in own if each.type == SNAPSHOT_TYPE]
         self.told |= {"of": "job", "id": ulid_text(job.id), "job": view.brief(entry)}
+        if job.state is State.PENDING and job.policy.needs:
+            self.told["needs"] = list(job.policy.needs)
         self.told["artifacts"] = [self._brief(each) for each in own if each.type != SNAPSHOT_TYPE]
         self.told["claims"] = [ulid_text(each) for each in self._output_claims(job.id)]
         self._snapshots(each.id for each in records)

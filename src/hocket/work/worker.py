@@ -8,47 +8,56 @@ it.
 import asyncio
 import functools
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeVar
 
 from hocket.bus.changes import CLAIM, Changes, about
-from hocket.errors import StoreError
+from hocket.errors import StoreError, Usage
 from hocket.events import (
     BatchFailed,
     CoordinatorUnknown,
     Emit,
     HandlerLoopBlocked,
+    HandlerStuck,
     JobClaimed,
     JobHandedBack,
+    JobPostponed,
+    KindsNotDefined,
     LeaseLost,
     ResultDiscarded,
+    RetryPlanned,
     RunFailed,
     RunFinished,
     RunStarted,
+    StepFailed,
     StoreUnavailable,
     WorkerDeclaredDead,
+    WorkerSpent,
     ignore,
 )
+from hocket.kernel.placement import check_labels
 from hocket.kernel.reasons import Reason
 from hocket.kernel.roster import Job, Outcome
 from hocket.log import Transaction
-from hocket.work import lease
+from hocket.work import kinds, lease
 from hocket.work.batch import Batch, BatchResult, BatchRunner
+from hocket.work.checkpoints import interval_s
 from hocket.work.environment import Environment
+from hocket.work.handler_processes import ProcessPlan
 from hocket.work.handlers import Handlers
 from hocket.work.jobs import Claim, Held, Offer, OfferedClaim, Result
 from hocket.work.liveness import BEAT_S, SignOfLife
 from hocket.work.node_access import NodeAccess
 from hocket.work.pending_decisions import Decision, PendingDecisions
-from hocket.work.runner import Run
+from hocket.work.runner import ERROR_CHARS_MAX, Run
 from hocket.work.serving import Serving, serving, serving_text
 from hocket.work.troubles import Troubles, described
 
 T = TypeVar("T")
 
-# How often a worker looks whether an async handler blocks the handlers' loop.
+# How often a worker looks for handlers that run too long, or block the loop of the async ones.
 ROUND_S = 0.25
 # Work queued behind each slot, beyond what runs: enough to keep a slot busy during a commit.
 AHEAD_S = 0.05
@@ -77,8 +86,9 @@ _LOST = about(CLAIM)
 @dataclass
 class WorkerOptions:
     """`grace` is how many seconds running handlers may go on after the worker is told to stop. `ahead` is how many jobs
-    it may claim beyond those that run; by default as many as make 32 with them. `serving` is what it tells others about
-    itself; by default the kinds of its handlers.
+    it may claim beyond those that run; by default as many as make 32 with them. `labels` are what jobs may need, like
+    `gpu` or `gpu=a100`. `processes` are the processes that run its handlers; None for threads of this one. `serving` is
+    what it tells others about itself, besides its labels; by default the kinds of its handlers.
     """
 
     handlers: Handlers
@@ -86,9 +96,17 @@ class WorkerOptions:
     until_idle: bool = False
     grace: float = 10.0
     ahead: int | None = None
+    labels: Iterable[str] = ()
     emit: Emit = ignore
     finished: Callable[[Run, Job | Reason], None] = lambda run, outcome: None
+    processes: ProcessPlan | None = None
     serving: Serving | None = None
+
+    def __post_init__(self) -> None:
+        try:
+            self.labels = frozenset(check_labels(self.labels))
+        except ValueError as error:
+            raise Usage(str(error)) from None
 
     @property
     def ahead_max(self) -> int:
@@ -108,9 +126,9 @@ class Worker:
         self._sign: SignOfLife
         self._number = 0
         self._beat_at = 0.0
-        self._runner = environment.slots(options.concurrency, self._ended_in_thread)
+        self._runner = environment.slots(options.concurrency, self._ended_in_thread, options.processes)
         self._troubles = Troubles(options.emit, environment.monotonic)
-        self._transact = BatchRunner(options.handlers, options.until_idle, self._troubles)
+        self._transact = BatchRunner(options.handlers, options.until_idle, self._troubles, frozenset(options.labels))
         self._pending_decisions = PendingDecisions(access.consult, environment, self._heard, options.emit)
         self._held: dict[bytes, Run] = {}
         self._unstarted: list[Run] = []
@@ -137,6 +155,9 @@ class Worker:
         self.succeeded = 0
         self.failed = 0
         self.handed_back = 0
+        self.postponed = 0
+        self.is_spent = False
+        """Whether it ended because every slot has a stuck handler: its process must be replaced."""
 
     # The life of a worker.
 
@@ -144,14 +165,13 @@ class Worker:
         self._loop = asyncio.get_running_loop()
         self._sign = self._environment.liveness.announce(self._name)
         told = self._options.serving or serving(self._options.handlers.topics())
-        self._sign.serves = serving_text([told])
+        self._sign.serves = serving_text([told.labelled(self._options.labels)])
         hints = self._environment.bus.subscribe(Changes(self._served.kinds, _LOST.subjects))
         hints.attach(self._loop, self._hinted)
         try:
+            await self._runner.open()
             await self._access.run(self._register)
-            await self._turn_until_done()
-            if not self._pending_decisions.is_empty:
-                await self._pending_decisions.last_ask(LAST_ASK_S)
+            await self._work()
         finally:
             self._abandon()
             self._loop = None
@@ -160,6 +180,17 @@ class Worker:
             if self._sign.number:
                 with suppress(StoreError):
                     await self._access.run(lambda tx: tx.session.drop_worker(self._sign.number))
+
+    async def _work(self) -> None:
+        """If the task is cancelled, hands all jobs back first; if it is cancelled again, leaves them to the others."""
+        turning = asyncio.create_task(self._turn_until_done())
+        try:
+            await asyncio.shield(turning)
+        except asyncio.CancelledError:
+            self.stop()
+            self.stop()
+            await turning
+            raise
 
     def _abandon(self) -> None:
         """At the end the worker holds no job, unless it ends with an error: then the other workers return its jobs."""
@@ -170,18 +201,21 @@ class Worker:
             self._watch.cancel()
         for run in self._held.values():
             if not run.revoke() and not run.stopped:
-                run.stop(self._runner.loop)
+                self._runner.stop(run)
 
     @property
     def is_stopping(self) -> bool:
         return self._stopping is not None
 
     def stop(self) -> None:
+        """May be called from any thread."""
         if self._stopping is None:
             self._stopping = self._monotonic() + self._options.grace
         else:
             self._hurry = True
-        self._wake.set()
+        loop = self._loop
+        if loop is not None:
+            loop.call_soon_threadsafe(self._wake.set)
 
     async def bring(self, request: Callable[[Transaction], T]) -> T:
         """Runs a request in one transaction with the next turn, so that a job which it submits is claimed with it."""
@@ -202,6 +236,8 @@ class Worker:
     def _register(self, tx: Transaction) -> None:
         if tx.is_uninformed:
             self._emit(CoordinatorUnknown())
+        if undefined := kinds.define(tx, self._options.handlers):
+            self._emit(KindsNotDefined(tuple(undefined)))
         self._sign.beat(tx)
         self._number = self._sign.number
         self._beat_at = self._monotonic() + BEAT_S
@@ -242,10 +278,12 @@ class Worker:
                     self._take(turn, turned, before)
             self._pending_decisions.ask(self._monotonic())
             if self._stopping is not None and self._wind_down():
-                return
+                break
             if turned is not None and turned.idle and self._has_nothing:
-                return
+                break
             await self._sleep()
+        if not self._pending_decisions.is_empty:
+            await self._pending_decisions.last_ask(LAST_ASK_S)
 
     @property
     def _has_nothing(self) -> bool:
@@ -270,6 +308,8 @@ class Worker:
             self._ended.extendleft(reversed(turn.ended))
             for run, note in turn.notes:
                 run.note = run.note or note
+            for run, state in turn.checkpoints:
+                run.checkpoint = run.checkpoint or state
             await asyncio.sleep(STORE_REST_S)
             return None
 
@@ -320,6 +360,7 @@ class Worker:
         if now >= self._next_round:
             self._next_round = now + ROUND_S
             self._watch_loop(now)
+            self._look_at_handlers(now)
         if self._watch is not None and now >= self._watch_at:
             self._look_at_leases()
         self._tell_starts()
@@ -335,7 +376,10 @@ class Worker:
         gone = {run.job.id for run in unstarted}
         live = [run for run in current if run.job.id not in gone and not run.stopped]
         renewals = lease.to_renew(live, now)
+        for run in renewals:
+            run.lease_ms = round(run.lease.next_s(now) * 1000)
         notes = [(run, note) for run in live if (note := self._note(run, now)) is not None]
+        checkpoints = [(run, state) for run in live if (state := self._checkpoint(run, now)) is not None]
         checked = max(self._lost_at, now - CHECK_S)
         doubtful = [run for run in live if run.checked_at < checked and now - (run.started_at or now) > YOUNG_S]
         closed = [op_id for due, op_id in self._closed if due <= now]
@@ -344,7 +388,9 @@ class Worker:
         offering = not self._pending_decisions.is_resting(now)
         spare = list(self._spare)
         beat = now >= self._beat_at
-        return Batch(ended, unstarted, spare, renewals, notes, doubtful, closed, max(0, wanted), offering, beat)
+        return Batch(
+            ended, unstarted, spare, renewals, notes, checkpoints, doubtful, closed, max(0, wanted), offering, beat
+        )
 
     def _tell_starts(self) -> None:
         """Handlers start in other threads. Events are emitted in this one, so a start is reported at the next turn."""
@@ -364,11 +410,18 @@ class Worker:
         run.noted_at = now
         return note
 
+    def _checkpoint(self, run: Run, now: float) -> bytes | None:
+        if run.checkpoint is None or now - run.checkpoint_at < interval_s(now - (run.started_at or now)):
+            return None
+        state, run.checkpoint = run.checkpoint, None
+        run.checkpoint_at = now
+        return state
+
     def _room(self, now: float) -> int:
         """How many more jobs may be held: one for each slot, and ahead of that as much as is done in a moment, going
         by the runs that ended and by how long none has.
         """
-        slots = self._options.concurrency
+        slots = self._runner.slots
         if len(self._held) < slots:
             self._moved_at = now
         pace = max(self._pace_s, now - self._moved_at, 1e-6)
@@ -442,6 +495,7 @@ class Worker:
         else:
             run.lease.renewed(run.lease_ms / 1000, before)
             run.deadline_ms = decision.deadline
+            self._runner.renewed(run)
 
     def _claimed(self, wanted: OfferedClaim, before: float, decision: Decision, dropped: bool) -> None:
         """The arbiter's decision on a claim. A claim that was given up meanwhile, or is decided too late, goes back."""
@@ -494,15 +548,27 @@ class Worker:
         for run in lease.run_out(live, now):
             if not run.revoke():
                 self._emit(LeaseLost(run.context.job_id, "the lease ran out here"))
-                run.stop(self._runner.loop)
+                self._runner.stop(run)
         following = min((run.lease.ends_at for run in live if now < run.lease.ends_at), default=None)
         if following is not None:
             self._watch_leases(following)
 
+    def _look_at_handlers(self, now: float) -> None:
+        for run in self._runner.look(now):
+            self._emit(HandlerStuck(run.context.job_id, run.job.kind))
+        trouble, self._runner.trouble = self._runner.trouble, None
+        if trouble is not None:
+            self._troubles.tell("slots", StepFailed("starting a handler process", trouble))
+        if self._runner.is_spent and not self.is_spent:
+            self.is_spent = True
+            self._emit(WorkerSpent(self._options.concurrency))
+            if self._stopping is None:
+                self.stop()
+
     def _lose(self, run: Run, why: str) -> None:
         if not run.stopped:
             self._emit(LeaseLost(run.context.job_id, why))
-            run.stop(self._runner.loop)
+            self._runner.stop(run)
 
     def _count(self, run: Run, outcome: Job | Reason) -> None:
         if isinstance(outcome, Reason):
@@ -510,14 +576,28 @@ class Worker:
         elif outcome.outcome is Outcome.SUCCEEDED:
             self.succeeded += 1
             self._emit(RunFinished(run.context.job_id, run.job.kind, run.job.fence))
+        elif run.later_ms is not None:
+            self.postponed += 1
+            self._emit(
+                JobPostponed(run.context.job_id, run.job.kind, run.job.fence, run.later_ms / 1000, run.error or "")
+            )
         elif run.error is not None:
             self.failed += 1
-            self._emit(RunFailed(run.context.job_id, run.job.kind, run.job.fence, run.error))
+            self._tell_failure(run, run.error, outcome)
         else:
             self.handed_back += 1
             self._emit(JobHandedBack(run.context.job_id, run.job.kind, run.job.fence))
         with self._troubles.contained("finished", "telling the end of job", run.job.id):
             self._options.finished(run, outcome)
+
+    def _tell_failure(self, run: Run, error: str, job: Job) -> None:
+        about = run.context.job_id, run.job.kind, run.job.fence
+        last_line = run.traceback.rstrip().rpartition("\n")[2].strip()
+        # A one-line error is the last line of its traceback.
+        more = "" if last_line in error or error in last_line else last_line[:ERROR_CHARS_MAX]
+        self._emit(RunFailed(*about, error, more, job.outcome is not None))
+        if job.outcome is None:
+            self._emit(RetryPlanned(*about, job.failures, max(0, job.ready_at - job.last.wall) / 1000))
 
     def _wind_down(self) -> bool:
         """While stopping: whether it is time to go. Past the grace, or when hurried, handlers are stopped and
@@ -531,8 +611,8 @@ class Worker:
                 if run in self._ended:
                     continue
                 if not run.stopped:
-                    run.stop(self._runner.loop)
+                    self._runner.stop(run)
                 run.started_at = run.started_at or self._monotonic()
-                run.ended_at = self._monotonic()
+                run.end(self._monotonic())
                 self._ended.append(run)
         return False

@@ -22,9 +22,11 @@ from hocket.kernel.vocabulary import (
     ExpireWork,
     FailWork,
     Payload,
+    PostponeWork,
     ReportProgress,
     RetryJob,
     RouteKind,
+    SaveCheckpoint,
     ScheduleJob,
     Telemetry,
     YieldWork,
@@ -42,6 +44,7 @@ ACTS = (
     "renew",
     "complete",
     "yield",
+    "postpone",
     "expire",
     "fail",
     "renew",
@@ -163,6 +166,9 @@ class Run:
                 self.say(holder, ClaimWork(job, holder, self.pick(LEASES)), deps)
             case "yield":
                 self.say(holder, YieldWork(job, holder, ""), deps)
+            case "postpone":
+                delay = self.pick((1, 1_000, 1_000, 1_000, 60_000, 0, 2**40))
+                self.say(holder, PostponeWork(job, holder, delay, ""), deps)
             case "report":
                 self.say(holder, ReportProgress(job, holder, b"%d" % len(self.ops)), deps)
             case "cancel":
@@ -189,9 +195,11 @@ class Run:
                 YieldWork(job, named, ""),
                 ExpireWork(job, named, ""),
                 FailWork(job, named, "", "", True),
+                PostponeWork(job, named, 1_000, ""),
                 CancelJob(job, ""),
                 RetryJob(job, ""),
                 ReportProgress(job, named, b"x"),
+                SaveCheckpoint(job, named, b"x"),
             )
         )
         claims = sorted(mesh.claims_of.get(job, ()))

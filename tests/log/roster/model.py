@@ -25,9 +25,11 @@ from hocket.kernel.vocabulary import (
     DesignateCoordinator,
     ExpireWork,
     FailWork,
+    PostponeWork,
     ReportProgress,
     RetryJob,
     RouteKind,
+    SaveCheckpoint,
     ScheduleJob,
     YieldWork,
 )
@@ -42,8 +44,12 @@ JOB_OPS = (
     CancelJob,
     RetryJob,
     ReportProgress,
+    PostponeWork,
+    SaveCheckpoint,
     AcceptWork,
 )
+# Ops that the arbiter does not decide.
+NOTES = (ReportProgress, SaveCheckpoint)
 MONTH_MS = 30 * 24 * 3600 * 1000
 
 Verdict = set[Reason]
@@ -156,9 +162,9 @@ class Mesh:
         arbiter = None if job["policy"].get("open") else self.coordinator(op.timestamp)
         if isinstance(payload, AcceptWork):
             return self._accept(job, op, payload, self.coordinator(op.timestamp))
-        if arbiter not in (None, op.node_id) and not isinstance(payload, ReportProgress):
+        if arbiter not in (None, op.node_id) and not isinstance(payload, NOTES):
             return {Reason.OFFERED}
-        self.settled_by_arbiter = arbiter is not None and not isinstance(payload, ReportProgress)
+        self.settled_by_arbiter = arbiter is not None and not isinstance(payload, NOTES)
         try:
             return self._rule(job, op, payload)
         finally:
@@ -172,7 +178,7 @@ class Mesh:
         offer = self.ops[payload.offer]
         if arbiter != op.node_id or not isinstance(offer.payload, JOB_OPS) or offer.payload.job_id != payload.job_id:
             return {Reason.NOT_ARBITER}
-        if isinstance(offer.payload, ScheduleJob | ReportProgress | AcceptWork):
+        if isinstance(offer.payload, (ScheduleJob, AcceptWork, *NOTES)):
             return {Reason.NOT_ARBITER}
         if job["policy"].get("open"):
             return self._stamp(job, op, offer)
@@ -199,9 +205,11 @@ class Mesh:
             YieldWork: self._yield,
             ExpireWork: self._expire,
             FailWork: self._fail,
+            PostponeWork: self._postpone,
             CancelJob: self._cancel,
             RetryJob: self._retry,
             ReportProgress: self._progress,
+            SaveCheckpoint: self._checkpoint,
         }[type(payload)]
         return rule(job, op, payload)
 
@@ -326,6 +334,16 @@ class Mesh:
         job["ready_at"] = op.timestamp.wall + min(cap, rest + rest * spread // 131_072)
         return set()
 
+    # Back in the queue for a while, which costs nothing.
+    def _postpone(self, job: dict[str, Any], op: Op, payload: PostponeWork) -> Verdict:
+        against = self._not_the_holder(job, op, payload.claimer)
+        if not 1 <= payload.delay_ms <= MONTH_MS:
+            against = against | {Reason.BAD_DELAY}
+        if not against:
+            self._release(job)
+            job["ready_at"] = op.timestamp.wall + payload.delay_ms
+        return against
+
     def _cancel(self, job: dict[str, Any], op: Op, payload: CancelJob) -> Verdict:
         if job["state"] == "completed":
             return {Reason.COMPLETED}
@@ -346,6 +364,9 @@ class Mesh:
         if not against:
             job["progress"] = payload.note
         return against
+
+    def _checkpoint(self, job: dict[str, Any], op: Op, payload: SaveCheckpoint) -> Verdict:
+        return self._not_the_holder(job, op, payload.claimer)
 
     def _release(self, job: dict[str, Any]) -> None:
         job.update(state="pending", claimer=None, claim_op=None, deadline=None, progress=None)

@@ -15,9 +15,11 @@ from hocket.kernel.vocabulary import (
     CompleteJob,
     ExpireWork,
     FailWork,
+    PostponeWork,
     ReportProgress,
     RetryJob,
     RouteKind,
+    SaveCheckpoint,
     ScheduleJob,
     Telemetry,
     YieldWork,
@@ -108,9 +110,10 @@ def test_completed_is_final(story: Story) -> None:
         story.say(A, 9_001, FailWork(J, NODES[A], "", "", True)),
         story.say(A, 9_002, CancelJob(J, "")),
         story.say(A, 9_003, ReportProgress(J, NODES[A], b"x")),
+        story.say(A, 9_004, SaveCheckpoint(J, NODES[A], b"x")),
     ]
     assert {story.reason(op) for op in late} == {Reason.COMPLETED}
-    retry = story.say(A, 9_004, RetryJob(J, ""))
+    retry = story.say(A, 9_005, RetryJob(J, ""))
     assert story.reason(retry) is Reason.NOT_FAILED
     after = story.job()
     assert (after.state, after.outcome, after.done, after.fence) == (
@@ -215,7 +218,9 @@ def test_nobody_claims_in_anothers_name(story: Story) -> None:
         YieldWork(J, NODES[A], ""),
         YieldWork(J, NODES[B], ""),
         FailWork(J, NODES[A], "", "", True),
+        PostponeWork(J, NODES[A], 1_000, ""),
         ReportProgress(J, NODES[A], b""),
+        SaveCheckpoint(J, NODES[A], b""),
     ],
 )
 def test_only_the_claimer_speaks_for_the_claim(story: Story, payload: object) -> None:
@@ -225,6 +230,29 @@ def test_only_the_claimer_speaks_for_the_claim(story: Story, payload: object) ->
     other = story.say(B, 2, payload, (claim.id,))  # type: ignore[arg-type]
     assert story.reason(other) is Reason.NOT_CLAIMER
     assert (story.job().state, story.job().claimer) == (before.state, NODES[A])
+
+
+@pytest.mark.req("LW-41")
+def test_a_postponed_job_rests_and_spends_nothing(story: Story) -> None:
+    story.schedule(retries=0)
+    for n in range(RETURNS_MAX + 1):
+        claim = story.claim(A, n * 10_000 + 1)
+        assert story.reason(claim) is None
+        story.say(A, n * 10_000 + 2, PostponeWork(J, NODES[A], 9_000, "not yet"), (claim.id,))
+        job = story.job()
+        assert (job.state, job.failures, job.returns, job.fence) == (State.PENDING, 0, 0, n + 1)
+        assert job.ready_at == START + n * 10_000 + 9_002
+        early = story.claim(B, n * 10_000 + 9_001)
+        assert story.reason(early) is Reason.TOO_EARLY
+
+
+@pytest.mark.parametrize("delay_ms", [0, 30 * 24 * 3600 * 1000 + 1])
+def test_a_delay_has_bounds(story: Story, delay_ms: int) -> None:
+    story.schedule()
+    claim = story.claim(A, 1)
+    bad = story.say(A, 2, PostponeWork(J, NODES[A], delay_ms, ""), (claim.id,))
+    assert story.reason(bad) is Reason.BAD_DELAY
+    assert story.job().state is State.CLAIMED
 
 
 @pytest.mark.req("LW-05")
@@ -517,7 +545,7 @@ def test_the_fence_counts_first_claims_in_hlc_order(story: Story) -> None:
 
 
 @pytest.mark.req("LW-37")
-@pytest.mark.parametrize("late", ["complete", "yield", "fail", "renew", "report"])
+@pytest.mark.parametrize("late", ["complete", "yield", "fail", "renew", "report", "checkpoint"])
 def test_what_cites_an_older_claim_of_the_same_node_is_rejected(story: Story, late: str) -> None:
     story.schedule()
     old = story.claim(A, 1)
@@ -529,6 +557,7 @@ def test_what_cites_an_older_claim_of_the_same_node_is_rejected(story: Story, la
         "fail": FailWork(J, NODES[A], "", "", True),
         "renew": ClaimWork(J, NODES[A], 9_999),
         "report": ReportProgress(J, NODES[A], b"old"),
+        "checkpoint": SaveCheckpoint(J, NODES[A], b"old"),
     }[late]
     op = story.say(A, 2_002, payload, (old.id,))
     assert story.reason(op) is Reason.STALE_CLAIM

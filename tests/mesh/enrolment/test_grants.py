@@ -113,7 +113,7 @@ def test_audit_and_sanitize_go_where_they_have_a_meaning() -> None:
     [
         ("jobs:claim", "unknown resource 'jobs'"),
         ("job", "no action ''"),
-        ("job:write", "no action 'write'; it has read, schedule, claim, complete, all"),
+        ("job:write", "no action 'write'; it has read, schedule, claim, complete, define, all"),
         ("artifact:claim", "it has read, write, all"),
         ("", "unknown resource ''"),
         ("artifact:write:acme.", "only job actions and artifact:read take a kind"),

@@ -28,6 +28,8 @@ _OF_STAGE = {
     Stage.DONE: "WHERE stage = 4",
 }
 
+# A delayed job that was claimed before waits for its next run: it failed, was returned, or was postponed.
+_RESTING = "stage = 1 AND fence > 0"
 _STAGES = tuple(Stage)
 _OUTCOMES = tuple(Outcome)
 _STATES = (State.PENDING, State.PENDING, State.PENDING, State.CLAIMED, State.COMPLETED)
@@ -196,12 +198,11 @@ class JobStatements(LockStatements):
 
     def busy_kinds(self) -> set[str]:
         claimed = self._sql("SELECT DISTINCT kind FROM jobs WHERE stage = 3")
-        resting = "SELECT DISTINCT kind FROM jobs WHERE stage = 1 AND (failures > 0 OR returns > 0)"
+        resting = f"SELECT DISTINCT kind FROM jobs WHERE {_RESTING}"
         return {*self.ready_kinds(), *(row[0] for row in claimed), *(row[0] for row in self._sql(resting))}
 
     def busy(self, kind: str, limit: int) -> list[JobEntry]:
-        resting = "stage = 1 AND (failures > 0 OR returns > 0)"
-        rows = self._sql(f"SELECT {_JOB} FROM jobs WHERE kind = ? AND (stage = 0 OR {resting}) LIMIT ?", (kind, limit))
+        rows = self._sql(f"SELECT {_JOB} FROM jobs WHERE kind = ? AND (stage = 0 OR {_RESTING}) LIMIT ?", (kind, limit))
         return [_entry(row) for row in rows]
 
     def rate(self, kind: str) -> int:

@@ -9,8 +9,10 @@ from collections.abc import Callable
 
 from hocket.bus.memory import MemoryBus
 from hocket.store import Place
+from hocket.work.handler_processes import ProcessPlan
+from hocket.work.handler_threads import HandlerThreads
 from hocket.work.liveness import Liveness, LockLiveness
-from hocket.work.runner import Run, Runner
+from hocket.work.runner import Run
 
 EPOCH_S = 1_750_000_000.0
 
@@ -76,11 +78,11 @@ class SimEnvironment:
     def name(self, role: str) -> str:
         return f"{role}-{self.chance.randbytes(4).hex()}"
 
-    def slots(self, count: int, finished: Callable[[Run], None]) -> Runner:
+    def slots(self, count: int, finished: Callable[[Run], None], plan: ProcessPlan | None) -> HandlerThreads:
         return Tasks(count, finished, self.monotonic)
 
 
-class Tasks(Runner):
+class Tasks(HandlerThreads):
     """Handlers, which must be coroutines, as tasks of the running loop. Tracebacks name files of the real machine, and
     an op's id follows from its content: they are left out, so that a seed replays anywhere.
     """
@@ -95,3 +97,6 @@ class Tasks(Runner):
 
     def close(self) -> None:
         self._waiting.clear()
+
+    def _give_up(self, run: Run) -> None:
+        self._over(run)

@@ -23,11 +23,13 @@ from hocket.kernel.vocabulary import (
     ClaimWork,
     CompleteJob,
     CreateArtifact,
+    DefineKind,
     DelegateUcan,
     DesignateCoordinator,
     ExpireWork,
     FailWork,
     Payload,
+    PostponeWork,
     RetryJob,
     RevokeUcan,
     RouteKind,
@@ -171,6 +173,7 @@ class HostileNode(SimNode):
             RetryJob(job_id, "again"),
             ExpireWork(job_id, holder, ""),
             FailWork(job_id, holder, "", "", False),
+            PostponeWork(job_id, holder, 1_000, ""),
         ]
 
     def _speak(self) -> list[bytes]:
@@ -179,6 +182,7 @@ class HostileNode(SimNode):
             DesignateCoordinator(self.node),
             RouteKind(self.chance.choice((SOLE, OPEN)), self.node),
             ScheduleJob(NO_ID, SOLE, b"{}", b""),
+            DefineKind(SOLE, b'{"concurrency":1}'),
         ]
         for _, op in self._ops():
             if isinstance(op.payload, ClaimWork | CompleteJob):

@@ -30,6 +30,7 @@ from hocket.testing.sim.loop import Life
 from hocket.testing.sim.network import Network
 from hocket.work.blobs import Blobs
 from hocket.work.handlers import Handlers
+from hocket.work.output_files import OutputFiles
 from hocket.work.sweep import SweepLoop
 from hocket.work.worker import Worker, WorkerOptions
 
@@ -94,6 +95,8 @@ class _SimRuntime(Runtime):
         self.store = log.store
         self.log = log
         self.blobs = cast(Blobs, None)
+        self._helpers = None
+        self.output = cast(OutputFiles, None)
 
 
 class _Alone:

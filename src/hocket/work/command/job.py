@@ -31,7 +31,7 @@ from hocket.work.artifacts import Fetch
 from hocket.work.authorship import is_own
 from hocket.work.blobs import Blobs
 from hocket.work.command.allowance import Allowance
-from hocket.work.command.execute import CommandResult, CommandRunner
+from hocket.work.command.execute import CommandResult, CommandRunner, Heard
 from hocket.work.command.gpus import Gpus
 from hocket.work.command.listeners import OutputListeners
 from hocket.work.command.orders import CommandLimits, RunTerms, order_for
@@ -41,6 +41,7 @@ from hocket.work.command.secrets import Secrets, secret_names
 from hocket.work.command.streams import Kept
 from hocket.work.command.workdir import Content, Workdir, Workdirs
 from hocket.work.handlers import JobType
+from hocket.work.output_files import OutputFiles
 from hocket.work.proofs import NOTHING, OUTPUT_TYPE, STREAM_TYPES
 from hocket.work.run_outputs import INLINE_BYTES_MAX, RunOutputs
 from hocket.work.runner import Context, claim_of, products_of, schedule_of
@@ -70,6 +71,7 @@ class Premises(NamedTuple):
     read: Callable[[], AbstractContextManager[Session]]
     fetch: Fetch
     now_ms: Callable[[], int]
+    output: OutputFiles
 
 
 class Performed(NamedTuple):
@@ -142,11 +144,11 @@ class Commands:
         }
         for name in STREAM_TYPES:
             self.listeners.tell(ctx.job_id, name, b"")
-        with self._tidied(), self._workdirs.workdir(ctx.job_id) as workdir:
+        with self._tidied(), self._live(ctx) as heard, self._workdirs.workdir(ctx.job_id) as workdir:
             workdir.furnish(manifest, content)
             ended = self._runner.run(
                 order_for(manifest, workdir, told, BOUNDS, self._terms(ctx, manifest, is_own)),
-                heard=lambda stream, chunk: self.listeners.tell(ctx.job_id, stream, chunk),
+                heard=heard,
                 should_stop=lambda: ctx.cancelled,
                 now_ms=self._premises.now_ms,
             )
@@ -173,6 +175,21 @@ class Commands:
         self.listeners.tell_end(ctx.job_id, execution)
         proof = prove(execution, self._premises.key)
         return Performed(execution, ended, proof, products.evidence(encode_proof(proof), PROOF_TYPE).id)
+
+    @contextmanager
+    def _live(self, ctx: Context) -> Iterator[Heard]:
+        """Passes the output of a running command on to its listeners, and to files that anyone may follow."""
+        files = {name: self._premises.output.file(ctx.job_id, ctx.fence, name) for name in STREAM_TYPES}
+
+        def heard(stream: str, chunk: bytes) -> None:
+            files[stream].write(chunk)
+            self.listeners.tell(ctx.job_id, stream, chunk)
+
+        try:
+            yield heard
+        finally:
+            for file in files.values():
+                file.close()
 
     def _terms(self, ctx: Context, manifest: Manifest, is_own: bool) -> RunTerms:
         allowance = self.allowance

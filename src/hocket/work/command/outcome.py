@@ -52,22 +52,24 @@ def exit_code(execution: Execution) -> int:
     return NOT_STARTED if execution.exit_code is None else execution.exit_code
 
 
-def printed(session: Session, blobs: Blobs, job_id: bytes, stream: str, fetch: Fetch | None) -> bytes:
-    """What was kept of a stream of the job's last run, as its proof names it; empty if it is not available."""
+def printed(session: Session, blobs: Blobs, job_id: bytes, stream: str, fetch: Fetch | None) -> bytes | None:
+    """What was kept of a stream of the job's last run, as its proof names it; None if it is not available."""
     entry = session.job(job_id)
     proof = None if entry is None else find_proof(session, blobs, entry.job, fetch)
     if proof is None:
-        return b""
+        return None
     named: Stream | None = getattr(read_envelope(proof.envelope), stream)
+    if named is not None and named.size == 0:
+        return b""
     found = [
         each
         for each in session.artifacts_of_job(job_id)
         if named is not None and each.type == STREAM_TYPES[stream] and each.hash == named.hash
     ]
     try:
-        return artifacts.content(session, blobs, found[-1], fetch) if found else b""
+        return artifacts.content(session, blobs, found[-1], fetch) if found else None
     except HocketError:
-        return b""
+        return None
 
 
 def _sentence(session: Session, job: Job, execution: Execution) -> str:

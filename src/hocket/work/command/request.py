@@ -25,7 +25,8 @@ from hocket.log import Transaction
 from hocket.work import artifacts, jobs
 from hocket.work.blobs import Blobs
 from hocket.work.command.secrets import SECRETS_NAME, Secrets, check_values, named_values
-from hocket.work.handlers import Duration, policy
+from hocket.work.handlers import policy
+from hocket.work.job_options import Duration
 from hocket.work.jobs import Draft
 from hocket.work.run_outputs import Content
 

@@ -1,0 +1,38 @@
+"""Events as lines of Python's `logging`, under the logger `hocket`: `hocket.jobs` has a line for each start, end,
+failure, retry, rescue and lost lease of a job, `hocket.node` everything else. Nothing is configured here, as in every
+library: a program that embeds a worker chooses handlers and levels, and without a choice nothing is shown.
+"""
+
+import logging
+
+from hocket.events import Emit, Event, PeerChanged, RunFailed
+
+ROOT = "hocket"
+
+logging.getLogger(ROOT).addHandler(logging.NullHandler())
+
+
+def log_event(event: Event) -> None:
+    """Writes an event to its logger. The record has the event as `hocket_event`."""
+    logger, level = logging.getLogger(event.logger), level_of(event)
+    if logger.isEnabledFor(level):
+        logger.log(level, "%s", event, extra={"hocket_event": event})
+
+
+def logged(also: Emit) -> Emit:
+    """Writes each event to its logger, and calls `also` with it."""
+
+    def emit(event: Event) -> None:
+        log_event(event)
+        also(event)
+
+    return emit
+
+
+def level_of(event: Event) -> int:
+    match event:
+        case RunFailed(is_final=True):
+            return logging.ERROR
+        case PeerChanged(state="ok"):
+            return logging.INFO
+    return event.level

@@ -1,0 +1,362 @@
+"""Runs handlers in processes of their own, which can be killed. The worker keeps the claims, the renewals and the
+commits, so that no handler can block them; a handler process only runs handlers, and tells the worker what they make
+and how they end. A handler that does not stop costs its process: another one takes its place at once, and the process
+is killed when its other runs have ended, at the latest after a grace. Commands run on threads of the worker; they have
+processes of their own anyway.
+
+A process that dies takes its runs with it. A run that was alone in it fails: its handler is the cause. Of several runs
+the cause is unknown: they go back to the queue, and here each of them runs alone from then on.
+"""
+
+import asyncio
+import math
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from itertools import count
+from multiprocessing.connection import Pipe
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from hocket.errors import Usage
+from hocket.kernel.backoff import backoff_s
+from hocket.work.handler_channel import (
+    Channel,
+    Close,
+    Ended,
+    Made,
+    Noted,
+    Ready,
+    Renewed,
+    Saved,
+    Setup,
+    Start,
+    StuckAt,
+    Take,
+)
+from hocket.work.handler_threads import HandlerThreads
+from hocket.work.handlers import JobType
+from hocket.work.run_outputs import RunOutput
+from hocket.work.runner import Ending, Run, Step
+
+PROCESSES_MAX = 256
+# How long the other runs of a process with a stuck handler may go on.
+GRACE_S = 10.0
+# How long a process may take to end when it is told to.
+CLOSING_S = 2.0
+RESTART_S, RESTART_S_MAX = 0.5, 30.0
+
+_BEGIN = """
+import sys
+from importlib import import_module
+sys.path[:] = sys.argv[4:]
+import_module(sys.argv[1]).main(int(sys.argv[2]), int(sys.argv[3]))
+"""
+
+
+class ProcessPlan(NamedTuple):
+    """How many processes, for the handlers of which kinds, and where those are defined. `program` is the module that a
+    process runs.
+    """
+
+    processes: int
+    program: str
+    home: Path
+    modules: list[tuple[str, str]]
+    kinds: frozenset[str]
+
+
+def plan(processes: int, program: str, home: Path, types: Iterable[JobType]) -> ProcessPlan:
+    """Raises Usage if a process could not import the handlers."""
+    if not 1 <= processes <= PROCESSES_MAX:
+        raise Usage(f"{processes} processes are too few or too many; give 1 to {PROCESSES_MAX}")
+    modules: dict[tuple[str, str], None] = {}
+    served = [each for each in types if each.function is not None]
+    for each in served:
+        name = getattr(each.function, "__module__", "")
+        file = getattr(sys.modules.get(name), "__file__", None)
+        if file is None:
+            raise Usage(f"the handler of {each.kind} is in no file, so no process can import it; put it into a module")
+        modules[name, str(Path(file).resolve())] = None
+    return ProcessPlan(processes, program, home, list(modules), frozenset(each.kind for each in served))
+
+
+class _Process:
+    """One handler process. It is killed by the kernel, with everything that it has started, when this one ends."""
+
+    def __init__(self, plan: ProcessPlan, slots: int) -> None:
+        self.is_ready = False
+        self.error: str | None = None
+        self.retires_at = math.inf
+        self.runs: dict[int, Run] = {}
+        self.unanswered: dict[bytes, RunOutput] = {}
+        self.ended = threading.Event()
+        self._reaping = threading.Lock()
+        ours, theirs = Pipe()
+        lifeline, self._lifeline = os.pipe()
+        fds = theirs.fileno(), lifeline
+        try:
+            self.popen = subprocess.Popen(
+                [sys.executable, "-c", _BEGIN, plan.program, *map(str, fds), *sys.path],
+                pass_fds=fds,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        except BaseException:
+            ours.close()
+            os.close(self._lifeline)
+            raise
+        finally:
+            theirs.close()
+            os.close(lifeline)
+        self.channel = Channel(ours)
+        self.channel.send(Setup(plan.home, plan.modules, sorted(plan.kinds), slots, sys.argv))
+
+    @property
+    def is_retiring(self) -> bool:
+        return self.retires_at < math.inf
+
+    def kill(self) -> None:
+        """Kills it, and whatever its handlers have started in its session."""
+        with self._reaping, suppress(ProcessLookupError):
+            if self.popen.returncode is None:
+                os.killpg(self.popen.pid, signal.SIGKILL)
+
+    def reap(self) -> int:
+        """Call this once, when it is about to end: its exit code, or the negative number of a signal."""
+        hurry = threading.Timer(CLOSING_S, self.kill)
+        hurry.start()
+        os.waitid(os.P_PID, self.popen.pid, os.WEXITED | os.WNOWAIT)
+        hurry.cancel()
+        self.kill()  # it has ended, but its number still stands for its session
+        with self._reaping:
+            code = self.popen.wait()
+        self.channel.close()
+        os.close(self._lifeline)
+        self.ended.set()
+        return code
+
+
+class HandlerProcesses(HandlerThreads):
+    def __init__(
+        self, plan: ProcessPlan, slots: int, finished: Callable[[Run], None], monotonic: Callable[[], float]
+    ) -> None:
+        super().__init__(slots, finished, monotonic)
+        self._plan = plan
+        self._each = math.ceil(slots / plan.processes)
+        self._processes: list[_Process] = []
+        self._numbers = count()
+        self._suspects: set[bytes] = set()
+        self._failures = 0
+        self._starts_at = 0.0
+        self._changed: Callable[[], object] = lambda: None
+        self._is_closed = False
+
+    async def open(self) -> None:
+        loop, changed = asyncio.get_running_loop(), asyncio.Event()
+        self._changed = lambda: loop.call_soon_threadsafe(changed.set)
+        self._start_missing(self._monotonic())
+        try:
+            while sum(each.is_ready for each in list(self._processes)) < self._plan.processes:
+                await changed.wait()
+                changed.clear()
+                if self.trouble is not None:
+                    raise Usage(self.trouble)
+        finally:
+            self._changed = lambda: None
+
+    @property
+    def slots(self) -> int:
+        ready = sum(each.is_ready and not each.is_retiring for each in list(self._processes))
+        return min(self._slots, ready * self._each)
+
+    def stop(self, run: Run) -> None:
+        super().stop(run)
+        self._say(run, None)
+
+    def renewed(self, run: Run) -> None:
+        if (found := self._find(run)) is not None:
+            process, number = found
+            process.channel.send(Renewed(number, run.lease.ends_at, run.deadline_ms))
+
+    def look(self, now: float) -> list[Run]:
+        given_up = super().look(now)
+        for process in list(self._processes):
+            if process.is_retiring and (not process.runs or now >= process.retires_at):
+                for run in list(process.runs.values()):
+                    run.stopped = True
+                process.kill()
+        self._start_missing(now)
+        return given_up
+
+    def close(self) -> None:
+        self._is_closed = True
+        super().close()
+        processes = list(self._processes)
+        for process in processes:
+            process.channel.send(Close())
+        until = self._monotonic() + CLOSING_S
+        for process in processes:
+            if not process.ended.wait(max(0.0, until - self._monotonic())):
+                process.kill()
+                process.ended.wait(CLOSING_S)
+
+    # Runs.
+
+    def _has_room(self, run: Run) -> bool:
+        return run.job_type.kind not in self._plan.kinds or self._place(run) is not None
+
+    def _place(self, run: Run) -> _Process | None:
+        """The process with the fewest runs that may take one more."""
+        room = 1 if run.job.id in self._suspects else self._each
+        places = [
+            each
+            for each in self._processes
+            if each.is_ready
+            and not each.is_retiring
+            and len(each.runs) < room
+            and not any(other.job.id in self._suspects for other in list(each.runs.values()))
+        ]
+        return min(places, key=lambda each: len(each.runs), default=None)
+
+    def _launch(self, run: Run) -> None:
+        if run.job_type.kind not in self._plan.kinds:
+            super()._launch(run)
+            return
+        process, number = self._place(run), next(self._numbers)
+        assert process is not None
+        process.runs[number] = run
+        kind, claim = run.job_type.kind, run.claim
+        process.channel.send(Start(number, kind, claim, run.lease_ms, run.claimed_at))
+
+    def _take(self, run: Run, step: Step) -> None:
+        super()._take(run, step)
+        if step is not Step.GIVE_UP:
+            self._say(run, step)
+
+    def _give_up(self, run: Run) -> None:
+        if run.job_type.kind not in self._plan.kinds:
+            super()._give_up(run)
+            return
+        found = self._find(run)
+        if found is None:
+            return  # it has just ended
+        process, number = found
+        with self._lock:
+            process.retires_at = min(process.retires_at, self._monotonic() + GRACE_S)
+            if len(process.runs) == 1:
+                process.kill()
+                return  # the run is over when its process has ended
+            process.runs.pop(number, None)
+        self._over(run)
+
+    def _say(self, run: Run, step: Step | None) -> None:
+        if (found := self._find(run)) is not None:
+            process, number = found
+            process.channel.send(Take(number, step))
+
+    def _find(self, run: Run) -> tuple[_Process, int] | None:
+        for process in list(self._processes):
+            for number, other in list(process.runs.items()):
+                if other is run:
+                    return process, number
+        return None
+
+    # Processes.
+
+    def _start_missing(self, now: float) -> None:
+        while sum(not each.is_retiring for each in list(self._processes)) < self._plan.processes:
+            if self._is_closed or now < self._starts_at:
+                return
+            try:
+                process = _Process(self._plan, self._each)
+            except OSError as error:
+                self._failed(f"no process can be started: {error.strerror}")
+                return
+            self._processes.append(process)
+            threading.Thread(target=self._listen, args=(process,), name="hocket-handler-process", daemon=True).start()
+
+    def _listen(self, process: _Process) -> None:
+        """A thread for each process: hears it until it ends."""
+        with suppress(EOFError, OSError):
+            while True:
+                self._heard(process, process.channel.receive())
+        self._died(process, process.reap())
+
+    def _heard(self, process: _Process, message: Any) -> None:
+        if isinstance(message, Ready):
+            process.error = message.error
+            process.is_ready = message.error is None
+            if process.is_ready:
+                self._failures = 0
+                self._changed()
+                self._fill()
+            return
+        run = process.runs.get(message.run)
+        if run is None:
+            return
+        if isinstance(message, Noted):
+            run.report(message.note)
+        elif isinstance(message, Saved):
+            run.save(message.checkpoint)
+        elif isinstance(message, StuckAt):
+            run.traceback = message.stack
+        elif isinstance(message, Made):
+            self._made(process, run, message)
+        elif isinstance(message, Ended):
+            process.runs.pop(message.run, None)
+            self._suspects.discard(run.job.id)
+            run.stopped = run.stopped or message.stopped
+            run.conclude(message.ending._replace(traceback=message.ending.traceback or run.traceback))
+            self._over(run)
+
+    def _made(self, process: _Process, run: Run, made: Made) -> None:
+        products, call_id = run.products, made.call_id
+        try:
+            if call_id is None:
+                products.add(made.output)
+            elif made.begun:
+                process.unanswered[call_id] = made.output
+                products.begin(call_id, lambda now: made.output)
+            else:
+                products.end(call_id, made.output)
+                begun = process.unanswered.pop(call_id, None)
+                if begun is not None and begun.staged is not None:
+                    products.kit.blobs.drop(begun.staged)
+        except Usage:
+            pass  # the run is over, and its outputs are sealed
+
+    def _died(self, process: _Process, code: int) -> None:
+        with self._lock:
+            self._processes.remove(process)
+            runs, process.runs = list(process.runs.values()), {}
+        if not process.is_ready:
+            self._failed(process.error or f"a handler process {_how(code)} before its handlers were loaded")
+        for run in runs:
+            if len(runs) == 1 and not run.stopped:
+                self._suspects.discard(run.job.id)
+                run.conclude(Ending(None, f"its process {_how(code)}", run.traceback))
+            elif not run.given_up:
+                run.stopped = True
+                self._suspects.add(run.job.id)
+            self._over(run)
+
+    def _failed(self, error: str) -> None:
+        """A process cannot be started. Another one is tried after a while."""
+        self._failures += 1
+        self._starts_at = self._monotonic() + backoff_s(self._failures, RESTART_S, RESTART_S_MAX, 0.5)
+        self.trouble = error
+        self._changed()
+
+
+def _how(code: int) -> str:
+    if code >= 0:
+        return f"ended with exit code {code}"
+    try:
+        return f"was killed by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"was killed by signal {-code}"

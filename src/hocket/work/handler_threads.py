@@ -1,0 +1,163 @@
+"""Runs handlers in the worker's slots: plain functions on threads of their own, coroutines on an event loop of their
+own. Neither can block the worker's loop, which keeps renewing leases whatever a handler does.
+"""
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import Callable
+from queue import SimpleQueue
+
+from hocket.work.runner import Run, Step
+
+
+class HandlerThreads:
+    """Threads and a loop for the handlers of one worker. `finished` is called, from any thread, with each run that has
+    ended; `monotonic` is the clock. A handler that does not end is given up: its slot gets a new thread, or async
+    handlers a new loop.
+    """
+
+    def __init__(self, slots: int, finished: Callable[[Run], None], monotonic: Callable[[], float]) -> None:
+        self._slots = slots
+        self._finished = finished
+        self._monotonic = monotonic
+        self._waiting: deque[Run] = deque()
+        self._running: dict[Run, None] = {}  # in the order of their starts
+        self._stuck: set[Run] = set()
+        self._lock = threading.Lock()
+        self._queue: SimpleQueue[Run | None] = SimpleQueue()
+        self._threads = 0
+        self.loop: asyncio.AbstractEventLoop | None = None
+        self.trouble: str | None = None
+        """Why there are fewer slots than there should be. The worker reports it and sets it to None."""
+
+    async def open(self) -> None:
+        """Call this before the first `start`."""
+
+    def start(self, run: Run) -> None:
+        """Starts the run as soon as a slot is free."""
+        self._waiting.append(run)
+        self._fill()
+
+    def stop(self, run: Run) -> None:
+        run.stop()
+
+    def renewed(self, run: Run) -> None:
+        """The run's lease was renewed."""
+
+    @property
+    def slots(self) -> int:
+        """How many runs can be under way at once."""
+        return self._slots
+
+    @property
+    def is_spent(self) -> bool:
+        """Whether as many handlers are stuck as there are slots; each of them occupies a thread for ever."""
+        return len(self._stuck) >= self._slots
+
+    def look(self, now: float) -> list[Run]:
+        """Takes the steps that are due. Returns the runs that it gave up."""
+        given_up = []
+        with self._lock:
+            running = list(self._running)
+        for run in running:
+            due, step = run.next_step()
+            if now >= due:
+                self._take(run, step)
+                if step is Step.GIVE_UP:
+                    given_up.append(run)
+        return given_up
+
+    def close(self) -> None:
+        """Lets the threads end when they are free; a thread that is stuck in a handler ends with the process."""
+        self._waiting.clear()
+        for _ in range(self._threads):
+            self._queue.put(None)
+        if self.loop is not None:
+            self.loop.call_soon_threadsafe(self.loop.stop)
+
+    def _fill(self) -> None:
+        with self._lock:
+            while len(self._running) < self.slots and self._waiting and self._has_room(self._waiting[0]):
+                run = self._waiting.popleft()
+                if run.begin(self._monotonic()):
+                    self._running[run] = None
+                    try:
+                        self._launch(run)
+                    except RuntimeError:  # the system gives no thread: the worker returns the job after a while
+                        del self._running[run]
+                        run.started_at = None
+                        return
+
+    def _has_room(self, run: Run) -> bool:
+        return True
+
+    def _launch(self, run: Run) -> None:
+        if run.job_type.is_async:
+            loop = self.loop or self._start_loop()
+            loop.call_soon_threadsafe(self._start_task, loop, run)
+            return
+        if self._threads < self._slots:
+            threading.Thread(target=self._slot, name=f"hocket-handler-{self._threads + 1}", daemon=True).start()
+            self._threads += 1
+        self._queue.put(run)
+
+    def _take(self, run: Run, step: Step) -> None:
+        run.take(step)
+        if step is Step.GIVE_UP:
+            self._give_up(run)
+
+    def _give_up(self, run: Run) -> None:
+        with self._lock:
+            if run not in self._running:
+                return
+            del self._running[run]
+            self._stuck.add(run)
+            if run.job_type.is_async:
+                self.loop = None
+                for other in [each for each in self._running if each.job_type.is_async and not each.has_begun]:
+                    self._launch(other)  # the loop that it waits for may be blocked
+            else:
+                self._threads -= 1
+        self._over(run)
+
+    def _over(self, run: Run) -> None:
+        with self._lock:
+            self._running.pop(run, None)
+        is_first = run.end(self._monotonic())
+        self._fill()
+        if is_first:
+            self._finished(run)
+
+    def _came_back(self, run: Run) -> bool:
+        """A handler has ended: whether its run was given up before."""
+        with self._lock:
+            is_late = run in self._stuck
+            self._stuck.discard(run)
+            self._running.pop(run, None)
+            return is_late
+
+    def _slot(self) -> None:
+        while (run := self._queue.get()) is not None:
+            run.execute()
+            if self._came_back(run):
+                return  # another thread has this slot
+            self._over(run)
+
+    def _start_loop(self) -> asyncio.AbstractEventLoop:
+        loop = asyncio.new_event_loop()
+        threading.Thread(target=loop.run_forever, name="hocket-async-handlers", daemon=True).start()
+        self.loop = loop
+        return loop
+
+    def _start_task(self, loop: asyncio.AbstractEventLoop, run: Run) -> None:
+        def ended(task: asyncio.Task[None]) -> None:
+            if task is run.task and not self._came_back(run):
+                self._over(run)
+            if loop is not self.loop and not asyncio.all_tasks(loop):
+                loop.stop()  # another loop has taken its place
+
+        task = loop.create_task(run.execute_async())
+        task.add_done_callback(ended)
+        if not run.attach(task) or run.context.cancelled:
+            task.cancel()

@@ -1,0 +1,47 @@
+"""The options of a job as type checkers see them, the same for `@job`, `kind` and `using`. `handlers.policy` gives them
+their meaning.
+"""
+
+from collections.abc import Iterable
+from datetime import datetime
+from typing import Protocol, TypedDict
+
+from hocket.kernel.policy import Rate
+
+Duration = str | int | float
+
+
+class HasJobId(Protocol):
+    """A handle on a job."""
+
+    @property
+    def job_id(self) -> str: ...
+
+
+ErrorTypes = type[BaseException] | Iterable[type[BaseException]]
+
+
+class JobOptions(TypedDict, total=False):
+    """The options of `policy`."""
+
+    priority: int
+    not_before: int | str | datetime | None
+    lease: Duration | None
+    timeout: Duration | None
+    retries: int | None
+    backoff: Duration
+    backoff_max: Duration
+    after: str | HasJobId | Iterable[str | HasJobId]
+    unique: str | None
+    unique_for: Duration | None
+    concurrency: int | None
+    rate: str | Rate | None
+    open: bool
+    needs: str | Iterable[str]
+
+
+class HandlerOptions(JobOptions, total=False):
+    """The options of `@job`: those of its jobs, and which errors are retried."""
+
+    retry_on: ErrorTypes
+    give_up_on: ErrorTypes

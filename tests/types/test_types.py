@@ -1,0 +1,44 @@
+"""Type checkers see what a handler takes and returns: the program passes but for the five lines marked as wrong."""
+
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PROGRAM = Path(__file__).with_name("program.py")
+SOURCES = Path(__file__).resolve().parents[2] / "src"
+WRONG = {n for n, line in enumerate(PROGRAM.read_text().splitlines(), start=1) if "# wrong: " in line}
+PATIENCE_S = 140
+
+
+def test_five_lines_are_wrong() -> None:
+    assert len(WRONG) == 5
+
+
+def test_mypy_finds_them_and_nothing_else(tmp_path: Path) -> None:
+    words = [sys.executable, "-m", "mypy", "--strict", "--follow-imports=silent", "--cache-dir", str(tmp_path)]
+    words += ["--config-file", os.devnull, "--no-error-summary", "--hide-error-context", "--no-color-output"]
+    env = os.environ | {"MYPYPATH": str(SOURCES)}
+    done = subprocess.run([*words, str(PROGRAM)], capture_output=True, text=True, env=env, timeout=PATIENCE_S)
+    lines = [line for line in done.stdout.splitlines() if ": error: " in line]
+    assert {int(line.split(":")[1]) for line in lines} == WRONG, done.stdout + done.stderr
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("pyright") is None or shutil.which("node") is None, reason="pyright or node is missing"
+)
+def test_pyright_finds_them_and_nothing_else(tmp_path: Path) -> None:
+    shutil.copy(PROGRAM, tmp_path)
+    settings = {"typeCheckingMode": "strict", "extraPaths": [str(SOURCES)]}
+    (tmp_path / "pyrightconfig.json").write_text(json.dumps(settings))
+    words = [sys.executable, "-m", "pyright", "--outputjson", "--pythonpath", sys.executable, "-p", str(tmp_path)]
+    # Its own copy needs no download.
+    env = os.environ | {"PYRIGHT_PYTHON_USE_BUNDLED_PYRIGHT": "1", "PYRIGHT_PYTHON_IGNORE_WARNINGS": "1"}
+    done = subprocess.run(words, capture_output=True, text=True, env=env, timeout=PATIENCE_S)
+    found = [each for each in json.loads(done.stdout)["generalDiagnostics"] if each["severity"] == "error"]
+    assert {each["range"]["start"]["line"] + 1 for each in found} == WRONG, [each["message"] for each in found]

@@ -1,0 +1,180 @@
+"""Events in Python's `logging`: which logger, which level, which sentence; and a line for each step of a job's life, by
+real workers.
+"""
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+import hocket
+import hocket.testing
+from hocket.events import Event, JobRescued, PeerChanged, RunFailed, WorkerStarted
+from hocket.kernel.ids import parse_ulid
+from hocket.node.runtime import Runtime
+from hocket.store import Place, WorkerRow
+from hocket.work import jobs
+from hocket.work.event_logging import level_of, log_event, logged
+from hocket.work.sweep import Sweep
+from hocket.work.troubles import Troubles
+
+
+def lines(caplog: pytest.LogCaptureFixture, job_id: str) -> list[tuple[str, str]]:
+    """Level and sentence of each record about a job, without its id."""
+    found = [each for each in caplog.records if each.name == "hocket.jobs" and job_id in each.getMessage()]
+    return [(each.levelname, each.getMessage().removeprefix(f"job {job_id}: ")) for each in found]
+
+
+@hocket.job("logged.good")
+def good(ctx: hocket.Context) -> None:
+    pass
+
+
+@hocket.job("logged.bad", retries=1, backoff="10ms")
+def bad(ctx: hocket.Context) -> None:
+    raise ValueError("no such frame:\n  frame 7\n  is missing")
+
+
+def test_a_line_for_each_start_end_failure_and_retry(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "hocket")
+    hocket.init(tmp_path / "home")
+    with hocket.open(tmp_path / "home") as node:
+        one, other = node.submit(good).job_id, node.submit(bad).job_id
+        node.work([good, bad], until_idle=True)
+    assert lines(caplog, one) == [("INFO", "logged.good started"), ("INFO", "logged.good succeeded")]
+    failed = "logged.bad failed: ValueError: no such frame: … is missing"
+    retried = [line for line in lines(caplog, other) if line[1].startswith("try 2 in ")]
+    assert [line for line in lines(caplog, other) if line not in retried] == [
+        ("INFO", "logged.bad started"),
+        ("WARNING", failed),
+        ("INFO", "logged.bad started"),
+        ("ERROR", failed),
+    ]
+    assert [level for level, _ in retried] == ["INFO"]
+
+
+def test_a_claim_is_only_for_debugging(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG, "hocket")
+    hocket.init(tmp_path / "home")
+    with hocket.open(tmp_path / "home") as node:
+        one = node.submit(good).job_id
+        node.work([good], until_idle=True)
+    assert lines(caplog, one)[0] == ("DEBUG", "claimed")
+
+
+@hocket.job("logged.long")
+def long(ctx: hocket.Context) -> None:
+    while not ctx.cancelled:
+        time.sleep(0.01)
+
+
+def test_a_line_for_a_lost_lease(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "hocket")
+    hocket.init(tmp_path / "home")
+    with hocket.open(tmp_path / "home") as node:
+        one = node.submit(long).job_id
+
+        def cancel() -> None:
+            with Runtime.open(tmp_path / "home") as runtime:
+                while not any("started" in text for _, text in lines(caplog, one)):
+                    time.sleep(0.01)
+                runtime.log.run(lambda tx: jobs.cancel(tx, parse_ulid(one), "not needed"))
+
+        thread = threading.Thread(target=cancel)
+        thread.start()
+        node.work([long], until_idle=True)
+        thread.join()
+    warned = [text for level, text in lines(caplog, one) if level == "WARNING"]
+    assert warned and warned[0].startswith("handler stopped: ")
+
+
+DYING = """
+import sys
+import hocket
+
+@hocket.job("logged.dying")
+def dying(ctx):
+    print("began", flush=True)
+    import time
+    time.sleep(600)
+
+with hocket.open(sys.argv[1]) as node:
+    node.work([dying])
+"""
+
+
+@hocket.job("logged.dying")
+def survivor(ctx: hocket.Context) -> None:
+    pass
+
+
+def test_a_line_for_a_rescue(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "hocket")
+    hocket.init(tmp_path / "home")
+    with hocket.open(tmp_path / "home") as node:
+        one = node.submit("logged.dying").job_id
+        dying = subprocess.Popen(
+            [sys.executable, "-c", DYING, str(tmp_path / "home")], stdout=subprocess.PIPE, text=True
+        )
+        assert dying.stdout is not None and dying.stdout.readline() == "began\n"
+        os.kill(dying.pid, signal.SIGKILL)
+        dying.communicate()
+        node.work([survivor], until_idle=True)
+    assert lines(caplog, one) == [
+        ("WARNING", "rescued: its worker process died"),
+        ("INFO", "logged.dying started"),
+        ("INFO", "logged.dying succeeded"),
+    ]
+
+
+def test_an_event_for_each_lease_that_ran_out() -> None:
+    told: list[Event] = []
+    with hocket.testing.node() as node:
+        one = node.submit(good).job_id
+        log = node.runtime.log
+        row = WorkerRow(0, "w", 1, 1, log.node.to_bytes(8, "big"), 1, Place())
+        number = log.run(lambda tx: tx.session.put_worker(row))
+        log.run(lambda tx: jobs.claim(tx, number, 1, lambda kind: 1_000))
+        sweep = Sweep(Troubles(told.append, time.monotonic), told.append)
+        log.run(lambda tx: sweep(tx, set()))
+        assert told == []
+        node.clock.advance(2)
+        log.run(lambda tx: sweep(tx, set()))
+    assert told == [JobRescued(one, "logged.good", 1, "its lease ran out")]
+
+
+def test_levels_and_loggers(caplog: pytest.LogCaptureFixture) -> None:
+    assert level_of(PeerChanged("http://a:1", "ok", "")) == logging.INFO
+    assert level_of(PeerChanged("http://a:1", "unreachable", "")) == logging.WARNING
+    assert level_of(RunFailed("J", "k", 1, "no")) == logging.ERROR
+    assert level_of(RunFailed("J", "k", 1, "no", is_final=False)) == logging.WARNING
+    caplog.set_level(logging.INFO, "hocket")
+    event = WorkerStarted(1, ("a.b",))
+    log_event(event)
+    (record,) = caplog.records
+    assert (record.name, record.levelname, record.getMessage()) == ("hocket.node", "INFO", str(event))
+    assert record.hocket_event is event  # type: ignore[attr-defined]
+
+
+def test_an_event_below_the_level_costs_no_sentence() -> None:
+    class Silent(WorkerStarted, frozen=True, tag="Silent"):
+        def __str__(self) -> str:
+            raise AssertionError("nobody reads it")
+
+    told: list[Event] = []
+    logging.getLogger("hocket.node").setLevel(logging.CRITICAL)
+    try:
+        logged(told.append)(Silent(1, ()))
+    finally:
+        logging.getLogger("hocket.node").setLevel(logging.NOTSET)
+    assert len(told) == 1
+
+
+def test_the_tree_has_a_null_handler_and_nothing_else() -> None:
+    assert [type(each) for each in logging.getLogger("hocket").handlers] == [logging.NullHandler]

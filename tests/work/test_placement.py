@@ -1,0 +1,91 @@
+"""A worker has labels, and a job may need some: a worker without them does not claim it."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import hocket
+from hocket.errors import Usage
+from hocket.kernel.placement import check_labels, lacking
+from hocket.kernel.policy import DEFAULT
+from hocket.node.node import SyncHandle, SyncNode
+from hocket.work.handlers import JobType, policy
+from hocket.work.why import explain
+
+pytestmark = pytest.mark.touches("LW-41")
+
+KIND = "acme.render"
+
+
+def render(ctx: hocket.Context) -> int:
+    return ctx.fence
+
+
+def job_type(**options: object) -> JobType:
+    return JobType(KIND, policy(DEFAULT, **options), render)
+
+
+@pytest.mark.parametrize(
+    ("needs", "labels", "left"),
+    [
+        ((), (), []),
+        (("gpu",), (), ["gpu"]),
+        (("gpu",), ("gpu",), []),
+        (("gpu",), ("gpu=a100",), []),
+        (("gpu=a100",), ("gpu",), ["gpu=a100"]),
+        (("gpu=a100",), ("gpu=h100", "gpu=a100"), []),
+        (("gpu", "ssd", "arch=arm"), ("gpu", "arch=x86"), ["ssd", "arch=arm"]),
+    ],
+)
+def test_what_labels_meet(needs: tuple[str, ...], labels: tuple[str, ...], left: list[str]) -> None:
+    assert lacking(needs, labels) == left
+
+
+@pytest.mark.parametrize("bad", ["", "=a", "gpu=", "a b", "gpu=a\n", "x" * 129, "ü"])
+def test_a_bad_label_is_refused_with_an_example(bad: str) -> None:
+    with pytest.raises(ValueError, match="write it like gpu or gpu=a100"):
+        check_labels([bad])
+    with pytest.raises(Usage, match="bad needs"):
+        job_type(needs=bad)
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[SyncNode]:
+    hocket.init(tmp_path)
+    with hocket.open(tmp_path) as node:
+        yield node
+
+
+def states(*handles: SyncHandle) -> list[str]:
+    return [each.status()["state"] for each in handles]
+
+
+def test_a_worker_takes_only_the_jobs_whose_needs_it_meets(node: SyncNode) -> None:
+    plain = node.submit(job_type())
+    gpu = node.submit(job_type(needs="gpu", priority=9))
+    a100 = node.submit(job_type(needs=["gpu=a100"], priority=8))
+    node.work([job_type()], until_idle=True)
+    assert states(plain, gpu, a100) == ["completed", "pending", "pending"], "it ends although jobs are left"
+    with node.runtime.read() as session:
+        assert explain(session, node.runtime.blobs, gpu.job_id)["needs"] == ["gpu"]
+    node.work([job_type()], until_idle=True, labels=["gpu=h100"])
+    assert states(gpu, a100) == ["completed", "pending"]
+    node.work([job_type()], until_idle=True, labels=["gpu=h100", "gpu=a100"])
+    assert states(a100) == ["completed"]
+
+
+def test_a_handler_that_needs_a_label_takes_no_job_without_it(node: SyncNode) -> None:
+    """Also no job that was submitted before anybody said so."""
+    before = node.submit(KIND)
+    node.work([job_type(needs="gpu")], until_idle=True)
+    assert states(before) == ["pending"]
+    after = node.submit(KIND)
+    assert after.status()["options"] == {"needs": ("gpu",)}
+    node.work([job_type(needs="gpu")], until_idle=True, labels=["gpu"])
+    assert states(before, after) == ["completed", "completed"]
+
+
+def test_a_bad_label_of_a_worker_is_refused(node: SyncNode) -> None:
+    with pytest.raises(Usage, match="bad label 'a b'"):
+        node.work([job_type()], labels=["a b"])

@@ -1,0 +1,165 @@
+"""One run of a handler: it begins only under a lease, it ends in the worker's books whatever its handler raises, and an
+exception that stops it reaches no thread that does not run it.
+"""
+
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+import hocket
+from hocket.kernel.ids import ulid_text
+from hocket.node.runtime import Runtime
+from hocket.work import jobs
+from hocket.work.handler_threads import HandlerThreads
+from hocket.work.handlers import JobType, draft
+from hocket.work.json_values import encode_json
+from hocket.work.runner import Run, Step
+from tests.work.mesh import PATIENCE_S, Mesh, wait_for
+from tests.work.test_timeouts import MODULES
+
+LEASE_MS = 1_000
+
+
+class Mute(BaseException):
+    """Whatever one asks it, it raises something that is no Exception."""
+
+    def __str__(self, *more: object) -> str:
+        raise KeyboardInterrupt
+
+    __repr__ = __format__ = __str__
+
+
+class Runs:
+    """Runs of real claims, on a clock that the test moves."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self.runtime = runtime
+        self.now = 100.0
+
+    def run(self, handler: JobType) -> Run:
+        log, made = self.runtime.log, handler.draft({})
+        job_id = log.run(lambda tx: jobs.submit(tx, [made]))[0].job_id
+        claims = log.run(lambda tx: jobs.claim(tx, 0, 1, {handler.kind: LEASE_MS}.get))
+        assert [ulid_text(each.job.id) for each in claims.taken] == [ulid_text(job_id)]
+        kit = self.runtime.kit(handler.kind, lambda: self.now)
+        return Run(claims.taken[0], handler, LEASE_MS, self.now, kit)
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Runs:
+    Runtime.init(tmp_path / "home").close()
+    return Runs(Runtime.open(tmp_path / "home"))
+
+
+def test_no_exception_reaches_a_thread_that_does_not_run_the_job(runs: Runs) -> None:
+    """The system gives the ident of a thread that has ended to another one; here this thread is both."""
+
+    def mute(ctx: hocket.Context) -> None:
+        raise Mute
+
+    for handler in (mute, lambda ctx: None):
+        run = runs.run(JobType("acme.mute", function=handler))
+        assert run.begin(runs.now)
+        run.execute()
+        run.stop()
+        for _ in range(10_000):  # an exception from outside arrives between two steps
+            pass
+
+
+def test_a_stopped_handler_is_interrupted_once(runs: Runs) -> None:
+    arrived: list[int] = []
+    ready, told = threading.Event(), threading.Event()
+
+    def stubborn(ctx: hocket.Context) -> None:
+        ready.set()
+        while not told.is_set():
+            try:
+                time.sleep(0.001)
+            except hocket.Cancelled:
+                arrived.append(1)
+
+    run = runs.run(JobType("acme.stubborn", function=stubborn))
+    assert run.begin(runs.now)
+    thread = threading.Thread(target=run.execute)
+    thread.start()
+    assert ready.wait(PATIENCE_S)
+    run.take(Step.TIME_OUT)
+    run.take(Step.INTERRUPT)
+    wait_for(lambda: arrived, "the exception")
+    run.stop()
+    told.set()
+    thread.join(PATIENCE_S)
+    assert arrived == [1] and not thread.is_alive()
+
+
+@pytest.mark.req("LW-18")
+def test_a_run_whose_lease_ends_before_its_first_line_does_not_begin(runs: Runs) -> None:
+    """A process can be suspended at any step; its leases end meanwhile."""
+    called: list[str] = []
+    late = runs.run(JobType("acme.late", function=lambda ctx: called.append("late")))
+    begun = runs.run(JobType("acme.begun", function=lambda ctx: called.append("begun")))
+    good = runs.run(JobType("acme.good", function=lambda ctx: called.append("good")))
+    assert good.begin(runs.now)
+    good.execute()
+    assert begun.begin(runs.now)
+    runs.now += LEASE_MS / 1000
+    begun.execute()
+    assert not late.begin(runs.now)
+    assert called == ["good"]
+    assert begun.stopped and begun.context.cancelled and late.started_at is None
+
+
+@pytest.mark.touches("LW-18")
+def test_a_thread_looks_at_the_lease_of_each_run_that_it_starts(runs: Runs) -> None:
+    """The thread of the first run starts the second one, which has waited for a slot, and not the worker's loop."""
+    started: list[str] = []
+    ended = threading.Event()
+
+    def first(ctx: hocket.Context) -> None:
+        started.append("first")
+        runs.now += LEASE_MS / 1000
+
+    threads = HandlerThreads(1, lambda run: ended.set(), lambda: runs.now)
+    second = runs.run(JobType("acme.second", function=lambda ctx: started.append("second")))
+    threads.start(runs.run(JobType("acme.first", function=first)))
+    threads.start(second)
+    assert ended.wait(PATIENCE_S)
+    threads.close()
+    assert started == ["first"] and second.revoke()
+
+
+@pytest.mark.req("LW-18")
+@pytest.mark.xdist_group("processes")
+def test_a_thawed_worker_starts_nothing_whose_lease_has_ended(mesh: Mesh) -> None:
+    mesh.node.submit_many([("hung.stamp", {})] * 150)
+    worker = mesh.worker(**MODULES, concurrency=2, constants={"QUEUED_MAX_S": PATIENCE_S}).up()
+    for stop in range(1, 6):
+        mesh.wait_journal("start", 4 * stop)
+        worker.suspend()
+        deadline = time.monotonic() + 0.4
+        wait_for(lambda deadline=deadline: time.monotonic() > deadline, "the leases to end")
+        worker.signal(18)
+    mesh.wait_done(150)
+    late = [line for line in mesh.journal("start") if line["at"] > line["deadline"]]
+    assert late == []
+
+
+@pytest.mark.parametrize(
+    ("value", "says"),
+    [
+        (float("nan"), "the result has nan"),
+        ({"a": {"b": [1, float("inf")]}}, r"the result has inf at a\.b\[1\]"),
+        ((None, -float("inf")), r"the result has -inf at \[1\]"),
+    ],
+)
+def test_a_number_that_json_lacks_is_an_error_that_says_where(value: object, says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        encode_json(value, "the result")
+    assert encode_json({"a": None, "b": "null"}, "the result") == b'{"a":null,"b":"null"}'
+
+
+def test_a_payload_with_nan_is_refused(runs: Runs) -> None:
+    with pytest.raises(hocket.Usage, match=r"the payload of acme\.x cannot be written as JSON: it has nan at loss"):
+        draft("acme.x", {"loss": float("nan")}, {})
