@@ -79,7 +79,7 @@ def test_status_shows_each_worker_with_its_node_kinds_and_jobs_and_the_server(ho
 
 
 def test_a_wait_says_once_that_nobody_serves_the_kind(hocket: Program):
-    late = hocket("submit", "acme.render", "--wait", "--timeout", "3s", code=5)
+    late = hocket("submit", "acme.render", "--wait-for", "3s", code=5)
     first, last = late.err.splitlines()
     assert first == "hocket: waiting: no worker that this node knows of serves acme.render"
     assert f"job {late.job_id} has not ended within 3 seconds: no worker that this node knows of serves" in last
@@ -89,7 +89,7 @@ def test_a_wait_says_once_that_nobody_serves_the_kind(hocket: Program):
 
 
 def test_with_json_a_wait_is_an_object_on_stderr(hocket: Program):
-    late = hocket("submit", "acme.render", "--wait", "--timeout", "2s", "--json", code=5)
+    late = hocket("submit", "acme.render", "--wait-for", "2s", "--json", code=5)
     told = json.loads(late.err.splitlines()[0])
     assert (told["type"], told["reason"]) == ("JobWaiting", "no worker")
     assert told["detail"] == "no worker that this node knows of serves acme.render"

@@ -14,7 +14,7 @@ from hocket.store import Presence, WorkerRow
 from hocket.work.serving import TEXT_CHARS_MAX, Serving, read_serving, serving_text
 from tests.mesh.world import Place, enrolled, run, until
 
-RENDER = Serving(("acme.", "hocket.run", "secret.one"), allow=("ffmpeg -i *",))
+RENDER = Serving(("acme.", "hocket.run", "secret.one"), allow=("ffmpeg -i *",), labels=("gpu",))
 
 
 def employ(place: Place, *workers: Serving) -> None:
@@ -62,7 +62,7 @@ def test_a_reader_hears_only_of_kinds_that_it_may_read_or_submit(tmp_path: Path)
         try:
             employ(a, RENDER, Serving(("other.kind",)))
             await shared(leaf, a)
-            assert known(leaf) == {a.id: [Serving(("acme.render", "acme.render."))]}
+            assert known(leaf) == {a.id: [Serving(("acme.render", "acme.render."), labels=("gpu",))]}
         finally:
             await leaf.close()
 

@@ -17,10 +17,10 @@ from hocket.mesh.waiting import Waiting, WaitReason
 from hocket.node.delivery import waiting_of
 from hocket.node.runtime import Runtime
 from hocket.store import Presence
-from hocket.work import jobs
+from hocket.work import jobs, kinds
 from hocket.work.command import request
 from hocket.work.command.request import command
-from hocket.work.handlers import kind
+from hocket.work.handlers import Handlers, JobType, kind
 from hocket.work.serving import Serving, serving_text
 from tests.mesh.test_presence import employ
 from tests.mesh.world import Place, enrolled, run
@@ -120,6 +120,36 @@ def test_a_time_another_job_and_limits(tmp_path: Path) -> None:
         claim(here)
         paced = waiting(here, submit(here, "acme.paced", rate="1/1h"))
         assert paced.reason is WaitReason.LIMIT and paced.sentence.startswith("the rate of acme.paced is 1 in 60 min; ")
+
+    alone(tmp_path, test)
+
+
+def test_limits_of_a_kind_that_the_job_does_not_state(tmp_path: Path) -> None:
+    def test(here: Place) -> None:
+        employ(here, Serving(("acme.",)))
+        sole = JobType("acme.sole", function=lambda ctx: None).using(concurrency=1)
+        here.log.run(lambda tx: kinds.define(tx, Handlers([sole])))
+        submit(here, "acme.sole")
+        claim(here)
+        assert waiting(here, submit(here, "acme.sole")).sentence == "1 of at most 1 acme.sole jobs run (--concurrency)"
+
+    alone(tmp_path, test)
+
+
+def test_a_label_that_no_worker_has(tmp_path: Path) -> None:
+    def test(here: Place) -> None:
+        job = submit(here, needs=["gpu", "ssd"])
+        nobody = "no worker that this node knows of serves acme.render with the label gpu and ssd"
+        assert waiting(here, job).sentence == nobody
+        lacking = Serving(("acme.",)), Serving(("acme.",), labels=("ssd",)), Serving(("other.",), labels=("gpu",))
+        employ(here, *lacking)
+        lacks = waiting(here, job)
+        assert (lacks.reason, lacks.sentence) == (
+            WaitReason.NO_WORKER,
+            "no worker of acme.render on this node has the label gpu",
+        )
+        employ(here, *lacking, Serving(("acme.",), labels=("gpu=a100", "ssd")))
+        assert waiting(here, job).reason is WaitReason.BUSY
 
     alone(tmp_path, test)
 

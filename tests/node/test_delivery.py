@@ -3,8 +3,9 @@
 import asyncio
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
@@ -13,7 +14,8 @@ from hocket.errors import Usage
 from hocket.mesh import peers
 from hocket.mesh.sync_lock import SyncLock
 from hocket.node import delivery
-from hocket.node.node import Node
+from hocket.node.handles import SyncHandle
+from hocket.node.node import Node, SyncNode
 from hocket.node.opening import delivery as delivery_of
 from hocket.node.runtime import Runtime
 
@@ -119,3 +121,68 @@ def test_without_the_packages_for_it_the_program_is_told(
     assert said == [
         f"talking to other nodes needs aiohttp; install hocket[server]; the job is kept here, and {delivery.DELIVERS}"
     ]
+
+
+WRITES: dict[str, Callable[[SyncNode, SyncHandle], object]] = {
+    "submit": lambda node, _: node.submit("acme.two"),
+    "submit with options": lambda node, _: node.submit(hocket.kind("acme.two", priority=2)),
+    "submit_many": lambda node, _: node.submit_many([("acme.two", {})]),
+    "chain": lambda node, _: node.chain("acme.two", "acme.three"),
+    "then": lambda _, job: job.then("acme.two"),
+    "cancel": lambda _, job: job.cancel(),
+    "cancel_many": lambda node, _: node.cancel_many(kind="acme.one"),
+}
+
+
+@pytest.mark.parametrize("name", WRITES)
+def test_whatever_a_program_writes_is_sent(
+    runtime: Runtime, silent: str, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr(delivery, "DELIVER_S", 0.1)
+    with Runtime.open(runtime.home.path) as before:
+        job_id = SyncNode(before).submit("acme.one").job_id
+    befriend(runtime, silent)
+    said: list[str] = []
+    opened = Runtime.open(runtime.home.path)
+    node = SyncNode(opened, delivery_of(opened, said.append))
+    WRITES[name](node, node.job(job_id))
+    node.close()
+    assert [each.partition(" ")[0] for each in said] == [silent]
+
+
+@pytest.mark.parametrize("name", WRITES)
+def test_whatever_an_async_program_writes_is_sent(
+    runtime: Runtime, silent: str, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr(delivery, "DELIVER_S", 0.1)
+    with Runtime.open(runtime.home.path) as before:
+        job_id = SyncNode(before).submit("acme.one").job_id
+    befriend(runtime, silent)
+    said: list[str] = []
+
+    async def program() -> None:
+        opened = Runtime.open(runtime.home.path)
+        node = Node(opened)
+        node.delivery = delivery_of(opened, said.append)
+        await cast(Any, WRITES[name])(node, node.job(job_id))
+        await node.close()
+
+    asyncio.run(program())
+    assert [each.partition(" ")[0] for each in said] == [silent]
+
+
+def test_a_wait_for_several_jobs_says_what_the_first_open_one_waits_for(runtime: Runtime) -> None:
+    with hocket.open(runtime.home.path) as node:
+        ended, waits = node.submit("acme.ended"), node.submit("acme.waits")
+        node.work([hocket.JobType("acme.ended", function=lambda ctx: 1)], until_idle=True)
+        says = f"job {waits.job_id} has not ended within 0.01 seconds: no worker .* serves acme.waits"
+        with pytest.raises(TimeoutError, match=says):
+            node.gather(ended, waits, timeout=0.01)
+    job_ids = ended.job_id, waits.job_id
+
+    async def async_way() -> None:
+        async with hocket.open(runtime.home.path) as node:
+            with pytest.raises(TimeoutError, match=says):
+                await node.gather(*map(node.job, job_ids), timeout=0.01)
+
+    asyncio.run(async_way())

@@ -97,7 +97,7 @@ def test_while_the_coordinator_is_out_of_reach_it_says_where_the_job_is(
     assert KEPT in kept.err and "Connection refused" in kept.err
     cancelled = leaf("cancel", old, code=5)
     assert "Connection refused; the request is kept here, and the next `hocket sync`" in cancelled.sentence
-    late = leaf("submit", "acme.one", '{"n": 2}', "--wait", "--timeout", "2s", code=5)
+    late = leaf("submit", "acme.one", '{"n": 2}', "--wait-for", "2s", code=5)
     assert "waiting: the coordinator" in late.err and KEPT in late.err.splitlines()[-1]
     with caplog.at_level(logging.WARNING, "hocket"), hocket.open(leaf.home) as node:
         job = node.submit("acme.one", n=3)
