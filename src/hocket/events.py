@@ -167,6 +167,17 @@ class JobSkipped(Event, frozen=True):
         return f"job {self.job_id} skipped: {self.reason}"
 
 
+class JobWaiting(Event, frozen=True):
+    """A command waits for this job."""
+
+    job_id: str
+    reason: str
+    detail: str
+
+    def __str__(self) -> str:
+        return f"waiting: {self.detail}"
+
+
 class JobsReclaimed(Event, frozen=True):
     level = INFO
 
@@ -203,6 +214,14 @@ class WorkerStarted(Event, frozen=True):
 
     def __str__(self) -> str:
         return f"worker {self.process} serves {', '.join(self.kinds)}"
+
+
+class KindsNotClaimable(Event, frozen=True):
+    kinds: tuple[str, ...]
+
+    def __str__(self) -> str:
+        named = ", ".join(self.kinds)
+        return f"this node may not claim {named} jobs: it was not granted that, or they are routed to another node"
 
 
 class WorkerStopping(Event, frozen=True):

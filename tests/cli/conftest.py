@@ -70,8 +70,8 @@ class Result:
 
     @property
     def sentence(self) -> str:
-        """The one line on stderr that says what went wrong."""
-        lines = self.err.splitlines()
+        """The one line on stderr that says what went wrong; others may say what the command waited for."""
+        lines = [line for line in self.err.splitlines() if not line.startswith("hocket: waiting: ")]
         assert len(lines) == 1 and lines[0].startswith("hocket: "), self.err
         return lines[0].removeprefix("hocket: ")
 

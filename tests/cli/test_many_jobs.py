@@ -70,7 +70,10 @@ def test_a_job_waits_for_a_worker_with_the_label_that_it_needs(hocket: Program) 
     hocket("work", "limited.py", "--until-idle", code=0)
     hocket("work", "limited.py", "--until-idle", "--label", "ssd", code=0)
     assert hocket.show(gpu)["state"] == "pending"
-    assert "waits for a worker with the label gpu" in hocket("why", gpu, code=0).out
+    assert (
+        "waits: no worker that this node knows of serves limit.gpu with the label gpu\n"
+        in hocket("why", gpu, code=0).out
+    )
     assert hocket("why", gpu, "--json", code=0).json["needs"] == ["gpu"]
     hocket("work", "limited.py", "--until-idle", "--label", "gpu=a100", code=0)
     assert hocket.show(gpu)["result"] == "on the gpu"

@@ -165,6 +165,8 @@ def as_version_4(path: Path) -> None:
     """Takes from a database what later versions have added."""
     made_by(
         path,
+        "DROP TABLE presence",
+        "ALTER TABLE workers DROP COLUMN serves",
         "ALTER TABLE head DROP COLUMN sealed",
         "DROP TABLE finished",
         "DROP INDEX jobs_failed",

@@ -10,7 +10,9 @@ from hocket.errors import Usage
 from hocket.kernel.placement import check_labels, lacking
 from hocket.kernel.policy import DEFAULT
 from hocket.node.node import SyncHandle, SyncNode
+from hocket.store import Session
 from hocket.work.handlers import JobType, policy
+from hocket.work.serving import Serving, read_serving
 from hocket.work.why import explain
 
 pytestmark = pytest.mark.touches("LW-41")
@@ -89,3 +91,12 @@ def test_a_handler_that_needs_a_label_takes_no_job_without_it(node: SyncNode) ->
 def test_a_bad_label_of_a_worker_is_refused(node: SyncNode) -> None:
     with pytest.raises(Usage, match="bad label 'a b'"):
         node.work([job_type()], labels=["a b"])
+
+
+def test_a_worker_tells_others_its_labels(node: SyncNode) -> None:
+    def look(session: Session) -> tuple[bool, list[Serving]]:
+        told = [each for row in session.workers() for each in read_serving(row.serves)]
+        return bool(told), told
+
+    with node.working([job_type()], labels=["gpu=a100"]):
+        assert node.until(look, 30.0) == [Serving(("acme.render",), labels=("gpu=a100",))]

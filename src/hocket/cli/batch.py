@@ -18,7 +18,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 from hocket.cli.options import decoded
 from hocket.cli.output import Progress, emit_each, progress, say
-from hocket.cli.settings import open_runtime
+from hocket.cli.settings import deliver, open_runtime
 from hocket.errors import HocketError, Usage
 from hocket.kernel.ids import ulid_text
 from hocket.log import Transaction
@@ -126,6 +126,7 @@ def submit_batch(source: str) -> None:
         made = Outcomes(len(batch))
         with progress("submitting") as bar:
             runtime.log.run_each(_steps(batch, _ordered(batch), there, made, bar))
+        deliver(runtime)
     kinds = batch.kinds()
     emit_each(
         {"line": batch.number(n), "job_id": made.job_id(n), "kind": kinds[n], "created": made.is_new(n)}

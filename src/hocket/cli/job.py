@@ -110,6 +110,7 @@ def _fields(shown: "JobDetails", names: dict[str, str]) -> list[tuple[str, objec
     ]
     optional: list[tuple[str, Any]] = [
         ("not before", moment(shown.ready_at_ms)),
+        ("waits for", shown.waits_for),
         ("claimer", None if shown.claimer is None else names.get(shown.claimer, shown.claimer)),
         ("lease until", moment(shown.deadline_ms)),
         ("ended", moment(shown.done_ms)),

@@ -8,7 +8,7 @@ import msgspec
 import typer
 
 from hocket.cli.app import new_app
-from hocket.cli.output import ago, console, emit, on_terminal
+from hocket.cli.output import ago, console, emit, notice, on_terminal
 from hocket.cli.settings import HomeOption, JsonOption, open_service, settings
 from hocket.cli.tables import lines_drawn
 from hocket.kernel.durations import span
@@ -131,13 +131,27 @@ def _when(job: JobBrief, now: int) -> str:
     return ago(job.scheduled_ms, now)
 
 
+def _waits(listed: JobsPage) -> list[str]:
+    """What pending jobs wait for, a line each."""
+    return [f"{count} waiting: {sentence}" for sentence, count in listed.waits.items()]
+
+
 def _watch(watch: JobsWatch, kind: str | None) -> None:
     if on_terminal() and not settings.as_json:
         _watch_drawn(watch, kind)
         return
     known: dict[str, JobBrief] = {}
+    shown: list[JobBrief] | None = None
+    said: set[str] = set()
     while True:
-        listed = watch.wait()
+        listed = watch.wait(DRAW_MAX_S)
+        for line, sentence in zip(_waits(listed), listed.waits, strict=True):
+            if sentence not in said:
+                notice(line)
+        said = set(listed.waits)
+        if listed.items == shown:
+            continue
+        shown = listed.items
         emit(listed.items)
         if not settings.as_json:
             # A pipe gets only the lines that changed.
@@ -150,9 +164,13 @@ def _watch(watch: JobsWatch, kind: str | None) -> None:
 
 
 def _watch_drawn(watch: JobsWatch, kind: str | None) -> None:
+    from rich.console import Group
     from rich.live import Live
+    from rich.text import Text
 
     with Live(console=console(), auto_refresh=False) as live:
         while True:
-            live.update(_drawn(watch.wait(DRAW_MAX_S), kind, live.console.width), refresh=True)
+            listed = watch.wait(DRAW_MAX_S)
+            waits = Text("\n".join(map(clean, _waits(listed))), "dim")
+            live.update(Group(_drawn(listed, kind, live.console.width), waits), refresh=True)
             time.sleep(DRAW_MIN_S)

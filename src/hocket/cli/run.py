@@ -16,19 +16,25 @@ import typer
 from hocket.cli.app import new_app
 from hocket.cli.options import Priority, Retries, given
 from hocket.cli.output import emit, notice, say
-from hocket.cli.settings import HomeOption, JsonOption, open_service, settings
+from hocket.cli.settings import HomeOption, JsonOption, deliver, open_service, settings
 from hocket.errors import NotAuthorised, Usage
 from hocket.kernel.ids import node_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from hocket.cli.wait_line import WaitLine
     from hocket.events import Event
+    from hocket.node.node import Node
     from hocket.node.runtime import Runtime
+    from hocket.server.following import Following
     from hocket.server.local_server import Asked
     from hocket.service import Service
     from hocket.work.command.outcome import CommandOutcome
     from hocket.work.command.request import PackedRequest
+
+# A command that no worker allows is given up after so many looks, a second apart.
+REFUSED_LOOKS = 3
 
 app = new_app()
 
@@ -192,12 +198,14 @@ def _detached(runtime: "Runtime", packed: "PackedRequest") -> None:
     job_id = ulid_text(runtime.log.run(lambda tx: request.submit(tx, runtime.blobs, runtime.secrets, packed)))
     emit({"job_id": job_id})
     say(f"submitted {request.KIND} {job_id}")
+    deliver(runtime)
 
 
 async def _attached(
     runtime: "Runtime", packed: "PackedRequest", pass_on: "Callable[[str, bytes], None]", is_here: bool
 ) -> "tuple[CommandOutcome, str]":
     """Submits the command, and waits until it has ended. Unless it goes to another node, a worker runs it here."""
+    from hocket.cli.wait_line import WaitLine
     from hocket.kernel.ids import ulid_text
     from hocket.node.node import Node, SyncNode
     from hocket.node.signals import stopped_by_signals
@@ -205,13 +213,20 @@ async def _attached(
     from hocket.work import jobs
     from hocket.work.command import request
     from hocket.work.handlers import Handlers
+    from hocket.work.serving import Serving
     from hocket.work.worker import Worker, WorkerOptions
 
     node = Node(runtime)
     commands = runtime.commands(SyncNode(runtime).fetch)
     job_id = await node.run(lambda tx: request.submit(tx, runtime.blobs, runtime.secrets, packed))
     name = ulid_text(job_id)
-    following = Following(node, job_id, pass_on)
+    line = WaitLine(name)
+
+    def heard(stream: str, chunk: bytes) -> None:
+        line.clear()
+        pass_on(stream, chunk)
+
+    following = Following(node, job_id, heard)
     commands.listeners.listen(name, following)
     interrupted = asyncio.Event()
 
@@ -220,7 +235,7 @@ async def _attached(
             notice(str(event))
 
     handlers = Handlers([commands.job_type(job_id, following.is_over)] if is_here else ())
-    options = WorkerOptions(handlers, 1, grace=0.0, emit=tell, finished=following.finished)
+    options = WorkerOptions(handlers, 1, grace=0.0, emit=tell, finished=following.finished, serving=Serving())
     worker = Worker(node, node.environment, options)
     try:
         with stopped_by_signals(interrupted.set):
@@ -228,17 +243,43 @@ async def _attached(
                 working = asyncio.create_task(worker.run())
                 stop = asyncio.create_task(interrupted.wait())
                 end = asyncio.create_task(following.end())
-                await asyncio.wait((stop, end), return_when=asyncio.FIRST_COMPLETED)
+                refusal = asyncio.create_task(_refusal(node, job_id, following, line))
+                await asyncio.wait((stop, end, refusal), return_when=asyncio.FIRST_COMPLETED)
+                refused = refusal.result() if refusal.done() and not end.done() else None
+                refusal.cancel()
                 if not end.done():
-                    await node.decide(lambda tx: jobs.call_off(tx, job_id, "interrupted"))
+                    await node.decide(lambda tx: jobs.call_off(tx, job_id, refused or "interrupted"))
                 worker.stop()
                 await working
                 if interrupted.is_set():
                     raise KeyboardInterrupt
+                if refused is not None:
+                    end.cancel()
+                    raise NotAuthorised(f"{refused}; job {name} was cancelled")
                 return await end, name
     finally:
         commands.close()
         await node.finish()
+
+
+async def _refusal(node: "Node", job_id: bytes, following: "Following", line: "WaitLine") -> str:
+    """Says what the command waits for until it runs. Returns only if no worker that is known will run it."""
+    from hocket.mesh.waiting import HERE, WaitReason
+    from hocket.node.delivery import TELL_S
+    from hocket.work.command.request import KIND
+    from hocket.work.serving import Serving
+
+    refused = 0
+    with line:
+        while True:
+            await asyncio.sleep(TELL_S)
+            waiting = None if following.is_heard else await node.waiting(job_id, [Serving((KIND,))])
+            is_here = waiting is not None and waiting.reason is WaitReason.HELD and waiting.about == HERE
+            line.show(None if is_here else waiting)
+            # The first answers of other nodes may still be on their way.
+            refused = refused + 1 if waiting is not None and waiting.reason is WaitReason.NOT_ALLOWED else 0
+            if waiting is not None and refused >= REFUSED_LOOKS:
+                return waiting.sentence
 
 
 def _print(stream: str, chunk: bytes) -> None:

@@ -5,7 +5,7 @@ it.
 import asyncio
 import os
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -88,6 +88,7 @@ async def _serve(
     announce: bool,
 ) -> None:
     from hocket.node.node import Node
+    from hocket.node.servers import announce_server
     from hocket.node.signals import stopped_by_signals
 
     node = Node(runtime)
@@ -108,9 +109,11 @@ async def _serve(
             )
             try:
                 await node.call(lambda: peers.note_address(Service(runtime), told))
-                async with _announced(runtime, server, announce), node.kept_up(log_event):
-                    _say(runtime, told, server)
-                    await ended.wait()
+                name, now_ms = node.environment.name("server"), node.environment.physical_ms()
+                with closing(announce_server(runtime.home.processes, name, told, now_ms)):
+                    async with _announced(runtime, server, announce), node.kept_up(log_event):
+                        _say(runtime, told, server)
+                        await ended.wait()
             finally:
                 keeping.cancel()
                 await asyncio.wait([keeping])

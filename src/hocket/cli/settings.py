@@ -62,4 +62,21 @@ def open_service() -> "Service":
     """Opens the service of the chosen home."""
     from hocket.service import Service
 
-    return Service(open_runtime())
+    return Service(open_runtime(), warn=_warn)
+
+
+def deliver(runtime: "Runtime") -> None:
+    """Sends what a command wrote to the other nodes, or says that it is kept here."""
+    from hocket.service import Service
+
+    service = Service(runtime, warn=_warn)
+    service.wrote()
+    service.end_delivery()
+
+
+def _warn(sentence: str) -> None:
+    import sys
+
+    from hocket.kernel.safe_text import clean
+
+    print(f"hocket: {clean(sentence)}", file=sys.stderr, flush=True)

@@ -11,6 +11,9 @@ from hocket.service.status import NodeStatus, WorkerStatus
 from hocket.service.status import status as node_status
 from hocket.work.liveness import WorkerState
 
+# The most job ids that are shown for one worker.
+SHOWN_MAX = 3
+
 app = new_app()
 
 
@@ -35,7 +38,24 @@ def _worker(shown: WorkerStatus, now: int) -> str:
         said.append(f"silent for {span(now - shown.heard_ms)}")
     elif shown.where:
         said.append(f"heard from {ago(min(now, shown.heard_ms), now)}")
-    return ", ".join(said)
+    said.append(f"serves {', '.join(shown.kinds)}" if shown.kinds else "does not say what it serves")
+    ids = " ".join(shown.running[:SHOWN_MAX]) + (" …" if len(shown.running) > SHOWN_MAX else "")
+    said.append(f"runs {len(shown.running)} ({ids})" if shown.running else "runs nothing")
+    return f"{shown.name or shown.node}: {', '.join(said)}"
+
+
+def _processes(shown: NodeStatus, now: int) -> list[tuple[str, object]]:
+    """The server and the workers of this node, and the workers that other nodes have told about."""
+    pairs: list[tuple[str, object]] = [
+        ("server", f"{each.address}, process {each.pid}, started {ago(each.started_ms, now)}") for each in shown.servers
+    ]
+    pairs = pairs or [("server", "none")]
+    pairs += [("worker", _worker(each, now)) for each in shown.workers] or [("workers", "none")]
+    for each in shown.workers_elsewhere:
+        state = "away, last" if each.is_away else "last"
+        heard = f"{state} heard {ago(min(now, each.heard_ms), now)}"
+        pairs.append(("elsewhere", f"{each.name or each.node}, serves {', '.join(each.kinds)}, {heard}"))
+    return pairs
 
 
 def _mesh(shown: NodeStatus) -> list[tuple[str, Any]]:
@@ -64,10 +84,9 @@ def _mesh(shown: NodeStatus) -> list[tuple[str, Any]]:
 
 def _fields(shown: NodeStatus) -> list[tuple[str, object]]:
     now = int(time.time() * 1000)
-    workers = "; ".join(_worker(each, now) for each in shown.workers)
     dead = ", ".join(str(each.pid) for each in shown.dead_workers)
     pairs: list[tuple[str, object]] = [
-        ("node", shown.node),
+        ("node", shown.node if shown.name is None else f"{shown.node} ({shown.name})"),
         ("user", shown.user),
         ("home", shown.home),
         ("ops", shown.ops),
@@ -78,7 +97,7 @@ def _fields(shown: NodeStatus) -> list[tuple[str, object]]:
         pairs.append(("rebuild", "under way or interrupted; run `hocket log rebuild` to finish it"))
     pairs += [
         ("jobs", ", ".join(f"{count} {name}" for name, count in shown.jobs.items() if count) or "none"),
-        ("workers", workers or "none"),
+        *_processes(shown, now),
         *([("died", f"process {dead}; the next worker returns its jobs to the queue")] if dead else []),
         ("schedules", ", ".join(shown.schedules) or "none"),
         ("waiting ops", shown.waiting_ops),

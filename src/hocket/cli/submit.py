@@ -125,8 +125,11 @@ def _submit_one(kind: str, data: str | None, options: dict[str, Any], wait: bool
             emit(answer)
             return
         sys.stdout.flush()
+        from hocket.cli.wait_line import WaitLine
+
         try:
-            result = jobs.result(service, job_id, patience)
+            with WaitLine(job_id) as line:
+                result = jobs.result(service, job_id, patience, line.show)
         except HocketError:
             shown = jobs.brief(service, job_id)
             emit(answer | {"outcome": shown.outcome, "result": None, "error": shown.error})

@@ -51,7 +51,7 @@ def _head(told: dict[str, Any]) -> list[str]:
     if told["of"] == "job":
         job = told["job"]
         lines[0] += f" {job['kind']}, {job['outcome'] or job['state']}"
-        lines += [f"  waits for a worker with the label {each}" for each in told.get("needs", ())]
+        lines += [f"  waits: {told['waits_for']}"] if told["waits_for"] else []
         lines += [f"  gave {_sized(each)}" for each in told["artifacts"]]
         lines += [f"  gave claim {each}" for each in told["claims"]]
     elif told["of"] == "artifact":

@@ -6,7 +6,7 @@ import asyncio
 import functools
 import os
 import sys
-from contextlib import closing
+from contextlib import closing, nullcontext
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -18,7 +18,7 @@ from hocket.cli.output import console, emit, on_terminal, say
 from hocket.cli.run import parse
 from hocket.cli.settings import HomeOption, JsonOption, open_runtime, settings
 from hocket.errors import Failed, Usage
-from hocket.events import AllowanceIsRisky, WorkerStarted, WorkerStopping
+from hocket.events import AllowanceIsRisky, KindsNotClaimable, WorkerStarted, WorkerStopping
 from hocket.kernel.plurals import counted
 from hocket.kernel.reasons import Reason
 from hocket.kernel.roster import Job, Outcome
@@ -29,12 +29,15 @@ from hocket.node.runtime import Runtime
 from hocket.node.signals import stopped_by_signals
 from hocket.server.local_client import INTERRUPTED
 from hocket.server.local_server import LocalServer
+from hocket.service import Service, nodes
+from hocket.work.command import request
 from hocket.work.command.job import Commands
 from hocket.work.event_logging import log_event
 from hocket.work.handler_processes import PROCESSES_MAX
 from hocket.work.handlers import Handlers, load
 from hocket.work.output_capture import catching
 from hocket.work.runner import Run
+from hocket.work.serving import serving
 from hocket.work.worker import Worker, WorkerOptions
 
 if TYPE_CHECKING:
@@ -161,7 +164,11 @@ def work(
             for warning in commands.allowance.warnings():
                 log_event(AllowanceIsRisky(warning))
             handlers = Handlers([*found, commands.job_type()], kinds or ())
+            if unmatched := handlers.unmatched():
+                known = ", ".join(sorted([*(each.kind for each in found), commands.job_type().kind]))
+                raise Usage(f"--kinds {unmatched[0]} matches no handler; there are {known}")
             options = WorkerOptions(handlers, concurrency or processes or 4, until_idle, grace_s, ahead, label or ())
+            options.serving = serving(handlers.topics(), commands.allowance)
             if processes is not None and (served := Handlers(found)):
                 options.processes = handler_processes(runtime, processes, served)
             shift = Shift(runtime, options, commands, lines)
@@ -190,14 +197,26 @@ class Shift:
         node = Node(self._runtime)
         self._worker = Worker(node, node.environment, self._options)
         try:
-            with stopped_by_signals(self._signalled) as received, self._counter():
+            with stopped_by_signals(self._signalled) as received, self._counter(await self._served(node)):
                 door = LocalServer(node, self._worker, self._commands, parse, node.environment.name("commands"))
                 self._options.finished = functools.partial(self._finished, door)
-                async with node.in_touch(log_event), door:
+                runs_commands = self._options.handlers.find(request.KIND) is not None
+                async with node.in_touch(log_event), door if runs_commands else nullcontext():
                     await self._worker.run()
                 self._interrupted = received.is_interrupt
         finally:
             await node.finish()
+
+    async def _served(self, node: Node) -> list[str]:
+        """The kinds that this worker really serves: those of its handlers that its node may claim. It says which it may
+        not, except commands, which every worker would run.
+        """
+        kinds = self._options.handlers.kinds()
+        denied = await node.call(lambda: nodes.not_claimable(Service(self._runtime), kinds))
+        served = [each for each in kinds if each not in denied]
+        if told := [each for each in denied if each != request.KIND or not served]:
+            log_event(KindsNotClaimable(tuple(told)))
+        return served
 
     def _signalled(self) -> None:
         assert self._worker is not None
@@ -208,11 +227,8 @@ class Shift:
             os._exit(1)
         self._worker.stop()
 
-    def _counter(self) -> Any:
+    def _counter(self, kinds: list[str]) -> Any:
         """Shows a status line with counts on a terminal."""
-        from contextlib import nullcontext
-
-        kinds = self._options.handlers.kinds()
         if settings.as_json or not on_terminal(sys.stderr):
             log_event(WorkerStarted(os.getpid(), tuple(kinds)))
             return nullcontext()

@@ -38,6 +38,7 @@ from hocket.work.liveness import BEAT_S, SignOfLife
 from hocket.work.proofs import GIT_KIND, NOTHING
 from hocket.work.run_outputs import RunServices
 from hocket.work.runner import Context, Run, products_of
+from hocket.work.serving import Serving, serving_text
 
 # How often the refs are listed without a hint: rarely enough for a server that is not ours.
 LISTED_EVERY_S = 2.0
@@ -149,6 +150,7 @@ class GitWorker:
     def run(self) -> None:
         parts = self._parts
         self._sign = parts.environment.liveness.announce(self._worker.process)
+        self._sign.serves = serving_text([Serving((GIT_KIND,))])
         parts.environment.liveness.forget(self._join())
         over = threading.Event()
         beside = [

@@ -172,6 +172,17 @@ class Client:
         await self._check(reply, nonce)
         return reply.body
 
+    async def share_presence(self, body: bytes) -> bytes | None:
+        """Tells the peer about this node's workers and returns what it knows about others; None if an earlier version
+        answers.
+        """
+        reply, nonce = await self._send("POST", wire.PRESENCE, "", body)
+        if reply.status in (404, 405):
+            return None
+        await self._check(reply, nonce)
+        await self._believe(reply, nonce)
+        return reply.body
+
     async def output(self, query: str) -> bytes | None:
         """The output of a job; None if the peer does not know the job or does not give its output."""
         reply, nonce = await self._send("GET", wire.OUTPUT, query, b"")

@@ -29,7 +29,7 @@ from hocket.kernel.reasons import UNAUTHORISED, Reason
 from hocket.kernel.rules import rules_hash
 from hocket.log import Transaction
 from hocket.log.lost_past import note_shared, ops_there, rewind
-from hocket.mesh import introductions, programs, wire
+from hocket.mesh import introductions, presence, programs, wire
 from hocket.mesh.blobs import answer as answer_blob
 from hocket.mesh.hint_stream import HintStreams
 from hocket.mesh.incoming import Pushed
@@ -148,6 +148,7 @@ class Gate:
             ("GET", wire.HINTS): self._hints,
             ("POST", wire.INTRODUCE): self._introduce,
             ("GET", wire.BLOBS): self._blob,
+            ("POST", wire.PRESENCE): self._presence,
             ("GET", wire.OUTPUT): self._get_output,
             ("POST", wire.OUTPUT): self._post_output,
             **(routes or {}),
@@ -377,6 +378,13 @@ class Gate:
             if blobs is None:
                 raise _RequestRefused(404, "a blob, but this node has none", caller.node)
             return await self._access.call(lambda: answer_blob(self._access.log, blobs, caller.reader, request.query))
+
+    async def _presence(self, request: Request) -> Reply:
+        async with self._called(request) as caller:
+            body = (await request.whole(presence.BODY_BYTES_MAX)).body
+            liveness, log = self._environment.liveness, self._access.log
+            reply = await self._access.call(lambda: presence.answer(log, liveness, caller.reader, body))
+            return self._proved(caller, reply)
 
     async def _get_output(self, request: Request) -> Reply:
         async with self._called(request) as caller:

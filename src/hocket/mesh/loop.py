@@ -17,6 +17,7 @@ from hocket.mesh import peers
 from hocket.mesh.client import is_paused_by
 from hocket.mesh.outgoing import order_ops
 from hocket.mesh.output import wanted_in
+from hocket.mesh.presence import own_workers
 from hocket.mesh.sync import Exchanged, Exchanges
 from hocket.mesh.wire import look
 from hocket.store import Peer
@@ -77,6 +78,7 @@ class _Visitor:
                     done = Exchanged(self._address, None, peers.UNREACHABLE, str(error))
                 if done.state == peers.OK:
                     self._is_welcome.set()
+                    await self._loop.exchanges.share_presence(self._address)
                 else:
                     self._is_welcome.clear()
                 self._is_resting = True
@@ -193,11 +195,21 @@ class SyncLoop:
                 visitor.changed()
 
     async def _round(self) -> None:
-        """Follows the list of peers, and watches for a silent coordinator."""
+        """Follows the list of peers and the workers of this node, and watches for a silent coordinator."""
         self._next_round = self.environment.monotonic() + ROUND_S
-        log = self._access.log
-        known, silence = await look(self._access, lambda session: (session.peers(), peers.silence(log, session)))
+        log, liveness, now_ms = self._access.log, self.environment.liveness, self.environment.physical_ms()
+        known, silence, workers = await look(
+            self._access,
+            lambda session: (
+                session.peers(),
+                peers.silence(log, session),
+                own_workers(session, liveness, log.node, now_ms),
+            ),
+        )
         await self._follow({peer.address: peer for peer in known})
+        for address, visitor in self._visitors.items():
+            if not self.exchanges.presence.has_told(address, workers):
+                visitor.changed()
         if silence is not None and not self._is_silent:
             self.emit(CoordinatorSilent(node_text(silence.node)))
         self._is_silent = silence is not None

@@ -27,6 +27,7 @@ from hocket.mesh.client import RETRY_AFTER_S_MAX, AnswerTooLarge, Busy, Client, 
 from hocket.mesh.incoming import Received, is_brought, is_own
 from hocket.mesh.outgoing import PAGE_BYTES_MAX, PAGE_OPS_MAX, Page, own_frontier, page
 from hocket.mesh.output import AskedOutput, FarOutput, fetch_output
+from hocket.mesh.presence import PresenceSharing
 from hocket.mesh.quotas import Quotas
 from hocket.mesh.recovery import recover
 from hocket.mesh.wire import Transport, look, note
@@ -158,6 +159,7 @@ class Exchanges:
         self._randomness = randomness
         self._emit = emit
         self._lines: dict[str, _Line] = {}
+        self.presence = PresenceSharing(access, environment)
 
     async def visit(self, address: str, *, unless_idle: bool = False) -> Exchanged:
         """One exchange; its outcome is stored for the operator. `unless_idle`: only if there is something to push."""
@@ -181,6 +183,12 @@ class Exchanges:
             self._lines.pop(address, None)
         await self._record(done)
         return done
+
+    async def share_presence(self, address: str) -> None:
+        """Tells a peer that has just answered what the workers of this node run, and stores what it knows of others."""
+        client = (await self._line(address)).client
+        if client.is_hocket and client.node is not None:
+            await self.presence.share(client)
 
     async def exchange(self, address: str, *, unless_idle: bool = False) -> Exchanged:
         """Pulls everything and pushes everything. Raises Paused, Refused or Unreachable."""

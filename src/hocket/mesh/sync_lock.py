@@ -6,6 +6,8 @@ import fcntl
 import os
 from pathlib import Path
 
+NAME = "sync.turn"
+
 
 class SyncLock:
     """The right to sync, until it is closed or the process ends."""
@@ -19,13 +21,29 @@ class SyncLock:
     def take(cls, directory: Path) -> "SyncLock | None":
         """None if another process has it. The file is never removed: a removed file could be locked twice."""
         directory.mkdir(mode=0o700, exist_ok=True)
-        fd = os.open(directory / "sync.turn", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fd = os.open(directory / NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             os.close(fd)
             return None
         return cls(fd)
+
+    @staticmethod
+    def is_taken(directory: Path) -> bool:
+        """Whether a process of this node syncs now."""
+        try:
+            fd = os.open(directory / NAME, os.O_RDWR | os.O_CLOEXEC)
+        except OSError:
+            return False
+        try:
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        else:
+            return False
+        finally:
+            os.close(fd)
 
     def close(self) -> None:
         if self._fd >= 0:

@@ -24,6 +24,7 @@ HINTS = "/hints"
 INTRODUCE = "/introduce"
 HEALTH = "/healthz"
 BLOBS = "/v1/blobs"
+PRESENCE = "/v1/presence"
 OUTPUT = "/v1/output"
 
 OCTETS = "application/octet-stream"

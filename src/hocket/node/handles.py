@@ -11,6 +11,8 @@ from hocket.kernel.proof import encode_proof
 from hocket.kernel.roster import Job, Outcome
 from hocket.kernel.subjects import JOB, Subject
 from hocket.log import Transaction
+from hocket.mesh.waiting import Waiting
+from hocket.node.delivery import wait_reader, waiting_of
 from hocket.node.runtime import Runtime
 from hocket.store import JobEntry, JobSession, Session, Stage
 from hocket.work import chains, jobs, view
@@ -97,6 +99,17 @@ def following(job_id: bytes, job: JobType | str, args: tuple[Any, ...], payload:
     return chains.after(named_kind(job).draft(payload, args), [job_id])
 
 
+def overdue(runtime: Runtime, job_ids: Sequence[bytes], timeout: float | None) -> TimeoutError:
+    """The error that says what the first of the jobs that have not ended waits for."""
+    late = f"not ended within {timeout or 0:g} seconds"
+    with runtime.read() as session:
+        read = wait_reader(runtime, session, is_connected=True)
+        for job_id in job_ids:
+            if (waiting := read(_entry(session, job_id))) is not None:
+                return TimeoutError(f"job {ulid_text(job_id)} has {late}: {waiting.sentence}")
+    return TimeoutError(late)
+
+
 def _entry(session: JobSession, job_id: bytes) -> JobEntry:
     """The job's entry. Raises Usage if there is no such job."""
     entry = session.job(job_id)
@@ -109,11 +122,39 @@ def proof_of(session: Session, blobs: Blobs, job_id: bytes) -> bytes:
     return encode_proof(need_proof(session, blobs, _entry(session, job_id).job))
 
 
+class WaitingNode(NodeAccess, Protocol):
+    """A `Node`, as its handles see it."""
+
+    def wrote(self) -> None:
+        """Something is on the log that others must get."""
+
+    async def waiting(self, job_id: bytes) -> Waiting | None:
+        """What a job waits for, as far as this node knows."""
+
+    @property
+    def runtime(self) -> Runtime: ...
+
+
+async def results(node: WaitingNode, job_ids: Sequence[bytes], timeout: float | None) -> list[Any]:
+    """Waits for all of the jobs. Raises JobFailed, JobCancelled or TimeoutError."""
+    look = endings(job_ids)
+    try:
+        return await node.until(lambda: node.read(look), timeout, _topics(job_ids))
+    except TimeoutError as error:
+        if error.args:
+            raise
+        raise await node.call(lambda: overdue(node.runtime, job_ids, timeout)) from None
+
+
+def _topics(job_ids: Sequence[bytes]) -> Changes:
+    return about(JOB, job_ids[0]) if len(job_ids) == 1 else about(JOB)
+
+
 class Handle(Generic[R_co]):
     """A submitted job. `created` is False if a unique key led to an existing job."""
 
     def __init__(
-        self, node: NodeAccess, job_id: bytes, created: bool, signature: HandlerSignature | None = None
+        self, node: WaitingNode, job_id: bytes, created: bool, signature: HandlerSignature | None = None
     ) -> None:
         self._node = node
         self._id = job_id
@@ -126,12 +167,13 @@ class Handle(Generic[R_co]):
 
     async def status(self) -> dict[str, Any]:
         """The current state of the job."""
-        return await self._node.read(lambda session: view.full(session, view.find(session, self.job_id)))
+        shown = await self._node.read(lambda session: view.full(session, view.find(session, self.job_id)))
+        waiting = await self._node.waiting(self._id)
+        return shown | {"waits_for": None if waiting is None else waiting.sentence}
 
     async def result(self, timeout: float | None = None) -> R_co:
         """Waits for the job and returns its result. Raises JobFailed, JobCancelled or TimeoutError."""
-        look = lambda: self._node.read(lambda session: ending_of(session, self._id))  # noqa: E731
-        ended = await self._node.until(look, timeout, about(JOB, self._id))
+        (ended,) = await results(self._node, [self._id], timeout)
         return cast(R_co, typed(self._signature, self._id, ended))
 
     @overload
@@ -144,6 +186,7 @@ class Handle(Generic[R_co]):
         """
         draft = following(self._id, job, args, payload)
         (made,) = await self._node.run(lambda tx: jobs.submit(tx, [draft]))
+        self._node.wrote()
         return Handle(self._node, made.job_id, made.created, named_kind(job).signature)
 
     async def proof(self) -> bytes:
@@ -182,11 +225,23 @@ class SyncNodeAccess(Protocol):
 
     def call(self, work: Callable[[], T]) -> T: ...
 
+    def wrote(self) -> None: ...
+
     def decide(self, request: Callable[[Transaction], Result]) -> Job: ...
 
     def until(
         self, look: Callable[[Session], tuple[bool, T]], timeout: float | None = None, topics: Changes = ANYTHING
     ) -> T: ...
+
+
+def sync_results(node: SyncNodeAccess, job_ids: Sequence[bytes], timeout: float | None) -> list[Any]:
+    """The same for synchronous code."""
+    try:
+        return node.until(endings(job_ids), timeout, _topics(job_ids))
+    except TimeoutError as error:
+        if error.args:
+            raise
+        raise node.call(lambda: overdue(node.runtime, job_ids, timeout)) from None
 
 
 class SyncHandle(Generic[R_co]):
@@ -209,12 +264,13 @@ class SyncHandle(Generic[R_co]):
     def status(self) -> dict[str, Any]:
         """The current state of the job."""
         runtime = self._node.runtime
-        return self._node.call(lambda: runtime.show(self.job_id))
+        shown = self._node.call(lambda: runtime.show(self.job_id))
+        waiting = self._node.call(lambda: waiting_of(runtime, self._id))
+        return shown | {"waits_for": None if waiting is None else waiting.sentence}
 
     def result(self, timeout: float | None = None) -> R_co:
         """Waits for the job and returns its result. Raises JobFailed, JobCancelled or TimeoutError."""
-        look = lambda session: ending_of(session, self._id)  # noqa: E731
-        ended = self._node.until(look, timeout, about(JOB, self._id))
+        (ended,) = sync_results(self._node, [self._id], timeout)
         return cast(R_co, typed(self._signature, self._id, ended))
 
     @overload
@@ -228,6 +284,7 @@ class SyncHandle(Generic[R_co]):
         draft = following(self._id, job, args, payload)
         log = self._node.runtime.log
         (made,) = self._node.call(lambda: log.run(lambda tx: jobs.submit(tx, [draft])))
+        self._node.wrote()
         return SyncHandle(self._node, made.job_id, made.created, named_kind(job).signature)
 
     def proof(self) -> bytes:

@@ -10,28 +10,28 @@ from contextlib import AbstractAsyncContextManager, AbstractContextManager, Exit
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Unpack, overload
 
 from hocket.bus import Subscription
-from hocket.bus.changes import ANYTHING, Changes, about
+from hocket.bus.changes import ANYTHING, Changes
 from hocket.bus.listener import Listener
 from hocket.bus.memory import MemoryBus
-from hocket.errors import Conflict, Failed, Usage
+from hocket.errors import Failed, Unreachable, Usage
 from hocket.events import AllowanceIsRisky, Emit, ignore, sentences
-from hocket.kernel.ids import parse_ulid
 from hocket.kernel.policy import DEFAULT
-from hocket.kernel.reasons import Reason
 from hocket.kernel.roster import Job
-from hocket.kernel.subjects import JOB
 from hocket.log import Log, Transaction
 from hocket.log.committer import Committer
+from hocket.mesh.waiting import Waiting
 from hocket.node import handles
+from hocket.node.delivery import Delivery, waiting_of
 from hocket.node.embedded import Started, beside, on_a_thread
 from hocket.node.handles import Handle, SyncHandle
+from hocket.node.requests import Pairs, Step, accepted, drafts_of, id_of, kept, pairs_of
 from hocket.node.runtime import Runtime
 from hocket.node.signals import stopped_by_signals
 from hocket.store import Session
 from hocket.work import bulk, chains, jobs
 from hocket.work.arbiter import decided
 from hocket.work.blobs import Blobs
-from hocket.work.bulk import CANCEL, RETRY, Changed, Which
+from hocket.work.bulk import CANCEL, RETRY, BulkChange, Changed, Which
 from hocket.work.clock_watch import ClockWatch
 from hocket.work.command import request
 from hocket.work.command.request import CommandRequest
@@ -40,11 +40,12 @@ from hocket.work.environment import Environment, MachineEnvironment
 from hocket.work.event_logging import logged
 from hocket.work.handler_processes import ProcessPlan, plan
 from hocket.work.handlers import Handlers, JobType, named_kind
-from hocket.work.jobs import Draft, Offer, Result, Submitted
+from hocket.work.jobs import Offer, Result, Submitted
 from hocket.work.maintenance import Maintenance
 from hocket.work.output_capture import catching
 from hocket.work.pending_decisions import Decision, decisions
 from hocket.work.run_outputs import RunServices
+from hocket.work.serving import Serving, serving
 from hocket.work.supervision import supervised
 from hocket.work.sweep import SweepLoop
 from hocket.work.worker import Worker, WorkerOptions
@@ -58,8 +59,6 @@ WORKERS_OWN = "this node belongs to the worker, which closes it"
 
 P = ParamSpec("P")
 R = TypeVar("R")
-Pairs = Iterable[tuple[JobType | str, dict[str, Any]]]
-Step = tuple[JobType | str, dict[str, Any]] | JobType | str
 
 # A hint can be lost, so every waiter looks again after this long.
 LOOK_AGAIN_S = 2.0
@@ -78,15 +77,6 @@ async def _beside(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
         await asyncio.wait([task])
 
 
-def _drafts(pairs: Pairs) -> tuple[list[JobType], list[Draft]]:
-    given = [(named_kind(job), payload) for job, payload in pairs]
-    return [job for job, _ in given], [job.draft(payload) for job, payload in given]
-
-
-def _pairs(steps: Iterable[Step]) -> Pairs:
-    return [step if isinstance(step, tuple) else (step, {}) for step in steps]
-
-
 def _still_open(runtime: Runtime | None) -> Runtime:
     if runtime is None:
         raise Usage("this node is closed; open it again with hocket.open()")
@@ -96,19 +86,6 @@ def _still_open(runtime: Runtime | None) -> Runtime:
 def handler_processes(runtime: Runtime, count: int, handlers: Handlers) -> ProcessPlan:
     """How a worker of this node runs these handlers in processes. Raises Usage if a process could not import them."""
     return plan(count, "hocket.node.handler_process", runtime.home.path, handlers.served())
-
-
-def _accepted(decision: Decision) -> Job:
-    if isinstance(decision, Reason):
-        raise Conflict(f"not accepted: {decision.sentence}")
-    return decision
-
-
-def _id(text: str) -> bytes:
-    try:
-        return parse_ulid(text)
-    except ValueError as error:
-        raise Usage(f"{text!r} is not a job id: {error}") from None
 
 
 class Node:
@@ -128,6 +105,8 @@ class Node:
         self._committer = Committer(runtime.log, self._executor)
         self.reach: Callable[[], Awaitable[None]] | None = None
         """Syncs with the arbiter, if this process is connected to other nodes. Raises Unreachable."""
+        self.delivery: Delivery | None = None
+        """Connects a node that only submits with the others; None if this process does that in another way."""
         # All waiters of this object share one subscription and one bus.
         self._hints: Subscription | None = None
         self._waiters = MemoryBus()
@@ -152,8 +131,15 @@ class Node:
         """Closes the node. A node that is closed already stays as it is."""
         runtime, self._runtime = self._runtime, None
         if runtime is not None:
+            if self.delivery is not None:
+                await asyncio.get_running_loop().run_in_executor(None, self.delivery.close)
             await self.finish()
             runtime.close()
+
+    def wrote(self) -> None:
+        """Something is on the log that others must get."""
+        if self.delivery is not None:
+            self.delivery.wrote()
 
     @overload
     async def submit(self, job: JobType[P, R], /, *args: P.args, **payload: P.kwargs) -> Handle[R]: ...
@@ -164,54 +150,66 @@ class Node:
         if not isinstance(job, JobType | str):
             blobs, secrets = self.runtime.blobs, self.runtime.secrets
             packed = await self.call(lambda: request.pack(job, blobs))
-            return Handle(self, await self.run(lambda tx: request.submit(tx, blobs, secrets, packed)), created=True)
+            job_id = await self.run(lambda tx: request.submit(tx, blobs, secrets, packed))
+            self.wrote()
+            return Handle(self, job_id, created=True)
         job_type, log = named_kind(job), self.runtime.log
         draft = job_type.draft(payload, args)
         if job_type.policy is not DEFAULT:
-            ((job_id, created),) = await self.run(lambda tx: jobs.submit(tx, [draft]))
-            return Handle(self, job_id, created, job_type.signature)
+            return (await self._submit([job_type], lambda tx: jobs.submit(tx, [draft])))[0]
         # The job has no special options, so it takes the fast path, unless other submits wait to share a commit.
         request: Callable[[Transaction], bytes] = lambda tx: jobs.submit(tx, [draft])[0].job_id  # noqa: E731
         made = await self._committer.run(
             request, alone=lambda: log.append_plain(draft.kind, draft.payload) or log.run(request)
         )
+        self.wrote()
         return Handle(self, made, created=True, signature=job_type.signature)
 
     async def submit_many(self, pairs: Pairs) -> list[Handle]:
         """Submits many jobs in one transaction: all or none."""
-        types, drafts = _drafts(pairs)
-        made = await self.run(lambda tx: jobs.submit(tx, drafts))
-        return [Handle(self, *each, type.signature) for type, each in zip(types, made, strict=True)]
+        types, drafts = drafts_of(pairs)
+        return await self._submit(types, lambda tx: jobs.submit(tx, drafts))
 
     async def chain(self, *steps: Step) -> list[Handle]:
         """Submits jobs that run one after the other, each when the one before it has succeeded: all or none. A step is
         a job with its payload, or without one; `ctx.results` has the result of the step before.
         """
-        types, drafts = _drafts(_pairs(steps))
-        made = await self.run(lambda tx: chains.submit(tx, drafts))
+        types, drafts = drafts_of(pairs_of(steps))
+        return await self._submit(types, lambda tx: chains.submit(tx, drafts))
+
+    async def _submit(self, types: list[JobType], request: Callable[[Transaction], list[Submitted]]) -> list[Handle]:
+        made = await self.run(request)
+        self.wrote()
         return [Handle(self, *each, type.signature) for type, each in zip(types, made, strict=True)]
 
     async def gather(self, *waited: Handle[R], timeout: float | None = None) -> list[R]:
         """Waits for all of the jobs and returns their results in this order. Raises JobFailed or JobCancelled when one
         of them ends so, and TimeoutError.
         """
-        look = handles.endings([each._id for each in waited])
-        found = await self.until(lambda: self.read(look), timeout, about(JOB))
+        found = await handles.results(self, [each._id for each in waited], timeout)
         return [handles.typed(each._signature, each._id, value) for each, value in zip(waited, found, strict=True)]
 
     def job(self, job_id: str) -> Handle:
         """A handle on an existing job, by its full id."""
-        return Handle(self, _id(job_id), created=False)
+        return Handle(self, id_of(job_id), created=False)
 
     async def cancel_many(self, **which: Unpack[Which]) -> Changed:
         """Cancels every job of a `kind` (`acme.` means all kinds below it), in a `state` (`waiting` or `running`; both
         if not given), submitted longer ago than `older_than`. Each transaction writes a bounded number of jobs.
         """
-        return await bulk.change_which(self, CANCEL, **which)
+        return await self._change(CANCEL, **which)
 
     async def retry_many(self, **which: Unpack[Which]) -> Changed:
         """The same for a retry. The state is `failed`, if not given, or `cancelled`."""
-        return await bulk.change_which(self, RETRY, **which)
+        return await self._change(RETRY, **which)
+
+    async def _change(self, change: BulkChange, **which: Unpack[Which]) -> Changed:
+        try:
+            return await bulk.change_which(self, change, **which)
+        except Unreachable as error:
+            raise kept(error) from error
+        finally:
+            self.wrote()
 
     @property
     def log(self) -> Log:
@@ -304,8 +302,16 @@ class Node:
 
     async def decide(self, request: Callable[[Transaction], Result]) -> Job:
         """The job after a request on it was decided. Raises Conflict if the request was not accepted."""
-        (decision,) = await decided(self, lambda tx: [request(tx)])
-        return _accepted(decision)
+        try:
+            (decision,) = await decided(self, lambda tx: [request(tx)])
+        except Unreachable as error:
+            raise kept(error) from error
+        self.wrote()
+        return accepted(decision)
+
+    async def waiting(self, job_id: bytes, here: Sequence[Serving] = ()) -> Waiting | None:
+        """What a job waits for, as far as this node knows. `here` are workers that others are not told about."""
+        return await self.call(lambda: waiting_of(self.runtime, job_id, here, is_connected=True))
 
     async def _query(self, view: Callable[[], AbstractContextManager[Session]], query: Callable[[Session], T]) -> T:
         def run() -> T:
@@ -359,7 +365,8 @@ class Node:
                 stack.callback(commands.close)
                 served = served.plus(commands.job_type())
             emit = logged(events if notice is None else sentences(notice, also=events))
-            chosen = WorkerOptions(served, emit=emit, **options)
+            told = serving(served.topics(), None if commands is None else commands.allowance)
+            chosen = WorkerOptions(served, emit=emit, serving=told, **options)
             if commands is not None:
                 for warning in commands.allowance.warnings():
                     emit(AllowanceIsRisky(warning))
@@ -393,6 +400,8 @@ class Node:
         self, look: Callable[[], Awaitable[tuple[bool, T]]], timeout: float | None, topics: Changes = ANYTHING
     ) -> T:
         """Calls `look` now and after each change of the topics, until it returns a value. Raises TimeoutError."""
+        if self.delivery is not None:
+            self.delivery.start()
         with closing(self.listen(topics)) as changes:
             async with asyncio.timeout(timeout):
                 while True:
@@ -405,8 +414,9 @@ class Node:
 class SyncNode:
     """The synchronous API, for scripts. Safe to use from several threads."""
 
-    def __init__(self, runtime: Runtime) -> None:
+    def __init__(self, runtime: Runtime, delivery: Delivery | None = None) -> None:
         self._runtime: Runtime | None = runtime
+        self._delivery = delivery
 
     @property
     def runtime(self) -> Runtime:
@@ -416,7 +426,14 @@ class SyncNode:
         """Closes the node. A node that is closed already stays as it is."""
         runtime, self._runtime = self._runtime, None
         if runtime is not None:
+            if self._delivery is not None:
+                self._delivery.close()
             runtime.close()
+
+    def wrote(self) -> None:
+        """Something is on the log that others must get."""
+        if self._delivery is not None:
+            self._delivery.wrote()
 
     def call(self, work: Callable[[], T]) -> T:
         """Runs a function that touches the store."""
@@ -432,51 +449,61 @@ class SyncNode:
         if not isinstance(job, JobType | str):
             packed = request.pack(job, runtime.blobs)
             submit = lambda tx: request.submit(tx, runtime.blobs, runtime.secrets, packed)  # noqa: E731
-            return SyncHandle(self, self.call(lambda: runtime.log.run(submit)), True)
+            job_id = self.call(lambda: runtime.log.run(submit))
+            self.wrote()
+            return SyncHandle(self, job_id, True)
         job_type = named_kind(job)
         draft = job_type.draft(payload, args)
         if job_type.policy is DEFAULT:
             # The job has no special options, so it takes the fast path, unless its kind has some.
             plain = self.call(lambda: runtime.log.append_plain(draft.kind, draft.payload))
             if plain is not None:
+                self.wrote()
                 return SyncHandle(self, plain, True, job_type.signature)
         return self._submit([job_type], lambda tx: jobs.submit(tx, [draft]))[0]
 
     def submit_many(self, pairs: Pairs) -> list[SyncHandle]:
         """Submits many jobs in one transaction: all or none."""
-        types, drafts = _drafts(pairs)
+        types, drafts = drafts_of(pairs)
         return self._submit(types, lambda tx: jobs.submit(tx, drafts))
 
     def chain(self, *steps: Step) -> list[SyncHandle]:
         """Submits jobs that run one after the other, each when the one before it has succeeded: all or none. A step is
         a job with its payload, or without one; `ctx.results` has the result of the step before.
         """
-        types, drafts = _drafts(_pairs(steps))
+        types, drafts = drafts_of(pairs_of(steps))
         return self._submit(types, lambda tx: chains.submit(tx, drafts))
 
     def _submit(self, types: list[JobType], request: Callable[[Transaction], list[Submitted]]) -> list[SyncHandle]:
         log = self.runtime.log
         made = self.call(lambda: log.run(request))
+        self.wrote()
         return [SyncHandle(self, *each, type.signature) for type, each in zip(types, made, strict=True)]
 
     def gather(self, *waited: SyncHandle[R], timeout: float | None = None) -> list[R]:
         """Waits for all of the jobs and returns their results in this order. Raises JobFailed or JobCancelled when one
         of them ends so, and TimeoutError.
         """
-        found = self.until(handles.endings([each._id for each in waited]), timeout, about(JOB))
+        found = handles.sync_results(self, [each._id for each in waited], timeout)
         return [handles.typed(each._signature, each._id, value) for each, value in zip(waited, found, strict=True)]
 
     def job(self, job_id: str) -> SyncHandle:
         """A handle on an existing job, by its full id."""
-        return SyncHandle(self, _id(job_id), created=False)
+        return SyncHandle(self, id_of(job_id), created=False)
 
     def cancel_many(self, **which: Unpack[Which]) -> Changed:
         """Cancels every job that matches, as `Node.cancel_many` does."""
-        return self._with_node(lambda node: node.cancel_many(**which))
+        return self._change(lambda node: node.cancel_many(**which))
 
     def retry_many(self, **which: Unpack[Which]) -> Changed:
         """Retries every job that matches, as `Node.retry_many` does."""
-        return self._with_node(lambda node: node.retry_many(**which))
+        return self._change(lambda node: node.retry_many(**which))
+
+    def _change(self, act: Callable[[Node], Awaitable[Changed]]) -> Changed:
+        try:
+            return self._with_node(act)
+        finally:
+            self.wrote()
 
     def work(self, handlers: Handlers | Iterable[JobType], **options: Any) -> Worker:
         """Runs a worker in this thread until a signal stops it. The options are those of `Node.work`."""
@@ -494,8 +521,13 @@ class SyncNode:
         result = self.call(lambda: log.run(request))
         if isinstance(result, Offer):
             offer = result
-            (result,) = self.call(lambda: self._with_node(lambda node: node.consult([offer])))
-        return _accepted(result)
+            try:
+                (result,) = self.call(lambda: self._with_node(lambda node: node.consult([offer])))
+            except Unreachable as error:
+                raise kept(error) from error
+        else:
+            self.wrote()
+        return accepted(result)
 
     def fetch(self, hash: bytes, size: int) -> bytes | None:
         """Fetches a blob from another node; None if this node knows no other. Uses a runtime of its own, because the
@@ -523,6 +555,8 @@ class SyncNode:
         self, look: Callable[[Session], tuple[bool, T]], timeout: float | None = None, topics: Changes = ANYTHING
     ) -> T:
         """Calls `look` now and after each change of the topics, until it returns a value. Raises TimeoutError."""
+        if self._delivery is not None:
+            self._delivery.start()
         deadline = None if timeout is None else time.monotonic() + timeout
 
         def read() -> tuple[bool, T]:
@@ -536,7 +570,7 @@ class SyncNode:
                     return value
                 left = LOOK_AGAIN_S if deadline is None else min(LOOK_AGAIN_S, deadline - time.monotonic())
                 if left <= 0:
-                    raise TimeoutError(f"timed out after {timeout} seconds")
+                    raise TimeoutError
                 changes.wait(left)
 
 

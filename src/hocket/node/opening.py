@@ -3,12 +3,20 @@
 """
 
 import asyncio
-from collections.abc import Generator
+import logging
+from collections.abc import AsyncIterator, Callable, Generator
+from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from hocket.node.delivery import Delivery
 from hocket.node.node import Node, SyncNode
 from hocket.node.runtime import Runtime
+
+if TYPE_CHECKING:
+    from hocket.mesh.services import MeshServices
+
+_LOG = logging.getLogger("hocket")
 
 
 class Opening:
@@ -25,6 +33,7 @@ class Opening:
     async def __aenter__(self) -> Node:
         runtime = await asyncio.get_running_loop().run_in_executor(None, Runtime.open, self._home)
         self._async = Node(runtime)
+        self._async.delivery = delivery(runtime)
         return self._async
 
     async def __aexit__(self, *_: object) -> None:
@@ -55,4 +64,19 @@ def open(home: Path | str | None = None) -> Opening:
 
 def open_sync(home: Path | str | None = None) -> SyncNode:
     """Opens it for synchronous code outside a `with` block. Close it when done."""
-    return SyncNode(Runtime.open(home))
+    runtime = Runtime.open(home)
+    return SyncNode(runtime, delivery(runtime))
+
+
+def delivery(runtime: Runtime, warn: Callable[[str], None] = _LOG.warning) -> Delivery:
+    """What connects a program that only submits and waits with the other nodes."""
+
+    @asynccontextmanager
+    async def connected() -> "AsyncIterator[MeshServices]":
+        node = Node(runtime)
+        try:
+            yield node.services()
+        finally:
+            await node.finish()
+
+    return Delivery(runtime, connected, warn)

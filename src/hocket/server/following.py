@@ -40,6 +40,11 @@ class Following:
         elif stream in self._heard:
             self._passed_on(stream, chunk)
 
+    @property
+    def is_heard(self) -> bool:
+        """Whether the command runs, or has run, in this process."""
+        return bool(self._heard)
+
     def ended(self, execution: Execution) -> None:
         self._execution = execution
 

@@ -15,6 +15,8 @@ from hocket.kernel.ids import ulid_text
 from hocket.kernel.reasons import Reason
 from hocket.kernel.roster import Job
 from hocket.kernel.safe_text import clean
+from hocket.log import Transaction
+from hocket.node.delivery import TELL_S
 from hocket.node.node import Node
 from hocket.server.following import Following
 from hocket.server.local_client import (
@@ -126,18 +128,26 @@ class LocalServer:
             asked = self._read(words, Path(*directory), dict(each.split("=", 1) for each in environment))
         except Exception:
             return None
-        runtime = self._node.runtime
         try:
             packed = await self._pack(asked.request)
+            if self._worker.is_stopping:
+                return None
             if asked.warning:
                 await _send(writer, STDERR, f"hocket: {clean(asked.warning)}\n".encode(errors="backslashreplace"))
-            job_id = await self._worker.bring(lambda tx: request.submit(tx, runtime.blobs, runtime.secrets, packed))
+            job_id = await self._worker.bring(lambda tx: self._submit(tx, packed))
+            if job_id is None:
+                return None
             if asked.detach:
                 await _send(writer, STDOUT, f"submitted {request.KIND} {ulid_text(job_id)}\n".encode())
                 return CommandOutcome(0, "")
             return await self._follow(job_id, reader, writer)
         except HocketError as error:
             return CommandOutcome(error.exit_code, str(error))
+
+    def _submit(self, tx: Transaction, packed: PackedRequest) -> bytes | None:
+        """None, and nothing is submitted, if this worker may not run commands: they are routed to another node, say."""
+        runtime = self._node.runtime
+        return request.submit(tx, runtime.blobs, runtime.secrets, packed) if tx.admits(request.KIND) else None
 
     async def _pack(self, asked: CommandRequest) -> PackedRequest:
         """Packs a request; off the event loop only if it has files."""
@@ -161,6 +171,7 @@ class LocalServer:
         self._commands.listeners.listen(name, following)
         end = asyncio.create_task(following.end())
         gone = asyncio.create_task(reader.read(1))
+        telling = asyncio.create_task(self._tell_waiting(job_id, following, writer))
         try:
             await asyncio.wait((end, gone), return_when=asyncio.FIRST_COMPLETED)
             if not end.done():
@@ -172,6 +183,18 @@ class LocalServer:
             del self._following[job_id]
             end.cancel()
             gone.cancel()
+            telling.cancel()
+
+    async def _tell_waiting(self, job_id: bytes, following: Following, writer: asyncio.StreamWriter) -> None:
+        """Tells the caller what the command waits for, until it runs."""
+        said: tuple[str, str] | None = None
+        while not following.is_heard:
+            await asyncio.sleep(TELL_S)
+            waiting = await self._node.waiting(job_id)
+            if waiting is not None and not following.is_heard and waiting.key != said:
+                said = waiting.key
+                text = f"hocket: waiting: {clean(waiting.sentence)}\n"
+                await _send(writer, STDERR, text.encode(errors="backslashreplace"))
 
 
 async def _lists(reader: asyncio.StreamReader) -> list[list[str]]:

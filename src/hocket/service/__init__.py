@@ -2,7 +2,9 @@
 the MCP server, use these and never read the store themselves. Each module has one group, as functions on a `Service`.
 """
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
+from functools import cached_property
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 import msgspec
@@ -14,6 +16,7 @@ from hocket.node.runtime import Runtime
 from hocket.store import Session
 
 if TYPE_CHECKING:
+    from hocket.node.delivery import Delivery
     from hocket.node.node import SyncNode
 
 T = TypeVar("T")
@@ -38,24 +41,51 @@ class ServiceAnswer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Service:
-    """One node as one principal may use it. Calls block. Safe to use from several threads."""
+    """One node as one principal may use it. `warn` is called with a sentence if what was written could not be sent to
+    other nodes. Calls block. Safe to use from several threads.
+    """
 
-    def __init__(self, runtime: Runtime, principal: Principal | None = None) -> None:
+    def __init__(
+        self, runtime: Runtime, principal: Principal | None = None, warn: Callable[[str], None] = lambda sentence: None
+    ) -> None:
         self.runtime = runtime
         self.principal = principal or Principal(runtime.log.node)
+        self._warn = warn
 
     def __enter__(self) -> "Service":
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.end_delivery()
         self.runtime.close()
+
+    def end_delivery(self) -> None:
+        """Waits until other nodes have what was written, or warns."""
+        if "delivery" in self.__dict__:
+            self.delivery.close()
+
+    @cached_property
+    def delivery(self) -> "Delivery":
+        """Connects this process with other nodes while no other process of the node does."""
+        from hocket.node.opening import delivery
+
+        return delivery(self.runtime, self._warn)
 
     @property
     def node(self) -> "SyncNode":
         """The node, for calls that wait or ask other nodes."""
         from hocket.node.node import SyncNode
 
-        return SyncNode(self.runtime)
+        return SyncNode(self.runtime, self.delivery)
+
+    def wrote(self) -> None:
+        """Sends what was written to other nodes, if there are any. A node without peers is spared all that this
+        takes.
+        """
+        with self.runtime.store.read() as session:
+            has_peers = bool(session.peers())
+        if has_peers:
+            self.delivery.wrote()
 
     def read(self) -> AbstractContextManager[Session]:
         """A view whose projections include every op on the log."""

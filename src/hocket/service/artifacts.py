@@ -8,6 +8,7 @@ import msgspec
 
 from hocket.errors import Usage
 from hocket.kernel.ids import hash_text, parse_ulid, ulid_text
+from hocket.node.delivery import waiting_of
 from hocket.service import ListPage, Service, ServiceAnswer
 from hocket.work import artifacts
 from hocket.work.artifacts import Cleared
@@ -125,6 +126,12 @@ def clear(service: Service) -> Cleared:
 
 
 def why(service: Service, prefix: str, full: bool) -> dict[str, Any]:
-    """Traces an output back to the model calls and the evidence behind it."""
+    """Traces an output back to the model calls and the evidence behind it. For a job that has not ended, `waits_for`
+    says why not.
+    """
     with service.read() as session:
-        return explain(session, service.runtime.blobs, prefix, full)
+        told = explain(session, service.runtime.blobs, prefix, full)
+    if told["of"] == "job":
+        waiting = waiting_of(service.runtime, parse_ulid(told["id"]))
+        told["waits_for"] = None if waiting is None else waiting.sentence
+    return told

@@ -41,4 +41,7 @@ def change_all(
         finally:
             await node.finish()
 
-    return asyncio.run(run())
+    try:
+        return asyncio.run(run())
+    finally:
+        service.wrote()

@@ -1,16 +1,16 @@
 """Jobs: list, watch, show, submit, cancel, retry."""
 
 import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from enum import StrEnum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from hocket.bus.changes import about
 from hocket.errors import Unreachable, Usage
 from hocket.kernel.ids import parse_ulid, ulid_text
-from hocket.kernel.plurals import counted
 from hocket.kernel.roster import Outcome
 from hocket.kernel.subjects import JOB
 from hocket.service import ListPage, Service, ServiceAnswer
@@ -19,8 +19,13 @@ from hocket.store import JobEntry, JobFilter, Session, Stage
 from hocket.work import view
 from hocket.work.jobs import Draft, Submitted
 
+if TYPE_CHECKING:
+    from hocket.mesh.waiting import Waiting
+
 REASON_CHARS_MAX = 500
 LIMIT_MAX = 100_000
+# A watch says what the newest pending jobs wait for, up to so many.
+EXPLAINED_MAX = 50
 # How many jobs a count reads at once.
 COUNT_STEP = 1_000
 
@@ -85,8 +90,9 @@ class JobArtifact(ServiceAnswer, frozen=True):
 
 
 class JobDetails(JobBrief, frozen=True):
-    """Everything about one job, with its ops."""
+    """Everything about one job, with its ops. `waits_for` is a sentence; None if the job has ended."""
 
+    waits_for: str | None
     payload: Any
     options: dict[str, Any]
     after: list[str]
@@ -98,7 +104,8 @@ class JobDetails(JobBrief, frozen=True):
 
 class JobsPage(ListPage[JobBrief], frozen=True):
     """`total` counts the jobs of all pages, `jobs` all jobs. `names` maps the ids of nodes to their names, `processes`
-    the id of a claimed job to the process that holds it, if a worker of this store does.
+    the id of a claimed job to the process that holds it, if a worker of this store does. `waits` maps what pending jobs
+    wait for to how many do; only a watch has it.
     """
 
     now_ms: int
@@ -106,6 +113,7 @@ class JobsPage(ListPage[JobBrief], frozen=True):
     jobs: int
     names: dict[str, str]
     processes: dict[str, int]
+    waits: dict[str, int] = msgspec.field(default_factory=dict)
 
 
 def page(service: Service, wanted: JobQuery) -> JobsPage:
@@ -166,9 +174,9 @@ class JobsWatch:
     """The last seen list, and the wait for a change."""
 
     def __init__(self, service: Service, wanted: JobQuery) -> None:
-        self._service = service
-        self._node = service.node
+        self._service, self._node = service, service.node
         self._wanted = wanted
+        self._began = time.monotonic()
         self.seen: JobsPage | None = None
 
     def wait(self, timeout: float | None = None) -> JobsPage:
@@ -181,8 +189,24 @@ class JobsWatch:
         return self.seen
 
     def _look(self, session: Session) -> tuple[bool, None]:
-        before, self.seen = self.seen, _page(self._service, session, self._wanted)
+        found = _page(self._service, session, self._wanted)
+        before, self.seen = self.seen, msgspec.structs.replace(found, waits=self._waits(session, found))
         return before is None or self.seen.items != before.items, None
+
+    def _waits(self, session: Session, found: JobsPage) -> dict[str, int]:
+        """What the pending jobs of the page wait for. A job that has just come may be claimed at once."""
+        from hocket.node.delivery import TELL_S, wait_reader
+
+        if time.monotonic() < self._began + TELL_S:
+            return {}
+        before = found.now_ms - TELL_S * 1000
+        waiting_jobs = [each for each in found.items if each.state == StateName.pending and each.scheduled_ms <= before]
+        read = wait_reader(self._service.runtime, session, is_connected=True)
+        asked = [_id(each.job_id) for each in waiting_jobs[:EXPLAINED_MAX]]
+        entries = [entry for each in asked if (entry := session.job(each)) is not None]
+        told = [waiting for entry in entries if (waiting := read(entry)) is not None]
+        sentences = {waiting.key: waiting.sentence for waiting in told}
+        return dict(Counter(sentences[waiting.key] for waiting in told))
 
 
 def find(service: Service, prefix: str) -> str:
@@ -191,24 +215,40 @@ def find(service: Service, prefix: str) -> str:
 
 
 def show(service: Service, prefix: str) -> JobDetails:
-    return msgspec.convert(service.runtime.show(prefix), JobDetails)
+    return msgspec.convert(service.node.job(find(service, prefix)).status(), JobDetails)
 
 
 def submit(service: Service, drafts: Sequence[Draft]) -> list[Submitted]:
     """Submits all jobs in one transaction, or none."""
     service.check_writer()
-    return service.runtime.submit(drafts)
+    made = service.runtime.submit(drafts)
+    service.wrote()
+    return made
 
 
-def result(service: Service, job_id: str, timeout: float | None) -> Any:
-    """Waits for a job to end and returns its result."""
-    try:
-        return service.node.job(job_id).result(timeout)
-    except TimeoutError:
-        waited = counted(timeout or 0.0, "second")
-        raise Unreachable(
-            f"job {job_id} has not ended within {waited}; it is still active, see `hocket show {job_id}`"
-        ) from None
+def result(
+    service: Service,
+    job_id: str,
+    timeout: float | None,
+    tell: "Callable[[Waiting | None], None]" = lambda waiting: None,
+) -> Any:
+    """Waits for a job to end and returns its result. Calls `tell` every second with what the job waits for."""
+    from hocket.node.delivery import TELL_S, waiting_of
+    from hocket.node.handles import ending_of
+
+    node, wanted, deadline = service.node, _id(job_id), None if timeout is None else time.monotonic() + timeout
+    while True:
+        left = TELL_S if deadline is None else min(TELL_S, deadline - time.monotonic())
+        try:
+            return node.until(lambda session: ending_of(session, wanted), max(0.0, left), about(JOB, wanted))
+        except TimeoutError:
+            waiting = waiting_of(service.runtime, wanted, is_connected=True)
+        if deadline is not None and time.monotonic() >= deadline:
+            why = service.delivery.send() or ("it has just ended" if waiting is None else waiting.sentence)
+            raise Unreachable(
+                f"job {job_id} has not ended within {timeout:g} seconds: {why}; see `hocket show {job_id}`"
+            )
+        tell(waiting)
 
 
 def cancel(service: Service, prefix: str, reason: str) -> JobBrief:

@@ -2,6 +2,8 @@
 ops wait for a decision.
 """
 
+from collections.abc import Iterable
+
 import msgspec
 
 from hocket.errors import Conflict, NotAuthorised, Usage
@@ -200,6 +202,21 @@ def may(service: Service, node: str, action: str, kind: str | None) -> MayShown:
     ]
     routed = None if answer.routed is None else names.get(answer.routed, node_text(answer.routed))
     return MayShown(answer.chain is not None and routed is None, member.id, routed, chain)
+
+
+def not_claimable(service: Service, kinds: Iterable[str]) -> list[str]:
+    """Those of the kinds whose jobs this node may not claim and complete now, or that are routed to another node. A
+    kind that ends with a dot is not among them: the node may be allowed some of the kinds below it.
+    """
+    log = service.runtime.log
+
+    def may_not(session: Session, kind: str, action: str) -> bool:
+        answer = membership.may(log, session, log.node, "Job", action, kind)
+        return answer.chain is None or answer.routed is not None
+
+    with service.runtime.store.read() as session:
+        whole = [kind for kind in kinds if not kind.endswith(".")]
+        return [kind for kind in whole if may_not(session, kind, "Claim") or may_not(session, kind, "Complete")]
 
 
 def routes(service: Service) -> list[Route]:

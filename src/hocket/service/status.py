@@ -2,24 +2,52 @@
 
 import time
 
+import msgspec
+
 from hocket.kernel.clock import Hlc, hlc_text
-from hocket.kernel.ids import node_text
+from hocket.kernel.ids import node_text, ulid_text
 from hocket.kernel.knowledge import unknown_of
 from hocket.kernel.reasons import BY_NUMBER, Reason
 from hocket.kernel.roster import Outcome
+from hocket.mesh.names import names
 from hocket.mesh.peers import coordinator, silence
+from hocket.mesh.presence import is_away, known_workers
 from hocket.mesh.programs import differences
+from hocket.node.servers import running_servers
 from hocket.service import Service, ServiceAnswer
 from hocket.store import Session, Stage
 from hocket.work.liveness import WorkerState, standing, whereabouts
+from hocket.work.serving import read_serving
 
 
 class WorkerStatus(ServiceAnswer, frozen=True):
+    """A worker that shares this node's store. `running` are the ids of the jobs that it holds."""
+
     pid: int
+    node: str
+    name: str | None
+    kinds: list[str]
+    running: list[str]
     started_ms: int
     heard_ms: int
     state: str
     where: str
+
+
+class NodeWorkersStatus(ServiceAnswer, frozen=True):
+    """What the workers of another node run, as it last said."""
+
+    node: str
+    name: str | None
+    kinds: list[str]
+    heard_ms: int
+    is_away: bool
+
+
+class ServerStatus(ServiceAnswer, frozen=True):
+    pid: int
+    address: str
+    started_ms: int
 
 
 class QuotaRefusals(ServiceAnswer, frozen=True):
@@ -39,6 +67,7 @@ class PeerStatus(ServiceAnswer, frozen=True):
 
 class NodeStatus(ServiceAnswer, frozen=True):
     node: str
+    name: str | None
     user: str
     home: str
     ops: int
@@ -48,6 +77,8 @@ class NodeStatus(ServiceAnswer, frozen=True):
     jobs: dict[str, int]
     workers: list[WorkerStatus]
     dead_workers: list[WorkerStatus]
+    workers_elsewhere: list[NodeWorkersStatus]
+    servers: list[ServerStatus]
     waiting_ops: int
     offered_ops: int
     refusals: dict[str, int]
@@ -77,6 +108,7 @@ def status(service: Service) -> NodeStatus:
         over = [(node_text(int.from_bytes(each.node, "big")), each) for each in session.over_quota().values()]
         return NodeStatus(
             node=node_text(log.node),
+            name=names(log.permissions(session)).get(log.node),
             user=log.user,
             home=str(home.path),
             ops=head.seq,
@@ -86,6 +118,8 @@ def status(service: Service) -> NodeStatus:
             jobs=_counts(session),
             workers=[each for each in workers if each.state != WorkerState.DIED.value],
             dead_workers=[each for each in workers if each.state == WorkerState.DIED.value],
+            workers_elsewhere=_elsewhere(service, session),
+            servers=[ServerStatus(*msgspec.structs.astuple(each)) for each in running_servers(home.processes)],
             waiting_ops=waiting,
             offered_ops=session.open_offers(Reason.OFFERED),
             refusals=refusals,
@@ -103,17 +137,38 @@ def status(service: Service) -> NodeStatus:
 
 
 def _workers(service: Service, session: Session) -> list[WorkerStatus]:
-    liveness = service.runtime.liveness()
+    log, liveness = service.runtime.log, service.runtime.liveness()
     now = max(session.head().wall, int(time.time() * 1000))
+    called = names(log.permissions(session))
+    held: dict[int, list[str]] = {}
+    for entry in session.claimed():
+        if entry.worker is not None:
+            held.setdefault(entry.worker, []).append(ulid_text(entry.job.id))
     return [
         WorkerStatus(
             each.pid,
+            node_text(node),
+            called.get(node),
+            [kind for worker in read_serving(each.serves) for kind in worker.kinds],
+            held.get(each.number, []),
             each.started,
             each.beat,
             standing(liveness, each, now).value,
             whereabouts(each.place, liveness.place),
         )
         for each in session.workers()
+        # Rows of earlier versions name no node: they are this node's.
+        for node in (int.from_bytes(each.node, "big") or log.node,)
+    ]
+
+
+def _elsewhere(service: Service, session: Session) -> list[NodeWorkersStatus]:
+    log = service.runtime.log
+    called, now = names(log.permissions(session)), log.physical()
+    return [
+        NodeWorkersStatus(node_text(each.node), called.get(each.node), kinds, each.heard_ms, is_away(each, now))
+        for each in known_workers(session, service.runtime.liveness(), log)[1:]
+        if (kinds := sorted({kind for worker in each.workers for kind in worker.kinds}))
     ]
 
 

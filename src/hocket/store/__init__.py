@@ -18,7 +18,7 @@ from hocket.store.jobs import JobEntry, JobFilter, JobSession, QueueSession, Sta
 from hocket.store.local import LocalSession, Place, WorkerRow
 from hocket.store.locks import LockMisuse, LockSession
 from hocket.store.ops import NO_LINK, Head, NewOp, OpRow, OpSession, SealedOp
-from hocket.store.peers import Invitation, Peer, PeerSession
+from hocket.store.peers import Invitation, Peer, PeerSession, Presence
 from hocket.store.registers import Coordinator, Delegated, Fork, RegisterSession, Revoked, Schedule
 from hocket.store.subjects import SubjectRow, SubjectSession
 
@@ -47,6 +47,7 @@ __all__ = [
     "Peer",
     "PeerSession",
     "Place",
+    "Presence",
     "QueueSession",
     "Refusal",
     "RegisterSession",

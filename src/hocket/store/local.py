@@ -15,7 +15,9 @@ class Place(NamedTuple):
 
 
 class WorkerRow(NamedTuple):
-    """A process of a node that holds claims. `beat` is its last sign of life, by the store's clock."""
+    """A process of a node that holds claims. `beat` is its last sign of life, by the store's clock; `serves` is what it
+    runs, as `work.serving` writes it.
+    """
 
     number: int
     name: str
@@ -24,6 +26,7 @@ class WorkerRow(NamedTuple):
     node: bytes
     beat: int
     place: Place
+    serves: str = ""
 
 
 class LocalSession(Protocol):

@@ -175,7 +175,12 @@ class Handlers:
         return Handlers([*self._types.values(), one], self._only)
 
     def kinds(self) -> list[str]:
-        return sorted(self._types)
+        """The kinds that this worker runs."""
+        return sorted(self.topics())
+
+    def unmatched(self) -> list[str]:
+        """Those of the prefixes that match no job type."""
+        return [only for only in self._only if not Handlers(self._types.values(), (only,)).topics()]
 
     def served(self) -> list[JobType]:
         """The job types of which this worker runs jobs."""

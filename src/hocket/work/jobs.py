@@ -279,17 +279,22 @@ def _turn(tx: Transaction, job: Job) -> int:
 
 
 def _next_turn(tx: Transaction, kind: str, rate: Rate) -> int:
-    """Evenly spaced turns, with room for a burst of `count` after a rest: `due` is when the turns taken so far are used
-    up.
+    """Takes the turn if it is now."""
+    turn, due = turn_at(tx.session.rate(kind), tx.now, rate)
+    if turn <= tx.now:
+        tx.session.set_rate(kind, due)
+    return turn
+
+
+def turn_at(used_until: int, now_ms: int, rate: Rate) -> tuple[int, int]:
+    """Evenly spaced turns, with room for a burst of `count` after a rest: `used_until` is when the turns taken so far
+    are used up, in microseconds. Returns when the next turn is, and until when the turns are used up with it.
     """
     spacing = rate.per_ms * 1000 // rate.count
-    now = tx.now * 1000
-    due = max(tx.session.rate(kind), now)
+    now = now_ms * 1000
+    due = max(used_until, now)
     early = due - now - (rate.per_ms * 1000 - spacing)
-    if early > 0:
-        return tx.now + 1 + early // 1000
-    tx.session.set_rate(kind, due + spacing)
-    return tx.now
+    return (now_ms + 1 + early // 1000 if early > 0 else now_ms), due + spacing
 
 
 def renew(tx: Transaction, held: Held, lease_ms: int) -> Result:

@@ -39,13 +39,15 @@ class SignOfLife:
         self._name, self._process, self._place = name, process, place
         self._started = 0
         self.number = 0
+        self.serves = ""
+        """What the worker runs, for its row."""
 
     def beat(self, tx: Transaction) -> None:
         """Renews the worker's row. The first heartbeat adds it."""
         self._started = self._started or tx.now
         node = tx.node.to_bytes(8, "big")
         self.number = tx.session.put_worker(
-            WorkerRow(0, self._name, self._process, self._started, node, tx.now, self._place)
+            WorkerRow(0, self._name, self._process, self._started, node, tx.now, self._place, self.serves)
         )
 
     def row(self, tx: Transaction) -> int:

@@ -52,6 +52,7 @@ from hocket.work.liveness import BEAT_S, SignOfLife
 from hocket.work.node_access import NodeAccess
 from hocket.work.pending_decisions import Decision, PendingDecisions
 from hocket.work.runner import ERROR_CHARS_MAX, Run
+from hocket.work.serving import Serving, serving, serving_text
 from hocket.work.troubles import Troubles, described
 
 T = TypeVar("T")
@@ -86,7 +87,8 @@ _LOST = about(CLAIM)
 class WorkerOptions:
     """`grace` is how many seconds running handlers may go on after the worker is told to stop. `ahead` is how many jobs
     it may claim beyond those that run; by default as many as make 32 with them. `labels` are what jobs may need, like
-    `gpu` or `gpu=a100`. `processes` are the processes that run its handlers; None for threads of this one.
+    `gpu` or `gpu=a100`. `processes` are the processes that run its handlers; None for threads of this one. `serving` is
+    what it tells others about itself, besides its labels; by default the kinds of its handlers.
     """
 
     handlers: Handlers
@@ -98,6 +100,7 @@ class WorkerOptions:
     emit: Emit = ignore
     finished: Callable[[Run, Job | Reason], None] = lambda run, outcome: None
     processes: ProcessPlan | None = None
+    serving: Serving | None = None
 
     def __post_init__(self) -> None:
         try:
@@ -161,6 +164,8 @@ class Worker:
     async def run(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._sign = self._environment.liveness.announce(self._name)
+        told = self._options.serving or serving(self._options.handlers.topics())
+        self._sign.serves = serving_text([told.labelled(self._options.labels)])
         hints = self._environment.bus.subscribe(Changes(self._served.kinds, _LOST.subjects))
         hints.attach(self._loop, self._hinted)
         try:
@@ -197,6 +202,10 @@ class Worker:
         for run in self._held.values():
             if not run.revoke() and not run.stopped:
                 self._runner.stop(run)
+
+    @property
+    def is_stopping(self) -> bool:
+        return self._stopping is not None
 
     def stop(self) -> None:
         """May be called from any thread."""

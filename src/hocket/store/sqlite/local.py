@@ -3,14 +3,14 @@
 from hocket.store.local import Place, WorkerRow
 from hocket.store.sqlite.statements import Statements
 
-_WORKER = "name, pid, started, node, beat, host, boot, namespace, locks"
+_WORKER = "name, pid, started, node, beat, host, boot, namespace, locks, serves"
 
 
 class LocalStatements(Statements):
     def put_worker(self, worker: WorkerRow) -> int:
-        added = f"INSERT INTO workers ({_WORKER}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
+        added = f"INSERT INTO workers ({_WORKER}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
         renewed = "ON CONFLICT (name) DO UPDATE SET beat = max(excluded.beat, beat + 1) RETURNING number"
-        return int(self._one(f"{added} {renewed}", *worker[1:6], *worker.place))
+        return int(self._one(f"{added} {renewed}", *worker[1:6], *worker.place, worker.serves))
 
     def has_worker(self, number: int) -> bool:
         return self._one("SELECT 1 FROM workers WHERE number = ?", number) is not None
@@ -18,7 +18,7 @@ class LocalStatements(Statements):
     def workers(self, node: bytes | None = None) -> list[WorkerRow]:
         whose = "WHERE ?1 IS NULL OR node IN (?1, x'')"
         rows = self._sql(f"SELECT number, {_WORKER} FROM workers {whose} ORDER BY number", (node,))
-        return [WorkerRow._make((*row[:6], Place(*row[6:]))) for row in rows]
+        return [WorkerRow._make((*row[:6], Place(*row[6:10]), row[10])) for row in rows]
 
     def drop_worker(self, number: int) -> None:
         self._sql("DELETE FROM workers WHERE number = ?", (number,))

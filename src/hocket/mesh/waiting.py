@@ -1,0 +1,235 @@
+"""What a job waits for, in one sentence: a time, another job, a worker, a limit, a node that is away, the coordinator.
+It is judged by what this node knows: its log, its workers, the state of its peers, and what other nodes have said about
+their workers. Nothing here changes anything.
+"""
+
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from enum import StrEnum
+from typing import NamedTuple
+
+from hocket.kernel.clock import U32_MAX, Hlc
+from hocket.kernel.durations import span
+from hocket.kernel.ids import node_text, ulid_text
+from hocket.kernel.ops import decode
+from hocket.kernel.placement import lacking
+from hocket.kernel.roster import Job, Outcome
+from hocket.kernel.vocabulary import ScheduleJob
+from hocket.log import Log
+from hocket.log.projectors import defaults_of
+from hocket.mesh import peers
+from hocket.mesh.membership import route_of
+from hocket.mesh.names import names
+from hocket.mesh.presence import NodeWorkers, is_away, known_workers
+from hocket.store import JobEntry, Session, Stage
+from hocket.work.authorship import is_own
+from hocket.work.command.request import KIND
+from hocket.work.jobs import turn_at
+from hocket.work.liveness import Liveness
+from hocket.work.serving import Serving
+
+HERE = "this node"
+DELIVERS = "the next `hocket sync`, `hocket work` or `hocket serve` here sends it"
+
+
+class WaitReason(StrEnum):
+    HELD = "held"
+    TIME = "time"
+    JOB = "job"
+    COORDINATOR = "coordinator"
+    AWAY = "away"
+    NO_WORKER = "no worker"
+    NOT_ALLOWED = "not allowed"
+    LIMIT = "limit"
+    BUSY = "busy"
+
+
+class Waiting(NamedTuple):
+    """`about` stays the same while only a time in the sentence changes; empty if that has none."""
+
+    reason: WaitReason
+    sentence: str
+    about: str = ""
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """Equal for what a reader need not be told twice."""
+        return self.reason, self.about or self.sentence
+
+
+class WaitReader:
+    """What this node knows at one moment. `is_in_touch` is whether a process of this node syncs with others; `here` are
+    workers of this process that others are not told about.
+    """
+
+    def __init__(
+        self, log: Log, session: Session, liveness: Liveness, is_in_touch: bool, here: Sequence[Serving] = ()
+    ) -> None:
+        self._log, self._session, self._is_in_touch = log, session, is_in_touch
+        self._permissions = log.permissions(session)
+        self._now = max(log.physical(), session.head().wall)
+        self._names = names(self._permissions)
+        coordinator = self._permissions.coordinator(Hlc(self._now, U32_MAX, log.node))
+        self._coordinator = None if coordinator == log.node else coordinator
+        address = None if self._coordinator is None else peers.address_of(session, self._coordinator)
+        self._coordinator_peer = None if address is None else peers.find(session, address)
+        self._known = known_workers(session, liveness, log)
+        self._known[0].workers.extend(here)
+
+    def __call__(self, entry: JobEntry) -> Waiting | None:
+        """What the job waits for; None if it has ended."""
+        match entry.stage:
+            case Stage.DONE:
+                return None
+            case Stage.CLAIMED:
+                return self._held(entry.job)
+            case Stage.BLOCKED:
+                return self._after(entry.job)
+            case Stage.DELAYED if (entry.job.ready_at or 0) > self._now:
+                return self._later(entry.job)
+        return self._out_of_reach(entry.job) or self._dated(self._no_worker(entry.job) or self._limit(entry.job))
+
+    def _held(self, job: Job) -> Waiting:
+        holder = HERE if job.claimer is None else self._name(job.claimer)
+        if job.deadline is None or job.deadline > self._now:
+            until = "" if job.deadline is None else f" until {_time(job.deadline)}"
+            return Waiting(WaitReason.HELD, f"held by {holder}{until}", holder)
+        return Waiting(WaitReason.HELD, f"held by {holder}, whose lease ended at {_time(job.deadline)}", "ended")
+
+    def _after(self, job: Job) -> Waiting:
+        before = [(each, self._session.job(each)) for each in job.policy.dependencies()]
+        left = [(each, found) for each, found in before if found is None or found.job.outcome is not Outcome.SUCCEEDED]
+        if not left:
+            return Waiting(WaitReason.JOB, "comes after a job that has just ended")
+        first, found = left[0]
+        state = "not known here" if found is None else (found.job.outcome or found.job.state).name.lower()
+        more = f", and {len(left) - 1} more" if len(left) > 1 else ""
+        return Waiting(WaitReason.JOB, f"comes after job {ulid_text(first)}, which is {state}{more}")
+
+    def _later(self, job: Job) -> Waiting:
+        at = _time(job.ready_at or 0, self._now)
+        return Waiting(WaitReason.TIME, f"the next try is at {at}" if job.failures else f"not before {at}")
+
+    def _out_of_reach(self, job: Job) -> Waiting | None:
+        """Whether another node must decide about the job, and cannot be asked."""
+        coordinator, peer = self._coordinator, self._coordinator_peer
+        if coordinator is None or (job.policy.open and self._labelled(job, [self._known[0]])):
+            return None
+        who = f"the coordinator {self._name(coordinator)}"
+        if peer is None:
+            return Waiting(WaitReason.COORDINATOR, f"no address of {who} is known; add it with `hocket peers add`")
+        if peer.state not in (peers.OK, peers.NEW):
+            how = "it is sent when it answers" if self._is_in_touch else DELIVERS
+            return Waiting(
+                WaitReason.COORDINATOR, f"{who} is out of reach: {peer.detail}; the job is kept here, and {how}"
+            )
+        return None
+
+    def _dated(self, waiting: Waiting) -> Waiting:
+        """Where another node decides and no process of this node is connected, this node knows only the past."""
+        if self._coordinator is None or self._is_in_touch:
+            return waiting
+        seen = 0 if self._coordinator_peer is None else self._coordinator_peer.seen
+        known = f"as of {_time(seen, self._now)}" if seen else "as far as is known here"
+        return waiting._replace(sentence=f"{waiting.sentence}, {known}; `hocket sync` asks the others")
+
+    def _no_worker(self, job: Job) -> Waiting | None:
+        """Whether no worker that this node knows of would take the job."""
+        routed = route_of(self._session, job.kind)
+        near = [each for each in self._known if not is_away(each, self._now)]
+        if routed is not None:
+            to = self._name(routed)
+            if not (near := [each for each in near if each.node == routed]):
+                heard = next((f", last heard {self._ago(each)}" for each in self._known if each.node == routed), "")
+                return Waiting(WaitReason.AWAY, f"routed to {to}, which is away{heard}", to)
+            if not self._serving(job, near):
+                return Waiting(WaitReason.NO_WORKER, f"routed to {to}, where no worker serves {job.kind}")
+        serving = self._serving(job, near)
+        if not serving:
+            gone = self._serving(job, self._known)
+            past = ", ".join(f"{self._name(each.node)} did, {self._ago(each)}" for each in gone)
+            sentence = f"no worker that {HERE} knows of serves {job.kind}{_with(job)}{f' ({past})' if past else ''}"
+            return Waiting(WaitReason.NO_WORKER, sentence, f"{job.kind} {self._list(gone)}")
+        able = [each for each in serving if self._may_claim(each.node, job.kind)]
+        if not able:
+            sentence = f"{self._list(serving)} may not claim {job.kind} jobs; grant it job:claim:{job.kind}"
+            return Waiting(WaitReason.NOT_ALLOWED, sentence)
+        if not self._labelled(job, able):
+            missing = min((lacking(job.policy.needs, each.labels) for each in self._workers(job, able)), key=len)
+            sentence = f"no worker of {job.kind} on {self._list(able)} has the label {' and '.join(missing)}"
+            return Waiting(WaitReason.NO_WORKER, sentence)
+        if job.kind == KIND and not self._allowing(job, able):
+            sentence = f"the worker on {self._list(able)} does not allow this command; start it there with --allow"
+            return Waiting(WaitReason.NOT_ALLOWED, sentence)
+        return None
+
+    def _limit(self, job: Job) -> Waiting:
+        """A limit of the kind, or no free slot."""
+        defaults, running = defaults_of(self._session, job.kind), self._session.claimed_count(job.kind)
+        concurrency, rate = job.policy.concurrency or defaults.concurrency, job.policy.rate or defaults.rate
+        if concurrency is not None and running >= concurrency:
+            return Waiting(WaitReason.LIMIT, f"{running} of at most {concurrency} {job.kind} jobs run (--concurrency)")
+        if rate is not None:
+            turn, _ = turn_at(self._session.rate(job.kind), self._now, rate)
+            if turn > self._now:
+                said = f"{rate.count} in {span(rate.per_ms)}"
+                sentence = f"the rate of {job.kind} is {said}; its turn is at {_time(turn)}"
+                return Waiting(WaitReason.LIMIT, sentence, said)
+        able = self._labelled(job, [each for each in self._known if not is_away(each, self._now)])
+        return Waiting(WaitReason.BUSY, f"ready; the worker on {self._list(able)} takes it when a slot is free")
+
+    def _workers(self, job: Job, nodes: Iterable[NodeWorkers]) -> list[Serving]:
+        return [worker for each in nodes for worker in each.workers if worker.covers(job.kind)]
+
+    def _serving(self, job: Job, nodes: Iterable[NodeWorkers]) -> list[NodeWorkers]:
+        return [each for each in nodes if self._workers(job, [each])]
+
+    def _labelled(self, job: Job, nodes: Iterable[NodeWorkers]) -> list[NodeWorkers]:
+        """The nodes with a worker of the kind that has the labels which the job needs."""
+        return [
+            each
+            for each in nodes
+            if any(not lacking(job.policy.needs, worker.labels) for worker in self._workers(job, [each]))
+        ]
+
+    def _may_claim(self, node: int, kind: str) -> bool:
+        permissions = self._permissions
+        return (
+            not permissions.delegations or permissions.authority.may(node, "Job", "Claim", kind, self._now) is not None
+        )
+
+    def _allowing(self, job: Job, nodes: Iterable[NodeWorkers]) -> list[NodeWorkers]:
+        """The nodes that run this command: their own, or one that a worker of theirs allows."""
+        row = self._session.op(job.schedule_op)
+        payload = None if row is None else decode(row.body).payload
+        if row is None or not isinstance(payload, ScheduleJob):
+            return list(nodes)
+        return [
+            each
+            for each in nodes
+            if is_own(self._session, each.node, row.body)
+            or any(worker.covers(job.kind) and worker.allows(payload.payload) for worker in each.workers)
+        ]
+
+    def _name(self, node: int) -> str:
+        return HERE if node == self._log.node else self._names.get(node) or node_text(node)
+
+    def _list(self, nodes: Iterable[NodeWorkers]) -> str:
+        return ", ".join(self._name(each.node) for each in nodes)
+
+    def _ago(self, known: NodeWorkers) -> str:
+        return f"{span(max(0, self._now - known.heard_ms))} ago"
+
+
+def _with(job: Job) -> str:
+    return f" with the label {' and '.join(job.policy.needs)}" if job.policy.needs else ""
+
+
+def _time(ms: int, now_ms: int | None = None) -> str:
+    """A time of day here, with the date if it is not today's."""
+    try:
+        at = datetime.fromtimestamp(ms / 1000)
+        is_today = now_ms is None or datetime.fromtimestamp(now_ms / 1000).date() == at.date()
+    except (ValueError, OverflowError, OSError):
+        return f"{ms} ms after 1970"
+    return at.strftime("%H:%M:%S" if is_today else "%Y-%m-%d %H:%M:%S")

@@ -1,0 +1,158 @@
+"""Connects a program with the other nodes while no other process of its node does. A job that a program submits is on
+this node's log at once; from there it must get to the coordinator, and its result must come back. A server or a worker
+does that for every process of the node. Without one, this does: a thread that syncs with the peers while the program
+waits, and that sends what the program wrote before it ends.
+"""
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager, suppress
+from typing import TYPE_CHECKING
+
+from hocket.errors import HocketError
+from hocket.mesh import peers
+from hocket.mesh.sync_lock import SyncLock
+from hocket.mesh.waiting import DELIVERS, Waiting, WaitReader
+from hocket.node.runtime import Runtime
+from hocket.store import Session
+from hocket.work.serving import Serving
+from hocket.work.troubles import described
+
+if TYPE_CHECKING:
+    from hocket.mesh.loop import SyncLoop
+    from hocket.mesh.services import MeshServices
+
+# How long a program waits at its end until the coordinator has what it wrote.
+DELIVER_S = 10.0
+START_S = 10.0
+# How often a program that waits looks what it waits for.
+TELL_S = 1.0
+# How long it is remembered that a node has no peers.
+ALONE_S = 10.0
+
+Connect = Callable[[], AbstractAsyncContextManager["MeshServices"]]
+
+
+class Delivery:
+    """`connect` gives the services that connect this process; `warn` is called with a sentence if the peers could not
+    be reached. Nothing happens on a node without peers. Safe to use from several threads.
+    """
+
+    def __init__(self, runtime: Runtime, connect: Connect, warn: Callable[[str], None]) -> None:
+        self._runtime, self._connect, self._warn = runtime, connect, warn
+        self._starting = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._is_ready = threading.Event()
+        self._failure = ""
+        self._alone_until = 0.0
+        self._is_owed = False
+        self._loop: asyncio.AbstractEventLoop
+        self._over: asyncio.Event
+        self._services: MeshServices
+        self._syncing: SyncLoop
+
+    def start(self) -> None:
+        """Begins to sync, unless it has begun."""
+        if self._thread is not None or time.monotonic() < self._alone_until:
+            return
+        with self._runtime.store.read() as session:
+            if not session.peers():
+                self._alone_until = time.monotonic() + ALONE_S
+                return
+        with self._starting:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="hocket-delivery", daemon=True)
+                self._thread.start()
+
+    def wrote(self) -> None:
+        """Something is on the log that others must get."""
+        self._is_owed = True
+        self.start()
+
+    def send(self) -> str:
+        """Sends what was written, now. Returns why that was not possible; empty if it was."""
+        if self._thread is None or not self._is_owed:
+            return ""
+        self._is_owed = False
+        if not self._is_ready.wait(START_S) or self._failure:
+            return self._failure
+        return asyncio.run_coroutine_threadsafe(self._deliver(), self._loop).result()
+
+    def close(self) -> None:
+        """Sends what was written, and ends. Warns if that was not possible."""
+        if why_not := self.send():
+            self._warn(why_not)
+        if self._thread is not None:
+            if self._is_ready.wait(START_S) and not self._failure:
+                self._loop.call_soon_threadsafe(self._over.set)
+            self._thread.join(START_S)
+            self._thread = None
+
+    def _run(self) -> None:
+        try:
+            asyncio.run(self._sync())
+        except Exception as error:
+            said = str(error) if isinstance(error, HocketError) else described(error)
+            self._failure = f"{said}; the job is kept here, and {DELIVERS}"
+        finally:
+            self._is_ready.set()
+
+    async def _sync(self) -> None:
+        async with self._connect() as services:
+            self._loop, self._over = asyncio.get_running_loop(), asyncio.Event()
+            self._services, self._syncing = services, services.loop()
+            task = asyncio.create_task(self._syncing.run())
+            self._is_ready.set()
+            await self._over.wait()
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
+
+    async def _deliver(self) -> str:
+        """Sends everything to the coordinator, or to all peers if it has no known address. Returns why not."""
+        runtime, exchanges = self._runtime, self._services.exchanges
+        await asyncio.sleep(0)  # the loop may be about to begin
+        with runtime.store.read() as session:
+            targets, known = self._targets(session), session.peers()
+        if not self._syncing.is_on and SyncLock.is_taken(runtime.home.processes):
+            # Another process of this node syncs, and has seen that there is something to send.
+            bad = [each for each in known if each.address in targets and each.state not in (peers.OK, peers.NEW)]
+            if len(bad) < len(targets):
+                return ""
+            return f"{bad[0].detail}; the job is kept here, and sent when it answers"
+        try:
+            async with asyncio.timeout(DELIVER_S):
+                done = await asyncio.gather(*(exchanges.visit(each) for each in targets))
+        except TimeoutError:
+            why_not = f"{targets[0]} has not taken it within {DELIVER_S:g} seconds"
+        else:
+            if any(each.state == peers.OK and not each.retry_s for each in done):
+                return ""
+            why_not = done[0].detail
+        return f"{why_not}; the job is kept here, and {DELIVERS}"
+
+    def _targets(self, session: Session) -> list[str]:
+        log = self._runtime.log
+        coordinator = peers.coordinator(log, session)
+        address = None if coordinator in (None, log.node) else peers.address_of(session, coordinator)
+        return [each.address for each in session.peers()] if address is None else [address]
+
+
+def waiting_of(
+    runtime: Runtime, job_id: bytes, here: Sequence[Serving] = (), *, is_connected: bool = False
+) -> Waiting | None:
+    """What a job waits for, as far as this node knows; None if it has ended or is not known. `here` are workers of this
+    process that others are not told about; `is_connected` is whether this process syncs while it waits.
+    """
+    with runtime.read() as session:
+        entry = session.job(job_id)
+        return None if entry is None else wait_reader(runtime, session, here, is_connected=is_connected)(entry)
+
+
+def wait_reader(
+    runtime: Runtime, session: Session, here: Sequence[Serving] = (), *, is_connected: bool = False
+) -> WaitReader:
+    is_in_touch = is_connected or SyncLock.is_taken(runtime.home.processes)
+    return WaitReader(runtime.log, session, runtime.liveness(), is_in_touch, here)

@@ -1,0 +1,67 @@
+"""What a worker runs, as it tells others: its kinds, its labels, and the commands of other nodes that it allows. No
+node decides by this. It lets a node say which worker could take a job, and why none does.
+"""
+
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from hocket.errors import Usage
+from hocket.kernel.manifest import BadManifest, parse_manifest
+from hocket.work.command import sandbox
+from hocket.work.command.allowance import Allowance, read_pattern
+from hocket.work.command.request import KIND
+
+# The longest text about the workers of one node. What does not fit is left out.
+TEXT_CHARS_MAX = 16_384
+
+
+class Serving(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One worker. A kind that ends with a dot stands for every kind below it. `allow`, `allow_any` and `variables`
+    limit the commands of other nodes that it runs; `labels` are what jobs may need.
+    """
+
+    kinds: tuple[str, ...] = ()
+    allow: tuple[str, ...] = ()
+    allow_any: bool = False
+    variables: tuple[str, ...] = ()
+    labels: tuple[str, ...] = ()
+
+    def covers(self, kind: str) -> bool:
+        return any(kind == each or (each.endswith(".") and kind.startswith(each)) for each in self.kinds)
+
+    def labelled(self, labels: Iterable[str]) -> "Serving":
+        return msgspec.structs.replace(self, labels=tuple(sorted(labels)))
+
+    def allows(self, payload: bytes) -> bool:
+        """Whether it runs the command in this payload for another node."""
+        try:
+            patterns = tuple(map(read_pattern, self.allow))
+            manifest = parse_manifest(msgspec.json.decode(payload))
+        except (BadManifest, Usage, msgspec.MsgspecError, RecursionError):
+            return self.allow_any
+        return Allowance(patterns, self.allow_any, self.variables, sandbox="off").allows(manifest)
+
+
+def serving(kinds: Iterable[str], allowance: Allowance | None = None) -> Serving:
+    """What a worker of these kinds runs. Without a sandbox that its owner requires, it runs no commands of others."""
+    named = tuple(sorted(kinds))
+    if allowance is None or KIND not in named or (allowance.sandbox == "required" and not sandbox.available()):
+        return Serving(named)
+    return Serving(named, tuple(each.text for each in allowance.patterns), allowance.anything, allowance.variables)
+
+
+def serving_text(workers: Sequence[Serving]) -> str:
+    """The workers as text, without those that no longer fit."""
+    shown = list(workers)
+    while len(text := msgspec.json.encode(shown).decode()) > TEXT_CHARS_MAX:
+        shown.pop()
+    return text
+
+
+def read_serving(text: str) -> list[Serving]:
+    """The workers in a text of this or another program; none if it is unreadable."""
+    try:
+        return msgspec.json.decode(text or "[]", type=list[Serving])
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        return []

@@ -1,0 +1,118 @@
+"""A machine that only submits: it was invited, and runs neither a server nor a worker. What it submits gets to the
+coordinator, the results come back, and while the coordinator is out of reach the machine says where its jobs are.
+"""
+
+import asyncio
+import logging
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import hocket
+from hocket.errors import Unreachable
+from tests.scenarios.machines import Machine, machines, until
+
+pytestmark = [pytest.mark.xdist_group("processes")]
+
+GRANTS = ("job:schedule:acme.", "job:schedule:hold.", "job:schedule:hocket.run")
+KEPT = "the job is kept here, and the next `hocket sync`, `hocket work` or `hocket serve` here sends it"
+
+
+@pytest.fixture
+def mesh(tmp_path: Path) -> Iterator[list[Machine]]:
+    with machines(tmp_path, "hub", "leaf") as (hub, leaf):
+        hub("init")
+        hub.serve("--port", str(free_port()))
+        leaf("join", hub.invite("leaf", *GRANTS))
+        yield [hub, leaf]
+
+
+def free_port() -> int:
+    """A port that is free now: a server comes back where it was."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+def test_its_jobs_are_delivered_and_their_results_come_back(mesh: list[Machine]) -> None:
+    hub, leaf = mesh
+    first = leaf.submit("acme.one", '{"n": 1}')
+    assert hub.state(first) == "pending"
+    (second,) = leaf.submit_all([{"kind": "acme.one", "payload": {"n": 2}}])
+    assert hub.state(second) == "pending"
+    leaf("cancel", second)
+    assert hub.state(second) == "completed"
+    leaf("retry", second)
+    assert hub.state(second) == "pending"
+
+    # Nobody serves the kind: the wait says so, once, and then a worker comes.
+    waiting = leaf.start("submit", "acme.one", '{"n": 3}', "--wait")
+    waiting.says("waiting: no worker that this node knows of serves acme.one")
+    hub.work()
+    done = waiting.ended()
+    assert done.code == 0 and done.out.splitlines()[-1] == '{"n":3}'
+    assert len([line for line in waiting.notices if "no worker" in line]) == 1
+    assert leaf("submit", "acme.one", '{"n": 4}', "--wait", "--json").json["result"] == {"n": 4}
+
+    # The same from Python, in both ways.
+    with hocket.open(leaf.home) as node:
+        assert node.submit("acme.one", n=5).result(60) == {"n": 5}
+        sent = node.submit("acme.one", n=6).job_id
+    assert hub.has(sent)
+
+    async def async_way() -> str:
+        async with hocket.open(leaf.home) as node:
+            assert await (await node.submit("acme.one", n=7)).result(60) == {"n": 7}
+            held = await node.submit("hold.one", gate="never")
+            await held.cancel()
+            return held.job_id
+
+    assert hub.show(asyncio.run(async_way()))["outcome"] == "cancelled"
+
+
+def test_its_commands_run_on_a_worker_that_allows_them_and_wait_for_no_other(mesh: list[Machine]) -> None:
+    hub, leaf = mesh
+    worker = hub.work()
+    refused = leaf("run", "--", "echo", "hello", code=4)
+    assert "does not allow this command; start it there with --allow; job " in refused.err.splitlines()[-1]
+    assert refused.err.splitlines()[-1].endswith(" was cancelled")
+    detached = leaf("run", "--detach", "--", "echo", "hello").job_id
+    assert hub.state(detached) == "pending"
+    worker.stop()
+    hub.work("--allow", "echo *")
+    assert leaf("run", "--", "echo", "hello").out == "hello\n"
+    until(lambda: hub.is_done(detached), "the command that was submitted and left")
+
+
+def test_while_the_coordinator_is_out_of_reach_it_says_where_the_job_is(
+    mesh: list[Machine], caplog: pytest.LogCaptureFixture
+) -> None:
+    hub, leaf = mesh
+    old = leaf.submit("acme.one")
+    address = leaf("peers", "list", "--json").json["peers"][0]["address"]
+    hub.cut_power()
+    kept = leaf("submit", "acme.one", '{"n": 1}')
+    assert KEPT in kept.err and "Connection refused" in kept.err
+    cancelled = leaf("cancel", old, code=5)
+    assert "Connection refused; the request is kept here, and the next `hocket sync`" in cancelled.sentence
+    late = leaf("submit", "acme.one", '{"n": 2}', "--wait-for", "2s", code=5)
+    assert "waiting: the coordinator" in late.err and KEPT in late.err.splitlines()[-1]
+    with caplog.at_level(logging.WARNING, "hocket"), hocket.open(leaf.home) as node:
+        job = node.submit("acme.one", n=3)
+        with pytest.raises(TimeoutError, match=r"is out of reach: .* is kept here"):
+            job.result(0.5)
+        with pytest.raises(Unreachable, match="the request is kept here"):
+            job.cancel()
+    assert KEPT in caplog.text
+    assert "is out of reach" in leaf.show(job.job_id)["waits_for"]
+
+    # A program that waits sends it by itself as soon as the coordinator is back.
+    waiting = leaf.start("submit", "acme.one", '{"n": 4}', "--wait")
+    waiting.says("is out of reach")
+    hub.serve("--port", address.rpartition(":")[2])
+    until(lambda: hub.state(old) == "completed", "the cancellation that was kept")
+    hub.work()
+    assert waiting.ended().code == 0
+    until(lambda: hub.is_done(kept.job_id), "the job that was kept")
