@@ -248,7 +248,7 @@ class Tour:
         offered = wait_for(lambda: _offered(gpu.job(held.job_id), "CompleteJob"), "the end of the long job")
         must(len(offered) == 1 and gpu.job(held.job_id)["outcome"] is None, "the long job counts as ended already")
         self._say("gpu finishes the job that it holds; the completion is on its log as an offer and does not count yet")
-        wait_for(lambda: "the arbiter cannot be reached" in gpu.output.read_text(), "gpu to miss the arbiter")
+        wait_for(lambda: "no decision from the arbiter" in gpu.output.read_text(), "gpu to miss the arbiter")
         must(not self._runs(waiting.job_id) and gpu.job(waiting.job_id)["fence"] == 0, "an arbiter job was started")
         self._say("a frame submitted on gpu meanwhile does not start; a job marked open does, and completes")
         must(not owner.job(waiting.job_id) and not owner.job(free.job_id), "the owner heard of jobs over a cut line")
