@@ -104,7 +104,7 @@ def test_with_q_it_says_only_warnings_and_with_qq_only_errors(talk: Program) -> 
     job_id = talk.submit("talk.sync", '{"fail": true}')
     assert work(talk, "-qq").err == "complained\ncomplained\n", "a failure that is retried is no error yet"
     failing = talk.submit("talk.sync", '{"wrong": 1}')
-    assert f"job {failing}: talk.sync failed: TypeError" in work(talk, "--quiet", "--quiet").err
+    assert f"job {failing}: talk.sync failed: the payload of talk.sync is wrong" in work(talk, "--quiet", "--quiet").err
 
 
 def test_log_lines_as_json(talk: Program) -> None:

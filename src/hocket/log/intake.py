@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from hocket.kernel.clock import Hlc, pack, unpack
 from hocket.kernel.forks import is_fork
-from hocket.kernel.ops import Op, decode, link_to, read_stamp
+from hocket.kernel.ops import NO_ID, Op, decode, link_to, read_stamp
 from hocket.kernel.postcard import Malformed, UnknownVariant
 from hocket.kernel.reasons import Reason
 from hocket.kernel.schedules import is_tick
@@ -185,7 +185,9 @@ class Intake:
         if not self._is_behind:
             rows = [] if op.link is None else tx.session.ops_with_link(pack(op.timestamp)[12:], op.link)
             branch = next((row for row in rows if decode(row.body).link == op.link), None)
-            if branch is not None and branch.hlc <= (tx.session.meta(SHARED) or b""):
+            # A node that has lost ops still has its first one, so another first op is a second history.
+            is_first = op.link == link_to(NO_ID)
+            if is_first or (branch is not None and branch.hlc <= (tx.session.meta(SHARED) or b"")):
                 return self._follows(raw, op)
             self._is_behind = True
             tx.session.set_meta(BEHIND, pack(op.timestamp))

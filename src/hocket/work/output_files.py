@@ -114,7 +114,8 @@ class OutputFile:
 
     def _open(self) -> None:
         path = self._directory / self._name
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for folder in (self._directory, path.parent):
+            folder.mkdir(mode=0o700, exist_ok=True)
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         header = os.pread(self._fd, _HEADER.size, 0)
         if len(header) == _HEADER.size and (known := _HEADER.unpack(header))[0] == FORM:
