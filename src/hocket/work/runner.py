@@ -232,8 +232,6 @@ class Run:
         self.ended_at: float | None = None
         self.result: bytes | None = None
         self.error: str | None = None
-        self.is_hopeless = False
-        """Whether it failed in a way that a retry cannot mend."""
         self.traceback = ""
         self.may_retry = True
         self.later_ms: int | None = None
