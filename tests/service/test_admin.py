@@ -36,7 +36,7 @@ def test_jobs_are_listed_and_counted() -> None:
         counts = {
             "all": admin.count(),
             "paint": admin.count(kind="admin.paint"),
-            "below": admin.count(kind="admin"),
+            "below": admin.count(kind="admin."),
             "failed": admin.count(outcome="failed"),
             "failed paint": admin.count(kind="admin.paint", outcome="failed"),
             "pending": admin.count(state="pending"),
