@@ -215,7 +215,7 @@ def test_a_strict_mesh_has_no_definitions() -> None:
 def test_only_what_a_worker_serves_is_defined() -> None:
     member = owner()
     some = [handler("a.x", retries=1), handler("b.x", retries=1)]
-    member.log.run(lambda tx: work_kinds.define(tx, Handlers(some, only=["a"])))
+    member.log.run(lambda tx: work_kinds.define(tx, Handlers(some, only=["a."])))
     assert submitted(member, "a.x").retries == 1 and submitted(member, "b.x").retries is None
 
 

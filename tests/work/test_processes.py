@@ -167,7 +167,7 @@ def test_kinds_are_found_by_the_longest_prefix_and_unknown_ones_left_alone(mesh:
 @pytest.mark.req("LW-19")
 def test_a_worker_may_serve_some_kinds_only(mesh: Mesh) -> None:
     near, far = mesh.node.submit("family.near.b"), mesh.node.submit("family.a")
-    mesh.run(only=["family.near"])
+    mesh.run(only=["family.near."])
     assert near.result(PATIENCE_S) == "near for family.near.b"
     assert mesh.ops(far.job_id) == ["ScheduleJob"]
 
