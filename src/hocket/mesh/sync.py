@@ -158,6 +158,7 @@ class Exchanges:
         self._access, self._key, self.transport, self._environment = access, key, transport, environment
         self._randomness = randomness
         self._emit = emit
+        self._told: dict[str, tuple[str, str]] = {}
         self._lines: dict[str, _Line] = {}
         self.presence = PresenceSharing(access, environment)
 
@@ -551,10 +552,15 @@ class Exchanges:
             return peer._replace(node=node, state=done.state, detail=done.detail, seen=now if is_due else peer.seen)
 
         found = await look(self._access, lambda session: peers.find(session, done.address))
-        if found is None or edit(found) == found:
+        if found is None:
             return
-        await note(self._access, lambda session: peers.change(session, done.address, edit))
-        if (found.state, found.detail) != (done.state, done.detail) and (done.detail or found.state != peers.NEW):
+        if edit(found) != found:
+            await note(self._access, lambda session: peers.change(session, done.address, edit))
+        # Another process may have written the same state. This one tells its own listeners of a failure all the same.
+        is_ok = done.state == peers.OK
+        before = self._told.get(done.address, (found.state, found.detail) if is_ok else (peers.NEW, ""))
+        self._told[done.address] = (done.state, done.detail)
+        if before != (done.state, done.detail) and (done.detail or before[0] != peers.NEW):
             if done.state == peers.PAUSED:
                 self._emit(PeerPaused(done.address, done.detail))
             else:
