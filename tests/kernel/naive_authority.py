@@ -7,6 +7,7 @@ too.
 from random import Random
 from typing import Any
 
+from hocket.kernel import coordination_payloads as extra
 from hocket.kernel import vocabulary as v
 from hocket.kernel.clock import Hlc
 from hocket.kernel.ucan import Capability, Delegation
@@ -22,7 +23,8 @@ RESOURCES = [
 ]
 V01_ACTIONS = ["*", "Read", "Write", "Schedule", "Claim", "Complete"]
 # What names an action beyond v0.1 is emptied, not void, when it is too wide; random graphs have none by name.
-ACTIONS = [*V01_ACTIONS, "Define"]
+ACTIONS = [*V01_ACTIONS, "Define", "Acquire", "Break"]
+OWN_RESOURCES = ["Lock", "Inbox", "Row"]
 KNOWN = ["source_types", "predicates", "kind_prefix", "time_range", "sanitize", "audit_inference"]
 SANITIZE = ["StripGeo", "RedactParticipants", "StripCustomMetadata", "TruncateContent(0)", "TruncateContent(70)"]
 
@@ -57,10 +59,11 @@ def understood(capability: Capability) -> bool:
 
 
 def covers(capability: Capability, resource: str, action: str) -> bool:
-    resources = RESOURCES if capability.resource == "Ops" else [capability.resource]
+    resources = [*RESOURCES, *OWN_RESOURCES] if capability.resource == "Ops" else [capability.resource]
     actions = ACTIONS if capability.action == "*" else [capability.action]
-    if (capability.resource, capability.action, resource) == ("Ops", "Write", "Job"):
-        actions = ["Write", "Schedule", "Claim", "Complete"]
+    if (capability.resource, capability.action) == ("Ops", "Write"):
+        more = {"Job": ["Schedule", "Claim", "Complete"], "Lock": ["Acquire"], "Inbox": ["Claim"]}
+        actions = ["Write", *more.get(resource, [])]
     return resource in resources and action in actions
 
 
@@ -264,7 +267,13 @@ WRITTEN = {
     "Artifact": {"Write": ["CreateArtifact", "EvictArtifact"]},
     "Action": {"Write": ["CreateSuggestedAction", "UpdateActionStatus"]},
     "UserAssertion": {"Write": ["UserAssert"]},
-    "Mesh": {"Write": ["DesignateCoordinator", "RouteKind"]},
+    "Mesh": {"Write": ["DesignateCoordinator", "RouteKind", "SetAvailability"]},
+    "Lock": {"Acquire": ["AcquireLocks", "RenewLocks", "ReleaseLocks", "LeaveQueue"], "Break": ["BreakLock"]},
+    "Inbox": {
+        "Write": ["SendMessage"],
+        "Claim": ["ClaimMessage", "AcknowledgeMessage", "ReturnMessage", "RetryMessage"],
+    },
+    "Row": {"Write": ["PutRow", "ResolveConflict"]},
     "Registration": {"": ["DelegateUcan", "RevokeUcan", "RevokeRoot"]},
     "Ops": {"": ["ReportFork", "AcceptOffer"]},
 }
@@ -460,5 +469,18 @@ def payloads(word: str) -> list[v.Payload]:
         v.AcceptOffer("", b"", ID),
         v.PostponeWork(ID, 1, 1, ""),
         v.DefineKind(word, b""),
+        extra.AcquireLocks("", (word,), "", extra.LockMode.SHARED, 1, 0),
+        extra.RenewLocks("", "", 1, 1),
+        extra.ReleaseLocks("", "", 1),
+        extra.LeaveQueue("", "", ID),
+        extra.BreakLock("", word, ""),
+        extra.SendMessage(ID, word, "", "", None, None, 0, 1, 1, b""),
+        extra.ClaimMessage(ID, "", 1),
+        extra.AcknowledgeMessage(ID, ""),
+        extra.ReturnMessage(ID, "", 0, ""),
+        extra.RetryMessage(ID, ""),
+        extra.PutRow(word, "", None, None, extra.Strategy.MANUAL),
+        extra.ResolveConflict(word, "", ID, None),
+        extra.SetAvailability(1, extra.Availability.ACTIVE, ""),
         v.Sanitised(("StripGeo",), claim),
     ]

@@ -16,6 +16,7 @@ from hocket.kernel.authority import (
 )
 from hocket.kernel.capabilities import READERS
 from hocket.kernel.clock import Hlc
+from hocket.kernel.coordination_payloads import BreakLock, SetAvailability
 from hocket.kernel.keys import SigningKey, did_key
 from hocket.kernel.reasons import Reason
 from hocket.kernel.rules import STRICT
@@ -47,7 +48,7 @@ def refusal(granted: Capability, payload: v.Payload = CLAIM, kind: str | None = 
 
 @pytest.mark.req("LW-24")
 def test_the_caveats_are_those_of_the_rules() -> None:
-    assert tuple(READERS) == STRICT.caveats
+    assert tuple(READERS) == (*STRICT.caveats, "key_prefix"), "the last is ours"
     for rule in STRICT.sanitize:
         assert parse_rule("TruncateContent(9)" if rule == "TruncateContent" else rule).name == rule
 
@@ -358,8 +359,8 @@ def test_what_cannot_be_judged_is_not_admitted() -> None:
         for name_, op in by_name.items():
             if isinstance(op, v.DelegateUcan | v.RevokeUcan | v.DesignateCoordinator | v.RouteKind | v.AcceptWork):
                 continue
-            if isinstance(op, v.DefineKind):
-                continue  # a right of its own
+            if isinstance(op, v.DefineKind | BreakLock | SetAvailability):
+                continue  # rights of their own
             told = ("IngestEvidence", "CreateClaim", "Sanitised", "ScheduleJob", "SetSchedule", "ClearSchedule")
             narrowed = PLACE.get(name_, ("Claim",))[0] == resource and name_ not in told
             assert refusal(granted, op) is (Reason.UNAUTHORISED if narrowed else None), name_

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from hocket.kernel import ops
 from hocket.kernel import vocabulary as v
 from hocket.kernel.clock import Hlc
+from hocket.kernel.coordination_payloads import SendMessage
 from hocket.kernel.jws import detached
 from hocket.kernel.keys import SigningKey
 from hocket.kernel.ops import MAX_DEPS, MAX_OP_BYTES, Op
@@ -85,6 +86,8 @@ def test_ids_follow_from_everything_that_an_op_says(op: Op, before: bytes, names
     elif isinstance(payload, v.CreateArtifact):
         named = msgspec.structs.replace(payload, artifact_id=ops.artifact_id(op.node_id, payload))
         payload = named if names else msgspec.structs.replace(payload, artifact_id=ops.NO_ID)
+    elif isinstance(payload, SendMessage):
+        payload = msgspec.structs.replace(payload, message_id=ops.NO_ID)
     bound, body = ops.bind(msgspec.structs.replace(op, payload=payload))
     assert ops.unsigned(bound) == body
     whole = ops.encode(bound)

@@ -178,6 +178,8 @@ NOT_CONTENT = {
     *("public", "left", "right", "signature"),
     # What an acceptance is about. It would be about something else without.
     *("family", "key"),
+    # Names of locks, rows, agents and message types, and the op that something is about.
+    *("scope", "agent", "to", "sender", "message_type", "row", "waiting", "thread", "reply_to", "base", "conflict"),
 }
 
 

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from hocket.kernel import coordination_payloads as c
 from hocket.kernel import vocabulary as v
 from hocket.kernel.clock import Hlc
 from hocket.kernel.ids import node_id
@@ -79,6 +80,21 @@ PAYLOADS: tuple[v.Payload, ...] = (
     v.PostponeWork(A, NODE, 300_000, "not there yet"),
     v.DefineKind("acme.render", b'{"concurrency":1}'),
     v.SaveCheckpoint(A, NODE, b"\x00\xff"),
+    c.AcquireLocks("repo", ("file:src/lib.rs", "file:docs/**"), "editor", c.LockMode.SHARED, 30_000, 10_000),
+    c.RenewLocks("repo", "editor", 7, 30_000),
+    c.ReleaseLocks("repo", "editor", 7),
+    c.LeaveQueue("repo", "editor", B),
+    c.BreakLock("repo", "file:src/lib.rs", "its holder is gone"),
+    c.SendMessage(A, "editor@gpu-box", "planner", "note", B, C, 5, 86_400_000, 5, b'"hello"', (("plan.md", D),)),
+    c.SendMessage(A, "team/", "planner", "", None, None, 0, 1, 1, b"\x00"),
+    c.ClaimMessage(A, "editor", 60_000),
+    c.AcknowledgeMessage(A, "editor"),
+    c.ReturnMessage(A, "editor", 5_000, "busy"),
+    c.RetryMessage(A, "mended"),
+    c.PutRow("memories/sky", "editor", B, b'{"colour":"blue"}', c.Strategy.TAKE_RIGHT),
+    c.PutRow("memories/sky", "editor", None, None, c.Strategy.DEFER_TO_AGENT),
+    c.ResolveConflict("memories/sky", "editor", B, b"1"),
+    c.SetAvailability(NODE, c.Availability.DRAINING, "new disk"),
     v.Sanitised(("StripGeo", "TruncateContent(8)"), v.IngestEvidence(A, HASH, "photo", "asset/7", v.Metadata())),
 )  # fmt: skip
 

@@ -237,12 +237,14 @@ def _limit(grant: Grant, judged: Judged) -> Collection[str] | None:
     return () if limit is not None and judged.field == "" else limit
 
 
-def _admits(limit: Collection[str] | None, word: str | None) -> bool:
-    """Prefixes are in a tuple and words in a set, as Grant keeps them."""
+def _admits(limit: Collection[str] | None, word: str | tuple[str, ...] | None) -> bool:
+    """Prefixes are in a tuple and words in a set, as Grant keeps them. Of several words all must be admitted."""
     if limit is None:
         return True
     if word is None:
         return False
+    if isinstance(word, tuple):
+        return all(_admits(limit, each) for each in word)
     return word.startswith(limit) if isinstance(limit, tuple) else word in limit
 
 

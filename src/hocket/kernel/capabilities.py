@@ -1,4 +1,4 @@
-"""What one capability of a delegation admits: the known resources and actions, the six caveats, and when one capability
+"""What one capability of a delegation admits: the known resources and actions, the caveats, and when one capability
 is no wider than another. A capability is read once into a Grant, by which ops are judged quickly. `authority` decides
 which delegations stand, and so whose grants count.
 
@@ -9,6 +9,7 @@ Our own readings, where the Likewise document leaves a choice or contradicts its
   about claims, kind_prefix those about jobs, under Ops as well as under the class itself. time_range restricts all. An
   op that cannot be judged is not admitted: under source_types the tombstone of some evidence, under predicates a
   change of some claim, under kind_prefix an op about an unknown job.
+- Ours: key_prefix restricts ops about locks, messages and rows, by the key, the receiver or the row.
 - kind_prefix also restricts the reading of artifacts, under Artifact and under Ops: by the kind of the job that an
   artifact came from. It does not admit an artifact that came from no job. It does not restrict writing artifacts.
 - An unknown caveat, or a known one with a value of another type, empties its capability and leaves the others of the
@@ -37,9 +38,14 @@ RESOURCES_V01 = frozenset(
 ACTIONS_V01 = frozenset({"*", "Read", "Write", "Schedule", "Claim", "Complete"})
 CAVEATS_V01 = frozenset(CAVEATS)
 # What this program knows.
-RESOURCES = RESOURCES_V01
-ACTIONS = ACTIONS_V01 | {"Define"}
-_JOB_WRITES = frozenset({"Schedule", "Claim", "Complete"})
+RESOURCES = RESOURCES_V01 | {"Lock", "Inbox", "Row"}
+ACTIONS = ACTIONS_V01 | {"Define", "Acquire", "Break"}
+# What (Ops, Write) admits besides the writes that are called so.
+_WRITES = {
+    "Job": frozenset({"Schedule", "Claim", "Complete"}),
+    "Lock": frozenset({"Acquire"}),
+    "Inbox": frozenset({"Claim"}),
+}
 
 Words = frozenset[str]
 Range = tuple[int, int]
@@ -56,13 +62,14 @@ class Grant(NamedTuple):
     time_range: Range | None = None
     sanitize: tuple[str, ...] = ()
     audit_inference: bool = False
+    key_prefix: tuple[str, ...] | None = None
 
     def covers(self, resource: str, action: str) -> bool:
         if self.resource != resource and self.resource != "Ops":
             return False
         if self.action == action or self.action == "*":
             return True
-        return self.resource == "Ops" and self.action == "Write" and resource == "Job" and action in _JOB_WRITES
+        return self.resource == "Ops" and self.action == "Write" and action in _WRITES.get(resource, ())
 
     def within(self, parent: "Grant") -> bool:
         """Whether the parent also admits every op that this one admits, under the same duties."""
@@ -71,6 +78,7 @@ class Grant(NamedTuple):
             and _subset(self.source_types, parent.source_types)
             and _subset(self.predicates, parent.predicates)
             and _narrower_prefixes(self.kind_prefix, parent.kind_prefix)
+            and _narrower_prefixes(self.key_prefix, parent.key_prefix)
             and _inside(self.time_range, parent.time_range)
             and set(parent.sanitize) <= set(self.sanitize)
             and (self.audit_inference or not parent.audit_inference)
@@ -145,6 +153,7 @@ READERS: dict[str, Callable[[object], object | None]] = {
     "time_range": _read_range,
     "sanitize": _read_sanitize,
     "audit_inference": _read_flag,
+    "key_prefix": _read_prefixes,
 }
 
 

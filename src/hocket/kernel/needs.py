@@ -4,6 +4,7 @@ by which word. capabilities.py reads the capabilities that grant this, and `auth
 
 from typing import NamedTuple
 
+from hocket.kernel import coordination_payloads as c
 from hocket.kernel import vocabulary as v
 from hocket.kernel.vocabulary import Payload
 
@@ -15,8 +16,8 @@ class Need(NamedTuple):
 
 class Judged(NamedTuple):
     """How ops with one payload are judged. An action of None: no capability decides who writes them. The field is the
-    one whose word the caveat checks; None stands for the kind of the job, which the caller knows, and an empty one for
-    a word that the payload does not have.
+    one whose word, or words, the caveat checks; None stands for a word of the subject that the caller knows, such as
+    the kind of the job, and an empty one for a word that the payload does not have.
     """
 
     resource: str
@@ -34,6 +35,9 @@ _EPISODE = Judged("Episode", "Write")
 _ARTIFACT = Judged("Artifact", "Write")
 _ACTION = Judged("Action", "Write")
 _MESH = Judged("Mesh", "Write")
+_ACQUIRE = Judged("Lock", "Acquire")
+_RECEIVE = Judged("Inbox", "Claim", "key_prefix")
+_ROW = Judged("Row", "Write", "key_prefix", "row")
 _REGISTRATION = Judged("Registration", None)
 
 JUDGED: dict[type[Payload], Judged] = {
@@ -79,6 +83,20 @@ JUDGED: dict[type[Payload], Judged] = {
     v.RevokeRoot: _REGISTRATION,
     # It holds whole ops, so only nodes that may read every op may read it.
     v.ReportFork: Judged("Ops", None),
+    c.AcquireLocks: _ACQUIRE._replace(caveat="key_prefix", field="keys"),
+    # These name a fence and no keys; only the holder can use it.
+    c.RenewLocks: _ACQUIRE,
+    c.ReleaseLocks: _ACQUIRE,
+    c.LeaveQueue: _ACQUIRE,
+    c.BreakLock: Judged("Lock", "Break", "key_prefix", "key"),
+    c.SendMessage: Judged("Inbox", "Write", "key_prefix", "to"),
+    c.ClaimMessage: _RECEIVE,
+    c.AcknowledgeMessage: _RECEIVE,
+    c.ReturnMessage: _RECEIVE,
+    c.RetryMessage: _RECEIVE,
+    c.PutRow: _ROW,
+    c.ResolveConflict: _ROW,
+    c.SetAvailability: _MESH,
     # Its content is unknown here, so the same applies.
     v.Unknown: Judged("Ops", None),
 }
@@ -86,8 +104,15 @@ JUDGED: dict[type[Payload], Judged] = {
 
 # Reading the artifacts of some kinds of jobs is judged by the kind of the job that an artifact came from. Writing one
 # is not: its author names that job itself.
-READING: dict[type[Payload], Judged] = JUDGED | dict.fromkeys(
-    (v.CreateArtifact, v.EvictArtifact), _ARTIFACT._replace(caveat="kind_prefix")
+READING: dict[type[Payload], Judged] = (
+    JUDGED
+    | dict.fromkeys((v.CreateArtifact, v.EvictArtifact), _ARTIFACT._replace(caveat="kind_prefix"))
+    # All locks of a scope are folded together, so whoever reads one reads all.
+    | dict.fromkeys((c.AcquireLocks, c.BreakLock), _ACQUIRE)
+    # What happens to a message is no secret; what it says is.
+    | dict.fromkeys(
+        (c.ClaimMessage, c.AcknowledgeMessage, c.ReturnMessage, c.RetryMessage), _RECEIVE._replace(caveat=None)
+    )
 )
 
 

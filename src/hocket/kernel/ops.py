@@ -18,6 +18,7 @@ from typing import NamedTuple
 import msgspec
 
 from hocket.kernel.clock import U32_MAX, Hlc
+from hocket.kernel.coordination_payloads import SendMessage
 from hocket.kernel.ids import digest, make_ulid
 from hocket.kernel.jws import SIGNATURE_BEGINS, SIGNATURE_END_CHARS, detached, open_detached
 from hocket.kernel.keys import SigningKey, verify
@@ -60,7 +61,12 @@ NO_ID = bytes(16)
 # An unknown payload may contain bytes that look like a signature, and each try costs a hash.
 _SIGNATURES_TRIED = 4
 # The payloads that create something, and the field that names it.
-_SELF_NAMED: dict[type[Payload], str] = {ScheduleJob: "job_id", CreateArtifact: "artifact_id"}
+# The payloads that make something, and the field with its id, which may be that of the op.
+SELF_NAMED: dict[type[Payload], str] = {
+    ScheduleJob: "job_id",
+    CreateArtifact: "artifact_id",
+    SendMessage: "message_id",
+}
 _OP_CONTEXT = b"hocket op\0"
 
 
@@ -126,7 +132,7 @@ def bound(stamp: Hlc, deps: tuple[bytes, ...], payload: Payload) -> tuple[Op, by
     """The same from the content of such an op."""
     rest, at = _rest(stamp, deps, payload)
     identity = make_ulid(stamp.wall, digest(_OP_CONTEXT + rest, 10))
-    field = _SELF_NAMED.get(type(payload))
+    field = SELF_NAMED.get(type(payload))
     if field is not None and getattr(payload, field) == NO_ID:
         # The bytes between the payload's beginning and the name never contain that many zeros.
         place = rest.index(NO_ID, at)
@@ -141,16 +147,23 @@ def is_bound(data: bytes, op: Op) -> bool:
     """
     payload = op.payload
     body = data[: len(data) - _tail_bytes(op.signature)]
-    field = _SELF_NAMED.get(type(payload))
+    field = SELF_NAMED.get(type(payload))
     if field is not None:
         named = getattr(payload, field)
         if named == op.id:
             # An op cannot contain its own id by chance, so its first occurrence is the name.
             place = body.index(op.id, 16)
             body = body[:place] + NO_ID + body[place + 16 :]
-        elif isinstance(payload, CreateArtifact) and named != artifact_id(op.node_id, payload):
+        elif isinstance(payload, SendMessage) or (
+            isinstance(payload, CreateArtifact) and named != artifact_id(op.node_id, payload)
+        ):
             return False
     return op.timestamp.wall >> 48 == 0 and _bound_id(op.timestamp.wall, body) == op.id
+
+
+def _other_name(op: Op) -> bytes | None:
+    """The id that something made by this op may have besides the op's own."""
+    return artifact_id(op.node_id, op.payload) if isinstance(op.payload, CreateArtifact) else None
 
 
 def _bound_id(wall: int, body: bytes) -> bytes:

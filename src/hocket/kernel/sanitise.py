@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, TypeVar
 from msgspec import Struct
 from msgspec.structs import replace
 
+from hocket.kernel import coordination_payloads as c
 from hocket.kernel import vocabulary as v
 from hocket.kernel.geo import names_place, tells_place
 from hocket.kernel.policy import Policy
@@ -51,6 +52,10 @@ _TEXTS: dict[type[Payload], tuple[str, ...]] = {
     v.CancelJob: ("reason",),
     v.RetryJob: ("reason",),
     v.PostponeWork: ("reason",),
+    c.BreakLock: ("reason",),
+    c.ReturnMessage: ("reason",),
+    c.RetryMessage: ("reason",),
+    c.SetAvailability: ("reason",),
 }
 _BODIES: dict[type[Payload], tuple[str, ...]] = {
     v.CreateArtifact: ("content_inline",),
@@ -62,6 +67,9 @@ _JSON: dict[type[Payload], tuple[str, ...]] = {
     v.ScheduleJob: ("payload", "policy_envelope"),
     v.SetSchedule: ("payload", "policy_envelope"),
     v.DefineKind: ("policy_envelope",),
+    c.SendMessage: ("body",),
+    c.PutRow: ("value",),
+    c.ResolveConflict: ("value",),
 }
 # A name is not content, and a policy is bounded anyway.
 _NOT_CUT = frozenset({"initial_label", "alias", "semantic_lane", "title", "policy_envelope"})
@@ -103,7 +111,7 @@ def _step(rule: Rule) -> Callable[[Payload], Payload]:
     return _STEPS[rule.name]
 
 
-def _changed(value: S, **fields: Any) -> S:
+def _changed(value: S, /, **fields: Any) -> S:
     """The struct with these fields, or the very same one if it already has them."""
     return value if all(_same(getattr(value, name), new) for name, new in fields.items()) else replace(value, **fields)
 

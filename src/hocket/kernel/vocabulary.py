@@ -7,6 +7,24 @@ from enum import IntEnum
 
 from msgspec import Struct
 
+from hocket.kernel.coordination_payloads import (
+    AcknowledgeMessage,
+    AcquireLocks,
+    Availability,
+    BreakLock,
+    ClaimMessage,
+    LeaveQueue,
+    LockMode,
+    PutRow,
+    ReleaseLocks,
+    RenewLocks,
+    ResolveConflict,
+    RetryMessage,
+    ReturnMessage,
+    SendMessage,
+    SetAvailability,
+    Strategy,
+)
 from hocket.kernel.postcard import BOOL, BYTES, F64, NODE, STR, U64, Codec, StructCodec, enum, fixed, option, pair, seq
 from hocket.kernel.postcard import struct as fields
 from hocket.kernel.postcard import union as one_of
@@ -463,7 +481,10 @@ Payload = (
     | CreateEpisode | UpdateEpisode | CreateSuggestedAction | UpdateActionStatus
     | DesignateCoordinator | DelegateUcan | RevokeUcan | RouteKind | CascadeTombstone
     | FailWork | CancelJob | RetryJob | ReportProgress | SetSchedule | ClearSchedule | AcceptWork | Sanitised
-    | ReportFork | RevokeRoot | AcceptOffer | PostponeWork | DefineKind | SaveCheckpoint | Unknown
+    | ReportFork | RevokeRoot | AcceptOffer | PostponeWork | DefineKind | SaveCheckpoint
+    | AcquireLocks | RenewLocks | ReleaseLocks | LeaveQueue | BreakLock
+    | SendMessage | ClaimMessage | AcknowledgeMessage | ReturnMessage | RetryMessage
+    | PutRow | ResolveConflict | SetAvailability | Unknown
 )  # fmt: skip
 
 LOCATION = fields(Location, F64, F64, option(F64))
@@ -535,6 +556,22 @@ VARIANTS[1034] = fields(AcceptOffer, STR, BYTES, ULID)
 VARIANTS[1035] = fields(PostponeWork, ULID, NODE, U64, STR)
 VARIANTS[1036] = fields(DefineKind, STR, BYTES)
 VARIANTS[1037] = fields(SaveCheckpoint, ULID, NODE, BYTES)
+VARIANTS[1038] = fields(AcquireLocks, STR, seq(STR, limit=64), STR, enum(LockMode), U64, U64)
+VARIANTS[1039] = fields(RenewLocks, STR, STR, U64, U64)
+VARIANTS[1040] = fields(ReleaseLocks, STR, STR, U64)
+VARIANTS[1041] = fields(LeaveQueue, STR, STR, ULID)
+VARIANTS[1042] = fields(BreakLock, STR, STR, STR)
+VARIANTS[1043] = fields(
+    SendMessage,
+    *(ULID, STR, STR, STR, option(ULID), option(ULID), U64, U64, U64, BYTES, seq(pair(STR, ULID), limit=64)),
+)
+VARIANTS[1044] = fields(ClaimMessage, ULID, STR, U64)
+VARIANTS[1045] = fields(AcknowledgeMessage, ULID, STR)
+VARIANTS[1046] = fields(ReturnMessage, ULID, STR, U64, STR)
+VARIANTS[1047] = fields(RetryMessage, ULID, STR)
+VARIANTS[1048] = fields(PutRow, STR, STR, option(ULID), option(BYTES), enum(Strategy))
+VARIANTS[1049] = fields(ResolveConflict, STR, STR, ULID, option(BYTES))
+VARIANTS[1050] = fields(SetAvailability, NODE, enum(Availability), STR)
 # A payload that was sanitised twice carries the rules of both, not two wrappers.
 VARIANTS[1031] = fields(Sanitised, seq(STR, limit=64), one_of(VARIANTS))
 

@@ -13,8 +13,7 @@ from msgspec.structs import replace
 
 from hocket.kernel.clock import Hlc, just_after, pack
 from hocket.kernel.ids import ulid_text
-from hocket.kernel.ops import NO_ID, Op, decode, encode_sequence, read_sequence
-from hocket.kernel.vocabulary import CreateArtifact, ScheduleJob
+from hocket.kernel.ops import NO_ID, SELF_NAMED, Op, decode, encode_sequence, read_sequence
 from hocket.log import Log, Transaction
 from hocket.log.intake import BEHIND, SHARED
 from hocket.log.rebuild import START, rebuild
@@ -116,10 +115,9 @@ def _rewrite(tx: Transaction, own: Collection[bytes]) -> Rewritten:
     for raw in own:
         op = decode(_renamed(raw, names))
         payload = op.payload
-        if isinstance(payload, ScheduleJob) and payload.job_id == op.id:
-            payload = replace(payload, job_id=NO_ID)
-        elif isinstance(payload, CreateArtifact) and payload.artifact_id == op.id:
-            payload = replace(payload, artifact_id=NO_ID)
+        field = SELF_NAMED.get(type(payload))
+        if field is not None and getattr(payload, field) == op.id:
+            payload = replace(payload, **{field: NO_ID})
         made = tx.author(payload, op.cited)
         if isinstance(made, Op):
             names[op.id] = made.id

@@ -12,14 +12,13 @@ from msgspec.structs import replace
 from hocket.bus.changes import CLAIM, LOG, NOTHING, Changes, gathered
 from hocket.errors import StoreError
 from hocket.kernel.clock import U32_MAX, ClockOverflow, Hlc, pack, recv, tick, unpack
-from hocket.kernel.ops import NO_ID, Op, bound, decode, link_to, pin_to, unsigned
+from hocket.kernel.ops import NO_ID, SELF_NAMED, Op, bound, decode, link_to, pin_to, unsigned
 from hocket.kernel.policy import Policy
 from hocket.kernel.reasons import Reason
 from hocket.kernel.signing import OpSigner
 from hocket.kernel.subjects import JOB, subject_of
 from hocket.kernel.vocabulary import (
     EXTENSION_BASE,
-    CreateArtifact,
     Payload,
     ScheduleJob,
     discriminant,
@@ -156,9 +155,9 @@ class Transaction:
 
     def author(self, payload: Payload, deps: tuple[bytes, ...] = (), about: int | None = None) -> Op | Reason:
         """Writes an op of this node. An op that would not count is not written: the reason is returned instead. If
-        another node is the arbiter and must decide on it, the op is written as an offer: see `is_offer`. A job or an
-        artifact whose id is `NO_ID` gets that of the op. An op that is `about` another node pins that node's last known
-        op. In a strict mesh Hocket's own payloads are never written.
+        another node is the arbiter and must decide on it, the op is written as an offer: see `is_offer`. A job, an
+        artifact or a message whose id is `NO_ID` gets that of the op. An op that is `about` another node pins that
+        node's last known op. In a strict mesh Hocket's own payloads are never written.
         """
         if self.is_strict and discriminant(payload) >= EXTENSION_BASE:
             return Reason.STRICT
@@ -189,10 +188,9 @@ class Transaction:
         while self.is_strict and is_taken(self.session, op_id):
             op_id = self.new_id(stamp.wall)
         deps = tuple(dep[:ID_BYTES] for dep in deps)
-        if isinstance(payload, ScheduleJob) and payload.job_id == NO_ID:
-            payload = replace(payload, job_id=op_id)
-        elif isinstance(payload, CreateArtifact) and payload.artifact_id == NO_ID:
-            payload = replace(payload, artifact_id=op_id)
+        field = SELF_NAMED.get(type(payload))
+        if field is not None and getattr(payload, field) == NO_ID:
+            payload = replace(payload, **{field: op_id})
         op = Op(op_id, stamp, self.node, deps, payload)
         return op, unsigned(op)
 

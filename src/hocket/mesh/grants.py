@@ -15,13 +15,19 @@ _RESOURCES = {
     for name in (
         *("Ops", "Evidence", "Entity", "Claim", "Job", "Episode", "Artifact", "Action", "Mesh", "UserAssertion"),
         "Registration",
+        *("Lock", "Inbox", "Row"),
     )
 }
 _OF_JOBS = {
     **{"read": "Read", "schedule": "Schedule", "claim": "Claim", "complete": "Complete"},
     **{"define": "Define", "all": "*"},
 }
+_OF_LOCKS = {"read": "Read", "acquire": "Acquire", "break": "Break", "all": "*"}
+_OF_INBOXES = {"read": "Read", "write": "Write", "claim": "Claim", "all": "*"}
 _OF_OTHERS = {"read": "Read", "write": "Write", "all": "*"}
+_ACTIONS = {"Job": _OF_JOBS, "Lock": _OF_LOCKS, "Inbox": _OF_INBOXES}
+# Whose grants may end with a prefix, and what it is a prefix of.
+_KEYED = {"Lock": "key", "Inbox": "receiver", "Row": "row"}
 # Without these, a node could not verify the ops that it receives.
 _NEEDED = ("Registration", "Mesh")
 _OF_A_WORKER = ("job:claim", "job:complete", "job:read", "artifact:read")
@@ -40,10 +46,13 @@ _MANY = {
     "Mesh": "routes",
     "UserAssertion": "user assertions",
     "Registration": "delegations",
+    "Lock": "locks",
+    "Inbox": "messages",
+    "Row": "rows",
 }
 _VERBS = {
     **{"Read": "read", "Write": "write", "Schedule": "submit", "Claim": "claim", "Complete": "complete"},
-    **{"Define": "set the options of"},
+    **{"Define": "set the options of", "Acquire": "acquire", "Break": "break"},
 }
 
 _Wanted = dict[tuple[str, str], list[str] | None]
@@ -83,11 +92,20 @@ def parse_grants(
         raise Usage("no grants; give at least one, like --worker acme.render. or --may job:schedule")
     if ("Job", "Complete") in wanted or ("Job", "*") in wanted:
         wanted.setdefault(("Artifact", "Write"), None)
+    for resource, action, prefixes in [(*pair, prefixes) for pair, prefixes in wanted.items()]:
+        if resource in _KEYED and action not in ("Read", "*"):
+            # Who acquires a lock reads all locks of its scope; who writes or receives something reads that.
+            known = wanted.setdefault((resource, "Read"), [])
+            if prefixes is None or resource == "Lock":
+                wanted[resource, "Read"] = None
+            elif known is not None:
+                known += [prefix for prefix in prefixes if prefix not in known]
     # Every action on all jobs is not a read by name; a read action or a prefix is.
     reads = {
         resource
         for (resource, action), prefixes in wanted.items()
-        if action == "Read" or (action == "*" and (resource != "Job" or prefixes is not None))
+        if resource not in _KEYED
+        and (action == "Read" or (action == "*" and (resource != "Job" or prefixes is not None)))
     }
     if "Ops" not in reads:
         for resource in _NEEDED if reads else _READ_BY_DEFAULT:
@@ -109,12 +127,15 @@ def _want(wanted: _Wanted, text: str) -> None:
     pair = _pair(text, resource, action)
     if not colon:
         wanted[pair] = None
-    elif pair[0] != "Job" and pair != ("Artifact", "Read"):
-        raise Usage(f"bad grant {text!r}: only job actions and artifact:read take a kind; leave out {prefix!r}")
+    elif pair[0] not in ("Job", *_KEYED) and pair != ("Artifact", "Read"):
+        raise Usage(
+            f"bad grant {text!r}: only artifact:read and actions on jobs, locks, inboxes and rows take a prefix; leave"
+            f" out {prefix!r}"
+        )
     elif prefix.endswith("*"):
-        raise Usage(f"bad grant {text!r}: write the kind prefix without a star: {prefix.rstrip('*')!r}")
+        raise Usage(f"bad grant {text!r}: write the prefix without a star: {prefix.rstrip('*')!r}")
     elif not prefix or len(prefix) > KIND_LENGTH_MAX or not prefix.isprintable():
-        raise Usage(f"bad grant {text!r}: a kind prefix has 1 to {KIND_LENGTH_MAX} printable characters")
+        raise Usage(f"bad grant {text!r}: a prefix has 1 to {KIND_LENGTH_MAX} printable characters")
     elif (known := wanted.setdefault(pair, [])) is not None and prefix not in known:
         known.append(prefix)
 
@@ -126,7 +147,7 @@ def _pair(text: str, resource: str, action: str) -> tuple[str, str]:
             f"bad grant {text!r}: unknown resource {resource!r}; write `all`, or resource:action with one of "
             + ", ".join(_RESOURCES)
         )
-    actions = _OF_JOBS if name == "Job" else _OF_OTHERS
+    actions = _ACTIONS.get(name, _OF_OTHERS)
     if action.strip().lower() not in actions:
         raise Usage(f"bad grant {text!r}: {resource} has no action {action!r}; it has " + ", ".join(actions))
     return name, actions[action.strip().lower()]
@@ -137,7 +158,7 @@ def _caveats(
 ) -> dict[str, object]:
     caveats: dict[str, object] = {}
     if prefixes is not None:
-        caveats["kind_prefix"] = prefixes
+        caveats["key_prefix" if resource in _KEYED else "kind_prefix"] = prefixes
     is_write = action == "*" and resource in ("Job", *_OUTPUTS)
     if audit and (is_write or (resource, action) in _AUDITED or (resource == "Ops" and action != "Read")):
         caveats["audit_inference"] = True
@@ -165,10 +186,12 @@ def words(capabilities: Iterable[Capability]) -> list[str]:
 
 def _what(capability: Capability) -> str:
     what = _MANY.get(capability.resource, capability.resource)
-    prefixes = capability.caveats.get("kind_prefix")
+    keyed = _KEYED.get(capability.resource)
+    prefixes = capability.caveats.get("kind_prefix" if keyed is None else "key_prefix")
     if isinstance(prefixes, list):
         what += " of jobs" if capability.resource == "Artifact" else ""
-        what += " of kind " + (" or ".join(f"{prefix}*" for prefix in prefixes) or "(none)")
+        what += f" with {keyed} " if keyed else " of kind "
+        what += " or ".join(f"{prefix}*" for prefix in prefixes) or "(none)"
     return what
 
 
@@ -179,7 +202,7 @@ def _conditions(capability: Capability) -> str:
             said.append("every model call recorded")
         elif name == "sanitize" and isinstance(value, list):
             said.append("after " + _joined([str(rule) for rule in value]))
-        elif name not in ("kind_prefix", "audit_inference"):
+        elif name not in ("kind_prefix", "key_prefix", "audit_inference"):
             said.append(f"{name} {value}")
     return f" ({', '.join(said)})" if said else ""
 

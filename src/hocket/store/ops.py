@@ -122,8 +122,8 @@ class OpSession(Protocol):
     def last_ops(self, count: int) -> list[OpRow]: ...
     def ops_at(self, hlc: bytes) -> list[OpRow]: ...
 
-    def ops_about(self, subject: Subject, without: Sequence[int] = ()) -> list[OpRow]:
-        """In HLC order, except those refused for one of these reasons."""
+    def ops_about(self, subject: Subject, without: Sequence[int] = (), after: bytes = b"") -> list[OpRow]:
+        """In HLC order, except those refused for one of these reasons; only those later than `after`."""
 
     def jobs_written_of(self, job_ids: Sequence[bytes]) -> set[bytes]:
         """The jobs among these that any op on the log is about."""

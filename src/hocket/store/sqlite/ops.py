@@ -122,10 +122,10 @@ class OpStatements(LockStatements):
     def ops_at(self, hlc: bytes) -> list[OpRow]:
         return self._ops("WHERE substr(hlc, 13) = ? AND hlc = ?", hlc[12:], hlc)
 
-    def ops_about(self, subject: Subject, without: Sequence[int] = ()) -> list[OpRow]:
+    def ops_about(self, subject: Subject, without: Sequence[int] = (), after: bytes = b"") -> list[OpRow]:
         refused = f"AND reason NOT IN ({', '.join(str(int(reason)) for reason in without)})" if without else ""
-        where = f"WHERE key = ? AND settled = 1 AND family = ? {refused} ORDER BY hlc"
-        return self._ops(where, subject.key, subject.family)
+        where = f"WHERE key = ? AND settled = 1 AND family = ? AND hlc > ? {refused} ORDER BY hlc"
+        return self._ops(where, subject.key, subject.family, after)
 
     def ops_in_order(self, after: bytes, limit: int) -> list[OpRow]:
         return self._merged({node: after for node in self._authors()}, limit)
