@@ -116,7 +116,7 @@ def test_audit_and_sanitize_go_where_they_have_a_meaning() -> None:
         ("job:write", "no action 'write'; it has read, schedule, claim, complete, define, all"),
         ("artifact:claim", "it has read, write, all"),
         ("", "unknown resource ''"),
-        ("artifact:write:acme.", "only job actions and artifact:read take a kind"),
+        ("artifact:write:acme.", "only artifact:read and actions on jobs, locks, inboxes and rows take a prefix"),
         ("job:claim:acme.*", "without a star: 'acme.'"),
         ("job:claim:", "1 to 255"),
         ("job:claim:a\x1bb", "1 to 255"),
@@ -164,3 +164,16 @@ def test_words() -> None:
         "read delegations and routes",
     ]
     assert words([Capability("Job", "*", {"time_range": [1, 2]})]) == ["do everything with jobs (time_range [1, 2])"]
+
+
+@pytest.mark.req("VX-10")
+def test_grants_on_locks_messages_and_rows_take_prefixes_and_bring_the_reads_that_they_need() -> None:
+    granted = parse_grants(["lock:acquire:file:src/", "inbox:write:team/", "row:write:memories/", "lock:break"])
+    found = {(each.resource, each.action): each.caveats for each in granted}
+    assert found["Lock", "Acquire"] == {"key_prefix": ["file:src/"]}
+    assert found["Lock", "Read"] == {}, "all locks of a scope are folded together"
+    assert found["Lock", "Break"] == {}
+    assert found["Inbox", "Write"] == found["Inbox", "Read"] == {"key_prefix": ["team/"]}
+    assert found["Row", "Write"] == found["Row", "Read"] == {"key_prefix": ["memories/"]}
+    assert ("Job", "Read") in found, "these reads are not named, so the default ones stay"
+    assert "acquire locks with key file:src/*" in words(granted)
