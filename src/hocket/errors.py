@@ -19,6 +19,10 @@ class Usage(HocketError, ValueError):
     exit_code = 2
 
 
+class NotFound(Usage):
+    """Nothing has this name or id."""
+
+
 class Conflict(HocketError):
     """Another actor was first: a lost race, a stale fence, a job whose state has changed."""
 

@@ -16,7 +16,7 @@ from hocket.kernel.keys import SigningKey
 from hocket.kernel.quota import NO_QUOTA
 from hocket.kernel.rules import HOCKET
 from hocket.mesh.peers import Trust
-from hocket.service import Principal, Service, artifacts, git_keys, jobs, nodes, ops, peers, schedules
+from hocket.service import Principal, Service, artifacts, git_keys, jobs, nodes, ops, peers, schedules, tokens
 from hocket.service.peers import NewInvitation
 from hocket.work.cron import NewSchedule
 
@@ -50,6 +50,8 @@ COMMANDS: dict[Callable[..., Any], tuple[Any, ...]] = {
     ops.take_in: (BytesIO(),),
     git_keys.add: (KEY, "a server"),
     git_keys.remove: (KEY,),
+    tokens.create: ("ci", ["mesh:read"]),
+    tokens.revoke: ("ci",),
 }
 
 
@@ -67,7 +69,7 @@ def test_no_command_is_taken_from_a_principal_of_another_node(command: Callable[
 
 
 @pytest.mark.parametrize(
-    "module", [artifacts, git_keys, jobs, nodes, ops, peers, schedules], ids=lambda each: each.__name__
+    "module", [artifacts, git_keys, jobs, nodes, ops, peers, schedules, tokens], ids=lambda each: each.__name__
 )
 def test_every_function_that_writes_is_among_the_commands(module: ModuleType) -> None:
     """What writes begins with the check; and whatever runs a transaction writes."""

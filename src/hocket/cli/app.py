@@ -38,6 +38,7 @@ COMMANDS = {
     "rules": ("rules:app", "Show or change the mesh rules, which every node must share."),
     "keys": ("keys:app", "Show, back up, restore and lock the user's key; reissue the root delegation."),
     "serve": ("serve:app", "Run the server that other nodes connect to, and sync with peers."),
+    "token": ("token:app", "Create, list and revoke the tokens of programs that use this node over HTTP."),
     "peers": ("peers:app", "List, add, remove and find the nodes that this node syncs with."),
     "sync": ("sync:app", "Sync with the peers once, now."),
     "cron": ("cron:app", "Submit jobs on a schedule."),

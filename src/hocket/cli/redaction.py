@@ -13,6 +13,7 @@ VALUE_CHARS_MIN = 4
 
 _LOOKS_SECRET = re.compile(
     r"hocket-[0-9]+-[A-Za-z0-9_-]+"  # an invitation
+    r"|hkt_[A-Za-z0-9_-]+"  # a program's token
     r"|eyJ[A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]*){1,2}"  # a JSON Web Token
     r"|ed25519:[0-9a-f]+"  # a key, perhaps a private one
 )

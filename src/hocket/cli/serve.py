@@ -14,7 +14,7 @@ import typer
 from hocket.cli.app import new_app
 from hocket.cli.log_lines import start_logging
 from hocket.cli.options import LogFormatOption, QuietOption, VerboseOption
-from hocket.cli.output import emit, fields
+from hocket.cli.output import emit, fields, notice
 from hocket.cli.settings import HomeOption, JsonOption, open_runtime
 from hocket.errors import Usage
 from hocket.work.event_logging import log_event
@@ -95,11 +95,15 @@ async def _serve(
     try:
         services = node.services(log_event)
         from hocket.server.running import Server
+        from hocket.server.v1.api import Api
         from hocket.service import Service, peers
+        from hocket.service.tokens import chosen_token
         from hocket.work.supervision import supervised
 
         gate = services.gate(lambda: {server.address, *([] if address is None else [address])})
-        server = Server(gate, host, port, cert=cert, key=key, proxies=proxies)
+        service = Service(runtime, warn=notice)
+        api = Api(service, node.environment.monotonic, gate.turned_away, chosen=chosen_token(dict(os.environ)))
+        server = Server(gate, host, port, cert=cert, key=key, proxies=proxies, api=api)
         told = address or server.address
         ended = asyncio.Event()
         with stopped_by_signals(ended.set) as received:
@@ -108,7 +112,7 @@ async def _serve(
                 supervised("the exchange with peers", lambda: services.loop().run(), log_event, node.environment)
             )
             try:
-                await node.call(lambda: peers.note_address(Service(runtime), told))
+                await node.call(lambda: peers.note_address(service, told))
                 name, now_ms = node.environment.name("server"), node.environment.physical_ms()
                 with closing(announce_server(runtime.home.processes, name, told, now_ms)):
                     async with _announced(runtime, server, announce), node.kept_up(log_event):
@@ -118,6 +122,8 @@ async def _serve(
                 keeping.cancel()
                 await asyncio.wait([keeping])
                 await server.stop()
+                await node.call(api.close)
+                await node.call(service.end_delivery)
         _report(gate)
         if received.is_interrupt:
             raise KeyboardInterrupt

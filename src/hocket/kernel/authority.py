@@ -412,6 +412,10 @@ class Authority:
                 for grant in self._graph.grants[delegation.cid]:
                     yield delegation, grant
 
+    def grants(self, node: int, at_ms: int) -> list[Grant]:
+        """What the node may do at this time, as far as its delegations say."""
+        return [grant for _, grant in self._grants(node, at_ms) if _at(grant, at_ms)]
+
     def reads_everything(self, node: int, now_ms: int) -> bool:
         """Whether this node may now have every op as it is, so that none need be checked."""
         whole = {Grant("Ops", "Read"), Grant("Ops", "*")}

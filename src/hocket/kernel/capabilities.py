@@ -21,7 +21,7 @@ Our own readings, where the Likewise document leaves a choice or contradicts its
 - A child's sanitize list must contain every rule of the parent's, spelled the same.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from hocket.kernel.postcard import Malformed
@@ -38,7 +38,9 @@ RESOURCES_V01 = frozenset(
 ACTIONS_V01 = frozenset({"*", "Read", "Write", "Schedule", "Claim", "Complete"})
 CAVEATS_V01 = frozenset(CAVEATS)
 # What this program knows.
-RESOURCES = RESOURCES_V01 | {"Lock", "Inbox", "Row"}
+KEYED = frozenset({"Lock", "Inbox", "Row"})  # key_prefix restricts their grants
+RESOURCES = RESOURCES_V01 | KEYED
+_OF_KINDS = frozenset({"Job", "Artifact"})
 ACTIONS = ACTIONS_V01 | {"Define", "Acquire", "Break"}
 # What (Ops, Write) admits besides the writes that are called so.
 _WRITES = {
@@ -70,6 +72,14 @@ class Grant(NamedTuple):
         if self.action == action or self.action == "*":
             return True
         return self.resource == "Ops" and self.action == "Write" and action in _WRITES.get(resource, ())
+
+    def admits(self, resource: str, action: str, words: tuple[str, ...] = ()) -> bool:
+        """Whether it covers this, and each of the words, such as the keys of locks, has one of its prefixes. Under a
+        prefix something without any word is not admitted.
+        """
+        prefixes = self.key_prefix if resource in KEYED else self.kind_prefix if resource in _OF_KINDS else None
+        is_within = prefixes is None or (bool(words) and all(word.startswith(prefixes) for word in words))
+        return is_within and self.covers(resource, action)
 
     def within(self, parent: "Grant") -> bool:
         """Whether the parent also admits every op that this one admits, under the same duties."""
@@ -105,6 +115,15 @@ def grant_of(capability: Capability) -> Grant | None:
             return None
         values[name] = understood
     return Grant(capability.resource, capability.action, **values)  # type: ignore[arg-type]
+
+
+def held_grants(capabilities: Iterable[Capability], own: Iterable[Grant]) -> list[Grant]:
+    """Those of the capabilities that a node may let a program use, which are within one of the node's `own` grants. The
+    duties and the times of its own grants bind the node whatever it does, so they do not count here.
+    """
+    wider = [grant._replace(sanitize=(), audit_inference=False, time_range=None) for grant in own]
+    grants = (grant_of(capability) for capability in capabilities)
+    return [grant for grant in grants if grant is not None and any(map(grant.within, wider))]
 
 
 def _texts(value: object) -> list[str] | None:

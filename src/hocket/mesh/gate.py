@@ -193,6 +193,10 @@ class Gate:
             reply = self._refusal(_RequestRefused(503, "no room for more bodies", retry_after="5"))
         return self._stamped(reply)
 
+    def has(self, path: str) -> bool:
+        """Whether the gate answers requests for this path."""
+        return any(path == known for _, known in self._routes)
+
     def failed(self, status: int, error: Exception) -> Reply:
         """The reply if this node could not answer through no fault of the caller: come back later."""
         refused = _RequestRefused(status, "this node failed", None, f"{type(error).__name__}: {error}", retry_after="5")

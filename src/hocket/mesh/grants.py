@@ -67,12 +67,17 @@ def parse_action(text: str) -> tuple[str, str]:
 
 
 def parse_grants(
-    texts: Iterable[str], *, worker: Iterable[str] = (), audit: bool = False, sanitize: Sequence[str] = ()
+    texts: Iterable[str],
+    *,
+    worker: Iterable[str] = (),
+    audit: bool = False,
+    sanitize: Sequence[str] = (),
+    of_node: bool = True,
 ) -> tuple[Capability, ...]:
     """The capabilities of these grants, plus those that every node needs. A node that may complete jobs may write
     artifacts. Every node reads delegations, routes and coordinators; it also reads all jobs and artifacts unless the
     grants name a read. `worker` has kind prefixes: the node may claim, complete and read jobs of these kinds, and read
-    their artifacts.
+    their artifacts. The grants of a program, which is no node, are these alone.
     """
     for rule in sanitize:
         try:
@@ -89,7 +94,8 @@ def parse_grants(
         for grant in _OF_A_WORKER:
             _want(wanted, f"{grant}:{prefix}")
     if not wanted:
-        raise Usage("no grants; give at least one, like --worker acme.render. or --may job:schedule")
+        example = "--worker acme.render. or --may job:schedule" if of_node else "--may lock:acquire:file:src/"
+        raise Usage(f"no grants; give at least one, like {example}")
     if ("Job", "Complete") in wanted or ("Job", "*") in wanted:
         wanted.setdefault(("Artifact", "Write"), None)
     for resource, action, prefixes in [(*pair, prefixes) for pair, prefixes in wanted.items()]:
@@ -107,7 +113,7 @@ def parse_grants(
         if resource not in _KEYED
         and (action == "Read" or (action == "*" and (resource != "Job" or prefixes is not None)))
     }
-    if "Ops" not in reads:
+    if of_node and "Ops" not in reads:
         for resource in _NEEDED if reads else _READ_BY_DEFAULT:
             wanted.setdefault((resource, "Read"), None)
     if len(wanted) > CAPABILITIES_MAX:

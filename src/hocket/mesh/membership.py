@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
-from hocket.errors import Conflict, NotAuthorised, Usage
+from hocket.errors import Conflict, NotAuthorised, NotFound, Usage
 from hocket.kernel.authority import Standing, revoke_root
 from hocket.kernel.capabilities import grant_of
 from hocket.kernel.clock import U32_MAX, Hlc, unpack
@@ -131,7 +131,7 @@ def find(roll: Iterable[Member], text: str) -> Member:
         is_id = len(text) >= ID_DIGITS_MIN
         found = alike + [each for each in roll if is_id and each.id.startswith(text.lower()) and each not in alike]
     if not found:
-        raise Usage(f"no node {text!r} in this mesh; `hocket nodes` lists them, by name and id")
+        raise NotFound(f"no node {text!r} in this mesh; `hocket nodes` lists them, by name and id")
     if len(found) > 1:
         raise Usage(f"{text!r} could be {' or '.join(map(_described, found))}; name it by its id")
     return found[0]

@@ -1,6 +1,6 @@
-"""The gate as a web application. The gate sees the head of a request first. The body is read only when the gate asks
-for it, and only as far as the gate allows. A caller that the gate refuses before that gets its answer without its body
-being read, and its connection is closed.
+"""The gate for other nodes and the API for programs as one web application. Each sees the head of a request first. The
+body is read only when it asks for it, and only as far as it allows. A caller that it refuses before that gets its
+answer without its body being read, and its connection is closed.
 """
 
 import asyncio
@@ -15,6 +15,8 @@ from hocket.errors import StoreError
 from hocket.mesh.gate import Gate
 from hocket.mesh.wire import BodyTooLong, NoRoom, Reply, Request
 from hocket.server.listening import Connections, address_of
+from hocket.server.v1.api import Api
+from hocket.server.v1.routes import PREFIX
 
 # The most bytes of request bodies in memory at once, of all callers and of one address; beyond that, callers are told
 # to come back later.
@@ -99,8 +101,8 @@ class _Body:
 class _Door:
     """An ASGI application that answers every method and path."""
 
-    def __init__(self, gate: Gate, connections: Connections) -> None:
-        self._gate, self._connections = gate, connections
+    def __init__(self, gate: Gate, connections: Connections, api: Api | None) -> None:
+        self._gate, self._connections, self._api = gate, connections, api
         self._bodies = _Bodies()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -112,8 +114,12 @@ class _Door:
         body = _Body(receive, headers, self._bodies, address, is_shared)
         # Path and query do not come from the URL, because the Host header is a part of it.
         path, query = scope["path"], scope["query_string"].decode("latin-1")
+        request = Request(scope["method"], path, query, headers, b"", address, body.read)
         try:
-            reply = await self._answer(Request(scope["method"], path, query, headers, b"", address, body.read))
+            if self._api is not None and path.startswith(PREFIX) and not self._gate.has(path):
+                reply = await _program_answer(self._api, request._replace(path=scope["raw_path"].decode("latin-1")))
+            else:
+                reply = await self._answer(request)
         except _Gone:
             return
         finally:
@@ -147,6 +153,15 @@ class _Door:
         return (address_of(said), False) if said else (address_of(host), True)
 
 
+async def _program_answer(api: Api, request: Request) -> Reply:
+    try:
+        return await api.answer(request)
+    except _Gone:
+        raise
+    except Exception as error:
+        return api.failed(error)
+
+
 async def _last_answer(reply: Reply, body: _Body, send: Send) -> None:
     """Answers a request whose body was not read to its end, and closes the connection."""
     headers = {**reply.headers, "content-length": str(len(reply.body)), "connection": "close"}
@@ -167,5 +182,5 @@ async def _closing(stream: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
             await stream.aclose()
 
 
-def web_app(gate: Gate, connections: Connections) -> ASGIApp:
-    return _Door(gate, connections)
+def web_app(gate: Gate, connections: Connections, api: Api | None = None) -> ASGIApp:
+    return _Door(gate, connections, api)

@@ -20,6 +20,7 @@ from hocket.mesh.peers import is_loopback
 from hocket.server.app import web_app
 from hocket.server.connections import BoundedProtocol
 from hocket.server.listening import BoundedListener, Connections
+from hocket.server.v1.api import Api
 
 KEEP_ALIVE_S = 75
 STOP_S = 5
@@ -34,7 +35,7 @@ class _Uvicorn(uvicorn.Server):
 
 class Server:
     """Serves a gate. `host` may be a name or an address; port 0 takes any free port. `proxies` are the addresses of
-    reverse proxies in front of it, whose X-Forwarded-For is believed.
+    reverse proxies in front of it, whose X-Forwarded-For is believed. With an `api` it serves programs, too.
     """
 
     def __init__(
@@ -47,10 +48,11 @@ class Server:
         key: Path | None = None,
         protocol: type[BoundedProtocol] = BoundedProtocol,
         proxies: Collection[str] = (),
+        api: Api | None = None,
     ) -> None:
         if (cert is None) != (key is None):
             raise Usage("--cert and --key must be given together")
-        self._gate, self._host, self._protocol = gate, host, protocol
+        self._gate, self._host, self._protocol, self._api = gate, host, protocol, api
         self._cert, self._key = cert, key
         self._check_certificate()
         for proxy in proxies:
@@ -84,7 +86,7 @@ class Server:
     async def start(self) -> None:
         """Returns when the server accepts connections."""
         config = uvicorn.Config(
-            web_app(self._gate, self._socket.connections),
+            web_app(self._gate, self._socket.connections, self._api),
             http=partial(self._protocol, connections=self._socket.connections),  # type: ignore[arg-type]
             ws="none",
             lifespan="off",

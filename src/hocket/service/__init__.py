@@ -59,6 +59,12 @@ class Service:
         self.end_delivery()
         self.runtime.close()
 
+    def acting_as(self, principal: Principal) -> "Service":
+        """The same node for another principal. Both share the connection with other nodes."""
+        other = Service(self.runtime, principal, self._warn)
+        other.__dict__["delivery"] = self.delivery
+        return other
+
     def end_delivery(self) -> None:
         """Waits until other nodes have what was written, or warns."""
         if "delivery" in self.__dict__:

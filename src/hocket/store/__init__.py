@@ -1,8 +1,8 @@
 """Keeps the log and everything derived from it. This is the contract of every store, by concern; `sqlite` is the
 default store. A store decides nothing: it runs write transactions that exclude each other, and remembers. The ops are
 the truth, together with the head (the clock and the chain's end). Jobs, dependencies, routes, nodes, schedules and
-artifacts are derived: they can be dropped and rebuilt. Worker processes, rate counters, peers and invitations concern
-this node alone and are on no log.
+artifacts are derived: they can be dropped and rebuilt. Worker processes, rate counters, peers, invitations and the
+tokens of programs concern this node alone and are on no log.
 """
 
 import re
@@ -21,10 +21,12 @@ from hocket.store.ops import NO_LINK, Head, NewOp, OpRow, OpSession, SealedOp
 from hocket.store.peers import Invitation, Peer, PeerSession, Presence
 from hocket.store.registers import Coordinator, Delegated, Fork, RegisterSession, Revoked, Schedule
 from hocket.store.subjects import SubjectRow, SubjectSession
+from hocket.store.tokens import AnswerRow, TokenRow, TokenSession
 
 __all__ = [
     "MEMORY",
     "NO_LINK",
+    "AnswerRow",
     "Artifact",
     "ArtifactSession",
     "Coordinator",
@@ -59,6 +61,8 @@ __all__ = [
     "Store",
     "SubjectRow",
     "SubjectSession",
+    "TokenRow",
+    "TokenSession",
     "WorkerRow",
     "WrittenTotals",
     "open",
@@ -79,6 +83,7 @@ class Session(
     ArtifactSession,
     PeerSession,
     LocalSession,
+    TokenSession,
     Protocol,
 ):
     """What a transaction can read, and a write transaction also write."""

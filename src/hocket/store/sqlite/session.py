@@ -9,6 +9,7 @@ from hocket.store.sqlite.peers import PeerStatements
 from hocket.store.sqlite.registers import RegisterStatements
 from hocket.store.sqlite.statements import UNREADABLE
 from hocket.store.sqlite.subjects import SubjectStatements
+from hocket.store.sqlite.tokens import TokenStatements
 
 _PROJECTIONS = (
     *("jobs", "subjects", "after", "cites", "nodes", "routes", "schedules", "artifacts"),
@@ -25,6 +26,7 @@ class SqliteSession(
     ArtifactStatements,
     PeerStatements,
     LocalStatements,
+    TokenStatements,
 ):
     def drop_projections(self) -> None:
         self._claimed.clear()

@@ -1,0 +1,262 @@
+"""Answers the requests of programs: who asks, whether its token allows it, and then the route's function on a thread.
+Every error is one JSON object with the sentence that the command line would print; no traceback leaves this node. Each
+program and each address has its limits.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import cached_property, partial
+from http import HTTPStatus
+from typing import Any, TypeVar
+
+import msgspec
+
+from hocket.errors import Conflict, HocketError, NotAuthorised, NotFound, Unreachable, Usage
+from hocket.kernel.ids import content_hash
+from hocket.mesh import wire
+from hocket.mesh.rate_limit import Buckets
+from hocket.mesh.wire import BodyTooLong, NoRoom, Reply, Request
+from hocket.server.v1 import openapi
+from hocket.server.v1.routes import BODY_BYTES_MAX, PREFIX, ApiCall, ApiRoute, BadContentType, find
+from hocket.server.v1.table import ROUTES
+from hocket.service import Principal, Service, idempotency, tokens
+from hocket.service.idempotency import KeptAnswer, TooManyKeys
+from hocket.service.tokens import Program, UnknownToken
+
+RATE_PER_S = 200.0
+BURST = 400.0
+# Requests without a good token, from one address.
+STRANGERS_RATE_PER_S = 5.0
+STRANGERS_BURST = 50.0
+# The most requests of one program, and of all, in work at once. Those that wait for a lock count, too.
+REQUESTS_OF_PROGRAM_MAX = 128
+REQUESTS_MAX = 400
+READ_THREADS = 4
+WRITE_THREADS = 8
+RETRY_S = 1
+
+OPENAPI = f"{PREFIX}openapi.json"
+KEY = "idempotency-key"
+_HEADERS = {"content-type": wire.JSON, "cache-control": "no-store", "x-content-type-options": "nosniff"}
+
+T = TypeVar("T")
+
+
+class TooBusy(HocketError):
+    """The caller must come back later."""
+
+    def __init__(self, sentence: str, retry_s: float = RETRY_S) -> None:
+        super().__init__(sentence)
+        self.retry_s = max(1, round(retry_s))
+
+
+class BadMethod(HocketError):
+    def __init__(self, methods: Sequence[str]) -> None:
+        super().__init__(f"this path supports {', '.join(methods)}")
+        self.methods = methods
+
+
+class ApiError(msgspec.Struct, frozen=True):
+    """Why a request was not done. `error` is a word for programs, `message` a sentence for people."""
+
+    error: str
+    message: str
+
+
+# The status and the word of each error. The first class that fits counts.
+STATUSES: tuple[tuple[type[Exception], int, str], ...] = (
+    (UnknownToken, 401, "unknown_token"),
+    (NotAuthorised, 403, "not_authorised"),
+    (NotFound, 404, "not_found"),
+    (BadMethod, 405, "bad_method"),
+    (TooManyKeys, 429, "too_many"),
+    (TooBusy, 429, "too_many"),
+    (Conflict, 409, "conflict"),
+    (BodyTooLong, 413, "too_large"),
+    (BadContentType, 415, "bad_content_type"),
+    (Usage, 400, "usage"),
+    (NoRoom, 503, "unreachable"),
+    (Unreachable, 503, "unreachable"),
+)
+
+
+class Api:
+    """`refused` is called with the status and the reason of what the operator should know. `chosen` is a token that the
+    operator has set. Close it when done.
+    """
+
+    def __init__(
+        self,
+        service: Service,
+        monotonic: Callable[[], float],
+        refused: Callable[[int, str], None] = lambda status, reason: None,
+        *,
+        chosen: str | None = None,
+        routes: Sequence[ApiRoute] = ROUTES,
+    ) -> None:
+        self._service, self._refused, self._chosen, self._routes = service, refused, chosen, routes
+        self._rates = Buckets(RATE_PER_S, BURST, monotonic)
+        self._strangers = Buckets(STRANGERS_RATE_PER_S, STRANGERS_BURST, monotonic)
+        self._asking: Counter[str] = Counter()
+        self._reading = ThreadPoolExecutor(READ_THREADS, "hocket-api-read")
+        self._writing = ThreadPoolExecutor(WRITE_THREADS, "hocket-api")
+
+    def close(self) -> None:
+        for each in (self._reading, self._writing):
+            each.shutdown(cancel_futures=True)
+
+    async def answer(self, request: Request) -> Reply:
+        """The request's path is not decoded, since a key in it may have slashes."""
+        try:
+            return await self._answer(request)
+        except (HocketError, BodyTooLong, NoRoom) as error:
+            return self._error(error)
+
+    def failed(self, error: Exception) -> Reply:
+        """The reply to a request that met a bug."""
+        self._refused(500, f"an API request failed: {type(error).__name__}: {error}")
+        return _reply(500, ApiError("internal", "this node failed; its operator was told"))
+
+    async def _answer(self, request: Request) -> Reply:
+        if request.path == OPENAPI:
+            if request.method != "GET":
+                raise BadMethod(["GET"])
+            return Reply(200, _HEADERS, self._description)
+        methods, values = find(self._routes, request.path)
+        if not methods:
+            raise NotFound(f"no such path; {OPENAPI} lists all")
+        if request.method not in methods:
+            raise BadMethod(sorted(methods))
+        route = methods[request.method]
+        program = await self._recognise(request)
+        with self._counted(program.name):
+            arguments = route.arguments(values, request.query)
+            if route.body is not None:
+                request = await _whole(request)
+                arguments["body"] = route.read_body(request.body)
+            _check(route, program, arguments)
+            call = ApiCall(self._acting(program), program)
+            key = request.headers.get(KEY) if route.creates else None
+            if key is None:
+                return await self._run(route, call, arguments)
+            return await self._run_once(route, call, arguments, key, _hash(request))
+
+    @cached_property
+    def _description(self) -> bytes:
+        return msgspec.json.encode(openapi.describe(self._routes, ApiError, STATUSES))
+
+    async def _recognise(self, request: Request) -> Program:
+        scheme, _, token = request.headers.get("authorization", "").partition(" ")
+        try:
+            if scheme.lower() != "bearer" or not token.strip():
+                raise UnknownToken(
+                    "send a token in the header `Authorization: Bearer TOKEN`; `hocket token create` makes one"
+                )
+            return await self._read(lambda: tokens.recognise(self._service, token.strip(), self._chosen))
+        except UnknownToken as error:
+            if wait := self._strangers.take(request.address):
+                raise TooBusy("too many requests without a good token from this address", wait) from None
+            self._refused(401, "a program without a good token")
+            raise error
+
+    @contextmanager
+    def _counted(self, program: str) -> Iterator[None]:
+        if wait := self._rates.take(program):
+            raise TooBusy(f"more than {RATE_PER_S:.0f} requests a second with this token", wait)
+        if self._asking[program] >= REQUESTS_OF_PROGRAM_MAX:
+            raise TooBusy(f"{REQUESTS_OF_PROGRAM_MAX} requests with this token are in work; wait for one to end")
+        if self._asking.total() >= REQUESTS_MAX:
+            raise TooBusy(f"{REQUESTS_MAX} requests are in work; wait for one to end")
+        self._asking[program] += 1
+        try:
+            yield
+        finally:
+            self._asking[program] -= 1
+            if not self._asking[program]:
+                del self._asking[program]
+
+    def _acting(self, program: Program) -> Service:
+        return self._service.acting_as(Principal(self._service.runtime.log.node, program.name))
+
+    async def _run(self, route: ApiRoute, call: ApiCall, arguments: Mapping[str, Any]) -> Reply:
+        if route.is_async:
+            answer = await route.function(call, **arguments)
+        elif route.method == "GET":
+            answer = await self._read(partial(route.function, call, **arguments))
+        else:
+            answer = await self._write(partial(route.function, call, **arguments))
+        return _reply(route.status, answer)
+
+    async def _run_once(
+        self, route: ApiRoute, call: ApiCall, arguments: Mapping[str, Any], key: str, asked: bytes
+    ) -> Reply:
+        """A request whose outcome is not known keeps its key, and so is not done again."""
+        service, name = self._service, call.program.name
+        kept = await self._write(lambda: idempotency.begin(service, name, key, asked))
+        if kept is not None:
+            return Reply(kept.status, {**_HEADERS, "idempotent-replayed": "true"}, kept.body)
+        try:
+            reply = await self._run(route, call, arguments)
+        except Unreachable:
+            raise
+        except HocketError:
+            await self._write(lambda: idempotency.forget(service, name, key))
+            raise
+        answer = KeptAnswer(reply.status, reply.body)
+        await self._write(lambda: idempotency.keep(service, name, key, asked, answer))
+        return reply
+
+    async def _read(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._reading, work)
+
+    async def _write(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._writing, work)
+
+    def _error(self, error: Exception) -> Reply:
+        status, word = next(
+            ((status, word) for kind, status, word in STATUSES if isinstance(error, kind)), (500, "internal")
+        )
+        match error:
+            case BodyTooLong():
+                message = f"the body is longer than {BODY_BYTES_MAX} bytes"
+            case NoRoom():
+                message = "this node has too many bodies in memory; come back later"
+            case _:
+                message = str(error)
+        headers: dict[str, str] = {}
+        if status in (429, 503):
+            headers["retry-after"] = str(error.retry_s if isinstance(error, TooBusy) else RETRY_S)
+        if isinstance(error, UnknownToken):
+            headers["www-authenticate"] = "Bearer"
+        if isinstance(error, BadMethod):
+            headers["allow"] = ", ".join(error.methods)
+        return _reply(status, ApiError(word, message), headers)
+
+
+def _check(route: ApiRoute, program: Program, arguments: Mapping[str, Any]) -> None:
+    need = route.need
+    words = () if need.words is None else tuple(need.words(arguments))
+    if not program.may(need.resource, need.action, words):
+        about = f" for {', '.join(map(repr, words))}" if words else ""
+        raise NotAuthorised(f"the token {program.name} does not grant {need}{about}, or this node may not do it")
+
+
+async def _whole(request: Request) -> Request:
+    content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if content_type != wire.JSON:
+        raise BadContentType(f"send the body as {wire.JSON}, and say so in the header Content-Type")
+    return await request.whole(BODY_BYTES_MAX)
+
+
+def _hash(request: Request) -> bytes:
+    head = f"{request.method}\n{request.path}\n{request.query}\n"
+    return content_hash(head.encode() + request.body)
+
+
+def _reply(status: int, answer: Any, headers: Mapping[str, str] = {}) -> Reply:
+    if status == HTTPStatus.NO_CONTENT:
+        return Reply(status, {"cache-control": "no-store", **headers})
+    return Reply(status, {**_HEADERS, **headers}, msgspec.json.encode(answer))

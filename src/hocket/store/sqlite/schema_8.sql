@@ -1,0 +1,23 @@
+-- Version 8: tokens of programs, and the answers to their requests.
+CREATE TABLE tokens (
+    name    TEXT PRIMARY KEY,
+    id      TEXT NOT NULL UNIQUE,             -- the public part of the token
+    hash    BLOB NOT NULL,                    -- of the whole token
+    grants  BLOB NOT NULL,                    -- its capabilities, as JSON
+    made    INTEGER NOT NULL,
+    expires INTEGER,                          -- null: never
+    revoked INTEGER,
+    used    INTEGER                           -- roughly when it was last used
+) STRICT;
+
+CREATE TABLE answers (                        -- to requests with an Idempotency-Key
+    token   TEXT NOT NULL,
+    key     TEXT NOT NULL,
+    request BLOB NOT NULL,                    -- the hash of the request
+    status  INTEGER,                          -- null: no answer is known yet
+    body    BLOB,
+    made    INTEGER NOT NULL,
+    PRIMARY KEY (token, key)
+) STRICT, WITHOUT ROWID;
+
+CREATE INDEX answers_by_age ON answers (made);

@@ -1,0 +1,76 @@
+"""A real server of a real home in a process of its own, and requests to it over real sockets."""
+
+import http.client
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+PATIENCE_S = 60
+
+
+class Answer(NamedTuple):
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+
+class Served:
+    """The home and the address of a running server."""
+
+    def __init__(self, home: Path, address: str) -> None:
+        self.home, self.address = home, address
+
+    def ask(
+        self, method: str, path: str, token: str | None = None, body: Any = None, headers: dict[str, str] | None = None
+    ) -> Answer:
+        """A body that is not bytes is sent as JSON."""
+        sent = dict(headers or {})
+        if token is not None:
+            sent.setdefault("Authorization", f"Bearer {token}")
+        if body is not None and not isinstance(body, bytes):
+            sent.setdefault("Content-Type", "application/json")
+            body = json.dumps(body).encode()
+        where = urlsplit(self.address)
+        connection = http.client.HTTPConnection(where.hostname or "", where.port, timeout=PATIENCE_S)
+        try:
+            connection.request(method, path, body, sent)
+            reply = connection.getresponse()
+            return Answer(reply.status, {k.lower(): v for k, v in reply.getheaders()}, reply.read())
+        finally:
+            connection.close()
+
+
+def hocket(home: Path, *words: str, **variables: str) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-m", "hocket", "--home", str(home), *words]
+    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment(variables))
+
+
+def environment(variables: dict[str, str]) -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("HOCKET_")}
+    return {**kept, "PYTHONPATH": str(ROOT / "src"), **variables}
+
+
+@contextmanager
+def serving(home: Path, **variables: str) -> Iterator[Served]:
+    """Runs `hocket serve` for a home until the block ends."""
+    command = [sys.executable, "-m", "hocket", "--home", str(home), "serve", "--port", "0", "--json"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT, env=environment(variables))
+    try:
+        assert process.stdout is not None
+        yield Served(home, json.loads(process.stdout.readline())["address"])
+    finally:
+        process.terminate()
+        assert process.wait(PATIENCE_S) == 0
+        assert process.stdout is not None
+        process.stdout.close()
