@@ -1,0 +1,89 @@
+"""The description of the API against the API: schemathesis makes good and bad requests from it, sends them to a real
+server over a real socket, and compares the answers with what the description says about them.
+"""
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future
+from typing import NamedTuple
+
+import pytest
+import schemathesis
+from schemathesis import Case
+
+from hocket.node.node import Node
+from hocket.node.runtime import Runtime
+from hocket.server.running import Server
+from hocket.server.v1 import api
+from hocket.server.v1.api import STATUSES, ApiError
+from hocket.server.v1.openapi import describe
+from hocket.server.v1.table import ROUTES
+from hocket.service import Service, tokens
+from tests.server.served import PATIENCE_S, Served
+
+DESCRIPTION = describe(ROUTES, ApiError, STATUSES)
+schema = schemathesis.openapi.from_dict(DESCRIPTION)
+
+
+class Target(NamedTuple):
+    address: str
+    token: str
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
+    """A server of this process without limits on how often it is asked."""
+    with (
+        Runtime.init(tmp_path_factory.mktemp("tested") / "home", name="box") as runtime,
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        patch.setattr(api, "STRANGERS_BURST", 1e9)
+        patch.setattr(api, "BURST", 1e9)
+        started: Future[str] = Future()
+        over = threading.Event()
+        service = Service(runtime)
+        token = tokens.create(service, "tester", ["all"]).token
+
+        async def serve() -> None:
+            node = Node(runtime)
+            served = api.Api(service, node.environment.monotonic)
+            server = Server(node.services().gate(), api=served)
+            await server.start()
+            started.set_result(server.address)
+            await asyncio.to_thread(over.wait)
+            await server.stop()
+            served.close()
+            await node.finish()
+
+        serving = threading.Thread(target=asyncio.run, args=(serve(),))
+        serving.start()
+        try:
+            yield Target(started.result(PATIENCE_S), token)
+        finally:
+            over.set()
+            serving.join()
+
+
+@schema.parametrize()
+def test_the_api_does_what_its_description_says(case: Case, target: Target):
+    case.call_and_validate(base_url=target.address, headers={"Authorization": f"Bearer {target.token}"})
+
+
+def test_the_server_serves_this_description_without_a_token(served: Served):
+    answer = served.ask("GET", "/v1/openapi.json")
+    assert answer.status == 200 and answer.json == DESCRIPTION and answer.json["openapi"] == "3.1.0"
+
+
+def test_the_description_has_every_route_and_what_each_needs():
+    described = {
+        (method.upper(), path): operation
+        for path, operations in DESCRIPTION["paths"].items()
+        for method, operation in operations.items()
+    }
+    assert described.keys() == {(route.method, route.path) for route in ROUTES}
+    names = [each["operationId"] for each in described.values()]
+    assert len(set(names)) == len(names)
+    for route in ROUTES:
+        operation = described[route.method, route.path]
+        assert f"`{route.need}`" in operation["description"] and operation["summary"].endswith(".")
