@@ -14,6 +14,7 @@ import msgspec
 import pytest
 
 from hocket.errors import Conflict, Failed, NotFound, StoreError, Unreachable, Usage
+from hocket.node.node import Node
 from hocket.server.v1 import api as api_module
 from hocket.server.v1.api import STATUSES, Api
 from hocket.server.v1.routes import PAGE_MAX, ApiCall, ApiRoute, RouteNeed, find, page_of
@@ -110,7 +111,8 @@ async def asking(directory: Path) -> AsyncIterator[Asker]:
     async with world(directory, "a") as (a,):
         await a.stop_serving()
         things, service = Things(), Service(a.runtime)
-        api = Api(service, asyncio.get_running_loop().time, lambda *each: told.append(each), routes=things.routes())
+        node = Node(a.runtime)
+        api = Api(node, lambda *each: told.append(each), routes=things.routes())
         token = tokens.create(service, "ci", ["row:write", "mesh:read"]).token
         await a.serve(api=api)
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
@@ -122,6 +124,7 @@ async def asking(directory: Path) -> AsyncIterator[Asker]:
                 things.may_go.set()
                 things.woken.set()
                 await asyncio.to_thread(api.close)
+                await node.finish()
 
 
 def run(directory: Path, test: Callable[[Asker], Awaitable[None]]) -> None:
@@ -285,6 +288,19 @@ def test_many_requests_wait_at_once_and_hold_up_nobody(tmp_path: Path):
             assert (await ask("POST", "/v1/things/a", {"size": 1}))[0] == 201
         ask.things.woken.set()
         assert {(await each)[0] for each in waiting} == {200}
+
+    run(tmp_path, test)
+
+
+def test_a_request_that_waits_ends_when_its_caller_disconnects(tmp_path: Path):
+    async def test(ask: Asker) -> None:
+        waiting = asyncio.create_task(ask("GET", "/v1/things/a/wait"))
+        async with asyncio.timeout(30):
+            while not ask.things.waiting:
+                await asyncio.sleep(0.01)
+            waiting.cancel()
+            while ask.things.waiting:
+                await asyncio.sleep(0.01)
 
     run(tmp_path, test)
 

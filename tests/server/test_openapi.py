@@ -42,12 +42,11 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
         patch.setattr(api, "BURST", 1e9)
         started: Future[str] = Future()
         over = threading.Event()
-        service = Service(runtime)
-        token = tokens.create(service, "tester", ["all"]).token
+        token = tokens.create(Service(runtime), "tester", ["all"]).token
 
         async def serve() -> None:
             node = Node(runtime)
-            served = api.Api(service, node.environment.monotonic)
+            served = api.Api(node)
             server = Server(node.services().gate(), api=served)
             await server.start()
             started.set_result(server.address)

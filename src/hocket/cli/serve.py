@@ -14,7 +14,7 @@ import typer
 from hocket.cli.app import new_app
 from hocket.cli.log_lines import start_logging
 from hocket.cli.options import LogFormatOption, QuietOption, VerboseOption
-from hocket.cli.output import emit, fields, notice
+from hocket.cli.output import emit, fields
 from hocket.cli.settings import HomeOption, JsonOption, open_runtime
 from hocket.errors import Usage
 from hocket.work.event_logging import log_event
@@ -101,8 +101,7 @@ async def _serve(
         from hocket.work.supervision import supervised
 
         gate = services.gate(lambda: {server.address, *([] if address is None else [address])})
-        service = Service(runtime, warn=notice)
-        api = Api(service, node.environment.monotonic, gate.turned_away, chosen=chosen_token(dict(os.environ)))
+        api = Api(node, gate.turned_away, chosen=chosen_token(dict(os.environ)))
         server = Server(gate, host, port, cert=cert, key=key, proxies=proxies, api=api)
         told = address or server.address
         ended = asyncio.Event()
@@ -112,7 +111,7 @@ async def _serve(
                 supervised("the exchange with peers", lambda: services.loop().run(), log_event, node.environment)
             )
             try:
-                await node.call(lambda: peers.note_address(service, told))
+                await node.call(lambda: peers.note_address(Service(runtime), told))
                 name, now_ms = node.environment.name("server"), node.environment.physical_ms()
                 with closing(announce_server(runtime.home.processes, name, told, now_ms)):
                     async with _announced(runtime, server, announce), node.kept_up(log_event):
@@ -123,7 +122,6 @@ async def _serve(
                 await asyncio.wait([keeping])
                 await server.stop()
                 await node.call(api.close)
-                await node.call(service.end_delivery)
         _report(gate)
         if received.is_interrupt:
             raise KeyboardInterrupt

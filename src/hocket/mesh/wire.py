@@ -3,7 +3,7 @@ sides keep. `Transport` sends a request to an address; the real one is in `http`
 """
 
 import base64
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from typing import NamedTuple, Protocol, TypeVar
 
 import msgspec
@@ -63,7 +63,7 @@ class NoRoom(Exception):
 class Request(NamedTuple):
     """`query` is the raw text after the question mark; header names are lower-case. `address` is the caller's, for
     limits; empty where that has no meaning. If the body has not arrived yet, `read` takes the largest allowed size and
-    raises BodyTooLong or NoRoom.
+    raises BodyTooLong or NoRoom. `gone` returns when the caller disconnects; call it after the body was read.
     """
 
     method: str
@@ -73,6 +73,7 @@ class Request(NamedTuple):
     body: bytes = b""
     address: str = ""
     read: Callable[[int], Awaitable[bytes]] | None = None
+    gone: Callable[[], Coroutine[None, None, None]] | None = None
 
     async def whole(self, limit: int) -> "Request":
         """The same request with its body."""

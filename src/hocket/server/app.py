@@ -82,6 +82,11 @@ class _Body:
             self.is_read = not message.get("more_body", False)
         return b"".join(parts)
 
+    async def gone(self) -> None:
+        """Returns when the caller disconnects."""
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+
     async def throw_away(self) -> None:
         """Gives the caller time to read its answer while it may still be sending."""
         left = LINGER_BYTES_MAX
@@ -114,7 +119,7 @@ class _Door:
         body = _Body(receive, headers, self._bodies, address, is_shared)
         # Path and query do not come from the URL, because the Host header is a part of it.
         path, query = scope["path"], scope["query_string"].decode("latin-1")
-        request = Request(scope["method"], path, query, headers, b"", address, body.read)
+        request = Request(scope["method"], path, query, headers, b"", address, body.read, body.gone)
         try:
             if self._api is not None and path.startswith(PREFIX) and not self._gate.has(path):
                 reply = await _program_answer(self._api, request._replace(path=scope["raw_path"].decode("latin-1")))

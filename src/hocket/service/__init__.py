@@ -42,15 +42,20 @@ class ServiceAnswer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class Service:
     """One node as one principal may use it. `warn` is called with a sentence if what was written could not be sent to
-    other nodes. Calls block. Safe to use from several threads.
+    other nodes. A process that is connected with other nodes itself gives its `node`. Calls block. Safe to use from
+    several threads.
     """
 
     def __init__(
-        self, runtime: Runtime, principal: Principal | None = None, warn: Callable[[str], None] = lambda sentence: None
+        self,
+        runtime: Runtime,
+        principal: Principal | None = None,
+        warn: Callable[[str], None] = lambda sentence: None,
+        node: "SyncNode | None" = None,
     ) -> None:
         self.runtime = runtime
         self.principal = principal or Principal(runtime.log.node)
-        self._warn = warn
+        self._warn, self._connected = warn, node
 
     def __enter__(self) -> "Service":
         return self
@@ -60,10 +65,8 @@ class Service:
         self.runtime.close()
 
     def acting_as(self, principal: Principal) -> "Service":
-        """The same node for another principal. Both share the connection with other nodes."""
-        other = Service(self.runtime, principal, self._warn)
-        other.__dict__["delivery"] = self.delivery
-        return other
+        """The same node for another principal."""
+        return Service(self.runtime, principal, self._warn, self._connected)
 
     def end_delivery(self) -> None:
         """Waits until other nodes have what was written, or warns."""
@@ -82,12 +85,14 @@ class Service:
         """The node, for calls that wait or ask other nodes."""
         from hocket.node.node import SyncNode
 
-        return SyncNode(self.runtime, self.delivery)
+        return self._connected or SyncNode(self.runtime, self.delivery)
 
     def wrote(self) -> None:
         """Sends what was written to other nodes, if there are any. A node without peers is spared all that this
-        takes.
+        takes, and a connected process sends it by itself.
         """
+        if self._connected is not None:
+            return
         with self.runtime.store.read() as session:
             has_peers = bool(session.peers())
         if has_peers:

@@ -5,7 +5,7 @@ program and each address has its limits.
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cached_property, partial
@@ -19,6 +19,8 @@ from hocket.kernel.ids import content_hash
 from hocket.mesh import wire
 from hocket.mesh.rate_limit import Buckets
 from hocket.mesh.wire import BodyTooLong, NoRoom, Reply, Request
+from hocket.node.loop_node import LoopNode
+from hocket.node.node import Node
 from hocket.server.v1 import openapi
 from hocket.server.v1.routes import BODY_BYTES_MAX, PREFIX, ApiCall, ApiRoute, BadContentType, find
 from hocket.server.v1.table import ROUTES
@@ -53,6 +55,10 @@ class TooBusy(HocketError):
         self.retry_s = max(1, round(retry_s))
 
 
+class CallerLeft(HocketError):
+    """The caller has disconnected while its request waited."""
+
+
 class BadMethod(HocketError):
     def __init__(self, methods: Sequence[str]) -> None:
         super().__init__(f"this path supports {', '.join(methods)}")
@@ -79,25 +85,27 @@ STATUSES: tuple[tuple[type[Exception], int, str], ...] = (
     (BadContentType, 415, "bad_content_type"),
     (Usage, 400, "usage"),
     (NoRoom, 503, "unreachable"),
+    (CallerLeft, 503, "unreachable"),
     (Unreachable, 503, "unreachable"),
 )
 
 
 class Api:
-    """`refused` is called with the status and the reason of what the operator should know. `chosen` is a token that the
-    operator has set. Close it when done.
+    """Make it on the event loop of the node. `refused` is called with the status and the reason of what the operator
+    should know. `chosen` is a token that the operator has set. Close it when done.
     """
 
     def __init__(
         self,
-        service: Service,
-        monotonic: Callable[[], float],
+        node: Node,
         refused: Callable[[int, str], None] = lambda status, reason: None,
         *,
         chosen: str | None = None,
         routes: Sequence[ApiRoute] = ROUTES,
     ) -> None:
-        self._service, self._refused, self._chosen, self._routes = service, refused, chosen, routes
+        self._node, self._refused, self._chosen, self._routes = node, refused, chosen, routes
+        self._service = Service(node.runtime, node=LoopNode(node, asyncio.get_running_loop()))
+        monotonic = node.environment.monotonic
         self._rates = Buckets(RATE_PER_S, BURST, monotonic)
         self._strangers = Buckets(STRANGERS_RATE_PER_S, STRANGERS_BURST, monotonic)
         self._asking: Counter[str] = Counter()
@@ -138,11 +146,11 @@ class Api:
                 request = await _whole(request)
                 arguments["body"] = route.read_body(request.body)
             _check(route, program, arguments)
-            call = ApiCall(self._acting(program), program)
+            call = ApiCall(self._acting(program), program, self._node)
             key = request.headers.get(KEY) if route.creates else None
             if key is None:
-                return await self._run(route, call, arguments)
-            return await self._run_once(route, call, arguments, key, _hash(request))
+                return await self._run(route, call, arguments, request)
+            return await self._run_once(route, call, arguments, request, key)
 
     @cached_property
     def _description(self) -> bytes:
@@ -181,9 +189,9 @@ class Api:
     def _acting(self, program: Program) -> Service:
         return self._service.acting_as(Principal(self._service.runtime.log.node, program.name))
 
-    async def _run(self, route: ApiRoute, call: ApiCall, arguments: Mapping[str, Any]) -> Reply:
+    async def _run(self, route: ApiRoute, call: ApiCall, arguments: Mapping[str, Any], request: Request) -> Reply:
         if route.is_async:
-            answer = await route.function(call, **arguments)
+            answer = await _while_there(request, route.function(call, **arguments))
         elif route.method == "GET":
             answer = await self._read(partial(route.function, call, **arguments))
         else:
@@ -191,15 +199,15 @@ class Api:
         return _reply(route.status, answer)
 
     async def _run_once(
-        self, route: ApiRoute, call: ApiCall, arguments: Mapping[str, Any], key: str, asked: bytes
+        self, route: ApiRoute, call: ApiCall, arguments: Mapping[str, Any], request: Request, key: str
     ) -> Reply:
         """A request whose outcome is not known keeps its key, and so is not done again."""
-        service, name = self._service, call.program.name
+        service, name, asked = self._service, call.program.name, _hash(request)
         kept = await self._write(lambda: idempotency.begin(service, name, key, asked))
         if kept is not None:
             return Reply(kept.status, {**_HEADERS, "idempotent-replayed": "true"}, kept.body)
         try:
-            reply = await self._run(route, call, arguments)
+            reply = await self._run(route, call, arguments, request)
         except Unreachable:
             raise
         except HocketError:
@@ -234,6 +242,22 @@ class Api:
         if isinstance(error, BadMethod):
             headers["allow"] = ", ".join(error.methods)
         return _reply(status, ApiError(word, message), headers)
+
+
+async def _while_there(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """Ends the work when the caller disconnects."""
+    task = asyncio.create_task(work)
+    leaving = asyncio.create_task(request.gone()) if request.gone is not None else None
+    try:
+        await asyncio.wait([each for each in (task, leaving) if each], return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise CallerLeft("the caller has disconnected")
+        return task.result()
+    finally:
+        for each in (task, leaving):
+            if each is not None and not each.done():
+                each.cancel()
+                await asyncio.wait([each])
 
 
 def _check(route: ApiRoute, program: Program, arguments: Mapping[str, Any]) -> None:

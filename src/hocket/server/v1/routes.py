@@ -13,6 +13,7 @@ from urllib.parse import parse_qsl, unquote
 import msgspec
 
 from hocket.errors import HocketError, Usage
+from hocket.node.node import Node
 from hocket.service import ListPage, Service
 from hocket.service.tokens import Program
 
@@ -36,10 +37,13 @@ class BadContentType(HocketError):
 
 
 class ApiCall(NamedTuple):
-    """On whose behalf a function of the API works: `service` has the node and the agent, `program` showed its token."""
+    """On whose behalf a function of the API works: `service` has the node and the agent, `program` showed its token. A
+    function that may wait long is a coroutine, and uses the `node`.
+    """
 
     service: Service
     program: Program
+    node: Node
 
     def agent(self, name: str | None) -> str:
         """The agent that a request names, if the program may speak for it; else the program's own."""
@@ -59,9 +63,7 @@ class RouteNeed(NamedTuple):
 
 
 class ApiRoute:
-    """`creates` is for a POST that makes something new: it answers 201, and a program can repeat it under a key.
-    `waits` is whether it may take long because it waits for others.
-    """
+    """`creates` is for a POST that makes something new: it answers 201, and a program can repeat it under a key."""
 
     def __init__(
         self, method: str, path: str, function: Callable[..., Any], need: RouteNeed, *, creates: bool = False
