@@ -24,7 +24,7 @@ from tests.mesh.world import Place, world
 from tests.server.served import Served
 from tests.server.test_tokens import made
 
-NEED = RouteNeed("Row", "Write", lambda asked: [asked["name"]])
+NEED = RouteNeed("Row", "Write", lambda call, asked: [asked["name"]])
 ERRORS: dict[str, Exception] = {
     "usage": Usage("that is wrong"),
     "not_found": NotFound("no such thing"),

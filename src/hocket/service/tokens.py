@@ -70,6 +70,10 @@ class Program(NamedTuple):
     def may(self, resource: str, action: str, words: tuple[str, ...] = ()) -> bool:
         return any(grant.admits(resource, action, words) for grant in self.grants)
 
+    def may_some(self, resource: str, action: str) -> bool:
+        """Whether it may do this to something."""
+        return any(grant.covers(resource, action) for grant in self.grants)
+
     def agent_named(self, name: str | None) -> str:
         """The agent for which a request of this program is done. Raises NotAuthorised if that is another's."""
         own = self.name if self.agent is None else self.agent

@@ -145,8 +145,8 @@ class Api:
             if route.body is not None:
                 request = await _whole(request)
                 arguments["body"] = route.read_body(request.body)
-            _check(route, program, arguments)
             call = ApiCall(self._acting(program), program, self._node)
+            _check(route, call, arguments)
             key = request.headers.get(KEY) if route.creates else None
             if key is None:
                 return await self._run(route, call, arguments, request)
@@ -260,12 +260,10 @@ async def _while_there(request: Request, work: Coroutine[Any, Any, T]) -> T:
                 await asyncio.wait([each])
 
 
-def _check(route: ApiRoute, program: Program, arguments: Mapping[str, Any]) -> None:
+def _check(route: ApiRoute, call: ApiCall, arguments: Mapping[str, Any]) -> None:
     need = route.need
-    words = () if need.words is None else tuple(need.words(arguments))
-    if not program.may(need.resource, need.action, words):
-        about = f" for {', '.join(map(repr, words))}" if words else ""
-        raise NotAuthorised(f"the token {program.name} does not grant {need}{about}, or this node may not do it")
+    if not need.is_judged_later or not call.program.may_some(need.resource, need.action):
+        call.check(need.resource, need.action, *(() if need.words is None else need.words(call, arguments)))
 
 
 async def _whole(request: Request) -> Request:

@@ -12,7 +12,7 @@ from urllib.parse import parse_qsl, unquote
 
 import msgspec
 
-from hocket.errors import HocketError, Usage
+from hocket.errors import HocketError, NotAuthorised, Usage
 from hocket.node.node import Node
 from hocket.service import ListPage, Service
 from hocket.service.tokens import Program
@@ -27,7 +27,6 @@ _PARAMETER = re.compile(r"\{(\w+)\}")
 
 T = TypeVar("T")
 
-Words = Callable[[Mapping[str, Any]], Sequence[str]]
 Limit = msgspec.Meta(ge=1, le=PAGE_MAX, description="The most items of one page.")
 After = msgspec.Meta(max_length=1024, description="`next` of the page before.")
 
@@ -46,16 +45,30 @@ class ApiCall(NamedTuple):
     node: Node
 
     def agent(self, name: str | None) -> str:
-        """The agent that a request names, if the program may speak for it; else the program's own."""
+        """The agent that a request names, if the program may speak for it; without a name the program's own."""
         return self.program.agent_named(name)
+
+    def check(self, resource: str, action: str, *words: str) -> None:
+        if not self.program.may(resource, action, words):
+            about = f" for {', '.join(map(repr, words))}" if words else ""
+            grant = f"{resource.lower()}:{action.lower()}"
+            raise NotAuthorised(
+                f"the token {self.program.name} does not grant {grant}{about}, or this node may not do it"
+            )
+
+
+Words = Callable[[ApiCall, Mapping[str, Any]], Sequence[str]]
 
 
 class RouteNeed(NamedTuple):
-    """What a token must grant. `words` picks what a prefix in its grant is compared with."""
+    """What a token must grant. `words` picks from the arguments what a prefix in its grant is compared with. If that is
+    not in the request, the function of the route compares it, and the need `is_judged_later`.
+    """
 
     resource: str
     action: str
     words: Words | None = None
+    is_judged_later: bool = False
 
     def __str__(self) -> str:
         """The grant, as people write it."""
