@@ -190,8 +190,7 @@ class _Changed(NamedTuple):
 def _applied(state: Scope, op: Op, context: LockContext) -> _Applied | Reason:
     wall = op.timestamp.wall
     holds = tuple(hold for hold in state.holds if hold.deadline + OVERDUE_MS >= wall)
-    waits = tuple(wait for wait in state.waits if wait.until >= wall)
-    changed = _RULES[type(op.payload)](holds, waits, op, op.payload)
+    changed = _RULES[type(op.payload)](holds, state.waits, op, op.payload)
     if isinstance(changed, Reason):
         return changed
     floor = max(state.fence, context.designations(op.timestamp) << TENURE_BITS)
@@ -213,6 +212,8 @@ def _served(changed: _Changed, at: Hlc, fence: int) -> _Applied:
     waiting: list[Wait] = []
     taken_over: list[Hold] = []
     for wait in changed.waits:
+        if wait.until < wall:
+            continue
         rivals = [hold for hold in holds if conflict(hold, wait)]
         is_held = any(hold.deadline >= wall for hold in rivals)
         if is_held or len(holds) >= HOLDS_MAX or any(conflict(earlier, wait) for earlier in waiting):
