@@ -16,6 +16,7 @@ from hocket.store.artifacts import Artifact, ArtifactSession
 from hocket.store.intake import IntakeSession, LateOp, OverQuota, Refusal, WrittenTotals
 from hocket.store.jobs import JobEntry, JobFilter, JobSession, QueueSession, Stage
 from hocket.store.local import LocalSession, Place, WorkerRow
+from hocket.store.lock_requests import BoundRequest, LockRequestSession
 from hocket.store.locks import LockMisuse, LockSession
 from hocket.store.ops import NO_LINK, Head, NewOp, OpRow, OpSession, SealedOp
 from hocket.store.peers import Invitation, Peer, PeerSession, Presence
@@ -29,6 +30,7 @@ __all__ = [
     "AnswerRow",
     "Artifact",
     "ArtifactSession",
+    "BoundRequest",
     "Coordinator",
     "Delegated",
     "Fork",
@@ -41,6 +43,7 @@ __all__ = [
     "LateOp",
     "LocalSession",
     "LockMisuse",
+    "LockRequestSession",
     "LockSession",
     "NewOp",
     "OpRow",
@@ -84,6 +87,7 @@ class Session(
     PeerSession,
     LocalSession,
     TokenSession,
+    LockRequestSession,
     Protocol,
 ):
     """What a transaction can read, and a write transaction also write."""
