@@ -20,6 +20,7 @@ from hocket.store.locks import LockMisuse, LockSession
 from hocket.store.ops import NO_LINK, Head, NewOp, OpRow, OpSession, SealedOp
 from hocket.store.peers import Invitation, Peer, PeerSession, Presence
 from hocket.store.registers import Coordinator, Delegated, Fork, RegisterSession, Revoked, Schedule
+from hocket.store.rows import RowSession
 from hocket.store.subjects import SubjectRow, SubjectSession
 
 __all__ = [
@@ -52,6 +53,7 @@ __all__ = [
     "Refusal",
     "RegisterSession",
     "Revoked",
+    "RowSession",
     "Schedule",
     "SealedOp",
     "Session",
@@ -75,6 +77,7 @@ class Session(
     JobSession,
     QueueSession,
     SubjectSession,
+    RowSession,
     RegisterSession,
     ArtifactSession,
     PeerSession,

@@ -7,6 +7,7 @@ from hocket.store.sqlite.local import LocalStatements
 from hocket.store.sqlite.ops import OpStatements
 from hocket.store.sqlite.peers import PeerStatements
 from hocket.store.sqlite.registers import RegisterStatements
+from hocket.store.sqlite.rows import RowStatements
 from hocket.store.sqlite.statements import UNREADABLE
 from hocket.store.sqlite.subjects import SubjectStatements
 
@@ -21,6 +22,7 @@ class SqliteSession(
     IntakeStatements,
     JobStatements,
     SubjectStatements,
+    RowStatements,
     RegisterStatements,
     ArtifactStatements,
     PeerStatements,
