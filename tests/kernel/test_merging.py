@@ -44,7 +44,13 @@ def test_it_does_not_matter_which_side_is_called_left(base: Any, left: Any, righ
 @given(values, values)
 def test_a_side_that_changed_nothing_gives_way(base: Any, changed: Any) -> None:
     assert same(together(base, changed, base), changed)
-    assert same(together(base, changed, changed), changed)
+
+
+@pytest.mark.req("VX-13")
+@given(values, values)
+def test_the_same_change_on_both_sides_is_no_agreement(base: Any, changed: Any) -> None:
+    """Each of them may have counted, or taken something."""
+    assert same(base, changed) or together(base, changed, changed) is MergeClash
 
 
 @st.composite
@@ -92,6 +98,9 @@ def test_a_member_that_only_one_side_changed_is_never_lost(
     ("base", "left", "right"),
     [
         ({"a": 1}, {"a": 2}, {"a": 3}),
+        ({"a": 1}, {"a": 2}, {"a": 2}),
+        ({"a": 1}, {}, {}),
+        ({}, {"a": 1}, {"a": 1}),
         ({"a": 1}, {}, {"a": 3}),
         ({}, {"a": 2}, {"a": 3}),
         ({}, {"a": {"b": 1}}, {"a": {"c": 1}}),

@@ -82,7 +82,7 @@ class StoredRow(msgspec.Struct, frozen=True):
     node: str
     written_ms: int
     conflicts: int
-    is_deleted: bool = False
+    deleted: bool = False
 
 
 class RowChange(msgspec.Struct, frozen=True):
@@ -117,15 +117,14 @@ class ConflictDetails(msgspec.Struct, frozen=True):
 class RowConflict(Conflict):
     """The row has another version than the writer had read, and the write's value is not in the row."""
 
-    def __init__(self, change: RowChange) -> None:
-        row = change.row
-        changed = "deleted it at" if row.is_deleted else "wrote version"
+    def __init__(self, row: StoredRow, conflict: str | None) -> None:
+        changed = "deleted it at" if row.deleted else "wrote version"
         by = f"{row.agent}@{row.node}" if row.agent else f"node {row.node}"
         super().__init__(
             f"row {row.table}/{row.key} has changed: {by} {changed} {row.version}; your value is not stored, but"
-            f" recorded as conflict {change.conflict}; read the row and write again, or resolve the conflict"
+            f" recorded as conflict {conflict}; read the row and write again, or resolve the conflict"
         )
-        self.change = change
+        self.row, self.conflict = row, conflict
 
 
 class RowWrite(NamedTuple):
@@ -208,34 +207,53 @@ def row_write(
     return RowWrite(row_name(table, key), agent, value, None if version is None else parse_version(version), chosen)
 
 
-# Requests. Each returns the answer, or the offer that the arbiter decides on.
+# Requests. Each returns the answer, or the offer that the arbiter decides on; None if this node does not know yet which
+# node decides.
 
-RowRequest = Callable[[Transaction], RowChange | Op]
+RowRequest = Callable[[Transaction], RowChange | Op | None]
 
 
-async def decided(access: NodeAccess, request: RowRequest) -> RowChange:
-    """What became of a request. Raises Unreachable if the arbiter cannot be asked: the offer is kept here."""
+async def asked(access: NodeAccess, request: RowRequest) -> RowChange | Op:
+    """The answer, or the offer that the arbiter decides on. Raises Unreachable: then nothing was written."""
     said = await access.run(request)
-    if isinstance(said, RowChange):
-        return said
-    await access.consult(())
-    return await access.peek(lambda session: decision(session, said))
+    if said is None:
+        await access.consult(())
+        said = await access.run(request)
+    return informed(said)
 
 
-def write(tx: Transaction, wanted: RowWrite) -> RowChange | Op:
-    _check_informed(tx)
+def informed(said: RowChange | Op | None) -> RowChange | Op:
+    if said is None:
+        raise Unreachable("this node does not know yet which node decides; run `hocket sync`, then repeat")
+    return said
+
+
+def decision(session: Session, offer: Op) -> RowChange:
+    """What became of an offer, once the arbiter was asked. Raises Conflict if it was not accepted."""
+    payload = offer.payload
+    assert isinstance(payload, PutRow | ResolveConflict)
+    accepted, state = acceptance(session, offer), _stored(session, payload.row)
+    if accepted is None or state is None:
+        raise refused(Reason.NOT_ACCEPTED, payload.row)
+    return _change(state, payload, accepted)
+
+
+def write(tx: Transaction, wanted: RowWrite) -> RowChange | Op | None:
+    if tx.is_uninformed:
+        return None
     base = None if wanted.version is None else _version(tx, wanted.row, wanted.version)
     return _authored(tx, PutRow(wanted.row, wanted.agent, base, wanted.value, wanted.strategy))
 
 
 def resolve(
     tx: Transaction, conflict: bytes, agent: str, *, value: bytes | None, side: str | None, version: Hlc | None
-) -> RowChange | Op:
+) -> RowChange | Op | None:
     """Ends a conflict: the row gets the value, or that of a side, `left` or `right`. Raises Conflict if the row is not
     as the conflict left it, unless `version` names what it is now.
     """
     _check_name(agent, "agent", AGENT_BYTES_MAX, may_be_empty=True)
-    _check_informed(tx)
+    if tx.is_uninformed:
+        return None
     row = row_of(tx.session, conflict)
     state = _state(tx, row)
     record = None if state is None else _record(state, conflict)
@@ -255,11 +273,6 @@ def resolve(
     return _authored(tx, ResolveConflict(row, agent, conflict, base, value))
 
 
-def _check_informed(tx: Transaction) -> None:
-    if tx.is_uninformed:
-        raise Unreachable("this node does not know yet which node decides; run `hocket sync`, then repeat")
-
-
 def _authored(tx: Transaction, payload: PutRow | ResolveConflict) -> RowChange | Op:
     said = tx.author(payload)
     if isinstance(said, Reason):
@@ -269,16 +282,6 @@ def _authored(tx: Transaction, payload: PutRow | ResolveConflict) -> RowChange |
     state = _state(tx, payload.row)
     assert state is not None
     return _change(state, payload, said.id)
-
-
-def decision(session: Session, offer: Op) -> RowChange:
-    """What became of an offer, once the arbiter was asked. Raises Conflict if it was not accepted."""
-    payload = offer.payload
-    assert isinstance(payload, PutRow | ResolveConflict)
-    accepted, state = acceptance(session, offer), _stored(session, payload.row)
-    if accepted is None or state is None:
-        raise refused(Reason.NOT_ACCEPTED, payload.row)
-    return _change(state, payload, accepted)
 
 
 def refused(reason: Reason, row: str) -> HocketError:
@@ -329,7 +332,7 @@ def find(session: Session, table: str, key: str) -> StoredRow | None:
 
 def listed(session: Session, table: str, prefix: str = "", after: str = "", limit: int = PAGE) -> list[StoredRow]:
     """Rows of a table whose keys begin with the prefix, after a key, in the order of their keys."""
-    return [row for row in _page(session, table, prefix, after, limit) if not row.is_deleted][:limit]
+    return [row for row in _page(session, table, prefix, after, limit) if not row.deleted][:limit]
 
 
 def _page(session: Session, table: str, prefix: str, after: str, limit: int) -> Iterator[StoredRow]:
@@ -340,7 +343,7 @@ def _page(session: Session, table: str, prefix: str, after: str, limit: int) -> 
         found = session.rows(f"{table}/{prefix}".encode(), beyond, PAGE)
         for each in found:
             yield (row := _of(each))
-            left -= not row.is_deleted
+            left -= not row.deleted
         if len(found) < PAGE:
             return
         beyond = found[-1].subject.key
@@ -357,13 +360,16 @@ def changed(session: Session, table: str, prefix: str, after: int) -> tuple[int,
     return last, [row for _, row in sorted(rows, key=lambda each: each[0])]
 
 
-def conflicts(session: Session, after: str = "", limit: int = PAGE) -> list[ConflictDetails]:
-    """The conflicts of the next rows after this one, those of a row from the oldest on."""
+def conflicts(session: Session, after: str = "", limit: int = PAGE) -> tuple[list[ConflictDetails], str | None]:
+    """The conflicts of the next rows after this one, those of a row from the oldest on; and the last row, if there are
+    more.
+    """
     found: list[ConflictDetails] = []
-    for each in session.rows_in_conflict(after.encode(), limit):
+    contested = session.rows_in_conflict(after.encode(errors="replace"), limit + 1)
+    for each in contested[:limit]:
         row, state = each.subject.key.decode(), ROWS.decode(each.state)
         found += [_details(session, row, state, record) for record in state.conflicts]
-    return found
+    return found, contested[limit - 1].subject.key.decode() if len(contested) > limit else None
 
 
 def conflict(session: Session, conflict_id: bytes) -> ConflictDetails:

@@ -1,5 +1,6 @@
 """The three-way merge of JSON values: what two sides made of one value, put together if they changed different members
-of its objects.
+of its objects. If both made the same change, they clash too: two that count from 4 to 5 have counted to 6, and two that
+remove the same member would both believe that they took it.
 """
 
 import msgspec
@@ -9,14 +10,14 @@ _encoder = msgspec.json.Encoder(order="sorted")
 
 
 class MergeClash(Exception):
-    """Both sides changed the same thing, each in its own way."""
+    """Both sides changed the same thing."""
 
 
 def merged(base: bytes | None, left: bytes | None, right: bytes | None) -> bytes | None:
     """The value with the changes of both sides; None stands for no value. Values count as equal if their bytes are.
     Raises MergeClash. It does not matter which side is called left.
     """
-    if left == right or right == base:
+    if right == base:
         return left
     if left == base:
         return right

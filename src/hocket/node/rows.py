@@ -136,28 +136,37 @@ class SyncRowTable:
 def stored(change: RowChange) -> StoredRow:
     """The row, if it has the value of the write. Raises RowConflict if not."""
     if not change.outcome.is_stored:
-        raise RowConflict(change)
+        raise RowConflict(change.row, change.conflict)
     return change.row
 
 
 async def decided(node: WaitingNode, request: RowRequest) -> RowChange:
     """What became of a request: decided here, or by the arbiter."""
+    said = await rows.asked(node, request)
+    node.wrote()
+    if isinstance(said, RowChange):
+        return said
     try:
-        return await rows.decided(node, request)
+        await node.consult(())
     except Unreachable as error:
         raise kept(error) from error
-    finally:
-        node.wrote()
+    return await node.peek(lambda session: rows.decision(session, said))
 
 
 def sync_decided(node: ConsultingNode, request: RowRequest) -> RowChange:
-    said = node.call(lambda: node.runtime.log.run(request))
-    if isinstance(said, RowChange):
+    """The same for synchronous code."""
+    write = lambda: node.runtime.log.run(request)  # noqa: E731
+    said = node.call(write)
+    if said is None:
+        node.call(node.consult)
+        said = node.call(write)
+    offer = rows.informed(said)
+    if isinstance(offer, RowChange):
         node.wrote()
-        return said
+        return offer
     try:
         node.call(node.consult)
     except Unreachable as error:
         raise kept(error) from error
     with node.runtime.store.read() as session:
-        return rows.decision(session, said)
+        return rows.decision(session, offer)
