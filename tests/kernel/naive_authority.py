@@ -480,7 +480,7 @@ def payloads(word: str) -> list[v.Payload]:
         extra.ReturnMessage(ID, "", 0, ""),
         extra.RetryMessage(ID, ""),
         extra.PutRow(word, "", None, None, extra.Strategy.MANUAL),
-        extra.ResolveConflict(word, "", ID, None),
+        extra.ResolveConflict(word, "", ID, ID, None),
         extra.SetAvailability(1, extra.Availability.ACTIVE, ""),
         v.Sanitised(("StripGeo",), claim),
     ]

@@ -93,7 +93,7 @@ PAYLOADS: tuple[v.Payload, ...] = (
     c.RetryMessage(A, "mended"),
     c.PutRow("memories/sky", "editor", B, b'{"colour":"blue"}', c.Strategy.TAKE_RIGHT),
     c.PutRow("memories/sky", "editor", None, None, c.Strategy.DEFER_TO_AGENT),
-    c.ResolveConflict("memories/sky", "editor", B, b"1"),
+    c.ResolveConflict("memories/sky", "editor", B, C, b"1"),
     c.SetAvailability(NODE, c.Availability.DRAINING, "new disk"),
     v.Sanitised(("StripGeo", "TruncateContent(8)"), v.IngestEvidence(A, HASH, "photo", "asset/7", v.Metadata())),
 )  # fmt: skip

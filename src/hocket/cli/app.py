@@ -23,6 +23,8 @@ COMMANDS = {
     "retry": ("job:retry_app", "Retry a failed or cancelled job, or many."),
     "kinds": ("kinds:app", "List the options of kinds, which their jobs have by default."),
     "artifacts": ("artifacts:app", "List, read, store and evict artifacts."),
+    "rows": ("rows:app", "Read, write and watch rows that several agents share."),
+    "conflicts": ("conflicts:app", "List, show and resolve conflicts of rows."),
     "why": ("why:app", "Trace an output to its model, prompt, context and evidence."),
     "git": ("git:app", "Use a git repository as a job queue: submit, work, verify."),
     "proof": ("proof:app", "Show, verify and export proofs of execution."),

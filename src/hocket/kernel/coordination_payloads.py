@@ -15,7 +15,9 @@ class LockMode(IntEnum):
 
 
 class Strategy(IntEnum):
-    """What happens to a write whose author had read an older version of the row."""
+    """What happens to a write whose author had read an older version of the row. Left is the write, right is what is
+    stored.
+    """
 
     TAKE_LEFT = 0
     TAKE_RIGHT = 1
@@ -143,11 +145,14 @@ class PutRow(Struct, frozen=True):
 
 
 class ResolveConflict(Struct, frozen=True):
-    """Ends the conflict that this PutRow op caused; the row then has this value."""
+    """Ends the conflict that this op caused; the row then has this value. `base` is the op that wrote the version that
+    the author had read.
+    """
 
     row: str
     agent: str
     conflict: bytes
+    base: bytes
     value: bytes | None
 
 

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from hocket.kernel import coordination_payloads as c
 from hocket.kernel import vocabulary as v
+from hocket.kernel.subjects import LOCK, MESSAGE, ROW
 from hocket.kernel.vocabulary import Payload
 
 
@@ -114,6 +115,10 @@ READING: dict[type[Payload], Judged] = (
         (c.ClaimMessage, c.AcknowledgeMessage, c.ReturnMessage, c.RetryMessage), _RECEIVE._replace(caveat=None)
     )
 )
+
+# Those who may read an offer may read its acceptance. The key of a row's subject is its name; the keys of locks and
+# messages restrict no reader.
+ACCEPTED: dict[str, type[Payload]] = {LOCK: c.AcquireLocks, MESSAGE: c.ClaimMessage, ROW: c.PutRow}
 
 
 def need_of(payload: Payload) -> Need | None:

@@ -56,6 +56,14 @@ class Reason(IntEnum):
     TOO_MANY_LOCKS = 104, "too many agents wait for locks of this scope"
     NOT_WAITING = 105, "its author does not wait for the lock"
     NOT_LOCKED = 106, "no agent holds the lock"
+    # Decided by the fold of one row.
+    BAD_ROW = 120, "the name of the row or of the agent is empty, too long or has control characters"
+    BAD_ROW_VALUE = 121, "the value of the row is not JSON, too large or nested too deeply"
+    NO_ROW = 122, "there is no such row"
+    UNKNOWN_VERSION = 123, "the row never had the version that it names"
+    STALE_VERSION = 124, "the row has changed since"
+    NO_CONFLICT = 125, "the row has no such conflict, or it was resolved"
+    CONFLICTS_FULL = 126, "too many conflicts of the row wait for a decision"
 
     # Decided by what the op cites.
     DEPENDENCY_REJECTED = 40, "an op that it depends on was rejected"

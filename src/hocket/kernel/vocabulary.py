@@ -570,7 +570,7 @@ VARIANTS[1045] = fields(AcknowledgeMessage, ULID, STR)
 VARIANTS[1046] = fields(ReturnMessage, ULID, STR, U64, STR)
 VARIANTS[1047] = fields(RetryMessage, ULID, STR)
 VARIANTS[1048] = fields(PutRow, STR, STR, option(ULID), option(BYTES), enum(Strategy))
-VARIANTS[1049] = fields(ResolveConflict, STR, STR, ULID, option(BYTES))
+VARIANTS[1049] = fields(ResolveConflict, STR, STR, ULID, ULID, option(BYTES))
 VARIANTS[1050] = fields(SetAvailability, NODE, enum(Availability), STR)
 # A payload that was sanitised twice carries the rules of both, not two wrappers.
 VARIANTS[1031] = fields(Sanitised, seq(STR, limit=64), one_of(VARIANTS))

@@ -3,7 +3,7 @@ ops. A register holds entries of ops that are judged one by one. A new family of
 a line in `FAMILIES`; `SubjectProjector` stores its states, unless it needs its own tables.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Protocol, TypeVar
 
 from hocket.kernel.arbitration import Family, FoldContext
@@ -13,7 +13,9 @@ from hocket.kernel.locks import LOCKS
 from hocket.kernel.ops import Op
 from hocket.kernel.policy import DEFAULT, Policy
 from hocket.kernel.reasons import Reason
-from hocket.kernel.subjects import KIND, LOCK, Subject
+from hocket.kernel.rows import ROWS, notice
+from hocket.kernel.subjects import KIND, LOCK, ROW, Subject
+from hocket.kernel.vocabulary import Payload
 from hocket.log.citations import Citations
 from hocket.log.permissions import Permissions
 from hocket.store import Session, SubjectRow
@@ -29,7 +31,9 @@ class StoredFamily(Family[S], Protocol[S]):
 
 
 # The families other than jobs, by name.
-FAMILIES: dict[str, StoredFamily[Any]] = {KIND: KINDS, LOCK: LOCKS}
+FAMILIES: dict[str, StoredFamily[Any]] = {KIND: KINDS, LOCK: LOCKS, ROW: ROWS}
+# What the node that decides on an op also writes, in the same transaction, by the state that the op led to.
+FOLLOW_UPS: dict[str, Callable[[Any, Op], Payload | None]] = {ROW: notice}
 
 
 def defaults_of(session: Session, kind: str) -> Policy:

@@ -26,6 +26,7 @@ from hocket.kernel.vocabulary import (
 from hocket.log.naming import ID_BYTES, is_taken, keyed
 from hocket.log.permissions import PermissionsReader
 from hocket.log.projection import Projection
+from hocket.log.projectors import FOLLOW_UPS
 from hocket.log.registers import CoordinatorRegister, GrantRegister, RouteRegister
 from hocket.log.sealing import signed
 from hocket.store import Head, NewOp, Refusal, Session, WrittenTotals
@@ -178,7 +179,18 @@ class Transaction:
             return reason
         self._clock, self._last = stamp, op.id
         self._drafts.append(OpDraft(op, self._signer.marked(body), is_received=False))
+        self._follow_up(op)
         return op
+
+    def _follow_up(self, op: Op) -> None:
+        """Writes what belongs to an op that counts, such as the message about a conflict, if this node may."""
+        subject = subject_of(op.payload)
+        follow_up = None if subject is None else FOLLOW_UPS.get(subject.family)
+        if subject is None or follow_up is None or self.is_offer(op):
+            return
+        payload = follow_up(self.projection.projectors[subject.family].state(subject.key), op)
+        if payload is not None:
+            self.author(payload)
 
     def lock_permissions_for(self, payloads: Iterable[Payload]) -> None:
         """Payloads that change the permissions exclude every transaction that relies on them."""

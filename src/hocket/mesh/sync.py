@@ -208,6 +208,11 @@ class Exchanges:
         """
         log = self._access.log
         node, address = await look(self._access, lambda session: _coordinator(log, session))
+        if node is None:
+            # A node that has just joined learns from any peer which node decides.
+            for peer in await look(self._access, lambda session: session.peers()):
+                await self.visit(peer.address)
+            node, address = await look(self._access, lambda session: _coordinator(log, session))
         if node is None or node == log.node:
             return
         if address is None:

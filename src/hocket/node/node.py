@@ -28,6 +28,7 @@ from hocket.node.embedded import Started, beside, on_a_thread
 from hocket.node.handles import Handle, SyncHandle
 from hocket.node.locks import HeldLock, LockOptions, NodeLock, locked_on_a_thread
 from hocket.node.requests import Pairs, Step, accepted, drafts_of, id_of, kept, pairs_of
+from hocket.node.rows import RowTable, SyncRowTable
 from hocket.node.runtime import Runtime
 from hocket.node.signals import stopped_by_signals
 from hocket.store import Session
@@ -193,6 +194,10 @@ class Node:
         """
         found = await handles.results(self, [each._id for each in waited], timeout)
         return [handles.typed(each._signature, each._id, value) for each, value in zip(waited, found, strict=True)]
+
+    def rows(self, table: str, *, agent: str = "") -> RowTable:
+        """The rows of a table, which several agents may write. `agent` is the name under which this one does."""
+        return RowTable(self, table, agent)
 
     def job(self, job_id: str) -> Handle:
         """A handle on an existing job, by its full id."""
@@ -498,6 +503,10 @@ class SyncNode:
         found = handles.sync_results(self, [each._id for each in waited], timeout)
         return [handles.typed(each._signature, each._id, value) for each, value in zip(waited, found, strict=True)]
 
+    def rows(self, table: str, *, agent: str = "") -> SyncRowTable:
+        """The rows of a table, as `Node.rows` gives them."""
+        return SyncRowTable(self, table, agent)
+
     def job(self, job_id: str) -> SyncHandle:
         """A handle on an existing job, by its full id."""
         return SyncHandle(self, id_of(job_id), created=False)
@@ -562,6 +571,10 @@ class SyncNode:
         else:
             self.wrote()
         return accepted(result)
+
+    def consult(self) -> None:
+        """Exchanges ops with the arbiter, so that it decides on what was offered. Raises Unreachable."""
+        self._with_node(lambda node: node.consult(()))
 
     def fetch(self, hash: bytes, size: int) -> bytes | None:
         """Fetches a blob from another node; None if this node knows no other. Uses a runtime of its own, because the

@@ -21,6 +21,7 @@ from hocket.store.locks import LockMisuse, LockSession
 from hocket.store.ops import NO_LINK, Head, NewOp, OpRow, OpSession, SealedOp
 from hocket.store.peers import Invitation, Peer, PeerSession, Presence
 from hocket.store.registers import Coordinator, Delegated, Fork, RegisterSession, Revoked, Schedule
+from hocket.store.rows import RowSession
 from hocket.store.subjects import SubjectRow, SubjectSession
 from hocket.store.tokens import AnswerRow, TokenRow, TokenSession
 
@@ -57,6 +58,7 @@ __all__ = [
     "Refusal",
     "RegisterSession",
     "Revoked",
+    "RowSession",
     "Schedule",
     "SealedOp",
     "Session",
@@ -82,6 +84,7 @@ class Session(
     JobSession,
     QueueSession,
     SubjectSession,
+    RowSession,
     RegisterSession,
     ArtifactSession,
     PeerSession,

@@ -8,6 +8,7 @@ from hocket.store.sqlite.lock_requests import LockRequestStatements
 from hocket.store.sqlite.ops import OpStatements
 from hocket.store.sqlite.peers import PeerStatements
 from hocket.store.sqlite.registers import RegisterStatements
+from hocket.store.sqlite.rows import RowStatements
 from hocket.store.sqlite.statements import UNREADABLE
 from hocket.store.sqlite.subjects import SubjectStatements
 from hocket.store.sqlite.tokens import TokenStatements
@@ -23,6 +24,7 @@ class SqliteSession(
     IntakeStatements,
     JobStatements,
     SubjectStatements,
+    RowStatements,
     RegisterStatements,
     ArtifactStatements,
     PeerStatements,
