@@ -48,6 +48,10 @@ class Reason(IntEnum):
 
     BAD_DELAY = 36, "the delay is zero or longer than the bound"
 
+    # Decided by the availability of nodes.
+    NOT_AVAILABLE = 110, "its node is draining or quarantined"
+    NOT_ITS_TO_RESUME = 111, "another node has drained or quarantined it, so it cannot resume itself"
+
     # Decided by what the op cites.
     DEPENDENCY_REJECTED = 40, "an op that it depends on was rejected"
     DEPENDENCY_CYCLE = 41, "it depends on itself or on a later op"

@@ -7,12 +7,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Protocol, TypeVar
 
 from hocket.kernel.arbitration import Family, FoldContext
+from hocket.kernel.availability import AVAILABILITIES, AvailabilityState
 from hocket.kernel.clock import Hlc, pack
+from hocket.kernel.coordination_payloads import Availability
 from hocket.kernel.kinds import KINDS, names_of
 from hocket.kernel.ops import Op
 from hocket.kernel.policy import DEFAULT, Policy
 from hocket.kernel.reasons import Reason
-from hocket.kernel.subjects import KIND, Subject
+from hocket.kernel.subjects import AVAILABILITY, KIND, Subject
 from hocket.log.citations import Citations
 from hocket.log.permissions import Permissions
 from hocket.store import Session, SubjectRow
@@ -28,7 +30,7 @@ class StoredFamily(Family[S], Protocol[S]):
 
 
 # The families other than jobs, by name.
-FAMILIES: dict[str, StoredFamily[Any]] = {KIND: KINDS}
+FAMILIES: dict[str, StoredFamily[Any]] = {KIND: KINDS, AVAILABILITY: AVAILABILITIES}
 
 
 def defaults_of(session: Session, kind: str) -> Policy:
@@ -38,6 +40,12 @@ def defaults_of(session: Session, kind: str) -> Policy:
         if state is not None:
             return KINDS.decode(state).policy
     return DEFAULT
+
+
+def availability_of(session: Session, node: int) -> AvailabilityState | None:
+    """What was last said about a node; None if it always took work."""
+    state = session.subject_state(Subject(AVAILABILITY, node.to_bytes(8, "big")))
+    return None if state is None else AVAILABILITIES.decode(state)
 
 
 class Engine(FoldContext, Protocol):
@@ -67,6 +75,9 @@ class Engine(FoldContext, Protocol):
 
     def defaults(self, kind: str) -> Policy:
         """The options of a kind."""
+
+    def availability(self, node: int) -> Availability:
+        """Whether a node takes new work."""
 
 
 class Projector(Protocol[S]):

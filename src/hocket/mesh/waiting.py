@@ -8,6 +8,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import NamedTuple
 
+from hocket.coordination.availability import unavailable
 from hocket.kernel.clock import U32_MAX, Hlc
 from hocket.kernel.durations import span
 from hocket.kernel.ids import node_text, ulid_text
@@ -42,6 +43,7 @@ class WaitReason(StrEnum):
     NOT_ALLOWED = "not allowed"
     LIMIT = "limit"
     BUSY = "busy"
+    UNAVAILABLE = "unavailable"
 
 
 class Waiting(NamedTuple):
@@ -75,6 +77,7 @@ class WaitReader:
         self._coordinator_peer = None if address is None else peers.find(session, address)
         self._known = known_workers(session, liveness, log)
         self._known[0].workers.extend(here)
+        self._unavailable = unavailable(session)
 
     def __call__(self, entry: JobEntry) -> Waiting | None:
         """What the job waits for; None if it has ended."""
@@ -135,8 +138,20 @@ class WaitReader:
 
     def _no_worker(self, job: Job) -> Waiting | None:
         """Whether no worker that this node knows of would take the job."""
-        routed = route_of(self._session, job.kind)
         near = [each for each in self._known if not is_away(each, self._now)]
+        found = self._lack(job, [each for each in near if each.node not in self._unavailable])
+        resting = [each for each in near if each.node in self._unavailable and self._lack(job, [each]) is None]
+        if found is None or not resting:
+            return found
+        state, name = self._unavailable[resting[0].node], self._name(resting[0].node)
+        how = state.availability.name.lower() + (f" ({state.reason})" if state.reason else "")
+        to = "here" if name == HERE else name
+        more = f", and so {'is' if len(resting) == 2 else 'are'} {self._list(resting[1:])}" if resting[1:] else ""
+        return Waiting(WaitReason.UNAVAILABLE, f"{name} is {how}{more}; `hocket resume {to}` lets it take jobs again")
+
+    def _lack(self, job: Job, near: list[NodeWorkers]) -> Waiting | None:
+        """Whether none of these nodes would take the job."""
+        routed = route_of(self._session, job.kind)
         if routed is not None:
             to = self._name(routed)
             if not (near := [each for each in near if each.node == routed]):
@@ -175,7 +190,8 @@ class WaitReader:
                 said = f"{rate.count} in {span(rate.per_ms)}"
                 sentence = f"the rate of {job.kind} is {said}; its turn is at {_time(turn)}"
                 return Waiting(WaitReason.LIMIT, sentence, said)
-        able = self._labelled(job, [each for each in self._known if not is_away(each, self._now)])
+        near = [each for each in self._known if not is_away(each, self._now)]
+        able = self._labelled(job, [each for each in near if each.node not in self._unavailable])
         return Waiting(WaitReason.BUSY, f"ready; the worker on {self._list(able)} takes it when a slot is free")
 
     def _workers(self, job: Job, nodes: Iterable[NodeWorkers]) -> list[Serving]:

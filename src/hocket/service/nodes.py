@@ -6,7 +6,9 @@ from collections.abc import Iterable
 
 import msgspec
 
+from hocket.coordination.availability import set_availability, unavailable
 from hocket.errors import Conflict, NotAuthorised, Usage
+from hocket.kernel.coordination_payloads import Availability
 from hocket.kernel.ids import hash_text, node_text
 from hocket.kernel.keys import SigningKey
 from hocket.kernel.quota import Quota
@@ -31,6 +33,18 @@ class OverQuotaShown(ServiceAnswer, frozen=True):
     ops: int
 
 
+class AvailabilityShown(ServiceAnswer, frozen=True):
+    """Whether a node takes new work: active, draining or quarantined; by whom and since when, if it does not."""
+
+    state: str = "active"
+    reason: str = ""
+    by: str | None = None
+    since_ms: int | None = None
+
+    def __str__(self) -> str:
+        return self.state + (f": {self.reason}" if self.reason else "")
+
+
 class NodeShown(ServiceAnswer, frozen=True):
     node: str
     name: str | None
@@ -44,6 +58,7 @@ class NodeShown(ServiceAnswer, frozen=True):
     stored: Stored
     quota: Quota
     over_quota: OverQuotaShown | None
+    availability: AvailabilityShown
 
     @property
     def called(self) -> str:
@@ -135,6 +150,17 @@ class Revoking(NodeName, frozen=True):
     roles: list[str]
 
 
+class AvailabilitySet(NodeName, frozen=True):
+    """`running` is how many jobs the node holds, as far as is known here; `changed` is whether it was available in
+    another way before.
+    """
+
+    availability: AvailabilityShown
+    running: int
+    changed: bool
+    is_coordinator: bool
+
+
 class DelegationMade(ServiceAnswer, frozen=True):
     node: str
     delegation: str
@@ -142,7 +168,7 @@ class DelegationMade(ServiceAnswer, frozen=True):
 
 def listing(service: Service) -> list[NodeShown]:
     with service.read() as session:
-        return [_shown(each) for each in _members(service, session)]
+        return _all_shown(service, session)
 
 
 def namesakes(service: Service) -> list[list[NodeShown]]:
@@ -164,7 +190,8 @@ def _alike(known: list[NodeShown], name: str) -> list[NodeShown]:
 def find(service: Service, text: str) -> NodeShown:
     """The one node with this name, or whose id starts with this text; `here` is this node."""
     with service.read() as session:
-        return _shown(membership.find(_members(service, session), text))
+        member = membership.find(_members(service, session), text)
+        return next(each for each in _all_shown(service, session) if each.node == member.id)
 
 
 def names(service: Service) -> dict[str, str]:
@@ -258,6 +285,35 @@ def designate(service: Service, node: str) -> CoordinatorSet:
     return CoordinatorSet(member.id, member.name, previous, done.hears)
 
 
+def drain(service: Service, node: str, reason: str = "") -> AvailabilitySet:
+    """The node finishes the jobs that it holds and takes no new ones."""
+    return _set_availability(service, node, Availability.DRAINING, reason)
+
+
+def quarantine(service: Service, node: str, reason: str = "") -> AvailabilitySet:
+    """The node returns the jobs that it holds and takes no new ones."""
+    return _set_availability(service, node, Availability.QUARANTINED, reason)
+
+
+def resume(service: Service, node: str, reason: str = "") -> AvailabilitySet:
+    """The node takes new jobs again."""
+    return _set_availability(service, node, Availability.ACTIVE, reason)
+
+
+def _set_availability(service: Service, node: str, availability: Availability, reason: str) -> AvailabilitySet:
+    service.check_writer()
+    with service.read() as session:
+        member = membership.find(_members(service, session), node)
+    if member.standing == "revoked" and availability is not Availability.ACTIVE:
+        raise Conflict(f"{member.shown} is revoked, so it takes no work anyway")
+    changed = service.runtime.log.run(lambda tx: set_availability(tx, member.node, availability, reason))
+    with service.read() as session:
+        shown = availability_of_all(service, session).get(member.node, AvailabilityShown())
+        running = sum(entry.job.claimer == member.node for entry in session.claimed())
+        is_coordinator = membership.coordinator(service.runtime.log, session) == member.node
+    return AvailabilitySet(member.id, member.name, shown, running, changed, is_coordinator)
+
+
 def late(service: Service) -> list[LateOps]:
     """The late ops that wait, by author."""
     with service.read() as session:
@@ -323,7 +379,26 @@ def _revoking(done: Revocation) -> Revoking:
     return Revoking(member.id, member.name, done.delegations, cascade, list(member.roles))
 
 
-def _shown(member: Member) -> NodeShown:
+def availability_of_all(service: Service, session: Session) -> dict[int, AvailabilityShown]:
+    """Of the nodes that take no new work."""
+    called = service.names(session)
+    return {
+        node: AvailabilityShown(
+            state.availability.name.lower(),
+            state.reason,
+            called.get(by := node_text(state.at.node), by),
+            state.at.wall,
+        )
+        for node, state in unavailable(session).items()
+    }
+
+
+def _all_shown(service: Service, session: Session) -> list[NodeShown]:
+    availability = availability_of_all(service, session)
+    return [_shown(each, availability.get(each.node, AvailabilityShown())) for each in _members(service, session)]
+
+
+def _shown(member: Member, availability: AvailabilityShown) -> NodeShown:
     over = member.over
     return NodeShown(
         node=member.id,
@@ -338,4 +413,5 @@ def _shown(member: Member) -> NodeShown:
         stored=Stored(*member.written),
         quota=member.quota,
         over_quota=None if over is None else OverQuotaShown(over.wall, over.ops),
+        availability=availability,
     )

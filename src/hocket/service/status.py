@@ -15,6 +15,7 @@ from hocket.mesh.presence import is_away, known_workers
 from hocket.mesh.programs import differences
 from hocket.node.servers import running_servers
 from hocket.service import Service, ServiceAnswer
+from hocket.service.nodes import AvailabilityShown, availability_of_all
 from hocket.store import Session, Stage
 from hocket.work.liveness import WorkerState, standing, whereabouts
 from hocket.work.serving import read_serving
@@ -70,6 +71,7 @@ class NodeStatus(ServiceAnswer, frozen=True):
     name: str | None
     user: str
     home: str
+    availability: AvailabilityShown
     ops: int
     clock: str
     chain_head: str
@@ -111,6 +113,7 @@ def status(service: Service) -> NodeStatus:
             name=names(log.permissions(session)).get(log.node),
             user=log.user,
             home=str(home.path),
+            availability=availability_of_all(service, session).get(log.node, AvailabilityShown()),
             ops=head.seq,
             clock=hlc_text(Hlc(head.wall, head.logical, log.node)),
             chain_head=f"{head.sealed}:{head.chain.hex()}",
