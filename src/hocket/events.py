@@ -381,6 +381,24 @@ class CoordinatorSilent(Event, frozen=True):
 # Other nodes.
 
 
+class NodeGraded(Event, frozen=True):
+    """`grade` is live, warn, alert, critical or dead, by the heartbeats that the node has missed. It is routine: a
+    laptop that is closed falls silent, too.
+    """
+
+    routine = True
+    level = INFO
+
+    node: str
+    grade: str
+    silent_ms: int
+
+    def __str__(self) -> str:
+        if self.grade == "live":
+            return f"node {self.node} is heard again"
+        return f"node {self.node}: {self.grade}; it was last heard {span(self.silent_ms)} ago"
+
+
 class PeerChanged(Event, frozen=True):
     """`state` is the peer's state now: ok, refused or unreachable."""
 

@@ -2,11 +2,13 @@
 ops wait for a decision.
 """
 
+from collections import Counter
 from collections.abc import Iterable
 
 import msgspec
 
 from hocket.coordination.availability import set_availability, unavailable
+from hocket.coordination.presence import NodePresence, NodeSaid, known_nodes
 from hocket.errors import Conflict, NotAuthorised, Usage
 from hocket.kernel.coordination_payloads import Availability
 from hocket.kernel.ids import hash_text, node_text
@@ -19,6 +21,8 @@ from hocket.mesh.names import likeness, why_not
 from hocket.node.home import Ask
 from hocket.service import Service, ServiceAnswer
 from hocket.store import Session
+from hocket.work.hardware import this_machine
+from hocket.work.liveness import Grade
 
 
 class Stored(ServiceAnswer, frozen=True):
@@ -150,6 +154,31 @@ class Revoking(NodeName, frozen=True):
     roles: list[str]
 
 
+class CapabilitiesShown(ServiceAnswer, frozen=True):
+    """What a node's machine has, as it says; zero and none mean unknown, too. `models` are those that its workers name
+    with the label `model=…`.
+    """
+
+    cpus: int
+    memory_bytes: int
+    gpus: list[str]
+    models: list[str]
+
+
+class LiveNode(NodeName, frozen=True):
+    """`grade` is live, warn, alert, critical or dead, by the heartbeats that the node has missed; unknown if it was
+    never heard here. `last_seen_ms` is its last heartbeat.
+    """
+
+    grade: str
+    last_seen_ms: int | None
+    labels: list[str]
+    capabilities: CapabilitiesShown
+    availability: AvailabilityShown
+    running: int
+    here: bool
+
+
 class AvailabilitySet(NodeName, frozen=True):
     """`running` is how many jobs the node holds, as far as is known here; `changed` is whether it was available in
     another way before.
@@ -169,6 +198,43 @@ class DelegationMade(ServiceAnswer, frozen=True):
 def listing(service: Service) -> list[NodeShown]:
     with service.read() as session:
         return _all_shown(service, session)
+
+
+def live(service: Service, stale_ms: int | None = None) -> list[LiveNode]:
+    """The nodes in force, with how alive each is; with `stale_ms`, only those that were heard within that time."""
+    log = service.runtime.log
+    with service.read() as session:
+        shown = [each for each in _all_shown(service, session) if each.standing != "revoked"]
+        known = known_nodes(session, service.runtime.liveness(), log, this_machine())
+        running = Counter(entry.job.claimer for entry in session.claimed())
+    now_ms = log.physical()
+    heard = {node_text(each.node): each for each in known}
+    found = [_live(each, heard.get(each.node), running[int(each.node, 16)], now_ms) for each in shown]
+    if stale_ms is None:
+        return found
+    return [each for each in found if each.last_seen_ms is not None and now_ms - each.last_seen_ms <= stale_ms]
+
+
+def _live(shown: NodeShown, known: NodePresence | None, running: int, now_ms: int) -> LiveNode:
+    said = NodeSaid() if known is None else known.said
+    labels = sorted({label for worker in said.workers for label in worker.labels})
+    named = {
+        name: [each.partition("=")[2] for each in labels if each.startswith(f"{name}=")] for name in ("model", "gpu")
+    }
+    hardware = said.hardware
+    return LiveNode(
+        node=shown.node,
+        name=shown.name,
+        grade=(Grade.UNKNOWN if known is None else known.grade(now_ms)).value,
+        last_seen_ms=None if known is None else known.heard_ms,
+        labels=labels,
+        capabilities=CapabilitiesShown(
+            hardware.cpus, hardware.memory_bytes, list(hardware.gpus) or named["gpu"], named["model"]
+        ),
+        availability=shown.availability,
+        running=running,
+        here=shown.here,
+    )
 
 
 def namesakes(service: Service) -> list[list[NodeShown]]:

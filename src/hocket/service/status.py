@@ -4,6 +4,7 @@ import time
 
 import msgspec
 
+from hocket.coordination.presence import is_away, known_nodes
 from hocket.kernel.clock import Hlc, hlc_text
 from hocket.kernel.ids import node_text, ulid_text
 from hocket.kernel.knowledge import unknown_of
@@ -11,7 +12,6 @@ from hocket.kernel.reasons import BY_NUMBER, Reason
 from hocket.kernel.roster import Outcome
 from hocket.mesh.names import names
 from hocket.mesh.peers import coordinator, silence
-from hocket.mesh.presence import is_away, known_workers
 from hocket.mesh.programs import differences
 from hocket.node.servers import running_servers
 from hocket.service import Service, ServiceAnswer
@@ -170,7 +170,7 @@ def _elsewhere(service: Service, session: Session) -> list[NodeWorkersStatus]:
     called, now = names(log.permissions(session)), log.physical()
     return [
         NodeWorkersStatus(node_text(each.node), called.get(each.node), kinds, each.heard_ms, is_away(each, now))
-        for each in known_workers(session, service.runtime.liveness(), log)[1:]
+        for each in known_nodes(session, service.runtime.liveness(), log)[1:]
         if (kinds := sorted({kind for worker in each.workers for kind in worker.kinds}))
     ]
 

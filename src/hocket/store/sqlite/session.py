@@ -6,6 +6,7 @@ from hocket.store.sqlite.jobs import JobStatements
 from hocket.store.sqlite.local import LocalStatements
 from hocket.store.sqlite.ops import OpStatements
 from hocket.store.sqlite.peers import PeerStatements
+from hocket.store.sqlite.presence import PresenceStatements
 from hocket.store.sqlite.registers import RegisterStatements
 from hocket.store.sqlite.statements import UNREADABLE
 from hocket.store.sqlite.subjects import SubjectStatements
@@ -24,6 +25,7 @@ class SqliteSession(
     RegisterStatements,
     ArtifactStatements,
     PeerStatements,
+    PresenceStatements,
     LocalStatements,
 ):
     def drop_projections(self) -> None:
