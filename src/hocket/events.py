@@ -239,6 +239,20 @@ class WorkerDeclaredDead(Event, frozen=True):
         return "other workers declared this worker dead; it registers again and drops the claims that it has lost"
 
 
+class AvailabilityChanged(Event, frozen=True):
+    """`availability` is active, draining or quarantined."""
+
+    availability: str
+
+    def __str__(self) -> str:
+        match self.availability:
+            case "draining":
+                return "this node is draining: running jobs finish, and it takes no new ones until `hocket resume`"
+            case "quarantined":
+                return "this node is quarantined: it returns its jobs, and takes no new ones until `hocket resume`"
+        return "this node takes new jobs again"
+
+
 class HandlerLoopBlocked(Event, frozen=True):
     blocked_s: float
 
@@ -365,6 +379,24 @@ class CoordinatorSilent(Event, frozen=True):
 
 
 # Other nodes.
+
+
+class NodeGraded(Event, frozen=True):
+    """`grade` is live, warn, alert, critical or dead, by the heartbeats that the node has missed. It is routine: a
+    laptop that is closed falls silent, too.
+    """
+
+    routine = True
+    level = INFO
+
+    node: str
+    grade: str
+    silent_ms: int
+
+    def __str__(self) -> str:
+        if self.grade == "live":
+            return f"node {self.node} is heard again"
+        return f"node {self.node}: {self.grade}; it was last heard {span(self.silent_ms)} ago"
 
 
 class PeerChanged(Event, frozen=True):

@@ -8,22 +8,24 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from hocket.coordination.presence import NodePresence, NodeSaid
 from hocket.kernel.ids import ulid_text
 from hocket.kernel.vocabulary import RouteKind
 from hocket.mesh import peers
 from hocket.mesh.grants import parse_grants
-from hocket.mesh.presence import AWAY_MS
 from hocket.mesh.waiting import Waiting, WaitReason
 from hocket.node.delivery import waiting_of
 from hocket.node.runtime import Runtime
-from hocket.store import Presence
 from hocket.work import jobs, kinds
 from hocket.work.command import request
 from hocket.work.command.request import command
 from hocket.work.handlers import Handlers, JobType, kind
-from hocket.work.serving import Serving, serving_text
+from hocket.work.liveness import BEAT_S, MISSES, Grade
+from hocket.work.serving import Serving
 from tests.mesh.test_presence import employ
 from tests.mesh.world import Place, enrolled, run
+
+AWAY_MS = round(MISSES[Grade.DEAD] * BEAT_S * 1000)
 
 
 def submit(place: Place, name: str = "acme.render", **options: Any) -> bytes:
@@ -46,7 +48,8 @@ def heard(place: Place, other: Place, *workers: Serving, ago_ms: int = 0) -> Non
     """As if the other node had told this one, so long ago."""
     with place.runtime.store.write() as session:
         at = place.log.physical() - ago_ms
-        session.put_presence(Presence(other.id.to_bytes(8, "big"), serving_text(workers), at))
+        session.drop_presence(place.log.physical() + 1)
+        session.put_presence(NodePresence(other.id, NodeSaid(workers), at).row)
 
 
 def claim(place: Place, lease_ms: int = 60_000) -> None:

@@ -165,7 +165,8 @@ def as_version_4(path: Path) -> None:
     """Takes from a database what later versions have added."""
     made_by(
         path,
-        *("DROP TABLE tokens", "DROP TABLE answers"),
+        *(f"DROP TABLE {table}" for table in ("tokens", "answers", "lock_requests")),
+        "DROP TABLE agents",
         "DROP TABLE presence",
         "ALTER TABLE workers DROP COLUMN serves",
         "ALTER TABLE head DROP COLUMN sealed",

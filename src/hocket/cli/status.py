@@ -82,6 +82,15 @@ def _mesh(shown: NodeStatus) -> list[tuple[str, Any]]:
     return pairs
 
 
+def _availability(shown: NodeStatus, now: int) -> list[tuple[str, object]]:
+    """If this node takes no new jobs."""
+    availability = shown.availability
+    if availability.since_ms is None:
+        return []
+    said = f"{availability}, set by {availability.by} {ago(availability.since_ms, now)}"
+    return [("work", f"{said}; `hocket resume here` ends that")]
+
+
 def _fields(shown: NodeStatus) -> list[tuple[str, object]]:
     now = int(time.time() * 1000)
     dead = ", ".join(str(each.pid) for each in shown.dead_workers)
@@ -89,6 +98,7 @@ def _fields(shown: NodeStatus) -> list[tuple[str, object]]:
         ("node", shown.node if shown.name is None else f"{shown.node} ({shown.name})"),
         ("user", shown.user),
         ("home", shown.home),
+        *_availability(shown, now),
         ("ops", shown.ops),
         ("clock", shown.clock),
         ("chain head", shown.chain_head),

@@ -20,7 +20,11 @@ STYLES = {
     "cancelled": "yellow",
     "claimed": "cyan",
     "ok": "green",
+    "live": "green",
     "warn": "yellow",
+    "alert": "yellow",
+    "critical": "red",
+    "dead": "bold red",
     "bad": "bold red",
 }
 GAP = 2

@@ -21,11 +21,13 @@ from hocket.gitplane.jobs import GitJob, GitOrder, JobRefs
 from hocket.gitplane.plane import Plane
 from hocket.gitplane.results import BLOBS_BYTES_MAX, state_of
 from hocket.kernel.backoff import backoff_s
+from hocket.kernel.coordination_payloads import Availability
 from hocket.kernel.ids import hash_text, ulid_text
 from hocket.kernel.manifest import canonical
 from hocket.kernel.policy import Policy
 from hocket.kernel.roster import State
 from hocket.log import Log, Transaction
+from hocket.log.projectors import availability_of
 from hocket.work import jobs as log_jobs
 from hocket.work import lease
 from hocket.work.batch import settle
@@ -200,14 +202,15 @@ class GitWorker:
             self._wake.clear()
             self._gather()
             self._renew()
-            if self._stops > 1:
+            availability = self._availability()
+            if self._stops > 1 or availability is Availability.QUARANTINED:
                 for each in self._running.values():
                     self._call_off(each)
             if self._stops and not self._running:
                 return
             room = self._concurrency - len(self._running)
             if not self._stops and room and self._monotonic() >= look_at:
-                taken, is_idle = self._look(slots, room)
+                taken, is_idle = self._look(slots, room) if availability is Availability.ACTIVE else (0, True)
                 if is_idle and self._until_idle and not self._running:
                     return
                 look_at = self._monotonic() + self._rest(taken)
@@ -215,6 +218,12 @@ class GitWorker:
             self._wake.wait(max(0.0, until - self._monotonic()))
             if self._wake.is_set():
                 look_at = 0.0
+
+    def _availability(self) -> Availability:
+        log = self._parts.log
+        with log.store.read() as session:
+            state = availability_of(session, log.node)
+        return Availability.ACTIVE if state is None else state.availability
 
     def _rest(self, taken: int) -> float:
         if taken:

@@ -64,6 +64,9 @@ class Reason(IntEnum):
     STALE_VERSION = 124, "the row has changed since"
     NO_CONFLICT = 125, "the row has no such conflict, or it was resolved"
     CONFLICTS_FULL = 126, "too many conflicts of the row wait for a decision"
+    # Decided by the availability of nodes.
+    NOT_AVAILABLE = 110, "its node is draining or quarantined"
+    NOT_ITS_TO_RESUME = 111, "another node has drained or quarantined it, so it cannot resume itself"
 
     # Decided by what the op cites.
     DEPENDENCY_REJECTED = 40, "an op that it depends on was rejected"

@@ -4,6 +4,7 @@ after it, its stage in the queue, and which process of this node holds it.
 
 from collections.abc import Callable, Iterable, Sequence
 
+from hocket.kernel.availability import allows
 from hocket.kernel.clock import Hlc, pack, unpack
 from hocket.kernel.ids import ulid_ms
 from hocket.kernel.ops import Op
@@ -148,9 +149,14 @@ class JobProjector:
         return None if entry is None else entry.job.claim_op
 
     def own_fault(self, state: Job | None, op: Op) -> Reason | None:
-        """The fold trusts the arbiter to follow the routes that it knows. Here the arbiter follows them."""
+        """The fold trusts the arbiter to follow the routes and the availability that it knows. Here the arbiter follows
+        them.
+        """
         if type(op.payload) is not ClaimWork or state is None:
             return None
+        availability = self._engine.availability(op.node_id)
+        if not allows(availability, op.payload, is_held=state.state is State.CLAIMED):
+            return Reason.NOT_AVAILABLE
         routed = self.route(state.kind, op.timestamp)
         return None if routed is None or routed == op.node_id else Reason.ROUTED_ELSEWHERE
 

@@ -12,10 +12,11 @@ from typing import Any
 
 from hocket.kernel import arbitration
 from hocket.kernel.clock import Hlc, pack
+from hocket.kernel.coordination_payloads import Availability
 from hocket.kernel.ops import Op
 from hocket.kernel.policy import Policy
 from hocket.kernel.reasons import UNAUTHORISED, Reason
-from hocket.kernel.subjects import ACCEPTANCES, JOB, KIND, LOCK, Subject, names_of, subject_of
+from hocket.kernel.subjects import ACCEPTANCES, AVAILABILITY, JOB, KIND, LOCK, Subject, names_of, subject_of
 from hocket.kernel.vocabulary import ReportFork, RevokeRoot, discriminant
 from hocket.log.artifact_register import ArtifactRegister
 from hocket.log.citations import Citations, names_others
@@ -78,7 +79,7 @@ class Projection:
         stored = {name: SubjectProjector(session, self, name, family) for name, family in FAMILIES.items()}
         stored[LOCK] = LockProjector(session, self)
         self.projectors |= stored
-        self._kinds = stored[KIND]
+        self._kinds, self._availability = stored[KIND], stored[AVAILABILITY]
         self._coordinators = CoordinatorRegister(session, self, self.projectors)
         registers: tuple[Register, ...] = (self._coordinators, routes, artifacts, self._schedules)
         self._registers = {payload: register for register in registers for payload in register.payloads}
@@ -163,6 +164,10 @@ class Projection:
         if kind not in self._defaults:
             self._defaults[kind] = defaults_of(self._session, kind)
         return self._defaults[kind]
+
+    def availability(self, node: int) -> Availability:
+        state = self._availability.state(node.to_bytes(8, "big"))
+        return Availability.ACTIVE if state is None else state.availability
 
     def _subject(self, op: Op) -> Subject | None:
         """What the op is about, if this node knows the family."""

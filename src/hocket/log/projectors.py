@@ -7,14 +7,16 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Protocol, TypeVar
 
 from hocket.kernel.arbitration import Family, FoldContext
+from hocket.kernel.availability import AVAILABILITIES, AvailabilityState
 from hocket.kernel.clock import Hlc, pack
+from hocket.kernel.coordination_payloads import Availability
 from hocket.kernel.kinds import KINDS, names_of
 from hocket.kernel.locks import LOCKS
 from hocket.kernel.ops import Op
 from hocket.kernel.policy import DEFAULT, Policy
 from hocket.kernel.reasons import Reason
 from hocket.kernel.rows import ROWS, notice
-from hocket.kernel.subjects import KIND, LOCK, ROW, Subject
+from hocket.kernel.subjects import AVAILABILITY, KIND, LOCK, ROW, Subject
 from hocket.kernel.vocabulary import Payload
 from hocket.log.citations import Citations
 from hocket.log.permissions import Permissions
@@ -31,7 +33,7 @@ class StoredFamily(Family[S], Protocol[S]):
 
 
 # The families other than jobs, by name.
-FAMILIES: dict[str, StoredFamily[Any]] = {KIND: KINDS, LOCK: LOCKS, ROW: ROWS}
+FAMILIES: dict[str, StoredFamily[Any]] = {KIND: KINDS, LOCK: LOCKS, ROW: ROWS, AVAILABILITY: AVAILABILITIES}
 # What the node that decides on an op also writes, in the same transaction, by the state that the op led to.
 FOLLOW_UPS: dict[str, Callable[[Any, Op], Payload | None]] = {ROW: notice}
 
@@ -43,6 +45,12 @@ def defaults_of(session: Session, kind: str) -> Policy:
         if state is not None:
             return KINDS.decode(state).policy
     return DEFAULT
+
+
+def availability_of(session: Session, node: int) -> AvailabilityState | None:
+    """What was last said about a node; None if it always took work."""
+    state = session.subject_state(Subject(AVAILABILITY, node.to_bytes(8, "big")))
+    return None if state is None else AVAILABILITIES.decode(state)
 
 
 class Engine(FoldContext, Protocol):
@@ -76,6 +84,9 @@ class Engine(FoldContext, Protocol):
 
     def defaults(self, kind: str) -> Policy:
         """The options of a kind."""
+
+    def availability(self, node: int) -> Availability:
+        """Whether a node takes new work."""
 
 
 class Projector(Protocol[S]):

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from hocket.bus.changes import CLAIM, LOG, NOTHING, Changes, gathered
 from hocket.errors import StoreError
 from hocket.kernel.clock import U32_MAX, ClockOverflow, Hlc, pack, recv, tick, unpack
+from hocket.kernel.coordination_payloads import Availability
 from hocket.kernel.ops import NO_ID, SELF_NAMED, Op, bound, decode, link_to, pin_to, unsigned
 from hocket.kernel.policy import Policy
 from hocket.kernel.reasons import Reason
@@ -247,7 +248,11 @@ class Transaction:
         return row.body if row is not None else next(draft.body for draft in self._drafts if draft.op.id == op_id)
 
     def admits(self, kind: str) -> bool:
-        """Whether the route in force and this node's delegations let it claim jobs of the kind, and end them."""
+        """Whether this node takes new work, and the route in force and its delegations let it claim jobs of the kind,
+        and end them.
+        """
+        if self.projection.availability(self.node) is not Availability.ACTIVE:
+            return False
         routed = self.projection.jobs.route(kind, self.latest)
         if routed not in (None, self.node):
             return False

@@ -173,7 +173,7 @@ class Client:
         return reply.body
 
     async def share_presence(self, body: bytes) -> bytes | None:
-        """Tells the peer about this node's workers and returns what it knows about others; None if an earlier version
+        """Tells the peer about this node and returns what it knows about others; None if an earlier version
         answers.
         """
         reply, nonce = await self._send("POST", wire.PRESENCE, "", body)

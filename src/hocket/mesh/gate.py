@@ -162,6 +162,7 @@ class Gate:
         self._sending: Counter[int] = Counter()
         self._admissions = asyncio.Semaphore(ADMISSIONS_MAX)
         self._hint_streams = HintStreams(access, environment, emit)
+        self._presence_board, self._presence_lock = presence.PresenceBoard(access.log, environment), asyncio.Lock()
         self._keys: tuple[int, dict[bytes, tuple[bytes, str]]] = (-1, {})
         self._told: OrderedDict[tuple[str, int | None], float] = OrderedDict()
         self._scanned: OrderedDict[int, OrderedDict[bytes, Frontier]] = OrderedDict()
@@ -386,8 +387,9 @@ class Gate:
     async def _presence(self, request: Request) -> Reply:
         async with self._called(request) as caller:
             body = (await request.whole(presence.BODY_BYTES_MAX)).body
-            liveness, log = self._environment.liveness, self._access.log
-            reply = await self._access.call(lambda: presence.answer(log, liveness, caller.reader, body))
+            async with self._presence_lock:
+                board = self._presence_board
+                reply = await self._access.call(lambda: board.answer(caller.reader, caller.permissions, body))
             return self._proved(caller, reply)
 
     async def _get_output(self, request: Request) -> Reply:

@@ -8,8 +8,9 @@ from collections.abc import Callable
 from contextlib import closing, suppress
 
 from hocket.bus.changes import LOG, NOTHING, OUTPUT, PEER, about
+from hocket.coordination.presence import own_workers
 from hocket.errors import HocketError, StoreError
-from hocket.events import CoordinatorSilent, Emit, StoreUnavailable, ignore
+from hocket.events import CoordinatorSilent, Emit, NodeGraded, StoreUnavailable, ignore
 from hocket.kernel.backoff import backoff_s
 from hocket.kernel.ids import node_text
 from hocket.kernel.rules import rules_hash
@@ -17,11 +18,11 @@ from hocket.mesh import peers
 from hocket.mesh.client import is_paused_by
 from hocket.mesh.outgoing import order_ops
 from hocket.mesh.output import wanted_in
-from hocket.mesh.presence import own_workers
 from hocket.mesh.sync import Exchanged, Exchanges
 from hocket.mesh.wire import look
 from hocket.store import Peer
 from hocket.work.environment import Closing, Environment
+from hocket.work.liveness import Grade, grade
 from hocket.work.node_access import NodeAccess
 from hocket.work.supervision import supervised
 
@@ -107,9 +108,12 @@ class _Visitor:
             if self._is_forced or (is_well and (self._hinted or self._is_changed)):
                 break
             self._wake.clear()
+            beat_s = self._loop.exchanges.presence.due_s(self._address) if done.state == peers.OK else left
             with suppress(TimeoutError):
-                async with asyncio.timeout(None if is_paused else left):
+                async with asyncio.timeout(None if is_paused else max(0.0, min(left, beat_s))):
                     await self._wake.wait()
+            if done.state == peers.OK and self._loop.exchanges.presence.due_s(self._address) <= 0:
+                await self._loop.exchanges.share_presence(self._address)
         if self._is_forced:
             self._failures = 0
         idle = is_well and self._is_changed and not self._hinted and not self._is_forced and left > 0
@@ -158,6 +162,7 @@ class SyncLoop:
         self._seq = -1
         self._next_round = 0.0
         self._is_silent = False
+        self._grades: dict[bytes, Grade] = {}
         self.is_on = False
 
     async def run(self) -> None:
@@ -195,15 +200,16 @@ class SyncLoop:
                 visitor.changed()
 
     async def _round(self) -> None:
-        """Follows the list of peers and the workers of this node, and watches for a silent coordinator."""
+        """Follows the list of peers and the workers of this node, and watches for nodes that fall silent."""
         self._next_round = self.environment.monotonic() + ROUND_S
         log, liveness, now_ms = self._access.log, self.environment.liveness, self.environment.physical_ms()
-        known, silence, workers = await look(
+        known, silence, workers, heard = await look(
             self._access,
             lambda session: (
                 session.peers(),
                 peers.silence(log, session),
                 own_workers(session, liveness, log.node, now_ms),
+                {each.node: each.heard for each in session.presence()},
             ),
         )
         await self._follow({peer.address: peer for peer in known})
@@ -213,6 +219,11 @@ class SyncLoop:
         if silence is not None and not self._is_silent:
             self.emit(CoordinatorSilent(node_text(silence.node)))
         self._is_silent = silence is not None
+        before, self._grades = self._grades, {node: grade(now_ms - at) for node, at in heard.items()}
+        for node, found in self._grades.items():
+            if before.get(node, found) is not found:
+                silent_ms = max(0, now_ms - heard[node])
+                self.emit(NodeGraded(node_text(int.from_bytes(node, "big")), found.value, silent_ms))
 
     async def _follow(self, known: dict[str, Peer]) -> None:
         await self._end([address for address in self._visitors if address not in known])

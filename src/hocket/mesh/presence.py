@@ -1,123 +1,221 @@
-"""Which workers other nodes have. A node that syncs with another also sends what its own workers run, and gets what the
-workers of that node, and of the nodes that have told it, run. Presence is on no log and decides nothing: people are
-told by it what a job waits for. A node that has not been heard for a while counts as away.
+"""Carries presence between nodes. A node tells each peer every `BEAT_S` what it says about itself, and gets what the
+peer knows of others: what has changed since the last answer, and for the rest the times. A node speaks only for itself:
+its token says which node it is. A peer's word about others is believed, because presence decides nothing.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
+from hocket.coordination.presence import (
+    KEPT_MS,
+    NodePresence,
+    NodeSaid,
+    is_away,
+    known_nodes,
+    own_presence,
+    read_presence,
+    read_said,
+    said_text,
+)
 from hocket.errors import HocketError
 from hocket.kernel.authority import Standing
-from hocket.kernel.capabilities import grant_of
+from hocket.kernel.capabilities import Grant, grant_of
 from hocket.kernel.ids import node_text, parse_node
 from hocket.log import Log
 from hocket.mesh import wire
 from hocket.mesh.outgoing import PeerReader
 from hocket.mesh.wire import Reply, look
-from hocket.store import Presence, Session
+from hocket.store import Session
 from hocket.work.command.request import KIND
 from hocket.work.environment import Environment
-from hocket.work.liveness import Liveness, WorkerState, standing
+from hocket.work.liveness import BEAT_S
 from hocket.work.node_access import NodeAccess
-from hocket.work.serving import Serving, read_serving, serving_text
+from hocket.work.serving import Serving, serving_text
 
 if TYPE_CHECKING:
     from hocket.mesh.client import Client
 
-# How often a node says what its workers run, if that has not changed.
-SHARE_S = 10.0
-# A node that was not heard for this long is away. Idle nodes sync every half minute.
-AWAY_MS = 90_000
-# What a node has said is stored again after this long, if it is the same.
-HEARD_AGAIN_MS = 10_000
+# A server reads its store, and writes what it has heard if that is nothing new, at most this often.
+ROUND_S = 1.0
 BODY_BYTES_MAX = 64 * 1024
 NODES_MAX = 256
+# Who may send messages to agents, or shares locks with them, may know which there are.
+_WITH_AGENTS = (("Inbox", "Write"), ("Inbox", "Claim"), ("Inbox", "Read"), ("Lock", "Acquire"), ("Lock", "Read"))
 
 
-class NodeWorkers(NamedTuple):
-    """The workers of a node, and when it last said so."""
+class _Beat(NodeSaid, frozen=True):
+    """What a node tells. `seen` is how long ago each of its agents was seen. `mark` is where the last answer ended;
+    None from earlier versions, which get the whole list.
+    """
 
-    node: int
-    workers: list[Serving]
-    heard_ms: int
-
-
-class _Told(msgspec.Struct):
-    """What a node says about itself."""
-
-    workers: list[Serving]
+    seen: tuple[int, ...] = ()
+    mark: str | None = None
 
 
-class _Known(msgspec.Struct):
-    """What it is told about another node."""
+class _Known(NodeSaid, frozen=True, kw_only=True):
+    """What it is told about another node, and how long ago that node, and each of its agents, was heard."""
 
     node: str
     age_ms: int
-    workers: list[Serving]
+    seen: tuple[int, ...] = ()
 
 
-def own_workers(session: Session, liveness: Liveness, node: int, now_ms: int) -> list[Serving]:
-    """What the running workers of this node run."""
-    rows = session.workers(node.to_bytes(8, "big"))
-    running = [each for each in rows if standing(liveness, each, now_ms) is WorkerState.RUNNING]
-    return [worker for each in running for worker in read_serving(each.serves) if worker.kinds]
-
-
-def known_workers(session: Session, liveness: Liveness, log: Log) -> list[NodeWorkers]:
-    """The workers of this node, and what others have said, however long ago; this node is the first."""
-    now_ms = log.physical()
-    here = NodeWorkers(log.node, own_workers(session, liveness, log.node, max(now_ms, session.head().wall)), now_ms)
-    others = [
-        NodeWorkers(int.from_bytes(each.node, "big"), read_serving(each.serves), each.heard)
-        for each in session.presence()
-    ]
-    return [here, *(each for each in others if each.node != log.node)]
-
-
-def is_away(known: NodeWorkers, now_ms: int) -> bool:
-    return now_ms - known.heard_ms > AWAY_MS
-
-
-def answer(log: Log, liveness: Liveness, to: PeerReader, body: bytes) -> Reply:
-    """Stores what the caller says about its workers, and tells it about the others as far as it may know their
-    kinds.
+class _Presences(msgspec.Struct, frozen=True):
+    """`nodes` have changed since the mark that the caller sent. `ages` are of all nodes that are not dead, and that the
+    caller has been told about: how long ago each was heard, then its agents.
     """
-    try:
-        told = msgspec.json.decode(body, type=_Told)
-    except (msgspec.MsgspecError, RecursionError):
-        return Reply(400)
-    _keep(log, [NodeWorkers(to.node, told.workers, log.physical())])
-    now_ms = log.physical()
-    with log.store.read() as session:
-        found = known_workers(session, liveness, log)
-    near = [each for each in found if each.node != to.node and not is_away(each, now_ms)]
-    shown = [
-        _Known(node_text(each.node), max(0, now_ms - each.heard_ms), _readable(to, each.workers))
-        for each in near[:NODES_MAX]
-    ]
-    while len(body := msgspec.json.encode(shown)) > BODY_BYTES_MAX:
-        shown.pop()
-    return Reply(200, {"content-type": wire.JSON}, body)
+
+    mark: str
+    nodes: tuple[_Known, ...]
+    ages: dict[str, tuple[int, ...]]
 
 
-def _readable(to: PeerReader, workers: list[Serving]) -> list[Serving]:
+class _Heard(NamedTuple):
+    """What is known about a node; `changed` numbers the last change."""
+
+    presence: NodePresence
+    text: str
+    changed: int
+
+
+class PresenceBoard:
+    """What a server knows about other nodes. It holds everything in memory and goes to the store once a second at most,
+    however many nodes there are: a heartbeat may be lost. Calls come from several threads, one at a time.
+    """
+
+    def __init__(self, log: Log, environment: Environment) -> None:
+        self._log, self._environment = log, environment
+        self._name = environment.name("presence")
+        self._known: dict[int, _Heard] = {}
+        self._count = 0
+        self._unstored: dict[int, NodePresence] = {}
+        self._had_news: set[int] = set()
+        self._next_round = environment.monotonic()
+
+    def answer(self, to: PeerReader, permissions: int, body: bytes) -> Reply:
+        """Takes what the caller says about itself, and tells it about the others as far as it may know.
+        `permissions` is the number of the permissions by which the caller reads.
+        """
+        try:
+            told = msgspec.json.decode(body, type=_Beat)
+        except (msgspec.MsgspecError, RecursionError):
+            return Reply(400)
+        now_ms = self._log.physical()
+        said = read_said(said_text(NodeSaid(told.workers, told.agents, told.hardware)))  # within its bounds
+        seen = tuple(now_ms - max(0, age) for age in told.seen[: len(said.agents)])
+        is_news = self._hear(NodePresence(to.node, said, now_ms, seen))
+        is_urgent = is_news and to.node not in self._had_news
+        self._had_news |= {to.node} if is_news else set()
+        self._round(is_urgent)
+        near = [each for each in self._known.values() if each.presence.node != to.node]
+        near = [each for each in near if not is_away(each.presence, now_ms)][:NODES_MAX]
+        if told.mark is None:
+            shown: list[_Known] = [_shown(to, each.presence, now_ms) for each in near]
+            return _json(_fitting(shown)[0])
+        return _json(self._answer(to, f"{self._name}.{permissions}", told.mark, near, now_ms))
+
+    def _answer(self, to: PeerReader, epoch: str, mark: str, near: list[_Heard], now_ms: int) -> _Presences:
+        began, _, at = mark.rpartition("-")
+        since = int(at) if began == epoch and at.isascii() and at.isdigit() and len(at) < 16 else 0
+        news = sorted((each for each in near if each.changed > since), key=lambda each: each.changed)
+        shown, is_whole = _fitting([_shown(to, each.presence, now_ms) for each in news])
+        last = self._count if is_whole else news[len(shown) - 1].changed if shown else since
+        times = {
+            node_text(each.presence.node): (
+                max(0, now_ms - each.presence.heard_ms),
+                *(max(0, now_ms - at) for at in each.presence.seen_ms if _meets_agents(to)),
+            )
+            for each in near
+            if each.changed <= last
+        }
+        return _Presences(f"{epoch}-{last}", tuple(shown), times)
+
+    def _hear(self, presence: NodePresence, *, is_stored: bool = False) -> bool:
+        """Whether it is news."""
+        before = self._known.get(presence.node)
+        if before is not None and before.presence.heard_ms > presence.heard_ms:
+            return False
+        text = said_text(presence.said)
+        is_news = before is None or before.text != text
+        self._count += is_news
+        changed = before.changed if before is not None and not is_news else self._count
+        self._known[presence.node] = _Heard(presence, text, changed)
+        if not is_stored:
+            self._unstored[presence.node] = presence
+        return is_news
+
+    def _round(self, is_urgent: bool) -> None:
+        """Stores a node's first news at once and the rest once a second; reads what other processes of this node have
+        stored.
+        """
+        if self._environment.monotonic() >= self._next_round:
+            self._next_round = self._environment.monotonic() + ROUND_S
+            self._had_news.clear()
+        elif not is_urgent:
+            return
+        unstored, self._unstored = self._unstored, {}
+        keep(self._log, list(unstored.values()))
+        with self._log.store.read() as session:
+            found = known_nodes(session, self._environment.liveness, self._log, self._environment.hardware)
+        known = {each.node for each in found}
+        self._known = {node: each for node, each in self._known.items() if node in known}
+        for each in found:
+            self._hear(each, is_stored=True)
+
+
+def _fitting(shown: list[_Known]) -> tuple[list[_Known], bool]:
+    """As many as fit into an answer, and whether these are all."""
+    left = BODY_BYTES_MAX // 2  # the times take the rest
+    for index, each in enumerate(shown):
+        left -= len(msgspec.json.encode(each)) + 1
+        if left < 0:
+            return shown[:index], False
+    return shown, True
+
+
+def _json(value: object) -> Reply:
+    return Reply(200, {"content-type": wire.JSON}, msgspec.json.encode(value))
+
+
+def _grants(to: PeerReader) -> list[Grant]:
+    capabilities = [each for held in to.authority.in_force(to.node, to.now_ms) for each in held.capabilities]
+    return [grant for each in capabilities if (grant := grant_of(each)) is not None]
+
+
+def _meets_agents(to: PeerReader) -> bool:
+    return to.reads_everything or any(grant.covers(*each) for grant in _grants(to) for each in _WITH_AGENTS)
+
+
+def _shown(to: PeerReader, known: NodePresence, now_ms: int) -> _Known:
+    """What the reader may know about a node."""
+    meets = _meets_agents(to)
+    return _Known(
+        node=node_text(known.node),
+        age_ms=max(0, now_ms - known.heard_ms),
+        workers=_readable(to, known.said.workers),
+        agents=known.said.agents if meets else (),
+        hardware=known.said.hardware,
+        seen=tuple(max(0, now_ms - each) for each in known.seen_ms) if meets else (),
+    )
+
+
+def _readable(to: PeerReader, workers: tuple[Serving, ...]) -> tuple[Serving, ...]:
     """The workers with only those kinds that the reader may read or submit."""
     if to.reads_everything:
         return workers
-    capabilities = [each for held in to.authority.in_force(to.node, to.now_ms) for each in held.capabilities]
-    grants = [grant for each in capabilities if (grant := grant_of(each)) is not None]
+    grants = _grants(to)
     limits = [grant.kind_prefix for grant in grants if any(grant.covers("Job", each) for each in ("Read", "Schedule"))]
     if None in limits:
         return workers
     prefixes = {prefix for limit in limits for prefix in limit or ()}
     found = [(each, _within(each.kinds, prefixes)) for each in workers]
-    return [
+    return tuple(
         msgspec.structs.replace(each, kinds=kinds) if KIND in kinds else Serving(kinds, labels=each.labels)
         for each, kinds in found
         if kinds
-    ]
+    )
 
 
 def _within(kinds: Iterable[str], prefixes: Iterable[str]) -> tuple[str, ...]:
@@ -132,48 +230,87 @@ def _within(kinds: Iterable[str], prefixes: Iterable[str]) -> tuple[str, ...]:
     return tuple(sorted(found))
 
 
-def _keep(log: Log, heard: Iterable[NodeWorkers]) -> None:
-    """Stores what was heard, if it is news."""
+def keep(log: Log, heard: Sequence[NodePresence], times: Mapping[int, Sequence[int]] | None = None) -> bool:
+    """Stores what was heard of members other than this node, and the times of what is stored already. False if there
+    are times of members about which nothing is stored.
+    """
     with log.store.read() as session:
-        before = {each.node: each for each in session.presence()}
+        before = {each.node: each.said for each in session.presence()}
         authority, now_ms = log.permissions(session).authority, log.physical()
-    news = []
-    for each in heard:
-        key, text = each.node.to_bytes(8, "big"), serving_text(each.workers)
-        known = before.get(key)
-        if each.node == log.node or authority.standing(each.node, now_ms) is not Standing.ACTIVE:
-            continue
-        if known is None or each.heard_ms - known.heard >= (HEARD_AGAIN_MS if text == known.serves else 1):
-            news.append(Presence(key, text, each.heard_ms))
-    if news:
+
+    def is_member(node: int) -> bool:
+        return node != log.node and authority.standing(node, now_ms) is Standing.ACTIVE
+
+    rows = [each.row for each in heard if is_member(each.node)]
+    touched = {node.to_bytes(8, "big"): each for node, each in (times or {}).items() if is_member(node)}
+    touched |= {row.node: (row.heard, *row.seen) for row in rows if before.get(row.node) == row.said}
+    news = [row for row in rows if before.get(row.node) != row.said]
+    if news or touched:
         with log.store.write() as session:
-            for each_new in news:
-                session.put_presence(each_new)
+            session.drop_presence(now_ms - KEPT_MS)
+            for row in news:
+                session.put_presence(row)
+            session.touch_presence(touched)
+    return touched.keys() <= before.keys() | {row.node for row in news}
+
+
+class _Told(NamedTuple):
+    """What a peer was told last, when, and where its answer ended."""
+
+    workers: str = ""
+    at: float = -BEAT_S
+    mark: str = ""
 
 
 class PresenceSharing:
-    """Tells peers what the workers of this node run, and stores their answers. One for each process that syncs."""
+    """Tells peers what this node says about itself, and stores their answers. One for each process that syncs."""
 
     def __init__(self, access: NodeAccess, environment: Environment) -> None:
         self._access, self._environment = access, environment
-        self._told: dict[str, tuple[str, float]] = {}
+        self._told: dict[str, _Told] = {}
 
     def has_told(self, address: str, workers: Sequence[Serving]) -> bool:
-        return self._told.get(address, ("",))[0] in ("", serving_text(workers))
+        return self._told.get(address, _Told()).workers in ("", serving_text(workers))
+
+    def due_s(self, address: str) -> float:
+        """How long until the peer is to be told again."""
+        return self._told.get(address, _Told()).at + BEAT_S - self._environment.monotonic()
 
     async def share(self, client: "Client") -> None:
         """Shares with a peer that has just answered, if that is due. A peer that does not know how is left alone."""
         access, environment = self._access, self._environment
-        liveness, now_ms = environment.liveness, environment.physical_ms()
-        workers = await look(access, lambda session: own_workers(session, liveness, access.log.node, now_ms))
-        text, (before, at) = serving_text(workers), self._told.get(client.address, ("", -SHARE_S))
-        if text == before and environment.monotonic() < at + SHARE_S:
+        told = self._told.get(client.address, _Told())
+        if not client.is_hocket or client.node is None:
+            self._told[client.address] = told._replace(at=environment.monotonic())
             return
-        self._told[client.address] = text, environment.monotonic()
+        own = await look(access, self._own)
+        now_ms, workers = own.heard_ms, serving_text(own.workers)
+        if workers == told.workers and self.due_s(client.address) > 0:
+            return
+        self._told[client.address] = _Told(workers, environment.monotonic(), told.mark)
+        seen = tuple(max(0, now_ms - each) for each in own.seen_ms)
+        beat = _Beat(own.said.workers, own.said.agents, own.said.hardware, seen, told.mark)
         try:
-            body = await client.share_presence(msgspec.json.encode(_Told(read_serving(text))))
-            found = [] if body is None else msgspec.json.decode(body, type=list[_Known])
-            heard = [NodeWorkers(parse_node(each.node), each.workers, now_ms - each.age_ms) for each in found]
+            body = await client.share_presence(msgspec.json.encode(beat))
+            found = [] if body is None else msgspec.json.decode(body, type=list[_Known] | _Presences)
+            answer = found if isinstance(found, _Presences) else _Presences("", tuple(found), {})
+            heard = [_presence(each, now_ms) for each in answer.nodes[:NODES_MAX]]
+            ages = list(answer.ages.items())[:NODES_MAX]
+            times = {parse_node(node): [now_ms - max(0, age) for age in each] for node, each in ages if each}
         except (HocketError, msgspec.MsgspecError, ValueError, RecursionError):
             return
-        await access.call(lambda: _keep(access.log, heard[:NODES_MAX]))
+        is_complete = await access.call(lambda: keep(access.log, heard, times))
+        # Without a mark, the next answer is about all nodes again.
+        self._told[client.address] = _Told(workers, self._told[client.address].at, answer.mark if is_complete else "")
+
+    def _own(self, session: Session) -> NodePresence:
+        environment = self._environment
+        own = own_presence(session, environment.liveness, self._access.log, environment.hardware)
+        return read_presence(own.row)  # within its bounds
+
+
+def _presence(known: _Known, now_ms: int) -> NodePresence:
+    """By the time before the question was sent: a node never looks more alive than it is."""
+    said = NodeSaid(known.workers, known.agents, known.hardware)
+    seen = tuple(now_ms - max(0, age) for age in known.seen)
+    return NodePresence(parse_node(known.node), said, now_ms - max(0, known.age_ms), seen)

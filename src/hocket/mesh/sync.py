@@ -186,10 +186,8 @@ class Exchanges:
         return done
 
     async def share_presence(self, address: str) -> None:
-        """Tells a peer that has just answered what the workers of this node run, and stores what it knows of others."""
-        client = (await self._line(address)).client
-        if client.is_hocket and client.node is not None:
-            await self.presence.share(client)
+        """Tells a peer that has just answered what this node says about itself, and stores what it knows of others."""
+        await self.presence.share((await self._line(address)).client)
 
     async def exchange(self, address: str, *, unless_idle: bool = False) -> Exchanged:
         """Pulls everything and pushes everything. Raises Paused, Refused or Unreachable."""

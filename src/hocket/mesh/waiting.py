@@ -8,6 +8,8 @@ from datetime import datetime
 from enum import StrEnum
 from typing import NamedTuple
 
+from hocket.coordination.availability import unavailable
+from hocket.coordination.presence import NodePresence, is_away, known_nodes
 from hocket.kernel.clock import U32_MAX, Hlc
 from hocket.kernel.durations import span
 from hocket.kernel.ids import node_text, ulid_text
@@ -20,7 +22,6 @@ from hocket.log.projectors import defaults_of
 from hocket.mesh import peers
 from hocket.mesh.membership import route_of
 from hocket.mesh.names import names
-from hocket.mesh.presence import NodeWorkers, is_away, known_workers
 from hocket.store import JobEntry, Session, Stage
 from hocket.work.authorship import is_own
 from hocket.work.command.request import KIND
@@ -42,6 +43,7 @@ class WaitReason(StrEnum):
     NOT_ALLOWED = "not allowed"
     LIMIT = "limit"
     BUSY = "busy"
+    UNAVAILABLE = "unavailable"
 
 
 class Waiting(NamedTuple):
@@ -73,8 +75,9 @@ class WaitReader:
         self._coordinator = None if coordinator == log.node else coordinator
         address = None if self._coordinator is None else peers.address_of(session, self._coordinator)
         self._coordinator_peer = None if address is None else peers.find(session, address)
-        self._known = known_workers(session, liveness, log)
-        self._known[0].workers.extend(here)
+        self._known = known_nodes(session, liveness, log)
+        self._known[0] = self._known[0].with_workers(here)
+        self._unavailable = unavailable(session)
 
     def __call__(self, entry: JobEntry) -> Waiting | None:
         """What the job waits for; None if it has ended."""
@@ -135,8 +138,20 @@ class WaitReader:
 
     def _no_worker(self, job: Job) -> Waiting | None:
         """Whether no worker that this node knows of would take the job."""
-        routed = route_of(self._session, job.kind)
         near = [each for each in self._known if not is_away(each, self._now)]
+        found = self._lack(job, [each for each in near if each.node not in self._unavailable])
+        resting = [each for each in near if each.node in self._unavailable and self._lack(job, [each]) is None]
+        if found is None or not resting:
+            return found
+        state, name = self._unavailable[resting[0].node], self._name(resting[0].node)
+        how = state.availability.name.lower() + (f" ({state.reason})" if state.reason else "")
+        to = "here" if name == HERE else name
+        more = f", and so {'is' if len(resting) == 2 else 'are'} {self._list(resting[1:])}" if resting[1:] else ""
+        return Waiting(WaitReason.UNAVAILABLE, f"{name} is {how}{more}; `hocket resume {to}` lets it take jobs again")
+
+    def _lack(self, job: Job, near: list[NodePresence]) -> Waiting | None:
+        """Whether none of these nodes would take the job."""
+        routed = route_of(self._session, job.kind)
         if routed is not None:
             to = self._name(routed)
             if not (near := [each for each in near if each.node == routed]):
@@ -175,16 +190,17 @@ class WaitReader:
                 said = f"{rate.count} in {span(rate.per_ms)}"
                 sentence = f"the rate of {job.kind} is {said}; its turn is at {_time(turn)}"
                 return Waiting(WaitReason.LIMIT, sentence, said)
-        able = self._labelled(job, [each for each in self._known if not is_away(each, self._now)])
+        near = [each for each in self._known if not is_away(each, self._now)]
+        able = self._labelled(job, [each for each in near if each.node not in self._unavailable])
         return Waiting(WaitReason.BUSY, f"ready; the worker on {self._list(able)} takes it when a slot is free")
 
-    def _workers(self, job: Job, nodes: Iterable[NodeWorkers]) -> list[Serving]:
+    def _workers(self, job: Job, nodes: Iterable[NodePresence]) -> list[Serving]:
         return [worker for each in nodes for worker in each.workers if worker.covers(job.kind)]
 
-    def _serving(self, job: Job, nodes: Iterable[NodeWorkers]) -> list[NodeWorkers]:
+    def _serving(self, job: Job, nodes: Iterable[NodePresence]) -> list[NodePresence]:
         return [each for each in nodes if self._workers(job, [each])]
 
-    def _labelled(self, job: Job, nodes: Iterable[NodeWorkers]) -> list[NodeWorkers]:
+    def _labelled(self, job: Job, nodes: Iterable[NodePresence]) -> list[NodePresence]:
         """The nodes with a worker of the kind that has the labels which the job needs."""
         return [
             each
@@ -198,7 +214,7 @@ class WaitReader:
             not permissions.delegations or permissions.authority.may(node, "Job", "Claim", kind, self._now) is not None
         )
 
-    def _allowing(self, job: Job, nodes: Iterable[NodeWorkers]) -> list[NodeWorkers]:
+    def _allowing(self, job: Job, nodes: Iterable[NodePresence]) -> list[NodePresence]:
         """The nodes that run this command: their own, or one that a worker of theirs allows."""
         row = self._session.op(job.schedule_op)
         payload = None if row is None else decode(row.body).payload
@@ -214,10 +230,10 @@ class WaitReader:
     def _name(self, node: int) -> str:
         return HERE if node == self._log.node else self._names.get(node) or node_text(node)
 
-    def _list(self, nodes: Iterable[NodeWorkers]) -> str:
+    def _list(self, nodes: Iterable[NodePresence]) -> str:
         return ", ".join(self._name(each.node) for each in nodes)
 
-    def _ago(self, known: NodeWorkers) -> str:
+    def _ago(self, known: NodePresence) -> str:
         return f"{span(max(0, self._now - known.heard_ms))} ago"
 
 

@@ -22,7 +22,7 @@ class LoopNode(SyncNode):
     def close(self) -> None:
         raise Usage("this node belongs to the process, which closes it")
 
-    def _with_node(self, act: Callable[[Node], Awaitable[T]]) -> T:
+    def with_node(self, act: Callable[[Node], Awaitable[T]]) -> T:
         async def run() -> T:
             return await act(self._node)
 

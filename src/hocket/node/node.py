@@ -574,7 +574,7 @@ class SyncNode:
 
     def consult(self) -> None:
         """Exchanges ops with the arbiter, so that it decides on what was offered. Raises Unreachable."""
-        self._with_node(lambda node: node.consult(()))
+        self.with_node(lambda node: node.consult(()))
 
     def fetch(self, hash: bytes, size: int) -> bytes | None:
         """Fetches a blob from another node; None if this node knows no other. Uses a runtime of its own, because the

@@ -1,18 +1,22 @@
 """The queries and commands of the service for programs: `hocket.admin(node)`. It lists and counts jobs, reads and
-stores artifacts, sets schedules, and lists the nodes, with the same typed answers that the other interfaces get.
+stores artifacts, sets schedules, lists, drains and resumes nodes, and tells of agents, with the same typed answers that
+the other interfaces get.
 """
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, overload
 
 import msgspec
 
 from hocket.errors import Usage
+from hocket.kernel.durations import duration_ms
 from hocket.node.node import Node, SyncNode
-from hocket.service import ListPage, Service, artifacts, jobs, nodes, schedules, status
+from hocket.service import ListPage, Service, agents, artifacts, jobs, nodes, schedules, status
+from hocket.service.agents import AgentShown
 from hocket.service.artifacts import ArtifactBrief, ArtifactKept
 from hocket.service.jobs import JobQuery, JobsPage
-from hocket.service.nodes import NodeShown
+from hocket.service.nodes import AvailabilitySet, LiveNode, NodeShown
 from hocket.service.schedules import ScheduleShown
 from hocket.service.status import NodeStatus
 from hocket.work.cron import NewSchedule
@@ -80,6 +84,42 @@ class Admin:
         """The nodes of the mesh."""
         return self._node.call(lambda: nodes.listing(self._service))
 
+    def live_nodes(self, stale: Duration | None = None) -> list[LiveNode]:
+        """The nodes with how alive each is and what its machine has; with `stale`, only those that were heard within
+        that time.
+        """
+        within_ms = None if stale is None else _duration_ms(stale)
+        return self._node.call(lambda: nodes.live(self._service, within_ms))
+
+    def drain(self, node: str, reason: str = "") -> AvailabilitySet:
+        """Lets a node finish its jobs and take no new ones."""
+        return self._set(lambda: nodes.drain(self._service, node, reason))
+
+    def quarantine(self, node: str, reason: str = "") -> AvailabilitySet:
+        """Takes all work from a node."""
+        return self._set(lambda: nodes.quarantine(self._service, node, reason))
+
+    def resume(self, node: str) -> AvailabilitySet:
+        """Lets a node take new jobs again."""
+        return self._set(lambda: nodes.resume(self._service, node))
+
+    def _set(self, work: Callable[[], AvailabilitySet]) -> AvailabilitySet:
+        done = self._node.call(work)
+        self._node.wrote()
+        return done
+
+    def agents(self, stale: Duration | None = None) -> list[AgentShown]:
+        """The agents of the mesh; with `stale`, only those that were seen within that time."""
+        within_ms = None if stale is None else _duration_ms(stale)
+        return self._node.call(lambda: agents.listing(self._service, within_ms))
+
+    def beat(self, agent: str, doing: str = "", *, every: Duration = "1m") -> AgentShown:
+        """An agent of this node says what it does, and that it will say so again within `every`. Other nodes hear of it
+        with this node's next heartbeat.
+        """
+        every_ms = _duration_ms(every)
+        return self._node.call(lambda: agents.beat(self._service, agent, doing, every_ms))
+
     def status(self) -> NodeStatus:
         """This node: its log, jobs, workers and peers."""
         return self._node.call(lambda: status.status(self._service))
@@ -143,6 +183,35 @@ class AsyncAdmin:
     async def nodes(self) -> list[NodeShown]:
         return await self._node.call(self._admin.nodes)
 
+    async def live_nodes(self, stale: Duration | None = None) -> list[LiveNode]:
+        admin = self._admin
+        return await self._node.call(lambda: admin.live_nodes(stale))
+
+    async def drain(self, node: str, reason: str = "") -> AvailabilitySet:
+        admin = self._admin
+        return await self._set(lambda: admin.drain(node, reason))
+
+    async def quarantine(self, node: str, reason: str = "") -> AvailabilitySet:
+        admin = self._admin
+        return await self._set(lambda: admin.quarantine(node, reason))
+
+    async def resume(self, node: str) -> AvailabilitySet:
+        admin = self._admin
+        return await self._set(lambda: admin.resume(node))
+
+    async def _set(self, work: Callable[[], AvailabilitySet]) -> AvailabilitySet:
+        done = await self._node.call(work)
+        self._node.wrote()
+        return done
+
+    async def agents(self, stale: Duration | None = None) -> list[AgentShown]:
+        admin = self._admin
+        return await self._node.call(lambda: admin.agents(stale))
+
+    async def beat(self, agent: str, doing: str = "", *, every: Duration = "1m") -> AgentShown:
+        admin = self._admin
+        return await self._node.call(lambda: admin.beat(agent, doing, every=every))
+
     async def status(self) -> NodeStatus:
         return await self._node.call(self._admin.status)
 
@@ -154,6 +223,13 @@ def admin(node: SyncNode) -> Admin: ...
 def admin(node: Node | SyncNode) -> AsyncAdmin | Admin:
     """What an operator can ask of a node, for programs."""
     return AsyncAdmin(node) if isinstance(node, Node) else Admin(node)
+
+
+def _duration_ms(duration: Duration) -> int:
+    try:
+        return duration_ms(duration)
+    except ValueError as error:
+        raise Usage(str(error)) from None
 
 
 def _query(**wanted: Any) -> JobQuery:

@@ -2,11 +2,15 @@
 ops wait for a decision.
 """
 
+from collections import Counter
 from collections.abc import Iterable
 
 import msgspec
 
+from hocket.coordination.availability import set_availability, unavailable
+from hocket.coordination.presence import NodePresence, NodeSaid, known_nodes
 from hocket.errors import Conflict, NotAuthorised, Usage
+from hocket.kernel.coordination_payloads import Availability
 from hocket.kernel.ids import hash_text, node_text
 from hocket.kernel.keys import SigningKey
 from hocket.kernel.quota import Quota
@@ -17,6 +21,8 @@ from hocket.mesh.names import likeness, why_not
 from hocket.node.home import Ask
 from hocket.service import Service, ServiceAnswer
 from hocket.store import Session
+from hocket.work.hardware import this_machine
+from hocket.work.liveness import Grade
 
 
 class Stored(ServiceAnswer, frozen=True):
@@ -29,6 +35,18 @@ class Stored(ServiceAnswer, frozen=True):
 class OverQuotaShown(ServiceAnswer, frozen=True):
     last_ms: int
     ops: int
+
+
+class AvailabilityShown(ServiceAnswer, frozen=True):
+    """Whether a node takes new work: active, draining or quarantined; by whom and since when, if it does not."""
+
+    state: str = "active"
+    reason: str = ""
+    by: str | None = None
+    since_ms: int | None = None
+
+    def __str__(self) -> str:
+        return self.state + (f": {self.reason}" if self.reason else "")
 
 
 class NodeShown(ServiceAnswer, frozen=True):
@@ -44,6 +62,7 @@ class NodeShown(ServiceAnswer, frozen=True):
     stored: Stored
     quota: Quota
     over_quota: OverQuotaShown | None
+    availability: AvailabilityShown
 
     @property
     def called(self) -> str:
@@ -135,6 +154,42 @@ class Revoking(NodeName, frozen=True):
     roles: list[str]
 
 
+class CapabilitiesShown(ServiceAnswer, frozen=True):
+    """What a node's machine has, as it says; zero and none mean unknown, too. `models` are those that its workers name
+    with the label `model=…`.
+    """
+
+    cpus: int
+    memory_bytes: int
+    gpus: list[str]
+    models: list[str]
+
+
+class LiveNode(NodeName, frozen=True):
+    """`grade` is live, warn, alert, critical or dead, by the heartbeats that the node has missed; unknown if it was
+    never heard here. `last_seen_ms` is its last heartbeat.
+    """
+
+    grade: str
+    last_seen_ms: int | None
+    labels: list[str]
+    capabilities: CapabilitiesShown
+    availability: AvailabilityShown
+    running: int
+    here: bool
+
+
+class AvailabilitySet(NodeName, frozen=True):
+    """`running` is how many jobs the node holds, as far as is known here; `changed` is whether it was available in
+    another way before.
+    """
+
+    availability: AvailabilityShown
+    running: int
+    changed: bool
+    is_coordinator: bool
+
+
 class DelegationMade(ServiceAnswer, frozen=True):
     node: str
     delegation: str
@@ -142,7 +197,44 @@ class DelegationMade(ServiceAnswer, frozen=True):
 
 def listing(service: Service) -> list[NodeShown]:
     with service.read() as session:
-        return [_shown(each) for each in _members(service, session)]
+        return _all_shown(service, session)
+
+
+def live(service: Service, stale_ms: int | None = None) -> list[LiveNode]:
+    """The nodes in force, with how alive each is; with `stale_ms`, only those that were heard within that time."""
+    log = service.runtime.log
+    with service.read() as session:
+        shown = [each for each in _all_shown(service, session) if each.standing != "revoked"]
+        known = known_nodes(session, service.runtime.liveness(), log, this_machine())
+        running = Counter(entry.job.claimer for entry in session.claimed())
+    now_ms = log.physical()
+    heard = {node_text(each.node): each for each in known}
+    found = [_live(each, heard.get(each.node), running[int(each.node, 16)], now_ms) for each in shown]
+    if stale_ms is None:
+        return found
+    return [each for each in found if each.last_seen_ms is not None and now_ms - each.last_seen_ms <= stale_ms]
+
+
+def _live(shown: NodeShown, known: NodePresence | None, running: int, now_ms: int) -> LiveNode:
+    said = NodeSaid() if known is None else known.said
+    labels = sorted({label for worker in said.workers for label in worker.labels})
+    named = {
+        name: [each.partition("=")[2] for each in labels if each.startswith(f"{name}=")] for name in ("model", "gpu")
+    }
+    hardware = said.hardware
+    return LiveNode(
+        node=shown.node,
+        name=shown.name,
+        grade=(Grade.UNKNOWN if known is None else known.grade(now_ms)).value,
+        last_seen_ms=None if known is None else known.heard_ms,
+        labels=labels,
+        capabilities=CapabilitiesShown(
+            hardware.cpus, hardware.memory_bytes, list(hardware.gpus) or named["gpu"], named["model"]
+        ),
+        availability=shown.availability,
+        running=running,
+        here=shown.here,
+    )
 
 
 def namesakes(service: Service) -> list[list[NodeShown]]:
@@ -164,7 +256,8 @@ def _alike(known: list[NodeShown], name: str) -> list[NodeShown]:
 def find(service: Service, text: str) -> NodeShown:
     """The one node with this name, or whose id starts with this text; `here` is this node."""
     with service.read() as session:
-        return _shown(membership.find(_members(service, session), text))
+        member = membership.find(_members(service, session), text)
+        return next(each for each in _all_shown(service, session) if each.node == member.id)
 
 
 def names(service: Service) -> dict[str, str]:
@@ -258,6 +351,35 @@ def designate(service: Service, node: str) -> CoordinatorSet:
     return CoordinatorSet(member.id, member.name, previous, done.hears)
 
 
+def drain(service: Service, node: str, reason: str = "") -> AvailabilitySet:
+    """The node finishes the jobs that it holds and takes no new ones."""
+    return _set_availability(service, node, Availability.DRAINING, reason)
+
+
+def quarantine(service: Service, node: str, reason: str = "") -> AvailabilitySet:
+    """The node returns the jobs that it holds and takes no new ones."""
+    return _set_availability(service, node, Availability.QUARANTINED, reason)
+
+
+def resume(service: Service, node: str, reason: str = "") -> AvailabilitySet:
+    """The node takes new jobs again."""
+    return _set_availability(service, node, Availability.ACTIVE, reason)
+
+
+def _set_availability(service: Service, node: str, availability: Availability, reason: str) -> AvailabilitySet:
+    service.check_writer()
+    with service.read() as session:
+        member = membership.find(_members(service, session), node)
+    if member.standing == "revoked" and availability is not Availability.ACTIVE:
+        raise Conflict(f"{member.shown} is revoked, so it takes no work anyway")
+    changed = service.runtime.log.run(lambda tx: set_availability(tx, member.node, availability, reason))
+    with service.read() as session:
+        shown = availability_of_all(service, session).get(member.node, AvailabilityShown())
+        running = sum(entry.job.claimer == member.node for entry in session.claimed())
+        is_coordinator = membership.coordinator(service.runtime.log, session) == member.node
+    return AvailabilitySet(member.id, member.name, shown, running, changed, is_coordinator)
+
+
 def late(service: Service) -> list[LateOps]:
     """The late ops that wait, by author."""
     with service.read() as session:
@@ -323,7 +445,26 @@ def _revoking(done: Revocation) -> Revoking:
     return Revoking(member.id, member.name, done.delegations, cascade, list(member.roles))
 
 
-def _shown(member: Member) -> NodeShown:
+def availability_of_all(service: Service, session: Session) -> dict[int, AvailabilityShown]:
+    """Of the nodes that take no new work."""
+    called = service.names(session)
+    return {
+        node: AvailabilityShown(
+            state.availability.name.lower(),
+            state.reason,
+            called.get(by := node_text(state.at.node), by),
+            state.at.wall,
+        )
+        for node, state in unavailable(session).items()
+    }
+
+
+def _all_shown(service: Service, session: Session) -> list[NodeShown]:
+    availability = availability_of_all(service, session)
+    return [_shown(each, availability.get(each.node, AvailabilityShown())) for each in _members(service, session)]
+
+
+def _shown(member: Member, availability: AvailabilityShown) -> NodeShown:
     over = member.over
     return NodeShown(
         node=member.id,
@@ -338,4 +479,5 @@ def _shown(member: Member) -> NodeShown:
         stored=Stored(*member.written),
         quota=member.quota,
         over_quota=None if over is None else OverQuotaShown(over.wall, over.ops),
+        availability=availability,
     )

@@ -4,6 +4,7 @@ import time
 
 import msgspec
 
+from hocket.coordination.presence import is_away, known_nodes
 from hocket.kernel.clock import Hlc, hlc_text
 from hocket.kernel.ids import node_text, ulid_text
 from hocket.kernel.knowledge import unknown_of
@@ -11,10 +12,10 @@ from hocket.kernel.reasons import BY_NUMBER, Reason
 from hocket.kernel.roster import Outcome
 from hocket.mesh.names import names
 from hocket.mesh.peers import coordinator, silence
-from hocket.mesh.presence import is_away, known_workers
 from hocket.mesh.programs import differences
 from hocket.node.servers import running_servers
 from hocket.service import Service, ServiceAnswer
+from hocket.service.nodes import AvailabilityShown, availability_of_all
 from hocket.store import Session, Stage
 from hocket.work.liveness import WorkerState, standing, whereabouts
 from hocket.work.serving import read_serving
@@ -70,6 +71,7 @@ class NodeStatus(ServiceAnswer, frozen=True):
     name: str | None
     user: str
     home: str
+    availability: AvailabilityShown
     ops: int
     clock: str
     chain_head: str
@@ -111,6 +113,7 @@ def status(service: Service) -> NodeStatus:
             name=names(log.permissions(session)).get(log.node),
             user=log.user,
             home=str(home.path),
+            availability=availability_of_all(service, session).get(log.node, AvailabilityShown()),
             ops=head.seq,
             clock=hlc_text(Hlc(head.wall, head.logical, log.node)),
             chain_head=f"{head.sealed}:{head.chain.hex()}",
@@ -167,7 +170,7 @@ def _elsewhere(service: Service, session: Session) -> list[NodeWorkersStatus]:
     called, now = names(log.permissions(session)), log.physical()
     return [
         NodeWorkersStatus(node_text(each.node), called.get(each.node), kinds, each.heard_ms, is_away(each, now))
-        for each in known_workers(session, service.runtime.liveness(), log)[1:]
+        for each in known_nodes(session, service.runtime.liveness(), log)[1:]
         if (kinds := sorted({kind for worker in each.workers for kind in worker.kinds}))
     ]
 

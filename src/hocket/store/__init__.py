@@ -1,8 +1,8 @@
 """Keeps the log and everything derived from it. This is the contract of every store, by concern; `sqlite` is the
 default store. A store decides nothing: it runs write transactions that exclude each other, and remembers. The ops are
 the truth, together with the head (the clock and the chain's end). Jobs, dependencies, routes, nodes, schedules and
-artifacts are derived: they can be dropped and rebuilt. Worker processes, rate counters, peers, invitations and the
-tokens of programs concern this node alone and are on no log.
+artifacts are derived: they can be dropped and rebuilt. Worker processes, rate counters, peers, invitations, presence
+and the tokens of programs concern this node alone and are on no log.
 """
 
 import re
@@ -19,7 +19,8 @@ from hocket.store.local import LocalSession, Place, WorkerRow
 from hocket.store.lock_requests import BoundRequest, LockRequestSession
 from hocket.store.locks import LockMisuse, LockSession
 from hocket.store.ops import NO_LINK, Head, NewOp, OpRow, OpSession, SealedOp
-from hocket.store.peers import Invitation, Peer, PeerSession, Presence
+from hocket.store.peers import Invitation, Peer, PeerSession
+from hocket.store.presence import AgentRow, Presence, PresenceSession
 from hocket.store.registers import Coordinator, Delegated, Fork, RegisterSession, Revoked, Schedule
 from hocket.store.rows import RowSession
 from hocket.store.subjects import SubjectRow, SubjectSession
@@ -28,6 +29,7 @@ from hocket.store.tokens import AnswerRow, TokenRow, TokenSession
 __all__ = [
     "MEMORY",
     "NO_LINK",
+    "AgentRow",
     "AnswerRow",
     "Artifact",
     "ArtifactSession",
@@ -54,6 +56,7 @@ __all__ = [
     "PeerSession",
     "Place",
     "Presence",
+    "PresenceSession",
     "QueueSession",
     "Refusal",
     "RegisterSession",
@@ -88,6 +91,7 @@ class Session(
     RegisterSession,
     ArtifactSession,
     PeerSession,
+    PresenceSession,
     LocalSession,
     TokenSession,
     LockRequestSession,

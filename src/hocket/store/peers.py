@@ -28,14 +28,6 @@ class Invitation(NamedTuple):
     made: int
 
 
-class Presence(NamedTuple):
-    """What the workers of another node run, as `work.serving` writes it, and when that node last said so."""
-
-    node: bytes
-    serves: str
-    heard: int
-
-
 class PeerSession(Protocol):
     def put_peer(self, peer: Peer) -> None: ...
     def drop_peer(self, address: str) -> bool: ...
@@ -46,10 +38,6 @@ class PeerSession(Protocol):
 
     def set_program(self, node: bytes, knows: str) -> None: ...
 
-    def presence(self) -> list[Presence]:
-        """What other nodes have said about their workers, however long ago."""
-
-    def put_presence(self, presence: Presence) -> None: ...
     def put_invitation(self, invitation: Invitation) -> None: ...
     def invitation(self, secret_hash: bytes) -> Invitation | None: ...
     def invitations(self) -> list[Invitation]: ...

@@ -8,6 +8,7 @@ from collections.abc import Hashable, Iterable, Sequence
 from typing import NamedTuple
 
 from hocket.events import JobSkipped
+from hocket.kernel.coordination_payloads import Availability
 from hocket.kernel.ids import ulid_text
 from hocket.kernel.reasons import Reason
 from hocket.kernel.roster import Job
@@ -57,7 +58,7 @@ class Batch(NamedTuple):
 
 class BatchResult(NamedTuple):
     """The results. `spared` are the results of handing back the spare holds. None stands for a request that could not
-    be put on the log at all, which was reported.
+    be put on the log at all, which was reported. `availability` is that of this node, if it was looked up.
     """
 
     outcomes: list[Result | None]
@@ -67,6 +68,7 @@ class BatchResult(NamedTuple):
     claims: Claims
     now_ms: int
     idle: bool
+    availability: Availability | None = None
 
     def patience(self, chance: random.Random) -> float:
         """How long until the next look at the queue without a hint: until the next job is due, else a slow, uneven
@@ -103,7 +105,9 @@ class BatchRunner:
             jobs.report(tx, run.held, note)
         for run, state in turn.checkpoints:
             jobs.checkpoint(tx, run.held, state)
-        lost = [run for run in turn.doubtful if not _holds(tx, run)]
+        availability = tx.projection.availability(tx.node) if turn.wanted or turn.doubtful else None
+        is_quarantined = availability is Availability.QUARANTINED
+        lost = [run for run in turn.doubtful if is_quarantined or not _holds(tx, run)]
         for op_id in turn.closed:
             tx.session.drop_offer(op_id)
         claims = Claims([], None)
@@ -111,8 +115,9 @@ class BatchRunner:
             lease_of = self._handlers.lease_of if only is None else {only: self._handlers.lease_of(only)}.get
             wants = functools.partial(self._wants, tx)
             claims = jobs.claim(tx, sign.row(tx), turn.wanted, lease_of, turn.offering, wants)
-        idle = not claims.taken and not claims.wanted and self._until_idle and self._is_idle(tx)
-        return BatchResult(outcomes, spared, renewed, lost, claims, tx.now, idle)
+        is_idle = not claims.taken and not claims.wanted and self._until_idle
+        idle = is_idle and (availability not in (None, Availability.ACTIVE) or self._is_idle(tx))
+        return BatchResult(outcomes, spared, renewed, lost, claims, tx.now, idle, availability)
 
     async def one_by_one(self, access: NodeAccess, sign: SignOfLife, turn: Batch) -> BatchResult:
         """The same after the whole turn has failed: each request gets its own transaction, so that only the bad one

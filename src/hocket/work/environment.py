@@ -3,6 +3,7 @@ slots that run its handlers. `MachineEnvironment` is the real one. A simulation 
 on virtual time, with every choice drawn from a seed.
 """
 
+import functools
 import os
 import random
 import time
@@ -13,6 +14,7 @@ from typing import Protocol
 from hocket.bus import Bus
 from hocket.work.handler_processes import HandlerProcesses, ProcessPlan
 from hocket.work.handler_threads import HandlerThreads
+from hocket.work.hardware import Hardware, this_machine
 from hocket.work.liveness import Liveness, machine_liveness
 from hocket.work.runner import Run
 
@@ -36,6 +38,10 @@ class Environment(Protocol):
     def monotonic(self) -> Callable[[], float]: ...
     @property
     def liveness(self) -> Liveness: ...
+    @property
+    def hardware(self) -> Hardware:
+        """What the machine has."""
+
     def physical_ms(self) -> int: ...
     def name(self, role: str) -> str:
         """A name that no other process of this node has, or ever had."""
@@ -54,6 +60,10 @@ class MachineEnvironment:
         self.liveness: Liveness = machine_liveness(processes, self.monotonic)
         self.bus = bus
         self.chance = random.Random()
+
+    @functools.cached_property
+    def hardware(self) -> Hardware:
+        return this_machine()
 
     def physical_ms(self) -> int:
         return int(self._clock() * 1000)

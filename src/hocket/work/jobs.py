@@ -12,6 +12,7 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from hocket.errors import Conflict, NotAuthorised, Usage
+from hocket.kernel.availability import allows
 from hocket.kernel.ids import content_hash, ulid_text
 from hocket.kernel.kinds import with_defaults
 from hocket.kernel.ops import NO_ID, Op, decode
@@ -492,13 +493,18 @@ def _accept(tx: Transaction, op: Op) -> bool:
         return False  # the arbiter expires by its own clock
     subject = subject_of(payload)
     assert subject is not None
+    availability = tx.projection.availability(op.node_id)
     if subject.family != JOB:
+        if not allows(availability, payload, is_held=False):
+            return False
         return not isinstance(tx.author(AcceptOffer(subject.family, subject.key, op.id)), Reason)
     job_id = subject.key
     entry = tx.projection.jobs.entry(job_id)
     if entry is None:
         return False
     job = entry.job
+    if not allows(availability, payload, is_held=job.claimer == op.node_id):
+        return False
     if isinstance(payload, ClaimWork) and tx.projection.jobs.route(job.kind, tx.latest) not in (None, op.node_id):
         return False  # a first claim as well as a renewal
     if isinstance(payload, ClaimWork) and job.state is State.PENDING and not _may_start(tx, op, payload, job):

@@ -12,7 +12,7 @@ import hashlib
 import os
 import re
 from collections.abc import Callable, Collection, Iterable
-from enum import Enum
+from enum import Enum, StrEnum
 from pathlib import Path
 from typing import Protocol
 
@@ -20,7 +20,8 @@ from hocket.log import Transaction
 from hocket.store import Place, WorkerRow
 from hocket.work.processes import ProcessLock, is_held, lock_path
 
-# How often a worker renews its row: an idle worker makes one small commit in this time.
+# How often a worker renews its row, and a node tells others that it is there: an idle worker makes one small commit in
+# this time.
 BEAT_S = 10.0
 # A worker whose lock cannot be tested is dead if its heartbeat has stayed the same for this long.
 SILENT_S = 30.0
@@ -205,6 +206,27 @@ def _read(path: str) -> str:
         return Path(path).read_text(encoding="ascii").strip()
     except (OSError, UnicodeDecodeError):
         return ""
+
+
+class Grade(StrEnum):
+    """How long a node or an agent has been silent, in heartbeats that it has missed."""
+
+    LIVE = "live"
+    WARN = "warn"
+    ALERT = "alert"
+    CRITICAL = "critical"
+    DEAD = "dead"
+    UNKNOWN = "unknown"
+
+
+# From so many missed heartbeats on. Two are no sign: the last one may be on its way through a third node.
+MISSES = {Grade.WARN: 3, Grade.ALERT: 5, Grade.CRITICAL: 7, Grade.DEAD: 9}
+
+
+def grade(silent_ms: int, every_ms: int = round(BEAT_S * 1000)) -> Grade:
+    """The grade of a node or an agent that promised a heartbeat every so often."""
+    missed = silent_ms // every_ms
+    return next((each for each in reversed(MISSES) if missed >= MISSES[each]), Grade.LIVE)
 
 
 class WorkerState(Enum):

@@ -16,6 +16,7 @@ from typing import TypeVar
 from hocket.bus.changes import CLAIM, Changes, about
 from hocket.errors import StoreError, StoreLocked, Usage
 from hocket.events import (
+    AvailabilityChanged,
     BatchFailed,
     CoordinatorUnknown,
     Emit,
@@ -37,9 +38,11 @@ from hocket.events import (
     WorkerSpent,
     ignore,
 )
+from hocket.kernel.coordination_payloads import Availability
 from hocket.kernel.placement import check_labels
 from hocket.kernel.reasons import Reason
 from hocket.kernel.roster import Job, Outcome
+from hocket.kernel.subjects import AVAILABILITY
 from hocket.log import Transaction
 from hocket.work import kinds, lease
 from hocket.work.batch import Batch, BatchResult, BatchRunner
@@ -144,6 +147,8 @@ class Worker:
         self._hurry = False
         self._hungry = True
         self._served = Changes(options.handlers.topics())
+        self._own_availability = about(AVAILABILITY, access.log.node.to_bytes(8, "big"))
+        self._availability = Availability.ACTIVE
         self._lost_at = 0.0
         self._moved_at = self._monotonic()
         self._next_round = 0.0
@@ -166,7 +171,8 @@ class Worker:
         self._sign = self._environment.liveness.announce(self._name)
         told = self._options.serving or serving(self._options.handlers.topics())
         self._sign.serves = serving_text([told.labelled(self._options.labels)])
-        hints = self._environment.bus.subscribe(Changes(self._served.kinds, _LOST.subjects))
+        topics = self._served | _LOST | self._own_availability
+        hints = self._environment.bus.subscribe(topics)
         hints.attach(self._loop, self._hinted)
         try:
             await self._runner.open()
@@ -256,6 +262,9 @@ class Worker:
     def _hinted(self, changes: Changes) -> None:
         if changes.matches(self._served):
             self._hungry = True
+            self._wake.set()
+        if changes.matches(self._own_availability):
+            self._hungry, self._lost_at = True, self._monotonic()
             self._wake.set()
         if changes.matches(_LOST):
             held = Changes(subjects=frozenset((CLAIM, job_id) for job_id in self._held))
@@ -475,8 +484,12 @@ class Worker:
                 self._when_decided(renewed, functools.partial(self._renewed, run, before))
         del self._spare[: len(turn.spare)]
         self._closed = [each for each in self._closed if each[1] not in turn.closed]
+        if turned.availability not in (None, self._availability):
+            self._availability = turned.availability
+            self._emit(AvailabilityChanged(self._availability.name.lower()))
+        is_quarantined = self._availability is Availability.QUARANTINED
         for run in turned.lost:
-            self._lose(run, "it was cancelled, or its lease was lost")
+            self._lose(run, "this node is quarantined" if is_quarantined else "it was cancelled, or its lease was lost")
         for claim in turned.claims.taken:
             self._try_to_begin(claim, before)
         for wanted in turned.claims.wanted:

@@ -1,6 +1,6 @@
 """The statements about peers and invitations."""
 
-from hocket.store.peers import Invitation, Peer, Presence
+from hocket.store.peers import Invitation, Peer
 from hocket.store.sqlite.statements import Statements
 
 _INVITATION = "secret_hash, name, grants, expires, used_by, made"
@@ -24,12 +24,6 @@ class PeerStatements(Statements):
 
     def set_program(self, node: bytes, knows: str) -> None:
         self._sql("REPLACE INTO programs VALUES (?, ?)", (node, knows))
-
-    def presence(self) -> list[Presence]:
-        return [Presence(*row) for row in self._sql("SELECT node, serves, heard FROM presence ORDER BY node")]
-
-    def put_presence(self, presence: Presence) -> None:
-        self._sql("REPLACE INTO presence VALUES (?, ?, ?)", presence)
 
     def put_invitation(self, invitation: Invitation) -> None:
         self._sql(f"REPLACE INTO invitations ({_INVITATION}) VALUES (?, ?, ?, ?, ?, ?)", invitation)

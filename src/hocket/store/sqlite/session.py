@@ -7,6 +7,7 @@ from hocket.store.sqlite.local import LocalStatements
 from hocket.store.sqlite.lock_requests import LockRequestStatements
 from hocket.store.sqlite.ops import OpStatements
 from hocket.store.sqlite.peers import PeerStatements
+from hocket.store.sqlite.presence import PresenceStatements
 from hocket.store.sqlite.registers import RegisterStatements
 from hocket.store.sqlite.rows import RowStatements
 from hocket.store.sqlite.statements import UNREADABLE
@@ -28,6 +29,7 @@ class SqliteSession(
     RegisterStatements,
     ArtifactStatements,
     PeerStatements,
+    PresenceStatements,
     LocalStatements,
     TokenStatements,
     LockRequestStatements,

@@ -11,6 +11,7 @@ from hocket.bus.memory import MemoryBus
 from hocket.store import Place
 from hocket.work.handler_processes import ProcessPlan
 from hocket.work.handler_threads import HandlerThreads
+from hocket.work.hardware import Hardware
 from hocket.work.liveness import Liveness, LockLiveness
 from hocket.work.runner import Run
 
@@ -70,6 +71,7 @@ class SimEnvironment:
         self.chance = chance
         self.monotonic = clocks.monotonic
         self.liveness = host.liveness(clocks.monotonic)
+        self.hardware = Hardware(cpus=1)
         self._clocks = clocks
 
     def physical_ms(self) -> int:

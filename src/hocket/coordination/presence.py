@@ -1,0 +1,154 @@
+"""What nodes and agents say about themselves: the workers of a node and what they run, its agents and what they do, and
+what its machine has. Presence is on no log, expires, and decides nothing: people are told by it who is there and what a
+job waits for. `mesh.presence` carries it between nodes.
+
+A node says it again every `BEAT_S`, an agent as often as it has promised. `work.liveness` grades those that fall
+silent.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from hocket.errors import Conflict, Usage
+from hocket.kernel.agents import check_agent
+from hocket.log import Log
+from hocket.store import AgentRow, Presence, Session
+from hocket.work.hardware import UNKNOWN, Hardware
+from hocket.work.liveness import Grade, Liveness, WorkerState, grade, standing
+from hocket.work.serving import TEXT_CHARS_MAX, Serving, read_serving
+
+# What was heard longer ago than this is forgotten: a week.
+KEPT_MS = 7 * 24 * 3600 * 1000
+DOING_CHARS_MAX = 500
+AGENTS_MAX = 256
+EVERY_MS_MIN, EVERY_MS_DEFAULT, EVERY_MS_MAX = 1_000, 60_000, 24 * 3600 * 1000
+
+
+class AgentSaid(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What an agent does, and how often it says so."""
+
+    name: str
+    doing: str = ""
+    every_ms: int = EVERY_MS_DEFAULT
+
+
+class NodeSaid(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a node says about itself. It stays the same while nothing changes: the times are told separately."""
+
+    workers: tuple[Serving, ...] = ()
+    agents: tuple[AgentSaid, ...] = ()
+    hardware: Hardware = UNKNOWN
+
+
+class NodePresence(NamedTuple):
+    """What a node said, when it was last heard, and when each of its agents was last seen, by this machine's clock."""
+
+    node: int
+    said: NodeSaid
+    heard_ms: int
+    seen_ms: tuple[int, ...] = ()
+
+    @property
+    def workers(self) -> tuple[Serving, ...]:
+        return self.said.workers
+
+    @property
+    def row(self) -> Presence:
+        return Presence(self.node.to_bytes(8, "big"), said_text(self.said), self.heard_ms, self.seen_ms)
+
+    def with_workers(self, more: Iterable[Serving]) -> "NodePresence":
+        return self._replace(said=msgspec.structs.replace(self.said, workers=(*self.said.workers, *more)))
+
+    def grade(self, now_ms: int) -> Grade:
+        return grade(now_ms - self.heard_ms)
+
+
+def said_text(said: NodeSaid) -> str:
+    """As the store keeps it, bounded: agents, then workers that no longer fit are left out."""
+    while len(text := msgspec.json.encode(said).decode()) > TEXT_CHARS_MAX:
+        half = (len(said.agents) or len(said.workers)) // 2
+        said = (
+            msgspec.structs.replace(said, agents=said.agents[:half])
+            if said.agents
+            else msgspec.structs.replace(said, workers=said.workers[:half])
+        )
+    return text
+
+
+def read_said(text: str) -> NodeSaid:
+    """What a node of this or another version said; nothing if it is unreadable. A node that names an agent as no
+    agent can be called has none.
+    """
+    try:
+        said = msgspec.json.decode(text, type=NodeSaid)
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        return NodeSaid()
+    if any(fault(each) for each in said.agents):
+        return msgspec.structs.replace(said, agents=())
+    return said
+
+
+def read_presence(row: Presence) -> NodePresence:
+    return NodePresence(int.from_bytes(row.node, "big"), read_said(row.said), row.heard, row.seen)
+
+
+def own_workers(session: Session, liveness: Liveness, node: int, now_ms: int) -> tuple[Serving, ...]:
+    """What the running workers of this node run."""
+    rows = session.workers(node.to_bytes(8, "big"))
+    running = [each for each in rows if standing(liveness, each, now_ms) is WorkerState.RUNNING]
+    return tuple(worker for each in running for worker in read_serving(each.serves) if worker.kinds)
+
+
+def own_presence(session: Session, liveness: Liveness, log: Log, hardware: Hardware) -> NodePresence:
+    """What this node says about itself now."""
+    now_ms = log.physical()
+    workers = own_workers(session, liveness, log.node, max(now_ms, session.head().wall))
+    agents = session.agents(log.node.to_bytes(8, "big"))[:AGENTS_MAX]
+    said = NodeSaid(workers, tuple(AgentSaid(each.name, each.doing, each.every_ms) for each in agents), hardware)
+    return NodePresence(log.node, said, now_ms, tuple(each.seen for each in agents))
+
+
+def known_nodes(session: Session, liveness: Liveness, log: Log, hardware: Hardware = UNKNOWN) -> list[NodePresence]:
+    """This node first, and what others have said, however long ago."""
+    others = [read_presence(each) for each in session.presence()]
+    here = own_presence(session, liveness, log, hardware)
+    return [here, *(each for each in others if each.node != log.node)]
+
+
+def is_away(known: NodePresence, now_ms: int) -> bool:
+    return known.grade(now_ms) is Grade.DEAD
+
+
+def fault(said: AgentSaid) -> str | None:
+    """What is wrong with what an agent says, if anything."""
+    try:
+        check_agent(said.name)
+    except ValueError as error:
+        return str(error)
+    if len(said.doing) > DOING_CHARS_MAX or not said.doing.isprintable():
+        return f"what an agent does is one line of at most {DOING_CHARS_MAX} printable characters"
+    if not EVERY_MS_MIN <= said.every_ms <= EVERY_MS_MAX:
+        return "an agent says what it does once a second at most, and once a day at least"
+    return None
+
+
+def beat(session: Session, node: int, said: AgentSaid, now_ms: int) -> None:
+    """An agent of this node says what it does."""
+    if wrong := fault(said):
+        raise Usage(wrong)
+    key = node.to_bytes(8, "big")
+    session.drop_presence(now_ms - KEPT_MS)
+    known = {each.name for each in session.agents(key)}
+    if said.name not in known and len(known) >= AGENTS_MAX:
+        raise Conflict(f"this node has {AGENTS_MAX} agents already; one that is silent for a week is forgotten")
+    session.put_agent(AgentRow(key, said.name, said.doing, said.every_ms, now_ms))
+
+
+def agents_of(known: NodePresence) -> Sequence[tuple[AgentSaid, int]]:
+    """The agents that a node has told about, and when each was last seen. An agent was seen no later than its node
+    was heard.
+    """
+    seen = (*known.seen_ms, *[known.heard_ms] * len(known.said.agents))
+    return [(agent, min(at, known.heard_ms)) for agent, at in zip(known.said.agents, seen, strict=False)]

@@ -1,0 +1,110 @@
+"""Whether a node takes new work. `Availabilities` holds the rules of this family: the latest word about a node counts.
+Nodes that may change the mesh decide about every node. Any node may also drain itself, and resume if it was the one
+that drained. The arbiter and the node's own workers act on it; nothing here ends a claim.
+"""
+
+import msgspec
+from msgspec.structs import replace
+
+from hocket.kernel.arbitration import Citing, FoldContext
+from hocket.kernel.clock import Hlc
+from hocket.kernel.coordination_payloads import (
+    Availability,
+    LeaveQueue,
+    ReleaseLocks,
+    ReturnMessage,
+    SetAvailability,
+)
+from hocket.kernel.ops import Op
+from hocket.kernel.reasons import Reason
+from hocket.kernel.vocabulary import ClaimWork, Payload, YieldWork
+
+# A longer reason is cut.
+REASON_CHARS_MAX = 500
+# What a quarantined node may still have accepted: giving back what it holds.
+_RETURNS = (YieldWork, ReleaseLocks, LeaveQueue, ReturnMessage)
+
+
+class AvailabilityState(msgspec.Struct, frozen=True):
+    """What was last said about a node: by the op of that time, which names its author. `last` is the time of the latest
+    op about the node.
+    """
+
+    availability: Availability
+    reason: str
+    at: Hlc
+    last: Hlc
+
+
+class Availabilities:
+    """The family of nodes' availability."""
+
+    decided: frozenset[type] = frozenset()
+
+    def refusal(self, state: AvailabilityState | None, op: Op, context: FoldContext, citing: Citing) -> Reason | None:
+        refused = context.refusal(op, "")
+        if refused is Reason.UNAUTHORISED and _is_own(op):
+            refused = None if _may_say_itself(state, op) else Reason.NOT_ITS_TO_RESUME
+        return refused or citing()
+
+    def word(self, state: AvailabilityState | None) -> str:
+        return ""
+
+    def is_certain(self, state: AvailabilityState | None, op: Op) -> bool:
+        return not _is_own(op)
+
+    def is_open(self, state: AvailabilityState | None) -> bool:
+        return True
+
+    def apply(self, state: AvailabilityState | None, op: Op, context: FoldContext) -> AvailabilityState | Reason:
+        assert isinstance(op.payload, SetAvailability)
+        reason = op.payload.reason[:REASON_CHARS_MAX]
+        return AvailabilityState(op.payload.availability, reason, op.timestamp, op.timestamp)
+
+    def apply_decided(
+        self, state: AvailabilityState | None, op: Op, context: FoldContext, author: int
+    ) -> AvailabilityState | Reason:
+        return self.apply(state, op, context)
+
+    def accept_open(self, state: AvailabilityState, op: Op, offered: Op) -> AvailabilityState | Reason:
+        return Reason.NOT_ARBITER
+
+    def seen(self, state: AvailabilityState, op: Op) -> AvailabilityState:
+        return replace(state, last=op.timestamp)
+
+    def last(self, state: AvailabilityState) -> Hlc:
+        return state.last
+
+    def encode(self, state: AvailabilityState) -> bytes:
+        return msgspec.msgpack.encode(state)
+
+    def decode(self, data: bytes) -> AvailabilityState:
+        return msgspec.msgpack.decode(data, type=AvailabilityState)
+
+
+AVAILABILITIES = Availabilities()
+
+
+def _is_own(op: Op) -> bool:
+    return isinstance(op.payload, SetAvailability) and op.payload.node == op.node_id
+
+
+def _may_say_itself(state: AvailabilityState | None, op: Op) -> bool:
+    """Whether a node without further rights may say this about itself."""
+    assert isinstance(op.payload, SetAvailability)
+    if op.payload.availability is Availability.QUARANTINED:
+        return False
+    return state is None or state.availability is Availability.ACTIVE or state.at.node == op.node_id
+
+
+def allows(availability: Availability, payload: Payload, *, is_held: bool) -> bool:
+    """Whether a node of this availability may have this accepted. `is_held` is whether the node holds the job already,
+    so that a claim only renews.
+    """
+    match availability:
+        case Availability.ACTIVE:
+            return True
+        case Availability.DRAINING:
+            return is_held or not isinstance(payload, ClaimWork)
+        case Availability.QUARANTINED:
+            return isinstance(payload, _RETURNS)

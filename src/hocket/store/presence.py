@@ -1,0 +1,45 @@
+"""What nodes and agents last said about themselves. These rows expire, and none of them is on a log."""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, Protocol
+
+
+class Presence(NamedTuple):
+    """What another node said, as `coordination.presence` writes it, when that was heard, and when each of the agents
+    that it named was last seen. All times are of this machine's clock.
+    """
+
+    node: bytes
+    said: str
+    heard: int
+    seen: tuple[int, ...] = ()
+
+
+class AgentRow(NamedTuple):
+    """An agent of a node that uses this store: what it does, how often it says so, and when it last did."""
+
+    node: bytes
+    name: str
+    doing: str
+    every_ms: int
+    seen: int
+
+
+class PresenceSession(Protocol):
+    def presence(self) -> list[Presence]:
+        """What other nodes have said, however long ago."""
+
+    def put_presence(self, presence: Presence) -> None:
+        """Replaces what that node has said before, unless that was heard later."""
+
+    def touch_presence(self, times: Mapping[bytes, Sequence[int]]) -> None:
+        """These nodes have said the same again: for each, when that was heard and when its agents were seen. A node
+        that is not known, or was heard later, is left as it is. One statement, however many nodes.
+        """
+
+    def drop_presence(self, before: int) -> None:
+        """Forgets nodes and agents that were last heard before this time."""
+
+    def put_agent(self, agent: AgentRow) -> None: ...
+    def agents(self, node: bytes) -> list[AgentRow]:
+        """The agents of a node that uses this store, the one seen last first."""
