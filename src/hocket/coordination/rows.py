@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from hocket.coordination.deciding import acceptance
-from hocket.errors import Conflict, HocketError, NotAuthorised, Unreachable, Usage
+from hocket.errors import Conflict, HocketError, NotAuthorised, NotFound, Unreachable, Usage
 from hocket.kernel.clock import Hlc, hlc_text, pack, parse_hlc
 from hocket.kernel.coordination_payloads import PutRow, ResolveConflict, Strategy
 from hocket.kernel.ids import node_text, parse_node, ulid_text
@@ -386,7 +386,7 @@ def row_of(session: Session, conflict_id: bytes) -> str:
     """The row that a conflict is about. Raises Usage."""
     found = session.op(conflict_id)
     if found is None or found.family != ROW or found.key is None:
-        raise Usage(f"there is no conflict {ulid_text(conflict_id)}; see `hocket conflicts list`")
+        raise NotFound(f"there is no conflict {ulid_text(conflict_id)}; see `hocket conflicts list`")
     return found.key.decode()
 
 

@@ -3,12 +3,13 @@ process: it lasts until its agent releases it or its time is over.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from hocket.coordination import locks
 from hocket.coordination.locks import (
     REASON_CHARS_MAX,
     LockClient,
+    Wanted,
     checked,
     checked_agent,
     checked_fence,
@@ -23,6 +24,9 @@ from hocket.kernel.key_patterns import overlap
 from hocket.kernel.locks import KEY_CHARS_MAX, Hold, Wait, live
 from hocket.kernel.subjects import LOCK
 from hocket.service import Service, ServiceAnswer
+
+if TYPE_CHECKING:
+    from hocket.node.node import Node
 
 T = TypeVar("T")
 
@@ -80,8 +84,16 @@ def acquire(
     """Raises Conflict, with the holder, since when and until when, if the lock is not free in time."""
     service.check_writer()
     wanted = locks.wanted(keys, agent, ttl_ms, shared=shared, wait_ms=wait_ms, scope=scope)
-    granted = _asked(service, lambda client: client.acquire(wanted, is_bound=False))
-    return _shown(granted.hold, wanted.scope, _names(service))
+    return service.node.with_node(lambda node: acquire_on(service, node, wanted))
+
+
+async def acquire_on(service: Service, node: "Node", wanted: Wanted) -> LockShown:
+    """The same on the event loop of a node, where any number of requests can wait at once."""
+    from hocket.node.locks import lock_client
+
+    service.check_writer()
+    granted = await lock_client(node, node.lock_processes).acquire(wanted, is_bound=False)
+    return _shown(granted.hold, wanted.scope, await node.peek(service.names))
 
 
 def renew(

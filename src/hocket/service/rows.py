@@ -17,7 +17,7 @@ from hocket.coordination.rows import (
     row_value,
     row_write,
 )
-from hocket.errors import Usage
+from hocket.errors import NotFound, Usage
 from hocket.kernel.ids import parse_ulid
 from hocket.node.rows import sync_decided
 from hocket.service import ListPage, Service, ServiceAnswer
@@ -84,7 +84,7 @@ def get(service: Service, table: str, key: str) -> RowShown:
     with service.runtime.store.read() as session:
         row = rows.find(session, table, key)
         if row is None:
-            raise Usage(f"there is no row {table}/{key}")
+            raise NotFound(f"there is no row {table}/{key}")
         return _row(service, session, row)
 
 
