@@ -15,12 +15,13 @@ from hocket.kernel.clock import Hlc
 from hocket.kernel.ops import Op
 from hocket.kernel.policy import Policy
 from hocket.kernel.reasons import UNAUTHORISED, Reason
-from hocket.kernel.subjects import ACCEPTANCES, JOB, KIND, Subject, names_of, subject_of
+from hocket.kernel.subjects import ACCEPTANCES, JOB, KIND, MESSAGE, Subject, names_of, subject_of
 from hocket.kernel.vocabulary import ReportFork, RevokeRoot, discriminant
 from hocket.log.artifact_register import ArtifactRegister
 from hocket.log.citations import Citations, names_others
 from hocket.log.job_projector import JobProjector
 from hocket.log.links import unlinked
+from hocket.log.message_projector import MessageProjector
 from hocket.log.naming import ID_BYTES, Naming, keyed
 from hocket.log.ownership import Ownership
 from hocket.log.permissions import Permissions, PermissionsReader, trace
@@ -44,12 +45,15 @@ class Projection:
         permissions_reader: PermissionsReader,
         permissions_state: int,
         settle: Callable[[], bool] = lambda: False,
+        physical: int | None = None,
     ) -> None:
         """`permissions_state` is the number of the permissions in force. `settle` folds what is on the log but not in
-        the projections yet; it gives False when there is nothing.
+        the projections yet; it gives False when there is nothing. `physical` is the reading of this machine's own
+        clock, if it is not `now`.
         """
         self._session = session
         self.now = now
+        self.physical = now if physical is None else physical
         self._permissions_reader = permissions_reader
         self.permissions_state = permissions_state
         self._permissions: Permissions | None = None
@@ -75,6 +79,7 @@ class Projection:
         stored = {name: SubjectProjector(session, self, name, family) for name, family in FAMILIES.items()}
         self.projectors |= stored
         self._kinds = stored[KIND]
+        self.messages = self.projectors[MESSAGE] = MessageProjector(session, self)
         self._coordinators = CoordinatorRegister(session, self, self.projectors)
         registers: tuple[Register, ...] = (self._coordinators, routes, artifacts, self._schedules)
         self._registers = {payload: register for register in registers for payload in register.payloads}

@@ -44,6 +44,7 @@ class Engine(FoldContext, Protocol):
     """What projectors and registers need from the engine."""
 
     now: int
+    physical: int
     citations: Citations
 
     @property

@@ -17,6 +17,7 @@ from hocket.store.intake import IntakeSession, LateOp, OverQuota, Refusal, Writt
 from hocket.store.jobs import JobEntry, JobFilter, JobSession, QueueSession, Stage
 from hocket.store.local import LocalSession, Place, WorkerRow
 from hocket.store.locks import LockMisuse, LockSession
+from hocket.store.messages import DeliveryStage, MessageSession, QueuedDelivery
 from hocket.store.ops import NO_LINK, Head, NewOp, OpRow, OpSession, SealedOp
 from hocket.store.peers import Invitation, Peer, PeerSession, Presence
 from hocket.store.registers import Coordinator, Delegated, Fork, RegisterSession, Revoked, Schedule
@@ -29,6 +30,7 @@ __all__ = [
     "ArtifactSession",
     "Coordinator",
     "Delegated",
+    "DeliveryStage",
     "Fork",
     "Head",
     "IntakeSession",
@@ -40,6 +42,7 @@ __all__ = [
     "LocalSession",
     "LockMisuse",
     "LockSession",
+    "MessageSession",
     "NewOp",
     "OpRow",
     "OpSession",
@@ -49,6 +52,7 @@ __all__ = [
     "Place",
     "Presence",
     "QueueSession",
+    "QueuedDelivery",
     "Refusal",
     "RegisterSession",
     "Revoked",
@@ -75,6 +79,7 @@ class Session(
     JobSession,
     QueueSession,
     SubjectSession,
+    MessageSession,
     RegisterSession,
     ArtifactSession,
     PeerSession,

@@ -4,6 +4,7 @@ from hocket.store.sqlite.artifacts import ArtifactStatements
 from hocket.store.sqlite.intake import IntakeStatements
 from hocket.store.sqlite.jobs import JobStatements
 from hocket.store.sqlite.local import LocalStatements
+from hocket.store.sqlite.messages import MessageStatements
 from hocket.store.sqlite.ops import OpStatements
 from hocket.store.sqlite.peers import PeerStatements
 from hocket.store.sqlite.registers import RegisterStatements
@@ -13,6 +14,7 @@ from hocket.store.sqlite.subjects import SubjectStatements
 _PROJECTIONS = (
     *("jobs", "subjects", "after", "cites", "nodes", "routes", "schedules", "artifacts"),
     *("evictions", "delegations", "revocations", "coordinators", "forks", "written"),
+    *("messages", "deliveries", "group_cursors"),
 )
 
 
@@ -21,6 +23,7 @@ class SqliteSession(
     IntakeStatements,
     JobStatements,
     SubjectStatements,
+    MessageStatements,
     RegisterStatements,
     ArtifactStatements,
     PeerStatements,
