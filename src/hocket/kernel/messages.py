@@ -260,12 +260,9 @@ def _claim(message: Message, op: Op, payload: ClaimMessage) -> Verdict:
         return Reason.MESSAGE_DELAYED
     if delivery.tries == 0 and len(message.deliveries) >= RECEIVERS_MAX:
         return Reason.TOO_MANY_RECEIVERS
-    return message.with_delivery(
-        MessageDelivery(
-            payload.agent, op.node_id, DeliveryState.LEASED, delivery.tries + 1, wall + payload.lease_ms, op.id
-        ),
-        op.timestamp,
-    )
+    tries, until = delivery.tries + 1, wall + payload.lease_ms
+    leased = MessageDelivery(payload.agent, op.node_id, DeliveryState.LEASED, tries, until, op.id)
+    return message.with_delivery(leased, op.timestamp)
 
 
 def _held(message: Message, op: Op, agent: str) -> MessageDelivery | Reason:

@@ -116,6 +116,9 @@ READING: dict[type[Payload], Judged] = (
     )
 )
 
+# The arbiter's acceptance of an offer is read as an op of that family, by the same nodes.
+ACCEPTED: dict[str, type[Payload]] = {"lock": c.RenewLocks, "message": c.ClaimMessage, "row": c.PutRow}
+
 
 def need_of(payload: Payload) -> Need | None:
     """The capability needed to write such an op. None: no capability decides it. A delegation carries its own

@@ -148,12 +148,8 @@ class MessageProjector:
         """Before an agent claims: moves the deliveries whose time has come, and gives the agent its share of the
         messages to groups.
         """
-        self.flush()
+        self.move_due()
         session, queue = self._session, str(Address(agent, node))
-        for due in session.deliveries_due(self._engine.physical, STEP):
-            message = self.state(due.message_id)
-            assert message is not None
-            self._place(message, due.queue)
         groups = [address for address in addresses_of(agent, node) if Address(address).is_group]
         new = session.group_messages(groups, session.group_cursor(queue), STEP)
         for _, message in new:
@@ -161,6 +157,14 @@ class MessageProjector:
                 self._place(self.state(message.id) or message, queue)
         if new:
             session.set_group_cursor(queue, new[-1][0])
+
+    def move_due(self) -> None:
+        """Moves the deliveries whose time has come: a lease or a delay is over, or the message has expired."""
+        self.flush()
+        for due in self._session.deliveries_due(self._engine.physical, STEP):
+            message = self.state(due.message_id)
+            assert message is not None
+            self._place(message, due.queue)
 
     def _queue(self, message: Message) -> None:
         if not message.address.is_group:
