@@ -165,7 +165,10 @@ def as_version_4(path: Path) -> None:
     """Takes from a database what later versions have added."""
     made_by(
         path,
-        *(f"DROP TABLE {table}" for table in ("tokens", "answers", "lock_requests")),
+        *(
+            f"DROP TABLE {table}"
+            for table in ("tokens", "answers", "lock_requests", "messages", "deliveries", "group_cursors")
+        ),
         "DROP TABLE agents",
         "DROP TABLE presence",
         "ALTER TABLE workers DROP COLUMN serves",

@@ -37,7 +37,7 @@ _ARTIFACT = Judged("Artifact", "Write")
 _ACTION = Judged("Action", "Write")
 _MESH = Judged("Mesh", "Write")
 _ACQUIRE = Judged("Lock", "Acquire")
-_RECEIVE = Judged("Inbox", "Claim", "key_prefix")
+_RECEIVE = Judged("Inbox", "Claim", "key_prefix", "agent")
 _ROW = Judged("Row", "Write", "key_prefix", "row")
 _REGISTRATION = Judged("Registration", None)
 
@@ -94,7 +94,7 @@ JUDGED: dict[type[Payload], Judged] = {
     c.ClaimMessage: _RECEIVE,
     c.AcknowledgeMessage: _RECEIVE,
     c.ReturnMessage: _RECEIVE,
-    c.RetryMessage: _RECEIVE,
+    c.RetryMessage: _RECEIVE._replace(field=None),
     c.PutRow: _ROW,
     c.ResolveConflict: _ROW,
     c.SetAvailability: _MESH,
@@ -112,7 +112,8 @@ READING: dict[type[Payload], Judged] = (
     | dict.fromkeys((c.AcquireLocks, c.BreakLock), _ACQUIRE)
     # What happens to a message is no secret; what it says is.
     | dict.fromkeys(
-        (c.ClaimMessage, c.AcknowledgeMessage, c.ReturnMessage, c.RetryMessage), _RECEIVE._replace(caveat=None)
+        (c.ClaimMessage, c.AcknowledgeMessage, c.ReturnMessage, c.RetryMessage),
+        _RECEIVE._replace(caveat=None, field=None),
     )
 )
 

@@ -93,6 +93,24 @@ class Reason(IntEnum):
     QUOTA = 86, "its author has stored more than its quota"
     IDLE = 87, "its author has left too many ops on the job that do not count"
 
+    # Decided by the fold of one message.
+    UNKNOWN_MESSAGE = 120, "no message with this id was sent before it"
+    DUPLICATE_MESSAGE = 121, "a message with this id was sent earlier"
+    BAD_ADDRESS = 122, "its receiver is not an address"
+    BAD_MESSAGE = 123, "a field of the message is empty, too large or has control characters"
+    NOT_RECEIVER = 124, "the message is for another agent"
+    MESSAGE_LEASED = 125, "another consumer holds the message"
+    MESSAGE_DELAYED = 126, "the message may not be delivered before its time"
+    MESSAGE_ACKNOWLEDGED = 127, "the message is acknowledged"
+    MESSAGE_EXPIRED = 128, "the message has expired"
+    MESSAGE_DEAD = 129, "the message is dead: every try to deliver it has failed"
+    NOT_LEASED = 130, "no consumer holds the message"
+    NOT_HOLDER = 131, "another consumer holds the message"
+    STALE_LEASE = 132, "it cites a claim that no longer holds the message"
+    NOT_DEAD = 133, "only a dead message can be delivered again"
+    TOO_MANY_RECEIVERS = 134, "too many agents have received the message"
+    NOT_ITS_TURN = 135, "an earlier message of its thread is not acknowledged yet"
+
     # Decided by authority: what the delegations on the log allow the author at the op's time.
     UNAUTHORISED = 70, "no delegation in force allows it"
     REVOKED = 71, "the delegation that it relies on was revoked"

@@ -16,13 +16,14 @@ from hocket.kernel.coordination_payloads import Availability
 from hocket.kernel.ops import Op
 from hocket.kernel.policy import Policy
 from hocket.kernel.reasons import UNAUTHORISED, Reason
-from hocket.kernel.subjects import ACCEPTANCES, AVAILABILITY, JOB, KIND, LOCK, Subject, names_of, subject_of
+from hocket.kernel.subjects import ACCEPTANCES, AVAILABILITY, JOB, KIND, LOCK, MESSAGE, Subject, names_of, subject_of
 from hocket.kernel.vocabulary import ReportFork, RevokeRoot, discriminant
 from hocket.log.artifact_register import ArtifactRegister
 from hocket.log.citations import Citations, names_others
 from hocket.log.job_projector import JobProjector
 from hocket.log.links import unlinked
 from hocket.log.lock_projector import LockProjector
+from hocket.log.message_projector import MessageProjector
 from hocket.log.naming import ID_BYTES, Naming, keyed
 from hocket.log.ownership import Ownership
 from hocket.log.permissions import Permissions, PermissionsReader, trace
@@ -80,6 +81,7 @@ class Projection:
         stored[LOCK] = LockProjector(session, self)
         self.projectors |= stored
         self._kinds, self._availability = stored[KIND], stored[AVAILABILITY]
+        self.messages = self.projectors[MESSAGE] = MessageProjector(session, self)
         self._coordinators = CoordinatorRegister(session, self, self.projectors)
         registers: tuple[Register, ...] = (self._coordinators, routes, artifacts, self._schedules)
         self._registers = {payload: register for register in registers for payload in register.payloads}

@@ -149,11 +149,18 @@ class Client:
         return self._answer(reply)
 
     async def push(self, bodies: list[bytes]) -> PushCounts:
-        reply = await self._ask("POST", wire.OPS, body=encode_sequence(bodies))
+        return await self._push(wire.OPS, bodies)
+
+    async def _push(self, path: str, bodies: list[bytes]) -> PushCounts:
+        reply = await self._ask("POST", path, body=encode_sequence(bodies))
         try:
             return msgspec.json.decode(reply.body, type=PushCounts)
         except msgspec.MsgspecError:
             raise Unreachable(f"{self.address} answered a push without counts") from None
+
+    async def deliver(self, bodies: list[bytes]) -> PushCounts:
+        """A push that brings messages to the agents of the peer."""
+        return await self._push(wire.DELIVER, bodies)
 
     async def exchange(self, bodies: list[bytes], since: Frontier) -> tuple[PushCounts, PeerAnswer]:
         """A push and a pull in one round trip, if the peer supports it."""

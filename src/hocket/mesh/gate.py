@@ -33,6 +33,7 @@ from hocket.mesh import introductions, presence, programs, wire
 from hocket.mesh.blobs import answer as answer_blob
 from hocket.mesh.hint_stream import HintStreams
 from hocket.mesh.incoming import Pushed
+from hocket.mesh.message_delivery import stored_messages
 from hocket.mesh.outgoing import PAGE_OPS_MAX, Page, PeerReader, may_have, order_ops, page
 from hocket.mesh.output import AskedOutput, read_query
 from hocket.mesh.output import answer as answer_output
@@ -145,6 +146,7 @@ class Gate:
             ("GET", wire.OPS): self._get_ops,
             ("POST", wire.OPS): self._post_ops,
             ("POST", wire.EXCHANGE): self._exchange,
+            ("POST", wire.DELIVER): self._deliver,
             ("GET", wire.HINTS): self._hints,
             ("POST", wire.INTRODUCE): self._introduce,
             ("GET", wire.BLOBS): self._blob,
@@ -354,6 +356,18 @@ class Gate:
             async with self._admissions:
                 counts = await self._access.call(lambda: self._admit(caller, body))
             return self._proved(caller, _json(200, counts.shown()))
+
+    async def _deliver(self, request: Request) -> Reply:
+        """A push that brings messages for agents of this node. The answer names those that are stored by now."""
+        async with self._called(request) as caller:
+            body = await self._body(request, caller)
+
+            def work() -> Reply:
+                counts = self._admit(caller, body)
+                return _json(200, {**counts.shown(), "stored": stored_messages(self._access.log, body)})
+
+            async with self._admissions:
+                return self._proved(caller, await self._access.call(work))
 
     async def _exchange(self, request: Request) -> Reply:
         """A push and a pull in one, for a worker that offers claims and waits for the answer."""

@@ -16,6 +16,7 @@ from hocket.kernel.ids import node_text
 from hocket.kernel.rules import rules_hash
 from hocket.mesh import peers
 from hocket.mesh.client import is_paused_by
+from hocket.mesh.message_delivery import MessageDelivery
 from hocket.mesh.outgoing import order_ops
 from hocket.mesh.output import wanted_in
 from hocket.mesh.sync import Exchanged, Exchanges
@@ -29,7 +30,7 @@ from hocket.work.supervision import supervised
 # How often a peer is visited if nothing is known to have happened, minus a random part each time.
 CADENCE_S = 30.0
 JITTER = 0.3
-BACKOFF_S, BACKOFF_S_MAX = 2.0, 300.0
+BACKOFF_S, BACKOFF_S_MAX = 2.0, 60.0
 # How often the loop checks whether the syncing process has died, and whether the list of peers has changed.
 TURN_S = 1.0
 ROUND_S = 2.0
@@ -172,6 +173,8 @@ class SyncLoop:
         while (mine := self._turn()) is None:
             await asyncio.sleep(TURN_S)
         self.is_on = True
+        messages = MessageDelivery(self._access, self.exchanges)
+        delivering = asyncio.create_task(supervised("delivering messages", messages.run, self.emit, self.environment))
         try:
             await self._access.call(lambda: order_ops(self._access.log.store))
             with closing(self._access.listen(about(LOG) | _PEERS)) as changes:
@@ -188,6 +191,8 @@ class SyncLoop:
                         self._next_round = 0.0
         finally:
             self.is_on = False
+            delivering.cancel()
+            await asyncio.wait([delivering])
             await self._end(list(self._visitors))
             mine.close()
 

@@ -46,7 +46,7 @@ class MeshServices:
         output: OutputFiles | None = None,
     ) -> None:
         self._blobs, self._output = blobs, output
-        self._access, self._key, self._environment, self._processes = access, key, environment, processes
+        self.access, self._key, self._environment, self._processes = access, key, environment, processes
         self._emit = emit
         self._join_limits = Buckets(JOIN_RATE_PER_S, JOIN_BURST, environment.monotonic)
         self._all_join_limits = Buckets(ALL_JOINS_RATE_PER_S, ALL_JOINS_BURST, environment.monotonic)
@@ -68,7 +68,7 @@ class MeshServices:
     def loop(self) -> SyncLoop:
         """The loop that syncs with the peers."""
         return SyncLoop(
-            self._access,
+            self.access,
             self.exchanges,
             self._environment,
             lambda: SyncLock.take(self._processes),
@@ -83,7 +83,7 @@ class MeshServices:
     def gate(self, origins: Callable[[], Collection[str]] = tuple) -> Gate:
         """The gate for a server, including the path for joining."""
         return Gate(
-            self._access,
+            self.access,
             self._key,
             self._environment,
             origins=origins,
@@ -100,7 +100,7 @@ class MeshServices:
         if wait := self._join_limits.take(request.address) or self._all_join_limits.take(None):
             return Reply(429, {"retry-after": str(max(1, round(wait)))})
         request = await request.whole(tickets.MESSAGE_BYTES_MAX)
-        reply = await self._access.call(lambda: enrolment.answer(self._access.log, self._key, request))
+        reply = await self.access.call(lambda: enrolment.answer(self.access.log, self._key, request))
         if reply.status != 200:
             self._emit(JoinRefused(reply.status, enrolment.refusal_of(reply)))
         return reply
@@ -108,14 +108,14 @@ class MeshServices:
     async def _met(self, node: int) -> None:
         """A node that came in has this node's rules: if it was paused for its rules, it is resumed."""
         key = node.to_bytes(8, "big")
-        known = await look(self._access, lambda session: session.peers())
+        known = await look(self.access, lambda session: session.peers())
         if any(peer.state == peers.PAUSED and peer.node == key for peer in known):
-            await note(self._access, lambda session: peers.resume_node(session, node))
+            await note(self.access, lambda session: peers.resume_node(session, node))
 
     def _trust(self, address: str) -> Trust:
         now = self._environment.monotonic()
         if now >= self._trusts_until:
-            with self._access.log.store.read() as session:
+            with self.access.log.store.read() as session:
                 self._trusts = peers.trusts(session)
             self._trusts_until = now + TRUST_S
         return self._trusts.get(address, Trust())

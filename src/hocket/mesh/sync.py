@@ -5,7 +5,7 @@ streams and resumes where it stopped. `loop` decides when to sync with which pee
 
 import asyncio
 import os
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Awaitable, Callable, Collection, Iterator
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -35,6 +35,8 @@ from hocket.store import Peer, Session
 from hocket.work.environment import Environment
 from hocket.work.jobs import accept
 from hocket.work.node_access import NodeAccess
+
+Push = Callable[[list[bytes]], Awaitable[PushCounts]]
 
 # An exchange ends after this many batches; the next one continues from there.
 PULLS_MAX = 10_000
@@ -195,6 +197,20 @@ class Exchanges:
         async with line.lock:
             return await self._exchange(line, unless_idle)
 
+    async def deliver(self, address: str) -> None:
+        """Pushes what a peer lacks, so that messages for its agents are stored there. Raises Unreachable and others."""
+        line = await self._line(address)
+        async with line.lock:
+            try:
+                if line.theirs is None or line.client.node is None:
+                    await self._exchange(line, False, line.client.deliver)
+                else:
+                    await self._push(line, _Tally(), line.client.deliver)
+            except HocketError:
+                # Another node may answer next time.
+                self._lines.pop(address, None)
+                raise
+
     async def hint_headers(self, address: str) -> dict[str, str]:
         line = await self._line(address)
         await line.client.meet()
@@ -261,7 +277,7 @@ class Exchanges:
             self._lines.setdefault(address, _Line(client, self._environment.monotonic()))
         return self._lines[address]
 
-    async def _exchange(self, line: _Line, unless_idle: bool) -> Exchanged:
+    async def _exchange(self, line: _Line, unless_idle: bool, push: Push | None = None) -> Exchanged:
         client, tally = line.client, _Tally()
         await client.meet()
         start = await self._access.call(lambda: self._begin(line))
@@ -298,7 +314,7 @@ class Exchanges:
         elif tally.push_retry_s:
             pass  # the peer accepts no more for now
         elif line.theirs is not None and not is_even and (first is None or out is None or not out.whole):
-            answered = not await self._push(line, tally)
+            answered = not await self._push(line, tally, push)
         now = self._environment.monotonic()
         if client.is_hocket and now >= line.rechecked + RECHECK_S:
             line.rechecked = now
@@ -522,14 +538,14 @@ class Exchanges:
             lambda: page(log, outgoing.reader(log, node), theirs, limit=PUSH_OPS_MAX, size=size)
         )
 
-    async def _push(self, line: _Line, tally: _Tally) -> bool:
-        """Whether there was anything to push."""
-        size, has_pushed = PAGE_BYTES_MAX, False
+    async def _push(self, line: _Line, tally: _Tally, push: Push | None = None) -> bool:
+        """Whether there was anything to push. `push` is how it is sent, if not as other ops."""
+        size, has_pushed, send = PAGE_BYTES_MAX, False, push or line.client.push
         for _ in range(PULLS_MAX):
             out = await self._next_page(line, size)
             if out.bodies:
                 try:
-                    counts = await line.client.push(out.bodies)
+                    counts = await send(out.bodies)
                 except AnswerTooLarge:
                     if size <= PUSH_BYTES_MIN or len(out.bodies) == 1:
                         raise

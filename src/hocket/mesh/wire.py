@@ -26,6 +26,7 @@ HEALTH = "/healthz"
 BLOBS = "/v1/blobs"
 PRESENCE = "/v1/presence"
 OUTPUT = "/v1/output"
+DELIVER = "/v1/a2a/deliver"
 
 OCTETS = "application/octet-stream"
 JSON = "application/json"

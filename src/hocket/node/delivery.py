@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from hocket.errors import HocketError
 from hocket.mesh import peers
+from hocket.mesh.message_delivery import MessageDelivery
 from hocket.mesh.sync_lock import SyncLock
 from hocket.mesh.waiting import DELIVERS, Waiting, WaitReader
 from hocket.node.runtime import Runtime
@@ -48,6 +49,7 @@ class Delivery:
         self._failure = ""
         self._alone_until = 0.0
         self._is_owed = False
+        self._receivers: set[int] = set()
         self._loop: asyncio.AbstractEventLoop
         self._over: asyncio.Event
         self._services: MeshServices
@@ -66,9 +68,11 @@ class Delivery:
                 self._thread = threading.Thread(target=self._run, name="hocket-delivery", daemon=True)
                 self._thread.start()
 
-    def wrote(self) -> None:
-        """Something is on the log that others must get."""
+    def wrote(self, to: int | None = None) -> None:
+        """Something is on the log that others must get, above all node `to`."""
         self._is_owed = True
+        if to is not None:
+            self._receivers.add(to)
         self.start()
 
     def send(self) -> str:
@@ -122,13 +126,17 @@ class Delivery:
             if len(bad) < len(targets):
                 return ""
             return f"{bad[0].detail}; the job is kept here, and sent when it answers"
+        receivers, self._receivers = self._receivers, set()
+        messages = MessageDelivery(self._services.access, exchanges)
         try:
             async with asyncio.timeout(DELIVER_S):
+                delivering = asyncio.create_task(messages.deliver_all(receivers))
                 done = await asyncio.gather(*(exchanges.visit(each) for each in targets))
+                is_delivered = await delivering
         except TimeoutError:
             why_not = f"{targets[0]} has not taken it within {DELIVER_S:g} seconds"
         else:
-            if any(each.state == peers.OK and not each.retry_s for each in done):
+            if is_delivered or any(each.state == peers.OK and not each.retry_s for each in done):
                 return ""
             why_not = done[0].detail
         return f"{why_not}; the job is kept here, and {DELIVERS}"

@@ -14,9 +14,11 @@ from hocket.bus import Subscription
 from hocket.bus.changes import ANYTHING, Changes
 from hocket.bus.listener import Listener
 from hocket.bus.memory import MemoryBus
+from hocket.coordination import inbox as messages
 from hocket.coordination.lock_processes import LockProcesses, LockSweep
 from hocket.errors import Failed, Unreachable, Usage
 from hocket.events import AllowanceIsRisky, Emit, ignore, sentences
+from hocket.kernel.ids import ulid_text
 from hocket.kernel.policy import DEFAULT
 from hocket.kernel.roster import Job
 from hocket.log import Log, Transaction
@@ -26,6 +28,18 @@ from hocket.node import handles
 from hocket.node.delivery import Delivery, waiting_of
 from hocket.node.embedded import Started, beside, on_a_thread
 from hocket.node.handles import Handle, SyncHandle
+from hocket.node.inbox import (
+    Attached,
+    Body,
+    Duration,
+    Inbox,
+    MessageData,
+    ReceivedMessage,
+    SyncInbox,
+    ask,
+    draft_of,
+    node_of,
+)
 from hocket.node.locks import HeldLock, LockOptions, NodeLock, locked_on_a_thread
 from hocket.node.requests import Pairs, Step, accepted, drafts_of, id_of, kept, pairs_of
 from hocket.node.rows import RowTable, SyncRowTable
@@ -142,10 +156,10 @@ class Node:
             await self.finish()
             runtime.close()
 
-    def wrote(self) -> None:
-        """Something is on the log that others must get."""
+    def wrote(self, to: int | None = None) -> None:
+        """Something is on the log that others must get, above all node `to`."""
         if self.delivery is not None:
-            self.delivery.wrote()
+            self.delivery.wrote(to)
 
     @overload
     async def submit(self, job: JobType[P, R], /, *args: P.args, **payload: P.kwargs) -> Handle[R]: ...
@@ -224,6 +238,41 @@ class Node:
     def lock(self, *keys: str, agent: str, **options: Unpack[LockOptions]) -> NodeLock:
         """Holds these keys, all at once, in an `async with` block. See `LockOptions`."""
         return NodeLock(self, self.lock_processes, keys, agent, **options)
+
+    async def send(
+        self,
+        to: str,
+        body: Body,
+        *,
+        agent: str | None = None,
+        type: str = "",
+        thread: str | None = None,
+        reply_to: str | None = None,
+        priority: int = 0,
+        ttl: Duration | None = None,
+        attachments: Iterable[Attached] = (),
+    ) -> str:
+        """Sends a message to an agent (`editor`, `editor@gpu-box`), a group (`team/`) or `all`, and returns its id. The
+        body is text, bytes or anything that can be JSON; an attachment is a path, or a name with bytes or a path.
+        """
+        log, blobs = self.runtime.log, self.runtime.blobs
+        given = {"type": type, "thread": thread, "reply_to": reply_to, "priority": priority, "ttl": ttl}
+        draft = await self.call(
+            lambda: draft_of(log, blobs, to, body, agent=agent, attachments=attachments, **given)  # type: ignore[arg-type]
+        )
+        message_id = await self.run(lambda tx: messages.send(tx, blobs, draft))
+        self.wrote(node_of(draft))
+        return ulid_text(message_id)
+
+    def inbox(self, agent: str | None = None) -> Inbox:
+        """The messages of an agent of this node; default $HOCKET_AGENT, else this machine's user."""
+        return Inbox(self, agent)
+
+    async def ask(
+        self, to: str, body: Body, *, wait: Duration = "30s", agent: str | None = None, **options: Any
+    ) -> ReceivedMessage:
+        """Sends a message and returns the reply. Raises TimeoutError if none comes in time."""
+        return await ask(self, to, body, wait, agent, options)
 
     @property
     def log(self) -> Log:
@@ -446,10 +495,10 @@ class SyncNode:
                 self._delivery.close()
             runtime.close()
 
-    def wrote(self) -> None:
-        """Something is on the log that others must get."""
+    def wrote(self, to: int | None = None) -> None:
+        """Something is on the log that others must get, above all node `to`."""
         if self._delivery is not None:
-            self._delivery.wrote()
+            self._delivery.wrote(to)
 
     def call(self, work: Callable[[], T]) -> T:
         """Runs a function that touches the store."""
@@ -575,6 +624,29 @@ class SyncNode:
     def consult(self) -> None:
         """Exchanges ops with the arbiter, so that it decides on what was offered. Raises Unreachable."""
         self.with_node(lambda node: node.consult(()))
+
+    def send(self, to: str, body: Body, **options: Any) -> str:
+        """Sends a message, as `Node.send` does."""
+        log, blobs = self.runtime.log, self.runtime.blobs
+        draft = self.call(lambda: draft_of(log, blobs, to, body, **options))
+        message_id = self.call(lambda: log.run(lambda tx: messages.send(tx, blobs, draft)))
+        self.wrote(node_of(draft))
+        return ulid_text(message_id)
+
+    def inbox(self, agent: str | None = None) -> SyncInbox:
+        """The messages of an agent of this node; default $HOCKET_AGENT, else this machine's user."""
+        return SyncInbox(self, agent)
+
+    def ask(
+        self, to: str, body: Body, *, wait: Duration = "30s", agent: str | None = None, **options: Any
+    ) -> MessageData:
+        """Sends a message and returns the reply. Raises TimeoutError if none comes in time."""
+
+        async def asked(node: Node) -> MessageData:
+            node.delivery = self._delivery
+            return (await node.ask(to, body, wait=wait, agent=agent, **options)).data
+
+        return self.with_node(asked)
 
     def fetch(self, hash: bytes, size: int) -> bytes | None:
         """Fetches a blob from another node; None if this node knows no other. Uses a runtime of its own, because the

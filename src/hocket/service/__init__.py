@@ -87,16 +87,16 @@ class Service:
 
         return self._connected or SyncNode(self.runtime, self.delivery)
 
-    def wrote(self) -> None:
-        """Sends what was written to other nodes, if there are any. A node without peers is spared all that this
-        takes, and a connected process sends it by itself.
+    def wrote(self, to: int | None = None) -> None:
+        """Sends what was written to other nodes, if there are any, and above all to node `to`. A node without peers is
+        spared all that this takes, and a connected process sends it by itself.
         """
         if self._connected is not None:
             return
         with self.runtime.store.read() as session:
             has_peers = bool(session.peers())
         if has_peers:
-            self.delivery.wrote()
+            self.delivery.wrote(to)
 
     def read(self) -> AbstractContextManager[Session]:
         """A view whose projections include every op on the log."""

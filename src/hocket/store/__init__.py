@@ -18,6 +18,7 @@ from hocket.store.jobs import JobEntry, JobFilter, JobSession, QueueSession, Sta
 from hocket.store.local import LocalSession, Place, WorkerRow
 from hocket.store.lock_requests import BoundRequest, LockRequestSession
 from hocket.store.locks import LockMisuse, LockSession
+from hocket.store.messages import DeliveryStage, MessageSession, QueuedDelivery
 from hocket.store.ops import NO_LINK, Head, NewOp, OpRow, OpSession, SealedOp
 from hocket.store.peers import Invitation, Peer, PeerSession
 from hocket.store.presence import AgentRow, Presence, PresenceSession
@@ -36,6 +37,7 @@ __all__ = [
     "BoundRequest",
     "Coordinator",
     "Delegated",
+    "DeliveryStage",
     "Fork",
     "Head",
     "IntakeSession",
@@ -48,6 +50,7 @@ __all__ = [
     "LockMisuse",
     "LockRequestSession",
     "LockSession",
+    "MessageSession",
     "NewOp",
     "OpRow",
     "OpSession",
@@ -58,6 +61,7 @@ __all__ = [
     "Presence",
     "PresenceSession",
     "QueueSession",
+    "QueuedDelivery",
     "Refusal",
     "RegisterSession",
     "Revoked",
@@ -88,6 +92,7 @@ class Session(
     QueueSession,
     SubjectSession,
     RowSession,
+    MessageSession,
     RegisterSession,
     ArtifactSession,
     PeerSession,

@@ -5,6 +5,7 @@ from hocket.store.sqlite.intake import IntakeStatements
 from hocket.store.sqlite.jobs import JobStatements
 from hocket.store.sqlite.local import LocalStatements
 from hocket.store.sqlite.lock_requests import LockRequestStatements
+from hocket.store.sqlite.messages import MessageStatements
 from hocket.store.sqlite.ops import OpStatements
 from hocket.store.sqlite.peers import PeerStatements
 from hocket.store.sqlite.presence import PresenceStatements
@@ -17,6 +18,7 @@ from hocket.store.sqlite.tokens import TokenStatements
 _PROJECTIONS = (
     *("jobs", "subjects", "after", "cites", "nodes", "routes", "schedules", "artifacts"),
     *("evictions", "delegations", "revocations", "coordinators", "forks", "written"),
+    *("messages", "deliveries", "group_cursors"),
 )
 
 
@@ -26,6 +28,7 @@ class SqliteSession(
     JobStatements,
     SubjectStatements,
     RowStatements,
+    MessageStatements,
     RegisterStatements,
     ArtifactStatements,
     PeerStatements,

@@ -1,0 +1,270 @@
+"""`hocket send`, `inbox`, `ack`, `nack`, `dead` and `thread`: messages between agents."""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from hocket.cli.app import new_app
+from hocket.cli.job import moment
+from hocket.cli.output import emit, say, table
+from hocket.cli.settings import HomeOption, JsonOption, open_service
+from hocket.errors import Usage
+
+if TYPE_CHECKING:
+    from hocket.service.inbox import MessageShown
+
+send_app, inbox_app, ack_app, nack_app, dead_app, thread_app = (new_app() for _ in range(6))
+
+BODY_CHARS_SHOWN = 60
+MessageId = Annotated[str, typer.Argument(metavar="ID", help="The message's id, or its beginning.")]
+Agent = Annotated[
+    str | None,
+    typer.Option("--agent", metavar="NAME", help="The agent that you act for. Default: $HOCKET_AGENT, else your user."),
+]
+
+
+@send_app.command()
+def send(
+    to: Annotated[str, typer.Argument(metavar="TO", help="An agent, agent@node, a group like team/, or all.")],
+    body: Annotated[str, typer.Argument(metavar="BODY|@FILE|-", help="The text, a file, or - for standard input.")],
+    type: Annotated[str, typer.Option("--type", metavar="TYPE", help="What kind of message it is.")] = "",
+    thread: Annotated[str | None, typer.Option("--thread", metavar="ID", help="The first message of a thread.")] = None,
+    reply_to: Annotated[str | None, typer.Option("--reply-to", metavar="ID", help="The message it answers.")] = None,
+    priority: Annotated[int, typer.Option("--priority", metavar="N", help="Higher ones are delivered first.")] = 0,
+    ttl: Annotated[str, typer.Option("--ttl", metavar="DURATION", help="When it expires if nobody claims it.")] = "7d",
+    attach: Annotated[
+        list[Path] | None, typer.Option("--attach", metavar="FILE", help="Send a file along; may be repeated.")
+    ] = None,
+    agent: Agent = None,
+    home: HomeOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Send a message to an agent. It is stored here at once, and delivered when the receiver's node can be reached.
+
+    `editor` is an agent of that name on any node, `editor@gpu-box` the one on that node. A group ends with a slash:
+    `team/` reaches every agent whose name begins with it. `all` reaches everybody. Messages of one thread are delivered
+    in the order in which they were sent.
+
+    \b
+      hocket send editor 'please review src/lib.rs' --type review
+      hocket send editor@gpu-box @notes.md --attach diff.patch --ttl 1d
+      hocket send writer done --reply-to 01JC8M…
+    """
+    from hocket.service import inbox
+
+    data = _body(body)
+    with open_service() as service:
+        shown = inbox.send(
+            service,
+            to,
+            data,
+            agent=agent or "",
+            type=type,
+            thread=thread,
+            reply_to=reply_to,
+            priority=priority,
+            ttl_ms=_ms(ttl, "--ttl"),
+            attachments=[(path.name, path) for path in attach or ()],
+        )
+    emit(shown)
+    say(shown.id)
+
+
+@inbox_app.command()
+def inbox(
+    agent: Annotated[
+        str | None,
+        typer.Option("--agent", metavar="NAME", help="Whose messages. Default: everybody's; for a claim as in send."),
+    ] = None,
+    claim: Annotated[int | None, typer.Option("--claim", metavar="N", help="Claim up to N messages.")] = None,
+    lease: Annotated[str, typer.Option("--lease", metavar="DURATION", help="How long you hold them.")] = "1m",
+    follow: Annotated[bool, typer.Option("--follow", help="Wait for more messages, without end.")] = False,
+    limit: Annotated[int, typer.Option("--limit", metavar="N", help="How many to list.")] = 50,
+    home: HomeOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """List the messages that wait for an agent, or claim some. A claimed message is yours until its lease ends:
+    acknowledge it with `hocket ack`, or return it with `hocket nack`. If you do neither, it is delivered again; after
+    five tries it is dead.
+
+    \b
+      hocket inbox --agent editor
+      hocket inbox --agent editor --claim 5 --lease 2m --json
+      hocket inbox --agent editor --claim 1 --follow
+    """
+    from hocket.coordination.inbox import default_agent
+    from hocket.service import inbox as messages
+
+    if not 0 < limit <= messages.LIMIT_MAX:
+        raise Usage(f"--limit must be 1 to {messages.LIMIT_MAX}, not {limit}")
+    lease_ms = _ms(lease, "--lease")
+    with open_service() as service:
+        if follow:
+            for each in messages.follow(service, agent or default_agent(), claim, lease_ms):
+                emit(each)
+                _table([each])
+                sys.stdout.flush()
+        if claim is None:
+            found = messages.listing(service, agent, limit).items
+        else:
+            found = messages.claim(service, agent or default_agent(), claim, lease_ms)
+    emit(found)
+    _table(found)
+
+
+@ack_app.command()
+def ack(id: MessageId, agent: Agent = None, home: HomeOption = None, as_json: JsonOption = False) -> None:
+    """Acknowledge a message that you hold: it is processed, and is not delivered again. Only its holder can do that,
+    while the lease lasts; for anybody else the exit code is 3.
+
+    \b
+      hocket ack 01JC8M… --agent editor
+    """
+    from hocket.coordination.inbox import default_agent
+    from hocket.service import inbox as messages
+
+    with open_service() as service:
+        found = messages.find(service, id)
+        messages.ack(service, found, agent or default_agent())
+    emit({"id": found, "state": "acknowledged"})
+    say(f"message {found} acknowledged")
+
+
+@nack_app.command()
+def nack(
+    id: MessageId,
+    delay: Annotated[str, typer.Option("--delay", metavar="DURATION", help="Deliver it again only after this.")] = "0s",
+    reason: Annotated[str, typer.Option("--reason", metavar="TEXT", help="Why you return it.")] = "",
+    agent: Agent = None,
+    home: HomeOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Return a message that you hold, so that it is delivered again. After its last try it is dead.
+
+    \b
+      hocket nack 01JC8M… --agent editor --delay 5m
+    """
+    from hocket.coordination.inbox import default_agent
+    from hocket.service import inbox as messages
+
+    delay_ms = _ms(delay, "--delay")
+    with open_service() as service:
+        found = messages.find(service, id)
+        messages.nack(service, found, agent or default_agent(), delay_ms, reason)
+        shown = messages.show(service, found)
+    emit({"id": found, "state": shown.state})
+    say(f"message {found} returned; it is {shown.state}")
+
+
+@dead_app.callback(invoke_without_command=True)
+def dead_group(context: typer.Context, home: HomeOption = None, as_json: JsonOption = False) -> None:
+    """List the messages that could not be delivered, and retry them: those that were tried too often, and those that
+    nobody claimed before they expired.
+
+    \b
+      hocket dead list
+      hocket dead retry 01JC8M…
+    """
+    if context.invoked_subcommand is None:
+        list_dead()
+
+
+@dead_app.command("list")
+def list_dead(home: HomeOption = None, as_json: JsonOption = False) -> None:
+    """List the dead messages.
+
+    \b
+      hocket dead list --json
+    """
+    from hocket.service import inbox as messages
+
+    with open_service() as service:
+        found = messages.dead(service, messages.LIMIT_MAX).items
+    emit(found)
+    _table(found)
+
+
+@dead_app.command()
+def retry(
+    id: MessageId,
+    reason: Annotated[str, typer.Option("--reason", metavar="TEXT", help="Why it will work now.")] = "",
+    home: HomeOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Deliver a dead message again, with all its tries. One that has expired must be sent anew.
+
+    \b
+      hocket dead retry 01JC8M…
+    """
+    from hocket.service import inbox as messages
+
+    with open_service() as service:
+        shown = messages.retry(service, id, reason)
+    emit(shown)
+    say(f"message {shown.id} is {shown.state} again")
+
+
+@thread_app.command()
+def thread(id: MessageId, home: HomeOption = None, as_json: JsonOption = False) -> None:
+    """Show the thread of a message, in the order in which its messages were sent.
+
+    \b
+      hocket thread 01JC8M…
+    """
+    from hocket.service import inbox as messages
+
+    with open_service() as service:
+        found = messages.thread(service, id)
+    emit(found)
+    _table(found)
+
+
+def _body(text: str) -> bytes:
+    from hocket.kernel.messages import BODY_BYTES_MAX
+
+    if text == "-":
+        return sys.stdin.buffer.read(BODY_BYTES_MAX + 1)
+    if text.startswith("@"):
+        try:
+            with Path(text[1:]).open("rb") as file:
+                return file.read(BODY_BYTES_MAX + 1)
+        except OSError as error:
+            raise Usage(f"cannot read the message from {text[1:]}: {error.strerror}") from None
+    return text.encode(errors="surrogateescape")
+
+
+def _ms(text: str, name: str) -> int:
+    from hocket.kernel.durations import duration_ms
+
+    try:
+        return duration_ms(text)
+    except ValueError as error:
+        raise Usage(f"bad {name}: {error}") from None
+
+
+def _table(messages: "Sequence[MessageShown]") -> None:
+    columns = ("id", "from", "to", "state", "tries", "sent", "lease until", "type", "body")
+    rows = [
+        (
+            each.id,
+            each.sender,
+            each.to,
+            each.state,
+            each.tries,
+            moment(each.sent_ms),
+            moment(each.lease_until) or "-",
+            each.type or "-",
+            _short(each),
+        )
+        for each in messages
+    ]
+    table(columns, rows, "no messages")
+
+
+def _short(message: "MessageShown") -> str:
+    text = "(not text)" if message.body is None else message.body
+    text = text if len(text) <= BODY_CHARS_SHOWN else f"{text[:BODY_CHARS_SHOWN]}…"
+    return f"{text} ({len(message.attachments)} attached)" if message.attachments else text

@@ -1,0 +1,329 @@
+"""What a node can do with messages, each as a request that runs inside one transaction of the log: send, claim,
+acknowledge, return, retry. The rules of one message are in the kernel; this module chooses which messages an agent gets
+and asks the arbiter where it decides.
+"""
+
+import getpass
+import os
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from hocket.coordination.deciding import acceptance
+from hocket.errors import Conflict, HocketError, NotAuthorised, Unreachable, Usage
+from hocket.kernel.coordination_payloads import (
+    AcknowledgeMessage,
+    ClaimMessage,
+    RetryMessage,
+    ReturnMessage,
+    SendMessage,
+)
+from hocket.kernel.durations import span
+from hocket.kernel.ids import node_text, ulid_text
+from hocket.kernel.messages import (
+    ATTACHMENTS_MAX,
+    BODY_BYTES_MAX,
+    TTL_MS_MAX,
+    TYPE_CHARS_MAX,
+    Address,
+    DeliveryState,
+    Message,
+    addresses_of,
+    is_agent,
+    read_address,
+)
+from hocket.kernel.ops import NO_ID, Op, decode
+from hocket.kernel.policy import DELAY_MS_MAX, LEASE_MS_MAX, PRIORITY_MAX
+from hocket.kernel.reasons import UNAUTHORISED, Reason
+from hocket.log import Transaction
+from hocket.store import DeliveryStage, QueuedDelivery, Session
+from hocket.work import artifacts
+from hocket.work.blobs import Blobs
+from hocket.work.node_access import NodeAccess
+from hocket.work.run_outputs import Content
+
+TTL_MS_DEFAULT = 7 * 24 * 3600 * 1000
+LEASE_MS_DEFAULT = 60_000
+TRIES_DEFAULT = 5
+CLAIMED_MAX = 1_000
+# How many messages a claim looks at beyond those that it wants, since others may take some of them.
+LOOKED_AT_MAX = 100
+# How often a claim tries again if the arbiter gave the messages to others.
+ROUNDS_MAX = 3
+# Programs that answer each other automatically stop after this many replies to replies.
+REPLIES_MAX = 256
+ATTACHMENT_TYPE = "attachment"
+
+
+class MessageDraft(NamedTuple):
+    """A message to send. A node in `to` is written as its id. `attachments` have a name each."""
+
+    to: str
+    body: bytes
+    sender: str
+    type: str = ""
+    thread: bytes | None = None
+    reply_to: bytes | None = None
+    priority: int = 0
+    ttl_ms: int = TTL_MS_DEFAULT
+    attachments: tuple[tuple[str, Content], ...] = ()
+
+
+class ClaimedMessage(NamedTuple):
+    """A message, and the op by which this node holds it."""
+
+    message_id: bytes
+    claim_op: bytes
+
+
+class MessageClaims(NamedTuple):
+    """The messages that are claimed, and the claims that the arbiter must accept."""
+
+    taken: list[ClaimedMessage]
+    offers: list[Op]
+
+
+def default_agent() -> str:
+    """The agent that a command acts for if none is named: $HOCKET_AGENT, else the user of this machine."""
+    try:
+        return os.environ.get("HOCKET_AGENT") or getpass.getuser()
+    except (KeyError, OSError):
+        return "user"
+
+
+def check_agent(agent: str) -> str:
+    if not is_agent(agent):
+        raise Usage(
+            f"{agent!r} is not the name of an agent; use up to 128 characters without spaces and @, like editor or"
+            " team/editor"
+        )
+    return agent
+
+
+def check_lease(lease_ms: int) -> int:
+    if not 0 < lease_ms <= LEASE_MS_MAX:
+        raise Usage(f"a lease must be more than 0 and at most {LEASE_MS_MAX // 86_400_000} days")
+    return lease_ms
+
+
+def check_draft(draft: MessageDraft) -> MessageDraft:
+    """Raises Usage for a message that no node would take."""
+    check_agent(draft.sender)
+    if read_address(draft.to) is None:
+        raise Usage(
+            f"{draft.to!r} is not an address; write an agent (editor, editor@gpu-box), a group that ends with a slash"
+            " (team/), or all"
+        )
+    if len(draft.body) > BODY_BYTES_MAX:
+        raise Usage(
+            f"the message has more than {BODY_BYTES_MAX} bytes, the most possible; attach what is larger as a file"
+        )
+    if len(draft.type) > TYPE_CHARS_MAX or not draft.type.isprintable():
+        raise Usage(f"illegal type {draft.type!r}; use at most {TYPE_CHARS_MAX} printable characters")
+    if abs(draft.priority) > PRIORITY_MAX:
+        raise Usage(f"a priority lies between -{PRIORITY_MAX} and {PRIORITY_MAX}, not at {draft.priority}")
+    if not 0 < draft.ttl_ms <= TTL_MS_MAX:
+        raise Usage(f"the ttl must be more than 0 and at most {TTL_MS_MAX // 86_400_000} days")
+    if len(draft.attachments) > ATTACHMENTS_MAX:
+        raise Usage(f"{len(draft.attachments)} attachments are too many, at most {ATTACHMENTS_MAX}")
+    return draft
+
+
+def send(tx: Transaction, blobs: Blobs, draft: MessageDraft) -> bytes:
+    """Puts a message on the log and returns its id. A reply belongs to the thread of the message that it answers."""
+    thread = draft.thread
+    if draft.reply_to is not None:
+        answered = tx.projection.messages.state(draft.reply_to)
+        if answered is None:
+            raise Usage(f"no message {ulid_text(draft.reply_to)} to reply to")
+        thread = thread or answered.thread or answered.id
+        tx.projection.messages.flush()
+        if (tx.session.reply_depth(draft.reply_to) or 0) >= REPLIES_MAX:
+            raise Conflict(
+                f"message {ulid_text(draft.reply_to)} ends a chain of {REPLIES_MAX} replies, the most possible; if"
+                " programs answer each other automatically, stop one of them, else send a new message"
+            )
+    attached = tuple(
+        (name, artifacts.put(tx, blobs, ATTACHMENT_TYPE, content, None)) for name, content in draft.attachments
+    )
+    payload = SendMessage(
+        NO_ID,
+        draft.to,
+        draft.sender,
+        draft.type,
+        thread,
+        draft.reply_to,
+        draft.priority,
+        draft.ttl_ms,
+        TRIES_DEFAULT,
+        draft.body,
+        attached,
+    )
+    op = tx.author(payload)
+    if op in UNAUTHORISED:
+        raise NotAuthorised(f"this node may not send messages to {draft.to}: {op.sentence}")
+    if isinstance(op, Reason):
+        raise Usage(f"the message to {draft.to} cannot be sent: {op.sentence}")
+    return op.id
+
+
+# Claims.
+
+
+def has_mail(session: Session, agent: str, node: int, now: int) -> bool:
+    """Whether a claim of this agent may find something."""
+    queue = str(Address(agent, node))
+    if session.deliveries_ready(queue, 1) or session.deliveries_ready(agent, 1) or session.deliveries_due(now, 1):
+        return True
+    groups = [address for address in addresses_of(agent, node) if Address(address).is_group]
+    return bool(session.group_messages(groups, session.group_cursor(queue), 1))
+
+
+def claim(tx: Transaction, agent: str, count: int, lease_ms: int) -> MessageClaims:
+    """Claims up to `count` messages for an agent of this node, the most urgent first, and those of a thread in the
+    order in which they were sent.
+    """
+    projector = tx.projection.messages
+    projector.bring_up_to_date(agent, tx.node)
+    taken: list[ClaimedMessage] = []
+    offers: list[Op] = []
+    refused: Reason | None = None
+    for row in _by_urgency(tx.session, agent, tx.node, count):
+        message = projector.state(row.message_id)
+        if message is None or (not message.is_open and tx.is_uninformed):
+            continue
+        op = tx.author(ClaimMessage(row.message_id, agent, lease_ms))
+        if isinstance(op, Reason):
+            refused = op if op in UNAUTHORISED else refused
+        elif tx.is_offer(op):
+            offers.append(op)
+        else:
+            taken.append(ClaimedMessage(row.message_id, op.id))
+        if len(taken) + len(offers) >= count:
+            break
+    if refused is not None and not taken and not offers:
+        raise NotAuthorised(f"this node may not receive messages for {agent}: {refused.sentence}")
+    return MessageClaims(taken, offers)
+
+
+def _by_urgency(session: Session, agent: str, node: int, count: int) -> Iterator[QueuedDelivery]:
+    """What an agent may claim: the first of each thread that is ready, and after it those that follow in the thread."""
+    limit = count + LOOKED_AT_MAX
+    ready = [row for queue in (str(Address(agent, node)), agent) for row in session.deliveries_ready(queue, limit)]
+    for row in sorted(ready, key=lambda row: (-row.priority, row.sent)):
+        yield row
+        for following in session.deliveries_of_thread(row.queue, row.thread, count, after=row.sent):
+            if following.stage is not DeliveryStage.BLOCKED:
+                break
+            yield following
+
+
+async def claim_messages(access: NodeAccess, agent: str, count: int, lease_ms: int) -> list[ClaimedMessage]:
+    """Claims up to `count` messages and has the claims decided. Raises Unreachable if only the arbiter can say whether
+    there is a message, and it cannot be asked.
+    """
+    taken: list[ClaimedMessage] = []
+    for _ in range(ROUNDS_MAX):
+        wanted = count - len(taken)
+        made = await access.run(lambda tx, wanted=wanted: claim(tx, agent, wanted, lease_ms))  # type: ignore[misc]
+        taken += made.taken
+        if not made.offers:
+            break
+        try:
+            taken += await settled(access, made.offers)
+        except Unreachable:
+            if taken:
+                break
+            raise
+        if len(taken) >= count:
+            break
+    return taken
+
+
+async def settled(access: NodeAccess, offers: Sequence[Op]) -> list[ClaimedMessage]:
+    """Has offered claims decided, and returns those that were accepted."""
+    await access.consult(())
+    return await access.peek(lambda session: accepted(session, offers))
+
+
+def accepted(session: Session, offers: Sequence[Op]) -> list[ClaimedMessage]:
+    """Those of the offered claims that the arbiter has accepted."""
+    found = [(op.payload.message_id, acceptance(session, op)) for op in offers]  # type: ignore[union-attr]
+    return [ClaimedMessage(message_id, op_id) for message_id, op_id in found if op_id is not None]
+
+
+# What follows a claim.
+
+
+def acknowledge(tx: Transaction, message_id: bytes, agent: str, claim_op: bytes | None = None) -> Op | Reason:
+    """Without a `claim_op`, under whatever lease the agent has on this node."""
+    held = _held(tx, message_id, agent, claim_op)
+    return held if isinstance(held, Reason) else tx.author(AcknowledgeMessage(message_id, agent), (held,))
+
+
+def hand_back(
+    tx: Transaction, message_id: bytes, agent: str, delay_ms: int, reason: str, claim_op: bytes | None = None
+) -> Op | Reason:
+    if not 0 <= delay_ms <= DELAY_MS_MAX:
+        raise Usage(f"a delay is not negative, and at most {DELAY_MS_MAX // 86_400_000} days")
+    held = _held(tx, message_id, agent, claim_op)
+    return held if isinstance(held, Reason) else tx.author(ReturnMessage(message_id, agent, delay_ms, reason), (held,))
+
+
+def retry(tx: Transaction, message_id: bytes, reason: str) -> Op | Reason:
+    return tx.author(RetryMessage(message_id, reason))
+
+
+def _held(tx: Transaction, message_id: bytes, agent: str, claim_op: bytes | None) -> bytes | Reason:
+    """The claim by which the agent holds the message, or why it does not."""
+    message = tx.projection.messages.state(message_id)
+    if message is None:
+        return Reason.UNKNOWN_MESSAGE
+    delivery = message.delivery(agent, tx.node)
+    if delivery.state is DeliveryState.ACKNOWLEDGED:
+        return Reason.MESSAGE_ACKNOWLEDGED
+    if delivery.state is not DeliveryState.LEASED or delivery.op is None:
+        return Reason.NOT_LEASED
+    if (delivery.agent, delivery.node) != (agent, tx.node):
+        return Reason.NOT_HOLDER
+    return delivery.op if claim_op in (None, delivery.op) else Reason.STALE_LEASE
+
+
+def refused(session: Session, message_id: bytes, reason: Reason) -> HocketError:
+    """The error for a request about a message that was not accepted."""
+    name = f"message {ulid_text(message_id)}"
+    if reason is Reason.UNKNOWN_MESSAGE:
+        return Usage(f"no {name} is known here")
+    if reason in UNAUTHORISED:
+        return NotAuthorised(f"this node may not do that to {name}: {reason.sentence}")
+    message = session.message(message_id)
+    delivery = message.deliveries[0] if message is not None and len(message.deliveries) == 1 else None
+    if delivery is not None and delivery.state is DeliveryState.LEASED:
+        # Also if the arbiter did not say why it refused.
+        left = delivery.until - session.head().wall
+        until = f"for {span(left)}" if left > 0 else "until its lease ran out"
+        holder = f"{delivery.agent} on node {node_text(delivery.node)} holds it {until}"
+        return Conflict(f"{name}: {reason.sentence}; {holder}")
+    return Conflict(f"{name}: {reason.sentence}")
+
+
+def content_of(session: Session, message_id: bytes) -> SendMessage:
+    """What a message says."""
+    row = session.op(message_id)
+    payload = None if row is None else decode(row.body).payload
+    if not isinstance(payload, SendMessage):
+        raise Usage(f"what message {ulid_text(message_id)} says is not here")
+    return payload
+
+
+def state_of(message: Message, agent: str, node: int, now: int) -> str:
+    """The state of a message for an agent, as people call it."""
+    delivery = message.delivery(agent, node)
+    if delivery.state is DeliveryState.ACKNOWLEDGED:
+        return "acknowledged"
+    if delivery.is_held(now):
+        return "leased"
+    if now >= message.expires:
+        return "expired"
+    if delivery.is_dead(now, message.tries_max):
+        return "dead"
+    return "delayed" if delivery.state is DeliveryState.READY and now < delivery.until else "waiting"

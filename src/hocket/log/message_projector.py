@@ -1,0 +1,222 @@
+"""Keeps messages equal to the fold inside one transaction, and their queues: which message an agent may claim next. It
+also decides what spans messages (the order within a thread) and what depends on this machine's clock (when a lease
+ends), if this node decides about a message.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from hocket.kernel.clock import pack
+from hocket.kernel.coordination_payloads import (
+    AcknowledgeMessage,
+    ClaimMessage,
+    RetryMessage,
+    ReturnMessage,
+    SendMessage,
+)
+from hocket.kernel.messages import (
+    MESSAGES,
+    Address,
+    DeliveryState,
+    Message,
+    MessageDelivery,
+    addresses_of,
+    read_address,
+)
+from hocket.kernel.ops import Op
+from hocket.kernel.reasons import Reason
+from hocket.kernel.subjects import MESSAGE, Subject
+from hocket.kernel.vocabulary import AcceptOffer
+from hocket.log.projectors import Engine
+from hocket.store import DeliveryStage, QueuedDelivery, Session
+
+# How many deliveries whose time has come, and messages to groups, one transaction looks at.
+STEP = 1_000
+# How many messages of a thread one consumer may hold at once.
+THREAD_HELD_MAX = 1_000
+
+
+class _QueuePlace(NamedTuple):
+    stage: DeliveryStage
+    due: int
+
+
+class MessageProjector:
+    family = MESSAGES
+
+    def __init__(self, session: Session, engine: Engine) -> None:
+        self._session, self._engine = session, engine
+        self.context = engine
+        self._messages: dict[bytes, Message | None] = {}
+        self._dirty: dict[bytes, None] = {}
+        self.touched: set[bytes] = set()
+
+    def state(self, key: bytes) -> Message | None:
+        if key not in self._messages:
+            self._session.lock_subjects((Subject(MESSAGE, key),))
+            self._messages[key] = self._session.message(key)
+        return self._messages[key]
+
+    def keep(self, key: bytes, state: Message | None) -> None:
+        self._messages[key] = state
+        self._dirty[key] = None
+
+    note = keep
+
+    def prepare(self, keys: Sequence[bytes]) -> None:
+        pass
+
+    def is_new(self, key: bytes) -> bool:
+        return False
+
+    def not_new(self, key: bytes) -> None:
+        pass
+
+    def claim(self, key: bytes) -> bytes | None:
+        message = self._messages.get(key)
+        if message is None or len(message.deliveries) != 1:
+            return None
+        delivery = message.deliveries[0]
+        return delivery.op if delivery.state is DeliveryState.LEASED else None
+
+    def keys_since(self, hlc: bytes) -> Iterable[bytes]:
+        return self._session.messages_since(hlc)
+
+    def flush(self) -> None:
+        while self._dirty:
+            dirty, self._dirty = self._dirty, {}
+            self.touched.update(dirty)
+            for key in dirty:
+                message = self._messages[key]
+                if message is None:
+                    for dropped in self._session.drop_message(key):
+                        self._let_next_in(dropped.queue, dropped.thread)
+                else:
+                    self._session.put_message(message, self._depth(message))
+                    self._queue(message)
+
+    def _depth(self, message: Message) -> int:
+        if message.reply_to is None:
+            return 0
+        return 1 + (self._session.reply_depth(message.reply_to) or 0)
+
+    # What this node decides.
+
+    def own_fault(self, state: Message | None, op: Op) -> Reason | None:
+        payload, author, offered_at = op.payload, op.node_id, None
+        if isinstance(payload, AcceptOffer):
+            offered, _ = self._engine.known(payload.offer)
+            if offered is None:
+                return None
+            payload, author, offered_at = offered.payload, offered.node_id, offered.timestamp.wall
+        if state is None or isinstance(payload, SendMessage):
+            return None
+        if not state.is_open and self._engine.arbiter(op.timestamp) not in (None, op.node_id):
+            return None  # it is an offer, and the arbiter decides
+        now = self._engine.physical
+        if isinstance(payload, RetryMessage):
+            dead = any(each.is_dead(now, state.tries_max) for each in state.deliveries)
+            return None if dead else Reason.NOT_DEAD
+        assert isinstance(payload, ClaimMessage | AcknowledgeMessage | ReturnMessage)
+        delivery = state.delivery(payload.agent, author)
+        if isinstance(payload, ClaimMessage):
+            if delivery.is_held(now):
+                return Reason.MESSAGE_LEASED
+            if offered_at is not None and offered_at + payload.lease_ms < self._engine.now:
+                return Reason.LEASE_PASSED  # its claimer no longer waits for it
+            return None if self._is_its_turn(state, payload.agent, author) else Reason.NOT_ITS_TURN
+        return Reason.LEASE_PASSED if delivery.state is DeliveryState.LEASED and delivery.until < now else None
+
+    def _is_its_turn(self, message: Message, agent: str, node: int) -> bool:
+        """Whether every earlier message of its thread has ended, or is held by the same consumer."""
+        self.flush()
+        queue = str(Address(agent, node)) if message.address.is_group else message.to
+        earlier = self._session.deliveries_of_thread(
+            queue, message.thread or message.id, THREAD_HELD_MAX, before=pack(message.sent)
+        )
+        for each in earlier:
+            other = self.state(each.message_id)
+            assert other is not None
+            delivery = other.delivery(agent, node)
+            if not delivery.is_held(self._engine.physical) or (delivery.agent, delivery.node) != (agent, node):
+                return False
+        return len(earlier) < THREAD_HELD_MAX
+
+    # Queues.
+
+    def bring_up_to_date(self, agent: str, node: int) -> None:
+        """Before an agent claims: moves the deliveries whose time has come, and gives the agent its share of the
+        messages to groups.
+        """
+        self.move_due()
+        session, queue = self._session, str(Address(agent, node))
+        groups = [address for address in addresses_of(agent, node) if Address(address).is_group]
+        new = session.group_messages(groups, session.group_cursor(queue), STEP)
+        for _, message in new:
+            if (message.sender, message.sent.node) != (agent, node):
+                self._place(self.state(message.id) or message, queue)
+        if new:
+            session.set_group_cursor(queue, new[-1][0])
+
+    def move_due(self) -> None:
+        """Moves the deliveries whose time has come: a lease or a delay is over, or the message has expired."""
+        self.flush()
+        for due in self._session.deliveries_due(self._engine.physical, STEP):
+            message = self.state(due.message_id)
+            assert message is not None
+            self._place(message, due.queue)
+
+    def _queue(self, message: Message) -> None:
+        if not message.address.is_group:
+            self._place(message, message.to)
+            return
+        for each in message.deliveries:
+            self._place(message, str(Address(each.agent, each.node)))
+
+    def _place(self, message: Message, queue: str) -> None:
+        """Puts a message at its place in a queue, and lets the next one of its thread in if it has ended."""
+        if self._put(message, queue):
+            self._let_next_in(queue, message.thread or message.id)
+
+    def _let_next_in(self, queue: str, thread: bytes) -> None:
+        while (first := self._first(queue, thread)) is not None and first.stage is DeliveryStage.BLOCKED:
+            following = self.state(first.message_id)
+            assert following is not None
+            self._put(following, queue)
+
+    def _put(self, message: Message, queue: str) -> bool:
+        """Of a thread only the first message that has not ended is ready. Returns whether this one has ended."""
+        address = read_address(queue)
+        assert address is not None
+        delivery = message.delivery(address.name, address.node or 0)
+        place, thread = _place_of(message, delivery, self._engine.physical), message.thread or message.id
+        if place is None:
+            self._session.drop_delivery(queue, message.id)
+            return True
+        stage, sent = place.stage, pack(message.sent)
+        if stage is DeliveryStage.READY:
+            first = self._first(queue, thread)
+            if first is not None and first.sent < sent:
+                stage = DeliveryStage.BLOCKED
+            elif first is not None and first.sent > sent and first.stage is DeliveryStage.READY:
+                self._session.put_delivery(first._replace(stage=DeliveryStage.BLOCKED))
+        self._session.put_delivery(QueuedDelivery(queue, message.id, stage, place.due, message.priority, sent, thread))
+        return stage is DeliveryStage.DEAD
+
+    def _first(self, queue: str, thread: bytes) -> QueuedDelivery | None:
+        return next(iter(self._session.deliveries_of_thread(queue, thread, 1)), None)
+
+
+def _place_of(message: Message, delivery: MessageDelivery, now: int) -> _QueuePlace | None:
+    """A delivery's place in its queue at that time; None if it has none."""
+    if delivery.state is DeliveryState.ACKNOWLEDGED:
+        return None
+    if delivery.is_held(now):
+        return _QueuePlace(DeliveryStage.RESTING, delivery.until + 1)
+    if now >= message.expires:
+        return None if message.address.is_group else _QueuePlace(DeliveryStage.DEAD, message.expires)
+    if delivery.is_dead(now, message.tries_max):
+        return _QueuePlace(DeliveryStage.DEAD, message.expires)
+    if delivery.state is DeliveryState.READY and now < delivery.until:
+        return _QueuePlace(DeliveryStage.RESTING, min(delivery.until, message.expires))
+    return _QueuePlace(DeliveryStage.READY, message.expires)

@@ -1,0 +1,407 @@
+"""Messages for programs: `node.send`, `node.inbox` and `node.ask`, for async and for synchronous code. A received
+message is held under a lease; the program acknowledges it, returns it or answers it.
+"""
+
+import os
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from hocket.bus.changes import about
+from hocket.coordination import inbox
+from hocket.coordination.deciding import acceptance, decide, written
+from hocket.coordination.inbox import LEASE_MS_DEFAULT, TTL_MS_DEFAULT, ClaimedMessage, MessageDraft
+from hocket.errors import Unreachable, Usage
+from hocket.kernel.durations import duration_ms
+from hocket.kernel.ids import hash_text, node_text, parse_ulid, ulid_text
+from hocket.kernel.messages import Message, read_address
+from hocket.kernel.ops import Op
+from hocket.kernel.reasons import Reason
+from hocket.kernel.subjects import MESSAGE
+from hocket.log import Log, Transaction
+from hocket.mesh import membership
+from hocket.mesh.names import names
+from hocket.node.requests import kept
+from hocket.store import Session
+from hocket.work.blobs import Blobs
+from hocket.work.run_outputs import contain
+
+if TYPE_CHECKING:
+    from hocket.node.node import Node, SyncNode
+
+Body = bytes | str | Any
+Attached = tuple[str, bytes | os.PathLike[str]] | os.PathLike[str]
+Duration = str | float
+_MAIL = about(MESSAGE)
+
+
+class AttachmentInfo(msgspec.Struct, frozen=True):
+    """A named artifact. Its hash and size are None if this node does not know the artifact."""
+
+    name: str
+    artifact_id: str
+    hash: str | None
+    size: int | None
+
+
+class MessageData(msgspec.Struct, frozen=True):
+    """A message as an agent sees it. `sender` is the agent and the name of its node; `sender_address` names the node by
+    its id, and is the address for a reply.
+    """
+
+    id: str
+    sender: str
+    sender_address: str
+    to: str
+    type: str
+    thread: str
+    reply_to: str | None
+    priority: int
+    body: bytes
+    attachments: list[AttachmentInfo]
+    sent_ms: int
+    expires_ms: int
+    state: str
+    lease_until_ms: int | None
+    tries: int
+
+
+def message_data(log: Log, session: Session, message: Message, agent: str | None) -> MessageData:
+    """`agent` is whose delivery of a message to a group is shown."""
+    called, payload, author = names(log.permissions(session)), inbox.content_of(session, message.id), message.sent.node
+    address, now = message.address, log.physical()
+    receiver = agent or address.name
+    node = log.node if address.node is None else address.node
+    delivery = message.delivery(receiver, node)
+    state = inbox.state_of(message, receiver, node, now)
+    to = message.to if address.node is None else f"{address.name}@{called.get(address.node) or node_text(address.node)}"
+    return MessageData(
+        ulid_text(message.id),
+        f"{message.sender}@{called.get(author) or node_text(author)}",
+        f"{message.sender}@{node_text(author)}",
+        to,
+        payload.message_type,
+        ulid_text(message.thread or message.id),
+        None if message.reply_to is None else ulid_text(message.reply_to),
+        message.priority,
+        payload.body,
+        [_attachment(session, name, artifact_id) for name, artifact_id in payload.attachments],
+        message.sent.wall,
+        message.expires,
+        state,
+        delivery.until if state == "leased" else None,
+        delivery.tries,
+    )
+
+
+def _attachment(session: Session, name: str, artifact_id: bytes) -> AttachmentInfo:
+    found = session.artifact(artifact_id)
+    known = (None, None) if found is None else (hash_text(found.hash), found.size)
+    return AttachmentInfo(name, ulid_text(artifact_id), *known)
+
+
+def resolved(log: Log, session: Session, to: str) -> str:
+    """The address with the id of the node that it names."""
+    name, at, node = to.partition("@")
+    if not at:
+        return to
+    if not node:
+        raise Usage(f"{to!r} names no node; write it like editor@gpu-box")
+    return f"{name}@{membership.find(membership.members(log, session), node).id}"
+
+
+def message_id_of(text: str) -> bytes:
+    try:
+        return parse_ulid(text)
+    except ValueError as error:
+        raise Usage(f"{text!r} is not the id of a message: {error}") from None
+
+
+def milliseconds(value: Duration, what: str) -> int:
+    try:
+        return duration_ms(value)
+    except ValueError as error:
+        raise Usage(f"bad {what}: {error}") from None
+
+
+def draft_of(
+    log: Log,
+    blobs: Blobs,
+    to: str,
+    body: Body,
+    *,
+    agent: str | None = None,
+    type: str = "",
+    thread: str | None = None,
+    reply_to: str | None = None,
+    priority: int = 0,
+    ttl: Duration | None = None,
+    attachments: Iterable[Attached] = (),
+) -> MessageDraft:
+    """The message that a program wants to send. A body that is neither text nor bytes is sent as JSON."""
+    data = body if isinstance(body, bytes) else body.encode() if isinstance(body, str) else msgspec.json.encode(body)
+    with log.store.read() as session:
+        receiver = resolved(log, session, to)
+    plain = inbox.check_draft(
+        MessageDraft(
+            receiver,
+            data,
+            agent or inbox.default_agent(),
+            type,
+            None if thread is None else message_id_of(thread),
+            None if reply_to is None else message_id_of(reply_to),
+            priority,
+            TTL_MS_DEFAULT if ttl is None else milliseconds(ttl, "ttl"),
+        )
+    )
+    named = [each if isinstance(each, tuple) else (Path(each).name, each) for each in attachments]
+    return inbox.check_draft(
+        plain._replace(attachments=tuple((name, contain(blobs, content)) for name, content in named))
+    )
+
+
+def node_of(draft: MessageDraft) -> int | None:
+    """The node that a message is for, if it is for one."""
+    address = read_address(draft.to)
+    return None if address is None else address.node
+
+
+class _Received:
+    """What async and synchronous programs see of a message that they hold."""
+
+    def __init__(self, data: MessageData, agent: str, claim_op: bytes) -> None:
+        self.data, self.agent = data, agent
+        self._id, self._claim_op = parse_ulid(data.id), claim_op
+
+    @property
+    def id(self) -> str:
+        return self.data.id
+
+    @property
+    def sender(self) -> str:
+        return self.data.sender
+
+    @property
+    def body(self) -> bytes:
+        return self.data.body
+
+    @property
+    def text(self) -> str:
+        return self.data.body.decode()
+
+    def json(self) -> Any:
+        return msgspec.json.decode(self.data.body)
+
+    def _ack(self, tx: Transaction) -> Op | Reason:
+        return inbox.acknowledge(tx, self._id, self.agent, self._claim_op)
+
+    def _nack(self, delay: Duration, reason: str) -> Callable[[Transaction], Op | Reason]:
+        delay_ms = milliseconds(delay, "delay")
+        return lambda tx: inbox.hand_back(tx, self._id, self.agent, delay_ms, reason, self._claim_op)
+
+
+class ReceivedMessage(_Received):
+    """A message that an agent of this node holds."""
+
+    def __init__(self, node: "Node", data: MessageData, agent: str, claim_op: bytes) -> None:
+        super().__init__(data, agent, claim_op)
+        self._node = node
+
+    async def ack(self) -> None:
+        """The message is processed. Raises Conflict if the lease was lost."""
+        await decided(self._node, self._id, self._ack)
+
+    async def nack(self, delay: Duration = 0, reason: str = "") -> None:
+        """Returns the message, to be delivered again after the delay."""
+        await decided(self._node, self._id, self._nack(delay, reason))
+
+    async def reply(self, body: Body, **options: Any) -> str:
+        """Answers the sender; the message itself is still to be acknowledged. Returns the id of the reply."""
+        given = {"agent": self.agent, "reply_to": self.id} | options
+        return await self._node.send(self.data.sender_address, body, **given)
+
+
+class Inbox:
+    """The messages of one agent of this node."""
+
+    def __init__(self, node: "Node", agent: str | None) -> None:
+        self._node, self.agent = node, inbox.check_agent(agent or inbox.default_agent())
+
+    async def claim(
+        self, count: int = 1, lease: Duration = LEASE_MS_DEFAULT / 1000, wait: Duration = 0
+    ) -> list[ReceivedMessage]:
+        """Claims up to `count` messages, the most urgent first. If there are none, waits so long for the first."""
+        node, agent, log = self._node, self.agent, self._node.log
+        lease_ms, wait_ms = inbox.check_lease(milliseconds(lease, "lease")), milliseconds(wait, "wait")
+
+        async def look() -> tuple[bool, list[ClaimedMessage]]:
+            if not await node.peek(lambda session: inbox.has_mail(session, agent, log.node, log.physical())):
+                return False, []
+            taken = await inbox.claim_messages(node, agent, count, lease_ms)
+            return bool(taken), taken
+
+        taken: list[ClaimedMessage] = []
+        if wait_ms:
+            with suppress(TimeoutError):
+                taken = await node.until(look, wait_ms / 1000, _MAIL)
+        else:
+            _, taken = await look()
+        if taken:
+            node.wrote()
+        return await node.peek(lambda session: [self._received(session, each) for each in taken])
+
+    async def __aiter__(self) -> AsyncIterator[ReceivedMessage]:
+        """Every message as it comes, one at a time, without end."""
+        while True:
+            for message in await self.claim(wait=3600):
+                yield message
+
+    def _received(self, session: Session, taken: ClaimedMessage) -> ReceivedMessage:
+        message = session.message(taken.message_id)
+        assert message is not None
+        data = message_data(self._node.log, session, message, self.agent)
+        return ReceivedMessage(self._node, data, self.agent, taken.claim_op)
+
+
+async def decided(node: "Node", message_id: bytes, request: Callable[[Transaction], Op | Reason]) -> None:
+    """Has an op about a message decided. Raises Conflict and others if it is refused."""
+    try:
+        answer = await decide(node, request)
+    except Unreachable as error:
+        raise kept(error) from error
+    node.wrote()
+    if isinstance(answer, Reason):
+        reason = answer
+        raise await node.peek(lambda session: inbox.refused(session, message_id, reason))
+
+
+async def ask(
+    node: "Node", to: str, body: Body, wait: Duration, agent: str | None, options: dict[str, Any]
+) -> ReceivedMessage:
+    """Sends a message and waits for the reply to it, which is acknowledged when it is here. The reply goes to an agent
+    of its own, so that no other consumer gets it.
+    """
+    wait_ms, log = milliseconds(wait, "wait"), node.log
+    asking = f"{agent or inbox.default_agent()}/ask-{ulid_text(log.new_id(log.physical()))[-12:].lower()}"
+    message_id = message_id_of(await node.send(to, body, agent=asking, ttl=wait_ms / 1000, **options))
+
+    async def look() -> tuple[bool, bool]:
+        return bool(await node.peek(lambda session: session.replies(message_id))), True
+
+    try:
+        await node.until(look, wait_ms / 1000, _MAIL)
+    except TimeoutError:
+        raise TimeoutError(f"no reply from {to} within {wait_ms / 1000:g} seconds") from None
+    (reply,) = await Inbox(node, asking).claim(wait=10)
+    await reply.ack()
+    return reply
+
+
+# For synchronous programs.
+
+
+class SyncReceivedMessage(_Received):
+    """A message that an agent of this node holds."""
+
+    def __init__(self, node: "SyncNode", data: MessageData, agent: str, claim_op: bytes) -> None:
+        super().__init__(data, agent, claim_op)
+        self._node = node
+
+    def ack(self) -> None:
+        """The message is processed. Raises Conflict if the lease was lost."""
+        decided_sync(self._node, self._id, self._ack)
+
+    def nack(self, delay: Duration = 0, reason: str = "") -> None:
+        """Returns the message, to be delivered again after the delay."""
+        decided_sync(self._node, self._id, self._nack(delay, reason))
+
+    def reply(self, body: Body, **options: Any) -> str:
+        """Answers the sender; the message itself is still to be acknowledged. Returns the id of the reply."""
+        given = {"agent": self.agent, "reply_to": self.id} | options
+        return self._node.send(self.data.sender_address, body, **given)
+
+
+class SyncInbox:
+    """The messages of one agent of this node."""
+
+    def __init__(self, node: "SyncNode", agent: str | None) -> None:
+        self._node, self.agent = node, inbox.check_agent(agent or inbox.default_agent())
+
+    def claim(
+        self, count: int = 1, lease: Duration = LEASE_MS_DEFAULT / 1000, wait: Duration = 0
+    ) -> list[SyncReceivedMessage]:
+        """Claims up to `count` messages, the most urgent first. If there are none, waits so long for the first."""
+        log = self._node.runtime.log
+        lease_ms, wait_ms = inbox.check_lease(milliseconds(lease, "lease")), milliseconds(wait, "wait")
+
+        def look(session: Session) -> tuple[bool, bool]:
+            return inbox.has_mail(session, self.agent, log.node, log.physical()), True
+
+        taken = self._claim(count, lease_ms)
+        if wait_ms and not taken:
+            with suppress(TimeoutError):
+                self._node.until(look, wait_ms / 1000, _MAIL)
+                taken = self._claim(count, lease_ms)
+        if taken:
+            self._node.wrote()
+
+        def read() -> list[SyncReceivedMessage]:
+            with self._node.runtime.read() as session:
+                return [self._received(session, each) for each in taken]
+
+        return self._node.call(read)
+
+    def __iter__(self) -> Iterator[SyncReceivedMessage]:
+        """Every message as it comes, one at a time, without end."""
+        while True:
+            yield from self.claim(wait=3600)
+
+    def _claim(self, count: int, lease_ms: int) -> list[ClaimedMessage]:
+        node, log = self._node, self._node.runtime.log
+        made = node.call(lambda: log.run(lambda tx: inbox.claim(tx, self.agent, count, lease_ms)))
+        if not made.offers:
+            return made.taken
+        offers = made.offers
+        try:
+            return made.taken + node.call(lambda: node.with_node(lambda other: inbox.settled(other, offers)))
+        except Unreachable:
+            if made.taken:
+                return made.taken
+            raise
+
+    def _received(self, session: Session, taken: ClaimedMessage) -> SyncReceivedMessage:
+        message = session.message(taken.message_id)
+        assert message is not None
+        data = message_data(self._node.runtime.log, session, message, self.agent)
+        return SyncReceivedMessage(self._node, data, self.agent, taken.claim_op)
+
+
+def decided_sync(node: "SyncNode", message_id: bytes, request: Callable[[Transaction], Op | Reason]) -> None:
+    """Has an op about a message decided. Raises Conflict and others if it is refused."""
+    log = node.runtime.log
+    said = node.call(lambda: log.run(lambda tx: written(tx, request(tx))))
+    reason = said if isinstance(said, Reason) else None
+    if not isinstance(said, Reason) and said.is_offer:
+        op = said.op
+
+        async def consult(other: "Node") -> bytes | None:
+            await other.consult(())
+            return await other.peek(lambda session: acceptance(session, op))
+
+        try:
+            accepted = node.call(lambda: node.with_node(consult))
+        except Unreachable as error:
+            raise kept(error) from error
+        reason = Reason.NOT_ACCEPTED if accepted is None else None
+    node.wrote()
+    if reason is not None:
+        refusal = reason
+
+        def explained() -> Exception:
+            with node.runtime.read() as session:
+                return inbox.refused(session, message_id, refusal)
+
+        raise node.call(explained)

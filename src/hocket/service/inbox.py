@@ -1,0 +1,250 @@
+"""Messages: send, claim, list, follow, acknowledge, return; dead messages and threads."""
+
+import base64
+import os
+from collections.abc import Iterator, Sequence
+
+import msgspec
+
+from hocket.bus.changes import about
+from hocket.coordination import inbox
+from hocket.coordination.inbox import CLAIMED_MAX, LEASE_MS_DEFAULT
+from hocket.errors import Usage
+from hocket.kernel.ids import parse_ulid, ulid_prefix_range, ulid_text
+from hocket.kernel.messages import REASON_CHARS_MAX, Address, addresses_of, read_address
+from hocket.kernel.subjects import MESSAGE
+from hocket.node.inbox import (
+    AttachmentInfo,
+    MessageData,
+    SyncInbox,
+    decided_sync,
+    draft_of,
+    message_data,
+    node_of,
+)
+from hocket.service import ListPage, Service, ServiceAnswer
+from hocket.store import QueuedDelivery, Session
+
+PAGE_DEFAULT = 50
+LIMIT_MAX = 10_000
+THREAD_MAX = 10_000
+AMBIGUOUS_SHOWN = 5
+# The least characters by which a message may be named instead of its whole id.
+PREFIX_CHARS_MIN = 4
+
+
+class MessageShown(ServiceAnswer, frozen=True, rename={"sender": "from"}):
+    """A message. `body` is text; a body that is not has `body_base64` instead. `state` is waiting, delayed, leased,
+    acknowledged, dead or expired; `lease_until` is in milliseconds and only set while it is leased; `tries` counts its
+    deliveries, the current one included. `thread` is the id of its thread's first message.
+    """
+
+    id: str
+    sender: str
+    to: str
+    type: str
+    thread: str
+    reply_to: str | None
+    priority: int
+    body: str | None
+    attachments: list[AttachmentInfo]
+    sent_ms: int
+    expires_ms: int
+    state: str
+    lease_until: int | None
+    tries: int
+    body_base64: str | None = None
+
+
+def send(
+    service: Service,
+    to: str,
+    body: bytes,
+    *,
+    agent: str = "",
+    type: str = "",
+    thread: str | None = None,
+    reply_to: str | None = None,
+    priority: int = 0,
+    ttl_ms: int | None = None,
+    attachments: Sequence[tuple[str, bytes | os.PathLike[str]]] = (),
+) -> MessageShown:
+    """Sends a message. A message that `--thread` and `--reply-to` name is known by the beginning of its id."""
+    service.check_writer()
+    runtime = service.runtime
+    draft = draft_of(
+        runtime.log,
+        runtime.blobs,
+        to,
+        body,
+        agent=agent or None,
+        type=type,
+        thread=None if thread is None else find(service, thread),
+        reply_to=None if reply_to is None else find(service, reply_to),
+        priority=priority,
+        ttl=None if ttl_ms is None else ttl_ms / 1000,
+        attachments=attachments,
+    )
+    message_id = runtime.log.run(lambda tx: inbox.send(tx, runtime.blobs, draft))
+    service.wrote(node_of(draft))
+    return show(service, ulid_text(message_id))
+
+
+def claim(service: Service, agent: str, count: int = 1, lease_ms: int = LEASE_MS_DEFAULT) -> list[MessageShown]:
+    """Claims up to `count` messages for an agent of this node."""
+    service.check_writer()
+    if not 0 < count <= CLAIMED_MAX:
+        raise Usage(f"claim 1 to {CLAIMED_MAX} messages at once, not {count}")
+    return [_shown(each.data) for each in SyncInbox(service.node, agent).claim(count, lease_ms / 1000)]
+
+
+def listing(
+    service: Service, agent: str | None = None, limit: int = PAGE_DEFAULT, after: str | None = None
+) -> ListPage[MessageShown]:
+    """The messages that wait for an agent of this node, or for any, leased ones included; those to groups only once
+    the agent has looked for them.
+    """
+    log = service.runtime.log
+    queues = None
+    if agent is not None:
+        inbox.check_agent(agent)
+        queues = [str(Address(agent, log.node)), agent]
+        if service.principal.node == log.node:
+            log.run(lambda tx: tx.projection.messages.bring_up_to_date(agent, tx.node))
+    with service.read() as session:
+        return _page(service, session, queues, limit, after, is_dead=False)
+
+
+def dead(service: Service, limit: int = PAGE_DEFAULT, after: str | None = None) -> ListPage[MessageShown]:
+    """The messages that were tried too often, or that nobody has claimed in time."""
+    log = service.runtime.log
+    if service.principal.node == log.node:
+        log.run(lambda tx: tx.projection.messages.move_due())
+    with service.read() as session:
+        return _page(service, session, None, limit, after, is_dead=True)
+
+
+def _page(
+    service: Service, session: Session, queues: list[str] | None, limit: int, after: str | None, *, is_dead: bool
+) -> ListPage[MessageShown]:
+    beyond = ("", b"")
+    if after is not None:
+        queue, _, last = after.rpartition(" ")
+        try:
+            beyond = queue, parse_ulid(last)
+        except ValueError:
+            raise Usage(f"{after!r} is not the key of a page") from None
+    rows = session.deliveries(queues, is_dead, beyond, limit + 1)
+    items = [_of_row(service, session, row) for row in rows[:limit]]
+    last_row = rows[limit - 1] if len(rows) > limit else None
+    return ListPage(items, None if last_row is None else f"{last_row.queue} {ulid_text(last_row.message_id)}")
+
+
+def _of_row(service: Service, session: Session, row: QueuedDelivery) -> MessageShown:
+    message = session.message(row.message_id)
+    address = read_address(row.queue)
+    assert message is not None and address is not None
+    return _shown(message_data(service.runtime.log, session, message, address.name))
+
+
+def follow(
+    service: Service, agent: str, count: int | None = None, lease_ms: int = LEASE_MS_DEFAULT
+) -> Iterator[MessageShown]:
+    """Every message for an agent as it comes, without end. With a `count`, claims up to so many at once; without, each
+    is shown once and stays where it is.
+    """
+    node = service.node
+    if count is not None:
+        while True:
+            claimed = SyncInbox(node, agent).claim(count, lease_ms / 1000, wait=3600)
+            yield from (_shown(each.data) for each in claimed)
+    log, shown = service.runtime.log, set[str]()
+    while True:
+        page = listing(service, agent, LIMIT_MAX)
+        yield from (each for each in page.items if each.id not in shown)
+        shown = {each.id for each in page.items}
+
+        def is_new(session: Session, known: frozenset[str] = frozenset(shown)) -> tuple[bool, None]:
+            queues = [str(Address(agent, log.node)), agent]
+            rows = session.deliveries(queues, False, ("", b""), LIMIT_MAX)
+            groups = [each for each in addresses_of(agent, log.node) if Address(each).is_group]
+            has_group = bool(session.group_messages(groups, session.group_cursor(queues[0]), 1))
+            return has_group or any(ulid_text(row.message_id) not in known for row in rows), None
+
+        node.until(is_new, None, about(MESSAGE))
+
+
+def ack(service: Service, id: str, agent: str) -> None:
+    """Acknowledges a message that the agent holds on this node. Raises Conflict if it does not."""
+    service.check_writer()
+    message_id = parse_ulid(find(service, id))
+    inbox.check_agent(agent)
+    decided_sync(service.node, message_id, lambda tx: inbox.acknowledge(tx, message_id, agent))
+
+
+def nack(service: Service, id: str, agent: str, delay_ms: int = 0, reason: str = "") -> None:
+    """Returns a message that the agent holds, to be delivered again after the delay."""
+    service.check_writer()
+    message_id = parse_ulid(find(service, id))
+    inbox.check_agent(agent)
+    _check_reason(reason)
+    decided_sync(service.node, message_id, lambda tx: inbox.hand_back(tx, message_id, agent, delay_ms, reason))
+
+
+def retry(service: Service, id: str, reason: str = "") -> MessageShown:
+    """Delivers a dead message again. Raises Conflict if it is not dead."""
+    service.check_writer()
+    message_id = parse_ulid(find(service, id))
+    _check_reason(reason)
+    decided_sync(service.node, message_id, lambda tx: inbox.retry(tx, message_id, reason))
+    return show(service, ulid_text(message_id))
+
+
+def thread(service: Service, id: str) -> list[MessageShown]:
+    """The thread of a message, in the order in which its messages were sent."""
+    found = parse_ulid(find(service, id))
+    with service.read() as session:
+        message = session.message(found)
+        assert message is not None
+        whole = session.thread(message.thread or message.id, THREAD_MAX)
+        return [_shown(message_data(service.runtime.log, session, each, None)) for each in whole]
+
+
+def show(service: Service, id: str) -> MessageShown:
+    found = parse_ulid(find(service, id))
+    with service.read() as session:
+        message = session.message(found)
+        assert message is not None
+        return _shown(message_data(service.runtime.log, session, message, None))
+
+
+def find(service: Service, prefix: str) -> str:
+    """The id of the one message whose id begins with this text. Raises Usage if there is none, or more than one."""
+    try:
+        low, high = ulid_prefix_range(prefix)
+    except ValueError:
+        raise Usage(f"{prefix!r} is not the id of a message") from None
+    with service.read() as session:
+        found = session.message_ids(low, high, AMBIGUOUS_SHOWN + 1) if len(prefix) >= PREFIX_CHARS_MIN else []
+    if not found:
+        raise Usage(f"no message {prefix!r} is known here")
+    if len(found) > 1:
+        shown = ", ".join(map(ulid_text, found[:AMBIGUOUS_SHOWN]))
+        raise Usage(f"{prefix!r} is the beginning of several ids: {shown}; give more of it")
+    return ulid_text(found[0])
+
+
+def _check_reason(reason: str) -> None:
+    if len(reason) > REASON_CHARS_MAX:
+        raise Usage(f"a reason has at most {REASON_CHARS_MAX} characters, not {len(reason)}")
+
+
+def _shown(data: MessageData) -> MessageShown:
+    try:
+        body, encoded = data.body.decode(), None
+    except UnicodeDecodeError:
+        body, encoded = None, base64.b64encode(data.body).decode()
+    fields = msgspec.structs.asdict(data) | {"body": body, "body_base64": encoded}
+    fields["lease_until"] = fields.pop("lease_until_ms")
+    del fields["sender_address"]
+    return MessageShown(**fields)

@@ -1,0 +1,130 @@
+"""The statements about messages and their queues."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import msgspec
+
+from hocket.kernel.clock import pack
+from hocket.kernel.messages import Message
+from hocket.store.messages import DeliveryStage, QueuedDelivery
+from hocket.store.sqlite.statements import Statements
+
+_DELIVERY = "queue, message, stage, due, priority, sent, thread"
+_STAGES = tuple(DeliveryStage)
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(Message).decode
+
+
+class MessageStatements(Statements):
+    def message(self, message_id: bytes) -> Message | None:
+        state = self._one("SELECT state FROM messages WHERE id = ?", message_id)
+        return None if state is None else _decode(state)
+
+    def put_message(self, message: Message, depth: int) -> None:
+        state, last = _encode(message), pack(message.last)
+        if not self._sql(
+            "UPDATE messages SET last = ?, state = ? WHERE id = ? RETURNING 1", (last, state, message.id)
+        ).fetchall():
+            self._sql(
+                "INSERT INTO messages (id, receiver, thread, reply_to, depth, last, state)"
+                " VALUES (?, ?, ?, ?, ?, ?, ?)",
+                (message.id, message.to, message.thread, message.reply_to, depth, last, state),
+            )
+
+    def drop_message(self, message_id: bytes) -> list[QueuedDelivery]:
+        self._sql("DELETE FROM messages WHERE id = ?", (message_id,))
+        return _read(self._sql(f"DELETE FROM deliveries WHERE message = ? RETURNING {_DELIVERY}", (message_id,)))
+
+    def reply_depth(self, message_id: bytes) -> int | None:
+        depth: int | None = self._one("SELECT depth FROM messages WHERE id = ?", message_id)
+        return depth
+
+    def messages_since(self, hlc: bytes) -> list[bytes]:
+        return [row[0] for row in self._sql("SELECT id FROM messages WHERE last > ?", (hlc,))]
+
+    def each_message(self) -> Iterator[Message]:
+        for row in self._sql("SELECT state FROM messages ORDER BY id"):
+            yield _decode(row[0])
+
+    def thread(self, thread: bytes, limit: int) -> list[Message]:
+        sql = "SELECT state FROM messages WHERE thread = ? OR id = ? ORDER BY id LIMIT ?"
+        return [_decode(row[0]) for row in self._sql(sql, (thread, thread, limit))]
+
+    def replies(self, message_id: bytes) -> list[Message]:
+        rows = self._sql("SELECT state FROM messages WHERE reply_to = ? ORDER BY id", (message_id,))
+        return [_decode(row[0]) for row in rows]
+
+    def message_ids(self, low: bytes, high: bytes, limit: int) -> list[bytes]:
+        rows = self._sql("SELECT id FROM messages WHERE id BETWEEN ? AND ? ORDER BY id LIMIT ?", (low, high, limit))
+        return [row[0] for row in rows]
+
+    def put_delivery(self, delivery: QueuedDelivery) -> None:
+        self._sql(f"REPLACE INTO deliveries ({_DELIVERY}) VALUES (?, ?, ?, ?, ?, ?, ?)", delivery)
+
+    def drop_delivery(self, queue: str, message_id: bytes) -> None:
+        self._sql("DELETE FROM deliveries WHERE queue = ? AND message = ?", (queue, message_id))
+
+    def deliveries_ready(self, queue: str, limit: int) -> list[QueuedDelivery]:
+        return _read(
+            self._sql(
+                f"SELECT {_DELIVERY} FROM deliveries WHERE stage = 0 AND queue = ?"
+                " ORDER BY priority DESC, sent LIMIT ?",
+                (queue, limit),
+            )
+        )
+
+    def deliveries_of_thread(
+        self, queue: str, thread: bytes, limit: int, after: bytes = b"", before: bytes | None = None
+    ) -> list[QueuedDelivery]:
+        until, values = ("", ()) if before is None else (" AND sent < ?", (before,))
+        return _read(
+            self._sql(
+                f"SELECT {_DELIVERY} FROM deliveries WHERE stage < 3 AND queue = ? AND thread = ? AND sent > ?{until}"
+                " ORDER BY sent LIMIT ?",
+                (queue, thread, after, *values, limit),
+            )
+        )
+
+    def deliveries_due(self, now: int, limit: int) -> list[QueuedDelivery]:
+        sql = f"SELECT {_DELIVERY} FROM deliveries WHERE stage < 3 AND due <= ? ORDER BY due LIMIT ?"
+        return _read(self._sql(sql, (now, limit)))
+
+    def next_delivery_due(self, queue: str) -> int | None:
+        due: int | None = self._one("SELECT min(due) FROM deliveries WHERE stage = 1 AND queue = ?", queue)
+        return due
+
+    def deliveries(
+        self, queues: Sequence[str] | None, is_dead: bool, beyond: tuple[str, bytes], limit: int
+    ) -> list[QueuedDelivery]:
+        stage = "stage = 3" if is_dead else "stage < 3"
+        chosen = "" if queues is None else f" AND queue IN ({', '.join('?' * len(queues))})"
+        return _read(
+            self._sql(
+                f"SELECT {_DELIVERY} FROM deliveries WHERE {stage}{chosen} AND (queue, message) > (?, ?)"
+                " ORDER BY queue, message LIMIT ?",
+                (*(queues or ()), *beyond, limit),
+            )
+        )
+
+    def group_messages(self, groups: Sequence[str], after: int, limit: int) -> list[tuple[int, Message]]:
+        rows = self._sql(
+            f"SELECT number, state FROM messages INDEXED BY messages_to_groups"
+            f" WHERE receiver IN ({', '.join('?' * len(groups))}) AND number > ?"
+            " AND (receiver = 'all' OR substr(receiver, -1) = '/') ORDER BY number LIMIT ?",
+            (*groups, after, limit),
+        )
+        return [(number, _decode(state)) for number, state in rows]
+
+    def group_cursor(self, queue: str) -> int:
+        return self._one("SELECT number FROM group_cursors WHERE queue = ?", queue) or 0
+
+    def set_group_cursor(self, queue: str, number: int) -> None:
+        self._sql("REPLACE INTO group_cursors VALUES (?, ?)", (queue, number))
+
+
+def _read(rows: Any) -> list[QueuedDelivery]:
+    return [
+        QueuedDelivery(queue, message, _STAGES[stage], due, priority, sent, thread)
+        for queue, message, stage, due, priority, sent, thread in rows
+    ]
