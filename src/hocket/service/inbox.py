@@ -9,7 +9,7 @@ import msgspec
 from hocket.bus.changes import about
 from hocket.coordination import inbox
 from hocket.coordination.inbox import CLAIMED_MAX, LEASE_MS_DEFAULT
-from hocket.errors import Usage
+from hocket.errors import NotFound, Usage
 from hocket.kernel.ids import parse_ulid, ulid_prefix_range, ulid_text
 from hocket.kernel.messages import REASON_CHARS_MAX, Address, addresses_of, read_address
 from hocket.kernel.subjects import MESSAGE
@@ -227,7 +227,7 @@ def find(service: Service, prefix: str) -> str:
     with service.read() as session:
         found = session.message_ids(low, high, AMBIGUOUS_SHOWN + 1) if len(prefix) >= PREFIX_CHARS_MIN else []
     if not found:
-        raise Usage(f"no message {prefix!r} is known here")
+        raise NotFound(f"no message {prefix!r} is known here")
     if len(found) > 1:
         shown = ", ".join(map(ulid_text, found[:AMBIGUOUS_SHOWN]))
         raise Usage(f"{prefix!r} is the beginning of several ids: {shown}; give more of it")

@@ -86,7 +86,7 @@ def _operation(route: ApiRoute, of_type: Mapping[Any, Json], components: Mapping
     }
     described: Json = {
         "operationId": route.function.__name__,
-        "summary": sentences.partition("\n")[0],
+        "summary": sentences.replace("\n", " ").partition(". ")[0].rstrip(".") + ".",
         "description": f"{sentences}\n\n{need}",
         "tags": [route.path.split("/")[2]],
         "parameters": parameters,
