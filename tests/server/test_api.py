@@ -390,9 +390,18 @@ def test_every_route_is_refused_to_a_token_without_its_grant(served: Served):
         assert str(route.need) in answer.json["message"]
 
 
-EXAMPLES = {"node": "here"}
-QUERIES: dict[str, str] = {}
-BODIES: dict[str, Any] = {}
+EXAMPLES = {"node": "here", "message": "01JZZZZZZZZZZZZZZZZZZZZZZZ"}
+QUERIES = {"delete_row": "version=x"}
+BODIES: dict[str, Any] = {
+    "acquire_lock": {"keys": ["a"]},
+    "renew_lock": {"fence": 1},
+    "release_lock": {"fence": 1},
+    "break_lock": {"reason": "because"},
+    "send_message": {"to": "a", "body": "x"},
+    "put_row": {"value": 1},
+    **dict.fromkeys(("claim_messages", "acknowledge_message", "return_message", "retry_message"), {}),
+    **dict.fromkeys(("resolve_conflict", "drain_node", "quarantine_node", "resume_node", "beat"), {}),
+}
 
 
 def test_each_status_is_decided_by_one_class():
