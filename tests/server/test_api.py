@@ -399,8 +399,8 @@ BODIES: dict[str, Any] = {
     "break_lock": {"reason": "because"},
     "send_message": {"to": "a", "body": "x"},
     "put_row": {"value": 1},
-    **dict.fromkeys(("claim_messages", "acknowledge_message", "return_message", "retry_message"), {}),
-    **dict.fromkeys(("resolve_conflict", "drain_node", "quarantine_node", "resume_node", "beat"), {}),
+    **{name: {} for name in ("claim_messages", "acknowledge_message", "return_message", "retry_message")},
+    **{name: {} for name in ("resolve_conflict", "drain_node", "quarantine_node", "resume_node", "beat")},
 }
 
 

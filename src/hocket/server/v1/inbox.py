@@ -15,11 +15,11 @@ from hocket.kernel.messages import (
     TYPE_CHARS_MAX,
 )
 from hocket.kernel.policy import DELAY_MS_MAX, LEASE_MS_MAX, PRIORITY_MAX
-from hocket.server.v1.routes import PAGE_DEFAULT, After, ApiCall, ApiRoute, Limit, RouteNeed
+from hocket.server.v1.routes import PAGE_DEFAULT, ULID, After, ApiCall, ApiRoute, Limit, RouteNeed
 from hocket.service import ListPage, inbox
 from hocket.service.inbox import MessageShown
 
-MessageId = Annotated[str, msgspec.Meta(min_length=4, max_length=26, description="A message's id.")]
+MessageId = Annotated[str, msgspec.Meta(pattern=ULID, description="A message's id.")]
 AgentName = Annotated[
     str, msgspec.Meta(min_length=1, max_length=AGENT_CHARS_MAX, description="The agent; default: the token's name.")
 ]

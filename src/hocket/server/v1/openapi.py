@@ -13,10 +13,9 @@ from hocket.server.v1.routes import ApiRoute
 from hocket.service.idempotency import KEY_CHARS_MAX
 
 _REF = "#/components/schemas/{name}"
-# The errors of every route; others depend on the route.
-_COMMON = frozenset({400, 401, 403, 409, 429, 500, 503})
+# The errors of every route, and those of a route that takes a body.
+_COMMON = frozenset({400, 401, 403, 404, 409, 429, 500, 503})
 _OF_BODIES = frozenset({413, 415})
-_OF_PARAMETERS = frozenset({404})
 
 Json = dict[str, Any]
 
@@ -79,7 +78,6 @@ def _operation(route: ApiRoute, of_type: Mapping[Any, Json], components: Mapping
         key = {"type": "string", "minLength": 1, "maxLength": KEY_CHARS_MAX, "pattern": "^[ -~]+$"}
         parameters.append(_parameter("Idempotency-Key", "header", key, False))
     errors = _COMMON | (_OF_BODIES if route.body is not None else frozenset())
-    errors |= _OF_PARAMETERS if route.parameters else frozenset()
     responses: Json = {str(route.status): _success(route, of_type)}
     responses |= {
         str(status): {"$ref": f"#/components/responses/{_response_name(status)}"} for status in sorted(errors)

@@ -28,6 +28,7 @@ _PARAMETER = re.compile(r"\{(\w+)\}")
 T = TypeVar("T")
 
 Limit = msgspec.Meta(ge=1, le=PAGE_MAX, description="The most items of one page.")
+ULID = "^[0-7][0-9A-HJKMNP-TV-Z]{25}$"
 After = msgspec.Meta(max_length=1024, description="`next` of the page before.")
 
 

@@ -6,7 +6,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from hocket.kernel.rows import AGENT_BYTES_MAX, KEY_BYTES_MAX, TABLE_BYTES_MAX
-from hocket.server.v1.routes import PAGE_DEFAULT, After, ApiCall, ApiRoute, Limit, RouteNeed
+from hocket.server.v1.routes import PAGE_DEFAULT, ULID, After, ApiCall, ApiRoute, Limit, RouteNeed
 from hocket.service import ListPage, rows
 from hocket.service.rows import ConflictShown, RowShown, RowWritten
 
@@ -14,7 +14,7 @@ TableName = Annotated[str, msgspec.Meta(min_length=1, max_length=TABLE_BYTES_MAX
 RowKey = Annotated[
     str, msgspec.Meta(min_length=1, max_length=KEY_BYTES_MAX, description="A key; write a slash in it as %2F.")
 ]
-ConflictId = Annotated[str, msgspec.Meta(min_length=1, max_length=64, description="A conflict's id.")]
+ConflictId = Annotated[str, msgspec.Meta(pattern=ULID, description="A conflict's id.")]
 RowVersion = Annotated[
     str,
     msgspec.Meta(min_length=1, max_length=128, description="The version that was read; none for a new row."),
