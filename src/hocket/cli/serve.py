@@ -58,11 +58,11 @@ def serve(
     home: HomeOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Serve the other nodes of this mesh, and sync with this node's own peers.
+    """Serve the other nodes of this mesh and programs, and sync with this node's own peers.
 
     Prints its address once it accepts connections. Invitations made from then on carry that address. Nodes identify
-    themselves with a signed token. Without --cert, others on the network can read the traffic, so use it or a private
-    network. SIGTERM or Ctrl-C stops the server.
+    themselves with a signed token; programs use the HTTP API with a token of `hocket token create`. Without --cert,
+    others on the network can read the traffic, so use it or a private network. SIGTERM or Ctrl-C stops the server.
 
     \b
       hocket serve
