@@ -193,7 +193,12 @@ def test_a_returned_message_comes_again_and_a_thread_is_shown_in_order(editor: C
     assert (again["id"], again["tries"]) == (first["id"], 2)
     reply = tester("POST", "/v1/inbox", {"to": "editor", "body": "two", "reply_to": first["id"]}).json
     assert tester("POST", f"{path}/ack", {}).status == 204
-    assert [each["body"] for each in editor("GET", f"/v1/inbox/{reply['id']}/thread").json] == ["one", "two"]
+    thread = f"/v1/inbox/{reply['id']}/thread"
+    assert [each["body"] for each in editor("GET", thread).json["items"]] == ["one", "two"]
+    page = editor("GET", f"{thread}?limit=1").json
+    assert [each["body"] for each in page["items"]] == ["one"]
+    rest = editor("GET", f"{thread}?limit=1&after={page['next']}").json
+    assert [each["body"] for each in rest["items"]] == ["two"] and rest["next"] is None
     assert editor("POST", "/v1/inbox/claim", {}).json[0]["id"] == reply["id"]
     assert editor("POST", f"/v1/inbox/{reply['id']}/ack", {}).status == 204
 
@@ -236,6 +241,20 @@ def test_a_repeated_message_is_sent_once(editor: Client, tester: Client):
     assert tester("POST", f"/v1/inbox/{sent[0]}/ack", {}).status == 204
 
 
+def test_answers_with_large_messages_end_early(editor: Client, tester: Client):
+    large = "x" * 1_000_000
+    sent = [editor("POST", "/v1/inbox", {"to": "tester", "body": large}).json["id"] for _ in range(20)]
+    page = tester("GET", "/v1/inbox?limit=1000").json
+    assert len(page["items"]) == 16
+    rest = tester("GET", f"/v1/inbox?limit=1000&after={page['next'].replace(' ', '%20')}").json
+    assert [each["id"] for each in page["items"] + rest["items"]] == sent and rest["next"] is None
+    claimed = tester("POST", "/v1/inbox/claim", {"count": 1000}).json
+    claimed += tester("POST", "/v1/inbox/claim", {"count": 1000}).json
+    assert [each["id"] for each in claimed] == sent
+    for each in sent:
+        assert tester("POST", f"/v1/inbox/{each}/ack", {}).status == 204
+
+
 @pytest.mark.parametrize(
     ("body", "status"),
     [
@@ -262,7 +281,7 @@ def test_a_token_reads_and_sends_only_within_its_prefix(served: Served, editor: 
     assert narrow("GET", "/v1/inbox").status == 200
     assert narrow("GET", "/v1/inbox?agent=editor").status == 403
     secret = editor("POST", "/v1/inbox", {"to": "somebody", "body": "secret"}).json
-    assert narrow("GET", f"/v1/inbox/{secret['id']}/thread").json == []
+    assert narrow("GET", f"/v1/inbox/{secret['id']}/thread").json == {"items": [], "next": None}
     assert narrow("POST", f"/v1/inbox/{secret['id']}/retry", {}).status == 403
 
 

@@ -20,6 +20,7 @@ from hocket.node.inbox import (
     decided_sync,
     draft_of,
     message_data,
+    message_id_of,
     node_of,
 )
 from hocket.service import ListPage, Service, ServiceAnswer
@@ -202,12 +203,18 @@ def retry(service: Service, id: str, reason: str = "") -> MessageShown:
 
 def thread(service: Service, id: str) -> list[MessageShown]:
     """The thread of a message, in the order in which its messages were sent."""
-    found = parse_ulid(find(service, id))
+    return thread_page(service, id, THREAD_MAX).items
+
+
+def thread_page(service: Service, id: str, limit: int, after: str | None = None) -> ListPage[MessageShown]:
+    """Part of the thread of a message."""
+    found, beyond = parse_ulid(find(service, id)), b"" if after is None else message_id_of(after)
     with service.read() as session:
         message = session.message(found)
         assert message is not None
-        whole = session.thread(message.thread or message.id, THREAD_MAX)
-        return [_shown(message_data(service.runtime.log, session, each, None)) for each in whole]
+        part = session.thread(message.thread or message.id, limit + 1, beyond)
+        shown = [_shown(message_data(service.runtime.log, session, each, None)) for each in part[:limit]]
+    return ListPage(shown, shown[-1].id if len(part) > limit else None)
 
 
 def show(service: Service, id: str) -> MessageShown:

@@ -48,8 +48,8 @@ class MessageSession(Protocol):
         """The messages with ops later than this."""
 
     def each_message(self) -> Iterator[Message]: ...
-    def thread(self, thread: bytes, limit: int) -> list[Message]:
-        """The messages of a thread, the first one included, in the order of their ids."""
+    def thread(self, thread: bytes, limit: int, after: bytes = b"") -> list[Message]:
+        """The messages of a thread, the first one included, in the order of their ids, after this id."""
 
     def replies(self, message_id: bytes) -> list[Message]: ...
     def message_ids(self, low: bytes, high: bytes, limit: int) -> list[bytes]: ...

@@ -5,7 +5,7 @@ from typing import Annotated
 import msgspec
 
 from hocket.coordination.inbox import CLAIMED_MAX, LEASE_MS_DEFAULT
-from hocket.errors import Usage
+from hocket.errors import Unreachable, Usage
 from hocket.kernel.messages import (
     AGENT_CHARS_MAX,
     ATTACHMENT_CHARS_MAX,
@@ -15,7 +15,20 @@ from hocket.kernel.messages import (
     TYPE_CHARS_MAX,
 )
 from hocket.kernel.policy import DELAY_MS_MAX, LEASE_MS_MAX, PRIORITY_MAX
-from hocket.server.v1.routes import PAGE_DEFAULT, ULID, After, ApiCall, ApiRoute, Limit, RouteNeed
+from hocket.server.v1.routes import (
+    ANSWER_BYTES,
+    PAGE_DEFAULT,
+    STEP,
+    ULID,
+    After,
+    ApiCall,
+    ApiRoute,
+    FetchPage,
+    Limit,
+    RouteNeed,
+    bounded_page,
+    json_size,
+)
 from hocket.service import ListPage, inbox
 from hocket.service.inbox import MessageShown
 
@@ -54,7 +67,7 @@ class InboxQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     after: Annotated[str, After] | None = None
 
 
-class DeadQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class MessagesQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     limit: Annotated[int, Limit] = PAGE_DEFAULT
     after: Annotated[str, After] | None = None
 
@@ -99,12 +112,28 @@ def send_message(call: ApiCall, body: MessageToSend) -> MessageShown:
 
 def list_messages(call: ApiCall, query: InboxQuery) -> ListPage[MessageShown]:
     """List the messages that wait for an agent of this node, leased ones included."""
-    return inbox.listing(call.service, call.agent(query.agent), query.limit, query.after)
+    agent = call.agent(query.agent)
+    return bounded_page(lambda limit, after: inbox.listing(call.service, agent, limit, after), query.limit, query.after)
 
 
 def claim_messages(call: ApiCall, body: ClaimWanted) -> list[MessageShown]:
-    """Claim messages for an agent of this node, each under a lease. The list is empty if none waits."""
-    return inbox.claim(call.service, call.agent(body.agent), body.count, body.lease_ms)
+    """Claim messages for an agent of this node, each under a lease. The list is empty if none waits, and shorter than
+    `count` if they are large.
+    """
+    agent, claimed, size = call.agent(body.agent), list[MessageShown](), 0
+    while len(claimed) < body.count and size < ANSWER_BYTES:
+        wanted = min(STEP, body.count - len(claimed))
+        try:
+            more = inbox.claim(call.service, agent, wanted, body.lease_ms)
+        except Unreachable:
+            if claimed:
+                break
+            raise
+        claimed += more
+        size += json_size(more)
+        if len(more) < wanted:
+            break
+    return claimed
 
 
 def acknowledge_message(call: ApiCall, message: MessageId, body: Acknowledgement) -> None:
@@ -117,10 +146,9 @@ def return_message(call: ApiCall, message: MessageId, body: MessageReturn) -> No
     inbox.nack(call.service, message, call.agent(body.agent), body.delay_ms, body.reason)
 
 
-def list_dead_messages(call: ApiCall, query: DeadQuery) -> ListPage[MessageShown]:
+def list_dead_messages(call: ApiCall, query: MessagesQuery) -> ListPage[MessageShown]:
     """List the messages that were tried too often or expired unclaimed, as far as the token may read them."""
-    found = inbox.dead(call.service, query.limit, query.after)
-    return ListPage([each for each in found.items if _may_read(call, each)], found.next)
+    return _readable(call, query, lambda limit, after: inbox.dead(call.service, limit, after))
 
 
 def retry_message(call: ApiCall, message: MessageId, body: RetryWanted) -> MessageShown:
@@ -129,9 +157,14 @@ def retry_message(call: ApiCall, message: MessageId, body: RetryWanted) -> Messa
     return inbox.retry(call.service, message, body.reason)
 
 
-def show_thread(call: ApiCall, message: MessageId) -> list[MessageShown]:
+def show_thread(call: ApiCall, message: MessageId, query: MessagesQuery) -> ListPage[MessageShown]:
     """Show the thread of a message in the order of sending, as far as the token may read it."""
-    return [each for each in inbox.thread(call.service, message) if _may_read(call, each)]
+    return _readable(call, query, lambda limit, after: inbox.thread_page(call.service, message, limit, after))
+
+
+def _readable(call: ApiCall, query: MessagesQuery, fetch: FetchPage[MessageShown]) -> ListPage[MessageShown]:
+    found = bounded_page(fetch, query.limit, query.after)
+    return ListPage([each for each in found.items if _may_read(call, each)], found.next)
 
 
 def _may_read(call: ApiCall, message: MessageShown) -> bool:

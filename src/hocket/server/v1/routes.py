@@ -23,9 +23,14 @@ PAGE_MAX = 1_000
 PAGE_DEFAULT = 100
 BODY_BYTES_MAX = 4 * 1024 * 1024
 
+# An answer gets no more items once they have this many bytes; so many are read at a time.
+ANSWER_BYTES = 4 * 1024 * 1024
+STEP = 16
+
 _PARAMETER = re.compile(r"\{(\w+)\}")
 
 T = TypeVar("T")
+FetchPage = Callable[[int, str | None], ListPage[T]]
 
 Limit = msgspec.Meta(ge=1, le=PAGE_MAX, description="The most items of one page.")
 ULID = "^[0-7][0-9A-HJKMNP-TV-Z]{25}$"
@@ -154,6 +159,23 @@ def page_of(items: Iterable[T], key: Callable[[T], str], limit: int, after: str 
     """Part of a list that the service gives as a whole, in the order of the key."""
     left = sorted((each for each in items if after is None or key(each) > after), key=key)
     return ListPage(left[:limit], key(left[limit - 1]) if len(left) > limit else None)
+
+
+def bounded_page(fetch: FetchPage[T], limit: int, after: str | None, step: int = STEP) -> ListPage[T]:
+    """A page that ends early if its items are large, so that no answer takes much memory."""
+    items: list[T] = []
+    size = 0
+    while limit > 0 and size < ANSWER_BYTES:
+        page = fetch(min(step, limit), after)
+        items += page.items
+        size, limit, after = size + json_size(page.items), limit - step, page.next
+        if after is None:
+            break
+    return ListPage(items, after)
+
+
+def json_size(items: Iterable[object]) -> int:
+    return sum(len(msgspec.json.encode(each)) for each in items)
 
 
 def _decoded(segment: str) -> str:

@@ -6,7 +6,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from hocket.kernel.rows import AGENT_BYTES_MAX, KEY_BYTES_MAX, TABLE_BYTES_MAX
-from hocket.server.v1.routes import PAGE_DEFAULT, ULID, After, ApiCall, ApiRoute, Limit, RouteNeed
+from hocket.server.v1.routes import PAGE_DEFAULT, ULID, After, ApiCall, ApiRoute, Limit, RouteNeed, bounded_page
 from hocket.service import ListPage, rows
 from hocket.service.rows import ConflictShown, RowShown, RowWritten
 
@@ -28,7 +28,7 @@ RowStrategy = Literal["take-left", "take-right", "defer-to-agent", "manual"]
 class RowsQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     prefix: Annotated[str, msgspec.Meta(max_length=KEY_BYTES_MAX, description="Only keys that begin with this.")] = ""
     limit: Annotated[int, Limit] = PAGE_DEFAULT
-    after: Annotated[str, After] = ""
+    after: Annotated[str, After] | None = None
 
 
 class RowToPut(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -49,7 +49,7 @@ class DeleteQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class ConflictsQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     open_only: Annotated[bool, msgspec.Meta(description="Only conflicts that need a decision.")] = False
     limit: Annotated[int, Limit] = PAGE_DEFAULT
-    after: Annotated[str, After] = ""
+    after: Annotated[str, After] | None = None
 
 
 class Resolution(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -63,7 +63,11 @@ class Resolution(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def list_rows(call: ApiCall, table: TableName, query: RowsQuery) -> ListPage[RowShown]:
     """List the rows of a table, in the order of their keys."""
-    return rows.listing(call.service, table, query.prefix, after=query.after, limit=query.limit)
+
+    def fetch(limit: int, after: str | None) -> ListPage[RowShown]:
+        return rows.listing(call.service, table, query.prefix, after=after or "", limit=limit)
+
+    return bounded_page(fetch, query.limit, query.after)
 
 
 def get_row(call: ApiCall, table: TableName, key: RowKey) -> RowShown:
@@ -91,7 +95,11 @@ def delete_row(call: ApiCall, table: TableName, key: RowKey, query: DeleteQuery)
 
 def list_conflicts(call: ApiCall, query: ConflictsQuery) -> ListPage[ConflictShown]:
     """List the recorded conflicts of the rows that the token may read. A page has those of at most `limit` rows."""
-    found = rows.conflicts(call.service, open_only=query.open_only, after=query.after, limit=query.limit)
+
+    def fetch(limit: int, after: str | None) -> ListPage[ConflictShown]:
+        return rows.conflicts(call.service, open_only=query.open_only, after=after or "", limit=limit)
+
+    found = bounded_page(fetch, query.limit, query.after, step=1)
     shown = [each for each in found.items if call.program.may("Row", "Read", (_row(each),))]
     return ListPage(shown, found.next)
 

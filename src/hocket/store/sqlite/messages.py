@@ -47,9 +47,9 @@ class MessageStatements(Statements):
         for row in self._sql("SELECT state FROM messages ORDER BY id"):
             yield _decode(row[0])
 
-    def thread(self, thread: bytes, limit: int) -> list[Message]:
-        sql = "SELECT state FROM messages WHERE thread = ? OR id = ? ORDER BY id LIMIT ?"
-        return [_decode(row[0]) for row in self._sql(sql, (thread, thread, limit))]
+    def thread(self, thread: bytes, limit: int, after: bytes = b"") -> list[Message]:
+        sql = "SELECT state FROM messages WHERE (thread = ?1 OR id = ?1) AND id > ?2 ORDER BY id LIMIT ?3"
+        return [_decode(row[0]) for row in self._sql(sql, (thread, after, limit))]
 
     def replies(self, message_id: bytes) -> list[Message]:
         rows = self._sql("SELECT state FROM messages WHERE reply_to = ? ORDER BY id", (message_id,))
