@@ -10,6 +10,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+    from hocket.coordination.rows import RowConflict
     from hocket.errors import Conflict, HocketError, NotAuthorised, StoreError, Unreachable, Usage
     from hocket.node.handles import Handle, JobCancelled, JobFailed, SyncHandle
     from hocket.node.node import Node, SyncNode
@@ -37,6 +38,7 @@ __all__ = [
     "Later",
     "Node",
     "NotAuthorised",
+    "RowConflict",
     "StoreError",
     "SyncHandle",
     "SyncNode",
@@ -52,6 +54,7 @@ __all__ = [
 ]
 
 _ROOMS = {
+    "coordination.rows": ("RowConflict",),
     "errors": ("Conflict", "HocketError", "NotAuthorised", "StoreError", "Unreachable", "Usage"),
     "node.handles": ("Handle", "JobCancelled", "JobFailed", "SyncHandle"),
     "node.node": ("Node", "SyncNode"),

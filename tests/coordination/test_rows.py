@@ -18,6 +18,7 @@ from hocket.coordination.rows import PAGE, RowConflict, StoredRow
 from hocket.errors import Conflict, Usage
 from hocket.kernel.coordination_payloads import PutRow, SendMessage, Strategy
 from hocket.kernel.ops import decode
+from hocket.kernel.rows import OPEN_CONFLICTS_MAX
 from hocket.kernel.subjects import ROW, Subject
 from hocket.kernel.ucan import Capability
 from hocket.log.rebuild import rebuild
@@ -143,6 +144,29 @@ def test_the_arbiter_decides_about_other_nodes_writes(tmp_path: Path) -> None:
             assert await first.get("sky") == await owner.node.rows("memories").get("sky") == raised.value.row
             with pytest.raises(hocket.NotAuthorised):
                 await one.node.rows("secrets").put("sky", 1)
+
+    asyncio.run(scenario())
+
+
+def test_what_cannot_count_is_not_offered(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with mesh(tmp_path, "one") as (_, one):
+            rows = one.node.rows("memories")
+            made = await rows.put("sky", 0)
+            await rows.put("sky", 1, made.version)
+            for number in range(OPEN_CONFLICTS_MAX):
+                with pytest.raises(RowConflict):
+                    await rows.put("sky", number + 10, made.version, strategy="manual")
+            with one.log.store.read() as session:
+                before = session.head().seq
+            with pytest.raises(Conflict, match="too many conflicts"):
+                await rows.put("sky", 7, made.version, strategy="manual")
+            with pytest.raises(Usage, match="no such row"):
+                await rows.delete("sea", None)
+            with pytest.raises(Conflict, match="never had the version"):
+                await rows.put("sky", 7, made.version.replace("Z+", "Z+9"))
+            with one.log.store.read() as session:
+                assert session.head().seq == before
 
     asyncio.run(scenario())
 

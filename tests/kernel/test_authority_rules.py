@@ -487,3 +487,16 @@ def test_who_reads_what_and_how() -> None:
     assert not authority.sanitizes(2, tuple(reversed(rules)), 5)
     assert not authority.sanitizes(2, (), 5)
     assert not authority.sanitizes(5, tuple(rules), 5)
+
+
+def test_an_acceptance_is_read_by_those_who_may_read_what_it_accepts() -> None:
+    def reads(granted: Capability, family: str, key: bytes) -> bool:
+        reader = made(2, did(1), 2, granted, prf=[1])
+        return Authority(USER, [OWNER, reader], ()).reading(2, v.AcceptOffer(family, key, ID), 5, None, 5) == ()
+
+    memories = Capability("Row", "Read", {"key_prefix": ["memories/"]})
+    assert reads(memories, "row", b"memories/sky")
+    assert not reads(memories, "row", b"secrets/sky") and not reads(memories, "row", b"\xff")
+    assert not reads(memories, "lock", b"") and not reads(memories, "counter", b"memories/sky")
+    assert reads(Capability("Lock", "Read", {}), "lock", b"") and reads(Capability("Inbox", "Read", {}), "message", ID)
+    assert reads(Capability("Ops", "Read", {}), "counter", b"any")

@@ -171,6 +171,13 @@ def test_what_others_set_counts_once_the_arbiter_accepts_it() -> None:
     assert [reason(log, op) for op in (offer, rival)] == [Reason.OFFERED, Reason.OFFERED]
 
 
+def test_a_designation_that_comes_late_also_reaches_a_subject_without_a_state() -> None:
+    script = Script()
+    script.say(A, 1, DesignateCoordinator(NODES[A]))
+    offer = script.say(B, 10, SetTo(b"visits", 7, 5))
+    assert reason(everywhere_the_same(script.ops), offer) == Reason.OFFERED
+
+
 def test_nobody_accepts_in_the_arbiters_place() -> None:
     script = Script()
     script.say(A, 1, DesignateCoordinator(NODES[A]))

@@ -16,7 +16,7 @@ from hocket import store as contract
 from hocket.kernel.clock import Hlc
 from hocket.kernel.policy import Policy
 from hocket.kernel.roster import Job, Outcome, State
-from hocket.kernel.subjects import JOB, Subject
+from hocket.kernel.subjects import JOB, ROW, Subject
 from hocket.log import Log
 from hocket.log.audit import verify
 from hocket.store import (
@@ -30,6 +30,7 @@ from hocket.store import (
     Session,
     Stage,
     Store,
+    SubjectRow,
     WorkerRow,
 )
 from hocket.work import jobs
@@ -582,6 +583,40 @@ def test_ops_are_numbered_in_the_order_of_adding(place: Place) -> None:
     assert [(row.seq, row.body[-1:]) for row in rows] == [(1, b"3"), (2, b"1"), (3, b"2"), (4, b"4")]
     assert {row.chain for row in rows} == {NO_LINK}
     assert NewOp(*rows[0][1:-1]) == new_op(3)
+
+
+@pytest.mark.touches("VX-12")
+def test_rows_are_found_by_name_by_conflict_and_by_change(place: Place) -> None:
+    def row(name: str, has_conflict: bool = False) -> SubjectRow:
+        return SubjectRow(Subject(ROW, name.encode()), bytes(20), bytes((has_conflict,)) + name.encode())
+
+    def keys(found: list[SubjectRow]) -> list[bytes]:
+        return [each.subject.key for each in found]
+
+    names = ["a/1", "a/2", "a/20", "a/é", "a0/1", "b/1"]
+    with place.store.write() as session:
+        for name in names:
+            session.put_subject(row(name, has_conflict=name in ("a/2", "b/1")))
+        session.put_subject(SubjectRow(Subject("other", b"a/3"), bytes(20), b"\x01"))
+        session.add_ops(
+            [
+                NewOp(bytes([number]) * 16, bytes([number]) * 20, 1048, family, key, 0, 1, b"")
+                for number, (family, key) in enumerate([(ROW, b"a/1"), (ROW, b"b/1"), ("other", b"a/2"), (ROW, b"a/1")])
+            ]
+        )
+    with place.store.read() as session:
+        assert keys(session.rows(b"a/", b"", 9)) == [name.encode() for name in names[:4]]
+        assert session.rows(b"a/", b"a/1", 2) == [row("a/2", has_conflict=True), row("a/20")]
+        assert keys(session.rows(b"a/2", b"", 9)) == [b"a/2", b"a/20"] and session.rows(b"c/", b"", 9) == []
+        assert keys(session.rows_in_conflict(b"", 9)) == [b"a/2", b"b/1"]
+        assert keys(session.rows_in_conflict(b"", 1)) == [b"a/2"] and keys(session.rows_in_conflict(b"a/2", 9)) == [
+            b"b/1"
+        ]
+        assert sorted(session.rows_written(b"", 0)) == [b"a/1", b"b/1"]
+        assert session.rows_written(b"a/", 1) == [b"a/1"] and session.rows_written(b"a/", 4) == []
+    with place.store.write() as session:
+        session.put_subject(row("a/2"))
+        assert keys(session.rows_in_conflict(b"", 9)) == [b"b/1"]
 
 
 @pytest.mark.req("VX-07")

@@ -14,7 +14,7 @@ from hocket.errors import Conflict, HocketError, NotAuthorised, NotFound, Unreac
 from hocket.kernel.clock import Hlc, hlc_text, pack, parse_hlc
 from hocket.kernel.coordination_payloads import PutRow, ResolveConflict, Strategy
 from hocket.kernel.ids import node_text, parse_node, ulid_text
-from hocket.kernel.ops import Op, decode
+from hocket.kernel.ops import NO_ID, Op, decode
 from hocket.kernel.reasons import UNAUTHORISED, Reason
 from hocket.kernel.rows import (
     AGENT_BYTES_MAX,
@@ -274,6 +274,12 @@ def resolve(
 
 
 def _authored(tx: Transaction, payload: PutRow | ResolveConflict) -> RowChange | Op:
+    if tx.projection.arbiter(tx.latest) not in (None, tx.node):
+        # What cannot count here is not offered: refused offers stay on the log, and a node may leave only so many.
+        draft = Op(NO_ID, tx.latest, tx.node, (), payload)
+        verdict = ROWS.apply(_state(tx, payload.row), draft, tx.projection)
+        if isinstance(verdict, Reason):
+            raise refused(verdict, payload.row)
     said = tx.author(payload)
     if isinstance(said, Reason):
         raise refused(said, payload.row)

@@ -17,7 +17,12 @@ class SubjectStatements(Statements):
         self._sql("DELETE FROM subjects WHERE family = ? AND key = ?", subject)
 
     def subjects_since(self, family: str, hlc: bytes) -> list[bytes]:
-        return [row[0] for row in self._sql("SELECT key FROM subjects WHERE family = ? AND last > ?", (family, hlc))]
+        """A subject has no state if none of its ops counts."""
+        sql = (
+            "SELECT key FROM subjects WHERE family = ?1 AND last > ?2 UNION SELECT key FROM ops"
+            " WHERE reason != 0 AND settled = 1 AND family = ?1 AND key IS NOT NULL AND hlc > ?2"
+        )
+        return [row[0] for row in self._sql(sql, (family, hlc))]
 
     def each_subject(self) -> list[SubjectRow]:
         rows = self._sql("SELECT family, key, last, state FROM subjects ORDER BY family, key")
