@@ -10,6 +10,7 @@ MESH = "bench.mesh"
 COMMANDS = "bench.commands"
 GIT = "bench.gitplane"
 LOCKS = "bench.locks"
+PRESENCE = "bench.presence"
 UPDATE_REF, PUSH = "`git update-ref`", "`git push --atomic`"
 BATCHES = (1, 2, 16)  # a git worker claims as many at once as it has free slots; it has two unless it is told otherwise
 
@@ -27,6 +28,7 @@ class Size:
     synced: int = 200_000
     questions: int = 300_000
     mesh_samples: int = 300
+    idle_nodes: int = 200
     simulated: float = 3.0
     commands: int = 200
     claims: int = 1_000
@@ -51,6 +53,7 @@ QUICK = Size(
     synced=10_000,
     questions=50_000,
     mesh_samples=30,
+    idle_nodes=20,
     simulated=0.5,
     commands=15,
     claims=320,
@@ -136,7 +139,26 @@ def mesh_rows(size: Size) -> list[Row]:
         ),
         row("hint", "submit to start on another node", "hint_to_claim", {"samples": size.mesh_samples}),
         row("sim", "simulated node-minutes/s, 20 nodes, every fault", "simulate", {"minutes": size.simulated}),
+        _idle_row(size.idle_nodes),
     ]
+
+
+def _idle_row(nodes: int) -> Row:
+    of_server, of_node = f"{nodes} idle nodes: the server's heartbeats,", f"{nodes} idle nodes: a node's heartbeats,"
+    figures = (
+        Figure("server_heartbeat_statements", f"{of_server} statements", "/s", True),
+        Figure("server_heartbeat_commits", f"{of_server} commits", "/s", True),
+        Figure("node_heartbeat_statements", f"{of_node} statements", "/s", True),
+        Figure("node_heartbeat_commits", f"{of_node} commits", "/s", True),
+        Figure("heartbeats", f"{nodes} idle nodes: heartbeats", "/s", True),
+        Figure("heartbeat_bytes", f"{nodes} idle nodes: bytes of heartbeats, both ways", "/s", True),
+        Figure("server_statements", f"{nodes} idle nodes: the server's statements, all", "/s", True),
+        Figure("node_statements", f"{nodes} idle nodes: a node's statements, all", "/s", True),
+        Figure("bytes", f"{nodes} idle nodes: bytes, all", "/s", True),
+    )
+    arguments = {"nodes": nodes, "seconds": 40.0}
+    title = f"{nodes} idle nodes"
+    return Row("idle", title, "heartbeats", arguments, ours_only=True, module=PRESENCE, figures=figures)
 
 
 def command_rows(size: Size) -> list[Row]:

@@ -292,6 +292,26 @@ def test_a_worker_that_is_stopped_hands_its_job_back(here: Place, homes: list[Pa
     assert "good: 1 job" in hocket(homes[1], "git", "verify", here.directory)
 
 
+def test_a_worker_on_a_draining_node_finishes_and_takes_nothing_new(
+    here: Place, homes: list[Path], tmp_path: Path
+) -> None:
+    plane = here.open()
+    began, may_end = tmp_path / "began", tmp_path / "may-end"
+    wait = f"echo $$ > {began}; until [ -e {may_end} ]; do sleep 0.05; done"
+    first = jobs.submit(plane, manifest(1, "sh", "-c", wait), 1_000)
+    words = ("git", "work", here.directory, "--allow-any", "--until-idle")
+    worker = start(homes[0], *words)
+    until(lambda: began.exists() and began.read_text().strip(), "the command to begin")
+    hocket(homes[0], "drain", "here")
+    second = jobs.submit(plane, manifest(2), 2_000)
+    may_end.touch()
+    assert worker.wait(PATIENCE_S) == 0
+    states = [found.state for made in (first, second) if (found := jobs.look(plane, made.content_id)) is not None]
+    assert states == ["succeeded", "pending"]
+    hocket(homes[0], "resume", "here")
+    assert "1 succeeded" in hocket(homes[0], *words)
+
+
 @pytest.mark.req("GT-14")
 def test_a_worker_writes_the_policy_of_the_manifest(here: Place, homes: list[Path], tmp_path: Path) -> None:
     root = "sha256:" + "ab" * 32

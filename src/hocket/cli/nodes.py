@@ -66,13 +66,12 @@ def nodes(
     emit(shown)
     now = int(time.time() * 1000)
     table(
-        ("name", "id", "standing", "work", "roles", "seen", "expires", "may", "stored"),
+        ("name", "id", "standing", "roles", "seen", "expires", "may", "stored"),
         [
             (
                 (each.name or "-") + (" (here)" if each.here else ""),
                 each.node,
-                each.standing,
-                "-" if each.availability.state == "active" else each.availability,
+                each.standing + (f" ({each.availability})" if each.availability.state != "active" else ""),
                 ", ".join(each.roles),
                 ago(each.seen_ms, now) if each.seen_ms else "never",
                 ago(each.expires_ms, now) if each.expires_ms else "-",

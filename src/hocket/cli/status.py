@@ -54,7 +54,8 @@ def _processes(shown: NodeStatus, now: int) -> list[tuple[str, object]]:
     for each in shown.workers_elsewhere:
         state = "away, last" if each.is_away else "last"
         heard = f"{state} heard {ago(min(now, each.heard_ms), now)}"
-        pairs.append(("elsewhere", f"{each.name or each.node}, serves {', '.join(each.kinds)}, {heard}"))
+        work = "" if each.availability.state == "active" else f", {each.availability}"
+        pairs.append(("elsewhere", f"{each.name or each.node}, serves {', '.join(each.kinds)}{work}, {heard}"))
     return pairs
 
 

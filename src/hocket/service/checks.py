@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Literal
 
+from hocket.coordination.availability import unavailable
 from hocket.errors import HocketError, StoreError, Usage
 from hocket.events import NodeForked
 from hocket.kernel.authority import Authority
@@ -175,6 +176,7 @@ def _database(home: Home) -> Findings:
             yield from _guarded("waiting ops", lambda: _waiting(session))
             yield from _guarded("clock", lambda: _clock(session))
             yield from _guarded("workers", lambda: _workers(home, session))
+            yield from _guarded("work", lambda: _availability(home, session))
             yield from _guarded("rebuild", lambda: _rebuild(session))
     finally:
         store.close()
@@ -223,6 +225,17 @@ def _history(session: Session) -> Findings:
         yield Check("ok", "history", "nothing of this node's own is known to be lost")
     if history.has_set_aside:
         yield Check("warn", "history", "ops written after a restore wait to be written again; run `hocket sync`")
+
+
+def _availability(home: Home, session: Session) -> Findings:
+    """Whether this node takes new jobs."""
+    state = unavailable(session).get(node_id(home.node_key().public))
+    if state is not None:
+        reason = f" ({state.reason})" if state.reason else ""
+        how = f"{state.availability.name.lower()}{reason}, for {span(int(time.time() * 1000) - state.at.wall)}"
+        yield Check("warn", "work", f"this node is {how}, and takes no new jobs; `hocket resume here` ends that")
+    else:
+        yield Check("ok", "work", "this node takes new jobs")
 
 
 def _waiting(session: Session) -> Findings:

@@ -42,7 +42,9 @@ class NodeWorkersStatus(ServiceAnswer, frozen=True):
     name: str | None
     kinds: list[str]
     heard_ms: int
+    grade: str
     is_away: bool
+    availability: AvailabilityShown
 
 
 class ServerStatus(ServiceAnswer, frozen=True):
@@ -168,8 +170,17 @@ def _workers(service: Service, session: Session) -> list[WorkerStatus]:
 def _elsewhere(service: Service, session: Session) -> list[NodeWorkersStatus]:
     log = service.runtime.log
     called, now = names(log.permissions(session)), log.physical()
+    availability = availability_of_all(service, session)
     return [
-        NodeWorkersStatus(node_text(each.node), called.get(each.node), kinds, each.heard_ms, is_away(each, now))
+        NodeWorkersStatus(
+            node_text(each.node),
+            called.get(each.node),
+            kinds,
+            each.heard_ms,
+            each.grade(now).value,
+            is_away(each, now),
+            availability.get(each.node, AvailabilityShown()),
+        )
         for each in known_nodes(session, service.runtime.liveness(), log)[1:]
         if (kinds := sorted({kind for worker in each.workers for kind in worker.kinds}))
     ]

@@ -128,10 +128,11 @@ class OpStatements(LockStatements):
         return self._ops(where, subject.key, subject.family, after)
 
     def ops_in_order(self, after: bytes, limit: int) -> list[OpRow]:
-        return self._merged({node: after for node in self._authors()}, limit)
+        return self._merged({node: after for node in self.frontier()}, limit)
 
     def ops_since(self, frontier: Mapping[bytes, bytes], limit: int) -> list[OpRow]:
-        return self._merged({node: frontier.get(node, bytes(20)) for node in self._authors()}, limit)
+        after = {node: (frontier.get(node, bytes(20)), last) for node, last in self.frontier().items()}
+        return self._merged({node: known for node, (known, last) in after.items() if last > known}, limit)
 
     def _merged(self, after: Mapping[bytes, bytes], limit: int) -> list[OpRow]:
         """Merges the authors' own sequences, which are indexed."""
@@ -166,20 +167,17 @@ class OpStatements(LockStatements):
     def set_reasons(self, reasons: Iterable[tuple[int, bytes]]) -> None:
         self._many("UPDATE ops SET reason = ? WHERE id = ? AND settled = 1", reasons)
 
-    def _authors(self) -> list[bytes]:
-        return [
-            row[0]
-            for row in self._sql(
+    def frontier(self) -> dict[bytes, bytes]:
+        return dict(
+            self._sql(
                 """WITH RECURSIVE authors(node) AS (
                        SELECT min(substr(hlc, 13)) FROM ops
                        UNION ALL SELECT (SELECT min(substr(hlc, 13)) FROM ops WHERE substr(hlc, 13) > node)
                        FROM authors WHERE node IS NOT NULL)
-                   SELECT node FROM authors WHERE node IS NOT NULL"""
+                   SELECT node, (SELECT max(hlc) FROM ops WHERE substr(hlc, 13) = node)
+                   FROM authors WHERE node IS NOT NULL"""
             )
-        ]
-
-    def frontier(self) -> dict[bytes, bytes]:
-        return {node: self._one("SELECT max(hlc) FROM ops WHERE substr(hlc, 13) = ?", node) for node in self._authors()}
+        )
 
     def refused_ops(self, limit: int) -> list[OpRow]:
         return self._ops("WHERE reason != 0 ORDER BY seq DESC LIMIT ?", limit)

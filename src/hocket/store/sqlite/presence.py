@@ -10,7 +10,10 @@ from hocket.store.sqlite.statements import Statements
 class PresenceStatements(Statements):
     def presence(self) -> list[Presence]:
         rows = self._sql("SELECT node, said, heard, seen FROM presence ORDER BY node")
-        return [Presence(node, said, heard, tuple(json.loads(seen))) for node, said, heard, seen in rows]
+        return [
+            Presence(node, said, heard, () if seen == "[]" else tuple(json.loads(seen)))
+            for node, said, heard, seen in rows
+        ]
 
     def put_presence(self, presence: Presence) -> None:
         self._sql(
