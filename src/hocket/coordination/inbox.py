@@ -288,7 +288,10 @@ def _held(tx: Transaction, message_id: bytes, agent: str, claim_op: bytes | None
     return delivery.op if claim_op in (None, delivery.op) else Reason.STALE_LEASE
 
 
-def refused(session: Session, message_id: bytes, reason: Reason) -> HocketError:
+_HELD_BY_ANOTHER = (Reason.MESSAGE_LEASED, Reason.NOT_HOLDER, Reason.STALE_LEASE, Reason.NOT_ACCEPTED)
+
+
+def refused(session: Session, message_id: bytes, reason: Reason, now: int) -> HocketError:
     """The error for a request about a message that was not accepted."""
     name = f"message {ulid_text(message_id)}"
     if reason is Reason.UNKNOWN_MESSAGE:
@@ -296,13 +299,11 @@ def refused(session: Session, message_id: bytes, reason: Reason) -> HocketError:
     if reason in UNAUTHORISED:
         return NotAuthorised(f"this node may not do that to {name}: {reason.sentence}")
     message = session.message(message_id)
-    delivery = message.deliveries[0] if message is not None and len(message.deliveries) == 1 else None
-    if delivery is not None and delivery.state is DeliveryState.LEASED:
-        # Also if the arbiter did not say why it refused.
-        left = delivery.until - session.head().wall
-        until = f"for {span(left)}" if left > 0 else "until its lease ran out"
-        holder = f"{delivery.agent} on node {node_text(delivery.node)} holds it {until}"
-        return Conflict(f"{name}: {reason.sentence}; {holder}")
+    if reason in _HELD_BY_ANOTHER and message is not None and len(message.deliveries) == 1:
+        (delivery,) = message.deliveries
+        if delivery.is_held(now):
+            holder = f"{delivery.agent} on node {node_text(delivery.node)} holds it for {span(delivery.until - now)}"
+            return Conflict(f"{name}: {reason.sentence}; {holder}")
     return Conflict(f"{name}: {reason.sentence}")
 
 

@@ -275,7 +275,7 @@ async def decided(node: "Node", message_id: bytes, request: Callable[[Transactio
     node.wrote()
     if isinstance(answer, Reason):
         reason = answer
-        raise await node.peek(lambda session: inbox.refused(session, message_id, reason))
+        raise await node.peek(lambda session: inbox.refused(session, message_id, reason, node.log.physical()))
 
 
 async def ask(
@@ -402,6 +402,6 @@ def decided_sync(node: "SyncNode", message_id: bytes, request: Callable[[Transac
 
         def explained() -> Exception:
             with node.runtime.read() as session:
-                return inbox.refused(session, message_id, refusal)
+                return inbox.refused(session, message_id, refusal, log.physical())
 
         raise node.call(explained)
