@@ -366,7 +366,7 @@ class SyncInbox:
             return made.taken
         offers = made.offers
         try:
-            return made.taken + node.call(lambda: node._with_node(lambda other: inbox.settled(other, offers)))
+            return made.with_accepted(node.call(lambda: node._with_node(lambda other: inbox.settled(other, offers))))
         except Unreachable:
             if made.taken:
                 return made.taken
