@@ -9,6 +9,7 @@ OURS = "bench.ours"
 MESH = "bench.mesh"
 COMMANDS = "bench.commands"
 GIT = "bench.gitplane"
+INBOX = "bench.inbox"
 UPDATE_REF, PUSH = "`git update-ref`", "`git push --atomic`"
 BATCHES = (1, 2, 16)  # a git worker claims as many at once as it has free slots; it has two unless it is told otherwise
 
@@ -27,6 +28,8 @@ class Size:
     questions: int = 300_000
     mesh_samples: int = 300
     simulated: float = 3.0
+    messages: int = 3_000
+    stored: int = 1_000_000
     commands: int = 200
     claims: int = 1_000
     pushes: int = 64
@@ -47,6 +50,8 @@ QUICK = Size(
     questions=50_000,
     mesh_samples=30,
     simulated=0.5,
+    messages=600,
+    stored=20_000,
     commands=15,
     claims=320,
     pushes=8,
@@ -103,6 +108,7 @@ def rows(size: Size) -> list[Row]:
             "refold", f"refold of {size.refold:,} ops, ops/s", "refold", {"ops": size.refold}, size.refold, False, True
         ),
         *mesh_rows(size),
+        *inbox_rows(size),
         *command_rows(size),
         *git_rows(size),
     ]
@@ -127,6 +133,18 @@ def mesh_rows(size: Size) -> list[Row]:
         row("hint", "submit to start on another node", "hint_to_claim", {"samples": size.mesh_samples}),
         row("sim", "simulated node-minutes/s, 20 nodes, every fault", "simulate", {"minutes": size.simulated}),
     ]
+
+
+def inbox_rows(size: Size) -> list[Row]:
+    figures = []
+    for step, title in (("send", "messages sent/s"), ("claim", "messages claimed/s"), ("ack", "acknowledgements/s")):
+        figures += [
+            Figure(f"{step}_rate", f"{title}, one at a time", "/s"),
+            Figure(f"full_{step}_rate", f"  with {size.stored:,} stored messages", "/s"),
+            Figure(f"{step}_ratio", "  stored : empty", "×"),
+        ]
+    arguments = {"count": size.messages, "stored": size.stored}
+    return [Row("inbox", "inbox", "rates", arguments, ours_only=True, module=INBOX, figures=tuple(figures))]
 
 
 def command_rows(size: Size) -> list[Row]:
