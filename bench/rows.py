@@ -11,6 +11,7 @@ COMMANDS = "bench.commands"
 GIT = "bench.gitplane"
 LOCKS = "bench.locks"
 PRESENCE = "bench.presence"
+INBOX = "bench.inbox"
 UPDATE_REF, PUSH = "`git update-ref`", "`git push --atomic`"
 BATCHES = (1, 2, 16)  # a git worker claims as many at once as it has free slots; it has two unless it is told otherwise
 
@@ -30,6 +31,8 @@ class Size:
     mesh_samples: int = 300
     idle_nodes: int = 200
     simulated: float = 3.0
+    messages: int = 3_000
+    stored: int = 1_000_000
     commands: int = 200
     claims: int = 1_000
     pushes: int = 64
@@ -55,6 +58,8 @@ QUICK = Size(
     mesh_samples=30,
     idle_nodes=20,
     simulated=0.5,
+    messages=600,
+    stored=20_000,
     commands=15,
     claims=320,
     pushes=8,
@@ -115,6 +120,7 @@ def rows(size: Size) -> list[Row]:
             "refold", f"refold of {size.refold:,} ops, ops/s", "refold", {"ops": size.refold}, size.refold, False, True
         ),
         *mesh_rows(size),
+        *inbox_rows(size),
         *command_rows(size),
         *git_rows(size),
         *lock_rows(size),
@@ -159,6 +165,18 @@ def _idle_row(nodes: int) -> Row:
     arguments = {"nodes": nodes, "seconds": 40.0}
     title = f"{nodes} idle nodes"
     return Row("idle", title, "heartbeats", arguments, ours_only=True, module=PRESENCE, figures=figures)
+
+
+def inbox_rows(size: Size) -> list[Row]:
+    figures = []
+    for step, title in (("send", "messages sent/s"), ("claim", "messages claimed/s"), ("ack", "acknowledgements/s")):
+        figures += [
+            Figure(f"{step}_rate", f"{title}, one at a time", "/s"),
+            Figure(f"full_{step}_rate", f"  with {size.stored:,} stored messages", "/s"),
+            Figure(f"{step}_ratio", "  stored : empty", "×"),
+        ]
+    arguments = {"count": size.messages, "stored": size.stored}
+    return [Row("inbox", "inbox", "rates", arguments, ours_only=True, module=INBOX, figures=tuple(figures))]
 
 
 def command_rows(size: Size) -> list[Row]:

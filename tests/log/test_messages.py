@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hocket.coordination import inbox
+from hocket.coordination.deciding import acceptance
 from hocket.coordination.inbox import REPLIES_MAX, MessageDraft
 from hocket.errors import Conflict, Usage
 from hocket.kernel.clock import Hlc
@@ -350,3 +351,25 @@ def test_an_agent_finds_its_mail_among_very_many_messages_of_others() -> None:
         )
         assert "deliveries_ready (queue=?)" in plan and "TEMP B-TREE" not in plan
     assert desk.claim(5) == [mine]
+
+
+@pytest.mark.req("VX-10")
+def test_the_arbiter_keeps_the_order_of_a_thread_between_nodes() -> None:
+    arbiter, other = Desk(A), Desk(B)
+    arbiter.log.run(lambda tx: tx.author(DesignateCoordinator(tx.node)))
+    arbiter.pull(other)
+    first = arbiter.send()
+    second, third = arbiter.send(thread=first), arbiter.send(thread=first)
+    assert arbiter.log.run(lambda tx: tx.author(ClaimMessage(second, "editor", 100))) is Reason.NOT_ITS_TURN
+    other.pull(arbiter)
+    skipping = other.log.run(lambda tx: tx.author(ClaimMessage(second, "editor", 1_000)))
+    made = other.log.run(lambda tx: inbox.claim(tx, "editor", 2, 1_000))
+    arbiter.pull(other)
+    other.pull(arbiter)
+    assert isinstance(skipping, Op)
+    with other.log.store.read() as session:
+        assert acceptance(session, skipping) is None
+        assert [each.message_id for each in inbox.accepted(session, made.offers)] == [first, second]
+    assert arbiter.claim(5) == []  # the rest of the thread waits for the one that holds its beginning
+    with other.log.store.read() as session:
+        assert session.message(third) is not None

@@ -76,10 +76,14 @@ class ClaimedMessage(NamedTuple):
 
 
 class MessageClaims(NamedTuple):
-    """The messages that are claimed, and the claims that the arbiter must accept."""
+    """The messages that are claimed, the claims that the arbiter must accept, and the messages of both in order."""
 
     taken: list[ClaimedMessage]
     offers: list[Op]
+    order: list[bytes]
+
+    def with_accepted(self, accepted: Sequence[ClaimedMessage]) -> list[ClaimedMessage]:
+        return sorted([*self.taken, *accepted], key=lambda each: self.order.index(each.message_id))
 
 
 def default_agent() -> str:
@@ -186,6 +190,7 @@ def claim(tx: Transaction, agent: str, count: int, lease_ms: int) -> MessageClai
     projector.bring_up_to_date(agent, tx.node)
     taken: list[ClaimedMessage] = []
     offers: list[Op] = []
+    order: list[bytes] = []
     refused: Reason | None = None
     for row in _by_urgency(tx.session, agent, tx.node, count):
         message = projector.state(row.message_id)
@@ -194,15 +199,17 @@ def claim(tx: Transaction, agent: str, count: int, lease_ms: int) -> MessageClai
         op = tx.author(ClaimMessage(row.message_id, agent, lease_ms))
         if isinstance(op, Reason):
             refused = op if op in UNAUTHORISED else refused
-        elif tx.is_offer(op):
+            continue
+        order.append(row.message_id)
+        if tx.is_offer(op):
             offers.append(op)
         else:
             taken.append(ClaimedMessage(row.message_id, op.id))
-        if len(taken) + len(offers) >= count:
+        if len(order) >= count:
             break
     if refused is not None and not taken and not offers:
         raise NotAuthorised(f"this node may not receive messages for {agent}: {refused.sentence}")
-    return MessageClaims(taken, offers)
+    return MessageClaims(taken, offers, order)
 
 
 def _by_urgency(session: Session, agent: str, node: int, count: int) -> Iterator[QueuedDelivery]:
@@ -225,14 +232,13 @@ async def claim_messages(access: NodeAccess, agent: str, count: int, lease_ms: i
     for _ in range(ROUNDS_MAX):
         wanted = count - len(taken)
         made = await access.run(lambda tx, wanted=wanted: claim(tx, agent, wanted, lease_ms))  # type: ignore[misc]
-        taken += made.taken
         if not made.offers:
-            break
+            return taken + made.taken
         try:
-            taken += await settled(access, made.offers)
+            taken += made.with_accepted(await settled(access, made.offers))
         except Unreachable:
-            if taken:
-                break
+            if taken or made.taken:
+                return taken + made.taken
             raise
         if len(taken) >= count:
             break
@@ -288,7 +294,10 @@ def _held(tx: Transaction, message_id: bytes, agent: str, claim_op: bytes | None
     return delivery.op if claim_op in (None, delivery.op) else Reason.STALE_LEASE
 
 
-def refused(session: Session, message_id: bytes, reason: Reason) -> HocketError:
+_HELD_BY_ANOTHER = (Reason.MESSAGE_LEASED, Reason.NOT_HOLDER, Reason.STALE_LEASE, Reason.NOT_ACCEPTED)
+
+
+def refused(session: Session, message_id: bytes, reason: Reason, now: int) -> HocketError:
     """The error for a request about a message that was not accepted."""
     name = f"message {ulid_text(message_id)}"
     if reason is Reason.UNKNOWN_MESSAGE:
@@ -296,13 +305,11 @@ def refused(session: Session, message_id: bytes, reason: Reason) -> HocketError:
     if reason in UNAUTHORISED:
         return NotAuthorised(f"this node may not do that to {name}: {reason.sentence}")
     message = session.message(message_id)
-    delivery = message.deliveries[0] if message is not None and len(message.deliveries) == 1 else None
-    if delivery is not None and delivery.state is DeliveryState.LEASED:
-        # Also if the arbiter did not say why it refused.
-        left = delivery.until - session.head().wall
-        until = f"for {span(left)}" if left > 0 else "until its lease ran out"
-        holder = f"{delivery.agent} on node {node_text(delivery.node)} holds it {until}"
-        return Conflict(f"{name}: {reason.sentence}; {holder}")
+    if reason in _HELD_BY_ANOTHER and message is not None and len(message.deliveries) == 1:
+        (delivery,) = message.deliveries
+        if delivery.is_held(now):
+            holder = f"{delivery.agent} on node {node_text(delivery.node)} holds it for {span(delivery.until - now)}"
+            return Conflict(f"{name}: {reason.sentence}; {holder}")
     return Conflict(f"{name}: {reason.sentence}")
 
 

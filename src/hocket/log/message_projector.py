@@ -115,8 +115,8 @@ class MessageProjector:
             return None  # it is an offer, and the arbiter decides
         now = self._engine.physical
         if isinstance(payload, RetryMessage):
-            dead = any(each.is_dead(now, state.tries_max) for each in state.deliveries)
-            return None if dead else Reason.NOT_DEAD
+            is_dead = any(each.is_dead(now, state.tries_max) for each in state.deliveries)
+            return None if is_dead or now >= state.expires else Reason.NOT_DEAD
         assert isinstance(payload, ClaimMessage | AcknowledgeMessage | ReturnMessage)
         delivery = state.delivery(payload.agent, author)
         if isinstance(payload, ClaimMessage):

@@ -275,7 +275,7 @@ async def decided(node: "Node", message_id: bytes, request: Callable[[Transactio
     node.wrote()
     if isinstance(answer, Reason):
         reason = answer
-        raise await node.peek(lambda session: inbox.refused(session, message_id, reason))
+        raise await node.peek(lambda session: inbox.refused(session, message_id, reason, node.log.physical()))
 
 
 async def ask(
@@ -366,7 +366,7 @@ class SyncInbox:
             return made.taken
         offers = made.offers
         try:
-            return made.taken + node.call(lambda: node.with_node(lambda other: inbox.settled(other, offers)))
+            return made.with_accepted(node.call(lambda: node.with_node(lambda other: inbox.settled(other, offers))))
         except Unreachable:
             if made.taken:
                 return made.taken
@@ -402,6 +402,6 @@ def decided_sync(node: "SyncNode", message_id: bytes, request: Callable[[Transac
 
         def explained() -> Exception:
             with node.runtime.read() as session:
-                return inbox.refused(session, message_id, refusal)
+                return inbox.refused(session, message_id, refusal, log.physical())
 
         raise node.call(explained)
