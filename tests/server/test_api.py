@@ -396,7 +396,7 @@ def test_every_route_is_refused_to_a_token_without_its_grant(served: Served):
         assert str(route.need) in answer.json["message"]
 
 
-EXAMPLES = {"node": "here", "message": "01JZZZZZZZZZZZZZZZZZZZZZZZ"}
+EXAMPLES = {"node": "here", **dict.fromkeys(("message", "conflict"), "01JZZZZZZZZZZZZZZZZZZZZZZZ")}
 QUERIES = {"delete_row": "version=x"}
 BODIES: dict[str, Any] = {
     "acquire_lock": {"keys": ["a"]},
