@@ -38,7 +38,7 @@ def tester(served: Served) -> Client:
 # Locks.
 
 
-@pytest.mark.req("VX-03")
+@pytest.mark.touches("VX-03")
 def test_a_lock_is_acquired_shown_renewed_and_released(editor: Client):
     taken = editor("POST", "/v1/locks", {"keys": ["file:src/lib.rs"], "ttl_ms": 60_000})
     assert taken.status == 201
@@ -60,7 +60,7 @@ def test_a_lock_is_acquired_shown_renewed_and_released(editor: Client):
     assert editor("GET", key).json["holders"] == []
 
 
-@pytest.mark.req("VX-04")
+@pytest.mark.touches("VX-04")
 def test_a_held_lock_is_a_conflict_that_names_its_holder(editor: Client, tester: Client):
     lock = editor("POST", "/v1/locks", {"keys": ["held"]}).json
     refused = tester("POST", "/v1/locks", {"keys": ["held"]})
@@ -81,7 +81,7 @@ def test_a_held_lock_is_a_conflict_that_names_its_holder(editor: Client, tester:
     assert tester("POST", "/v1/locks/held/release", {"fence": next_one["fence"]}).status == 204
 
 
-@pytest.mark.req("VX-06")
+@pytest.mark.touches("VX-06")
 def test_a_request_waits_for_a_lock_and_gets_it_when_it_is_released(editor: Client, tester: Client):
     lock = editor("POST", "/v1/locks", {"keys": ["queue"]}).json
     with ThreadPoolExecutor(1) as thread:
@@ -166,7 +166,7 @@ def test_a_token_locks_only_below_its_prefix(served: Served):
 # Messages.
 
 
-@pytest.mark.req("VX-10")
+@pytest.mark.touches("VX-10")
 def test_a_message_is_sent_claimed_and_acknowledged(editor: Client, tester: Client):
     sent = editor("POST", "/v1/inbox", {"to": "tester", "body": "please test", "type": "request"})
     assert sent.status == 201
@@ -287,7 +287,7 @@ def test_a_token_reads_and_sends_only_within_its_prefix(served: Served, editor: 
 # Rows.
 
 
-@pytest.mark.req("VX-12")
+@pytest.mark.touches("VX-12")
 def test_a_row_is_written_read_listed_and_deleted(editor: Client):
     path = "/v1/rows/memories/people%2Fada"
     made_row = editor("PUT", path, {"value": {"born": 1815}})
@@ -308,7 +308,7 @@ def test_a_row_is_written_read_listed_and_deleted(editor: Client):
     assert editor("GET", path).status == 404
 
 
-@pytest.mark.req("VX-12")
+@pytest.mark.touches("VX-12")
 def test_a_write_of_an_old_version_is_a_conflict_that_can_be_resolved(editor: Client, tester: Client):
     path = "/v1/rows/memories/contested"
     version = editor("PUT", path, {"value": "a"}).json["row"]["version"]
@@ -375,7 +375,7 @@ def test_a_token_writes_only_rows_below_its_prefix(served: Served, editor: Clien
 # Nodes and agents.
 
 
-@pytest.mark.req("VX-11")
+@pytest.mark.touches("VX-11")
 def test_nodes_and_agents_are_listed(editor: Client):
     (node,) = editor("GET", "/v1/nodes").json["items"]
     assert editor("GET", "/v1/nodes/box").json == editor("GET", f"/v1/nodes/{node['node']}").json == node

@@ -33,7 +33,7 @@ def refused(served: Served, token: str | None, **headers: str) -> str:
     return str(answer.json["message"])
 
 
-@pytest.mark.req("VX-17")
+@pytest.mark.touches("VX-17")
 def test_a_token_is_shown_once_and_opens_what_it_grants(served: Served):
     shown = command(served.home, "token", "create", "reader", "--may", "mesh:read", "--expires", "30d")
     token, name, may, expires = shown.stdout.splitlines()
@@ -233,7 +233,7 @@ def test_a_program_does_not_speak_for_others(name: str):
         tokens.Program("ci", "ci", ()).agent_named(name)
 
 
-@pytest.mark.req("VX-17")
+@pytest.mark.touches("VX-17")
 def test_a_server_takes_the_token_that_its_operator_chose(tmp_path: Path):
     home, chosen = tmp_path / "home", "correct-horse-battery-staple-0123456789"
     Runtime.init(home).close()
