@@ -163,6 +163,13 @@ def test_a_token_locks_only_below_its_prefix(served: Served):
     assert narrow("POST", "/v1/locks/file%3Asrc%2Fa/release", {"fence": taken.json["fence"]}).status == 204
 
 
+def test_a_key_in_another_form_is_not_below_the_prefix(served: Served):
+    """It is locked as one letter with its accent, which does not begin with the letter alone."""
+    narrow = Client(served, "letters", "lock:acquire:file:e")
+    assert narrow("POST", "/v1/locks", {"keys": ["file:e\u0301tude"]}).status == 403
+    assert narrow("POST", "/v1/locks/file%3Ae%CC%81tude/release", {"fence": 1}).status == 403
+
+
 # Messages.
 
 

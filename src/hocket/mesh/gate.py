@@ -205,9 +205,9 @@ class Gate:
         refused = _RequestRefused(status, "this node failed", None, f"{type(error).__name__}: {error}", retry_after="5")
         return self._stamped(self._refusal(refused))
 
-    def turned_away(self, status: int, reason: str) -> None:
-        """Counts and reports what the server refused before there was a request to judge."""
-        self._count(_RequestRefused(status, reason))
+    def turned_away(self, status: int, reason: str, detail: str = "") -> None:
+        """Counts and reports what the server refused without asking the gate."""
+        self._count(_RequestRefused(status, reason, None, detail))
 
     def _refusal(self, refused: _RequestRefused) -> Reply:
         self._count(refused)

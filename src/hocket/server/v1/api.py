@@ -91,14 +91,14 @@ STATUSES: tuple[tuple[type[Exception], int, str], ...] = (
 
 
 class Api:
-    """Make it on the event loop of the node. `refused` is called with the status and the reason of what the operator
-    should know. `chosen` is a token that the operator has set. Close it when done.
+    """Make it on the event loop of the node. `refused` is called with the status, the reason and the details of
+    what the operator should know. `chosen` is a token that the operator has set. Close it when done.
     """
 
     def __init__(
         self,
         node: Node,
-        refused: Callable[[int, str], None] = lambda status, reason: None,
+        refused: Callable[[int, str, str], None] = lambda status, reason, detail: None,
         *,
         chosen: str | None = None,
         routes: Sequence[ApiRoute] = ROUTES,
@@ -125,7 +125,7 @@ class Api:
 
     def failed(self, error: Exception) -> Reply:
         """The reply to a request that met a bug."""
-        self._refused(500, f"an API request failed: {type(error).__name__}: {error}")
+        self._refused(500, "an API request failed", f"{type(error).__name__}: {error}")
         return _reply(500, ApiError("internal", "this node failed; its operator was told"))
 
     async def _answer(self, request: Request) -> Reply:
@@ -141,12 +141,16 @@ class Api:
         route = methods[request.method]
         program = await self._recognise(request)
         with self._counted(program.name):
+            call, need = ApiCall(self._acting(program), program, self._node), route.need
+            # What a prefix is compared with is known later; without any grant no body is read.
+            if not (need.takes_prefix and program.may_some(need.resource, need.action)):
+                call.check(need.resource, need.action)
             arguments = route.arguments(values, request.query)
             if route.body is not None:
                 request = await _whole(request)
                 arguments["body"] = route.read_body(request.body)
-            call = ApiCall(self._acting(program), program, self._node)
-            _check(route, call, arguments)
+            if need.words is not None:
+                call.check(need.resource, need.action, *need.words(call, arguments))
             key = request.headers.get(KEY) if route.creates else None
             if key is None:
                 return await self._run(route, call, arguments, request)
@@ -167,7 +171,7 @@ class Api:
         except UnknownToken as error:
             if wait := self._strangers.take(request.address):
                 raise TooBusy("too many requests without a good token from this address", wait) from None
-            self._refused(401, "a program without a good token")
+            self._refused(401, "a program without a good token", "")
             raise error
 
     @contextmanager
@@ -258,12 +262,6 @@ async def _while_there(request: Request, work: Coroutine[Any, Any, T]) -> T:
             if each is not None and not each.done():
                 each.cancel()
                 await asyncio.wait([each])
-
-
-def _check(route: ApiRoute, call: ApiCall, arguments: Mapping[str, Any]) -> None:
-    need = route.need
-    if not need.is_judged_later or not call.program.may_some(need.resource, need.action):
-        call.check(need.resource, need.action, *(() if need.words is None else need.words(call, arguments)))
 
 
 async def _whole(request: Request) -> Request:

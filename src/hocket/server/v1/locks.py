@@ -4,7 +4,7 @@ from typing import Annotated
 
 import msgspec
 
-from hocket.coordination.locks import REASON_CHARS_MAX, wanted
+from hocket.coordination.locks import REASON_CHARS_MAX, checked, wanted
 from hocket.kernel.locks import KEY_CHARS_MAX, KEYS_MAX, NAME_CHARS_MAX, TTL_MS_MAX
 from hocket.server.v1.routes import PAGE_DEFAULT, After, ApiCall, ApiRoute, Limit, RouteNeed, page_of
 from hocket.service import ListPage, locks
@@ -105,11 +105,16 @@ def break_lock(call: ApiCall, key: LockKey, body: Breaking) -> LockShown:
     return locks.break_(call.service, key, body.reason, scope=body.scope)
 
 
+def _keys(*keys: str) -> list[str]:
+    """The keys in the one form in which they are locked. Another form could have a prefix that this one has not."""
+    return [checked(key, "key", KEY_CHARS_MAX) for key in keys]
+
+
 READ = RouteNeed("Lock", "Read")
-READ_ONE = RouteNeed("Lock", "Read", lambda call, asked: [asked["key"]])
-ACQUIRE = RouteNeed("Lock", "Acquire", lambda call, asked: asked["body"].keys)
-HOLD = RouteNeed("Lock", "Acquire", lambda call, asked: [asked["key"]])
-BREAK = RouteNeed("Lock", "Break", lambda call, asked: [asked["key"]])
+READ_ONE = RouteNeed("Lock", "Read", lambda call, asked: _keys(asked["key"]))
+ACQUIRE = RouteNeed("Lock", "Acquire", lambda call, asked: _keys(*asked["body"].keys))
+HOLD = RouteNeed("Lock", "Acquire", lambda call, asked: _keys(asked["key"]))
+BREAK = RouteNeed("Lock", "Break", lambda call, asked: _keys(asked["key"]))
 
 ROUTES = (
     ApiRoute("POST", "/v1/locks", acquire_lock, ACQUIRE, creates=True),

@@ -65,7 +65,7 @@ _NONE = type(None)
 def _operation(route: ApiRoute, of_type: Mapping[Any, Json], components: Mapping[str, Json]) -> Json:
     sentences = (getdoc(route.function) or "").strip()
     need = f"The token needs the grant `{route.need}`."
-    if route.need.words is not None or route.need.is_judged_later:
+    if route.need.takes_prefix:
         need += " The grant may end with a prefix."
     parameters = [_parameter(name, "path", _inline(route.parameter(name)), True) for name in route.parameters]
     if route.query is not None:

@@ -76,6 +76,10 @@ class RouteNeed(NamedTuple):
     words: Words | None = None
     is_judged_later: bool = False
 
+    @property
+    def takes_prefix(self) -> bool:
+        return self.words is not None or self.is_judged_later
+
     def __str__(self) -> str:
         """The grant, as people write it."""
         return f"{self.resource.lower()}:{self.action.lower()}"
