@@ -49,13 +49,13 @@ class Reason(IntEnum):
     BAD_DELAY = 36, "the delay is zero or longer than the bound"
 
     # Decided by the fold of one row.
-    BAD_ROW = 120, "the name of the row or of the agent is empty, too long or has control characters"
-    BAD_ROW_VALUE = 121, "the value of the row is not JSON, too large or nested too deeply"
-    NO_ROW = 122, "there is no such row"
-    UNKNOWN_VERSION = 123, "the row never had the version that it names"
-    STALE_VERSION = 124, "the row has changed since"
-    NO_CONFLICT = 125, "the row has no such conflict, or it was resolved"
-    CONFLICTS_FULL = 126, "too many conflicts of the row wait for a decision"
+    BAD_ROW = 150, "the name of the row or of the agent is empty, too long or has control characters"
+    BAD_ROW_VALUE = 151, "the value of the row is not JSON, too large or nested too deeply"
+    NO_ROW = 152, "there is no such row"
+    UNKNOWN_VERSION = 153, "the row never had the version that it names"
+    STALE_VERSION = 154, "the row has changed since"
+    NO_CONFLICT = 155, "the row has no such conflict, or it was resolved"
+    CONFLICTS_FULL = 156, "too many conflicts of the row wait for a decision"
 
     # Decided by what the op cites.
     DEPENDENCY_REJECTED = 40, "an op that it depends on was rejected"
