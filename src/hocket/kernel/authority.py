@@ -373,10 +373,11 @@ class Authority:
         if isinstance(payload, v.Sanitised):
             return self.reading(node, payload.payload, wall_ms, kind, now_ms)
         variant: type[Payload] = type(payload)
-        field = READING[variant].field
-        word = getattr(payload, field) if field else kind
+        word: str | tuple[str, ...] | None = kind
         if isinstance(payload, v.AcceptOffer) and payload.family in ACCEPTED:
             variant, word = ACCEPTED[payload.family], payload.key.decode(errors="replace")
+        elif field := READING[variant].field:
+            word = getattr(payload, field)
         for start, end, low, high, limit, rules in self._read_ways(node, variant):
             if start <= now_ms < end and low <= wall_ms < high and (limit is None or _admits(limit, word)):
                 return rules

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from hocket.kernel import coordination_payloads as c
 from hocket.kernel import vocabulary as v
-from hocket.kernel.subjects import LOCK, MESSAGE, ROW
+from hocket.kernel.subjects import AVAILABILITY, LOCK, MESSAGE, ROW
 from hocket.kernel.vocabulary import Payload
 
 
@@ -116,9 +116,14 @@ READING: dict[type[Payload], Judged] = (
     )
 )
 
-# Those who may read an offer may read its acceptance. The key of a row's subject is its name; the keys of locks and
-# messages restrict no reader.
-ACCEPTED: dict[str, type[Payload]] = {LOCK: c.AcquireLocks, MESSAGE: c.ClaimMessage, ROW: c.PutRow}
+# Whoever may read the ops of a family may read the arbiter's word about them. The payload stands for the family; the
+# word of its caveat, if it has one, is the subject's key.
+ACCEPTED: dict[str, type[Payload]] = {
+    LOCK: c.AcquireLocks,
+    MESSAGE: c.ClaimMessage,
+    ROW: c.PutRow,
+    AVAILABILITY: c.SetAvailability,
+}
 
 
 def need_of(payload: Payload) -> Need | None:
