@@ -36,12 +36,12 @@ def program(request: pytest.FixtureRequest) -> Program:
     return member if request.param == "the member's node" else owner
 
 
-def version(program: Program, key: str = "sky") -> str:
-    return str(program("rows", "get", "memories", key, "--json", code=0).json["version"])
+def version(program: Program) -> str:
+    return str(program("rows", "get", "memories", "sky", "--json", code=0).json["version"])
 
 
-def value(program: Program, key: str = "sky") -> Any:
-    return program("rows", "get", "memories", key, "--json", code=0).json["value"]
+def value(program: Program) -> Any:
+    return program("rows", "get", "memories", "sky", "--json", code=0).json["value"]
 
 
 @pytest.mark.req("VX-12", "VX-13")
@@ -51,10 +51,11 @@ def test_the_same_script_everywhere(program: Program):
     put = ("rows", "put", "memories", "sky")
     made = program(*put, '{"colour": "blue", "clouds": 0}', "--agent", "editor", "--json", code=0).json
     assert (made["outcome"], made["conflict"], made["row"]["agent"]) == ("written", None, "editor")
-    first = version(program)
+    first = made["row"]["version"]
     program(*put, '{"colour": "grey", "clouds": 0}', "--version", first, code=0)
     merged = program(*put, '{"colour": "blue", "clouds": 3}', "--version", first, "--json", code=0).json
     assert merged["outcome"] == "merged" and value(program) == {"colour": "grey", "clouds": 3}
+    assert version(program) == merged["row"]["version"] > first
 
     lost = program(*put, '{"colour": "red"}', "--version", first, "--json", code=3)
     assert lost.json["outcome"] == "took-right" and lost.json["row"]["value"] == {"colour": "grey", "clouds": 3}
@@ -62,11 +63,11 @@ def test_the_same_script_everywhere(program: Program):
     again = program(*put, '{"colour": "red"}', code=3)
     assert "not stored" in again.sentence
     left = program(*put, '"green"', "--version", first, "--strategy", "take-left", "--json", code=0).json
-    assert left["outcome"] == "took-left" and value(program) == "green"
+    assert left["outcome"] == "took-left" and left["row"]["value"] == "green"
     waits = program(*put, '"black"', "--version", first, "--strategy", "manual", "--json", code=3).json
     asked = ("--strategy", "defer-to-agent", "--agent", "judge")
     deferred = program(*put, '"white"', "--version", first, *asked, "--json", code=3).json
-    assert (waits["outcome"], deferred["outcome"], value(program)) == ("manual", "deferred", "green")
+    assert (waits["outcome"], deferred["outcome"], deferred["row"]["value"]) == ("manual", "deferred", "green")
 
     shown = program("conflicts", "list", "--json", code=0).json
     assert [each["strategy"] for each in shown] == ["take-right"] * 2 + ["take-left", "manual", "defer-to-agent"]
@@ -76,24 +77,22 @@ def test_the_same_script_everywhere(program: Program):
     replaced = program("conflicts", "show", left["conflict"], "--json", code=0).json
     assert replaced["right"] == {"colour": "grey", "clouds": 3}, "nothing is lost"
 
-    program("conflicts", "resolve", waits["conflict"], "--take", "left", "--agent", "judge", code=0)
-    assert value(program) == "black"
-    stale = program("conflicts", "resolve", deferred["conflict"], '"grey"', code=3)
-    assert version(program) in stale.sentence
-    program("conflicts", "resolve", deferred["conflict"], '"grey"', "--version", version(program), code=0)
-    assert value(program) == "grey"
+    resolve = ("conflicts", "resolve")
+    black = program(*resolve, waits["conflict"], "--take", "left", "--agent", "judge", "--json", code=0).json["row"]
+    assert (black["value"], black["agent"]) == ("black", "judge")
+    assert black["version"] in program(*resolve, deferred["conflict"], '"grey"', code=3).sentence
+    program(*resolve, deferred["conflict"], '"grey"', "--version", black["version"], code=0)
     assert program("conflicts", "list", "--open", "--json", code=0).json == []
-    assert program("conflicts", "resolve", deferred["conflict"], '"grey"', code=3).sentence
+    assert "was resolved" in program(*resolve, deferred["conflict"], '"grey"', code=3).sentence
 
-    program("rows", "put", "memories", "sea", "1", code=0)
+    sea = program("rows", "put", "memories", "sea", "1", "--json", code=0).json["row"]["version"]
     listed = program("rows", "list", "memories", "--json", code=0).json
     assert [(each["key"], each["value"]) for each in listed] == [("sea", 1), ("sky", "grey")]
     assert [each["key"] for each in program("rows", "list", "memories", "sk", "--json", code=0).json] == ["sky"]
     assert "not stored" in program("rows", "delete", "memories", "sea", code=3).sentence
-    program("rows", "delete", "memories", "sea", "--version", version(program, "sea"), code=0)
+    program("rows", "delete", "memories", "sea", "--version", sea, code=0)
     assert program("rows", "get", "memories", "sea", code=2).sentence == "there is no row memories/sea"
-    program("rows", "put", "memories", "sea", "2", code=0)
-    assert value(program, "sea") == 2
+    assert program("rows", "put", "memories", "sea", "2", "--json", code=0).json["row"]["value"] == 2
     program("log", "verify", code=0)
 
 
@@ -137,9 +136,7 @@ BAD = [
     (("rows", "put", "memories", "e\u0301", "1"), 2, "normal form"),
     (("rows", "put", "mem/ories", "sky", "1"), 2, "no slash"),
     (("rows", "put", "", "sky", "1"), 2, "empty"),
-    (("rows", "put", "memories", "", "1"), 2, "empty"),
     (("rows", "put", "memories", "sky", "NaN"), 2, "not JSON"),
-    (("rows", "put", "memories", "sky", "{'a': 1}"), 2, "not JSON"),
     (("rows", "put", "memories", "sky", json.dumps("x" * 65_536)), 2, "at most 65536"),
     (("rows", "put", "memories", "sky", "[" * 40 + "]" * 40), 2, "nested"),
     (("rows", "put", "memories", "sky", "1", "--strategy", "defer-to-agent"), 2, "needs an agent"),
@@ -149,11 +146,8 @@ BAD = [
     (("rows", "put", "memories", "sky", "1", "--version", f"2020-01-01T00:00:00.000Z+0@{'0' * 16}"), 3, "never had"),
     (("rows", "put", "memories", "new", "1", "--version", f"2020-01-01T00:00:00.000Z+0@{'0' * 16}"), 3, "never had"),
     (("rows", "delete", "memories", "new"), 2, "no such row"),
-    (("rows", "list", "a/b"), 2, "no slash"),
-    (("rows", "get", "memories", "a\nb"), 2, "control characters"),
     (("conflicts", "show", "abc"), 2, "not the id of a conflict"),
     (("conflicts", "show", "01M7HVJG9XMYB0FTGAN132HCK0"), 2, "no conflict"),
-    (("conflicts", "resolve", "01M7HVJG9XMYB0FTGAN132HCK0", "--take", "left"), 2, "no conflict"),
     (("conflicts", "resolve", "01M7HVJG9XMYB0FTGAN132HCK0"), 2, "give a value"),
 ]
 

@@ -212,6 +212,9 @@ def test_odd_values_are_refused_before_anything_is_written(tmp_path: Path) -> No
                     await rows.put(key, 1)
             with pytest.raises(Usage):
                 await rows.put("sky", 1, strategy="take-all")
+            for agent in ("a b", "a@b", "all", "a//b", "a\x07", "x" * 129):
+                with pytest.raises(Usage, match="bad agent"):
+                    await node.rows("memories", agent=agent).put("sky", 1)
             for key in ("日本/🙂 λ", "../..", "a'b\"c;--", "%s{0}", "sky/", "é"):
                 made = await rows.put(key, {key: key})
                 assert await rows.get(key) == made

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from hocket.kernel.ids import content_hash
 from hocket.kernel.ops import NO_ID, SELF_NAMED
-from hocket.kernel.subjects import ABOUT, subject_of
+from hocket.kernel.subjects import ABOUT, JOB, subject_of
 from hocket.kernel.ucan import ROOT, issue
 from hocket.kernel.vocabulary import AcceptOffer, DesignateCoordinator, RevokeUcan
 from hocket.log import Log
@@ -88,11 +88,13 @@ def fields_of(payload: type, ids: Sequence[bytes]) -> st.SearchStrategy[Any]:
     )
 
 
-families = pytest.mark.parametrize("family", sorted(FAMILIES))
+# Also those that keep their states in tables of their own; their reasons are compared. Jobs have suites of their own.
+KNOWN = sorted(new_log().run(lambda tx: set(tx.projection.projectors)) - {JOB})
+families = pytest.mark.parametrize("family", KNOWN)
 
 
 def test_every_family_has_payloads() -> None:
-    assert all(payloads(family) for family in FAMILIES)
+    assert FAMILIES.keys() <= set(KNOWN) and all(payloads(family) for family in KNOWN)
 
 
 class Step(NamedTuple):
@@ -167,14 +169,14 @@ def test_the_order_of_arrival_makes_no_difference(family: str, data: st.DataObje
 
 
 def check_states(log: Log, family: str) -> None:
-    """A state is bounded, has one form as bytes, and says when the last op about it was."""
-    rules = FAMILIES[family]
+    """A state is bounded, has one form as bytes, and has an op."""
+    if (rules := FAMILIES.get(family)) is None:
+        return
     with log.store.read() as session:
-        rows = [row for row in session.each_subject() if row.subject.family == family]
-        for row in rows:
-            state = rules.decode(row.state)
-            assert rules.encode(state) == row.state and len(row.state) < STATE_BYTES_MAX
-            assert session.ops_about(row.subject), "a state without an op"
+        for row in session.each_subject():
+            if row.subject.family == family:
+                assert rules.encode(rules.decode(row.state)) == row.state and len(row.state) < STATE_BYTES_MAX
+                assert session.ops_about(row.subject)
 
 
 class Agreeing(Node):

@@ -148,13 +148,13 @@ def row_name(table: str, key: str) -> str:
     return f"{table}/{key}"
 
 
-def _check_name(name: str, what: str, size: int, *, may_be_empty: bool = False) -> None:
+def _check_name(name: str, what: str, size: int) -> None:
     shown = repr(name if len(name) <= 40 else f"{name[:40]}…")
     try:
         length = len(name.encode())
     except UnicodeEncodeError:
         raise Usage(f"bad {what} {shown}: it is not valid Unicode") from None
-    if not name and not may_be_empty:
+    if not name:
         raise Usage(f"bad {what}: it is empty")
     if length > size:
         raise Usage(f"bad {what} {shown}: it has {length} bytes, and at most {size} are allowed")
@@ -162,6 +162,16 @@ def _check_name(name: str, what: str, size: int, *, may_be_empty: bool = False) 
         raise Usage(f"bad {what} {shown}: it has control characters or characters that cannot be seen")
     if unicodedata.normalize("NFC", name) != name:
         raise Usage(f"bad {what} {shown}: its Unicode is not in normal form C; two such names would look the same")
+
+
+def _check_agent(agent: str) -> None:
+    """An agent's name can be an address, to which a message is sent."""
+    if agent:
+        _check_name(agent, "agent", AGENT_BYTES_MAX)
+        if " " in agent or "@" in agent or agent == "all" or "" in agent.split("/"):
+            raise Usage(
+                f"bad agent {agent!r}: a name has parts joined by slashes, no spaces and no @, and is not `all`"
+            )
 
 
 def row_value(value: Any) -> bytes:
@@ -198,7 +208,7 @@ def row_write(
     table: str, key: str, value: bytes | None, *, version: str | None = None, strategy: str = "", agent: str = ""
 ) -> RowWrite:
     """Raises Usage."""
-    _check_name(agent, "agent", AGENT_BYTES_MAX, may_be_empty=True)
+    _check_agent(agent)
     chosen = STRATEGIES.get(strategy or "take-right")
     if chosen is None:
         raise Usage(f"bad strategy {strategy!r}: it is one of {', '.join(STRATEGIES)}")
@@ -251,7 +261,7 @@ def resolve(
     """Ends a conflict: the row gets the value, or that of a side, `left` or `right`. Raises Conflict if the row is not
     as the conflict left it, unless `version` names what it is now.
     """
-    _check_name(agent, "agent", AGENT_BYTES_MAX, may_be_empty=True)
+    _check_agent(agent)
     if tx.is_uninformed:
         return None
     row = row_of(tx.session, conflict)

@@ -24,7 +24,7 @@ from hocket.kernel.vocabulary import AcceptOffer
 
 TABLE_BYTES_MAX = 64
 KEY_BYTES_MAX = 512
-AGENT_BYTES_MAX = 200
+AGENT_BYTES_MAX = 128
 VALUE_BYTES_MAX = 65_536
 DEPTH_MAX = 32
 # How many conflicts of a row wait for a decision at most, and how many that need none are kept for review.
