@@ -42,6 +42,7 @@ def test_a_healthy_home(used: Program):
         "clock",
         "workers",
         "rebuild",
+        "work",
     }
     assert set(found) == expected
     assert all(line.startswith("ok\t") for line in used("doctor", code=0).out.splitlines())

@@ -13,6 +13,7 @@ import pytest
 from hocket.errors import StoreError
 from hocket.kernel.clock import Hlc
 from hocket.kernel.ids import content_hash
+from hocket.kernel.keys import SigningKey
 from hocket.kernel.ops import NO_ID
 from hocket.kernel.policy import Policy
 from hocket.kernel.roster import Job, Outcome, State
@@ -24,7 +25,7 @@ from hocket.store.sqlite import APPLICATION_ID, VERSION, SqliteStore
 from hocket.work import jobs
 from hocket.work.jobs import Draft, Held
 from hocket.work.run_outputs import Content, creation
-from tests.log.roster.world import INTRODUCTIONS, READER, Script, introduction, job_id, new_log, sent
+from tests.log.roster.world import INTRODUCTIONS, READER, Script, introduction, job_id, new_log, sent, signed
 
 
 @pytest.fixture
@@ -464,3 +465,23 @@ def test_a_closed_store_says_so_and_closing_waits_for_readers(path: Path) -> Non
         closed.result(60)
     with pytest.raises(StoreError, match="is closed"):
         store.read().__enter__()
+
+
+def test_what_a_peer_lacks_takes_the_same_statements_however_many_authors_there_are(path: Path) -> None:
+    log = new_log(SqliteStore(path, create=True))
+    counts = []
+    for number in range(1, 20):
+        key = SigningKey(bytes([number]) * 32)
+        log.admit([signed(introduction(key), key)])
+        statements: list[str] = []
+        writer = log.store._writer  # type: ignore[attr-defined]
+        with log.store.write() as session:
+            session.order_ops()
+            writer.exec_trace = lambda cursor, sql, bindings, found=statements: found.append(sql) or True
+            frontier = session.frontier()
+            assert len(frontier) == number and session.ops_since(frontier, 10) == []
+            writer.exec_trace = None
+            (last, *_) = frontier
+            assert len(session.ops_since(frontier | {last: bytes(20)}, 10)) == 1
+        counts.append(len(statements))
+    assert set(counts) == {2}

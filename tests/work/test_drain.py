@@ -6,6 +6,7 @@ import pytest
 
 from hocket.coordination.availability import set_availability
 from hocket.kernel.coordination_payloads import Availability
+from hocket.work.handlers import kind
 from tests.work.mesh import Mesh, Process, wait_for
 
 pytestmark = [pytest.mark.xdist_group("processes")]
@@ -54,7 +55,7 @@ def test_running_jobs_finish_nothing_new_starts_and_resume_takes_up_again(mesh: 
 
 def test_a_quarantined_node_returns_what_it_runs(mesh: Mesh) -> None:
     worker = mesh.worker(concurrency=1, ahead=0, constants=OFTEN).up()
-    job = mesh.node.submit("step.watch")
+    job = mesh.node.submit(kind("step.watch", lease="1h"))  # no renewal is due that could be refused
     mesh.wait_journal("start")
     say(mesh, QUARANTINED)
     mesh.wait_journal("flag")
