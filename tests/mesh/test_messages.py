@@ -89,7 +89,7 @@ def test_after_three_tries_the_next_exchange_brings_the_message(
         a.exchanges.transport = recording = Recording(a.transport, wire.DELIVER)
         a.exchanges._lines.clear()
         sent = await a.node.send(at(b), "hello")
-        assert not await message_delivery.MessageDelivery(a.node, a.exchanges).deliver_all([b.id])
+        assert not await message_delivery.DirectDelivery(a.node, a.exchanges).deliver_all([b.id])
         assert recording.paths.count(wire.DELIVER) == 3
         assert message(b, sent) is None
         await a.exchanges.visit(b.address)
@@ -105,7 +105,7 @@ def test_a_message_waits_for_a_receiver_that_is_offline(tmp_path: Path) -> None:
         await know_each_other(a, b)
         await b.stop_serving()
         sent = await a.node.send(at(b), "are you there?")
-        assert not await message_delivery.MessageDelivery(a.node, a.exchanges).deliver(b.id)
+        assert not await message_delivery.DirectDelivery(a.node, a.exchanges).deliver(b.id)
         # It comes back at another address, and asks.
         await b.serve()
         await b.exchanges.visit(a.address)

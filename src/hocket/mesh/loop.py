@@ -16,7 +16,7 @@ from hocket.kernel.ids import node_text
 from hocket.kernel.rules import rules_hash
 from hocket.mesh import peers
 from hocket.mesh.client import is_paused_by
-from hocket.mesh.message_delivery import MessageDelivery
+from hocket.mesh.message_delivery import DirectDelivery
 from hocket.mesh.outgoing import order_ops
 from hocket.mesh.output import wanted_in
 from hocket.mesh.sync import Exchanged, Exchanges
@@ -173,7 +173,7 @@ class SyncLoop:
         while (mine := self._turn()) is None:
             await asyncio.sleep(TURN_S)
         self.is_on = True
-        messages = MessageDelivery(self._access, self.exchanges)
+        messages = DirectDelivery(self._access, self.exchanges)
         delivering = asyncio.create_task(supervised("delivering messages", messages.run, self.emit, self.environment))
         try:
             await self._access.call(lambda: order_ops(self._access.log.store))

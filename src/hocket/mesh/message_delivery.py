@@ -32,7 +32,7 @@ STEP_OPS = 1_000
 _SEND = number_of(SendMessage)
 
 
-class MessageDelivery:
+class DirectDelivery:
     """Cancel `run` to end it."""
 
     def __init__(self, access: NodeAccess, exchanges: "Exchanges") -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from hocket.errors import HocketError
 from hocket.mesh import peers
-from hocket.mesh.message_delivery import MessageDelivery
+from hocket.mesh.message_delivery import DirectDelivery
 from hocket.mesh.sync_lock import SyncLock
 from hocket.mesh.waiting import DELIVERS, Waiting, WaitReader
 from hocket.node.runtime import Runtime
@@ -127,7 +127,7 @@ class Delivery:
                 return ""
             return f"{bad[0].detail}; the job is kept here, and sent when it answers"
         receivers, self._receivers = self._receivers, set()
-        messages = MessageDelivery(self._services.access, exchanges)
+        messages = DirectDelivery(self._services.access, exchanges)
         try:
             async with asyncio.timeout(DELIVER_S):
                 delivering = asyncio.create_task(messages.deliver_all(receivers))

@@ -3,14 +3,14 @@ message is held under a lease; the program acknowledges it, returns it or answer
 """
 
 import os
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
-from hocket.bus.changes import about
+from hocket.bus.changes import ANYTHING, Changes, about
 from hocket.coordination import inbox
 from hocket.coordination.deciding import acceptance, decide, written
 from hocket.coordination.inbox import LEASE_MS_DEFAULT, TTL_MS_DEFAULT, ClaimedMessage, MessageDraft
@@ -25,17 +25,39 @@ from hocket.log import Log, Transaction
 from hocket.mesh import membership
 from hocket.mesh.names import names
 from hocket.node.requests import kept
+from hocket.node.runtime import Runtime
 from hocket.store import Session
 from hocket.work.blobs import Blobs
+from hocket.work.node_access import NodeAccess
 from hocket.work.run_outputs import contain
 
-if TYPE_CHECKING:
-    from hocket.node.node import Node, SyncNode
-
+T = TypeVar("T")
 Body = bytes | str | Any
 Attached = tuple[str, bytes | os.PathLike[str]] | os.PathLike[str]
 Duration = str | float
 _MAIL = about(MESSAGE)
+
+
+class MessagingNode(NodeAccess, Protocol):
+    """What async programs need of a node to exchange messages."""
+
+    def wrote(self, to: int | None = None) -> None: ...
+    @property
+    def send(self) -> Callable[..., Awaitable[str]]: ...
+
+
+class SyncMessagingNode(Protocol):
+    """The same for synchronous programs."""
+
+    @property
+    def runtime(self) -> Runtime: ...
+    def call(self, work: Callable[[], T]) -> T: ...
+    def wrote(self, to: int | None = None) -> None: ...
+    def send(self, to: str, body: Body, **options: Any) -> str: ...
+    def until(
+        self, look: Callable[[Session], tuple[bool, T]], timeout: float | None = None, topics: Changes = ANYTHING
+    ) -> T: ...
+    def with_node(self, act: Callable[[NodeAccess], Awaitable[T]]) -> T: ...
 
 
 class AttachmentInfo(msgspec.Struct, frozen=True):
@@ -206,7 +228,7 @@ class _Received:
 class ReceivedMessage(_Received):
     """A message that an agent of this node holds."""
 
-    def __init__(self, node: "Node", data: MessageData, agent: str, claim_op: bytes) -> None:
+    def __init__(self, node: MessagingNode, data: MessageData, agent: str, claim_op: bytes) -> None:
         super().__init__(data, agent, claim_op)
         self._node = node
 
@@ -227,7 +249,7 @@ class ReceivedMessage(_Received):
 class Inbox:
     """The messages of one agent of this node."""
 
-    def __init__(self, node: "Node", agent: str | None) -> None:
+    def __init__(self, node: MessagingNode, agent: str | None) -> None:
         self._node, self.agent = node, inbox.check_agent(agent or inbox.default_agent())
 
     async def claim(
@@ -266,7 +288,7 @@ class Inbox:
         return ReceivedMessage(self._node, data, self.agent, taken.claim_op)
 
 
-async def decided(node: "Node", message_id: bytes, request: Callable[[Transaction], Op | Reason]) -> None:
+async def decided(node: MessagingNode, message_id: bytes, request: Callable[[Transaction], Op | Reason]) -> None:
     """Has an op about a message decided. Raises Conflict and others if it is refused."""
     try:
         answer = await decide(node, request)
@@ -279,7 +301,7 @@ async def decided(node: "Node", message_id: bytes, request: Callable[[Transactio
 
 
 async def ask(
-    node: "Node", to: str, body: Body, wait: Duration, agent: str | None, options: dict[str, Any]
+    node: MessagingNode, to: str, body: Body, wait: Duration, agent: str | None, options: dict[str, Any]
 ) -> ReceivedMessage:
     """Sends a message and waits for the reply to it, which is acknowledged when it is here. The reply goes to an agent
     of its own, so that no other consumer gets it.
@@ -306,7 +328,7 @@ async def ask(
 class SyncReceivedMessage(_Received):
     """A message that an agent of this node holds."""
 
-    def __init__(self, node: "SyncNode", data: MessageData, agent: str, claim_op: bytes) -> None:
+    def __init__(self, node: SyncMessagingNode, data: MessageData, agent: str, claim_op: bytes) -> None:
         super().__init__(data, agent, claim_op)
         self._node = node
 
@@ -327,7 +349,7 @@ class SyncReceivedMessage(_Received):
 class SyncInbox:
     """The messages of one agent of this node."""
 
-    def __init__(self, node: "SyncNode", agent: str | None) -> None:
+    def __init__(self, node: SyncMessagingNode, agent: str | None) -> None:
         self._node, self.agent = node, inbox.check_agent(agent or inbox.default_agent())
 
     def claim(
@@ -379,7 +401,7 @@ class SyncInbox:
         return SyncReceivedMessage(self._node, data, self.agent, taken.claim_op)
 
 
-def decided_sync(node: "SyncNode", message_id: bytes, request: Callable[[Transaction], Op | Reason]) -> None:
+def decided_sync(node: SyncMessagingNode, message_id: bytes, request: Callable[[Transaction], Op | Reason]) -> None:
     """Has an op about a message decided. Raises Conflict and others if it is refused."""
     log = node.runtime.log
     said = node.call(lambda: log.run(lambda tx: written(tx, request(tx))))
@@ -387,7 +409,7 @@ def decided_sync(node: "SyncNode", message_id: bytes, request: Callable[[Transac
     if not isinstance(said, Reason) and said.is_offer:
         op = said.op
 
-        async def consult(other: "Node") -> bytes | None:
+        async def consult(other: NodeAccess) -> bytes | None:
             await other.consult(())
             return await other.peek(lambda session: acceptance(session, op))
 

@@ -69,9 +69,6 @@ class MessageSession(Protocol):
     def deliveries_due(self, now: int, limit: int) -> list[QueuedDelivery]:
         """Those whose stage must be looked at again."""
 
-    def next_delivery_due(self, queue: str) -> int | None:
-        """When that is the case for the first of a queue that is not ready."""
-
     def deliveries(
         self, queues: Sequence[str] | None, is_dead: bool, beyond: tuple[str, bytes], limit: int
     ) -> list[QueuedDelivery]:

@@ -90,10 +90,6 @@ class MessageStatements(Statements):
         sql = f"SELECT {_DELIVERY} FROM deliveries WHERE stage < 3 AND due <= ? ORDER BY due LIMIT ?"
         return _read(self._sql(sql, (now, limit)))
 
-    def next_delivery_due(self, queue: str) -> int | None:
-        due: int | None = self._one("SELECT min(due) FROM deliveries WHERE stage = 1 AND queue = ?", queue)
-        return due
-
     def deliveries(
         self, queues: Sequence[str] | None, is_dead: bool, beyond: tuple[str, bytes], limit: int
     ) -> list[QueuedDelivery]:
