@@ -1,6 +1,7 @@
 """The tokens of programs, shown to a real server: which are accepted, for what, and until when."""
 
 import hmac
+import json
 import re
 from pathlib import Path
 
@@ -44,7 +45,24 @@ def test_a_token_is_shown_once_and_opens_what_it_grants(served: Served):
     listed = command(served.home, "token", "list")
     assert listed.stdout.startswith("reader\tactive\t") and token not in listed.stdout
     database = b"".join(path.read_bytes() for path in served.home.rglob("*") if path.is_file())
-    assert token.encode() not in database and token.rpartition("_")[2].encode() not in database
+    assert token.encode() not in database and token.split("_", 2)[2].encode() not in database
+
+
+def test_the_commands_answer_in_json(served: Served):
+    made_token = json.loads(command(served.home, "token", "create", "js", "--may", "mesh:read", "--json").stdout)
+    assert served.ask("GET", NODES, made_token.pop("token")).status == 200
+    assert (made_token["name"], made_token["state"], made_token["expires_ms"]) == ("js", "active", None)
+    listed = {each["name"]: each for each in json.loads(command(served.home, "token", "list", "--json").stdout)}
+    assert listed["js"] == made_token | {"used_ms": listed["js"]["used_ms"]} and listed["js"]["used_ms"]
+    assert json.loads(command(served.home, "token", "revoke", "js", "--json").stdout)["state"] == "revoked"
+    for words, code in (
+        (("create", "js2"), 2),
+        (("create", "js2", "--may", "mesh:read", "--expires", "abc"), 2),
+        (("create", "js2", "--may", "mesh:read", "--expires", "0s"), 2),
+        (("revoke", "nobody"), 2),
+    ):
+        failed = command(served.home, "token", *words)
+        assert failed.returncode == code and failed.stderr.startswith("hocket: ") and failed.stderr.count("\n") == 1
 
 
 def test_without_a_token(served: Served):
