@@ -303,6 +303,19 @@ def test_a_request_that_waits_ends_when_its_caller_disconnects(tmp_path: Path):
     run(tmp_path, test)
 
 
+def test_a_request_that_waits_is_answered_when_the_server_stops(tmp_path: Path):
+    async def test(ask: Asker) -> None:
+        waiting = asyncio.create_task(ask("GET", "/v1/things/a/wait"))
+        async with asyncio.timeout(30):
+            while not ask.things.waiting:
+                await asyncio.sleep(0.01)
+        await ask.place.stop_serving()
+        status, answer, headers = await waiting
+        assert (status, answer["error"], ask.things.waiting) == (503, "unreachable", 0) and headers["retry-after"]
+
+    run(tmp_path, test)
+
+
 def test_a_program_has_only_so_many_requests_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(api_module, "REQUESTS_OF_PROGRAM_MAX", 3)
 

@@ -113,6 +113,8 @@ class Server:
     async def stop(self) -> None:
         """Lets running requests finish, within a few seconds."""
         await self._gate.close()
+        if self._api is not None:
+            self._api.stop()
         if self._server is not None and self._serving is not None:
             self._server.should_exit = True
             await self._serving

@@ -55,8 +55,8 @@ class TooBusy(HocketError):
         self.retry_s = max(1, round(retry_s))
 
 
-class CallerLeft(HocketError):
-    """The caller has disconnected while its request waited."""
+class WaitEnded(HocketError):
+    """A request that waited was ended: its caller has disconnected, or the server stops."""
 
 
 class BadMethod(HocketError):
@@ -85,7 +85,7 @@ STATUSES: tuple[tuple[type[Exception], int, str], ...] = (
     (BadContentType, 415, "bad_content_type"),
     (Usage, 400, "usage"),
     (NoRoom, 503, "unreachable"),
-    (CallerLeft, 503, "unreachable"),
+    (WaitEnded, 503, "unreachable"),
     (Unreachable, 503, "unreachable"),
 )
 
@@ -109,8 +109,13 @@ class Api:
         self._rates = Buckets(RATE_PER_S, BURST, monotonic)
         self._strangers = Buckets(STRANGERS_RATE_PER_S, STRANGERS_BURST, monotonic)
         self._asking: Counter[str] = Counter()
+        self._is_stopping = asyncio.Event()
         self._reading = ThreadPoolExecutor(READ_THREADS, "hocket-api-read")
         self._writing = ThreadPoolExecutor(WRITE_THREADS, "hocket-api")
+
+    def stop(self) -> None:
+        """Ends the requests that wait."""
+        self._is_stopping.set()
 
     def close(self) -> None:
         for each in (self._reading, self._writing):
@@ -195,7 +200,7 @@ class Api:
 
     async def _run(self, route: ApiRoute, call: ApiCall, arguments: Mapping[str, Any], request: Request) -> Reply:
         if route.is_async:
-            answer = await _while_there(request, route.function(call, **arguments))
+            answer = await self._wait(request, route.function(call, **arguments))
         elif route.method == "GET":
             answer = await self._read(partial(route.function, call, **arguments))
         else:
@@ -220,6 +225,23 @@ class Api:
         answer = KeptAnswer(reply.status, reply.body)
         await self._write(lambda: idempotency.keep(service, name, key, asked, answer))
         return reply
+
+    async def _wait(self, request: Request, work: Coroutine[Any, Any, T]) -> T:
+        """Does something that may wait long. It ends when the caller disconnects, and when the server stops."""
+        task = asyncio.create_task(work)
+        ends: list[asyncio.Task[Any]] = [asyncio.create_task(self._is_stopping.wait())]
+        if request.gone is not None:
+            ends.append(asyncio.create_task(request.gone()))
+        try:
+            await asyncio.wait([task, *ends], return_when=asyncio.FIRST_COMPLETED)
+            if not task.done():
+                raise WaitEnded("the server stops, and the request has not been done; send it again")
+            return task.result()
+        finally:
+            for each in (task, *ends):
+                if not each.done():
+                    each.cancel()
+            await asyncio.wait([task, *ends])
 
     async def _read(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._reading, work)
@@ -246,22 +268,6 @@ class Api:
         if isinstance(error, BadMethod):
             headers["allow"] = ", ".join(error.methods)
         return _reply(status, ApiError(word, message), headers)
-
-
-async def _while_there(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """Ends the work when the caller disconnects."""
-    task = asyncio.create_task(work)
-    leaving = asyncio.create_task(request.gone()) if request.gone is not None else None
-    try:
-        await asyncio.wait([each for each in (task, leaving) if each], return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
-            raise CallerLeft("the caller has disconnected")
-        return task.result()
-    finally:
-        for each in (task, leaving):
-            if each is not None and not each.done():
-                each.cancel()
-                await asyncio.wait([each])
 
 
 async def _whole(request: Request) -> Request:
