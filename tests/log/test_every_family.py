@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, Union, get_args, get_origin, get_type_hints
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from hocket.kernel.ids import content_hash
 from hocket.kernel.ops import NO_ID, SELF_NAMED
@@ -135,16 +136,9 @@ def told(data: st.DataObject, family: str, script: Script, step: Step) -> None:
         ids = [op.id for op in script.ops]
         payload = data.draw(fields_of(kinds[step.choice % len(kinds)], ids or [bytes(16)]))
         deps = (ids[-1],) if step.choice % 7 == 0 and ids else ()
-        named = SELF_NAMED.get(type(payload))
         op = script.say(step.node, step.wall, payload, deps, logical=len(script.ops))
-        if named is not None:
-            script.ops[-1] = type(op)(
-                op.id, op.timestamp, op.node_id, op.deps, type(payload)(**fields(payload) | {named: op.id})
-            )
-
-
-def fields(payload: Any) -> dict[str, Any]:
-    return {name: getattr(payload, name) for name in payload.__struct_fields__}
+        if (named := SELF_NAMED.get(type(payload))) is not None:
+            script.ops[-1] = replace(op, payload=replace(payload, **{named: op.id}))
 
 
 @families
