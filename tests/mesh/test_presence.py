@@ -256,6 +256,27 @@ def test_an_answer_has_what_changed_and_otherwise_only_times(tmp_path: Path) -> 
     run(tmp_path, test, "a", "b", "c")
 
 
+def test_earlier_versions_send_no_mark_and_answer_with_a_list(tmp_path: Path) -> None:
+    async def test(a: Place, b: Place, c: Place) -> None:
+        for each in (b, c):
+            each.befriend(a.address)
+            await each.exchanges.visit(a.address)
+        body = msgspec.json.encode({"workers": [{"kinds": ["acme."], "labels": ["gpu"]}]})
+        reply = await b.ask(a, "POST", wire.PRESENCE, "", body)
+        assert [each["node"] for each in msgspec.json.decode(reply.body)] == [node_text(a.id)]
+        assert known(a) == {b.id: [Serving(("acme.",), labels=("gpu",))]}
+
+        old = [{"node": node_text(b.id), "age_ms": 5, "workers": [{"kinds": ["acme."]}]}]
+        a.gate._presence_board.answer = lambda *_: wire.Reply(  # type: ignore[method-assign]
+            200, {"content-type": wire.JSON}, msgspec.json.encode(old)
+        )
+        await c.exchanges.visit(a.address)
+        await c.exchanges.share_presence(a.address)
+        assert known(c) == {b.id: [Serving(("acme.",))]}
+
+    run(tmp_path, test, "a", "b", "c")
+
+
 def test_a_node_is_heard_although_the_clock_was_set_back(tmp_path: Path) -> None:
     async def test(a: Place, b: Place, c: Place) -> None:
         for each in (b, c):
