@@ -48,6 +48,8 @@ def test_the_last_word_of_an_agent_counts_and_expires(session: Session) -> None:
     assert session.agents((8).to_bytes(8, "big")) == []
     beat(session, NODE, AgentSaid("late"), NOW + KEPT_MS + 1)
     assert [each.name for each in session.agents(KEY)] == ["late", "editor"]
+    beat(session, NODE, AgentSaid("early"), NOW)  # the clock was set back
+    assert [each.name for each in session.agents(KEY)] == ["editor", "early"]
 
 
 @pytest.mark.parametrize(
@@ -111,9 +113,9 @@ def test_nothing_that_was_heard_earlier_replaces_what_was_heard_later(session: S
     (row,) = session.presence()
     assert (row.heard, row.seen) == (NOW + 10, (NOW + 9,))
     session.touch_presence({})
-    session.drop_presence(NOW + 10)
+    session.drop_presence(NOW + 10, NOW + 10)
     assert len(session.presence()) == 1
-    session.drop_presence(NOW + 11)
+    session.drop_presence(0, NOW + 9)
     assert session.presence() == []
 
 

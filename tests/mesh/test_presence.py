@@ -248,12 +248,62 @@ def test_an_answer_has_what_changed_and_otherwise_only_times(tmp_path: Path) -> 
         assert heard(c, b).said.agents == (AgentSaid("editor", "writes"),)  # type: ignore[union-attr]
         # A node that has forgotten what it knew hears everything again.
         with c.runtime.store.write() as session:
-            session.drop_presence(2**60)
+            session.drop_presence(0, 0)
         assert (await beats(c, a))["nodes"] == []
         assert len((await beats(c, a))["nodes"]) == 2
         assert heard(c, b) is not None
 
     run(tmp_path, test, "a", "b", "c")
+
+
+def test_earlier_versions_send_no_mark_and_answer_with_a_list(tmp_path: Path) -> None:
+    async def test(a: Place, b: Place, c: Place) -> None:
+        for each in (b, c):
+            each.befriend(a.address)
+            await each.exchanges.visit(a.address)
+        body = msgspec.json.encode({"workers": [{"kinds": ["acme."], "labels": ["gpu"]}]})
+        reply = await b.ask(a, "POST", wire.PRESENCE, "", body)
+        assert [each["node"] for each in msgspec.json.decode(reply.body)] == [node_text(a.id)]
+        assert known(a) == {b.id: [Serving(("acme.",), labels=("gpu",))]}
+
+        old = [{"node": node_text(b.id), "age_ms": 5, "workers": [{"kinds": ["acme."]}]}]
+        a.gate._presence_board.answer = lambda *_: wire.Reply(  # type: ignore[method-assign]
+            200, {"content-type": wire.JSON}, msgspec.json.encode(old)
+        )
+        await c.exchanges.visit(a.address)
+        await c.exchanges.share_presence(a.address)
+        assert known(c) == {b.id: [Serving(("acme.",))]}
+
+    run(tmp_path, test, "a", "b", "c")
+
+
+def test_a_node_is_heard_although_the_clock_was_set_back(tmp_path: Path) -> None:
+    async def test(a: Place, b: Place, c: Place) -> None:
+        for each in (b, c):
+            each.befriend(a.address)
+            await each.exchanges.visit(a.address)
+        await c.exchanges.visit(a.address)
+        for each in (a, c):
+            later(each, 3_600_000)
+        for each in (b, c):
+            await beats(each, a)
+        for each in (a, c):
+            later(each, -3_600_000)
+        later_round(a)
+        agent(b, "editor")
+        await beats(b, a)
+        await beats(c, a)
+        for each in (a, c):
+            known = heard(each, b)
+            assert known is not None and known.said.agents == (AgentSaid("editor"),)
+            assert known.heard_ms <= each.log.physical() + 1_000
+            assert known.grade(each.log.physical() + 200_000) is Grade.DEAD
+
+    run(tmp_path, test, "a", "b", "c")
+
+
+def later_round(place: Place) -> None:
+    place.gate._presence_board._next_round = 0.0
 
 
 def later(place: Place, ms: int) -> None:

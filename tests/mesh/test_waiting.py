@@ -48,7 +48,7 @@ def heard(place: Place, other: Place, *workers: Serving, ago_ms: int = 0) -> Non
     """As if the other node had told this one, so long ago."""
     with place.runtime.store.write() as session:
         at = place.log.physical() - ago_ms
-        session.drop_presence(place.log.physical() + 1)
+        session.drop_presence(0, 0)
         session.put_presence(NodePresence(other.id, NodeSaid(workers), at).row)
 
 

@@ -21,6 +21,8 @@ from hocket.work.serving import TEXT_CHARS_MAX, Serving, read_serving
 
 # What was heard longer ago than this is forgotten: a week.
 KEPT_MS = 7 * 24 * 3600 * 1000
+# How far another process of this machine may be ahead when it notes that it has heard something.
+AHEAD_MS = 1_000
 DOING_CHARS_MAX = 500
 AGENTS_MAX = 256
 EVERY_MS_MIN, EVERY_MS_DEFAULT, EVERY_MS_MAX = 1_000, 60_000, 24 * 3600 * 1000
@@ -139,7 +141,7 @@ def beat(session: Session, node: int, said: AgentSaid, now_ms: int) -> None:
     if wrong := fault(said):
         raise Usage(wrong)
     key = node.to_bytes(8, "big")
-    session.drop_presence(now_ms - KEPT_MS)
+    session.drop_presence(now_ms - KEPT_MS, now_ms + AHEAD_MS)
     known = {each.name for each in session.agents(key)}
     if said.name not in known and len(known) >= AGENTS_MAX:
         raise Conflict(f"this node has {AGENTS_MAX} agents already; one that is silent for a week is forgotten")

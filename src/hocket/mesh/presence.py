@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from hocket.coordination.presence import (
+    AHEAD_MS,
     KEPT_MS,
     NodePresence,
     NodeSaid,
@@ -106,26 +107,26 @@ class PresenceBoard:
         said = read_said(said_text(NodeSaid(told.workers, told.agents, told.hardware)))  # within its bounds
         seen = tuple(now_ms - max(0, age) for age in told.seen[: len(said.agents)])
         is_news = self._hear(NodePresence(to.node, said, now_ms, seen))
-        is_urgent = is_news and to.node not in self._had_news
-        self._had_news |= {to.node} if is_news else set()
-        self._round(is_urgent)
+        self._round(is_urgent=is_news and to.node not in self._had_news)
+        if is_news:
+            self._had_news.add(to.node)
         near = [each for each in self._known.values() if each.presence.node != to.node]
         near = [each for each in near if not is_away(each.presence, now_ms)][:NODES_MAX]
         if told.mark is None:
-            shown: list[_Known] = [_shown(to, each.presence, now_ms) for each in near]
-            return _json(_fitting(shown)[0])
+            return _json(_fitting(_shown(to, near, now_ms))[0])
         return _json(self._answer(to, f"{self._name}.{permissions}", told.mark, near, now_ms))
 
     def _answer(self, to: PeerReader, epoch: str, mark: str, near: list[_Heard], now_ms: int) -> _Presences:
         began, _, at = mark.rpartition("-")
         since = int(at) if began == epoch and at.isascii() and at.isdigit() and len(at) < 16 else 0
         news = sorted((each for each in near if each.changed > since), key=lambda each: each.changed)
-        shown, is_whole = _fitting([_shown(to, each.presence, now_ms) for each in news])
+        shown, is_whole = _fitting(_shown(to, news, now_ms))
         last = self._count if is_whole else news[len(shown) - 1].changed if shown else since
+        meets = _meets_agents(to)
         times = {
             node_text(each.presence.node): (
                 max(0, now_ms - each.presence.heard_ms),
-                *(max(0, now_ms - at) for at in each.presence.seen_ms if _meets_agents(to)),
+                *(max(0, now_ms - at) for at in each.presence.seen_ms if meets),
             )
             for each in near
             if each.changed <= last
@@ -133,9 +134,9 @@ class PresenceBoard:
         return _Presences(f"{epoch}-{last}", tuple(shown), times)
 
     def _hear(self, presence: NodePresence, *, is_stored: bool = False) -> bool:
-        """Whether it is news."""
+        """Whether it is news. What was heard just now is the latest, even if the clock was set back."""
         before = self._known.get(presence.node)
-        if before is not None and before.presence.heard_ms > presence.heard_ms:
+        if is_stored and before is not None and before.presence.heard_ms > presence.heard_ms:
             return False
         text = said_text(presence.said)
         is_news = before is None or before.text != text
@@ -188,17 +189,20 @@ def _meets_agents(to: PeerReader) -> bool:
     return to.reads_everything or any(grant.covers(*each) for grant in _grants(to) for each in _WITH_AGENTS)
 
 
-def _shown(to: PeerReader, known: NodePresence, now_ms: int) -> _Known:
-    """What the reader may know about a node."""
+def _shown(to: PeerReader, heard: Iterable[_Heard], now_ms: int) -> list[_Known]:
+    """What the reader may know about these nodes."""
     meets = _meets_agents(to)
-    return _Known(
-        node=node_text(known.node),
-        age_ms=max(0, now_ms - known.heard_ms),
-        workers=_readable(to, known.said.workers),
-        agents=known.said.agents if meets else (),
-        hardware=known.said.hardware,
-        seen=tuple(max(0, now_ms - each) for each in known.seen_ms) if meets else (),
-    )
+    return [
+        _Known(
+            node=node_text(known.node),
+            age_ms=max(0, now_ms - known.heard_ms),
+            workers=_readable(to, known.said.workers),
+            agents=known.said.agents if meets else (),
+            hardware=known.said.hardware,
+            seen=tuple(max(0, now_ms - each) for each in known.seen_ms) if meets else (),
+        )
+        for known, _, _ in heard
+    ]
 
 
 def _readable(to: PeerReader, workers: tuple[Serving, ...]) -> tuple[Serving, ...]:
@@ -232,11 +236,13 @@ def _within(kinds: Iterable[str], prefixes: Iterable[str]) -> tuple[str, ...]:
 
 def keep(log: Log, heard: Sequence[NodePresence], times: Mapping[int, Sequence[int]] | None = None) -> bool:
     """Stores what was heard of members other than this node, and the times of what is stored already. False if there
-    are times of members about which nothing is stored.
+    are times of members about which nothing is stored. What seems to be heard in the future is from before the clock
+    was set back.
     """
     with log.store.read() as session:
-        before = {each.node: each.said for each in session.presence()}
+        stored = session.presence()
         authority, now_ms = log.permissions(session).authority, log.physical()
+    before = {each.node: each.said for each in stored if each.heard <= now_ms + AHEAD_MS}
 
     def is_member(node: int) -> bool:
         return node != log.node and authority.standing(node, now_ms) is Standing.ACTIVE
@@ -247,7 +253,7 @@ def keep(log: Log, heard: Sequence[NodePresence], times: Mapping[int, Sequence[i
     news = [row for row in rows if before.get(row.node) != row.said]
     if news or touched:
         with log.store.write() as session:
-            session.drop_presence(now_ms - KEPT_MS)
+            session.drop_presence(now_ms - KEPT_MS, now_ms + AHEAD_MS)
             for row in news:
                 session.put_presence(row)
             session.touch_presence(touched)

@@ -37,8 +37,10 @@ class PresenceSession(Protocol):
         that is not known, or was heard later, is left as it is. One statement, however many nodes.
         """
 
-    def drop_presence(self, before: int) -> None:
-        """Forgets nodes and agents that were last heard before this time."""
+    def drop_presence(self, before: int, after: int) -> None:
+        """Forgets nodes and agents that were last heard before the one time or, by a clock that was set back since,
+        after the other.
+        """
 
     def put_agent(self, agent: AgentRow) -> None: ...
     def agents(self, node: bytes) -> list[AgentRow]:

@@ -29,9 +29,9 @@ class PresenceStatements(Statements):
             (json.dumps({node.hex(): list(each) for node, each in times.items()}),),
         )
 
-    def drop_presence(self, before: int) -> None:
-        self._sql("DELETE FROM presence WHERE heard < ?", (before,))
-        self._sql("DELETE FROM agents WHERE seen < ?", (before,))
+    def drop_presence(self, before: int, after: int) -> None:
+        self._sql("DELETE FROM presence WHERE heard < ? OR heard > ?", (before, after))
+        self._sql("DELETE FROM agents WHERE seen < ? OR seen > ?", (before, after))
 
     def put_agent(self, agent: AgentRow) -> None:
         self._sql("REPLACE INTO agents VALUES (?, ?, ?, ?, ?)", agent)
