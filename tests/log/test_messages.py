@@ -259,7 +259,7 @@ def test_a_reply_joins_the_thread_and_needs_a_message() -> None:
     desk = Desk()
     first = desk.send()
     second = desk.send("writer", reply_to=first)
-    third = desk.send(reply_to=second)
+    third = desk.send(thread=second)
     with desk.log.store.read() as session:
         assert [each.id for each in session.thread(first, 10)] == [first, second, third]
     with pytest.raises(Usage, match="to reply to"):
