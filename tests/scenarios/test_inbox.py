@@ -36,7 +36,7 @@ def script(machine: Machine) -> None:
         done = machine(*arguments, "--json", code=code)
         return msgspec.json.decode(done.out) if code == 0 else done.sentence
 
-    def claim(agent: str, count: int = 5, lease: str = "30s") -> list[dict[str, Any]]:
+    def claim(agent: str, count: int = 5, lease: str = "10m") -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = run("inbox", "--agent", agent, "--claim", count, "--lease", lease)
         return found
 
@@ -52,7 +52,7 @@ def script(machine: Machine) -> None:
         run("ack", message_id, "--agent", f"editor-{me}")
     run("ack", first, "--agent", f"editor-{me}", code=3)
     run("nack", second, "--agent", f"editor-{me}")
-    again = claim(f"editor-{me}", lease="3s")
+    again = until(lambda: claim(f"editor-{me}", lease="3s"), "the message that was returned")
     assert [(each["id"], each["tries"]) for each in again] == [(second, 2)]
     redelivered = until(lambda: claim(f"editor-{me}"), "the lease to run out")
     assert [(each["id"], each["tries"]) for each in redelivered] == [(second, 3)]

@@ -168,6 +168,7 @@ def as_version_4(path: Path) -> None:
     """Takes from a database what later versions have added."""
     made_by(
         path,
+        *(f"DROP TABLE {table}" for table in ("messages", "deliveries", "group_cursors")),
         "DROP TABLE presence",
         "ALTER TABLE workers DROP COLUMN serves",
         "ALTER TABLE head DROP COLUMN sealed",
