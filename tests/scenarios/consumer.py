@@ -10,13 +10,15 @@ from pathlib import Path
 
 import hocket
 
+LEASE = os.environ.get("HOCKET_TEST_LEASE", "2s")
+
 
 def main(agent: str, path: Path) -> None:
     processed = set(path.read_text().split()) if path.exists() else set()
     with hocket.open() as node, path.open("a") as file:
         inbox = node.inbox(agent)
         while True:
-            for message in inbox.claim(20, lease="2s", wait="10s"):
+            for message in inbox.claim(20, lease=LEASE, wait="10s"):
                 if message.id not in processed:
                     file.write(f"{message.id}\n")
                     file.flush()

@@ -6,10 +6,13 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 import apsw
 import pytest
 
+from hocket.coordination import inbox
+from hocket.coordination.inbox import MessageDraft
 from hocket.errors import StoreError
 from hocket.kernel.clock import Hlc
 from hocket.kernel.ids import content_hash
@@ -485,3 +488,26 @@ def test_what_a_peer_lacks_takes_the_same_statements_however_many_authors_there_
             assert len(session.ops_since(frontier | {last: bytes(20)}, 10)) == 1
         counts.append(len(statements))
     assert set(counts) == {2}
+
+
+def test_no_statement_of_the_inbox_reads_a_whole_table(log: Log) -> None:
+    """A claim costs the same however many messages are stored."""
+    said: set[str] = set()
+    writer = log.store._writer  # type: ignore[attr-defined]
+    blobs: Any = None
+    first = log.run(lambda tx: inbox.send(tx, blobs, MessageDraft("editor", b"", "writer")))
+    log.run(lambda tx: inbox.send(tx, blobs, MessageDraft("all", b"", "writer", thread=first)))
+    writer.exec_trace = lambda cursor, sql, values: said.add(sql) is None
+    log.run(lambda tx: inbox.send(tx, blobs, MessageDraft("editor", b"", "writer", reply_to=first)))
+    taken = log.run(lambda tx: inbox.claim(tx, "editor", 5, 1_000)).taken
+    assert len(taken) == 3
+    log.run(lambda tx: inbox.acknowledge(tx, taken[0].message_id, "editor"))
+    log.run(lambda tx: inbox.hand_back(tx, taken[1].message_id, "editor", 10, ""))
+    log.run(lambda tx: inbox.has_mail(tx.session, "editor", tx.node, tx.physical))
+    writer.exec_trace = None
+    tables = [sql for sql in said if "deliveries" in sql or "messages" in sql]
+    plans = {
+        sql: [row[3] for row in writer.execute(f"EXPLAIN QUERY PLAN {sql}", [0] * sql.count("?"))] for sql in tables
+    }
+    assert len(plans) > 8
+    assert {sql: plan for sql, plan in plans.items() if any(step.startswith("SCAN") for step in plan)} == {}

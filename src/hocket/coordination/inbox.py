@@ -133,8 +133,12 @@ def check_draft(draft: MessageDraft) -> MessageDraft:
 
 
 def send(tx: Transaction, blobs: Blobs, draft: MessageDraft) -> bytes:
-    """Puts a message on the log and returns its id. A reply belongs to the thread of the message that it answers."""
+    """Puts a message on the log and returns its id. A reply belongs to the thread of the message that it answers, and
+    any message of a thread names the thread.
+    """
     thread = draft.thread
+    if thread is not None and (named := tx.projection.messages.state(thread)) is not None:
+        thread = named.thread or thread
     if draft.reply_to is not None:
         answered = tx.projection.messages.state(draft.reply_to)
         if answered is None:

@@ -145,19 +145,23 @@ class Message(msgspec.Struct, frozen=True):
         return Address(name, parse_node(node)) if at else Address(name)
 
     @property
+    def is_group(self) -> bool:
+        return self.to == ALL or self.to[-1] == "/"
+
+    @property
     def is_open(self) -> bool:
         """Whether no arbiter is asked."""
-        return self.to == ALL or self.to[-1] == "/" or "@" in self.to
+        return self.is_group or "@" in self.to
 
     def delivery(self, agent: str, node: int) -> MessageDelivery:
         """The delivery that concerns this agent on this node."""
-        if not self.address.is_group:
+        if not self.is_group:
             return self.deliveries[0]
         found = (each for each in self.deliveries if each.agent == agent and each.node == node)
         return next(found, MessageDelivery(agent, node))
 
     def with_delivery(self, delivery: MessageDelivery, at: Hlc) -> "Message":
-        if not self.address.is_group:
+        if not self.is_group:
             return replace(self, deliveries=(delivery,), last=at)
         others = tuple(each for each in self.deliveries if (each.agent, each.node) != (delivery.agent, delivery.node))
         return replace(self, deliveries=(*others, delivery), last=at)

@@ -130,7 +130,7 @@ class MessageProjector:
     def _is_its_turn(self, message: Message, agent: str, node: int) -> bool:
         """Whether every earlier message of its thread has ended, or is held by the same consumer."""
         self.flush()
-        queue = str(Address(agent, node)) if message.address.is_group else message.to
+        queue = str(Address(agent, node)) if message.is_group else message.to
         earlier = self._session.deliveries_of_thread(
             queue, message.thread or message.id, THREAD_HELD_MAX, before=pack(message.sent)
         )
@@ -167,7 +167,7 @@ class MessageProjector:
             self._place(message, due.queue)
 
     def _queue(self, message: Message) -> None:
-        if not message.address.is_group:
+        if not message.is_group:
             self._place(message, message.to)
             return
         for each in message.deliveries:
@@ -214,7 +214,7 @@ def _place_of(message: Message, delivery: MessageDelivery, now: int) -> _QueuePl
     if delivery.is_held(now):
         return _QueuePlace(DeliveryStage.RESTING, delivery.until + 1)
     if now >= message.expires:
-        return None if message.address.is_group else _QueuePlace(DeliveryStage.DEAD, message.expires)
+        return None if message.is_group else _QueuePlace(DeliveryStage.DEAD, message.expires)
     if delivery.is_dead(now, message.tries_max):
         return _QueuePlace(DeliveryStage.DEAD, message.expires)
     if delivery.state is DeliveryState.READY and now < delivery.until:
