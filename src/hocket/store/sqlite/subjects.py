@@ -19,6 +19,11 @@ class SubjectStatements(Statements):
     def subjects_since(self, family: str, hlc: bytes) -> list[bytes]:
         return [row[0] for row in self._sql("SELECT key FROM subjects WHERE family = ? AND last > ?", (family, hlc))]
 
+    def subjects_offered(self, family: str, reason: int, hlc: bytes) -> list[Subject]:
+        where = "WHERE reason != 0 AND reason = ? AND family = ? AND key IS NOT NULL AND settled = 1 AND hlc > ?"
+        rows = self._sql(f"SELECT DISTINCT key FROM ops {where}", (int(reason), family, hlc))
+        return [Subject(family, row[0]) for row in rows]
+
     def each_subject(self) -> list[SubjectRow]:
         rows = self._sql("SELECT family, key, last, state FROM subjects ORDER BY family, key")
         return [SubjectRow(Subject(family, key), last, state) for family, key, last, state in rows]
