@@ -120,15 +120,16 @@ class Projection:
 
     def offered_since(self, at: Hlc) -> set[Subject]:
         """The subjects of mere offers that are later."""
-        rows = self._session.ops_refused_for((Reason.OFFERED,))
-        stored = {row.subject for row in rows if row.hlc > pack(at) and row.subject is not None}
+        families = [name for name, each in self.projectors.items() if not each.family.is_open(None)]
+        stored = {
+            subject for name in families for subject in self._session.subjects_offered(name, Reason.OFFERED, pack(at))
+        }
         fresh = {
             self._fresh.subjects[op.id]
             for op, reason in self._fresh.ops.values()
             if reason == Reason.OFFERED and op.timestamp > at
         }
-        families = {name for name, each in self.projectors.items() if not each.family.is_open(None)}
-        return {subject for subject in stored | fresh if subject is not None and subject.family in families}
+        return stored | {subject for subject in fresh if subject is not None and subject.family in families}
 
     def counting(self, variants: tuple[int, ...]) -> Iterator[Op]:
         for row in self._session.ops_of_variants(variants):

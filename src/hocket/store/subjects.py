@@ -20,4 +20,7 @@ class SubjectSession(Protocol):
     def subjects_since(self, family: str, hlc: bytes) -> list[bytes]:
         """The keys of subjects with ops later than this."""
 
+    def subjects_offered(self, family: str, reason: int, hlc: bytes) -> list[Subject]:
+        """The subjects of a family with ops later than this that do not count for that reason."""
+
     def each_subject(self) -> list[SubjectRow]: ...

@@ -24,6 +24,11 @@ class SubjectStatements(Statements):
         )
         return [row[0] for row in self._sql(sql, (family, hlc))]
 
+    def subjects_offered(self, family: str, reason: int, hlc: bytes) -> list[Subject]:
+        where = "WHERE reason != 0 AND reason = ? AND family = ? AND key IS NOT NULL AND settled = 1 AND hlc > ?"
+        rows = self._sql(f"SELECT DISTINCT key FROM ops {where}", (int(reason), family, hlc))
+        return [Subject(family, row[0]) for row in rows]
+
     def each_subject(self) -> list[SubjectRow]:
         rows = self._sql("SELECT family, key, last, state FROM subjects ORDER BY family, key")
         return [SubjectRow(Subject(family, key), last, state) for family, key, last, state in rows]
