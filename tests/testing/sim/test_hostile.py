@@ -45,11 +45,12 @@ def test_it_is_hostile_indeed(monkeypatch: pytest.MonkeyPatch) -> None:
         plain(self)
 
     monkeypatch.setattr(hostile.HostileNode, "crash", crash)
-    for seed in range(6):
-        sim.run(seed, nodes=3, minutes=0.3, faults=["hostile"], jobs=6)
     wanted = {Reason.UNBOUND, Reason.UNAUTHORISED, Reason.OWNER_ONLY, Reason.NOT_ARBITER}
-    assert wanted <= reasons
-    assert forks
+    for seed in range(24):
+        sim.run(seed, nodes=3, minutes=0.3, faults=["hostile"], jobs=6)
+        if wanted <= reasons and forks:
+            return
+    pytest.fail(f"reasons {sorted(reasons)}, forks {forks}")
 
 
 @pytest.mark.timeout(600)
