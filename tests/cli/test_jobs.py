@@ -18,6 +18,8 @@ def test_the_list_and_its_filters(used: Program):
     assert used("jobs", "--state", "claimed", "--json").json == []
     assert len(used("jobs", "--state", "completed", "--json").json) == 21
     assert [job["kind"] for job in used("jobs", "--outcome", "failed", "--json").json] == ["test.fail"]
+    assert used("jobs", "--state", "failed", "--json").json == used("jobs", "--outcome", "failed", "--json").json
+    assert used("jobs", "--state", "failed", "--outcome", "cancelled", code=2).sentence.startswith("no job is failed")
     assert len(used("jobs", "--outcome", "succeeded", "--limit", "7", "--json").json) == 7
     assert used("jobs", "--outcome", "succeeded", "--state", "pending", "--json").json == []
     assert len(used("jobs", "--kind", "test.", "--json").json) == 21

@@ -92,8 +92,8 @@ def test_jobs_that_hang_fail_and_the_others_complete(hung: Program, options: lis
     result = hung.finished(worker)
     assert result.out.startswith("done: 5 succeeded, 3 failed")
     assert "its handler (hung.c) was told to stop and goes on; the worker has given it up" in result.err
-    assert ending(hung, bad[0]) == ("failed", "timed out after 1 seconds, and its handler did not stop")
-    assert [ending(hung, each) for each in bad[1:]] == [("failed", "timed out after 1 seconds")] * 2
+    assert ending(hung, bad[0]) == ("failed", "timed out after 1 second, and its handler did not stop")
+    assert [ending(hung, each) for each in bad[1:]] == [("failed", "timed out after 1 second")] * 2
     pids = {hung.show(each)["result"] for each in good}
     assert (pids == {worker.pid}) == (options[0] == "--concurrency")
 

@@ -4,6 +4,7 @@ and no code is shared with the kernel but the shapes. Random delegation graphs a
 too.
 """
 
+from collections.abc import Iterator
 from random import Random
 from typing import Any
 
@@ -214,6 +215,41 @@ class Naive:
             if fault in found:
                 return fault
         return "OWNER_ONLY" if isinstance(payload, v.DesignateCoordinator | v.RouteKind) else "UNAUTHORISED"
+
+    def relied_on_ended(self, node: int, payload: Any, wall_ms: int, kind: str | None, before_ms: int) -> bool:
+        """Whether, for that kind or for any, only delegations that had ended by then allow the op."""
+        if isinstance(payload, v.ReportFork) or PLACE[type(payload).__name__][0] == "Registration":
+            return False
+        prefixes = [c.caveats.get("kind_prefix") for d in self.held(node) for c in d.capabilities]
+        named = {word for each in prefixes if isinstance(each, list) for word in each if isinstance(word, str)}
+        for each in [kind] if kind is not None else [*named, "", "zz"]:
+            ends = list(self.ends(node, payload, wall_ms, each))
+            if any(end <= before_ms for end, _ in ends) and not any(
+                end > before_ms for end, is_certain in ends if is_certain
+            ):
+                return True
+        return False
+
+    def ends(self, node: int, payload: Any, wall_ms: int, kind: str) -> Iterator[tuple[float, bool]]:
+        """Until when each delegation that allows the op does so, and whether its parents are here."""
+        for d in self.held(node):
+            inside = d.not_before <= wall_ms / 1000 and (d.expires is None or wall_ms / 1000 < d.expires)
+            fault = self.fault(d)
+            if not inside or fault not in (None, "UNRESOLVED"):
+                continue
+            end = float("inf") if d.expires is None else d.expires * 1000
+            if isinstance(payload, v.AcceptWork | v.AcceptOffer):
+                yield end, fault is None
+            elif isinstance(payload, v.DesignateCoordinator | v.RouteKind):
+                if self.owner(d):
+                    yield end, fault is None
+            elif fault is None:
+                for c in self.allows(d, payload, wall_ms, kind, written_as(payload)):
+                    yield min(end, c.caveats.get("time_range", [0, end])[1]), True  # type: ignore[index]
+            else:
+                for c in d.capabilities:
+                    if understood(c) and admits(c, payload, wall_ms, kind, written_as(payload)):
+                        yield min(end, c.caveats.get("time_range", [0, end])[1]), False  # type: ignore[index]
 
     def readings(self, node: int, payload: Any, wall_ms: int, kind: str | None, now_ms: int) -> list[tuple[str, ...]]:
         if isinstance(payload, v.Sanitised):

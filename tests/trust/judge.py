@@ -26,7 +26,7 @@ from hocket.kernel.authority import Standing
 from hocket.kernel.clock import Hlc
 from hocket.kernel.ids import content_hash, ulid_text
 from hocket.kernel.keys import verify
-from hocket.kernel.ops import Op
+from hocket.kernel.ops import Op, pin_to
 from hocket.kernel.policy import decode_policy
 from hocket.kernel.reasons import UNAUTHORISED, Reason
 from hocket.kernel.roster import Job, Outcome, State
@@ -171,7 +171,7 @@ class Judge:
         if sight.digest != before.digest:
             accepted = {op.payload.offer for op in sight.of(v.AcceptWork)}  # type: ignore[union-attr]
             idle = {i for i in new if sight.reasons[i] in UNAUTHORISED and not isinstance(sight.ops[i].payload, LAW)}
-            if idle - accepted == new:
+            if idle - accepted - self._pinned(sight) == new:
                 fail("what counts for nothing changes nothing", member, [sight.ops[i] for i in new])
         if sender not in (self.owner, self.coordinator):
             naive = self._authority(sight)
@@ -181,6 +181,11 @@ class Judge:
                 elif op.id in new and (member.node, op.id) not in self._in_time:
                     fail("a grant that has ended is not used again", member, op)
         self.look(member)
+
+    def _pinned(self, sight: Sight) -> set[bytes]:
+        """The ops that a designation commits to. When one arrives, the history that it ends stands."""
+        pins = {dep for op in sight.of(v.DesignateCoordinator) for dep in op.causal_deps}
+        return {op.id for op in sight.ops.values() if pin_to(op.timestamp, op.id) in pins}
 
     def _is_late(self, naive: Remembering, op: Op, sight: Sight, now: int) -> bool:
         if isinstance(op.payload, (*LAW, *OWNERS)):

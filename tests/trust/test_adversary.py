@@ -40,6 +40,13 @@ FOUND = (
             *(Move(2, 15, 0, 6, 5, 4), Move(4, 3, 5, 0, 5, 10)),
         ],
     ),
+    (
+        Setup((0, 1), (5,), False, 2),
+        [
+            *(Move(5, 1, 0, 1, 1, 1), Move(4, 25, 5, 10, 6, 9), Move(1, 5, 2, 5, 7, 8)),
+            *(Move(0, 22, 0, 1, 0, 4), Move(5, 2, 2, 7, 2, 10)),
+        ],
+    ),
 )
 
 moves = st.builds(Move, *(st.integers(0, size - 1) for size in SIZES))

@@ -16,12 +16,12 @@ HUNG = str(Path(__file__).with_name("hung.py"))
 MODULES: dict[str, Any] = {"modules": [HUNG]}
 # The second says what happens to a handler that does not stop.
 WAYS = {
-    "hung.c": "timed out after 1 seconds, and its handler did not stop",
-    "hung.loop": "timed out after 1 seconds",
-    "hung.flag": "timed out after 1 seconds",
-    "hung.wait": "timed out after 1 seconds",
-    "hung.swallow": "timed out after 1 seconds, and its handler did not stop",
-    "hung.block": "timed out after 1 seconds, and its handler did not stop",
+    "hung.c": "timed out after 1 second, and its handler did not stop",
+    "hung.loop": "timed out after 1 second",
+    "hung.flag": "timed out after 1 second",
+    "hung.wait": "timed out after 1 second",
+    "hung.swallow": "timed out after 1 second, and its handler did not stop",
+    "hung.block": "timed out after 1 second, and its handler did not stop",
 }
 PLACES = {"threads": {"concurrency": 3}, "processes": {"processes": 2, "concurrency": 3}}
 
@@ -70,7 +70,7 @@ def test_the_timeout_of_a_job_replaces_its_handlers(mesh: Mesh, given: str | int
     handle = mesh.node.submit(hocket.kind("hung.wait", timeout=given))
     other = mesh.node.submit("hung.wait")
     mesh.worker(**MODULES).up()
-    with pytest.raises(hocket.JobFailed, match="timed out after 1 seconds"):
+    with pytest.raises(hocket.JobFailed, match="timed out after 1 second"):
         other.result(PATIENCE_S)
     if hangs:
         with pytest.raises(hocket.JobFailed, match=r"timed out after 0\.05 seconds"):

@@ -2,6 +2,7 @@
 
 import sys
 import time
+from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
 import msgspec
@@ -11,6 +12,7 @@ from hocket.cli.app import new_app
 from hocket.cli.output import ago, console, emit, notice, on_terminal
 from hocket.cli.settings import HomeOption, JsonOption, open_service, settings
 from hocket.cli.tables import lines_drawn
+from hocket.errors import Usage
 from hocket.kernel.durations import span
 from hocket.kernel.safe_text import clean
 from hocket.service.jobs import LIMIT_MAX, JobBrief, JobQuery, JobsPage, JobsWatch, OutcomeName, StateName, page
@@ -26,10 +28,23 @@ COLUMNS = ("job", "kind", "state", "tries", "prio", "when", "node", "note")
 app = new_app()
 
 
+class ShownState(StrEnum):
+    """A state, or, for a completed job, its outcome: both are listed as the job's state."""
+
+    pending = "pending"
+    claimed = "claimed"
+    completed = "completed"
+    succeeded = "succeeded"
+    failed = "failed"
+    cancelled = "cancelled"
+
+
 @app.command()
 def jobs(
-    state: Annotated[StateName | None, typer.Option("--state", help="Only jobs in this state.")] = None,
-    outcome: Annotated[OutcomeName | None, typer.Option("--outcome", help="Only jobs with this outcome.")] = None,
+    state: Annotated[ShownState | None, typer.Option("--state", help="Only jobs in this state.")] = None,
+    outcome: Annotated[
+        OutcomeName | None, typer.Option("--outcome", help="Only completed jobs with this outcome.")
+    ] = None,
     kind: Annotated[
         str | None, typer.Option("--kind", metavar="KIND", help="Only this kind; `acme.` for all kinds below acme.")
     ] = None,
@@ -43,10 +58,10 @@ def jobs(
 
     \b
       hocket jobs --state pending --kind acme.
-      hocket jobs --outcome failed --limit 10 --json
+      hocket jobs --state failed --limit 10 --json
       hocket jobs --watch
     """
-    wanted = JobQuery(state, outcome, kind, limit)
+    wanted = _query(state, outcome, kind, limit)
     with open_service() as service:
         if watch:
             _watch(JobsWatch(service, wanted), kind)
@@ -60,6 +75,14 @@ def jobs(
     else:
         for row in _rows(listed):
             print("\t".join(clean(cell) for cell in row))
+
+
+def _query(state: ShownState | None, outcome: OutcomeName | None, kind: str | None, limit: int) -> JobQuery:
+    if state is None or state.name in StateName.__members__:
+        return JobQuery(None if state is None else StateName(state), outcome, kind, limit)
+    if outcome not in (None, OutcomeName(state)):
+        raise Usage(f"no job is {state} with the outcome {outcome}; give one of the two")
+    return JobQuery(None, OutcomeName(state), kind, limit)
 
 
 def _rows(listed: JobsPage) -> list[tuple[object, ...]]:

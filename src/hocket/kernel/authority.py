@@ -24,7 +24,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from hocket.kernel import vocabulary as v
-from hocket.kernel.capabilities import Grant, grant_of, is_v01
+from hocket.kernel.capabilities import Grant, Limit, admits, grant_of, is_narrower, is_v01
 from hocket.kernel.clock import U64_MAX, Hlc
 from hocket.kernel.keys import SigningKey, parse_did_key, verify
 from hocket.kernel.needs import ACCEPTED, JUDGED, READING, Judged
@@ -55,7 +55,7 @@ class _Write(NamedTuple):
 
     start: int
     end: int
-    limit: Collection[str] | None
+    limit: Limit
 
 
 class _Read(NamedTuple):
@@ -63,7 +63,7 @@ class _Read(NamedTuple):
     end: int
     low: int
     high: int
-    limit: Collection[str] | None
+    limit: Limit
     rules: tuple[str, ...]
 
 
@@ -229,28 +229,12 @@ def _otherwise(variant: type[Payload]) -> Reason:
     return Reason.OWNER_ONLY if variant in _OWNERS_OPS else Reason.UNAUTHORISED
 
 
-def _limit(grant: Grant, judged: Judged) -> Collection[str] | None:
+def _limit(grant: Grant, judged: Judged) -> Limit:
     """What a grant's caveat requires of the word by which such ops are judged; empty if nothing can satisfy it."""
     if judged.caveat is None:
         return None
-    limit: Collection[str] | None = getattr(grant, judged.caveat)
+    limit: Limit = getattr(grant, judged.caveat)
     return () if limit is not None and judged.field == "" else limit
-
-
-def _admits(limit: Collection[str] | None, word: str | tuple[str, ...] | None) -> bool:
-    """Prefixes are in a tuple and words in a set, as Grant keeps them. Of several words all must be admitted."""
-    if limit is None:
-        return True
-    if word is None:
-        return False
-    if isinstance(word, tuple):
-        return all(_admits(limit, each) for each in word)
-    return word.startswith(limit) if isinstance(limit, tuple) else word in limit
-
-
-def _covers(limit: Collection[str] | None, other: Collection[str] | None) -> bool:
-    """Whether every word that the other limit admits is admitted by this one."""
-    return limit is None or (other is not None and all(_admits(limit, word) for word in other))
 
 
 class Authority:
@@ -293,14 +277,14 @@ class Authority:
                 return self._revocation_refusal(node, payload.ucan_cid, wall_ms)
             if node not in self._graph.of_node:
                 return _otherwise(type(payload))
-            ways = self._writes[node, type(payload)] = self._ways(node, type(payload))
+            ways = self._ways(node, type(payload))
         field = ways.judged.field
         word = getattr(payload, field) if field else kind
         for start, end, limit in ways.live:
-            if start <= wall_ms < end and (limit is None or _admits(limit, word)):
+            if start <= wall_ms < end and (limit is None or admits(limit, word)):
                 return None
         for other, reason in ((ways.revoked, Reason.REVOKED), (ways.unresolved, Reason.UNRESOLVED)):
-            if any(start <= wall_ms < end and _admits(limit, word) for start, end, limit in other):
+            if any(start <= wall_ms < end and admits(limit, word) for start, end, limit in other):
                 return reason
         return _otherwise(type(payload))
 
@@ -319,24 +303,27 @@ class Authority:
         """Whether the op may rely on a delegation that had ended by `before_ms`: one could allow it, and none that
         ended later, or has not ended, allows it for certain. If the kind of its job is not known (None), it may be any.
         """
-        if isinstance(payload, v.Sanitised | v.Unknown) or JUDGED[type(payload)].resource == "Registration":
+        if isinstance(payload, v.Sanitised | v.Unknown | v.ReportFork):
             return False
-        self.refusal(node, payload, wall_ms, kind)  # works out the ways
-        ways = self._writes.get((node, type(payload)))
-        if ways is None:
+        if JUDGED[type(payload)].resource == "Registration":
             return False
+        ways = self._ways(node, type(payload))
         word = getattr(payload, ways.judged.field) if ways.judged.field else kind
         lasting = [way.limit for way in ways.live if way.start <= wall_ms < way.end and way.end > before_ms]
         ways_ended = [way for way in (*ways.live, *ways.unresolved) if way.start <= wall_ms < way.end <= before_ms]
         ended = [way.limit for way in ways_ended if way.limit is None or way.limit]
         if word is not None:
-            return any(_admits(limit, word) for limit in ended) and not any(_admits(limit, word) for limit in lasting)
-        return any(not any(_covers(other, limit) for other in lasting) for limit in ended)
+            return any(admits(limit, word) for limit in ended) and not any(admits(limit, word) for limit in lasting)
+        return any(not any(is_narrower(limit, other) for other in lasting) for limit in ended)
 
     def _ways(self, node: int, variant: type[Payload]) -> _Writes:
+        """How this node may write such ops. It is worked out once."""
+        known = self._writes.get((node, variant))
+        if known is not None:
+            return known
         judged = JUDGED[variant]
         by_fate: dict[Reason | None, list[_Write]] = {None: [], Reason.REVOKED: [], Reason.UNRESOLVED: []}
-        for delegation in self._graph.of_node[node]:
+        for delegation in self._graph.of_node.get(node, ()):
             ways = by_fate.get(self.fault(delegation))
             if ways is None:
                 continue
@@ -350,12 +337,13 @@ class Authority:
                     if grant.covers(judged.resource, judged.action):
                         low, high = grant.time_range or (start, end)
                         ways.append(_Write(max(start, low), min(end, high), _limit(grant, judged)))
-        return _Writes(
+        found = self._writes[node, variant] = _Writes(
             judged,
             tuple(by_fate[None]),
             tuple(by_fate[Reason.REVOKED]),
             tuple(by_fate[Reason.UNRESOLVED]),
         )
+        return found
 
     def _revocation_refusal(self, node: int, cid: bytes, wall_ms: int) -> Reason | None:
         if self.may_revoke(node, cid, wall_ms):
@@ -379,7 +367,7 @@ class Authority:
         elif field := READING[variant].field:
             word = getattr(payload, field)
         for start, end, low, high, limit, rules in self._read_ways(node, variant):
-            if start <= now_ms < end and low <= wall_ms < high and (limit is None or _admits(limit, word)):
+            if start <= now_ms < end and low <= wall_ms < high and (limit is None or admits(limit, word)):
                 return rules
         return None
 
@@ -442,7 +430,7 @@ class Authority:
         """
         return self.is_owner(node, wall_ms) or any(
             grant.audit_inference
-            and (kind is None or grant.resource not in ("Job", "Ops") or _admits(grant.kind_prefix, kind))
+            and (kind is None or grant.resource not in ("Job", "Ops") or admits(grant.kind_prefix, kind))
             and _at(grant, wall_ms)
             and any(grant.covers(*need) for need in _AUDITED)
             for _, grant in self._grants(node, wall_ms)
@@ -454,7 +442,7 @@ class Authority:
         """
         for delegation, grant in self._grants(node, wall_ms):
             by_kind = resource == "Job" or (resource, action) == ("Artifact", "Read")
-            of_kind = not by_kind or _admits(grant.kind_prefix, kind)
+            of_kind = not by_kind or admits(grant.kind_prefix, kind)
             if of_kind and grant.covers(resource, action) and _at(grant, wall_ms):
                 return self._graph.chain(delegation, grant)
         return None

@@ -51,6 +51,8 @@ _WRITES = {
 
 Words = frozenset[str]
 Range = tuple[int, int]
+# Words in a set, or prefixes in a tuple; None means "no restriction".
+Limit = Words | tuple[str, ...] | None
 
 
 class Grant(NamedTuple):
@@ -85,10 +87,10 @@ class Grant(NamedTuple):
         """Whether the parent also admits every op that this one admits, under the same duties."""
         return (
             parent.covers(self.resource, self.action)
-            and _subset(self.source_types, parent.source_types)
-            and _subset(self.predicates, parent.predicates)
-            and _narrower_prefixes(self.kind_prefix, parent.kind_prefix)
-            and _narrower_prefixes(self.key_prefix, parent.key_prefix)
+            and is_narrower(self.source_types, parent.source_types)
+            and is_narrower(self.predicates, parent.predicates)
+            and is_narrower(self.kind_prefix, parent.kind_prefix)
+            and is_narrower(self.key_prefix, parent.key_prefix)
             and _inside(self.time_range, parent.time_range)
             and set(parent.sanitize) <= set(self.sanitize)
             and (self.audit_inference or not parent.audit_inference)
@@ -176,14 +178,22 @@ READERS: dict[str, Callable[[object], object | None]] = {
 }
 
 
-def _subset(child: Words | None, parent: Words | None) -> bool:
-    return parent is None or (child is not None and child <= parent)
+def admits(limit: Limit, word: str | tuple[str, ...] | None) -> bool:
+    """Whether a word, None if it is not known, is within a limit. Of several words all must be."""
+    if limit is None:
+        return True
+    if word is None:
+        return False
+    if isinstance(word, tuple):
+        return all(admits(limit, each) for each in word)
+    return word.startswith(limit) if isinstance(limit, tuple) else word in limit
 
 
-def _narrower_prefixes(child: tuple[str, ...] | None, parent: tuple[str, ...] | None) -> bool:
-    # The document's sentence on this caveat swaps child and parent; by its general rule, that what satisfies the child
-    # satisfies the parent, every prefix of the child must begin with one of the parent's.
-    return parent is None or (child is not None and all(prefix.startswith(parent) for prefix in child))
+def is_narrower(child: Limit, parent: Limit) -> bool:
+    """Whether the parent admits every word that the child admits. The document's sentence on prefixes swaps child and
+    parent; by its general rule, every prefix of the child must begin with one of the parent's.
+    """
+    return parent is None or (child is not None and all(admits(parent, word) for word in child))
 
 
 def _inside(child: Range | None, parent: Range | None) -> bool:

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from hocket.kernel.arbitration import Citing, FoldContext
 from hocket.kernel.clock import Hlc
 from hocket.kernel.ops import Op
-from hocket.kernel.policy import DEFAULT, Policy, decode_policy
+from hocket.kernel.policy import DEFAULT, Policy, decode_policy, readable_policy
 from hocket.kernel.reasons import Reason
 from hocket.kernel.roster import KIND_LENGTH_MAX
 from hocket.kernel.vocabulary import DefineKind
@@ -58,11 +58,8 @@ class Kinds:
         kind, envelope = op.payload.kind, op.payload.policy_envelope
         if not 0 < len(kind) <= KIND_LENGTH_MAX or not kind.isprintable():
             return Reason.BAD_KIND
-        try:
-            policy = decode_policy(envelope)
-        except ValueError:
-            return Reason.BAD_POLICY
-        if of_kind(policy) != policy:
+        policy = readable_policy(envelope)
+        if policy is None or of_kind(policy) != policy:
             return Reason.BAD_POLICY
         return Definition(envelope, op.timestamp, op.timestamp)
 

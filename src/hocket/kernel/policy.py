@@ -89,12 +89,18 @@ def decode_policy(envelope: bytes) -> Policy:
     return policy
 
 
+def readable_policy(envelope: bytes) -> Policy | None:
+    """The policy; None if the envelope is unreadable."""
+    try:
+        return decode_policy(envelope)
+    except ValueError:
+        return None
+
+
 def dependencies(envelope: bytes) -> tuple[bytes, ...]:
     """The jobs that an envelope says must come first; none if it is unreadable."""
-    try:
-        return decode_policy(envelope).dependencies()
-    except ValueError:
-        return ()
+    policy = readable_policy(envelope)
+    return () if policy is None else policy.dependencies()
 
 
 def check_policy(policy: Policy) -> Policy:

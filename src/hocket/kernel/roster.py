@@ -27,7 +27,7 @@ from hocket.kernel.backoff import backoff_ms
 from hocket.kernel.clock import Hlc
 from hocket.kernel.ids import content_hash
 from hocket.kernel.ops import Op
-from hocket.kernel.policy import DELAY_MS_MAX, LEASE_MS_MAX, RETRIES_MAX, Policy, decode_policy
+from hocket.kernel.policy import DELAY_MS_MAX, LEASE_MS_MAX, RETRIES_MAX, Policy, readable_policy
 from hocket.kernel.reasons import Reason
 from hocket.kernel.subjects import Subject
 from hocket.kernel.vocabulary import (
@@ -204,7 +204,7 @@ class _Decided:
 
 
 def _schedule(op: Op, payload: ScheduleJob) -> Verdict:
-    kind, policy = payload.kind, _policy(payload)
+    kind, policy = payload.kind, readable_policy(payload.policy_envelope)
     if not 0 < len(kind) <= KIND_LENGTH_MAX or not kind.isprintable():
         return Reason.BAD_KIND
     if policy is None:
@@ -225,19 +225,11 @@ def _schedule_refusal(op: Op, payload: ScheduleJob, context: JobContext, citing:
     author, whichever node writes it, so its schedule must be here before it can be judged. But an op of a forked author
     is void before all else, since not every node has it.
     """
-    policy = _policy(payload)
+    policy = readable_policy(payload.policy_envelope)
     refused = context.refusal(op, payload.kind)
     if policy is None or policy.schedule_op is None or refused is Reason.FORKED:
         return refused or citing()
     return citing() or context.tick_refusal(op, policy)
-
-
-def _policy(payload: ScheduleJob) -> Policy | None:
-    """None if it is unreadable."""
-    try:
-        return decode_policy(payload.policy_envelope)
-    except ValueError:
-        return None
 
 
 def _schedule_again(job: Job, op: Op, payload: ScheduleJob, context: JobContext) -> Verdict:

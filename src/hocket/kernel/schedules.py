@@ -11,7 +11,7 @@ import msgspec
 from hocket.kernel.clock import Hlc
 from hocket.kernel.ids import derived_ulid, ulid_ms, ulid_text
 from hocket.kernel.ops import Op
-from hocket.kernel.policy import Policy, decode_policy, encode_policy
+from hocket.kernel.policy import Policy, decode_policy, encode_policy, readable_policy
 from hocket.kernel.reasons import Reason
 from hocket.kernel.roster import KIND_LENGTH_MAX
 from hocket.kernel.vocabulary import Payload, ScheduleJob, SetSchedule
@@ -30,12 +30,8 @@ def tick_id(schedule_op: bytes, tick_ms: int) -> bytes:
 
 def is_tick(payload: Payload) -> bool:
     """Whether this schedules the job of a tick, or says so."""
-    if not isinstance(payload, ScheduleJob):
-        return False
-    try:
-        return decode_policy(payload.policy_envelope).schedule_op is not None
-    except ValueError:
-        return False
+    policy = readable_policy(payload.policy_envelope) if isinstance(payload, ScheduleJob) else None
+    return policy is not None and policy.schedule_op is not None
 
 
 def tick_policy(policy: Policy, name: str, schedule_op: bytes) -> Policy:
@@ -65,11 +61,12 @@ def _set_fault(payload: SetSchedule) -> Reason | None:
         return Reason.BAD_SCHEDULE
     if not 0 < len(payload.kind) <= KIND_LENGTH_MAX or not payload.kind.isprintable():
         return Reason.BAD_KIND
-    try:
-        policy = decode_policy(payload.policy_envelope)
-    except ValueError:
-        return Reason.BAD_POLICY
-    if policy.after or any(each is not None for each in (policy.unique, policy.schedule, policy.schedule_op)):
+    policy = readable_policy(payload.policy_envelope)
+    if (
+        policy is None
+        or policy.after
+        or any(each is not None for each in (policy.unique, policy.schedule, policy.schedule_op))
+    ):
         return Reason.BAD_POLICY
     return None
 

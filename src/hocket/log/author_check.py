@@ -10,9 +10,9 @@ from concurrent.futures import Executor
 from hocket.kernel.authority import Authority, is_root_revocation
 from hocket.kernel.forks import BOUND_OP_BYTES_MAX, read_fork
 from hocket.kernel.ops import Op, is_bound, verify_op
-from hocket.kernel.policy import decode_policy
 from hocket.kernel.postcard import Malformed
 from hocket.kernel.reasons import Reason
+from hocket.kernel.schedules import is_tick
 from hocket.kernel.ucan import Delegation
 from hocket.kernel.ucan import read as read_ucan
 from hocket.kernel.vocabulary import (
@@ -157,12 +157,7 @@ class AuthorCheck:
 def _is_misnamed(op: Op) -> bool:
     """Whether a job neither has its op's id nor names the schedule of which it is a tick. The fold checks the tick."""
     payload = op.payload
-    if not isinstance(payload, ScheduleJob) or payload.job_id == op.id:
-        return False
-    try:
-        return decode_policy(payload.policy_envelope).schedule_op is None
-    except ValueError:
-        return True
+    return isinstance(payload, ScheduleJob) and payload.job_id != op.id and not is_tick(payload)
 
 
 def _is_own(op: Op, delegation: Delegation | Reason) -> bool:

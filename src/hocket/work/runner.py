@@ -20,6 +20,7 @@ import msgspec
 from hocket.errors import HocketError, NotAuthorised
 from hocket.kernel.ids import ulid_text
 from hocket.kernel.ops import schedule_payload
+from hocket.kernel.plurals import counted
 from hocket.kernel.vocabulary import Payload
 from hocket.work import chains
 from hocket.work.checkpoints import last_checkpoint
@@ -368,7 +369,8 @@ class Run:
             self.ended_at = now
         if self.timed_out:
             state = ", and its handler did not stop" if self.given_up else ""
-            self.result, self.later_ms, self.error = None, None, f"timed out after {self.timeout_s:g} seconds{state}"
+            self.result, self.later_ms = None, None
+            self.error = f"timed out after {counted(self.timeout_s, 'second')}{state}"
         return True
 
     def _tell(self) -> None:

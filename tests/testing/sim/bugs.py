@@ -87,9 +87,9 @@ def expiry_by_wall_clock(patch: pytest.MonkeyPatch) -> None:
     """The arbiter ends leases by a clock that others can move."""
     expire = jobs.expire
 
-    def hasty(tx: Transaction, limit: int) -> int:
+    def hasty(tx: Transaction, *more: Any) -> int:
         tx.physical = tx.now
-        return expire(tx, limit)
+        return expire(tx, *more)
 
     patch.setattr(jobs, "expire", hasty)
 

@@ -31,8 +31,8 @@ def test_a_thousand_seeds_with_a_hostile_member(part: int) -> None:
         assert not report.violations, report
 
 
-def test_it_is_hostile_indeed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its ops reach the logs, and are refused there for many reasons; and it is found to have two histories."""
+def seen_by_victims(monkeypatch: pytest.MonkeyPatch) -> tuple[set[int], list[object]]:
+    """For which reasons the victims refused ops, and the forks that they found; filled when a hostile node ends."""
     reasons: set[int] = set()
     forks: list[object] = []
     plain = hostile.HostileNode.crash
@@ -45,10 +45,28 @@ def test_it_is_hostile_indeed(monkeypatch: pytest.MonkeyPatch) -> None:
         plain(self)
 
     monkeypatch.setattr(hostile.HostileNode, "crash", crash)
+    return reasons, forks
+
+
+def two_faced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its only misdeed is to write other histories."""
+    for misdeed in ("_speak", "_squat", "_flood", "_replay", "_widen"):
+        monkeypatch.setattr(hostile.HostileNode, misdeed, hostile.HostileNode._fork)
+
+
+def test_it_is_hostile_indeed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its ops reach the logs, and are refused there for many reasons."""
+    reasons, _ = seen_by_victims(monkeypatch)
     for seed in range(6):
         sim.run(seed, nodes=3, minutes=0.3, faults=["hostile"], jobs=6)
-    wanted = {Reason.UNBOUND, Reason.UNAUTHORISED, Reason.OWNER_ONLY, Reason.NOT_ARBITER}
-    assert wanted <= reasons
+    assert reasons >= {Reason.UNBOUND, Reason.UNAUTHORISED, Reason.OWNER_ONLY, Reason.NOT_ARBITER}
+
+
+def test_it_is_found_to_have_two_histories(monkeypatch: pytest.MonkeyPatch) -> None:
+    two_faced(monkeypatch)
+    _, forks = seen_by_victims(monkeypatch)
+    for seed in range(6):
+        sim.run(seed, nodes=3, minutes=0.3, faults=["hostile"], jobs=6)
     assert forks
 
 
@@ -56,6 +74,8 @@ def test_it_is_hostile_indeed(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("plant", [jobs_have_any_id, links_are_not_checked, any_member_revokes])
 def test_a_planted_mistake_lets_it_through(plant: object, monkeypatch: pytest.MonkeyPatch) -> None:
     plant(monkeypatch)  # type: ignore[operator]
+    if plant is links_are_not_checked:
+        two_faced(monkeypatch)
     assert any(sim.run(seed, nodes=3, minutes=0.3, faults=["hostile"], jobs=6).violations for seed in range(40))
 
 
