@@ -10,7 +10,7 @@ from contextlib import closing, suppress
 from hocket.bus.changes import LOG, NOTHING, OUTPUT, PEER, about
 from hocket.errors import HocketError, StoreError
 from hocket.events import CoordinatorSilent, Emit, StoreUnavailable, ignore
-from hocket.kernel.backoff import backoff_s
+from hocket.kernel.backoff import PEER_RETRIES, STORE_RETRIES
 from hocket.kernel.ids import node_text
 from hocket.kernel.rules import rules_hash
 from hocket.mesh import peers
@@ -28,7 +28,6 @@ from hocket.work.supervision import supervised
 # How often a peer is visited if nothing is known to have happened, minus a random part each time.
 CADENCE_S = 30.0
 JITTER = 0.3
-BACKOFF_S, BACKOFF_S_MAX = 2.0, 300.0
 # How often the loop checks whether the syncing process has died, and whether the list of peers has changed.
 TURN_S = 1.0
 ROUND_S = 2.0
@@ -100,7 +99,7 @@ class _Visitor:
         elif done.retry_s:
             wait = done.retry_s * environment.chance.uniform(1.0, 1.0 + JITTER)
         else:
-            wait = backoff_s(self._failures, BACKOFF_S, BACKOFF_S_MAX, environment.chance.random())
+            wait = PEER_RETRIES.delay_s(self._failures, environment.chance.random())
         until = environment.monotonic() + wait
         is_paused = done.state == peers.PAUSED and self._loop.is_paused_by(done.detail)
         while (left := until - environment.monotonic()) > 0 or is_paused:
@@ -132,8 +131,7 @@ class _Visitor:
             except HocketError:
                 pass  # the visits report the peer's state
             failures += 1
-            chance = self._loop.environment.chance.random()
-            await asyncio.sleep(backoff_s(failures, BACKOFF_S, BACKOFF_S_MAX, chance))
+            await asyncio.sleep(PEER_RETRIES.delay_s(failures, self._loop.environment.chance.random()))
 
 
 class SyncLoop:
@@ -169,15 +167,18 @@ class SyncLoop:
         self.is_on = True
         try:
             await self._access.call(lambda: order_ops(self._access.log.store))
+            failures = 0
             with closing(self._access.listen(about(LOG) | _PEERS)) as changes:
                 while True:
                     try:
                         if self.environment.monotonic() >= self._next_round:
                             await self._round()
                         await self._tell()
+                        failures = 0
                     except StoreError as error:
                         self.emit(StoreUnavailable(str(error)))
-                        await asyncio.sleep(ROUND_S)
+                        failures += 1
+                        await asyncio.sleep(STORE_RETRIES.delay_s(failures, self.environment.chance.random()))
                     await asyncio.sleep(GAP_S)
                     if (await changes.wait(ROUND_S)).matches(_PEERS):
                         self._next_round = 0.0
