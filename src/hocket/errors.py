@@ -41,3 +41,15 @@ class StoreError(Unreachable):
 
 class StoreLocked(StoreError):
     """Another process has held the write lock of the database for too long. This passes."""
+
+
+class CircuitOpen(Unreachable):
+    """The last calls have failed, so none goes out now; the next one does in `wait_s` seconds."""
+
+    def __init__(self, sentence: str, wait_s: float) -> None:
+        super().__init__(sentence)
+        self.wait_s = wait_s
+
+
+class StoreCircuitOpen(CircuitOpen, StoreError):
+    """The same for the store: nothing was written."""

@@ -1,5 +1,5 @@
-"""How long to wait after failures. `backoff_ms` is for the retries of jobs, in whole milliseconds, so that every replica
-of a log computes the same. Everything that a process tries again by itself (the store, peers, the arbiter, background
+"""How long to wait after failures. `backoff_ms` is for the retries of jobs, in whole milliseconds, so that all replicas
+of a log compute the same. Everything that a process tries again by itself (the store, peers, the arbiter, background
 tasks) waits by one of the policies below.
 """
 
