@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from hocket.errors import Conflict, Usage
+from hocket.kernel.breaker import Breaker
 from hocket.kernel.clock import U32_MAX, Hlc, unpack
 from hocket.kernel.frontier import Frontier, decode_frontier, encode_frontier
 from hocket.kernel.postcard import Malformed
@@ -23,9 +24,10 @@ QUIET_MS = 10 * 60 * 1000
 
 NEW, OK, PAUSED, REFUSED, UNREACHABLE = "new", "ok", "paused", "refused", "unreachable"
 
-# Store keys: the address of this node's own server, and how to trust the certificates of others.
+# Store keys: the address of this node's own server, how to trust the certificates of others, and their breakers.
 ADDRESS = "address"
 TRUST = "trust"
+BREAKERS = "breakers"
 
 
 class Trust(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -104,6 +106,7 @@ def add(session: Session, address: str, now_ms: int, node: int | None = None, tr
 def remove(session: Session, address: str) -> None:
     if not session.drop_peer(address):
         raise Usage(f"no peer at {address}; see `hocket peers list`")
+    set_breaker(session, address, None)
     set_trust(session, {other: trust for other, trust in trusts(session).items() if other != address})
 
 
@@ -111,6 +114,7 @@ def resume(session: Session, address: str) -> None:
     """Lets the next round try a peer again, whatever its state."""
     if find(session, address) is None:
         raise Usage(f"no peer at {address}; see `hocket peers list`")
+    set_breaker(session, address, None)
     change(session, address, lambda peer: peer._replace(state=NEW, detail=""))
 
 
@@ -143,6 +147,24 @@ def trusts(session: LocalSession) -> dict[str, Trust]:
 
 def set_trust(session: LocalSession, trust: dict[str, Trust]) -> None:
     session.set_meta(TRUST, msgspec.json.encode(trust))
+
+
+def breakers(session: LocalSession) -> dict[str, Breaker]:
+    """The breakers of peers that have failed, by their addresses."""
+    return msgspec.json.decode(session.meta(BREAKERS) or b"{}", type=dict[str, Breaker])
+
+
+def breaker(session: LocalSession, address: str) -> Breaker:
+    return breakers(session).get(address, Breaker())
+
+
+def set_breaker(session: LocalSession, address: str, value: Breaker | None) -> None:
+    """Stores a breaker; None forgets it."""
+    kept = breakers(session)
+    if value is not None:
+        session.set_meta(BREAKERS, msgspec.json.encode(kept | {address: value}))
+    elif kept.pop(address, None) is not None:
+        session.set_meta(BREAKERS, msgspec.json.encode(kept))
 
 
 def coordinator(log: Log, session: Session) -> int | None:

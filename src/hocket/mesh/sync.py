@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from typing import NamedTuple
 
-from hocket.errors import HocketError, StoreError, Unreachable
+from hocket.errors import CircuitOpen, HocketError, StoreError, Unreachable
 from hocket.events import Emit, NodeForked, OpRefused, PeerChanged, PeerPaused, ignore
 from hocket.kernel.authority import Authority, Standing
 from hocket.kernel.clock import Hlc, just_before
@@ -23,6 +23,7 @@ from hocket.log import Admission, Log
 from hocket.log.lost_past import note_shared, ops_there, own_history, rewind
 from hocket.log.transaction import GAPS
 from hocket.mesh import blobs, introductions, outgoing, peers, programs
+from hocket.mesh.breakers import GuardedTransport
 from hocket.mesh.client import RETRY_AFTER_S_MAX, AnswerTooLarge, Busy, Client, Paused, PeerAnswer, PushCounts, Refused
 from hocket.mesh.incoming import Received, is_brought, is_own
 from hocket.mesh.outgoing import PAGE_BYTES_MAX, PAGE_OPS_MAX, Page, own_frontier, page
@@ -155,7 +156,8 @@ class Exchanges:
         quotas: Quotas | None = None,
     ) -> None:
         self._quotas = quotas or Quotas(environment.monotonic, emit)
-        self._access, self._key, self.transport, self._environment = access, key, transport, environment
+        self._access, self._key, self._environment = access, key, environment
+        self.transport = GuardedTransport(transport, access, environment, emit)
         self._randomness = randomness
         self._emit = emit
         self._told: dict[str, tuple[str, str]] = {}
@@ -168,6 +170,9 @@ class Exchanges:
             done = await self.exchange(address, unless_idle=unless_idle)
         except StoreError:
             raise
+        except CircuitOpen as error:
+            # Nothing was asked, so nothing new is known about the peer.
+            return Exchanged(address, None, peers.UNREACHABLE, str(error), retry_s=error.wait_s)
         except Paused as error:
             done = Exchanged(address, None, peers.PAUSED, str(error))
         except Refused as error:
@@ -220,6 +225,7 @@ class Exchanges:
                 while not done.answered:
                     done = await self.visit(address)
         except TimeoutError:
+            await self.transport.blame(address, f"no answer within {CONSULT_S:g} seconds")
             raise Unreachable(f"the coordinator at {address} does not answer") from None
         if done.state != peers.OK or done.retry_s:
             raise Unreachable(done.detail)
