@@ -43,6 +43,10 @@ class StoreLocked(StoreError):
     """Another process has held the write lock of the database for too long. This passes."""
 
 
+class OutboxFull(Unreachable):
+    """The coordinator has been away for so long that no more ops may wait for it. Nothing was written."""
+
+
 class CircuitOpen(Unreachable):
     """The last calls have failed, so none goes out now; the next one does in `wait_s` seconds."""
 

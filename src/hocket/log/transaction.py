@@ -24,6 +24,7 @@ from hocket.kernel.vocabulary import (
     discriminant,
 )
 from hocket.log.naming import ID_BYTES, is_taken, keyed
+from hocket.log.outbox import OutboxBound
 from hocket.log.permissions import PermissionsReader
 from hocket.log.projection import Projection
 from hocket.log.registers import CoordinatorRegister, GrantRegister, RouteRegister
@@ -77,6 +78,7 @@ class Transaction:
         "_head",
         "_last",
         "_latest",
+        "_outbox",
         "_permissions_reader",
         "_projection",
         "_refusals",
@@ -100,8 +102,10 @@ class Transaction:
         wall: Wall,
         physical: int,
         new_id: Callable[[int], bytes],
+        outbox: OutboxBound,
     ) -> None:
         self.session = session
+        self._outbox = outbox
         self._signer = signer
         self.node = node = signer.node
         self.physical = physical
@@ -174,6 +178,13 @@ class Transaction:
         self._clock, self._last = stamp, op.id
         self._drafts.append(OpDraft(op, self._signer.marked(body), is_received=False))
         return op
+
+    def check_outbox(self) -> None:
+        """Call this before something new is submitted, sent or put. Raises OutboxFull if the coordinator is away and no
+        more may wait for it.
+        """
+        coordinator = lambda: self.projection.permissions.coordinator(self.latest)  # noqa: E731
+        self._outbox.check(self.session, self.node, coordinator, self._head.seq + len(self._drafts) + 1)
 
     def lock_permissions_for(self, payloads: Iterable[Payload]) -> None:
         """Payloads that change the permissions exclude every transaction that relies on them."""

@@ -21,6 +21,7 @@ from hocket.kernel.ops import Op, read_sequence
 from hocket.kernel.postcard import Malformed, Reader
 from hocket.log import Admission, Log
 from hocket.log.lost_past import note_shared, ops_there, own_history, rewind
+from hocket.log.outbox import note_delivered
 from hocket.log.transaction import GAPS
 from hocket.mesh import blobs, introductions, outgoing, peers, programs
 from hocket.mesh.breakers import GuardedTransport
@@ -134,6 +135,9 @@ class _Line:
         self.client = client
         self.lock = asyncio.Lock()
         self.theirs: Frontier | None = None
+        # How far the peer has this node's own ops, and what the store says about that.
+        self.delivered: Hlc | None = None
+        self.noted: Hlc | None = None
         self.cursor: Frontier = {}
         self.began = began
         self.compared = self.recovered = self.shared = -COMPARE_S
@@ -278,6 +282,8 @@ class Exchanges:
         if out is not None and out.bodies and client.is_hocket:
             counts, first = await client.exchange(out.bodies, start.since)
             tally.push(counts, out, before)
+            if not counts.retry_s and not counts.rejected:
+                line.delivered = out.scanned.get(self._access.log.node, line.delivered)
         theirs = await self._pull(line, start, first, tally)
         node = await client.prove()
         if node is None:
@@ -289,6 +295,7 @@ class Exchanges:
             theirs = merge(theirs, out.scanned)
         if theirs is not None:
             line.theirs = theirs
+            line.delivered = theirs.get(self._access.log.node, line.delivered)
         lost = None if line.theirs is None else await self._recover(line, start, tally)
         # If there was nothing to push and the peer's frontier has not changed, ops written here meanwhile are left to
         # the next exchange, which brings back the peer's decisions at once.
@@ -302,6 +309,7 @@ class Exchanges:
             pass  # the peer accepts no more for now
         elif line.theirs is not None and not is_even and (first is None or out is None or not out.whole):
             answered = not await self._push(line, tally)
+        await self._note_delivered(line)
         now = self._environment.monotonic()
         if client.is_hocket and now >= line.rechecked + RECHECK_S:
             line.rechecked = now
@@ -440,7 +448,7 @@ class Exchanges:
                 late |= admission.curable.keys()
                 if client.is_hocket:
                     kept = _cursor(kept, answer.following, reached, late)
-                    await self._keep(client, kept, start.reading)
+                    await self._keep(line, kept, start.reading)
                 elif not late:
                     line.cursor = answer.following
                 if is_last:
@@ -503,8 +511,8 @@ class Exchanges:
 
         return await self._access.call(work)
 
-    async def _keep(self, client: Client, kept: Frontier, reading: bytes) -> None:
-        encoded = encode_frontier(kept)
+    async def _keep(self, line: _Line, kept: Frontier, reading: bytes) -> None:
+        client, encoded, delivered = line.client, encode_frontier(kept), line.delivered
         found = await look(self._access, lambda session: peers.find(session, client.address))
         if found is None or found.pulled == encoded:
             return
@@ -513,8 +521,19 @@ class Exchanges:
             # If this node may read more by now, it asks for everything again, and this cursor does not count.
             if session.meta(READING) == reading:
                 peers.change(session, client.address, lambda peer: peer._replace(pulled=encoded))
+            if client.node is not None and delivered not in (None, line.noted):
+                note_delivered(session, client.node, delivered)
 
         await note(self._access, change)
+        if client.node is not None:
+            line.noted = delivered
+
+    async def _note_delivered(self, line: _Line) -> None:
+        """Notes how far the peer has this node's own ops, if that has not been noted with its answer."""
+        node, delivered = line.client.node, line.delivered
+        if node is not None and delivered not in (None, line.noted):
+            await note(self._access, lambda session: note_delivered(session, node, delivered))
+            line.noted = delivered
 
     # Pushes.
 
@@ -543,6 +562,7 @@ class Exchanges:
                 if counts.retry_s:
                     break
             line.theirs = merge(line.theirs or {}, out.scanned)
+            line.delivered = line.theirs.get(self._access.log.node, line.delivered)
             if out.whole:
                 break
         return has_pushed
