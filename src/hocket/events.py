@@ -397,6 +397,25 @@ class CoordinatorSilent(Event, frozen=True):
         return f"the coordinator {self.node} has been silent for long"
 
 
+class OpsWaiting(Event, frozen=True):
+    """Ops of this node that the coordinator does not have, because it cannot be reached. `since_ms` is the time of the
+    oldest.
+    """
+
+    ops: int
+    since_ms: int
+
+    def __str__(self) -> str:
+        return f"{counted(self.ops, 'op')} wait here for the coordinator, and are sent in order when it answers"
+
+
+class OpsDelivered(Event, frozen=True):
+    level = INFO
+
+    def __str__(self) -> str:
+        return "the coordinator has all ops that waited here"
+
+
 # Other nodes.
 
 

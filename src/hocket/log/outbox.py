@@ -56,15 +56,20 @@ class OutboxBound:
     def __init__(self) -> None:
         self._room_until = 0
 
-    def check(self, session: Session, node: int, coordinator: Callable[[], int | None], seq: int) -> None:
-        """Raises OutboxFull if this node may not write one more op, with this number on the log."""
+    def check(
+        self, session: Session, node: int, coordinator: Callable[[], int | None], seq: int, unwritten: int = 0
+    ) -> None:
+        """Raises OutboxFull if this node may not write one more op, which would get this number on the log. `unwritten`
+        ops of the same transaction come before it.
+        """
         if seq <= self._room_until:
             return
         arbiter = coordinator()
-        found = waiting(session, node, arbiter)
-        if found.ops >= OUTBOX_OPS_MAX and arbiter is not None:
+        ops = waiting(session, node, arbiter).ops
+        room = OUTBOX_OPS_MAX - ops - unwritten
+        if room <= 0 and arbiter not in (None, node):
             raise OutboxFull(
-                f"{found.ops:,} ops wait here for the coordinator {node_text(arbiter)}, the most that may; nothing was"
-                " written. Connect this node with it, or designate another with `hocket coordinator NODE`"
+                f"{ops:,} ops wait here for the coordinator {node_text(arbiter)}, and at most {OUTBOX_OPS_MAX:,} may;"
+                " nothing was written. Connect this node with it, or designate another with `hocket coordinator NODE`"
             )
-        self._room_until = seq + OUTBOX_OPS_MAX - found.ops - 1
+        self._room_until = seq + room - 1

@@ -184,7 +184,8 @@ class Transaction:
         more may wait for it.
         """
         coordinator = lambda: self.projection.permissions.coordinator(self.latest)  # noqa: E731
-        self._outbox.check(self.session, self.node, coordinator, self._head.seq + len(self._drafts) + 1)
+        unwritten = len(self._drafts)
+        self._outbox.check(self.session, self.node, coordinator, self._head.seq + unwritten + 1, unwritten)
 
     def lock_permissions_for(self, payloads: Iterable[Payload]) -> None:
         """Payloads that change the permissions exclude every transaction that relies on them."""

@@ -9,7 +9,7 @@ from contextlib import closing, suppress
 
 from hocket.bus.changes import LOG, NOTHING, OUTPUT, PEER, about
 from hocket.errors import HocketError, StoreError
-from hocket.events import CoordinatorSilent, Emit, StoreUnavailable, ignore
+from hocket.events import CoordinatorSilent, Emit, OpsDelivered, OpsWaiting, StoreUnavailable, ignore
 from hocket.kernel.backoff import PEER_RETRIES, STORE_RETRIES
 from hocket.kernel.ids import node_text
 from hocket.kernel.rules import rules_hash
@@ -17,6 +17,7 @@ from hocket.mesh import peers
 from hocket.mesh.client import is_paused_by
 from hocket.mesh.outgoing import order_ops
 from hocket.mesh.output import wanted_in
+from hocket.mesh.peers import WaitingOps
 from hocket.mesh.presence import own_workers
 from hocket.mesh.sync import Exchanged, Exchanges
 from hocket.mesh.wire import look
@@ -155,7 +156,7 @@ class SyncLoop:
         self._visitors: dict[str, _Visitor] = {}
         self._seq = -1
         self._next_round = 0.0
-        self._is_silent = False
+        self._is_silent = self._is_waiting = False
         self.is_on = False
 
     async def run(self) -> None:
@@ -199,11 +200,12 @@ class SyncLoop:
         """Follows the list of peers and the workers of this node, and watches for a silent coordinator."""
         self._next_round = self.environment.monotonic() + ROUND_S
         log, liveness, now_ms = self._access.log, self.environment.liveness, self.environment.physical_ms()
-        known, silence, workers = await look(
+        known, silence, outbox, workers = await look(
             self._access,
             lambda session: (
                 session.peers(),
                 peers.silence(log, session),
+                peers.outbox(log, session),
                 own_workers(session, liveness, log.node, now_ms),
             ),
         )
@@ -214,6 +216,15 @@ class SyncLoop:
         if silence is not None and not self._is_silent:
             self.emit(CoordinatorSilent(node_text(silence.node)))
         self._is_silent = silence is not None
+        self._tell_outbox(outbox)
+
+    def _tell_outbox(self, outbox: WaitingOps) -> None:
+        if outbox.is_away and outbox.since_ms is not None and not self._is_waiting:
+            self._is_waiting = True
+            self.emit(OpsWaiting(outbox.ops, outbox.since_ms))
+        elif self._is_waiting and not outbox.ops:
+            self._is_waiting = False
+            self.emit(OpsDelivered())
 
     async def _follow(self, known: dict[str, Peer]) -> None:
         await self._end([address for address in self._visitors if address not in known])

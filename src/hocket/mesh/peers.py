@@ -15,6 +15,7 @@ from hocket.kernel.clock import U32_MAX, Hlc, unpack
 from hocket.kernel.frontier import Frontier, decode_frontier, encode_frontier
 from hocket.kernel.postcard import Malformed
 from hocket.log import Log
+from hocket.log.outbox import waiting
 from hocket.store import LocalSession, Peer, PeerSession, Session
 
 ADDRESS_CHARS_MAX = 512
@@ -35,6 +36,17 @@ class Trust(msgspec.Struct, frozen=True, omit_defaults=True):
 
     ca: str | None = None
     pin: str | None = None
+
+
+class WaitingOps(NamedTuple):
+    """The ops of this node that the coordinator does not have, the time of the oldest, and whether the coordinator was
+    out of reach when it was last asked.
+    """
+
+    coordinator: int | None
+    ops: int
+    since_ms: int | None
+    is_away: bool
 
 
 class Silence(NamedTuple):
@@ -171,6 +183,14 @@ def coordinator(log: Log, session: Session) -> int | None:
     """The current coordinator."""
     permissions = log.permissions(session)
     return permissions.coordinator(Hlc(max(session.head().wall, log.physical()), U32_MAX, log.node))
+
+
+def outbox(log: Log, session: Session) -> WaitingOps:
+    node = coordinator(log, session)
+    found = waiting(session, log.node, node)
+    address = None if node is None else address_of(session, node)
+    peer = None if address is None else find(session, address)
+    return WaitingOps(node, found.ops, found.since_ms, peer is not None and peer.state not in (OK, NEW))
 
 
 def address_of(session: PeerSession, node: int) -> str | None:

@@ -385,11 +385,8 @@ def _check_database(home: Home, store: Store) -> None:
     with store.read() as session:
         first = session.op_seq(1)
     if first is not None:
-        payload = decode(first.body).payload
-        if not isinstance(payload, DelegateUcan) or read_ucan(payload.ucan_bytes).node != node_id(
-            home.node_key().public
-        ):
-            store.close()
+        payload, ours = decode(first.body).payload, node_id(home.node_key().public)
+        if not isinstance(payload, DelegateUcan) or read_ucan(payload.ucan_bytes).node != ours:
             raise Conflict(f"{home.database} has the log of another node; give each home a database of its own")
 
 

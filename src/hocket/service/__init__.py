@@ -59,6 +59,13 @@ class Service:
         self.end_delivery()
         self.runtime.close()
 
+    def deliver(self) -> str | None:
+        """Sends what was written to other nodes now. Returns, and warns, why it waits here; None if it does not."""
+        why = self.delivery.send() if "delivery" in self.__dict__ else ""
+        if why:
+            self._warn(why)
+        return why or None
+
     def end_delivery(self) -> None:
         """Waits until other nodes have what was written, or warns."""
         if "delivery" in self.__dict__:
