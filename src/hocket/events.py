@@ -406,7 +406,7 @@ class OpsWaiting(Event, frozen=True):
     since_ms: int
 
     def __str__(self) -> str:
-        return f"{counted(self.ops, 'op')} wait here for the coordinator, and are sent in order when it answers"
+        return f"waiting here for the coordinator: {counted(self.ops, 'op')}, sent in order when it answers"
 
 
 class OpsDelivered(Event, frozen=True):

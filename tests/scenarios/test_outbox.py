@@ -103,7 +103,7 @@ def test_the_caller_is_told_that_it_waits_here_and_a_running_worker_sends_it(mes
     kept = leaf("submit", "acme.one", "--json").json
     assert "Connection refused; what was written waits here, and the next `hocket sync`" in kept["waits_here"]
     worker = leaf.work("-v")
-    worker.says("1 op wait here for the coordinator")
+    worker.says("waiting here for the coordinator: 1 op,")
     worker.says("failed 5 times")
     assert "is open" in leaf("status").out
     hub.serve("--port", address.rpartition(":")[2])

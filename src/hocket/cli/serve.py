@@ -62,7 +62,7 @@ def serve(
 
     Prints its address once it accepts connections. Invitations made from then on carry that address. Nodes identify
     themselves with a signed token. Without --cert, others on the network can read the traffic, so use it or a private
-    network. SIGTERM or Ctrl-C stops the server.
+    network. SIGTERM or Ctrl-C stops the server. It does not start while $HOCKET_MESH_ENABLED is 0.
 
     \b
       hocket serve

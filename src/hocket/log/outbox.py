@@ -29,13 +29,14 @@ class Outbox(NamedTuple):
 
 
 def waiting(session: Session, node: int, coordinator: int | None) -> Outbox:
-    """The ops of this node that the coordinator is not known to have. If it was never met, those that no other node
-    has: the others pass them on.
+    """The ops of this node that the coordinator is not known to have. If it is not known, or was never met, those that
+    no other node has: the others pass them on.
     """
-    if coordinator in (None, node):
+    if coordinator == node or (coordinator is None and not session.peers()):
         return Outbox(0, None)
     reached = _delivered(session)
-    last = reached.get(node_text(coordinator)) or max(reached.values(), default=b"") or session.meta(SHARED) or b""
+    met = None if coordinator is None else reached.get(node_text(coordinator))
+    last = met or max(reached.values(), default=b"") or session.meta(SHARED) or b""
     ops, first = session.ops_written_after(node.to_bytes(8, "big"), last)
     return Outbox(ops, None if first is None else unpack(first).wall)
 
@@ -67,9 +68,10 @@ class OutboxBound:
         arbiter = coordinator()
         ops = waiting(session, node, arbiter).ops
         room = OUTBOX_OPS_MAX - ops - unwritten
-        if room <= 0 and arbiter not in (None, node):
+        if room <= 0:
+            whom = "other nodes" if arbiter is None else f"the coordinator {node_text(arbiter)}"
             raise OutboxFull(
-                f"{ops:,} ops wait here for the coordinator {node_text(arbiter)}, and at most {OUTBOX_OPS_MAX:,} may;"
-                " nothing was written. Connect this node with it, or designate another with `hocket coordinator NODE`"
+                f"{ops:,} ops wait here for {whom}, and at most {OUTBOX_OPS_MAX:,} may; nothing was written. Bring back"
+                " the connection, or designate another coordinator with `hocket coordinator NODE`"
             )
         self._room_until = seq + room - 1

@@ -189,8 +189,8 @@ def outbox(log: Log, session: Session) -> WaitingOps:
     node = coordinator(log, session)
     found = waiting(session, log.node, node)
     address = None if node is None else address_of(session, node)
-    peer = None if address is None else find(session, address)
-    return WaitingOps(node, found.ops, found.since_ms, peer is not None and peer.state not in (OK, NEW))
+    asked = [each.state in (OK, NEW) for each in session.peers() if address in (None, each.address)]
+    return WaitingOps(node, found.ops, found.since_ms, bool(asked) and not any(asked))
 
 
 def address_of(session: PeerSession, node: int) -> str | None:

@@ -67,13 +67,13 @@ Findings = Iterator[Check]
 
 def examine(home: Home) -> Findings:
     yield from _guarded("python", _python)
-    yield from _guarded("environment", _environment)
     yield from _guarded("home", lambda: _home(home))
     if not home.path.is_dir():
         return
     yield from _guarded("keys", lambda: _keys(home))
     yield from _guarded("disk", lambda: _disk(home))
     yield from _guarded("commands", lambda: _commands(home))
+    yield from _guarded("environment", _environment)
     if not home.processes.exists():
         yield Check("warn", "locks and pipes", f"{home.processes} is missing; the next command makes it again")
     if home.processes.is_dir() and os.access(home.processes, os.W_OK):
