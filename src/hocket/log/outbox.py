@@ -13,8 +13,8 @@ from hocket.kernel.clock import Hlc, pack, unpack
 from hocket.kernel.ids import node_text
 from hocket.store import Session
 
-# The most ops that may wait for the coordinator. Then nothing more is submitted, sent or put.
-OUTBOX_OPS_MAX = 100_000
+# The most ops that may wait for the coordinator. Then nothing more is submitted, sent or put. The longest batch fits.
+OUTBOX_OPS_MAX = 1_000_000
 # The store's key of the last op of this node that any other node is known to have.
 SHARED = "shared"
 # The store's key of how far other nodes have this node's ops: the packed time of the last one, by node.
@@ -32,13 +32,18 @@ def waiting(session: Session, node: int, coordinator: int | None) -> Outbox:
     """The ops of this node that the coordinator is not known to have. If it is not known, or was never met, those that
     no other node has: the others pass them on.
     """
-    if coordinator == node or (coordinator is None and not session.peers()):
+    if _is_alone(session, node, coordinator):
         return Outbox(0, None)
     reached = _delivered(session)
     met = None if coordinator is None else reached.get(node_text(coordinator))
     last = met or max(reached.values(), default=b"") or session.meta(SHARED) or b""
     ops, first = session.ops_written_after(node.to_bytes(8, "big"), last)
     return Outbox(ops, None if first is None else unpack(first).wall)
+
+
+def _is_alone(session: Session, node: int, coordinator: int | None) -> bool:
+    """Whether this node's ops wait for no other node."""
+    return coordinator == node or (coordinator is None and not session.peers())
 
 
 def note_delivered(session: Session, node: int, at: Hlc) -> None:
@@ -68,6 +73,8 @@ class OutboxBound:
         arbiter = coordinator()
         ops = waiting(session, node, arbiter).ops
         room = OUTBOX_OPS_MAX - ops - unwritten
+        if _is_alone(session, node, arbiter):
+            room = OUTBOX_OPS_MAX
         if room <= 0:
             whom = "other nodes" if arbiter is None else f"the coordinator {node_text(arbiter)}"
             raise OutboxFull(

@@ -5,7 +5,7 @@ noted in a file beside an OS lock, not in the store, which may be the very thing
 import asyncio
 import os
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
@@ -34,8 +34,8 @@ class StoreTrouble(msgspec.Struct, frozen=True):
 class StoreBreaker(CircuitBreaker):
     """Close it when done."""
 
-    def __init__(self, directory: Path) -> None:
-        super().__init__("the store", time.monotonic, refusal=StoreCircuitOpen, changed=self._note)
+    def __init__(self, directory: Path, monotonic: Callable[[], float] = time.monotonic) -> None:
+        super().__init__("the store", monotonic, refusal=StoreCircuitOpen, changed=self._note)
         self._directory = directory
         self._file: ProcessLock | None = None
 
@@ -66,7 +66,7 @@ class StoreBreaker(CircuitBreaker):
                 return
             if self._file is None:
                 self._file = ProcessLock(self._directory, f"{_ROLE}-{os.getpid()}-{os.urandom(4).hex()}")
-            now_ms, monotonic_ms = int(time.time() * 1000), int(time.monotonic() * 1000)
+            now_ms, monotonic_ms = int(time.time() * 1000), self._now_ms()
             since_ms = now_ms - monotonic_ms + (breaker.since_ms or monotonic_ms)
             next_ms = now_ms + breaker.wait_ms(monotonic_ms)
             noted = StoreTrouble(os.getpid(), breaker.state, breaker.failures, breaker.error, since_ms, next_ms)
