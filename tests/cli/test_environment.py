@@ -156,11 +156,13 @@ node = hocket.open_sync()
 store = node.runtime.store
 connection = getattr(store, "_store", store)._writer
 connection.execute("PRAGMA max_page_count=1")
-for _ in range(7):
+said = []
+for _ in range(40):
     try:
         node.submit("test.echo", text="x" * 100_000)
     except hocket.StoreError as error:
-        print(type(error).__name__, flush=True)
+        said.append(type(error).__name__)
+print(*sorted(set(said)), flush=True)
 sys.stdin.read()
 """
 
@@ -174,17 +176,17 @@ def test_the_breaker_of_the_store_can_be_turned_off(hocket: Program, switch: str
         [sys.executable, "-c", FULL], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
     )
     assert process.stdout is not None
-    said = [process.stdout.readline().strip() for _ in range(7)]
+    said = process.stdout.readline().split()
     breakers = hocket("status", "--json", code=0).json["breakers"]
     if switch == "1":
-        assert said == ["StoreError"] * 5 + ["StoreCircuitOpen"] * 2
+        assert said == ["StoreCircuitOpen", "StoreError"]
         assert [(each["what"], each["process"], each["state"]) for each in breakers] == [
             ("the store", process.pid, "open")
         ]
         assert f"the store in process {process.pid} is open: 5 failures in a row" in hocket("status").out
         assert f"the store in process {process.pid} is open after 5 failures" in hocket("doctor").out
     else:
-        assert said == ["StoreError"] * 7 and breakers == []
+        assert said == ["StoreError"] and breakers == []
     process.kill()
     process.communicate()
     assert hocket("status", "--json", code=0).json["breakers"] == []
