@@ -15,7 +15,7 @@ from hocket.mesh.peers import find
 from hocket.mesh.sync import Exchanges
 from hocket.mesh.wire import Reply, Request
 from hocket.node.runtime import Runtime
-from tests.mesh.world import Place, run
+from tests.mesh.world import Place, run, until
 
 HEALTH = Request("GET", wire.HEALTH)
 
@@ -65,12 +65,8 @@ def test_a_peer_that_does_not_answer_is_asked_five_times_and_then_by_one_probe(t
         watched.ahead_s = 30.0
         watched.gate.clear()
         asked = [asyncio.create_task(watched.transport.send(address, HEALTH)) for _ in range(20)]
-        await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
+        await until(lambda: sum(task.done() for task in asked) == 19, "19 refusals")
         refusals = [task for task in asked if task.done()]
-        while len(refusals) < 19:
-            await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
-            await asyncio.sleep(0)
-            refusals = [task for task in asked if task.done()]
         assert watched.sent == 6 and all(isinstance(task.exception(), CircuitOpen) for task in refusals)
         watched.gate.set()
         (probe,) = (task for task in asked if task not in refusals)
@@ -101,8 +97,7 @@ def test_the_processes_of_a_node_share_one_breaker(tmp_path: Path):
         first.ahead_s = second.ahead_s = 31.0
         first.gate.clear()
         probe = asyncio.create_task(first.transport.send(address, HEALTH))
-        while first.sent < 6:
-            await asyncio.sleep(0.001)
+        await until(lambda: first.sent == 6, "the probe")
         with pytest.raises(CircuitOpen, match="it is being tried again now"):
             await second.transport.send(address, HEALTH)
         probe.cancel()
