@@ -14,6 +14,7 @@ HOUSE = Path(__file__).resolve().parent.parent / "src" / "hocket"
 
 ORDER = [
     "kernel",
+    "breakers",
     "store",
     "bus",
     "log",

@@ -45,3 +45,19 @@ class StoreError(Unreachable):
 
 class StoreLocked(StoreError):
     """Another process has held the write lock of the database for too long. This passes."""
+
+
+class OutboxFull(Unreachable):
+    """The coordinator has been away for so long that no more ops may wait for it. Nothing was written."""
+
+
+class CircuitOpen(Unreachable):
+    """The last calls have failed, so none goes out now; the next one does in `wait_s` seconds."""
+
+    def __init__(self, sentence: str, wait_s: float) -> None:
+        super().__init__(sentence)
+        self.wait_s = wait_s
+
+
+class StoreCircuitOpen(CircuitOpen, StoreError):
+    """The same for the store: nothing was written."""

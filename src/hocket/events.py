@@ -324,6 +324,39 @@ class StoreUnavailable(Event, frozen=True):
         return f"{self.error}; retrying"
 
 
+class BreakerOpened(Event, frozen=True):
+    """Calls to `what`, a peer or the store, have failed so often in a row that none goes out for a while."""
+
+    what: str
+    failures: int
+    error: str
+    wait_s: float
+
+    def __str__(self) -> str:
+        return f"{self.what} failed {self.failures} times ({self.error}); the next try is in {self.wait_s:.0f} seconds"
+
+
+class BreakerProbing(Event, frozen=True):
+    """One call goes out to `what`. Its result closes the breaker or opens it again."""
+
+    routine = True
+    level = INFO
+
+    what: str
+
+    def __str__(self) -> str:
+        return f"{self.what} is tried again"
+
+
+class BreakerClosed(Event, frozen=True):
+    level = INFO
+
+    what: str
+
+    def __str__(self) -> str:
+        return f"{self.what} answers again"
+
+
 class ClockDisagrees(Event, frozen=True):
     """The clock of this process is off by so much, measured against the other processes of its node."""
 
@@ -376,6 +409,25 @@ class CoordinatorSilent(Event, frozen=True):
 
     def __str__(self) -> str:
         return f"the coordinator {self.node} has been silent for long"
+
+
+class OpsWaiting(Event, frozen=True):
+    """Ops of this node that the coordinator does not have, because it cannot be reached. `since_ms` is the time of the
+    oldest.
+    """
+
+    ops: int
+    since_ms: int
+
+    def __str__(self) -> str:
+        return f"waiting here for the coordinator: {counted(self.ops, 'op')}, sent in order when it answers"
+
+
+class OpsDelivered(Event, frozen=True):
+    level = INFO
+
+    def __str__(self) -> str:
+        return "the coordinator has all ops that waited here"
 
 
 # Other nodes.

@@ -88,6 +88,7 @@ def test_a_unique_job_is_there_already(hocket: Program):
         "job_id": first,
         "kind": "test.echo",
         "created": False,
+        "waits_here": None,
     }
 
 

@@ -12,6 +12,7 @@ from hocket.gitplane.holding import ClaimWatch
 from hocket.gitplane.objects import FILE, Object, TreeEntry, commit_data, read_commit, tree_data
 from hocket.gitplane.plane import Change, Plane
 from hocket.gitplane.trailers import BadTrailer, read_trailers, time_of, time_text
+from hocket.kernel.backoff import RACE_RETRIES
 from hocket.kernel.ids import content_hash
 from tests.gitplane.hands import CONTENTS, NOW_MS, finished, manifest, proof, seen, submitted, worker
 from tests.gitplane.places import Place
@@ -298,8 +299,8 @@ def test_jobs_that_ended_are_not_open(here: Place):
 
 @pytest.mark.req("GT-04")
 def test_rests_after_lost_races():
-    assert holding.rest_s(1, 0.0) == 0.05 and holding.rest_s(1, 1.0) == 0.1
-    assert holding.rest_s(3, 1.0) == 0.4 and holding.rest_s(10_000, 1.0) == 5.0
+    assert RACE_RETRIES.delay_s(1, 0.0) == 0.05 and RACE_RETRIES.delay_s(1, 1.0) == 0.1
+    assert RACE_RETRIES.delay_s(3, 1.0) == 0.4 and RACE_RETRIES.delay_s(10_000, 1.0) == 5.0
 
 
 @pytest.mark.parametrize("lease_s", [0, -1, 2_592_001])

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hocket.kernel.backoff import backoff_ms, backoff_s
+from hocket.kernel import backoff
+from hocket.kernel.backoff import PEER_RETRIES, RETRY_S_MAX, RetryPolicy, backoff_ms
 from hocket.kernel.policy import DELAY_MS_MAX
 
 failures = st.one_of(st.integers(-5, 70), st.integers(0, 2**80))
@@ -35,10 +36,31 @@ def test_jitter_changes_a_rest_by_a_half_at_most(count: int, base: int, cap: int
 
 
 @given(failures, st.floats(0, 1e6), st.floats(0, 1e6), st.floats(0, 1))
-def test_rests_in_seconds_keep_to_the_same_bounds(count: int, base: float, cap: float, chance: float):
-    rest = backoff_s(count, base, cap, chance)
-    assert math.isfinite(rest) and 0 <= rest <= cap + 0.0005
-    assert backoff_s(count, base, cap, 0) <= rest <= backoff_s(count, base, cap, 1)
+def test_a_retry_waits_no_longer_than_its_cap_and_never_less_after_more_failures(
+    count: int, base: float, cap: float, chance: float
+):
+    policy = RetryPolicy(base, cap)
+    delay = policy.delay_s(count, chance)
+    assert math.isfinite(delay) and 0 <= delay <= cap
+    assert policy.delay_s(count, 0) <= delay <= policy.delay_s(count, 1)
+    assert delay <= policy.delay_s(count + 1, chance)
+
+
+@pytest.mark.req("VX-15")
+def test_a_retry_waits_for_the_base_doubled_each_time_plus_jitter():
+    assert [PEER_RETRIES.delay_s(failures, 0.0) for failures in (1, 2, 3, 4)] == [1.0, 2.0, 4.0, 8.0]
+    assert [PEER_RETRIES.delay_s(failures, 0.5) for failures in (1, 2, 3, 4)] == [1.5, 3.0, 6.0, 12.0]
+    assert [PEER_RETRIES.delay_s(99, chance) for chance in (0.0, 0.5, 1.0)] == [15.0, 22.5, 30.0], (
+        "still random at the cap"
+    )
+
+
+@pytest.mark.req("VX-15")
+def test_no_policy_waits_longer_than_half_a_minute():
+    policies = {name: each for name, each in vars(backoff).items() if isinstance(each, RetryPolicy)}
+    assert {"PEER_RETRIES", "STORE_RETRIES", "ARBITER_RETRIES"} <= policies.keys()
+    assert RETRY_S_MAX == 30.0
+    assert {name for name, each in policies.items() if each.delay_s(99, 1.0) > 30.0} == set()
 
 
 @pytest.mark.touches("LW-41")

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from hocket.kernel.backoff import RetryPolicy
 from hocket.kernel.clock import Hlc
 from hocket.kernel.frontier import decode_frontier, frontier_text
 from hocket.kernel.ids import node_text
@@ -283,7 +284,7 @@ def test_an_old_cursor_of_a_peer_that_signs_nothing_is_forgotten(tmp_path: Path,
 def test_a_pause_that_nobody_signed_is_not_for_good(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     from hocket.mesh import loop
 
-    monkeypatch.setattr(loop, "BACKOFF_S_MAX", 0.05)
+    monkeypatch.setattr(loop, "PEER_RETRIES", RetryPolicy(0.025))
 
     async def test(a: Place, b: Place) -> None:
         b.befriend(a.address)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from hocket.kernel.backoff import RetryPolicy
 from hocket.mesh.sync import Exchanged
 from hocket.work import supervision
 from tests.mesh.world import Place, run, until
@@ -14,7 +15,7 @@ from tests.mesh.world import Place, run, until
 
 @pytest.fixture(autouse=True)
 def short_rests(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervision, "REST_S", 0.02)
+    monkeypatch.setattr(supervision, "TASK_RETRIES", RetryPolicy(0.01))
 
 
 def test_a_peer_whose_exchange_fails_is_tried_again_and_the_others_go_on(tmp_path: Path):

@@ -238,7 +238,7 @@ def test_a_coordinator_that_is_out_of_reach(tmp_path: Path) -> None:
         lost = waiting(leaf, job, is_connected=True)
         assert lost.reason is WaitReason.COORDINATOR
         assert lost.sentence.startswith("the coordinator ")
-        assert lost.sentence.endswith(" No route to host; the job is kept here, and it is sent when it answers")
+        assert lost.sentence.endswith(" No route to host; the job waits here, and it is sent when it answers")
         assert waiting(leaf, job).sentence.endswith(
             "the next `hocket sync`, `hocket work` or `hocket serve` here sends it"
         )

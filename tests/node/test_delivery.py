@@ -73,7 +73,7 @@ def test_a_silent_peer_holds_a_program_up_for_a_bounded_time(
     sending.wrote()
     assert is_syncing()
     sending.close()
-    assert said == [f"{silent} has not taken it within 0.3 seconds; the job is kept here, and {delivery.DELIVERS}"]
+    assert said == [f"{silent} has not taken it within 0.3 seconds; {delivery.KEPT}"]
     assert not is_syncing()
     sending.close()
     assert len(said) == 1
@@ -100,7 +100,7 @@ def test_where_another_process_syncs_the_program_leaves_it_to_that(runtime: Runt
         sending = delivery_of(runtime, said.append)
         sending.wrote()
         sending.close()
-    assert said == ["it is down; the job is kept here, and sent when it answers"]
+    assert said == ["it is down; what was written waits here, and is sent when it answers"]
     other.close()
     assert not SyncLock.is_taken(runtime.home.processes)
 
@@ -118,9 +118,7 @@ def test_without_the_packages_for_it_the_program_is_told(
     sending = delivery_of(runtime, said.append)
     sending.wrote()
     sending.close()
-    assert said == [
-        f"talking to other nodes needs aiohttp; install hocket[server]; the job is kept here, and {delivery.DELIVERS}"
-    ]
+    assert said == [f"talking to other nodes needs aiohttp; install hocket[server]; {delivery.KEPT}"]
 
 
 WRITES: dict[str, Callable[[SyncNode, SyncHandle], object]] = {

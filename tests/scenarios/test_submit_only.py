@@ -17,7 +17,7 @@ from tests.scenarios.machines import Machine, machines, until
 pytestmark = [pytest.mark.xdist_group("processes")]
 
 GRANTS = ("job:schedule:acme.", "job:schedule:hold.", "job:schedule:hocket.run")
-KEPT = "the job is kept here, and the next `hocket sync`, `hocket work` or `hocket serve` here sends it"
+KEPT = "waits here, and the next `hocket sync`, `hocket work` or `hocket serve` here sends it"
 
 
 @pytest.fixture
@@ -96,14 +96,14 @@ def test_while_the_coordinator_is_out_of_reach_it_says_where_the_job_is(
     kept = leaf("submit", "acme.one", '{"n": 1}')
     assert KEPT in kept.err and "Connection refused" in kept.err
     cancelled = leaf("cancel", old, code=5)
-    assert "Connection refused; the request is kept here, and the next `hocket sync`" in cancelled.sentence
+    assert "Connection refused; the request waits here, and the next `hocket sync`" in cancelled.sentence
     late = leaf("submit", "acme.one", '{"n": 2}', "--wait-for", "2s", code=5)
     assert "waiting: the coordinator" in late.err and KEPT in late.err.splitlines()[-1]
     with caplog.at_level(logging.WARNING, "hocket"), hocket.open(leaf.home) as node:
         job = node.submit("acme.one", n=3)
-        with pytest.raises(TimeoutError, match=r"is out of reach: .* is kept here"):
+        with pytest.raises(TimeoutError, match=r"is out of reach: .* waits here"):
             job.result(0.5)
-        with pytest.raises(Unreachable, match="the request is kept here"):
+        with pytest.raises(Unreachable, match="the request waits here"):
             job.cancel()
     assert KEPT in caplog.text
     assert "is out of reach" in leaf.show(job.job_id)["waits_for"]

@@ -11,7 +11,7 @@ import pytest
 from hocket.events import ignore
 from hocket.node.node import Node
 from hocket.node.runtime import Runtime
-from hocket.store import sqlite
+from hocket.store import Store, sqlite
 from hocket.store.sqlite import SqliteStore
 from hocket.work import maintenance
 
@@ -32,7 +32,7 @@ def size(path: Path) -> int:
     return Path(f"{path}-wal").stat().st_size
 
 
-def fill(store: SqliteStore) -> None:
+def fill(store: Store) -> None:
     for number in range(4):
         with store.write() as session:
             session.set_meta(f"filler-{number}", bytes(BYTES))
@@ -94,7 +94,6 @@ def test_every_process_that_stays_does_it(tmp_path: Path, small: None, monkeypat
         runtime = Runtime.init(tmp_path / "home")
         node = Node(runtime)
         try:
-            assert isinstance(runtime.store, SqliteStore)
             fill(runtime.store)
             async with node.kept_up(ignore), asyncio.timeout(30):
                 await _until(lambda: size(runtime.home.database) < BYTES)

@@ -14,6 +14,7 @@ import hocket
 import hocket.testing
 from hocket.errors import Conflict, StoreError
 from hocket.events import JobSkipped, sentences
+from hocket.kernel.backoff import RetryPolicy
 from hocket.kernel.clock import Hlc
 from hocket.kernel.ids import content_hash, make_ulid, parse_ulid
 from hocket.kernel.ops import Op, encode, sign
@@ -271,7 +272,7 @@ def test_an_arbiter_that_cannot_be_asked_is_asked_again() -> None:
 @pytest.fixture
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(maintenance, "ROUND_S", 0.02)
-    monkeypatch.setattr(supervision, "REST_S", 0.02)
+    monkeypatch.setattr(supervision, "TASK_RETRIES", RetryPolicy(0.01))
 
 
 def kept_up(home: Path, test: Callable[[Node], Awaitable[None]]) -> list[str]:

@@ -12,6 +12,7 @@ import pytest
 
 from hocket.errors import Unreachable
 from hocket.events import sentences
+from hocket.kernel.backoff import ARBITER_RETRIES
 from hocket.kernel.ids import content_hash, ulid_text
 from hocket.kernel.keys import SigningKey, did_key
 from hocket.kernel.ops import decode
@@ -27,7 +28,7 @@ from hocket.store import MEMORY, Place, Session
 from hocket.store import open as open_store
 from hocket.testing.sim.environment import Clocks, SimEnvironment, SimHost
 from hocket.testing.sim.loop import run as run_virtually
-from hocket.work import jobs, pending_decisions
+from hocket.work import jobs
 from hocket.work.handlers import Handlers, JobType
 from hocket.work.jobs import Draft, Held, Offer
 from hocket.work.pending_decisions import Decision, decisions
@@ -353,8 +354,8 @@ async def test_without_the_arbiter_nothing_of_its_jobs_begins_and_open_jobs_go_o
     await asyncio.sleep(30)
     assert not work.began
     gaps = [later[0] - earlier[0] for earlier, later in zip(mesh.line.asked, mesh.line.asked[1:], strict=False)]
-    assert all(gap >= pending_decisions.REST_MIN_S / 2 for gap in gaps)
-    assert max(gaps) <= pending_decisions.REST_MAX_S + 2.5
+    assert all(gap >= ARBITER_RETRIES.base_s for gap in gaps)
+    assert max(gaps) <= ARBITER_RETRIES.cap_s + 2.5
     assert gaps[0] < 1 < gaps[-1], "the pauses grow"
     assert sum("no decision from the arbiter" in text for text in mesh.said) == 1
     claims = [kind for kind, _ in mesh.home.ops(job_id) if kind == "ClaimWork"]

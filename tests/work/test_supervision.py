@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from hocket.events import sentences
+from hocket.kernel.backoff import RetryPolicy
 from hocket.work import supervision
 from hocket.work.supervision import supervised
 
@@ -17,7 +18,7 @@ def environment() -> Any:
 
 
 def test_work_that_fails_is_told_and_started_again(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(supervision, "REST_S", 0.01)
+    monkeypatch.setattr(supervision, "TASK_RETRIES", RetryPolicy(0.005))
     notices: list[str] = []
     runs = 0
 
@@ -40,8 +41,7 @@ def test_work_that_fails_is_told_and_started_again(monkeypatch: pytest.MonkeyPat
 
 
 def test_the_rest_grows_while_the_errors_go_on(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(supervision, "REST_S", 0.002)
-    monkeypatch.setattr(supervision, "REST_S_MAX", 0.02)
+    monkeypatch.setattr(supervision, "TASK_RETRIES", RetryPolicy(0.001, 0.02))
     rests: list[float] = []
     sleep = asyncio.sleep
 

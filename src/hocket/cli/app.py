@@ -69,6 +69,10 @@ First steps:
   hocket submit acme.render '{"frame": 7}' --wait
   hocket work tasks.py          (in another shell: runs the handlers in tasks.py)
 
+Environment: HOCKET_HOME, HOCKET_PASSPHRASE, HOCKET_DEBUG, HOCKET_MESH_ENABLED, HOCKET_MESH_NODE_ID,
+HOCKET_MESH_CONTROL_ADDR, HOCKET_MESH_SCOPE_ID, HOCKET_MESH_TOKEN, HOCKET_DB_PATH, HOCKET_DB_URL, HOCKET_DB_TOKEN,
+HOCKET_DB_CIRCUIT_BREAKER; docs/environment.md explains them.
+
 Exit codes: 0 done, 1 the job or the check failed, 2 usage, 3 conflict, 4 not authorised, 5 unreachable.
 """
 

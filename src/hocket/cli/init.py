@@ -20,7 +20,10 @@ def init(
         typer.Option("--user-key", metavar="FILE", help="The user.key of another home; adds a node for that user."),
     ] = None,
     name: Annotated[
-        str | None, typer.Option("--name", metavar="NAME", help="The node's name; default: the machine's.")
+        str | None,
+        typer.Option(
+            "--name", metavar="NAME", help="The node's name; default: $HOCKET_MESH_NODE_ID, else the machine's."
+        ),
     ] = None,
     passphrase: Annotated[
         bool, typer.Option("--passphrase", help="Lock the user's key; the node runs without it.")

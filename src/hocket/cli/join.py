@@ -23,7 +23,14 @@ app = new_app()
 
 @app.command()
 def join(
-    token: Annotated[str, typer.Argument(metavar="TOKEN", help="What `hocket invite` printed; - reads it from stdin.")],
+    token: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[TOKEN]",
+            help="What `hocket invite` printed; - reads it from stdin. Default: $HOCKET_MESH_TOKEN.",
+            show_default=False,
+        ),
+    ] = None,
     ca: Annotated[
         Path | None, typer.Option("--ca", metavar="FILE", help="The CA of the inviting node's certificate.")
     ] = None,
@@ -45,8 +52,14 @@ def join(
     from hocket.mesh import enrolment
     from hocket.mesh.peers import Trust, check_pin
     from hocket.node.runtime import Runtime
+    from hocket.node.variables import MESH_ENABLED, MESH_TOKEN, given, is_on
     from hocket.service import Service, nodes, peers
 
+    if not is_on(MESH_ENABLED):
+        raise Usage(f"joining needs other nodes, and {MESH_ENABLED} is off")
+    token = token or given(MESH_TOKEN)
+    if token is None:
+        raise Usage(f"give the token that `hocket invite` printed, or set {MESH_TOKEN}")
     trust = Trust(None if ca is None else str(ca.absolute()), check_pin(pin))
     text = sys.stdin.read(TOKEN_READ_MAX) if token == "-" else token
     if trust != Trust() and not any(map(_has_certificate, enrolment.parse(text).addresses)):

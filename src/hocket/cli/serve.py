@@ -62,7 +62,8 @@ def serve(
 
     Prints its address once it accepts connections. Invitations made from then on carry that address. Nodes identify
     themselves with a signed token; programs use the HTTP API with a token of `hocket token create`. Without --cert,
-    others on the network can read the traffic, so use it or a private network. SIGTERM or Ctrl-C stops the server.
+    others on the network can read the traffic, so use it or a private network. SIGTERM or Ctrl-C stops the server. It
+    does not start while $HOCKET_MESH_ENABLED is 0.
 
     \b
       hocket serve

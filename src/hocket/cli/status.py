@@ -6,8 +6,10 @@ from typing import Any
 from hocket.cli.app import new_app
 from hocket.cli.output import ago, emit, fields
 from hocket.cli.settings import HomeOption, JsonOption, open_service
+from hocket.kernel.breaker import BreakerState
 from hocket.kernel.durations import span
-from hocket.service.status import NodeStatus, WorkerStatus
+from hocket.kernel.plurals import counted
+from hocket.service.status import BreakerStatus, NodeStatus, WorkerStatus
 from hocket.service.status import status as node_status
 from hocket.work.liveness import WorkerState
 
@@ -68,6 +70,10 @@ def _mesh(shown: NodeStatus) -> list[tuple[str, Any]]:
     for peer in shown.peers:
         pairs.append(("peer", " ".join(part for part in (peer.address, peer.state, peer.detail) if part)))
     now = int(time.time() * 1000)
+    if shown.outbox.ops and shown.outbox.since_ms is not None:
+        waited = f"the oldest for {span(max(0, now - shown.outbox.since_ms))}"
+        pairs.append(("outbox", f"{counted(shown.outbox.ops, 'op')} waiting here for the coordinator, {waited}"))
+    pairs += [("breaker", _breaker(each, now)) for each in shown.breakers]
     for over in shown.over_quota:
         refused = f"{over.ops:,} ops refused, last {ago(over.last_ms, now)}"
         pairs.append(("over quota", f"node {over.node}: {refused}; see `hocket nodes`"))
@@ -90,6 +96,14 @@ def _availability(shown: NodeStatus, now: int) -> list[tuple[str, object]]:
         return []
     said = f"{availability}, set by {availability.by} {ago(availability.since_ms, now)}"
     return [("work", f"{said}; `hocket resume here` ends that")]
+
+
+def _breaker(shown: BreakerStatus, now: int) -> str:
+    whose = shown.what if shown.process is None else f"{shown.what} in process {shown.process}"
+    said = f"{whose} is {shown.state}: {shown.failures} failures in a row, the last: {shown.error}"
+    if shown.state == BreakerState.OPEN and shown.next_ms is not None:
+        return f"{said}; the next try is {'due' if shown.next_ms <= now else f'in {span(shown.next_ms - now)}'}"
+    return f"{said}; one try is under way" if shown.state == BreakerState.HALF_OPEN else said
 
 
 def _fields(shown: NodeStatus) -> list[tuple[str, object]]:

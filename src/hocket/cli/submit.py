@@ -122,7 +122,7 @@ def _submit_one(kind: str, data: str | None, options: dict[str, Any], wait: bool
         answer = {"job_id": job_id, "kind": kind, "created": made.created}
         say(f"submitted {kind} {job_id}" if made.created else f"already there {job_id}")
         if not wait:
-            emit(answer)
+            emit(answer | {"waits_here": service.deliver()})
             return
         sys.stdout.flush()
         from hocket.cli.wait_line import WaitLine

@@ -23,7 +23,8 @@ def sync(
 ) -> None:
     """Sync with the peers once, now: pull the ops that they have, push the ops that they lack.
 
-    Prints a line for each peer. Exit code 1 if a peer is paused or refuses this node, 5 if none could be reached.
+    The server at $HOCKET_MESH_CONTROL_ADDR is a peer, too. Prints a line for each peer. Exit code 1 if a peer is paused
+    or refuses this node, 5 if none could be reached.
 
     \b
       hocket sync

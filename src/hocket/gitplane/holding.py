@@ -13,15 +13,12 @@ from hocket.gitplane.objects import FILE, TreeEntry, tree_data
 from hocket.gitplane.plane import Change, Plane
 from hocket.gitplane.results import BLOBS, result_data, result_files, result_of, travelling
 from hocket.gitplane.trailers import BadTrailer
-from hocket.kernel.backoff import backoff_s
 from hocket.kernel.ids import content_hash, hash_text
 from hocket.kernel.keys import SigningKey
 from hocket.kernel.proof import Proof, check
 from hocket.work.lease import may_be_taken_over
 
 LEASE_S_DEFAULT = 60
-REST_S_MIN = 0.1
-REST_S_MAX = 5.0
 ABORT_TRIES = 20
 REASON_CHARS_MAX = 200
 
@@ -221,8 +218,3 @@ def abort(plane: Plane, job: bytes, worker: GitWorkerKey, now_ms: int, reason: s
         if plane.swap([Change(refs.name("claim"), refs.claim, commit), Change(refs.name("abort"), None, commit)]):
             return commit
     raise Conflict(f"the job {hash_text(job)} changed during each attempt to abort it; try again")
-
-
-def rest_s(losses: int, chance: float) -> float:
-    """How long to wait after this many lost races in a row; `chance` is between 0 and 1."""
-    return backoff_s(losses, REST_S_MIN, REST_S_MAX, chance)

@@ -16,11 +16,11 @@ from hocket.errors import Failed, HocketError, NotAuthorised, StoreError, StoreL
 from hocket.events import Emit, GitRunFailed, GitUnavailable, JobSkipped, LeaseLost, RunFailed, RunFinished, RunStarted
 from hocket.gitplane import holding, jobs
 from hocket.gitplane.git import QUOTE
-from hocket.gitplane.holding import REST_S_MAX, REST_S_MIN, ClaimWatch, HeldClaim, rest_s
+from hocket.gitplane.holding import ClaimWatch, HeldClaim
 from hocket.gitplane.jobs import GitJob, GitOrder, JobRefs
 from hocket.gitplane.plane import Plane
 from hocket.gitplane.results import BLOBS_BYTES_MAX, state_of
-from hocket.kernel.backoff import backoff_s
+from hocket.kernel.backoff import GIT_RETRIES, RACE_RETRIES, STORE_RETRIES
 from hocket.kernel.coordination_payloads import Availability
 from hocket.kernel.ids import hash_text, ulid_text
 from hocket.kernel.manifest import canonical
@@ -50,8 +50,6 @@ LEASE_MS = (RUN_S_MAX + 3_600) * 1000
 # With --until-idle, how long a worker waits for an unreachable repository.
 PATIENCE_S = 60.0
 SWEEP_MAX = 500
-# A repository that cannot be read or written is tried again after these times, longer each time.
-RETRY_S, RETRY_S_MAX = 1.0, 30.0
 # How long a result is pushed again that the repository refuses.
 REFUSED_S_MAX = 600.0
 
@@ -174,6 +172,7 @@ class GitWorker:
 
     def _join(self) -> set[int]:
         """Registers this process. If another process holds up every writer, it waits until that has passed."""
+        failures = 0
         while True:
             try:
                 return self._parts.log.run(self._register)
@@ -181,6 +180,8 @@ class GitWorker:
                 if self._stops:
                     raise
                 self._tell_once(str(error))
+            failures += 1
+            self._wake.wait(STORE_RETRIES.delay_s(failures, self._chance.random()))
 
     def _register(self, tx: Transaction) -> set[int]:
         """Registers this process with the node, and cancels the log jobs of dead processes: the repository decides who
@@ -229,9 +230,9 @@ class GitWorker:
         if taken:
             return 0.0
         if self._failures:
-            return backoff_s(self._failures, RETRY_S, RETRY_S_MAX, self._chance.random())
+            return GIT_RETRIES.delay_s(self._failures, self._chance.random())
         if self._losses:
-            return rest_s(self._losses, self._chance.random())
+            return RACE_RETRIES.delay_s(self._losses, self._chance.random())
         return LISTED_EVERY_S * self._chance.uniform(0.7, 1.3)
 
     # Finding jobs.
@@ -421,7 +422,7 @@ class GitWorker:
                         raise
                     self._tell_once(str(error), each.name)
             failures += 1
-            time.sleep(backoff_s(failures, REST_S_MIN, REST_S_MAX, self._chance.random()))
+            time.sleep(RACE_RETRIES.delay_s(failures, self._chance.random()))
         run.stopped = run.stopped or each.is_lost
 
     def _release(self, each: Holding) -> None:

@@ -1,9 +1,14 @@
-"""How long to wait after failures: the one formula for retries of jobs, for unreachable peers and arbiters, for failing
-background tasks and for lost races. In whole milliseconds, so that every replica of a log computes the same.
+"""How long to wait after failures. `backoff_ms` is for the retries of jobs, in whole milliseconds, so that all replicas
+of a log compute the same. Everything that a process tries again by itself (the store, peers, the arbiter, background
+tasks) waits by one of the policies below.
 """
+
+from typing import NamedTuple
 
 # After this many failures the wait grows no more, whatever its cap.
 GROWTHS_MAX = 64
+# No process waits longer between two tries.
+RETRY_S_MAX = 30.0
 _HALF = 1 << 16
 
 
@@ -16,8 +21,25 @@ def backoff_ms(failures: int, base_ms: int, cap_ms: int, jitter: int = 0, factor
     return min(cap_ms, rest + rest * jitter // (2 * _HALF))
 
 
-def backoff_s(failures: int, base_s: float, cap_s: float, chance: float) -> float:
-    """The same in seconds, for what is not on a log: between half and the whole of the wait, depending on `chance` (0
-    to 1).
-    """
-    return backoff_ms(failures, round(base_s * 1000), round(cap_s * 1000), round(chance * _HALF) - _HALF) / 1000
+class RetryPolicy(NamedTuple):
+    base_s: float
+    cap_s: float = RETRY_S_MAX
+
+    def delay_s(self, failures: int, chance: float) -> float:
+        """The wait after that many failures in a row: the base, doubled after each further failure, plus a random part
+        of up to as much again, never more than the cap. `chance`, from 0 to 1, chooses the random part. It stays as
+        large when the cap is reached, so that many nodes do not try at the same moment.
+        """
+        growth = 2.0 ** min(max(failures - 1, 0), GROWTHS_MAX)
+        return min(self.cap_s / 2, self.base_s * growth) * (1 + chance)
+
+
+PEER_RETRIES = RetryPolicy(1.0)
+# Claims wait for the arbiter, and leases for the store, so both are tried more often.
+ARBITER_RETRIES = RetryPolicy(0.2, 5.0)
+STORE_RETRIES = RetryPolicy(0.25, 5.0)
+TASK_RETRIES = RetryPolicy(0.5)
+PROCESS_RETRIES = RetryPolicy(0.25)
+GIT_RETRIES = RetryPolicy(0.5)
+# Another worker was faster.
+RACE_RETRIES = RetryPolicy(0.05, 5.0)

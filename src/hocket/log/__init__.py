@@ -29,6 +29,7 @@ from hocket.kernel.vocabulary import ScheduleJob, number_of
 from hocket.log.author_check import WALL_MAX, AuthorCheck
 from hocket.log.intake import Admission, Intake, add
 from hocket.log.naming import is_taken
+from hocket.log.outbox import OutboxBound
 from hocket.log.permissions import Permissions, PermissionsReader
 from hocket.log.projectors import defaults_of
 from hocket.log.sealing import Sealer, signed
@@ -83,6 +84,7 @@ class Log:
         with store.read() as session:
             kept = session.meta(RULES)
         self.permissions_reader = PermissionsReader(user, HOCKET if kept is None else decode_kept_rules(kept))
+        self._outbox = OutboxBound()
         self._last_id = bytes(16)
         self._last_id_ms = 0
         self._id_lock = threading.Lock()
@@ -108,9 +110,7 @@ class Log:
     def run(self, request: Callable[[Transaction], T]) -> T:
         """Runs one request in its own transaction, and raises its error."""
         with self.store.write() as session:
-            transaction = Transaction(
-                session, self._signer, self.permissions_reader, self._wall, self.physical(), self.new_id
-            )
+            transaction = self._transaction(session)
             result = request(transaction)
             first, ops = transaction.close(self._sealer.carry)
         if ops:
@@ -126,9 +126,7 @@ class Log:
         """
         with self.store.write() as session:
             for request in requests:
-                transaction = Transaction(
-                    session, self._signer, self.permissions_reader, self._wall, self.physical(), self.new_id
-                )
+                transaction = self._transaction(session)
                 request(transaction)
                 transaction.close(self._sealer.carry)
                 # A transaction and its projection refer to each other, and would be freed much later.
@@ -137,6 +135,11 @@ class Log:
         if self._bus.is_heard():
             self._bus.publish(ANYTHING)
         self.seal()
+
+    def _transaction(self, session: Session) -> Transaction:
+        return Transaction(
+            session, self._signer, self.permissions_reader, self._wall, self.physical(), self.new_id, self._outbox
+        )
 
     def append_plain(self, kind: str, payload: bytes) -> bytes | None:
         """Schedules one new job without a policy and returns its id, which is that of the op. This is the short way for
@@ -158,6 +161,7 @@ class Log:
                 refused = permissions.authority.refusal(self.node, schedule, stamp.wall, kind)
                 if refused is not None:
                     raise NotAuthorised(f"this node may not submit {kind} jobs: {refused.sentence}")
+                self._outbox.check(session, self.node, lambda: permissions.coordinator(stamp), head.seq + 1)
             is_bound = self.permissions_reader.rules.bounds is not None
             link_back = link_to(head.last) if is_bound else None
             new_id = None if is_bound else self._free_id(session, stamp.wall)

@@ -18,6 +18,7 @@ from hocket.kernel.vocabulary import ReportFork, Sanitised, number_of
 from hocket.log.author_check import CURABLE
 from hocket.log.limits import Limits
 from hocket.log.naming import long_key
+from hocket.log.outbox import SHARED
 from hocket.log.transaction import Transaction
 from hocket.store import LateOp
 
@@ -28,10 +29,8 @@ _WAITING = (int(Reason.WAITING),)
 _ACCEPTANCES = tuple(map(number_of, ACCEPTANCES))
 # The most ops of one author that wait for the owner's decision.
 LATE_MAX = 10_000
-# The store's keys of the time of an op of this node that does not follow its ops here, and of the last op of this node
-# that another node is known to have.
+# The store's key of the time of an op of this node that does not follow its ops here.
 BEHIND = "behind"
-SHARED = "shared"
 
 
 class Admission(NamedTuple):

@@ -15,7 +15,8 @@ from hocket.kernel.clock import Hlc, just_after, pack
 from hocket.kernel.ids import ulid_text
 from hocket.kernel.ops import NO_ID, SELF_NAMED, Op, decode, encode_sequence, read_sequence
 from hocket.log import Log, Transaction
-from hocket.log.intake import BEHIND, SHARED
+from hocket.log.intake import BEHIND
+from hocket.log.outbox import SHARED
 from hocket.log.rebuild import START, rebuild
 from hocket.store import OpRow, Session
 

@@ -25,6 +25,7 @@ from hocket.kernel.vocabulary import (
     discriminant,
 )
 from hocket.log.naming import ID_BYTES, is_taken, keyed
+from hocket.log.outbox import OutboxBound
 from hocket.log.permissions import PermissionsReader
 from hocket.log.projection import Projection
 from hocket.log.projectors import FOLLOW_UPS
@@ -79,6 +80,7 @@ class Transaction:
         "_head",
         "_last",
         "_latest",
+        "_outbox",
         "_permissions_reader",
         "_projection",
         "_refusals",
@@ -102,8 +104,10 @@ class Transaction:
         wall: Wall,
         physical: int,
         new_id: Callable[[int], bytes],
+        outbox: OutboxBound,
     ) -> None:
         self.session = session
+        self._outbox = outbox
         self._signer = signer
         self.node = node = signer.node
         self.physical = physical
@@ -192,6 +196,14 @@ class Transaction:
         payload = follow_up(self.projection.projectors[subject.family].state(subject.key), op)
         if payload is not None:
             self.author(payload)
+
+    def check_outbox(self) -> None:
+        """Call this before something new is submitted, sent or put. Raises OutboxFull if the coordinator is away and no
+        more may wait for it.
+        """
+        coordinator = lambda: self.projection.permissions.coordinator(self.latest)  # noqa: E731
+        unwritten = len(self._drafts)
+        self._outbox.check(self.session, self.node, coordinator, self._head.seq + unwritten + 1, unwritten)
 
     def lock_permissions_for(self, payloads: Iterable[Payload]) -> None:
         """Payloads that change the permissions exclude every transaction that relies on them."""

@@ -10,8 +10,16 @@ from contextlib import closing, suppress
 from hocket.bus.changes import LOG, NOTHING, OUTPUT, PEER, about
 from hocket.coordination.presence import own_workers
 from hocket.errors import HocketError, StoreError
-from hocket.events import CoordinatorSilent, Emit, NodeGraded, StoreUnavailable, ignore
-from hocket.kernel.backoff import backoff_s
+from hocket.events import (
+    CoordinatorSilent,
+    Emit,
+    NodeGraded,
+    OpsDelivered,
+    OpsWaiting,
+    StoreUnavailable,
+    ignore,
+)
+from hocket.kernel.backoff import PEER_RETRIES, STORE_RETRIES
 from hocket.kernel.ids import node_text
 from hocket.kernel.rules import rules_hash
 from hocket.mesh import peers
@@ -19,6 +27,7 @@ from hocket.mesh.client import is_paused_by
 from hocket.mesh.message_delivery import DirectDelivery
 from hocket.mesh.outgoing import order_ops
 from hocket.mesh.output import wanted_in
+from hocket.mesh.peers import WaitingOps
 from hocket.mesh.sync import Exchanged, Exchanges
 from hocket.mesh.wire import look
 from hocket.store import Peer
@@ -30,7 +39,6 @@ from hocket.work.supervision import supervised
 # How often a peer is visited if nothing is known to have happened, minus a random part each time.
 CADENCE_S = 30.0
 JITTER = 0.3
-BACKOFF_S, BACKOFF_S_MAX = 2.0, 60.0
 # How often the loop checks whether the syncing process has died, and whether the list of peers has changed.
 TURN_S = 1.0
 ROUND_S = 2.0
@@ -102,7 +110,7 @@ class _Visitor:
         elif done.retry_s:
             wait = done.retry_s * environment.chance.uniform(1.0, 1.0 + JITTER)
         else:
-            wait = backoff_s(self._failures, BACKOFF_S, BACKOFF_S_MAX, environment.chance.random())
+            wait = PEER_RETRIES.delay_s(self._failures, environment.chance.random())
         until = environment.monotonic() + wait
         is_paused = done.state == peers.PAUSED and self._loop.is_paused_by(done.detail)
         while (left := until - environment.monotonic()) > 0 or is_paused:
@@ -137,8 +145,7 @@ class _Visitor:
             except HocketError:
                 pass  # the visits report the peer's state
             failures += 1
-            chance = self._loop.environment.chance.random()
-            await asyncio.sleep(backoff_s(failures, BACKOFF_S, BACKOFF_S_MAX, chance))
+            await asyncio.sleep(PEER_RETRIES.delay_s(failures, self._loop.environment.chance.random()))
 
 
 class SyncLoop:
@@ -162,7 +169,7 @@ class SyncLoop:
         self._visitors: dict[str, _Visitor] = {}
         self._seq = -1
         self._next_round = 0.0
-        self._is_silent = False
+        self._is_silent = self._is_waiting = False
         self._grades: dict[bytes, Grade] = {}
         self.is_on = False
 
@@ -177,15 +184,18 @@ class SyncLoop:
         delivering = asyncio.create_task(supervised("delivering messages", messages.run, self.emit, self.environment))
         try:
             await self._access.call(lambda: order_ops(self._access.log.store))
+            failures = 0
             with closing(self._access.listen(about(LOG) | _PEERS)) as changes:
                 while True:
                     try:
                         if self.environment.monotonic() >= self._next_round:
                             await self._round()
                         await self._tell()
+                        failures = 0
                     except StoreError as error:
                         self.emit(StoreUnavailable(str(error)))
-                        await asyncio.sleep(ROUND_S)
+                        failures += 1
+                        await asyncio.sleep(STORE_RETRIES.delay_s(failures, self.environment.chance.random()))
                     await asyncio.sleep(GAP_S)
                     if (await changes.wait(ROUND_S)).matches(_PEERS):
                         self._next_round = 0.0
@@ -208,11 +218,12 @@ class SyncLoop:
         """Follows the list of peers and the workers of this node, and watches for nodes that fall silent."""
         self._next_round = self.environment.monotonic() + ROUND_S
         log, liveness, now_ms = self._access.log, self.environment.liveness, self.environment.physical_ms()
-        known, silence, workers, heard = await look(
+        known, silence, outbox, workers, heard = await look(
             self._access,
             lambda session: (
                 session.peers(),
                 peers.silence(log, session),
+                peers.outbox(log, session),
                 own_workers(session, liveness, log.node, now_ms),
                 {each.node: each.heard for each in session.presence()},
             ),
@@ -224,11 +235,20 @@ class SyncLoop:
         if silence is not None and not self._is_silent:
             self.emit(CoordinatorSilent(node_text(silence.node)))
         self._is_silent = silence is not None
+        self._tell_outbox(outbox)
         before, self._grades = self._grades, {node: grade(now_ms - at) for node, at in heard.items()}
         for node, found in self._grades.items():
             if before.get(node, found) is not found:
                 silent_ms = max(0, now_ms - heard[node])
                 self.emit(NodeGraded(node_text(int.from_bytes(node, "big")), found.value, silent_ms))
+
+    def _tell_outbox(self, outbox: WaitingOps) -> None:
+        if outbox.is_away and outbox.since_ms is not None and not self._is_waiting:
+            self._is_waiting = True
+            self.emit(OpsWaiting(outbox.ops, outbox.since_ms))
+        elif self._is_waiting and not outbox.ops:
+            self._is_waiting = False
+            self.emit(OpsDelivered())
 
     async def _follow(self, known: dict[str, Peer]) -> None:
         await self._end([address for address in self._visitors if address not in known])

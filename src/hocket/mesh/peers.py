@@ -10,10 +10,12 @@ from urllib.parse import urlsplit
 import msgspec
 
 from hocket.errors import Conflict, Usage
+from hocket.kernel.breaker import Breaker
 from hocket.kernel.clock import U32_MAX, Hlc, unpack
 from hocket.kernel.frontier import Frontier, decode_frontier, encode_frontier
 from hocket.kernel.postcard import Malformed
 from hocket.log import Log
+from hocket.log.outbox import waiting
 from hocket.store import LocalSession, Peer, PeerSession, Session
 
 ADDRESS_CHARS_MAX = 512
@@ -23,9 +25,10 @@ QUIET_MS = 10 * 60 * 1000
 
 NEW, OK, PAUSED, REFUSED, UNREACHABLE = "new", "ok", "paused", "refused", "unreachable"
 
-# Store keys: the address of this node's own server, and how to trust the certificates of others.
+# Store keys: the address of this node's own server, how to trust the certificates of others, and their breakers.
 ADDRESS = "address"
 TRUST = "trust"
+BREAKERS = "breakers"
 
 
 class Trust(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -33,6 +36,17 @@ class Trust(msgspec.Struct, frozen=True, omit_defaults=True):
 
     ca: str | None = None
     pin: str | None = None
+
+
+class WaitingOps(NamedTuple):
+    """The ops of this node that the coordinator does not have, the time of the oldest, and whether the coordinator was
+    out of reach when it was last asked.
+    """
+
+    coordinator: int | None
+    ops: int
+    since_ms: int | None
+    is_away: bool
 
 
 class Silence(NamedTuple):
@@ -104,6 +118,7 @@ def add(session: Session, address: str, now_ms: int, node: int | None = None, tr
 def remove(session: Session, address: str) -> None:
     if not session.drop_peer(address):
         raise Usage(f"no peer at {address}; see `hocket peers list`")
+    set_breaker(session, address, None)
     set_trust(session, {other: trust for other, trust in trusts(session).items() if other != address})
 
 
@@ -111,6 +126,7 @@ def resume(session: Session, address: str) -> None:
     """Lets the next round try a peer again, whatever its state."""
     if find(session, address) is None:
         raise Usage(f"no peer at {address}; see `hocket peers list`")
+    set_breaker(session, address, None)
     change(session, address, lambda peer: peer._replace(state=NEW, detail=""))
 
 
@@ -145,10 +161,36 @@ def set_trust(session: LocalSession, trust: dict[str, Trust]) -> None:
     session.set_meta(TRUST, msgspec.json.encode(trust))
 
 
+def breakers(session: LocalSession) -> dict[str, Breaker]:
+    """The breakers of peers that have failed, by their addresses."""
+    return msgspec.json.decode(session.meta(BREAKERS) or b"{}", type=dict[str, Breaker])
+
+
+def breaker(session: LocalSession, address: str) -> Breaker:
+    return breakers(session).get(address, Breaker())
+
+
+def set_breaker(session: LocalSession, address: str, value: Breaker | None) -> None:
+    """Stores a breaker; None forgets it."""
+    kept = breakers(session)
+    if value is not None:
+        session.set_meta(BREAKERS, msgspec.json.encode(kept | {address: value}))
+    elif kept.pop(address, None) is not None:
+        session.set_meta(BREAKERS, msgspec.json.encode(kept))
+
+
 def coordinator(log: Log, session: Session) -> int | None:
     """The current coordinator."""
     permissions = log.permissions(session)
     return permissions.coordinator(Hlc(max(session.head().wall, log.physical()), U32_MAX, log.node))
+
+
+def outbox(log: Log, session: Session) -> WaitingOps:
+    node = coordinator(log, session)
+    found = waiting(session, log.node, node)
+    address = None if node is None else address_of(session, node)
+    asked = [each.state in (OK, NEW) for each in session.peers() if address in (None, each.address)]
+    return WaitingOps(node, found.ops, found.since_ms, bool(asked) and not any(asked))
 
 
 def address_of(session: PeerSession, node: int) -> str | None:

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Collection, Iterator
 from contextlib import suppress
 from typing import NamedTuple
 
-from hocket.errors import HocketError, StoreError, Unreachable
+from hocket.errors import CircuitOpen, HocketError, StoreError, Unreachable
 from hocket.events import Emit, NodeForked, OpRefused, PeerChanged, PeerPaused, ignore
 from hocket.kernel.authority import Authority, Standing
 from hocket.kernel.clock import Hlc, just_before
@@ -21,8 +21,10 @@ from hocket.kernel.ops import Op, read_sequence
 from hocket.kernel.postcard import Malformed, Reader
 from hocket.log import Admission, Log
 from hocket.log.lost_past import note_shared, ops_there, own_history, rewind
+from hocket.log.outbox import note_delivered
 from hocket.log.transaction import GAPS
 from hocket.mesh import blobs, introductions, outgoing, peers, programs
+from hocket.mesh.breakers import GuardedTransport
 from hocket.mesh.client import RETRY_AFTER_S_MAX, AnswerTooLarge, Busy, Client, Paused, PeerAnswer, PushCounts, Refused
 from hocket.mesh.incoming import Received, is_brought, is_own
 from hocket.mesh.outgoing import PAGE_BYTES_MAX, PAGE_OPS_MAX, Page, own_frontier, page
@@ -135,6 +137,9 @@ class _Line:
         self.client = client
         self.lock = asyncio.Lock()
         self.theirs: Frontier | None = None
+        # How far the peer has this node's own ops, and what the store says about that.
+        self.delivered: Hlc | None = None
+        self.noted: Hlc | None = None
         self.cursor: Frontier = {}
         self.began = began
         self.compared = self.recovered = self.shared = -COMPARE_S
@@ -157,7 +162,8 @@ class Exchanges:
         quotas: Quotas | None = None,
     ) -> None:
         self._quotas = quotas or Quotas(environment.monotonic, emit)
-        self._access, self._key, self.transport, self._environment = access, key, transport, environment
+        self._access, self._key, self._environment = access, key, environment
+        self.transport = GuardedTransport(transport, access, environment, emit)
         self._randomness = randomness
         self._emit = emit
         self._told: dict[str, tuple[str, str]] = {}
@@ -170,6 +176,9 @@ class Exchanges:
             done = await self.exchange(address, unless_idle=unless_idle)
         except StoreError:
             raise
+        except CircuitOpen as error:
+            # Nothing was asked, so nothing new is known about the peer.
+            return Exchanged(address, None, peers.UNREACHABLE, str(error), retry_s=error.wait_s)
         except Paused as error:
             done = Exchanged(address, None, peers.PAUSED, str(error))
         except Refused as error:
@@ -239,6 +248,7 @@ class Exchanges:
                 while not done.answered:
                     done = await self.visit(address)
         except TimeoutError:
+            await self.transport.blame(address, f"no answer within {CONSULT_S:g} seconds")
             raise Unreachable(f"the coordinator at {address} does not answer") from None
         if done.state != peers.OK or done.retry_s:
             raise Unreachable(done.detail)
@@ -291,6 +301,8 @@ class Exchanges:
         if out is not None and out.bodies and client.is_hocket:
             counts, first = await client.exchange(out.bodies, start.since)
             tally.push(counts, out, before)
+            if not counts.retry_s and not counts.rejected:
+                line.delivered = out.scanned.get(self._access.log.node, line.delivered)
         theirs = await self._pull(line, start, first, tally)
         node = await client.prove()
         if node is None:
@@ -302,6 +314,7 @@ class Exchanges:
             theirs = merge(theirs, out.scanned)
         if theirs is not None:
             line.theirs = theirs
+            line.delivered = theirs.get(self._access.log.node, line.delivered)
         lost = None if line.theirs is None else await self._recover(line, start, tally)
         # If there was nothing to push and the peer's frontier has not changed, ops written here meanwhile are left to
         # the next exchange, which brings back the peer's decisions at once.
@@ -315,6 +328,7 @@ class Exchanges:
             pass  # the peer accepts no more for now
         elif line.theirs is not None and not is_even and (first is None or out is None or not out.whole):
             answered = not await self._push(line, tally, push)
+        await self._note_delivered(line)
         now = self._environment.monotonic()
         if client.is_hocket and now >= line.rechecked + RECHECK_S:
             line.rechecked = now
@@ -453,7 +467,7 @@ class Exchanges:
                 late |= admission.curable.keys()
                 if client.is_hocket:
                     kept = _cursor(kept, answer.following, reached, late)
-                    await self._keep(client, kept, start.reading)
+                    await self._keep(line, kept, start.reading)
                 elif not late:
                     line.cursor = answer.following
                 if is_last:
@@ -516,8 +530,8 @@ class Exchanges:
 
         return await self._access.call(work)
 
-    async def _keep(self, client: Client, kept: Frontier, reading: bytes) -> None:
-        encoded = encode_frontier(kept)
+    async def _keep(self, line: _Line, kept: Frontier, reading: bytes) -> None:
+        client, encoded, delivered = line.client, encode_frontier(kept), line.delivered
         found = await look(self._access, lambda session: peers.find(session, client.address))
         if found is None or found.pulled == encoded:
             return
@@ -526,8 +540,19 @@ class Exchanges:
             # If this node may read more by now, it asks for everything again, and this cursor does not count.
             if session.meta(READING) == reading:
                 peers.change(session, client.address, lambda peer: peer._replace(pulled=encoded))
+            if client.node is not None and delivered not in (None, line.noted):
+                note_delivered(session, client.node, delivered)
 
         await note(self._access, change)
+        if client.node is not None:
+            line.noted = delivered
+
+    async def _note_delivered(self, line: _Line) -> None:
+        """Notes how far the peer has this node's own ops, if that has not been noted with its answer."""
+        node, delivered = line.client.node, line.delivered
+        if node is not None and delivered not in (None, line.noted):
+            await note(self._access, lambda session: note_delivered(session, node, delivered))
+            line.noted = delivered
 
     # Pushes.
 
@@ -556,6 +581,7 @@ class Exchanges:
                 if counts.retry_s:
                     break
             line.theirs = merge(line.theirs or {}, out.scanned)
+            line.delivered = line.theirs.get(self._access.log.node, line.delivered)
             if out.whole:
                 break
         return has_pushed

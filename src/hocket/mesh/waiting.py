@@ -124,7 +124,7 @@ class WaitReader:
         if peer.state not in (peers.OK, peers.NEW):
             how = "it is sent when it answers" if self._is_in_touch else DELIVERS
             return Waiting(
-                WaitReason.COORDINATOR, f"{who} is out of reach: {peer.detail}; the job is kept here, and {how}"
+                WaitReason.COORDINATOR, f"{who} is out of reach: {peer.detail}; the job waits here, and {how}"
             )
         return None
 

@@ -17,6 +17,7 @@ from hocket.mesh.message_delivery import DirectDelivery
 from hocket.mesh.sync_lock import SyncLock
 from hocket.mesh.waiting import DELIVERS, Waiting, WaitReader
 from hocket.node.runtime import Runtime
+from hocket.node.variables import MESH_ENABLED, is_on
 from hocket.store import Session
 from hocket.work.serving import Serving
 from hocket.work.troubles import described
@@ -32,6 +33,8 @@ START_S = 10.0
 TELL_S = 1.0
 # How long it is remembered that a node has no peers.
 ALONE_S = 10.0
+
+KEPT = f"what was written waits here, and {DELIVERS}"
 
 Connect = Callable[[], AbstractAsyncContextManager["MeshServices"]]
 
@@ -57,7 +60,7 @@ class Delivery:
 
     def start(self) -> None:
         """Begins to sync, unless it has begun."""
-        if self._thread is not None or time.monotonic() < self._alone_until:
+        if self._thread is not None or time.monotonic() < self._alone_until or not is_on(MESH_ENABLED):
             return
         with self._runtime.store.read() as session:
             if not session.peers():
@@ -77,6 +80,9 @@ class Delivery:
 
     def send(self) -> str:
         """Sends what was written, now. Returns why that was not possible; empty if it was."""
+        if self._is_owed and not is_on(MESH_ENABLED):
+            self._is_owed = False
+            return f"{MESH_ENABLED} is off; {KEPT}"
         if self._thread is None or not self._is_owed:
             return ""
         self._is_owed = False
@@ -99,7 +105,7 @@ class Delivery:
             asyncio.run(self._sync())
         except Exception as error:
             said = str(error) if isinstance(error, HocketError) else described(error)
-            self._failure = f"{said}; the job is kept here, and {DELIVERS}"
+            self._failure = f"{said}; {KEPT}"
         finally:
             self._is_ready.set()
 
@@ -125,7 +131,7 @@ class Delivery:
             bad = [each for each in known if each.address in targets and each.state not in (peers.OK, peers.NEW)]
             if len(bad) < len(targets):
                 return ""
-            return f"{bad[0].detail}; the job is kept here, and sent when it answers"
+            return f"{bad[0].detail}; what was written waits here, and is sent when it answers"
         receivers, self._receivers = self._receivers, set()
         messages = DirectDelivery(self._services.access, exchanges)
         try:
@@ -135,11 +141,13 @@ class Delivery:
                 is_delivered = await delivering
         except TimeoutError:
             why_not = f"{targets[0]} has not taken it within {DELIVER_S:g} seconds"
+            for each in targets:
+                await exchanges.transport.blame(each, f"no answer within {DELIVER_S:g} seconds")
         else:
             if is_delivered or any(each.state == peers.OK and not each.retry_s for each in done):
                 return ""
             why_not = done[0].detail
-        return f"{why_not}; the job is kept here, and {DELIVERS}"
+        return f"{why_not}; {KEPT}"
 
     def _targets(self, session: Session) -> list[str]:
         log = self._runtime.log

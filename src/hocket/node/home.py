@@ -18,6 +18,7 @@ from hocket.errors import Conflict, NotAuthorised, StoreError, Usage
 from hocket.kernel.keys import SigningKey, did_key, key_text, parse_did_key, parse_key
 from hocket.kernel.postcard import Malformed
 from hocket.kernel.strongbox import RANDOM_BYTES, WrongPassphrase, is_locked, lock, owner, unlock
+from hocket.node.variables import database_path
 from hocket.store.disk import sync_directory
 
 ENVIRONMENT = "HOCKET_HOME"
@@ -55,7 +56,7 @@ def default_home() -> Path:
 class Home:
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path).expanduser().absolute()
-        self.database = self.path / "log.db"
+        self.database = database_path(self.path / "log.db")
         self.processes = self.path / "processes"
         self.blobs = self.path / "blobs"
         self.runs = self.path / "runs"
@@ -102,7 +103,7 @@ class Home:
                 f"the home {self.path} belongs to {_user(owner)}, but this is {_user(us)};"
                 f" run this as {_user(owner)}, or choose another --home"
             )
-        parts = [self.path / name for name in _PARTS]
+        parts = self._parts()
         if self.path.stat().st_mode & _OTHERS and self.processes.is_dir():
             parts += self.processes.iterdir()
         for part in parts:
@@ -113,10 +114,19 @@ class Home:
                         f" or `chown {_user(us)}` it"
                     )
 
+    def _parts(self) -> list[Path]:
+        """Everything that Hocket puts into a home, and the database if it is elsewhere."""
+        beside = [self.database.with_name(self.database.name + end) for end in ("", "-wal", "-shm", "-journal")]
+        return [self.path / name for name in _PARTS] + ([] if self.has_own_database() else beside)
+
+    def has_own_database(self) -> bool:
+        """Whether the database is in the home itself."""
+        return self.database.parent == self.path
+
     def exposed(self) -> list[Path]:
         """The home and those of its parts that other users may access."""
         found = []
-        for path in (self.path, *(self.path / name for name in _PARTS)):
+        for path in (self.path, *self._parts()):
             with suppress(FileNotFoundError):
                 mode = path.lstat().st_mode
                 if mode & _OTHERS and not stat.S_ISLNK(mode):

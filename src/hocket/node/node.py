@@ -7,7 +7,14 @@ import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
-from contextlib import AbstractAsyncContextManager, AbstractContextManager, ExitStack, asynccontextmanager, closing
+from contextlib import (
+    AbstractAsyncContextManager,
+    AbstractContextManager,
+    ExitStack,
+    asynccontextmanager,
+    closing,
+    nullcontext,
+)
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Unpack, overload
 
 from hocket.bus import Subscription
@@ -45,6 +52,7 @@ from hocket.node.requests import Pairs, Step, accepted, drafts_of, id_of, kept, 
 from hocket.node.rows import RowTable, SyncRowTable
 from hocket.node.runtime import Runtime
 from hocket.node.signals import stopped_by_signals
+from hocket.node.variables import MESH_ENABLED, is_on
 from hocket.store import Session
 from hocket.work import bulk, chains, jobs
 from hocket.work.arbiter import decided
@@ -289,6 +297,8 @@ class Node:
     def services(self, emit: Emit = ignore) -> "MeshServices":
         """The services that connect this process with other nodes; created on first use."""
         if self._services is None:
+            if not is_on(MESH_ENABLED):
+                raise Unreachable(f"this process talks to no other node: {MESH_ENABLED} is off")
             try:
                 from hocket.mesh.services import MeshServices
             except ImportError as error:
@@ -314,7 +324,9 @@ class Node:
         clock = ClockWatch(self, self.environment, self.runtime.machine_clock, emit)
         locks = LockSweep(self, self.environment, emit)
         await sweep.look()
+        breaker = self.runtime.store_breaker
         async with (
+            nullcontext() if breaker is None else breaker.told(emit),
             _beside(supervised("the sweep of leases and schedules", sweep.run, emit, self.environment)),
             _beside(supervised("the maintenance of this node", maintenance.run, emit, self.environment)),
             _beside(supervised("handing over secrets", hand_over.run, emit, self.environment)),
@@ -327,7 +339,7 @@ class Node:
     async def in_touch(self, emit: Emit) -> AsyncIterator[None]:
         """Syncs with the peers until the block ends, if there are any and no other process of this node does."""
         async with self.kept_up(emit):
-            if not await self.peek(lambda session: session.peers()):
+            if not is_on(MESH_ENABLED) or not await self.peek(lambda session: session.peers()):
                 yield
                 return
             services = self.services(emit)

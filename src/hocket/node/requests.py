@@ -40,4 +40,4 @@ def accepted(decision: Decision) -> Job:
 
 def kept(error: Unreachable) -> Unreachable:
     """The error for a request that could not be sent."""
-    return Unreachable(f"{error}; the request is kept here, and {DELIVERS}")
+    return Unreachable(f"{error}; the request waits here, and {DELIVERS}")

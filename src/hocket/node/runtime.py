@@ -12,10 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 from hocket.bus.pipes import Pipes
 from hocket.errors import Conflict, StoreError, Usage
-from hocket.kernel.ids import content_hash, ulid_text
+from hocket.kernel.ids import content_hash, node_id, node_text, ulid_text
+from hocket.kernel.keys import did_key
 from hocket.kernel.knowledge import OURS, knowledge_text, named_in, payloads, read_knowledge
+from hocket.kernel.ops import decode
 from hocket.kernel.rules import HOCKET, SKEW_MS_DEFAULT, STRICT, Rules, decode_kept_rules, encode_rules
 from hocket.kernel.ucan import ROOT, issue
+from hocket.kernel.ucan import read as read_ucan
 from hocket.kernel.vocabulary import DelegateUcan, DesignateCoordinator
 from hocket.log import RULES, Log, Transaction
 from hocket.log.audit import Audit, verify
@@ -25,8 +28,21 @@ from hocket.log.rebuild import Rebuilt, rebuild
 from hocket.log.steady_clock import SteadyWall
 from hocket.log.transaction import NEWCOMER, Wall
 from hocket.node.home import Ask, Home, Remembered, default_home, read_user_key
+from hocket.node.store_breaker import StoreBreaker
+from hocket.node.variables import (
+    DB_CIRCUIT_BREAKER,
+    MESH_CONTROL_ADDR,
+    MESH_NODE_ID,
+    MESH_SCOPE_ID,
+    check_node,
+    check_scope,
+    given,
+    is_on,
+    new_node_name,
+)
 from hocket.store import Session, Store
 from hocket.store import open as open_store
+from hocket.store.guarded import GuardedStore
 from hocket.work import jobs, view
 from hocket.work.blobs import Blobs
 from hocket.work.command.secrets import Secrets
@@ -53,10 +69,11 @@ def _no_progress(done: int, total: int) -> None:
 class Runtime:
     """Open one with `Runtime.open`; close it when done. Safe to use from several threads. Time, randomness and
     executors are arguments, so that tests can choose them. There is a `machine_clock` unless a
-    `wall` was chosen.
+    `wall` was chosen, and a `store_breaker` unless the environment turns it off.
     """
 
     machine_clock: MachineClock | None = None
+    store_breaker: StoreBreaker | None = None
 
     def __init__(
         self,
@@ -68,6 +85,9 @@ class Runtime:
         randomness: Callable[[int], bytes] = os.urandom,
     ) -> None:
         self.home = home
+        if is_on(DB_CIRCUIT_BREAKER):
+            self.store_breaker = StoreBreaker(home.processes)
+            store = GuardedStore(store, self.store_breaker)
         self.store = store
         self.bus = Pipes(home.processes)
         self.blobs = Blobs(home.blobs)
@@ -92,7 +112,9 @@ class Runtime:
         home = Home(path or default_home())
         home.check()
         home.shut_out_others()
+        check_scope(home.user_did())
         runtime = cls(home, open_store(home.database), _helpers())
+        runtime._check_variables()
         if runtime.machine_clock is not None:
             runtime.machine_clock.compare()
         runtime._catch_up()
@@ -115,16 +137,20 @@ class Runtime:
         writes a Hocket extension op in its mesh.
         """
         home = Home(path or default_home())
+        name = name or new_node_name()
         called = _machine_name() if name is None else _checked_name(name)
         known = Remembered(ask)
         user = None if user_key is None else read_user_key(user_key, known)
         if passphrase is not None:
             known.passphrase = passphrase
+        if given(MESH_SCOPE_ID) is not None:
+            check_scope("a new one" if user is None else did_key(user.public))
         with home.creation() as fresh:
             if not fresh:
                 raise Conflict(f"the home {home.path} already exists; nothing was changed")
             home.ensure_keys(user, known.passphrase)
             store = open_store(home.new_database(), create=True)
+            _check_database(home, store)
             _put_rules(store, STRICT if strict else HOCKET)
             runtime = cls(home, store, _helpers())
             runtime.log.run(lambda tx: runtime.introduce(tx, known, called))
@@ -148,6 +174,7 @@ class Runtime:
         from hocket.mesh import enrolment
 
         ticket = enrolment.parse(token)
+        check_scope(ticket.user_did)
         home = Home(path or default_home())
         wall = wall or SteadyWall()
         with home.creation() as fresh:
@@ -156,6 +183,7 @@ class Runtime:
             entry = enrolment.ask(ticket, home.node_key(), send, wall)
             home.note_user(ticket.user_did)
             store = open_store(home.new_database(), create=True)
+            _check_database(home, store)
             if fresh:
                 with store.write() as session:
                     session.set_meta(RULES, encode_rules(entry.rules))
@@ -184,6 +212,8 @@ class Runtime:
         if self._helpers is not None:
             self._helpers.shutdown()
         self.store.close()
+        if self.store_breaker is not None:
+            self.store_breaker.close()
 
     def __enter__(self) -> "Runtime":
         return self
@@ -262,6 +292,36 @@ class Runtime:
         with self.store.write() as session:
             session.set_meta(KNOWN, knowledge_text(OURS).encode())
 
+    def _check_variables(self) -> None:
+        """Follows the variables that name this node and its mesh, and closes the runtime if they name others."""
+        try:
+            _check_database(self.home, self.store)
+            if given(MESH_NODE_ID) is not None:
+                from hocket.mesh.names import names
+
+                with self.store.read() as session:
+                    check_node(node_text(self.log.node), names(self.log.permissions(session)).get(self.log.node))
+            if (address := given(MESH_CONTROL_ADDR)) is not None:
+                self._add_coordinator(address)
+        except BaseException:
+            self.close()
+            raise
+
+    def _add_coordinator(self, text: str) -> None:
+        """Makes the server at this address a peer, unless it is one. The coordinator itself needs none."""
+        from hocket.mesh import peers
+
+        try:
+            address = peers.check_address(text)
+        except Usage as error:
+            raise Usage(f"bad {MESH_CONTROL_ADDR}: {error}") from None
+        with self.store.read() as session:
+            is_known = peers.find(session, address) is not None
+            if is_known or peers.coordinator(self.log, session) == self.log.node:
+                return
+        with self.store.write() as session:
+            peers.add(session, address, self.log.physical())
+
     def _nobody_works(self, before: str) -> None:
         with self.read() as session:
             now = max(session.head().wall, time.time_ns() // 1_000_000)
@@ -316,6 +376,18 @@ def _put_rules(store: Store, rules: Rules) -> None:
         elif kept != encode_rules(rules):
             has = "strict" if decode_kept_rules(kept).is_strict else "not strict"
             raise Conflict(f"the half-created home has other rules (it is {has}); choose another --home")
+
+
+def _check_database(home: Home, store: Store) -> None:
+    """Raises Conflict if a database outside the home has the log of another node."""
+    if home.has_own_database():
+        return
+    with store.read() as session:
+        first = session.op_seq(1)
+    if first is not None:
+        payload, ours = decode(first.body).payload, node_id(home.node_key().public)
+        if not isinstance(payload, DelegateUcan) or read_ucan(payload.ucan_bytes).node != ours:
+            raise Conflict(f"{home.database} has the log of another node; give each home a database of its own")
 
 
 def _clock(store: Store) -> MachineClock:

@@ -68,6 +68,13 @@ class Service:
         """The same node for another principal."""
         return Service(self.runtime, principal, self._warn, self._connected)
 
+    def deliver(self) -> str | None:
+        """Sends what was written to other nodes now. Returns, and warns, why it waits here; None if it does not."""
+        why = self.delivery.send() if "delivery" in self.__dict__ else ""
+        if why:
+            self._warn(why)
+        return why or None
+
     def end_delivery(self) -> None:
         """Waits until other nodes have what was written, or warns."""
         if "delivery" in self.__dict__:

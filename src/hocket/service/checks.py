@@ -15,18 +15,25 @@ from hocket.coordination.availability import unavailable
 from hocket.errors import HocketError, StoreError, Usage
 from hocket.events import NodeForked
 from hocket.kernel.authority import Authority
-from hocket.kernel.clock import unpack
+from hocket.kernel.breaker import BreakerState
+from hocket.kernel.clock import U32_MAX, Hlc, unpack
 from hocket.kernel.durations import span
 from hocket.kernel.ids import node_id, node_text
 from hocket.kernel.ops import decode
 from hocket.kernel.plurals import counted
 from hocket.kernel.reasons import Reason
+from hocket.kernel.rules import HOCKET, decode_kept_rules
 from hocket.kernel.ucan import read as read_ucan
 from hocket.kernel.vocabulary import DelegateUcan
+from hocket.log import RULES
 from hocket.log.lost_past import own_history
+from hocket.log.outbox import OUTBOX_OPS_MAX, waiting
+from hocket.log.permissions import PermissionsReader
 from hocket.mesh.recovery import BEHIND_SENTENCE
+from hocket.node import variables
 from hocket.node.home import Home, exposure, key_owner
 from hocket.service import ServiceAnswer
+from hocket.service.status import breakers_of
 from hocket.store import Session
 from hocket.store import open as open_store
 from hocket.store.intake import REFUSALS_KEPT
@@ -67,6 +74,7 @@ def examine(home: Home) -> Findings:
     yield from _guarded("keys", lambda: _keys(home))
     yield from _guarded("disk", lambda: _disk(home))
     yield from _guarded("commands", lambda: _commands(home))
+    yield from _guarded("environment", _environment)
     if not home.processes.exists():
         yield Check("warn", "locks and pipes", f"{home.processes} is missing; the next command makes it again")
     if home.processes.is_dir() and os.access(home.processes, os.W_OK):
@@ -93,6 +101,14 @@ def _python() -> Findings:
         yield Check("bad", "python", f"{version} is too old; Hocket needs {PYTHON_MIN[0]}.{PYTHON_MIN[1]} or newer")
     else:
         yield Check("ok", "python", version)
+
+
+def _environment() -> Findings:
+    """Which variables are set. A bad value of one is reported."""
+    for switch in (variables.MESH_ENABLED, variables.DB_CIRCUIT_BREAKER):
+        variables.is_on(switch)
+    names = [name for name in variables.ALL if variables.given(name) is not None]
+    yield Check("ok", "environment", f"{', '.join(names)} set" if names else "no variable of a node is set")
 
 
 def _home(home: Home) -> Findings:
@@ -174,6 +190,8 @@ def _database(home: Home) -> Findings:
             yield from _guarded("integrity", lambda: _integrity(session))
             yield from _guarded("history", lambda: _history(session))
             yield from _guarded("waiting ops", lambda: _waiting(session))
+            yield from _guarded("outbox", lambda: _outbox(home, session))
+            yield from _guarded("breakers", lambda: _breakers(home, session))
             yield from _guarded("clock", lambda: _clock(session))
             yield from _guarded("workers", lambda: _workers(home, session))
             yield from _guarded("work", lambda: _availability(home, session))
@@ -251,6 +269,31 @@ def _waiting(session: Session) -> Findings:
         )
     else:
         yield Check("ok", "waiting ops", "none has waited for long")
+
+
+def _outbox(home: Home, session: Session) -> Findings:
+    """Ops that wait for a coordinator which is out of reach."""
+    now, node = int(time.time() * 1000), node_id(home.node_key().public)
+    kept = session.meta(RULES)
+    reader = PermissionsReader(home.user_did(), HOCKET if kept is None else decode_kept_rules(kept))
+    permissions = reader.read(session, session.head().permissions_state)
+    coordinator = permissions.coordinator(Hlc(max(session.head().wall, now), U32_MAX, node))
+    found = waiting(session, node, coordinator)
+    if found.since_ms is not None and now - found.since_ms > WAITING_MS_MAX:
+        says = f"{counted(found.ops, 'op')} of at most {OUTBOX_OPS_MAX:,} wait for the coordinator, the oldest for"
+        yield Check("warn", "outbox", f"{says} {span(now - found.since_ms)}; check `hocket peers list`")
+    else:
+        yield Check("ok", "outbox", "no op has waited for the coordinator for long")
+
+
+def _breakers(home: Home, session: Session) -> Findings:
+    """Peers and stores that have failed so often that nothing calls them now."""
+    found = [each for each in breakers_of(session, home) if each.state != BreakerState.CLOSED]
+    for each in found:
+        whose = each.what if each.process is None else f"{each.what} in process {each.process}"
+        yield Check("warn", "breakers", f"{whose} is {each.state} after {each.failures} failures: {each.error}")
+    if not found:
+        yield Check("ok", "breakers", "none is open")
 
 
 def _first_op(home: Home, session: Session) -> Findings:

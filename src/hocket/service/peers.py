@@ -123,6 +123,8 @@ async def _visit(service: Service, addresses: list[str]) -> list[Exchanged]:
     node = Node(service.runtime)
     try:
         exchanges = node.services().exchanges
+        for address in addresses:
+            await exchanges.transport.hasten(address)
         return list(await asyncio.gather(*(exchanges.visit(address) for address in addresses)))
     finally:
         await node.finish()

@@ -10,10 +10,13 @@ from hocket.kernel.ids import node_text, ulid_text
 from hocket.kernel.knowledge import unknown_of
 from hocket.kernel.reasons import BY_NUMBER, Reason
 from hocket.kernel.roster import Outcome
+from hocket.log.outbox import OUTBOX_OPS_MAX
 from hocket.mesh.names import names
-from hocket.mesh.peers import coordinator, silence
+from hocket.mesh.peers import breakers, coordinator, outbox, silence
 from hocket.mesh.programs import differences
+from hocket.node.home import Home
 from hocket.node.servers import running_servers
+from hocket.node.store_breaker import store_troubles
 from hocket.service import Service, ServiceAnswer
 from hocket.service.nodes import AvailabilityShown, availability_of_all
 from hocket.store import Session, Stage
@@ -68,6 +71,30 @@ class PeerStatus(ServiceAnswer, frozen=True):
     seen_ms: int | None
 
 
+class BreakerStatus(ServiceAnswer, frozen=True):
+    """A circuit breaker that is not closed, or has counted failures. `process` is the one whose store it is; a peer's
+    breaker is that of every process of this node. `next_ms` is when the next call may go out.
+    """
+
+    what: str
+    process: int | None
+    state: str
+    failures: int
+    error: str
+    since_ms: int | None
+    next_ms: int | None
+
+
+class OutboxStatus(ServiceAnswer, frozen=True):
+    """Ops of this node that wait for the coordinator, and the time of the oldest."""
+
+    ops: int
+    since_ms: int | None
+    coordinator: str | None
+    coordinator_is_away: bool
+    ops_max: int
+
+
 class NodeStatus(ServiceAnswer, frozen=True):
     node: str
     name: str | None
@@ -96,6 +123,8 @@ class NodeStatus(ServiceAnswer, frozen=True):
     coordinator: str | None
     coordinator_is_quiet: bool
     peers: list[PeerStatus]
+    breakers: list[BreakerStatus]
+    outbox: OutboxStatus
 
 
 def status(service: Service) -> NodeStatus:
@@ -138,7 +167,37 @@ def status(service: Service) -> NodeStatus:
             coordinator=None if node is None else node_text(node),
             coordinator_is_quiet=silence(log, session) is not None,
             peers=[PeerStatus(each.address, each.state, each.detail, each.seen or None) for each in session.peers()],
+            breakers=breakers_of(session, home),
+            outbox=_outbox(service, session),
         )
+
+
+def breakers_of(session: Session, home: Home) -> list[BreakerStatus]:
+    now = int(time.time() * 1000)
+    of_peers = [
+        BreakerStatus(
+            f"peer {address}",
+            None,
+            each.state.value,
+            each.failures,
+            each.error,
+            each.since_ms,
+            now + each.wait_ms(now) if each.opened_ms is not None else None,
+        )
+        for address, each in sorted(breakers(session).items())
+        if each.failures
+    ]
+    of_stores = [
+        BreakerStatus("the store", each.pid, each.state, each.failures, each.error, each.since_ms, each.next_ms)
+        for each in store_troubles(home.processes)
+    ]
+    return of_stores + of_peers
+
+
+def _outbox(service: Service, session: Session) -> OutboxStatus:
+    found = outbox(service.runtime.log, session)
+    node = None if found.coordinator is None else node_text(found.coordinator)
+    return OutboxStatus(found.ops, found.since_ms, node, found.is_away, OUTBOX_OPS_MAX)
 
 
 def _workers(service: Service, session: Session) -> list[WorkerStatus]:

@@ -134,6 +134,9 @@ class OpSession(Protocol):
     def ops_since(self, frontier: Mapping[bytes, bytes], limit: int) -> list[OpRow]:
         """The first ops in HLC order that are unknown to a node which knows each author up to the frontier."""
 
+    def ops_written_after(self, node: bytes, hlc: bytes) -> tuple[int, bytes | None]:
+        """How many ops an author has written after that time, and the time of the first."""
+
     def ops_of_author(self, node: bytes, after: bytes, limit: int) -> list[OpRow]: ...
 
     def written_by(self, node: bytes) -> list[tuple[bytes, Subject | None]]:

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hocket.errors import Usage
-from hocket.kernel.backoff import backoff_s
+from hocket.kernel.backoff import PROCESS_RETRIES
 from hocket.work.handler_channel import (
     Channel,
     Close,
@@ -48,7 +48,6 @@ PROCESSES_MAX = 256
 GRACE_S = 10.0
 # How long a process may take to end when it is told to.
 CLOSING_S = 2.0
-RESTART_S, RESTART_S_MAX = 0.5, 30.0
 
 _BEGIN = """
 import sys
@@ -348,7 +347,7 @@ class HandlerProcesses(HandlerThreads):
     def _failed(self, error: str) -> None:
         """A process cannot be started. Another one is tried after a while."""
         self._failures += 1
-        self._starts_at = self._monotonic() + backoff_s(self._failures, RESTART_S, RESTART_S_MAX, 0.5)
+        self._starts_at = self._monotonic() + PROCESS_RETRIES.delay_s(self._failures, 0.5)
         self.trouble = error
         self._changed()
 

@@ -133,6 +133,7 @@ def submit(tx: Transaction, drafts: Sequence[Draft]) -> list[Submitted]:
 
 
 def _submit(tx: Transaction, draft: Draft) -> Submitted:
+    tx.check_outbox()
     policy = with_defaults(draft.policy, draft.said, tx.projection.defaults(draft.kind))
     if draft.job_id is not None and tx.projection.jobs.entry(draft.job_id) is not None:
         return Submitted(draft.job_id, created=False)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from hocket.errors import Unreachable
 from hocket.events import ArbiterFailed, ArbiterReachable, ArbiterUnreachable, Emit
-from hocket.kernel.backoff import backoff_s
+from hocket.kernel.backoff import ARBITER_RETRIES
 from hocket.kernel.ops import decode
 from hocket.kernel.reasons import Reason
 from hocket.kernel.roster import Job
@@ -20,10 +20,6 @@ from hocket.store import Session
 from hocket.work.environment import Environment
 from hocket.work.jobs import Offer
 from hocket.work.troubles import described
-
-# How long to wait after the arbiter could not be reached, the first time and at most.
-REST_MIN_S = 0.4
-REST_MAX_S = 5.0
 
 Decision = Job | Reason
 Consult = Callable[[Sequence[Offer]], Awaitable[list[Decision]]]
@@ -154,5 +150,5 @@ class PendingDecisions:
         for case in cases:
             case.dropped = case.dropped or case.is_claim
         self._rests += 1
-        rest = backoff_s(self._rests, REST_MIN_S, REST_MAX_S, self._environment.chance.random())
+        rest = ARBITER_RETRIES.delay_s(self._rests, self._environment.chance.random())
         self.rests_until = self._environment.monotonic() + rest

@@ -7,12 +7,11 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from hocket.events import BackgroundTaskFailed, Emit
-from hocket.kernel.backoff import backoff_s
+from hocket.kernel.backoff import TASK_RETRIES
 from hocket.work.environment import Environment
 
 T = TypeVar("T")
 
-REST_S, REST_S_MAX = 1.0, 60.0
 # A task that ran this long before it failed counts as healthy: its next pause is short.
 HEALTHY_S = 60.0
 
@@ -28,7 +27,7 @@ async def supervised(name: str, make: Callable[[], Awaitable[T]], emit: Emit, en
             return await make()
         except Exception as error:
             failures = 1 if environment.monotonic() - began >= HEALTHY_S else failures + 1
-            rest = backoff_s(failures, REST_S, REST_S_MAX, environment.chance.random())
+            rest = TASK_RETRIES.delay_s(failures, environment.chance.random())
             said = str(error) or "no further detail"
             emit(BackgroundTaskFailed(name, f"{type(error).__name__}: {said}", rest))
         await asyncio.sleep(rest)

@@ -38,6 +38,7 @@ from hocket.events import (
     WorkerSpent,
     ignore,
 )
+from hocket.kernel.backoff import STORE_RETRIES
 from hocket.kernel.coordination_payloads import Availability
 from hocket.kernel.placement import check_labels
 from hocket.kernel.reasons import Reason
@@ -77,7 +78,6 @@ YOUNG_S = 0.05
 CHECK_S = 5.0
 PROGRESS_S = 0.5
 BLOCKED_LOOP_S = 5.0
-STORE_REST_S = 0.5
 # A job whose claim the arbiter did not accept is not claimed again for this long, unless something happens to it.
 REFUSED_REST_S = 1.0
 # At the end, the undecided offers are sent to the arbiter once more, for this long.
@@ -125,6 +125,7 @@ class Worker:
         self._monotonic = environment.monotonic
         self._options = options
         self._emit = options.emit
+        self._store_failures = 0
         self._name = environment.name("worker")
         self._sign: SignOfLife
         self._number = 0
@@ -241,11 +242,14 @@ class Worker:
 
     async def _join(self) -> None:
         """Registers this worker. If another process holds up every writer, the worker waits until that has passed."""
+        failures = 0
         while self._stopping is None:
             try:
                 return await self._access.run(self._register)
             except StoreLocked as error:
                 self._emit(StoreUnavailable(str(error)))
+            failures += 1
+            await asyncio.sleep(STORE_RETRIES.delay_s(failures, self._environment.chance.random()))
 
     def _register(self, tx: Transaction) -> None:
         if tx.is_uninformed:
@@ -314,7 +318,9 @@ class Worker:
             await asyncio.sleep(0)  # their requests go first
         try:
             try:
-                return await self._access.run(lambda tx: self._transact(tx, self._sign, turn))
+                turned = await self._access.run(lambda tx: self._transact(tx, self._sign, turn))
+                self._store_failures = 0
+                return turned
             except StoreError:
                 raise
             except Exception as error:
@@ -327,7 +333,8 @@ class Worker:
                 run.note = run.note or note
             for run, state in turn.checkpoints:
                 run.checkpoint = run.checkpoint or state
-            await asyncio.sleep(STORE_REST_S)
+            self._store_failures += 1
+            await asyncio.sleep(STORE_RETRIES.delay_s(self._store_failures, self._environment.chance.random()))
             return None
 
     async def _sleep(self) -> None:

@@ -143,6 +143,11 @@ class OpStatements(LockStatements):
     def ops_of_author(self, node: bytes, after: bytes, limit: int) -> list[OpRow]:
         return self._ops("WHERE substr(hlc, 13) = ? AND hlc > ? ORDER BY hlc LIMIT ?", node, after, limit)
 
+    def ops_written_after(self, node: bytes, hlc: bytes) -> tuple[int, bytes | None]:
+        sql = "SELECT count(*), min(hlc) FROM ops WHERE substr(hlc, 13) = ? AND hlc > ?"
+        count, first = self._sql(sql, (node, hlc)).fetchone() or (0, None)
+        return count, first
+
     def written_by(self, node: bytes) -> list[tuple[bytes, Subject | None]]:
         rows = self._rows("SELECT id, family, key FROM ops WHERE substr(hlc, 13) = ? ORDER BY hlc", node)
         return [(op_id, None if key is None else Subject(family, key)) for op_id, family, key in rows]

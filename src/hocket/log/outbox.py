@@ -1,0 +1,84 @@
+"""The outbox: ops of this node that the coordinator does not have yet. It is no copy and no queue. The ops are on the
+log, in order, and each is counted once by its id; so the coordinator gets them in order and exactly once, however often
+they are sent and whichever process dies meanwhile. This knows how far the coordinator has them, and bounds the rest.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import msgspec
+
+from hocket.errors import OutboxFull
+from hocket.kernel.clock import Hlc, pack, unpack
+from hocket.kernel.ids import node_text
+from hocket.store import Session
+
+# The most ops that may wait for the coordinator. Then nothing more is submitted, sent or put. The longest batch fits.
+OUTBOX_OPS_MAX = 1_000_000
+# The store's key of the last op of this node that any other node is known to have.
+SHARED = "shared"
+# The store's key of how far other nodes have this node's ops: the packed time of the last one, by node.
+_DELIVERED = "delivered"
+
+
+class Outbox(NamedTuple):
+    """`since_ms` is the time of the oldest op that waits."""
+
+    ops: int
+    since_ms: int | None
+
+
+def waiting(session: Session, node: int, coordinator: int | None) -> Outbox:
+    """The ops of this node that the coordinator is not known to have. If it is not known, or was never met, those that
+    no other node has: the others pass them on.
+    """
+    if _is_alone(session, node, coordinator):
+        return Outbox(0, None)
+    reached = _delivered(session)
+    met = None if coordinator is None else reached.get(node_text(coordinator))
+    last = met or max(reached.values(), default=b"") or session.meta(SHARED) or b""
+    ops, first = session.ops_written_after(node.to_bytes(8, "big"), last)
+    return Outbox(ops, None if first is None else unpack(first).wall)
+
+
+def _is_alone(session: Session, node: int, coordinator: int | None) -> bool:
+    """Whether this node's ops wait for no other node."""
+    return coordinator == node or (coordinator is None and not session.peers())
+
+
+def note_delivered(session: Session, node: int, at: Hlc) -> None:
+    """Notes that a node has this node's ops up to that time."""
+    reached = _delivered(session) | {node_text(node): pack(at)}
+    session.set_meta(_DELIVERED, msgspec.json.encode(reached))
+
+
+def _delivered(session: Session) -> dict[str, bytes]:
+    return msgspec.json.decode(session.meta(_DELIVERED) or b"{}", type=dict[str, bytes])
+
+
+class OutboxBound:
+    """Remembers up to which op of the log there is room, so that few transactions have to count."""
+
+    def __init__(self) -> None:
+        self._room_until = 0
+
+    def check(
+        self, session: Session, node: int, coordinator: Callable[[], int | None], seq: int, unwritten: int = 0
+    ) -> None:
+        """Raises OutboxFull if this node may not write one more op, which would get this number on the log. `unwritten`
+        ops of the same transaction come before it.
+        """
+        if seq <= self._room_until:
+            return
+        arbiter = coordinator()
+        ops = waiting(session, node, arbiter).ops
+        room = OUTBOX_OPS_MAX - ops - unwritten
+        if _is_alone(session, node, arbiter):
+            room = OUTBOX_OPS_MAX
+        if room <= 0:
+            whom = "other nodes" if arbiter is None else f"the coordinator {node_text(arbiter)}"
+            raise OutboxFull(
+                f"{ops:,} ops wait here for {whom}, and at most {OUTBOX_OPS_MAX:,} may; nothing was written. Bring back"
+                " the connection, or designate another coordinator with `hocket coordinator NODE`"
+            )
+        self._room_until = seq + room - 1

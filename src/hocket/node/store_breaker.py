@@ -1,0 +1,84 @@
+"""The breaker of a process's store, and which processes of a home cannot write now. A breaker that is not closed is
+noted in a file beside an OS lock, not in the store, which may be the very thing that fails.
+"""
+
+import asyncio
+import os
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+
+import msgspec
+
+from hocket.breakers import CircuitBreaker
+from hocket.errors import StoreCircuitOpen
+from hocket.events import Emit, Event, ignore
+from hocket.kernel.breaker import Breaker, BreakerState
+from hocket.work.processes import ProcessLock, is_alive
+
+_ROLE = "breaker"
+
+
+class StoreTrouble(msgspec.Struct, frozen=True):
+    """A process whose breaker is not closed. `next_ms` is when it tries again."""
+
+    pid: int
+    state: str
+    failures: int
+    error: str
+    since_ms: int
+    next_ms: int
+
+
+class StoreBreaker(CircuitBreaker):
+    """Close it when done."""
+
+    def __init__(self, directory: Path, monotonic: Callable[[], float] = time.monotonic) -> None:
+        super().__init__("the store", monotonic, refusal=StoreCircuitOpen, changed=self._note)
+        self._directory = directory
+        self._file: ProcessLock | None = None
+
+    @asynccontextmanager
+    async def told(self, emit: Emit) -> AsyncIterator[None]:
+        """Calls `emit` on this event loop while the block runs, whichever thread changes the state."""
+        loop = asyncio.get_running_loop()
+
+        def soon(event: Event) -> None:
+            with suppress(RuntimeError):  # the loop has ended
+                loop.call_soon_threadsafe(emit, event)
+
+        self.emit = soon
+        try:
+            yield
+        finally:
+            self.emit = ignore
+
+    def close(self) -> None:
+        self._note(Breaker())
+
+    def _note(self, breaker: Breaker) -> None:
+        with suppress(OSError):  # the disk may be full; then only this process knows
+            if breaker.state is BreakerState.CLOSED:
+                if self._file is not None:
+                    self._file.close()
+                    self._file = None
+                return
+            if self._file is None:
+                self._file = ProcessLock(self._directory, f"{_ROLE}-{os.getpid()}-{os.urandom(4).hex()}")
+            now_ms, monotonic_ms = int(time.time() * 1000), self._now_ms()
+            since_ms = now_ms - monotonic_ms + (breaker.since_ms or monotonic_ms)
+            next_ms = now_ms + breaker.wait_ms(monotonic_ms)
+            noted = StoreTrouble(os.getpid(), breaker.state, breaker.failures, breaker.error, since_ms, next_ms)
+            self._file.path.write_bytes(msgspec.json.encode(noted))
+
+
+def store_troubles(directory: Path) -> list[StoreTrouble]:
+    found = []
+    for path in sorted(directory.glob(f"{_ROLE}-*.lock")):
+        try:
+            if is_alive(directory, path.stem):
+                found.append(msgspec.json.decode(path.read_bytes(), type=StoreTrouble))
+        except (OSError, msgspec.MsgspecError):
+            continue  # it has just changed
+    return found

@@ -1,0 +1,85 @@
+"""The environment variables that choose a node's database, mesh and name. docs/environment.md lists them all. A bad
+value is an error that names the variable; secrets are never repeated.
+"""
+
+import os
+import re
+from pathlib import Path
+from urllib.parse import unquote
+
+from hocket.errors import Usage
+
+MESH_ENABLED = "HOCKET_MESH_ENABLED"
+MESH_NODE_ID = "HOCKET_MESH_NODE_ID"
+MESH_CONTROL_ADDR = "HOCKET_MESH_CONTROL_ADDR"
+MESH_SCOPE_ID = "HOCKET_MESH_SCOPE_ID"
+MESH_TOKEN = "HOCKET_MESH_TOKEN"
+DB_URL = "HOCKET_DB_URL"
+DB_PATH = "HOCKET_DB_PATH"
+DB_TOKEN = "HOCKET_DB_TOKEN"
+DB_CIRCUIT_BREAKER = "HOCKET_DB_CIRCUIT_BREAKER"
+
+ALL = (
+    *(MESH_ENABLED, MESH_NODE_ID, MESH_CONTROL_ADDR, MESH_SCOPE_ID, MESH_TOKEN),
+    *(DB_URL, DB_PATH, DB_TOKEN, DB_CIRCUIT_BREAKER),
+)
+_ON, _OFF = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
+
+
+def given(name: str) -> str | None:
+    """The value of a variable; None if it is not set, or empty."""
+    return os.environ.get(name, "").strip() or None
+
+
+def is_on(name: str) -> bool:
+    """Whether a switch is on, as all of them are by default."""
+    value = given(name) or _ON[0]
+    if value.lower() not in (*_ON, *_OFF):
+        raise Usage(f"bad {name} {value!r}: write 1 or 0")
+    return value.lower() in _ON
+
+
+def database_path(default: Path) -> Path:
+    """The database of a home."""
+    url, path = given(DB_URL), given(DB_PATH)
+    chosen = None if path is None else Path(path).expanduser().absolute()
+    if url is None:
+        if given(DB_TOKEN) is not None:
+            raise Usage(f"{DB_TOKEN} is for a remote database, and there is none: {DB_URL} is not set")
+        return chosen or default
+    found = re.fullmatch(r"sqlite://(/.+)", url)
+    if found is None:
+        scheme = url.partition("://")[0] if "://" in url else "no address"
+        raise Usage(
+            f"bad {DB_URL} ({scheme}): this version keeps a node's log in SQLite only; write sqlite:///absolute/path,"
+            " or leave it unset"
+        )
+    if given(DB_TOKEN) is not None:
+        raise Usage(f"{DB_TOKEN} is for a remote database, but {DB_URL} names a file")
+    named = Path(unquote(found[1]))
+    if chosen not in (None, named):
+        raise Usage(f"{DB_URL} and {DB_PATH} name two different files; set one of them")
+    return named
+
+
+def check_scope(user: str) -> None:
+    """Raises Usage if this is not a node of the mesh that the environment names."""
+    scope = given(MESH_SCOPE_ID)
+    if scope not in (None, user):
+        raise Usage(f"{MESH_SCOPE_ID} is {scope}, but this mesh is {user}; choose another --home, or correct it")
+
+
+def check_node(node: str, name: str | None) -> None:
+    """Raises Usage if this is not the node that the environment names, by its id or by its name."""
+    wanted = given(MESH_NODE_ID)
+    if wanted not in (None, node, name):
+        called = "" if name is None else f" ({name})"
+        raise Usage(f"{MESH_NODE_ID} is {wanted}, but this home is node {node}{called}; choose another --home")
+
+
+def new_node_name() -> str | None:
+    """The name of a node that is created now. Its id follows from its key, so it cannot be chosen."""
+    wanted = given(MESH_NODE_ID)
+    if wanted is not None and re.fullmatch("[0-9a-f]{16}", wanted):
+        raise Usage(f"{MESH_NODE_ID} is an id, and a new node gets one of its own; set it to a name, or unset it")
+    return wanted

@@ -1,0 +1,207 @@
+"""The environment variables of a node: each of them changes what the program does, and a bad value is one sentence."""
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from hocket.node import variables
+from tests.cli.conftest import Program
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+@pytest.fixture
+def served(hocket: Program) -> Iterator[str]:
+    """The address of a server of the home."""
+    process = hocket.start("serve", "--port", "0", "--json")
+    assert process.stdout is not None
+    found = re.search(r'"address":\s*"([^"]+)"', process.stdout.readline())
+    assert found is not None
+    yield found[1]
+    process.terminate()
+    hocket.finished(process)
+
+
+def joined(hocket: Program, place: Path, **environment: str) -> Program:
+    token = hocket("invite", "leaf", "--may", "job:schedule:test.", "--json", code=0).json["token"]
+    leaf = Program(place)
+    leaf("join", environment={variables.MESH_TOKEN: token, **environment}, code=0)
+    return leaf
+
+
+@pytest.mark.req("VX-17")
+def test_the_page_lists_every_variable_and_the_help_names_those_of_a_command(hocket: Program):
+    page = (DOCS / "environment.md").read_text()
+    assert [name for name in variables.ALL if f"| `{name}` |" not in page] == []
+    assert "$HOCKET_MESH_TOKEN" in hocket("join", "--help").out
+    assert "$HOCKET_MESH_NODE_ID" in hocket("init", "--help").out
+    assert "$HOCKET_MESH_CONTROL_ADDR" in hocket("sync", "--help").out
+    assert "$HOCKET_MESH_ENABLED" in hocket("serve", "--help").out
+    listed = hocket("--help").out
+    assert [name for name in variables.ALL if name not in listed] == []
+
+
+@pytest.mark.req("VX-17")
+def test_the_token_lets_a_machine_join_without_an_argument(hocket: Program, served: str, tmp_path: Path):
+    leaf = joined(hocket, tmp_path / "leaf")
+    assert leaf("whoami", "--json", code=0).json["name"] == "leaf"
+    said = Program(tmp_path / "other")("join", code=2).sentence
+    assert "HOCKET_MESH_TOKEN" in said and not (tmp_path / "other").exists()
+
+
+@pytest.mark.req("VX-17")
+def test_enabled_off_talks_to_no_other_node_and_says_where_things_are(hocket: Program, served: str, tmp_path: Path):
+    leaf, off = joined(hocket, tmp_path / "leaf"), {variables.MESH_ENABLED: "0"}
+    leaf("sync", code=0)
+    kept = leaf("submit", "test.echo", "--json", environment=off, code=0)
+    assert kept.json["waits_here"].startswith("HOCKET_MESH_ENABLED is off; what was written waits here")
+    assert leaf("status", "--json", environment=off).json["outbox"]["ops"] == 1
+    for command in (["sync"], ["serve", "--port", "0"]):
+        assert "HOCKET_MESH_ENABLED is off" in leaf(*command, environment=off, code=5).sentence
+    token = hocket("invite", "third", "--may", "job:schedule", "--json", code=0).json["token"]
+    assert "HOCKET_MESH_ENABLED is off" in Program(tmp_path / "third")("join", token, environment=off, code=2).sentence
+    (tmp_path / "leaf-tasks.py").write_text("import hocket\n\n@hocket.job('test.other')\ndef other(ctx): pass\n")
+    leaf("work", "leaf-tasks.py", "--until-idle", environment=off, code=0)
+    assert leaf("status", "--json").json["outbox"]["ops"] >= 1, "a worker does not send it, either"
+    leaf("sync", environment={variables.MESH_ENABLED: "1"}, code=0)
+    assert hocket.show(kept.json["job_id"])["state"] == "pending"
+
+
+@pytest.mark.req("VX-17")
+def test_the_node_id_names_a_new_node_and_guards_an_existing_one(tmp_path: Path):
+    hocket, named = Program(tmp_path / "home"), {variables.MESH_NODE_ID: "gpu-box"}
+    made = hocket("init", "--json", environment=named, code=0).json
+    assert made["name"] == "gpu-box"
+    for good in ("gpu-box", made["node"]):
+        hocket("status", environment={variables.MESH_NODE_ID: good}, code=0)
+    said = hocket("submit", "test.echo", environment={variables.MESH_NODE_ID: "laptop"}, code=2).sentence
+    assert "HOCKET_MESH_NODE_ID is laptop" in said and made["node"] in said and "(gpu-box)" in said
+    other = Program(tmp_path / "other")
+    assert "gets one of its own" in other("init", environment={variables.MESH_NODE_ID: "0" * 16}, code=2).sentence
+    assert not other.home.exists()
+
+
+@pytest.mark.req("VX-17")
+def test_the_scope_guards_against_a_node_of_another_mesh(hocket: Program, served: str, tmp_path: Path):
+    user = hocket("whoami", "--json").json["user"]
+    right, wrong = {variables.MESH_SCOPE_ID: user}, {variables.MESH_SCOPE_ID: "did:key:z6Mkother"}
+    hocket("status", environment=right, code=0)
+    said = hocket("submit", "test.echo", environment=wrong, code=2).sentence
+    assert "HOCKET_MESH_SCOPE_ID is did:key:z6Mkother" in said and user in said
+    token = hocket("invite", "leaf", "--may", "job:schedule", "--json", code=0).json["token"]
+    leaf = Program(tmp_path / "leaf")
+    leaf("join", token, environment=wrong, code=2)
+    assert not leaf.home.exists()
+    leaf("join", token, environment=right, code=0)
+    new = Program(tmp_path / "new")
+    assert "this mesh is a new one" in new("init", environment=right, code=2).sentence
+    new("init", "--user-key", hocket.home / "user.key", environment=right, code=0)
+
+
+@pytest.mark.req("VX-17")
+def test_the_control_address_is_where_a_node_finds_the_coordinator(hocket: Program, served: str, tmp_path: Path):
+    leaf = joined(hocket, tmp_path / "leaf")
+    leaf("peers", "remove", served, code=0)
+    where = {variables.MESH_CONTROL_ADDR: served}
+    job_id = leaf("submit", "test.echo", environment=where, code=0).job_id
+    assert hocket.show(job_id)["state"] == "pending"
+    assert [each["address"] for each in leaf("peers", "list", "--json").json["peers"]] == [served]
+    hocket("status", environment=where, code=0)
+    assert hocket("peers", "list", "--json").json["peers"] == [], "the coordinator is no peer of its own"
+    bad = leaf("status", environment={variables.MESH_CONTROL_ADDR: "ftp://nowhere"}, code=2).sentence
+    assert bad.startswith("bad HOCKET_MESH_CONTROL_ADDR")
+
+
+@pytest.mark.req("VX-17")
+@pytest.mark.parametrize("way", ["path", "url"])
+def test_the_database_may_be_elsewhere(tmp_path: Path, way: str):
+    place = tmp_path / "fast disk"
+    place.mkdir()
+    database = place / "jobs.db"
+    url = f"sqlite://{str(database).replace(' ', '%20')}"
+    where = {variables.DB_PATH: str(database)} if way == "path" else {variables.DB_URL: url}
+    hocket = Program(tmp_path / "home")
+    hocket("init", environment=where, code=0)
+    job_id = hocket("submit", "test.echo", environment=where, code=0).job_id
+    assert database.stat().st_mode & 0o777 == 0o600 and not (hocket.home / "log.db").exists()
+    assert hocket("show", job_id, "--json", environment=where, code=0).json["state"] == "pending"
+    hocket("doctor", environment=where, code=0)
+    hocket("log", "verify", environment=where, code=0)
+    assert "has lost log.db" in hocket("status", code=2).sentence
+    other = Program(tmp_path / "other")
+    assert "has the log of another node" in other("init", environment=where, code=3).sentence
+    assert hocket("log", "verify", "--json", environment=where, code=0).json["ops"] == 3
+
+
+@pytest.mark.req("VX-17")
+@pytest.mark.parametrize("scheme", ["libsql", "postgresql"])
+def test_a_shared_database_is_not_there_yet_and_no_secret_is_repeated(hocket: Program, scheme: str):
+    remote = {variables.DB_URL: f"{scheme}://user:hush@db.example/jobs", variables.DB_TOKEN: "very-secret"}
+    said = hocket("submit", "test.echo", environment=remote, code=2).sentence
+    assert f"bad HOCKET_DB_URL ({scheme})" in said and "SQLite only" in said
+    assert "hush" not in said and "very-secret" not in said
+    alone = hocket("status", environment={variables.DB_TOKEN: "very-secret"}, code=2).sentence
+    assert "HOCKET_DB_TOKEN is for a remote database" in alone and "very-secret" not in alone
+    two = {variables.DB_URL: "sqlite:///a/log.db", variables.DB_PATH: "/b/log.db"}
+    assert "two different files" in hocket("status", environment=two, code=2).sentence
+
+
+FULL = """
+import hocket, hocket.store.sqlite as sqlite, sys
+node = hocket.open_sync()
+store = node.runtime.store
+connection = getattr(store, "_store", store)._writer
+connection.execute("PRAGMA max_page_count=1")
+said = []
+for _ in range(40):
+    try:
+        node.submit("test.echo", text="x" * 100_000)
+    except hocket.StoreError as error:
+        said.append(type(error).__name__)
+print(*sorted(set(said)), flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.req("VX-17")
+@pytest.mark.parametrize("switch", ["1", "0"])
+def test_the_breaker_of_the_store_can_be_turned_off(hocket: Program, switch: str):
+    """Five failures open it; another process sees that in `status` and in `doctor`."""
+    environment = hocket.environment() | {variables.DB_CIRCUIT_BREAKER: switch}
+    process = subprocess.Popen(
+        [sys.executable, "-c", FULL], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+    )
+    assert process.stdout is not None
+    said = process.stdout.readline().split()
+    breakers = hocket("status", "--json", code=0).json["breakers"]
+    if switch == "1":
+        assert said == ["StoreCircuitOpen", "StoreError"]
+        assert [(each["what"], each["process"], each["state"]) for each in breakers] == [
+            ("the store", process.pid, "open")
+        ]
+        assert f"the store in process {process.pid} is open: 5 failures in a row" in hocket("status").out
+        assert f"the store in process {process.pid} is open after 5 failures" in hocket("doctor").out
+    else:
+        assert said == ["StoreError"] and breakers == []
+    process.kill()
+    process.communicate()
+    assert hocket("status", "--json", code=0).json["breakers"] == []
+    hocket("submit", "test.echo", code=0)
+
+
+@pytest.mark.req("VX-17")
+@pytest.mark.parametrize("name", [variables.MESH_ENABLED, variables.DB_CIRCUIT_BREAKER])
+def test_a_switch_that_is_neither_on_nor_off(hocket: Program, name: str):
+    said = (
+        hocket("submit", "test.echo", environment={name: "maybe"}).err
+        + hocket("doctor", environment={name: "maybe"}, code=1).out
+    )
+    assert f"bad {name} 'maybe': write 1 or 0" in said
+
+
+def test_an_empty_variable_is_not_set(hocket: Program):
+    hocket("status", environment=dict.fromkeys(variables.ALL, ""), code=0)
