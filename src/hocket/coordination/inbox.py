@@ -136,6 +136,7 @@ def send(tx: Transaction, blobs: Blobs, draft: MessageDraft) -> bytes:
     """Puts a message on the log and returns its id. A reply belongs to the thread of the message that it answers, and
     any message of a thread names the thread.
     """
+    tx.check_outbox()
     thread = draft.thread
     if thread is not None and (named := tx.projection.messages.state(thread)) is not None:
         thread = named.thread or thread

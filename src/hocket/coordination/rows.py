@@ -251,6 +251,7 @@ def decision(session: Session, offer: Op) -> RowChange:
 def write(tx: Transaction, wanted: RowWrite) -> RowChange | Op | None:
     if tx.is_uninformed:
         return None
+    tx.check_outbox()
     base = None if wanted.version is None else _version(tx, wanted.row, wanted.version)
     return _authored(tx, PutRow(wanted.row, wanted.agent, base, wanted.value, wanted.strategy))
 
