@@ -218,15 +218,23 @@ def claim(tx: Transaction, agent: str, count: int, lease_ms: int) -> MessageClai
 
 
 def _by_urgency(session: Session, agent: str, node: int, count: int) -> Iterator[QueuedDelivery]:
-    """What an agent may claim: the first of each thread that is ready, and after it those that follow in the thread."""
-    limit = count + LOOKED_AT_MAX
-    ready = [row for queue in (str(Address(agent, node)), agent) for row in session.deliveries_ready(queue, limit)]
-    for row in sorted(ready, key=lambda row: (-row.priority, row.sent)):
-        yield row
-        for following in session.deliveries_of_thread(row.queue, row.thread, count, after=row.sent):
-            if following.stage is not DeliveryStage.BLOCKED:
-                break
-            yield following
+    """What an agent may claim: the first of each thread that is ready, and after it those that follow in the thread.
+    Looks further only if some of the first ones could not be claimed.
+    """
+    queues, given = (str(Address(agent, node)), agent), set[bytes]()
+    for limit in (count, count + LOOKED_AT_MAX):
+        ready = [row for queue in queues for row in session.deliveries_ready(queue, limit)]
+        for row in sorted(ready, key=lambda row: (-row.priority, row.sent)):
+            if row.message_id in given:
+                continue
+            given.add(row.message_id)
+            yield row
+            for following in session.deliveries_of_thread(row.queue, row.thread, count, after=row.sent):
+                if following.stage is not DeliveryStage.BLOCKED:
+                    break
+                yield following
+        if len(ready) < limit:
+            return
 
 
 async def claim_messages(access: NodeAccess, agent: str, count: int, lease_ms: int) -> list[ClaimedMessage]:
