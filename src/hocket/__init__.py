@@ -10,7 +10,10 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from hocket.errors import Conflict, HocketError, NotAuthorised, StoreError, Unreachable, Usage
+    from hocket.errors import Conflict, HocketError, NotAuthorised, StaleFence, StoreError, Unreachable, Usage
+    from hocket.guard.asgi import FenceMiddleware
+    from hocket.guard.database import fenced
+    from hocket.guard.files import fenced_file
     from hocket.node.handles import Handle, JobCancelled, JobFailed, SyncHandle
     from hocket.node.node import Node, SyncNode
     from hocket.node.opening import init, open, open_sync
@@ -28,6 +31,7 @@ __all__ = [
     "Conflict",
     "Context",
     "Fatal",
+    "FenceMiddleware",
     "Handle",
     "Handlers",
     "HocketError",
@@ -37,6 +41,7 @@ __all__ = [
     "Later",
     "Node",
     "NotAuthorised",
+    "StaleFence",
     "StoreError",
     "SyncHandle",
     "SyncNode",
@@ -44,6 +49,8 @@ __all__ = [
     "Usage",
     "admin",
     "command",
+    "fenced",
+    "fenced_file",
     "init",
     "job",
     "kind",
@@ -52,7 +59,10 @@ __all__ = [
 ]
 
 _ROOMS = {
-    "errors": ("Conflict", "HocketError", "NotAuthorised", "StoreError", "Unreachable", "Usage"),
+    "errors": ("Conflict", "HocketError", "NotAuthorised", "StaleFence", "StoreError", "Unreachable", "Usage"),
+    "guard.asgi": ("FenceMiddleware",),
+    "guard.database": ("fenced",),
+    "guard.files": ("fenced_file",),
     "node.handles": ("Handle", "JobCancelled", "JobFailed", "SyncHandle"),
     "node.node": ("Node", "SyncNode"),
     "node.opening": ("init", "open", "open_sync"),
