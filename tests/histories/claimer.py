@@ -27,7 +27,7 @@ from tests.histories.guarded import Guarded
 from tests.histories.recording import Recorder
 
 # So many jobs are contended for at a time.
-OPEN_AT_ONCE = 6
+OPEN_AT_ONCE = 4
 
 
 class Claimer:
@@ -83,7 +83,7 @@ class Claimer:
         assert job.claim_op is not None
         held, fence = Held(job.id, job.claim_op), job.fence
         for _ in range(self._chance.randint(1, 4)):
-            await asyncio.sleep(self._chance.uniform(0, 0.05))
+            await asyncio.sleep(self._chance.uniform(0, 0.1))
             if not self._guarded.write(key, fence):
                 self._recorder.note("a stale write was refused")
             if self._chance.random() < 0.3 and not await self._renew(key, held, fence):

@@ -81,11 +81,12 @@ def disturb(
                         del frozen[pid]
                 awake = [client for client in clients if client.popen.pid not in frozen]
                 victim = chance.choice(awake or clients)
-                if chance.random() < 0.15:
+                fate = chance.random()
+                if fate < 0.1:
                     died[victim.popen.pid] = victim.kill()
                     frozen.pop(victim.popen.pid, None)
                     clients[clients.index(victim)] = victim.successor()
-                elif len(frozen) < 2:
+                elif fate < 0.5 and len(frozen) < 2:
                     victim.popen.send_signal(signal.SIGSTOP)
                     frozen[victim.popen.pid] = victim, now + chance.uniform(0.1, freeze_s)
                 if restart_a_server is not None and now >= next_restart:
