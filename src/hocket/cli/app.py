@@ -40,6 +40,7 @@ COMMANDS = {
     "serve": ("serve:app", "Run the server that other nodes connect to, and sync with peers."),
     "peers": ("peers:app", "List, add, remove and find the nodes that this node syncs with."),
     "sync": ("sync:app", "Sync with the peers once, now."),
+    "lock": ("lock:app", "Lock files and other things that several agents use."),
     "cron": ("cron:app", "Submit jobs on a schedule."),
     "log": ("log:app", "Read, verify, rebuild, export and import the log."),
     "status": ("status:app", "Show the state of this node."),

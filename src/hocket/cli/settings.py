@@ -62,19 +62,19 @@ def open_service() -> "Service":
     """Opens the service of the chosen home."""
     from hocket.service import Service
 
-    return Service(open_runtime(), warn=_warn)
+    return Service(open_runtime(), warn=warn)
 
 
 def deliver(runtime: "Runtime") -> None:
     """Sends what a command wrote to the other nodes, or says that it is kept here."""
     from hocket.service import Service
 
-    service = Service(runtime, warn=_warn)
+    service = Service(runtime, warn=warn)
     service.wrote()
     service.end_delivery()
 
 
-def _warn(sentence: str) -> None:
+def warn(sentence: str) -> None:
     import sys
 
     from hocket.kernel.safe_text import clean

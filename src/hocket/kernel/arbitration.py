@@ -61,7 +61,9 @@ class Family(Protocol[S]):
         """Whether the author of this op is judged by that word, even if earlier ops arrive later."""
 
     def is_open(self, state: S | None) -> bool:
-        """Whether no decision is needed: the earliest op counts."""
+        """Whether no decision is needed: the earliest op counts. If a subject without a state is not open, then no
+        subject of the family ever is, and an offer changes nothing by itself.
+        """
 
     def apply(self, state: S | None, op: Op, context: Any) -> S | Reason:
         """The state after this op, or why the op does not count."""
@@ -100,6 +102,20 @@ def apply(family: Family[S], state: S | None, subject: Subject, op: Op, context:
         if arbiter is not None:
             return Reason.OFFERED
     return family.apply(state, op, context)
+
+
+def is_mere_offer(family: Family[S], verdict: object) -> bool:
+    """Whether an op is an offer in any state of its subject: it leaves the state as it is, its time included, so that
+    neither an early nor a late one makes a subject be folded again. A change of the arbiter does.
+    """
+    return verdict is Reason.OFFERED and not family.is_open(None)
+
+
+def could_offer(family: Family[S], op: Op, context: FoldContext) -> bool:
+    """Whether an op that its author may write is a mere offer."""
+    if type(op.payload) not in family.decided or family.is_open(None):
+        return False
+    return context.arbiter(op.timestamp) not in (None, op.node_id)
 
 
 def _accept(family: Family[S], state: S | None, subject: Subject, op: Op, context: FoldContext) -> S | Reason:
@@ -141,7 +157,7 @@ def fold(
             standings[op.id] = (op.timestamp, int(verdict))
             # An unauthorised op changes nothing: only the permissions could make it count, and then the subject is
             # folded again.
-            if state is not None and verdict not in UNAUTHORISED:
+            if state is not None and verdict not in UNAUTHORISED and not is_mere_offer(family, verdict):
                 state = family.seen(state, op)
         else:
             standings[op.id] = (op.timestamp, 0)

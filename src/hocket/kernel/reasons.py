@@ -48,6 +48,15 @@ class Reason(IntEnum):
 
     BAD_DELAY = 36, "the delay is zero or longer than the bound"
 
+    # Decided by the fold of one scope of locks.
+    LOCK_HELD = 100, "another agent holds the lock, or waits for it before"
+    STALE_FENCE = 101, "its author does not hold a lock under this fence"
+    BAD_LOCK = 102, "a key, a name or a time is empty, too long or has control characters"
+    DEADLOCK = 103, "it would wait for an agent that waits for it"
+    TOO_MANY_LOCKS = 104, "too many agents wait for locks of this scope"
+    NOT_WAITING = 105, "its author does not wait for the lock"
+    NOT_LOCKED = 106, "no agent holds the lock"
+
     # Decided by what the op cites.
     DEPENDENCY_REJECTED = 40, "an op that it depends on was rejected"
     DEPENDENCY_CYCLE = 41, "it depends on itself or on a later op"

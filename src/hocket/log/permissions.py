@@ -94,6 +94,10 @@ class Permissions:
     def arbiter(self, at: Hlc) -> int | None:
         return self.coordinator(at) if self._arbiter else None
 
+    def designations(self, at: Hlc) -> int:
+        """How many arbiters were designated after the first one, up to that time."""
+        return max(0, bisect(self._since, at) - 1) if self._arbiter else 0
+
     def is_overtaken(self, at: Hlc) -> bool:
         """Whether a decision of the coordinator at that time was unknown when its successor was designated."""
         if not self._has_pins:

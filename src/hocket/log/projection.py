@@ -11,16 +11,17 @@ from functools import partial
 from typing import Any
 
 from hocket.kernel import arbitration
-from hocket.kernel.clock import Hlc
+from hocket.kernel.clock import Hlc, pack
 from hocket.kernel.ops import Op
 from hocket.kernel.policy import Policy
 from hocket.kernel.reasons import UNAUTHORISED, Reason
-from hocket.kernel.subjects import ACCEPTANCES, JOB, KIND, Subject, names_of, subject_of
+from hocket.kernel.subjects import ACCEPTANCES, JOB, KIND, LOCK, Subject, names_of, subject_of
 from hocket.kernel.vocabulary import ReportFork, RevokeRoot, discriminant
 from hocket.log.artifact_register import ArtifactRegister
 from hocket.log.citations import Citations, names_others
 from hocket.log.job_projector import JobProjector
 from hocket.log.links import unlinked
+from hocket.log.lock_projector import LockProjector
 from hocket.log.naming import ID_BYTES, Naming, keyed
 from hocket.log.ownership import Ownership
 from hocket.log.permissions import Permissions, PermissionsReader, trace
@@ -44,12 +45,14 @@ class Projection:
         permissions_reader: PermissionsReader,
         permissions_state: int,
         settle: Callable[[], bool] = lambda: False,
+        physical: int | None = None,
     ) -> None:
         """`permissions_state` is the number of the permissions in force. `settle` folds what is on the log but not in
-        the projections yet; it gives False when there is nothing.
+        the projections yet; it gives False when there is nothing. `physical` is the machine's own clock, if it decides.
         """
         self._session = session
         self.now = now
+        self.physical = now if physical is None else physical
         self._permissions_reader = permissions_reader
         self.permissions_state = permissions_state
         self._permissions: Permissions | None = None
@@ -73,6 +76,7 @@ class Projection:
         self.citations = Citations(session, self._fresh, self.jobs.entry, artifacts.artifact, self.arbiter, settle)
         self.projectors: dict[str, Projector[Any]] = {JOB: self.jobs}
         stored = {name: SubjectProjector(session, self, name, family) for name, family in FAMILIES.items()}
+        stored[LOCK] = LockProjector(session, self)
         self.projectors |= stored
         self._kinds = stored[KIND]
         self._coordinators = CoordinatorRegister(session, self, self.projectors)
@@ -110,6 +114,18 @@ class Projection:
             return self._fresh.ops[op_id]
         row = self._session.op(op_id)
         return (None, _COUNTS) if row is None else (keyed(row), row.reason)
+
+    def offered_since(self, at: Hlc) -> set[Subject]:
+        """The subjects of mere offers that are later."""
+        rows = self._session.ops_refused_for((Reason.OFFERED,))
+        stored = {row.subject for row in rows if row.hlc > pack(at) and row.subject is not None}
+        fresh = {
+            self._fresh.subjects[op.id]
+            for op, reason in self._fresh.ops.values()
+            if reason == Reason.OFFERED and op.timestamp > at
+        }
+        families = {name for name, each in self.projectors.items() if not each.family.is_open(None)}
+        return {subject for subject in stored | fresh if subject is not None and subject.family in families}
 
     def counting(self, variants: tuple[int, ...]) -> Iterator[Op]:
         for row in self._session.ops_of_variants(variants):
@@ -186,7 +202,7 @@ class Projection:
         verdict = projector.own_fault(state, op) or self._applied(projector, subject, state, op)
         if verdict is Reason.OFFERED:
             self._fresh.put(op, Reason.OFFERED)
-            self._note(projector, subject, state, op)
+            self._note(projector, subject, state, op, verdict)
             return None
         if isinstance(verdict, Reason):
             return verdict
@@ -244,6 +260,8 @@ class Projection:
             self._fresh.put(op, refused)
         elif subject in self._again:
             return
+        elif refused is None and is_certain and arbitration.could_offer(family, op, self) and self._cites_well(op):
+            self._fresh.put(op, Reason.OFFERED)
         elif state is not None and op.timestamp > family.last(state):
             self._allowed = op if is_certain and refused is None else None
             self._fresh.put(op, self._in_place(projector, subject, state, op))
@@ -285,16 +303,21 @@ class Projection:
             projector.keep(subject.key, verdict)
             return _COUNTS
         if verdict not in UNAUTHORISED:
-            self._note(projector, subject, state, op)
+            self._note(projector, subject, state, op, verdict)
         return verdict
 
     def _applied(self, projector: Projector[Any], subject: Subject, state: Any, op: Op) -> Any:
         citing = partial(self._citing_fault, projector, subject, op)
         return arbitration.apply(projector.family, state, subject, op, projector.context, citing)
 
-    def _note(self, projector: Projector[Any], subject: Subject, state: Any, op: Op) -> None:
-        """An op that changes nothing still moves the time of the latest op about the subject."""
-        if state is not None:
+    def _cites_well(self, op: Op) -> bool:
+        return not op.cited or self.citations.fault(self._naming.resolved(op)) is None
+
+    def _note(self, projector: Projector[Any], subject: Subject, state: Any, op: Op, verdict: Reason) -> None:
+        """An op that changes nothing still moves the time of the latest op about the subject, unless it is an offer
+        whatever the state.
+        """
+        if state is not None and not arbitration.is_mere_offer(projector.family, verdict):
             projector.note(subject.key, projector.family.seen(state, op))
 
     def _citing_fault(self, projector: Projector[Any], subject: Subject, op: Op) -> Reason | None:

@@ -9,10 +9,11 @@ from typing import Any, Protocol, TypeVar
 from hocket.kernel.arbitration import Family, FoldContext
 from hocket.kernel.clock import Hlc, pack
 from hocket.kernel.kinds import KINDS, names_of
+from hocket.kernel.locks import LOCKS
 from hocket.kernel.ops import Op
 from hocket.kernel.policy import DEFAULT, Policy
 from hocket.kernel.reasons import Reason
-from hocket.kernel.subjects import KIND, Subject
+from hocket.kernel.subjects import KIND, LOCK, Subject
 from hocket.log.citations import Citations
 from hocket.log.permissions import Permissions
 from hocket.store import Session, SubjectRow
@@ -28,7 +29,7 @@ class StoredFamily(Family[S], Protocol[S]):
 
 
 # The families other than jobs, by name.
-FAMILIES: dict[str, StoredFamily[Any]] = {KIND: KINDS}
+FAMILIES: dict[str, StoredFamily[Any]] = {KIND: KINDS, LOCK: LOCKS}
 
 
 def defaults_of(session: Session, kind: str) -> Policy:
@@ -44,12 +45,16 @@ class Engine(FoldContext, Protocol):
     """What projectors and registers need from the engine."""
 
     now: int
+    physical: int
     citations: Citations
 
     @property
     def permissions(self) -> Permissions: ...
     def known(self, op_id: bytes) -> tuple[Op | None, int]:
         """The op, and its reason: 0 if it counts."""
+
+    def offered_since(self, at: Hlc) -> set[Subject]:
+        """The subjects of mere offers that are later."""
 
     def counting(self, variants: tuple[int, ...]) -> Iterator[Op]:
         """The ops of these variants that count, from the store and from this transaction."""
@@ -125,7 +130,7 @@ class SubjectProjector:
 
     def __init__(self, session: Session, engine: Engine, name: str, family: StoredFamily[Any]) -> None:
         self._session, self._name, self.family = session, name, family
-        self.context = engine
+        self.context: Any = engine
         self._states: dict[bytes, Any] = {}
         self._dirty: set[bytes] = set()
         self.touched: set[bytes] = set()

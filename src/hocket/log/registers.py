@@ -2,7 +2,7 @@
 coordinator, and where kinds are routed. The engine decides whether an op counts.
 """
 
-from hocket.kernel.clock import Hlc, pack
+from hocket.kernel.clock import Hlc, pack, unpack
 from hocket.kernel.forks import read_fork
 from hocket.kernel.ops import Op
 from hocket.kernel.reasons import Reason
@@ -98,6 +98,8 @@ class CoordinatorRegister:
         for family, projector in self._projectors.items():
             for key in projector.keys_since(since):
                 engine.ask_again(Subject(family, key), permissions=True)
+        for subject in engine.offered_since(unpack(since)):
+            engine.ask_again(subject, permissions=True)
         derivations = tuple(number for number, name in NAMES.items() if name in engine.permissions.derivation_ops)
         for row in self._session.ops_of_variants(derivations) if derivations else ():
             if row.hlc > pack(op.timestamp):

@@ -128,7 +128,12 @@ class Transaction:
     def projection(self) -> Projection:
         if self._projection is None:
             self._projection = Projection(
-                self.session, self.now, self._permissions_reader, self._head.permissions_state, self.settle
+                self.session,
+                self.now,
+                self._permissions_reader,
+                self._head.permissions_state,
+                self.settle,
+                self.physical,
             )
         return self._projection
 

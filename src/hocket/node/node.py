@@ -3,6 +3,7 @@
 """
 
 import asyncio
+import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
@@ -13,6 +14,7 @@ from hocket.bus import Subscription
 from hocket.bus.changes import ANYTHING, Changes
 from hocket.bus.listener import Listener
 from hocket.bus.memory import MemoryBus
+from hocket.coordination.lock_processes import LockProcesses, LockSweep
 from hocket.errors import Failed, Unreachable, Usage
 from hocket.events import AllowanceIsRisky, Emit, ignore, sentences
 from hocket.kernel.policy import DEFAULT
@@ -24,6 +26,7 @@ from hocket.node import handles
 from hocket.node.delivery import Delivery, waiting_of
 from hocket.node.embedded import Started, beside, on_a_thread
 from hocket.node.handles import Handle, SyncHandle
+from hocket.node.locks import HeldLock, LockOptions, NodeLock, locked_on_a_thread
 from hocket.node.requests import Pairs, Step, accepted, drafts_of, id_of, kept, pairs_of
 from hocket.node.runtime import Runtime
 from hocket.node.signals import stopped_by_signals
@@ -111,6 +114,7 @@ class Node:
         self._hints: Subscription | None = None
         self._waiters = MemoryBus()
         self._services: MeshServices | None = None
+        self.lock_processes = LockProcesses(self.environment)
 
     @property
     def runtime(self) -> Runtime:
@@ -118,6 +122,7 @@ class Node:
 
     async def finish(self) -> None:
         """Ends everything that this object started. The runtime stays open."""
+        self.lock_processes.close()
         if self._services is not None:
             await self._services.close()
         await self._committer.close()
@@ -211,6 +216,10 @@ class Node:
         finally:
             self.wrote()
 
+    def lock(self, *keys: str, agent: str, **options: Unpack[LockOptions]) -> NodeLock:
+        """Holds these keys, all at once, in an `async with` block. See `LockOptions`."""
+        return NodeLock(self, self.lock_processes, keys, agent, **options)
+
     @property
     def log(self) -> Log:
         return self.runtime.log
@@ -249,12 +258,14 @@ class Node:
         hand_over = HandOver(self, self.runtime.secrets, emit)
         sweep = SweepLoop(self, self.environment, emit)
         clock = ClockWatch(self, self.environment, self.runtime.machine_clock, emit)
+        locks = LockSweep(self, self.environment, emit)
         await sweep.look()
         async with (
             _beside(supervised("the sweep of leases and schedules", sweep.run, emit, self.environment)),
             _beside(supervised("the maintenance of this node", maintenance.run, emit, self.environment)),
             _beside(supervised("handing over secrets", hand_over.run, emit, self.environment)),
             _beside(supervised("comparing clocks", clock.run, emit, self.environment)),
+            _beside(supervised("the sweep of locks", locks.run, emit, self.environment)),
         ):
             yield
 
@@ -501,19 +512,42 @@ class SyncNode:
 
     def _change(self, act: Callable[[Node], Awaitable[Changed]]) -> Changed:
         try:
-            return self._with_node(act)
+            return self.with_node(act)
         finally:
             self.wrote()
 
     def work(self, handlers: Handlers | Iterable[JobType], **options: Any) -> Worker:
         """Runs a worker in this thread until a signal stops it. The options are those of `Node.work`."""
-        return self._with_node(lambda node: node.work(handlers, **options))
+        return self.with_node(lambda node: node.work(handlers, **options))
 
     def working(self, handlers: Handlers | Iterable[JobType], **options: Any) -> AbstractContextManager[Worker]:
         """Runs a worker on a thread of its own beside a `with` block. At its end the worker stops, as after a first
         signal. The options are those of `Node.work`.
         """
         return on_a_thread(lambda started: self.work(handlers, signals=False, started=started, **options))
+
+    def lock(
+        self, *keys: str, agent: str, **options: Unpack[LockOptions]
+    ) -> AbstractContextManager[HeldLock[threading.Event]]:
+        """Holds these keys, all at once, in a `with` block. See `LockOptions`; such a block cannot be cancelled."""
+        if options.get("cancel"):
+            raise Usage("a plain block cannot be cancelled; look at `held.lost`")
+
+        @asynccontextmanager
+        async def held() -> AsyncIterator[HeldLock[asyncio.Event]]:
+            node = self._new_node()
+            try:
+                async with node.lock(*keys, agent=agent, **options) as lock:
+                    yield lock
+            finally:
+                await node.finish()
+
+        return locked_on_a_thread(held())
+
+    def _new_node(self) -> Node:
+        node = Node(self.runtime)
+        node.delivery = self._delivery
+        return node
 
     def decide(self, request: Callable[[Transaction], Result]) -> Job:
         """The job after a request on it was decided. Raises Conflict if the request was not accepted."""
@@ -522,7 +556,7 @@ class SyncNode:
         if isinstance(result, Offer):
             offer = result
             try:
-                (result,) = self.call(lambda: self._with_node(lambda node: node.consult([offer])))
+                (result,) = self.call(lambda: self.with_node(lambda node: node.consult([offer])))
             except Unreachable as error:
                 raise kept(error) from error
         else:
@@ -537,13 +571,13 @@ class SyncNode:
             with runtime.store.read() as session:
                 if not session.peers():
                     return None
-            return SyncNode(runtime)._with_node(lambda node: node.services().exchanges.fetch(hash, size))
+            return SyncNode(runtime).with_node(lambda node: node.services().exchanges.fetch(hash, size))
 
-    def _with_node(self, act: Callable[[Node], Awaitable[T]]) -> T:
+    def with_node(self, act: Callable[[Node], Awaitable[T]]) -> T:
         """Runs a function on an event loop of its own."""
 
         async def run() -> T:
-            node = Node(self.runtime)
+            node = self._new_node()
             try:
                 return await act(node)
             finally:

@@ -16,6 +16,7 @@ from hocket.store.artifacts import Artifact, ArtifactSession
 from hocket.store.intake import IntakeSession, LateOp, OverQuota, Refusal, WrittenTotals
 from hocket.store.jobs import JobEntry, JobFilter, JobSession, QueueSession, Stage
 from hocket.store.local import LocalSession, Place, WorkerRow
+from hocket.store.lock_requests import BoundRequest, LockRequestSession
 from hocket.store.locks import LockMisuse, LockSession
 from hocket.store.ops import NO_LINK, Head, NewOp, OpRow, OpSession, SealedOp
 from hocket.store.peers import Invitation, Peer, PeerSession, Presence
@@ -27,6 +28,7 @@ __all__ = [
     "NO_LINK",
     "Artifact",
     "ArtifactSession",
+    "BoundRequest",
     "Coordinator",
     "Delegated",
     "Fork",
@@ -39,6 +41,7 @@ __all__ = [
     "LateOp",
     "LocalSession",
     "LockMisuse",
+    "LockRequestSession",
     "LockSession",
     "NewOp",
     "OpRow",
@@ -79,6 +82,7 @@ class Session(
     ArtifactSession,
     PeerSession,
     LocalSession,
+    LockRequestSession,
     Protocol,
 ):
     """What a transaction can read, and a write transaction also write."""

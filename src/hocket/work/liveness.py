@@ -76,6 +76,9 @@ class Liveness(Protocol):
     def forget(self, numbers: Iterable[int]) -> None:
         """Removes the remaining lock files of these dead workers, whose rows are gone."""
 
+    def discard(self, name: str) -> None:
+        """Removes the lock file of a dead process."""
+
 
 class Locks(Protocol):
     """One directory of locks."""
@@ -138,7 +141,10 @@ class LockLiveness:
     def forget(self, numbers: Iterable[int]) -> None:
         for number in numbers:
             if name := self._names.pop(number, None):
-                self._locks.remove(name)
+                self.discard(name)
+
+    def discard(self, name: str) -> None:
+        self._locks.remove(name)
 
 
 class _Silence:

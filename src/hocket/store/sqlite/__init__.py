@@ -24,8 +24,8 @@ from hocket.store.sqlite.session import SqliteSession
 T = TypeVar("T")
 
 APPLICATION_ID = 0x484F434B  # "HOCK"
-VERSION = 7
-_SCHEMA = ("schema.sql", "schema_2.sql", "schema_3.sql", "schema_4.sql", "schema_5.sql", "schema_6.sql", "schema_7.sql")
+VERSION = 8
+_SCHEMA = ("schema.sql", *(f"schema_{version}.sql" for version in range(2, VERSION + 1)))
 LOCK_WAIT_S = 30.0
 RETRY_MIN_S, RETRY_MAX_S = 0.0001, 0.002
 CACHE_KIB = 16_384

@@ -4,6 +4,7 @@ from hocket.store.sqlite.artifacts import ArtifactStatements
 from hocket.store.sqlite.intake import IntakeStatements
 from hocket.store.sqlite.jobs import JobStatements
 from hocket.store.sqlite.local import LocalStatements
+from hocket.store.sqlite.lock_requests import LockRequestStatements
 from hocket.store.sqlite.ops import OpStatements
 from hocket.store.sqlite.peers import PeerStatements
 from hocket.store.sqlite.registers import RegisterStatements
@@ -25,6 +26,7 @@ class SqliteSession(
     ArtifactStatements,
     PeerStatements,
     LocalStatements,
+    LockRequestStatements,
 ):
     def drop_projections(self) -> None:
         self._claimed.clear()

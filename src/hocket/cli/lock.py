@@ -1,0 +1,254 @@
+"""`hocket lock`: locks with fences, for agents that share files. `run` holds a lock while a command runs."""
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer.core import TyperCommand
+
+from hocket.cli.app import new_app
+from hocket.cli.job import moment
+from hocket.cli.options import seconds
+from hocket.cli.output import emit, say, table
+from hocket.cli.settings import HomeOption, JsonOption, open_service
+from hocket.cli.tables import Row
+
+if TYPE_CHECKING:
+    from hocket.node.locks import LockOptions
+
+COMMAND = "hocket.command"
+
+app = new_app()
+
+Key = Annotated[str, typer.Argument(metavar="KEY", help="What is locked, like file:src/lib.rs.")]
+Keys = Annotated[
+    list[str],
+    typer.Argument(metavar="KEY...", help="What to lock, like file:src/lib.rs or file:src/**; all keys at once."),
+]
+Agent = Annotated[
+    str, typer.Option("--agent", metavar="NAME", envvar="HOCKET_AGENT", help="Who locks; default $HOCKET_AGENT.")
+]
+Ttl = Annotated[
+    str | None,
+    typer.Option(
+        "--ttl", metavar="DURATION", help="How long it lasts unless renewed; default 30s for file: keys, else 5m."
+    ),
+]
+Shared = Annotated[bool, typer.Option("--shared", help="Hold it together with other shared holders.")]
+Wait = Annotated[
+    str | None, typer.Option("--wait", metavar="DURATION", help="How long to wait for it; default: not at all.")
+]
+Scope = Annotated[
+    str,
+    typer.Option("--scope", metavar="REPO", help="What the keys belong to, such as a repository.", show_default=False),
+]
+Fence = Annotated[int, typer.Option("--fence", metavar="N", help="The fence that `lock acquire` gave.")]
+
+
+@app.callback()
+def lock_group(home: HomeOption = None, as_json: JsonOption = False) -> None:
+    """Lock files and other things that several agents use. Every lock has a fence, a number that rises with each
+    holder: pass it on to what you write, so that a late write of an earlier holder can be refused.
+
+    \b
+      hocket lock run file:src/lib.rs -- ./edit src/lib.rs
+      hocket lock acquire file:src/** --agent editor --wait 10s
+      hocket lock list
+    """
+
+
+@app.command()
+def acquire(
+    keys: Keys,
+    agent: Agent,
+    ttl: Ttl = None,
+    shared: Shared = False,
+    wait: Wait = None,
+    scope: Scope = "",
+    home: HomeOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Acquire a lock, and print its fence. If another agent holds it, the exit code is 3 and the error says who, since
+    when and until when.
+
+    In a key `*` stands for any text without a slash and `**` for any text. Two keys conflict if they overlap.
+
+    \b
+      hocket lock acquire file:src/lib.rs --agent editor --ttl 30s
+      fence=$(hocket lock acquire build --agent ci --wait 1m)
+    """
+    from hocket.service import locks
+
+    with open_service() as service:
+        shown = locks.acquire(
+            service, keys, agent, _ms(ttl, "ttl"), shared=shared, wait_ms=_ms(wait, "wait") or 0, scope=scope
+        )
+    emit(shown)
+    say(shown.fence)
+
+
+@app.command()
+def renew(
+    key: Key,
+    fence: Fence,
+    agent: Agent,
+    ttl: Ttl = None,
+    scope: Scope = "",
+    home: HomeOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Keep a lock for longer, together with everything that was acquired with it.
+
+    \b
+      hocket lock renew file:src/lib.rs --fence 7 --agent editor --ttl 1m
+    """
+    from hocket.service import locks
+
+    with open_service() as service:
+        shown = locks.renew(service, key, agent, fence, _ms(ttl, "ttl"), scope=scope)
+    emit(shown)
+    say(f"{key} is yours until {moment(shown.expires_ms)}")
+
+
+@app.command()
+def release(
+    key: Key, fence: Fence, agent: Agent, scope: Scope = "", home: HomeOption = None, as_json: JsonOption = False
+) -> None:
+    """Release a lock, together with everything that was acquired with it.
+
+    \b
+      hocket lock release file:src/lib.rs --fence 7 --agent editor
+    """
+    from hocket.service import locks
+
+    with open_service() as service:
+        locks.release(service, key, agent, fence, scope=scope)
+    emit({"key": key, "agent": agent, "fence": fence, "released": True})
+    say(f"{key} released")
+
+
+@app.command("list")
+def list_locks(
+    scope: Annotated[
+        str | None, typer.Option("--scope", metavar="REPO", help="Only the locks of this scope.", show_default=False)
+    ] = None,
+    home: HomeOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """List the locks that are held now.
+
+    \b
+      hocket lock list
+    """
+    from hocket.service import locks
+
+    with open_service() as service:
+        shown = locks.listing(service, scope=scope)
+    emit(shown)
+    table(
+        ("key", "scope", "mode", "agent", "node", "fence", "since", "until"),
+        [
+            (
+                ", ".join(each.keys),
+                each.scope,
+                each.mode,
+                each.agent,
+                each.holder,
+                each.fence,
+                moment(each.since_ms),
+                moment(each.expires_ms),
+            )
+            for each in shown
+        ],
+        "no locks",
+    )
+
+
+@app.command()
+def show(key: Key, scope: Scope = "", home: HomeOption = None, as_json: JsonOption = False) -> None:
+    """Show who holds a key, or keys that overlap it, and who waits for it, in order.
+
+    \b
+      hocket lock show file:src/lib.rs
+    """
+    from hocket.service import locks
+
+    with open_service() as service:
+        shown = locks.show(service, key, scope=scope)
+    emit(shown)
+    rows: list[Row] = [
+        ("held", ", ".join(each.keys), each.mode, each.agent, each.holder, each.fence, moment(each.expires_ms))
+        for each in shown.holders
+    ]
+    rows += [
+        ("waits", ", ".join(each.keys), each.mode, each.agent, each.node_name or each.node, "", moment(each.until_ms))
+        for each in shown.waiting
+    ]
+    table(("", "key", "mode", "agent", "node", "fence", "until"), rows, "free")
+
+
+@app.command("break")
+def break_lock(
+    key: Key,
+    reason: Annotated[str, typer.Option("--reason", metavar="TEXT", help="Why; it is on the log.")],
+    scope: Scope = "",
+    home: HomeOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Take a lock away from its holder. The owner's nodes may do this, others with a grant like
+    `--may lock:break:file:`.
+
+    \b
+      hocket lock break file:src/lib.rs --reason "the agent hangs"
+    """
+    from hocket.service import locks
+
+    with open_service() as service:
+        shown = locks.break_(service, key, reason, scope=scope)
+    emit(shown)
+    say(f"{', '.join(shown.keys)} taken from {shown.agent} on {shown.holder} (fence {shown.fence})")
+
+
+class RunCommand(TyperCommand):
+    """Takes what stands after `--` as the command, whatever it looks like."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        end = args.index("--") if "--" in args else len(args)
+        ctx.meta[COMMAND] = args[end + 1 :]
+        return super().parse_args(ctx, args[:end])
+
+
+@app.command(cls=RunCommand)
+def run(
+    context: typer.Context,
+    keys: Annotated[
+        list[str],
+        typer.Argument(metavar="KEY... -- CMD [ARG...]", help="What to lock; the command to run stands after --."),
+    ],
+    agent: Annotated[
+        str | None,
+        typer.Option("--agent", metavar="NAME", envvar="HOCKET_AGENT", help="Who locks; default: this process."),
+    ] = None,
+    ttl: Ttl = None,
+    shared: Shared = False,
+    wait: Wait = None,
+    scope: Scope = "",
+    home: HomeOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Hold a lock while a command runs. The command gets the fence as HOCKET_FENCE, and its exit code becomes this
+    one's. The lock is renewed meanwhile and released at the end. If this process is killed, the command is killed with
+    it and the lock is released. If the lock is lost, the command is stopped and the exit code is 3.
+
+    \b
+      hocket lock run file:src/lib.rs --wait 1m -- ./edit src/lib.rs
+      hocket lock run 'file:src/**' --shared -- cargo test
+    """
+    from hocket.cli.lock_run import run_locked
+
+    options: LockOptions = {"ttl": ttl, "shared": shared, "wait": wait or 0, "scope": scope}
+    raise typer.Exit(run_locked(keys, context.meta[COMMAND], agent, options))
+
+
+def _ms(text: str | None, name: str) -> int | None:
+    given = seconds(text, name)
+    return None if given is None else round(given * 1000)

@@ -1,0 +1,147 @@
+"""Locks that end with their process. A request of a running program is noted with the OS lock that its process holds.
+If that process is dead, or has given the request up, any process of the node releases what the request got. Each node
+also releases its own holds that are long past their deadline, so that nothing is left of them.
+"""
+
+import asyncio
+
+from hocket.errors import StoreError
+from hocket.events import Emit, StoreUnavailable
+from hocket.kernel.coordination_payloads import LeaveQueue, ReleaseLocks
+from hocket.kernel.locks import LOCKS, Hold, Wait
+from hocket.kernel.subjects import LOCK, Subject
+from hocket.kernel.vocabulary import AcceptOffer
+from hocket.log import Transaction
+from hocket.store import BoundRequest, Session, WorkerRow
+from hocket.work.environment import Environment
+from hocket.work.liveness import SignOfLife
+from hocket.work.node_access import NodeAccess
+from hocket.work.troubles import Troubles
+
+# How often a long-running process looks for locks of dead processes, and for expired ones.
+ROUND_S = 0.25
+EXPIRED_S = 60.0
+
+
+class LockProcesses:
+    """Which requests end with this process, and which ended with another. Close it when the process needs no lock."""
+
+    def __init__(self, environment: Environment) -> None:
+        self._environment = environment
+        self._name = ""
+        self._sign: SignOfLife | None = None
+
+    def close(self) -> None:
+        if self._sign is not None:
+            self._sign.close()
+            self._sign = None
+
+    def bind(self, tx: Transaction, op_id: bytes, scope: str, lasts_ms: int) -> None:
+        """The request ends with this process."""
+        if self._sign is None:
+            self._name = self._environment.name("lock")
+            self._sign = self._environment.liveness.announce(self._name)
+        place, node = self._environment.liveness.place, tx.node.to_bytes(8, "big")
+        tx.session.put_lock_request(BoundRequest(op_id, node, scope, self._name, tx.now + lasts_ms, place))
+
+    def free(self, tx: Transaction, op_id: bytes) -> None:
+        """The request has ended, or no longer depends on this process."""
+        tx.session.drop_lock_request(op_id)
+
+    def give_up(self, tx: Transaction, op_id: bytes) -> None:
+        """Nobody waits for the request any longer; if the arbiter accepts it later, the node releases the lock."""
+        for request in tx.session.lock_requests(tx.node.to_bytes(8, "big")):
+            if request.op == op_id:
+                tx.session.put_lock_request(request._replace(process=""))
+
+    def ended(self, session: Session, node: int) -> list[BoundRequest]:
+        """The requests of this node that were given up, or whose process is dead."""
+        return [each for each in session.lock_requests(node.to_bytes(8, "big")) if self._is_ended(each)]
+
+    def _is_ended(self, request: BoundRequest) -> bool:
+        if not request.process or request.process == self._name:
+            return not request.process
+        worker = WorkerRow(0, request.process, 0, 0, request.node, 0, request.place)
+        return self._environment.liveness.is_running(worker) is False
+
+    async def sweep_dead(self, access: NodeAccess) -> int:
+        """Releases what ended requests got, and gives how many ops that took. Writes nothing if there are none."""
+        ended = await access.peek(lambda session: self.ended(session, access.log.node))
+        if not ended:
+            return 0
+        released = await access.run(lambda tx: sum(release_ended(tx, each) for each in ended))
+        for request in ended:
+            if request.process:
+                self._environment.liveness.discard(request.process)
+        return released
+
+
+def release_ended(tx: Transaction, request: BoundRequest) -> bool:
+    """Releases what the request got. A request that is not decided yet is remembered as given up until the arbiter
+    would no longer accept it.
+    """
+    scope = tx.projection.projectors[LOCK].state(request.scope.encode())
+    found = [each for each in (*scope.holds, *scope.waits) if _is_for(tx, each, request.op)] if scope else []
+    for each in found:
+        if isinstance(each, Hold):
+            tx.author(ReleaseLocks(request.scope, each.agent, each.fence))
+        else:
+            tx.author(LeaveQueue(request.scope, each.agent, each.op))
+    if found or request.until < tx.now:
+        tx.session.drop_lock_request(request.op)
+    else:
+        tx.session.put_lock_request(request._replace(process=""))
+    return bool(found)
+
+
+def _is_for(tx: Transaction, each: Hold | Wait, op_id: bytes) -> bool:
+    """Whether it comes from this op of this node: by itself, or by the arbiter's acceptance of it."""
+    if each.node != tx.node or each.op == op_id:
+        return each.node == tx.node
+    op, _ = tx.projection.known(each.op)
+    return op is not None and isinstance(op.payload, AcceptOffer) and op.payload.offer == op_id
+
+
+def release_expired(tx: Transaction) -> int:
+    """Releases the holds of this node that are past their deadline by the machine's own clock."""
+    released = 0
+    for key in tx.session.subjects_since(LOCK, b""):
+        scope = tx.projection.projectors[LOCK].state(key)
+        for hold in () if scope is None else scope.holds:
+            if hold.node == tx.node and hold.deadline < tx.physical:
+                tx.author(ReleaseLocks(key.decode(), hold.agent, hold.fence))
+                released += 1
+    return released
+
+
+class LockSweep:
+    """Sweeps in a long-running process."""
+
+    def __init__(self, access: NodeAccess, environment: Environment, emit: Emit) -> None:
+        self._access, self._environment, self._emit = access, environment, emit
+        self._processes = LockProcesses(environment)
+        self._troubles = Troubles(emit, environment.monotonic)
+        self._looked_at = environment.monotonic()
+
+    async def run(self) -> None:
+        """Runs until it is cancelled."""
+        while True:
+            await asyncio.sleep(ROUND_S * self._environment.chance.uniform(0.8, 1.2))
+            try:
+                with self._troubles.contained("locks", "releasing the locks of dead processes"):
+                    await self.look()
+            except StoreError as error:
+                self._emit(StoreUnavailable(str(error)))
+
+    async def look(self) -> None:
+        await self._processes.sweep_dead(self._access)
+        if self._environment.monotonic() - self._looked_at >= EXPIRED_S:
+            self._looked_at = self._environment.monotonic()
+            if await self._access.peek(self._has_expired):
+                await self._access.run(release_expired)
+
+    def _has_expired(self, session: Session) -> bool:
+        now, node = self._environment.physical_ms(), self._access.log.node
+        states = (session.subject_state(Subject(LOCK, key)) for key in session.subjects_since(LOCK, b""))
+        scopes = [LOCKS.decode(state) for state in states if state is not None]
+        return any(hold.node == node and hold.deadline < now for scope in scopes for hold in scope.holds)

@@ -1,0 +1,451 @@
+"""Locks as requests: acquire, wait, renew, release and break. The kernel has the rules. Here an agent's request becomes
+an op, is decided by the arbiter, and waits for its turn. A waiting agent is woken by a change of the scope; it also
+looks whether the holder's process is dead, and whether a hold is past its deadline: then it asks again, which serves
+the queue.
+"""
+
+import asyncio
+import unicodedata
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import NamedTuple
+
+from hocket.bus.changes import about
+from hocket.coordination.deciding import acceptance
+from hocket.coordination.lock_processes import LockProcesses
+from hocket.errors import Conflict, HocketError, NotAuthorised, Unreachable, Usage
+from hocket.kernel import locks
+from hocket.kernel.clock import Hlc, hlc_text
+from hocket.kernel.coordination_payloads import (
+    AcquireLocks,
+    BreakLock,
+    LeaveQueue,
+    LockMode,
+    ReleaseLocks,
+    RenewLocks,
+)
+from hocket.kernel.durations import span
+from hocket.kernel.ids import node_text
+from hocket.kernel.key_patterns import overlap
+from hocket.kernel.locks import LOCKS, Hold, Scope, Wait
+from hocket.kernel.ops import Op
+from hocket.kernel.reasons import UNAUTHORISED, Reason
+from hocket.kernel.subjects import LOCK, Subject
+from hocket.log import Transaction
+from hocket.store import Session
+from hocket.work.node_access import NodeAccess
+
+# How long a lock is held unless its agent says otherwise: keys that name files, and all others.
+FILE_TTL_MS = 30_000
+TTL_MS = 300_000
+FILE = "file:"
+# How often a waiting agent looks whether a holder's process is dead.
+LOOK_S = 0.5
+LOOK_S_MIN = 0.02
+# How long it rests after it has asked again in vain.
+ASK_AGAIN_S = 0.2
+REASON_CHARS_MAX = 500
+
+NameOf = Callable[[int], str]
+Request = Callable[[Transaction], Op | Reason]
+
+
+class Wanted(NamedTuple):
+    scope: str
+    keys: tuple[str, ...]
+    agent: str
+    mode: LockMode
+    ttl_ms: int
+    wait_ms: int
+
+    def payload(self, wait_ms: int) -> AcquireLocks:
+        return AcquireLocks(self.scope, self.keys, self.agent, self.mode, self.ttl_ms, wait_ms)
+
+
+class LockHeld(Conflict):
+    """Others have the keys, or wait for them. `in_the_way` are their holds and waits."""
+
+    def __init__(self, message: str, in_the_way: Sequence[Hold | Wait] = ()) -> None:
+        super().__init__(message)
+        self.in_the_way = tuple(in_the_way)
+
+
+class LockLost(Conflict):
+    """The agent no longer holds the lock."""
+
+
+def wanted(
+    keys: Sequence[str],
+    agent: str,
+    ttl_ms: int | None = None,
+    *,
+    shared: bool = False,
+    wait_ms: int = 0,
+    scope: str = "",
+) -> Wanted:
+    """A request, checked. All keys are taken at once, so their order does not matter. Raises Usage."""
+    named = tuple(sorted({checked(key, "key", locks.KEY_CHARS_MAX) for key in keys}))
+    if not 0 < len(named) <= locks.KEYS_MAX:
+        raise Usage(f"a lock has 1 to {locks.KEYS_MAX} keys, not {len(named)}")
+    if ttl_ms is None:
+        ttl_ms = default_ttl_ms(named)
+    if not 0 <= wait_ms <= locks.WAIT_MS_MAX:
+        raise Usage(f"bad wait: {wait_ms} ms; wait at most {span(locks.WAIT_MS_MAX)}")
+    mode = LockMode.SHARED if shared else LockMode.EXCLUSIVE
+    return Wanted(checked_scope(scope), named, checked_agent(agent), mode, checked_ttl(ttl_ms), wait_ms)
+
+
+def default_ttl_ms(keys: Sequence[str]) -> int:
+    return FILE_TTL_MS if all(key.startswith(FILE) for key in keys) else TTL_MS
+
+
+def checked_ttl(ttl_ms: int) -> int:
+    if not 0 < ttl_ms <= locks.TTL_MS_MAX:
+        raise Usage(f"bad ttl: {ttl_ms} ms; a lock lasts from 1ms to {span(locks.TTL_MS_MAX)}, and can be renewed")
+    return ttl_ms
+
+
+def checked(text: str, what: str, length: int) -> str:
+    """One form for names that look the same. Raises Usage for one that cannot be shown."""
+    named = unicodedata.normalize("NFC", text)
+    if not 0 < len(named) <= length:
+        raise Usage(f"bad {what}: it has {len(named)} characters; use 1 to {length}")
+    if not named.isprintable():
+        raise Usage(f"bad {what} {named!a}: it has characters that cannot be printed")
+    return named
+
+
+def checked_agent(agent: str) -> str:
+    return checked(agent, "agent", locks.NAME_CHARS_MAX)
+
+
+def checked_scope(scope: str) -> str:
+    return checked(scope, "scope", locks.NAME_CHARS_MAX) if scope else ""
+
+
+def checked_fence(fence: int) -> int:
+    if not 0 < fence < 2**63:
+        raise Usage(f"bad fence: {fence}; a fence is a positive number, as `lock acquire` gave it")
+    return fence
+
+
+def subject(scope: str) -> Subject:
+    return Subject(LOCK, scope.encode())
+
+
+def read_scope(session: Session, scope: str) -> Scope | None:
+    state = session.subject_state(subject(scope))
+    return None if state is None else LOCKS.decode(state)
+
+
+def scope_in(tx: Transaction, scope: str) -> Scope | None:
+    """The same inside a transaction."""
+    state: Scope | None = tx.projection.projectors[LOCK].state(scope.encode())
+    return state
+
+
+def hold_of(scope: Scope | None, op_id: bytes) -> Hold | None:
+    return None if scope is None else next((hold for hold in scope.holds if hold.op == op_id), None)
+
+
+def wait_of(scope: Scope | None, op_id: bytes) -> Wait | None:
+    return None if scope is None else next((wait for wait in scope.waits if wait.op == op_id), None)
+
+
+class Granted(NamedTuple):
+    """`request` is this node's own op. `is_queued`: the lock was granted at some time since the request, for a few
+    seconds until it is renewed. `is_elsewhere`: by another node, with another clock.
+    """
+
+    hold: Hold
+    request: bytes
+    is_queued: bool
+    is_elsewhere: bool
+
+
+class _LockDecision(NamedTuple):
+    """How a request was decided: the op under which it counts and the scope after it, or the reason why it does not
+    count. `written` is this node's own op, if there is one.
+    """
+
+    outcome: bytes | Reason
+    scope: Scope | None
+    written: Op | None = None
+
+
+class LockClient:
+    """The lock requests of one process. `name_of` gives the name of a node, for people."""
+
+    def __init__(self, access: NodeAccess, processes: LockProcesses, name_of: NameOf = node_text) -> None:
+        self._access, self._processes, self._name_of = access, processes, name_of
+
+    async def acquire(self, wanted: Wanted, *, is_bound: bool) -> Granted:
+        """Waits until the lock is held, for as long as the request says. A hold that `is_bound` ends with this process.
+        Raises LockHeld.
+        """
+        ends_at = _now() + wanted.wait_ms / 1000
+
+        def ask(tx: Transaction) -> Op | Reason:
+            op = tx.author(wanted.payload(wanted.wait_ms))
+            if isinstance(op, Op) and (is_bound or tx.is_offer(op) or wait_of(scope_in(tx, wanted.scope), op.id)):
+                self._processes.bind(tx, op.id, wanted.scope, wanted.wait_ms + wanted.ttl_ms)
+            return op
+
+        asking = asyncio.ensure_future(self._decided(wanted.scope, ask))
+        try:
+            decided = await asyncio.shield(asking)
+        except asyncio.CancelledError:
+            await asyncio.shield(self._withdraw(wanted, asking))
+            raise
+        except _Undecided as error:
+            given_up = error.written.id
+            await self._access.run(lambda tx: self._processes.give_up(tx, given_up))
+            raise Unreachable(f"{error}; no lock was taken") from None
+        if isinstance(decided.outcome, Reason):
+            await self._free(decided.written)
+            raise self._refused(wanted, decided)
+        assert decided.written is not None
+        request, is_elsewhere = decided.written.id, decided.outcome != decided.written.id
+        if (at_once := hold_of(decided.scope, decided.outcome)) is not None:
+            if is_elsewhere and not is_bound:
+                await self._free(decided.written)
+            return Granted(at_once, request, False, is_elsewhere)
+        try:
+            hold = await self._turn(wanted, decided.outcome, ends_at)
+        except BaseException:
+            await asyncio.shield(self._leave(wanted, decided))
+            raise
+        if not is_bound:
+            await self._free(decided.written)
+            hold = await self.renew(wanted.scope, None, wanted.agent, hold.fence, wanted.ttl_ms)
+        return Granted(hold, request, True, is_elsewhere)
+
+    async def renew(self, scope: str, key: str | None, agent: str, fence: int, ttl_ms: int) -> Hold:
+        """Raises LockLost."""
+
+        def ask(tx: Transaction) -> Op | Reason:
+            self._check_key(scope_in(tx, scope), key, agent, fence)
+            return tx.author(RenewLocks(scope, agent, fence, ttl_ms))
+
+        decided = await self._decided(scope, ask)
+        hold = self._held(decided.scope, agent, fence)
+        if isinstance(decided.outcome, Reason) or hold is None:
+            raise self._lost(decided, key, agent, fence)
+        return hold
+
+    async def release(self, scope: str, key: str | None, agent: str, fence: int, bound: bytes | None = None) -> None:
+        """Raises LockLost. `bound` is the request that ends with it."""
+
+        def ask(tx: Transaction) -> Op | Reason:
+            self._check_key(scope_in(tx, scope), key, agent, fence)
+            if bound is not None:
+                self._processes.free(tx, bound)
+            return tx.author(ReleaseLocks(scope, agent, fence))
+
+        decided = await self._decided(scope, ask)
+        if isinstance(decided.outcome, Reason):
+            raise self._lost(decided, key, agent, fence)
+
+    async def break_(self, scope: str, key: str, reason: str) -> list[Hold]:
+        """The holds that were ended."""
+        # Another node may have acquired it a moment ago.
+        await self._access.consult(())
+        found: list[Hold] = []
+
+        def ask(tx: Transaction) -> Op | Reason:
+            state = scope_in(tx, scope)
+            found[:] = [] if state is None else _holding(state, key)
+            return tx.author(BreakLock(scope, key, reason)) if found else Reason.NOT_LOCKED
+
+        decided = await self._decided(scope, ask)
+        if decided.outcome in UNAUTHORISED:
+            raise NotAuthorised(f"this node may not break the lock {key}: {decided.outcome.sentence}")
+        if isinstance(decided.outcome, Reason):
+            raise Conflict(f"no agent holds {key}; there is nothing to break")
+        return found
+
+    # How a request is decided.
+
+    async def _decided(self, scope: str, ask: Request) -> _LockDecision:
+        """Raises _Undecided if the arbiter cannot be asked."""
+
+        def request(tx: Transaction) -> tuple[Op | Reason, bool, Scope | None]:
+            op = ask(tx)
+            return op, isinstance(op, Op) and tx.is_offer(op), scope_in(tx, scope)
+
+        op, is_offer, state = await self._access.run(request)
+        if isinstance(op, Reason) or not is_offer:
+            return _LockDecision(op if isinstance(op, Reason) else op.id, state, None if isinstance(op, Reason) else op)
+        try:
+            await self._access.consult(())
+        except Unreachable as error:
+            raise _Undecided(str(error), op) from error
+
+        def look(session: Session) -> tuple[bytes | None, Scope | None]:
+            return acceptance(session, op), read_scope(session, scope)
+
+        found, state = await self._access.peek(look)
+        return _LockDecision(found or Reason.NOT_ACCEPTED, state, op)
+
+    # Waiting.
+
+    async def _turn(self, wanted: Wanted, waiting: bytes, ends_at: float) -> Hold:
+        """Waits in the queue until the lock is granted."""
+        state: Scope | None = None
+
+        async def look() -> tuple[bool, Hold | None]:
+            nonlocal state
+            state = await self._access.peek(lambda session: read_scope(session, wanted.scope))
+            hold = hold_of(state, waiting)
+            return hold is not None or wait_of(state, waiting) is None, hold
+
+        topics, rests_until = about(LOCK, wanted.scope.encode()), 0.0
+        is_over, found = await look()
+        while not is_over:
+            if ends_at <= _now():
+                raise self._held_by_others(wanted, state, waiting)
+            await self._processes.sweep_dead(self._access)
+            if self._due_s(state) <= 0 and rests_until <= _now():
+                await self._ask_again(wanted, waiting, ends_at)
+                rests_until = _now() + ASK_AGAIN_S
+            patience = min(LOOK_S, ends_at - _now(), max(self._due_s(state), rests_until - _now()))
+            with suppress(TimeoutError):
+                found = await self._access.until(look, max(patience, LOOK_S_MIN), topics)
+                is_over = True
+        if found is None:
+            raise LockHeld(f"{_text(wanted.keys)}: the request is no longer in the queue; ask again")
+        return found
+
+    def _due_s(self, scope: Scope | None) -> float:
+        return LOOK_S if scope is None else _due_s(scope, self._access.log.reading().wall)
+
+    async def _ask_again(self, wanted: Wanted, waiting: bytes, ends_at: float) -> None:
+        """An op of this node serves the queue after a hold has passed its deadline."""
+        left_ms = max(1, round((ends_at - _now()) * 1000))
+
+        def ask(tx: Transaction) -> Op | Reason:
+            state = scope_in(tx, wanted.scope)
+            if state is None or wait_of(state, waiting) is None or _due_s(state, tx.now) > 0:
+                return Reason.NOT_WAITING
+            return tx.author(wanted.payload(left_ms), (waiting,))
+
+        with suppress(_Undecided):
+            await self._decided(wanted.scope, ask)
+
+    async def _withdraw(self, wanted: Wanted, asking: "asyncio.Future[_LockDecision]") -> None:
+        """Ends a request whose author was cancelled before it was decided."""
+        try:
+            decided = await asking
+        except _Undecided as error:
+            given_up = error.written.id
+            await self._access.run(lambda tx: self._processes.give_up(tx, given_up))
+        else:
+            if isinstance(decided.outcome, bytes):
+                await self._leave(wanted, decided)
+
+    async def _leave(self, wanted: Wanted, decided: _LockDecision) -> None:
+        """Leaves the queue. If that cannot be decided now, the node does it when the arbiter can be reached."""
+        waiting, written = decided.outcome, decided.written
+        assert isinstance(waiting, bytes) and written is not None
+
+        def ask(tx: Transaction) -> Op | Reason:
+            self._processes.free(tx, written.id)
+            return tx.author(LeaveQueue(wanted.scope, wanted.agent, waiting))
+
+        with suppress(HocketError):
+            await self._decided(wanted.scope, ask)
+
+    async def _free(self, written: Op | None) -> None:
+        if written is not None:
+            await self._access.run(lambda tx: self._processes.free(tx, written.id))
+
+    # Refusals.
+
+    def _refused(self, wanted: Wanted, decided: _LockDecision) -> HocketError:
+        reason = decided.outcome
+        assert isinstance(reason, Reason)
+        if reason in UNAUTHORISED:
+            return NotAuthorised(f"this node may not lock {_text(wanted.keys)}: {reason.sentence}")
+        if reason in (Reason.LOCK_HELD, Reason.DEADLOCK, Reason.NOT_ACCEPTED, Reason.LEASE_RUNNING):
+            return self._held_by_others(wanted, decided.scope)
+        if reason is Reason.TOO_MANY_LOCKS:
+            return LockHeld(f"{_text(wanted.keys)}: {reason.sentence}; try again later")
+        return Usage(f"{_text(wanted.keys)} cannot be locked: {reason.sentence}")
+
+    def _held_by_others(self, wanted: Wanted, scope: Scope | None, waiting: bytes = b"") -> LockHeld:
+        now, node = self._access.log.reading().wall, self._access.log.node
+        request = Wait(wanted.keys, wanted.mode, node, wanted.agent, wanted.ttl_ms, now + wanted.wait_ms, waiting)
+        state = scope or Scope(0, (), (), self._access.log.reading())
+        others = locks.in_the_way(state, request, now)
+        cycle = locks.deadlock(state, request, now) if wanted.wait_ms else []
+        if cycle:
+            names = [f"{agent} on {self._name_of(node)}" for node, agent in cycle]
+            said = ", which waits for ".join([*names[1:], names[0]])
+            return LockHeld(f"deadlock: {names[0]} would wait for {said}; release something and ask again", others)
+        if not others:
+            return LockHeld(f"{_text(wanted.keys)} was not granted; try again")
+        return LockHeld("; ".join(self._sentence(each) for each in others[:3]), others)
+
+    def _sentence(self, each: Hold | Wait) -> str:
+        who = f"{each.agent} on {self._name_of(each.node)}"
+        if isinstance(each, Wait):
+            return f"{_text(each.keys)}: {who} waits for it first"
+        shared = "shared " if each.mode is LockMode.SHARED else ""
+        return (
+            f"{_text(each.keys)} is {shared}held by {who} since {moment(each.since)} until {moment(each.deadline)}"
+            f" (fence {each.fence})"
+        )
+
+    def _check_key(self, scope: Scope | None, key: str | None, agent: str, fence: int) -> None:
+        held = self._held(scope, agent, fence)
+        if held is not None and key is not None and key not in held.keys:
+            raise LockLost(f"fence {fence} of {agent} is for {_text(held.keys)}, not for {key}")
+
+    def _held(self, scope: Scope | None, agent: str, fence: int) -> Hold | None:
+        holder = self._access.log.node, agent, fence
+        found = () if scope is None else scope.holds
+        return next((hold for hold in found if (hold.node, hold.agent, hold.fence) == holder), None)
+
+    def _lost(self, decided: _LockDecision, key: str | None, agent: str, fence: int) -> HocketError:
+        reason, scope = decided.outcome, decided.scope
+        if reason in UNAUTHORISED:
+            return NotAuthorised(f"this node may not do that: {reason.sentence}")
+        held = self._held(scope, agent, fence)
+        if held is not None:
+            return LockLost(f"the lock expired at {moment(held.deadline)}; acquire it again")
+        now = self._access.log.reading().wall
+        holders = (
+            [] if scope is None or key is None else [each for each in _holding(scope, key) if each.deadline >= now]
+        )
+        rest = "; ".join(map(self._sentence, holders[:3])) or "it has expired, or was released or broken"
+        return LockLost(f"{agent} does not hold {key or 'a lock'} under fence {fence}: {rest}")
+
+
+class _Undecided(Unreachable):
+    """The arbiter could not be asked about an op of this node."""
+
+    def __init__(self, message: str, written: Op) -> None:
+        super().__init__(message)
+        self.written = written
+
+
+def _holding(scope: Scope, key: str) -> list[Hold]:
+    return [hold for hold in scope.holds if any(overlap(each, key) for each in hold.keys)]
+
+
+def _due_s(scope: Scope, now: int) -> float:
+    """How long until a hold that others wait for passes its deadline."""
+    deadlines = [hold.deadline for hold in scope.holds if any(locks.conflict(hold, wait) for wait in scope.waits)]
+    return (min(deadlines) + 1 - now) / 1000 if deadlines else LOOK_S
+
+
+def moment(ms: int) -> str:
+    return hlc_text(Hlc(ms, 0, 0)).partition("+")[0]
+
+
+def _text(keys: Sequence[str]) -> str:
+    return ", ".join(keys)
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

@@ -1,0 +1,46 @@
+"""Keeps the scopes of locks inside one transaction. On the arbiter's node it also protects holders from clocks that are
+ahead: whatever other nodes' ops say, the arbiter ends a hold only by its own machine's clock.
+"""
+
+from msgspec.structs import replace
+
+from hocket.kernel.clock import Hlc
+from hocket.kernel.coordination_payloads import AcquireLocks
+from hocket.kernel.locks import LOCKS, Scope, ends_early
+from hocket.kernel.ops import Op
+from hocket.kernel.reasons import Reason
+from hocket.kernel.subjects import ACCEPTANCES, LOCK, subject_of
+from hocket.log.projectors import Engine, SubjectProjector
+from hocket.store import Session
+
+
+class LockProjector(SubjectProjector):
+    """It also answers the lock rules' questions about the rest of the log."""
+
+    def __init__(self, session: Session, engine: Engine) -> None:
+        super().__init__(session, engine, LOCK, LOCKS)
+        self._engine = engine
+        self.context = self
+        self.refusal, self.arbiter = engine.refusal, engine.arbiter
+        self.is_overtaken, self.offered = engine.is_overtaken, engine.offered
+
+    def designations(self, at: Hlc) -> int:
+        return self._engine.permissions.designations(at)
+
+    def own_fault(self, state: Scope | None, op: Op) -> Reason | None:
+        if self.arbiter(op.timestamp) != op.node_id:
+            return None
+        if type(op.payload) in ACCEPTANCES:
+            subject = subject_of(op.payload)
+            assert subject is not None
+            offered = self.offered(op.payload.offer, subject)  # type: ignore[union-attr]
+            if offered is None:
+                return None
+            if isinstance(offered.payload, AcquireLocks) and self._is_given_up(offered, offered.payload):
+                return Reason.LEASE_PASSED
+            op = replace(offered, id=op.id, timestamp=op.timestamp)
+        return ends_early(state, op, self, self._engine.physical)
+
+    def _is_given_up(self, offered: Op, payload: AcquireLocks) -> bool:
+        """Whether a request has taken so long to get here that its author no longer counts on it."""
+        return offered.timestamp.wall + payload.wait_ms + payload.ttl_ms < self._engine.now

@@ -1,0 +1,201 @@
+"""Locks for programs: `async with node.lock("file:src/lib.rs", agent="editor", wait="10s") as held`. The block begins
+when the lock is held and ends with its release; meanwhile a task renews. The holder counts its time on its own clock,
+from before it asked, so it stops before any other agent can get the lock. `held.lost` is set when the lock is lost.
+"""
+
+import asyncio
+import logging
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import AbstractAsyncContextManager, closing, contextmanager
+from typing import Generic, TypedDict, TypeVar, Unpack
+
+from hocket.bus.changes import about
+from hocket.coordination.lock_processes import LockProcesses
+from hocket.coordination.locks import LockClient, LockLost, read_scope, wanted
+from hocket.errors import HocketError, Unreachable, Usage
+from hocket.kernel.durations import duration_ms
+from hocket.kernel.ids import node_text
+from hocket.kernel.subjects import LOCK
+from hocket.mesh.names import names
+from hocket.work.lease import Lease
+from hocket.work.node_access import NodeAccess
+
+# A busy scope changes all the time; a holder looks at it no more often than this.
+LOOK_S = 0.2
+
+E = TypeVar("E", asyncio.Event, threading.Event)
+_LOG = logging.getLogger("hocket")
+
+
+class LockOptions(TypedDict, total=False):
+    """`ttl`: how long the lock lasts if this program dies without a trace; by default 30 s if all keys begin with
+    `file:`, else 5 minutes. `wait`: how long to wait in the queue; by default not at all. `shared`: with other shared
+    holders. `scope`: what the keys belong to, such as a repository. `cancel`: if the lock is lost, the block is
+    cancelled and raises LockLost.
+    """
+
+    ttl: str | float | None
+    wait: str | float
+    shared: bool
+    scope: str
+    cancel: bool
+
+
+class HeldLock(Generic[E]):
+    """A lock in force. `lost` is set when it no longer is."""
+
+    def __init__(self, keys: tuple[str, ...], agent: str, fence: int, lost: E) -> None:
+        self.keys, self.agent, self.fence = keys, agent, fence
+        self.lost: E = lost
+
+
+class NodeLock:
+    """The context manager of one lock. Raises LockHeld if others have it, Unreachable if the arbiter does not
+    answer.
+    """
+
+    def __init__(
+        self,
+        access: NodeAccess,
+        processes: LockProcesses,
+        keys: Sequence[str],
+        agent: str,
+        **options: Unpack[LockOptions],
+    ) -> None:
+        self._access = access
+        self._ttl_ms = None if options.get("ttl") is None else _ms(options["ttl"], "ttl")
+        wait_ms = _ms(options.get("wait", 0), "wait")
+        shared, scope = options.get("shared", False), options.get("scope", "")
+        self._wanted = wanted(keys, agent, self._ttl_ms, shared=shared, wait_ms=wait_ms, scope=scope)
+        self._cancels = options.get("cancel", False)
+        self._client = lock_client(access, processes)
+        self._was_cancelled = False
+        self._request: bytes
+        self._lease: Lease
+        self._task: asyncio.Task[object] | None
+        self._held: HeldLock[asyncio.Event]
+        self._keeper: asyncio.Task[None]
+
+    async def __aenter__(self) -> HeldLock[asyncio.Event]:
+        loop, asked = asyncio.get_running_loop(), self._wanted
+        asked_at, lasts_s = loop.time(), asked.ttl_ms / 1000
+        granted = await self._client.acquire(asked, is_bound=True)
+        hold, self._request = granted.hold, granted.request
+        if granted.is_queued and granted.is_elsewhere:
+            # It was granted at a time that this clock does not know.
+            asked_at = loop.time()
+            hold = await self._client.renew(asked.scope, None, asked.agent, hold.fence, asked.ttl_ms)
+        elif granted.is_queued:
+            asked_at, lasts_s = loop.time(), (hold.deadline - self._access.log.physical()) / 1000
+        self._lease = Lease(lasts_s, asked_at)
+        self._task = asyncio.current_task()
+        self._held = HeldLock(hold.keys, hold.agent, hold.fence, asyncio.Event())
+        self._keeper = loop.create_task(self._keep())
+        return self._held
+
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._keeper.cancel()
+        await asyncio.wait([self._keeper])
+        try:
+            await asyncio.shield(self._release())
+        except Unreachable as error:
+            _LOG.warning("the release of %s is kept here until the coordinator answers: %s", self._held.keys, error)
+        except LockLost:
+            self._held.lost.set()
+        if self._was_cancelled and kind is asyncio.CancelledError and self._task is not None:
+            self._task.uncancel()
+            raise LockLost(f"{', '.join(self._held.keys)}: the lock under fence {self._held.fence} was lost")
+
+    async def _release(self) -> None:
+        asked = self._wanted
+        await self._client.release(asked.scope, None, asked.agent, self._held.fence, self._request)
+
+    async def _keep(self) -> None:
+        """Renews until the lock is lost."""
+        lease, loop = self._lease, asyncio.get_running_loop()
+        with closing(self._access.listen(about(LOCK, self._wanted.scope.encode()))) as changes:
+            while (now := loop.time()) < lease.ends_at and not lease.is_over:
+                if now >= lease.renews_at:
+                    await self._renew(now)
+                elif await changes.wait(min(lease.renews_at, lease.ends_at) - now):
+                    if not await self._is_held():
+                        break
+                    await asyncio.sleep(min(LOOK_S, max(0.0, lease.renews_at - loop.time())))
+        self._lose()
+
+    async def _renew(self, now: float) -> None:
+        lease, asked = self._lease, self._wanted
+        lease.renewing()
+        try:
+            async with asyncio.timeout(lease.ends_at - now):
+                await self._client.renew(asked.scope, None, asked.agent, self._held.fence, asked.ttl_ms)
+        except LockLost:
+            lease.end()
+        except (HocketError, TimeoutError):
+            lease.try_again(now)
+        else:
+            lease.renewed(asked.ttl_ms / 1000, now)
+
+    async def _is_held(self) -> bool:
+        scope = await self._access.peek(lambda session: read_scope(session, self._wanted.scope))
+        return scope is not None and any(hold.fence == self._held.fence for hold in scope.holds)
+
+    def _lose(self) -> None:
+        self._held.lost.set()
+        if self._cancels and self._task is not None:
+            self._was_cancelled = True
+            self._task.cancel()
+
+
+def lock_client(access: NodeAccess, processes: LockProcesses) -> LockClient:
+    def name_of(number: int) -> str:
+        return names(access.log.permissions()).get(number) or node_text(number)
+
+    return LockClient(access, processes, name_of)
+
+
+@contextmanager
+def locked_on_a_thread(
+    lock: AbstractAsyncContextManager[HeldLock[asyncio.Event]],
+) -> Iterator[HeldLock[threading.Event]]:
+    """The same for synchronous code: a thread of its own renews the lock."""
+    begun: Future[HeldLock[threading.Event]] = Future()
+    over = threading.Event()
+
+    async def hold() -> None:
+        loop = asyncio.get_running_loop()
+        async with lock as held:
+            shown = HeldLock(held.keys, held.agent, held.fence, threading.Event())
+            watch = loop.create_task(_pass_on(held.lost, shown.lost))
+            begun.set_result(shown)
+            await loop.run_in_executor(None, over.wait)
+            watch.cancel()
+
+    def run() -> None:
+        try:
+            asyncio.run(hold())
+        except BaseException as error:
+            if not begun.done():
+                begun.set_exception(error)
+
+    thread = threading.Thread(target=run, name="hocket-lock", daemon=True)
+    thread.start()
+    try:
+        yield begun.result()
+    finally:
+        over.set()
+        thread.join()
+
+
+async def _pass_on(lost: asyncio.Event, told: threading.Event) -> None:
+    await lost.wait()
+    told.set()
+
+
+def _ms(text: str | float | None, what: str) -> int:
+    try:
+        return duration_ms(text or 0)
+    except ValueError as error:
+        raise Usage(f"bad {what}: {error}") from None

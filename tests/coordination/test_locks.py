@@ -1,0 +1,347 @@
+"""Locks of programs on one home: several tasks, several processes, and processes that die."""
+
+import asyncio
+import functools
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import hocket
+from hocket.coordination import lock_processes
+from hocket.coordination.lock_processes import LockProcesses, LockSweep
+from hocket.coordination.locks import LockHeld, LockLost, read_scope, wanted
+from hocket.errors import Usage
+from hocket.events import ignore
+from hocket.kernel.coordination_payloads import AcquireLocks
+from hocket.kernel.locks import Scope
+from hocket.kernel.subjects import LOCK, Subject
+from hocket.node.locks import lock_client
+from hocket.node.node import Node
+from hocket.node.runtime import Runtime
+from hocket.store import BoundRequest
+
+PATIENCE_S = 30.0
+HOLDER = """
+import asyncio, sys, hocket
+
+async def main():
+    async with hocket.open(sys.argv[1]) as node:
+        async with node.lock(*sys.argv[3:], agent=sys.argv[2], ttl="1h", wait="1m") as held:
+            print(held.fence, flush=True)
+            await asyncio.sleep(3600)
+
+asyncio.run(main())
+"""
+
+
+def on_a_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    @functools.wraps(test)
+    def run(*arguments: Any, **named: Any) -> None:
+        asyncio.run(test(*arguments, **named))
+
+    return run
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Iterator[Path]:
+    Runtime.init(tmp_path / "home").close()
+    yield tmp_path / "home"
+
+
+def scope_of(node: Node, scope: str = "") -> Scope:
+    with node.runtime.read() as session:
+        found = read_scope(session, scope)
+    assert found is not None
+    return found
+
+
+async def eventually(node: Node, is_so: Callable[[], object], what: str) -> None:
+    async def look() -> tuple[bool, None]:
+        return bool(is_so()), None
+
+    try:
+        await node.until(look, PATIENCE_S)
+    except TimeoutError:
+        raise AssertionError(f"waited in vain for {what}") from None
+
+
+def holder(home: Path, agent: str, *keys: str) -> "subprocess.Popen[str]":
+    """A process that holds a lock; its first line is the fence."""
+    return subprocess.Popen([sys.executable, "-c", HOLDER, str(home), agent, *keys], stdout=subprocess.PIPE, text=True)
+
+
+def fence_of(process: "subprocess.Popen[str]") -> int:
+    assert process.stdout is not None
+    return int(process.stdout.readline())
+
+
+@pytest.mark.req("VX-03", "VX-06")
+@on_a_loop
+async def test_a_lock_is_held_in_a_block_and_by_nobody_else(home: Path) -> None:
+    async with hocket.open(home) as node:
+        async with node.lock("file:a", "file:b", agent="one") as held:
+            assert (held.fence, held.keys, held.lost.is_set()) == (1, ("file:a", "file:b"), False)
+            with pytest.raises(
+                LockHeld, match=r"file:a, file:b is held by one on .* since .* until .*fence 1"
+            ) as error:
+                async with node.lock("file:*", agent="two"):
+                    pass
+            assert error.value.exit_code == 3
+        async with node.lock("file:*", agent="two") as held:
+            assert held.fence == 2
+        with node.runtime.read() as session:
+            assert session.lock_requests(node.log.node.to_bytes(8, "big")) == []
+
+
+@on_a_loop
+async def test_a_failed_block_releases_its_lock(home: Path) -> None:
+    async with hocket.open(home) as node:
+        with pytest.raises(ZeroDivisionError):
+            async with node.lock("k", agent="one"):
+                raise ZeroDivisionError
+        assert scope_of(node).holds == ()
+
+
+@pytest.mark.req("VX-05")
+@on_a_loop
+async def test_locks_on_files_last_half_a_minute_others_five(home: Path) -> None:
+    async with hocket.open(home) as node, node.lock("file:a", agent="x"), node.lock("build", "file:b", agent="x"):
+        lasts = [hold.deadline - hold.since for hold in scope_of(node).holds]
+    assert lasts == [30_000, 300_000]
+
+
+@pytest.mark.req("VX-06")
+@on_a_loop
+async def test_waiting_tasks_get_their_turn_in_order(home: Path) -> None:
+    order: list[int] = []
+
+    async def take(number: int) -> None:
+        async with node.lock("k", agent=f"agent {number}", wait="1m") as held:
+            order.append(number)
+            fences.append(held.fence)
+
+    fences: list[int] = []
+    async with hocket.open(home) as node:
+        async with node.lock("k", agent="first"):
+            tasks = []
+            for number in range(5):
+                tasks.append(asyncio.create_task(take(number)))
+                await eventually(node, lambda n=number: len(scope_of(node).waits) == n + 1, "its place in the queue")
+        await asyncio.gather(*tasks)
+        assert (order, fences) == ([0, 1, 2, 3, 4], [2, 3, 4, 5, 6])
+        assert scope_of(node) == Scope(6, (), (), scope_of(node).last)
+
+
+@on_a_loop
+async def test_a_wait_ends_with_its_budget_and_leaves_the_queue(home: Path) -> None:
+    async with hocket.open(home) as node, node.lock("k", agent="one"):
+        with pytest.raises(LockHeld, match="held by one"):
+            async with node.lock("k", agent="two", wait="50ms"):
+                pass
+        assert scope_of(node).waits == ()
+        task = asyncio.create_task(node.lock("k", agent="three", wait="1m").__aenter__())
+        await eventually(node, lambda: scope_of(node).waits, "a wait")
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+        assert scope_of(node).waits == ()
+
+
+@pytest.mark.req("VX-04")
+@on_a_loop
+async def test_a_waiting_agent_takes_over_an_expired_lock_by_itself(home: Path) -> None:
+    async with hocket.open(home) as node:
+        granted = await lock_client(node, node.lock_processes).acquire(wanted(["k"], "dead", 300), is_bound=False)
+        async with node.lock("k", agent="next", wait="1m") as held:
+            assert held.fence == granted.hold.fence + 1
+
+
+@on_a_loop
+async def test_a_deadlock_is_told_and_not_waited_for(home: Path) -> None:
+    async with hocket.open(home) as node, node.lock("a", agent="one"), node.lock("b", agent="two"):
+        waiting = asyncio.create_task(node.lock("b", agent="one", wait="1m").__aenter__())
+        await eventually(node, lambda: scope_of(node).waits, "a wait")
+        with pytest.raises(LockHeld, match=r"deadlock: two on .* would wait for one on .*, which waits for two on"):
+            async with node.lock("a", agent="two", wait="1m"):
+                pass
+        waiting.cancel()
+        with suppress(asyncio.CancelledError):
+            await waiting
+
+
+@on_a_loop
+async def test_scopes_do_not_disturb_each_other(home: Path) -> None:
+    async with (
+        hocket.open(home) as node,
+        node.lock("k", agent="one", scope="a"),
+        node.lock("k", agent="one", scope="b"),
+    ):
+        assert scope_of(node, "a").holds[0].fence == scope_of(node, "b").holds[0].fence == 1
+
+
+@on_a_loop
+async def test_a_lock_is_renewed_while_it_is_held(home: Path) -> None:
+    async with hocket.open(home) as node, node.lock("k", agent="one", ttl="600ms") as held:
+        first = scope_of(node).holds[0].deadline
+        await eventually(node, lambda: scope_of(node).holds[0].deadline > first + 600, "two renewals")
+        assert not held.lost.is_set()
+
+
+@pytest.mark.parametrize("cancel", [False, True])
+@on_a_loop
+async def test_a_broken_lock_is_lost_at_once(home: Path, cancel: bool) -> None:
+    async with hocket.open(home) as node:
+
+        async def hold() -> None:
+            async with node.lock("k", agent="one", ttl="1h", cancel=cancel) as held:
+                begun.set()
+                await (asyncio.sleep(3600) if cancel else held.lost.wait())
+
+        begun = asyncio.Event()
+        task = asyncio.create_task(hold())
+        await begun.wait()
+        broken = await lock_client(node, node.lock_processes).break_("", "k", "it hangs")
+        assert [hold.agent for hold in broken] == ["one"]
+        async with asyncio.timeout(PATIENCE_S):
+            if cancel:
+                with pytest.raises(LockLost, match="the lock under fence 1 was lost"):
+                    await task
+            else:
+                await task
+
+
+@on_a_loop
+async def test_a_holder_that_cannot_renew_gives_up_before_its_time_is_over(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with hocket.open(home) as node:
+        client = lock_client(node, node.lock_processes)
+
+        async def nothing(*_: object) -> None:
+            await asyncio.sleep(3600)
+
+        async with node.lock("k", agent="one", ttl="500ms") as held:
+            monkeypatch.setattr(type(client), "renew", nothing)
+            deadline = scope_of(node).holds[0].deadline
+            async with asyncio.timeout(PATIENCE_S):
+                await held.lost.wait()
+            assert node.log.physical() <= deadline
+
+
+@pytest.mark.req("VX-04")
+@on_a_loop
+async def test_the_lock_of_a_killed_process_is_free_for_those_that_wait(home: Path) -> None:
+    """Its time to live is an hour, and no worker or server runs here: the waiting process itself finds it dead."""
+    process = holder(home, "victim", "k")
+    try:
+        assert fence_of(process) == 1
+        async with hocket.open(home) as node:
+            waiting = asyncio.create_task(node.lock("k", agent="next", wait="1m").__aenter__())
+            await eventually(node, lambda: scope_of(node).waits, "a wait")
+            assert not waiting.done()
+            process.kill()
+            process.wait()
+            held = await waiting
+            assert held.fence == 2
+    finally:
+        process.kill()
+
+
+@on_a_loop
+async def test_a_suspended_process_keeps_its_lock(home: Path) -> None:
+    process = holder(home, "sleeper", "k")
+    try:
+        assert fence_of(process) == 1
+        process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, process.pid, os.WSTOPPED)
+        async with hocket.open(home) as node:
+            with pytest.raises(LockHeld, match="held by sleeper"):
+                async with node.lock("k", agent="next", wait="1500ms"):
+                    pass
+    finally:
+        process.kill()
+
+
+@on_a_loop
+async def test_the_sweep_releases_the_locks_of_dead_processes_and_expired_ones(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lock_processes, "EXPIRED_S", 0.0)
+    process = holder(home, "victim", "k")
+    fence_of(process)
+    process.kill()
+    process.wait()
+    async with hocket.open(home) as node:
+        client = lock_client(node, node.lock_processes)
+        await client.acquire(wanted(["old"], "agent", 1), is_bound=False)
+        await client.acquire(wanted(["new"], "agent"), is_bound=False)
+        await eventually(node, lambda: node.log.physical() > scope_of(node).holds[1].deadline, "the end of its time")
+        sweep = LockSweep(node, node.environment, ignore)
+        await sweep.look()
+        assert [hold.keys for hold in scope_of(node).holds] == [("new",)]
+        with node.runtime.read() as session:
+            before = session.head().seq
+            assert session.lock_requests(node.log.node.to_bytes(8, "big")) == []
+        await sweep.look()
+        with node.runtime.read() as session:
+            assert session.head().seq == before, "a sweep that finds nothing writes nothing"
+        assert not list(node.runtime.home.processes.glob("lock-*")), "nothing is left of the dead process"
+
+
+@on_a_loop
+async def test_a_request_that_was_given_up_is_released_when_it_gets_the_lock(home: Path) -> None:
+    async with hocket.open(home) as node:
+        processes = LockProcesses(node.environment)
+        op = await node.run(lambda tx: tx.author(AcquireLocks("", ("k",), "gone", 0, 60_000, 0)))  # type: ignore[arg-type]
+        request = BoundRequest(op.id, node.log.node.to_bytes(8, "big"), "", "", 2**60, node.environment.liveness.place)  # type: ignore[union-attr]
+        await node.run(lambda tx: tx.session.put_lock_request(request))
+        assert await processes.sweep_dead(node) == 1
+        assert scope_of(node).holds == ()
+
+
+def test_a_plain_block_holds_a_lock_too(home: Path) -> None:
+    with hocket.open(home) as node:
+        with node.lock("file:a", agent="one", ttl="600ms") as held:
+            assert held.fence == 1
+            deadline = time.monotonic() + PATIENCE_S
+            with node.runtime.read() as session:
+                first = read_scope(session, "")
+            assert first is not None
+            while True:
+                with node.runtime.read() as session:
+                    state = read_scope(session, "")
+                if state is not None and state.holds[0].deadline > first.holds[0].deadline:
+                    break
+                assert time.monotonic() < deadline, "it is not renewed"
+                time.sleep(0.01)
+            with pytest.raises(LockHeld), node.lock("file:a", agent="two"):
+                pass
+            assert not held.lost.is_set()
+        with node.lock("file:a", agent="two") as held:
+            assert held.fence == 2
+        with pytest.raises(Usage, match="cannot be cancelled"), node.lock("file:a", agent="two", cancel=True):
+            pass
+
+
+@on_a_loop
+async def test_a_subject_row_that_was_lost_comes_back_with_its_fence(home: Path) -> None:
+    """The log is the truth: whoever deletes or restores a row does not turn the fence back."""
+    async with hocket.open(home) as node:
+        for _ in range(3):
+            async with node.lock("k", agent="one"):
+                pass
+        old = scope_of(node)
+        with node.runtime.store.write() as session:
+            session.drop_subject(Subject(LOCK, b""))
+        node.runtime.rebuild()
+        assert scope_of(node) == old
+        async with node.lock("k", agent="one") as held:
+            assert held.fence == 4
