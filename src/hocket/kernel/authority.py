@@ -27,7 +27,7 @@ from hocket.kernel import vocabulary as v
 from hocket.kernel.capabilities import Grant, grant_of, is_v01
 from hocket.kernel.clock import U64_MAX, Hlc
 from hocket.kernel.keys import SigningKey, parse_did_key, verify
-from hocket.kernel.needs import JUDGED, READING, Judged
+from hocket.kernel.needs import ACCEPTED, JUDGED, READING, Judged
 from hocket.kernel.needs import Need as Need
 from hocket.kernel.needs import need_of as need_of
 from hocket.kernel.reasons import Reason
@@ -372,9 +372,13 @@ class Authority:
         """
         if isinstance(payload, v.Sanitised):
             return self.reading(node, payload.payload, wall_ms, kind, now_ms)
-        field = READING[type(payload)].field
-        word = getattr(payload, field) if field else kind
-        for start, end, low, high, limit, rules in self._read_ways(node, type(payload)):
+        variant: type[Payload] = type(payload)
+        word: str | tuple[str, ...] | None = kind
+        if isinstance(payload, v.AcceptOffer) and payload.family in ACCEPTED:
+            variant, word = ACCEPTED[payload.family], payload.key.decode(errors="replace")
+        elif field := READING[variant].field:
+            word = getattr(payload, field)
+        for start, end, low, high, limit, rules in self._read_ways(node, variant):
             if start <= now_ms < end and low <= wall_ms < high and (limit is None or _admits(limit, word)):
                 return rules
         return None

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from hocket.kernel import coordination_payloads as c
 from hocket.kernel import vocabulary as v
+from hocket.kernel.subjects import AVAILABILITY, LOCK, MESSAGE, ROW
 from hocket.kernel.vocabulary import Payload
 
 
@@ -114,6 +115,15 @@ READING: dict[type[Payload], Judged] = (
         (c.ClaimMessage, c.AcknowledgeMessage, c.ReturnMessage, c.RetryMessage), _RECEIVE._replace(caveat=None)
     )
 )
+
+# Whoever may read the ops of a family may read the arbiter's word about them. The payload stands for the family; the
+# word of its caveat, if it has one, is the subject's key.
+ACCEPTED: dict[str, type[Payload]] = {
+    LOCK: c.AcquireLocks,
+    MESSAGE: c.ClaimMessage,
+    ROW: c.PutRow,
+    AVAILABILITY: c.SetAvailability,
+}
 
 
 def need_of(payload: Payload) -> Need | None:

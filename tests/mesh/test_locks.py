@@ -1,0 +1,177 @@
+"""Locks in a mesh: the coordinator decides, whichever node asks, and waiting agents are woken across nodes."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from hocket.coordination.lock_processes import LockSweep
+from hocket.coordination.locks import LockHeld, read_scope, wanted
+from hocket.errors import NotAuthorised, Unreachable
+from hocket.events import ignore
+from hocket.kernel.locks import TENURE_BITS, Scope
+from hocket.kernel.ucan import Capability
+from hocket.kernel.vocabulary import DesignateCoordinator
+from hocket.log.projection import Projection
+from hocket.node.locks import lock_client
+from tests.mesh.world import WORKER, Place, enrolled, run, until
+
+pytestmark = [pytest.mark.xdist_group("processes")]
+
+
+def scope_of(place: Place, scope: str = "") -> Scope:
+    with place.runtime.read() as session:
+        return read_scope(session, scope) or Scope(0, (), (), place.log.reading())
+
+
+async def connected(a: Place, b: Place) -> None:
+    """Both know each other, and sync from now on."""
+    b.befriend(a.address, a.id)
+    a.befriend(b.address, b.id)
+    for place in (a, b):
+        place.keep_in_touch()
+        place.node.reach = place.exchanges.consult
+    await until(lambda: a.ids() == b.ids(), "one log")
+
+
+@pytest.mark.req("VX-01", "VX-03")
+@pytest.mark.parametrize("turned", [False, True])
+def test_two_nodes_exclude_each_other_and_wake_each_other(tmp_path: Path, turned: bool) -> None:
+    async def test(a: Place, b: Place) -> None:
+        await connected(a, b)
+        one, other = (b, a) if turned else (a, b)
+        async with one.node.lock("file:x", agent="editor") as held:
+            assert held.fence == 1
+            with pytest.raises(LockHeld, match=r"file:x is held by editor on .* since .* until .*fence 1"):
+                async with other.node.lock("file:*", agent="editor"):
+                    pass
+            waiting = asyncio.create_task(other.node.lock("file:x", agent="second", wait="1m").__aenter__())
+            await until(lambda: scope_of(a).waits, "a wait")
+        assert (await waiting).fence == 2
+        await until(lambda: scope_of(a) == scope_of(b), "one state")
+        assert [hold.agent for hold in scope_of(a).holds] == ["second"]
+
+    run(tmp_path, test)
+
+
+@pytest.mark.req("VX-04")
+def test_a_waiting_node_takes_over_what_has_expired(tmp_path: Path) -> None:
+    async def test(a: Place, b: Place) -> None:
+        await connected(a, b)
+        await lock_client(a.node, a.node.lock_processes).acquire(wanted(["k"], "dead", 400), is_bound=False)
+        async with b.node.lock("k", agent="next", wait="1m") as held:
+            assert held.fence == 2
+
+    run(tmp_path, test)
+
+
+def test_a_deadlock_between_nodes_is_told(tmp_path: Path) -> None:
+    async def test(a: Place, b: Place) -> None:
+        await connected(a, b)
+        async with a.node.lock("a", agent="one"), b.node.lock("b", agent="two"):
+            waiting = asyncio.create_task(a.node.lock("b", agent="one", wait="1m").__aenter__())
+            await until(lambda: scope_of(a).waits, "a wait")
+            with pytest.raises(LockHeld, match=r"deadlock: two on .* would wait for one on"):
+                async with b.node.lock("a", agent="two", wait="1m"):
+                    pass
+        await waiting
+
+    run(tmp_path, test)
+
+
+def test_a_lock_that_was_granted_after_its_agent_gave_up_is_released(tmp_path: Path) -> None:
+    async def test(a: Place, b: Place) -> None:
+        b.befriend(a.address, a.id)
+        await b.exchanges.visit(a.address)
+        b.node.reach = b.exchanges.consult
+        address = a.address
+        await a.stop_serving()
+        with pytest.raises(Unreachable, match="no lock was taken"):
+            async with b.node.lock("k", agent="hasty"):
+                pass
+        sweep = LockSweep(b.node, b.node.environment, ignore)
+        await sweep.look()
+        await a.serve(port=int(address.rpartition(":")[2]))
+        await b.exchanges.consult()
+        assert scope_of(b).holds, "the late grant"
+        await sweep.look()
+        await b.exchanges.consult()
+        assert scope_of(a) == Scope(1, (), (), scope_of(a).last)
+
+    run(tmp_path, test)
+
+
+@pytest.mark.req("VX-06")
+def test_a_hot_scope_is_not_folded_again_whatever_interleaves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folded: list[str] = []
+    refold = Projection._refold
+
+    def counted(self: Projection, subject: object, permissions: bool) -> None:
+        folded.append(subject.family)  # type: ignore[attr-defined]
+        refold(self, subject, permissions)  # type: ignore[arg-type]
+
+    async def test(a: Place, b: Place) -> None:
+        await connected(a, b)
+
+        async def rounds(place: Place, agent: str) -> None:
+            for _ in range(10):
+                async with place.node.lock("k", agent=agent, wait="1m"):
+                    pass
+
+        for place in (a, b):
+            async with place.node.lock("k", agent="first"):
+                pass
+        monkeypatch.setattr(Projection, "_refold", counted)
+        await asyncio.gather(rounds(a, "one"), rounds(b, "two"), rounds(b, "three"))
+        await until(lambda: scope_of(a) == scope_of(b), "one state")
+        assert scope_of(a).fence == 32 and "lock" not in folded
+
+    run(tmp_path, test)
+
+
+@pytest.mark.req("VX-04")
+def test_fences_rise_over_a_change_of_the_coordinator_that_does_not_know_the_last_grants(tmp_path: Path) -> None:
+    async def test(a: Place, b: Place) -> None:
+        b.befriend(a.address, a.id)
+        await b.exchanges.visit(a.address)
+        for _ in range(5):
+            async with a.node.lock("k", agent="one") as held:
+                pass
+        assert held.fence == 5
+        await b.node.run(lambda tx: tx.author(DesignateCoordinator(tx.node), about=a.id))
+        async with b.node.lock("k", agent="two") as held:
+            assert held.fence == (1 << TENURE_BITS) + 1
+        await b.exchanges.visit(a.address)
+        a.befriend(b.address, b.id)
+        a.node.reach = a.exchanges.consult
+        async with a.node.lock("k", agent="one") as held:
+            assert held.fence == (1 << TENURE_BITS) + 2
+
+    run(tmp_path, test)
+
+
+def test_a_grant_bounds_which_keys_a_node_may_lock_and_break(tmp_path: Path) -> None:
+    async def test(a: Place) -> None:
+        grants = (
+            *WORKER,
+            Capability("Lock", "Acquire", {"key_prefix": ["file:src/"]}),
+            Capability("Lock", "Read", {}),
+        )
+        b = await enrolled(tmp_path / "b", a, grants)
+        try:
+            b.befriend(a.address, a.id)
+            await b.exchanges.visit(a.address)
+            b.node.reach = b.exchanges.consult
+            async with b.node.lock("file:src/**", agent="guest") as held:
+                assert held.fence == 1
+            for key in ("file:docs/a", "**", "file:*", "file:src"):
+                with pytest.raises(NotAuthorised, match="may not lock"):
+                    async with b.node.lock(key, agent="guest"):
+                        pass
+            async with a.node.lock("file:src/a", agent="owner"):
+                with pytest.raises(NotAuthorised, match="may not break"):
+                    await lock_client(b.node, b.node.lock_processes).break_("", "file:src/a", "mine now")
+        finally:
+            await b.close()
+
+    run(tmp_path, test, "a")
