@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from hocket.bus.changes import about
-from hocket.coordination.deciding import acceptance
+from hocket.coordination.deciding import acceptance, check_informed
 from hocket.coordination.lock_processes import LockProcesses
 from hocket.errors import Conflict, HocketError, NotAuthorised, Unreachable, Usage
 from hocket.kernel import locks
@@ -270,6 +270,7 @@ class LockClient:
         """Raises _Undecided if the arbiter cannot be asked."""
 
         def request(tx: Transaction) -> tuple[Op | Reason, bool, Scope | None]:
+            check_informed(tx)
             op = ask(tx)
             return op, isinstance(op, Op) and tx.is_offer(op), scope_in(tx, scope)
 
