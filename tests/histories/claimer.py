@@ -8,6 +8,7 @@ import asyncio
 import os
 import random
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import hocket
@@ -24,7 +25,7 @@ from hocket.work.arbiter import decided
 from hocket.work.jobs import Held, Offer
 from hocket.work.pending_decisions import Decision
 from tests.histories.guarded import Guarded
-from tests.histories.recording import Recorder
+from tests.histories.recording import NOT_ASKED, Recorder
 
 # So many jobs are contended for at a time.
 OPEN_AT_ONCE = 4
@@ -50,6 +51,7 @@ class Claimer:
                     await self._hold(key, held)
             except HocketError as error:
                 self._recorder.note(f"{type(error).__name__}: {error}")
+                await asyncio.sleep(0.2)
             await asyncio.sleep(self._chance.uniform(0, 0.02))
 
     def _open_jobs(self, session: Session) -> list[str]:
@@ -69,14 +71,14 @@ class Claimer:
                 return claims.taken[0].job
             return claims.wanted[0].offer if claims.wanted else None
 
-        call = self._recorder.call("acquire", keys=[key], agent=self._recorder.client, ttl_ms=self._lease_ms)
+        call = self._recorder.call("acquire", keys=[key], agent=self._recorder.client, bound=True)
         said = await self._node.run(request)
         decision = (await self._node.consult([said]))[0] if isinstance(said, Offer) else said
         if isinstance(decision, Job):
-            self._recorder.answer(call, decision.fence)
+            self._recorder.answer(call, decision.fence, decision.deadline)
             return decision
         if decision is None:
-            self._recorder.answer(call, "nothing was asked")
+            self._recorder.answer(call, NOT_ASKED)
         return None
 
     async def _hold(self, key: str, job: Job) -> None:
@@ -96,9 +98,7 @@ class Claimer:
         # Else it forgets the job, whose lease has to pass.
 
     async def _renew(self, key: str, held: Held, fence: int) -> bool:
-        return await self._decided(
-            "renew", key, fence, lambda tx: jobs.renew(tx, held, self._lease_ms), ttl_ms=self._lease_ms
-        )
+        return await self._decided("renew", key, fence, lambda tx: jobs.renew(tx, held, self._lease_ms))
 
     async def _end(self, what: str, key: str, held: Held, fence: int) -> None:
         def request(tx: Transaction) -> jobs.Result:
@@ -108,13 +108,14 @@ class Claimer:
 
         await self._decided(what, key, fence, request)
 
-    async def _decided(self, what: str, key: str, fence: int, request: object, **details: int) -> bool:
-        call = self._recorder.call(what, keys=[key], agent=self._recorder.client, fence=fence, **details)
+    async def _decided(self, what: str, key: str, fence: int, request: Callable[[Transaction], jobs.Result]) -> bool:
+        call = self._recorder.call(what, keys=[key], agent=self._recorder.client, fence=fence)
         decision: Decision
-        (decision,) = await decided(self._node, lambda tx: [request(tx)])  # type: ignore[operator]
+        (decision,) = await decided(self._node, lambda tx: [request(tx)])
+        is_done = isinstance(decision, Job)
         if decision is not Reason.NOT_ACCEPTED:
-            self._recorder.answer(call, isinstance(decision, Job))
-        return isinstance(decision, Job)
+            self._recorder.answer(call, is_done, decision.deadline if isinstance(decision, Job) else None)
+        return is_done
 
 
 async def main(home: str, directory: str, lease_ms: str) -> None:

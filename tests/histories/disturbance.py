@@ -14,8 +14,6 @@ from pathlib import Path
 from tests.histories.recording import Death
 from tests.scenarios.machines import MORTAL, Machine
 
-CLIENTS = 8
-
 
 class Client:
     """A client of a machine's home. Its successor has the same arguments."""
@@ -54,8 +52,8 @@ def disturb(
     seconds: float,
     freeze_s: float,
     chance: random.Random,
-    restart_a_server: Callable[[], None] | None = None,
-    ready: Callable[[], bool] = lambda: True,
+    restart_server: Callable[[], None],
+    ready: Callable[[], bool],
 ) -> dict[int, Death]:
     """Disturbs the clients for so long after they are ready. Gives when each of the killed processes died; at the end,
     all of them are.
@@ -89,8 +87,8 @@ def disturb(
                 elif fate < 0.5 and len(frozen) < 2:
                     victim.popen.send_signal(signal.SIGSTOP)
                     frozen[victim.popen.pid] = victim, now + chance.uniform(0.1, freeze_s)
-                if restart_a_server is not None and now >= next_restart:
-                    restart_a_server()
+                if now >= next_restart:
+                    restart_server()
                     next_restart = now + seconds / 4
             time.sleep(chance.uniform(0.05, 0.4))
     finally:

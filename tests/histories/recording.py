@@ -5,7 +5,6 @@ The clock is the machine's monotonic one, which all processes share.
 import json
 import os
 import time
-from collections.abc import Iterable
 from math import inf
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,6 +13,10 @@ from hocket.testing.linearizability import UNKNOWN, Acquire, Call, Expire, Relea
 
 # A deadline is counted in whole milliseconds, by another clock.
 SLACK_S = 0.05
+# The answer to a call that turned out to ask for nothing.
+NOT_ASKED = "not asked"
+# The answer to a client that has waited in vain. It may have had the lock for a moment.
+GAVE_UP = "gave up"
 
 
 class Death(NamedTuple):
@@ -39,9 +42,10 @@ class Recorder:
         self._write({"call": self._calls, "what": what, **details})
         return self._calls
 
-    def answer(self, call: int, result: Any) -> None:
-        """A call whose result nobody can tell is never answered."""
-        self._write({"answer": call, "result": result})
+    def answer(self, call: int, result: Any, until_ms: int | None = None) -> None:
+        """A call whose result is not known is never answered. `until_ms`, a time of day, is when its hold ends."""
+        until = None if until_ms is None else until_ms / 1000 - time.time() + time.monotonic()
+        self._write({"answer": call, "result": result, "until": until})
 
     def note(self, what: str) -> None:
         self._write({"note": what})
@@ -62,46 +66,53 @@ def recorded(directory: Path, died: dict[int, Death], acts_after_death: bool) ->
     history: list[Call] = []
     notes: list[str] = []
     for path in sorted(directory.glob("calls-*")):
+        client = path.name.removeprefix("calls-")
+        death = died.get(int(client.partition("-")[0]), NEVER)
         lines = [json.loads(line) for line in path.read_text().splitlines()]
         notes += [line["note"] for line in lines if "note" in line]
-        calls = {line["call"]: line for line in lines if "call" in line}
         answers = {line["answer"]: line for line in lines if "answer" in line}
-        client = path.name.removeprefix("calls-")
-        pid = int(client.partition("-")[0])
-        death = died.get(pid, NEVER)
         last = inf if acts_after_death else death.after
-        made = {number: _call(client, line, answers.get(number), last) for number, line in calls.items()}
-        history += made.values()
-        history += _expiries(client, calls, made, death.before)
+        calls = [
+            _RecordedCall(client, line, answers.get(line["call"], {"result": UNKNOWN, "at": last}))
+            for line in lines
+            if "call" in line
+        ]
+        history += [each.call for each in calls if each.call.result != NOT_ASKED]
+        for each in calls:
+            if isinstance(each.call.op, Acquire) and each.call.result not in (None, NOT_ASKED):
+                history.append(_expiry(each, calls, death))
     return Recorded(history, notes)
 
 
-def _call(client: str, asked: dict[str, Any], answered: dict[str, Any] | None, last: float) -> Call:
-    keys = frozenset(asked["keys"])
-    op: Any
-    match asked["what"]:
-        case "acquire":
-            op = Acquire(f"{client}:{asked['call']}", asked["agent"], keys, asked.get("shared", False))
-        case "renew":
-            op = Renew(asked["agent"], asked["fence"], keys)
-        case _:
-            op = Release(asked["agent"], asked["fence"], keys, asked["what"] == "complete")
-    if answered is None:
-        return Call(op, UNKNOWN, asked["at"], last, client)
-    return Call(op, answered["result"], asked["at"], answered["at"], client)
+class _RecordedCall:
+    def __init__(self, client: str, asked: dict[str, Any], answered: dict[str, Any]) -> None:
+        self.asked, self.answered = asked, answered
+        result = UNKNOWN if answered["result"] == GAVE_UP else answered["result"]
+        self.call = Call(self._op(client), result, asked["at"], answered["at"], client)
+
+    def _op(self, client: str) -> Acquire | Renew | Release:
+        asked, keys = self.asked, frozenset(self.asked["keys"])
+        match asked["what"]:
+            case "acquire":
+                return Acquire(f"{client}:{asked['call']}", asked["agent"], keys, asked.get("shared", False))
+            case "renew":
+                return Renew(asked["agent"], asked["fence"], keys)
+            case what:
+                return Release(asked["agent"], asked["fence"], keys, what == "complete")
 
 
-def _expiries(client: str, asked: dict[int, dict[str, Any]], made: dict[int, Call], died: float) -> Iterable[Call]:
-    """Every hold may end once its time is over, counted from before its last renewal, or when its process has died."""
-    for number, call in made.items():
-        if not isinstance(call.op, Acquire) or call.result is None:
-            continue
-        ends = asked[number]["at"] + asked[number]["ttl_ms"] / 1000
-        for other, renewal in made.items():
-            is_of_it = isinstance(renewal.op, Renew) and (renewal.op.fence, renewal.op.keys) == (
-                call.result,
-                call.op.keys,
-            )
-            if is_of_it and renewal.result is True:
-                ends = asked[other]["at"] + asked[other]["ttl_ms"] / 1000
-        yield Call(Expire(call.op.hold, call.op.keys), UNKNOWN, min(ends - SLACK_S, died), client=client)
+def _expiry(granted: _RecordedCall, calls: list[_RecordedCall], death: Death) -> Call:
+    """A hold may end when the time is over that its client was told last, and with its process if it is bound to that.
+    A hold of which the client was told nothing may end at any time, and has ended if the client gave up.
+    """
+    call, end = granted.call, inf
+    begin = call.start
+    if call.result is not UNKNOWN:
+        same_hold = Renew(call.op.agent, call.result, call.op.keys), True
+        told = [granted, *(each for each in calls if (each.call.op, each.call.result) == same_hold)]
+        begin = max(each.answered["until"] for each in told) - SLACK_S
+    elif granted.answered["result"] == GAVE_UP:
+        end = call.end
+    if granted.asked["bound"]:
+        begin = min(begin, death.before)
+    return Call(Expire(call.op.hold, call.op.keys), UNKNOWN, begin, end, call.client)

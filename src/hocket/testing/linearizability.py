@@ -20,7 +20,7 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 S = TypeVar("S", bound=Hashable)
 
 # A search that gets longer than this is given up: no history of ours needs a hundredth of it.
-CONFIGURATIONS_MAX = 2_000_000
+CONFIGURATIONS_MAX = 500_000
 
 
 class NoAnswer(Enum):
@@ -255,8 +255,8 @@ class ModelState(NamedTuple):
 
 
 class LockModel:
-    """Locks with modes. Each fence is higher than all before it. A request is refused only if a hold is in its way; an
-    exclusive one that waits is in the way of shared ones, so any hold on the same keys will do.
+    """Locks with modes. Each fence is higher than all before it. A request is refused only if something is held. That
+    need not be in its own way: a request for several keys that waits for one of them is in the way on the others.
     """
 
     initial = ModelState(0, frozenset(), frozenset())
@@ -280,7 +280,7 @@ class LockModel:
         rivals = [each for each in state.holds if each.keys & op.keys]
         is_closed = bool(state.closed & op.keys)
         if result is None:
-            if rivals or is_closed:
+            if state.holds or is_closed:
                 yield state
             return
         if is_closed or any(not (each.is_shared and op.is_shared) for each in rivals):
