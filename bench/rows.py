@@ -9,6 +9,7 @@ OURS = "bench.ours"
 MESH = "bench.mesh"
 COMMANDS = "bench.commands"
 GIT = "bench.gitplane"
+LOCKS = "bench.locks"
 UPDATE_REF, PUSH = "`git update-ref`", "`git push --atomic`"
 BATCHES = (1, 2, 16)  # a git worker claims as many at once as it has free slots; it has two unless it is told otherwise
 
@@ -32,6 +33,10 @@ class Size:
     pushes: int = 64
     listed: int = 10_000
     verified: int = 1_000
+    locked: int = 4_000
+    contended_s: float = 10.0
+    lock_history: int = 10_000
+    lock_history_mesh: int = 10_000
     repeat: int = 3
 
 
@@ -52,6 +57,10 @@ QUICK = Size(
     pushes=8,
     listed=1_000,
     verified=200,
+    locked=300,
+    contended_s=2.0,
+    lock_history=3_000,
+    lock_history_mesh=2_000,
     repeat=1,
 )
 
@@ -105,6 +114,7 @@ def rows(size: Size) -> list[Row]:
         *mesh_rows(size),
         *command_rows(size),
         *git_rows(size),
+        *lock_rows(size),
     ]
 
 
@@ -143,6 +153,64 @@ def command_rows(size: Size) -> list[Row]:
     return [
         row("run", "run_resident", "`hocket run -- true`, a worker is there"),
         row("run-alone", "run_alone", "`hocket run -- true`, no worker"),
+    ]
+
+
+def lock_rows(size: Size) -> list[Row]:
+    def row(key: str, title: str, function: str, arguments: dict[str, Any], *figures: Figure) -> Row:
+        return Row(key, title, function, arguments, ours_only=True, module=LOCKS, figures=figures)
+
+    def history(key: str, where: str, function: str, rounds: int) -> Row:
+        title = f"acquire and release/s, {where}, first 1,000 rounds"
+        return row(
+            key,
+            title,
+            function,
+            {"rounds": rounds},
+            Figure("rate", title, "/s"),
+            Figure("later_rate", f"  the last 1,000 of {rounds:,}", "/s"),
+            Figure("ratio", "  later : first", "×"),
+        )
+
+    def contended(processes: int) -> Row:
+        title = f"acquire and release/s, {processes} processes want one lock"
+        return row(
+            f"locks-{processes}",
+            title,
+            "contended",
+            {"processes": processes, "seconds": size.contended_s},
+            Figure("rate", title, "/s"),
+            Figure("raw_rate", "  by raw compare-and-set", "/s"),
+            Figure("slowest", "  the slowest process : the mean", "×"),
+            Figure("raw_slowest", "  the same by raw compare-and-set", "×"),
+        )
+
+    return [
+        row(
+            "locks",
+            "acquire and release/s, one process",
+            "alone",
+            {"count": size.locked},
+            Figure("rate", "acquire and release/s, one process", "/s"),
+            Figure("raw_rate", "  by raw compare-and-set", "/s"),
+            Figure("submit_rate", "  two single submits/s", "/s"),
+            Figure("ratio", "  ours : two single submits", "×"),
+        ),
+        contended(8),
+        contended(16),
+        row(
+            "locks-wait",
+            "release to the waiting agent's start",
+            "waiting",
+            {"samples": size.samples},
+            Figure("latencies_ms", "release to the waiting agent's start, p50", "ms", True, 0.50),
+            Figure("latencies_ms", "  p99", "ms", True, 0.99),
+            Figure("start_ms", "  submit to start, p50", "ms", True, 0.50),
+            Figure("start_ms", "  submit to start, p99", "ms", True, 0.99),
+            Figure("ratio", "  ours : submit to start, p50", "×", True),
+        ),
+        history("locks-history", "one home", "history", size.lock_history),
+        history("locks-history-mesh", "a node of a mesh", "mesh_history", size.lock_history_mesh),
     ]
 
 

@@ -18,4 +18,4 @@ def test_a_newcomer_grants_itself_no_lock(tmp_path: Path) -> None:
         assert owner("lock", "acquire", "file:a", "--agent", "editor", "--json").json["fence"] == 1
         owner.stop()
         refused = left("lock", "acquire", "file:a", "--agent", "editor", code=5)
-        assert "does not know the coordinator yet" in refused.err
+        assert "does not know its coordinator yet" in refused.err

@@ -54,8 +54,7 @@ def test_the_arbiter_decides_whatever_comes_first() -> None:
 def test_a_late_designation_puts_fences_above_those_that_are_void() -> None:
     script = Script()
     script.say(A, 1, DesignateCoordinator(NODES[A]))
-    script.say(A, 10, acquire("one"))
-    script.say(A, 11, ReleaseLocks("", "one", 1))
+    script.say(A, 10, acquire("one", ttl=5))
     script.say(B, 20, DesignateCoordinator(NODES[B]))
     script.say(A, 30, acquire("void"))
     script.say(B, 31, acquire("two"))
@@ -90,7 +89,7 @@ def test_an_early_and_a_late_offer_make_nothing_be_folded_again(monkeypatch: pyt
     folded: list[object] = []
     monkeypatch.setattr(Projection, "_refold", lambda self, subject, permissions: folded.append(subject))
     late = Script(first=100)
-    offers = [late.say(B, wall, acquire("two", wait=60_000)) for wait, wall in enumerate((10, 19, 40))]
+    offers = [late.say(B, wall, acquire("two", wait=60_000)) for wall in (10, 19, 40)]
     accepted = late.say(A, 30, AcceptOffer(LOCK, b"", offers[0].id))
     log.admit(sent(late.ops[::-1]))
     assert not folded and before is not None

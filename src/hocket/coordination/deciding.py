@@ -6,7 +6,6 @@ not.
 from collections.abc import Callable
 from typing import NamedTuple
 
-from hocket.errors import Unreachable
 from hocket.kernel.clock import pack
 from hocket.kernel.ops import Op, decode
 from hocket.kernel.reasons import Reason
@@ -26,12 +25,6 @@ class Written(NamedTuple):
     is_offer: bool
 
 
-def check_informed(tx: Transaction) -> None:
-    """Without this, a node that has just joined would decide by itself, as if it were alone."""
-    if tx.is_uninformed:
-        raise Unreachable("this node has just joined and does not know the coordinator yet; run `hocket sync` first")
-
-
 def written(tx: Transaction, op: Op | Reason) -> Written | Reason:
     return op if isinstance(op, Reason) else Written(op, tx.is_offer(op))
 
@@ -41,12 +34,7 @@ async def decide(access: NodeAccess, request: Callable[[Transaction], Op | Reaso
     arbiter's acceptance. Raises Unreachable if the arbiter cannot be asked: the offer is then kept here, and decided
     when the arbiter can be reached.
     """
-
-    def informed(tx: Transaction) -> Written | Reason:
-        check_informed(tx)
-        return written(tx, request(tx))
-
-    said = await access.run(informed)
+    said = await access.run(lambda tx: written(tx, request(tx)))
     if isinstance(said, Reason):
         return said
     if not said.is_offer:

@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
-from hocket.bus.changes import about
-from hocket.coordination.deciding import acceptance, check_informed
+from hocket.bus.changes import LOG, about
+from hocket.coordination.deciding import acceptance
 from hocket.coordination.lock_processes import LockProcesses
 from hocket.errors import Conflict, HocketError, NotAuthorised, Unreachable, Usage
 from hocket.kernel import locks
@@ -44,6 +44,8 @@ LOOK_S = 0.5
 LOOK_S_MIN = 0.02
 # How long it rests after it has asked again in vain.
 ASK_AGAIN_S = 0.2
+# How long a node that has just joined waits for the log that says who decides.
+INFORMED_S = 10.0
 REASON_CHARS_MAX = 500
 
 NameOf = Callable[[int], str]
@@ -184,18 +186,21 @@ class LockClient:
         Raises LockHeld.
         """
         ends_at = _now() + wanted.wait_ms / 1000
+        asked: list[bytes] = []
 
         def ask(tx: Transaction) -> Op | Reason:
             op = tx.author(wanted.payload(wanted.wait_ms))
-            if isinstance(op, Op) and (is_bound or tx.is_offer(op) or wait_of(scope_in(tx, wanted.scope), op.id)):
-                self._processes.bind(tx, op.id, wanted.scope, wanted.wait_ms + wanted.ttl_ms)
+            if isinstance(op, Op):
+                asked.append(op.id)
+                if is_bound or tx.is_offer(op) or wait_of(scope_in(tx, wanted.scope), op.id):
+                    self._processes.bind(tx, op.id, wanted.scope, wanted.wait_ms + wanted.ttl_ms)
             return op
 
-        asking = asyncio.ensure_future(self._decided(wanted.scope, ask))
         try:
-            decided = await asyncio.shield(asking)
+            decided = await self._decided(wanted.scope, ask)
         except asyncio.CancelledError:
-            await asyncio.shield(self._withdraw(wanted, asking))
+            # The op may be written all the same.
+            await asyncio.shield(self._access.run(lambda tx: self._withdraw(tx, wanted, asked)))
             raise
         except _Undecided as error:
             given_up = error.written.id
@@ -267,14 +272,27 @@ class LockClient:
     # How a request is decided.
 
     async def _decided(self, scope: str, ask: Request) -> _LockDecision:
-        """Raises _Undecided if the arbiter cannot be asked."""
+        """Raises _Undecided if the arbiter cannot be asked, and Unreachable if it is not even known."""
 
-        def request(tx: Transaction) -> tuple[Op | Reason, bool, Scope | None]:
-            check_informed(tx)
+        def request(tx: Transaction) -> tuple[Op | Reason, bool, Scope | None] | None:
+            if tx.is_uninformed:
+                return None
             op = ask(tx)
             return op, isinstance(op, Op) and tx.is_offer(op), scope_in(tx, scope)
 
-        op, is_offer, state = await self._access.run(request)
+        async def informed() -> tuple[bool, tuple[Op | Reason, bool, Scope | None] | None]:
+            said = await self._access.run(request)
+            return said is not None, said
+
+        said = await self._access.run(request)
+        if said is None:
+            # This node has just joined: the log that says who decides is on its way.
+            try:
+                said = await self._access.until(informed, INFORMED_S, about(LOG))
+            except TimeoutError:
+                raise Unreachable("this node does not know its coordinator yet; run `hocket sync`") from None
+        assert said is not None
+        op, is_offer, state = said
         if isinstance(op, Reason) or not is_offer:
             return _LockDecision(op if isinstance(op, Reason) else op.id, state, None if isinstance(op, Reason) else op)
         try:
@@ -333,16 +351,15 @@ class LockClient:
         with suppress(_Undecided):
             await self._decided(wanted.scope, ask)
 
-    async def _withdraw(self, wanted: Wanted, asking: "asyncio.Future[_LockDecision]") -> None:
-        """Ends a request whose author was cancelled before it was decided."""
-        try:
-            decided = await asking
-        except _Undecided as error:
-            given_up = error.written.id
-            await self._access.run(lambda tx: self._processes.give_up(tx, given_up))
-        else:
-            if isinstance(decided.outcome, bytes):
-                await self._leave(wanted, decided)
+    def _withdraw(self, tx: Transaction, wanted: Wanted, asked: Sequence[bytes]) -> None:
+        """Ends a request whose author was cancelled before it knew the decision."""
+        state = scope_in(tx, wanted.scope)
+        for op_id in asked:
+            if hold_of(state, op_id) or wait_of(state, op_id):
+                tx.author(LeaveQueue(wanted.scope, wanted.agent, op_id))
+                self._processes.free(tx, op_id)
+            else:
+                self._processes.give_up(tx, op_id)
 
     async def _leave(self, wanted: Wanted, decided: _LockDecision) -> None:
         """Leaves the queue. If that cannot be decided now, the node does it when the arbiter can be reached."""

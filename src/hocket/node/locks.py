@@ -76,7 +76,8 @@ class NodeLock:
         self._lease: Lease
         self._task: asyncio.Task[object] | None
         self._held: HeldLock[asyncio.Event]
-        self._keeper: asyncio.Task[None]
+        self._start: asyncio.TimerHandle
+        self._keeper: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> HeldLock[asyncio.Event]:
         loop, asked = asyncio.get_running_loop(), self._wanted
@@ -92,14 +93,20 @@ class NodeLock:
         self._lease = Lease(lasts_s, asked_at)
         self._task = asyncio.current_task()
         self._held = HeldLock(hold.keys, hold.agent, hold.fence, asyncio.Event())
-        self._keeper = loop.create_task(self._keep())
+        # Most blocks end before there is anything to do.
+        self._start = loop.call_later(min(LOOK_S, lasts_s / 10), self._start_keeper)
         return self._held
 
+    def _start_keeper(self) -> None:
+        self._keeper = asyncio.get_running_loop().create_task(self._keep())
+
     async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self._keeper.cancel()
-        await asyncio.wait([self._keeper])
+        self._start.cancel()
+        if self._keeper is not None:
+            self._keeper.cancel()
+            await asyncio.wait([self._keeper])
         try:
-            await asyncio.shield(self._release())
+            await self._release()
         except Unreachable as error:
             _LOG.warning("the release of %s is kept here until the coordinator answers: %s", self._held.keys, error)
         except LockLost:
@@ -116,12 +123,10 @@ class NodeLock:
         """Renews until the lock is lost."""
         lease, loop = self._lease, asyncio.get_running_loop()
         with closing(self._access.listen(about(LOCK, self._wanted.scope.encode()))) as changes:
-            while (now := loop.time()) < lease.ends_at and not lease.is_over:
+            while (now := loop.time()) < lease.ends_at and not lease.is_over and await self._is_held():
                 if now >= lease.renews_at:
                     await self._renew(now)
                 elif await changes.wait(min(lease.renews_at, lease.ends_at) - now):
-                    if not await self._is_held():
-                        break
                     await asyncio.sleep(min(LOOK_S, max(0.0, lease.renews_at - loop.time())))
         self._lose()
 

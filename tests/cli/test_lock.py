@@ -1,0 +1,183 @@
+"""`hocket lock`: what it prints, its exit codes, and what it does with bad input."""
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from hocket.kernel.locks import KEY_CHARS_MAX
+from tests.cli.conftest import PATIENCE_S, PROGRAM, Program, until
+
+pytestmark = [pytest.mark.xdist_group("processes")]
+
+# Reads a number from a file, waits a moment, and writes the next: two at a time lose an update.
+EDIT = """
+import pathlib, sys, time
+path = pathlib.Path(sys.argv[1])
+count = int(path.read_text())
+time.sleep(0.01)
+path.write_text(str(count + 1))
+"""
+# One shell: edits the file under a lock, again and again, and survives a lost lock.
+SHELL = """
+import subprocess, sys
+path, edit, count, *program = sys.argv[1:]
+done = 0
+while done < int(count):
+    command = [*program, "lock", "run", f"file:{path}", "--wait", "1m", "--", sys.executable, "-c", edit, path]
+    done += subprocess.run(command, check=True).returncode == 0
+    print(done, flush=True)
+"""
+
+
+@pytest.mark.req("VX-03", "VX-04")
+def test_the_life_of_a_lock(hocket: Program) -> None:
+    held = hocket("lock", "acquire", "file:src/lib.rs", "--agent", "editor", "--ttl", "1m", "--json", code=0).json
+    assert {"key": "file:src/lib.rs", "agent": "editor", "fence": 1, "mode": "exclusive"}.items() <= held.items()
+    assert held["expires"] - held["since_ms"] == 60_000 and held["holder"] and held["node"]
+    refused = hocket("lock", "acquire", "file:src/**", "--agent", "other", code=3)
+    for text in ("file:src/lib.rs is held by editor on", "since 20", "until 20", "fence 1"):
+        assert text in refused.err
+    shown = hocket("lock", "show", "file:src/*", "--json", code=0).json
+    assert [each["fence"] for each in shown["holders"]] == [1] and shown["waiting"] == []
+    renewed = hocket("lock", "renew", "file:src/lib.rs", "--fence", "1", "--agent", "editor", "--json", code=0).json
+    assert renewed["fence"] == 1 and renewed["expires"] - renewed["since_ms"] < 60_000
+    assert [line.split("\t")[0] for line in hocket("lock", "list", code=0).out.splitlines()] == ["file:src/lib.rs"]
+    for fence, agent in (("2", "editor"), ("1", "other")):
+        refused = hocket("lock", "release", "file:src/lib.rs", "--fence", fence, "--agent", agent, code=3)
+        assert f"{agent} does not hold file:src/lib.rs under fence {fence}" in refused.err
+    refused = hocket("lock", "release", "file:docs", "--fence", "1", "--agent", "editor", code=3)
+    assert "is for file:src/lib.rs" in refused.err
+    hocket("lock", "release", "file:src/lib.rs", "--fence", "1", "--agent", "editor", code=0)
+    refused = hocket("lock", "renew", "file:src/lib.rs", "--fence", "1", "--agent", "editor", code=3)
+    assert "does not hold" in refused.err
+    assert hocket("lock", "acquire", "file:src/lib.rs", "--agent", "editor", code=0).out == "2\n"
+    broken = hocket("lock", "break", "file:src/lib.rs", "--reason", "it hangs", code=0)
+    assert "taken from editor" in broken.out
+    assert "no agent holds" in hocket("lock", "break", "file:src/lib.rs", "--reason", "it hangs", code=3).err
+    assert hocket("lock", "list", "--json", code=0).json == []
+
+
+BAD: tuple[tuple[tuple[str | bytes, ...], str], ...] = (
+    (("acquire", "k", "--agent", "a", "--ttl", "0"), "bad ttl: 0 ms"),
+    (("acquire", "k", "--agent", "a", "--ttl", "365d"), "bad ttl: 31536000000 ms"),
+    (("acquire", "k", "--agent", "a", "--ttl", "abc"), "bad ttl: not a duration: 'abc'"),
+    (("acquire", "k", "--agent", "a", "--wait", "abc"), "bad wait: not a duration"),
+    (("acquire", "k", "--agent", "a", "--wait", "2d"), "bad wait: 172800000 ms"),
+    (("acquire", "x" * 10_240, "--agent", "a"), f"10240 characters; use 1 to {KEY_CHARS_MAX}"),
+    (("acquire", "a\nb", "--agent", "a"), r"bad key 'a\nb': it has characters that cannot be printed"),
+    (("acquire", "a\u202eb", "--agent", "a"), r"bad key 'a\u202eb'"),
+    (("acquire", b"\xff", "--agent", "a"), "bad key"),
+    (("acquire", "", "--agent", "a"), "bad key: it has 0 characters"),
+    (("acquire", "k", "--agent", ""), "bad agent: it has 0 characters"),
+    (("acquire", "k"), "missing option '--agent'"),
+    (("release", "k", "--agent", "a", "--fence", "-1"), "bad fence: -1"),
+    (("release", "k", "--agent", "a", "--fence", "0"), "bad fence: 0"),
+    (("release", "k", "--agent", "a", "--fence", str(2**70)), "bad fence: 1180591620717411303424"),
+    (("release", "k", "--agent", "a"), "missing option '--fence'"),
+    (("renew", "k", "--agent", "a", "--fence", "seven"), "seven"),
+    (("break", "k", "--reason", " "), "bad reason"),
+    (("run", "k"), "no command; write it after --"),
+    (("run", "k", "--", "/no/such/program"), "cannot run /no/such/program"),
+)
+
+
+def test_bad_input_is_one_sentence_and_changes_nothing(hocket: Program) -> None:
+    environment = hocket.environment() | {"COLUMNS": "500"}
+    for arguments, sentence in BAD:
+        done = subprocess.run([*PROGRAM, "lock", *arguments], capture_output=True, env=environment, timeout=PATIENCE_S)
+        err = done.stderr.decode()
+        assert (done.returncode, err.count("\n")) == (2, 1), (arguments, err)
+        assert sentence.lower() in err.lower()
+    assert hocket("lock", "list", "--json", code=0).json == []
+
+
+def test_a_key_of_odd_unicode_is_one_key_in_every_form(hocket: Program) -> None:
+    composed, decomposed = "file:Zo\u00eb \U0001f512", "file:Zoe\u0308 \U0001f512"
+    assert hocket("lock", "acquire", composed, "--agent", "a", code=0).out == "1\n"
+    hocket("lock", "acquire", decomposed, "--agent", "b", code=3)
+    hocket("lock", "release", decomposed, "--agent", "a", "--fence", "1", code=0)
+    assert hocket("lock", "acquire", "**", "--agent", "b", code=0).out == "2\n", "a pattern that matches everything"
+    hocket("lock", "acquire", composed, "--agent", "a", code=3)
+
+
+def test_a_lock_is_taken_over_after_its_time_and_waited_for_till_then(hocket: Program) -> None:
+    hocket("lock", "acquire", "k", "--agent", "a", "--ttl", "100ms", code=0)
+    assert hocket("lock", "acquire", "k", "--agent", "b", "--ttl", "1m", "--wait", "1m", code=0).out == "2\n"
+    (shown,) = hocket("lock", "list", "--json", code=0).json
+    assert shown["expires"] - shown["since_ms"] >= 60_000, "a lock from the queue lasts its whole time"
+
+
+def test_run_passes_the_fence_and_the_exit_code(hocket: Program, tmp_path: Path) -> None:
+    show = "import os; print(os.environ['HOCKET_FENCE']); raise SystemExit(7)"
+    hocket("lock", "acquire", "other", "--agent", "a", code=0)
+    done = hocket("lock", "run", "a", "b", "--", sys.executable, "-c", show, code=7)
+    assert done.out == "2\n"
+    assert [each["key"] for each in hocket("lock", "list", "--json", code=0).json] == ["other"]
+    assert "is held by a on" in hocket("lock", "run", "other", "--", "true", code=3).err
+
+
+def test_run_stops_the_command_when_its_lock_is_lost(hocket: Program) -> None:
+    script = (
+        "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(600)"
+    )
+    process = hocket.start("lock", "run", "k", "--ttl", "10m", "--", sys.executable, "-c", script)
+    assert process.stdout is not None and process.stdout.readline() == "up\n"
+    hocket("lock", "break", "k", "--reason", "enough", code=0)
+    assert "the lock was lost, so the command was stopped" in hocket.finished(process, 3).err
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_run_passes_a_signal_on_and_releases(hocket: Program, number: int) -> None:
+    script = "import time; print('up', flush=True); time.sleep(600)"
+    process = hocket.start("lock", "run", "k", "--", sys.executable, "-c", script)
+    assert process.stdout is not None and process.stdout.readline() == "up\n"
+    process.send_signal(number)
+    assert hocket.finished(process, 128 + signal.SIGTERM)
+    assert hocket("lock", "list", "--json", code=0).json == []
+
+
+def edit_in_two_shells(hocket: Program, tmp_path: Path, rounds: int) -> None:
+    """Two shells edit one file, and each edit counts. Then one is killed in the middle of an edit, and the other goes
+    on at once, although the lock would last half a minute.
+    """
+    path = tmp_path / "counted"
+    path.write_text("0")
+    shells = [
+        subprocess.Popen(
+            [sys.executable, "-c", SHELL, str(path), EDIT, str(rounds), *PROGRAM],
+            env=hocket.environment(),
+            stdout=subprocess.DEVNULL,
+        )
+        for _ in range(2)
+    ]
+    assert [shell.wait(rounds * 30) for shell in shells] == [0, 0]
+    assert int(path.read_text()) == 2 * rounds
+
+    pid_file = tmp_path / "pid"
+    stuck = f"import os, time, pathlib; pathlib.Path({str(pid_file)!r}).write_text(str(os.getpid())); time.sleep(600)"
+    victim = hocket.start("lock", "run", f"file:{path}", "--", sys.executable, "-c", stuck)
+    until(lambda: pid_file.exists() and pid_file.read_text(), "the edit")
+    editor = int(pid_file.read_text())
+    other = hocket.start("lock", "run", f"file:{path}", "--wait", "20s", "--", sys.executable, "-c", EDIT, str(path))
+    until(lambda: hocket("lock", "show", f"file:{path}", "--json", code=0).json["waiting"], "the other to wait")
+    victim.kill()
+    began = time.monotonic()
+    hocket.finished(other, 0)
+    assert time.monotonic() - began < 20, "it did not wait for the end of the lock's time"
+    assert int(path.read_text()) == 2 * rounds + 1
+    assert not Path(f"/proc/{editor}").exists() or "Z" in Path(f"/proc/{editor}/stat").read_text().split()[2]
+
+
+@pytest.mark.req("VX-01")
+def test_two_shells_that_edit_one_file_lose_no_update(hocket: Program, tmp_path: Path) -> None:
+    edit_in_two_shells(hocket, tmp_path, 8)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(7200)
+def test_two_shells_that_edit_one_file_a_thousand_times_lose_no_update(hocket: Program, tmp_path: Path) -> None:
+    edit_in_two_shells(hocket, tmp_path, 500)
