@@ -5,7 +5,7 @@ what is allowed, in true time, and what the replicas show.
 
 import asyncio
 import random
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import combinations
@@ -16,7 +16,7 @@ from hocket.kernel.key_patterns import overlap
 from hocket.kernel.locks import LOCKS, Scope, conflict
 from hocket.kernel.subjects import LOCK, Subject
 from hocket.testing.linearizability import Acquire, Call, falling_fences
-from hocket.testing.sim.node import SimNode
+from hocket.testing.sim.node import SimNode, Up
 from hocket.testing.sim.violation import Violation
 
 KEYS = (("file:a",), ("file:b",), ("file:a", "file:b"), ("file:**",))
@@ -25,6 +25,7 @@ TTL_MS = (500, 3_000)
 WAIT_MS = (0, 500, 5_000)
 
 Note = Callable[[int, str, bytes, str], None]
+Found = Callable[[Violation], None]
 
 
 class LockWish(NamedTuple):
@@ -69,35 +70,30 @@ def draw(chance: random.Random, nodes: int, seconds: float, count: int) -> list[
     return sorted(wishes)
 
 
-class LockClients:
-    """Makes the requests, each in the life of its node."""
+class LockLoad:
+    """Makes the requests, each in the life of its node, and watches the replicas during the run: no replica shows two
+    holders at once, and all show the same one for a fence.
+    """
 
-    def __init__(self, nodes: Sequence[SimNode], note: Note) -> None:
-        self._nodes, self._note = nodes, note
+    def __init__(self, wishes: Sequence[LockWish], nodes: Sequence[SimNode], note: Note, found: Found) -> None:
+        self._wishes, self._nodes, self._note, self._found = wishes, nodes, note, found
+        self._holders: dict[int, bytes] = {}
         self.runs: list[LockRun] = []
 
-    async def run(self, wishes: Iterable[LockWish]) -> None:
+    async def run(self) -> None:
         loop = asyncio.get_running_loop()
         begin = loop.time()
-        for wish in wishes:
+        for wish in self._wishes:
             await asyncio.sleep(begin + wish.at - loop.time())
             up = self._nodes[wish.node].up
             if up is not None:
-                up.life.start(self._hold(wish), "lock")
+                up.life.start(self._hold(up, wish), "lock")
 
-    async def _hold(self, wish: LockWish) -> None:
+    async def _hold(self, up: Up, wish: LockWish) -> None:
         now = asyncio.get_running_loop().time
-        up, asked = self._nodes[wish.node].up, now()
-        assert up is not None
-        lock = up.lock(
-            *wish.keys,
-            agent=wish.agent,
-            ttl=f"{wish.ttl_ms}ms",
-            wait=f"{wish.wait_ms}ms",
-            shared=wish.is_shared,
-        )
+        asked, ttl, wait = now(), f"{wish.ttl_ms}ms", f"{wish.wait_ms}ms"
         try:
-            async with lock as held:
+            async with up.lock(*wish.keys, agent=wish.agent, ttl=ttl, wait=wait, shared=wish.is_shared) as held:
                 run = LockRun(wish.node, wish.agent, wish.keys, wish.is_shared, held.fence, asked, now())
                 self.runs.append(run)
                 self._note(wish.node, "locks", b"", f"{wish.keys} fence {held.fence}")
@@ -110,16 +106,6 @@ class LockClients:
         except HocketError as error:
             self._note(wish.node, "gets no lock", b"", str(error))
 
-
-class LockWatch:
-    """Watches the replicas during the run: no replica shows two holders at once, and all show the same one for a
-    fence.
-    """
-
-    def __init__(self, found: Callable[[Violation], None]) -> None:
-        self._found = found
-        self._holders: dict[int, bytes] = {}
-
     def look(self, node: SimNode) -> None:
         scope = lock_scope(node)
         for one, other in combinations(() if scope is None else scope.holds, 2):
@@ -131,26 +117,26 @@ class LockWatch:
                 sentence = f"node {node.number} shows a second hold under fence {hold.fence}"
                 self._found(Violation("one lock per fence", hold.op, sentence))
 
+    def at_the_end(self) -> Iterator[Violation]:
+        yield from held_twice(self.runs)
+        grants = [
+            Call(Acquire(number, run.agent, frozenset(run.keys)), run.fence, run.asked, run.start)
+            for number, run in enumerate(self.runs)
+        ]
+        for earlier, later in falling_fences(grants):
+            sentence = f"fence {later.result} was given after fence {earlier.result}"
+            yield Violation("fences of locks rise", None, sentence)
+        scopes = [lock_scope(node) for node in self._nodes]
+        shown = [scope and (scope.fence, scope.holds, scope.waits) for scope in scopes]
+        for node, here in zip(self._nodes, shown, strict=True):
+            if here != shown[0]:
+                yield Violation("replicas agree", None, f"nodes 0 and {node.number} show different locks")
+
 
 def lock_scope(node: SimNode) -> Scope | None:
     with node.store.read() as session:
         state = session.subject_state(Subject(LOCK, b""))
     return None if state is None else LOCKS.decode(state)
-
-
-def at_the_end(nodes: Sequence[SimNode], runs: Sequence[LockRun]) -> Iterator[Violation]:
-    yield from held_twice(runs)
-    grants = [
-        Call(Acquire(number, run.agent, frozenset(run.keys)), run.fence, run.asked, run.start)
-        for number, run in enumerate(runs)
-    ]
-    for earlier, later in falling_fences(grants):
-        sentence = f"fence {later.result} was given after fence {earlier.result}"
-        yield Violation("fences of locks rise", None, sentence)
-    shown = [(scope.fence, scope.holds, scope.waits) if (scope := lock_scope(node)) else None for node in nodes]
-    for node, other in zip(nodes, shown, strict=True):
-        if other != shown[0]:
-            yield Violation("replicas agree", None, f"nodes 0 and {node.number} show different locks")
 
 
 def held_twice(runs: Sequence[LockRun]) -> Iterator[Violation]:

@@ -24,7 +24,7 @@ from hocket.testing.sim.environment import Clocks
 from hocket.testing.sim.faults import HONEST_FAULTS, HOSTILE, Fault
 from hocket.testing.sim.hostile import HostileNode
 from hocket.testing.sim.load import Clients, Journal
-from hocket.testing.sim.lock_load import LockClients, LockWatch
+from hocket.testing.sim.lock_load import LockLoad
 from hocket.testing.sim.loop import Life
 from hocket.testing.sim.network import Network
 from hocket.testing.sim.node import SimNode, Up
@@ -124,7 +124,7 @@ class World:
         self._plan = faults.draw(self._chance, nodes, seconds, self._names, SKEW_S)
         count = round(seconds / 6) if jobs is None else jobs
         self._wishes = load.draw(self._chance, nodes, seconds, count)
-        self._lock_wishes = lock_load.draw(self._chance, nodes, seconds, count if locks is None else locks)
+        lock_wishes = lock_load.draw(self._chance, nodes, seconds, count if locks is None else locks)
         self._paces = load.paces(self._chance, nodes)
         self._trace = Trace()
         self._journal = Journal()
@@ -134,8 +134,7 @@ class World:
         self._acknowledged: dict[bytes, int] = {}
         self._violations: dict[tuple[str, bytes | None], Violation] = {}
         self._watch = checks.InvariantWatch(self._found)
-        self._lock_watch = LockWatch(self._found)
-        self._lockers = LockClients(self._nodes, self._note)
+        self._locks = LockLoad(lock_wishes, self._nodes, self._note, self._found)
 
     async def run(self) -> Report:
         began = time.perf_counter()
@@ -148,7 +147,7 @@ class World:
         clients = Clients(random.Random(self._chance.getrandbits(64)), self._nodes, self._journal, self._note)
         world = Life()
         world.start(clients.run(self._wishes), "clients")
-        world.start(self._lockers.run(self._lock_wishes), "lockers")
+        world.start(self._locks.run(), "lockers")
         world.start(self._look_on(), "watch")
         for fault in self._plan.faults:
             await self._until(fault.at)
@@ -160,7 +159,7 @@ class World:
         self._look()
         for violation in (
             *checks.at_the_end(self._nodes, self._journal, self._acknowledged, self._rogue),
-            *lock_load.at_the_end(self._nodes, self._lockers.runs),
+            *self._locks.at_the_end(),
         ):
             self._found(violation)
         lives = [world, *(node.up.life for node in self._nodes if node.up is not None)]
@@ -310,7 +309,7 @@ class World:
         stirred, self._stirred = self._stirred, {}
         for number in stirred:
             self._watch.look(self._nodes[number])
-            self._lock_watch.look(self._nodes[number])
+            self._locks.look(self._nodes[number])
 
     def _found(self, violation: Violation) -> None:
         if (violation.rule, violation.about) not in self._violations:
@@ -342,7 +341,7 @@ class World:
             len(self._journal.submitted),
             longest,
             len(self._journal.runs),
-            len(self._lockers.runs),
+            len(self._locks.runs),
             self._trace.digest(),
             violations,
             tuple(self._trace.around(about, TRACE_SHOWN)) if violations else (),
