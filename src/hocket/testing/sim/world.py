@@ -88,10 +88,10 @@ def run(
     minutes: float = 2.0,
     faults: Iterable[str] = HONEST_FAULTS,
     jobs: int | None = None,
-    locks: int | None = None,
+    coordination: int | None = None,
 ) -> Report:
-    """One simulated run. `jobs` is how many are submitted; by default ten for each minute. `locks` is how many are
-    asked for; by default as many as jobs.
+    """One simulated run. `jobs` is how many are submitted; by default ten for each minute. `coordination`
+    is how many locks are asked for; by default as many as jobs.
     """
     # Every node verifies the same ops with the same result.
     vars(ops)["verify"] = functools.lru_cache(maxsize=VERIFIED)(verify)
@@ -99,7 +99,7 @@ def run(
     before = gc.get_threshold()
     gc.set_threshold(GC_EVERY, 20, 20)
     try:
-        return loop.run(World(seed, nodes, minutes * 60, tuple(faults), jobs, locks).run())
+        return loop.run(World(seed, nodes, minutes * 60, tuple(faults), jobs, coordination).run())
     finally:
         gc.set_threshold(*before)
         vars(ops)["verify"] = verify
@@ -112,7 +112,7 @@ def _ops(node: SimNode) -> list[tuple[bytes, Op | Malformed]]:
 
 class World:
     def __init__(
-        self, seed: int, nodes: int, seconds: float, names: Sequence[str], jobs: int | None, locks: int | None
+        self, seed: int, nodes: int, seconds: float, names: Sequence[str], jobs: int | None, coordination: int | None
     ) -> None:
         if nodes < 1 or seconds <= 0:
             raise ValueError("a simulation needs at least one node and some time")
@@ -124,7 +124,8 @@ class World:
         self._plan = faults.draw(self._chance, nodes, seconds, self._names, SKEW_S)
         count = round(seconds / 6) if jobs is None else jobs
         self._wishes = load.draw(self._chance, nodes, seconds, count)
-        lock_wishes = lock_load.draw(self._chance, nodes, seconds, count if locks is None else locks)
+        others = count if coordination is None else coordination
+        lock_wishes = lock_load.draw(self._chance, nodes, seconds, others)
         self._paces = load.paces(self._chance, nodes)
         self._trace = Trace()
         self._journal = Journal()
@@ -135,6 +136,7 @@ class World:
         self._violations: dict[tuple[str, bytes | None], Violation] = {}
         self._watch = checks.InvariantWatch(self._found)
         self._locks = LockLoad(lock_wishes, self._nodes, self._note, self._found)
+        self._loads = (self._locks,)
 
     async def run(self) -> Report:
         began = time.perf_counter()
@@ -147,7 +149,8 @@ class World:
         clients = Clients(random.Random(self._chance.getrandbits(64)), self._nodes, self._journal, self._note)
         world = Life()
         world.start(clients.run(self._wishes), "clients")
-        world.start(self._locks.run(), "lockers")
+        for each in self._loads:
+            world.start(each.run(), type(each).__name__)
         world.start(self._look_on(), "watch")
         for fault in self._plan.faults:
             await self._until(fault.at)
@@ -159,7 +162,7 @@ class World:
         self._look()
         for violation in (
             *checks.at_the_end(self._nodes, self._journal, self._acknowledged, self._rogue),
-            *self._locks.at_the_end(),
+            *(violation for each in self._loads for violation in each.at_the_end()),
         ):
             self._found(violation)
         lives = [world, *(node.up.life for node in self._nodes if node.up is not None)]
@@ -309,7 +312,8 @@ class World:
         stirred, self._stirred = self._stirred, {}
         for number in stirred:
             self._watch.look(self._nodes[number])
-            self._locks.look(self._nodes[number])
+            for each in self._loads:
+                each.look(self._nodes[number])
 
     def _found(self, violation: Violation) -> None:
         if (violation.rule, violation.about) not in self._violations:
