@@ -9,10 +9,10 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from hocket.testing.linearizability import UNKNOWN, Acquire, Call, LockModel, apart, check
+from hocket.testing.linearizability import UNKNOWN, Acquire, Call, Expire, LockModel, apart, check
 from tests.histories import guarded
 from tests.histories.disturbance import Client, disturb, file_of
-from tests.histories.recording import recorded
+from tests.histories.recording import SLACK_S, recorded
 from tests.scenarios.machines import Machine, machines
 
 CLIENTS = 8
@@ -85,24 +85,34 @@ def record(mesh: Mesh, directory: Path, client: str, given: str, resources: list
     for note in sorted(set(notes)):
         print(f"  {notes.count(note)}× {note}")
     assert written > 20
-    return history if mesh.is_alone else _without_refusals(history)
+    return _without_guesses(history)
 
 
-def _without_refusals(history: list[Call]) -> list[Call]:
-    """A request without an answer may be granted much later, when its node reaches the coordinator. Such a hold can
-    only explain why others were refused. Without refusals the search need not try when each of them was granted.
+def _without_guesses(history: list[Call]) -> list[Call]:
+    """The history without requests that have no answer, and without refusals that such a request may have caused.
+    Otherwise the search would have to guess when each of them was granted; in a mesh that can be much later, when its
+    node reaches the coordinator. They explain nothing but refusals.
     """
-    dropped = {
-        call.op.hold
-        for call in history
-        if isinstance(call.op, Acquire) and (call.result is None or call.result is UNKNOWN)
-    }
+    requests = [call for call in history if isinstance(call.op, Acquire)]
+    ended = {call.op.hold: call.end for call in history if isinstance(call.op, Expire)}
+    guesses = [
+        (call, min(ended[call.op.hold], call.end + LASTS_MS / 1000 + SLACK_S))
+        for call in requests
+        if call.result is UNKNOWN
+    ]
+    dropped = {call.op.hold for call, _ in guesses}
+    for call in requests:
+        if call.result is None and any(
+            guess.op.keys & call.op.keys and guess.start <= call.end and call.start <= until for guess, until in guesses
+        ):
+            dropped.add(call.op.hold)
     return [call for call in history if getattr(call.op, "hold", None) not in dropped]
 
 
 def check_history(history: list[Call]) -> None:
     grants = [call for call in history if isinstance(call.op, Acquire) and isinstance(call.result, int)]
-    print(f"{len(grants)} holds")
+    refusals = [call for call in history if isinstance(call.op, Acquire) and call.result is None]
+    print(f"{len(grants)} holds, {len(refusals)} refusals")
     assert len(grants) > 20
     for part in apart(history, lambda op: op.keys):
         verdict = check(LockModel(), part)
