@@ -12,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import apsw
 import pytest
 
 import hocket
@@ -345,3 +346,26 @@ async def test_a_subject_row_that_was_lost_comes_back_with_its_fence(home: Path)
         assert scope_of(node) == old
         async with node.lock("k", agent="one") as held:
             assert held.fence == 4
+
+
+@pytest.mark.req("VX-06")
+@on_a_loop
+async def test_a_round_costs_the_store_no_more_with_a_longer_history(home: Path) -> None:
+    taken: list[int] = []
+
+    def note(event: dict[str, Any]) -> None:
+        taken.append(event["stmt_status"]["SQLITE_STMTSTATUS_VM_STEP"])
+
+    async def steps() -> int:
+        """How many steps SQLite's machine takes for a round."""
+        taken.clear()
+        async with node.lock("k", agent="one"):
+            pass
+        return sum(taken)
+
+    async with hocket.open(home) as node:
+        node.runtime.store._writer.trace_v2(apsw.SQLITE_TRACE_PROFILE, note)  # type: ignore[attr-defined]
+        first = min([await steps() for _ in range(20)])
+        for _ in range(300):
+            await steps()
+        assert min([await steps() for _ in range(20)]) <= first * 1.2

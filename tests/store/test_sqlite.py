@@ -165,6 +165,7 @@ def as_version_4(path: Path) -> None:
     """Takes from a database what later versions have added."""
     made_by(
         path,
+        "DROP TABLE lock_requests",
         "DROP TABLE presence",
         "ALTER TABLE workers DROP COLUMN serves",
         "ALTER TABLE head DROP COLUMN sealed",

@@ -42,8 +42,9 @@ FILE = "file:"
 # How often a waiting agent looks whether a holder's process is dead.
 LOOK_S = 0.5
 LOOK_S_MIN = 0.02
-# How long it rests after it has asked again in vain.
+# How long it rests after it has asked again in vain, the first time and at most.
 ASK_AGAIN_S = 0.2
+ASK_AGAIN_S_MAX = 5.0
 # How long a node that has just joined waits for the log that says who decides.
 INFORMED_S = 10.0
 REASON_CHARS_MAX = 500
@@ -203,8 +204,7 @@ class LockClient:
             await asyncio.shield(self._access.run(lambda tx: self._withdraw(tx, wanted, asked)))
             raise
         except _Undecided as error:
-            given_up = error.written.id
-            await self._access.run(lambda tx: self._processes.give_up(tx, given_up))
+            await self.give_up(error.written.id)
             raise Unreachable(f"{error}; no lock was taken") from None
         if isinstance(decided.outcome, Reason):
             await self._free(decided.written)
@@ -232,7 +232,10 @@ class LockClient:
             self._check_key(scope_in(tx, scope), key, agent, fence)
             return tx.author(RenewLocks(scope, agent, fence, ttl_ms))
 
-        decided = await self._decided(scope, ask)
+        try:
+            decided = await self._decided(scope, ask)
+        except _Undecided as error:
+            raise Unreachable(f"{error}; the lock was not renewed") from None
         hold = self._held(decided.scope, agent, fence)
         if isinstance(decided.outcome, Reason) or hold is None:
             raise self._lost(decided, key, agent, fence)
@@ -247,9 +250,16 @@ class LockClient:
                 self._processes.free(tx, bound)
             return tx.author(ReleaseLocks(scope, agent, fence))
 
-        decided = await self._decided(scope, ask)
+        try:
+            decided = await self._decided(scope, ask)
+        except _Undecided as error:
+            raise Unreachable(f"{error}; the release is kept here, and sent when the coordinator answers") from None
         if isinstance(decided.outcome, Reason):
             raise self._lost(decided, key, agent, fence)
+
+    async def give_up(self, request: bytes) -> None:
+        """The node releases what this request got, or may still get."""
+        await self._access.run(lambda tx: self._processes.give_up(tx, request))
 
     async def break_(self, scope: str, key: str, reason: str) -> list[Hold]:
         """The holds that were ended."""
@@ -318,7 +328,7 @@ class LockClient:
             hold = hold_of(state, waiting)
             return hold is not None or wait_of(state, waiting) is None, hold
 
-        topics, rests_until = about(LOCK, wanted.scope.encode()), 0.0
+        topics, rests_until, rest_s = about(LOCK, wanted.scope.encode()), 0.0, ASK_AGAIN_S
         is_over, found = await look()
         while not is_over:
             if ends_at <= _now():
@@ -326,7 +336,7 @@ class LockClient:
             await self._processes.sweep_dead(self._access)
             if self._due_s(state) <= 0 and rests_until <= _now():
                 await self._ask_again(wanted, waiting, ends_at)
-                rests_until = _now() + ASK_AGAIN_S
+                rests_until, rest_s = _now() + rest_s, min(2 * rest_s, ASK_AGAIN_S_MAX)
             patience = min(LOOK_S, ends_at - _now(), max(self._due_s(state), rests_until - _now()))
             with suppress(TimeoutError):
                 found = await self._access.until(look, max(patience, LOOK_S_MIN), topics)

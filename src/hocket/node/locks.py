@@ -24,6 +24,8 @@ from hocket.work.node_access import NodeAccess
 
 # A busy scope changes all the time; a holder looks at it no more often than this.
 LOOK_S = 0.2
+# A grant from the queue that has less time left is renewed before the block begins.
+LEFT_S_MIN = 1.0
 
 E = TypeVar("E", asyncio.Event, threading.Event)
 _LOG = logging.getLogger("hocket")
@@ -84,12 +86,17 @@ class NodeLock:
         asked_at, lasts_s = loop.time(), asked.ttl_ms / 1000
         granted = await self._client.acquire(asked, is_bound=True)
         hold, self._request = granted.hold, granted.request
-        if granted.is_queued and granted.is_elsewhere:
-            # It was granted at a time that this clock does not know.
-            asked_at = loop.time()
-            hold = await self._client.renew(asked.scope, None, asked.agent, hold.fence, asked.ttl_ms)
-        elif granted.is_queued:
-            asked_at, lasts_s = loop.time(), (hold.deadline - self._access.log.physical()) / 1000
+        if granted.is_queued:
+            asked_at, left_s = loop.time(), (hold.deadline - self._access.log.physical()) / 1000
+            if granted.is_elsewhere or left_s < min(LEFT_S_MIN, lasts_s / 2):
+                # It was granted at a time that this clock does not know, or long ago.
+                try:
+                    hold = await self._client.renew(asked.scope, None, asked.agent, hold.fence, asked.ttl_ms)
+                except BaseException:
+                    await asyncio.shield(self._client.give_up(self._request))
+                    raise
+            else:
+                lasts_s = left_s
         self._lease = Lease(lasts_s, asked_at)
         self._task = asyncio.current_task()
         self._held = HeldLock(hold.keys, hold.agent, hold.fence, asyncio.Event())
