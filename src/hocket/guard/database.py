@@ -23,9 +23,6 @@ HAS_TABLE_POSTGRES = "SELECT to_regclass('hocket_fences') IS NOT NULL"
 # Processes that create a table at the same time collide in PostgreSQL's catalogue: this lock puts them in a row.
 LOCK_CREATION_POSTGRES = "SELECT pg_advisory_xact_lock(114784820028788)"
 
-# The status of a psycopg connection without an open transaction.
-IDLE = 0
-
 
 class SqliteGuard:
     def __init__(self, connection: Any) -> None:
@@ -55,7 +52,7 @@ class PostgresGuard:
         self._connection = connection
 
     def in_transaction(self) -> bool:
-        return bool(self._connection.info.transaction_status != IDLE)
+        return bool(self._connection.info.transaction_status != 0)  # psycopg's TransactionStatus.IDLE
 
     def begin(self) -> None:
         # Without autocommit, the first statement begins the transaction.

@@ -3,8 +3,8 @@
 from hocket.errors import Usage
 
 # The largest integer of SQLite and of PostgreSQL's bigint.
-FENCE_MAX = 2**63 - 1
-RESOURCE_MAX = 1000
+FENCE_MAX = (1 << 63) - 1
+RESOURCE_CHARS_MAX = 1_000
 
 
 def check_fence(fence: object) -> int:
@@ -25,8 +25,8 @@ def check_fence(fence: object) -> int:
 def check_resource(resource: object) -> str:
     if not isinstance(resource, str) or not resource:
         raise Usage(f"the name of a guarded resource must be a text, not {_short(resource)}")
-    if len(resource) > RESOURCE_MAX:
-        raise Usage(f"the name of a guarded resource has {len(resource)} characters; the limit is {RESOURCE_MAX}")
+    if len(resource) > RESOURCE_CHARS_MAX:
+        raise Usage(f"the name of a guarded resource has {len(resource)} characters; the limit is {RESOURCE_CHARS_MAX}")
     if "\0" in resource or any("\ud800" <= each <= "\udfff" for each in resource):
         raise Usage(f"a database cannot keep {_short(resource)} as the name of a resource")
     return resource
