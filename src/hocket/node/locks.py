@@ -143,8 +143,19 @@ class NodeLock:
         lease, asked = self._lease, self._wanted
         lease.renewing()
         try:
-            async with asyncio.timeout(lease.ends_at - now):
-                await self._client.renew(asked.scope, None, asked.agent, self._held.fence, asked.ttl_ms)
+            renewal = asyncio.ensure_future(
+                self._client.renew(asked.scope, None, asked.agent, self._held.fence, asked.ttl_ms)
+            )
+            # A renewal that hangs, in a commit for instance, must not keep the holder from giving up in time.
+            try:
+                await asyncio.wait([renewal], timeout=lease.ends_at - now)
+            finally:
+                if not renewal.done():
+                    renewal.cancel()
+                    renewal.add_done_callback(lambda task: task.cancelled() or task.exception())
+            if not renewal.done():
+                raise TimeoutError
+            renewal.result()
         except LockLost:
             lease.end()
         except (HocketError, TimeoutError):
