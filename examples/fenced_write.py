@@ -18,24 +18,19 @@ import hocket
 
 
 class Page:
-    """What the job changes: a text in a database of its own, with the fence of the claim that wrote it."""
+    """What the job changes: a text in a database of its own."""
 
     def __init__(self, path: Path | str) -> None:
         self._db = sqlite3.connect(path, isolation_level=None, timeout=10)
-        self._db.execute("CREATE TABLE IF NOT EXISTS page (job TEXT PRIMARY KEY, fence INTEGER, text TEXT)")
+        self._db.execute("CREATE TABLE IF NOT EXISTS page (job TEXT PRIMARY KEY, text TEXT)")
 
-    def write(self, job_id: str, fence: int, text: str) -> bool:
-        """One statement compares and writes. False, and nothing changes, for a fence lower than one seen before."""
-        changed = self._db.execute(
-            "INSERT INTO page VALUES (?, ?, ?)"
-            " ON CONFLICT (job) DO UPDATE SET fence = excluded.fence, text = excluded.text"
-            " WHERE excluded.fence >= fence",
-            (job_id, fence, text),
-        )
-        return changed.rowcount > 0
+    def write(self, job_id: str, fence: int, text: str) -> None:
+        """One transaction compares the fence and writes. A fence lower than one seen before is a StaleFence."""
+        with hocket.fenced(self._db, job_id, fence):
+            self._db.execute("INSERT OR REPLACE INTO page VALUES (?, ?)", (job_id, text))
 
-    def read(self, job_id: str) -> tuple[int, str]:
-        return self._db.execute("SELECT fence, text FROM page WHERE job = ?", (job_id,)).fetchone()
+    def read(self, job_id: str) -> str:
+        return self._db.execute("SELECT text FROM page WHERE job = ?", (job_id,)).fetchone()[0]
 
 
 # The lease is short so that the frozen worker is given up soon.
@@ -44,9 +39,7 @@ def publish(ctx, path):
     if ctx.fence == 1:
         # The laptop's lid is closed, the virtual machine is paused, … Sent to this thread, it stops right here.
         signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
-    text = f"written under fence {ctx.fence}"
-    if not Page(path).write(ctx.job_id, ctx.fence, text):
-        raise RuntimeError(f"fence {ctx.fence} is too old; another worker holds this job")
+    Page(path).write(ctx.job_id, ctx.fence, f"written under fence {ctx.fence}")
     return {"pid": os.getpid(), "fence": ctx.fence}
 
 
@@ -71,12 +64,16 @@ def main() -> None:
                 worker.kill()
                 worker.wait()
         page = Page(path)
-        assert not page.write(handle.job_id, 1, "written under fence 1"), "a lower fence must be refused"
-        fence, text = page.read(handle.job_id)
-        print(f"the page says: {text!r}, fence {fence}")
+        try:
+            page.write(handle.job_id, 1, "written under fence 1")
+            raise AssertionError("a lower fence must be refused")
+        except hocket.StaleFence as refused:
+            print("a late write:", refused)
+        text = page.read(handle.job_id)
+        print(f"the page says: {text!r}")
         ops = [op["type"] for op in handle.status()["ops"]]
         print("the log says:", ", ".join(ops))
-        assert fence == 2 and ops.count("CompleteJob") == 1
+        assert text == "written under fence 2" and ops.count("CompleteJob") == 1
 
 
 if __name__ == "__main__":

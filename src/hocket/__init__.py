@@ -11,7 +11,10 @@ if TYPE_CHECKING:
     from typing import Any
 
     from hocket.coordination.rows import RowConflict
-    from hocket.errors import Conflict, HocketError, NotAuthorised, StoreError, Unreachable, Usage
+    from hocket.errors import Conflict, HocketError, NotAuthorised, StaleFence, StoreError, Unreachable, Usage
+    from hocket.guard.asgi import FenceMiddleware
+    from hocket.guard.database import fenced
+    from hocket.guard.files import fenced_file
     from hocket.node.handles import Handle, JobCancelled, JobFailed, SyncHandle
     from hocket.node.node import Node, SyncNode
     from hocket.node.opening import init, open, open_sync
@@ -29,6 +32,7 @@ __all__ = [
     "Conflict",
     "Context",
     "Fatal",
+    "FenceMiddleware",
     "Handle",
     "Handlers",
     "HocketError",
@@ -39,6 +43,7 @@ __all__ = [
     "Node",
     "NotAuthorised",
     "RowConflict",
+    "StaleFence",
     "StoreError",
     "SyncHandle",
     "SyncNode",
@@ -46,6 +51,8 @@ __all__ = [
     "Usage",
     "admin",
     "command",
+    "fenced",
+    "fenced_file",
     "init",
     "job",
     "kind",
@@ -55,7 +62,10 @@ __all__ = [
 
 _ROOMS = {
     "coordination.rows": ("RowConflict",),
-    "errors": ("Conflict", "HocketError", "NotAuthorised", "StoreError", "Unreachable", "Usage"),
+    "errors": ("Conflict", "HocketError", "NotAuthorised", "StaleFence", "StoreError", "Unreachable", "Usage"),
+    "guard.asgi": ("FenceMiddleware",),
+    "guard.database": ("fenced",),
+    "guard.files": ("fenced_file",),
     "node.handles": ("Handle", "JobCancelled", "JobFailed", "SyncHandle"),
     "node.node": ("Node", "SyncNode"),
     "node.opening": ("init", "open", "open_sync"),

@@ -29,6 +29,19 @@ class Conflict(HocketError):
     exit_code = 3
 
 
+class StaleFence(Conflict):
+    """The resource has seen a higher fence, so this writer no longer holds it. Nothing was written."""
+
+    def __init__(self, resource: str, fence: int, newest: int) -> None:
+        super().__init__(
+            f"fence {fence} is stale: {resource!a} has seen fence {newest}, so this writer no longer holds it"
+        )
+        self.resource, self.fence, self.newest = resource, fence, newest
+
+    def __reduce__(self) -> tuple[type["StaleFence"], tuple[str, int, int]]:
+        return StaleFence, (self.resource, self.fence, self.newest)
+
+
 class NotAuthorised(HocketError):
     exit_code = 4
 

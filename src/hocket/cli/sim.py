@@ -111,6 +111,7 @@ def _record(report: "Report") -> dict[str, object]:
         "jobs": report.jobs,
         "ops": report.ops,
         "runs": report.runs,
+        "locks": report.locks,
         "trace": report.digest,
         "violations": [{"rule": each.rule, "sentence": each.sentence} for each in report.violations],
     }

@@ -86,7 +86,9 @@ class NodeLock:
         asked_at, lasts_s = loop.time(), asked.ttl_ms / 1000
         granted = await self._client.acquire(asked, is_bound=True)
         hold, self._request = granted.hold, granted.request
-        if granted.is_queued:
+        # The answer may have come so late that the lock is over by now.
+        is_late = loop.time() > asked_at + lasts_s / 2
+        if granted.is_queued or is_late:
             asked_at, left_s = loop.time(), (hold.deadline - self._access.log.physical()) / 1000
             if granted.is_elsewhere or left_s < min(LEFT_S_MIN, lasts_s / 2):
                 # It was granted at a time that this clock does not know, or long ago.
@@ -141,8 +143,19 @@ class NodeLock:
         lease, asked = self._lease, self._wanted
         lease.renewing()
         try:
-            async with asyncio.timeout(lease.ends_at - now):
-                await self._client.renew(asked.scope, None, asked.agent, self._held.fence, asked.ttl_ms)
+            renewal = asyncio.ensure_future(
+                self._client.renew(asked.scope, None, asked.agent, self._held.fence, asked.ttl_ms)
+            )
+            # A renewal that hangs, in a commit for instance, must not keep the holder from giving up in time.
+            try:
+                await asyncio.wait([renewal], timeout=lease.ends_at - now)
+            finally:
+                if not renewal.done():
+                    renewal.cancel()
+                    renewal.add_done_callback(lambda task: task.cancelled() or task.exception())
+            if not renewal.done():
+                raise TimeoutError
+            renewal.result()
         except LockLost:
             lease.end()
         except (HocketError, TimeoutError):

@@ -7,11 +7,11 @@ import pytest
 from msgspec.structs import replace
 
 from hocket.errors import StoreError
-from hocket.kernel import roster
+from hocket.kernel import locks, roster
 from hocket.kernel.reasons import Reason
 from hocket.kernel.roster import State
 from hocket.kernel.vocabulary import AcceptWork, ClaimWork
-from hocket.log import Log, Transaction
+from hocket.log import Log, Transaction, lock_projector
 from hocket.log.intake import Intake
 from hocket.work import jobs
 
@@ -123,10 +123,27 @@ def lost_group_commit(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Log, "commit", careless)
 
 
+def fence_from_the_row(patch: pytest.MonkeyPatch) -> None:
+    """The next fence is counted from the locks that are held: after a release it begins again."""
+    served = locks._served
+
+    def from_the_row(changed: Any, at: Any, fence: int) -> Any:
+        return served(changed, at, max((hold.fence for hold in changed.holds), default=0))
+
+    patch.setattr(locks, "_served", from_the_row)
+
+
+def locks_end_by_the_merged_clock(patch: pytest.MonkeyPatch) -> None:
+    """The arbiter ends locks by a clock that others can move."""
+    patch.setattr(lock_projector, "ends_early", lambda *_: None)
+
+
 BUGS: dict[str, Plant] = {
     "late claim wins": late_claim_wins,
     "fence not checked": fence_not_checked,
     "clock not advanced on refused ops": clock_not_advanced,
     "expiry by wall clock": expiry_by_wall_clock,
     "lost group commit": lost_group_commit,
+    "fence from the row": fence_from_the_row,
+    "locks end by the merged clock": locks_end_by_the_merged_clock,
 }

@@ -14,6 +14,8 @@ FOUND_BY = {
     "clock not advanced on refused ops": {"clocks never go back", "replicas agree"},
     "expiry by wall clock": {"no two holders at once"},
     "lost group commit": {"no acknowledged op is lost"},
+    "fence from the row": {"fences of locks rise", "one lock per fence"},
+    "locks end by the merged clock": {"no two holders of a lock at once"},
 }
 
 

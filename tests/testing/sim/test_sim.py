@@ -18,6 +18,7 @@ from hocket.store import open as open_store
 from hocket.testing import sim
 from hocket.testing.sim import checks, disk, faults, loop
 from hocket.testing.sim.load import OPEN, SOLE, SimRun
+from hocket.testing.sim.lock_load import LockRun, held_twice
 from hocket.testing.sim.network import GIVE_UP_S, Network
 
 pytestmark = pytest.mark.touches("LW-40")
@@ -46,6 +47,7 @@ def test_no_rule_is_broken_whatever_goes_wrong(seed: int) -> None:
     assert not report.violations, report
     assert report.settled_s is not None
     assert report.jobs > 5 and report.runs >= report.jobs / 2
+    assert report.locks > 0
 
 
 @pytest.mark.soak
@@ -224,3 +226,16 @@ def test_overlaps_are_found_and_neighbours_are_not() -> None:
     endless = [SimRun(job, SOLE, 1, 0, 0.0, None), SimRun(job, SOLE, 2, 1, 9.0, 9.5)]
     assert len(list(checks.overlaps(endless))) == 1
     assert list(checks.overlaps([SimRun(job, OPEN, 1, 0, 0.0, 1.5), SimRun(job, OPEN, 1, 1, 1.0, 2.0)])) == []
+
+
+def test_locks_that_are_held_twice_are_found_and_others_are_not() -> None:
+    def run(node: int, key: str, start: float, end: float | None, shared: bool = False) -> LockRun:
+        return LockRun(node, "editor", (key,), shared, node, start, start, end)
+
+    apart = [run(1, "file:a", 0, 1), run(2, "file:a", 1, 2), run(3, "file:b", 0, 2)]
+    readers = [run(1, "file:a", 0, 2, True), run(2, "file:*", 1, 2, True)]
+    assert list(held_twice(apart)) == list(held_twice(readers)) == []
+    for other in (run(2, "file:a", 1, 2), run(2, "file:*", 1, 2), run(2, "file:a", 1, 2, True)):
+        (found,) = held_twice([run(1, "file:a", 0, 1.5), other])
+        assert found.rule == "no two holders of a lock at once" and "fence 2" in found.sentence
+    assert len(list(held_twice([run(1, "file:a", 0, None), run(2, "file:a", 9, 10)]))) == 1

@@ -6,8 +6,8 @@ nothing was lost, that all nodes agree, and that no job was held twice.
     assert not report.violations, report
 """
 
-from hocket.testing.sim.checks import Violation
 from hocket.testing.sim.faults import FAULTS, HONEST_FAULTS
+from hocket.testing.sim.violation import Violation
 from hocket.testing.sim.world import Report, run
 
 __all__ = ["FAULTS", "HONEST_FAULTS", "Report", "Violation", "run"]

@@ -15,15 +15,8 @@ from hocket.store import JobEntry, JobSession, Stage
 from hocket.testing.sim.hostile import ROGUE
 from hocket.testing.sim.load import OPEN, SOLE, Journal, SimRun
 from hocket.testing.sim.node import SimNode, Up
+from hocket.testing.sim.violation import Violation
 from hocket.work import view
-
-
-class Violation(NamedTuple):
-    """`about` is the job or op that shows it, if there is one."""
-
-    rule: str
-    about: bytes | None
-    sentence: str
 
 
 class Shown(NamedTuple):

@@ -7,6 +7,7 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVar, cast
 
+from hocket.coordination.lock_processes import LockSweep
 from hocket.events import Event
 from hocket.kernel.ids import content_hash
 from hocket.kernel.keys import SigningKey, did_key
@@ -138,6 +139,7 @@ class Up(Node):
         self.life.start(touch.run(), "touch")
         self.life.start(worker.run(), "worker")
         self.life.start(SweepLoop(self, self.environment, self._emit).run(), "sweep")
+        self.life.start(LockSweep(self, self.environment, self._emit).run(), "lock sweep")
 
     def _emit(self, event: Event) -> None:
         self.node.witness.emitted(self.node.number, event)

@@ -19,16 +19,17 @@ from hocket.kernel.ops import Op, decode
 from hocket.kernel.postcard import Malformed
 from hocket.kernel.rules import HOCKET
 from hocket.kernel.vocabulary import DesignateCoordinator
-from hocket.testing.sim import checks, faults, load, loop
-from hocket.testing.sim.checks import Violation
+from hocket.testing.sim import checks, faults, load, lock_load, loop
 from hocket.testing.sim.environment import Clocks
 from hocket.testing.sim.faults import HONEST_FAULTS, HOSTILE, Fault
 from hocket.testing.sim.hostile import HostileNode
 from hocket.testing.sim.load import Clients, Journal
+from hocket.testing.sim.lock_load import LockLoad
 from hocket.testing.sim.loop import Life
 from hocket.testing.sim.network import Network
 from hocket.testing.sim.node import SimNode, Up
 from hocket.testing.sim.trace import SimEvent, Trace
+from hocket.testing.sim.violation import Violation
 from hocket.work.handlers import Handlers
 
 # When the nodes start, in the simulation's own time. They have met before.
@@ -61,6 +62,7 @@ class Report:
     jobs: int
     ops: int
     runs: int
+    locks: int
     digest: str
     violations: tuple[Violation, ...]
     events: tuple[SimEvent, ...]
@@ -68,7 +70,7 @@ class Report:
     def __str__(self) -> str:
         lines = [
             f"seed {self.seed}: {self.nodes} nodes, {self.virtual_s:.0f} s, {self.jobs} jobs, {self.runs} runs,"
-            f" {self.ops} ops; faults: {', '.join(self.faults) or 'none'}; trace {self.digest[:16]}"
+            f" {self.locks} locks, {self.ops} ops; faults: {', '.join(self.faults) or 'none'}; trace {self.digest[:16]}"
         ]
         for violation in self.violations:
             lines.append(f"  {violation.rule}: {violation.sentence}")
@@ -86,15 +88,18 @@ def run(
     minutes: float = 2.0,
     faults: Iterable[str] = HONEST_FAULTS,
     jobs: int | None = None,
+    coordination: int | None = None,
 ) -> Report:
-    """One simulated run. `jobs` is how many are submitted; by default ten for each minute."""
+    """One simulated run. `jobs` is how many are submitted; by default ten for each minute. `coordination`
+    is how many locks are asked for; by default as many as jobs.
+    """
     # Every node verifies the same ops with the same result.
     vars(ops)["verify"] = functools.lru_cache(maxsize=VERIFIED)(verify)
     # A run makes much cyclic garbage; collecting it as often as usual takes a tenth of the time.
     before = gc.get_threshold()
     gc.set_threshold(GC_EVERY, 20, 20)
     try:
-        return loop.run(World(seed, nodes, minutes * 60, tuple(faults), jobs).run())
+        return loop.run(World(seed, nodes, minutes * 60, tuple(faults), jobs, coordination).run())
     finally:
         gc.set_threshold(*before)
         vars(ops)["verify"] = verify
@@ -106,7 +111,9 @@ def _ops(node: SimNode) -> list[tuple[bytes, Op | Malformed]]:
 
 
 class World:
-    def __init__(self, seed: int, nodes: int, seconds: float, names: Sequence[str], jobs: int | None) -> None:
+    def __init__(
+        self, seed: int, nodes: int, seconds: float, names: Sequence[str], jobs: int | None, coordination: int | None
+    ) -> None:
         if nodes < 1 or seconds <= 0:
             raise ValueError("a simulation needs at least one node and some time")
         self._seed = seed
@@ -115,7 +122,10 @@ class World:
         self._count = nodes
         self._chance = random.Random(seed)
         self._plan = faults.draw(self._chance, nodes, seconds, self._names, SKEW_S)
-        self._wishes = load.draw(self._chance, nodes, seconds, round(seconds / 6) if jobs is None else jobs)
+        count = round(seconds / 6) if jobs is None else jobs
+        self._wishes = load.draw(self._chance, nodes, seconds, count)
+        others = count if coordination is None else coordination
+        lock_wishes = lock_load.draw(self._chance, nodes, seconds, others)
         self._paces = load.paces(self._chance, nodes)
         self._trace = Trace()
         self._journal = Journal()
@@ -125,6 +135,8 @@ class World:
         self._acknowledged: dict[bytes, int] = {}
         self._violations: dict[tuple[str, bytes | None], Violation] = {}
         self._watch = checks.InvariantWatch(self._found)
+        self._locks = LockLoad(lock_wishes, self._nodes, self._note, self._found)
+        self._loads = (self._locks,)
 
     async def run(self) -> Report:
         began = time.perf_counter()
@@ -137,6 +149,8 @@ class World:
         clients = Clients(random.Random(self._chance.getrandbits(64)), self._nodes, self._journal, self._note)
         world = Life()
         world.start(clients.run(self._wishes), "clients")
+        for each in self._loads:
+            world.start(each.run(), type(each).__name__)
         world.start(self._look_on(), "watch")
         for fault in self._plan.faults:
             await self._until(fault.at)
@@ -146,7 +160,10 @@ class World:
         settled = await self._settle()
         virtual = self._loop.time() - BEGIN_S
         self._look()
-        for violation in checks.at_the_end(self._nodes, self._journal, self._acknowledged, self._rogue):
+        for violation in (
+            *checks.at_the_end(self._nodes, self._journal, self._acknowledged, self._rogue),
+            *(violation for each in self._loads for violation in each.at_the_end()),
+        ):
             self._found(violation)
         lives = [world, *(node.up.life for node in self._nodes if node.up is not None)]
         for life in lives:
@@ -295,6 +312,8 @@ class World:
         stirred, self._stirred = self._stirred, {}
         for number in stirred:
             self._watch.look(self._nodes[number])
+            for each in self._loads:
+                each.look(self._nodes[number])
 
     def _found(self, violation: Violation) -> None:
         if (violation.rule, violation.about) not in self._violations:
@@ -326,6 +345,7 @@ class World:
             len(self._journal.submitted),
             longest,
             len(self._journal.runs),
+            len(self._locks.runs),
             self._trace.digest(),
             violations,
             tuple(self._trace.around(about, TRACE_SHOWN)) if violations else (),

@@ -1,0 +1,101 @@
+"""Clients in processes of their own, which are killed and frozen at random for a while, and servers that are restarted
+meanwhile.
+"""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from tests.histories.recording import Death
+from tests.scenarios.machines import MORTAL, Machine
+
+
+class Client:
+    """A client of a machine's home. Its successor has the same arguments."""
+
+    def __init__(self, machine: Machine, words: Sequence[str], given: str) -> None:
+        self.machine, self.words, self.given = machine, words, given
+        self.said = machine.root / f"client-{os.urandom(4).hex()}"
+        with self.said.open("wb") as said:
+            self.popen = subprocess.Popen(
+                [*MORTAL, sys.executable, *words],
+                stdin=subprocess.PIPE,
+                stdout=said,
+                stderr=said,
+                env=machine.environment,
+                text=True,
+            )
+        assert self.popen.stdin is not None
+        self.popen.stdin.write(given)
+        self.popen.stdin.close()
+
+    def kill(self) -> Death:
+        before = time.monotonic()
+        self.popen.kill()
+        self.popen.wait()
+        return Death(before, time.monotonic())
+
+    def check(self) -> None:
+        assert self.popen.poll() is None, self.said.read_text()
+
+    def successor(self) -> "Client":
+        return Client(self.machine, self.words, self.given)
+
+
+def disturb(
+    clients: list[Client],
+    seconds: float,
+    freeze_s: float,
+    chance: random.Random,
+    restart_server: Callable[[], None],
+    ready: Callable[[], bool],
+) -> dict[int, Death]:
+    """Disturbs the clients for so long after they are ready. Gives when each of the killed processes died; at the end,
+    all of them are.
+    """
+    died: dict[int, Death] = {}
+    frozen: dict[int, tuple[Client, float]] = {}
+    begin = None
+    deadline = time.monotonic() + 60
+    next_restart = 0.0
+    try:
+        while begin is None or time.monotonic() < begin + seconds:
+            now = time.monotonic()
+            for client in clients:
+                client.check()
+            if begin is None:
+                assert now < deadline, [client.said.read_text() for client in clients]
+                begin = now if ready() else None
+                next_restart = now + seconds / 4
+            else:
+                for pid, (client, until) in list(frozen.items()):
+                    if now >= until:
+                        client.popen.send_signal(signal.SIGCONT)
+                        del frozen[pid]
+                awake = [client for client in clients if client.popen.pid not in frozen]
+                victim = chance.choice(awake or clients)
+                fate = chance.random()
+                if fate < 0.1:
+                    died[victim.popen.pid] = victim.kill()
+                    frozen.pop(victim.popen.pid, None)
+                    clients[clients.index(victim)] = victim.successor()
+                elif fate < 0.5 and len(frozen) < 2:
+                    victim.popen.send_signal(signal.SIGSTOP)
+                    frozen[victim.popen.pid] = victim, now + chance.uniform(0.1, freeze_s)
+                if now >= next_restart:
+                    restart_server()
+                    next_restart = now + seconds / 4
+            time.sleep(chance.uniform(0.05, 0.4))
+    finally:
+        for client in clients:
+            died[client.popen.pid] = client.kill()
+    return died
+
+
+def file_of(name: str) -> str:
+    return str(Path(__file__).with_name(name))

@@ -1,0 +1,119 @@
+"""Runs of eight clients, in one home and in a mesh whose coordinator restarts, and what their histories must show."""
+
+import random
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+
+from hocket.testing.linearizability import UNKNOWN, Acquire, Call, Expire, LockModel, apart, check
+from tests.histories import guarded
+from tests.histories.disturbance import Client, disturb, file_of
+from tests.histories.recording import SLACK_S, recorded
+from tests.scenarios.machines import Machine, machines
+
+CLIENTS = 8
+# How long a hold lasts, and how long a client is frozen at most.
+LASTS_MS = 500
+FREEZE_S = 1.2
+SECONDS = [20, pytest.param(120, marks=[pytest.mark.soak, pytest.mark.timeout(900)])]
+
+
+class Mesh:
+    """The machines whose homes the clients use. The first is the owner, and the coordinator if there are others."""
+
+    def __init__(self, places: list[Machine]) -> None:
+        self.places, self.owner = places, places[0]
+        self._address: str | None = None
+        self._restarts = 0
+
+    def serve(self) -> None:
+        self._address = self.owner.serve()
+
+    def restart_server(self) -> None:
+        """Stops the server in good order, or kills it, by turns."""
+        if self._address is None:
+            return
+        server = self.owner.processes[-1]
+        server.popen.send_signal(signal.SIGKILL if self._restarts % 2 else signal.SIGTERM)
+        server.popen.wait(30)
+        self._restarts += 1
+        self.owner.serve("--port", str(urlsplit(self._address).port))
+
+    @property
+    def is_alone(self) -> bool:
+        return len(self.places) == 1
+
+
+@contextmanager
+def one_home(directory: Path) -> Iterator[Mesh]:
+    with machines(directory, "home") as [home]:
+        home("init")
+        yield Mesh([home])
+
+
+@contextmanager
+def coordinated(directory: Path, *grants: str) -> Iterator[Mesh]:
+    with machines(directory, "owner", "left", "right") as [owner, left, right]:
+        owner("init")
+        mesh = Mesh([owner, left, right])
+        mesh.serve()
+        for machine in (left, right):
+            machine("join", owner.invite(machine.name, *grants))
+        yield mesh
+
+
+def record(mesh: Mesh, directory: Path, client: str, given: str, resources: list[str], seconds: int) -> list[Call]:
+    """Runs the clients, checks what they wrote behind the guard, and gives their history."""
+    guarded.prepare(directory)
+    clients = []
+    for number in range(CLIENTS):
+        place = mesh.places[number % len(mesh.places)]
+        words = (file_of(client), str(place.home), str(directory), str(LASTS_MS))
+        clients.append(Client(place, words, given))
+
+    def all_have_begun() -> bool:
+        return len(list(directory.glob("calls-*"))) >= CLIENTS
+
+    died = disturb(clients, seconds, FREEZE_S, random.Random(seconds), mesh.restart_server, all_have_begun)
+    history, notes = recorded(directory, died, acts_after_death=not mesh.is_alone)
+    written = guarded.check_writes(directory, resources)
+    print(f"{len(history)} calls, {len(died)} deaths, {written} guarded writes")
+    for note in sorted(set(notes)):
+        print(f"  {notes.count(note)}× {note}")
+    assert written > 20
+    return _without_guesses(history)
+
+
+def _without_guesses(history: list[Call]) -> list[Call]:
+    """The history without requests that have no answer, and without refusals that such a request may have caused.
+    Otherwise the search would have to guess when each of them was granted; in a mesh that can be much later, when its
+    node reaches the coordinator. They explain nothing but refusals.
+    """
+    requests = [call for call in history if isinstance(call.op, Acquire)]
+    ended = {call.op.hold: call.end for call in history if isinstance(call.op, Expire)}
+    guesses = [
+        (call, min(ended[call.op.hold], call.end + LASTS_MS / 1000 + SLACK_S))
+        for call in requests
+        if call.result is UNKNOWN
+    ]
+    dropped = {call.op.hold for call, _ in guesses}
+    for call in requests:
+        if call.result is None and any(
+            guess.op.keys & call.op.keys and guess.start <= call.end and call.start <= until for guess, until in guesses
+        ):
+            dropped.add(call.op.hold)
+    return [call for call in history if getattr(call.op, "hold", None) not in dropped]
+
+
+def check_history(history: list[Call]) -> None:
+    grants = [call for call in history if isinstance(call.op, Acquire) and isinstance(call.result, int)]
+    refusals = [call for call in history if isinstance(call.op, Acquire) and call.result is None]
+    print(f"{len(grants)} holds, {len(refusals)} refusals")
+    assert len(grants) > 20
+    for part in apart(history, lambda op: op.keys):
+        verdict = check(LockModel(), part)
+        assert verdict.is_linearizable, str(verdict)
