@@ -112,6 +112,8 @@ def _record(report: "Report") -> dict[str, object]:
         "ops": report.ops,
         "runs": report.runs,
         "locks": report.locks,
+        "messages": report.messages,
+        "rows": report.rows,
         "trace": report.digest,
         "violations": [{"rule": each.rule, "sentence": each.sentence} for each in report.violations],
     }

@@ -6,13 +6,16 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from hocket.coordination import inbox
+from hocket.coordination.rows import RowConflict
 from hocket.errors import StoreError
-from hocket.kernel import locks, roster
+from hocket.kernel import locks, messages, roster, rows
 from hocket.kernel.reasons import Reason
 from hocket.kernel.roster import State
 from hocket.kernel.vocabulary import AcceptWork, ClaimWork
 from hocket.log import Log, Transaction, lock_projector
 from hocket.log.intake import Intake
+from hocket.node.rows import RowTable
 from hocket.work import jobs
 
 Plant = Callable[[pytest.MonkeyPatch], None]
@@ -138,6 +141,38 @@ def locks_end_by_the_merged_clock(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(lock_projector, "ends_early", lambda *_: None)
 
 
+def ack_without_lease(patch: pytest.MonkeyPatch) -> None:
+    """Whoever once had a message may end its delivery, whoever holds it now."""
+
+    def in_the_fold(message: Any, op: Any, agent: str) -> Any:
+        delivery = message.delivery(agent, op.node_id)
+        return delivery if delivery.state is messages.DeliveryState.LEASED else Reason.NOT_LEASED
+
+    def in_the_request(tx: Transaction, message_id: bytes, agent: str, claim_op: bytes | None) -> Any:
+        message = tx.projection.messages.state(message_id)
+        return Reason.UNKNOWN_MESSAGE if message is None else message.delivery(agent, tx.node).op or claim_op
+
+    patch.setattr(messages, "_held", in_the_fold)
+    patch.setattr(inbox, "_held", in_the_request)
+
+
+def version_compared_outside_the_transaction(patch: pytest.MonkeyPatch) -> None:
+    """A writer compares versions before it writes, and the write itself compares nothing."""
+    put, write = rows._put, RowTable._write
+
+    def uncompared(state: Any, op: Any, payload: Any, context: Any) -> Any:
+        return put(state, op, replace(payload, base=None if state is None else state.op), context)
+
+    async def compared_before(self: Any, key: str, value: bytes | None, version: str | None, strategy: str) -> Any:
+        row = await self.get(key)
+        if version != (None if row is None else row.version):
+            raise RowConflict(row, None)
+        return await write(self, key, value, version, strategy)
+
+    patch.setattr(rows, "_put", uncompared)
+    patch.setattr(RowTable, "_write", compared_before)
+
+
 BUGS: dict[str, Plant] = {
     "late claim wins": late_claim_wins,
     "fence not checked": fence_not_checked,
@@ -146,4 +181,6 @@ BUGS: dict[str, Plant] = {
     "lost group commit": lost_group_commit,
     "fence from the row": fence_from_the_row,
     "locks end by the merged clock": locks_end_by_the_merged_clock,
+    "ack without lease": ack_without_lease,
+    "version compared outside the transaction": version_compared_outside_the_transaction,
 }

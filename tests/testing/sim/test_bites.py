@@ -16,6 +16,8 @@ FOUND_BY = {
     "lost group commit": {"no acknowledged op is lost"},
     "fence from the row": {"fences of locks rise", "one lock per fence"},
     "locks end by the merged clock": {"no two holders of a lock at once"},
+    "ack without lease": {"only the lease holder ends a delivery", "no two consumers of a message at once"},
+    "version compared outside the transaction": {"no update of a row is lost"},
 }
 
 

@@ -19,6 +19,7 @@ from hocket.testing import sim
 from hocket.testing.sim import checks, disk, faults, loop
 from hocket.testing.sim.load import OPEN, SOLE, SimRun
 from hocket.testing.sim.lock_load import LockRun, held_twice
+from hocket.testing.sim.message_load import MessageLoad, MessageRun
 from hocket.testing.sim.network import GIVE_UP_S, Network
 
 pytestmark = pytest.mark.touches("LW-40")
@@ -239,3 +240,18 @@ def test_locks_that_are_held_twice_are_found_and_others_are_not() -> None:
         (found,) = held_twice([run(1, "file:a", 0, 1.5), other])
         assert found.rule == "no two holders of a lock at once" and "fence 2" in found.sentence
     assert len(list(held_twice([run(1, "file:a", 0, None), run(2, "file:a", 9, 10)]))) == 1
+
+
+def test_messages_that_two_consumers_have_or_a_stale_one_ends_are_found() -> None:
+    def broken(*runs: MessageRun) -> set[str]:
+        load = MessageLoad((), (), lambda *_: None)
+        load.runs += runs
+        return {violation.rule for violation in load.at_the_end()}
+
+    message, other = bytes(16), bytes(15) + b"1"
+    assert not broken(MessageRun(message, 0, 0, 1, 1, 1.2), MessageRun(message, 1, 1.1, 2), MessageRun(other, 1, 0, 2))
+    assert broken(MessageRun(message, 0, 0, 2), MessageRun(message, 1, 1, 2)) == {
+        "no two consumers of a message at once"
+    }
+    late = MessageRun(message, 0, 0, 1, asked=1.5, told=1.6)
+    assert broken(late, MessageRun(message, 1, 1.2, 2)) == {"only the lease holder ends a delivery"}

@@ -6,9 +6,9 @@ import gc
 import random
 import time
 import traceback
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from msgspec.structs import replace
 
@@ -19,15 +19,17 @@ from hocket.kernel.ops import Op, decode
 from hocket.kernel.postcard import Malformed
 from hocket.kernel.rules import HOCKET
 from hocket.kernel.vocabulary import DesignateCoordinator
-from hocket.testing.sim import checks, faults, load, lock_load, loop
+from hocket.testing.sim import checks, faults, load, lock_load, loop, message_load, row_load
 from hocket.testing.sim.environment import Clocks
 from hocket.testing.sim.faults import HONEST_FAULTS, HOSTILE, Fault
 from hocket.testing.sim.hostile import HostileNode
 from hocket.testing.sim.load import Clients, Journal
 from hocket.testing.sim.lock_load import LockLoad
 from hocket.testing.sim.loop import Life
+from hocket.testing.sim.message_load import MessageLoad
 from hocket.testing.sim.network import Network
 from hocket.testing.sim.node import SimNode, Up
+from hocket.testing.sim.row_load import RowLoad
 from hocket.testing.sim.trace import SimEvent, Trace
 from hocket.testing.sim.violation import Violation
 from hocket.work.handlers import Handlers
@@ -63,6 +65,8 @@ class Report:
     ops: int
     runs: int
     locks: int
+    messages: int
+    rows: int
     digest: str
     violations: tuple[Violation, ...]
     events: tuple[SimEvent, ...]
@@ -70,7 +74,8 @@ class Report:
     def __str__(self) -> str:
         lines = [
             f"seed {self.seed}: {self.nodes} nodes, {self.virtual_s:.0f} s, {self.jobs} jobs, {self.runs} runs,"
-            f" {self.locks} locks, {self.ops} ops; faults: {', '.join(self.faults) or 'none'}; trace {self.digest[:16]}"
+            f" {self.locks} locks, {self.messages} messages, {self.rows} rows, {self.ops} ops;"
+            f" faults: {', '.join(self.faults) or 'none'}; trace {self.digest[:16]}"
         ]
         for violation in self.violations:
             lines.append(f"  {violation.rule}: {violation.sentence}")
@@ -91,7 +96,8 @@ def run(
     coordination: int | None = None,
 ) -> Report:
     """One simulated run. `jobs` is how many are submitted; by default ten for each minute. `coordination`
-    is how many locks are asked for; by default as many as jobs.
+    is how many locks are asked for, how many messages are sent and how often rows are written; by default as many as
+    jobs.
     """
     # Every node verifies the same ops with the same result.
     vars(ops)["verify"] = functools.lru_cache(maxsize=VERIFIED)(verify)
@@ -110,6 +116,14 @@ def _ops(node: SimNode) -> list[tuple[bytes, Op | Malformed]]:
         return [(row.body, decode(row.body)) for row in session.ops_after(0, 1_000)]
 
 
+class Load(Protocol):
+    """Requests of one sort. `look` checks a replica during the run."""
+
+    async def run(self) -> None: ...
+    def look(self, node: SimNode) -> None: ...
+    def at_the_end(self) -> Iterator[Violation]: ...
+
+
 class World:
     def __init__(
         self, seed: int, nodes: int, seconds: float, names: Sequence[str], jobs: int | None, coordination: int | None
@@ -126,6 +140,8 @@ class World:
         self._wishes = load.draw(self._chance, nodes, seconds, count)
         others = count if coordination is None else coordination
         lock_wishes = lock_load.draw(self._chance, nodes, seconds, others)
+        message_wishes = message_load.draw(self._chance, nodes, seconds, others)
+        row_wishes = row_load.draw(self._chance, nodes, seconds, others)
         self._paces = load.paces(self._chance, nodes)
         self._trace = Trace()
         self._journal = Journal()
@@ -136,7 +152,9 @@ class World:
         self._violations: dict[tuple[str, bytes | None], Violation] = {}
         self._watch = checks.InvariantWatch(self._found)
         self._locks = LockLoad(lock_wishes, self._nodes, self._note, self._found)
-        self._loads = (self._locks,)
+        self._messages = MessageLoad(message_wishes, self._nodes, self._note)
+        self._rows = RowLoad(row_wishes, self._nodes, self._note)
+        self._loads: tuple[Load, ...] = (self._locks, self._messages, self._rows)
 
     async def run(self) -> Report:
         began = time.perf_counter()
@@ -346,6 +364,8 @@ class World:
             longest,
             len(self._journal.runs),
             len(self._locks.runs),
+            len(self._messages.runs),
+            self._rows.stored.total(),
             self._trace.digest(),
             violations,
             tuple(self._trace.around(about, TRACE_SHOWN)) if violations else (),
