@@ -43,7 +43,7 @@ class Renewal(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     scope: LockScope = ""
 
 
-class Release(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Releasing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     fence: FenceNumber
     agent: LockAgent | None = None
     scope: LockScope = ""
@@ -95,7 +95,7 @@ def renew_lock(call: ApiCall, key: LockKey, body: Renewal) -> LockShown:
     return locks.renew(call.service, key, call.agent(body.agent), body.fence, body.ttl_ms, scope=body.scope)
 
 
-def release_lock(call: ApiCall, key: LockKey, body: Release) -> None:
+def release_lock(call: ApiCall, key: LockKey, body: Releasing) -> None:
     """Release a lock, with all keys that were acquired together."""
     locks.release(call.service, key, call.agent(body.agent), body.fence, scope=body.scope)
 
