@@ -379,7 +379,7 @@ async def test_a_round_costs_the_store_no_more_with_a_longer_history(home: Path)
         return sum(taken)
 
     async with hocket.open(home) as node:
-        node.runtime.store._writer.trace_v2(apsw.SQLITE_TRACE_PROFILE, note)  # type: ignore[attr-defined]
+        node.runtime.store._store._writer.trace_v2(apsw.SQLITE_TRACE_PROFILE, note)  # type: ignore[attr-defined]
         first = min([await steps() for _ in range(20)])
         for _ in range(300):
             await steps()

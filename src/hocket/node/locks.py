@@ -79,6 +79,7 @@ class NodeLock:
         self._task: asyncio.Task[object] | None
         self._held: HeldLock[asyncio.Event]
         self._start: asyncio.TimerHandle
+        self._end: asyncio.TimerHandle
         self._keeper: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> HeldLock[asyncio.Event]:
@@ -102,6 +103,8 @@ class NodeLock:
         self._lease = Lease(lasts_s, asked_at)
         self._task = asyncio.current_task()
         self._held = HeldLock(hold.keys, hold.agent, hold.fence, asyncio.Event())
+        # The lock is lost at its end, whatever the keeper waits for then.
+        self._end = loop.call_at(self._lease.ends_at, self._lose)
         # Most blocks end before there is anything to do.
         self._start = loop.call_later(min(LOOK_S, lasts_s / 10), self._start_keeper)
         return self._held
@@ -111,6 +114,7 @@ class NodeLock:
 
     async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._start.cancel()
+        self._end.cancel()
         if self._keeper is not None:
             self._keeper.cancel()
             await asyncio.wait([self._keeper])
@@ -130,12 +134,13 @@ class NodeLock:
 
     async def _keep(self) -> None:
         """Renews until the lock is lost."""
-        lease, loop = self._lease, asyncio.get_running_loop()
+        lease, loop, lost = self._lease, asyncio.get_running_loop(), self._held.lost
         with closing(self._access.listen(about(LOCK, self._wanted.scope.encode()))) as changes:
-            while (now := loop.time()) < lease.ends_at and not lease.is_over and await self._is_held():
+            while not lost.is_set() and not lease.is_over and await self._is_held():
+                now = loop.time()
                 if now >= lease.renews_at:
                     await self._renew(now)
-                elif await changes.wait(min(lease.renews_at, lease.ends_at) - now):
+                elif await changes.wait(lease.renews_at - now):
                     await asyncio.sleep(min(LOOK_S, max(0.0, lease.renews_at - loop.time())))
         self._lose()
 
@@ -143,31 +148,24 @@ class NodeLock:
         lease, asked = self._lease, self._wanted
         lease.renewing()
         try:
-            renewal = asyncio.ensure_future(
-                self._client.renew(asked.scope, None, asked.agent, self._held.fence, asked.ttl_ms)
-            )
-            # A renewal that hangs, in a commit for instance, must not keep the holder from giving up in time.
-            try:
-                await asyncio.wait([renewal], timeout=lease.ends_at - now)
-            finally:
-                if not renewal.done():
-                    renewal.cancel()
-                    renewal.add_done_callback(lambda task: task.cancelled() or task.exception())
-            if not renewal.done():
-                raise TimeoutError
-            renewal.result()
+            await self._client.renew(asked.scope, None, asked.agent, self._held.fence, asked.ttl_ms)
         except LockLost:
             lease.end()
-        except (HocketError, TimeoutError):
+        except HocketError:
             lease.try_again(now)
         else:
-            lease.renewed(asked.ttl_ms / 1000, now)
+            if not self._held.lost.is_set():
+                lease.renewed(asked.ttl_ms / 1000, now)
+                self._end.cancel()
+                self._end = asyncio.get_running_loop().call_at(lease.ends_at, self._lose)
 
     async def _is_held(self) -> bool:
         scope = await self._access.peek(lambda session: read_scope(session, self._wanted.scope))
         return scope is not None and any(hold.fence == self._held.fence for hold in scope.holds)
 
     def _lose(self) -> None:
+        if self._held.lost.is_set():
+            return
         self._held.lost.set()
         if self._cancels and self._task is not None:
             self._was_cancelled = True
