@@ -19,7 +19,7 @@ _CHANGES = {
     ],
     "kernel/needs.py": [("    v.Unknown:", '    v.Note: Judged("Moon", "Write"),\n    v.Unknown:')],
     "kernel/capabilities.py": [
-        ("RESOURCES = RESOURCES_V01 | {", 'RESOURCES = RESOURCES_V01 | {"Moon", '),
+        ("RESOURCES = RESOURCES_V01 | KEYED", 'RESOURCES = RESOURCES_V01 | KEYED | {"Moon"}'),
         ("    audit_inference: bool = False\n", "    audit_inference: bool = False\n    gravity: bool = False\n"),
         ('    "audit_inference": _read_flag,\n', '    "audit_inference": _read_flag,\n    "gravity": _read_flag,\n'),
     ],
