@@ -248,7 +248,7 @@ def test_an_arbiter_that_cannot_be_asked_is_asked_again() -> None:
         heard: list[Decision] = []
         notices: list[str] = []
 
-        async def consult(offers: Sequence[Offer]) -> list[Decision]:
+        async def consult(offers: Sequence[Offer], is_urgent: bool) -> list[Decision]:
             asked.append(len(offers))
             if len(asked) == 1:
                 raise RuntimeError("planted")

@@ -117,7 +117,7 @@ class Line:
         with self._here.store.read() as session:
             return query(session)
 
-    async def consult(self, offers: Sequence[Offer]) -> list[Decision]:
+    async def consult(self, offers: Sequence[Offer], *, is_urgent: bool = False) -> list[Decision]:
         self.asked.append((now(), len(offers)))
         if self.is_cut:
             raise Unreachable("the line is cut")
@@ -254,7 +254,7 @@ async def test_an_answer_that_comes_after_the_lease_starts_nothing_and_goes_back
     # The arbiter takes the offer in at once; only the answer is slow.
     consult = mesh.line.consult
 
-    async def slow(offers: Sequence[Offer]) -> list[Decision]:
+    async def slow(offers: Sequence[Offer], is_urgent: bool) -> list[Decision]:
         mesh.arbiter.take(mesh.home.bodies())
         return await consult(offers)
 

@@ -23,7 +23,7 @@ def test_an_offer_is_not_asked_about_again_before_its_decision_is_handed_out() -
         asked: list[int] = []
         heard: list[Decision] = []
 
-        async def consult(offers: Sequence[Offer]) -> list[Decision]:
+        async def consult(offers: Sequence[Offer], is_urgent: bool) -> list[Decision]:
             asked.append(len(offers))
             return [Reason.NOT_ACCEPTED] * len(offers)
 

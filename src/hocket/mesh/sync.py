@@ -225,9 +225,9 @@ class Exchanges:
         await line.client.meet()
         return dict(line.client.hint_headers())
 
-    async def consult(self) -> None:
+    async def consult(self, is_urgent: bool = False) -> None:
         """Exchanges with the coordinator, so that it decides on offers and its decisions arrive here. Raises
-        Unreachable if it cannot be reached now.
+        Unreachable if it cannot be reached now. If it is urgent, an open breaker lets one request out.
         """
         log = self._access.log
         node, address = await look(self._access, lambda session: _coordinator(log, session))
@@ -242,6 +242,8 @@ class Exchanges:
             raise Unreachable(
                 f"no address of the coordinator {node_text(node)} is known; add it with `hocket peers add`"
             )
+        if is_urgent:
+            await self.transport.hasten(address)
         try:
             async with asyncio.timeout(CONSULT_S):
                 done = await self.visit(address)

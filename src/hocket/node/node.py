@@ -129,7 +129,7 @@ class Node:
         # Admitting a peer's ops takes long, so it has threads of its own and delays nothing else.
         self._mesh_executor = executor or ThreadPoolExecutor(4, "hocket-mesh")
         self._committer = Committer(runtime.log, self._executor)
-        self.reach: Callable[[], Awaitable[None]] | None = None
+        self.reach: Callable[[bool], Awaitable[None]] | None = None
         """Syncs with the arbiter, if this process is connected to other nodes. Raises Unreachable."""
         self.delivery: Delivery | None = None
         """Connects a node that only submits with the others; None if this process does that in another way."""
@@ -372,9 +372,9 @@ class Node:
         """The same, without waiting until the roster has the newest submits."""
         return await self._query(self.runtime.store.read, query)
 
-    async def consult(self, offers: Sequence[Offer]) -> list[Decision]:
+    async def consult(self, offers: Sequence[Offer], *, is_urgent: bool = False) -> list[Decision]:
         """Sends offers to the arbiter. Returns for each the job if accepted, else the reason."""
-        await (self.reach or self.services().exchanges.consult)()
+        await (self.reach or self.services().exchanges.consult)(is_urgent)
         return await self.peek(lambda session: decisions(session, offers))
 
     async def decide(self, request: Callable[[Transaction], Result]) -> Job:
@@ -731,8 +731,8 @@ class AsyncHandlerNode(Node):
         self._worker_node = node
         self._loop = loop
 
-    async def consult(self, offers: Sequence[Offer]) -> list[Decision]:
-        return await self._there(self._worker_node.consult(offers))
+    async def consult(self, offers: Sequence[Offer], *, is_urgent: bool = False) -> list[Decision]:
+        return await self._there(self._worker_node.consult(offers, is_urgent=is_urgent))
 
     async def until(
         self, look: Callable[[], Awaitable[tuple[bool, T]]], timeout: float | None, topics: Changes = ANYTHING

@@ -18,9 +18,10 @@ class Arbiter(Protocol):
     async def run(self, request: Callable[[Transaction], T]) -> T:
         """Runs a request in a transaction of the node's own log."""
 
-    async def consult(self, offers: Sequence[Offer]) -> list[Decision]:
+    async def consult(self, offers: Sequence[Offer], *, is_urgent: bool = False) -> list[Decision]:
         """Sends offers to the arbiter; returns for each the job if accepted, else the reason. Raises Unreachable if the
-        arbiter could not be asked: then nothing is known to be decided.
+        arbiter could not be asked: then nothing is known to be decided. An urgent request goes out even if the arbiter
+        has not answered for a while.
         """
 
 

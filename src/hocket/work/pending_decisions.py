@@ -22,7 +22,7 @@ from hocket.work.jobs import Offer
 from hocket.work.troubles import described
 
 Decision = Job | Reason
-Consult = Callable[[Sequence[Offer]], Awaitable[list[Decision]]]
+Consult = Callable[[Sequence[Offer], bool], Awaitable[list[Decision]]]
 
 _ACCEPT = number_of(AcceptWork)
 _OPEN = (Reason.OFFERED, Reason.WAITING)
@@ -121,7 +121,9 @@ class PendingDecisions:
 
     async def _ask(self, cases: list[PendingDecision]) -> None:
         try:
-            decisions = await self._consult([case.offer for case in cases])
+            # The end of a run is lost work if it comes after the lease; a claim can wait.
+            is_urgent = any(not case.is_claim for case in cases)
+            decisions = await self._consult([case.offer for case in cases], is_urgent)
         except Unreachable as error:
             if not self._rests:
                 self._emit(ArbiterUnreachable(str(error)))

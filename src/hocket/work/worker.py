@@ -8,7 +8,7 @@ it.
 import asyncio
 import functools
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeVar
@@ -133,7 +133,7 @@ class Worker:
         self._runner = environment.slots(options.concurrency, self._ended_in_thread, options.processes)
         self._troubles = Troubles(options.emit, environment.monotonic)
         self._transact = BatchRunner(options.handlers, options.until_idle, self._troubles, frozenset(options.labels))
-        self._pending_decisions = PendingDecisions(access.consult, environment, self._heard, options.emit)
+        self._pending_decisions = PendingDecisions(self._consult, environment, self._heard, options.emit)
         self._held: dict[bytes, Run] = {}
         self._unstarted: list[Run] = []
         self._spare: list[Held] = []
@@ -259,6 +259,9 @@ class Worker:
         self._sign.beat(tx)
         self._number = self._sign.number
         self._beat_at = self._monotonic() + BEAT_S
+
+    async def _consult(self, offers: Sequence[Offer], is_urgent: bool) -> list[Decision]:
+        return await self._access.consult(offers, is_urgent=is_urgent)
 
     def _heard(self) -> None:
         self._wake.set()
