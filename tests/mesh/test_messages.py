@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from hocket.bus.changes import Changes
 from hocket.errors import Conflict, NotAuthorised, Unreachable, Usage
+from hocket.kernel.backoff import PEER_RETRIES
 from hocket.kernel.coordination_payloads import SendMessage
 from hocket.kernel.ids import parse_ulid
 from hocket.kernel.messages import Message
@@ -94,7 +95,7 @@ def test_after_three_tries_the_next_exchange_brings_the_message(
         assert message(b, sent) is None
         await a.exchanges.visit(b.address)
         assert message(b, sent) is not None
-        assert loop.BACKOFF_S_MAX <= 60.0 and loop.CADENCE_S <= 60.0
+        assert PEER_RETRIES.cap_s <= 60.0 and loop.CADENCE_S <= 60.0
 
     run(tmp_path, test)
 
