@@ -3,7 +3,8 @@
 A ```python block that begins with a comment like `# tasks.py` is saved under that name; the other ```python blocks
 of the page are one program, run at the end. In a ```console block a line after `$ ` is typed into one shell, which
 keeps its variables, and goes on in lines after `> `; a command must succeed. The lines below a command are what it
-prints, where `…` stands for anything; a command with nothing below it may print what it likes.
+prints, where `…` stands for anything; a command with nothing below it may print what it likes. The shell's own notice
+that a background process was killed comes at any moment, and does not count.
 """
 
 import os
@@ -20,6 +21,7 @@ PATIENCE_S = 240
 
 _BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _FILE = re.compile(r"# ([\w./-]+\.(?:py|jsonl?|txt))\n")
+_KILLED_NOTICE = re.compile(r"^bash: line \d+: +\d+ Killed .*\n", re.MULTILINE)
 
 
 @dataclass
@@ -103,7 +105,7 @@ def shell(page: Path, directory: Path, env: dict[str, str]) -> list[tuple[Comman
     finally:
         _end_group(typing)
     return [
-        (command, int(path.with_suffix(".code").read_text()), path.read_text())
+        (command, int(path.with_suffix(".code").read_text()), _KILLED_NOTICE.sub("", path.read_text()))
         for command, path in ((command, outputs / str(i)) for i, command in enumerate(typed))
         if path.with_suffix(".code").exists()
     ]

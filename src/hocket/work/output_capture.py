@@ -11,7 +11,7 @@ import logging
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from typing import Any, TextIO
 
@@ -56,7 +56,8 @@ def captured(capture: Capture) -> Iterator[None]:
     try:
         yield
     finally:
-        _current.reset(token)
+        with suppress(ValueError):  # a coroutine that never ended is collected in another context
+            _current.reset(token)
         if _show is not None:
             capture.show_rest(_show)
 
