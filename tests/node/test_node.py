@@ -88,6 +88,17 @@ def test_async_from_submit_to_result(home: Path) -> None:
     asyncio.run(main())
 
 
+def test_async_submit_of_a_command(home: Path) -> None:
+    async def scenario() -> str:
+        async with hocket.open(home) as node:
+            handle = await node.submit(hocket.command("true"))
+            await node.work([], allow_any=True, until_idle=True)
+            await handle.result()
+            return (await handle.status())["state"]
+
+    assert asyncio.run(asyncio.wait_for(scenario(), PATIENCE_S)) == "completed"
+
+
 def test_sync_from_submit_to_result(home: Path) -> None:
     with hocket.open(str(home)) as node:
         handle = node.submit(add, a=1, b=2)

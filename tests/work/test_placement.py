@@ -9,7 +9,8 @@ import hocket
 from hocket.errors import Usage
 from hocket.kernel.placement import check_labels, lacking
 from hocket.kernel.policy import DEFAULT
-from hocket.node.node import SyncHandle, SyncNode
+from hocket.node.handles import SyncHandle
+from hocket.node.node import SyncNode
 from hocket.store import Session
 from hocket.work.handlers import JobType, policy
 from hocket.work.serving import Serving, read_serving

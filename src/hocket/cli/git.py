@@ -124,7 +124,7 @@ def work(
     from hocket.gitplane.hints import listening
     from hocket.gitplane.worker import GitWorker, Parts
     from hocket.kernel.ids import hash_text
-    from hocket.node.node import SyncNode
+    from hocket.node.local_node import fetch_for
     from hocket.node.signals import stopped_by_signals
     from hocket.work.environment import MachineEnvironment
     from hocket.work.event_logging import log_event
@@ -136,7 +136,7 @@ def work(
     with ExitStack() as stack:
         runtime = stack.enter_context(open_runtime())
         plane = stack.enter_context(_plane(repo))
-        fetch = SyncNode(runtime).fetch
+        fetch = fetch_for(runtime)
         commands = stack.enter_context(closing(runtime.commands(fetch, allow or (), allow_any, allow_env or ())))
         if commands.allowance.is_empty:
             raise Usage("no command is allowed here; give --allow PATTERN or --allow-any")

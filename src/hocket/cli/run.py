@@ -207,7 +207,8 @@ async def _attached(
     """Submits the command, and waits until it has ended. Unless it goes to another node, a worker runs it here."""
     from hocket.cli.wait_line import WaitLine
     from hocket.kernel.ids import ulid_text
-    from hocket.node.node import Node, SyncNode
+    from hocket.node.local_node import fetch_for
+    from hocket.node.node import Node
     from hocket.node.signals import stopped_by_signals
     from hocket.server.following import Following
     from hocket.work import jobs
@@ -217,7 +218,7 @@ async def _attached(
     from hocket.work.worker import Worker, WorkerOptions
 
     node = Node(runtime)
-    commands = runtime.commands(SyncNode(runtime).fetch)
+    commands = runtime.commands(fetch_for(runtime))
     job_id = await node.run(lambda tx: request.submit(tx, runtime.blobs, runtime.secrets, packed))
     name = ulid_text(job_id)
     line = WaitLine(name)

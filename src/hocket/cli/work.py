@@ -24,7 +24,8 @@ from hocket.kernel.reasons import Reason
 from hocket.kernel.roster import Job, Outcome
 from hocket.kernel.safe_text import clean
 from hocket.node.home import ENVIRONMENT
-from hocket.node.node import Node, SyncNode, handler_processes
+from hocket.node.local_node import fetch_for
+from hocket.node.node import Node, handler_processes
 from hocket.node.runtime import Runtime
 from hocket.node.signals import stopped_by_signals
 from hocket.server.local_client import INTERRUPTED
@@ -160,7 +161,7 @@ def work(
         lines.show_handlers()
         if modules and not any(each.function is not None for each in found):
             raise Usage(f"no handlers in {', '.join(modules)}; decorate a function with @hocket.job(kind)")
-        with closing(runtime.commands(SyncNode(runtime).fetch, allow or (), allow_any, allow_env or ())) as commands:
+        with closing(runtime.commands(fetch_for(runtime), allow or (), allow_any, allow_env or ())) as commands:
             for warning in commands.allowance.warnings():
                 log_event(AllowanceIsRisky(warning))
             handlers = Handlers([*found, commands.job_type()], kinds or ())

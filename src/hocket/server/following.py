@@ -13,7 +13,8 @@ from hocket.kernel.ids import ulid_text
 from hocket.kernel.reasons import Reason
 from hocket.kernel.roster import Job, State
 from hocket.kernel.subjects import JOB
-from hocket.node.node import LOOK_AGAIN_S, Node, SyncNode
+from hocket.node.local_node import LOOK_AGAIN_S, fetch_for
+from hocket.node.node import Node
 from hocket.service import Service
 from hocket.service.output import output
 from hocket.work.command.outcome import CommandOutcome, ending, exit_code, plain_ending, printed
@@ -87,7 +88,7 @@ class Following:
         if self._pouring:
             await asyncio.wait(self._pouring)
             return ended
-        blobs, fetch = self._node.runtime.blobs, SyncNode(self._node.runtime).fetch
+        blobs, fetch = self._node.runtime.blobs, fetch_for(self._node.runtime)
         for stream in STREAM_TYPES.keys() - self._heard:
             kept = await self._node.read(lambda session, s=stream: printed(session, blobs, self._job_id, s, fetch))  # type: ignore[misc]
             if kept:

@@ -18,6 +18,7 @@ from hocket.store import Session
 if TYPE_CHECKING:
     from hocket.node.delivery import Delivery
     from hocket.node.node import SyncNode
+    from hocket.work.artifacts import Fetch
 
 T = TypeVar("T")
 
@@ -86,6 +87,13 @@ class Service:
         from hocket.node.opening import delivery
 
         return delivery(self.runtime, self._warn)
+
+    @property
+    def fetch(self) -> "Fetch":
+        """Fetches blobs from other nodes."""
+        from hocket.node.local_node import fetch_for
+
+        return fetch_for(self.runtime)
 
     @property
     def node(self) -> "SyncNode":

@@ -91,7 +91,7 @@ def content(service: Service, prefix: str) -> ArtifactContent:
     """The content, fetched from another node if this one lacks it."""
     with service.read() as session:
         found = artifacts.find(session, prefix)
-        data = artifacts.content(session, service.runtime.blobs, found, service.node.fetch)
+        data = artifacts.content(session, service.runtime.blobs, found, service.fetch)
     return ArtifactContent(ulid_text(found.id), data)
 
 

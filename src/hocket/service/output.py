@@ -110,7 +110,7 @@ class _Reading:
         if self._stream == HANDLER:
             return None
         with self._service.read() as session:
-            blobs, fetch = self._service.runtime.blobs, self._service.node.fetch
+            blobs, fetch = self._service.runtime.blobs, self._service.fetch
             return printed(session, blobs, self._job_id, self._stream, fetch)
 
     def _parts(self, is_here: bool) -> Iterator[bytes]:

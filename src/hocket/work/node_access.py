@@ -47,5 +47,9 @@ class NodeAccess(Arbiter, Protocol):
     ) -> T:
         """Calls `look` now and after each change of the topics, until it returns a value. Raises TimeoutError."""
 
+
+class WorkerAccess(NodeAccess, Protocol):
+    """A node that can run jobs."""
+
     def kit(self, kind: str) -> RunServices:
         """What a run of a job of that kind needs."""

@@ -53,7 +53,7 @@ from hocket.work.handler_processes import ProcessPlan
 from hocket.work.handlers import Handlers
 from hocket.work.jobs import Claim, Held, Offer, OfferedClaim, Result
 from hocket.work.liveness import BEAT_S, SignOfLife
-from hocket.work.node_access import NodeAccess
+from hocket.work.node_access import WorkerAccess
 from hocket.work.pending_decisions import Decision, PendingDecisions
 from hocket.work.runner import ERROR_CHARS_MAX, Run
 from hocket.work.serving import Serving, serving, serving_text
@@ -119,7 +119,7 @@ class WorkerOptions:
 class Worker:
     """Run it once. `stop` makes it finish or hand back its jobs; a second `stop` makes it do so at once."""
 
-    def __init__(self, access: NodeAccess, environment: Environment, options: WorkerOptions) -> None:
+    def __init__(self, access: WorkerAccess, environment: Environment, options: WorkerOptions) -> None:
         self._access = access
         self._environment = environment
         self._monotonic = environment.monotonic

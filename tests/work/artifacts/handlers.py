@@ -6,7 +6,8 @@ from typing import Any
 from hocket.kernel.ops import Op, decode
 from hocket.kernel.roster import Outcome
 from hocket.kernel.vocabulary import CompleteJob, CreateArtifact
-from hocket.node.node import SyncHandle, SyncNode
+from hocket.node.handles import SyncHandle
+from hocket.node.node import SyncNode
 from hocket.store import Artifact
 from hocket.testing import MemorySyncNode
 from hocket.work import artifacts

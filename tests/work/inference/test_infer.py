@@ -24,7 +24,7 @@ from hocket.kernel.vocabulary import (
     TextObject,
     YieldWork,
 )
-from hocket.node.node import SyncHandle
+from hocket.node.handles import SyncHandle
 from hocket.testing import MemorySyncNode
 from hocket.work import inference, jobs
 from hocket.work.handlers import JobType

@@ -11,7 +11,7 @@ import hocket.inference
 import hocket.testing
 from hocket.inference import OpenAI
 from hocket.kernel.snapshot import SNAPSHOT_TYPE, Snapshot, decode_snapshot
-from hocket.node.node import SyncHandle
+from hocket.node.handles import SyncHandle
 from hocket.testing import MemorySyncNode
 from tests.work.artifacts.handlers import content, of_job, run, succeeded
 from tests.work.inference.endpoint import Answering, Endpoint, Handler, chat, endpoint

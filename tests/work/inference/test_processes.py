@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hocket.kernel.snapshot import SNAPSHOT_TYPE, Snapshot, decode_snapshot
-from hocket.node.node import SyncHandle
+from hocket.node.handles import SyncHandle
 from hocket.work import artifacts
 from hocket.work.why import explain
 from tests.work.artifacts.handlers import content, of_job

@@ -1,0 +1,276 @@
+"""A node as the parts of one process use it: requests and queries that do not block the event loop, the exchange with
+other nodes, and the periodic tasks. `node.Node` adds the API for programs.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import (
+    AbstractContextManager,
+    asynccontextmanager,
+    closing,
+    nullcontext,
+)
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from hocket.bus import Subscription
+from hocket.bus.changes import ANYTHING, Changes
+from hocket.bus.listener import Listener
+from hocket.bus.memory import MemoryBus
+from hocket.coordination.lock_processes import LockProcesses, LockSweep
+from hocket.errors import Unreachable, Usage
+from hocket.events import Emit, ignore
+from hocket.kernel.roster import Job
+from hocket.log import Log, Transaction
+from hocket.log.committer import Committer
+from hocket.mesh.waiting import Waiting
+from hocket.node.delivery import Delivery, waiting_of
+from hocket.node.requests import accepted, kept
+from hocket.node.runtime import Runtime
+from hocket.node.variables import MESH_ENABLED, is_on
+from hocket.store import Session
+from hocket.work.arbiter import decided
+from hocket.work.blobs import Blobs
+from hocket.work.clock_watch import ClockWatch
+from hocket.work.command.secret_handover import HandOver
+from hocket.work.environment import Environment, MachineEnvironment
+from hocket.work.jobs import Offer, Result
+from hocket.work.maintenance import Maintenance
+from hocket.work.pending_decisions import Decision, decisions
+from hocket.work.serving import Serving
+from hocket.work.supervision import supervised
+from hocket.work.sweep import SweepLoop
+
+if TYPE_CHECKING:
+    from hocket.mesh.services import MeshServices
+    from hocket.work.artifacts import Fetch
+
+
+T = TypeVar("T")
+
+# A hint can be lost, so every waiter looks again after this long.
+LOOK_AGAIN_S = 2.0
+# The most queries that run at once.
+READ_THREADS = 4
+
+
+@asynccontextmanager
+async def _beside(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+    """Runs a task until the block ends."""
+    task = asyncio.create_task(work)
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+
+
+def still_open(runtime: Runtime | None) -> Runtime:
+    if runtime is None:
+        raise Usage("this node is closed; open it again with hocket.open()")
+    return runtime
+
+
+def fetch_for(runtime: Runtime) -> "Fetch":
+    """Fetches blobs from other nodes, for a caller that blocks; None if this node knows no other. Uses a runtime of its
+    own for each, because the caller may be inside a read.
+    """
+
+    def fetch(hash: bytes, size: int) -> bytes | None:
+        async def run(node: LocalNode) -> bytes | None:
+            try:
+                return await node.services().exchanges.fetch(hash, size)
+            finally:
+                await node.finish()
+
+        with Runtime.open(runtime.home.path) as own:
+            with own.store.read() as session:
+                if not session.peers():
+                    return None
+            return asyncio.run(run(LocalNode(own)))
+
+    return fetch
+
+
+class LocalNode:
+    """Store calls run on an executor, so they never block the event loop."""
+
+    def __init__(
+        self, runtime: Runtime, executor: Executor | None = None, environment: Environment | None = None
+    ) -> None:
+        self._runtime: Runtime | None = runtime
+        self.environment: Environment = environment or MachineEnvironment(
+            runtime.home.processes, runtime.bus, runtime.machine_clock
+        )
+        self._executor = executor or ThreadPoolExecutor(1, "hocket-store")
+        self._read_executor = executor or ThreadPoolExecutor(READ_THREADS, "hocket-read")
+        # Admitting a peer's ops takes long, so it has threads of its own and delays nothing else.
+        self._mesh_executor = executor or ThreadPoolExecutor(4, "hocket-mesh")
+        self._committer = Committer(runtime.log, self._executor)
+        self.reach: Callable[[bool], Awaitable[None]] | None = None
+        """Syncs with the arbiter, if this process is connected to other nodes. Raises Unreachable."""
+        self.delivery: Delivery | None = None
+        """Connects a node that only submits with the others; None if this process does that in another way."""
+        # All waiters of this object share one subscription and one bus.
+        self._hints: Subscription | None = None
+        self._waiters = MemoryBus()
+        self._services: MeshServices | None = None
+        self.lock_processes = LockProcesses(self.environment)
+
+    @property
+    def runtime(self) -> Runtime:
+        return still_open(self._runtime)
+
+    async def finish(self) -> None:
+        """Ends everything that this object started. The runtime stays open."""
+        self.lock_processes.close()
+        if self._services is not None:
+            await self._services.close()
+        await self._committer.close()
+        if self._hints is not None:
+            self._hints.close()
+        self._executor.shutdown()
+        self._read_executor.shutdown()
+        self._mesh_executor.shutdown()
+
+    async def close(self) -> None:
+        """Closes the node. A node that is closed already stays as it is."""
+        runtime, self._runtime = self._runtime, None
+        if runtime is not None:
+            if self.delivery is not None:
+                await asyncio.get_running_loop().run_in_executor(None, self.delivery.close)
+            await self.finish()
+            runtime.close()
+
+    def wrote(self, to: int | None = None) -> None:
+        """Something is on the log that others must get, above all node `to`."""
+        if self.delivery is not None:
+            self.delivery.wrote(to)
+
+    @property
+    def log(self) -> Log:
+        return self.runtime.log
+
+    @property
+    def blobs(self) -> Blobs:
+        return self.runtime.blobs
+
+    async def call(self, work: Callable[[], T]) -> T:
+        """Runs a blocking function off the event loop, in parallel with requests and queries."""
+        return await asyncio.get_running_loop().run_in_executor(self._mesh_executor, work)
+
+    def services(self, emit: Emit = ignore) -> "MeshServices":
+        """The services that connect this process with other nodes; created on first use."""
+        if self._services is None:
+            if not is_on(MESH_ENABLED):
+                raise Unreachable(f"this process talks to no other node: {MESH_ENABLED} is off")
+            try:
+                from hocket.mesh.services import MeshServices
+            except ImportError as error:
+                raise Usage(f"talking to other nodes needs {error.name}; install hocket[server]") from None
+            home = self.runtime.home
+            self._services = MeshServices(
+                self,
+                home.node_key(),
+                self.environment,
+                home.processes,
+                emit,
+                self.runtime.blobs,
+                self.runtime.output,
+            )
+        return self._services
+
+    @asynccontextmanager
+    async def kept_up(self, emit: Emit) -> AsyncIterator[None]:
+        """Runs the periodic tasks of the node until the block ends."""
+        maintenance = Maintenance(self, self.environment, emit)
+        hand_over = HandOver(self, self.runtime.secrets, emit)
+        sweep = SweepLoop(self, self.environment, emit)
+        clock = ClockWatch(self, self.environment, self.runtime.machine_clock, emit)
+        locks = LockSweep(self, self.environment, emit)
+        await sweep.look()
+        breaker = self.runtime.store_breaker
+        async with (
+            nullcontext() if breaker is None else breaker.told(emit),
+            _beside(supervised("the sweep of leases and schedules", sweep.run, emit, self.environment)),
+            _beside(supervised("the maintenance of this node", maintenance.run, emit, self.environment)),
+            _beside(supervised("handing over secrets", hand_over.run, emit, self.environment)),
+            _beside(supervised("comparing clocks", clock.run, emit, self.environment)),
+            _beside(supervised("the sweep of locks", locks.run, emit, self.environment)),
+        ):
+            yield
+
+    @asynccontextmanager
+    async def in_touch(self, emit: Emit) -> AsyncIterator[None]:
+        """Syncs with the peers until the block ends, if there are any and no other process of this node does."""
+        async with self.kept_up(emit):
+            if not is_on(MESH_ENABLED) or not await self.peek(lambda session: session.peers()):
+                yield
+                return
+            services = self.services(emit)
+            self.reach = services.exchanges.consult
+            async with _beside(
+                supervised("the exchange with peers", lambda: services.loop().run(), emit, self.environment)
+            ):
+                yield
+            self.reach = None
+
+    async def run(self, request: Callable[[Transaction], T]) -> T:
+        """Runs a request in a transaction of the log, together with other waiting requests."""
+        still_open(self._runtime)
+        return await self._committer.run(request)
+
+    async def read(self, query: Callable[[Session], T]) -> T:
+        """Runs a query on one consistent view that includes every submitted job."""
+        return await self._query(self.runtime.read, query)
+
+    async def peek(self, query: Callable[[Session], T]) -> T:
+        """The same, without waiting until the roster has the newest submits."""
+        return await self._query(self.runtime.store.read, query)
+
+    async def consult(self, offers: Sequence[Offer], *, is_urgent: bool = False) -> list[Decision]:
+        """Sends offers to the arbiter. Returns for each the job if accepted, else the reason."""
+        await (self.reach or self.services().exchanges.consult)(is_urgent)
+        return await self.peek(lambda session: decisions(session, offers))
+
+    async def decide(self, request: Callable[[Transaction], Result]) -> Job:
+        """The job after a request on it was decided. Raises Conflict if the request was not accepted."""
+        try:
+            (decision,) = await decided(self, lambda tx: [request(tx)])
+        except Unreachable as error:
+            raise kept(error) from error
+        self.wrote()
+        return accepted(decision)
+
+    async def waiting(self, job_id: bytes, here: Sequence[Serving] = ()) -> Waiting | None:
+        """What a job waits for, as far as this node knows. `here` are workers that others are not told about."""
+        return await self.call(lambda: waiting_of(self.runtime, job_id, here, is_connected=True))
+
+    async def _query(self, view: Callable[[], AbstractContextManager[Session]], query: Callable[[Session], T]) -> T:
+        def run() -> T:
+            with view() as session:
+                return query(session)
+
+        return await asyncio.get_running_loop().run_in_executor(self._read_executor, run)
+
+    def listen(self, topics: Changes) -> Listener:
+        """Listens for every change of this node that matches the topics, from now on."""
+        still_open(self._runtime)
+        if self._hints is None:
+            self._hints = self.environment.bus.subscribe(ANYTHING)
+            self._hints.attach(asyncio.get_running_loop(), self._waiters.publish)
+        return Listener(self._waiters.subscribe(topics))
+
+    async def until(
+        self, look: Callable[[], Awaitable[tuple[bool, T]]], timeout: float | None, topics: Changes = ANYTHING
+    ) -> T:
+        """Calls `look` now and after each change of the topics, until it returns a value. Raises TimeoutError."""
+        if self.delivery is not None:
+            self.delivery.start()
+        with closing(self.listen(topics)) as changes:
+            async with asyncio.timeout(timeout):
+                while True:
+                    found, value = await look()
+                    if found:
+                        return value
+                    await changes.wait(LOOK_AGAIN_S)
