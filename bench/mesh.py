@@ -37,7 +37,7 @@ from hocket.mesh.outgoing import PAGE_OPS_MAX
 from hocket.node.node import Node
 from hocket.node.runtime import Runtime
 from hocket.testing import sim
-from hocket.work.jobs import accept
+from hocket.work.accepting import accept
 
 GRANTS = ("job:claim:bench.", "job:complete:bench.")
 RAW_OPS_MAX = 20_000

@@ -16,7 +16,7 @@ from bench import crew, meter
 from bench.subject import Result
 from hocket.log import Transaction
 from hocket.node.runtime import Runtime
-from hocket.work import jobs
+from hocket.work import claiming, jobs
 
 LABEL = "Hocket"
 NOTES = {
@@ -89,7 +89,7 @@ def fill(home: Path, finished: int) -> Result:
 
 
 def _finish(runtime: Runtime, count: int) -> None:
-    claims = runtime.log.run(lambda tx: jobs.claim(tx, 0, count, lambda kind: 60_000)).taken
+    claims = runtime.log.run(lambda tx: claiming.claim(tx, 0, count, lambda kind: 60_000)).taken
 
     def complete(tx: Transaction) -> None:
         tx.projection.jobs.load([claim.job.id for claim in claims])

@@ -15,7 +15,7 @@ from hocket.kernel.policy import Policy
 from hocket.kernel.safe_text import clean, clean_json
 from hocket.log import Transaction
 from hocket.node.runtime import Runtime
-from hocket.work import jobs
+from hocket.work import claiming, jobs
 from hocket.work.jobs import Draft, Held
 from tests.cli.conftest import Program
 from tests.cli.test_program import on_a_terminal
@@ -36,7 +36,7 @@ def held_job(home: Path, note: bytes, payload: bytes = b"{}", error: str = "") -
 
 
 def _hold(tx: Transaction, payload: bytes) -> Held:
-    job = jobs.take(tx, Draft("test.held", payload, Policy(open=True)), 1, 60_000).job
+    job = claiming.take(tx, Draft("test.held", payload, Policy(open=True)), 1, 60_000).job
     assert job.claim_op is not None
     return Held(job.id, job.claim_op)
 

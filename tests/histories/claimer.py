@@ -20,7 +20,7 @@ from hocket.kernel.roster import Job
 from hocket.log import Transaction
 from hocket.node.node import Node
 from hocket.store import Session
-from hocket.work import jobs
+from hocket.work import claiming, jobs
 from hocket.work.arbiter import decided
 from hocket.work.jobs import Held, Offer
 from hocket.work.pending_decisions import Decision
@@ -64,7 +64,7 @@ class Claimer:
 
         def request(tx: Transaction) -> Job | Offer | None:
             self._sign.beat(tx)
-            claims = jobs.claim(
+            claims = claiming.claim(
                 tx, self._sign.row(tx), 1, lambda kind: self._lease_ms, True, lambda job, _: job.id == job_id
             )
             if claims.taken:

@@ -16,7 +16,7 @@ from hocket.log.archive import export_ops, import_ops
 from hocket.log.audit import verify
 from hocket.log.rebuild import roster_digest
 from hocket.node.runtime import Runtime
-from hocket.work import jobs
+from hocket.work import claiming, jobs
 from hocket.work.jobs import Draft
 from tests.log.roster.world import new_log
 from tests.log.test_admit import with_variant
@@ -72,7 +72,7 @@ def test_into_a_home_that_has_a_log_of_its_own(tmp_path: Path) -> None:
         one.submit([Draft("k", b"{}", Policy())])
         with Runtime.init(tmp_path / "two", user_key=tmp_path / "one" / "user.key") as two:
             two.submit([Draft("other", b"{}", Policy(open=True))])
-            claim = two.log.run(lambda tx: jobs.claim(tx, 1, 1, lambda kind: 60_000)).taken[0]
+            claim = two.log.run(lambda tx: claiming.claim(tx, 1, 1, lambda kind: 60_000)).taken[0]
             two.log.run(lambda tx: jobs.complete(tx, jobs.Held(claim.job.id, claim.job.claim_op or b""), None, 1))
             for runtime, data in ((two, exported(one.log)), (one, exported(two.log)), (two, exported(one.log))):
                 import_ops(runtime.log, io.BytesIO(data))

@@ -21,7 +21,7 @@ from hocket.log.sealing import link
 from hocket.node.runtime import Runtime
 from hocket.store import OpRow
 from hocket.store import open as open_store
-from hocket.work import jobs
+from hocket.work import claiming, jobs
 from tests.log.roster.world import (
     INTRODUCTIONS,
     KEYS,
@@ -49,7 +49,7 @@ def fill(log: Log) -> Log:
     log.admit(sent(INTRODUCTIONS))
     log.run(lambda tx: jobs.submit(tx, [jobs.Draft("k", b'{"n":1}', Policy(retries=1, priority=n)) for n in range(3)]))
     log.append_plain("k", b"{}")
-    claims = log.run(lambda tx: jobs.claim(tx, 1, 3, lambda kind: 1_000)).taken
+    claims = log.run(lambda tx: claiming.claim(tx, 1, 3, lambda kind: 1_000)).taken
     held = [jobs.Held(claim.job.id, claim.job.claim_op or b"") for claim in claims]
     log.run(lambda tx: jobs.complete(tx, held[0], b'"done"', 5))
     log.run(lambda tx: jobs.fail(tx, held[1], "boom", "Traceback", True))

@@ -16,7 +16,7 @@ from hocket.kernel.subjects import JOB
 from hocket.log import Transaction
 from hocket.store import Place, WorkerRow
 from hocket.testing import MemorySyncNode
-from hocket.work import jobs
+from hocket.work import claiming, jobs, rescue
 from hocket.work.jobs import Claim, Draft, Held
 
 pytestmark = pytest.mark.touches("LW-18")
@@ -47,7 +47,7 @@ class Teller:
         return made.job_id
 
     def claim(self, lease_ms: int = 60_000) -> Held:
-        claims = self.run(lambda tx: jobs.claim(tx, WORKER, 1, lambda kind: lease_ms))
+        claims = self.run(lambda tx: claiming.claim(tx, WORKER, 1, lambda kind: lease_ms))
         claim: Claim = claims.taken[0]
         assert claim.job.claim_op is not None
         return Held(claim.job.id, claim.job.claim_op)
@@ -83,14 +83,14 @@ def test_what_cannot_start_yet_is_no_work(log: Teller) -> None:
 def test_what_is_claimed_at_once_is_no_work_for_others(log: Teller) -> None:
     def request(tx: Transaction) -> None:
         jobs.submit(tx, [Draft("k", b"{}", Policy())])
-        assert len(jobs.claim(tx, WORKER, 1, lambda kind: 60_000).taken) == 1
+        assert len(claiming.claim(tx, WORKER, 1, lambda kind: 60_000).taken) == 1
 
     assert log.changes(request).kinds == set()
 
 
 def test_what_a_worker_does_by_itself_wakes_no_worker(log: Teller) -> None:
     job = log.submit("k")
-    assert log.changes(lambda tx: jobs.claim(tx, WORKER, 1, lambda kind: 60_000)) == said(job=job)
+    assert log.changes(lambda tx: claiming.claim(tx, WORKER, 1, lambda kind: 60_000)) == said(job=job)
     with log._log.store.read() as session:
         entry = session.job(job)
     assert entry is not None and entry.job.claim_op is not None
@@ -112,7 +112,7 @@ def test_a_lease_that_is_over_names_the_claim_and_the_kind(log: Teller) -> None:
     job = log.submit("k")
     log.claim(lease_ms=1_000)
     log.clock.advance(2)
-    assert log.changes(lambda tx: jobs.expire(tx, 10)) == said("k", job=job, lost=job)
+    assert log.changes(lambda tx: rescue.expire(tx, 10)) == said("k", job=job, lost=job)
 
 
 def test_a_place_under_a_limit_names_the_kind(log: Teller) -> None:

@@ -16,7 +16,7 @@ from hocket.kernel.vocabulary import RouteKind, ScheduleJob
 from hocket.log import Log
 from hocket.log.steady_clock import SteadyWall
 from hocket.store import open as open_store
-from hocket.work import jobs
+from hocket.work import claiming, jobs, rescue
 from hocket.work.jobs import Draft
 from tests.log.roster.world import (
     INTRODUCTIONS,
@@ -172,15 +172,15 @@ def test_leases_and_delays_end_although_the_clock_was_set_back_an_hour() -> None
     log.run(lambda tx: jobs.submit(tx, [Draft("leased", b"{}", Policy())]))
     soon = int(machine.time * 1000) + 20_000
     log.run(lambda tx: jobs.submit(tx, [Draft("delayed", b"{}", Policy(not_before=soon))]))
-    claimed = log.run(lambda tx: jobs.claim(tx, 1, 9, lambda kind: 20_000))
+    claimed = log.run(lambda tx: claiming.claim(tx, 1, 9, lambda kind: 20_000))
     assert [claim.job.kind for claim in claimed.taken] == ["leased"]
     machine.time -= HOUR_S
     machine.pass_s(39)
-    assert log.run(lambda tx: jobs.expire(tx, 9)) == 0
-    assert log.run(lambda tx: jobs.claim(tx, 1, 9, lambda kind: 20_000)).taken == []
+    assert log.run(lambda tx: rescue.expire(tx, 9)) == 0
+    assert log.run(lambda tx: claiming.claim(tx, 1, 9, lambda kind: 20_000)).taken == []
     machine.pass_s(3)
-    assert log.run(lambda tx: jobs.expire(tx, 9)) == 1
-    taken = log.run(lambda tx: jobs.claim(tx, 1, 9, lambda kind: 20_000)).taken
+    assert log.run(lambda tx: rescue.expire(tx, 9)) == 1
+    taken = log.run(lambda tx: claiming.claim(tx, 1, 9, lambda kind: 20_000)).taken
     assert {claim.job.kind for claim in taken} == {"leased", "delayed"}
     with log.store.read() as session:
         assert all(entry.job.state is State.CLAIMED for entry in session.each_job())

@@ -28,7 +28,7 @@ from hocket.log import Log
 from hocket.log.audit import verify
 from hocket.log.projectors import FAMILIES
 from hocket.log.rebuild import rebuild
-from hocket.work import jobs
+from hocket.work import accepting
 from tests.log.roster.test_cascades import everywhere_the_same, reason
 from tests.log.roster.world import INTRODUCTIONS, KEYS, NODES, NOW, USER, Clock, Script, new_log, sent
 
@@ -199,7 +199,7 @@ class Node:
         """Takes in all that the other has; the arbiter decides on the way."""
         with other.log.store.read() as session:
             rows = session.ops_after(0, 10_000)
-        self.log.admit([(row.body, decode(row.body)) for row in rows], decide=jobs.accept)
+        self.log.admit([(row.body, decode(row.body)) for row in rows], decide=accepting.accept)
 
 
 acts = st.tuples(st.integers(0, 2), st.sampled_from(("add", "set", "pull")), st.integers(0, 2), st.integers(0, 3))

@@ -12,7 +12,7 @@ from hocket.kernel.vocabulary import CancelJob, ClaimWork, RouteKind, ScheduleJo
 from hocket.log import Log, Transaction
 from hocket.store import JobEntry, Session, Store, WorkerRow
 from hocket.store import Place as WorkerPlace
-from hocket.work import jobs
+from hocket.work import claiming, jobs, rescue
 from hocket.work.jobs import Claim, Draft, Held
 from tests.log.roster.world import INTRODUCTIONS, NODES, READER, Clock, Script, introduction, job_id, new_log, sent
 from tests.stores import new_store
@@ -96,7 +96,7 @@ class Scene:
         return [made.job_id for made in self.run(lambda tx: jobs.submit(tx, drafts))]
 
     def claim(self, limit: int = 10, worker: int = 1) -> list[Claim]:
-        taken: list[Claim] = self.run(lambda tx: jobs.claim(tx, worker, limit, lambda kind: 1_000)).taken
+        taken: list[Claim] = self.run(lambda tx: claiming.claim(tx, worker, limit, lambda kind: 1_000)).taken
         return taken
 
     @property
@@ -127,7 +127,7 @@ def test_every_step_of_a_job_is_decided_under_its_lock(scene: Scene) -> None:
     scene.run(lambda tx: jobs.renew(tx, held(renewed), 1_000_000))
     row = WorkerRow(0, "w", 1, 1, scene.log.node.to_bytes(8, "big"), 1, WorkerPlace())
     number = scene.run(lambda tx: tx.session.put_worker(row))
-    assert scene.run(lambda tx: jobs.reclaim(tx, {number})) == 3
+    assert scene.run(lambda tx: rescue.reclaim(tx, {number})) == 3
     assert scene.last.locked >= {(JOB, each.job.id) for each in (renewed, lost, late)}
 
 
@@ -135,7 +135,7 @@ def test_what_is_past_its_deadline_is_locked_before_it_is_expired(scene: Scene) 
     scene.submit(Policy(), 2)
     taken = scene.claim(2)
     scene.clock.now += 5_000
-    assert scene.run(lambda tx: jobs.expire(tx, 10)) == 2
+    assert scene.run(lambda tx: rescue.expire(tx, 10)) == 2
     assert scene.last.locked >= {(JOB, each.job.id) for each in taken}
 
 

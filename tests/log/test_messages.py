@@ -24,7 +24,7 @@ from hocket.kernel.vocabulary import AcceptOffer, DelegateUcan, DesignateCoordin
 from hocket.log import Log
 from hocket.log.audit import verify
 from hocket.log.rebuild import rebuild
-from hocket.work import jobs
+from hocket.work import accepting
 from tests.log.roster.world import INTRODUCTIONS, KEYS, NODES, NOW, USER, Clock, Script, new_log, op_id, sent
 
 A, B, C = 0, 1, 2
@@ -154,7 +154,7 @@ class Desk:
     def pull(self, other: "Desk") -> None:
         with other.log.store.read() as session:
             rows = session.ops_after(0, 100_000)
-        self.log.admit([(row.body, decode(row.body)) for row in rows], decide=jobs.accept)
+        self.log.admit([(row.body, decode(row.body)) for row in rows], decide=accepting.accept)
 
 
 @pytest.mark.req("VX-10")

@@ -37,7 +37,7 @@ from hocket.kernel.vocabulary import (
 from hocket.log import RULES, Log
 from hocket.log.audit import verify
 from hocket.log.intake import Admission
-from hocket.work import cron, jobs
+from hocket.work import claiming, cron, jobs, rescue
 from tests.log.roster.test_cascades import everywhere_the_same, reason
 from tests.log.roster.world import (
     INTRODUCTIONS,
@@ -256,7 +256,7 @@ def test_whoever_holds_a_job_hears_that_a_revocation_took_it_away() -> None:
     mesh.worker(1, ScheduleJob(J, "acme.render.x", b"", b'{"open":true}'))
     log = admitted(mesh.ops)
     log.run(lambda tx: tx.author(introduction(READER).payload))
-    assert len(log.run(lambda tx: jobs.claim(tx, 7, 1, lambda kind: 60_000)).taken) == 1
+    assert len(log.run(lambda tx: claiming.claim(tx, 7, 1, lambda kind: 60_000)).taken) == 1
     heard = log._bus.subscribe(ANYTHING)
     revoked = mesh.owner(0, RevokeUcan(content_hash(mesh.granted)))
     last(log, [revoked])
@@ -467,7 +467,7 @@ def test_a_fast_clock_ends_nobodys_lease_with_the_arbiter() -> None:
     log.admit(sent(INTRODUCTIONS))
     log.run(lambda tx: tx.author(DesignateCoordinator(log.node)))
     log.run(lambda tx: jobs.submit(tx, [jobs.Draft("k", b"{}", DEFAULT), jobs.Draft("k", b"{}", Policy(open=True))]))
-    arbitrated, opened = log.run(lambda tx: jobs.claim(tx, 1, 2, lambda kind: 30_000)).taken
+    arbitrated, opened = log.run(lambda tx: claiming.claim(tx, 1, 2, lambda kind: 30_000)).taken
     fast = Op(op_id(800), Hlc(NOW + 240_000, 0, NODES[OTHER]), NODES[OTHER], (), RouteKind("other", None))
     log.admit(sent([fast]))
 
@@ -475,7 +475,7 @@ def test_a_fast_clock_ends_nobodys_lease_with_the_arbiter() -> None:
         held = jobs.Held(claim.job.id, claim.job.claim_op or b"")
         return log.run(lambda tx: jobs.renew(tx, held, 30_000))
 
-    assert log.run(lambda tx: jobs.expire(tx, 9)) == 1  # the open one: there the log's clock is all there is
+    assert log.run(lambda tx: rescue.expire(tx, 9)) == 1  # the open one: there the log's clock is all there is
     assert isinstance(renewed(opened), Reason)
     again = renewed(arbitrated)
     assert isinstance(again, Job) and again.fence == 1 and again.deadline == NOW + 270_000
@@ -483,7 +483,7 @@ def test_a_fast_clock_ends_nobodys_lease_with_the_arbiter() -> None:
     assert isinstance(renewed(arbitrated), Job)
     clock.now += 300_001
     assert renewed(arbitrated) is Reason.LEASE_PASSED
-    assert log.run(lambda tx: jobs.expire(tx, 9)) == 1
+    assert log.run(lambda tx: rescue.expire(tx, 9)) == 1
 
 
 @pytest.mark.req("LW-44")

@@ -13,7 +13,7 @@ from hocket.kernel.clock import unpack
 from hocket.kernel.policy import Policy
 from hocket.log.rebuild import roster_digest
 from hocket.node.runtime import Runtime
-from hocket.work import jobs
+from hocket.work import claiming, jobs
 from hocket.work.jobs import Draft
 from tests.log.processes import go, rest, start
 
@@ -94,7 +94,7 @@ def test_a_rebuild_killed_half_way_goes_on_where_it_was(home: Path, kill_after: 
     with Runtime.open(home) as runtime:
         made = runtime.submit([Draft("k", b"{}", Policy(priority=number)) for number in range(30)])
         for _ in range(10):
-            claim = runtime.log.run(lambda tx: jobs.claim(tx, 1, 1, lambda kind: 60_000)).taken[0]
+            claim = runtime.log.run(lambda tx: claiming.claim(tx, 1, 1, lambda kind: 60_000)).taken[0]
             held = jobs.Held(claim.job.id, claim.job.claim_op or b"")
             runtime.log.run(lambda tx, held=held: jobs.complete(tx, held, b"7", 1))
         runtime.submit([Draft("plain", b"{}", Policy())])

@@ -9,7 +9,7 @@ from hocket.log import rebuild as rebuilding
 from hocket.log.audit import verify
 from hocket.log.rebuild import rebuild, roster_digest
 from hocket.store import Stage
-from hocket.work import jobs
+from hocket.work import claiming, jobs
 from hocket.work.jobs import Draft
 from tests.log.roster.test_rules import Story
 from tests.log.roster.world import INTRODUCTIONS, NOW, new_log, sent
@@ -131,6 +131,6 @@ def test_a_submit_that_is_not_folded_yet_can_be_asked_for_by_whoever_decides() -
     job = log.append_plain("k", b"{}")
     log.run(lambda tx: jobs.cancel(tx, job, ""))
     other = log.append_plain("k", b"{}")
-    taken = log.run(lambda tx: jobs.claim(tx, 1, 5, lambda kind: 1_000)).taken
+    taken = log.run(lambda tx: claiming.claim(tx, 1, 5, lambda kind: 1_000)).taken
     assert [claim.job.id for claim in taken] == [other]
     assert verify(log.store, user=log.user).ops == 4

@@ -20,7 +20,7 @@ from hocket.mesh.output import (
     encode_part,
     read_query,
 )
-from hocket.work import jobs
+from hocket.work import claiming
 from hocket.work.output_files import HANDLER, OutputPart
 from tests.mesh.world import WORKER, Place, enrolled, world
 
@@ -30,7 +30,7 @@ JOB = parse_ulid("01J9ZC3VJ5W6QX8Y2N4M7K9TAB")
 def claimed(place: Place, kind: str = "test.kind") -> str:
     """A job that the place holds."""
     place.submit(1, kind)
-    (claim,) = place.log.run(lambda tx: jobs.claim(tx, 0, 1, lambda kind: 60_000)).taken
+    (claim,) = place.log.run(lambda tx: claiming.claim(tx, 0, 1, lambda kind: 60_000)).taken
     return ulid_text(claim.job.id)
 
 
@@ -104,7 +104,7 @@ def test_only_the_holder_pushes_and_only_what_is_wanted(tmp_path: Path) -> None:
             a.submit(1)
             b.befriend(a.address, a.id)
             assert (await b.exchanges.visit(a.address)).state == "ok"
-            (offer,) = b.log.run(lambda tx: jobs.claim(tx, 0, 1, lambda kind: 60_000, True)).wanted
+            (offer,) = b.log.run(lambda tx: claiming.claim(tx, 0, 1, lambda kind: 60_000, True)).wanted
             assert (await b.exchanges.visit(a.address)).state == "ok"
             job_id = ulid_text(offer.offer.job_id)
             part = OutputPart(1, 0, b"said\n", 5, False)
@@ -148,7 +148,7 @@ def test_a_wish_goes_only_to_the_node_that_has_the_job(tmp_path: Path) -> None:
             for place in (b, c):
                 place.befriend(a.address, a.id)
                 assert (await place.exchanges.visit(a.address)).state == "ok"
-            (offer,) = b.log.run(lambda tx: jobs.claim(tx, 0, 1, lambda kind: 60_000, True)).wanted
+            (offer,) = b.log.run(lambda tx: claiming.claim(tx, 0, 1, lambda kind: 60_000, True)).wanted
             job_id = offer.offer.job_id
             assert (await b.exchanges.visit(a.address)).state == "ok"
             heard: dict[str, set[tuple[str, bytes]]] = {"b": set(), "c": set()}

@@ -24,7 +24,7 @@ from hocket.log import Transaction
 from hocket.mesh import wire
 from hocket.mesh.grants import parse_grants
 from hocket.mesh.hint_stream import _Listener
-from hocket.work import jobs
+from hocket.work import claiming
 from hocket.work.handlers import kind
 from hocket.work.jobs import cancel
 from tests.mesh.world import (
@@ -175,7 +175,7 @@ def test_a_worker_does_not_run_a_job_on_a_payload_that_was_sanitised(tmp_path: P
                 (sent,) = [each.payload for each in ops if isinstance(each, Sanitised)]
                 assert isinstance(sent, ScheduleJob) and (sent.job_id, sent.payload) == (cut.job_id, b'{"frame":2}')
                 assert {each.job.id for each in session.each_job()} == {whole.job_id}
-            claims = gpu.log.run(lambda tx: jobs.claim(tx, 1, 9, lambda kind: 10_000, offering=True))
+            claims = gpu.log.run(lambda tx: claiming.claim(tx, 1, 9, lambda kind: 10_000, offering=True))
             assert claims.taken == [] and [decode(each.schedule).payload for each in claims.wanted] == [
                 ScheduleJob(whole.job_id, "acme.render", b'{"frame":1}', b"")
             ]

@@ -25,7 +25,7 @@ from hocket.mesh import gate, sync, wire
 from hocket.node.runtime import Runtime
 from hocket.service.checks import Check, examine
 from hocket.store import OpRow
-from hocket.work import jobs
+from hocket.work import claiming, jobs
 from hocket.work.jobs import Draft, Held
 from tests.mesh.world import READ, WORKER, Place, enrolled, received, since
 
@@ -141,7 +141,7 @@ def test_a_restored_coordinator_knows_again_what_its_worker_did(tmp_path: Path) 
             here.owner.submit(10, "acme.job")
             await here.exchange()
             worker = here.other.log
-            claims = worker.run(lambda tx: jobs.claim(tx, 1, 10, lambda kind: 600_000, offering=True)).wanted
+            claims = worker.run(lambda tx: claiming.claim(tx, 1, 10, lambda kind: 600_000, offering=True)).wanted
             assert len(claims) == 10
             await here.exchange()
             for claim in claims:

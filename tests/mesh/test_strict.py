@@ -18,7 +18,7 @@ from hocket.kernel.rules import STRICT, rules_hash
 from hocket.kernel.ucan import Capability
 from hocket.kernel.vocabulary import EXTENSIONS, VARIANTS, CreateArtifact, FailWork
 from hocket.node.runtime import Runtime
-from hocket.work import jobs
+from hocket.work import claiming, jobs
 from hocket.work.jobs import Held
 from tests.mesh.likewise import RULES_HASH, Op, Other
 from tests.mesh.world import WORKER, Guest, Place, artifact, ask, delegation, enrolled, introduced, received, since
@@ -48,7 +48,7 @@ def job(place: Place, job_id: bytes | str) -> Job:
 
 
 def claimed(place: Place, kind: str) -> Held:
-    (claim,) = place.log.run(lambda tx: jobs.claim(tx, 1, 1, {kind: 60_000}.get)).taken
+    (claim,) = place.log.run(lambda tx: claiming.claim(tx, 1, 1, {kind: 60_000}.get)).taken
     assert claim.job.claim_op is not None
     return Held(claim.job.id, claim.job.claim_op)
 

@@ -16,7 +16,7 @@ from hocket.mesh.grants import parse_grants
 from hocket.mesh.waiting import Waiting, WaitReason
 from hocket.node.delivery import waiting_of
 from hocket.node.runtime import Runtime
-from hocket.work import jobs, kinds
+from hocket.work import claiming, jobs, kinds
 from hocket.work.command import request
 from hocket.work.command.request import command
 from hocket.work.handlers import Handlers, JobType, kind
@@ -53,7 +53,7 @@ def heard(place: Place, other: Place, *workers: Serving, ago_ms: int = 0) -> Non
 
 
 def claim(place: Place, lease_ms: int = 60_000) -> None:
-    place.log.run(lambda tx: jobs.claim(tx, 1, 1, lambda name: lease_ms))
+    place.log.run(lambda tx: claiming.claim(tx, 1, 1, lambda name: lease_ms))
 
 
 def alone(directory: Path, test: Callable[[Place], None]) -> None:

@@ -25,7 +25,7 @@ from hocket.log import Log, Transaction
 from hocket.log.audit import verify
 from hocket.store import JobEntry, JobFilter, Place, Session, Stage, WorkerRow, sqlite
 from hocket.store.sqlite import APPLICATION_ID, VERSION, SqliteStore
-from hocket.work import jobs
+from hocket.work import claiming, jobs, rescue
 from hocket.work.jobs import Draft, Held
 from hocket.work.run_outputs import Content, creation
 from tests.log.roster.world import INTRODUCTIONS, READER, Script, introduction, job_id, new_log, sent, signed
@@ -58,7 +58,7 @@ def test_a_commit_is_on_the_disk_when_it_returns(log: Log) -> None:
 def test_a_claim_is_remembered_only_while_nobody_else_writes(log: Log, path: Path) -> None:
     """The connection that wrote a job as claimed need not read it again, unless another one may have changed it."""
     (made,) = log.run(lambda tx: jobs.submit(tx, [Draft("k", b"{}", Policy())]))
-    (claim,) = log.run(lambda tx: jobs.claim(tx, 1, 1, lambda kind: 1_000)).taken
+    (claim,) = log.run(lambda tx: claiming.claim(tx, 1, 1, lambda kind: 1_000)).taken
 
     def fence(session: Session) -> int:
         entry = session.job(made.job_id)
@@ -79,7 +79,7 @@ def test_a_claim_that_was_undone_is_forgotten(log: Log) -> None:
     (made,) = log.run(lambda tx: jobs.submit(tx, [Draft("k", b"{}", Policy())]))
 
     def claim_and_fail(tx: Transaction) -> None:
-        jobs.claim(tx, 1, 1, lambda kind: 1_000)
+        claiming.claim(tx, 1, 1, lambda kind: 1_000)
         tx.projection.flush()
         raise RuntimeError
 
@@ -193,7 +193,7 @@ def test_a_database_of_version_4_knows_how_many_jobs_have_ended(path: Path) -> N
     log = new_log(SqliteStore(path, create=True))
     made = log.run(lambda tx: jobs.submit(tx, [Draft("k", b"{}", Policy())] * 5))
     log.run(lambda tx: [jobs.cancel(tx, each.job_id, "") for each in made[:2]])
-    (claim,) = log.run(lambda tx: jobs.claim(tx, 1, 1, lambda kind: 60_000)).taken
+    (claim,) = log.run(lambda tx: claiming.claim(tx, 1, 1, lambda kind: 60_000)).taken
     assert claim.job.claim_op is not None
     held = Held(claim.job.id, claim.job.claim_op)
     log.run(lambda tx: jobs.complete(tx, held, None, 1))
@@ -275,7 +275,7 @@ def test_a_database_of_version_3_keeps_its_workers_and_what_they_hold(path: Path
     log.run(lambda tx: jobs.submit(tx, [Draft("k", b"{}", Policy())] * 2))
     old = WorkerRow(0, "old", 7, 1_000, b"", 1_000, Place())
     number = log.run(lambda tx: tx.session.put_worker(old))
-    log.run(lambda tx: jobs.claim(tx, number, 1, lambda kind: 60_000))
+    log.run(lambda tx: claiming.claim(tx, number, 1, lambda kind: 60_000))
     content = Content(content_hash(b"x"), 1, b"x", None)
     log.run(lambda tx: tx.author(creation(NO_ID, "t", None, (), content, None)))
     log.admit(sent(INTRODUCTIONS))
@@ -297,8 +297,8 @@ def test_a_database_of_version_3_keeps_its_workers_and_what_they_hold(path: Path
     assert (
         log.run(lambda tx: tx.session.put_worker(WorkerRow(0, "new", 8, 2_000, node, 2_000, Place("h")))) == number + 1
     )
-    assert log.run(lambda tx: jobs.reclaim(tx, set())) == 0
-    assert log.run(lambda tx: jobs.reclaim(tx, {number})) == 1
+    assert log.run(lambda tx: rescue.reclaim(tx, set())) == 0
+    assert log.run(lambda tx: rescue.reclaim(tx, {number})) == 1
     with log.store.read() as session:
         assert [each.name for each in session.workers()] == ["new"]
     log.store.close()

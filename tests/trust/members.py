@@ -24,7 +24,7 @@ from hocket.log import RULES, Admission, Log, Transaction, author_check, naming,
 from hocket.log.rebuild import rebuild, roster_digest
 from hocket.store import MEMORY, JobEntry, Session, Store
 from hocket.store import open as open_store
-from hocket.work import jobs
+from hocket.work import accepting, jobs
 from tests.log.roster.world import Clock, randomness
 
 USER = SigningKey(b"trust user ".ljust(32, b"!"))
@@ -123,7 +123,7 @@ class Member:
         return self.log.run(lambda tx: jobs.submit(tx, [draft]))[0].job_id
 
     def receive(self, sent: Iterable[tuple[bytes, Op]], sender: int | None = None) -> Admission:
-        return self.log.admit(list(sent), decide=jobs.accept, sender=sender)
+        return self.log.admit(list(sent), decide=accepting.accept, sender=sender)
 
     def pull(self, other: "Member") -> Admission:
         return self.receive(other.ops(), other.node)

@@ -47,7 +47,7 @@ from hocket.kernel.vocabulary import (
 )
 from hocket.log import Admission, Transaction
 from hocket.store import JobEntry
-from hocket.work import cron, jobs
+from hocket.work import accepting, cron, jobs
 from tests.trust.judge import Judge, Violation
 from tests.trust.members import DAY_MS, START, USER, Forger, Member, decode, key, remembering
 from tests.trust.random_histories import HONEST_GRANTS, ROGUE_GRANTS, Move, Setup
@@ -545,7 +545,7 @@ class Mesh:
         for _ in range(12):
             before = self._amount()
             for one in self.honest:
-                one.log.release(jobs.accept)
+                one.log.release(accepting.accept)
                 for other in self.honest:
                     self._pull(one, other)
             for rogue in self.rogues:

@@ -18,7 +18,7 @@ from hocket.kernel.subjects import Subject
 from hocket.kernel.vocabulary import ReportFork
 from hocket.log import author_check, intake, job_projector, ownership, permissions, projection, registers
 from hocket.mesh import names
-from hocket.work import jobs
+from hocket.work import accepting, jobs
 from tests.trust import judge
 
 Plant = Callable[[pytest.MonkeyPatch], None]
@@ -151,7 +151,8 @@ def anybody_accepts(patch: pytest.MonkeyPatch) -> None:
 
 def open_completions_are_not_accepted(patch: pytest.MonkeyPatch) -> None:
     """A claim dated back displaces the holder of an open job after its completion."""
-    patch.setattr(jobs, "_stamp", lambda tx, op: False)
+    for module in (jobs, accepting):
+        patch.setattr(module, "stamp", lambda tx, op: False)
 
 
 def anybody_evicts(patch: pytest.MonkeyPatch) -> None:

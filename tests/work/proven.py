@@ -17,7 +17,7 @@ from hocket.kernel.proof import PROOF_TYPE, Proof, encode_proof, prove
 from hocket.kernel.reasons import Reason
 from hocket.kernel.roster import Job
 from hocket.node.runtime import Runtime
-from hocket.work import jobs
+from hocket.work import claiming, jobs
 from hocket.work.jobs import Draft, Held
 from hocket.work.proofs import OUTPUT_TYPE, STREAM_TYPES
 from hocket.work.run_outputs import NOTHING, RunOutputs
@@ -49,10 +49,10 @@ def ran(
 ) -> Job:
     """Claims the job that waits, or a new one, and ends it. `change` makes the proof say something else, `key` signs
     it instead of the node's, and `proof` spells it."""
-    taken = runtime.log.run(lambda tx: jobs.claim(tx, 1, 1, lambda kind: 60_000)).taken
+    taken = runtime.log.run(lambda tx: claiming.claim(tx, 1, 1, lambda kind: 60_000)).taken
     if not taken:
         asked(runtime, manifest, Policy(retries=3))
-        taken = runtime.log.run(lambda tx: jobs.claim(tx, 1, 1, lambda kind: 60_000)).taken
+        taken = runtime.log.run(lambda tx: claiming.claim(tx, 1, 1, lambda kind: 60_000)).taken
     job = taken[0].job
     products = RunOutputs(runtime.kit(KIND, monotonic), job.id)
     files = {path: products.evidence(data, OUTPUT_TYPE) for path, data in FILES.items()}

@@ -11,7 +11,7 @@ import hocket
 from hocket.log import Log
 from hocket.node.node import SyncNode
 from hocket.node.runtime import Runtime
-from hocket.work import cron, jobs
+from hocket.work import cron, rescue
 
 
 def unique(runtime: Runtime) -> list[object]:
@@ -42,7 +42,7 @@ def expire(runtime: Runtime) -> list[object]:
         randomness=lambda count: time.time_ns().to_bytes(10, "big")[:count],
         bus=runtime.bus,
     )
-    return [log.run(lambda tx: jobs.expire(tx, 100))]
+    return [log.run(lambda tx: rescue.expire(tx, 100))]
 
 
 def submit(runtime: Runtime) -> list[object]:

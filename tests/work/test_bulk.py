@@ -11,7 +11,7 @@ from hocket.errors import Usage
 from hocket.kernel.ids import ulid_text
 from hocket.log import Transaction
 from hocket.testing import MemorySyncNode
-from hocket.work import bulk, jobs
+from hocket.work import bulk, claiming, jobs
 from hocket.work.bulk import Changed
 from hocket.work.handlers import JobType
 
@@ -43,7 +43,7 @@ def outcomes(node: MemorySyncNode) -> dict[str, list[str]]:
 
 
 def claim(node: MemorySyncNode, count: int) -> None:
-    node.runtime.log.run(lambda tx: jobs.claim(tx, 0, count, lambda kind: 60_000))
+    node.runtime.log.run(lambda tx: claiming.claim(tx, 0, count, lambda kind: 60_000))
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from hocket.bus.changes import Changes
 from hocket.kernel.ops import decode
 from hocket.kernel.policy import Policy
 from hocket.kernel.vocabulary import ScheduleJob
-from hocket.work import jobs
+from hocket.work import claiming
 from hocket.work.handlers import Handlers, JobType
 from hocket.work.jobs import Draft
 
@@ -36,7 +36,7 @@ def test_a_claim_takes_the_most_urgent_jobs_that_are_wanted(waiting: list[tuple[
         made = node.runtime.submit(drafts)
         log = node.runtime.log
         wants = lambda job, schedule: waiting[number_of(schedule)][2]  # noqa: E731
-        claims = log.run(lambda tx: jobs.claim(tx, 1, limit, {"a": 1_000, "b": 1_000}.get, wants=wants))
+        claims = log.run(lambda tx: claiming.claim(tx, 1, limit, {"a": 1_000, "b": 1_000}.get, wants=wants))
     eligible = [
         (-priority, number, submitted.job_id)
         for number, ((kind, priority, wanted), submitted) in enumerate(zip(waiting, made, strict=True))

@@ -25,7 +25,7 @@ from hocket.log import Transaction
 from hocket.node.node import Node
 from hocket.node.runtime import Runtime
 from hocket.store import Schedule, Session
-from hocket.work import artifacts, cron, jobs, maintenance, supervision, troubles
+from hocket.work import artifacts, claiming, cron, jobs, maintenance, supervision, troubles
 from hocket.work.handlers import Handlers, JobType
 from hocket.work.jobs import Offer
 from hocket.work.maintenance import Maintenance
@@ -76,7 +76,7 @@ def test_a_schedule_after_a_job_that_failed_or_was_cancelled_ends_no_worker(how:
         if how == "cancelled":
             log.run(lambda tx: jobs.cancel(tx, job_id, ""))
         else:
-            (claim,) = log.run(lambda tx: jobs.claim(tx, 1, 1, lambda kind: 1_000)).taken
+            (claim,) = log.run(lambda tx: claiming.claim(tx, 1, 1, lambda kind: 1_000)).taken
             held = jobs.Held(job_id, claim.job.claim_op or b"")
             log.run(lambda tx: jobs.fail(tx, held, "no", "", retry=False))
         schedules(node, "good")
@@ -176,11 +176,11 @@ def test_a_job_that_a_worker_cannot_decide_about_is_left_alone() -> None:
 
 
 def test_a_kind_that_cannot_be_claimed_holds_up_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = jobs.claim
+    real = claiming.claim
 
     def claim(
         tx: Transaction, worker: int, limit: int, lease_of: Callable[[str], int | None], *rest: Any
-    ) -> jobs.Claims:
+    ) -> claiming.Claims:
         if lease_of("c.bad") is not None:
             raise RuntimeError("planted")
         return real(tx, worker, limit, lease_of, *rest)
@@ -188,7 +188,7 @@ def test_a_kind_that_cannot_be_claimed_holds_up_no_other(monkeypatch: pytest.Mon
     with hocket.testing.node() as node:
         node.submit_many([("c.bad", {}), ("c.job", {}), ("c.other", {})])
         notices: list[str] = []
-        monkeypatch.setattr(jobs, "claim", claim)
+        monkeypatch.setattr(claiming, "claim", claim)
 
         async def run() -> None:
             here = Node(node.runtime)

@@ -19,7 +19,7 @@ from hocket.events import Event, JobRescued, PeerChanged, RunFailed, WorkerStart
 from hocket.kernel.ids import parse_ulid
 from hocket.node.runtime import Runtime
 from hocket.store import Place, WorkerRow
-from hocket.work import jobs
+from hocket.work import claiming, jobs
 from hocket.work.event_logging import level_of, log_event, logged
 from hocket.work.sweep import Sweep
 from hocket.work.troubles import Troubles
@@ -140,7 +140,7 @@ def test_an_event_for_each_lease_that_ran_out() -> None:
         log = node.runtime.log
         row = WorkerRow(0, "w", 1, 1, log.node.to_bytes(8, "big"), 1, Place())
         number = log.run(lambda tx: tx.session.put_worker(row))
-        log.run(lambda tx: jobs.claim(tx, number, 1, lambda kind: 1_000))
+        log.run(lambda tx: claiming.claim(tx, number, 1, lambda kind: 1_000))
         sweep = Sweep(Troubles(told.append, time.monotonic), told.append)
         log.run(lambda tx: sweep(tx, set()))
         assert told == []

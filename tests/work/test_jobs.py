@@ -13,7 +13,7 @@ from hocket.kernel.reasons import Reason
 from hocket.kernel.roster import Job
 from hocket.kernel.vocabulary import ClaimWork
 from hocket.testing import MemorySyncNode
-from hocket.work import jobs
+from hocket.work import claiming, jobs, rescue
 from hocket.work.jobs import Held
 
 pytestmark = pytest.mark.touches("LW-41")
@@ -22,12 +22,12 @@ LEASE_MS = 60_000
 
 
 def claim(node: MemorySyncNode, limit: int = 100) -> list[jobs.Claim]:
-    return node.runtime.log.run(lambda tx: jobs.claim(tx, 1, limit, lambda kind: LEASE_MS)).taken
+    return node.runtime.log.run(lambda tx: claiming.claim(tx, 1, limit, lambda kind: LEASE_MS)).taken
 
 
 def again_at(node: MemorySyncNode) -> int | None:
     """When it is worth asking again, where nothing can be claimed now."""
-    claims = node.runtime.log.run(lambda tx: jobs.claim(tx, 1, 1, lambda kind: LEASE_MS))
+    claims = node.runtime.log.run(lambda tx: claiming.claim(tx, 1, 1, lambda kind: LEASE_MS))
     assert claims.taken == []
     return claims.again_at
 
@@ -269,7 +269,7 @@ def test_no_more_of_a_kind_in_a_while_than_its_rate():
         node.submit_many([(hocket.kind("a", rate="4/m"), {})] * 12)
         starts: list[float] = []
         for _ in range(100):
-            claims = node.runtime.log.run(lambda tx: jobs.claim(tx, 1, 100, lambda kind: LEASE_MS))
+            claims = node.runtime.log.run(lambda tx: claiming.claim(tx, 1, 100, lambda kind: LEASE_MS))
             starts += [node.clock.now] * len(claims.taken)
             if claims.again_at is not None:
                 node.clock.now = max(node.clock.now, claims.again_at / 1000)
@@ -315,11 +315,11 @@ def test_a_lease_ends_by_the_logs_clock_and_only_then():
         node.submit("a")
         (first,) = claim(node)
         node.clock.advance(60)
-        assert node.runtime.log.run(lambda tx: jobs.expire(tx, 10)) == 0
+        assert node.runtime.log.run(lambda tx: rescue.expire(tx, 10)) == 0
         node.clock.advance(0.002)
         assert node.runtime.log.run(lambda tx: jobs.renew(tx, held(first), LEASE_MS)) is Reason.LEASE_PASSED
-        assert node.runtime.log.run(lambda tx: jobs.expire(tx, 10)) == 1
-        assert node.runtime.log.run(lambda tx: jobs.expire(tx, 10)) == 0
+        assert node.runtime.log.run(lambda tx: rescue.expire(tx, 10)) == 1
+        assert node.runtime.log.run(lambda tx: rescue.expire(tx, 10)) == 0
         (second,) = claim(node)
         assert second.job.fence == 2
         assert complete(node, first) is Reason.STALE_CLAIM
@@ -343,8 +343,8 @@ def test_kinds_without_a_handler_are_left_alone():
         node.submit("a")
         node.submit("b")
         known = {"b": LEASE_MS}
-        assert words(node.runtime.log.run(lambda tx: jobs.claim(tx, 1, 9, known.get)).taken) == ["b"]
-        assert node.runtime.log.run(lambda tx: jobs.claim(tx, 1, 9, known.get)) == ([], None, [])
+        assert words(node.runtime.log.run(lambda tx: claiming.claim(tx, 1, 9, known.get)).taken) == ["b"]
+        assert node.runtime.log.run(lambda tx: claiming.claim(tx, 1, 9, known.get)) == ([], None, [])
         assert words(claim(node)) == ["a"]
 
 
@@ -357,7 +357,7 @@ def test_a_log_with_all_of_this_proves_itself():
         complete(node, claim(node)[0], b'{"deep": [1, 2]}')
         claim(node)
         node.clock.advance(120)
-        node.runtime.log.run(lambda tx: jobs.expire(tx, 10))
+        node.runtime.log.run(lambda tx: rescue.expire(tx, 10))
         assert a.result() == {"deep": [1, 2]}
         assert node.runtime.verify().findings == []
         assert node.runtime.rebuild().unchanged

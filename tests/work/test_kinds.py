@@ -18,7 +18,7 @@ from hocket.kernel.rules import STRICT
 from hocket.kernel.ucan import ROOT, Capability, issue
 from hocket.kernel.vocabulary import DefineKind, RevokeUcan
 from hocket.log import Log, Transaction
-from hocket.work import cron, jobs
+from hocket.work import claiming, cron, jobs
 from hocket.work import kinds as work_kinds
 from hocket.work.cron import NewSchedule
 from hocket.work.handlers import Handlers, JobType, draft, policy, said
@@ -115,7 +115,7 @@ def test_the_limits_of_a_kind_hold_for_jobs_that_were_submitted_before(limit: di
     for _ in range(4):
         submitted(member)
     define(member, handler(**limit))
-    claims = member.log.run(lambda tx: jobs.claim(tx, 1, 4, lambda kind: 60_000))
+    claims = member.log.run(lambda tx: claiming.claim(tx, 1, 4, lambda kind: 60_000))
     assert len(claims.taken) == 1
 
 
@@ -123,7 +123,7 @@ def test_the_end_of_a_job_wakes_workers_that_the_kinds_limit_holds_back() -> Non
     member = owner()
     submitted(member), submitted(member)
     define(member, handler(concurrency=1))
-    (claim,) = member.log.run(lambda tx: jobs.claim(tx, 1, 4, lambda kind: 60_000)).taken
+    (claim,) = member.log.run(lambda tx: claiming.claim(tx, 1, 4, lambda kind: 60_000)).taken
     assert claim.job.claim_op is not None
     held = jobs.Held(claim.job.id, claim.job.claim_op)
 
@@ -263,7 +263,7 @@ def test_a_definition_holds_for_the_claims_that_the_arbiter_gets_with_it() -> No
     made = [arbiter.submit("acme.x") for _ in range(3)]
     members.meet(arbiter, worker)
     define(worker, handler("acme.x", concurrency=1))
-    wanted = worker.log.run(lambda tx: jobs.claim(tx, 1, 3, lambda kind: 60_000, offering=True)).wanted
+    wanted = worker.log.run(lambda tx: claiming.claim(tx, 1, 3, lambda kind: 60_000, offering=True)).wanted
     assert len(wanted) == 3
     arbiter.pull(worker)
     held = [entry for each in made if (entry := arbiter.entry(each)) is not None and entry.job.claimer is not None]

@@ -14,7 +14,7 @@ from hocket.kernel.roster import State
 from hocket.kernel.vocabulary import ScheduleJob
 from hocket.node.node import Node
 from hocket.node.runtime import Runtime
-from hocket.work import artifacts, jobs, maintenance, sweep
+from hocket.work import artifacts, claiming, maintenance, sweep
 from hocket.work.cron import NewSchedule, add
 from hocket.work.handlers import JobType, kind
 from hocket.work.run_outputs import contain
@@ -47,7 +47,7 @@ def test_a_lease_that_runs_out_is_ended_by_a_node_that_does_not_work(tmp_path: P
         handle = await node.submit("acme.x")
         sign = node.environment.liveness.announce("a worker that lives and does nothing")
         await node.run(sign.beat)
-        (claim,) = (await node.run(lambda tx: jobs.claim(tx, sign.row(tx), 1, lambda kind: 30))).taken
+        (claim,) = (await node.run(lambda tx: claiming.claim(tx, sign.row(tx), 1, lambda kind: 30))).taken
         assert claim.job.state is State.CLAIMED
 
         async def is_pending() -> bool:

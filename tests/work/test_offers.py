@@ -28,7 +28,7 @@ from hocket.store import MEMORY, Place, Session
 from hocket.store import open as open_store
 from hocket.testing.sim.environment import Clocks, SimEnvironment, SimHost
 from hocket.testing.sim.loop import run as run_virtually
-from hocket.work import jobs
+from hocket.work import accepting, claiming, jobs, rescue
 from hocket.work.handlers import Handlers, JobType
 from hocket.work.jobs import Draft, Held, Offer
 from hocket.work.pending_decisions import Decision, decisions
@@ -69,7 +69,7 @@ class Home:
             return [row.body for row in session.ops_after(0, 10_000)]
 
     def take(self, bodies: list[bytes]) -> None:
-        self.log.admit([(body, decode(body)) for body in bodies], decide=jobs.accept)
+        self.log.admit([(body, decode(body)) for body in bodies], decide=accepting.accept)
 
     def job(self, job_id: bytes) -> Job:
         with self.store.read() as session:
@@ -274,12 +274,12 @@ async def test_a_second_claim_is_no_renewal_of_one_that_its_author_does_not_know
     arbiter.log.run(lambda tx: tx.author(DesignateCoordinator(tx.node)))
     home.take(arbiter.bodies())
     job_id = home.submit("w.job")
-    claims = home.log.run(lambda tx: jobs.claim(tx, 1, 1, lambda kind: 60_000, offering=True))
+    claims = home.log.run(lambda tx: claiming.claim(tx, 1, 1, lambda kind: 60_000, offering=True))
     arbiter.take(home.bodies())
     first = arbiter.job(job_id)
     assert first.state is State.CLAIMED
-    home.log.run(lambda tx: jobs.reclaim(tx, {1}))
-    again = home.log.run(lambda tx: jobs.claim(tx, 2, 1, lambda kind: 60_000, offering=True))
+    home.log.run(lambda tx: rescue.reclaim(tx, {1}))
+    again = home.log.run(lambda tx: claiming.claim(tx, 2, 1, lambda kind: 60_000, offering=True))
     assert claims.wanted and again.wanted
     arbiter.take(home.bodies())
     home.take(arbiter.bodies())
@@ -296,7 +296,7 @@ async def test_a_claim_that_is_not_accepted_starts_nothing_and_is_not_repeated_a
     mesh = Mesh([work.type])
     job_id = mesh.arbiter.submit("w.job", concurrency=1)
     other = mesh.arbiter.submit("w.job", concurrency=1)
-    held = mesh.arbiter.log.run(lambda tx: jobs.claim(tx, 0, 1, lambda kind: 60_000)).taken[0].job
+    held = mesh.arbiter.log.run(lambda tx: claiming.claim(tx, 0, 1, lambda kind: 60_000)).taken[0].job
     assert held.id == job_id
     # The worker's node hears of the jobs, but not yet of the claim that takes up the only place.
     mesh.home.take([body for body in mesh.arbiter.bodies() if "ClaimWork" not in type(decode(body).payload).__name__])
@@ -424,8 +424,8 @@ async def test_an_end_that_comes_after_the_lease_was_given_to_another_is_refused
     mesh.line.is_cut = True
     await until(lambda: work.ended)
     await asyncio.sleep(5)
-    mesh.arbiter.log.run(lambda tx: jobs.expire(tx, 10))
-    (other,) = mesh.arbiter.log.run(lambda tx: jobs.claim(tx, 0, 1, lambda kind: 60_000)).taken
+    mesh.arbiter.log.run(lambda tx: rescue.expire(tx, 10))
+    (other,) = mesh.arbiter.log.run(lambda tx: claiming.claim(tx, 0, 1, lambda kind: 60_000)).taken
     mesh.line.is_cut = False
     await until(lambda: mesh.done)
     assert isinstance(mesh.done[0][1], Reason)
@@ -542,7 +542,8 @@ async def test_whoever_claims_looks_past_jobs_whose_claims_wait_for_the_arbiter(
     mesh = Mesh([])
     ids = [mesh.home.submit("a") for _ in range(5)]
     claims = [
-        mesh.home.log.run(lambda tx: jobs.claim(tx, 1, 2, {"a": 60_000}.get, offering=True)).wanted for _ in range(3)
+        mesh.home.log.run(lambda tx: claiming.claim(tx, 1, 2, {"a": 60_000}.get, offering=True)).wanted
+        for _ in range(3)
     ]
     assert [[each.offer.job_id for each in some] for some in claims] == [ids[:2], ids[2:4], ids[4:]]
     await mesh.stop()

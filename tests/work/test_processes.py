@@ -15,7 +15,7 @@ import hocket
 from hocket.log import Transaction
 from hocket.node.runtime import Runtime
 from hocket.store import Place, WorkerRow
-from hocket.work import cron, jobs
+from hocket.work import claiming, cron, rescue
 from tests.work.mesh import PATIENCE_S, SOURCE, Mesh
 
 pytestmark = pytest.mark.xdist_group("processes")
@@ -268,11 +268,11 @@ def test_a_newcomer_is_not_taken_for_a_dead_process(mesh: Mesh) -> None:
     mesh.node.submit_many([("a", {}), ("b", {})])
     log = mesh.runtime.log
     dead = log.run(lambda tx: tx.session.put_worker(registered(tx, "worker-of-the-dead")))
-    log.run(lambda tx: jobs.claim(tx, dead, 1, {"a": 60_000}.get))
+    log.run(lambda tx: claiming.claim(tx, dead, 1, {"a": 60_000}.get))
     found_dead = {dead}
     newcomer = log.run(lambda tx: tx.session.put_worker(registered(tx, "newcomer")))
-    (taken,) = log.run(lambda tx: jobs.claim(tx, newcomer, 1, {"b": 60_000}.get)).taken
-    assert log.run(lambda tx: jobs.reclaim(tx, found_dead)) == 1
+    (taken,) = log.run(lambda tx: claiming.claim(tx, newcomer, 1, {"b": 60_000}.get)).taken
+    assert log.run(lambda tx: rescue.reclaim(tx, found_dead)) == 1
     with Runtime.open(mesh.home) as runtime, runtime.read() as session:
         assert [each.number for each in session.workers()] == [newcomer]
         (held,) = session.claimed()

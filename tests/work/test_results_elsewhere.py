@@ -12,7 +12,7 @@ from hocket.kernel.roster import Outcome
 from hocket.kernel.vocabulary import CreateArtifact, DesignateCoordinator
 from hocket.log.transaction import GAPS
 from hocket.testing.sim.environment import Clocks
-from hocket.work import jobs, view
+from hocket.work import claiming, jobs, view
 from hocket.work.jobs import Held
 from tests.work.test_offers import USER, Home, virtually
 
@@ -33,7 +33,7 @@ class Pair:
         """A job that one of them has done, with a result."""
         job_id = self.arbiter.submit("a", **policy)
         self.exchange()
-        by.log.run(lambda tx: jobs.claim(tx, 1, 1, {"a": 60_000}.get, offering=True))
+        by.log.run(lambda tx: claiming.claim(tx, 1, 1, {"a": 60_000}.get, offering=True))
         self.exchange()
         held = Held(job_id, by.job(job_id).claim_op or b"")
         by.log.run(lambda tx: jobs.complete(tx, held, b'"paid"', 1))

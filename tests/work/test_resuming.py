@@ -12,7 +12,7 @@ import pytest
 import hocket
 import hocket.testing
 from hocket.kernel.reasons import Reason
-from hocket.work import jobs
+from hocket.work import claiming, jobs
 from hocket.work.checkpoints import interval_s, last_checkpoint
 from hocket.work.jobs import Held
 from tests.work.test_offers import virtually
@@ -150,7 +150,7 @@ async def test_a_checkpoint_reaches_the_next_node_and_one_of_an_old_claim_does_n
     pair = Pair()
     job_id = pair.arbiter.submit("a")
     pair.exchange()
-    pair.other.log.run(lambda tx: jobs.claim(tx, 1, 1, {"a": 60_000}.get, offering=True))
+    pair.other.log.run(lambda tx: claiming.claim(tx, 1, 1, {"a": 60_000}.get, offering=True))
     pair.exchange()
     held = Held(job_id, pair.other.job(job_id).claim_op or b"")
     pair.other.log.run(lambda tx: jobs.checkpoint(tx, held, b"7"))
@@ -158,7 +158,7 @@ async def test_a_checkpoint_reaches_the_next_node_and_one_of_an_old_claim_does_n
     pair.exchange()
     with pair.arbiter.store.read() as session:
         assert last_checkpoint(session, job_id) == b"7"
-    (claim,) = pair.arbiter.log.run(lambda tx: jobs.claim(tx, 1, 1, {"a": 60_000}.get)).taken
+    (claim,) = pair.arbiter.log.run(lambda tx: claiming.claim(tx, 1, 1, {"a": 60_000}.get)).taken
     assert claim.job.fence == 2
     pair.exchange()
     assert isinstance(pair.other.log.run(lambda tx: jobs.checkpoint(tx, held, b"8")), Reason)

@@ -11,7 +11,7 @@ import pytest
 import hocket
 from hocket.kernel.ids import ulid_text
 from hocket.node.runtime import Runtime
-from hocket.work import jobs
+from hocket.work import claiming, jobs
 from hocket.work.handler_threads import HandlerThreads
 from hocket.work.handlers import JobType, draft
 from hocket.work.json_values import encode_json
@@ -41,7 +41,7 @@ class Runs:
     def run(self, handler: JobType) -> Run:
         log, made = self.runtime.log, handler.draft({})
         job_id = log.run(lambda tx: jobs.submit(tx, [made]))[0].job_id
-        claims = log.run(lambda tx: jobs.claim(tx, 0, 1, {handler.kind: LEASE_MS}.get))
+        claims = log.run(lambda tx: claiming.claim(tx, 0, 1, {handler.kind: LEASE_MS}.get))
         assert [ulid_text(each.job.id) for each in claims.taken] == [ulid_text(job_id)]
         kit = self.runtime.kit(handler.kind, lambda: self.now)
         return Run(claims.taken[0], handler, LEASE_MS, self.now, kit)

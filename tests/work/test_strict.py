@@ -12,7 +12,7 @@ from hocket.kernel.rules import STRICT
 from hocket.kernel.ucan import ROOT, issue
 from hocket.kernel.vocabulary import DesignateCoordinator, discriminant
 from hocket.log import Transaction
-from hocket.work import cron, jobs, view
+from hocket.work import claiming, cron, jobs, view
 from tests.trust.members import START, USER, Member, key
 
 
@@ -25,7 +25,7 @@ def member() -> Member:
 
 def held(member: Member) -> jobs.Held:
     member.clock.now += 120_000
-    (claim,) = member.log.run(lambda tx: jobs.claim(tx, 1, 1, lambda kind: 1_000)).taken
+    (claim,) = member.log.run(lambda tx: claiming.claim(tx, 1, 1, lambda kind: 1_000)).taken
     assert claim.job.claim_op is not None
     return jobs.Held(claim.job.id, claim.job.claim_op)
 

@@ -6,7 +6,7 @@ import pytest
 
 from hocket.events import JobsReclaimed
 from hocket.kernel.reasons import Reason
-from hocket.work import jobs
+from hocket.work import claiming
 from hocket.work.sweep import SweepLoop
 from tests.work.test_offers import Mesh, Work, until, virtually
 
@@ -27,7 +27,7 @@ async def test_only_offers_that_are_open_now_are_counted() -> None:
     await mesh.stop()
     assert open_offers(mesh) == 0
     job_id = mesh.home.submit("w.job")
-    mesh.home.log.run(lambda tx: jobs.claim(tx, 1, 1, lambda kind: 1_000, offering=True))
+    mesh.home.log.run(lambda tx: claiming.claim(tx, 1, 1, lambda kind: 1_000, offering=True))
     assert open_offers(mesh) == 1
     mesh.exchange()
     assert open_offers(mesh) == 0 and mesh.home.job(job_id).claimer == mesh.home.log.node

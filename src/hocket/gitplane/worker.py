@@ -28,8 +28,8 @@ from hocket.kernel.policy import Policy
 from hocket.kernel.roster import State
 from hocket.log import Log, Transaction
 from hocket.log.projectors import availability_of
+from hocket.work import claiming, lease, rescue
 from hocket.work import jobs as log_jobs
-from hocket.work import lease
 from hocket.work.batch import settle
 from hocket.work.command.job import RUN_S_MAX, Commands, Performed, result
 from hocket.work.environment import Environment
@@ -189,7 +189,7 @@ class GitWorker:
         """
         self._sign.beat(tx)
         dead = self._parts.environment.liveness.dead(tx.session.workers(tx.node.to_bytes(8, "big")))
-        log_jobs.reclaim(tx, dead)
+        rescue.reclaim(tx, dead)
         tx.projection.flush()
         for entry in tx.session.busy(GIT_KIND, SWEEP_MAX):
             if entry.job.state is State.PENDING:
@@ -351,7 +351,7 @@ class GitWorker:
         self._emit(RunStarted(each.name, GIT_KIND, running.claim.fence))
         manifest = each.order.manifest
         draft = Draft(GIT_KIND, canonical(manifest), Policy(open=True))
-        taken = self._parts.log.run(lambda tx: log_jobs.take(tx, draft, self._sign.row(tx), LEASE_MS))
+        taken = self._parts.log.run(lambda tx: claiming.take(tx, draft, self._sign.row(tx), LEASE_MS))
 
         def handler(ctx: Context, /, **payload: Any) -> dict[str, Any]:
             ctx.fence = each.held.claim.fence

@@ -42,9 +42,9 @@ from hocket.mesh.quotas import Quotas
 from hocket.mesh.rate_limit import Buckets
 from hocket.mesh.recovery import recover
 from hocket.mesh.wire import BodyTooLong, NoRoom, Reply, Request
+from hocket.work.accepting import accept
 from hocket.work.blobs import Blobs
 from hocket.work.environment import Environment
-from hocket.work.jobs import accept
 from hocket.work.node_access import NodeAccess
 from hocket.work.output_files import OutputFiles
 

@@ -34,8 +34,8 @@ from hocket.mesh.quotas import Quotas
 from hocket.mesh.recovery import recover
 from hocket.mesh.wire import Transport, look, note
 from hocket.store import Peer, Session
+from hocket.work.accepting import accept
 from hocket.work.environment import Environment
-from hocket.work.jobs import accept
 from hocket.work.node_access import NodeAccess
 
 Push = Callable[[list[bytes]], Awaitable[PushCounts]]

@@ -24,8 +24,8 @@ from hocket.mesh.membership import route_of
 from hocket.mesh.names import names
 from hocket.store import JobEntry, Session, Stage
 from hocket.work.authorship import is_own
+from hocket.work.claiming import turn_at
 from hocket.work.command.request import KIND
-from hocket.work.jobs import turn_at
 from hocket.work.liveness import Liveness
 from hocket.work.serving import Serving
 

@@ -16,7 +16,7 @@ from hocket.node.home import Ask, Home
 from hocket.node.runtime import Runtime
 from hocket.store import MEMORY
 from hocket.store import open as open_store
-from hocket.work import cron, jobs
+from hocket.work import claiming, cron, jobs, rescue
 from hocket.work.batch import settle
 from hocket.work.handlers import REGISTRY, Handlers, JobType
 from hocket.work.runner import Run
@@ -102,11 +102,11 @@ class Bench(Runtime):
     def _claim(self, handlers: Handlers) -> Run | None:
         """The next job; moves the clock to it if needed. None if nothing can run."""
 
-        def request(tx: Transaction) -> jobs.Claims:
-            jobs.expire(tx, RUNS_MAX)
+        def request(tx: Transaction) -> claiming.Claims:
+            rescue.expire(tx, RUNS_MAX)
             cron.make_due(tx)
             wants = lambda job, schedule: handlers.wants(tx.session, job.kind, schedule)  # noqa: E731
-            return jobs.claim(tx, 0, 1, handlers.lease_of, wants=wants)
+            return claiming.claim(tx, 0, 1, handlers.lease_of, wants=wants)
 
         while not (claims := self.log.run(request)).taken:
             if claims.again_at is None:

@@ -13,9 +13,10 @@ from hocket.kernel.ids import ulid_text
 from hocket.kernel.reasons import Reason
 from hocket.kernel.roster import Job
 from hocket.log import Transaction
-from hocket.work import cron, jobs
+from hocket.work import claiming, cron, jobs
+from hocket.work.claiming import Claims, OfferedClaim
 from hocket.work.handlers import Handlers
-from hocket.work.jobs import Claim, Claims, Held, OfferedClaim, Result
+from hocket.work.jobs import Claim, Held, Result
 from hocket.work.liveness import SignOfLife
 from hocket.work.node_access import NodeAccess
 from hocket.work.run_outputs import NOTHING, WrittenOutputs
@@ -114,7 +115,7 @@ class BatchRunner:
         if turn.wanted:
             lease_of = self._handlers.lease_of if only is None else {only: self._handlers.lease_of(only)}.get
             wants = functools.partial(self._wants, tx)
-            claims = jobs.claim(tx, sign.row(tx), turn.wanted, lease_of, turn.offering, wants)
+            claims = claiming.claim(tx, sign.row(tx), turn.wanted, lease_of, turn.offering, wants)
         is_idle = not claims.taken and not claims.wanted and self._until_idle
         idle = is_idle and (availability not in (None, Availability.ACTIVE) or self._is_idle(tx))
         return BatchResult(outcomes, spared, renewed, lost, claims, tx.now, idle, availability)
@@ -196,7 +197,7 @@ class BatchRunner:
         if self._handlers.takes_all(kind) and tx.session.claimed_count(kind):
             return True
         # Usually the first one is wanted, and the others need not be read.
-        for limit in (1, jobs.LOOKED_AT_MAX):
+        for limit in (1, claiming.LOOKED_AT_MAX):
             busy = tx.session.busy(kind, limit)
             if any(self._wants(tx, entry.job, tx.body(entry.job.schedule_op)) for entry in busy):
                 return True

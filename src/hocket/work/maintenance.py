@@ -9,7 +9,7 @@ import asyncio
 from hocket.errors import StoreError
 from hocket.events import Emit, EvictionNotAllowed, StoreUnavailable
 from hocket.store import OpSession
-from hocket.work import artifacts, jobs
+from hocket.work import accepting, artifacts
 from hocket.work.environment import Environment
 from hocket.work.node_access import NodeAccess
 from hocket.work.troubles import Troubles
@@ -53,7 +53,7 @@ class Maintenance:
 
     async def _release(self) -> None:
         log = self._access.log
-        await self._access.call(lambda: log.release(jobs.accept))
+        await self._access.call(lambda: log.release(accepting.accept))
 
     async def _evict(self) -> None:
         access, node = self._access, self._access.log.node

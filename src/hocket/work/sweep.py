@@ -12,7 +12,7 @@ from hocket.kernel.ids import ulid_text
 from hocket.kernel.roster import Job
 from hocket.log import Transaction
 from hocket.store import RegisterSession, Schedule, Session
-from hocket.work import cron, jobs
+from hocket.work import cron, rescue
 from hocket.work.environment import Environment
 from hocket.work.node_access import NodeAccess
 from hocket.work.troubles import Troubles, described
@@ -50,7 +50,7 @@ class Sweep:
     def __call__(self, tx: Transaction, dead: set[int]) -> None:
         """`dead` are worker processes of this node that were found dead."""
         self._reclaim(tx, dead)
-        jobs.expire(tx, EXPIRED_MAX, self._rescued)
+        rescue.expire(tx, EXPIRED_MAX, self._rescued)
         for schedule in self._due(tx.session, tx.now):
             self._tick(tx, schedule)
 
@@ -60,14 +60,14 @@ class Sweep:
         with self._troubles.contained("expire", "looking for expired leases"):
             for job_id in await access.run(_overdue):
                 with self._troubles.contained(job_id, "expiring job", job_id):
-                    await access.run(lambda tx, job_id=job_id: jobs.expire_one(tx, job_id, self._rescued))  # type: ignore[misc]
+                    await access.run(lambda tx, job_id=job_id: rescue.expire_one(tx, job_id, self._rescued))  # type: ignore[misc]
         with self._troubles.contained("schedules", "looking for due schedules"):
             for schedule in await access.run(lambda tx: self._due(tx.session, tx.now)):
                 with self._troubles.contained(schedule.op, f"schedule {schedule.name!r}"):
                     await access.run(lambda tx, schedule=schedule: self._tick(tx, schedule))  # type: ignore[misc]
 
     def _reclaim(self, tx: Transaction, dead: set[int]) -> None:
-        lost = jobs.reclaim(tx, dead, self._rescued)
+        lost = rescue.reclaim(tx, dead, self._rescued)
         if lost:
             self._emit(JobsReclaimed(lost))
 

@@ -48,10 +48,11 @@ from hocket.log import Transaction
 from hocket.work import kinds, lease
 from hocket.work.batch import Batch, BatchResult, BatchRunner
 from hocket.work.checkpoints import interval_s
+from hocket.work.claiming import OfferedClaim
 from hocket.work.environment import Environment
 from hocket.work.handler_processes import ProcessPlan
 from hocket.work.handlers import Handlers
-from hocket.work.jobs import Claim, Held, Offer, OfferedClaim, Result
+from hocket.work.jobs import Claim, Held, Offer, Result
 from hocket.work.liveness import BEAT_S, SignOfLife
 from hocket.work.node_access import WorkerAccess
 from hocket.work.pending_decisions import Decision, PendingDecisions

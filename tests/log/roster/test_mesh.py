@@ -20,7 +20,7 @@ from hocket.kernel.vocabulary import DelegateUcan, RouteKind
 from hocket.log import Log, Transaction
 from hocket.log.audit import verify
 from hocket.log.rebuild import rebuild, roster_digest
-from hocket.work import jobs
+from hocket.work import claiming, jobs, rescue
 from tests.log.roster.model import Mesh
 from tests.log.roster.test_model import check
 from tests.log.roster.world import KEYS, NODES, NOW, USER, Clock, new_log
@@ -44,11 +44,11 @@ class Node:
         elif act == "submit":
             run(lambda tx: jobs.submit(tx, [jobs.Draft(KINDS[choice % 2], b"{}", self.policy(tx, choice))]))
         elif act == "claim":
-            for claim in run(lambda tx: jobs.claim(tx, 1, 1 + choice % 3, lambda kind: LEASE)).taken:
+            for claim in run(lambda tx: claiming.claim(tx, 1, 1 + choice % 3, lambda kind: LEASE)).taken:
                 assert claim.job.claim_op is not None
                 self.held.append(jobs.Held(claim.job.id, claim.job.claim_op))
         elif act == "expire":
-            run(lambda tx: jobs.expire(tx, 10))
+            run(lambda tx: rescue.expire(tx, 10))
         elif act == "route":
             route = (None, *NODES)[choice % 4]
             run(lambda tx: tx.author(RouteKind(KINDS[choice % 2], route)))

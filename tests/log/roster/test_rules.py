@@ -27,7 +27,7 @@ from hocket.kernel.vocabulary import (
 )
 from hocket.log import Log
 from hocket.store import JobFilter
-from hocket.work import jobs
+from hocket.work import claiming, jobs, rescue
 from tests.log.roster.world import INTRODUCTIONS, KEYS, NODES, NOW, START, Clock, Script, job_id, new_log, op_id, sent
 
 A, B, C = 0, 1, 2
@@ -169,7 +169,7 @@ def test_kinds_are_matched_by_prefix_at_the_dots() -> None:
     log = new_log()
     kinds = ["acme", "acme.render", "acme.render.fast", "acmes", "acme-x", "acm", "zeta"]
     log.run(lambda tx: jobs.submit(tx, [jobs.Draft(kind, b"{}", Policy()) for kind in kinds]))
-    log.run(lambda tx: jobs.claim(tx, 1, 0, lambda kind: None))
+    log.run(lambda tx: claiming.claim(tx, 1, 0, lambda kind: None))
     with log.store.read() as session:
         below = {e.job.kind for e in session.jobs(JobFilter(kind="acme."), 100)}
         alone = {e.job.kind for e in session.jobs(JobFilter(kind="acme"), 100)}
@@ -182,7 +182,7 @@ def test_kinds_are_matched_by_prefix_at_the_dots() -> None:
 def test_a_kind_without_a_handler_is_left_alone() -> None:
     log = new_log()
     log.run(lambda tx: jobs.submit(tx, [jobs.Draft(kind, b"{}", Policy()) for kind in ("mine", "strange")]))
-    claims = log.run(lambda tx: jobs.claim(tx, 1, 10, lambda kind: 1_000 if kind == "mine" else None))
+    claims = log.run(lambda tx: claiming.claim(tx, 1, 10, lambda kind: 1_000 if kind == "mine" else None))
     assert [claim.job.kind for claim in claims.taken] == ["mine"]
     assert claims.again_at is None
 
@@ -396,8 +396,8 @@ def test_a_loser_is_not_told_to_try_again_and_writes_nothing() -> None:
 
     before = length()
     for _ in range(5):
-        claims = log.run(lambda tx: jobs.claim(tx, 1, 10, lambda kind: LEASE))
-        assert claims == jobs.Claims([], None)
+        claims = log.run(lambda tx: claiming.claim(tx, 1, 10, lambda kind: LEASE))
+        assert claims == claiming.Claims([], None)
     assert length() == before
 
 
@@ -520,7 +520,7 @@ def test_the_roster_answers_its_three_questions() -> None:
         assert session.overdue(START + 30, 10) == []
 
     log.run(ask)
-    taken = log.run(lambda tx: jobs.claim(tx, 1, 10, lambda kind: LEASE if kind in (KIND, "routed") else None))
+    taken = log.run(lambda tx: claiming.claim(tx, 1, 10, lambda kind: LEASE if kind in (KIND, "routed") else None))
     assert [claim.job.id for claim in taken.taken] == [ready]
 
 
@@ -602,10 +602,10 @@ def test_handlers_get_the_fence_of_their_claim() -> None:
     log.run(lambda tx: jobs.submit(tx, [jobs.Draft(KIND, b"{}", Policy())]))
     fences = []
     for _ in range(3):
-        claim = log.run(lambda tx: jobs.claim(tx, 1, 1, lambda kind: LEASE)).taken[0]
+        claim = log.run(lambda tx: claiming.claim(tx, 1, 1, lambda kind: LEASE)).taken[0]
         fences.append(claim.job.fence)
         clock.now += LEASE + 1
-        assert log.run(lambda tx: jobs.expire(tx, 10)) == 1
+        assert log.run(lambda tx: rescue.expire(tx, 10)) == 1
         held = jobs.Held(claim.job.id, claim.job.claim_op or b"")
         assert log.run(lambda tx, held=held: jobs.complete(tx, held, None, 1)) is Reason.STALE_CLAIM
     assert fences == [1, 2, 3]

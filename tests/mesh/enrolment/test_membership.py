@@ -13,7 +13,7 @@ from hocket.kernel.ucan import Capability, issue
 from hocket.kernel.vocabulary import ClaimWork, CompleteJob, DelegateUcan, DesignateCoordinator, RouteKind, Telemetry
 from hocket.mesh import membership
 from hocket.node.runtime import Runtime
-from hocket.work import jobs
+from hocket.work import claiming
 
 from .people import INVITER, Mesh, exchange
 
@@ -244,7 +244,7 @@ def test_routes_are_the_owners(mesh: Mesh):
     with mesh.owner.read() as session:
         assert membership.route_of(session, "acme.render") == gpu.log.node
     mesh.owner.log.append_plain("acme.render", b"{}")
-    assert mesh.owner.log.run(lambda tx: jobs.claim(tx, 1, 1, lambda kind: 10_000)).taken == []
+    assert mesh.owner.log.run(lambda tx: claiming.claim(tx, 1, 1, lambda kind: 10_000)).taken == []
     membership.route(mesh.owner.log, "acme.render", mesh.owner.log.node)
     membership.route(mesh.owner.log, "acme.render", None)
     with mesh.owner.read() as session:
@@ -355,7 +355,7 @@ def test_a_new_root_delegation_after_the_node_was_revoked(mesh: Mesh):
 
 def test_what_the_coordinator_accepted_stands(mesh: Mesh):
     """The promise that `revoke` makes to people."""
-    from hocket.work.jobs import accept
+    from hocket.work.accepting import accept
 
     gpu = mesh.join(mesh.invite())
     job = mesh.owner.log.append_plain("acme.render", b"{}")

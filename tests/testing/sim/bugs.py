@@ -16,14 +16,14 @@ from hocket.kernel.vocabulary import AcceptWork, ClaimWork
 from hocket.log import Log, Transaction, lock_projector
 from hocket.log.intake import Intake
 from hocket.node.rows import RowTable
-from hocket.work import jobs
+from hocket.work import accepting, jobs, rescue
 
 Plant = Callable[[pytest.MonkeyPatch], None]
 
 
 def late_claim_wins(patch: pytest.MonkeyPatch) -> None:
     """A claim on a job that somebody holds is not refused, by the fold or by the arbiter: it takes the job away."""
-    renew, accept = roster._renew, jobs._accept
+    renew, accept = roster._renew, accepting._accept
 
     def take_over(job: Any, op: Any, payload: Any, context: Any) -> Any:
         if payload.claimer == job.claimer:
@@ -39,7 +39,7 @@ def late_claim_wins(patch: pytest.MonkeyPatch) -> None:
         return accept(tx, op)
 
     patch.setattr(roster, "_renew", take_over)
-    patch.setattr(jobs, "_accept", accept_always)
+    patch.setattr(accepting, "_accept", accept_always)
 
 
 def fence_not_checked(patch: pytest.MonkeyPatch) -> None:
@@ -59,7 +59,7 @@ def fence_not_checked(patch: pytest.MonkeyPatch) -> None:
         if isinstance(payload, ClaimWork):
             return speak(tx, held, payload, deps)
         refused = stale(tx, held)
-        op = refused or jobs._author(tx, payload, deps)
+        op = refused or jobs.author(tx, payload, deps)
         return op if isinstance(op, Reason) else jobs._said(tx, op, held.job_id)
 
     patch.setattr(roster, "_held", held)
@@ -88,13 +88,13 @@ def clock_not_advanced(patch: pytest.MonkeyPatch) -> None:
 
 def expiry_by_wall_clock(patch: pytest.MonkeyPatch) -> None:
     """The arbiter ends leases by a clock that others can move."""
-    expire = jobs.expire
+    expire = rescue.expire
 
     def hasty(tx: Transaction, *more: Any) -> int:
         tx.physical = tx.now
         return expire(tx, *more)
 
-    patch.setattr(jobs, "expire", hasty)
+    patch.setattr(rescue, "expire", hasty)
 
 
 def lost_group_commit(patch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ from hocket.kernel.vocabulary import RouteKind
 from hocket.log import Log, Transaction
 from hocket.node.node import Node
 from hocket.node.runtime import Runtime
-from hocket.work import jobs, view
+from hocket.work import claiming, jobs, rescue, view
 from hocket.work.arbiter import decided
 from hocket.work.handlers import kind
 from hocket.work.jobs import Held, Offer, Result
@@ -50,7 +50,7 @@ class Seat:
         offers: list[Offer] = []
 
         def request(tx: Transaction) -> list[Result]:
-            claims = jobs.claim(tx, self.number, limit, lambda kind: LEASE_MS, offering=True)
+            claims = claiming.claim(tx, self.number, limit, lambda kind: LEASE_MS, offering=True)
             offers.extend(wanted.offer for wanted in claims.wanted)
             return [*(claim.job for claim in claims.taken), *offers]
 
@@ -92,9 +92,9 @@ class Table:
 
     def expire(self) -> None:
         """Moves the clocks past the end of a lease, and lets the arbiter end it."""
-        assert self.log.run(lambda tx: jobs.expire(tx, 10)) == 0
+        assert self.log.run(lambda tx: rescue.expire(tx, 10)) == 0
         self._later_ms += LEASE_MS + 1
-        assert self.log.run(lambda tx: jobs.expire(tx, 10)) == 1
+        assert self.log.run(lambda tx: rescue.expire(tx, 10)) == 1
 
     def job(self, job_id: bytes) -> Job:
         with self.log.store.read() as session:
@@ -299,7 +299,7 @@ async def test_asking_twice_decides_once(tmp_path):
         offers: list[Offer] = []
 
         def request(tx: Transaction) -> None:
-            claims = jobs.claim(tx, 1, 1, lambda kind: LEASE_MS, offering=True)
+            claims = claiming.claim(tx, 1, 1, lambda kind: LEASE_MS, offering=True)
             offers.extend(wanted.offer for wanted in claims.wanted)
 
         await seat.node.run(request)
@@ -328,7 +328,7 @@ async def test_without_being_asked_to_offer_a_worker_leaves_such_jobs_alone(tmp_
     async with coordinating(tmp_path) as at:
         await at.submit()
         seat = at.seats[0]
-        claims = await seat.node.run(lambda tx: jobs.claim(tx, 1, 1, lambda kind: LEASE_MS))
+        claims = await seat.node.run(lambda tx: claiming.claim(tx, 1, 1, lambda kind: LEASE_MS))
         assert claims.taken == [] and claims.wanted == []
 
 

@@ -1,0 +1,149 @@
+"""Taking jobs from the queue: the most urgent first, within the limits of their kinds."""
+
+import heapq
+from collections.abc import Callable, Iterator
+from itertools import islice
+from typing import NamedTuple
+
+from hocket.kernel.policy import DEFAULT, Rate
+from hocket.kernel.reasons import Reason
+from hocket.kernel.roster import Job
+from hocket.kernel.subjects import Subject
+from hocket.kernel.vocabulary import ClaimWork
+from hocket.log import SETTLE_STEP, Transaction
+from hocket.store import JobEntry
+from hocket.work.jobs import NEVER, Claim, Draft, Offer, must, submit_one
+
+# How many unsuitable jobs a claim skips at most.
+LOOKED_AT_MAX = 5_000
+
+
+class OfferedClaim(NamedTuple):
+    """A claim that is offered to the arbiter. `schedule` is the encoded op that carries the payload; `lease_ms` is the
+    requested lease.
+    """
+
+    offer: Offer
+    schedule: bytes
+    lease_ms: int
+
+
+class Claims(NamedTuple):
+    """The claimed jobs, the offered claims, and when to try again: None to wait for a hint."""
+
+    taken: list[Claim]
+    again_at: int | None
+    wanted: list[OfferedClaim] = []  # noqa: RUF012
+
+
+def claim(
+    tx: Transaction,
+    worker: int,
+    limit: int,
+    lease_of: Callable[[str], int | None],
+    offering: bool = False,
+    wants: Callable[[Job, bytes], bool] = lambda job, schedule: True,
+) -> Claims:
+    """Claims up to `limit` jobs, the most urgent first, of the kinds for which `lease_of` returns a lease. Takes only
+    jobs that the claimer `wants`, by the job and the op that carries the payload. Skips jobs that another node
+    arbitrates unless `offering`; then it offers claims on them.
+    """
+    tx.settle(SETTLE_STEP)
+    tx.projection.flush()
+    tx.session.promote(tx.now)
+    leases = {kind: lease_of(kind) for kind in tx.session.ready_kinds()}
+    kinds = [kind for kind, lease in leases.items() if limit and lease is not None and tx.admits(kind)]
+    # Jobs with a claim that waits for the arbiter stay ready; later claims skip them.
+    offered = tx.session.offered_jobs() if kinds else set()
+    taken: list[Claim] = []
+    wanted: list[OfferedClaim] = []
+    turns: list[int] = []
+    roster = tx.projection.jobs
+    claims_all = tx.decides(DEFAULT) or (offering and not tx.is_uninformed)
+    for entry, schedule in _by_urgency(tx, kinds, limit + len(offered)):
+        job = roster.know(entry).job
+        if job.id in offered or not (claims_all or job.policy.open):
+            continue
+        body = schedule or tx.body(job.schedule_op)
+        if not wants(job, body):
+            continue
+        at = turn(tx, job)
+        if at > tx.now:
+            turns.append(at)
+            continue
+        lease_ms = job.policy.lease_ms or leases[job.kind]
+        assert lease_ms is not None
+        op = tx.author(ClaimWork(job.id, tx.node, lease_ms))
+        if isinstance(op, Reason):
+            continue
+        if tx.is_offer(op):
+            tx.session.put_offer(op.id, job.id, worker)
+            wanted.append(OfferedClaim(Offer(op.id, job.id), body, lease_ms))
+        else:
+            taken.append(Claim(roster.assign(job.id, worker), body))
+        if len(taken) + len(wanted) == limit:
+            return Claims(taken, tx.now, wanted)
+    again = [*turns, tx.session.next_ready_at(), tx.now if tx.unsettled else None]
+    return Claims(taken, _earliest(again), wanted)
+
+
+def take(tx: Transaction, draft: Draft, worker: int, lease_ms: int) -> Claim:
+    """Submits a job that is decided outside the log, and claims it at once, for the log."""
+    assert draft.policy.open
+    job_id = submit_one(tx, draft).job_id
+    must(tx.author(ClaimWork(job_id, tx.node, lease_ms)), job_id)
+    job = tx.projection.jobs.assign(job_id, worker)
+    return Claim(job, tx.body(job.schedule_op))
+
+
+def _by_urgency(tx: Transaction, kinds: list[str], page: int) -> Iterator[tuple[JobEntry, bytes | None]]:
+    """The ready jobs of those kinds, each with its ScheduleJob op, up to a limit. Reads page by page, since the first
+    jobs may be for other workers.
+    """
+
+    def of(kind: str) -> Iterator[tuple[JobEntry, bytes | None]]:
+        last: JobEntry | None = None
+        while rows := tx.session.take_ready(kind, page, last):
+            yield from rows
+            if len(rows) < page:
+                return
+            last = rows[-1][0]
+
+    urgency = lambda row: (-row[0].job.policy.priority, row[0].job.scheduled)  # noqa: E731
+    return islice(heapq.merge(*map(of, kinds), key=urgency), page + LOOKED_AT_MAX)
+
+
+def _earliest(times: list[int | None]) -> int | None:
+    return min((each for each in times if each is not None and each < NEVER), default=None)
+
+
+def turn(tx: Transaction, job: Job) -> int:
+    """When the limits that this job states, or else those of its kind, leave room for one more: now, or later."""
+    defaults = tx.projection.defaults(job.kind)
+    concurrency, rate = job.policy.concurrency or defaults.concurrency, job.policy.rate or defaults.rate
+    if concurrency is not None or rate is not None:
+        tx.session.lock_subjects((Subject("limit", job.kind.encode()),))
+    if concurrency is not None:
+        tx.projection.flush()
+        if tx.session.claimed_count(job.kind) >= concurrency:
+            return NEVER
+    return tx.now if rate is None else _next_turn(tx, job.kind, rate)
+
+
+def _next_turn(tx: Transaction, kind: str, rate: Rate) -> int:
+    """Takes the turn if it is now."""
+    turn, due = turn_at(tx.session.rate(kind), tx.now, rate)
+    if turn <= tx.now:
+        tx.session.set_rate(kind, due)
+    return turn
+
+
+def turn_at(used_until: int, now_ms: int, rate: Rate) -> tuple[int, int]:
+    """Evenly spaced turns, with room for a burst of `count` after a rest: `used_until` is when the turns taken so far
+    are used up, in microseconds. Returns when the next turn is, and until when the turns are used up with it.
+    """
+    spacing = rate.per_ms * 1000 // rate.count
+    now = now_ms * 1000
+    due = max(used_until, now)
+    early = due - now - (rate.per_ms * 1000 - spacing)
+    return (now_ms + 1 + early // 1000 if early > 0 else now_ms), due + spacing
