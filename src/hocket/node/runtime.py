@@ -137,7 +137,7 @@ class Runtime:
         writes a Hocket extension op in its mesh.
         """
         home = Home(path or default_home())
-        name = name or new_node_name()
+        name = new_node_name() if name is None else name
         called = _machine_name() if name is None else _checked_name(name)
         known = Remembered(ask)
         user = None if user_key is None else read_user_key(user_key, known)
