@@ -172,7 +172,11 @@ def test_an_invitation_that_nobody_answers(hocket: Program, tmp_path: Path):
             "job has no action 'fly'; it has read, schedule, claim, complete, define, all",
         ),
         (("gpu", "--may", "cake:eat"), 2, "unknown resource 'cake'"),
-        (("gpu", "--may", "artifact:write:acme."), 2, "only artifact:read and actions on jobs, locks, inboxes and rows take a prefix"),
+        (
+            ("gpu", "--may", "artifact:write:acme."),
+            2,
+            "only artifact:read and actions on jobs, locks, inboxes and rows take a prefix",
+        ),
         (("bad name", "--may", "all"), 2, "cannot be a node's name"),
         (("gpu", "--may", "all", "--expires", "soon"), 2, "bad --expires"),
         (("gpu", "--may", "all", "--expires", "0s"), 2, "last longer"),

@@ -183,15 +183,20 @@ class LocalNode:
     @asynccontextmanager
     async def kept_up(self, emit: Emit) -> AsyncIterator[None]:
         """Runs the periodic tasks of the node until the block ends."""
+        breaker, loop = self.runtime.store_breaker, asyncio.get_running_loop()
+        with nullcontext() if breaker is None else breaker.told(loop, emit):
+            async with self._tasks(emit):
+                yield
+
+    @asynccontextmanager
+    async def _tasks(self, emit: Emit) -> AsyncIterator[None]:
         maintenance = Maintenance(self, self.environment, emit)
         hand_over = HandOver(self, self.runtime.secrets, emit)
         sweep = SweepLoop(self, self.environment, emit)
         clock = ClockWatch(self, self.environment, self.runtime.machine_clock, emit)
         locks = LockSweep(self, self.environment, emit)
         await sweep.look()
-        breaker = self.runtime.store_breaker
         async with (
-            nullcontext() if breaker is None else breaker.told(emit),
             _beside(supervised("the sweep of leases and schedules", sweep.run, emit, self.environment)),
             _beside(supervised("the maintenance of this node", maintenance.run, emit, self.environment)),
             _beside(supervised("handing over secrets", hand_over.run, emit, self.environment)),

@@ -2,12 +2,12 @@
 noted in a file beside an OS lock, not in the store, which may be the very thing that fails.
 """
 
-import asyncio
 import os
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -16,6 +16,9 @@ from hocket.errors import StoreCircuitOpen
 from hocket.events import Emit, Event, ignore
 from hocket.kernel.breaker import Breaker, BreakerState
 from hocket.work.processes import ProcessLock, is_alive
+
+if TYPE_CHECKING:
+    from asyncio import AbstractEventLoop
 
 _ROLE = "breaker"
 
@@ -39,10 +42,9 @@ class StoreBreaker(CircuitBreaker):
         self._directory = directory
         self._file: ProcessLock | None = None
 
-    @asynccontextmanager
-    async def told(self, emit: Emit) -> AsyncIterator[None]:
-        """Calls `emit` on this event loop while the block runs, whichever thread changes the state."""
-        loop = asyncio.get_running_loop()
+    @contextmanager
+    def told(self, loop: "AbstractEventLoop", emit: Emit) -> Iterator[None]:
+        """Calls `emit` on that event loop while the block runs, whichever thread changes the state."""
 
         def soon(event: Event) -> None:
             with suppress(RuntimeError):  # the loop has ended
