@@ -75,7 +75,8 @@ def rows(log: Log) -> list[OpRow]:
 
 
 def sql(log: Log, statement: str, *values: object) -> None:
-    log.store._writer.execute(statement, values)  # type: ignore[attr-defined]
+    store = getattr(log.store, "_store", log.store)  # behind the breaker of a home
+    store._writer.execute(statement, values)
 
 
 def audit(log: Log, expected: tuple[int, bytes] | None = None) -> Audit:
