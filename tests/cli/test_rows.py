@@ -44,6 +44,7 @@ def value(program: Program) -> Any:
     return program("rows", "get", "memories", "sky", "--json", code=0).json["value"]
 
 
+@pytest.mark.soak  # scenarios/test_one_script.py has the same in short
 @pytest.mark.req("VX-12", "VX-13")
 @pytest.mark.touches("VX-01")
 def test_the_same_script_everywhere(program: Program):

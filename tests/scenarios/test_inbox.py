@@ -75,6 +75,7 @@ def script(machine: Machine) -> None:
         assert [each["id"] for each in claim(agent)] == [group]
 
 
+@pytest.mark.soak  # test_one_script.py has the same in short
 @pytest.mark.req("VX-01", "VX-10")
 def test_the_same_commands_work_on_one_home_and_on_either_node_of_a_mesh(tmp_path: Path) -> None:
     with machines(tmp_path, "alone", "hub", "laptop") as (alone, hub, laptop):

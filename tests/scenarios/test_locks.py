@@ -26,6 +26,7 @@ def machine(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Machine]
         yield hub if request.param == "coordinator" else leaf
 
 
+@pytest.mark.soak  # test_one_script.py has the same in short
 @pytest.mark.req("VX-01")
 def test_one_script_everywhere(machine: Machine) -> None:
     held = machine("lock", "acquire", "file:a", "file:b", "--agent", "one", "--ttl", "10m", "--json").json

@@ -1,5 +1,5 @@
 """A thousand seeds, every fault at once: no acknowledged op lost, all replicas alike, one holder for each fence, none
-of the arbiter's jobs run twice at a time, nothing completed that is not completed for good, nothing stuck. Four hundred
+of the arbiter's jobs run twice at a time, nothing completed that is not completed for good, nothing stuck. Two hundred
 of them run with every `make test`, the others in the soak, which has a thousand more, of larger meshes.
 """
 
@@ -9,7 +9,7 @@ from hocket.testing import sim
 
 SEEDS = 1_000
 PARTS = 50
-SOME = [pytest.param(part, marks=() if part < 20 else pytest.mark.soak) for part in range(PARTS)]
+SOME = [pytest.param(part, marks=() if part < 10 else pytest.mark.soak) for part in range(PARTS)]
 
 
 @pytest.mark.req("LW-22", "LW-32", "LW-37", "LW-38", "LW-39")
