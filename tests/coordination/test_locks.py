@@ -19,7 +19,7 @@ import hocket
 from hocket.coordination import lock_processes
 from hocket.coordination.lock_processes import LockProcesses, LockSweep
 from hocket.coordination.locks import LockHeld, LockLost, read_scope, wanted
-from hocket.errors import Usage
+from hocket.errors import StoreError, Usage
 from hocket.events import ignore
 from hocket.kernel.coordination_payloads import AcquireLocks
 from hocket.kernel.locks import Scope
@@ -347,18 +347,29 @@ def test_a_plain_block_holds_a_lock_too(home: Path) -> None:
             pass
 
 
+@pytest.mark.req("VX-04")
+@pytest.mark.parametrize("is_lost", [True, False])
 @on_a_loop
-async def test_a_subject_row_that_was_lost_comes_back_with_its_fence(home: Path) -> None:
-    """The log is the truth: whoever deletes or restores a row does not turn the fence back."""
+async def test_a_row_that_was_lost_or_restored_does_not_turn_the_fence_back(home: Path, is_lost: bool) -> None:
+    """The log is the truth: no fence is given from a row that is behind it, and a rebuild brings the row back."""
+    lock = Subject(LOCK, b"")
     async with hocket.open(home) as node:
-        for _ in range(3):
+        with closing(apsw.Connection(str(home / "log.db"))) as connection:
             async with node.lock("k", agent="one"):
                 pass
-        old = scope_of(node)
-        with node.runtime.store.write() as session:
-            session.drop_subject(Subject(LOCK, b""))
+            backup = connection.execute("SELECT * FROM subjects WHERE family = ?", (lock.family,)).fetchall()
+            for _ in range(2):
+                async with node.lock("k", agent="one"):
+                    pass
+            last = scope_of(node)
+            connection.execute("DELETE FROM subjects WHERE family = ?", (lock.family,))
+            if not is_lost:
+                connection.executemany("INSERT INTO subjects VALUES (?, ?, ?, ?)", backup)
+        with pytest.raises(StoreError, match="behind the log; run `hocket log rebuild`"):
+            async with node.lock("k", agent="one"):
+                pytest.fail("its fence was given before")
         node.runtime.rebuild()
-        assert scope_of(node) == old
+        assert scope_of(node) == last
         async with node.lock("k", agent="one") as held:
             assert held.fence == 4
 
