@@ -61,6 +61,19 @@ def test_the_life_of_a_lock(hocket: Program) -> None:
     assert hocket("lock", "list", "--json", code=0).json == []
 
 
+@pytest.mark.req("VX-03")
+def test_a_lock_says_everything_about_itself_and_belongs_to_one_repository(hocket: Program) -> None:
+    words = ("lock", "acquire", "file:src/lib.rs", "--ttl", "1m", "--json")
+    held = hocket(*words, "--agent", "editor", "--scope", "acme", code=0).json
+    other = hocket(*words, "--agent", "tester", "--scope", "other", code=0).json
+    hocket(*words, "--agent", "tester", "--scope", "acme", code=3)
+    me = hocket("whoami", "--json", code=0).json["node"]
+    assert (held["key"], held["scope"], held["node"], held["agent"]) == ("file:src/lib.rs", "acme", me, "editor")
+    assert held["fence"] == other["fence"] == 1 and held["expires_ms"] - held["since_ms"] == 60_000
+    shown = {each["scope"]: each for each in hocket("lock", "list", "--json", code=0).json}
+    assert shown == {"acme": held, "other": other}
+
+
 BAD: tuple[tuple[tuple[str | bytes, ...], str], ...] = (
     (("acquire", "k", "--agent", "a", "--ttl", "0"), "bad ttl: 0 ms"),
     (("acquire", "k", "--agent", "a", "--ttl", "365d"), "bad ttl: 31536000000 ms"),

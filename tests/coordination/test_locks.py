@@ -157,6 +157,7 @@ async def test_waiting_tasks_get_their_turn_in_order(home: Path) -> None:
         assert scope_of(node) == Scope(6, (), (), scope_of(node).last)
 
 
+@pytest.mark.req("VX-06")
 @on_a_loop
 async def test_a_wait_ends_with_its_budget_and_leaves_the_queue(home: Path) -> None:
     async with hocket.open(home) as node, node.lock("k", agent="one"):

@@ -49,7 +49,9 @@ class LockProjector(SubjectProjector):
         if subject.key in self._checked:
             return
         if self._session.latest_about(subject) > (b"" if state is None else pack(state.last)):
-            raise StoreError(f"the locks of scope {subject.key.decode()!r} are behind the log; run `hocket log rebuild`")
+            raise StoreError(
+                f"the locks of scope {subject.key.decode()!r} are behind the log; run `hocket log rebuild`"
+            )
         self._checked.add(subject.key)
 
     def _is_given_up(self, offered: Op, payload: AcquireLocks) -> bool:
