@@ -237,7 +237,18 @@ def test_no_process_of_the_command_is_left_when_another_agent_gets_the_lock(
 def test_on_a_terminal_the_command_can_read_and_is_stopped_alone(hocket: Program) -> None:
     """It shares the process group of `lock run`, which lives on to say why."""
     ours, theirs = pty.openpty()
-    command = [*PROGRAM, "lock", "run", "k", "--ttl", "10m", "--", "sh", "-c", "read line; echo $line; sleep 600 & wait"]
+    command = [
+        *PROGRAM,
+        "lock",
+        "run",
+        "k",
+        "--ttl",
+        "10m",
+        "--",
+        "sh",
+        "-c",
+        "read line; echo $line; sleep 600 & wait",
+    ]
     process = subprocess.Popen(
         command, env=hocket.environment(), stdin=theirs, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
