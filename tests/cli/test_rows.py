@@ -126,7 +126,7 @@ def test_a_write_waits_here_while_the_coordinator_is_away(mesh: tuple[Program, P
         process.terminate()
         process.wait(PATIENCE_S)
     kept = member("rows", "put", "memories", "sky", "2", "--version", version(member), code=5)
-    assert "the request is kept here" in kept.sentence and value(member) == 1
+    assert "the request waits here" in kept.sentence and value(member) == 1
 
 
 BAD = [

@@ -101,6 +101,25 @@ def test_a_lock_that_was_granted_after_its_agent_gave_up_is_released(tmp_path: P
     run(tmp_path, test)
 
 
+@pytest.mark.req("VX-16")
+def test_a_release_waits_here_while_the_coordinator_is_away(tmp_path: Path) -> None:
+    async def test(a: Place, b: Place) -> None:
+        b.befriend(a.address, a.id)
+        await b.exchanges.visit(a.address)
+        b.node.reach = b.exchanges.consult
+        client, port = lock_client(b.node, b.node.lock_processes), int(a.address.rpartition(":")[2])
+        held = await client.acquire(wanted(["k"], "agent"), is_bound=False)
+        await a.stop_serving()
+        with pytest.raises(Unreachable, match="the release waits here, and is sent when the coordinator answers"):
+            await client.release("", "k", "agent", held.hold.fence)
+        assert scope_of(a).holds
+        await a.serve(port=port)
+        await b.exchanges.consult()
+        assert not scope_of(a).holds and not scope_of(b).holds
+
+    run(tmp_path, test)
+
+
 @pytest.mark.req("VX-06")
 def test_a_hot_scope_is_not_folded_again_whatever_interleaves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folded: list[str] = []

@@ -66,7 +66,7 @@ def open_service() -> "Service":
 
 
 def deliver(runtime: "Runtime") -> None:
-    """Sends what a command wrote to the other nodes, or says that it is kept here."""
+    """Sends what a command wrote to the other nodes, or says that it waits here."""
     from hocket.service import Service
 
     service = Service(runtime, warn=warn)

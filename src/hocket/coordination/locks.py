@@ -253,7 +253,7 @@ class LockClient:
         try:
             decided = await self._decided(scope, ask)
         except _Undecided as error:
-            raise Unreachable(f"{error}; the release is kept here, and sent when the coordinator answers") from None
+            raise Unreachable(f"{error}; the release waits here, and is sent when the coordinator answers") from None
         if isinstance(decided.outcome, Reason):
             raise self._lost(decided, key, agent, fence)
 
