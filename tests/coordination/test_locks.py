@@ -196,6 +196,33 @@ async def test_a_deadlock_is_told_and_not_waited_for(home: Path) -> None:
 
 
 @on_a_loop
+async def test_a_deadlock_across_scopes_is_told_and_not_waited_for(home: Path) -> None:
+    async with (
+        hocket.open(home) as node,
+        node.lock("k", agent="one", scope="a"),
+        node.lock("k", agent="two", scope="b"),
+        node.lock("k", agent="three", scope="c"),
+    ):
+        tasks = [asyncio.create_task(node.lock("k", agent="one", scope="b", wait="1m").__aenter__())]
+        await eventually(node, lambda: scope_of(node, "b").waits, "a wait")
+        tasks.append(asyncio.create_task(node.lock("k", agent="two", scope="c", wait="1m").__aenter__()))
+        await eventually(node, lambda: scope_of(node, "c").waits, "another")
+        told = r"deadlock: three on .* would wait for one on .*, which waits for two on .*, which waits for three on"
+        with pytest.raises(LockHeld, match=told):
+            async with node.lock("k", agent="three", scope="a", wait="1m"):
+                pass
+        async with node.lock("free", agent="three", scope="a", wait="1m"):
+            pass  # what need not wait is granted
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+        waiting = asyncio.create_task(node.lock("k", agent="three", scope="a", wait="1m").__aenter__())
+        await eventually(node, lambda: scope_of(node, "a").waits, "a wait that is no deadlock")
+        waiting.cancel()
+        await asyncio.wait([waiting])
+
+
+@on_a_loop
 async def test_scopes_do_not_disturb_each_other(home: Path) -> None:
     async with (
         hocket.open(home) as node,

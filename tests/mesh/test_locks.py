@@ -79,6 +79,22 @@ def test_a_deadlock_between_nodes_is_told(tmp_path: Path) -> None:
     run(tmp_path, test)
 
 
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_deadlock_across_scopes_and_nodes_is_told(tmp_path: Path, turned: bool) -> None:
+    async def test(a: Place, b: Place) -> None:
+        await connected(a, b)
+        here, there = (b, a) if turned else (a, b)
+        async with here.node.lock("k", agent="one", scope="x"), there.node.lock("k", agent="two", scope="y"):
+            waiting = asyncio.create_task(here.node.lock("k", agent="one", scope="y", wait="1m").__aenter__())
+            await until(lambda: scope_of(a, "y").waits, "a wait")
+            with pytest.raises(LockHeld, match=r"deadlock: two on .* would wait for one on .*, which waits for two on"):
+                async with there.node.lock("k", agent="two", scope="x", wait="1m"):
+                    pass
+        await waiting
+
+    run(tmp_path, test)
+
+
 def test_a_lock_that_was_granted_after_its_agent_gave_up_is_released(tmp_path: Path) -> None:
     async def test(a: Place, b: Place) -> None:
         b.befriend(a.address, a.id)

@@ -1,6 +1,7 @@
 """Keeps the scopes of locks inside one transaction. On the arbiter's node it also protects holders from clocks that are
 ahead: whatever other nodes' ops say, the arbiter ends a hold only by its own machine's clock. It gives no fence from a
-state that is behind the log, as a row that was lost or restored from a backup is.
+state that is behind the log, as a row that was lost or restored from a backup is, and it finds deadlocks that span
+scopes.
 """
 
 from msgspec.structs import replace
@@ -8,7 +9,7 @@ from msgspec.structs import replace
 from hocket.errors import StoreError
 from hocket.kernel.clock import Hlc, pack
 from hocket.kernel.coordination_payloads import AcquireLocks
-from hocket.kernel.locks import LOCKS, Scope, ends_early
+from hocket.kernel.locks import LOCKS, Scope, ends_early, is_deadlock
 from hocket.kernel.ops import Op
 from hocket.kernel.reasons import Reason
 from hocket.kernel.subjects import ACCEPTANCES, LOCK, Subject, subject_of
@@ -43,7 +44,15 @@ class LockProjector(SubjectProjector):
             if isinstance(offered.payload, AcquireLocks) and self._is_given_up(offered, offered.payload):
                 return Reason.LEASE_PASSED
             op = replace(offered, id=op.id, timestamp=op.timestamp)
-        return ends_early(state, op, self, self._engine.physical)
+        early = ends_early(state, op, self, self._engine.physical)
+        return early or (Reason.DEADLOCK if is_deadlock(state, op, self, self._others(op, subject)) else None)
+
+    def _others(self, op: Op, subject: Subject) -> list[Scope]:
+        """All other scopes, if the op may wait."""
+        if not isinstance(op.payload, AcquireLocks) or not op.payload.wait_ms:
+            return []
+        self.flush()
+        return [LOCKS.decode(state) for state in self._session.subject_states(LOCK, subject.key)]
 
     def _check_row(self, subject: Subject, state: Scope | None) -> None:
         if subject.key in self._checked:

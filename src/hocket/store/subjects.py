@@ -17,6 +17,9 @@ class SubjectSession(Protocol):
     def subject_state(self, subject: Subject) -> bytes | None: ...
     def put_subject(self, row: SubjectRow) -> None: ...
     def drop_subject(self, subject: Subject) -> None: ...
+    def subject_states(self, family: str, without: bytes) -> list[bytes]:
+        """The states of all subjects of a family but one."""
+
     def latest_about(self, subject: Subject) -> bytes:
         """The packed time of the latest op about the subject that counts; empty if there is none."""
 

@@ -16,6 +16,10 @@ class SubjectStatements(Statements):
     def drop_subject(self, subject: Subject) -> None:
         self._sql("DELETE FROM subjects WHERE family = ? AND key = ?", subject)
 
+    def subject_states(self, family: str, without: bytes) -> list[bytes]:
+        sql = "SELECT state FROM subjects WHERE family = ? AND key != ? ORDER BY key"
+        return [row[0] for row in self._sql(sql, (family, without))]
+
     def latest_about(self, subject: Subject) -> bytes:
         where = "WHERE key = ? AND settled = 1 AND family = ? AND reason = 0"
         return self._one(f"SELECT hlc FROM ops {where} ORDER BY hlc DESC LIMIT 1", subject.key, subject.family) or b""
