@@ -87,6 +87,11 @@ BAD: tuple[tuple[tuple[str | bytes, ...], str], ...] = (
     (("acquire", "a\u202eb", "--agent", "a"), r"bad key 'a\u202eb'"),
     (("acquire", b"\xff", "--agent", "a"), "bad key"),
     (("acquire", "", "--agent", "a"), "bad key: it has 0 characters"),
+    (("acquire", " ", "--agent", "a"), "bad key ' ': it has characters that cannot be printed, or nothing but spaces"),
+    (("acquire", "k", "--agent", " "), "bad agent ' '"),
+    (("renew", "k", "--agent", "a", "--fence", "1", "--ttl", "0"), "bad ttl: 0 ms"),
+    (("renew", "k", "--agent", "a", "--fence", "-1"), "bad fence: -1"),
+    (("run", "k", "--ttl", "365d", "--", "true"), "bad ttl"),
     (("acquire", "k", "--agent", ""), "bad agent: it has 0 characters"),
     (("acquire", "k"), "missing option '--agent'"),
     (("release", "k", "--agent", "a", "--fence", "-1"), "bad fence: -1"),
@@ -117,6 +122,11 @@ def test_a_key_of_odd_unicode_is_one_key_in_every_form(hocket: Program) -> None:
     hocket("lock", "release", decomposed, "--agent", "a", "--fence", "1", code=0)
     assert hocket("lock", "acquire", "**", "--agent", "b", code=0).out == "2\n", "a pattern that matches everything"
     hocket("lock", "acquire", composed, "--agent", "a", code=3)
+    hocket("lock", "release", "**", "--agent", "b", "--fence", "2", code=0)
+    for key in ("one", "two"):
+        hocket("lock", "acquire", key, "--agent", "c", code=0)
+    broken = hocket("lock", "break", "**", "--reason", "all of them", code=0).out
+    assert "one taken from c on" in broken and "two taken from c on" in broken and broken.count("\n") == 2
 
 
 def test_a_lock_is_taken_over_after_its_time_and_waited_for_till_then(hocket: Program) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from hocket.coordination.lock_processes import LockSweep
-from hocket.coordination.locks import LockHeld, read_scope, wanted
+from hocket.coordination.locks import LockHeld, LockLost, read_scope, wanted
 from hocket.errors import NotAuthorised, Unreachable
 from hocket.events import ignore
 from hocket.kernel.locks import TENURE_BITS, Scope
@@ -132,6 +132,24 @@ def test_a_release_waits_here_while_the_coordinator_is_away(tmp_path: Path) -> N
         await a.serve(port=port)
         await b.exchanges.consult()
         assert not scope_of(a).holds and not scope_of(b).holds
+
+    run(tmp_path, test)
+
+
+@pytest.mark.req("VX-04")
+@pytest.mark.parametrize("turned", [False, True])
+def test_an_agent_of_the_same_name_on_another_node_neither_renews_nor_releases(tmp_path: Path, turned: bool) -> None:
+    async def test(a: Place, b: Place) -> None:
+        await connected(a, b)
+        one, other = (b, a) if turned else (a, b)
+        async with one.node.lock("k", agent="editor") as held:
+            await until(lambda: scope_of(other).holds, "the news")
+            client = lock_client(other.node, other.node.lock_processes)
+            with pytest.raises(LockLost, match="editor does not hold k under fence 1: k is held by editor on"):
+                await client.release("", "k", "editor", held.fence)
+            with pytest.raises(LockLost, match="editor does not hold k under fence 1"):
+                await client.renew("", "k", "editor", held.fence, 1_000)
+            assert scope_of(a).holds and not held.lost.is_set()
 
     run(tmp_path, test)
 

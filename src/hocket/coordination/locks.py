@@ -113,8 +113,8 @@ def checked(text: str, what: str, length: int) -> str:
     named = unicodedata.normalize("NFC", text)
     if not 0 < len(named) <= length:
         raise Usage(f"bad {what}: it has {len(named)} characters; use 1 to {length}")
-    if not named.isprintable():
-        raise Usage(f"bad {what} {named!a}: it has characters that cannot be printed")
+    if not named.isprintable() or not named.strip():
+        raise Usage(f"bad {what} {named!a}: it has characters that cannot be printed, or nothing but spaces")
     return named
 
 
