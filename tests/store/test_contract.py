@@ -585,7 +585,7 @@ def test_ops_are_numbered_in_the_order_of_adding(place: Place) -> None:
     assert NewOp(*rows[0][1:-1]) == new_op(3)
 
 
-def test_the_states_of_a_family_and_the_latest_op_about_a_subject(place: Place) -> None:
+def test_the_states_of_a_family_and_whether_a_subject_has_later_ops(place: Place) -> None:
     with place.store.write() as session:
         for number, family in enumerate((LOCK, LOCK, ROW)):
             session.put_subject(SubjectRow(Subject(family, bytes([number])), bytes(20), bytes([number, 9])))
@@ -598,8 +598,9 @@ def test_the_states_of_a_family_and_the_latest_op_about_a_subject(place: Place) 
     with place.store.read() as session:
         assert session.subject_states(LOCK, b"none") == [b"\x00\x09", b"\x01\x09"]
         assert session.subject_states(LOCK, b"\x00") == [b"\x01\x09"] and session.subject_states("kind", b"") == []
-        assert session.latest_about(Subject(LOCK, b"a")) == bytes([1]) * 20, "what does not count is left out"
-        assert session.latest_about(Subject(ROW, b"a")) == session.latest_about(Subject(LOCK, b"c")) == b""
+        after = [session.has_op_after(Subject(LOCK, b"a"), bytes([number]) * 20) for number in (0, 1)]
+        assert after == [True, False], "what does not count is left out"
+        assert not session.has_op_after(Subject(ROW, b"a"), b"") and not session.has_op_after(Subject(LOCK, b"c"), b"")
 
 
 @pytest.mark.touches("VX-12")

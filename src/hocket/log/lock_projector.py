@@ -57,7 +57,7 @@ class LockProjector(SubjectProjector):
     def _check_row(self, subject: Subject, state: Scope | None) -> None:
         if subject.key in self._checked:
             return
-        if self._session.latest_about(subject) > (b"" if state is None else pack(state.last)):
+        if self._session.has_op_after(subject, b"" if state is None else pack(state.last)):
             raise StoreError(
                 f"the locks of scope {subject.key.decode()!r} are behind the log; run `hocket log rebuild`"
             )

@@ -20,8 +20,8 @@ class SubjectSession(Protocol):
     def subject_states(self, family: str, without: bytes) -> list[bytes]:
         """The states of all subjects of a family but one."""
 
-    def latest_about(self, subject: Subject) -> bytes:
-        """The packed time of the latest op about the subject that counts; empty if there is none."""
+    def has_op_after(self, subject: Subject, hlc: bytes) -> bool:
+        """Whether an op about the subject that counts is later than this."""
 
     def subjects_since(self, family: str, hlc: bytes) -> list[bytes]:
         """The keys of subjects with ops later than this."""

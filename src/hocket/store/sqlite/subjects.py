@@ -20,9 +20,9 @@ class SubjectStatements(Statements):
         sql = "SELECT state FROM subjects WHERE family = ? AND key != ? ORDER BY key"
         return [row[0] for row in self._sql(sql, (family, without))]
 
-    def latest_about(self, subject: Subject) -> bytes:
-        where = "WHERE key = ? AND settled = 1 AND family = ? AND reason = 0"
-        return self._one(f"SELECT hlc FROM ops {where} ORDER BY hlc DESC LIMIT 1", subject.key, subject.family) or b""
+    def has_op_after(self, subject: Subject, hlc: bytes) -> bool:
+        where = "WHERE key = ? AND settled = 1 AND hlc > ? AND family = ? AND reason = 0"
+        return self._one(f"SELECT 1 FROM ops {where} LIMIT 1", subject.key, hlc, subject.family) is not None
 
     def subjects_since(self, family: str, hlc: bytes) -> list[bytes]:
         """A subject has no state if none of its ops counts."""
