@@ -140,6 +140,9 @@ BAD_REQUESTS = [
     (("inbox", "--agent", "editor", "--claim", "1", "--lease", "0"), "a lease must be"),
     (("inbox", "--agent", "editor", "--claim", "1", "--lease", "abc"), "not a duration"),
     (("ack", "01ARZ3NDEKTSV4RRFFQ69G5FAV"), "no message"),
+    (("ack", "01ARZ3NDEKTSV4RRFFQ69G5FAV", "--agent", ""), "'' is not the name of an agent"),
+    (("send", "editor", "hello", "--agent", ""), "'' is not the name of an agent"),
+    (("inbox", "--agent", ""), "'' is not the name of an agent"),
     (("thread", "zz"), "is not the id of a message"),
 ]
 

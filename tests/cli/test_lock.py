@@ -1,5 +1,7 @@
 """`hocket lock`: what it prints, its exit codes, and what it does with bad input."""
 
+import os
+import pty
 import signal
 import subprocess
 import sys
@@ -61,6 +63,19 @@ def test_the_life_of_a_lock(hocket: Program) -> None:
     assert hocket("lock", "list", "--json", code=0).json == []
 
 
+@pytest.mark.req("VX-03")
+def test_a_lock_says_everything_about_itself_and_belongs_to_one_repository(hocket: Program) -> None:
+    words = ("lock", "acquire", "file:src/lib.rs", "--ttl", "1m", "--json")
+    held = hocket(*words, "--agent", "editor", "--scope", "acme", code=0).json
+    other = hocket(*words, "--agent", "tester", "--scope", "other", code=0).json
+    hocket(*words, "--agent", "tester", "--scope", "acme", code=3)
+    me = hocket("whoami", "--json", code=0).json["node"]
+    assert (held["key"], held["scope"], held["node"], held["agent"]) == ("file:src/lib.rs", "acme", me, "editor")
+    assert held["fence"] == other["fence"] == 1 and held["expires_ms"] - held["since_ms"] == 60_000
+    shown = {each["scope"]: each for each in hocket("lock", "list", "--json", code=0).json}
+    assert shown == {"acme": held, "other": other}
+
+
 BAD: tuple[tuple[tuple[str | bytes, ...], str], ...] = (
     (("acquire", "k", "--agent", "a", "--ttl", "0"), "bad ttl: 0 ms"),
     (("acquire", "k", "--agent", "a", "--ttl", "365d"), "bad ttl: 31536000000 ms"),
@@ -72,6 +87,11 @@ BAD: tuple[tuple[tuple[str | bytes, ...], str], ...] = (
     (("acquire", "a\u202eb", "--agent", "a"), r"bad key 'a\u202eb'"),
     (("acquire", b"\xff", "--agent", "a"), "bad key"),
     (("acquire", "", "--agent", "a"), "bad key: it has 0 characters"),
+    (("acquire", " ", "--agent", "a"), "bad key ' ': it has characters that cannot be printed, or nothing but spaces"),
+    (("acquire", "k", "--agent", " "), "bad agent ' '"),
+    (("renew", "k", "--agent", "a", "--fence", "1", "--ttl", "0"), "bad ttl: 0 ms"),
+    (("renew", "k", "--agent", "a", "--fence", "-1"), "bad fence: -1"),
+    (("run", "k", "--ttl", "365d", "--", "true"), "bad ttl"),
     (("acquire", "k", "--agent", ""), "bad agent: it has 0 characters"),
     (("acquire", "k"), "missing option '--agent'"),
     (("release", "k", "--agent", "a", "--fence", "-1"), "bad fence: -1"),
@@ -102,6 +122,11 @@ def test_a_key_of_odd_unicode_is_one_key_in_every_form(hocket: Program) -> None:
     hocket("lock", "release", decomposed, "--agent", "a", "--fence", "1", code=0)
     assert hocket("lock", "acquire", "**", "--agent", "b", code=0).out == "2\n", "a pattern that matches everything"
     hocket("lock", "acquire", composed, "--agent", "a", code=3)
+    hocket("lock", "release", "**", "--agent", "b", "--fence", "2", code=0)
+    for key in ("one", "two"):
+        hocket("lock", "acquire", key, "--agent", "c", code=0)
+    broken = hocket("lock", "break", "**", "--reason", "all of them", code=0).out
+    assert "one taken from c on" in broken and "two taken from c on" in broken and broken.count("\n") == 2
 
 
 def test_a_lock_is_taken_over_after_its_time_and_waited_for_till_then(hocket: Program) -> None:
@@ -142,7 +167,7 @@ def test_run_passes_a_signal_on_and_releases(hocket: Program, number: int) -> No
 
 def edit_in_two_shells(hocket: Program, tmp_path: Path, rounds: int) -> None:
     """Two shells edit one file, and each edit counts. Then one is killed in the middle of an edit, and the other goes
-    on at once, although the lock would last half a minute.
+    on at once, although the lock would last ten minutes.
     """
     path = tmp_path / "counted"
     path.write_text("0")
@@ -159,17 +184,116 @@ def edit_in_two_shells(hocket: Program, tmp_path: Path, rounds: int) -> None:
 
     pid_file = tmp_path / "pid"
     stuck = f"import os, time, pathlib; pathlib.Path({str(pid_file)!r}).write_text(str(os.getpid())); time.sleep(600)"
-    victim = hocket.start("lock", "run", f"file:{path}", "--", sys.executable, "-c", stuck)
+    victim = hocket.start("lock", "run", f"file:{path}", "--ttl", "10m", "--", sys.executable, "-c", stuck)
     until(lambda: pid_file.exists() and pid_file.read_text(), "the edit")
     editor = int(pid_file.read_text())
-    other = hocket.start("lock", "run", f"file:{path}", "--wait", "20s", "--", sys.executable, "-c", EDIT, str(path))
+    other = hocket.start("lock", "run", f"file:{path}", "--wait", "20m", "--", sys.executable, "-c", EDIT, str(path))
     until(lambda: hocket("lock", "show", f"file:{path}", "--json", code=0).json["waiting"], "the other to wait")
+    (held,) = hocket("lock", "list", "--json", code=0).json
     victim.kill()
-    began = time.monotonic()
     hocket.finished(other, 0)
-    assert time.monotonic() - began < 20, "it did not wait for the end of the lock's time"
+    assert time.time() * 1000 < held["expires"], "it did not wait for the end of the lock's time"
     assert int(path.read_text()) == 2 * rounds + 1
-    assert not Path(f"/proc/{editor}").exists() or "Z" in Path(f"/proc/{editor}/stat").read_text().split()[2]
+    assert not is_alive(editor)
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+# The editor is below the command, in a session of its own, ignores signals, and closes every descriptor.
+STRAY = """
+import os, signal, sys, time
+if os.fork() == 0:
+    os.setsid()
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    os.closerange(3, 100)
+    with open(sys.argv[1] + ".new", "w") as file:
+        file.write(str(os.getpid()))
+    os.rename(sys.argv[1] + ".new", sys.argv[1])
+time.sleep(600)
+"""
+# Says whether that editor is alive, by the state of its process.
+CHECK = "cut -d ' ' -f 3 /proc/$0/stat 2> /dev/null | grep -v Z && exit 1; exit 0"
+
+
+@pytest.mark.req("VX-04")
+@pytest.mark.parametrize("how", ["killed", "broken"])
+def test_no_process_of_the_command_is_left_when_another_agent_gets_the_lock(
+    hocket: Program, tmp_path: Path, how: str
+) -> None:
+    """It would go on writing without a lock."""
+    pid_file = tmp_path / "pid"
+    words = ("lock", "run", "file:a", "--ttl", "10m", "--wait", "10m", "--")
+    victim = hocket.start(*words, sys.executable, "-c", STRAY, str(pid_file))
+    until(pid_file.exists, "the editor")
+    editor = pid_file.read_text()
+    other = hocket.start(*words, "sh", "-c", CHECK, editor)
+    until(lambda: hocket("lock", "show", "file:a", "--json", code=0).json["waiting"], "the other to wait")
+    (held,) = hocket("lock", "list", "--json", code=0).json
+    if how == "killed":
+        victim.kill()
+        hocket.finished(other, 0)
+        assert time.time() * 1000 < held["expires"]
+    else:
+        hocket("lock", "break", "file:a", "--reason", "enough", code=0)
+        hocket.finished(victim, 3)
+    assert not is_alive(int(editor))
+
+
+def test_on_a_terminal_the_command_can_read_and_is_stopped_alone(hocket: Program) -> None:
+    """It shares the process group of `lock run`, which lives on to say why."""
+    ours, theirs = pty.openpty()
+    command = [
+        *PROGRAM,
+        "lock",
+        "run",
+        "k",
+        "--ttl",
+        "10m",
+        "--",
+        "sh",
+        "-c",
+        "read line; echo $line; sleep 600 & wait",
+    ]
+    process = subprocess.Popen(
+        command, env=hocket.environment(), stdin=theirs, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        os.write(ours, b"hello\n")
+        assert process.stdout is not None and process.stdout.readline() == "hello\n"
+        hocket("lock", "break", "k", "--reason", "enough", code=0)
+        _, err = process.communicate(timeout=PATIENCE_S)
+        assert process.returncode == 3 and "the lock was lost, so the command was stopped" in err
+    finally:
+        process.kill()
+        os.close(ours)
+        os.close(theirs)
+
+
+@pytest.mark.req("VX-04")
+def test_what_is_left_of_a_command_keeps_the_lock_if_everything_above_it_is_killed(
+    hocket: Program, tmp_path: Path
+) -> None:
+    pid_file = tmp_path / "pid"
+    stay = f"sleep 600 & echo $! > {pid_file}.new; mv {pid_file}.new {pid_file}; wait"
+    victim = hocket.start("lock", "run", "file:a", "--ttl", "10m", "--", "sh", "-c", stay)
+    until(pid_file.exists, "the command")
+    left = int(pid_file.read_text())
+    try:
+        victim.send_signal(signal.SIGSTOP)
+        for child in Path(f"/proc/{victim.pid}/task/{victim.pid}/children").read_text().split():
+            os.kill(int(child), signal.SIGKILL)
+        victim.kill()
+        victim.wait()
+        assert is_alive(left)
+        assert "is held by" in hocket("lock", "acquire", "file:a", "--agent", "other", "--wait", "2s", code=3).err
+    finally:
+        os.kill(left, signal.SIGKILL)
+    assert hocket("lock", "acquire", "file:a", "--agent", "other", "--wait", "10m", code=0).out == "2\n"
 
 
 @pytest.mark.req("VX-01")

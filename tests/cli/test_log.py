@@ -86,6 +86,33 @@ def test_rebuild_gives_the_same(used: Program):
 
 
 @pytest.mark.req("LW-33")
+def test_rebuild_says_which_of_all_projections_were_wrong(used: Program):
+    used("lock", "acquire", "file:a", "--agent", "editor", code=0)
+    used("send", "editor", "hello", code=0)
+    used("rows", "put", "memories", "sky", '"blue"', code=0)
+    used("drain", "here", code=0)
+    assert used("log", "rebuild", code=0).out.endswith("refolded: nothing changed\n")
+    damages = {
+        "availability": "DELETE FROM subjects WHERE family = 'availability'",
+        "job": "DELETE FROM jobs WHERE id = (SELECT min(id) FROM jobs)",
+        "lock": "UPDATE subjects SET state = CAST(x'00' || state AS BLOB) WHERE family = 'lock'",
+        "message": "DELETE FROM messages",
+        "row": "UPDATE subjects SET key = CAST(key || x'41' AS BLOB) WHERE family = 'row'",
+    }
+    for family, damage in damages.items():
+        connection = apsw.Connection(str(used.home / "log.db"))
+        connection.execute(damage)
+        connection.close()
+        answer = used("log", "rebuild", "--json", code=0).json
+        assert (answer["unchanged"], answer["changed"]) == (False, [family])
+    assert used("log", "rebuild", code=0).out.endswith("refolded: nothing changed\n")
+    connection = apsw.Connection(str(used.home / "log.db"))
+    connection.execute("DELETE FROM subjects")
+    connection.close()
+    assert used("log", "rebuild", code=0).out.endswith("refolded: changed: availability, lock, row\n")
+
+
+@pytest.mark.req("LW-33")
 @pytest.mark.xdist_group("processes")
 def test_rebuild_waits_for_no_worker(hocket: Program, tmp_path: Path):
     hocket.start("work", "tasks.py")

@@ -85,6 +85,12 @@ def test_a_wrong_command_line_is_one_sentence(hocket: Program, arguments: list[s
     assert result.out == ""
 
 
+def test_a_sentence_about_a_huge_word_is_short(hocket: Program):
+    refused = hocket("resume", "x" * 100_000, code=2)
+    assert refused.err.startswith("hocket: no node 'xxx") and refused.err.endswith("lists them, by name and id\n")
+    assert len(refused.err) < 3_000 and " … " in refused.err
+
+
 def test_errors_leave_stdout_empty_with_json(hocket: Program):
     assert hocket("show", "7ZZZ", "--json", code=2).out == ""
 

@@ -137,6 +137,7 @@ BAD = [
     (("rows", "put", "memories", "e\u0301", "1"), 2, "normal form"),
     (("rows", "put", "mem/ories", "sky", "1"), 2, "no slash"),
     (("rows", "put", "", "sky", "1"), 2, "empty"),
+    (("rows", "put", "memories", " ", "1"), 2, "empty"),
     (("rows", "put", "memories", "sky", "NaN"), 2, "not JSON"),
     (("rows", "put", "memories", "sky", json.dumps("x" * 65_536)), 2, "at most 65536"),
     (("rows", "put", "memories", "sky", "[" * 40 + "]" * 40), 2, "nested"),

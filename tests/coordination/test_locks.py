@@ -19,7 +19,7 @@ import hocket
 from hocket.coordination import lock_processes
 from hocket.coordination.lock_processes import LockProcesses, LockSweep
 from hocket.coordination.locks import LockHeld, LockLost, read_scope, wanted
-from hocket.errors import Usage
+from hocket.errors import StoreError, Usage
 from hocket.events import ignore
 from hocket.kernel.coordination_payloads import AcquireLocks
 from hocket.kernel.locks import Scope
@@ -157,6 +157,7 @@ async def test_waiting_tasks_get_their_turn_in_order(home: Path) -> None:
         assert scope_of(node) == Scope(6, (), (), scope_of(node).last)
 
 
+@pytest.mark.req("VX-06")
 @on_a_loop
 async def test_a_wait_ends_with_its_budget_and_leaves_the_queue(home: Path) -> None:
     async with hocket.open(home) as node, node.lock("k", agent="one"):
@@ -192,6 +193,33 @@ async def test_a_deadlock_is_told_and_not_waited_for(home: Path) -> None:
         waiting.cancel()
         with suppress(asyncio.CancelledError):
             await waiting
+
+
+@on_a_loop
+async def test_a_deadlock_across_scopes_is_told_and_not_waited_for(home: Path) -> None:
+    async with (
+        hocket.open(home) as node,
+        node.lock("k", agent="one", scope="a"),
+        node.lock("k", agent="two", scope="b"),
+        node.lock("k", agent="three", scope="c"),
+    ):
+        tasks = [asyncio.create_task(node.lock("k", agent="one", scope="b", wait="1m").__aenter__())]
+        await eventually(node, lambda: scope_of(node, "b").waits, "a wait")
+        tasks.append(asyncio.create_task(node.lock("k", agent="two", scope="c", wait="1m").__aenter__()))
+        await eventually(node, lambda: scope_of(node, "c").waits, "another")
+        told = r"deadlock: three on .* would wait for one on .*, which waits for two on .*, which waits for three on"
+        with pytest.raises(LockHeld, match=told):
+            async with node.lock("k", agent="three", scope="a", wait="1m"):
+                pass
+        async with node.lock("free", agent="three", scope="a", wait="1m"):
+            pass  # what need not wait is granted
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+        waiting = asyncio.create_task(node.lock("k", agent="three", scope="a", wait="1m").__aenter__())
+        await eventually(node, lambda: scope_of(node, "a").waits, "a wait that is no deadlock")
+        waiting.cancel()
+        await asyncio.wait([waiting])
 
 
 @on_a_loop
@@ -347,18 +375,29 @@ def test_a_plain_block_holds_a_lock_too(home: Path) -> None:
             pass
 
 
+@pytest.mark.req("VX-04")
+@pytest.mark.parametrize("is_lost", [True, False])
 @on_a_loop
-async def test_a_subject_row_that_was_lost_comes_back_with_its_fence(home: Path) -> None:
-    """The log is the truth: whoever deletes or restores a row does not turn the fence back."""
+async def test_a_row_that_was_lost_or_restored_does_not_turn_the_fence_back(home: Path, is_lost: bool) -> None:
+    """The log is the truth: no fence is given from a row that is behind it, and a rebuild brings the row back."""
+    lock = Subject(LOCK, b"")
     async with hocket.open(home) as node:
-        for _ in range(3):
+        with closing(apsw.Connection(str(home / "log.db"))) as connection:
             async with node.lock("k", agent="one"):
                 pass
-        old = scope_of(node)
-        with node.runtime.store.write() as session:
-            session.drop_subject(Subject(LOCK, b""))
+            backup = connection.execute("SELECT * FROM subjects WHERE family = ?", (lock.family,)).fetchall()
+            for _ in range(2):
+                async with node.lock("k", agent="one"):
+                    pass
+            last = scope_of(node)
+            connection.execute("DELETE FROM subjects WHERE family = ?", (lock.family,))
+            if not is_lost:
+                connection.executemany("INSERT INTO subjects VALUES (?, ?, ?, ?)", backup)
+        with pytest.raises(StoreError, match="behind the log; run `hocket log rebuild`"):
+            async with node.lock("k", agent="one"):
+                pytest.fail("its fence was given before")
         node.runtime.rebuild()
-        assert scope_of(node) == old
+        assert scope_of(node) == last
         async with node.lock("k", agent="one") as held:
             assert held.fence == 4
 

@@ -211,6 +211,7 @@ def test_an_overdue_hold_is_renewed_only_on_the_word_of_the_arbiter() -> None:
     assert isinstance(LOCKS.apply_decided(world.scope, renewal, world.context, A), Scope)
 
 
+@pytest.mark.req("VX-04")
 def test_the_arbiters_own_clock_ends_a_hold() -> None:
     world = World()
     world.acquire("k", ttl=10)

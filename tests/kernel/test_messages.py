@@ -156,6 +156,7 @@ def test_the_naive_inbox_loses_a_message_that_a_stranger_acknowledges_and_ours_d
     assert ours.reason(redelivered) == 0 and ours.state.deliveries[0].tries == 2
 
 
+@pytest.mark.req("VX-10")
 def test_the_lease_runs_out_and_the_message_goes_to_the_next_one() -> None:
     history = History()
     first = history.claim(A, 10, lease=100)
@@ -200,6 +201,7 @@ def test_a_message_is_dead_after_its_last_try_until_somebody_retries_it() -> Non
     ]
 
 
+@pytest.mark.req("VX-10")
 def test_a_message_that_has_expired_is_not_delivered() -> None:
     history = History(ttl_ms=100)
     held = history.claim(A, 90, lease=1_000)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from hocket.coordination.lock_processes import LockSweep
-from hocket.coordination.locks import LockHeld, read_scope, wanted
+from hocket.coordination.locks import LockHeld, LockLost, read_scope, wanted
 from hocket.errors import NotAuthorised, Unreachable
 from hocket.events import ignore
 from hocket.kernel.locks import TENURE_BITS, Scope
@@ -79,6 +79,22 @@ def test_a_deadlock_between_nodes_is_told(tmp_path: Path) -> None:
     run(tmp_path, test)
 
 
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_deadlock_across_scopes_and_nodes_is_told(tmp_path: Path, turned: bool) -> None:
+    async def test(a: Place, b: Place) -> None:
+        await connected(a, b)
+        here, there = (b, a) if turned else (a, b)
+        async with here.node.lock("k", agent="one", scope="x"), there.node.lock("k", agent="two", scope="y"):
+            waiting = asyncio.create_task(here.node.lock("k", agent="one", scope="y", wait="1m").__aenter__())
+            await until(lambda: scope_of(a, "y").waits, "a wait")
+            with pytest.raises(LockHeld, match=r"deadlock: two on .* would wait for one on .*, which waits for two on"):
+                async with there.node.lock("k", agent="two", scope="x", wait="1m"):
+                    pass
+        await waiting
+
+    run(tmp_path, test)
+
+
 def test_a_lock_that_was_granted_after_its_agent_gave_up_is_released(tmp_path: Path) -> None:
     async def test(a: Place, b: Place) -> None:
         b.befriend(a.address, a.id)
@@ -97,6 +113,43 @@ def test_a_lock_that_was_granted_after_its_agent_gave_up_is_released(tmp_path: P
         await sweep.look()
         await b.exchanges.consult()
         assert scope_of(a) == Scope(1, (), (), scope_of(a).last)
+
+    run(tmp_path, test)
+
+
+@pytest.mark.req("VX-16")
+def test_a_release_waits_here_while_the_coordinator_is_away(tmp_path: Path) -> None:
+    async def test(a: Place, b: Place) -> None:
+        b.befriend(a.address, a.id)
+        await b.exchanges.visit(a.address)
+        b.node.reach = b.exchanges.consult
+        client, port = lock_client(b.node, b.node.lock_processes), int(a.address.rpartition(":")[2])
+        held = await client.acquire(wanted(["k"], "agent"), is_bound=False)
+        await a.stop_serving()
+        with pytest.raises(Unreachable, match="the release waits here, and is sent when the coordinator answers"):
+            await client.release("", "k", "agent", held.hold.fence)
+        assert scope_of(a).holds
+        await a.serve(port=port)
+        await b.exchanges.consult()
+        assert not scope_of(a).holds and not scope_of(b).holds
+
+    run(tmp_path, test)
+
+
+@pytest.mark.req("VX-04")
+@pytest.mark.parametrize("turned", [False, True])
+def test_an_agent_of_the_same_name_on_another_node_neither_renews_nor_releases(tmp_path: Path, turned: bool) -> None:
+    async def test(a: Place, b: Place) -> None:
+        await connected(a, b)
+        one, other = (b, a) if turned else (a, b)
+        async with one.node.lock("k", agent="editor") as held:
+            await until(lambda: scope_of(other).holds, "the news")
+            client = lock_client(other.node, other.node.lock_processes)
+            with pytest.raises(LockLost, match="editor does not hold k under fence 1: k is held by editor on"):
+                await client.release("", "k", "editor", held.fence)
+            with pytest.raises(LockLost, match="editor does not hold k under fence 1"):
+                await client.renew("", "k", "editor", held.fence, 1_000)
+            assert scope_of(a).holds and not held.lost.is_set()
 
     run(tmp_path, test)
 

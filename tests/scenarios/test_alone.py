@@ -51,7 +51,7 @@ def test_solo_ingest_derivation_and_rebuild(tmp_path: Path):
         with solo.runtime.store.write() as session:
             session.drop_projections()
         assert not solo.has(derived) and solo("why", claim, "--json").json["snapshots"] == []
-        assert "the roster changed" in solo("log", "rebuild").out
+        assert "refolded: changed: job" in solo("log", "rebuild").out
         assert (solo.digest(), solo.show(derived), solo("why", claim, "--json").json) == (before, shown, why)
         assert "nothing changed" in solo("log", "rebuild").out
         verify(solo)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from hocket.kernel.coordination_payloads import PutRow, SendMessage
 from hocket.kernel.ops import decode
 from hocket.kernel.vocabulary import ScheduleJob
 from tests.scenarios.machines import CHECKOUT, Machine, machines, until, verify
@@ -20,7 +21,9 @@ from tests.scenarios.test_submit_only import free_port
 pytestmark = [pytest.mark.xdist_group("processes")]
 
 WRITER = str(Path(__file__).with_name("writer.py"))
+COORDINATION_WRITER = str(Path(__file__).with_name("coordination_writer.py"))
 JOBS = 1_000
+NUMBERS = 60
 
 
 @pytest.fixture
@@ -28,7 +31,7 @@ def mesh(tmp_path: Path) -> Iterator[list[Machine]]:
     with machines(tmp_path, "hub", "leaf") as (hub, leaf):
         hub("init")
         hub.serve("--port", str(free_port()))
-        leaf("join", hub.invite("leaf", "job:schedule:acme."))
+        leaf("join", hub.invite("leaf", "job:schedule:acme.", "inbox:write", "row:write:memories/"))
         yield [hub, leaf]
 
 
@@ -41,8 +44,8 @@ def numbers(machine: Machine, author: str) -> list[int]:
     return [json.loads(each.payload)["n"] for each in mine]
 
 
-def write(machine: Machine, first: int) -> "subprocess.Popen[str]":
-    command = [sys.executable, WRITER, str(machine.home), str(first), str(JOBS)]
+def write(machine: Machine, first: int, writer: str = WRITER, last: int = JOBS) -> "subprocess.Popen[str]":
+    command = [sys.executable, writer, str(machine.home), str(first), str(last)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=machine.environment, cwd=CHECKOUT)
 
 
@@ -91,6 +94,68 @@ def test_what_is_written_while_the_coordinator_is_away_is_replayed_in_order_and_
     assert outbox(leaf)["ops"] == 0 and leaf("status", "--json").json["breakers"] == []
     leaf("sync")
     assert len(numbers(hub, leaf.node)) == JOBS
+    verify(hub, leaf)
+
+
+def coordination(machine: Machine, author: str) -> list[SendMessage | PutRow]:
+    """That node's messages and row writes on a machine's log, in the order of that log, whether they count or not."""
+    with machine.runtime.read() as session:
+        ops = [decode(row.body) for row in session.ops_after(0, 1_000_000)]
+    mine = [op.payload for op in ops if f"{op.node_id:016x}" == author]
+    return [each for each in mine if isinstance(each, SendMessage | PutRow)]
+
+
+@pytest.mark.req("VX-16")
+def test_messages_and_rows_of_the_meantime_are_replayed_in_order_and_exactly_once(mesh: list[Machine]):
+    hub, leaf = mesh
+    leaf("sync")
+    address = leaf("peers", "list", "--json").json["peers"][0]["address"]
+    hub("rows", "put", "memories", "row-0001", '"the hub was first"')
+    hub.cut_power()
+
+    # The writer is killed in the middle, and another one goes on.
+    writer = write(leaf, 1, COORDINATION_WRITER, NUMBERS)
+    assert writer.stdout is not None
+    for _ in range(NUMBERS // 3):
+        assert writer.stdout.readline()
+    writer.send_signal(signal.SIGKILL)
+    writer.wait()
+    begun = len([each for each in coordination(leaf, leaf.node) if isinstance(each, SendMessage)])
+    assert write(leaf, begun + 1, COORDINATION_WRITER, NUMBERS).wait(150) == 0
+    written = coordination(leaf, leaf.node)
+    sent = [each for each in written if isinstance(each, SendMessage)]
+    puts = [each for each in written if isinstance(each, PutRow)]
+    assert [int(each.body) for each in sent] == [*range(1, NUMBERS + 1)] and len(puts) >= NUMBERS - 1
+    assert outbox(leaf)["ops"] >= len(written) and leaf("rows", "list", "memories", "--json").json == []
+    assert coordination(hub, leaf.node) == []
+
+    # So are processes that send.
+    hub.serve("--port", address.rpartition(":")[2])
+    chance = random.Random(16)
+    for _ in range(3):
+        sender = leaf.start("sync")
+        try:
+            sender.popen.wait(chance.uniform(0.3, 1.0))
+        except subprocess.TimeoutExpired:
+            sender.kill()
+    leaf("sync")
+    leaf("sync")
+    assert coordination(hub, leaf.node) == written == coordination(leaf, leaf.node)
+    assert outbox(leaf)["ops"] == 0
+
+    # Each message is delivered once, in order; each write was decided once, and the late one is recorded.
+    claimed = hub("inbox", "--agent", "sink", "--claim", 1000, "--lease", "1h", "--json").json
+    assert [int(each["body"]) for each in claimed] == [*range(1, NUMBERS + 1)]
+    assert [each["tries"] for each in claimed] == [1] * NUMBERS
+    rows = hub("rows", "list", "memories", "--limit", 1000, "--json").json
+    keys = [each.row.partition("/")[2] for each in puts if not each.row.endswith("0001")]
+    assert [(each["key"], each["value"]) for each in rows] == [
+        ("row-0001", "the hub was first"),
+        *((key, int(key[-4:])) for key in keys),
+    ]
+    assert rows == leaf("rows", "list", "memories", "--limit", 1000, "--json").json
+    (conflict,) = hub("conflicts", "list", "--json").json
+    assert hub("conflicts", "show", conflict["id"], "--json").json["left"] == 1
     verify(hub, leaf)
 
 

@@ -1,24 +1,27 @@
 """Nodes and agents as programs and people ask for them: how alive they are, what they do, whether they take work."""
 
 import asyncio
+import threading
 from pathlib import Path
 
 import pytest
 
 import hocket
 import hocket.testing
+from hocket.coordination.locks import moment
 from hocket.coordination.presence import AgentSaid, NodePresence, NodeSaid
 from hocket.errors import Conflict, NotAuthorised, Usage
 from hocket.mesh.grants import parse_grants
 from hocket.node.delivery import waiting_of
 from hocket.node.runtime import Runtime
-from hocket.service import Service, agents, nodes, status
+from hocket.service import Service, agents, inbox, locks, nodes, status
 from hocket.work.handlers import kind
 from hocket.work.hardware import Hardware
 from hocket.work.liveness import BEAT_S, MISSES, Grade
 from hocket.work.serving import Serving
 from tests.mesh.test_presence import employ
 from tests.mesh.world import Place, enrolled, run
+from tests.scenarios.machines import until
 
 BEAT_MS = round(BEAT_S * 1000)
 RENDER = Serving(("acme.render",), labels=("gpu=a100", "model=llama-3-8b"))
@@ -77,6 +80,55 @@ def test_agents_are_listed_with_their_own_grades_and_workers_are_agents(tmp_path
         assert job.created
 
     run(tmp_path, test)
+
+
+def test_agents_with_locks_and_messages_are_listed_without_a_word_of_theirs(tmp_path: Path) -> None:
+    with Service(Runtime.init(tmp_path / "home")) as service:
+
+        def shown() -> dict[str, agents.AgentShown]:
+            return {each.name: each for each in agents.listing(service)}
+
+        def count() -> int:
+            with service.read() as session:
+                return session.head().seq
+
+        held = locks.acquire(service, ["file:src/a.rs"], "editor", 600_000)
+        keys = [f"build:{number}" for number in range(4)]
+        locks.acquire(service, keys, "builder", 600_000, shared=True, scope="acme")
+        waiting = threading.Thread(
+            target=lambda: locks.acquire(service, ["file:src/**"], "tester", 600_000, wait_ms=600_000)
+        )
+        waiting.start()
+        try:
+            until(lambda: "tester" in shown(), "the tester to wait")
+            for body in (b"one", b"two", b"three"):
+                inbox.send(service, "team/reader", body)
+            written, told = count(), shown()
+            assert count() == written
+            assert told["editor"].doing == f"holds file:src/a.rs until {moment(held.expires_ms)}"
+            assert told["builder"].doing.startswith("holds build:0, build:1, build:2, … in acme until 2")
+            assert told["tester"].doing == "waits for file:src/**"
+            assert "team/reader" not in told
+            assert {each.grade for each in told.values()} == {"live"}
+            assert {each.node for each in told.values()} == {f"{service.runtime.log.node:016x}"}
+
+            # Who asks again was seen again; what an agent says comes first.
+            renewed = locks.renew(service, "file:src/a.rs", "editor", held.fence, 600_000)
+            assert len(inbox.claim(service, "team/reader", 2)) == 2
+            agents.beat(service, "team/reader", "thinks")
+            agents.beat(service, "silent", "thinks")
+            told = shown()
+            assert told["editor"].last_seen_ms > held.since_ms
+            assert told["editor"].doing.endswith(moment(renewed.expires_ms))
+            assert told["team/reader"].doing == "thinks; reads 2 messages"
+            assert told["silent"].doing == "thinks"
+        finally:
+            locks.release(service, "file:src/a.rs", "editor", held.fence)
+            waiting.join()
+        told = shown()
+        assert "editor" not in told and told["tester"].doing.startswith("holds file:src/**")
+        unseen = {each.name for each in agents.listing(service, with_locks=False, with_messages=False)}
+        assert unseen == {"team/reader", "silent"}
 
 
 def test_draining_is_shown_everywhere(tmp_path: Path) -> None:

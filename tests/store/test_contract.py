@@ -16,7 +16,7 @@ from hocket import store as contract
 from hocket.kernel.clock import Hlc
 from hocket.kernel.policy import Policy
 from hocket.kernel.roster import Job, Outcome, State
-from hocket.kernel.subjects import JOB, ROW, Subject
+from hocket.kernel.subjects import JOB, LOCK, ROW, Subject
 from hocket.log import Log
 from hocket.log.audit import verify
 from hocket.store import (
@@ -583,6 +583,24 @@ def test_ops_are_numbered_in_the_order_of_adding(place: Place) -> None:
     assert [(row.seq, row.body[-1:]) for row in rows] == [(1, b"3"), (2, b"1"), (3, b"2"), (4, b"4")]
     assert {row.chain for row in rows} == {NO_LINK}
     assert NewOp(*rows[0][1:-1]) == new_op(3)
+
+
+def test_the_states_of_a_family_and_whether_a_subject_has_later_ops(place: Place) -> None:
+    with place.store.write() as session:
+        for number, family in enumerate((LOCK, LOCK, ROW)):
+            session.put_subject(SubjectRow(Subject(family, bytes([number])), bytes(20), bytes([number, 9])))
+        session.add_ops(
+            [
+                NewOp(bytes([number]) * 16, bytes([number]) * 20, 1048, LOCK, key, reason, 1, b"")
+                for number, (key, reason) in enumerate([(b"a", 0), (b"a", 0), (b"a", 7), (b"b", 0)])
+            ]
+        )
+    with place.store.read() as session:
+        assert session.subject_states(LOCK, b"none") == [b"\x00\x09", b"\x01\x09"]
+        assert session.subject_states(LOCK, b"\x00") == [b"\x01\x09"] and session.subject_states("kind", b"") == []
+        after = [session.has_op_after(Subject(LOCK, b"a"), bytes([number]) * 20) for number in (0, 1)]
+        assert after == [True, False], "what does not count is left out"
+        assert not session.has_op_after(Subject(ROW, b"a"), b"") and not session.has_op_after(Subject(LOCK, b"c"), b"")
 
 
 @pytest.mark.touches("VX-12")

@@ -105,6 +105,16 @@ def test_what_is_due_comes_once_its_time_has_come(store: Store) -> None:
         assert ids(session.deliveries_due(200, 1)) == [message_id(3)]
 
 
+def test_what_is_leased_or_delayed_comes_by_its_time(store: Store) -> None:
+    with store.write() as session:
+        for number, stage in enumerate(DeliveryStage):
+            session.put_delivery(queued(number, stage, due=9))
+        session.put_delivery(queued(9, DeliveryStage.RESTING, due=5, queue="tester"))
+    with store.read() as session:
+        assert ids(session.deliveries_resting(10)) == [message_id(9), message_id(1)]
+        assert ids(session.deliveries_resting(1)) == [message_id(9)]
+
+
 def test_pages_of_queues_go_on_where_the_last_one_ended(store: Store) -> None:
     with store.write() as session:
         fill(session)

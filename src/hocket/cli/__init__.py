@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 INTERRUPTED = 130
 PIPE_CLOSED = 141
 CRASH_LOG_BYTES_MAX = 1024 * 1024
+# A sentence about input of any length is cut in the middle.
+SENTENCE_CHARS_MAX = 2_000
 
 
 def main(arguments: list[str] | None = None) -> "NoReturn":
@@ -74,7 +76,10 @@ def _usage(error: Exception, message: str) -> str:
 def _fail(sentence: str, code: int) -> int:
     from hocket.kernel.safe_text import clean
 
-    print(f"hocket: {clean(sentence)}", file=sys.stderr)
+    shown = clean(sentence)
+    if len(shown) > SENTENCE_CHARS_MAX:
+        shown = f"{shown[: SENTENCE_CHARS_MAX // 2]} … {shown[-SENTENCE_CHARS_MAX // 2 :]}"
+    print(f"hocket: {shown}", file=sys.stderr)
     return code
 
 

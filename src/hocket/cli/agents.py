@@ -19,8 +19,9 @@ app = new_app()
 def agents(
     context: typer.Context, stale: StaleOption = None, home: HomeOption = None, as_json: JsonOption = False
 ) -> None:
-    """List the agents of the mesh: name, node, how alive, when last seen, and what each does. Workers are agents, too.
-    An agent that has missed 3, 5, 7 or 9 times to say what it does is graded warn, alert, critical or dead.
+    """List the agents of the mesh: name, node, how alive, when last seen, and what each does. Workers are agents, too,
+    and so is who holds a lock, waits for one, or has claimed messages. An agent that has missed 3, 5, 7 or 9 times to
+    say what it does is graded warn, alert, critical or dead.
 
     \b
       hocket agents

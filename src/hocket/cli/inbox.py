@@ -20,9 +20,22 @@ send_app, inbox_app, ack_app, nack_app, dead_app, thread_app = (new_app() for _ 
 
 BODY_CHARS_SHOWN = 60
 MessageId = Annotated[str, typer.Argument(metavar="ID", help="The message's id, or its beginning.")]
+
+
+def _agent(name: str | None) -> str | None:
+    from hocket.coordination.inbox import check_agent
+
+    return None if name is None else check_agent(name)
+
+
 Agent = Annotated[
     str | None,
-    typer.Option("--agent", metavar="NAME", help="The agent that you act for. Default: $HOCKET_AGENT, else your user."),
+    typer.Option(
+        "--agent",
+        metavar="NAME",
+        callback=_agent,
+        help="The agent that you act for. Default: $HOCKET_AGENT, else your user.",
+    ),
 ]
 
 
@@ -77,7 +90,12 @@ def send(
 def inbox(
     agent: Annotated[
         str | None,
-        typer.Option("--agent", metavar="NAME", help="Whose messages. Default: everybody's; for a claim as in send."),
+        typer.Option(
+            "--agent",
+            metavar="NAME",
+            callback=_agent,
+            help="Whose messages. Default: everybody's; for a claim as in send.",
+        ),
     ] = None,
     claim: Annotated[int | None, typer.Option("--claim", metavar="N", help="Claim up to N messages.")] = None,
     lease: Annotated[str, typer.Option("--lease", metavar="DURATION", help="How long you hold them.")] = "1m",

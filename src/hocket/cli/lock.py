@@ -205,7 +205,8 @@ def break_lock(
     with open_service() as service:
         shown = locks.break_(service, key, reason, scope=scope)
     emit(shown)
-    say(f"{', '.join(shown.keys)} taken from {shown.agent} on {shown.holder} (fence {shown.fence})")
+    for each in shown:
+        say(f"{', '.join(each.keys)} taken from {each.agent} on {each.holder} (fence {each.fence})")
 
 
 class RunCommand(TyperCommand):

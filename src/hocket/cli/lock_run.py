@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import signal
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -13,11 +12,10 @@ from hocket.errors import Usage
 from hocket.node.node import Node
 from hocket.node.opening import delivery
 from hocket.node.signals import stopped_by_signals
-from hocket.work.command.process import die_with_parent
+from hocket.work.command.bare_interpreter import bare_interpreter
+from hocket.work.command.bound_command import OWN, SHARED, STOP
 
 if TYPE_CHECKING:
-    from asyncio.subprocess import Process
-
     from hocket.node.locks import LockOptions
 
 FENCE = "HOCKET_FENCE"
@@ -38,51 +36,61 @@ async def _run(keys: Sequence[str], command: Sequence[str], agent: str, options:
     node.delivery = delivery(runtime, warn)
     try:
         async with node.lock(*keys, agent=agent, **options) as held:
-            process = await _start(command, os.environ | {FENCE: str(held.fence)})
-            with stopped_by_signals(lambda: _signal(process, signal.SIGTERM)):
-                lost = asyncio.create_task(held.lost.wait())
-                ended = asyncio.create_task(process.wait())
-                await asyncio.wait((lost, ended), return_when=asyncio.FIRST_COMPLETED)
-                lost.cancel()
-                if not ended.done():
-                    await _stop(process, ended)
-                    raise LockLost(f"{', '.join(held.keys)}: the lock was lost, so the command was stopped")
+            environment = os.environ | {FENCE: str(held.fence)}
+            with Leash() as leash:
+                process = await _start(command, environment, leash, node.lock_processes.fd)
+                with stopped_by_signals(process.terminate):
+                    lost = asyncio.create_task(held.lost.wait())
+                    ended = asyncio.create_task(process.wait())
+                    await asyncio.wait((lost, ended), return_when=asyncio.FIRST_COMPLETED)
+                    lost.cancel()
+                    if not ended.done():
+                        leash.stop()
+                        await ended
+                        raise LockLost(f"{', '.join(held.keys)}: the lock was lost, so the command was stopped")
     finally:
         await node.close()
     code = ended.result()
     return code if code >= 0 else 128 - code
 
 
-async def _start(command: Sequence[str], environment: dict[str, str]) -> "Process":
-    parent = os.getpid()
+class Leash:
+    """This end of it. When it is let go of, `bound_command` kills what is left of the command."""
 
-    def prepare() -> None:
-        die_with_parent()
-        if os.getppid() != parent:
-            os._exit(1)
+    def __init__(self) -> None:
+        self.far_end, self._end = os.pipe()
 
-    # On a terminal the command stays in the foreground group, so that it can read and gets Ctrl-C.
-    group = None if sys.stdin is not None and sys.stdin.isatty() else 0
+    def __enter__(self) -> "Leash":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self.far_end)
+        os.close(self._end)
+
+    def stop(self) -> None:
+        os.write(self._end, STOP)
+
+
+async def _start(
+    command: Sequence[str], environment: dict[str, str], leash: Leash, lock: int | None
+) -> "asyncio.subprocess.Process":
+    """On a terminal the command stays in the foreground group, so that it can read and gets Ctrl-C."""
+    is_on_terminal = sys.stdin is not None and sys.stdin.isatty()
+    reading, report = os.pipe()
+    passed = (leash.far_end, report, *(() if lock is None else (lock,)))
+    settings = (str(leash.far_end), str(report), SHARED if is_on_terminal else OWN, str(GRACE_S))
+    words = bare_interpreter("bound_command", *settings, *command)
     try:
-        return await asyncio.create_subprocess_exec(*command, env=environment, preexec_fn=prepare, process_group=group)
-    except (FileNotFoundError, PermissionError) as error:
-        raise Usage(f"cannot run {command[0]}: {error.strerror}") from None
-
-
-async def _stop(process: "Process", ended: "asyncio.Task[int]") -> None:
-    _signal(process, signal.SIGTERM)
-    done, _ = await asyncio.wait([ended], timeout=GRACE_S)
-    if not done:
-        _signal(process, signal.SIGKILL)
-        await ended
-
-
-def _signal(process: "Process", number: signal.Signals) -> None:
-    """To the command, and to everything in its group if it has one of its own."""
-    try:
-        if os.getpgid(process.pid) == process.pid:
-            os.killpg(process.pid, number)
-        else:
-            process.send_signal(number)
-    except ProcessLookupError:
-        pass
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *words, env=environment, pass_fds=passed, process_group=None if is_on_terminal else 0
+            )
+        finally:
+            os.close(report)
+        failure = await asyncio.to_thread(os.read, reading, 16)
+    finally:
+        os.close(reading)
+    if failure:
+        await process.wait()
+        raise Usage(f"cannot run {command[0]}: {os.strerror(int(failure))}")
+    return process

@@ -128,6 +128,15 @@ def rebuild(home: HomeOption = None, as_json: JsonOption = False) -> None:
     with open_service() as service, progress("rebuilding") as bar:
         rebuilt = ops.rebuild(service, bar)
     resumed = rebuilt.before is None
-    emit({"ops": rebuilt.ops, "roster": rebuilt.after.hex(), "resumed": resumed, "unchanged": rebuilt.unchanged})
-    outcome = "finished the rebuild" if resumed else "nothing changed" if rebuilt.unchanged else "the roster changed"
+    emit(
+        {
+            "ops": rebuilt.ops,
+            "roster": rebuilt.after.hex(),
+            "resumed": resumed,
+            "unchanged": rebuilt.unchanged,
+            "changed": rebuilt.changed,
+        }
+    )
+    changed = f"changed: {', '.join(rebuilt.changed)}"
+    outcome = "finished the rebuild" if resumed else "nothing changed" if rebuilt.unchanged else changed
     say(f"{counted(rebuilt.ops, 'op')} refolded: {outcome}")

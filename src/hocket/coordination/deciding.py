@@ -31,7 +31,7 @@ def written(tx: Transaction, op: Op | Reason) -> Written | Reason:
 
 async def decide(access: NodeAccess, request: Callable[[Transaction], Op | Reason]) -> bytes | Reason:
     """Writes the op of the request and has it decided. Returns the id under which it counts: its own, or that of the
-    arbiter's acceptance. Raises Unreachable if the arbiter cannot be asked: the offer is then kept here, and decided
+    arbiter's acceptance. Raises Unreachable if the arbiter cannot be asked: the offer then waits here, and is decided
     when the arbiter can be reached.
     """
     said = await access.run(lambda tx: written(tx, request(tx)))

@@ -31,6 +31,11 @@ class LockProcesses:
         self._name = ""
         self._sign: SignOfLife | None = None
 
+    @property
+    def fd(self) -> int | None:
+        """A process that inherits it keeps the requests of this process alive."""
+        return None if self._sign is None else self._sign.fd
+
     def close(self) -> None:
         if self._sign is not None:
             self._sign.close()

@@ -113,8 +113,8 @@ def checked(text: str, what: str, length: int) -> str:
     named = unicodedata.normalize("NFC", text)
     if not 0 < len(named) <= length:
         raise Usage(f"bad {what}: it has {len(named)} characters; use 1 to {length}")
-    if not named.isprintable():
-        raise Usage(f"bad {what} {named!a}: it has characters that cannot be printed")
+    if not named.isprintable() or not named.strip():
+        raise Usage(f"bad {what} {named!a}: it has characters that cannot be printed, or nothing but spaces")
     return named
 
 
@@ -139,6 +139,10 @@ def subject(scope: str) -> Subject:
 def read_scope(session: Session, scope: str) -> Scope | None:
     state = session.subject_state(subject(scope))
     return None if state is None else LOCKS.decode(state)
+
+
+def _others(session: Session, scope: str) -> list[Scope]:
+    return [LOCKS.decode(state) for state in session.subject_states(LOCK, scope.encode())]
 
 
 def scope_in(tx: Transaction, scope: str) -> Scope | None:
@@ -208,7 +212,8 @@ class LockClient:
             raise Unreachable(f"{error}; no lock was taken") from None
         if isinstance(decided.outcome, Reason):
             await self._free(decided.written)
-            raise self._refused(wanted, decided)
+            others = await self._access.peek(lambda session: _others(session, wanted.scope))
+            raise self._refused(wanted, decided, others)
         assert decided.written is not None
         request, is_elsewhere = decided.written.id, decided.outcome != decided.written.id
         if (at_once := hold_of(decided.scope, decided.outcome)) is not None:
@@ -389,23 +394,25 @@ class LockClient:
 
     # Refusals.
 
-    def _refused(self, wanted: Wanted, decided: _LockDecision) -> HocketError:
+    def _refused(self, wanted: Wanted, decided: _LockDecision, others: Sequence[Scope]) -> HocketError:
         reason = decided.outcome
         assert isinstance(reason, Reason)
         if reason in UNAUTHORISED:
             return NotAuthorised(f"this node may not lock {_text(wanted.keys)}: {reason.sentence}")
         if reason in (Reason.LOCK_HELD, Reason.DEADLOCK, Reason.NOT_ACCEPTED, Reason.LEASE_RUNNING):
-            return self._held_by_others(wanted, decided.scope)
+            return self._held_by_others(wanted, decided.scope, scopes=others)
         if reason is Reason.TOO_MANY_LOCKS:
             return LockHeld(f"{_text(wanted.keys)}: {reason.sentence}; try again later")
         return Usage(f"{_text(wanted.keys)} cannot be locked: {reason.sentence}")
 
-    def _held_by_others(self, wanted: Wanted, scope: Scope | None, waiting: bytes = b"") -> LockHeld:
+    def _held_by_others(
+        self, wanted: Wanted, scope: Scope | None, waiting: bytes = b"", scopes: Sequence[Scope] = ()
+    ) -> LockHeld:
         now, node = self._access.log.reading().wall, self._access.log.node
         request = Wait(wanted.keys, wanted.mode, node, wanted.agent, wanted.ttl_ms, now + wanted.wait_ms, waiting)
         state = scope or Scope(0, (), (), self._access.log.reading())
         others = locks.in_the_way(state, request, now)
-        cycle = locks.deadlock(state, request, now) if wanted.wait_ms else []
+        cycle = locks.deadlock(state, request, now, scopes) if wanted.wait_ms else []
         if cycle:
             names = [f"{agent} on {self._name_of(node)}" for node, agent in cycle]
             said = ", which waits for ".join([*names[1:], names[0]])

@@ -154,8 +154,8 @@ def _check_name(name: str, what: str, size: int) -> None:
         length = len(name.encode())
     except UnicodeEncodeError:
         raise Usage(f"bad {what} {shown}: it is not valid Unicode") from None
-    if not name:
-        raise Usage(f"bad {what}: it is empty")
+    if not name.strip():
+        raise Usage(f"bad {what} {shown}: it is empty")
     if length > size:
         raise Usage(f"bad {what} {shown}: it has {length} bytes, and at most {size} are allowed")
     if not name.isprintable():

@@ -10,7 +10,7 @@ The queue is fair: a later request passes an earlier one only if the two do not 
 A lock from the queue is held for a few seconds, until its holder renews: an agent that died waiting costs little.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import msgspec
@@ -163,6 +163,18 @@ def ends_early(state: Scope | None, op: Op, context: LockContext, physical: int)
     made = _applied(state, op, context)
     early = not isinstance(made, Reason) and any(hold.deadline >= physical for hold in made.taken_over)
     return Reason.LEASE_RUNNING if early else None
+
+
+def is_deadlock(state: Scope | None, op: Op, context: LockContext, others: Sequence[Scope]) -> bool:
+    """Whether this op would wait for an agent that waits, in these other scopes, for its author. The fold of a scope
+    sees only that scope, so the arbiter asks this before it writes or accepts the op.
+    """
+    if type(op.payload) is not AcquireLocks or not op.payload.wait_ms or not any(scope.waits for scope in others):
+        return False
+    made = _applied(state or _EMPTY, op, context)
+    waits = () if isinstance(made, Reason) else made.scope.waits
+    asking = next((wait for wait in waits if wait.op == op.id or wait.op in op.cited), None)
+    return asking is not None and bool(deadlock(made.scope, asking, op.timestamp.wall, others))  # type: ignore[union-attr]
 
 
 def _overdue_renewal(state: Scope, op: Op, now: int) -> Reason | None:
@@ -341,21 +353,23 @@ def in_the_way(scope: Scope, request: Wait, now: int) -> list[Hold | Wait]:
     return [each for each in candidates if conflict(each, request)]
 
 
-def deadlock(scope: Scope, request: Wait, now: int) -> list[Agent]:
+def deadlock(scope: Scope, request: Wait, now: int, others: Sequence[Scope] = ()) -> list[Agent]:
     """The agents that wait for each other if this request waits, each for the next and the last for the first; none if
-    they do not. Two requests of one agent do not count as a deadlock: several processes may use its name.
+    they do not. Agents may also wait in other scopes. Two requests of one agent do not count as a deadlock: several
+    processes may use its name.
     """
     first = request.node, request.agent
-    waits: dict[Agent, list[Wait]] = {first: [request]}
-    for wait in scope.waits:
-        if wait.op != request.op:
-            waits.setdefault((wait.node, wait.agent), []).append(wait)
+    waits: dict[Agent, list[tuple[Scope, Wait]]] = {first: [(scope, request)]}
+    for place in (scope, *others):
+        for wait in place.waits:
+            if wait.op != request.op and wait.until >= now:
+                waits.setdefault((wait.node, wait.agent), []).append((place, wait))
     paths: list[list[Agent]] = [[first]]
     seen = {first}
     while paths:
         path = paths.pop()
-        for wait in waits.get(path[-1], ()):
-            for each in in_the_way(scope, wait, now):
+        for place, wait in waits.get(path[-1], ()):
+            for each in in_the_way(place, wait, now):
                 agent = each.node, each.agent
                 if agent == first and len(path) > 1:
                     return path

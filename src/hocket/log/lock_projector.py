@@ -1,15 +1,18 @@
 """Keeps the scopes of locks inside one transaction. On the arbiter's node it also protects holders from clocks that are
-ahead: whatever other nodes' ops say, the arbiter ends a hold only by its own machine's clock.
+ahead: whatever other nodes' ops say, the arbiter ends a hold only by its own machine's clock. It gives no fence from a
+state that is behind the log, as a row that was lost or restored from a backup is, and it finds deadlocks that span
+scopes.
 """
 
 from msgspec.structs import replace
 
-from hocket.kernel.clock import Hlc
+from hocket.errors import StoreError
+from hocket.kernel.clock import Hlc, pack
 from hocket.kernel.coordination_payloads import AcquireLocks
-from hocket.kernel.locks import LOCKS, Scope, ends_early
+from hocket.kernel.locks import LOCKS, Scope, ends_early, is_deadlock
 from hocket.kernel.ops import Op
 from hocket.kernel.reasons import Reason
-from hocket.kernel.subjects import ACCEPTANCES, LOCK, subject_of
+from hocket.kernel.subjects import ACCEPTANCES, LOCK, Subject, subject_of
 from hocket.log.projectors import Engine, SubjectProjector
 from hocket.store import Session
 
@@ -20,6 +23,7 @@ class LockProjector(SubjectProjector):
     def __init__(self, session: Session, engine: Engine) -> None:
         super().__init__(session, engine, LOCK, LOCKS)
         self._engine = engine
+        self._checked: set[bytes] = set()
         self.context = self
         self.refusal, self.arbiter = engine.refusal, engine.arbiter
         self.is_overtaken, self.offered = engine.is_overtaken, engine.offered
@@ -30,16 +34,34 @@ class LockProjector(SubjectProjector):
     def own_fault(self, state: Scope | None, op: Op) -> Reason | None:
         if self.arbiter(op.timestamp) != op.node_id:
             return None
+        subject = subject_of(op.payload)
+        assert subject is not None
+        self._check_row(subject, state)
         if type(op.payload) in ACCEPTANCES:
-            subject = subject_of(op.payload)
-            assert subject is not None
             offered = self.offered(op.payload.offer, subject)  # type: ignore[union-attr]
             if offered is None:
                 return None
             if isinstance(offered.payload, AcquireLocks) and self._is_given_up(offered, offered.payload):
                 return Reason.LEASE_PASSED
             op = replace(offered, id=op.id, timestamp=op.timestamp)
-        return ends_early(state, op, self, self._engine.physical)
+        early = ends_early(state, op, self, self._engine.physical)
+        return early or (Reason.DEADLOCK if is_deadlock(state, op, self, self._others(op, subject)) else None)
+
+    def _others(self, op: Op, subject: Subject) -> list[Scope]:
+        """All other scopes, if the op may wait."""
+        if not isinstance(op.payload, AcquireLocks) or not op.payload.wait_ms:
+            return []
+        self.flush()
+        return [LOCKS.decode(state) for state in self._session.subject_states(LOCK, subject.key)]
+
+    def _check_row(self, subject: Subject, state: Scope | None) -> None:
+        if subject.key in self._checked:
+            return
+        if self._session.has_op_after(subject, b"" if state is None else pack(state.last)):
+            raise StoreError(
+                f"the locks of scope {subject.key.decode()!r} are behind the log; run `hocket log rebuild`"
+            )
+        self._checked.add(subject.key)
 
     def _is_given_up(self, offered: Op, payload: AcquireLocks) -> bool:
         """Whether a request has taken so long to get here that its author no longer counts on it."""

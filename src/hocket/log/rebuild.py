@@ -3,6 +3,7 @@ stores its progress, so a stopped rebuild can continue. Until it ends, the log a
 """
 
 import struct
+from collections import defaultdict
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -11,6 +12,7 @@ from blake3 import blake3
 from msgspec.structs import replace
 
 from hocket.kernel.roster import Job
+from hocket.kernel.subjects import JOB, MESSAGE
 from hocket.kernel.vocabulary import DesignateCoordinator, ReportFork, number_of
 from hocket.log.naming import ID_BYTES, keyed
 from hocket.log.permissions import PermissionsReader
@@ -25,13 +27,18 @@ _GRANTS = tuple(number_of(each) for each in GrantRegister.payloads)
 
 
 class Rebuilt(NamedTuple):
+    """`before` and `after` are digests of the roster; there is none before if it was unreadable, or if a rebuild was
+    interrupted. `changed` are the families whose states are others than before.
+    """
+
     ops: int
     before: bytes | None
     after: bytes
+    changed: tuple[str, ...]
 
     @property
     def unchanged(self) -> bool:
-        return self.before == self.after
+        return self.before == self.after and not self.changed
 
 
 def roster_digest(session: Session) -> bytes:
@@ -51,11 +58,23 @@ def without_keys(job: Job) -> Job:
     return replace(job, schedule_op=job.schedule_op[:ID_BYTES], claim_op=claim, error_op=error)
 
 
-def _digest_if_readable(session: Session) -> bytes | None:
-    """A damaged roster may be unreadable; a rebuild repairs that."""
+def family_digests(session: Session) -> dict[str, bytes]:
+    """One hash for each family over the states of its subjects."""
+    hashers: defaultdict[str, blake3] = defaultdict(blake3)
+    for row in session.each_subject():
+        for part in (row.subject.key, row.last, row.state):
+            hashers[row.subject.family].update(len(part).to_bytes(8, "big") + part)
+    encoder = msgspec.msgpack.Encoder()
+    for message in session.each_message():
+        hashers[MESSAGE].update(encoder.encode(message))
+    return {JOB: roster_digest(session)} | {family: hasher.digest() for family, hasher in hashers.items()}
+
+
+def _digests_if_readable(session: Session) -> dict[str, bytes] | None:
+    """A damaged state may be unreadable; a rebuild repairs that."""
     try:
-        return roster_digest(session)
-    except (ValueError, struct.error, IndexError):
+        return family_digests(session)
+    except (ValueError, struct.error, IndexError, msgspec.MsgspecError):
         return None
 
 
@@ -69,7 +88,7 @@ def rebuild(
     with store.write() as session:
         session.lock_permissions(exclusive=True)
         head = session.head()
-        before = None if head.rebuilding is not None else _digest_if_readable(session)
+        before = None if head.rebuilding is not None else _digests_if_readable(session)
         session.order_ops()
         if head.rebuilding in (None, START):
             session.drop_projections()
@@ -85,7 +104,10 @@ def rebuild(
     with store.write() as session:
         session.lock_permissions(exclusive=True)
         session.put_head(session.head()._replace(rebuilding=None))
-        return Rebuilt(head.seq, before, roster_digest(session))
+        after = family_digests(session)
+    families = after.keys() | (before or {}).keys()
+    changed = () if before is None else tuple(sorted(each for each in families if before.get(each) != after.get(each)))
+    return Rebuilt(head.seq, None if before is None else before[JOB], after[JOB], changed)
 
 
 def _legislate(session: Session, permissions_reader: PermissionsReader, now: int) -> int:

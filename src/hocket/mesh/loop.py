@@ -108,7 +108,9 @@ class _Visitor:
             wait = CADENCE_S * environment.chance.uniform(1.0 - JITTER, 1.0)
             await asyncio.sleep(GAP_S)
         elif done.retry_s:
-            wait = done.retry_s * environment.chance.uniform(1.0, 1.0 + JITTER)
+            # The peer has said when. An open breaker knows it by the last try, and that is not put off any longer.
+            late = environment.chance.uniform(0.0, JITTER) if done.state == peers.OK else 0.0
+            wait = done.retry_s * (1.0 + late)
         else:
             wait = PEER_RETRIES.delay_s(self._failures, environment.chance.random())
         until = environment.monotonic() + wait

@@ -121,7 +121,9 @@ class NodeLock:
         try:
             await self._release()
         except Unreachable as error:
-            _LOG.warning("the release of %s waits here until the coordinator answers: %s", self._held.keys, error)
+            _LOG.warning(
+                "the release of %s waits here, and is sent when the coordinator answers: %s", self._held.keys, error
+            )
         except LockLost:
             self._held.lost.set()
         if self._was_cancelled and kind is asyncio.CancelledError and self._task is not None:

@@ -1,18 +1,22 @@
-"""The agents of the mesh: who they are, where, what they do, and when they were last seen. Workers are agents, too."""
+"""The agents of the mesh: who they are, where, what they do, and when they were last seen. Workers are agents, too, and
+so is who holds a lock, waits for one, or reads messages.
+"""
 
 from collections.abc import Iterable, Iterator, Mapping
 
-from hocket.coordination.presence import EVERY_MS_DEFAULT, AgentSaid, NodePresence, agents_of, known_nodes
+from hocket.coordination.presence import EVERY_MS_DEFAULT, EVERY_MS_MIN, AgentSaid, NodePresence, agents_of, known_nodes
 from hocket.coordination.presence import beat as agent_beat
 from hocket.kernel.ids import node_text
+from hocket.kernel.locks import Agent
 from hocket.kernel.plurals import counted
 from hocket.kernel.roster import Job
 from hocket.service import Service, ServiceAnswer
+from hocket.service.agent_holdings import Holdings, few, lock_holdings, message_holdings
 from hocket.work.liveness import BEAT_S, grade
 
 WORKER = "worker"
-# How many kinds a worker is shown with.
-KINDS_SHOWN = 3
+# What an agent does, and when it was last seen.
+_Seen = tuple[AgentSaid, int]
 
 
 class AgentShown(ServiceAnswer, frozen=True):
@@ -38,28 +42,57 @@ def beat(service: Service, name: str, doing: str = "", every_ms: int = EVERY_MS_
     return _shown(log.node, names, said, now_ms, now_ms)
 
 
-def listing(service: Service, live_within_ms: int | None = None) -> list[AgentShown]:
-    """All agents that this node knows of, node by node; only those that were seen within that time, if given."""
+def listing(
+    service: Service,
+    live_within_ms: int | None = None,
+    *,
+    with_locks: bool = True,
+    with_messages: bool = True,
+) -> list[AgentShown]:
+    """All agents that this node knows of, node by node; only those that were seen within that time, if given. A caller
+    that may not read locks or messages is not told who holds them.
+    """
     log = service.runtime.log
     with service.read() as session:
         known = known_nodes(session, service.runtime.liveness(), log)
         names, claimed = service.names(session), [entry.job for entry in session.claimed()]
-    now_ms = log.physical()
+        now_ms = log.physical()
+        held = [
+            *([lock_holdings(session, log.reading().wall)] if with_locks else []),
+            *([message_holdings(session, now_ms)] if with_messages else []),
+        ]
+    said = {(each.node, agent.name): (agent, seen_ms) for each in known for agent, seen_ms in agents_of(each)}
     shown = [
-        _shown(each.node, names, said, seen_ms, now_ms)
+        _shown(node, names, agent, seen_ms, now_ms)
+        for (node, _), (agent, seen_ms) in _with_holdings(said, held, now_ms).items()
+    ] + [
+        _shown(each.node, names, worker, seen_ms, now_ms)
         for each in known
-        for said, seen_ms in (*agents_of(each), *_workers(each, claimed))
+        for worker, seen_ms in _workers(each, claimed)
     ]
+    place = {node_text(each.node): number for number, each in enumerate(known)}
+    shown.sort(key=lambda each: place.get(each.node, len(place)))
     return [each for each in shown if live_within_ms is None or now_ms - each.last_seen_ms <= live_within_ms]
+
+
+def _with_holdings(said: Mapping[Agent, _Seen], held: Iterable[Holdings], now_ms: int) -> dict[Agent, _Seen]:
+    """Adds what agents hold to what they have said. An agent is alive as long as it holds something."""
+    found = dict(said)
+    for agent, holdings in ((agent, each) for holding in held for agent, each in holding.items()):
+        before, seen_ms = found.get(agent, (AgentSaid(agent[1], every_ms=EVERY_MS_MIN), 0))
+        seen_ms = min(now_ms, max(seen_ms, *(each.seen_ms for each in holdings)))
+        every_ms = max(before.every_ms, *(each.until_ms - seen_ms for each in holdings))
+        doing = "; ".join(filter(None, (before.doing, few([each.doing for each in holdings], "; "))))
+        found[agent] = AgentSaid(before.name, doing, every_ms), seen_ms
+    return found
 
 
 def _workers(known: NodePresence, claimed: Iterable[Job]) -> Iterator[tuple[AgentSaid, int]]:
     """The workers of a node as agents. They beat with their node."""
     for worker in known.workers:
         running = sum(job.claimer == known.node and worker.covers(job.kind) for job in claimed)
-        kinds = ", ".join(worker.kinds[:KINDS_SHOWN]) + (", …" if len(worker.kinds) > KINDS_SHOWN else "")
         doing = f"runs {counted(running, 'job')}" if running else "idle"
-        yield AgentSaid(WORKER, f"{doing}; serves {kinds}", round(BEAT_S * 1000)), known.heard_ms
+        yield AgentSaid(WORKER, f"{doing}; serves {few(worker.kinds)}", round(BEAT_S * 1000)), known.heard_ms
 
 
 def _shown(node: int, names: Mapping[str, str], said: AgentSaid, seen_ms: int, now_ms: int) -> AgentShown:

@@ -115,14 +115,15 @@ def release(service: Service, key: str, agent: str, fence: int, *, scope: str = 
     _asked(service, lambda client: client.release(scope, key, agent, number))
 
 
-def break_(service: Service, key: str, reason: str, *, scope: str = "") -> LockShown:
-    """Ends the hold on a key, whoever has it. Returns what was ended."""
+def break_(service: Service, key: str, reason: str, *, scope: str = "") -> list[LockShown]:
+    """Ends every hold on a key, whoever has it. Returns what was ended: a pattern may end several."""
     service.check_writer()
     if not reason.strip() or len(reason) > REASON_CHARS_MAX:
         raise Usage(f"bad reason: write 1 to {REASON_CHARS_MAX} characters")
     scope, key = checked_scope(scope), _key(key)
     broken = _asked(service, lambda client: client.break_(scope, key, reason))
-    return _shown(broken[0], scope, _names(service))
+    called = _names(service)
+    return [_shown(hold, scope, called) for hold in broken]
 
 
 def show(service: Service, key: str, *, scope: str = "") -> LockState:

@@ -69,6 +69,8 @@ class MessageSession(Protocol):
     def deliveries_due(self, now: int, limit: int) -> list[QueuedDelivery]:
         """Those whose stage must be looked at again."""
 
+    def deliveries_resting(self, limit: int) -> list[QueuedDelivery]: ...
+
     def deliveries(
         self, queues: Sequence[str] | None, is_dead: bool, beyond: tuple[str, bytes], limit: int
     ) -> list[QueuedDelivery]:

@@ -17,6 +17,12 @@ class SubjectSession(Protocol):
     def subject_state(self, subject: Subject) -> bytes | None: ...
     def put_subject(self, row: SubjectRow) -> None: ...
     def drop_subject(self, subject: Subject) -> None: ...
+    def subject_states(self, family: str, without: bytes) -> list[bytes]:
+        """The states of all subjects of a family but one."""
+
+    def has_op_after(self, subject: Subject, hlc: bytes) -> bool:
+        """Whether an op about the subject that counts is later than this."""
+
     def subjects_since(self, family: str, hlc: bytes) -> list[bytes]:
         """The keys of subjects with ops later than this."""
 

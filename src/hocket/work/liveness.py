@@ -33,10 +33,10 @@ _MACHINE_IDS = ("/etc/machine-id", "/var/lib/dbus/machine-id")
 
 
 class SignOfLife:
-    """What a worker shows to others while it lives."""
+    """What a worker shows to others while it lives. A process that inherits `fd` shows the same."""
 
-    def __init__(self, name: str, process: int, place: Place, close: Callable[[], None]) -> None:
-        self.close = close
+    def __init__(self, name: str, process: int, place: Place, close: Callable[[], None], fd: int | None = None) -> None:
+        self.close, self.fd = close, fd
         self._name, self._process, self._place = name, process, place
         self._started = 0
         self.number = 0
@@ -81,11 +81,18 @@ class Liveness(Protocol):
         """Removes the lock file of a dead process."""
 
 
+class TakenLock(Protocol):
+    """A lock that this process holds until it is closed or the process ends. Without a file there is no `fd`."""
+
+    @property
+    def fd(self) -> int | None: ...
+    def close(self) -> None: ...
+
+
 class Locks(Protocol):
     """One directory of locks."""
 
-    def take(self, name: str) -> Callable[[], None]:
-        """Holds the lock of that name until the returned function is called or the process ends."""
+    def take(self, name: str) -> TakenLock: ...
 
     def is_held(self, name: str) -> bool | None:
         """None if there is no such lock."""
@@ -99,8 +106,8 @@ class FileLocks:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
 
-    def take(self, name: str) -> Callable[[], None]:
-        return ProcessLock(self._directory, name).close
+    def take(self, name: str) -> TakenLock:
+        return ProcessLock(self._directory, name)
 
     def is_held(self, name: str) -> bool | None:
         return is_held(self._directory, name)
@@ -125,7 +132,8 @@ class LockLiveness:
         self._names: dict[int, str] = {}
 
     def announce(self, name: str) -> SignOfLife:
-        return SignOfLife(name, self._process, self.place, self._locks.take(name))
+        lock = self._locks.take(name)
+        return SignOfLife(name, self._process, self.place, lock.close, lock.fd)
 
     def is_running(self, worker: WorkerRow) -> bool | None:
         held = self._locks.is_held(worker.name)

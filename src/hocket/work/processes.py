@@ -19,6 +19,11 @@ class ProcessLock:
         # A forked child would share the lock and make this process look alive after its end.
         os.register_at_fork(after_in_child=self._let_go)
 
+    @property
+    def fd(self) -> int:
+        """A process that inherits it holds the lock, too."""
+        return self._fd
+
     def close(self) -> None:
         self.path.unlink(missing_ok=True)
         self._let_go()

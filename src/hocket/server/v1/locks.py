@@ -100,8 +100,8 @@ def release_lock(call: ApiCall, key: LockKey, body: Releasing) -> None:
     locks.release(call.service, key, call.agent(body.agent), body.fence, scope=body.scope)
 
 
-def break_lock(call: ApiCall, key: LockKey, body: Breaking) -> LockShown:
-    """End the hold on a key, whoever has it."""
+def break_lock(call: ApiCall, key: LockKey, body: Breaking) -> list[LockShown]:
+    """End every hold on a key, whoever has it. A pattern may end several."""
     return locks.break_(call.service, key, body.reason, scope=body.scope)
 
 

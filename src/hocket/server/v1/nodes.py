@@ -68,8 +68,15 @@ def resume_node(call: ApiCall, node: NodeText, body: AvailabilityReason) -> Avai
 
 
 def list_agents(call: ApiCall, query: LiveQuery) -> ListPage[AgentShown]:
-    """List the agents of all nodes: what each does, and when it was last seen."""
-    found = agents.listing(call.service, query.within_ms)
+    """List the agents of all nodes: what each does, and when it was last seen. A token that may read all locks, or all
+    messages, is also told who holds them.
+    """
+    found = agents.listing(
+        call.service,
+        query.within_ms,
+        with_locks=call.program.may("Lock", "Read", ()),
+        with_messages=call.program.may("Inbox", "Read", ()),
+    )
     numbered = [(f"{each.node} {each.name} {index:06}", each) for index, each in enumerate(found)]
     page = page_of(numbered, lambda pair: pair[0], query.limit, query.after)
     return ListPage([each for _, each in page.items], page.next)

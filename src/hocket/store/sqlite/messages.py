@@ -90,6 +90,9 @@ class MessageStatements(Statements):
         sql = f"SELECT {_DELIVERY} FROM deliveries WHERE stage < 3 AND due <= ? ORDER BY due LIMIT ?"
         return _read(self._sql(sql, (now, limit)))
 
+    def deliveries_resting(self, limit: int) -> list[QueuedDelivery]:
+        return _read(self._sql(f"SELECT {_DELIVERY} FROM deliveries WHERE stage = 1 ORDER BY due LIMIT ?", (limit,)))
+
     def deliveries(
         self, queues: Sequence[str] | None, is_dead: bool, beyond: tuple[str, bytes], limit: int
     ) -> list[QueuedDelivery]:

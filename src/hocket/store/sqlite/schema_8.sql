@@ -80,6 +80,7 @@ CREATE INDEX deliveries_of_message ON deliveries (message);
 CREATE INDEX deliveries_ready ON deliveries (queue, priority DESC, sent) WHERE stage = 0;
 CREATE INDEX deliveries_of_thread ON deliveries (queue, thread, sent) WHERE stage < 3;
 CREATE INDEX deliveries_due ON deliveries (due) WHERE stage < 3;
+CREATE INDEX deliveries_resting ON deliveries (due) WHERE stage = 1;
 CREATE INDEX deliveries_dead ON deliveries (queue, message) WHERE stage = 3;
 
 CREATE TABLE group_cursors (                      -- how far a queue has its share of the messages to groups

@@ -16,6 +16,14 @@ class SubjectStatements(Statements):
     def drop_subject(self, subject: Subject) -> None:
         self._sql("DELETE FROM subjects WHERE family = ? AND key = ?", subject)
 
+    def subject_states(self, family: str, without: bytes) -> list[bytes]:
+        sql = "SELECT state FROM subjects WHERE family = ? AND key != ? ORDER BY key"
+        return [row[0] for row in self._sql(sql, (family, without))]
+
+    def has_op_after(self, subject: Subject, hlc: bytes) -> bool:
+        where = "WHERE key = ? AND settled = 1 AND hlc > ? AND family = ? AND reason = 0"
+        return self._one(f"SELECT 1 FROM ops {where} LIMIT 1", subject.key, hlc, subject.family) is not None
+
     def subjects_since(self, family: str, hlc: bytes) -> list[bytes]:
         """A subject has no state if none of its ops counts."""
         sql = (

@@ -6,6 +6,7 @@ and they are free when that life has ended.
 import asyncio
 import random
 from collections.abc import Callable
+from typing import NamedTuple
 
 from hocket.bus.memory import MemoryBus
 from hocket.store import Place
@@ -47,20 +48,25 @@ class SimHost:
     def crash(self) -> None:
         self._held = dict.fromkeys(self._held, False)
 
-    def take(self, name: str) -> Callable[[], None]:
+    def take(self, name: str) -> "SimLock":
         self._held[name] = True
-
-        def close() -> None:
-            if self._held.get(name):  # a crash has left it free, and tasks that end because of it remove nothing
-                self.remove(name)
-
-        return close
+        return SimLock(self, name)
 
     def is_held(self, name: str) -> bool | None:
         return self._held.get(name)
 
     def remove(self, name: str) -> None:
         self._held.pop(name, None)
+
+
+class SimLock(NamedTuple):
+    host: SimHost
+    name: str
+    fd: None = None
+
+    def close(self) -> None:
+        if self.host.is_held(self.name):  # a crash has left it free, and tasks that end because of it remove nothing
+            self.host.remove(self.name)
 
 
 class SimEnvironment:

@@ -128,16 +128,16 @@ class ForkServer:
         self._rest_s = min(max(REST_S, self._rest_s * 2), LOOK_MAX_S) if has_strays else 0.0
 
 
-def main(line: int, worker: int) -> None:
+def main(line: str, worker: str) -> None:
     """`line` is the descriptor of the fork server's end of the socket to the worker. `worker` is the worker's pid."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     adopt_orphans()
     name_process(b"hocket-fork")
-    worker_gone = watch_parent(worker)
+    worker_gone = watch_parent(int(worker))
     if worker_gone is None:
         return
     # Existing objects never become garbage, and collecting would only copy pages in every child.
     gc.freeze()
     gc.disable()
-    ForkServer(_socket.socket(fileno=line), worker_gone).run()
+    ForkServer(_socket.socket(fileno=int(line)), worker_gone).run()

@@ -1,33 +1,20 @@
 """The worker's connection to its fork server: the process, and the socket for requesting supervisors. The fork server
-runs on a bare interpreter, without installed packages, so that it starts quickly and is small enough to fork cheaply.
+runs on a bare interpreter.
 """
 
 import _socket
 import os
 import subprocess
-import sys
 import threading
 from contextlib import suppress
-from pathlib import Path
 
 from hocket.work.command import fd_passing
+from hocket.work.command.bare_interpreter import bare_interpreter
 
 # How long the fork server may take for an order, or to end when no command runs.
 ANSWER_S = 30.0
 # A process that has closed its sockets is about to end; it gets this long.
 ENDING_S = 1.0
-
-_HERE = Path(__file__).resolve().parent
-_ROOMS = {"hocket": _HERE.parent.parent, "hocket.work": _HERE.parent, "hocket.work.command": _HERE}
-# Empty stand-ins for the packages of the fork server's modules: the real ones would import all of Hocket.
-_BEGIN = """
-import sys
-for name, path in zip(sys.argv[3::2], sys.argv[4::2]):
-    sys.modules[name] = type(sys)(name)
-    sys.modules[name].__path__ = [path]
-from hocket.work.command.fork_server import main
-main(int(sys.argv[1]), int(sys.argv[2]))
-"""
 
 
 class ForkServerConnection:
@@ -39,10 +26,9 @@ class ForkServerConnection:
         self._socket.settimeout(ANSWER_S)
         self._ready: list[_socket.socket] = []
         self._preparing = threading.Lock()
-        workdirs = [text for name, path in _ROOMS.items() for text in (name, str(path))]
         try:
             self.process = subprocess.Popen(
-                [sys.executable, "-I", "-S", "-c", _BEGIN, str(theirs.fileno()), str(os.getpid()), *workdirs],
+                bare_interpreter("fork_server", str(theirs.fileno()), str(os.getpid())),
                 pass_fds=(theirs.fileno(),),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,

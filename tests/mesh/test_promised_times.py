@@ -1,0 +1,207 @@
+"""The times that the documents promise: the real node on virtual time, over a network that notes each request."""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from hocket.bus.changes import Changes
+from hocket.coordination.locks import read_scope, wanted
+from hocket.errors import Unreachable
+from hocket.events import Event
+from hocket.kernel.keys import SigningKey
+from hocket.kernel.ops import decode
+from hocket.kernel.rules import HOCKET
+from hocket.kernel.vocabulary import DesignateCoordinator
+from hocket.mesh import wire
+from hocket.mesh.sync import Exchanges
+from hocket.mesh.wire import Reply, Request
+from hocket.node.locks import lock_client
+from hocket.testing.sim.environment import Clocks
+from hocket.testing.sim.lines import Lines
+from hocket.testing.sim.loop import Life
+from hocket.testing.sim.loop import run as run_virtually
+from hocket.testing.sim.network import REFUSED_S, Network
+from hocket.testing.sim.node import SimNode, Up
+from hocket.work.handlers import Handlers
+
+EVERYTHING = frozenset((wire.DELIVER, wire.EXCHANGE, wire.OPS, wire.HEALTH))
+
+
+class Unwitnessed:
+    def committed(self, node: int) -> None: ...
+    def acknowledged(self, node: int, op_ids: Sequence[bytes]) -> None: ...
+    def crashed(self, node: int) -> None: ...
+    def emitted(self, node: int, event: Event) -> None: ...
+
+
+class NotedLines(Lines):
+    """Notes when each request to a path was sent. Some paths can be cut, and so can hints."""
+
+    is_hinting = True
+    cut: frozenset[str] = frozenset()
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.sent: list[tuple[float, str]] = []
+
+    async def send(self, address: str, request: Request) -> Reply:
+        self.sent.append((now(), request.path))
+        if request.path in self.cut:
+            raise Unreachable("the cable is cut")
+        return await super().send(address, request)
+
+    async def hints(self, address: str, headers: Mapping[str, str]) -> AsyncIterator[Changes]:
+        if not self.is_hinting:
+            raise Unreachable("no hints")
+        async for each in super().hints(address, headers):
+            yield each
+
+
+class Two:
+    """A coordinator and another node that have met. Each sends its requests by `lines`."""
+
+    def __init__(self) -> None:
+        chance, user = random.Random(13), SigningKey(bytes(32))
+        self.nodes = [
+            SimNode(number, user, Clocks(1.0, 0.0), random.Random(number), Unwitnessed()) for number in range(2)
+        ]
+        self.network = Network(chance, lambda number: up.life if (up := self.nodes[number].up) else None)
+        self.lines: list[NotedLines] = [
+            NotedLines(number, self.network, lambda there: self.nodes[there].up) for number in range(2)
+        ]
+        self._lives: list[Life] = []
+        for node in self.nodes:
+            node.install(HOCKET, [1 - node.number])
+        first, second = (Up(node).log for node in self.nodes)
+        first.run(lambda tx: tx.author(DesignateCoordinator(tx.node)))
+        for log, other in ((first, self.nodes[1]), (second, self.nodes[0])):
+            with other.store.read() as session:
+                log.admit([(row.body, decode(row.body)) for row in session.ops_after(0, 100)])
+
+    def start(self, number: int) -> Up:
+        node = self.nodes[number]
+        node.up = Up(node)
+        self._lives.append(node.up.life)
+        node.up.start(Handlers(()), self.lines[number])
+        return node.up
+
+    async def meet(self) -> tuple[Up, Up]:
+        """Both run and have exchanged."""
+        both = self.start(0), self.start(1)
+        await asyncio.sleep(5)
+        return both
+
+    async def end(self) -> None:
+        for node in self.nodes:
+            node.crash()
+        for life in self._lives:
+            await life.ended()
+
+
+def now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+def on_virtual_time(test: Callable[[Two], Coroutine[Any, Any, None]]) -> Callable[[], None]:
+    async def run() -> None:
+        two = Two()
+        try:
+            await test(two)
+        finally:
+            await two.end()
+
+    def wrapped() -> None:
+        run_virtually(run())
+
+    wrapped.__name__, wrapped.__doc__ = test.__name__, test.__doc__
+    return wrapped
+
+
+def has_message(node: SimNode) -> bool:
+    with node.store.read() as session:
+        return any(True for _ in session.each_message())
+
+
+async def until(look: Callable[[], object], seconds: float) -> float:
+    """When it is so, in seconds from now."""
+    began = now()
+    while not look():
+        assert now() < began + seconds, "waited in vain"
+        await asyncio.sleep(0.01)
+    return now() - began
+
+
+@pytest.mark.req("VX-09")
+@on_virtual_time
+async def test_a_message_is_pushed_three_times_half_a_second_and_a_second_apart(two: Two) -> None:
+    sender, receiver = await two.meet()
+    two.lines[0].cut = EVERYTHING
+    tries: list[float] = []
+    deliver = Exchanges.deliver
+
+    async def noted(self: Exchanges, address: str) -> None:
+        tries.append(now())
+        await deliver(self, address)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Exchanges, "deliver", noted)
+        sent_at = now()
+        await sender.send(f"editor@{receiver.log.node:016x}", "hello", agent="writer")
+        await asyncio.sleep(60)
+    assert [at - sent_at for at in tries] == pytest.approx([0.0, 0.5, 1.5], abs=0.1)
+
+
+@pytest.mark.req("VX-09")
+@on_virtual_time
+async def test_a_message_that_nobody_could_push_is_found_by_a_poll_within_a_minute(two: Two) -> None:
+    sender, receiver = await two.meet()
+    two.lines[0].cut = EVERYTHING
+    two.lines[1].is_hinting = False
+    two.nodes[1].crash()
+    two.start(1)
+    await asyncio.sleep(10)
+    await sender.send(f"editor@{receiver.log.node:016x}", "hello", agent="writer")
+    assert await until(lambda: has_message(two.nodes[1]), 60) > 2.5, "it was not pushed"
+
+
+@pytest.mark.req("VX-15")
+@on_virtual_time
+async def test_a_peer_that_is_away_is_tried_after_twice_as_long_each_time_and_at_last_every_half_minute(
+    two: Two,
+) -> None:
+    """Five failures, those of hints and heartbeats included, open the breaker; its probes are as far apart."""
+    await two.meet()
+    two.nodes[1].crash()
+    began = now()
+    await asyncio.sleep(600)
+    tries = [at for at, path in two.lines[0].sent if at > began and path not in (wire.HINTS, wire.PRESENCE)]
+    gaps = [later - earlier for earlier, later in pairwise(tries)]
+    for number, gap in enumerate(gaps[:2]):
+        assert 2.0**number <= gap <= 2.0 ** (number + 1) + 2 * REFUSED_S, gaps
+        assert gap - 2.0**number > 2 * REFUSED_S, "there is no jitter"
+    assert all(gap <= 30.0 + 2 * REFUSED_S for gap in gaps) and len(gaps) > 15, gaps
+
+
+@pytest.mark.req("VX-05", "VX-04")
+@on_virtual_time
+async def test_a_long_running_process_sweeps_once_a_minute_and_fences_go_on_rising(two: Two) -> None:
+    up = two.start(0)
+    client = lock_client(up, up.lock_processes)
+
+    def holds() -> int:
+        with two.nodes[0].store.read() as session:
+            state = read_scope(session, "")
+        assert state is not None
+        return len(state.holds)
+
+    began = now()
+    for _ in range(3):
+        held = await client.acquire(wanted(["k"], "agent", 1_000), is_bound=False)
+        assert holds() == 1
+        await until(lambda: not holds(), 61)
+    assert 180 <= now() - began < 183, "the sweep comes every 60 seconds, to a second"
+    assert held.hold.fence == 3
