@@ -6,9 +6,9 @@ the queue.
 
 import asyncio
 import unicodedata
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from hocket.bus.changes import LOG, about
 from hocket.coordination.deciding import acceptance
@@ -31,7 +31,7 @@ from hocket.kernel.locks import LOCKS, Hold, Scope, Wait
 from hocket.kernel.ops import Op
 from hocket.kernel.reasons import UNAUTHORISED, Reason
 from hocket.kernel.subjects import LOCK, Subject
-from hocket.log import Transaction
+from hocket.log import LockTransaction, Transaction
 from hocket.store import Session
 from hocket.work.node_access import NodeAccess
 
@@ -50,7 +50,10 @@ INFORMED_S = 10.0
 REASON_CHARS_MAX = 500
 
 NameOf = Callable[[int], str]
-Request = Callable[[Transaction], Op | Reason]
+Request = Callable[[LockTransaction], Op | Reason]
+X = TypeVar("X", bound=LockTransaction)
+# The op, whether it is an offer, and the scope after it; None if this node does not know yet who decides.
+_Answer = tuple[Op | Reason, bool, Scope | None] | None
 
 
 class Wanted(NamedTuple):
@@ -141,9 +144,9 @@ def read_scope(session: Session, scope: str) -> Scope | None:
     return None if state is None else LOCKS.decode(state)
 
 
-def scope_in(tx: Transaction, scope: str) -> Scope | None:
+def scope_in(tx: LockTransaction, scope: str) -> Scope | None:
     """The same inside a transaction."""
-    state: Scope | None = tx.projection.projectors[LOCK].state(scope.encode())
+    state: Scope | None = tx.state(subject(scope))
     return state
 
 
@@ -189,7 +192,7 @@ class LockClient:
         ends_at = _now() + wanted.wait_ms / 1000
         asked: list[bytes] = []
 
-        def ask(tx: Transaction) -> Op | Reason:
+        def ask(tx: LockTransaction) -> Op | Reason:
             op = tx.author(wanted.payload(wanted.wait_ms))
             if isinstance(op, Op):
                 asked.append(op.id)
@@ -228,7 +231,7 @@ class LockClient:
     async def renew(self, scope: str, key: str | None, agent: str, fence: int, ttl_ms: int) -> Hold:
         """Raises LockLost."""
 
-        def ask(tx: Transaction) -> Op | Reason:
+        def ask(tx: LockTransaction) -> Op | Reason:
             self._check_key(scope_in(tx, scope), key, agent, fence)
             return tx.author(RenewLocks(scope, agent, fence, ttl_ms))
 
@@ -244,7 +247,7 @@ class LockClient:
     async def release(self, scope: str, key: str | None, agent: str, fence: int, bound: bytes | None = None) -> None:
         """Raises LockLost. `bound` is the request that ends with it."""
 
-        def ask(tx: Transaction) -> Op | Reason:
+        def ask(tx: LockTransaction) -> Op | Reason:
             self._check_key(scope_in(tx, scope), key, agent, fence)
             if bound is not None:
                 self._processes.free(tx, bound)
@@ -267,7 +270,7 @@ class LockClient:
         await self._access.consult(())
         found: list[Hold] = []
 
-        def ask(tx: Transaction) -> Op | Reason:
+        def ask(tx: LockTransaction) -> Op | Reason:
             state = scope_in(tx, scope)
             found[:] = [] if state is None else _holding(state, key)
             return tx.author(BreakLock(scope, key, reason)) if found else Reason.NOT_LOCKED
@@ -283,18 +286,22 @@ class LockClient:
 
     async def _decided(self, scope: str, ask: Request) -> _LockDecision:
         """Raises _Undecided if the arbiter cannot be asked, and Unreachable if it is not even known."""
+        return await self._decided_by(self._access.run_short, scope, ask)
 
-        def request(tx: Transaction) -> tuple[Op | Reason, bool, Scope | None] | None:
+    async def _decided_by(
+        self, run: Callable[[Callable[[X], _Answer]], Awaitable[_Answer]], scope: str, ask: Callable[[X], Op | Reason]
+    ) -> _LockDecision:
+        def request(tx: X) -> _Answer:
             if tx.is_uninformed:
                 return None
             op = ask(tx)
             return op, isinstance(op, Op) and tx.is_offer(op), scope_in(tx, scope)
 
-        async def informed() -> tuple[bool, tuple[Op | Reason, bool, Scope | None] | None]:
-            said = await self._access.run(request)
+        async def informed() -> tuple[bool, _Answer]:
+            said = await run(request)
             return said is not None, said
 
-        said = await self._access.run(request)
+        said = await run(request)
         if said is None:
             # This node has just joined: the log that says who decides is on its way.
             try:
@@ -359,7 +366,7 @@ class LockClient:
             return tx.author(wanted.payload(left_ms), (waiting,))
 
         with suppress(_Undecided):
-            await self._decided(wanted.scope, ask)
+            await self._decided_by(self._access.run, wanted.scope, ask)
 
     def _withdraw(self, tx: Transaction, wanted: Wanted, asked: Sequence[bytes]) -> None:
         """Ends a request whose author was cancelled before it knew the decision."""
@@ -376,7 +383,7 @@ class LockClient:
         waiting, written = decided.outcome, decided.written
         assert isinstance(waiting, bytes) and written is not None
 
-        def ask(tx: Transaction) -> Op | Reason:
+        def ask(tx: LockTransaction) -> Op | Reason:
             self._processes.free(tx, written.id)
             return tx.author(LeaveQueue(wanted.scope, wanted.agent, waiting))
 

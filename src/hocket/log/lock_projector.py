@@ -2,27 +2,45 @@
 ahead: whatever other nodes' ops say, the arbiter ends a hold only by its own machine's clock.
 """
 
+from typing import Protocol
+
 from msgspec.structs import replace
 
+from hocket.kernel.arbitration import FoldContext
 from hocket.kernel.clock import Hlc
 from hocket.kernel.coordination_payloads import AcquireLocks
 from hocket.kernel.locks import LOCKS, Scope, ends_early
 from hocket.kernel.ops import Op
 from hocket.kernel.reasons import Reason
 from hocket.kernel.subjects import ACCEPTANCES, LOCK, subject_of
-from hocket.log.projectors import Engine, SubjectProjector
+from hocket.log.permissions import Permissions
+from hocket.log.projectors import SubjectProjector
 from hocket.store import Session
+
+
+class LockEngine(FoldContext, Protocol):
+    """What the lock projector needs from the engine."""
+
+    @property
+    def now(self) -> int: ...
+    @property
+    def physical(self) -> int: ...
+    @property
+    def permissions(self) -> Permissions: ...
 
 
 class LockProjector(SubjectProjector):
     """It also answers the lock rules' questions about the rest of the log."""
 
-    def __init__(self, session: Session, engine: Engine) -> None:
+    def __init__(self, session: Session, engine: LockEngine) -> None:
         super().__init__(session, engine, LOCK, LOCKS)
         self._engine = engine
-        self.context = self
         self.refusal, self.arbiter = engine.refusal, engine.arbiter
         self.is_overtaken, self.offered = engine.is_overtaken, engine.offered
+
+    @property
+    def context(self) -> "LockProjector":
+        return self
 
     def designations(self, at: Hlc) -> int:
         return self._engine.permissions.designations(at)

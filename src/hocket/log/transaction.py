@@ -5,7 +5,7 @@ requests cost one commit. They are signed after that.
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
@@ -17,7 +17,7 @@ from hocket.kernel.ops import NO_ID, SELF_NAMED, Op, bound, decode, link_to, pin
 from hocket.kernel.policy import Policy
 from hocket.kernel.reasons import Reason
 from hocket.kernel.signing import OpSigner
-from hocket.kernel.subjects import JOB, subject_of
+from hocket.kernel.subjects import JOB, Subject, subject_of
 from hocket.kernel.vocabulary import (
     EXTENSION_BASE,
     Payload,
@@ -228,6 +228,10 @@ class Transaction:
         self.session.order_ops()
         hlc, op_id = self.latest_of(node)
         return (pin_to(unpack(hlc), op_id),) if op_id != NO_ID else ()
+
+    def state(self, subject: Subject) -> Any:
+        """The state of a subject, after the ops of this transaction."""
+        return self.projection.projectors[subject.family].state(subject.key)
 
     def is_offer(self, op: Op) -> bool:
         """Whether an op of this transaction waits for the arbiter's word."""

@@ -28,7 +28,7 @@ from hocket.events import AllowanceIsRisky, Emit, ignore, sentences
 from hocket.kernel.ids import ulid_text
 from hocket.kernel.policy import DEFAULT
 from hocket.kernel.roster import Job
-from hocket.log import Log, Transaction
+from hocket.log import LockTransaction, Log, Transaction
 from hocket.log.committer import Committer
 from hocket.mesh.waiting import Waiting
 from hocket.node import handles
@@ -363,6 +363,11 @@ class Node:
         """Runs a request in a transaction of the log, together with other waiting requests."""
         _still_open(self._runtime)
         return await self._committer.run(request)
+
+    async def run_short(self, request: Callable[[LockTransaction], T]) -> T:
+        """The same for a request about locks, which runs in a short transaction unless other requests wait."""
+        log = self.runtime.log
+        return await self._committer.run(request, alone=lambda: log.run_short(request))
 
     async def read(self, query: Callable[[Session], T]) -> T:
         """Runs a query on one consistent view that includes every submitted job."""

@@ -1,0 +1,117 @@
+"""A short write transaction, for requests about locks that this node decides itself. It makes the same checks and
+stores the same rows as `Transaction`. It leaves out what such ops never need: citations, offers, registers, and other
+families. So an acquire costs little more than a plain submit.
+"""
+
+from typing import Any, NamedTuple
+
+from hocket.bus.changes import LOG, NOTHING, Changes, gathered
+from hocket.kernel import arbitration
+from hocket.kernel.clock import Hlc, pack
+from hocket.kernel.ops import Op, bound, link_to
+from hocket.kernel.reasons import Reason
+from hocket.kernel.signing import OpSigner
+from hocket.kernel.subjects import LOCK, Subject, subject_of
+from hocket.kernel.vocabulary import Payload, discriminant
+from hocket.log.lock_projector import LockProjector
+from hocket.log.permissions import Permissions
+from hocket.log.transaction import Carry, OpDraft, Transaction, next_stamp
+from hocket.store import Head, NewOp, Session
+
+
+class _Engine(NamedTuple):
+    """What the lock projector asks, where no op is an offer."""
+
+    permissions: Permissions
+    now: int
+    physical: int
+
+    def refusal(self, op: Op, word: str) -> Reason | None:
+        return self.permissions.refusal(op, word)
+
+    def arbiter(self, at: Hlc) -> int | None:
+        return self.permissions.arbiter(at)
+
+    def is_overtaken(self, at: Hlc) -> bool:
+        return self.permissions.is_overtaken(at)
+
+    def offered(self, op_id: bytes, subject: Subject) -> Op | None:
+        return None
+
+
+def _cites_nothing() -> None:
+    return None
+
+
+class ShortTransaction:
+    """`now` and `physical` are as in `Transaction`. This node is the arbiter, and ids are bound to content."""
+
+    __slots__ = ("_clock", "_drafts", "_head", "_last", "_projector", "_signer", "node", "now", "physical", "session")
+
+    is_uninformed = False
+
+    def __init__(
+        self, session: Session, head: Head, signer: OpSigner, permissions: Permissions, now: int, physical: int
+    ) -> None:
+        self.session, self._head, self._signer = session, head, signer
+        self.node, self.now, self.physical = signer.node, now, physical
+        self._projector = LockProjector(session, _Engine(permissions, now, physical))
+        self._clock, self._last = Hlc(head.wall, head.logical, self.node), head.last
+        self._drafts: list[OpDraft] = []
+
+    def author(self, payload: Payload) -> Op | Reason:
+        """Writes an op of this node that cites no other. An op that would not count is not written: the reason is
+        returned instead.
+        """
+        subject = subject_of(payload)
+        assert subject is not None and subject.family == LOCK
+        stamp = next_stamp(self._clock, self.now)
+        op, body = bound(stamp, (link_to(self._last),), payload)
+        projector = self._projector
+        state = projector.state(subject.key)
+        verdict: Any = projector.own_fault(state, op) or arbitration.apply(
+            projector.family, state, subject, op, projector, _cites_nothing
+        )
+        if isinstance(verdict, Reason):
+            return verdict
+        projector.keep(subject.key, verdict)
+        self._clock, self._last = stamp, op.id
+        self._drafts.append(OpDraft(op, self._signer.marked(body), is_received=False))
+        return op
+
+    def is_offer(self, op: Op) -> bool:
+        return False
+
+    def state(self, subject: Subject) -> Any:
+        return self._projector.state(subject.key)
+
+    @property
+    def changes(self) -> Changes:
+        """What this transaction has changed, once it is closed."""
+        return gathered((), {LOCK: self._projector.touched, LOG: (b"",)}) if self._drafts else NOTHING
+
+    def close(self, carry: Carry) -> tuple[int, list[bytes]]:
+        """As `Transaction.close`."""
+        head, drafts = self._head, self._drafts
+        if not drafts:
+            return head.seq + 1, []
+        last = self.session.add_ops([_new(op, body) for op, body, _ in drafts])
+        self._projector.flush()
+        sealed, chain = carry(self.session, head)
+        wall, logical, _ = self._clock
+        settled = head.settled if head.unsettled else last
+        state = head.permissions_state
+        self.session.put_head(
+            Head(wall, logical, last, chain, settled, head.unsettled, None, state, self._last, sealed)
+        )
+        return last - len(drafts) + 1, [draft.body for draft in drafts]
+
+
+# What a request about locks runs in.
+LockTransaction = Transaction | ShortTransaction
+
+
+def _new(op: Op, body: bytes) -> NewOp:
+    subject = subject_of(op.payload)
+    assert subject is not None
+    return NewOp(op.id, pack(op.timestamp), discriminant(op.payload), *subject, 0, 1, body)
