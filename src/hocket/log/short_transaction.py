@@ -3,7 +3,7 @@ stores the same rows as `Transaction`. It leaves out what such ops never need: c
 families. So an acquire costs little more than a plain submit.
 """
 
-from typing import Any, NamedTuple
+from typing import Any
 
 from hocket.bus.changes import LOG, NOTHING, Changes, gathered
 from hocket.kernel import arbitration
@@ -15,25 +15,25 @@ from hocket.kernel.subjects import LOCK, Subject, subject_of
 from hocket.kernel.vocabulary import Payload, discriminant
 from hocket.log.lock_projector import LockProjector
 from hocket.log.permissions import Permissions
-from hocket.log.transaction import Carry, OpDraft, Transaction, next_stamp
+from hocket.log.transaction import Carry, Transaction, next_stamp
 from hocket.store import Head, NewOp, Session
 
 
-class _Engine(NamedTuple):
+_COUNTS, _SETTLED = 0, 1
+
+
+class _Engine:
     """What the lock projector asks, where no op is an offer."""
 
-    permissions: Permissions
-    now: int
-    physical: int
+    __slots__ = ("arbiter", "is_overtaken", "now", "permissions", "physical", "refusal")
 
-    def refusal(self, op: Op, word: str) -> Reason | None:
-        return self.permissions.refusal(op, word)
-
-    def arbiter(self, at: Hlc) -> int | None:
-        return self.permissions.arbiter(at)
-
-    def is_overtaken(self, at: Hlc) -> bool:
-        return self.permissions.is_overtaken(at)
+    def __init__(self, permissions: Permissions, now: int, physical: int) -> None:
+        self.permissions, self.now, self.physical = permissions, now, physical
+        self.refusal, self.arbiter, self.is_overtaken = (
+            permissions.refusal,
+            permissions.arbiter,
+            permissions.is_overtaken,
+        )
 
     def offered(self, op_id: bytes, subject: Subject) -> Op | None:
         return None
@@ -46,7 +46,7 @@ def _cites_nothing() -> None:
 class ShortTransaction:
     """`now` and `physical` are as in `Transaction`. This node is the arbiter, and ids are bound to content."""
 
-    __slots__ = ("_clock", "_drafts", "_head", "_last", "_projector", "_signer", "node", "now", "physical", "session")
+    __slots__ = ("_clock", "_head", "_last", "_ops", "_projector", "_signer", "node", "now", "physical", "session")
 
     is_uninformed = False
 
@@ -57,7 +57,7 @@ class ShortTransaction:
         self.node, self.now, self.physical = signer.node, now, physical
         self._projector = LockProjector(session, _Engine(permissions, now, physical))
         self._clock, self._last = Hlc(head.wall, head.logical, self.node), head.last
-        self._drafts: list[OpDraft] = []
+        self._ops: list[NewOp] = []
 
     def author(self, payload: Payload) -> Op | Reason:
         """Writes an op of this node that cites no other. An op that would not count is not written: the reason is
@@ -76,7 +76,8 @@ class ShortTransaction:
             return verdict
         projector.keep(subject.key, verdict)
         self._clock, self._last = stamp, op.id
-        self._drafts.append(OpDraft(op, self._signer.marked(body), is_received=False))
+        number, marked = discriminant(payload), self._signer.marked(body)
+        self._ops.append(NewOp(op.id, pack(stamp), number, *subject, _COUNTS, _SETTLED, marked))
         return op
 
     def is_offer(self, op: Op) -> bool:
@@ -88,14 +89,14 @@ class ShortTransaction:
     @property
     def changes(self) -> Changes:
         """What this transaction has changed, once it is closed."""
-        return gathered((), {LOCK: self._projector.touched, LOG: (b"",)}) if self._drafts else NOTHING
+        return gathered((), {LOCK: self._projector.touched, LOG: (b"",)}) if self._ops else NOTHING
 
     def close(self, carry: Carry) -> tuple[int, list[bytes]]:
         """As `Transaction.close`."""
-        head, drafts = self._head, self._drafts
-        if not drafts:
+        head, ops = self._head, self._ops
+        if not ops:
             return head.seq + 1, []
-        last = self.session.add_ops([_new(op, body) for op, body, _ in drafts])
+        last = self.session.add_ops(ops)
         self._projector.flush()
         sealed, chain = carry(self.session, head)
         wall, logical, _ = self._clock
@@ -104,14 +105,8 @@ class ShortTransaction:
         self.session.put_head(
             Head(wall, logical, last, chain, settled, head.unsettled, None, state, self._last, sealed)
         )
-        return last - len(drafts) + 1, [draft.body for draft in drafts]
+        return last - len(ops) + 1, [op.body for op in ops]
 
 
 # What a request about locks runs in.
 LockTransaction = Transaction | ShortTransaction
-
-
-def _new(op: Op, body: bytes) -> NewOp:
-    subject = subject_of(op.payload)
-    assert subject is not None
-    return NewOp(op.id, pack(op.timestamp), discriminant(op.payload), *subject, 0, 1, body)
