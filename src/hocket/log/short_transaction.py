@@ -18,7 +18,6 @@ from hocket.log.permissions import Permissions
 from hocket.log.transaction import Carry, Transaction, next_stamp
 from hocket.store import Head, NewOp, Session
 
-
 _COUNTS, _SETTLED = 0, 1
 
 
@@ -85,6 +84,11 @@ class ShortTransaction:
 
     def state(self, subject: Subject) -> Any:
         return self._projector.state(subject.key)
+
+    @property
+    def written(self) -> list[bytes]:
+        """The ids of the ops of this transaction so far."""
+        return [op.id for op in self._ops]
 
     @property
     def changes(self) -> Changes:

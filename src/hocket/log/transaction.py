@@ -144,6 +144,11 @@ class Transaction:
         return self._projection
 
     @property
+    def written(self) -> list[bytes]:
+        """The ids of the ops of this transaction so far."""
+        return [draft.op.id for draft in self._drafts]
+
+    @property
     def changes(self) -> Changes:
         """What this transaction has changed, once it is closed."""
         projection = self._projection

@@ -4,7 +4,6 @@ from hocket.kernel.subjects import Subject
 from hocket.store.sqlite.statements import Statements
 from hocket.store.subjects import SubjectRow
 
-
 STATES_REMEMBERED = 64
 
 
