@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import NamedTuple, TypeVar
 
-from hocket.bus.changes import LOG, about
+from hocket.bus.changes import LOCK_WAIT, LOG, about
 from hocket.coordination.deciding import acceptance
 from hocket.coordination.lock_processes import LockProcesses
 from hocket.errors import Conflict, HocketError, NotAuthorised, Unreachable, Usage
@@ -335,7 +335,7 @@ class LockClient:
             hold = hold_of(state, waiting)
             return hold is not None or wait_of(state, waiting) is None, hold
 
-        topics, rests_until, rest_s = about(LOCK, wanted.scope.encode()), 0.0, ASK_AGAIN_S
+        topics, rests_until, rest_s = about(LOCK_WAIT, waiting), 0.0, ASK_AGAIN_S
         is_over, found = await look()
         while not is_over:
             if ends_at <= _now():

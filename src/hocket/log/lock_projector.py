@@ -37,10 +37,19 @@ class LockProjector(SubjectProjector):
         self._engine = engine
         self.refusal, self.arbiter = engine.refusal, engine.arbiter
         self.is_overtaken, self.offered = engine.is_overtaken, engine.offered
+        # The ops that asked for locks and waited in the queue until now.
+        self.no_longer_waiting: set[bytes] = set()
 
     @property
     def context(self) -> "LockProjector":
         return self
+
+    def keep(self, key: bytes, state: Scope | None) -> None:
+        before: Scope | None = self.state(key)
+        if before is not None and before.waits:
+            waiting = () if state is None else state.waits
+            self.no_longer_waiting |= {wait.op for wait in before.waits} - {wait.op for wait in waiting}
+        super().keep(key, state)
 
     def designations(self, at: Hlc) -> int:
         return self._engine.permissions.designations(at)

@@ -5,7 +5,7 @@ families. So an acquire costs little more than a plain submit.
 
 from typing import Any
 
-from hocket.bus.changes import LOG, NOTHING, Changes, gathered
+from hocket.bus.changes import LOCK_WAIT, LOG, NOTHING, Changes, gathered
 from hocket.kernel import arbitration
 from hocket.kernel.clock import Hlc, pack
 from hocket.kernel.ops import Op, bound, link_to
@@ -93,7 +93,9 @@ class ShortTransaction:
     @property
     def changes(self) -> Changes:
         """What this transaction has changed, once it is closed."""
-        return gathered((), {LOCK: self._projector.touched, LOG: (b"",)}) if self._ops else NOTHING
+        if not self._ops:
+            return NOTHING
+        return gathered((), {LOCK: self._projector.touched, LOCK_WAIT: self._projector.no_longer_waiting, LOG: (b"",)})
 
     def close(self, carry: Carry) -> tuple[int, list[bytes]]:
         """As `Transaction.close`."""

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
-from hocket.bus.changes import CLAIM, LOG, NOTHING, Changes, gathered
+from hocket.bus.changes import CLAIM, LOCK_WAIT, LOG, NOTHING, Changes, gathered
 from hocket.errors import StoreError
 from hocket.kernel.clock import U32_MAX, ClockOverflow, Hlc, pack, recv, tick, unpack
 from hocket.kernel.coordination_payloads import Availability
@@ -156,7 +156,7 @@ class Transaction:
             return NOTHING  # every op goes through the projection
         log = {b""} if self._drafts else ()
         touched = {family: projector.touched for family, projector in projection.projectors.items()}
-        keys = {**touched, CLAIM: projection.jobs.lost_claims, LOG: log}
+        keys = {**touched, CLAIM: projection.jobs.lost_claims, LOCK_WAIT: projection.locks.no_longer_waiting, LOG: log}
         return gathered(projection.jobs.ready_kinds(), keys)
 
     @property
