@@ -16,7 +16,7 @@ import apsw
 import pytest
 
 import hocket
-from hocket.coordination import lock_processes
+from hocket.coordination import lock_processes, locks
 from hocket.coordination.lock_processes import LockProcesses, LockSweep
 from hocket.coordination.locks import LockHeld, LockLost, read_scope, wanted
 from hocket.errors import StoreError, Usage
@@ -27,7 +27,7 @@ from hocket.kernel.subjects import LOCK, Subject
 from hocket.node.locks import lock_client
 from hocket.node.node import Node
 from hocket.node.runtime import Runtime
-from hocket.store import BoundRequest
+from hocket.store import BoundRequest, Session
 
 PATIENCE_S = 30.0
 HOLDER = """
@@ -279,6 +279,32 @@ async def test_a_holder_that_cannot_renew_gives_up_before_its_time_is_over(
             async with asyncio.timeout(PATIENCE_S):
                 await held.lost.wait()
             assert node.log.physical() <= deadline
+
+
+@pytest.mark.req("VX-04")
+@on_a_loop
+async def test_a_waiting_agent_is_woken_by_its_own_grant_alone(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others come and go in the same scope, and nobody polls."""
+    looks, read = 0, locks.read_scope
+
+    def counted(session: Session, scope: str) -> Scope | None:
+        nonlocal looks
+        looks += 1
+        return read(session, scope)
+
+    async with hocket.open(home) as node, hocket.open(home) as elsewhere:
+        async with elsewhere.lock("k", agent="holder", ttl="1h"):
+            monkeypatch.setattr(locks, "LOOK_S", 3600.0)
+            waiting = asyncio.create_task(node.lock("k", agent="next", wait="1h").__aenter__())
+            await eventually(node, lambda: scope_of(node).waits, "a wait")
+            monkeypatch.setattr(locks, "read_scope", counted)
+            for _ in range(20):
+                async with elsewhere.lock("other", agent="third"):
+                    pass
+            # One look may still belong to the beginning of the wait.
+            assert looks <= 2 and not waiting.done()
+        async with asyncio.timeout(PATIENCE_S):
+            assert (await waiting).fence == scope_of(node).fence
 
 
 @pytest.mark.req("VX-04")

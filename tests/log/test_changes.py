@@ -9,10 +9,12 @@ import pytest
 
 import hocket
 import hocket.testing
-from hocket.bus.changes import ANYTHING, CLAIM, KEYS_MAX, LOG, NOTHING, Changes
+from hocket.bus.changes import ANYTHING, CLAIM, KEYS_MAX, LOCK_WAIT, LOG, NOTHING, Changes
 from hocket.bus.memory import MemoryBus
+from hocket.kernel.coordination_payloads import AcquireLocks, LeaveQueue, LockMode, ReleaseLocks
+from hocket.kernel.ops import Op
 from hocket.kernel.policy import Policy
-from hocket.kernel.subjects import JOB
+from hocket.kernel.subjects import JOB, LOCK
 from hocket.log import Transaction
 from hocket.store import Place, WorkerRow
 from hocket.testing import MemorySyncNode
@@ -139,3 +141,17 @@ def test_many_jobs_are_some_jobs_and_the_kinds_stay_exact(log: Teller) -> None:
 def test_what_is_not_on_the_log_is_no_change(log: Teller) -> None:
     worker = WorkerRow(0, "w", 1, 0, bytes(8), 0, Place())
     assert log.changes(lambda tx: tx.session.put_worker(worker)) == NOTHING
+
+
+def test_a_release_names_the_request_that_no_longer_waits(log: Teller) -> None:
+    def acquire(agent: str) -> bytes:
+        op = log.run(lambda tx: tx.author(AcquireLocks("s", ("k",), agent, LockMode.EXCLUSIVE, 60_000, 60_000)))
+        assert isinstance(op, Op)
+        return op.id
+
+    acquire("one")
+    second, third = acquire("two"), acquire("three")
+    subjects = log.changes(lambda tx: tx.author(ReleaseLocks("s", "one", 1))).subjects
+    assert subjects == {(LOG, b""), (LOCK, b"s"), (LOCK_WAIT, second)}
+    subjects = log.changes(lambda tx: tx.author(LeaveQueue("s", "three", third))).subjects
+    assert subjects == {(LOG, b""), (LOCK, b"s"), (LOCK_WAIT, third)}

@@ -11,7 +11,7 @@ from hocket.kernel.coordination_payloads import LeaveQueue, ReleaseLocks
 from hocket.kernel.locks import LOCKS, Hold, Wait
 from hocket.kernel.subjects import LOCK, Subject
 from hocket.kernel.vocabulary import AcceptOffer
-from hocket.log import Transaction
+from hocket.log import LockTransaction, Transaction
 from hocket.store import BoundRequest, Session, WorkerRow
 from hocket.work.environment import Environment
 from hocket.work.liveness import SignOfLife
@@ -41,7 +41,7 @@ class LockProcesses:
             self._sign.close()
             self._sign = None
 
-    def bind(self, tx: Transaction, op_id: bytes, scope: str, lasts_ms: int) -> None:
+    def bind(self, tx: LockTransaction, op_id: bytes, scope: str, lasts_ms: int) -> None:
         """The request ends with this process."""
         if self._sign is None:
             self._name = self._environment.name("lock")
@@ -49,7 +49,7 @@ class LockProcesses:
         place, node = self._environment.liveness.place, tx.node.to_bytes(8, "big")
         tx.session.put_lock_request(BoundRequest(op_id, node, scope, self._name, tx.now + lasts_ms, place))
 
-    def free(self, tx: Transaction, op_id: bytes) -> None:
+    def free(self, tx: LockTransaction, op_id: bytes) -> None:
         """The request has ended, or no longer depends on this process."""
         tx.session.drop_lock_request(op_id)
 

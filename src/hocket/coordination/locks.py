@@ -6,11 +6,11 @@ the queue.
 
 import asyncio
 import unicodedata
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
-from hocket.bus.changes import LOG, about
+from hocket.bus.changes import LOCK_WAIT, LOG, about
 from hocket.coordination.deciding import acceptance
 from hocket.coordination.lock_processes import LockProcesses
 from hocket.errors import Conflict, HocketError, NotAuthorised, Unreachable, Usage
@@ -31,7 +31,7 @@ from hocket.kernel.locks import LOCKS, Hold, Scope, Wait
 from hocket.kernel.ops import Op
 from hocket.kernel.reasons import UNAUTHORISED, Reason
 from hocket.kernel.subjects import LOCK, Subject
-from hocket.log import Transaction
+from hocket.log import LockTransaction, Transaction
 from hocket.store import Session
 from hocket.work.node_access import NodeAccess
 
@@ -50,7 +50,10 @@ INFORMED_S = 10.0
 REASON_CHARS_MAX = 500
 
 NameOf = Callable[[int], str]
-Request = Callable[[Transaction], Op | Reason]
+Request = Callable[[LockTransaction], Op | Reason]
+X = TypeVar("X", bound=LockTransaction)
+# The op, whether it is an offer, and the scope after it; None if this node does not know yet who decides.
+_Answer = tuple[Op | Reason, bool, Scope | None] | None
 
 
 class Wanted(NamedTuple):
@@ -145,9 +148,9 @@ def _others(session: Session, scope: str) -> list[Scope]:
     return [LOCKS.decode(state) for state in session.subject_states(LOCK, scope.encode())]
 
 
-def scope_in(tx: Transaction, scope: str) -> Scope | None:
+def scope_in(tx: LockTransaction, scope: str) -> Scope | None:
     """The same inside a transaction."""
-    state: Scope | None = tx.projection.projectors[LOCK].state(scope.encode())
+    state: Scope | None = tx.state(subject(scope))
     return state
 
 
@@ -193,7 +196,7 @@ class LockClient:
         ends_at = _now() + wanted.wait_ms / 1000
         asked: list[bytes] = []
 
-        def ask(tx: Transaction) -> Op | Reason:
+        def ask(tx: LockTransaction) -> Op | Reason:
             op = tx.author(wanted.payload(wanted.wait_ms))
             if isinstance(op, Op):
                 asked.append(op.id)
@@ -233,7 +236,7 @@ class LockClient:
     async def renew(self, scope: str, key: str | None, agent: str, fence: int, ttl_ms: int) -> Hold:
         """Raises LockLost."""
 
-        def ask(tx: Transaction) -> Op | Reason:
+        def ask(tx: LockTransaction) -> Op | Reason:
             self._check_key(scope_in(tx, scope), key, agent, fence)
             return tx.author(RenewLocks(scope, agent, fence, ttl_ms))
 
@@ -249,7 +252,7 @@ class LockClient:
     async def release(self, scope: str, key: str | None, agent: str, fence: int, bound: bytes | None = None) -> None:
         """Raises LockLost. `bound` is the request that ends with it."""
 
-        def ask(tx: Transaction) -> Op | Reason:
+        def ask(tx: LockTransaction) -> Op | Reason:
             self._check_key(scope_in(tx, scope), key, agent, fence)
             if bound is not None:
                 self._processes.free(tx, bound)
@@ -272,7 +275,7 @@ class LockClient:
         await self._access.consult(())
         found: list[Hold] = []
 
-        def ask(tx: Transaction) -> Op | Reason:
+        def ask(tx: LockTransaction) -> Op | Reason:
             state = scope_in(tx, scope)
             found[:] = [] if state is None else _holding(state, key)
             return tx.author(BreakLock(scope, key, reason)) if found else Reason.NOT_LOCKED
@@ -288,18 +291,22 @@ class LockClient:
 
     async def _decided(self, scope: str, ask: Request) -> _LockDecision:
         """Raises _Undecided if the arbiter cannot be asked, and Unreachable if it is not even known."""
+        return await self._decided_by(self._access.run_short, scope, ask)
 
-        def request(tx: Transaction) -> tuple[Op | Reason, bool, Scope | None] | None:
+    async def _decided_by(
+        self, run: Callable[[Callable[[X], _Answer]], Awaitable[_Answer]], scope: str, ask: Callable[[X], Op | Reason]
+    ) -> _LockDecision:
+        def request(tx: X) -> _Answer:
             if tx.is_uninformed:
                 return None
             op = ask(tx)
             return op, isinstance(op, Op) and tx.is_offer(op), scope_in(tx, scope)
 
-        async def informed() -> tuple[bool, tuple[Op | Reason, bool, Scope | None] | None]:
-            said = await self._access.run(request)
+        async def informed() -> tuple[bool, _Answer]:
+            said = await run(request)
             return said is not None, said
 
-        said = await self._access.run(request)
+        said = await run(request)
         if said is None:
             # This node has just joined: the log that says who decides is on its way.
             try:
@@ -333,7 +340,7 @@ class LockClient:
             hold = hold_of(state, waiting)
             return hold is not None or wait_of(state, waiting) is None, hold
 
-        topics, rests_until, rest_s = about(LOCK, wanted.scope.encode()), 0.0, ASK_AGAIN_S
+        topics, rests_until, rest_s = about(LOCK_WAIT, waiting), 0.0, ASK_AGAIN_S
         is_over, found = await look()
         while not is_over:
             if ends_at <= _now():
@@ -364,7 +371,7 @@ class LockClient:
             return tx.author(wanted.payload(left_ms), (waiting,))
 
         with suppress(_Undecided):
-            await self._decided(wanted.scope, ask)
+            await self._decided_by(self._access.run, wanted.scope, ask)
 
     def _withdraw(self, tx: Transaction, wanted: Wanted, asked: Sequence[bytes]) -> None:
         """Ends a request whose author was cancelled before it knew the decision."""
@@ -381,7 +388,7 @@ class LockClient:
         waiting, written = decided.outcome, decided.written
         assert isinstance(waiting, bytes) and written is not None
 
-        def ask(tx: Transaction) -> Op | Reason:
+        def ask(tx: LockTransaction) -> Op | Reason:
             self._processes.free(tx, written.id)
             return tx.author(LeaveQueue(wanted.scope, wanted.agent, waiting))
 

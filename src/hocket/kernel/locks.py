@@ -289,7 +289,7 @@ def is_legal(payload: AcquireLocks) -> bool:
 
 def _is_plain(text: str) -> bool:
     """Whether it has no control characters. Others could look different to programs of other ages."""
-    return all(char >= " " and char != "\x7f" for char in text)
+    return text.isprintable() or all(char >= " " and char != "\x7f" for char in text)
 
 
 def _held_by(holds: Iterable[Hold], node: int, payload: RenewLocks | ReleaseLocks) -> Hold | None:

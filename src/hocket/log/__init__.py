@@ -15,7 +15,7 @@ from hocket.bus.changes import ANYTHING, LOG, Changes
 from hocket.bus.memory import MemoryBus
 from hocket.errors import NotAuthorised, StoreError
 from hocket.kernel.authority import Authority
-from hocket.kernel.clock import Hlc, pack
+from hocket.kernel.clock import U32_MAX, Hlc, pack
 from hocket.kernel.ids import make_ulid, next_ulid, node_id
 from hocket.kernel.keys import SigningKey
 from hocket.kernel.ops import NO_ID, Op, decode, link_to, plain_schedule
@@ -33,12 +33,14 @@ from hocket.log.outbox import OutboxBound
 from hocket.log.permissions import Permissions, PermissionsReader
 from hocket.log.projectors import defaults_of
 from hocket.log.sealing import Sealer, signed
+from hocket.log.short_transaction import LockTransaction, ShortTransaction
 from hocket.log.transaction import Transaction, Wall, being_rebuilt, next_stamp
 from hocket.store import Head, NewOp, Session, Store
 
-__all__ = ["SETTLE_STEP", "Admission", "Log", "Transaction"]
+__all__ = ["SETTLE_STEP", "Admission", "LockTransaction", "Log", "Transaction"]
 
 T = TypeVar("T")
+X = TypeVar("X", bound=LockTransaction)
 Request = Callable[[Transaction], Any]
 Received = tuple[bytes, Op | Malformed]
 Decide = Callable[[Transaction, Sequence[Op]], object]
@@ -109,8 +111,15 @@ class Log:
 
     def run(self, request: Callable[[Transaction], T]) -> T:
         """Runs one request in its own transaction, and raises its error."""
+        return self._run(self._transaction, request)
+
+    def run_short(self, request: Callable[[LockTransaction], T]) -> T:
+        """Runs one request about locks in its own transaction, which is short if this node is the arbiter."""
+        return self._run(self._short_transaction, request)
+
+    def _run(self, begin: Callable[[Session], X], request: Callable[[X], T]) -> T:
         with self.store.write() as session:
-            transaction = self._transaction(session)
+            transaction = begin(session)
             result = request(transaction)
             first, ops = transaction.close(self._sealer.carry)
         if ops:
@@ -140,6 +149,18 @@ class Log:
         return Transaction(
             session, self._signer, self.permissions_reader, self._wall, self.physical(), self.new_id, self._outbox
         )
+
+    def _short_transaction(self, session: Session) -> LockTransaction:
+        session.lock_author(self._author)
+        session.lock_permissions(exclusive=False)
+        head = session.head()
+        if head.rebuilding is not None:
+            raise being_rebuilt()
+        now = self._wall(head.wall)
+        permissions = self.permissions_reader.read(session, head.permissions_state)
+        if self.rules.bounds is None or permissions.arbiter(Hlc(now, U32_MAX, self.node)) != self.node:
+            return self._transaction(session)
+        return ShortTransaction(session, head, self._signer, permissions, now, self.physical())
 
     def append_plain(self, kind: str, payload: bytes) -> bytes | None:
         """Schedules one new job without a policy and returns its id, which is that of the op. This is the short way for

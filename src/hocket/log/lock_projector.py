@@ -4,29 +4,56 @@ state that is behind the log, as a row that was lost or restored from a backup i
 scopes.
 """
 
+from typing import Protocol
+
 from msgspec.structs import replace
 
 from hocket.errors import StoreError
+from hocket.kernel.arbitration import FoldContext
 from hocket.kernel.clock import Hlc, pack
 from hocket.kernel.coordination_payloads import AcquireLocks
 from hocket.kernel.locks import LOCKS, Scope, ends_early, is_deadlock
 from hocket.kernel.ops import Op
 from hocket.kernel.reasons import Reason
 from hocket.kernel.subjects import ACCEPTANCES, LOCK, Subject, subject_of
-from hocket.log.projectors import Engine, SubjectProjector
+from hocket.log.permissions import Permissions
+from hocket.log.projectors import SubjectProjector
 from hocket.store import Session
+
+
+class LockEngine(FoldContext, Protocol):
+    """What the lock projector needs from the engine."""
+
+    @property
+    def now(self) -> int: ...
+    @property
+    def physical(self) -> int: ...
+    @property
+    def permissions(self) -> Permissions: ...
 
 
 class LockProjector(SubjectProjector):
     """It also answers the lock rules' questions about the rest of the log."""
 
-    def __init__(self, session: Session, engine: Engine) -> None:
+    def __init__(self, session: Session, engine: LockEngine) -> None:
         super().__init__(session, engine, LOCK, LOCKS)
         self._engine = engine
         self._checked: set[bytes] = set()
-        self.context = self
         self.refusal, self.arbiter = engine.refusal, engine.arbiter
         self.is_overtaken, self.offered = engine.is_overtaken, engine.offered
+        # The ops that asked for locks and waited in the queue until now.
+        self.no_longer_waiting: set[bytes] = set()
+
+    @property
+    def context(self) -> "LockProjector":
+        return self
+
+    def keep(self, key: bytes, state: Scope | None) -> None:
+        before: Scope | None = self.state(key)
+        if before is not None and before.waits:
+            waiting = () if state is None else state.waits
+            self.no_longer_waiting |= {wait.op for wait in before.waits} - {wait.op for wait in waiting}
+        super().keep(key, state)
 
     def designations(self, at: Hlc) -> int:
         return self._engine.permissions.designations(at)

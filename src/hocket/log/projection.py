@@ -78,7 +78,7 @@ class Projection:
         self.citations = Citations(session, self._fresh, self.jobs.entry, artifacts.artifact, self.arbiter, settle)
         self.projectors: dict[str, Projector[Any]] = {JOB: self.jobs}
         stored = {name: SubjectProjector(session, self, name, family) for name, family in FAMILIES.items()}
-        stored[LOCK] = LockProjector(session, self)
+        self.locks = stored[LOCK] = LockProjector(session, self)
         self.projectors |= stored
         self._kinds, self._availability = stored[KIND], stored[AVAILABILITY]
         self.messages = self.projectors[MESSAGE] = MessageProjector(session, self)

@@ -143,12 +143,16 @@ class Register(Protocol):
 class SubjectProjector:
     """Keeps the states of a family in a table that such families share."""
 
-    def __init__(self, session: Session, engine: Engine, name: str, family: StoredFamily[Any]) -> None:
+    def __init__(self, session: Session, engine: FoldContext, name: str, family: StoredFamily[Any]) -> None:
         self._session, self._name, self.family = session, name, family
-        self.context: Any = engine
+        self._context = engine
         self._states: dict[bytes, Any] = {}
         self._dirty: set[bytes] = set()
         self.touched: set[bytes] = set()
+
+    @property
+    def context(self) -> Any:
+        return self._context
 
     def state(self, key: bytes) -> Any:
         if key not in self._states:

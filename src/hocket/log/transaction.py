@@ -5,11 +5,11 @@ requests cost one commit. They are signed after that.
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
-from hocket.bus.changes import CLAIM, LOG, NOTHING, Changes, gathered
+from hocket.bus.changes import CLAIM, LOCK_WAIT, LOG, NOTHING, Changes, gathered
 from hocket.errors import StoreError
 from hocket.kernel.clock import U32_MAX, ClockOverflow, Hlc, pack, recv, tick, unpack
 from hocket.kernel.coordination_payloads import Availability
@@ -17,7 +17,7 @@ from hocket.kernel.ops import NO_ID, SELF_NAMED, Op, bound, decode, link_to, pin
 from hocket.kernel.policy import Policy
 from hocket.kernel.reasons import Reason
 from hocket.kernel.signing import OpSigner
-from hocket.kernel.subjects import JOB, subject_of
+from hocket.kernel.subjects import JOB, Subject, subject_of
 from hocket.kernel.vocabulary import (
     EXTENSION_BASE,
     Payload,
@@ -144,6 +144,11 @@ class Transaction:
         return self._projection
 
     @property
+    def written(self) -> list[bytes]:
+        """The ids of the ops of this transaction so far."""
+        return [draft.op.id for draft in self._drafts]
+
+    @property
     def changes(self) -> Changes:
         """What this transaction has changed, once it is closed."""
         projection = self._projection
@@ -151,7 +156,7 @@ class Transaction:
             return NOTHING  # every op goes through the projection
         log = {b""} if self._drafts else ()
         touched = {family: projector.touched for family, projector in projection.projectors.items()}
-        keys = {**touched, CLAIM: projection.jobs.lost_claims, LOG: log}
+        keys = {**touched, CLAIM: projection.jobs.lost_claims, LOCK_WAIT: projection.locks.no_longer_waiting, LOG: log}
         return gathered(projection.jobs.ready_kinds(), keys)
 
     @property
@@ -228,6 +233,10 @@ class Transaction:
         self.session.order_ops()
         hlc, op_id = self.latest_of(node)
         return (pin_to(unpack(hlc), op_id),) if op_id != NO_ID else ()
+
+    def state(self, subject: Subject) -> Any:
+        """The state of a subject, after the ops of this transaction."""
+        return self.projection.projectors[subject.family].state(subject.key)
 
     def is_offer(self, op: Op) -> bool:
         """Whether an op of this transaction waits for the arbiter's word."""

@@ -21,7 +21,7 @@ from hocket.coordination.lock_processes import LockProcesses, LockSweep
 from hocket.errors import Unreachable, Usage
 from hocket.events import Emit, ignore
 from hocket.kernel.roster import Job
-from hocket.log import Log, Transaction
+from hocket.log import LockTransaction, Log, Transaction
 from hocket.log.committer import Committer
 from hocket.mesh.waiting import Waiting
 from hocket.node.delivery import Delivery, waiting_of
@@ -224,6 +224,11 @@ class LocalNode:
         """Runs a request in a transaction of the log, together with other waiting requests."""
         still_open(self._runtime)
         return await self._committer.run(request)
+
+    async def run_short(self, request: Callable[[LockTransaction], T]) -> T:
+        """The same for a request about locks, which runs in a short transaction unless other requests wait."""
+        log = self.runtime.log
+        return await self._committer.run(request, alone=lambda: log.run_short(request))
 
     async def read(self, query: Callable[[Session], T]) -> T:
         """Runs a query on one consistent view that includes every submitted job."""

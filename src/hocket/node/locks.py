@@ -68,7 +68,7 @@ class NodeLock:
     ) -> None:
         self._access = access
         self._ttl_ms = None if options.get("ttl") is None else _ms(options["ttl"], "ttl")
-        wait_ms = _ms(options.get("wait", 0), "wait")
+        wait_ms = _ms(options["wait"], "wait") if "wait" in options else 0
         shared, scope = options.get("shared", False), options.get("scope", "")
         self._wanted = wanted(keys, agent, self._ttl_ms, shared=shared, wait_ms=wait_ms, scope=scope)
         self._cancels = options.get("cancel", False)
@@ -78,8 +78,7 @@ class NodeLock:
         self._lease: Lease
         self._task: asyncio.Task[object] | None
         self._held: HeldLock[asyncio.Event]
-        self._start: asyncio.TimerHandle
-        self._end: asyncio.TimerHandle
+        self._timer: asyncio.TimerHandle
         self._keeper: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> HeldLock[asyncio.Event]:
@@ -103,18 +102,21 @@ class NodeLock:
         self._lease = Lease(lasts_s, asked_at)
         self._task = asyncio.current_task()
         self._held = HeldLock(hold.keys, hold.agent, hold.fence, asyncio.Event())
-        # The lock is lost at its end, whatever the keeper waits for then.
-        self._end = loop.call_at(self._lease.ends_at, self._lose)
         # Most blocks end before there is anything to do.
-        self._start = loop.call_later(min(LOOK_S, lasts_s / 10), self._start_keeper)
+        self._timer = loop.call_later(min(LOOK_S, lasts_s / 10), self._start_keeper)
         return self._held
 
     def _start_keeper(self) -> None:
         self._keeper = asyncio.get_running_loop().create_task(self._keep())
+        self._lose_at_end()
+
+    def _lose_at_end(self) -> None:
+        """The lock is lost at its end, whatever the keeper waits for then."""
+        self._timer.cancel()
+        self._timer = asyncio.get_running_loop().call_at(self._lease.ends_at, self._lose)
 
     async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self._start.cancel()
-        self._end.cancel()
+        self._timer.cancel()
         if self._keeper is not None:
             self._keeper.cancel()
             await asyncio.wait([self._keeper])
@@ -158,8 +160,7 @@ class NodeLock:
         else:
             if not self._held.lost.is_set():
                 lease.renewed(asked.ttl_ms / 1000, now)
-                self._end.cancel()
-                self._end = asyncio.get_running_loop().call_at(lease.ends_at, self._lose)
+                self._lose_at_end()
 
     async def _is_held(self) -> bool:
         scope = await self._access.peek(lambda session: read_scope(session, self._wanted.scope))

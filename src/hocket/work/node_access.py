@@ -8,7 +8,7 @@ from typing import Protocol, TypeVar
 from hocket.bus.changes import ANYTHING, Changes
 from hocket.bus.listener import Listener
 from hocket.kernel.roster import Job
-from hocket.log import Log, Transaction
+from hocket.log import LockTransaction, Log, Transaction
 from hocket.store import Session
 from hocket.work.arbiter import Arbiter
 from hocket.work.blobs import Blobs
@@ -26,6 +26,9 @@ class NodeAccess(Arbiter, Protocol):
 
     @property
     def blobs(self) -> Blobs: ...
+
+    async def run_short(self, request: Callable[[LockTransaction], T]) -> T:
+        """Runs a request about locks, in a short transaction if it can."""
 
     async def read(self, query: Callable[[Session], T]) -> T:
         """Runs a query on one consistent view whose roster has every submitted job."""

@@ -48,8 +48,12 @@ class MessageStatements(Statements):
             yield _decode(row[0])
 
     def thread(self, thread: bytes, limit: int, after: bytes = b"") -> list[Message]:
-        sql = "SELECT state FROM messages WHERE (thread = ?1 OR id = ?1) AND id > ?2 ORDER BY id LIMIT ?3"
-        return [_decode(row[0]) for row in self._sql(sql, (thread, after, limit))]
+        # An OR would sort the whole thread for each page.
+        sql = (
+            "SELECT id, state FROM messages WHERE id = ?1 AND id > ?2"
+            " UNION ALL SELECT id, state FROM messages WHERE thread = ?1 AND id > ?2 ORDER BY id LIMIT ?3"
+        )
+        return [_decode(row[1]) for row in self._sql(sql, (thread, after, limit))]
 
     def replies(self, message_id: bytes) -> list[Message]:
         rows = self._sql("SELECT state FROM messages WHERE reply_to = ? ORDER BY id", (message_id,))

@@ -35,6 +35,7 @@ class OpStatements(LockStatements):
             raise damaged("it has lost the end of its log")
         self._head, self._head_version = Head(*row), version
         self._claimed.clear()
+        self._states.clear()
         return self._head
 
     def put_head(self, head: Head) -> None:

@@ -39,6 +39,7 @@ class SqliteSession(
 ):
     def drop_projections(self) -> None:
         self._claimed.clear()
+        self._states.clear()
         for table in _PROJECTIONS:
             self._sql(f"DELETE FROM {table}")
         self._sql("UPDATE finished SET jobs = 0")

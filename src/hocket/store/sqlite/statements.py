@@ -8,6 +8,7 @@ from typing import Any
 import apsw
 
 from hocket.errors import StoreError
+from hocket.kernel.subjects import Subject
 from hocket.store.jobs import JobEntry
 from hocket.store.ops import Head
 
@@ -34,6 +35,9 @@ class Statements:
         # Jobs that this connection has written as claimed, while no other connection writes: the process that claims a
         # job also ends it.
         self._claimed: dict[bytes, JobEntry] = {}
+        # States that this connection has written, while no other connection writes: a lock is released where it was
+        # acquired.
+        self._states: dict[Subject, bytes] = {}
         # The number of the last op that the transaction has added.
         self._last_added: int | None = None
         # Jobs that the transaction knows to have no outcome.

@@ -4,17 +4,25 @@ from hocket.kernel.subjects import Subject
 from hocket.store.sqlite.statements import Statements
 from hocket.store.subjects import SubjectRow
 
+STATES_REMEMBERED = 64
+
 
 class SubjectStatements(Statements):
     def subject_state(self, subject: Subject) -> bytes | None:
+        if self._head_seen and subject in self._states:
+            return self._states[subject]
         state: bytes | None = self._one("SELECT state FROM subjects WHERE family = ? AND key = ?", *subject)
         return state
 
     def put_subject(self, row: SubjectRow) -> None:
         self._sql("REPLACE INTO subjects VALUES (?, ?, ?, ?)", (*row.subject, row.last, row.state))
+        if len(self._states) >= STATES_REMEMBERED:
+            self._states.clear()
+        self._states[row.subject] = row.state
 
     def drop_subject(self, subject: Subject) -> None:
         self._sql("DELETE FROM subjects WHERE family = ? AND key = ?", subject)
+        self._states.pop(subject, None)
 
     def subject_states(self, family: str, without: bytes) -> list[bytes]:
         sql = "SELECT state FROM subjects WHERE family = ? AND key != ? ORDER BY key"
