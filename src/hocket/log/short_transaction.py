@@ -1,6 +1,6 @@
 """A short write transaction, for requests about locks that this node decides itself. It makes the same checks and
 stores the same rows as `Transaction`. It leaves out what such ops never need: citations, offers, registers, and other
-families. So an acquire costs little more than a plain submit.
+families. So it takes less time.
 """
 
 from typing import Any
@@ -28,11 +28,8 @@ class _Engine:
 
     def __init__(self, permissions: Permissions, now: int, physical: int) -> None:
         self.permissions, self.now, self.physical = permissions, now, physical
-        self.refusal, self.arbiter, self.is_overtaken = (
-            permissions.refusal,
-            permissions.arbiter,
-            permissions.is_overtaken,
-        )
+        self.refusal, self.arbiter = permissions.refusal, permissions.arbiter
+        self.is_overtaken = permissions.is_overtaken
 
     def offered(self, op_id: bytes, subject: Subject) -> Op | None:
         return None

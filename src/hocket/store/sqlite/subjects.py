@@ -4,7 +4,9 @@ from hocket.kernel.subjects import Subject
 from hocket.store.sqlite.statements import Statements
 from hocket.store.subjects import SubjectRow
 
+# How many states a writer remembers, and how large each may be.
 STATES_REMEMBERED = 64
+STATE_BYTES_REMEMBERED = 4096
 
 
 class SubjectStatements(Statements):
@@ -16,9 +18,11 @@ class SubjectStatements(Statements):
 
     def put_subject(self, row: SubjectRow) -> None:
         self._sql("REPLACE INTO subjects VALUES (?, ?, ?, ?)", (*row.subject, row.last, row.state))
-        if len(self._states) >= STATES_REMEMBERED:
-            self._states.clear()
-        self._states[row.subject] = row.state
+        self._states.pop(row.subject, None)
+        if len(row.state) <= STATE_BYTES_REMEMBERED:
+            if len(self._states) >= STATES_REMEMBERED:
+                self._states.clear()
+            self._states[row.subject] = row.state
 
     def drop_subject(self, subject: Subject) -> None:
         self._sql("DELETE FROM subjects WHERE family = ? AND key = ?", subject)
