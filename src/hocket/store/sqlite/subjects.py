@@ -6,7 +6,7 @@ from hocket.store.subjects import SubjectRow
 
 # How many states a writer remembers, and how large each may be.
 STATES_REMEMBERED = 64
-STATE_BYTES_REMEMBERED = 4096
+STATE_BYTES_REMEMBERED = 4_096
 
 
 class SubjectStatements(Statements):
