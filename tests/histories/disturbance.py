@@ -88,6 +88,10 @@ def disturb(
                     victim.popen.send_signal(signal.SIGSTOP)
                     frozen[victim.popen.pid] = victim, now + chance.uniform(0.1, freeze_s)
                 if now >= next_restart:
+                    # A client that is frozen while it writes would hold up the server, which waits for its store.
+                    for client, _ in frozen.values():
+                        client.popen.send_signal(signal.SIGCONT)
+                    frozen.clear()
                     restart_server()
                     next_restart = now + seconds / 4
             time.sleep(chance.uniform(0.05, 0.4))
