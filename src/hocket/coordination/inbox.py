@@ -3,6 +3,7 @@ acknowledge, return, retry. The rules of one message are in the kernel; this mod
 and asks the arbiter where it decides.
 """
 
+import asyncio
 import getpass
 import os
 from collections.abc import Iterator, Sequence
@@ -241,14 +242,16 @@ async def claim_messages(access: NodeAccess, agent: str, count: int, lease_ms: i
     """Claims up to `count` messages and has the claims decided. Raises Unreachable if only the arbiter can say whether
     there is a message, and it cannot be asked.
     """
+    now = asyncio.get_running_loop().time
     taken: list[ClaimedMessage] = []
     for _ in range(ROUNDS_MAX):
-        wanted = count - len(taken)
+        wanted, begun = count - len(taken), now()
         made = await access.run(lambda tx, wanted=wanted: claim(tx, agent, wanted, lease_ms))  # type: ignore[misc]
         if not made.offers:
             return taken + made.taken
         try:
-            taken += made.with_accepted(await settled(access, made.offers))
+            left_s = begun + lease_ms / 1000 - now()
+            taken += made.with_accepted(await settled(access, made.offers, left_s))
         except Unreachable:
             if taken or made.taken:
                 return taken + made.taken
@@ -258,9 +261,15 @@ async def claim_messages(access: NodeAccess, agent: str, count: int, lease_ms: i
     return taken
 
 
-async def settled(access: NodeAccess, offers: Sequence[Op]) -> list[ClaimedMessage]:
-    """Has offered claims decided, and returns those that were accepted."""
+async def settled(access: NodeAccess, offers: Sequence[Op], left_s: float) -> list[ClaimedMessage]:
+    """Has offered claims decided, and returns those that were accepted. `left_s` is what is left of their leases. If
+    the arbiter takes longer, there are none: other consumers may have the messages by then.
+    """
+    now = asyncio.get_running_loop().time
+    until = now() + left_s
     await access.consult(())
+    if now() >= until:
+        return []
     return await access.peek(lambda session: accepted(session, offers))
 
 

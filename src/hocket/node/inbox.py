@@ -3,6 +3,7 @@ message is held under a lease; the program acknowledges it, returns it or answer
 """
 
 import os
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -382,13 +383,14 @@ class SyncInbox:
             yield from self.claim(wait=3600)
 
     def _claim(self, count: int, lease_ms: int) -> list[ClaimedMessage]:
-        node, log = self._node, self._node.runtime.log
+        node, log, begun = self._node, self._node.runtime.log, time.monotonic()
         made = node.call(lambda: log.run(lambda tx: inbox.claim(tx, self.agent, count, lease_ms)))
         if not made.offers:
             return made.taken
-        offers = made.offers
+        offers, left_s = made.offers, begun + lease_ms / 1000 - time.monotonic()
         try:
-            return made.with_accepted(node.call(lambda: node.with_node(lambda other: inbox.settled(other, offers))))
+            settled = node.call(lambda: node.with_node(lambda other: inbox.settled(other, offers, left_s)))
+            return made.with_accepted(settled)
         except Unreachable:
             if made.taken:
                 return made.taken

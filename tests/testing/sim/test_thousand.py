@@ -18,3 +18,10 @@ def test_no_rule_is_broken_in_a_thousand_meshes(part: int) -> None:
     for seed in range(part, SEEDS, PARTS):
         report = sim.run(seed, nodes=2 + seed % 2, minutes=0.08, jobs=4)
         assert not report.violations, report
+
+
+@pytest.mark.req("VX-10")
+@pytest.mark.parametrize("seed", [129, 472])
+def test_a_message_whose_lease_ended_before_the_arbiter_answered_is_not_received(seed: int) -> None:
+    report = sim.run(seed, nodes=2 + seed % 2, minutes=0.08, jobs=4)
+    assert not report.violations, report
