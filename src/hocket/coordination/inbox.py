@@ -5,6 +5,7 @@ and asks the arbiter where it decides.
 
 import asyncio
 import getpass
+import math
 import os
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -239,37 +240,32 @@ def _by_urgency(session: Session, agent: str, node: int, count: int) -> Iterator
 
 
 async def claim_messages(access: NodeAccess, agent: str, count: int, lease_ms: int) -> list[ClaimedMessage]:
-    """Claims up to `count` messages and has the claims decided. Raises Unreachable if only the arbiter can say whether
-    there is a message, and it cannot be asked.
+    """Claims up to `count` messages and has the claims decided. Leaves out what the arbiter decides after the lease,
+    counted from before the claim: another consumer may have the message by then. Raises Unreachable if only the
+    arbiter can say whether there is a message, and it cannot be asked.
     """
     now = asyncio.get_running_loop().time
-    taken: list[ClaimedMessage] = []
-    for _ in range(ROUNDS_MAX):
-        wanted, begun = count - len(taken), now()
+    rounds: list[tuple[float, list[ClaimedMessage]]] = []
+    wanted = count
+    while wanted > 0 and len(rounds) < ROUNDS_MAX:
+        until = now() + lease_ms / 1000
         made = await access.run(lambda tx, wanted=wanted: claim(tx, agent, wanted, lease_ms))  # type: ignore[misc]
+        rounds.append((math.inf, made.taken))
         if not made.offers:
-            return taken + made.taken
-        try:
-            left_s = begun + lease_ms / 1000 - now()
-            taken += made.with_accepted(await settled(access, made.offers, left_s))
-        except Unreachable:
-            if taken or made.taken:
-                return taken + made.taken
-            raise
-        if len(taken) >= count:
             break
-    return taken
+        try:
+            rounds[-1] = until, made.with_accepted(await settled(access, made.offers))
+        except Unreachable:
+            if not any(taken for _, taken in rounds):
+                raise
+            break
+        wanted -= len(rounds[-1][1])
+    return [each for until, taken in rounds if now() < until for each in taken]
 
 
-async def settled(access: NodeAccess, offers: Sequence[Op], left_s: float) -> list[ClaimedMessage]:
-    """Has offered claims decided, and returns those that were accepted. `left_s` is what is left of their leases. If
-    the arbiter takes longer, there are none: other consumers may have the messages by then.
-    """
-    now = asyncio.get_running_loop().time
-    until = now() + left_s
+async def settled(access: NodeAccess, offers: Sequence[Op]) -> list[ClaimedMessage]:
+    """Has offered claims decided, and returns those that were accepted."""
     await access.consult(())
-    if now() >= until:
-        return []
     return await access.peek(lambda session: accepted(session, offers))
 
 

@@ -383,14 +383,14 @@ class SyncInbox:
             yield from self.claim(wait=3600)
 
     def _claim(self, count: int, lease_ms: int) -> list[ClaimedMessage]:
-        node, log, begun = self._node, self._node.runtime.log, time.monotonic()
+        node, log, until = self._node, self._node.runtime.log, time.monotonic() + lease_ms / 1000
         made = node.call(lambda: log.run(lambda tx: inbox.claim(tx, self.agent, count, lease_ms)))
         if not made.offers:
             return made.taken
-        offers, left_s = made.offers, begun + lease_ms / 1000 - time.monotonic()
+        offers = made.offers
         try:
-            settled = node.call(lambda: node.with_node(lambda other: inbox.settled(other, offers, left_s)))
-            return made.with_accepted(settled)
+            taken = made.with_accepted(node.call(lambda: node.with_node(lambda other: inbox.settled(other, offers))))
+            return taken if time.monotonic() < until else []
         except Unreachable:
             if made.taken:
                 return made.taken

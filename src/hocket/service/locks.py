@@ -116,7 +116,7 @@ def release(service: Service, key: str, agent: str, fence: int, *, scope: str = 
 
 
 def break_(service: Service, key: str, reason: str, *, scope: str = "") -> list[LockShown]:
-    """Ends every hold on a key, whoever has it. Returns what was ended: a pattern may end several."""
+    """Ends every hold on a key, of any agent. Returns what was ended: a pattern may end several."""
     service.check_writer()
     if not reason.strip() or len(reason) > REASON_CHARS_MAX:
         raise Usage(f"bad reason: write 1 to {REASON_CHARS_MAX} characters")

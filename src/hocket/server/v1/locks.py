@@ -101,7 +101,7 @@ def release_lock(call: ApiCall, key: LockKey, body: Releasing) -> None:
 
 
 def break_lock(call: ApiCall, key: LockKey, body: Breaking) -> list[LockShown]:
-    """End every hold on a key, whoever has it. A pattern may end several."""
+    """End every hold on a key, of any agent. A pattern may end several."""
     return locks.break_(call.service, key, body.reason, scope=body.scope)
 
 
