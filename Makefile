@@ -63,7 +63,7 @@ QUICK := tests/kernel tests/store tests/log tests/trust tests/node tests/test_ho
 quick: lint ## lint, then run the tests that finish within two minutes
 	HYPOTHESIS_PROFILE=quick $(PYTEST) -m "not soak and not slow" $(QUICK) $(ARGS)
 
-soak: setup ## run the same tests with twenty times the examples, and the long runs
+soak: setup ## run the same tests with forty times the examples, and the long runs
 	HYPOTHESIS_PROFILE=soak $(PYTEST) -m "soak or not soak" --timeout=7200 $(ARGS)
 
 fuzz: setup ## feed a million damaged inputs to everything that reads foreign bytes

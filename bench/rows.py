@@ -12,6 +12,8 @@ GIT = "bench.gitplane"
 LOCKS = "bench.locks"
 PRESENCE = "bench.presence"
 INBOX = "bench.inbox"
+CLAIMS = "bench.claims"
+GRID = "bench.grid"
 UPDATE_REF, PUSH = "`git update-ref`", "`git push --atomic`"
 BATCHES = (1, 2, 16)  # a git worker claims as many at once as it has free slots; it has two unless it is told otherwise
 
@@ -42,6 +44,11 @@ class Size:
     contended_s: float = 10.0
     lock_history: int = 10_000
     lock_history_mesh: int = 10_000
+    ranked: int = 1_000_000
+    grid: int = 4_000
+    grid_nodes: int = 50
+    grid_samples: int = 200
+    counted: int = 10_000
     repeat: int = 3
 
 
@@ -69,6 +76,11 @@ QUICK = Size(
     contended_s=2.0,
     lock_history=3_000,
     lock_history_mesh=2_000,
+    ranked=50_000,
+    grid=400,
+    grid_nodes=10,
+    grid_samples=20,
+    counted=400,
     repeat=1,
 )
 
@@ -124,6 +136,8 @@ def rows(size: Size) -> list[Row]:
         *command_rows(size),
         *git_rows(size),
         *lock_rows(size),
+        *(_ranking_row(workers, size.ranked) for workers in (10, 1_000, 10_000)),
+        *grid_rows(size),
     ]
 
 
@@ -251,6 +265,70 @@ def lock_rows(size: Size) -> list[Row]:
         ),
         history("locks-history", "one home", "history", size.lock_history),
         history("locks-history-mesh", "a node of a mesh", "mesh_history", size.lock_history_mesh),
+    ]
+
+
+def _ranking_row(workers: int, hashes: int) -> Row:
+    title = f"rankings/s of {workers:,} workers"
+    figures = (
+        Figure("rate", title, "/s"),
+        Figure("raw_rate", "  by a bare loop of hashlib, unsorted", "/s"),
+        Figure("ratio", "  ours : bare", "×"),
+        Figure("weighted_ratio", "  with weights : bare", "×"),
+        Figure("own_ratio", "  a worker's own rank : bare", "×"),
+    )
+    arguments = {"workers": workers, "hashes": hashes}
+    return Row(f"rank-{workers}", title, "rankings", arguments, ours_only=True, module=CLAIMS, figures=figures)
+
+
+def grid_rows(size: Size) -> list[Row]:
+    def row(key: str, title: str, function: str, arguments: dict[str, Any], *figures: Figure) -> Row:
+        return Row(key, title, function, arguments, ours_only=True, module=GRID, figures=figures)
+
+    def throughput(workers: int) -> Row:
+        title = f"jobs/s through the grid, {workers} workers" if workers > 1 else "jobs/s through the grid, 1 worker"
+        return row(
+            f"grid-{workers}",
+            title,
+            "throughput",
+            {"count": size.grid, "workers": workers},
+            Figure("rate", f"{title} of one node", "/s"),
+            Figure("nodes_rate", "  each on a node of its own", "/s"),
+            Figure("taskiq_rate", "  by taskiq on NATS, as shipped", "/s"),
+            Figure("taskiq_synced_rate", "  by taskiq, NATS syncs each message to the disk", "/s"),
+            Figure("jetstream_rate", "  by plain JetStream consumers", "/s"),
+            Figure("ratio", "  ours, one node : taskiq", "×"),
+            Figure("nodes_ratio", "  ours, a node each : taskiq", "×"),
+            Figure("synced_ratio", "  ours, one node : taskiq with synced NATS", "×"),
+            Figure("nodes_synced_ratio", "  ours, a node each : taskiq with synced NATS", "×"),
+        )
+
+    def duplicates(key: str, state: str, count: int, churning: bool) -> Row:
+        return row(
+            key,
+            f"duplicate starts, {state}",
+            "duplicates",
+            {"count": count, "nodes": 6, "churning": churning},
+            Figure("repeated", f"starts of started jobs in 10,000, {state}", "", True),
+            Figure("same_fence", "  of which under the same fence", "", True),
+            Figure("killed", "  workers killed meanwhile", "", True),
+            Figure("rate", "  jobs/s", "/s"),
+        )
+
+    return [
+        *(throughput(workers) for workers in (1, 2, 4, 8)),
+        row(
+            "grid-claim",
+            f"announcement to claim, {size.grid_nodes} workers",
+            "announcements",
+            {"nodes": size.grid_nodes, "processes": 5, "samples": size.grid_samples},
+            Figure("claims_ms", f"announcement to claim, {size.grid_nodes} workers, p50", "ms", True, 0.50),
+            Figure("claims_ms", "  p99", "ms", True, 0.99),
+            Figure("starts_ms", "  submit to start, p50", "ms", True, 0.50),
+            Figure("starts_ms", "  submit to start, p99", "ms", True, 0.99),
+        ),
+        duplicates("grid-steady", "nobody comes or goes", size.counted, churning=False),
+        duplicates("grid-churn", "a third killed every 10 s", size.counted // 4, churning=True),
     ]
 
 

@@ -16,7 +16,6 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -141,7 +140,6 @@ class Tour:
     def __init__(self, folder: Path, say: Callable[[str], None]) -> None:
         self._folder, self._say = folder, say
         self._owner, self._gpu, self._post = self._all = tuple(Member(folder, name) for name in ("owner", *GRANTS))
-        self._helpers = ThreadPoolExecutor(2)
         self._port = 0
         self._twice: set[str] = set()
 
@@ -151,7 +149,6 @@ class Tour:
     def __exit__(self, *_: object) -> None:
         for member in self._all:
             member.close()
-        self._helpers.shutdown()
 
     def run(self) -> None:
         self.gather()
@@ -169,7 +166,8 @@ class Tour:
         address = owner.serve(0)
         self._port = int(address.rpartition(":")[2])
         self._say(f"owner has created a home and serves at {address}")
-        must(all(self._helpers.map(self._enrol, (self._gpu, self._post))), "a node did not join")
+        for member in (self._gpu, self._post):
+            self._enrol(member)
         for name, kind in (("gpu", "acme.mail.letter"), ("post", "acme.render.frame")):
             answer = owner("may", name, "claim", kind, code=4)
             must(answer["may"] is False, f"{name} may claim {kind}")
@@ -178,7 +176,7 @@ class Tour:
         must(routed["able"], "post could not do what was routed to it")
         self._say("both may do acme.pack.*, but the owner routes acme.pack.index to post alone")
 
-    def _enrol(self, member: Member) -> bool:
+    def _enrol(self, member: Member) -> None:
         grants = [word for grant in (*GRANTS[member.name], *BOTH) for word in ("--may", grant)]
         token = self._owner("invite", member.name, *grants)["token"]
         joined = member("join", token)
@@ -186,7 +184,6 @@ class Tour:
         must(key and joined["name"] == member.name, f"{member.name} did not join as it should")
         may = "; ".join(each for each in joined["may"] if "of kind" in each)
         self._say(f"{member.name} joined with an invitation and a key made in its own home; it may {may}")
-        return True
 
     def share(self) -> None:
         owner = self._owner
@@ -302,9 +299,8 @@ class Tour:
         done = len({line.split()[0] for line in journal})
         must(done == len(theirs) - 1, f"{done} of {len(theirs)} jobs ran")
         self._say(f"{len(journal)} runs for {done} jobs: only the one whose worker was killed ran twice")
-        for member, proof in zip(
-            self._all, self._helpers.map(lambda each: each("log", "verify"), self._all), strict=True
-        ):
+        for member in self._all:
+            proof = member("log", "verify")
             must(not proof["findings"], f"the log of {member.name}: {proof['findings']}")
             self._say(
                 f"log of {member.name} verified: {proof['ops']} ops, chain head {proof['head'].partition(':')[2]}"

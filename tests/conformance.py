@@ -85,6 +85,10 @@ class Marks:
                 self.touched[requirement].add(name)
 
 
+COLLECTED = Marks()
+"""The marks of the tests that this run of pytest has collected, those that it leaves out among them."""
+
+
 class CollectionFailed(Exception):
     """Some test module does not import; a page written now would claim too little."""
 

@@ -1,5 +1,5 @@
-"""Hypothesis profiles, chosen by HYPOTHESIS_PROFILE: `default`, `quick` with a quarter of the examples, or `soak` with
-twenty times as many.
+"""Hypothesis profiles, chosen by HYPOTHESIS_PROFILE: `default`, `quick` with half of the examples, or `soak` with forty
+times as many. Every run draws other examples.
 """
 
 import os
@@ -7,7 +7,11 @@ import signal
 
 from hypothesis import HealthCheck, Phase, settings
 
-EXAMPLES = 60
+from tests.conformance import COLLECTED
+
+pytest_itemcollected = COLLECTED.pytest_itemcollected
+
+EXAMPLES = 30
 
 # No deadline: on a busy machine a slow example is not a wrong one. Nothing is explained either: that runs a failing
 # example hundreds of times more, beyond a test's time limit.
@@ -18,8 +22,8 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
     phases=[phase for phase in Phase if phase is not Phase.explain],
 )
-settings.register_profile("quick", settings.get_profile("default"), max_examples=EXAMPLES // 4)
-settings.register_profile("soak", settings.get_profile("default"), max_examples=EXAMPLES * 20)
+settings.register_profile("quick", settings.get_profile("default"), max_examples=EXAMPLES // 2)
+settings.register_profile("soak", settings.get_profile("default"), max_examples=EXAMPLES * 40)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
 # Whoever starts the tests in the background may have told them to ignore SIGINT, and they would hand that on to the

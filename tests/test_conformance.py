@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conformance import PAGE, ROOT, Document, Marks, Requirement, faults, read_requirements, render
+from tests.conformance import COLLECTED, PAGE, ROOT, Document, Marks, Requirement, faults, read_requirements, render
 
 pytest_plugins = ["pytester"]
 
@@ -25,6 +25,11 @@ def test_every_requirement_is_listed_once_and_in_order():
 
 
 def test_marks_name_known_requirements():
+    assert faults(read_requirements(), COLLECTED) == []
+
+
+@pytest.mark.soak
+def test_the_command_checks_the_marks_of_all_tests():
     # In a process of its own: pytest does not collect inside a running collection.
     done = subprocess.run(
         [sys.executable, "-m", "tests.conformance", "--check"], cwd=ROOT, capture_output=True, text=True, timeout=240

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from hocket.guard.asgi import FenceMiddleware
     from hocket.guard.database import fenced
     from hocket.guard.files import fenced_file
+    from hocket.kernel.parts import Part
     from hocket.node.handles import Handle, JobCancelled, JobFailed, SyncHandle
     from hocket.node.node import Node, SyncNode
     from hocket.node.opening import init, open, open_sync
@@ -42,6 +43,7 @@ __all__ = [
     "Later",
     "Node",
     "NotAuthorised",
+    "Part",
     "RowConflict",
     "StaleFence",
     "StoreError",
@@ -66,6 +68,7 @@ _ROOMS = {
     "guard.asgi": ("FenceMiddleware",),
     "guard.database": ("fenced",),
     "guard.files": ("fenced_file",),
+    "kernel.parts": ("Part",),
     "node.handles": ("Handle", "JobCancelled", "JobFailed", "SyncHandle"),
     "node.node": ("Node", "SyncNode"),
     "node.opening": ("init", "open", "open_sync"),

@@ -13,6 +13,10 @@ class Failed(HocketError):
     """The job or the check failed."""
 
 
+class OverBudget(Failed):
+    """The job has used up its budget, or is expected to."""
+
+
 class Usage(HocketError, ValueError):
     """The request itself is wrong: an unknown job, a bad value, a home that is not there."""
 

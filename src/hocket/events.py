@@ -59,7 +59,13 @@ class _RunEvent(Event, frozen=True):
 
 
 class JobClaimed(_RunEvent, frozen=True):
+    """`waited_s` is the time from the submit, or from when the job could start, to its first claim; None for a later
+    claim.
+    """
+
     level = DEBUG
+
+    waited_s: float | None = None
 
     def __str__(self) -> str:
         return f"job {self.job_id}: claimed"
@@ -71,6 +77,11 @@ class RunStarted(_RunEvent, frozen=True):
 
 
 class RunFinished(_RunEvent, frozen=True):
+    """`run_s` is how long its handler ran, and `cost` what that cost if the worker has a rate card."""
+
+    run_s: float = 0.0
+    cost: float | None = None
+
     def __str__(self) -> str:
         return f"job {self.job_id}: {self.kind} succeeded"
 
@@ -85,6 +96,8 @@ class RunFailed(_RunEvent, frozen=True):
     error: str
     last_line: str = ""
     is_final: bool = True
+    run_s: float = 0.0
+    cost: float | None = None
 
     def __str__(self) -> str:
         more = f" … {self.last_line}" if self.last_line else ""
@@ -214,6 +227,15 @@ class WorkerStarted(Event, frozen=True):
 
     def __str__(self) -> str:
         return f"worker {self.process} serves {', '.join(self.kinds)}"
+
+
+class MetricsServed(Event, frozen=True):
+    level = INFO
+
+    address: str
+
+    def __str__(self) -> str:
+        return f"metrics are at {self.address}/metrics"
 
 
 class KindsNotClaimable(Event, frozen=True):
@@ -428,6 +450,43 @@ class OpsDelivered(Event, frozen=True):
 
     def __str__(self) -> str:
         return "the coordinator has all ops that waited here"
+
+
+# The bus.
+
+
+class MessagesDropped(Event, frozen=True):
+    """A subscription's queue was full for the first time. Its receiver is too slow, or a node sends too much."""
+
+    pattern: str
+    capacity: int
+
+    def __str__(self) -> str:
+        return (
+            f"messages on {self.pattern} come faster than they are read: of more than {self.capacity}, the oldest are"
+            " dropped"
+        )
+
+
+class BusConnected(Event, frozen=True):
+    """`keeps` is whether the server keeps announcements for those who join later."""
+
+    level = INFO
+
+    server: str
+    keeps: bool
+
+    def __str__(self) -> str:
+        rest = "" if self.keeps else "; it has no JetStream, so late joiners miss announcements"
+        return f"the bus {self.server} is connected{rest}"
+
+
+class BusAway(Event, frozen=True):
+    server: str
+    error: str
+
+    def __str__(self) -> str:
+        return f"the bus {self.server} is away ({self.error}); work goes on without it"
 
 
 # Other nodes.

@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -14,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.cli.fork_server import PROGRAM, run_command
 
 PATIENCE_S = 30.0
 
@@ -91,15 +92,9 @@ class Program:
         environment: dict[str, str] | None = None,
         code: int | None = None,
     ) -> Result:
-        done = subprocess.run(
-            [*PROGRAM, *map(str, arguments)],
-            input=input.encode() if isinstance(input, str) else input,
-            stdin=subprocess.DEVNULL if input is None else None,
-            capture_output=True,
-            env=self.environment(home) | (environment or {}),
-            cwd=self._beside(),
-            timeout=PATIENCE_S * 2,
-        )
+        given = input.encode() if isinstance(input, str) else input
+        told = self.environment(home) | (environment or {})
+        done = run_command(list(map(str, arguments)), given, told, self._beside(), PATIENCE_S * 2)
         result = Result(done.returncode, done.stdout.decode(), done.stderr.decode())
         assert "Traceback" not in result.err, result.err
         assert "\x1b" not in result.out + result.err
@@ -138,9 +133,6 @@ class Program:
         assert "Traceback" not in err, err
         assert code is None or process.returncode == code, (process.returncode, out, err)
         return Result(process.returncode, out, err)
-
-
-PROGRAM = (sys.executable, "-m", "hocket.cli")
 
 
 def until(condition: Callable[[], Any], what: str = "it") -> Any:

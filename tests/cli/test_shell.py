@@ -90,6 +90,7 @@ def test_a_wait_that_ends_badly_answers_in_json(hocket: Program) -> None:
     assert (pending.json["outcome"], pending.json["error"]) == (None, None)
     assert "within 0.1 seconds" in pending.sentence
     worker = hocket.start("work", "tasks.py")
+    until(lambda: " serves " in hocket("status").out, "the worker")
     failed = hocket("submit", "test.fail", "--wait", "--json", code=1)
     assert (failed.json["outcome"], failed.json["result"]) == ("failed", None)
     assert failed.json["error"] == "ValueError: it broke" and "it broke" in failed.sentence

@@ -171,3 +171,10 @@ def test_wait_ends_with_its_timeout_and_the_job_goes_on(hocket: Program):
     result = hocket("submit", "test.echo", "--wait-for", "200ms", code=5)
     assert result.sentence.startswith(f"job {result.job_id} has not ended within 0.2 seconds")
     assert hocket.show(result.job_id)["state"] == "pending"
+
+
+def test_a_job_with_a_ttl_and_no_worker_for_it_is_cancelled(hocket: Program):
+    hocket.start("work", "tasks.py", "--kinds", "test.echo")
+    said = hocket("submit", "other.kind", "--ttl", "300ms", "--wait", code=1)
+    assert "was cancelled: no worker began it within 0.3 seconds" in said.err
+    assert hocket("submit", "test.echo", '{"n": 1}', "--ttl", "1m", "--wait", code=0).out.endswith('{"n":1}\n')

@@ -9,15 +9,20 @@ that a background process was killed comes at any moment, and does not count.
 
 import os
 import re
+import shlex
 import signal
 import stat
 import subprocess
 import sys
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
+
+from tests.cli.fork_server import ForkServer, forked_program
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PATIENCE_S = 240
+TERMINAL = {"COLUMNS": "120", "NO_COLOR": "1", "TZ": "UTC"}
 
 _BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _FILE = re.compile(r"# ([\w./-]+\.(?:py|jsonl?|txt))\n")
@@ -56,11 +61,17 @@ def commands(block: Block) -> list[Command]:
 
 
 def environment(directory: Path) -> dict[str, str]:
-    """A shell where `hocket` and `python` are this checkout's, and the home directory is empty."""
+    """A shell where `hocket` and `python` are this checkout's, and the home directory is empty. Commands that stay are
+    started as a reader starts them.
+    """
     tools = directory / "tools"
     tools.mkdir()
+    real, forked = f'"{sys.executable}" -m hocket.cli', shlex.join(forked_program(_server()))
     for name, line in (
-        ("hocket", f'exec "{sys.executable}" -m hocket.cli "$@"'),
+        (
+            "hocket",
+            f'case "$1" in serve|work) exec {real} "$@";; *) exec {forked} "$@";; esac',
+        ),
         ("python", f'exec "{sys.executable}" "$@"'),
     ):
         (tools / name).write_text(f"#!/bin/sh\n{line}\n")
@@ -70,14 +81,12 @@ def environment(directory: Path) -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("HOCKET_", "PYTEST_"))}
     path = os.pathsep.join([str(tools), kept.get("PATH", os.defpath)])
     modules = os.pathsep.join(filter(None, [str(ROOT / "src"), kept.get("PYTHONPATH", "")]))
-    return kept | {
-        "PATH": path,
-        "PYTHONPATH": modules,
-        "HOME": str(home),
-        "COLUMNS": "120",
-        "NO_COLOR": "1",
-        "TZ": "UTC",
-    }
+    return kept | TERMINAL | {"PATH": path, "PYTHONPATH": modules, "HOME": str(home)}
+
+
+@cache
+def _server() -> ForkServer:
+    return ForkServer(os.environ | TERMINAL)
 
 
 def shell(page: Path, directory: Path, env: dict[str, str]) -> list[tuple[Command, int, str]]:

@@ -16,7 +16,7 @@ from tests.docs import reader
 from tests.docs.reader import ROOT
 
 EXAMPLES = ROOT / "examples"
-pytestmark = pytest.mark.xdist_group("processes")
+pytestmark = pytest.mark.xdist_group("docs")
 
 
 def run(tmp_path: Path, *words: str | Path) -> subprocess.CompletedProcess[str]:
@@ -128,3 +128,9 @@ def _group_lives(group: int) -> bool:
     except ProcessLookupError:
         return False
     return True
+
+
+@pytest.mark.touches("VX-01")
+def test_chat(tmp_path: Path):
+    out = run(tmp_path, EXAMPLES / "chat.py", "one two three").stdout
+    assert out == "one two three one two three one two three one two three\n"

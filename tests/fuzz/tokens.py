@@ -21,7 +21,7 @@ from hocket.kernel.ids import content_hash, node_id
 from hocket.kernel.keys import SigningKey, did_key
 from hocket.kernel.postcard import Malformed, Reader
 from hocket.kernel.ucan import Capability, Delegation
-from hocket.mesh import gate, tickets
+from hocket.mesh import gate_requests, tickets
 from hocket.mesh.tickets import JoinRequest, Ticket, Welcome
 from hocket.mesh.wire import Request
 from tests.fuzz.codecs import FRONTIERS
@@ -341,12 +341,12 @@ QUERIES = [
 
 
 def _query(data: bytes) -> tuple[Frontier, int]:
-    return gate._asked(Request("GET", "/ops", data.decode("latin-1")), 1)
+    return gate_requests.asked_page(Request("GET", "/ops", data.decode("latin-1")), 1)
 
 
 def _hold_query(data: bytes, asked: tuple[Frontier, int]) -> bool:
     since, limit = asked
-    assert 0 <= limit <= gate.PAGE_OPS_MAX
+    assert 0 <= limit <= gate_requests.PAGE_OPS_MAX
     fields = dict(field.split("=", 1) for field in data.decode("latin-1").split("&") if field)
     values = {unquote_plus(name): unquote_plus(value) for name, value in fields.items()}
     assert frontier_text(since) == values.pop("since"), "not the cursor that was asked for"
@@ -388,5 +388,5 @@ TARGETS = (
     ),
     Target("join-request", tickets.read_request, MALFORMED, _hold_request, REQUESTS, _request_stream),
     Target("join-answer", _answer, MALFORMED, _hold_answer, ANSWERS, _answer_stream),
-    Target("query", _query, (gate._RequestRefused,), _hold_query, QUERIES, _query_stream),
+    Target("query", _query, (gate_requests.RequestRefused,), _hold_query, QUERIES, _query_stream),
 )

@@ -22,7 +22,7 @@ from hocket.node.runtime import Runtime
 from tests.gitplane.hands import NOW_MS, finished, manifest, submitted
 from tests.gitplane.places import Place, place
 
-pytestmark = [pytest.mark.xdist_group("processes"), pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.xdist_group("git"), pytest.mark.timeout(240)]
 
 BAD = JobRefs(content_id(read_manifest(manifest(666))))
 PATIENCE_S = 200

@@ -12,7 +12,7 @@ from tests.docs import reader
 from tests.gitplane.hands import NOW_MS, finished, worker
 from tests.gitplane.places import Place
 
-pytestmark = pytest.mark.xdist_group("processes")
+pytestmark = pytest.mark.xdist_group("git")
 PAGE = reader.ROOT / "docs" / "git-plane.md"
 
 

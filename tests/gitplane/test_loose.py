@@ -7,7 +7,7 @@ from hashlib import sha1
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hocket.errors import StoreError
@@ -41,7 +41,6 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     seed=st.binary(min_size=1, max_size=64),
     how=st.sampled_from([{}, {"core.compression": "0"}, {"core.loosecompression": "9"}]),
 )
-@settings(max_examples=40)
 def test_git_reads_what_is_written(repository: Path, how: dict[str, str], size: int, seed: bytes) -> None:
     content = (seed * size)[:size]
     whole = b"blob %d\0" % len(content) + content

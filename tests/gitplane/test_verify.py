@@ -22,7 +22,7 @@ from hocket.kernel.keys import key_text
 from tests.gitplane.hands import CONTENTS, NOW_MS, finished, manifest, proof, seen, submitted, worker
 from tests.gitplane.places import Place
 
-pytestmark = pytest.mark.xdist_group("processes")
+pytestmark = pytest.mark.xdist_group("git")
 
 
 def findings(plane: Plane) -> list[GitFinding]:
@@ -499,7 +499,7 @@ def objects_of(here: Place, job: GitJob) -> list[str]:
 
 
 @pytest.mark.req("GT-10")
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=150, deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_any_changed_byte_is_found(here: Place, data: st.DataObject):
     plane = here.planes[0] if here.planes else here.open()
@@ -540,7 +540,7 @@ def _content(packed: bytes) -> bytes | None:
 
 
 @pytest.mark.req("GT-10")
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=100, deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_any_changed_byte_is_found_when_all_ids_are_made_anew(here: Place, data: st.DataObject):
     """Somebody who may push changes a byte of a file, or of the result's commit, and makes every id right again."""

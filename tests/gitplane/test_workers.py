@@ -6,7 +6,6 @@ import random
 import shutil
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections import Counter
@@ -32,24 +31,19 @@ from hocket.node.local_node import fetch_for
 from hocket.node.runtime import Runtime
 from hocket.work.environment import MachineEnvironment
 from hocket.work.proofs import GIT_KIND
+from tests.cli.fork_server import PROGRAM, run_command
 from tests.gitplane.places import Place, place
 
-PROGRAM = [sys.executable, "-m", "hocket.cli"]
 PATIENCE_S = 240.0
 
 
 def hocket(home: Path, *words: object, code: int = 0, environment: dict[str, str] | None = None) -> str:
-    done = subprocess.run(
-        [*PROGRAM, *map(str, words)],
-        env=(environment or dict(os.environ)) | {"HOCKET_HOME": str(home)},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-    )
-    assert done.returncode == code, (words, done.stdout, done.stderr)
-    assert "Traceback" not in done.stderr
-    return done.stdout + done.stderr if code else done.stdout
+    told = (environment or dict(os.environ)) | {"HOCKET_HOME": str(home)}
+    done = run_command(list(map(str, words)), None, told, Path.cwd(), PATIENCE_S)
+    out, err = done.stdout.decode(), done.stderr.decode()
+    assert done.returncode == code, (words, out, err)
+    assert "Traceback" not in err
+    return out + err if code else out
 
 
 def start(home: Path, *words: object, environment: dict[str, str] | None = None) -> "subprocess.Popen[bytes]":

@@ -19,7 +19,7 @@ CLIENTS = 8
 # How long a hold lasts, and how long a client is frozen at most.
 LASTS_MS = 500
 FREEZE_S = 1.2
-SECONDS = [20, pytest.param(120, marks=[pytest.mark.soak, pytest.mark.timeout(900)])]
+SECONDS = [10, pytest.param(120, marks=[pytest.mark.soak, pytest.mark.timeout(900)])]
 
 
 class Mesh:

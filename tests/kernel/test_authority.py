@@ -19,7 +19,7 @@ from tests.kernel import naive_authority as naive
 from tests.kernel.naive_authority import ID, NODES, USER, Naive, cid
 
 SEEDS = st.integers(0, 2**32 - 1)
-MANY = settings(max_examples=150, deadline=None)
+MANY = settings(max_examples=settings().max_examples * 5 // 2, deadline=None)
 
 
 def judges(r: Random) -> tuple[list[Any], Authority, Naive]:

@@ -373,7 +373,7 @@ def modelled(ops: list[Op]) -> dict[bytes, bool]:
 
 @pytest.mark.req("LW-44", "LW-32", "LW-33")
 @given(words=st.lists(said, min_size=2, max_size=12, unique_by=lambda word: (word[0], word[1])), data=st.data())
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_every_history_of_schedules_comes_out_as_modelled_in_every_order(
     words: list[Said], data: st.DataObject
 ) -> None:

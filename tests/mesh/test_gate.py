@@ -19,6 +19,7 @@ from hocket.kernel.vocabulary import (
 from hocket.mesh import gate as gates
 from hocket.mesh import wire
 from hocket.mesh.gate import BURST
+from hocket.mesh.gate_requests import PAGE_OPS_DEFAULT
 from hocket.mesh.outgoing import PAGE_OPS_MAX
 from tests.mesh.world import WORKER, Guest, Place, artifact, ask, delegation, introduced, joined, received, run, since
 
@@ -141,7 +142,7 @@ def test_a_limit_is_kept_and_clamped(tmp_path: Path):
         assert (nothing.status, nothing.body, nothing.headers[wire.NEXT_FRONTIER]) == (200, b"\0", "AA")
         assert wire.FRONTIER not in nothing.headers
         assert len(received(await b.ask(a, query="since=AA&limit=3"))) == 3
-        assert len(received(await b.ask(a, query="since=AA"))) == gates.PAGE_OPS_DEFAULT
+        assert len(received(await b.ask(a, query="since=AA"))) == PAGE_OPS_DEFAULT
         for huge in (PAGE_OPS_MAX + 1, 10**9, 10**40):
             assert len(received(await b.ask(a, query=f"since=AA&limit={huge}"))) == PAGE_OPS_MAX
 

@@ -47,7 +47,7 @@ def fixed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fixed]:
     made.close()
 
 
-FUZZ = settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
+FUZZ = settings(max_examples=settings().max_examples * 5, deadline=None, suppress_health_check=list(HealthCheck))
 
 
 @FUZZ

@@ -168,7 +168,7 @@ def test_made_up_authors_in_a_frontier_are_not_remembered(tmp_path: Path):
             assert (await ask(a, reader, query=since(made_up))).status == 200
         (listener,) = a.gate._hint_streams._listeners
         assert len(listener.given) <= 2
-        kept = a.gate._scanned[reader.id]
+        kept = a.gate._pages._scanned[reader.id]
         assert len(kept) <= 16
         assert all(len(frontier) <= 2 for frontier in kept.values())
         await hints.aclose()  # type: ignore[attr-defined]

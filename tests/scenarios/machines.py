@@ -26,6 +26,7 @@ from hocket.log.rebuild import roster_digest
 from hocket.node.runtime import Runtime
 from hocket.store import Session, Stage
 from tests.cli.conftest import Result
+from tests.cli.fork_server import run_command
 
 T = TypeVar("T")
 
@@ -142,15 +143,19 @@ class Machine:
     # What a person does there.
 
     def __call__(self, *arguments: object, input: str | None = None, code: int | None = 0) -> Result:
-        done = subprocess.run(
-            [*self.program, *map(str, arguments)],
-            input=None if input is None else input.encode(),
-            stdin=subprocess.DEVNULL if input is None else None,
-            capture_output=True,
-            cwd=self.root,
-            env=self.environment,
-            timeout=2 * PATIENCE_S,
-        )
+        words, given = list(map(str, arguments)), None if input is None else input.encode()
+        if self.program == _PROGRAM:
+            done = run_command(words, given, self.environment, self.root, 2 * PATIENCE_S)
+        else:
+            done = subprocess.run(
+                [*self.program, *words],
+                input=given,
+                stdin=subprocess.DEVNULL if given is None else None,
+                capture_output=True,
+                cwd=self.root,
+                env=self.environment,
+                timeout=2 * PATIENCE_S,
+            )
         result = Result(done.returncode, done.stdout.decode(), done.stderr.decode())
         assert "Traceback" not in result.err, result.err
         assert code is None or result.code == code, (arguments, result)
@@ -167,6 +172,13 @@ class Machine:
     def show(self, job_id: str) -> dict[str, Any]:
         shown: dict[str, Any] = self("show", job_id, "--json").json
         return shown
+
+    def open_briefly(self) -> str:
+        """The PYTHONPATH of a process whose circuit breakers are open for two seconds instead of thirty."""
+        directory = self.root / "brief"
+        directory.mkdir(exist_ok=True)
+        (directory / "sitecustomize.py").write_text("import hocket.kernel.breaker as b\nb.OPEN_MS = 2_000\n")
+        return f"{directory}{os.pathsep}{self.environment['PYTHONPATH']}"
 
     def start(self, *arguments: object, **environment: str) -> Process:
         process = Process(self, arguments, environment)

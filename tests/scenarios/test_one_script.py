@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.cli.fork_server import fork_server, forked_program
 from tests.scenarios.machines import HANDLERS, MORTAL, Machine, agree, machines, verify
 
 pytestmark = [pytest.mark.xdist_group("processes"), pytest.mark.timeout(600)]
@@ -16,7 +17,7 @@ SCRIPT = Path(__file__).with_name("coordination.sh")
 
 
 def run_script(machine: Machine) -> None:
-    told = machine.environment | {"HOCKET": shlex.join(machine.program), "TASKS": HANDLERS}
+    told = machine.environment | {"HOCKET": shlex.join(forked_program(fork_server())), "TASKS": HANDLERS}
     done = subprocess.run(
         [*MORTAL, "sh", "-x", str(SCRIPT)], cwd=machine.root, env=told, capture_output=True, text=True, timeout=300
     )

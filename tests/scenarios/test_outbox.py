@@ -167,7 +167,7 @@ def test_the_caller_is_told_that_it_waits_here_and_a_running_worker_sends_it(mes
     hub.cut_power()
     kept = leaf("submit", "acme.one", "--json").json
     assert "Connection refused; what was written waits here, and the next `hocket sync`" in kept["waits_here"]
-    worker = leaf.work("-v")
+    worker = leaf.work("-v", PYTHONPATH=leaf.open_briefly())
     worker.says("waiting here for the coordinator: 1 op,")
     worker.says("failed 5 times")
     assert "is open" in leaf("status").out

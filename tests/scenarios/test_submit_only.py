@@ -109,7 +109,7 @@ def test_while_the_coordinator_is_out_of_reach_it_says_where_the_job_is(
     assert "is out of reach" in leaf.show(job.job_id)["waits_for"]
 
     # A program that waits sends it by itself as soon as the coordinator is back.
-    waiting = leaf.start("submit", "acme.one", '{"n": 4}', "--wait")
+    waiting = leaf.start("submit", "acme.one", '{"n": 4}', "--wait", PYTHONPATH=leaf.open_briefly())
     waiting.says("is out of reach")
     hub.serve("--port", address.rpartition(":")[2])
     until(lambda: hub.state(old) == "completed", "the cancellation that was kept")

@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
@@ -44,7 +44,9 @@ class Served:
         where = urlsplit(self.address)
         connection = http.client.HTTPConnection(where.hostname or "", where.port, timeout=PATIENCE_S)
         try:
-            connection.request(method, path, body, sent)
+            # A server that refuses a body need not read all of it before it answers.
+            with suppress(ConnectionResetError, BrokenPipeError):
+                connection.request(method, path, body, sent)
             reply = connection.getresponse()
             return Answer(reply.status, {k.lower(): v for k, v in reply.getheaders()}, reply.read())
         finally:
@@ -62,9 +64,9 @@ def environment(variables: dict[str, str]) -> dict[str, str]:
 
 
 @contextmanager
-def serving(home: Path, **variables: str) -> Iterator[Served]:
+def serving(home: Path, *options: str, **variables: str) -> Iterator[Served]:
     """Runs `hocket serve` for a home until the block ends."""
-    command = [sys.executable, "-m", "hocket", "--home", str(home), "serve", "--port", "0", "--json"]
+    command = [sys.executable, "-m", "hocket", "--home", str(home), "serve", "--port", "0", "--json", *options]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT, env=environment(variables))
     try:
         assert process.stdout is not None

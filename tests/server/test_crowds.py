@@ -69,7 +69,7 @@ async def asked(place: Place, address: str = HONEST) -> int:
 
 def open_connections(place: Place) -> Connections:
     assert place.server is not None
-    return place.server._socket.connections
+    return place.server._app_server._listener.connections
 
 
 # Heads.

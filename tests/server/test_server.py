@@ -117,7 +117,7 @@ def test_whoever_does_not_read_its_answer_is_cut_off(tmp_path: Path):
             head = "\r\n".join(["GET /ops?since=AA&limit=5000 HTTP/1.1", "host: x", *lines, "", ""])
             await loop.sock_sendall(raw, head.encode())
             assert a.server is not None
-            server = a.server._server
+            server = a.server._app_server._server
             assert server is not None
             async with asyncio.timeout(10):
                 while not server.server_state.connections:

@@ -378,6 +378,8 @@ def test_jobs_are_found_by_the_end_of_their_ids(place: Place) -> None:
 def test_counts_follow_every_change_of_a_job(place: Place) -> None:
     def counts() -> dict[tuple[Stage, Outcome | None], int]:
         with place.store.read() as session:
+            by_kind = Counter((each.stage, each.job.outcome, each.job.kind) for each in session.each_job())
+            assert session.counts_by_kind() == by_kind
             return session.counts()
 
     assert counts() == {}

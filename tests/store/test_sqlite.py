@@ -1,5 +1,6 @@
 """What is SQLite's alone: its file, its versions, its errors, and the settings that durability hangs on."""
 
+import hashlib
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -173,6 +174,8 @@ def as_version_4(path: Path) -> None:
             f"DROP TABLE {table}"
             for table in ("tokens", "answers", "lock_requests", "messages", "deliveries", "group_cursors")
         ),
+        "DROP INDEX jobs_unbegun",
+        "ALTER TABLE jobs DROP COLUMN begin_by",
         "DROP TABLE agents",
         "DROP TABLE presence",
         "ALTER TABLE workers DROP COLUMN serves",
@@ -228,6 +231,7 @@ def steps(store: SqliteStore, ask: Callable[[Session], object]) -> int:
     "ask",
     [
         lambda session: session.counts(),
+        lambda session: session.counts_by_kind(),
         lambda session: session.jobs(JobFilter(), 20),
         lambda session: session.jobs(JobFilter(stages=(Stage.READY,)), 20),
         lambda session: session.jobs(JobFilter(stages=(Stage.READY, Stage.BLOCKED)), 20),
@@ -302,6 +306,26 @@ def test_a_database_of_version_3_keeps_its_workers_and_what_they_hold(path: Path
     with log.store.read() as session:
         assert [each.name for each in session.workers()] == ["new"]
     log.store.close()
+
+
+PUBLISHED = {
+    "schema.sql": "1e2e7c8e294872c1",
+    "schema_2.sql": "c97a99b10c08f8b4",
+    "schema_3.sql": "21669d75518c365b",
+    "schema_4.sql": "fc5e9f5682b98a3a",
+    "schema_5.sql": "24a4be50fab2d527",
+    "schema_6.sql": "dc699d0bba29ce44",
+    "schema_7.sql": "93ab2caaede7f49b",
+    "schema_8.sql": "399fd3678a8e436a",
+    "schema_9.sql": "bceaa90396413201",
+}
+
+
+def test_a_published_step_never_changes() -> None:
+    """A database that has taken a step does not take it again: what is new goes into a new file."""
+    folder = resources.files("hocket.store.sqlite")
+    found = {step: hashlib.sha256(folder.joinpath(step).read_bytes()).hexdigest()[:16] for step in sqlite._SCHEMA}
+    assert found == PUBLISHED
 
 
 @pytest.mark.parametrize("version", range(1, VERSION))

@@ -54,7 +54,7 @@ moves = st.builds(Move, *(st.integers(0, size - 1) for size in SIZES))
 
 @pytest.mark.slow
 @pytest.mark.req("LW-26", "LW-32", "LW-42", "LW-43")
-@settings(max_examples=40, suppress_health_check=list(HealthCheck), deadline=None)
+@settings(suppress_health_check=list(HealthCheck), deadline=None)
 @given(st.integers(0, SETUPS - 1), st.lists(moves, max_size=MOVES_MAX))
 def test_members_do_what_they_were_granted_and_nothing_else(setup: int, history: list[Move]) -> None:
     play(read_setup(setup), history)

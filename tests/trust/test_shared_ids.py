@@ -36,7 +36,6 @@ from hocket.log.rebuild import rebuild, roster_digest
 from hocket.store import MEMORY
 from hocket.store import open as open_store
 from hocket.work import jobs, view
-from tests.conftest import EXAMPLES
 from tests.log.roster.world import INTRODUCTIONS, NODES, NOW, READER, USER, new_log, op_id, sent
 from tests.log.roster.world import START as BEGIN
 from tests.log.roster.world import Script as Writing
@@ -45,7 +44,7 @@ from tests.trust.members import USER as OWNER
 
 pytestmark = pytest.mark.touches("LW-20")
 
-MANY = settings(max_examples=settings().max_examples * 100 // EXAMPLES)
+MANY = settings(max_examples=settings().max_examples * 5 // 3)
 SQUATTED = op_id(1_000)
 
 

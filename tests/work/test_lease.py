@@ -140,8 +140,8 @@ def test_a_renewal_asks_for_a_quarter_of_the_time_that_the_job_has_run(length: f
 def test_a_day_of_one_job_leaves_hundreds_of_ops(length_ms: int, monkeypatch: pytest.MonkeyPatch):
     """The real worker, its log and its store, on virtual time."""
     # What else it looks at is no concern here, and it looks hundreds of thousands of times a day.
-    for name in ("ROUND_S", "CHECK_S", "BEAT_S"):
-        monkeypatch.setattr(work.worker, name, 3600.0)
+    for module, name in ((work.worker, "ROUND_S"), (work.held_jobs, "CHECK_S"), (work.worker, "BEAT_S")):
+        monkeypatch.setattr(module, name, 3600.0)
 
     async def sleep(ctx: Context) -> None:
         await asyncio.sleep(DAY_S)

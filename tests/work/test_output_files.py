@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hocket.work import output_files
@@ -57,7 +57,6 @@ def test_a_run_without_output_leaves_nothing(tmp_path: Path) -> None:
     assert not (tmp_path / "output").exists()
 
 
-@settings(max_examples=60, deadline=None)
 @given(chunks=st.lists(st.binary(max_size=40), max_size=12))
 def test_long_output_keeps_its_beginning_and_its_end(
     tmp_path_factory: pytest.TempPathFactory, chunks: list[bytes]

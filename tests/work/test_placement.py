@@ -100,4 +100,5 @@ def test_a_worker_tells_others_its_labels(node: SyncNode) -> None:
         return bool(told), told
 
     with node.working([job_type()], labels=["gpu=a100"]):
-        assert node.until(look, 30.0) == [Serving(("acme.render",), labels=("gpu=a100",))]
+        (told,) = node.until(look, 30.0)
+        assert told == Serving(("acme.render",), labels=("gpu=a100",), id=told.id, since_ms=told.since_ms)

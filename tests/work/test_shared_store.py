@@ -92,7 +92,7 @@ def test_the_jobs_of_a_worker_killed_next_door_come_back_by_its_lock(mesh: Mesh)
     assert victim.number() is None
 
     def locks() -> list[Path]:
-        return list((mesh.home / "processes").glob("*.lock"))
+        return list((mesh.home / "processes").glob("worker-*.lock"))
 
     wait_for(lambda: len(locks()) == 1, "the lock of the dead to be removed")
     assert str(watcher.pid) in locks()[0].name

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from hocket.errors import Usage
+from hocket.kernel.policy import Policy
 from hocket.kernel.reasons import Reason
 from hocket.kernel.roster import RETURNS_MAX, Outcome, State
 from hocket.kernel.rules import STRICT
@@ -103,3 +104,10 @@ def test_progress_is_not_written(member: Member) -> None:
     before = len(member.ops())
     assert member.log.run(lambda tx: jobs.report(tx, hold, b"1")) is Reason.STRICT
     assert len(member.ops()) == before
+
+
+@pytest.mark.touches("LW-46")
+def test_a_job_cannot_have_a_ttl(member: Member) -> None:
+    draft = jobs.Draft("k", b"{}", Policy(ttl_ms=1_000))
+    with pytest.raises(Usage, match="cannot have a ttl: this is a strict mesh"):
+        member.log.run(lambda tx: jobs.submit(tx, [draft]))

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import hocket
-from hocket.work import handler_processes, liveness, runner, worker
+from hocket.work import handler_processes, handler_watch, held_jobs, liveness, runner, worker
 from hocket.work.handlers import Handlers, load
 
 PR_SET_PDEATHSIG = 1
@@ -23,7 +23,11 @@ def say(text: str) -> None:
 
 def main(home: str, options: dict[str, object]) -> None:
     for name, value in options.pop("constants", {}).items():
-        modules = [each for each in (worker, liveness, handler_processes, runner) if hasattr(each, name)]
+        modules = [
+            each
+            for each in (worker, held_jobs, handler_watch, liveness, handler_processes, runner)
+            if hasattr(each, name)
+        ]
         assert modules
         for each in modules:
             setattr(each, name, value)

@@ -46,8 +46,14 @@ def _run(arguments: list[str]) -> int:
     from hocket.errors import HocketError
 
     for stream in (sys.stdout, sys.stderr):
-        # A terminal that cannot show a character gets its code point instead of an error.
-        getattr(stream, "reconfigure", lambda **_: None)(errors="backslashreplace")
+        # A terminal that cannot show a character gets its code point instead of an error. Line by line also in a pipe:
+        # what goes to stderr then stands in the right place.
+        getattr(stream, "reconfigure", lambda **_: None)(errors="backslashreplace", line_buffering=True)
+    if os.environ.get("HOCKET_TRACES"):
+        import logging
+
+        # An endpoint that is away must not fill the terminal.
+        logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
     try:
         from hocket.cli.app import run
 
@@ -142,6 +148,6 @@ def _flushed(code: int) -> int:
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
         except OSError as error:
             if stream is sys.stdout:
-                code = _fail(f"cannot write the output: {error.strerror}", 5)
+                code = code or _fail(f"cannot write the output: {error.strerror}", 5)
                 os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
     return code

@@ -32,6 +32,12 @@ COMMANDS = {
     "nack": ("inbox:nack_app", "Return a message that you hold, to be delivered again."),
     "dead": ("inbox:dead_app", "List and retry messages that could not be delivered."),
     "thread": ("inbox:thread_app", "Show the messages of a thread."),
+    "claims": ("claims:app", "Show how jobs find their workers: explain a job, rank workers."),
+    "cost": ("cost:app", "Show what jobs used and cost."),
+    "grid": ("grid:app", "Show how ranked jobs spread over the workers, live."),
+    "beat": ("beat:beat_app", "Show which beat it is, as the frame that a pulse sends."),
+    "score": ("score:app", "Check the score of a task: beats for phases and waits, retries, escalations."),
+    "ucxl": ("beat:ucxl_app", "Parse a UCXL address and show the time that it means."),
     "git": ("git:app", "Use a git repository as a job queue: submit, work, verify."),
     "proof": ("proof:app", "Show, verify and export proofs of execution."),
     "manifest": ("manifest:app", "Check a command manifest; print its content id or canonical form."),
@@ -71,7 +77,8 @@ First steps:
 
 Environment: HOCKET_HOME, HOCKET_PASSPHRASE, HOCKET_DEBUG, HOCKET_MESH_ENABLED, HOCKET_MESH_NODE_ID,
 HOCKET_MESH_CONTROL_ADDR, HOCKET_MESH_SCOPE_ID, HOCKET_MESH_TOKEN, HOCKET_DB_PATH, HOCKET_DB_URL, HOCKET_DB_TOKEN,
-HOCKET_DB_CIRCUIT_BREAKER; docs/environment.md explains them.
+HOCKET_DB_CIRCUIT_BREAKER, HOCKET_BUS, HOCKET_BUS_CREDENTIALS, HOCKET_BUS_CA, HOCKET_RATES, HOCKET_TRACES;
+docs/environment.md explains them.
 
 Exit codes: 0 done, 1 the job or the check failed, 2 usage, 3 conflict, 4 not authorised, 5 unreachable.
 """

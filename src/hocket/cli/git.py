@@ -11,7 +11,7 @@ import typer
 from hocket.cli import git_trust
 from hocket.cli.app import new_app
 from hocket.cli.files import read_file
-from hocket.cli.options import LogFormatOption, QuietOption, VerboseOption, seconds
+from hocket.cli.options import BusOption, LogFormatOption, QuietOption, VerboseOption, seconds
 from hocket.cli.output import ago, emit, fields, notice, on_terminal, progress, say, table
 from hocket.cli.settings import HomeOption, JsonOption, open_runtime, open_service, settings
 from hocket.errors import Failed, HocketError, NotAuthorised, Usage
@@ -78,6 +78,7 @@ def submit(
     with _plane(repo) as plane:
         made = (jobs.submit_again if again else jobs.submit)(plane, text, _now(), contents)
     announce(_home().processes, made.content_id)
+    _announce_elsewhere(repo, made.content_id)
     content_id = hash_text(made.content_id)
     emit({"content_id": content_id, "commit": made.commit, "created": made.is_new})
     say(f"{'submitted' if made.is_new else 'already there'} {content_id}")
@@ -102,6 +103,7 @@ def work(
     allow_env: Annotated[
         list[str] | None, typer.Option("--allow-env", metavar="NAME", help="Let commands set this variable.")
     ] = None,
+    bus: BusOption = None,
     verbose: VerboseOption = 0,
     quiet: QuietOption = 0,
     log_format: LogFormatOption = None,
@@ -124,6 +126,8 @@ def work(
     from hocket.gitplane.hints import listening
     from hocket.gitplane.worker import GitWorker, Parts
     from hocket.kernel.ids import hash_text
+    from hocket.node.bus_settings import bus_settings
+    from hocket.node.git_announcements import hearing
     from hocket.node.local_node import fetch_for
     from hocket.node.signals import stopped_by_signals
     from hocket.work.environment import MachineEnvironment
@@ -159,6 +163,8 @@ def work(
             emit=log_event,
             finished=finished,
         )
+        servers = bus_settings(runtime.home, bus)
+        stack.enter_context(hearing(runtime, servers, worker.wake, log_event))
         with listening(runtime.bus, worker.wake), stopped_by_signals(worker.stop) as received:
             worker.run()
     say(f"done: {worker.succeeded} succeeded, {worker.failed} failed, {worker.lost} lost to other workers")
@@ -414,6 +420,24 @@ def _plane(repo: str) -> "Iterator[Plane]":
         else:
             cache = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="hocket-git-")))
         yield stack.enter_context(closing(open_plane(repo, cache, os.environ)))
+
+
+def _announce_elsewhere(repo: str, content_id: bytes) -> None:
+    """Wakes the git workers on other machines, if this machine has a home."""
+    home = _home()
+    if not home.processes.is_dir():
+        return
+    from hocket.node.bus_settings import bus_settings
+    from hocket.node.git_announcements import announce, note_submitted
+
+    servers = bus_settings(home)
+    with open_runtime() as runtime:
+        note_submitted(runtime, repo, content_id, _now())
+        if not announce(runtime, servers, content_id):
+            notice(
+                f"the bus {servers} did not take the announcement; a server or a worker of this home repeats it, and"
+                " workers find the job when they list the refs"
+            )
 
 
 def _home() -> "Home":

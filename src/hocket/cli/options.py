@@ -58,10 +58,58 @@ Open = Annotated[
 ]
 
 
+Ttl = Annotated[
+    str | None,
+    typer.Option("--ttl", metavar="DURATION", help="Cancel it if no worker has begun it within this time, like 30s."),
+]
 Needs = Annotated[
     list[str] | None,
     typer.Option("--needs", metavar="LABEL", help="Only workers with this label: gpu, or gpu=a100; may be repeated."),
 ]
+
+Claim = Annotated[
+    str | None,
+    typer.Option("--claim", metavar="HOW", help="How it finds its worker: first, rendezvous (by rank) or sticky."),
+]
+Sticky = Annotated[
+    str | None,
+    typer.Option("--sticky", metavar="MEMBER", help="For --claim sticky: the member of the payload that is the key."),
+]
+ClaimTimeout = Annotated[
+    str | None,
+    typer.Option("--claim-timeout", metavar="DURATION", help="How long each rank waits for the one before; 5s."),
+]
+
+
+MaxCost = Annotated[
+    float | None,
+    typer.Option("--max-cost", metavar="AMOUNT", help="Stop it when it has cost this much, by the worker's rate card."),
+]
+MaxBu = Annotated[
+    int | None,
+    typer.Option("--max-bu", metavar="N", help="Stop it when all its runs have used so many beats."),
+]
+PerBeat = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--per-beat", metavar="NAME=AMOUNT", help="Stop it if one beat uses more: cpu_sec=8, cost=0.1; may be repeated."
+    ),
+]
+ChargeTo = Annotated[str | None, typer.Option("--charge-to", metavar="ACCOUNT", help="The account that pays for it.")]
+
+
+def budget(
+    max_cost: float | None, max_bu: int | None, per_beat: list[str] | None, charge_to: str | None
+) -> dict[str, Any] | None:
+    """The budget that these options name, if any."""
+    caps = {}
+    for each in per_beat or ():
+        name, _, amount = each.partition("=")
+        try:
+            caps[name] = float(amount)
+        except ValueError:
+            raise Usage(f"bad --per-beat {each!r}; write it like cpu_sec=8") from None
+    return given(max_cost=max_cost, max_bu=max_bu, per_beat=caps or None, charge_to=charge_to) or None
 
 
 def given(**options: Any) -> dict[str, Any]:
@@ -115,6 +163,12 @@ VerboseOption = Annotated[
 ]
 QuietOption = Annotated[
     int, typer.Option("--quiet", "-q", count=True, help="Log only warnings and errors; -qq only errors.")
+]
+BusOption = Annotated[
+    str | None,
+    typer.Option(
+        "--bus", metavar="URL", help="The NATS servers for messages, like nats://a:4222,nats://b:4222; or $HOCKET_BUS."
+    ),
 ]
 LogFormatOption = Annotated[
     LogFormat | None,

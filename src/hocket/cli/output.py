@@ -55,6 +55,14 @@ def emit(value: Any) -> None:
     print(clean_json((msgspec.json.format(encoded, indent=2) if on_terminal() else encoded).decode()))
 
 
+def emit_line(value: Any) -> None:
+    """Prints one line of JSON now, if --json was given."""
+    import msgspec
+
+    if settings.as_json:
+        print(clean_json(msgspec.json.encode(value).decode()), flush=True)
+
+
 def emit_each(values: Iterable[Any]) -> None:
     """The same for a list of any length, which is not held in memory."""
     import msgspec

@@ -78,6 +78,7 @@ def show(proof: ProofArgument, home: HomeOption = None, as_json: JsonOption = Fa
             *((name.replace("_", " "), told[name]) for name in names),
             ("runner", " ".join(told["runner"][name] for name in ("version", "platform", "program"))),
             *((name.replace("_", " "), value) for name, value in _used(told["resources"])),
+            *_charged(execution),
             *(("input", each) for each in told["inputs"]),
         ]
     )
@@ -222,6 +223,13 @@ def _used(resources: dict[str, Any]) -> list[tuple[str, str]]:
     return [
         (name, f"{value:.6g}" if isinstance(value, float) else str(value)) for name, value in (plain | classes).items()
     ]
+
+
+def _charged(execution: "Execution") -> list[tuple[str, str]]:
+    charge = execution.charge
+    if charge is None:
+        return []
+    return [("cost", f"{charge.cost:.6g} {charge.currency}"), *([("stopped", charge.over)] if charge.over else [])]
 
 
 def _files(told: dict[str, Any]) -> list[dict[str, Any]]:

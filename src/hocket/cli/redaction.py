@@ -16,6 +16,8 @@ _LOOKS_SECRET = re.compile(
     r"|hkt_[A-Za-z0-9_-]+"  # a program's token
     r"|eyJ[A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]*){1,2}"  # a JSON Web Token
     r"|ed25519:[0-9a-f]+"  # a key, perhaps a private one
+    r"|(?:(?<=nats://)|(?<=tls://))[^\s,]+(?=@)"  # the user and the password of a bus
+    r"|SU[A-Z2-7]{56}"  # the seed of an nkey
 )
 _SECRET_NAME = re.compile("TOKEN|SECRET|PASS|KEY|CREDENTIAL|AUTH", re.IGNORECASE)
 

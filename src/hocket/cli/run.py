@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hocket.cli.app import new_app
-from hocket.cli.options import Priority, Retries, given
+from hocket.cli.options import ChargeTo, MaxBu, MaxCost, PerBeat, Priority, Retries, budget, given
 from hocket.cli.output import emit, notice, say
 from hocket.cli.settings import HomeOption, JsonOption, deliver, open_service, settings
 from hocket.errors import NotAuthorised, Usage
@@ -76,6 +76,10 @@ def run(
     detach: Annotated[bool, typer.Option("--detach", help="Submit it and return at once.")] = False,
     priority: Priority = None,
     retries: Retries = None,
+    max_cost: MaxCost = None,
+    max_bu: MaxBu = None,
+    per_beat: PerBeat = None,
+    charge_to: ChargeTo = None,
     home: HomeOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -93,10 +97,12 @@ def run(
     """
     asked = read(context.params, Path.cwd(), dict(os.environ))
     with open_service() as service:
+        from hocket.node.estimates import check_budgets
         from hocket.work.command import request
 
         runtime, target = service.runtime, None if on is None else _target(service, on)
         packed = request.pack(asked.request._replace(on=target), runtime.blobs)
+        check_budgets(runtime, [packed.draft])
         if asked.warning:
             notice(asked.warning)
         if detach:
@@ -147,7 +153,11 @@ def read(params: dict[str, Any], directory: Path, environment: dict[str, str]) -
         outputs=params["outputs"] or (),
         sandbox=params["sandbox"],
         network=params["network"],
-        **given(priority=params["priority"], retries=params["retries"]),
+        **given(
+            priority=params["priority"],
+            retries=params["retries"],
+            budget=budget(params["max_cost"], params["max_bu"], params["per_beat"], params["charge_to"]),
+        ),
     )
     return Asked(request, bool(params["detach"]), _exposed(request.env))
 
@@ -209,6 +219,7 @@ async def _attached(
     from hocket.kernel.ids import ulid_text
     from hocket.node.local_node import fetch_for
     from hocket.node.node import Node
+    from hocket.node.rates import rates_of
     from hocket.node.signals import stopped_by_signals
     from hocket.server.following import Following
     from hocket.work import jobs
@@ -236,7 +247,14 @@ async def _attached(
             notice(str(event))
 
     handlers = Handlers([commands.job_type(job_id, following.is_over)] if is_here else ())
-    options = WorkerOptions(handlers, 1, grace=0.0, emit=tell, finished=following.finished, serving=Serving())
+    options = WorkerOptions(
+        *(handlers, 1),
+        grace=0.0,
+        emit=tell,
+        finished=following.finished,
+        serving=Serving(),
+        rates=rates_of(runtime.home),
+    )
     worker = Worker(node, node.environment, options)
     try:
         with stopped_by_signals(interrupted.set):

@@ -13,14 +13,15 @@ import typer
 
 from hocket.cli.app import new_app
 from hocket.cli.log_lines import start_logging
-from hocket.cli.options import LogFormatOption, QuietOption, VerboseOption
+from hocket.cli.options import BusOption, LogFormatOption, QuietOption, VerboseOption
 from hocket.cli.output import emit, fields
 from hocket.cli.settings import HomeOption, JsonOption, open_runtime
 from hocket.errors import Usage
-from hocket.work.event_logging import log_event
+from hocket.work.event_logging import log_event, logged
 
 if TYPE_CHECKING:
     from hocket.mesh.gate import Gate
+    from hocket.node.bus_settings import BusSettings
     from hocket.node.runtime import Runtime
     from hocket.server.running import Server
 
@@ -52,6 +53,11 @@ def serve(
         ),
     ] = None,
     announce: Annotated[bool, typer.Option("--announce", help="Announce this server on the local network.")] = False,
+    openai: Annotated[
+        str | None,
+        typer.Option("--openai", metavar="KIND", help="Answer OpenAI's /v1/chat/completions with jobs of this kind."),
+    ] = None,
+    bus: BusOption = None,
     verbose: VerboseOption = 0,
     quiet: QuietOption = 0,
     log_format: LogFormatOption = None,
@@ -61,21 +67,28 @@ def serve(
     """Serve the other nodes of this mesh and programs, and sync with this node's own peers.
 
     Prints its address once it accepts connections. Invitations made from then on carry that address. Nodes identify
-    themselves with a signed token; programs use the HTTP API with a token of `hocket token create`. Without --cert,
-    others on the network can read the traffic, so use it or a private network. SIGTERM or Ctrl-C stops the server. It
-    does not start while $HOCKET_MESH_ENABLED is 0.
+    themselves with a signed token; programs use the HTTP API with a token of `hocket token create`. Prometheus finds
+    metrics at /metrics; from another machine it needs a token that grants mesh:read. Probes use /healthz and /readyz.
+    Without --cert, others on the network can read the traffic, so use it or a private network. SIGTERM or Ctrl-C stops
+    the server. It does not start while $HOCKET_MESH_ENABLED is 0.
 
     \b
       hocket serve
       hocket serve --host 0.0.0.0 --announce
+      hocket serve --openai acme.chat
       hocket serve --host 0.0.0.0 --cert cert.pem --key key.pem --address https://mesh.example.org:7315
     """
     from hocket.mesh.peers import check_address
+    from hocket.node.bus_settings import bus_settings
+    from hocket.work.jobs import check_kind
 
     known = None if address is None else check_address(address)
+    if openai is not None:
+        check_kind(openai)
     start_logging(verbose, quiet, log_format)
     with open_runtime() as runtime:
-        asyncio.run(_serve(runtime, host, port, known, cert, key, proxy or [], announce))
+        servers = bus_settings(runtime.home, bus)
+        asyncio.run(_serve(runtime, host, port, known, cert, key, proxy or [], announce, servers, openai))
 
 
 async def _serve(
@@ -87,6 +100,8 @@ async def _serve(
     key: Path | None,
     proxies: list[str],
     announce: bool,
+    servers: "BusSettings | None",
+    openai: str | None,
 ) -> None:
     from hocket.node.node import Node
     from hocket.node.servers import announce_server
@@ -94,28 +109,39 @@ async def _serve(
 
     node = Node(runtime)
     try:
-        services = node.services(log_event)
+        from hocket.server.monitoring.event_counts import EventCounts
+
+        counts = EventCounts()
+        emit = logged(counts)
+        services = node.services(emit)
+        await node.relay_messages(emit, servers)
+        from hocket.server.monitoring.monitor import Monitor
+        from hocket.server.openai import routes as chat_routes
         from hocket.server.running import Server
         from hocket.server.v1.api import Api
+        from hocket.server.v1.table import ROUTES
         from hocket.service import Service, peers
         from hocket.service.tokens import chosen_token
         from hocket.work.supervision import supervised
 
-        gate = services.gate(lambda: {server.address, *([] if address is None else [address])})
-        api = Api(node, gate.turned_away, chosen=chosen_token(dict(os.environ)))
-        server = Server(gate, host, port, cert=cert, key=key, proxies=proxies, api=api)
-        told = address or server.address
         ended = asyncio.Event()
+        gate = services.gate(lambda: {server.address, *([] if address is None else [address])})
+        routes = ROUTES if openai is None else (*ROUTES, *chat_routes(openai))
+        api = Api(node, gate.turned_away, chosen=chosen_token(dict(os.environ)), routes=routes)
+        troubles = lambda: ["this server stops"] if ended.is_set() else []  # noqa: E731
+        monitor = Monitor(node, counts, lambda: gate.refusals, troubles, emit)
+        server = Server(gate, host, port, cert=cert, key=key, proxies=proxies, api=api, monitor=monitor)
+        told = address or server.address
         with stopped_by_signals(ended.set) as received:
             await server.start()
             keeping = asyncio.create_task(
-                supervised("the exchange with peers", lambda: services.loop().run(), log_event, node.environment)
+                supervised("the exchange with peers", lambda: services.loop().run(), emit, node.environment)
             )
             try:
                 await node.call(lambda: peers.note_address(Service(runtime), told))
                 name, now_ms = node.environment.name("server"), node.environment.physical_ms()
                 with closing(announce_server(runtime.home.processes, name, told, now_ms)):
-                    async with _announced(runtime, server, announce), node.kept_up(log_event):
+                    async with _announced(runtime, server, announce), node.kept_up(emit):
                         _say(runtime, told, server)
                         await ended.wait()
             finally:

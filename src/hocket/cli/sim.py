@@ -2,8 +2,9 @@
 that nothing was lost, that all nodes agree and that no job was held twice. It touches no home and no network.
 """
 
+import functools
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,7 +19,7 @@ from hocket.kernel.plurals import counted
 if TYPE_CHECKING:
     from hocket.testing.sim import Report
 
-NODES_MAX = 200
+NODES_MAX = 1_000
 MINUTES_MAX = 10_000.0
 
 app = new_app()
@@ -43,6 +44,11 @@ def sim(
         ),
     ] = None,
     jobs: Annotated[int | None, typer.Option("--jobs", metavar="N", min=1, help="How many jobs to submit.")] = None,
+    coordination: Annotated[
+        int | None,
+        typer.Option("--coordination", metavar="N", min=0, help="How many locks, messages and rows; as many as jobs."),
+    ] = None,
+    ranked: Annotated[bool, typer.Option("--ranked", help="Short jobs that succeed and all go by rank.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Simulate a mesh: real nodes on virtual time, over a network and disks that fail.
@@ -53,7 +59,7 @@ def sim(
       hocket sim --seed 7 --nodes 20 --minutes 30 --faults partition,loss,crash
       hocket sim --seeds 0..999
     """
-    from hocket.testing.sim import FAULTS, HONEST_FAULTS
+    from hocket.testing.sim import FAULTS, HONEST_FAULTS, run
 
     named = () if faults is None else tuple(name.strip() for name in faults.split(",") if name.strip() != "none")
     chosen = HONEST_FAULTS if faults is None else named
@@ -63,7 +69,10 @@ def sim(
     wanted = range(seed, seed + 1) if seeds is None else _range(seeds)
     bad, node_minutes, seconds = 0, 0.0, 0.0
     with progress("simulating") as bar:
-        for done, report in enumerate(_runs(wanted, nodes, minutes, chosen, jobs), 1):
+        one = functools.partial(
+            run, nodes=nodes, minutes=minutes, faults=chosen, jobs=jobs, coordination=coordination, ranked=ranked
+        )
+        for done, report in enumerate(_runs(wanted, one), 1):
             bar(done, len(wanted))
             bad += bool(report.violations)
             node_minutes += report.nodes * report.virtual_s / 60
@@ -84,20 +93,12 @@ def _range(text: str) -> range:
     return range(int(first), int(last) + 1)
 
 
-def _runs(seeds: range, nodes: int, minutes: float, faults: tuple[str, ...], jobs: int | None) -> Iterator["Report"]:
+def _runs(seeds: range, run: Callable[[int], "Report"]) -> Iterator["Report"]:
     if len(seeds) == 1:
-        yield _run(seeds[0], nodes, minutes, faults, jobs)
+        yield run(seeds[0])
         return
     with ProcessPoolExecutor(min(len(seeds), os.cpu_count() or 1)) as pool:
-        count = len(seeds)
-        same = [[value] * count for value in (nodes, minutes, faults, jobs)]
-        yield from pool.map(_run, seeds, *same)
-
-
-def _run(seed: int, nodes: int, minutes: float, faults: tuple[str, ...], jobs: int | None) -> "Report":
-    from hocket.testing.sim import run
-
-    return run(seed, nodes=nodes, minutes=minutes, faults=faults, jobs=jobs)
+        yield from pool.map(run, seeds)
 
 
 def _record(report: "Report") -> dict[str, object]:
@@ -111,9 +112,14 @@ def _record(report: "Report") -> dict[str, object]:
         "jobs": report.jobs,
         "ops": report.ops,
         "runs": report.runs,
+        "takeovers": report.takeovers,
+        "overlaps": report.overlaps,
         "locks": report.locks,
         "messages": report.messages,
         "rows": report.rows,
+        "bus": report.bus,
+        "requests": report.requests,
+        "memory_bytes": report.memory_bytes,
         "trace": report.digest,
         "violations": [{"rule": each.rule, "sentence": each.sentence} for each in report.violations],
     }

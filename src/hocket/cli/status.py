@@ -9,7 +9,7 @@ from hocket.cli.settings import HomeOption, JsonOption, open_service
 from hocket.kernel.breaker import BreakerState
 from hocket.kernel.durations import span
 from hocket.kernel.plurals import counted
-from hocket.service.status import BreakerStatus, NodeStatus, WorkerStatus
+from hocket.service.status import BreakerStatus, BusStatus, NodeStatus, WorkerStatus
 from hocket.service.status import status as node_status
 from hocket.work.liveness import WorkerState
 
@@ -74,6 +74,7 @@ def _mesh(shown: NodeStatus) -> list[tuple[str, Any]]:
         waited = f"the oldest for {span(max(0, now - shown.outbox.since_ms))}"
         pairs.append(("outbox", f"{counted(shown.outbox.ops, 'op')} waiting here for the coordinator, {waited}"))
     pairs += [("breaker", _breaker(each, now)) for each in shown.breakers]
+    pairs += [("bus", _bus(each, now)) for each in shown.buses]
     for over in shown.over_quota:
         refused = f"{over.ops:,} ops refused, last {ago(over.last_ms, now)}"
         pairs.append(("over quota", f"node {over.node}: {refused}; see `hocket nodes`"))
@@ -96,6 +97,17 @@ def _availability(shown: NodeStatus, now: int) -> list[tuple[str, object]]:
         return []
     said = f"{availability}, set by {availability.by} {ago(availability.since_ms, now)}"
     return [("work", f"{said}; `hocket resume here` ends that")]
+
+
+def _bus(shown: BusStatus, now: int) -> str:
+    state = "connected" if shown.is_connected else "away"
+    said = [f"{shown.server}, process {shown.process}: {state} for {span(max(0, now - shown.since_ms))}"]
+    said += [shown.detail] if shown.detail else []
+    said += [] if shown.is_connected else ["work goes on without it"]
+    said += ["keeps no announcements"] if shown.is_connected and not shown.keeps else []
+    said += [f"{counted(shown.lost, 'message')} lost"] if shown.lost else []
+    said += [f"{count:,} refused as {reason}" for reason, count in shown.refused.items()]
+    return "; ".join(said)
 
 
 def _breaker(shown: BreakerStatus, now: int) -> str:

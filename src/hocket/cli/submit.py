@@ -1,7 +1,7 @@
 """`hocket submit`: submits one job from the command line, or a batch from a file, and can wait for the result."""
 
 import sys
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -10,24 +10,36 @@ from hocket.cli.options import (
     After,
     Backoff,
     BackoffMax,
+    ChargeTo,
+    Claim,
+    ClaimTimeout,
     Concurrency,
     Lease,
+    MaxBu,
+    MaxCost,
     Needs,
     NotBefore,
     Open,
     Priority,
     Rate,
     Retries,
+    Sticky,
     Timeout,
+    Ttl,
     Unique,
     UniqueFor,
+    budget,
     given,
     payload,
     seconds,
 )
-from hocket.cli.output import emit, say
+from hocket.cli.output import emit, emit_line, say
 from hocket.cli.settings import HomeOption, JsonOption, open_service
 from hocket.errors import HocketError, Usage
+
+if TYPE_CHECKING:
+    from hocket.cli.wait_line import WaitLine
+    from hocket.service import Service
 
 app = new_app()
 
@@ -45,6 +57,7 @@ def submit(
     retries: Retries = None,
     lease: Lease = None,
     timeout: Timeout = None,
+    ttl: Ttl = None,
     unique: Unique = None,
     unique_for: UniqueFor = None,
     concurrency: Concurrency = None,
@@ -53,11 +66,20 @@ def submit(
     backoff_max: BackoffMax = None,
     open_job: Open = False,
     needs: Needs = None,
+    claim: Claim = None,
+    sticky: Sticky = None,
+    claim_timeout: ClaimTimeout = None,
+    max_cost: MaxCost = None,
+    max_bu: MaxBu = None,
+    charge_to: ChargeTo = None,
     wait: Annotated[bool, typer.Option("--wait", help="Wait for the job and print its result as JSON.")] = False,
     wait_for: Annotated[
         str | None,
         typer.Option("--wait-for", metavar="DURATION", help="Wait at most this long, then exit with code 5."),
     ] = None,
+    stream: Annotated[
+        bool, typer.Option("--stream", help="Print the parts of the result and the progress as they come.")
+    ] = False,
     batch: Annotated[
         str | None,
         typer.Option("--batch", metavar="FILE|-", help="Submit every line of a JSON Lines file, all or none."),
@@ -71,6 +93,7 @@ def submit(
       hocket submit acme.render '{"frame": 7}' --priority 5 --retries 3
       hocket submit acme.report @args.json --after 01J9Z --not-before +10m
       hocket submit acme.render '{"frame": 8}' --timeout 10m --wait-for 1m
+      hocket submit acme.chat '{"prompt": "hello"}' --stream
       hocket submit --batch jobs.jsonl
 
     A line of a batch is {"kind": "acme.render", "payload": {"frame": 7}, "priority": 5, ...}; the options are those
@@ -83,6 +106,7 @@ def submit(
         retries=retries,
         lease=lease,
         timeout=timeout,
+        ttl=ttl,
         unique=unique,
         unique_for=unique_for,
         concurrency=concurrency,
@@ -91,11 +115,17 @@ def submit(
         backoff_max=backoff_max,
         open=open_job or None,
         needs=needs or None,
+        claim=claim,
+        sticky=sticky,
+        claim_timeout=claim_timeout,
+        budget=budget(max_cost, max_bu, None, charge_to),
     )
     patience = seconds(wait_for, "--wait-for")
+    if stream and patience is not None:
+        raise Usage("--stream follows the job to its end; leave out --wait-for, or give the job a --timeout")
     wait = wait or wait_for is not None
     if batch is not None:
-        if kind is not None or options or wait:
+        if kind is not None or options or wait or stream:
             raise Usage("a batch names its kinds and options line by line; give --batch alone")
         from hocket.cli.batch import submit_batch
 
@@ -103,10 +133,12 @@ def submit(
     elif kind is None:
         raise Usage("name a kind, like `hocket submit acme.render`, or a file with --batch")
     else:
-        _submit_one(kind, data, options, wait, patience)
+        _submit_one(kind, data, options, wait, patience, stream)
 
 
-def _submit_one(kind: str, data: str | None, options: dict[str, Any], wait: bool, patience: float | None) -> None:
+def _submit_one(
+    kind: str, data: str | None, options: dict[str, Any], wait: bool, patience: float | None, stream: bool
+) -> None:
     from hocket.kernel.ids import ulid_text
     from hocket.service import jobs
     from hocket.work.handlers import draft
@@ -121,21 +153,48 @@ def _submit_one(kind: str, data: str | None, options: dict[str, Any], wait: bool
         job_id = ulid_text(made.job_id)
         answer = {"job_id": job_id, "kind": kind, "created": made.created}
         say(f"submitted {kind} {job_id}" if made.created else f"already there {job_id}")
-        if not wait:
+        if not wait and not stream:
             emit(answer | {"waits_here": service.deliver()})
             return
         sys.stdout.flush()
         from hocket.cli.wait_line import WaitLine
 
+        tell = emit_line if stream else emit
         try:
             with WaitLine(job_id) as line:
+                printed = _print_parts(service, job_id, line) if stream else 0
                 result = jobs.result(service, job_id, patience, line.show)
         except HocketError:
             shown = jobs.brief(service, job_id)
-            emit(answer | {"outcome": shown.outcome, "result": None, "error": shown.error})
+            tell(answer | {"outcome": shown.outcome, "result": None, "error": shown.error})
             raise
-        emit(answer | {"outcome": "succeeded", "result": result, "error": None})
-        _say_json(result)
+        tell(answer | {"outcome": "succeeded", "result": result, "error": None})
+        if not printed:
+            _say_json(result)
+
+
+def _print_parts(service: "Service", job_id: str, line: "WaitLine") -> int:
+    """Returns how many there were."""
+    from contextlib import closing
+
+    from hocket.cli.streaming import PartsPrinter
+    from hocket.node.stream_news import StreamNews
+    from hocket.service import jobs
+
+    printer = PartsPrinter()
+
+    def progress(note: Any) -> None:
+        line.clear()
+        printer.progress(note)
+
+    try:
+        with closing(jobs.stream(service, job_id, StreamNews(progress, line.show))) as parts:
+            for part in parts:
+                line.clear()
+                printer.part(part)
+    finally:
+        printer.end_line()
+    return printer.count
 
 
 def _say_json(value: Any) -> None:

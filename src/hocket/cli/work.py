@@ -6,26 +6,28 @@ import asyncio
 import functools
 import os
 import sys
-from contextlib import closing, nullcontext
+from contextlib import AbstractAsyncContextManager, closing, nullcontext
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from hocket.cli.app import new_app
 from hocket.cli.log_lines import LogLines, start_logging
-from hocket.cli.options import LogFormatOption, QuietOption, VerboseOption, seconds
+from hocket.cli.options import BusOption, LogFormatOption, QuietOption, VerboseOption, seconds
 from hocket.cli.output import console, emit, on_terminal, say
 from hocket.cli.run import parse
 from hocket.cli.settings import HomeOption, JsonOption, open_runtime, settings
 from hocket.errors import Failed, Usage
-from hocket.events import AllowanceIsRisky, KindsNotClaimable, WorkerStarted, WorkerStopping
+from hocket.events import AllowanceIsRisky, Emit, KindsNotClaimable, MetricsServed, WorkerStarted, WorkerStopping
 from hocket.kernel.plurals import counted
 from hocket.kernel.reasons import Reason
 from hocket.kernel.roster import Job, Outcome
 from hocket.kernel.safe_text import clean
+from hocket.node.bus_settings import BusSettings, bus_settings
 from hocket.node.home import ENVIRONMENT
 from hocket.node.local_node import fetch_for
 from hocket.node.node import Node, handler_processes
+from hocket.node.rates import rates_of
 from hocket.node.runtime import Runtime
 from hocket.node.signals import stopped_by_signals
 from hocket.server.local_client import INTERRUPTED
@@ -33,7 +35,7 @@ from hocket.server.local_server import LocalServer
 from hocket.service import Service, nodes
 from hocket.work.command import request
 from hocket.work.command.job import Commands
-from hocket.work.event_logging import log_event
+from hocket.work.event_logging import log_event, logged
 from hocket.work.handler_processes import PROCESSES_MAX
 from hocket.work.handlers import Handlers, load
 from hocket.work.output_capture import catching
@@ -98,6 +100,12 @@ def work(
             "--label", metavar="LABEL", help="Also take jobs that need this label: gpu, or gpu=a100; may be repeated."
         ),
     ] = None,
+    weight: Annotated[
+        float,
+        typer.Option(
+            "--weight", metavar="N", help="Its share of the jobs that go by rank: 2 gets twice the jobs of 1."
+        ),
+    ] = 1.0,
     until_idle: Annotated[
         bool, typer.Option("--until-idle", help="Exit when no job is left that this worker could run.")
     ] = False,
@@ -116,6 +124,15 @@ def work(
     allow_env: Annotated[
         list[str] | None,
         typer.Option("--allow-env", metavar="NAME", help="Let commands of other nodes set this variable."),
+    ] = None,
+    bus: BusOption = None,
+    metrics: Annotated[
+        str | None,
+        typer.Option(
+            "--metrics",
+            metavar="[HOST:]PORT",
+            help="Serve /metrics, /healthz and /readyz there; without a host, for this machine only.",
+        ),
     ] = None,
     verbose: VerboseOption = 0,
     quiet: QuietOption = 0,
@@ -139,6 +156,7 @@ def work(
       hocket work tasks.py --processes 4
       hocket work acme.tasks --label gpu=a100
       hocket work --allow 'ffmpeg -i * *.mp4'
+      hocket work tasks.py --metrics 9464
 
     Every worker runs the commands (`hocket run`) of its own node; a worker without modules runs nothing else. It runs
     commands of other nodes only if --allow, --allow-any or the home's config.toml permits them. A pattern is matched
@@ -159,6 +177,7 @@ def work(
         os.environ[ENVIRONMENT] = str(runtime.home.path)
         found = load(modules or ())
         lines.show_handlers()
+        servers = bus_settings(runtime.home, bus)
         if modules and not any(each.function is not None for each in found):
             raise Usage(f"no handlers in {', '.join(modules)}; decorate a function with @hocket.job(kind)")
         with closing(runtime.commands(fetch_for(runtime), allow or (), allow_any, allow_env or ())) as commands:
@@ -168,11 +187,15 @@ def work(
             if unmatched := handlers.unmatched():
                 known = ", ".join(sorted([*(each.kind for each in found), commands.job_type().kind]))
                 raise Usage(f"--kinds {unmatched[0]} matches no handler; there are {known}")
-            options = WorkerOptions(handlers, concurrency or processes or 4, until_idle, grace_s, ahead, label or ())
+            slots = concurrency or processes or 4
+            rates = rates_of(runtime.home)
+            options = WorkerOptions(
+                handlers, slots, until_idle, grace_s, ahead, label or (), weight=weight, rates=rates
+            )
             options.serving = serving(handlers.topics(), commands.allowance)
             if processes is not None and (served := Handlers(found)):
                 options.processes = handler_processes(runtime, processes, served)
-            shift = Shift(runtime, options, commands, lines)
+            shift = Shift(runtime, options, commands, lines, servers, metrics)
             with catching(lines.show_print):
                 asyncio.run(shift.run())
     shift.replace_process()
@@ -182,11 +205,21 @@ def work(
 class Shift:
     """One run of a worker, with its signals and its counter."""
 
-    def __init__(self, runtime: Runtime, options: WorkerOptions, commands: Commands, lines: LogLines) -> None:
+    def __init__(
+        self,
+        runtime: Runtime,
+        options: WorkerOptions,
+        commands: Commands,
+        lines: LogLines,
+        servers: BusSettings | None = None,
+        metrics: str | None = None,
+    ) -> None:
         self._runtime = runtime
+        self._metrics = metrics
+        self._servers = servers
         self._commands = commands
         self._options = options
-        self._options.emit = log_event
+        self._emit: Emit = log_event
         self._lines = lines
         self._worker: Worker | None = None
         self._signals = 0
@@ -196,17 +229,43 @@ class Shift:
 
     async def run(self) -> None:
         node = Node(self._runtime)
+        monitoring = self._monitoring(node)
+        self._options.emit = self._emit
         self._worker = Worker(node, node.environment, self._options)
         try:
+            if self._servers is not None:
+                await node.message_bus(self._emit, self._servers)
+            self._options.messages = await node.mesh_messages(self._emit)
             with stopped_by_signals(self._signalled) as received, self._counter(await self._served(node)):
                 door = LocalServer(node, self._worker, self._commands, parse, node.environment.name("commands"))
                 self._options.finished = functools.partial(self._finished, door)
                 runs_commands = self._options.handlers.find(request.KIND) is not None
-                async with node.in_touch(log_event), door if runs_commands else nullcontext():
+                async with monitoring, node.in_touch(self._emit), door if runs_commands else nullcontext():
                     await self._worker.run()
                 self._interrupted = received.is_interrupt
         finally:
             await node.finish()
+
+    def _monitoring(self, node: Node) -> AbstractAsyncContextManager[object]:
+        """With --metrics, counts this process's events and serves its metrics inside the block."""
+        if self._metrics is None:
+            return nullcontext()
+        try:
+            from hocket.server.monitoring.event_counts import EventCounts
+            from hocket.server.monitoring.monitor import Monitor
+            from hocket.server.monitoring.monitor_server import MonitorServer, parse_address
+        except ImportError as error:
+            raise Usage(f"--metrics needs {error.name}; install hocket[server]") from None
+        counts = EventCounts()
+        self._emit = logged(counts)
+        server = MonitorServer(
+            Monitor(node, counts, troubles=self._troubles, emit=self._emit), *parse_address(self._metrics)
+        )
+        log_event(MetricsServed(server.address))
+        return server
+
+    def _troubles(self) -> list[str]:
+        return ["this worker stops"] if self._worker is not None and self._worker.is_stopping else []
 
     async def _served(self, node: Node) -> list[str]:
         """The kinds that this worker really serves: those of its handlers that its node may claim. It says which it may

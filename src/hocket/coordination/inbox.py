@@ -5,7 +5,6 @@ and asks the arbiter where it decides.
 
 import asyncio
 import getpass
-import math
 import os
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -239,28 +238,28 @@ def _by_urgency(session: Session, agent: str, node: int, count: int) -> Iterator
             return
 
 
-async def claim_messages(access: NodeAccess, agent: str, count: int, lease_ms: int) -> list[ClaimedMessage]:
-    """Claims up to `count` messages and has the claims decided. Leaves out what the arbiter decides after the lease,
-    counted from before the claim: another consumer may have the message by then. Raises Unreachable if only the
-    arbiter can say whether there is a message, and it cannot be asked.
+async def claim_messages(
+    access: NodeAccess, agent: str, count: int, lease_ms: int
+) -> list[tuple[float, ClaimedMessage]]:
+    """Claims up to `count` messages and has the claims decided. Returns each with the time, by the event loop's clock,
+    until which its lease surely lasts: counted from before the claim. Raises Unreachable if only the arbiter can say
+    whether there is a message, and it cannot be asked.
     """
     now = asyncio.get_running_loop().time
-    rounds: list[tuple[float, list[ClaimedMessage]]] = []
-    wanted = count
-    while wanted > 0 and len(rounds) < ROUNDS_MAX:
-        until = now() + lease_ms / 1000
+    taken: list[tuple[float, ClaimedMessage]] = []
+    for _ in range(ROUNDS_MAX):
+        until, wanted = now() + lease_ms / 1000, count - len(taken)
         made = await access.run(lambda tx, wanted=wanted: claim(tx, agent, wanted, lease_ms))  # type: ignore[misc]
-        rounds.append((math.inf, made.taken))
-        if not made.offers:
-            break
         try:
-            rounds[-1] = until, made.with_accepted(await settled(access, made.offers))
+            decided = made.with_accepted(await settled(access, made.offers)) if made.offers else made.taken
         except Unreachable:
-            if not any(taken for _, taken in rounds):
+            if not taken and not made.taken:
                 raise
+            return taken + [(until, each) for each in made.taken]
+        taken += [(until, each) for each in decided]
+        if not made.offers or len(taken) >= count:
             break
-        wanted -= len(rounds[-1][1])
-    return [each for until, taken in rounds if now() < until for each in taken]
+    return taken
 
 
 async def settled(access: NodeAccess, offers: Sequence[Op]) -> list[ClaimedMessage]:

@@ -17,7 +17,7 @@ from hocket.log import Log
 from hocket.store import AgentRow, Presence, Session
 from hocket.work.hardware import UNKNOWN, Hardware
 from hocket.work.liveness import Grade, Liveness, WorkerState, grade, standing
-from hocket.work.serving import TEXT_CHARS_MAX, Serving, read_serving
+from hocket.work.serving import TEXT_CHARS_MAX, Serving, read_serving, without_tallies
 
 # What was heard longer ago than this is forgotten: a week.
 KEPT_MS = 7 * 24 * 3600 * 1000
@@ -68,7 +68,11 @@ class NodePresence(NamedTuple):
 
 
 def said_text(said: NodeSaid) -> str:
-    """As the store keeps it, bounded: agents, then workers that no longer fit are left out."""
+    """As the store keeps it, bounded: what workers have claimed, agents, then workers that no longer fit are left
+    out.
+    """
+    if len(msgspec.json.encode(said)) > TEXT_CHARS_MAX:
+        said = msgspec.structs.replace(said, workers=tuple(without_tallies(said.workers)))
     while len(text := msgspec.json.encode(said).decode()) > TEXT_CHARS_MAX:
         half = (len(said.agents) or len(said.workers)) // 2
         said = (

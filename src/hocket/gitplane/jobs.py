@@ -224,6 +224,14 @@ def look(plane: Plane, job: bytes) -> GitJob | None:
     return describe(plane, found.values())[0] if found else None
 
 
+def is_unclaimed(plane: Plane, job: bytes) -> bool:
+    """Whether the job is there, and no worker has claimed it yet."""
+    refs = group(plane.refs(f"{ROOT}{job.hex()}/")).get(job)
+    if refs is None or refs.job is None or refs.claims or refs.others:
+        return False
+    return refs.claim is None and refs.result is None and refs.abort is None
+
+
 def describe(plane: Plane, jobs: Iterable[JobRefs]) -> list[GitJob]:
     """The states of jobs, derived from their refs and the commits that these point to."""
     jobs = [refs for refs in jobs if refs.job is not None]

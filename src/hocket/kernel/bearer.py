@@ -15,6 +15,7 @@ from hocket.kernel.clock import U64_MAX
 from hocket.kernel.ids import node_id
 from hocket.kernel.jws import base64url, compact, open_compact
 from hocket.kernel.keys import SigningKey, verify
+from hocket.kernel.nesting import NESTING_MAX, is_too_deep
 from hocket.kernel.postcard import Malformed
 
 LIFETIME_S_DEFAULT = 300
@@ -77,11 +78,13 @@ def make_bearer(
 def read_bearer(token: str) -> Bearer:
     """Parses a token, or raises Malformed. Checks only the form: the signature is not verified yet."""
     _, payload, _, signing_input = open_compact(token)
+    if is_too_deep(payload):
+        raise Malformed(f"a bearer token is nested deeper than {NESTING_MAX}")
     try:
         # Read as a whole first: ignored members must still be JSON.
         claims = msgspec.convert(msgspec.json.decode(payload, type=dict[str, Any]), _BearerClaims)
         node = int(claims.iss)
-    except (ValueError, msgspec.MsgspecError, RecursionError) as error:
+    except (ValueError, msgspec.MsgspecError) as error:
         raise Malformed(f"not a bearer token: {error}") from None
     if not 0 <= node <= U64_MAX or str(node) != claims.iss:
         raise Malformed("a bearer token's issuer is not a node id in decimal")

@@ -4,13 +4,15 @@ remote time is too far ahead are left to others.
 """
 
 import re
+from functools import lru_cache
 from struct import Struct
 from typing import NamedTuple
 
 U32_MAX = 2**32 - 1
 U64_MAX = 2**64 - 1
 _PACKED = Struct(">QIQ")
-_TEXT = re.compile(r"([0-9]{4,9})-([0-9]{2})-([0-9]{2})T([0-9]{2}):([0-9]{2}):([0-9]{2})\.([0-9]{3})Z\+([0-9]{1,10})")
+_WALL = re.compile(r"([0-9]{4,9}-[0-9]{2}-[0-9]{2})T([01][0-9]|2[0-3]):([0-5][0-9]):([0-5][0-9])\.([0-9]{3})Z")
+_LOGICAL = re.compile("0|[1-9][0-9]{0,9}")
 _DAY_MS = 86_400_000
 
 
@@ -90,26 +92,46 @@ def _days(year: int, month: int, day: int) -> int:
     return era * 146_097 + year_of_era * 365 + year_of_era // 4 - year_of_era // 100 + day_of_year - 719_468
 
 
-def hlc_text(h: Hlc) -> str:
-    """The form for people, `2025-09-03T02:12:27.183Z+17`: the logical part follows the plus, the node is left
-    out.
-    """
-    days, ms = divmod(h.wall, _DAY_MS)
+def wall_text(ms: int) -> str:
+    """Milliseconds since 1970 as `2025-09-03T02:12:27.183Z`."""
+    days, ms = divmod(ms, _DAY_MS)
     year, month, day = _civil(days)
     seconds, ms = divmod(ms, 1000)
     minutes, seconds = divmod(seconds, 60)
     hours, minutes = divmod(minutes, 60)
-    return f"{year:04d}-{month:02d}-{day:02d}T{hours:02d}:{minutes:02d}:{seconds:02d}.{ms:03d}Z+{h.logical}"
+    return f"{year:04d}-{month:02d}-{day:02d}T{hours:02d}:{minutes:02d}:{seconds:02d}.{ms:03d}Z"
+
+
+# A node reads many times of few days.
+@lru_cache(maxsize=64)
+def _parse_day(text: str) -> int | None:
+    year, month, day = map(int, text.split("-"))
+    days = _days(year, month, day)
+    return days if _civil(days) == (year, month, day) and f"{year:04d}-{text[-5:]}" == text else None
+
+
+def parse_wall(text: str) -> int:
+    """The inverse of wall_text. Anything that wall_text would not have written (30 February) is refused."""
+    if (found := _WALL.fullmatch(text)) is not None and (days := _parse_day(found[1])) is not None:
+        hours, minutes, seconds, ms = map(int, found.groups()[1:])
+        if 0 <= (wall := days * _DAY_MS + ((hours * 60 + minutes) * 60 + seconds) * 1000 + ms) <= U64_MAX:
+            return wall
+    raise ValueError(f"not a time: {text!r}")
+
+
+def hlc_text(h: Hlc) -> str:
+    """The form for people, `2025-09-03T02:12:27.183Z+17`: the logical part follows the plus, the node is left
+    out.
+    """
+    return f"{wall_text(h.wall)}+{h.logical}"
 
 
 def parse_hlc(text: str, node: int) -> Hlc:
     """The inverse of hlc_text. Anything that hlc_text would not have written (30 February, +017) is refused."""
-    found = _TEXT.fullmatch(text)
-    if found is None:
+    wall, _, logical = text.partition("+")
+    if _LOGICAL.fullmatch(logical) is None or int(logical) > U32_MAX:
         raise ValueError(f"not an HLC time: {text!r}")
-    year, month, day, hours, minutes, seconds, ms, logical = map(int, found.groups())
-    wall = _days(year, month, day) * _DAY_MS + ((hours * 60 + minutes) * 60 + seconds) * 1000 + ms
-    h = Hlc(wall, logical, node)
-    if not (0 <= wall <= U64_MAX and logical <= U32_MAX and hlc_text(h) == text):
-        raise ValueError(f"not an HLC time: {text!r}")
-    return h
+    try:
+        return Hlc(parse_wall(wall), int(logical), node)
+    except ValueError:
+        raise ValueError(f"not an HLC time: {text!r}") from None

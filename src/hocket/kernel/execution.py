@@ -39,6 +39,17 @@ class Resources(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     gpu_s: dict[str, Amount] = {}
 
 
+class Charged(msgspec.Struct, frozen=True):
+    """What a run cost by the worker's rate card, which has the hash `rates`. `over` says why a cap stopped it; empty if
+    none did.
+    """
+
+    cost: float
+    currency: str
+    rates: bytes
+    over: str = ""
+
+
 class RunnerProgram(msgspec.Struct, frozen=True):
     """The runner: the hash of its program, its version, and the platform, like `linux/x86_64`."""
 
@@ -67,3 +78,4 @@ class Execution(msgspec.Struct, frozen=True):
     runner: RunnerProgram
     stdout: Stream | None = None
     stderr: Stream | None = None
+    charge: Charged | None = None

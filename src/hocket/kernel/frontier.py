@@ -3,6 +3,8 @@ from the beginning without gaps, so a frontier tells exactly what it has, and tw
 the other. This module has their form as bytes and as the text of a cursor; the store finds the ops behind one.
 """
 
+from functools import lru_cache
+
 from hocket.kernel.clock import Hlc
 from hocket.kernel.jws import base64url, from_base64url
 from hocket.kernel.postcard import NODE, U32, U64, Codec, Malformed, Reader, write_varint
@@ -29,10 +31,18 @@ def encode_frontier(frontier: Frontier) -> bytes:
     out = bytearray()
     write_varint(out, len(frontier))
     for author, stamp in sorted(frontier.items()):
-        if stamp.node != author:
-            raise Malformed("a frontier gives an author the time of another")
-        NODE.write(out, author)
-        STAMP.write(out, stamp)
+        out += _entry(author, stamp)
+    return bytes(out)
+
+
+@lru_cache(maxsize=AUTHORS_MAX)
+def _entry(author: int, stamp: Hlc) -> bytes:
+    """Most authors have written nothing since the last frontier."""
+    if stamp.node != author:
+        raise Malformed("a frontier gives an author the time of another")
+    out = bytearray()
+    NODE.write(out, author)
+    STAMP.write(out, stamp)
     return bytes(out)
 
 

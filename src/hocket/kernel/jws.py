@@ -11,12 +11,13 @@ import msgspec
 
 from hocket.kernel.canonical import canonical_json
 from hocket.kernel.keys import SIGNATURE_BYTES, SigningKey
+from hocket.kernel.nesting import NESTING_MAX, is_too_deep
 from hocket.kernel.postcard import Malformed
 
 TOKEN_BYTES_MAX = 16 * 1024
-_SIGNATURE_CHARS = 86
+SIGNATURE_CHARS = 86
 # What follows the header in a signature field: two dots and the signature.
-SIGNATURE_END_CHARS = 2 + _SIGNATURE_CHARS
+SIGNATURE_END_CHARS = 2 + SIGNATURE_CHARS
 
 _URL_SAFE = bytes.maketrans(b"+/", b"-_")
 _STANDARD = bytes.maketrans(b"-_", b"+/")
@@ -58,7 +59,7 @@ def detached(signature: bytes, node: int) -> bytes:
 def open_detached(token: bytes, node: int) -> bytes:
     """The raw signature in a signature field, if it is spelled exactly as this node must spell it."""
     prefix = _detached_prefix(node)
-    if len(token) != len(prefix) + _SIGNATURE_CHARS or not token.startswith(prefix):
+    if len(token) != len(prefix) + SIGNATURE_CHARS or not token.startswith(prefix):
         raise Malformed(f"not a detached signature of node {node}")
     return from_base64url(token[len(prefix) :])
 
@@ -79,8 +80,11 @@ def open_compact(token: str) -> tuple[dict[str, object], bytes, bytes, bytes]:
     parts = signing_input.split(b".")
     if len(parts) != 2:
         raise Malformed("a compact token has three parts")
+    raw = from_base64url(parts[0])
+    if is_too_deep(raw):
+        raise Malformed(f"a token's header is nested deeper than {NESTING_MAX}")
     try:
-        header = msgspec.json.decode(from_base64url(parts[0]), type=dict[str, object])
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        header = msgspec.json.decode(raw, type=dict[str, object])
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise Malformed(f"a token's header is not a JSON object: {error}") from None
     return header, from_base64url(parts[1]), from_base64url(signature), signing_input

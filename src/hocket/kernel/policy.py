@@ -5,12 +5,14 @@ or a claim decides what spans jobs (unique keys, concurrency, rates).
 """
 
 from functools import lru_cache
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 
+from hocket.kernel.budgets import RATES_LABEL, Budget
 from hocket.kernel.ids import parse_ulid
 from hocket.kernel.placement import NEEDS_MAX, Label
+from hocket.kernel.rendezvous import CLAIM_TIMEOUT_MS
 
 LEASE_MS_MIN = 100
 LEASE_MS_MAX = 30 * 24 * 3600 * 1000
@@ -20,6 +22,9 @@ RETRIES_MAX = 1_000
 AFTER_MAX = 1_000
 DELAY_MS_MAX = 30 * 24 * 3600 * 1000
 POLICY_BYTES_MAX = 64 * 1024
+CLAIM_TIMEOUT_MS_MIN = 10
+# A W3C traceparent.
+TRACE = r"\A00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}\Z"
 
 Millis = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 Delay = Annotated[int, msgspec.Meta(ge=0, le=DELAY_MS_MAX)]
@@ -35,8 +40,13 @@ class Rate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """`None` for lease, retries and timeout leaves the choice to the handler that runs the job; a timeout of 0 means
     none. An `open` job may be claimed without asking the arbiter; then two nodes that do not hear of each other can
-    both run it, and the fence tells them apart. `needs` are the labels that a worker must have to take the job. The job
-    of a schedule's tick carries the schedule's name and, in `schedule_op`, the op that set it.
+    both run it, and the fence tells them apart. `needs` are the labels that a worker must have to take the job. A job
+    that no worker has claimed within `ttl_ms` of its submit is cancelled. The job of a schedule's tick carries the
+    schedule's name and, in `schedule_op`, the op that set it.
+
+    `claim` is how a job finds its worker: `first` is whichever worker asks first, `rendezvous` is by rank, and `sticky`
+    is by rank for the value of the payload's member `sticky`. Each rank waits `claim_timeout_ms` for the one before.
+    `trace` is the context of the trace that the submit belongs to.
     """
 
     priority: Annotated[int, msgspec.Meta(ge=-PRIORITY_MAX, le=PRIORITY_MAX)] = 0
@@ -55,6 +65,12 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     schedule_op: str | None = None
     open: bool = False
     needs: Annotated[tuple[Label, ...], msgspec.Meta(max_length=NEEDS_MAX)] = ()
+    ttl_ms: Annotated[int, msgspec.Meta(ge=1, le=DELAY_MS_MAX)] | None = None
+    claim: Literal["first", "rendezvous", "sticky"] = "first"
+    sticky: Annotated[str, msgspec.Meta(min_length=1, max_length=128)] | None = None
+    claim_timeout_ms: Annotated[int, msgspec.Meta(ge=CLAIM_TIMEOUT_MS_MIN, le=DELAY_MS_MAX)] = CLAIM_TIMEOUT_MS
+    budget: Budget | None = None
+    trace: Annotated[str, msgspec.Meta(pattern=TRACE)] | None = None
 
     def dependencies(self) -> tuple[bytes, ...]:
         """The ids of the jobs that must have succeeded before this one may start."""
@@ -101,6 +117,13 @@ def dependencies(envelope: bytes) -> tuple[bytes, ...]:
     """The jobs that an envelope says must come first; none if it is unreadable."""
     policy = readable_policy(envelope)
     return () if policy is None else policy.dependencies()
+
+
+def completed(policy: Policy, trace: str | None) -> Policy:
+    """A policy as it is submitted: a cap in money needs a worker with a rate card."""
+    if policy.budget is not None and policy.budget.is_priced and RATES_LABEL not in policy.needs:
+        policy = msgspec.structs.replace(policy, needs=(*policy.needs, RATES_LABEL))
+    return policy if trace is None else msgspec.structs.replace(policy, trace=trace)
 
 
 def check_policy(policy: Policy) -> Policy:

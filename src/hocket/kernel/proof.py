@@ -10,7 +10,7 @@ import msgspec
 
 from hocket.kernel.canonical import canonical_json, canonical_plain
 from hocket.kernel.clock import parse_hlc
-from hocket.kernel.execution import Count, Execution, Output, Resources, RunnerProgram, Stream
+from hocket.kernel.execution import Amount, Charged, Count, Execution, Output, Resources, RunnerProgram, Stream
 from hocket.kernel.ids import content_hash, hash_text, parse_ulid, ulid_text
 from hocket.kernel.intoto import enclose, moment_text, signing_bytes, statement
 from hocket.kernel.keys import KEY_BYTES, SIGNATURE_BYTES, SigningKey, key_text, parse_key, verify
@@ -53,6 +53,13 @@ class _Stream(msgspec.Struct, forbid_unknown_fields=True):
     written: Count
 
 
+class _Charge(msgspec.Struct, forbid_unknown_fields=True):
+    cost: Amount
+    currency: Words
+    rates: str
+    over: Annotated[str, msgspec.Meta(max_length=256)]
+
+
 class _Pointer(msgspec.Struct, forbid_unknown_fields=True, tag_field="kind", tag="blobptr"):
     algo: str
     hash: str
@@ -71,6 +78,7 @@ class _Run(msgspec.Struct, forbid_unknown_fields=True, tag_field="kind", tag="ru
     resources: Resources
     stdout: _Stream | None
     stderr: _Stream | None
+    charge: _Charge | None = None
 
 
 class _Envelope(msgspec.Struct, forbid_unknown_fields=True):
@@ -137,6 +145,7 @@ def _read(raw: bytes) -> Execution:
         ),
         stdout=_stream("stdout", run.stdout),
         stderr=_stream("stderr", run.stderr),
+        charge=None if run.charge is None else _charged(run.charge),
     )
     _check_sense(execution)
     return execution
@@ -242,6 +251,14 @@ def _as_json(execution: Execution) -> dict[str, Any]:
         "stdout": _stream_json(execution.stdout),
         "stderr": _stream_json(execution.stderr),
     }
+    if (charge := execution.charge) is not None:
+        priced = {
+            "cost": charge.cost,
+            "currency": charge.currency,
+            "rates": hash_text(charge.rates),
+            "over": charge.over,
+        }
+        run["charge"] = msgspec.Raw(canonical_json(priced))
     runner = execution.runner
     return {
         "job_id": hash_text(execution.content_id),
@@ -294,6 +311,10 @@ def _output(found: _Pointer | _Run) -> Output:
 
 def _stream(field: str, found: _Stream | None) -> Stream | None:
     return None if found is None else Stream(_hash(field, found.hash), found.size, found.written)
+
+
+def _charged(found: _Charge) -> Charged:
+    return Charged(found.cost, found.currency, _hash("charge.rates", found.rates), found.over)
 
 
 def _stream_json(stream: Stream | None) -> dict[str, Any] | None:

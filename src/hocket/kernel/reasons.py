@@ -47,6 +47,7 @@ class Reason(IntEnum):
     BAD_SCHEDULE = 35, "the schedule's name or cron expression is empty, too long or has control characters"
 
     BAD_DELAY = 36, "the delay is zero or longer than the bound"
+    TTL_PASSED = 37, "no worker claimed the job within the time that its submitter gave it"
 
     # Decided by the fold of one scope of locks.
     LOCK_HELD = 100, "another agent holds the lock, or waits for it before"

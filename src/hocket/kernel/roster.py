@@ -88,6 +88,8 @@ class Job(msgspec.Struct, frozen=True):
     error_op: bytes | None = None
     progress: bytes | None = None
     is_settled: bool = False
+    begin_by: int | None = None
+    """Until when a first claim counts; None for a job that was claimed or has no such limit."""
 
 
 class JobContext(FoldContext, Protocol):
@@ -161,6 +163,7 @@ class Jobs:
             deadline=None,
             last=op.timestamp,
             is_settled=True,
+            begin_by=None,
         )
 
     def seen(self, job: Job, op: Op) -> Job:
@@ -217,7 +220,12 @@ def _schedule(op: Op, payload: ScheduleJob) -> Verdict:
         policy=policy,
         last=op.timestamp,
         ready_at=policy.not_before or 0,
+        begin_by=_begin_by(op, policy),
     )
+
+
+def _begin_by(op: Op, policy: Policy) -> int | None:
+    return None if policy.ttl_ms is None else op.timestamp.wall + policy.ttl_ms
 
 
 def _schedule_refusal(op: Op, payload: ScheduleJob, context: JobContext, citing: Citing) -> Reason | None:
@@ -252,6 +260,8 @@ def _claim(job: Job, op: Op, payload: ClaimWork, context: JobContext) -> Verdict
         return refused
     if wall < job.ready_at:
         return Reason.TOO_EARLY
+    if job.begin_by is not None and wall > job.begin_by:
+        return Reason.TTL_PASSED
     if job.policy.after:
         for dependency in job.policy.dependencies():
             succeeded = context.succeeded(dependency)
@@ -265,6 +275,7 @@ def _claim(job: Job, op: Op, payload: ClaimWork, context: JobContext) -> Verdict
         claim_op=op.id,
         deadline=wall + payload.lease_duration_ms,
         last=op.timestamp,
+        begin_by=None,
     )
 
 
@@ -411,6 +422,7 @@ def _cancel(job: Job, op: Op, payload: CancelJob, context: JobContext) -> Verdic
         deadline=None,
         error_op=op.id,
         last=op.timestamp,
+        begin_by=None,
     )
 
 
@@ -420,7 +432,7 @@ def _retry(job: Job, op: Op, payload: RetryJob, context: JobContext) -> Verdict:
     """
     if job.state is not State.COMPLETED or job.outcome is Outcome.SUCCEEDED:
         return Reason.NOT_FAILED
-    fresh = replace(job, outcome=None, done=None, failures=0, returns=0)
+    fresh = replace(job, outcome=None, done=None, failures=0, returns=0, begin_by=_begin_by(op, job.policy))
     return _pending(fresh, op, 0)
 
 

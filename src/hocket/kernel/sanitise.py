@@ -19,6 +19,7 @@ from msgspec.structs import replace
 from hocket.kernel import coordination_payloads as c
 from hocket.kernel import vocabulary as v
 from hocket.kernel.geo import names_place, tells_place
+from hocket.kernel.nesting import NESTING_MAX, is_too_deep
 from hocket.kernel.policy import Policy
 from hocket.kernel.postcard import Malformed
 from hocket.kernel.rules import SANITIZE
@@ -205,14 +206,14 @@ def _json_without_geo(text: str) -> str:
         return {name: value for name, value in pairs if not names_place(name)}
 
     try:
-        value = json.loads(text, object_pairs_hook=kept)
+        value = _parsed(text, kept)
         # Letters may be escaped, so the search runs over the decoded value, not the text.
         plain = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
         if removed and len(plain.encode()) > len(text.encode()):
             return ""
     except json.JSONDecodeError:
         raise
-    except (ValueError, RecursionError):
+    except ValueError:
         # It is JSON, but nested too deep, with too long a number or with half a character, and cannot be rewritten.
         return ""
     stripped = plain if removed else text
@@ -279,7 +280,7 @@ class _Participants:
         self.size += len(text)
         try:
             plain = json.dumps(_loads(text, self._look_at)[0], ensure_ascii=False)
-        except (ValueError, RecursionError):
+        except ValueError:
             plain = text
         self._emails += _EMAIL.findall(plain)
         return text
@@ -322,7 +323,7 @@ class _Participants:
             if after == before and not is_repeated:
                 return data
             return json.dumps(after, ensure_ascii=False, separators=(",", ":")).encode()
-        except (ValueError, RecursionError):
+        except ValueError:
             return b""
 
     def _redacted(self, value: Any, is_person: bool) -> Any:
@@ -370,7 +371,13 @@ def _loads(text: str, look_at: Callable[[list[tuple[str, Any]]], None] = lambda 
         is_repeated = is_repeated or len(kept) < len(pairs)
         return kept
 
-    return json.loads(text, object_pairs_hook=kept), is_repeated
+    return _parsed(text, kept), is_repeated
+
+
+def _parsed(text: str, hook: Callable[[list[tuple[str, Any]]], dict[str, Any]]) -> Any:
+    if is_too_deep(text.encode(errors="replace")):
+        raise ValueError(f"nested deeper than {NESTING_MAX}")
+    return json.loads(text, object_pairs_hook=hook)
 
 
 # TruncateContent
@@ -429,7 +436,7 @@ def _known_policy(envelope: bytes) -> bytes:
         if known == policy and not is_repeated:
             return envelope
         return json.dumps(known, ensure_ascii=False, separators=(",", ":")).encode()
-    except (ValueError, RecursionError):
+    except ValueError:
         return b""
 
 

@@ -22,6 +22,7 @@ from hocket.kernel.canonical import canonical_json
 from hocket.kernel.ids import content_hash, node_id
 from hocket.kernel.jws import compact, from_base64url, open_compact
 from hocket.kernel.keys import SigningKey, did_key, key_text, parse_did_key, verify
+from hocket.kernel.nesting import NESTING_MAX, is_too_deep
 from hocket.kernel.postcard import Malformed
 from hocket.kernel.quota import NO_QUOTA, Quota, read_quota
 
@@ -133,7 +134,7 @@ def read(token: bytes) -> Delegation:
         proofs = tuple(map(_proof, claims.prf))
     except Malformed:
         raise
-    except (ValueError, msgspec.MsgspecError, RecursionError) as error:
+    except (ValueError, msgspec.MsgspecError) as error:
         raise Malformed(f"not a delegation token: {error}") from None
     node = node_id(public)
     if claims.sub is not msgspec.UNSET and claims.sub != _Subject(str(node), key_text(public)):
@@ -159,7 +160,8 @@ def read(token: bytes) -> Delegation:
 
 def _unambiguous(text: bytes) -> dict[str, object]:
     """The members of a JSON object that every reader reads alike: none is repeated, at any depth, and the whole has a
-    canonical form, so that it holds no NaN, no half characters and no integer beyond 2^53.
+    canonical form, so that it holds no NaN, no half characters and no integer beyond 2^53. It is not nested deeper than
+    every interpreter reads.
     """
 
     def members(pairs: list[tuple[str, object]]) -> dict[str, object]:
@@ -168,6 +170,8 @@ def _unambiguous(text: bytes) -> dict[str, object]:
             raise Malformed("a token has a repeated member")
         return found
 
+    if is_too_deep(text):
+        raise Malformed(f"a token is nested deeper than {NESTING_MAX}")
     value = json.loads(text.decode(), object_pairs_hook=members)
     if not isinstance(value, dict):
         raise Malformed("a token's parts are JSON objects")

@@ -6,7 +6,7 @@ differently.
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 TEXT_BYTES_MAX = 1024 * 1024
@@ -59,6 +59,29 @@ def read_text(text: bytes) -> object:
         except RecursionError:
             raise BadText("nested too deeply") from None
     return _yaml(decoded)
+
+
+def line_of(text: bytes, path: Sequence[str | int]) -> int | None:
+    """The line of the member or item that the path leads to, in a text that `read_text` accepts. Where the path leads
+    to nothing, the line of the last thing on the way. None if only a JSON reader can read the text.
+    """
+    import yaml
+
+    try:
+        node: Any = yaml.compose(text.decode("utf-8"), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError):
+        return None
+    mark = node.start_mark
+    for step in path:
+        if isinstance(node, yaml.SequenceNode):
+            key = node = node.value[step]
+        else:
+            members = node.value if isinstance(node, yaml.MappingNode) else ()
+            key, node = next(((key, value) for key, value in members if key.value == step), (None, None))
+        if node is None:
+            break
+        mark = key.start_mark
+    return int(mark.line) + 1
 
 
 def _pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -268,6 +268,10 @@ class Transaction:
         row = self.session.op(op_id)
         return row.body if row is not None else next(draft.body for draft in self._drafts if draft.op.id == op_id)
 
+    def signed(self, op: bytes) -> bytes:
+        """An op of this node as it may leave it: signed here if it is too new to be sealed."""
+        return signed(self._signer, op)
+
     def admits(self, kind: str) -> bool:
         """Whether this node takes new work, and the route in force and its delegations let it claim jobs of the kind,
         and end them.

@@ -4,37 +4,35 @@ decides what may leave this node.
 """
 
 import asyncio
-import threading
 from collections import Counter, OrderedDict
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
+from contextlib import asynccontextmanager
 from math import ceil
 from typing import NamedTuple
-from urllib.parse import parse_qsl
-
-import msgspec
 
 from hocket.bus.changes import OUTPUT, about
 from hocket.events import CallerRefused, Emit, NodeForked, OpRefused, OpsCollided, ignore
 from hocket.kernel.authority import Standing
 from hocket.kernel.bearer import Bearer, Nonces, check_bearer, make_bearer, read_bearer
-from hocket.kernel.clock import Hlc
-from hocket.kernel.frontier import Frontier, encode_frontier, frontier_text, parse_frontier
-from hocket.kernel.ids import content_hash, node_text
+from hocket.kernel.frontier import Frontier
+from hocket.kernel.ids import node_text
 from hocket.kernel.keys import SigningKey
 from hocket.kernel.knowledge import OURS, knowledge_text, read_knowledge
-from hocket.kernel.ops import Op, encode_sequence, read_sequence
+from hocket.kernel.ops import Op, read_sequence
 from hocket.kernel.postcard import Malformed
 from hocket.kernel.reasons import UNAUTHORISED, Reason
 from hocket.kernel.rules import rules_hash
 from hocket.log import Transaction
-from hocket.log.lost_past import note_shared, ops_there, rewind
-from hocket.mesh import introductions, presence, programs, wire
+from hocket.log.lost_past import rewind
+from hocket.mesh import introductions, message_relay, presence, programs, wire
 from hocket.mesh.blobs import answer as answer_blob
+from hocket.mesh.gate_requests import Caller, RequestRefused, asked_page, at_once, check_type, json_reply
 from hocket.mesh.hint_stream import HintStreams
 from hocket.mesh.incoming import Pushed
 from hocket.mesh.message_delivery import stored_messages
-from hocket.mesh.outgoing import PAGE_OPS_MAX, Page, PeerReader, may_have, order_ops, page
+from hocket.mesh.message_relay import MessageRelay
+from hocket.mesh.op_pages import OpPages
+from hocket.mesh.outgoing import PeerReader, order_ops
 from hocket.mesh.output import AskedOutput, read_query
 from hocket.mesh.output import answer as answer_output
 from hocket.mesh.output import keep as keep_output
@@ -48,8 +46,6 @@ from hocket.work.environment import Environment
 from hocket.work.node_access import NodeAccess
 from hocket.work.output_files import OutputFiles
 
-# How often it is noted how far a caller has this node's own ops.
-SHARED_S = 60.0
 # A worker that offers claims asks many times a second.
 RATE_PER_S = 200.0
 BURST = 400.0
@@ -64,31 +60,14 @@ STRANGERS_BURST = 50.0
 ALL_STRANGERS_RATE_PER_S = 50.0
 ALL_STRANGERS_BURST = 200.0
 INTRODUCTION_BYTES_MAX = 64 * 1024
-PAGE_OPS_DEFAULT = 1_000
 # The same refusal of the same caller is reported again after this long.
 TELL_AGAIN_S = 60.0
 TOLD_MAX = 1_000
-# The gate remembers how far it has searched for this many restricted readers, and for this many of each reader's last
-# answers.
-SCANNED_MAX = 1_000
-SCANNED_PER_NODE_MAX = 16
 # The most bodies that are verified at once; the others wait.
 ADMISSIONS_MAX = 2
 
 Handler = Callable[[Request], Awaitable[Reply]]
 Routes = dict[tuple[str, str], Handler]
-
-
-class Caller(NamedTuple):
-    reader: PeerReader
-    standing: Standing
-    nonce: str
-    permissions: int
-    is_forked: bool
-
-    @property
-    def node(self) -> int:
-        return self.reader.node
 
 
 class RequestCounts(NamedTuple):
@@ -103,17 +82,6 @@ class RequestCounts(NamedTuple):
     def shown(self) -> dict[str, int]:
         """Likewise's counts and ours; quota counts only if a quota was used up."""
         return {name: count for name, count in self._asdict().items() if count or name not in ("over_quota", "retry_s")}
-
-
-class _RequestRefused(Exception):
-    """Ends a request: a status for the caller, a reason for the operator. There are only a few reasons; `detail` may
-    repeat what the caller sent. `node` is the caller, if proven.
-    """
-
-    def __init__(self, status: int, reason: str, node: int | None = None, detail: str = "", **headers: str) -> None:
-        super().__init__(reason)
-        self.status, self.reason, self.node, self.detail = status, reason, node, detail
-        self.headers = {name.replace("_", "-"): value for name, value in headers.items()}
 
 
 class Gate:
@@ -135,8 +103,10 @@ class Gate:
         blobs: Blobs | None = None,
         output: OutputFiles | None = None,
         quotas: Quotas | None = None,
+        relay: MessageRelay | None = None,
     ) -> None:
         self._output = output
+        self._relay = relay
         self._quotas = quotas or Quotas(environment.monotonic, emit)
         self._access, self._key, self._environment = access, key, environment
         self._blobs = blobs
@@ -153,6 +123,8 @@ class Gate:
             ("POST", wire.PRESENCE): self._presence,
             ("GET", wire.OUTPUT): self._get_output,
             ("POST", wire.OUTPUT): self._post_output,
+            ("GET", wire.BUS): self._get_messages,
+            ("POST", wire.BUS): self._post_messages,
             **(routes or {}),
         }
         self._nonces = Nonces()
@@ -164,36 +136,36 @@ class Gate:
         self._sending: Counter[int] = Counter()
         self._admissions = asyncio.Semaphore(ADMISSIONS_MAX)
         self._hint_streams = HintStreams(access, environment, emit)
+        self._pages = OpPages(access, environment, self._hint_streams.gave)
         self._presence_board, self._presence_lock = presence.PresenceBoard(access.log, environment), asyncio.Lock()
         self._keys: tuple[int, dict[bytes, tuple[bytes, str]]] = (-1, {})
         self._told: OrderedDict[tuple[str, int | None], float] = OrderedDict()
-        self._scanned: OrderedDict[int, OrderedDict[bytes, Frontier]] = OrderedDict()
-        self._scanning = threading.Lock()
         self.refusals: Counter[str] = Counter()
         self.drift: dict[int, str] = {}
         self._agreeing: set[int] = set()
         # An earlier process may have begun a recovery.
         self._is_recovering = True
-        self._shared_at = 0.0
         self._programs: dict[int, str] = {}
 
     async def open(self) -> None:
         await self._access.call(lambda: order_ops(self._access.log.store))
 
     async def close(self) -> None:
-        """Closes the hint streams."""
+        """Closes the streams."""
         await self._hint_streams.close()
+        if self._relay is not None:
+            self._relay.close()
 
     async def answer(self, request: Request) -> Reply:
         """Every reply, even a refusal, carries this node's rules hash."""
         try:
             reply = await self._handler(request)(request)
-        except _RequestRefused as refused:
+        except RequestRefused as refused:
             reply = self._refusal(refused)
         except BodyTooLong:
-            reply = self._refusal(_RequestRefused(413, "a body that is too large"))
+            reply = self._refusal(RequestRefused(413, "a body that is too large"))
         except NoRoom:
-            reply = self._refusal(_RequestRefused(503, "no room for more bodies", retry_after="5"))
+            reply = self._refusal(RequestRefused(503, "no room for more bodies", retry_after="5"))
         return self._stamped(reply)
 
     def has(self, path: str) -> bool:
@@ -202,14 +174,14 @@ class Gate:
 
     def failed(self, status: int, error: Exception) -> Reply:
         """The reply if this node could not answer through no fault of the caller: come back later."""
-        refused = _RequestRefused(status, "this node failed", None, f"{type(error).__name__}: {error}", retry_after="5")
+        refused = RequestRefused(status, "this node failed", None, f"{type(error).__name__}: {error}", retry_after="5")
         return self._stamped(self._refusal(refused))
 
     def turned_away(self, status: int, reason: str, detail: str = "") -> None:
         """Counts and reports what the server refused without asking the gate."""
-        self._count(_RequestRefused(status, reason, None, detail))
+        self._count(RequestRefused(status, reason, None, detail))
 
-    def _refusal(self, refused: _RequestRefused) -> Reply:
+    def _refusal(self, refused: RequestRefused) -> Reply:
         self._count(refused)
         return Reply(refused.status, refused.headers)
 
@@ -221,14 +193,14 @@ class Gate:
         if handler is None:
             methods = sorted(method for method, path in self._routes if path == request.path)
             if methods:
-                raise _RequestRefused(405, "a method that the path does not support", allow=", ".join(methods))
-            raise _RequestRefused(404, "an unknown path")
+                raise RequestRefused(405, "a method that the path does not support", allow=", ".join(methods))
+            raise RequestRefused(404, "an unknown path")
         return handler
 
     def _rules(self) -> str:
         return rules_hash(self._access.log.rules).hex()
 
-    def _count(self, refused: _RequestRefused) -> None:
+    def _count(self, refused: RequestRefused) -> None:
         self.refusals[refused.reason] += 1
         now, told = self._environment.monotonic(), (refused.reason, refused.node)
         if now - self._told.get(told, -TELL_AGAIN_S) < TELL_AGAIN_S:
@@ -245,18 +217,18 @@ class Gate:
     async def _called(self, request: Request) -> AsyncIterator[Caller]:
         """Identifies the caller, and counts the request while it is in work."""
         caller = await self._caller(request)
-        with _at_once(self._asking, caller.node, REQUESTS_AT_ONCE_MAX, "too many requests at once"):
+        with at_once(self._asking, caller.node, REQUESTS_AT_ONCE_MAX, "too many requests at once"):
             yield caller
 
     async def _body(self, request: Request, caller: Caller) -> bytes:
         """Reads the body of a caller that may send one."""
-        _check_type(request, caller.node)
+        check_type(request, caller.node)
         if wait := self._quotas.wait(caller.node):
-            raise _RequestRefused(429, "over its quota", caller.node, retry_after=str(ceil(wait)))
-        with _at_once(self._sending, caller.node, BODIES_AT_ONCE_MAX, "too many bodies at once"):
+            raise RequestRefused(429, "over its quota", caller.node, retry_after=str(ceil(wait)))
+        with at_once(self._sending, caller.node, BODIES_AT_ONCE_MAX, "too many bodies at once"):
             body = (await request.whole(wire.BODY_BYTES_MAX)).body
         if not body:
-            raise _RequestRefused(400, "an empty body", caller.node)
+            raise RequestRefused(400, "an empty body", caller.node)
         return body
 
     async def _caller(self, request: Request) -> Caller:
@@ -271,11 +243,11 @@ class Gate:
         if not self._nonces.use(bearer.node, bearer.nonce, bearer.expires, self._environment.physical_ms() // 1000):
             raise self._unknown("a token that was used before", caller.node)
         if caller.standing is not Standing.ACTIVE:
-            raise _RequestRefused(403, f"its delegation is {caller.standing.value}", caller.node)
+            raise RequestRefused(403, f"its delegation is {caller.standing.value}", caller.node)
         if caller.is_forked:
-            raise _RequestRefused(403, "it has two histories", caller.node)
+            raise RequestRefused(403, "it has two histories", caller.node)
         if wait := self._callers.take(caller.node, 1 + len(request.query) // QUERY_BYTES):
-            raise _RequestRefused(429, "too many requests", caller.node, retry_after=str(max(1, round(wait))))
+            raise RequestRefused(429, "too many requests", caller.node, retry_after=str(max(1, round(wait))))
         is_new = self._check_rules(request, caller)
         if is_new and self._met is not None:
             await self._met(caller.node)
@@ -285,10 +257,10 @@ class Gate:
             await programs.heard(self._access, caller.node, read_knowledge(knows), self._emit)
         return caller
 
-    def _unknown(self, reason: str, node: int | None = None, detail: str = "") -> _RequestRefused:
+    def _unknown(self, reason: str, node: int | None = None, detail: str = "") -> RequestRefused:
         # A caller with a wrong clock can learn the time from this.
         time = str(self._environment.physical_ms() // 1000)
-        return _RequestRefused(401, reason, node, detail, **{"www_authenticate": "Bearer", wire.TIME: time})
+        return RequestRefused(401, reason, node, detail, **{"www_authenticate": "Bearer", wire.TIME: time})
 
     def _recognise(self, token: str, bearer: Bearer) -> Caller:
         log, node = self._access.log, bearer.node
@@ -331,7 +303,7 @@ class Gate:
             self.drift[node] = (theirs or "")[:64]
             self._agreeing.discard(node)
         said = "none" if theirs is None else f"blake3:{theirs[:64]}"
-        refused = _RequestRefused(
+        refused = RequestRefused(
             409, "other mesh rules", node, f"its rules are {said}, those of this node blake3:{ours}"
         )
         if caller is not None:
@@ -342,12 +314,12 @@ class Gate:
     # What the caller gets.
 
     async def _health(self, request: Request) -> Reply:
-        return _json(200, {"node": node_text(self._access.log.node), "protocol": wire.PROTOCOL})
+        return json_reply(200, {"node": node_text(self._access.log.node), "protocol": wire.PROTOCOL})
 
     async def _get_ops(self, request: Request) -> Reply:
         async with self._called(request) as caller:
             return await self._access.call(
-                lambda: self._proved(caller, self._answer(caller, *_asked(request, caller.node)))
+                lambda: self._proved(caller, self._answer(caller, *asked_page(request, caller.node)))
             )
 
     async def _post_ops(self, request: Request) -> Reply:
@@ -355,7 +327,7 @@ class Gate:
             body = await self._body(request, caller)
             async with self._admissions:
                 counts = await self._access.call(lambda: self._admit(caller, body))
-            return self._proved(caller, _json(200, counts.shown()))
+            return self._proved(caller, json_reply(200, counts.shown()))
 
     async def _deliver(self, request: Request) -> Reply:
         """A push that brings messages for agents of this node. The answer names those that are stored by now."""
@@ -364,7 +336,7 @@ class Gate:
 
             def work() -> Reply:
                 counts = self._admit(caller, body)
-                return _json(200, {**counts.shown(), "stored": stored_messages(self._access.log, body)})
+                return json_reply(200, {**counts.shown(), "stored": stored_messages(self._access.log, body)})
 
             async with self._admissions:
                 return self._proved(caller, await self._access.call(work))
@@ -375,7 +347,7 @@ class Gate:
             body = await self._body(request, caller)
 
             def work() -> Reply:
-                since, limit = _asked(request, caller.node)
+                since, limit = asked_page(request, caller.node)
                 counts = self._admit(caller, body)
                 reply = self._answer(caller, since, limit)
                 said = zip(wire.COUNTS, map(str, counts), strict=True)
@@ -387,15 +359,36 @@ class Gate:
     async def _hints(self, request: Request) -> Reply:
         caller = await self._caller(request)
         if not self._hint_streams.has_room(caller.node):
-            raise _RequestRefused(429, "too many listeners", caller.node, retry_after="60")
+            raise RequestRefused(429, "too many listeners", caller.node, retry_after="60")
         headers = {"content-type": wire.EVENTS, "cache-control": "no-store"}
         return self._proved(caller, Reply(200, headers, stream=self._hint_streams.listen(caller.node)))
+
+    async def _get_messages(self, request: Request) -> Reply:
+        caller = await self._caller(request)
+        relay = self._relay_for(caller)
+        if not relay.has_room(caller.node):
+            raise RequestRefused(429, "too many listeners", caller.node, retry_after="60")
+        headers = {"content-type": wire.EVENTS, "cache-control": "no-store"}
+        return self._proved(caller, Reply(200, headers, stream=relay.listen(caller.node)))
+
+    async def _post_messages(self, request: Request) -> Reply:
+        async with self._called(request) as caller:
+            relay = self._relay_for(caller)
+            body = (await request.whole(message_relay.BODY_BYTES_MAX)).body
+            if not await relay.receive(body):
+                raise RequestRefused(400, "a body that has no messages", caller.node)
+            return self._proved(caller, Reply(200))
+
+    def _relay_for(self, caller: Caller) -> MessageRelay:
+        if self._relay is None:
+            raise RequestRefused(404, "messages, but this node passes none on", caller.node)
+        return self._relay
 
     async def _blob(self, request: Request) -> Reply:
         async with self._called(request) as caller:
             blobs = self._blobs
             if blobs is None:
-                raise _RequestRefused(404, "a blob, but this node has none", caller.node)
+                raise RequestRefused(404, "a blob, but this node has none", caller.node)
             return await self._access.call(lambda: answer_blob(self._access.log, blobs, caller.reader, request.query))
 
     async def _presence(self, request: Request) -> Reply:
@@ -427,19 +420,19 @@ class Gate:
     def _output_asked(self, request: Request, caller: Caller) -> tuple[OutputFiles, AskedOutput]:
         asked = read_query(request.query)
         if self._output is None or asked is None:
-            raise _RequestRefused(400, "an unreadable query for output", caller.node)
+            raise RequestRefused(400, "an unreadable query for output", caller.node)
         return self._output, asked
 
     async def _introduce(self, request: Request) -> Reply:
         """An unknown node sends the op that introduces it. The answer does not tell it the outcome."""
         if wait := self._strangers.take(request.address) or self._all_strangers.take(None):
-            raise _RequestRefused(429, "too many introductions", None, retry_after=str(max(1, round(wait))))
+            raise RequestRefused(429, "too many introductions", None, retry_after=str(max(1, round(wait))))
         self._check_rules(request, None)
-        _check_type(request, None)
+        check_type(request, None)
         request = await request.whole(INTRODUCTION_BYTES_MAX)
         received = list(read_sequence(request.body))
         if len(received) != 1 or (delegation := introductions.read(received[0][1])) is None:
-            raise _RequestRefused(400, "a body that is not an introduction")
+            raise RequestRefused(400, "a body that is not an introduction")
         log, now_s = self._access.log, self._environment.physical_ms() // 1000
         if await self._access.call(lambda: introductions.is_known(log, delegation)):
             return Reply(204)
@@ -447,65 +440,11 @@ class Gate:
         if fault is None:
             await self._access.call(lambda: log.admit(received, sender=delegation.node))
         else:
-            self._count(_RequestRefused(204, fault, None, f"it names node {node_text(delegation.node)}"))
+            self._count(RequestRefused(204, fault, None, f"it names node {node_text(delegation.node)}"))
         return Reply(204)
 
     def _answer(self, caller: Caller, since: Frontier, limit: int) -> Reply:
-        """A caller that has an op of this node which this node does not know is told that this node lacks all of its
-        own ops: then the caller gives them back.
-        """
-        log, own = self._access.log, self._access.log.node
-        with log.store.read() as session:
-            # Whether an op exists that the caller may not read, the answer does not tell.
-            known = ops_there(session, since[own]) if own in since and log.rules.bounds is not None else None
-            has_lost = known is not None and not may_have(session, caller.reader, known)
-        if known is not None and not has_lost:
-            self._note_shared(since[own])
-        made = self._page(caller, since, limit, has_lost)
-        if made.whole:
-            # A reader's frontier proves nothing about authors that are not on this log.
-            self._hint_streams.gave(caller.node, {n: at for n, at in made.scanned.items() if n in made.ours})
-        try:
-            headers = {"content-type": wire.OCTETS, wire.NEXT_FRONTIER: frontier_text(made.seen)}
-            if made.whole:
-                whole = caller.reader.reads_everything
-                told = made.ours if whole else {n: at for n, at in made.ours.items() if n == caller.node}
-                if has_lost:
-                    told = told | {own: Hlc(0, 0, own)}
-                headers[wire.FRONTIER] = frontier_text(told)
-        except Malformed as error:
-            raise _RequestRefused(
-                507, "more authors on the log than an answer can name", caller.node, str(error)
-            ) from None
-        return Reply(200, headers, encode_sequence(made.bodies))
-
-    def _note_shared(self, at: Hlc) -> None:
-        """Notes now and then how far others have this node's own ops."""
-        if self._environment.monotonic() >= self._shared_at:
-            self._shared_at = self._environment.monotonic() + SHARED_S
-            with self._access.log.store.write() as session:
-                note_shared(session, at)
-
-    def _page(self, caller: Caller, since: Frontier, limit: int, without_own: bool) -> Page:
-        """For a reader that may not have all ops, the gate remembers how far it has searched; the reader is not
-        told.
-        """
-        to, log = caller.reader, self._access.log
-        if to.reads_everything:
-            return page(log, to, since, limit=limit, without_own=without_own)
-        known = self._scanned.get(to.node)
-        before = None if known is None else known.get(_state(since, caller))
-        made = page(log, to, since, limit=limit, before=before, without_own=without_own)
-        with self._scanning:
-            mine = self._scanned.pop(to.node, OrderedDict())
-            self._scanned[to.node] = mine
-            # Only the differences: most of a frontier is what the reader sent.
-            mine[_state(made.seen, caller)] = {n: at for n, at in made.scanned.items() if made.seen.get(n) != at}
-            if len(mine) > SCANNED_PER_NODE_MAX:
-                mine.popitem(last=False)
-            if len(self._scanned) > SCANNED_MAX:
-                self._scanned.popitem(last=False)
-        return made
+        return self._pages.answer(caller, since, limit)
 
     def _proved(self, caller: Caller, reply: Reply) -> Reply:
         """A reply with the server's own token for this caller, request and answer. It proves to the caller which node
@@ -555,50 +494,3 @@ class Gate:
         return RequestCounts(
             appended, admission.duplicated, rejected, admission.held, unlinked, over_quota, ceil(retry_s)
         )
-
-
-def _state(frontier: Frontier, caller: Caller) -> bytes:
-    """The permissions are a part of the key, because they decide what a reader with this frontier may have."""
-    return content_hash(encode_frontier(frontier) + caller.permissions.to_bytes(16, "big", signed=True))
-
-
-def _asked(request: Request, node: int) -> tuple[Frontier, int]:
-    try:
-        asked = parse_qsl(request.query, keep_blank_values=True, strict_parsing=True, max_num_fields=8)
-    except ValueError:
-        raise _RequestRefused(400, "an unreadable query", node) from None
-    values = dict(asked)
-    if len(values) != len(asked) or not values.keys() <= {"since", "limit"} or "since" not in values:
-        raise _RequestRefused(400, "a query without since, or with more than since and limit", node)
-    try:
-        since = parse_frontier(values["since"])
-    except Malformed:
-        raise _RequestRefused(400, "an unreadable frontier", node) from None
-    limit = values.get("limit", str(PAGE_OPS_DEFAULT))
-    if not limit.isascii() or not limit.isdigit():
-        raise _RequestRefused(400, "a limit that is not a number", node)
-    return since, PAGE_OPS_MAX if len(limit) > 9 else min(PAGE_OPS_MAX, int(limit))
-
-
-def _check_type(request: Request, node: int | None) -> None:
-    content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if content_type != wire.OCTETS:
-        raise _RequestRefused(415, "an unsupported content type", node)
-
-
-@contextmanager
-def _at_once(counts: Counter[int], node: int, limit: int, reason: str) -> Iterator[None]:
-    """Limits how much is done for one node at once."""
-    if counts[node] >= limit:
-        raise _RequestRefused(429, reason, node, retry_after="1")
-    counts[node] += 1
-    try:
-        yield
-    finally:
-        counts[node] -= 1
-        if not counts[node]:
-            del counts[node]
-
-
-def _json(status: int, value: object, headers: Mapping[str, str] | None = None) -> Reply:
-    return Reply(status, {"content-type": wire.JSON, **(headers or {})}, msgspec.json.encode(value))

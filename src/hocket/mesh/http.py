@@ -25,9 +25,10 @@ CONNECT_S = 5.0
 ANSWER_S = 60.0
 # A hint stream is closed if not even a keep-alive came for this long.
 QUIET_S = 45.0
-CONNECTIONS_PER_PEER = 4
+CONNECTIONS_PER_PEER = 6
 HEADER_BYTES_MAX = 1024 * 1024
 EVENT_BYTES_MAX = 64 * 1024
+MESSAGE_EVENT_BYTES_MAX = 128 * 1024
 TRUST_IT = "if it is the right one, give its fingerprint with --pin or its CA with --ca, to `join` or `peers add`"
 _CHUNK = 256 * 1024
 
@@ -70,19 +71,32 @@ class HttpTransport:
             raise Unreachable(f"{address} cannot be reached: {_said(error)}") from error
 
     async def hints(self, address: str, headers: Mapping[str, str]) -> AsyncIterator[Changes]:
+        async with aclosing(self._stream(address, wire.HINTS, headers, EVENT_BYTES_MAX)) as events:
+            async for data in events:
+                yield wire.read_hint(data)
+
+    async def messages(self, address: str, headers: Mapping[str, str]) -> AsyncIterator[bytes]:
+        """The messages of the bus that the peer passes on, sealed, until the connection ends."""
+        async with aclosing(self._stream(address, wire.BUS, headers, MESSAGE_EVENT_BYTES_MAX)) as events:
+            async for data in events:
+                yield wire.read_message(data)
+
+    async def _stream(
+        self, address: str, path: str, headers: Mapping[str, str], size_max: int
+    ) -> AsyncGenerator[bytes, None]:
         quiet = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S, sock_read=QUIET_S)
         try:
             async with self._session(address).get(
-                _url(address, Request("GET", wire.HINTS)),
+                _url(address, Request("GET", path)),
                 headers={**headers, "accept": wire.EVENTS},
                 timeout=quiet,
                 allow_redirects=False,
             ) as response:
                 if response.status != 200 or response.content_type != wire.EVENTS:
-                    raise Unreachable(f"{address} does not serve hints")
-                async with aclosing(_events(response.content)) as events:
+                    raise Unreachable(f"{address} does not serve {path}")
+                async with aclosing(_events(response.content, size_max)) as events:
                     async for data in events:
-                        yield wire.read_hint(data)
+                        yield data
         except TimeoutError:
             raise Unreachable(f"{address} has fallen silent") from None
         except (aiohttp.ClientError, OSError, ValueError) as error:
@@ -120,12 +134,12 @@ async def _body(response: aiohttp.ClientResponse, address: str) -> bytes:
     return b"".join(parts)
 
 
-async def _events(content: aiohttp.StreamReader) -> AsyncGenerator[bytes, None]:
+async def _events(content: aiohttp.StreamReader, size_max: int) -> AsyncGenerator[bytes, None]:
     """The data of each event of the stream, without keep-alive lines."""
     size, data = 0, b""
     while line := await content.readline():
         size += len(line)
-        if size > EVENT_BYTES_MAX:
+        if size > size_max:
             raise ValueError("an event that is too long")
         if line.startswith(b"data:"):
             data += line[5:]

@@ -4,10 +4,11 @@ paused until the rules change or the operator resumes it. One process of a node 
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import closing, suppress
 
-from hocket.bus.changes import LOG, NOTHING, OUTPUT, PEER, about
+from hocket.bus.changes import ANYTHING, LOG, NOTHING, OUTPUT, PEER, about
+from hocket.bus.messages import MessageBus
 from hocket.coordination.presence import own_workers
 from hocket.errors import HocketError, StoreError
 from hocket.events import (
@@ -23,6 +24,7 @@ from hocket.kernel.backoff import PEER_RETRIES, STORE_RETRIES
 from hocket.kernel.ids import node_text
 from hocket.kernel.rules import rules_hash
 from hocket.mesh import peers
+from hocket.mesh.bus_sharing import BusSharing
 from hocket.mesh.client import is_paused_by
 from hocket.mesh.message_delivery import DirectDelivery
 from hocket.mesh.outgoing import order_ops
@@ -38,6 +40,8 @@ from hocket.work.supervision import supervised
 
 # How often a peer is visited if nothing is known to have happened, minus a random part each time.
 CADENCE_S = 30.0
+# A connection that lasted this long was good: the next one is tried soon.
+STEADY_S = 10.0
 JITTER = 0.3
 # How often the loop checks whether the syncing process has died, and whether the list of peers has changed.
 TURN_S = 1.0
@@ -67,6 +71,11 @@ class _Visitor:
         self._is_changed = True
         self._wake.set()
 
+    def hinted(self) -> None:
+        """The peer, or another one, has said that there is something to fetch."""
+        self._hinted = ANYTHING
+        self._wake.set()
+
     def forced(self) -> None:
         """Ends the wait, whatever its reason."""
         self._is_forced = self._is_resting
@@ -76,6 +85,15 @@ class _Visitor:
         listening = asyncio.create_task(
             supervised(f"listening for hints of {self._address}", self._listen, self._loop.emit, self._loop.environment)
         )
+        carrying: asyncio.Task[None] | None = None
+        if (carry := self._loop.carry) is not None:
+            work = supervised(
+                f"messages to and from {self._address}",
+                lambda: self._while_welcome(lambda: carry(self._address)),
+                self._loop.emit,
+                self._loop.environment,
+            )
+            carrying = asyncio.create_task(work)
         try:
             idle = False
             while True:
@@ -95,6 +113,9 @@ class _Visitor:
                 idle = await self._rest(done)
                 self._is_resting = False
         finally:
+            if carrying is not None:
+                carrying.cancel()
+                await asyncio.wait([carrying])
             listening.cancel()
             with suppress(asyncio.CancelledError):
                 await listening
@@ -130,6 +151,17 @@ class _Visitor:
         idle = is_well and self._is_changed and not self._hinted and not self._is_forced and left > 0
         return idle
 
+    async def _while_welcome(self, connect: Callable[[], Awaitable[None]]) -> None:
+        """Connects to a peer that admits this node, and again when the connection has ended."""
+        environment, failures = self._loop.environment, 0
+        while True:
+            await self._is_welcome.wait()
+            began = environment.monotonic()
+            with suppress(HocketError):  # the visits report the peer's state
+                await connect()
+            failures = 1 if environment.monotonic() - began > STEADY_S else failures + 1
+            await asyncio.sleep(PEER_RETRIES.delay_s(failures, environment.chance.random()))
+
     async def _listen(self) -> None:
         """Listens for the hints of a peer that admits this node, and reconnects when the connection breaks."""
         failures = 0
@@ -153,7 +185,7 @@ class _Visitor:
 class SyncLoop:
     """Run it in every long-running process of a node: `turn` lets only one of them sync. Cancel it to end it. An error
     with one peer is reported and retried, and does not affect the others. `wanted` is called with the address of a peer
-    and the jobs whose output it wants.
+    and the jobs whose output it wants. With `messages`, nodes also tell each other of jobs and workers over the bus.
     """
 
     def __init__(
@@ -164,8 +196,11 @@ class SyncLoop:
         turn: Callable[[], Closing | None],
         emit: Emit = ignore,
         wanted: Callable[[str, frozenset[bytes]], None] = lambda address, job_ids: None,
+        carry: Callable[[str], Awaitable[None]] | None = None,
+        messages: MessageBus | None = None,
     ) -> None:
-        self.wanted = wanted
+        self.wanted, self.carry, self._messages = wanted, carry, messages
+        self._peer_nodes: dict[str, int | None] = {}
         self._access, self.exchanges, self.environment = access, exchanges, environment
         self._turn, self.emit = turn, emit
         self._visitors: dict[str, _Visitor] = {}
@@ -183,7 +218,11 @@ class SyncLoop:
             await asyncio.sleep(TURN_S)
         self.is_on = True
         messages = DirectDelivery(self._access, self.exchanges)
-        delivering = asyncio.create_task(supervised("delivering messages", messages.run, self.emit, self.environment))
+        tasks = [supervised("delivering messages", messages.run, self.emit, self.environment)]
+        if self._messages is not None:
+            sharing = BusSharing(self._access, self.environment, self._messages, self._hinted_by)
+            tasks.append(supervised("sharing over the bus", sharing.run, self.emit, self.environment))
+        beside = [asyncio.create_task(each) for each in tasks]
         try:
             await self._access.call(lambda: order_ops(self._access.log.store))
             failures = 0
@@ -203,10 +242,17 @@ class SyncLoop:
                         self._next_round = 0.0
         finally:
             self.is_on = False
-            delivering.cancel()
-            await asyncio.wait([delivering])
+            for task in beside:
+                task.cancel()
+            await asyncio.wait(beside)
             await self._end(list(self._visitors))
             mine.close()
+
+    def _hinted_by(self, node: int) -> None:
+        """Wakes the visitor of a node; of one that is no peer, all: the coordinator will have what it announces."""
+        found = [each for address, each in self._visitors.items() if self._peer_nodes.get(address) == node]
+        for visitor in found or self._visitors.values():
+            visitor.hinted()
 
     async def _tell(self) -> None:
         """Wakes the visitors that have to push."""
@@ -253,6 +299,9 @@ class SyncLoop:
             self.emit(OpsDelivered())
 
     async def _follow(self, known: dict[str, Peer]) -> None:
+        self._peer_nodes = {
+            address: None if peer.node is None else int.from_bytes(peer.node, "big") for address, peer in known.items()
+        }
         await self._end([address for address in self._visitors if address not in known])
         for address, peer in known.items():
             is_paused = peer.state == peers.PAUSED and self.is_paused_by(peer.detail)

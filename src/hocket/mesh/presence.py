@@ -216,7 +216,9 @@ def _readable(to: PeerReader, workers: tuple[Serving, ...]) -> tuple[Serving, ..
     prefixes = {prefix for limit in limits for prefix in limit or ()}
     found = [(each, _within(each.kinds, prefixes)) for each in workers]
     return tuple(
-        msgspec.structs.replace(each, kinds=kinds) if KIND in kinds else Serving(kinds, labels=each.labels)
+        msgspec.structs.replace(each, kinds=kinds, claimed=())
+        if KIND in kinds
+        else Serving(kinds, labels=each.labels, id=each.id, weight=each.weight)
         for each, kinds in found
         if kinds
     )

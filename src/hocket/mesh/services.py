@@ -5,12 +5,14 @@ the gate with all its paths.
 from collections.abc import Callable, Collection
 from pathlib import Path
 
+from hocket.bus.messages import MessageBus
 from hocket.events import Emit, JoinRefused, ignore
 from hocket.kernel.keys import SigningKey
 from hocket.mesh import enrolment, peers, tickets
 from hocket.mesh.gate import Gate
 from hocket.mesh.http import HttpTransport
 from hocket.mesh.loop import SyncLoop
+from hocket.mesh.message_relay import MessageRelay
 from hocket.mesh.output import OutputPushes
 from hocket.mesh.peers import Trust
 from hocket.mesh.quotas import Quotas
@@ -46,6 +48,8 @@ class MeshServices:
         output: OutputFiles | None = None,
     ) -> None:
         self._blobs, self._output = blobs, output
+        self.messages: MessageBus | None = None
+        """The bus between nodes, if there is one."""
         self.access, self._key, self._environment, self._processes = access, key, environment, processes
         self._emit = emit
         self._join_limits = Buckets(JOIN_RATE_PER_S, JOIN_BURST, environment.monotonic)
@@ -56,6 +60,8 @@ class MeshServices:
         # Ops that a node pushes and ops that are pulled from it count together.
         self._quotas = Quotas(environment.monotonic, emit)
         self.exchanges = Exchanges(access, key, self.transport, environment, emit=emit, quotas=self._quotas)
+        self.relay: MessageRelay | None = None
+        """Set it before the loop and the gate are made, to carry messages of the bus between the nodes."""
         self._pushes: OutputPushes | None = None
         if output is not None:
             self._pushes = OutputPushes(access, output, self.exchanges.client, environment.monotonic)
@@ -74,7 +80,15 @@ class MeshServices:
             lambda: SyncLock.take(self._processes),
             emit=self._emit,
             wanted=self._wanted,
+            carry=None if self.relay is None else self._carry,
+            messages=self.messages,
         )
+
+    async def _carry(self, address: str) -> None:
+        if self.relay is not None:
+            headers = await self.exchanges.hint_headers(address)
+            client = await self.exchanges.client(address)
+            await self.relay.carry(address, client.send_messages, self.transport.messages(address, headers))
 
     def _wanted(self, address: str, job_ids: frozenset[bytes]) -> None:
         if self._pushes is not None:
@@ -93,6 +107,7 @@ class MeshServices:
             blobs=self._blobs,
             output=self._output,
             quotas=self._quotas,
+            relay=self.relay,
         )
 
     async def _join(self, request: Request) -> Reply:

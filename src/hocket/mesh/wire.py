@@ -27,6 +27,7 @@ BLOBS = "/v1/blobs"
 PRESENCE = "/v1/presence"
 OUTPUT = "/v1/output"
 DELIVER = "/v1/a2a/deliver"
+BUS = "/v1/bus"
 
 OCTETS = "application/octet-stream"
 JSON = "application/json"
@@ -116,6 +117,16 @@ def read_hint(data: bytes) -> Changes:
         return decode_changes(base64.b64decode(msgspec.json.decode(data, type=_Hint).changes, validate=True))
     except (msgspec.MsgspecError, ValueError):
         return ANYTHING
+
+
+def message_event(sealed: bytes) -> bytes:
+    """One event of a stream of messages."""
+    return b"event: message\ndata: %b\n\n" % base64.b64encode(sealed)
+
+
+def read_message(data: bytes) -> bytes:
+    """The message in an event's data; raises ValueError if there is none."""
+    return base64.b64decode(data.strip(), validate=True)
 
 
 class Transport(Protocol):

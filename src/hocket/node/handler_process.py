@@ -30,6 +30,7 @@ from hocket.work.handler_channel import (
     Ended,
     Made,
     Noted,
+    PartAdded,
     Ready,
     Renewed,
     Saved,
@@ -110,6 +111,7 @@ class HandlerProcess:
         self._runs: dict[int, _RemoteRun] = {}
         self._helpers = ThreadPoolExecutor(HELPERS, "hocket-handler-helper")
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._waiting_node = Node(runtime, self._helpers)
 
     def run(self) -> None:
         """Until the worker closes the channel."""
@@ -160,7 +162,7 @@ class HandlerProcess:
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
             threading.Thread(target=self._loop.run_forever, name="hocket-handler-node", daemon=True).start()
-        return AsyncHandlerNode(Node(self._runtime, self._helpers), self._helpers, self._loop)
+        return AsyncHandlerNode(self._waiting_node, self._helpers, self._loop)
 
     def _finished(self, run: Run) -> None:
         assert isinstance(run, _RemoteRun)
@@ -182,6 +184,10 @@ class _RemoteRun(Run):
 
     def save(self, checkpoint: bytes) -> None:
         self._send(Saved(self.number, checkpoint))
+
+    def add_part(self, written: bytes, is_bytes: bool) -> None:
+        super().add_part(written, is_bytes)
+        self._send(PartAdded(self.number, written, is_bytes))
 
 
 class _Outputs(RunOutputs):

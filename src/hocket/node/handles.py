@@ -1,12 +1,14 @@
 """A submitted job that a program can wait for, follow and cancel: `Handle` and, for synchronous code, `SyncHandle`."""
 
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator, Sequence
+from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, cast, overload
 from typing import TypeVar as AnyTypeVar
 
 from hocket.bus.changes import ANYTHING, Changes, about
 from hocket.errors import Failed, Usage
 from hocket.kernel.ids import ulid_text
+from hocket.kernel.parts import Part
 from hocket.kernel.proof import encode_proof
 from hocket.kernel.roster import Job, Outcome
 from hocket.kernel.subjects import JOB, Subject
@@ -14,6 +16,7 @@ from hocket.log import Transaction
 from hocket.mesh.waiting import Waiting
 from hocket.node.delivery import wait_reader, waiting_of
 from hocket.node.runtime import Runtime
+from hocket.node.stream_news import StreamNews
 from hocket.store import JobEntry, JobSession, Session, Stage
 from hocket.work import chains, jobs, view
 from hocket.work.blobs import Blobs
@@ -35,6 +38,7 @@ else:
 
 P = ParamSpec("P")
 T = AnyTypeVar("T")
+Progress = Callable[[Any], None] | None
 
 
 class JobFailed(Failed):
@@ -122,6 +126,10 @@ def proof_of(session: Session, blobs: Blobs, job_id: bytes) -> bytes:
     return encode_proof(need_proof(session, blobs, _entry(session, job_id).job))
 
 
+def _news(progress: Progress) -> StreamNews:
+    return StreamNews() if progress is None else StreamNews(progress)
+
+
 class WaitingNode(NodeAccess, Protocol):
     """A `Node`, as its handles see it."""
 
@@ -130,6 +138,8 @@ class WaitingNode(NodeAccess, Protocol):
 
     async def waiting(self, job_id: bytes) -> Waiting | None:
         """What a job waits for, as far as this node knows."""
+
+    def parts(self, job_id: bytes, news: StreamNews) -> AsyncGenerator[Part, None]: ...
 
     @property
     def runtime(self) -> Runtime: ...
@@ -189,6 +199,15 @@ class Handle(Generic[R_co]):
         self._node.wrote()
         return Handle(self._node, made.job_id, made.created, named_kind(job).signature)
 
+    async def stream(self, progress: Progress = None) -> AsyncIterator[Part]:
+        """Yields the parts of the result as they come, each once and in order, until the job ends. Calls `progress`
+        with each new progress note. Raises JobFailed or JobCancelled. A part with `is_restart` is the first of another
+        run: the parts before it are void.
+        """
+        async with aclosing(self._node.parts(self._id, _news(progress))) as parts:
+            async for part in parts:
+                yield part
+
     async def proof(self) -> bytes:
         """The proof of a command, in the format that `hocket proof verify` reads. Raises Failed if there is none."""
         return await self._node.read(lambda session: proof_of(session, self._node.blobs, self._id))
@@ -228,6 +247,8 @@ class SyncNodeAccess(Protocol):
     def wrote(self) -> None: ...
 
     def decide(self, request: Callable[[Transaction], Result]) -> Job: ...
+
+    def parts(self, job_id: bytes, news: StreamNews) -> Generator[Part, None, None]: ...
 
     def until(
         self, look: Callable[[Session], tuple[bool, T]], timeout: float | None = None, topics: Changes = ANYTHING
@@ -286,6 +307,10 @@ class SyncHandle(Generic[R_co]):
         (made,) = self._node.call(lambda: log.run(lambda tx: jobs.submit(tx, [draft])))
         self._node.wrote()
         return SyncHandle(self._node, made.job_id, made.created, named_kind(job).signature)
+
+    def stream(self, progress: Progress = None) -> Iterator[Part]:
+        """Yields the parts of the result as they come, as `Handle.stream` does."""
+        yield from self._node.parts(self._id, _news(progress))
 
     def proof(self) -> bytes:
         """The proof of a command, in the format that `hocket proof verify` reads. Raises Failed if there is none."""

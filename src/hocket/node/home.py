@@ -27,6 +27,7 @@ _OTHERS = 0o077
 # Everything that Hocket puts into a home. It ignores other files.
 _PARTS = (
     *("log.db", "log.db-wal", "log.db-shm", "log.db-journal", "processes", "blobs", "runs", "output", "secrets", "git"),
+    "messages",
     *("config.toml", "user.key", "user.did", "node.key", "complete", "init.lock", "crash.log"),
 )
 
@@ -62,7 +63,9 @@ class Home:
         self.runs = self.path / "runs"
         self.output = self.path / "output"
         self.secrets = self.path / "secrets"
+        self.messages = self.path / "messages"
         self.git_cache = self.path / "git" / "cache"
+        self.pending_git_jobs = self.path / "git" / "pending"
         self.git_trusted = self.path / "git" / "trusted"
         self.configuration = self.path / "config.toml"
         self._user_key = self.path / "user.key"

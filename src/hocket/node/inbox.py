@@ -2,6 +2,7 @@
 message is held under a lease; the program acknowledges it, returns it or answers it.
 """
 
+import asyncio
 import os
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
@@ -260,13 +261,13 @@ class Inbox:
         node, agent, log = self._node, self.agent, self._node.log
         lease_ms, wait_ms = inbox.check_lease(milliseconds(lease, "lease")), milliseconds(wait, "wait")
 
-        async def look() -> tuple[bool, list[ClaimedMessage]]:
+        async def look() -> tuple[bool, list[tuple[float, ClaimedMessage]]]:
             if not await node.peek(lambda session: inbox.has_mail(session, agent, log.node, log.physical())):
                 return False, []
             taken = await inbox.claim_messages(node, agent, count, lease_ms)
             return bool(taken), taken
 
-        taken: list[ClaimedMessage] = []
+        taken: list[tuple[float, ClaimedMessage]] = []
         if wait_ms:
             with suppress(TimeoutError):
                 taken = await node.until(look, wait_ms / 1000, _MAIL)
@@ -274,7 +275,10 @@ class Inbox:
             _, taken = await look()
         if taken:
             node.wrote()
-        return await node.peek(lambda session: [self._received(session, each) for each in taken])
+        read = await node.peek(lambda session: [(until, self._received(session, each)) for until, each in taken])
+        # After the lease another consumer may have the message.
+        now = asyncio.get_running_loop().time()
+        return [message for until, message in read if now < until]
 
     async def __aiter__(self) -> AsyncIterator[ReceivedMessage]:
         """Every message as it comes, one at a time, without end."""
@@ -363,10 +367,12 @@ class SyncInbox:
         def look(session: Session) -> tuple[bool, bool]:
             return inbox.has_mail(session, self.agent, log.node, log.physical()), True
 
+        until = time.monotonic() + lease_ms / 1000
         taken = self._claim(count, lease_ms)
         if wait_ms and not taken:
             with suppress(TimeoutError):
                 self._node.until(look, wait_ms / 1000, _MAIL)
+                until = time.monotonic() + lease_ms / 1000
                 taken = self._claim(count, lease_ms)
         if taken:
             self._node.wrote()
@@ -375,7 +381,9 @@ class SyncInbox:
             with self._node.runtime.read() as session:
                 return [self._received(session, each) for each in taken]
 
-        return self._node.call(read)
+        messages = self._node.call(read)
+        # After the lease another consumer may have the message.
+        return messages if time.monotonic() < until else []
 
     def __iter__(self) -> Iterator[SyncReceivedMessage]:
         """Every message as it comes, one at a time, without end."""
@@ -383,14 +391,13 @@ class SyncInbox:
             yield from self.claim(wait=3600)
 
     def _claim(self, count: int, lease_ms: int) -> list[ClaimedMessage]:
-        node, log, until = self._node, self._node.runtime.log, time.monotonic() + lease_ms / 1000
+        node, log = self._node, self._node.runtime.log
         made = node.call(lambda: log.run(lambda tx: inbox.claim(tx, self.agent, count, lease_ms)))
         if not made.offers:
             return made.taken
         offers = made.offers
         try:
-            taken = made.with_accepted(node.call(lambda: node.with_node(lambda other: inbox.settled(other, offers))))
-            return taken if time.monotonic() < until else []
+            return made.with_accepted(node.call(lambda: node.with_node(lambda other: inbox.settled(other, offers))))
         except Unreachable:
             if made.taken:
                 return made.taken

@@ -3,7 +3,7 @@ other nodes, and the periodic tasks. `node.Node` adds the API for programs.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import (
     AbstractContextManager,
@@ -19,7 +19,8 @@ from hocket.bus.listener import Listener
 from hocket.bus.memory import MemoryBus
 from hocket.coordination.lock_processes import LockProcesses, LockSweep
 from hocket.errors import Unreachable, Usage
-from hocket.events import Emit, ignore
+from hocket.events import Emit, StepFailed, ignore
+from hocket.kernel.parts import Part
 from hocket.kernel.roster import Job
 from hocket.log import LockTransaction, Log, Transaction
 from hocket.log.committer import Committer
@@ -27,6 +28,7 @@ from hocket.mesh.waiting import Waiting
 from hocket.node.delivery import Delivery, waiting_of
 from hocket.node.requests import accepted, kept
 from hocket.node.runtime import Runtime
+from hocket.node.stream_news import StreamNews
 from hocket.node.variables import MESH_ENABLED, is_on
 from hocket.store import Session
 from hocket.work.arbiter import decided
@@ -43,6 +45,9 @@ from hocket.work.sweep import SweepLoop
 
 if TYPE_CHECKING:
     from hocket.mesh.services import MeshServices
+    from hocket.node.bus_settings import BusSettings
+    from hocket.node.message_bus import NodeMessages
+    from hocket.node.part_sender import PartSender
     from hocket.work.artifacts import Fetch
 
 
@@ -115,6 +120,8 @@ class LocalNode:
         self._hints: Subscription | None = None
         self._waiters = MemoryBus()
         self._services: MeshServices | None = None
+        self._messages: asyncio.Task[NodeMessages] | None = None
+        self._part_sender: PartSender | None = None
         self.lock_processes = LockProcesses(self.environment)
 
     @property
@@ -124,6 +131,12 @@ class LocalNode:
     async def finish(self) -> None:
         """Ends everything that this object started. The runtime stays open."""
         self.lock_processes.close()
+        if self._part_sender is not None:
+            await self._part_sender.close()
+        if self._messages is not None:
+            await asyncio.wait([self._messages])
+            if not self._messages.cancelled() and self._messages.exception() is None:
+                await self._messages.result().close()
         if self._services is not None:
             await self._services.close()
         await self._committer.close()
@@ -180,6 +193,72 @@ class LocalNode:
             )
         return self._services
 
+    async def message_bus(self, emit: Emit = ignore, settings: "BusSettings | None" = None) -> "NodeMessages":
+        """The signed messages of this node, over the servers in its settings or those given; opened on first use."""
+        if self._messages is None:
+            from hocket.node.bus_settings import bus_settings
+            from hocket.node.message_bus import open_message_bus
+
+            home = self.runtime.home
+            chosen = (settings or bus_settings(home)) if is_on(MESH_ENABLED) else None
+            self._messages = asyncio.create_task(open_message_bus(self, home, chosen, self.environment, emit))
+        return await asyncio.shield(self._messages)
+
+    @property
+    def open_bus(self) -> "NodeMessages | None":
+        """The signed messages of this node, if this process has opened them."""
+        task = self._messages
+        is_open = task is not None and task.done() and not task.cancelled() and task.exception() is None
+        return task.result() if task is not None and is_open else None
+
+    async def relay_messages(self, emit: Emit, settings: "BusSettings | None" = None) -> None:
+        """Opens the message bus. Without a server for it, the connections to other nodes carry it; call this before
+        they are made. Work goes on without a bus that cannot be opened.
+        """
+        from hocket.mesh.message_relay import MessageRelay
+
+        try:
+            bus = await self.message_bus(emit, settings)
+        except OSError as error:
+            emit(StepFailed("opening the bus", str(error)))
+            return
+        services = self.services(emit)
+        if bus.is_local:
+            services.relay = MessageRelay(bus, self.log.node)
+        else:
+            services.messages = bus
+
+    def part_sender(self) -> "PartSender":
+        """Sends the parts of results from this process."""
+        if self._part_sender is None:
+            from hocket.node.part_sender import PartSender
+
+            self._part_sender = PartSender(self.message_bus, self.log.user)
+        return self._part_sender
+
+    def parts(self, job_id: bytes, news: StreamNews) -> AsyncGenerator[Part, None]:
+        """The parts of a job's result, each once and in order, as they come."""
+        from hocket.node.job_stream import job_parts
+
+        return job_parts(self, job_id, news)
+
+    @property
+    def fetch(self) -> "Fetch":
+        """Fetches blobs from other nodes, for a caller that blocks."""
+        return fetch_for(self.runtime)
+
+    async def mesh_messages(self, emit: Emit = ignore) -> "NodeMessages | None":
+        """The messages between nodes, opened on first use; None if this node keeps to itself. A node without peers has
+        them, too: its server carries them to the nodes that connect to it, now or later.
+        """
+        if not is_on(MESH_ENABLED):
+            return None
+        try:
+            return await self.message_bus(emit)
+        except OSError as error:
+            emit(StepFailed("opening the bus", str(error)))
+            return None
+
     @asynccontextmanager
     async def kept_up(self, emit: Emit) -> AsyncIterator[None]:
         """Runs the periodic tasks of the node until the block ends."""
@@ -202,8 +281,15 @@ class LocalNode:
             _beside(supervised("handing over secrets", hand_over.run, emit, self.environment)),
             _beside(supervised("comparing clocks", clock.run, emit, self.environment)),
             _beside(supervised("the sweep of locks", locks.run, emit, self.environment)),
+            _beside(supervised("announcing git jobs", self.announce_git_jobs, emit, self.environment)),
         ):
             yield
+
+    async def announce_git_jobs(self) -> None:
+        """Announces the git jobs that this home has submitted, until they are claimed."""
+        from hocket.node.git_announcing import GitAnnouncing
+
+        await GitAnnouncing(self.runtime.home, self.log.user, self.message_bus, self.environment).run()
 
     @asynccontextmanager
     async def in_touch(self, emit: Emit) -> AsyncIterator[None]:
@@ -213,6 +299,7 @@ class LocalNode:
                 yield
                 return
             services = self.services(emit)
+            await self.relay_messages(emit)
             self.reach = services.exchanges.consult
             async with _beside(
                 supervised("the exchange with peers", lambda: services.loop().run(), emit, self.environment)

@@ -5,7 +5,7 @@
 import asyncio
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Generator, Iterable, Sequence
 from concurrent.futures import Executor
 from contextlib import (
     AbstractAsyncContextManager,
@@ -21,12 +21,16 @@ from hocket.coordination import inbox as messages
 from hocket.errors import Failed, Unreachable, Usage
 from hocket.events import AllowanceIsRisky, Emit, ignore, sentences
 from hocket.kernel.ids import ulid_text
+from hocket.kernel.parts import Part
 from hocket.kernel.policy import DEFAULT
+from hocket.kernel.rate_card import Estimate
 from hocket.kernel.roster import Job
 from hocket.log import Transaction
+from hocket.node import cost_reports as reports
 from hocket.node import handles
 from hocket.node.delivery import Delivery
 from hocket.node.embedded import Started, beside, on_a_thread
+from hocket.node.estimates import check_budgets, estimate_of
 from hocket.node.handles import Handle, SyncHandle
 from hocket.node.inbox import (
     Attached,
@@ -42,28 +46,34 @@ from hocket.node.inbox import (
 )
 from hocket.node.local_node import LOOK_AGAIN_S, LocalNode, fetch_for, still_open
 from hocket.node.locks import HeldLock, LockOptions, NodeLock, locked_on_a_thread
+from hocket.node.rates import rates_of
 from hocket.node.requests import Pairs, Step, accepted, drafts_of, id_of, kept, pairs_of
 from hocket.node.rows import RowTable, SyncRowTable
 from hocket.node.runtime import Runtime
 from hocket.node.signals import stopped_by_signals
+from hocket.node.stream_news import StreamNews
 from hocket.store import Session
 from hocket.work import bulk, chains, jobs
 from hocket.work.bulk import CANCEL, RETRY, BulkChange, Changed, Which
 from hocket.work.command import request
 from hocket.work.command.request import CommandRequest
+from hocket.work.costs import CostRow, Costs, CostsBy
 from hocket.work.event_logging import logged
 from hocket.work.handler_processes import ProcessPlan, plan
 from hocket.work.handlers import Handlers, JobType, named_kind
-from hocket.work.jobs import Offer, Result, Submitted
+from hocket.work.jobs import Draft, Offer, Result, Submitted
 from hocket.work.output_capture import catching
 from hocket.work.pending_decisions import Decision
 from hocket.work.run_outputs import RunServices
 from hocket.work.serving import serving
+from hocket.work.tracing import tracer
 from hocket.work.worker import Worker, WorkerOptions
 
 T = TypeVar("T")
 P = ParamSpec("P")
 R = TypeVar("R")
+
+SubmitDrafts = Callable[[Transaction, list[Draft]], list[Submitted]]
 
 WORKERS_OWN = "this node belongs to the worker, which closes it"
 
@@ -85,13 +95,14 @@ class Node(LocalNode):
         if not isinstance(job, JobType | str):
             blobs, secrets = self.runtime.blobs, self.runtime.secrets
             packed = await self.call(lambda: request.pack(job, blobs))
+            await self._check_budgets([packed.draft])
             job_id = await self.run(lambda tx: request.submit(tx, blobs, secrets, packed))
             self.wrote()
             return Handle(self, job_id, created=True)
         job_type, log = named_kind(job), self.runtime.log
         draft = job_type.draft(payload, args)
-        if job_type.policy is not DEFAULT:
-            return (await self._submit([job_type], lambda tx: jobs.submit(tx, [draft])))[0]
+        if job_type.policy is not DEFAULT or tracer() is not None:
+            return (await self._submit([job_type], [draft], jobs.submit))[0]
         # The job has no special options, so it takes the fast path, unless other submits wait to share a commit.
         submit: Callable[[Transaction], bytes] = lambda tx: jobs.submit(tx, [draft])[0].job_id  # noqa: E731
         made = await self._committer.run(
@@ -103,19 +114,36 @@ class Node(LocalNode):
     async def submit_many(self, pairs: Pairs) -> list[Handle]:
         """Submits many jobs in one transaction: all or none."""
         types, drafts = drafts_of(pairs)
-        return await self._submit(types, lambda tx: jobs.submit(tx, drafts))
+        return await self._submit(types, drafts, jobs.submit)
 
     async def chain(self, *steps: Step) -> list[Handle]:
         """Submits jobs that run one after the other, each when the one before it has succeeded: all or none. A step is
         a job with its payload, or without one; `ctx.results` has the result of the step before.
         """
         types, drafts = drafts_of(pairs_of(steps))
-        return await self._submit(types, lambda tx: chains.submit(tx, drafts))
+        return await self._submit(types, drafts, chains.submit)
 
-    async def _submit(self, types: list[JobType], request: Callable[[Transaction], list[Submitted]]) -> list[Handle]:
-        made = await self.run(request)
+    async def _submit(self, types: list[JobType], drafts: list[Draft], submit: SubmitDrafts) -> list[Handle]:
+        await self._check_budgets(drafts)
+        made = await self.run(lambda tx: submit(tx, drafts))
         self.wrote()
         return [Handle(self, *each, type.signature) for type, each in zip(types, made, strict=True)]
+
+    async def _check_budgets(self, drafts: list[Draft]) -> None:
+        if any(each.policy.budget is not None for each in drafts):
+            await self.call(lambda: check_budgets(self.runtime, drafts))
+
+    async def cost(self, job_id: str) -> CostRow:
+        """What a job used and cost so far, by this node's rate card."""
+        return await self.call(lambda: reports.job_cost(self.runtime, job_id))
+
+    async def costs(self, by: CostsBy | str = CostsBy.KIND, *, since_ms: int = 0) -> Costs:
+        """What the runs cost that ended since that time, by "kind", "node" or "account"."""
+        return await self.call(lambda: reports.costs(self.runtime, by, since_ms))
+
+    async def estimate(self, kind: str) -> Estimate | None:
+        """What a job of this kind is expected to cost, from those that succeeded; None without any."""
+        return await self.call(lambda: estimate_of(self.runtime, kind))
 
     async def gather(self, *waited: Handle[R], timeout: float | None = None) -> list[R]:
         """Waits for all of the jobs and returns their results in this order. Raises JobFailed or JobCancelled when one
@@ -213,8 +241,9 @@ class Node(LocalNode):
 
         Options: `concurrency` (how many jobs run at once, 4), `until_idle` (return when no job is left), `grace`
         (seconds that handlers may run after the first signal, 10), `ahead` (how many jobs it claims beyond the running
-        ones; by default up to 32 in all), `labels` (what jobs may need, like "gpu=a100"), `finished` (called with each
-        run and its outcome), `started` (called with the worker when it begins; its `stop` does what a signal does).
+        ones; by default up to 32 in all), `labels` (what jobs may need, like "gpu=a100"), `weight` (its share of the
+        jobs that go by rank, 1), `finished` (called with each run and its outcome), `started` (called with the worker
+        when it begins; its `stop` does what a signal does).
 
         `events` is called with every event, `notice` with a sentence about each event that is not routine. Both are
         called in the event loop's thread or in one that talks to other nodes, and must not block. Events also go to the
@@ -235,7 +264,9 @@ class Node(LocalNode):
                 served = served.plus(commands.job_type())
             emit = logged(events if notice is None else sentences(notice, also=events))
             told = serving(served.topics(), None if commands is None else commands.allowance)
+            options = {"rates": rates_of(self.runtime.home)} | options
             chosen = WorkerOptions(served, emit=emit, serving=told, **options)
+            chosen.messages = chosen.messages or await self.mesh_messages(emit)
             if commands is not None:
                 for warning in commands.allowance.warnings():
                     emit(AllowanceIsRisky(warning))
@@ -257,7 +288,8 @@ class Node(LocalNode):
             executor = self._mesh_executor
             return AsyncHandlerNode(self, executor, loop) if is_async else PlainHandlerNode(self.runtime, executor)
 
-        return self.runtime.kit(kind, self.environment.monotonic)._replace(node=node)
+        kit = self.runtime.kit(kind, self.environment.monotonic)
+        return kit._replace(node=node, stream=self.part_sender().tell)
 
     def working(self, handlers: Handlers | Iterable[JobType], **options: Any) -> AbstractAsyncContextManager[Worker]:
         """Runs a worker beside an `async with` block. At its end the worker stops, as after a first signal; if the
@@ -304,35 +336,49 @@ class SyncNode:
         runtime = self.runtime
         if not isinstance(job, JobType | str):
             packed = request.pack(job, runtime.blobs)
+            self.call(lambda: check_budgets(runtime, [packed.draft]))
             submit = lambda tx: request.submit(tx, runtime.blobs, runtime.secrets, packed)  # noqa: E731
             job_id = self.call(lambda: runtime.log.run(submit))
             self.wrote()
             return SyncHandle(self, job_id, True)
         job_type = named_kind(job)
         draft = job_type.draft(payload, args)
-        if job_type.policy is DEFAULT:
+        if job_type.policy is DEFAULT and tracer() is None:
             # The job has no special options, so it takes the fast path, unless its kind has some.
             plain = self.call(lambda: runtime.log.append_plain(draft.kind, draft.payload))
             if plain is not None:
                 self.wrote()
                 return SyncHandle(self, plain, True, job_type.signature)
-        return self._submit([job_type], lambda tx: jobs.submit(tx, [draft]))[0]
+        return self._submit([job_type], [draft], jobs.submit)[0]
 
     def submit_many(self, pairs: Pairs) -> list[SyncHandle]:
         """Submits many jobs in one transaction: all or none."""
         types, drafts = drafts_of(pairs)
-        return self._submit(types, lambda tx: jobs.submit(tx, drafts))
+        return self._submit(types, drafts, jobs.submit)
 
     def chain(self, *steps: Step) -> list[SyncHandle]:
         """Submits jobs that run one after the other, each when the one before it has succeeded: all or none. A step is
         a job with its payload, or without one; `ctx.results` has the result of the step before.
         """
         types, drafts = drafts_of(pairs_of(steps))
-        return self._submit(types, lambda tx: chains.submit(tx, drafts))
+        return self._submit(types, drafts, chains.submit)
 
-    def _submit(self, types: list[JobType], request: Callable[[Transaction], list[Submitted]]) -> list[SyncHandle]:
-        log = self.runtime.log
-        made = self.call(lambda: log.run(request))
+    def cost(self, job_id: str) -> CostRow:
+        """What a job used and cost so far, by this node's rate card."""
+        return self.call(lambda: reports.job_cost(self.runtime, job_id))
+
+    def costs(self, by: CostsBy | str = CostsBy.KIND, *, since_ms: int = 0) -> Costs:
+        """What the runs cost that ended since that time, by "kind", "node" or "account"."""
+        return self.call(lambda: reports.costs(self.runtime, by, since_ms))
+
+    def estimate(self, kind: str) -> Estimate | None:
+        """What a job of this kind is expected to cost, from those that succeeded; None without any."""
+        return self.call(lambda: estimate_of(self.runtime, kind))
+
+    def _submit(self, types: list[JobType], drafts: list[Draft], submit: SubmitDrafts) -> list[SyncHandle]:
+        runtime = self.runtime
+        self.call(lambda: check_budgets(runtime, drafts))
+        made = self.call(lambda: runtime.log.run(lambda tx: submit(tx, drafts)))
         self.wrote()
         return [SyncHandle(self, *each, type.signature) for type, each in zip(types, made, strict=True)]
 
@@ -439,6 +485,25 @@ class SyncNode:
 
         return self.with_node(asked)
 
+    def parts(self, job_id: bytes, news: StreamNews) -> Generator[Part, None, None]:
+        """The parts of a job's result, as `Node.parts` gives them, on an event loop of its own."""
+
+        async def begin() -> tuple[Node, AsyncGenerator[Part, None]]:
+            node = self._new_node()
+            return node, node.parts(job_id, news)
+
+        async def end() -> None:
+            await _close(source)
+            await node.finish()
+
+        with asyncio.Runner() as runner:
+            node, source = runner.run(begin())
+            try:
+                while (part := runner.run(_next(source))) is not None:
+                    yield part
+            finally:
+                runner.run(end())
+
     def with_node(self, act: Callable[[Node], Awaitable[T]]) -> T:
         """Runs a function on an event loop of its own."""
 
@@ -474,6 +539,14 @@ class SyncNode:
                 changes.wait(left)
 
 
+async def _next(source: AsyncGenerator[Part, None]) -> Part | None:
+    return await anext(source, None)
+
+
+async def _close(source: AsyncGenerator[Part, None]) -> None:
+    await source.aclose()
+
+
 # `ctx.node`: the worker's own node, for its handlers. They run on other threads than the worker, and one that is
 # stopped gets an exception at any point. So all work on the store is done on threads that no exception reaches.
 
@@ -507,6 +580,14 @@ class AsyncHandlerNode(Node):
         self, look: Callable[[], Awaitable[tuple[bool, T]]], timeout: float | None, topics: Changes = ANYTHING
     ) -> T:
         return await self._there(self._worker_node.until(look, timeout, topics))
+
+    async def parts(self, job_id: bytes, news: StreamNews) -> AsyncGenerator[Part, None]:
+        source = self._worker_node.parts(job_id, news)
+        try:
+            while (part := await self._there(_next(source))) is not None:
+                yield part
+        finally:
+            await self._there(_close(source))
 
     async def close(self) -> None:
         raise Usage(WORKERS_OWN)

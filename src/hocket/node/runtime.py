@@ -28,6 +28,7 @@ from hocket.log.rebuild import Rebuilt, rebuild
 from hocket.log.steady_clock import SteadyWall
 from hocket.log.transaction import NEWCOMER, Wall
 from hocket.node.home import Ask, Home, Remembered, default_home, read_user_key
+from hocket.node.rates import rates_of
 from hocket.node.store_breaker import StoreBreaker
 from hocket.node.variables import (
     DB_CIRCUIT_BREAKER,
@@ -50,6 +51,7 @@ from hocket.work.jobs import Draft, Submitted
 from hocket.work.liveness import Liveness, WorkerState, machine_liveness, standing
 from hocket.work.output_files import OutputFiles
 from hocket.work.run_outputs import RunServices
+from hocket.work.tracing import flush_traces
 
 if TYPE_CHECKING:
     from hocket.mesh.enrolment import Send
@@ -209,6 +211,7 @@ class Runtime:
         self.bus.close()
         self.blobs.close()
         self.log.close()
+        flush_traces()
         if self._helpers is not None:
             self._helpers.shutdown()
         self.store.close()
@@ -363,7 +366,18 @@ class Runtime:
         allowance = configured(self.home.configuration).extended(allow, allow_any, allow_env)
         physical = lambda: time.time_ns() // 1_000_000  # noqa: E731
         key, runs = self.home.node_key(), self.home.runs
-        premises = Premises(key, self.log.node, runs, self.secrets, self.blobs, self.read, fetch, physical, self.output)
+        premises = Premises(
+            key,
+            self.log.node,
+            runs,
+            self.secrets,
+            self.blobs,
+            self.read,
+            fetch,
+            physical,
+            self.output,
+            rates_of(self.home),
+        )
         return Commands(premises, allowance)
 
 

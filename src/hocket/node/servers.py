@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from hocket.work.processes import ProcessLock, is_alive
+from hocket.work.processes import ProcessLock, notes
 
 _ROLE = "server"
 
@@ -26,11 +26,4 @@ def announce_server(directory: Path, name: str, address: str, now_ms: int) -> Pr
 
 
 def running_servers(directory: Path) -> list[RunningServer]:
-    found = []
-    for path in sorted(directory.glob(f"{_ROLE}-*.lock")):
-        try:
-            if is_alive(directory, path.stem):
-                found.append(msgspec.json.decode(path.read_bytes(), type=RunningServer))
-        except (OSError, msgspec.MsgspecError):
-            continue  # it has just started, or ended
-    return found
+    return notes(directory, _ROLE, RunningServer)

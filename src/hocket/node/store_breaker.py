@@ -15,7 +15,7 @@ from hocket.breakers import CircuitBreaker
 from hocket.errors import StoreCircuitOpen
 from hocket.events import Emit, Event, ignore
 from hocket.kernel.breaker import Breaker, BreakerState
-from hocket.work.processes import ProcessLock, is_alive
+from hocket.work.processes import ProcessLock, notes
 
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop
@@ -76,11 +76,4 @@ class StoreBreaker(CircuitBreaker):
 
 
 def store_troubles(directory: Path) -> list[StoreTrouble]:
-    found = []
-    for path in sorted(directory.glob(f"{_ROLE}-*.lock")):
-        try:
-            if is_alive(directory, path.stem):
-                found.append(msgspec.json.decode(path.read_bytes(), type=StoreTrouble))
-        except (OSError, msgspec.MsgspecError):
-            continue  # it has just changed
-    return found
+    return notes(directory, _ROLE, StoreTrouble)

@@ -8,6 +8,7 @@ from pathlib import Path
 from urllib.parse import unquote
 
 from hocket.errors import Usage
+from hocket.work.tracing import TRACES
 
 MESH_ENABLED = "HOCKET_MESH_ENABLED"
 MESH_NODE_ID = "HOCKET_MESH_NODE_ID"
@@ -18,10 +19,16 @@ DB_URL = "HOCKET_DB_URL"
 DB_PATH = "HOCKET_DB_PATH"
 DB_TOKEN = "HOCKET_DB_TOKEN"
 DB_CIRCUIT_BREAKER = "HOCKET_DB_CIRCUIT_BREAKER"
+BUS = "HOCKET_BUS"
+BUS_CREDENTIALS = "HOCKET_BUS_CREDENTIALS"
+BUS_CA = "HOCKET_BUS_CA"
+RATES = "HOCKET_RATES"
 
 ALL = (
     *(MESH_ENABLED, MESH_NODE_ID, MESH_CONTROL_ADDR, MESH_SCOPE_ID, MESH_TOKEN),
     *(DB_URL, DB_PATH, DB_TOKEN, DB_CIRCUIT_BREAKER),
+    *(BUS, BUS_CREDENTIALS, BUS_CA),
+    *(RATES, TRACES),
 )
 _ON, _OFF = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 

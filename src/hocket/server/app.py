@@ -5,7 +5,6 @@ answer without its body being read, and its connection is closed.
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator
 from contextlib import suppress
 
 from starlette.responses import Response, StreamingResponse
@@ -13,10 +12,12 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from hocket.errors import StoreError
 from hocket.mesh.gate import Gate
+from hocket.mesh.peers import is_loopback
 from hocket.mesh.wire import BodyTooLong, NoRoom, Reply, Request
 from hocket.server.listening import Connections, address_of
+from hocket.server.monitoring.monitor import METRICS, Monitor
 from hocket.server.v1.api import Api
-from hocket.server.v1.routes import PREFIX
+from hocket.server.v1.routes import PREFIX, RouteNeed
 
 # The most bytes of request bodies in memory at once, of all callers and of one address; beyond that, callers are told
 # to come back later.
@@ -26,6 +27,8 @@ BODIES_PER_ADDRESS_BYTES_MAX = 64 * 1024 * 1024
 # connection at once can lose the answer.
 LINGER_S = 1.0
 LINGER_BYTES_MAX = 1024 * 1024
+# What the token of a program on another machine must grant for the metrics.
+METRICS_NEED = RouteNeed("Mesh", "Read")
 
 
 class _Gone(Exception):
@@ -106,8 +109,8 @@ class _Body:
 class _Door:
     """An ASGI application that answers every method and path."""
 
-    def __init__(self, gate: Gate, connections: Connections, api: Api | None) -> None:
-        self._gate, self._connections, self._api = gate, connections, api
+    def __init__(self, gate: Gate, connections: Connections, api: Api | None, monitor: Monitor | None) -> None:
+        self._gate, self._connections, self._api, self._monitor = gate, connections, api, monitor
         self._bodies = _Bodies()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -123,6 +126,8 @@ class _Door:
         try:
             if self._api is not None and path.startswith(PREFIX) and not self._gate.has(path):
                 reply = await _program_answer(self._api, request._replace(path=scope["raw_path"].decode("latin-1")))
+            elif self._monitor is not None and self._monitor.has(path) and not self._gate.has(path):
+                reply = await self._monitored(self._monitor, request, is_local=is_loopback(address) and not is_shared)
             else:
                 reply = await self._answer(request)
         except _Gone:
@@ -132,9 +137,20 @@ class _Door:
         if not body.is_read:
             await _last_answer(reply, body, send)
         elif reply.stream is not None:
-            await StreamingResponse(_closing(reply.stream), reply.status, dict(reply.headers))(scope, receive, send)
+            try:
+                await StreamingResponse(reply.stream, reply.status, dict(reply.headers))(scope, receive, send)
+            finally:  # the caller may disconnect before the stream begins
+                if hasattr(reply.stream, "aclose"):
+                    await reply.stream.aclose()
         else:
             await Response(reply.body, reply.status, dict(reply.headers))(scope, receive, send)
+
+    async def _monitored(self, monitor: Monitor, request: Request, is_local: bool) -> Reply:
+        """Metrics name jobs and nodes. A caller on this machine may read them; another needs a token."""
+        refused = None
+        if request.path == METRICS and self._api is not None and not is_local:
+            refused = await self._api.refusal(request, METRICS_NEED)
+        return await monitor.answer(request) if refused is None else refused
 
     async def _answer(self, request: Request) -> Reply:
         try:
@@ -164,7 +180,7 @@ async def _program_answer(api: Api, request: Request) -> Reply:
     except _Gone:
         raise
     except Exception as error:
-        return api.failed(error)
+        return api.failed(error, request.path)
 
 
 async def _last_answer(reply: Reply, body: _Body, send: Send) -> None:
@@ -177,15 +193,5 @@ async def _last_answer(reply: Reply, body: _Body, send: Send) -> None:
     await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-async def _closing(stream: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """Ends the stream when the caller disconnects."""
-    try:
-        async for line in stream:
-            yield line
-    finally:
-        if hasattr(stream, "aclose"):
-            await stream.aclose()
-
-
-def web_app(gate: Gate, connections: Connections, api: Api | None = None) -> ASGIApp:
-    return _Door(gate, connections, api)
+def web_app(gate: Gate, connections: Connections, api: Api | None = None, monitor: Monitor | None = None) -> ASGIApp:
+    return _Door(gate, connections, api, monitor)

@@ -151,4 +151,4 @@ class BoundedProtocol(HttpToolsProtocol):
 
     @staticmethod
     def _is_hints(scope: Any) -> bool:
-        return bool(scope["path"] == wire.HINTS)
+        return scope["path"] in (wire.HINTS, wire.BUS)

@@ -17,6 +17,7 @@ from hocket.kernel.roster import Job
 from hocket.kernel.safe_text import clean
 from hocket.log import Transaction
 from hocket.node.delivery import TELL_S
+from hocket.node.estimates import check_budgets
 from hocket.node.node import Node
 from hocket.server.following import Following
 from hocket.server.local_client import (
@@ -130,6 +131,8 @@ class LocalServer:
             return None
         try:
             packed = await self._pack(asked.request)
+            if packed.policy.budget is not None:
+                await self._node.call(lambda: check_budgets(self._node.runtime, [packed.draft]))
             if self._worker.is_stopping:
                 return None
             if asked.warning:

@@ -13,6 +13,7 @@ from ipaddress import ip_address
 from pathlib import Path
 
 import uvicorn
+from starlette.types import ASGIApp
 
 from hocket.errors import Unreachable, Usage
 from hocket.mesh.gate import Gate
@@ -20,6 +21,7 @@ from hocket.mesh.peers import is_loopback
 from hocket.server.app import web_app
 from hocket.server.connections import BoundedProtocol
 from hocket.server.listening import BoundedListener, Connections
+from hocket.server.monitoring.monitor import Monitor
 from hocket.server.v1.api import Api
 
 KEEP_ALIVE_S = 75
@@ -33,9 +35,60 @@ class _Uvicorn(uvicorn.Server):
         yield
 
 
+class AppServer:
+    """Serves an ASGI application on a bound socket."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        listener: BoundedListener,
+        protocol: type[BoundedProtocol] = BoundedProtocol,
+        cert: Path | None = None,
+        key: Path | None = None,
+    ) -> None:
+        self._listener = listener
+        self._config = uvicorn.Config(
+            app,
+            http=partial(protocol, connections=listener.connections),  # type: ignore[arg-type]
+            interface="asgi3",
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            timeout_keep_alive=KEEP_ALIVE_S,
+            timeout_graceful_shutdown=STOP_S,
+            ssl_certfile=None if cert is None else str(cert),
+            ssl_keyfile=None if key is None else str(key),
+        )
+        self._server: _Uvicorn | None = None
+        self._serving: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Returns when the server accepts connections."""
+        # Bad input from strangers is not logged; the gate reports what it refuses.
+        logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
+        self._server = _Uvicorn(self._config)
+        self._serving = asyncio.create_task(self._server.serve(sockets=[self._listener]))
+        while not self._server.started:
+            if self._serving.done():
+                await self._serving
+                raise Unreachable(f"the server on port {self._listener.getsockname()[1]} stopped at once")
+            await asyncio.sleep(0.005)
+
+    async def stop(self) -> None:
+        """Lets running requests finish, within a few seconds."""
+        if self._server is not None and self._serving is not None:
+            self._server.should_exit = True
+            await self._serving
+        self._listener.close()
+
+
 class Server:
     """Serves a gate. `host` may be a name or an address; port 0 takes any free port. `proxies` are the addresses of
-    reverse proxies in front of it, whose X-Forwarded-For is believed. With an `api` it serves programs, too.
+    reverse proxies in front of it, whose X-Forwarded-For is believed. With an `api` it serves programs, too, and with a
+    `monitor` metrics and probes.
     """
 
     def __init__(
@@ -49,20 +102,20 @@ class Server:
         protocol: type[BoundedProtocol] = BoundedProtocol,
         proxies: Collection[str] = (),
         api: Api | None = None,
+        monitor: Monitor | None = None,
     ) -> None:
         if (cert is None) != (key is None):
             raise Usage("--cert and --key must be given together")
-        self._gate, self._host, self._protocol, self._api = gate, host, protocol, api
+        self._gate, self._host, self._api = gate, host, api
         self._cert, self._key = cert, key
         self._check_certificate()
         for proxy in proxies:
             if not _is_ip(proxy):
                 raise Usage(f"{proxy!r} is not the IP address of a proxy; write it like 127.0.0.1")
-        self._socket = _bound(host, port)
-        self._socket.connections = Connections(proxies, lambda reason: gate.turned_away(503, reason))
-        self.port: int = self._socket.getsockname()[1]
-        self._server: _Uvicorn | None = None
-        self._serving: asyncio.Task[None] | None = None
+        listener = bound_listener(host, port)
+        listener.connections = Connections(proxies, lambda reason: gate.turned_away(503, reason))
+        self.port: int = listener.getsockname()[1]
+        self._app_server = AppServer(web_app(gate, listener.connections, api, monitor), listener, protocol, cert, key)
 
     @property
     def scheme(self) -> str:
@@ -85,40 +138,15 @@ class Server:
 
     async def start(self) -> None:
         """Returns when the server accepts connections."""
-        config = uvicorn.Config(
-            web_app(self._gate, self._socket.connections, self._api),
-            http=partial(self._protocol, connections=self._socket.connections),  # type: ignore[arg-type]
-            ws="none",
-            lifespan="off",
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            proxy_headers=False,
-            timeout_keep_alive=KEEP_ALIVE_S,
-            timeout_graceful_shutdown=STOP_S,
-            ssl_certfile=None if self._cert is None else str(self._cert),
-            ssl_keyfile=None if self._key is None else str(self._key),
-        )
-        # Bad input from strangers is not logged; the gate reports what it refuses.
-        logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
         await self._gate.open()
-        self._server = _Uvicorn(config)
-        self._serving = asyncio.create_task(self._server.serve(sockets=[self._socket]))
-        while not self._server.started:
-            if self._serving.done():
-                await self._serving
-                raise Unreachable(f"the server on port {self.port} stopped at once")
-            await asyncio.sleep(0.005)
+        await self._app_server.start()
 
     async def stop(self) -> None:
         """Lets running requests finish, within a few seconds."""
         await self._gate.close()
         if self._api is not None:
             self._api.stop()
-        if self._server is not None and self._serving is not None:
-            self._server.should_exit = True
-            await self._serving
-        self._socket.close()
+        await self._app_server.stop()
 
     def _check_certificate(self) -> None:
         if self._cert is None or self._key is None:
@@ -132,7 +160,7 @@ class Server:
             raise Usage(f"{self._cert} and {self._key} are not a certificate and its key: {error.reason}") from error
 
 
-def _bound(host: str, port: int) -> BoundedListener:
+def bound_listener(host: str, port: int) -> BoundedListener:
     try:
         family, kind, protocol, _, place = socket.getaddrinfo(
             host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE

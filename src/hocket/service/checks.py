@@ -31,7 +31,9 @@ from hocket.log.outbox import OUTBOX_OPS_MAX, waiting
 from hocket.log.permissions import PermissionsReader
 from hocket.mesh.recovery import BEHIND_SENTENCE
 from hocket.node import variables
+from hocket.node.bus_settings import bus_settings
 from hocket.node.home import Home, exposure, key_owner
+from hocket.node.running_buses import running_buses
 from hocket.service import ServiceAnswer
 from hocket.service.status import breakers_of
 from hocket.store import Session
@@ -75,6 +77,7 @@ def examine(home: Home) -> Findings:
     yield from _guarded("disk", lambda: _disk(home))
     yield from _guarded("commands", lambda: _commands(home))
     yield from _guarded("environment", _environment)
+    yield from _guarded("bus", lambda: _bus(home))
     if not home.processes.exists():
         yield Check("warn", "locks and pipes", f"{home.processes} is missing; the next command makes it again")
     if home.processes.is_dir() and os.access(home.processes, os.W_OK):
@@ -109,6 +112,20 @@ def _environment() -> Findings:
         variables.is_on(switch)
     names = [name for name in variables.ALL if variables.given(name) is not None]
     yield Check("ok", "environment", f"{', '.join(names)} set" if names else "no variable of a node is set")
+
+
+def _bus(home: Home) -> Findings:
+    """The servers that carry messages, if any are set, and the connections of running processes to them."""
+    settings = bus_settings(home)
+    if settings is not None:
+        yield Check("ok", "bus", f"messages go over {settings}")
+    for each in running_buses(home.processes):
+        if not each.is_connected:
+            yield Check("warn", "bus", f"{each.server} is away for process {each.pid}: {each.detail}")
+        elif each.detail or not each.keeps:
+            yield Check(
+                "warn", "bus", f"{each.server}: {each.detail or 'it keeps no announcements; turn on JetStream'}"
+            )
 
 
 def _home(home: Home) -> Findings:

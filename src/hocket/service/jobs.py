@@ -2,7 +2,7 @@
 
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +20,9 @@ from hocket.work import view
 from hocket.work.jobs import Draft, Submitted
 
 if TYPE_CHECKING:
+    from hocket.kernel.parts import Part
     from hocket.mesh.waiting import Waiting
+    from hocket.node.stream_news import StreamNews
 
 REASON_CHARS_MAX = 500
 LIMIT_MAX = 100_000
@@ -221,6 +223,10 @@ def show(service: Service, prefix: str) -> JobDetails:
 def submit(service: Service, drafts: Sequence[Draft]) -> list[Submitted]:
     """Submits all jobs in one transaction, or none."""
     service.check_writer()
+    if any(each.policy.budget is not None for each in drafts):
+        from hocket.node.estimates import check_budgets  # it loads more than a submit needs
+
+        check_budgets(service.runtime, drafts)
     made = service.runtime.submit(drafts)
     service.wrote()
     return made
@@ -249,6 +255,11 @@ def result(
                 f"job {job_id} has not ended within {timeout:g} seconds: {why}; see `hocket show {job_id}`"
             )
         tell(waiting)
+
+
+def stream(service: Service, job_id: str, news: "StreamNews") -> "Generator[Part, None, None]":
+    """The parts of a job's result, each once and in order, until it ends. Raises JobFailed or JobCancelled."""
+    return service.node.parts(_id(job_id), news)
 
 
 def cancel(service: Service, prefix: str, reason: str) -> JobBrief:

@@ -15,6 +15,7 @@ from hocket.mesh.names import names
 from hocket.mesh.peers import breakers, coordinator, outbox, silence
 from hocket.mesh.programs import differences
 from hocket.node.home import Home
+from hocket.node.running_buses import running_buses
 from hocket.node.servers import running_servers
 from hocket.node.store_breaker import store_troubles
 from hocket.service import Service, ServiceAnswer
@@ -85,6 +86,22 @@ class BreakerStatus(ServiceAnswer, frozen=True):
     next_ms: int | None
 
 
+class BusStatus(ServiceAnswer, frozen=True):
+    """A process's connection to its NATS servers. `detail` says why it is away, or what a server refuses; `keeps` is
+    whether announcements are kept there. `lost` counts messages that were not sent, `refused` those that came and did
+    not count, by reason.
+    """
+
+    process: int
+    server: str
+    is_connected: bool
+    since_ms: int
+    detail: str
+    keeps: bool
+    lost: int
+    refused: dict[str, int]
+
+
 class OutboxStatus(ServiceAnswer, frozen=True):
     """Ops of this node that wait for the coordinator, and the time of the oldest."""
 
@@ -124,6 +141,7 @@ class NodeStatus(ServiceAnswer, frozen=True):
     coordinator_is_quiet: bool
     peers: list[PeerStatus]
     breakers: list[BreakerStatus]
+    buses: list[BusStatus]
     outbox: OutboxStatus
 
 
@@ -168,6 +186,7 @@ def status(service: Service) -> NodeStatus:
             coordinator_is_quiet=silence(log, session) is not None,
             peers=[PeerStatus(each.address, each.state, each.detail, each.seen or None) for each in session.peers()],
             breakers=breakers_of(session, home),
+            buses=[BusStatus(*msgspec.structs.astuple(each)) for each in running_buses(home.processes)],
             outbox=_outbox(service, session),
         )
 

@@ -66,6 +66,9 @@ class JobSession(Protocol):
         that have ended.
         """
 
+    def counts_by_kind(self) -> dict[tuple[Stage, Outcome | None, str], int]:
+        """The same for each kind. The cost grows with the kinds, and with the jobs that have not ended."""
+
     def set_after(self, job_id: bytes, dependencies: Sequence[bytes]) -> None: ...
     def has_after(self) -> bool: ...
     def dependents(self, job_id: bytes) -> list[bytes]: ...
@@ -94,6 +97,15 @@ class QueueSession(Protocol):
 
     def take_overdue(self, now: int, limit: int) -> list[JobEntry]:
         """The same, locked: leaves out jobs that another transaction has locked."""
+
+    def take_unbegun(self, now: int, limit: int) -> list[JobEntry]:
+        """Jobs that no worker has claimed and whose time for a first claim is over, locked in the same way."""
+
+    def next_begin_by(self) -> int | None:
+        """When the time for a first claim ends next."""
+
+    def blocked(self, limit: int, after: JobEntry | None = None) -> list[JobEntry]:
+        """Jobs that wait for others, in an order that pages can follow."""
 
     def next_ready_at(self) -> int | None: ...
     def next_deadline(self) -> int | None: ...

@@ -31,7 +31,9 @@ class WorkerRow(NamedTuple):
 
 class LocalSession(Protocol):
     def put_worker(self, worker: WorkerRow) -> int:
-        """Adds a worker, or renews the beat of the worker of that name, which rises each time; returns its number."""
+        """Adds a worker, or renews the worker of that name: its beat, which rises each time, and what it serves.
+        Returns its number.
+        """
 
     def has_worker(self, number: int) -> bool: ...
 

@@ -14,6 +14,7 @@ from hocket.kernel.reasons import Reason
 from hocket.kernel.roster import Job
 from hocket.log import Transaction
 from hocket.work import claiming, cron, jobs
+from hocket.work.claim_order import ClaimOrder
 from hocket.work.claiming import Claims, OfferedClaim
 from hocket.work.handlers import Handlers
 from hocket.work.jobs import Claim, Held, Result
@@ -23,10 +24,14 @@ from hocket.work.run_outputs import NOTHING, WrittenOutputs
 from hocket.work.runner import Run
 from hocket.work.troubles import Troubles
 
+# The jobs that a worker without a free slot looks at, to say which it leaves to others.
+PASSES_MAX = 32
+
 
 class Batch(NamedTuple):
     """The requests. `spare` are holds that this worker no longer needs; `closed` are offered claims that are decided.
-    `beat` is whether the worker's own sign of life is due.
+    `beat` is whether the worker's own sign of life is due, `passing` whether it has no room for the jobs whose turn it
+    has.
     """
 
     ended: Sequence[Run] = ()
@@ -40,6 +45,7 @@ class Batch(NamedTuple):
     wanted: int = 0
     offering: bool = False
     beat: bool = False
+    passing: bool = False
 
     @property
     def is_worth_it(self) -> bool:
@@ -54,12 +60,14 @@ class Batch(NamedTuple):
             or self.closed
             or self.wanted
             or self.beat
+            or self.passing
         )
 
 
 class BatchResult(NamedTuple):
     """The results. `spared` are the results of handing back the spare holds. None stands for a request that could not
-    be put on the log at all, which was reported. `availability` is that of this node, if it was looked up.
+    be put on the log at all, which was reported. `availability` is that of this node, if it was looked up. `passes` are
+    the jobs that this worker leaves to others.
     """
 
     outcomes: list[Result | None]
@@ -70,6 +78,7 @@ class BatchResult(NamedTuple):
     now_ms: int
     idle: bool
     availability: Availability | None = None
+    passes: Sequence[Job] = ()
 
     def patience(self, chance: random.Random) -> float:
         """How long until the next look at the queue without a hint: until the next job is due, else a slow, uneven
@@ -84,9 +93,15 @@ class BatchRunner:
     """Runs the turns of one worker. `until_idle` is whether the worker needs to know that nothing is left to do."""
 
     def __init__(
-        self, handlers: Handlers, until_idle: bool, troubles: Troubles, labels: frozenset[str] = frozenset()
+        self,
+        handlers: Handlers,
+        until_idle: bool,
+        troubles: Troubles,
+        order: ClaimOrder,
+        labels: frozenset[str] = frozenset(),
     ) -> None:
         self._handlers = handlers
+        self._order = order
         self._labels = labels
         self._until_idle = until_idle
         self._troubles = troubles
@@ -115,10 +130,21 @@ class BatchRunner:
         if turn.wanted:
             lease_of = self._handlers.lease_of if only is None else {only: self._handlers.lease_of(only)}.get
             wants = functools.partial(self._wants, tx)
-            claims = claiming.claim(tx, sign.row(tx), turn.wanted, lease_of, turn.offering, wants)
+            may_claim_at = functools.partial(self._order.may_claim_at, tx)
+            claims = claiming.claim(tx, sign.row(tx), turn.wanted, lease_of, turn.offering, wants, may_claim_at)
+        passes = self._passes(tx) if turn.passing else ()
         is_idle = not claims.taken and not claims.wanted and self._until_idle
         idle = is_idle and (availability not in (None, Availability.ACTIVE) or self._is_idle(tx))
-        return BatchResult(outcomes, spared, renewed, lost, claims, tx.now, idle, availability)
+        return BatchResult(outcomes, spared, renewed, lost, claims, tx.now, idle, availability, passes)
+
+    def _passes(self, tx: Transaction) -> list[Job]:
+        """The ready jobs for which this worker ranks first."""
+        found = claiming.ready_ranked(tx, self._handlers.lease_of, PASSES_MAX)
+        return [
+            job
+            for job, body in found
+            if self._wants(tx, job, body) and self._order.may_claim_at(tx, job, body) <= tx.now
+        ]
 
     async def one_by_one(self, access: NodeAccess, sign: SignOfLife, turn: Batch) -> BatchResult:
         """The same after the whole turn has failed: each request gets its own transaction, so that only the bad one

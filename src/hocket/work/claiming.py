@@ -12,7 +12,9 @@ from hocket.kernel.subjects import Subject
 from hocket.kernel.vocabulary import ClaimWork
 from hocket.log import SETTLE_STEP, Transaction
 from hocket.store import JobEntry
+from hocket.work.claim_order import is_ranked
 from hocket.work.jobs import NEVER, Claim, Draft, Offer, must, submit_one
+from hocket.work.run_spans import spent_ms
 
 # How many unsuitable jobs a claim skips at most.
 LOOKED_AT_MAX = 5_000
@@ -26,6 +28,8 @@ class OfferedClaim(NamedTuple):
     offer: Offer
     schedule: bytes
     lease_ms: int
+    job: Job
+    spent_ms: int = 0
 
 
 class Claims(NamedTuple):
@@ -43,10 +47,11 @@ def claim(
     lease_of: Callable[[str], int | None],
     offering: bool = False,
     wants: Callable[[Job, bytes], bool] = lambda job, schedule: True,
+    may_claim_at: Callable[[Job, bytes], int] = lambda job, schedule: 0,
 ) -> Claims:
     """Claims up to `limit` jobs, the most urgent first, of the kinds for which `lease_of` returns a lease. Takes only
-    jobs that the claimer `wants`, by the job and the op that carries the payload. Skips jobs that another node
-    arbitrates unless `offering`; then it offers claims on them.
+    jobs that the claimer `wants`, by the job and the op that carries the payload, and not before it `may_claim_at`.
+    Skips jobs that another node arbitrates unless `offering`; then it offers claims on them.
     """
     tx.settle(SETTLE_STEP)
     tx.projection.flush()
@@ -67,7 +72,9 @@ def claim(
         body = schedule or tx.body(job.schedule_op)
         if not wants(job, body):
             continue
-        at = turn(tx, job)
+        at = may_claim_at(job, body)
+        if at <= tx.now:
+            at = turn(tx, job)
         if at > tx.now:
             turns.append(at)
             continue
@@ -76,15 +83,31 @@ def claim(
         op = tx.author(ClaimWork(job.id, tx.node, lease_ms))
         if isinstance(op, Reason):
             continue
+        spent = spent_ms(tx.session, job.id) if job.policy.budget is not None and job.fence else 0
         if tx.is_offer(op):
             tx.session.put_offer(op.id, job.id, worker)
-            wanted.append(OfferedClaim(Offer(op.id, job.id), body, lease_ms))
+            wanted.append(OfferedClaim(Offer(op.id, job.id), body, lease_ms, job, spent))
         else:
-            taken.append(Claim(roster.assign(job.id, worker), body))
+            taken.append(Claim(roster.assign(job.id, worker), body, spent))
         if len(taken) + len(wanted) == limit:
             return Claims(taken, tx.now, wanted)
     again = [*turns, tx.session.next_ready_at(), tx.now if tx.unsettled else None]
     return Claims(taken, _earliest(again), wanted)
+
+
+def ready_ranked(tx: Transaction, kinds: Callable[[str], int | None], limit: int) -> list[tuple[Job, bytes]]:
+    """The most urgent ready jobs that go by rank, each with its ScheduleJob op, without those on which this node has
+    offered a claim.
+    """
+    offered = tx.session.offered_jobs()
+    served = [kind for kind in tx.session.ready_kinds() if kinds(kind) is not None and tx.admits(kind)]
+    found = (
+        (entry.job, schedule or tx.body(entry.job.schedule_op))
+        for kind in served
+        for entry, schedule in tx.session.ready(kind, limit)
+        if is_ranked(entry.job) and entry.job.id not in offered
+    )
+    return list(islice(found, limit))
 
 
 def take(tx: Transaction, draft: Draft, worker: int, lease_ms: int) -> Claim:

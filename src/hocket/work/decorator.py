@@ -3,7 +3,7 @@ that `submit` takes, and what it returns as the result of the job.
 """
 
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, Unpack, overload
 
@@ -15,11 +15,17 @@ from hocket.work.runner import Context
 
 P = ParamSpec("P")
 R = TypeVar("R")
+# What a generator yields whose parts are joined.
+S = TypeVar("S", str, bytes)
 
 
 class JobDecorator(Protocol):
     """Makes a job type from a function, sync or async, with or without a context as its first parameter."""
 
+    @overload
+    def __call__(self, function: Callable[Concatenate[Context, P], AsyncIterator[S]], /) -> JobType[P, S]: ...
+    @overload
+    def __call__(self, function: Callable[Concatenate[Context, P], Iterator[S]], /) -> JobType[P, S]: ...
     @overload
     def __call__(self, function: Callable[Concatenate[Context, P], Coroutine[Any, Any, R]], /) -> JobType[P, R]: ...
     @overload
@@ -32,6 +38,10 @@ class JobDecorator(Protocol):
 
 @overload
 def job(kind: str | None = None, /, **options: Unpack[HandlerOptions]) -> JobDecorator: ...
+@overload
+def job(function: Callable[Concatenate[Context, P], AsyncIterator[S]], /) -> JobType[P, S]: ...
+@overload
+def job(function: Callable[Concatenate[Context, P], Iterator[S]], /) -> JobType[P, S]: ...
 @overload
 def job(function: Callable[Concatenate[Context, P], Coroutine[Any, Any, R]], /) -> JobType[P, R]: ...
 @overload
@@ -47,8 +57,8 @@ def job(kind: Any = None, /, **options: Any) -> Any:
     `lease` is how long a claim lasts unless renewed (the worker renews it automatically), `retries` how often a failed
     job is retried. An error is retried if it is one of `retry_on` (all, unless given) and none of `give_up_on`. The
     other options are those of `policy`: timeout, priority, backoff, backoff_max, concurrency, rate, unique, unique_for,
-    not_before, after, open, needs. A kind that ends with a dot stands for every kind below it. Without a kind, the
-    names of the module and the function are the kind.
+    not_before, after, open, needs, ttl, claim, sticky, claim_timeout. A kind that ends with a dot stands for every kind
+    below it. Without a kind, the names of the module and the function are the kind.
     """
     if callable(kind):
         return handlers.job(_kind_of(kind))(kind)

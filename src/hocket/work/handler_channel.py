@@ -78,6 +78,14 @@ class Saved(NamedTuple):
     checkpoint: bytes
 
 
+class PartAdded(NamedTuple):
+    """The next part of the result, as JSON."""
+
+    run: int
+    part: bytes
+    is_bytes: bool
+
+
 class Made(NamedTuple):
     """An output of a run, or the record of a model call: as `begun` while there is no answer, then with it."""
 

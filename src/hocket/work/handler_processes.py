@@ -30,6 +30,7 @@ from hocket.work.handler_channel import (
     Ended,
     Made,
     Noted,
+    PartAdded,
     Ready,
     Renewed,
     Saved,
@@ -302,6 +303,8 @@ class HandlerProcesses(HandlerThreads):
             run.report(message.note)
         elif isinstance(message, Saved):
             run.save(message.checkpoint)
+        elif isinstance(message, PartAdded):
+            run.add_part(message.part, message.is_bytes)
         elif isinstance(message, StuckAt):
             run.traceback = message.stack
         elif isinstance(message, Made):

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Generic, Unpack
 import msgspec
 
 from hocket.errors import Usage
+from hocket.kernel.budgets import Budget
 from hocket.kernel.durations import duration_ms
 from hocket.kernel.ids import parse_ulid
 from hocket.kernel.kinds import covers
@@ -29,6 +30,7 @@ from hocket.work.jobs import PAYLOAD_BYTES_MAX, Draft, check_kind
 from hocket.work.json_values import encode_json
 from hocket.work.retrying import ErrorTypes, error_types
 from hocket.work.signature import HandlerSignature, PayloadRejected
+from hocket.work.tracing import current_trace
 
 if TYPE_CHECKING:
     from typing_extensions import ParamSpec, TypeVar
@@ -57,6 +59,8 @@ class JobType(Generic[P, R_co]):
     give_up_on: ErrorTypes = ()
     said: frozenset[str] = frozenset()
     """The members of the policy that were chosen, even if they have Hocket's default."""
+    keeps_budget: bool = False
+    """Whether its function keeps the budgets of its jobs itself, because it measures what they use."""
     wants: Callable[[Session, bytes], bool] | None = None
     """Which jobs of the kind a worker accepts, judged from the log and the encoded ScheduleJob; None for all."""
     signature: HandlerSignature | None = field(default=None, compare=False, repr=False)
@@ -78,7 +82,7 @@ class JobType(Generic[P, R_co]):
         """A job of this type to submit. `args` are members of the payload by position. Raises Usage if the payload is
         not a JSON object, is too large, or does not fit the function.
         """
-        return Draft(self.kind, self.encode(payload, args), self.policy, said=self.said)
+        return Draft(self.kind, self.encode(payload, args), self.policy, said=self.said, trace=current_trace())
 
     def encode(self, payload: object, args: tuple[Any, ...] = ()) -> bytes:
         signature = self.signature
@@ -106,7 +110,7 @@ class JobType(Generic[P, R_co]):
 
     @property
     def is_async(self) -> bool:
-        return inspect.iscoroutinefunction(self.function)
+        return inspect.iscoroutinefunction(self.function) or inspect.isasyncgenfunction(self.function)
 
 
 def job(
@@ -123,7 +127,8 @@ def job(
     `lease` is how long a claim lasts unless renewed (the worker renews it automatically), `retries` how often a failed
     job is retried. An error is retried if it is one of `retry_on` (all, unless given) and none of `give_up_on`. The
     other options are those of `policy`: timeout, priority, backoff, backoff_max, concurrency, rate, unique, unique_for,
-    not_before, after, open, needs. A kind that ends with a dot stands for every kind below it.
+    not_before, after, open, needs, ttl, claim, sticky, claim_timeout. A kind that ends with a dot stands for every kind
+    below it.
     """
     check_kind(kind[:-1] if kind.endswith(".") else kind)
     lease_ms = _lease(lease)
@@ -226,7 +231,10 @@ def policy(base: Policy, **options: Any) -> Policy:
     backoff, backoff_max, unique_for: durations · timeout: how long one run may take, 0 for no limit · retries: a count
     · after: job ids or handles · unique: a key · concurrency: how many of the kind run at once · rate: "10/s",
     "100/1m" · open: True for jobs that may be claimed without asking the arbiter · needs: labels that the worker must
-    have, like "gpu" or "gpu=a100".
+    have, like "gpu" or "gpu=a100" · ttl: how long the job may wait for its first worker before it is cancelled · claim:
+    how a job finds its worker, "first", "rendezvous" or "sticky" · sticky: the member of the payload whose value is the
+    key of a sticky job · claim_timeout: how long each rank waits for the one before it · budget: the caps of the job
+    and the account that pays, like {"max_cost": 2.5, "charge_to": "acme"}.
     """
     made = base
     for name, value in options.items():
@@ -238,6 +246,8 @@ def policy(base: Policy, **options: Any) -> Policy:
             raise
         except (ValueError, TypeError, AttributeError) as error:
             raise Usage(f"bad {name} {value!r}: {error}") from None
+    if (made.claim == "sticky") != (made.sticky is not None):
+        raise Usage('claim="sticky" and the name of the key, like sticky="repository", go together')
     return made
 
 
@@ -250,7 +260,7 @@ def said(options: Iterable[str]) -> frozenset[str]:
 def draft(kind: str, payload: object, options: dict[str, Any]) -> Draft:
     """A job to submit, of a kind without a function here. Raises Usage if the kind, the payload or an option is bad."""
     chosen = policy(DEFAULT, **options)
-    return Draft(check_kind(kind), encode_payload(kind, payload), chosen, said=said(options))
+    return Draft(check_kind(kind), encode_payload(kind, payload), chosen, said=said(options), trace=current_trace())
 
 
 def encode_payload(kind: str, payload: object) -> bytes:
@@ -358,7 +368,12 @@ _OPTIONS: dict[str, Callable[[Any], dict[str, Any]]] = {
     "concurrency": lambda value: {"concurrency": value},
     "rate": lambda value: {"rate": None if value is None else _rate(value)},
     "open": lambda value: {"open": value},
+    "ttl": lambda value: {"ttl_ms": None if value is None else duration_ms(value)},
     "needs": lambda value: {"needs": check_labels([value] if isinstance(value, str) else value)},
+    "claim": lambda value: {"claim": value},
+    "sticky": lambda value: {"sticky": value},
+    "claim_timeout": lambda value: {"claim_timeout_ms": duration_ms(value)},
+    "budget": lambda value: {"budget": value if value is None else msgspec.convert(value, Budget)},
 }
 
 

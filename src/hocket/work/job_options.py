@@ -2,10 +2,11 @@
 their meaning.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import datetime
-from typing import Protocol, TypedDict
+from typing import Any, Literal, Protocol, TypedDict
 
+from hocket.kernel.budgets import Budget
 from hocket.kernel.policy import Rate
 
 Duration = str | int | float
@@ -38,6 +39,11 @@ class JobOptions(TypedDict, total=False):
     rate: str | Rate | None
     open: bool
     needs: str | Iterable[str]
+    ttl: Duration | None
+    claim: Literal["first", "rendezvous", "sticky"]
+    sticky: str | None
+    claim_timeout: Duration
+    budget: Budget | Mapping[str, Any] | None
 
 
 class HandlerOptions(JobOptions, total=False):

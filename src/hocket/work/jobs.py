@@ -14,7 +14,7 @@ from hocket.errors import Conflict, NotAuthorised, Usage
 from hocket.kernel.ids import content_hash, ulid_text
 from hocket.kernel.kinds import with_defaults
 from hocket.kernel.ops import NO_ID, Op
-from hocket.kernel.policy import Policy, encode_policy
+from hocket.kernel.policy import Policy, completed, encode_policy
 from hocket.kernel.reasons import UNAUTHORISED, Reason
 from hocket.kernel.roster import Job, Outcome, State
 from hocket.kernel.subjects import Subject
@@ -35,6 +35,7 @@ from hocket.kernel.vocabulary import (
 )
 from hocket.log import Transaction
 from hocket.work.run_outputs import NOTHING, Content, WrittenOutputs, creation
+from hocket.work.tracing import tracer
 
 KIND = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
 KIND_LENGTH_MAX = 255
@@ -49,7 +50,7 @@ CLOCK_AHEAD_MS = 1_000
 class Draft(NamedTuple):
     """A job to submit. `payload` is JSON; `job_id` is set only if every submitter must use the same id. `said` are the
     members of the policy that the submitter has chosen, even if they have Hocket's default; the kind decides the
-    others.
+    others. `trace` is the context that the submit belongs to, if the submitter has one.
     """
 
     kind: str
@@ -57,6 +58,7 @@ class Draft(NamedTuple):
     policy: Policy
     job_id: bytes | None = None
     said: frozenset[str] = frozenset()
+    trace: str | None = None
 
 
 class Submitted(NamedTuple):
@@ -67,10 +69,13 @@ class Submitted(NamedTuple):
 
 
 class Claim(NamedTuple):
-    """A claimed job. `schedule` is the encoded op that carries the payload."""
+    """A claimed job. `schedule` is the encoded op that carries the payload; `spent_ms` is how long earlier runs of a
+    job with a budget took.
+    """
 
     job: Job
     schedule: bytes
+    spent_ms: int = 0
 
 
 class Offer(NamedTuple):
@@ -116,13 +121,22 @@ def submit_one(tx: Transaction, draft: Draft) -> Submitted:
             return Submitted(holder, created=False)
     deps = tuple(_dependency(tx, job_id).schedule_op for job_id in policy.dependencies()) if policy.after else ()
     policy = _in_node_time(tx, policy)
+    if policy.ttl_ms is not None and tx.is_strict:
+        raise Usage(f"this {draft.kind} job cannot have a ttl: this is a strict mesh, which cannot cancel it")
+    tracing = tracer()
+    # Submitters that use the same id must write the same op.
+    trace = None if tracing is None or draft.job_id is not None else tracing.submit(draft.kind, draft.trace)
+    policy = completed(policy, None if trace is None else trace.context)
     schedule = ScheduleJob(draft.job_id or NO_ID, draft.kind, draft.payload, encode_policy(policy))
     op = tx.author(schedule, deps)
     if op in UNAUTHORISED:
         raise NotAuthorised(f"this node may not submit {draft.kind} jobs: {op.sentence}")
     if isinstance(op, Reason):
         raise Usage(f"this {draft.kind} job cannot be submitted: {op.sentence}")
-    return Submitted(draft.job_id or op.id, created=True)
+    job_id = draft.job_id or op.id
+    if trace is not None:
+        trace.end(ulid_text(job_id))
+    return Submitted(job_id, created=True)
 
 
 def _in_node_time(tx: Transaction, policy: Policy) -> Policy:
@@ -304,11 +318,12 @@ def author(tx: Transaction, payload: Payload, deps: tuple[bytes, ...] = ()) -> O
     """
     op = tx.author(payload, deps)
     if not isinstance(op, Reason):
-        _call_off(tx, payload.job_id)  # type: ignore[union-attr]
+        call_off_dependents(tx, payload.job_id)  # type: ignore[union-attr]
     return op
 
 
-def _call_off(tx: Transaction, job_id: bytes) -> None:
+def call_off_dependents(tx: Transaction, job_id: bytes) -> None:
+    """If a job has failed or was cancelled, cancels the jobs that come after it, and those after them."""
     waiting = [job_id]
     while waiting:
         job = _job(tx, waiting.pop())

@@ -18,7 +18,7 @@ from hocket.kernel.subjects import JOB, Subject
 from hocket.kernel.vocabulary import AcceptWork, ClaimWork, number_of
 from hocket.store import Session
 from hocket.work.environment import Environment
-from hocket.work.jobs import Offer
+from hocket.work.jobs import Offer, Result
 from hocket.work.troubles import described
 
 Decision = Job | Reason
@@ -31,7 +31,7 @@ _OPEN = (Reason.OFFERED, Reason.WAITING)
 @dataclass(eq=False)
 class PendingDecision:
     """One offer. `decided` is called with the arbiter's decision, and whether the claim was `dropped` before: then the
-    worker no longer wants it, but keeps it until it is known whether it must be returned.
+    worker has not kept a slot for it, and begins it or returns it.
     """
 
     offer: Offer
@@ -78,6 +78,13 @@ class PendingDecisions:
 
     def add(self, offer: Offer, decided: Callable[[Decision, bool], None], is_claim: bool = False) -> None:
         self._cases.append(PendingDecision(offer, decided, is_claim))
+
+    def follow(self, result: Result | None, decided: Callable[[Decision], None]) -> None:
+        """Calls `decided` with what a request led to: at once, unless it is an offer. None is for no request."""
+        if isinstance(result, Offer):
+            self.add(result, lambda decision, dropped: decided(decision))
+        elif result is not None:
+            decided(result)
 
     @property
     def is_empty(self) -> bool:

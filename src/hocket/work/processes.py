@@ -6,6 +6,11 @@ process, without a clock or a timeout, for every process of the same running sys
 import fcntl
 import os
 from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+T = TypeVar("T")
 
 
 class ProcessLock:
@@ -64,3 +69,15 @@ def is_alive(directory: Path, name: str) -> bool:
     if held is False:
         lock_path(directory, name).unlink(missing_ok=True)
     return bool(held)
+
+
+def notes(directory: Path, role: str, kind: type[T]) -> list[T]:
+    """What living processes have written into their locks of this role."""
+    found = []
+    for path in sorted(directory.glob(f"{role}-*.lock")):
+        try:
+            if is_alive(directory, path.stem):
+                found.append(msgspec.json.decode(path.read_bytes(), type=kind))
+        except (OSError, msgspec.MsgspecError):
+            continue  # it has just started, changed or ended
+    return found

@@ -1,16 +1,22 @@
-"""Returning jobs to the queue whose worker is gone."""
+"""Returning jobs to the queue whose worker is gone, and ending those that no worker began in time or that wait for a
+job that did not succeed.
+"""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from hocket.kernel.ops import decode
+from hocket.kernel.plurals import counted
 from hocket.kernel.reasons import Reason
-from hocket.kernel.roster import Job
+from hocket.kernel.roster import Job, Outcome
 from hocket.kernel.subjects import JOB, Subject
-from hocket.kernel.vocabulary import CompleteJob, ExpireWork, FailWork, PostponeWork, YieldWork, number_of
+from hocket.kernel.vocabulary import CancelJob, CompleteJob, ExpireWork, FailWork, PostponeWork, YieldWork, number_of
 from hocket.log import Transaction
-from hocket.work.jobs import NEVER, author
+from hocket.store import JobEntry, Session
+from hocket.work.jobs import NEVER, author, call_off_dependents
 
 _ENDS = tuple(number_of(end) for end in (CompleteJob, FailWork, PostponeWork, YieldWork))
+# How long other nodes wait for the submitter of an open job to end it.
+OTHERS_MS = 60_000
 WORKER_DIED = "its worker process died"
 # Called with each job that goes back to the queue because its worker is gone, and the reason.
 Rescued = Callable[[Job, str], None]
@@ -43,6 +49,47 @@ def _expire(tx: Transaction, job: Job, rescued: Rescued) -> bool:
         return False
     rescued(job, "its lease ran out")
     return True
+
+
+def end_unbegun(tx: Transaction, limit: int) -> int:
+    """Cancels jobs that no worker has claimed in the time that their submitters gave. The arbiter does it; for an open
+    job its submitter's node does, and any other node if that one does not.
+    """
+    unbegun = tx.session.take_unbegun(min(tx.now, tx.physical), limit)
+    return sum(_end_unbegun(tx, tx.projection.jobs.know(entry).job) for entry in unbegun)
+
+
+def _end_unbegun(tx: Transaction, job: Job) -> bool:
+    ttl_ms = job.policy.ttl_ms
+    if job.begin_by is None or ttl_ms is None or not _may_end(tx, job, job.begin_by) or tx.is_strict:
+        return False
+    reason = f"no worker began it within {counted(ttl_ms / 1000, 'second')}"
+    return not isinstance(author(tx, CancelJob(job.id, reason)), Reason)
+
+
+def lost_dependency(session: Session, entry: JobEntry) -> bytes | None:
+    """The job that a blocked one waits for in vain: it failed or was cancelled. The node that ended it cancels those
+    that come after it, but it may not have known this one, and this one's submitter may not have known of the end.
+    """
+    for job_id in entry.job.policy.dependencies():
+        dependency = session.job(job_id)
+        if dependency is not None and dependency.job.outcome in (Outcome.FAILED, Outcome.CANCELLED):
+            return job_id
+    return None
+
+
+def end_hopeless(tx: Transaction, entries: Sequence[JobEntry]) -> None:
+    """Cancels those of the given blocked jobs that wait in vain. Who does it is as in `end_unbegun`."""
+    for entry in entries:
+        lost = lost_dependency(tx.session, entry)
+        if lost is not None and _may_end(tx, entry.job, entry.job.scheduled.wall):
+            call_off_dependents(tx, lost)
+
+
+def _may_end(tx: Transaction, job: Job, since_ms: int) -> bool:
+    """Whether this node ends a job for which there is no use since then. An open job is first left to its submitter."""
+    is_left = job.policy.open and job.scheduled.node != tx.node and tx.now <= since_ms + OTHERS_MS
+    return tx.decides(job.policy) and not is_left
 
 
 def reclaim(tx: Transaction, dead: set[int], rescued: Rescued = _untold) -> int:

@@ -44,6 +44,7 @@ from hocket.log import Transaction
 from hocket.store import Session
 from hocket.work.blobs import Blobs, Staged
 from hocket.work.output_files import OutputFiles
+from hocket.work.parts import RunParts
 
 INLINE_BYTES_MAX = 64 * 1024
 TYPE_CHARS_MAX = 255
@@ -68,7 +69,8 @@ class RunServices(NamedTuple):
     """What a run gets from its node. `now` reads the log's clock and `new_id` makes an id for a time in milliseconds;
     `audited` is whether every model call must be recorded. Any thread may call them, even one that can be interrupted
     anywhere, so none of them touches the store in the caller's thread. `read` runs a query, and `node` gives a node for
-    a handler, async or not. `output` keeps what the handler prints and logs, if it is kept.
+    a handler, async or not. `output` keeps what the handler prints and logs, if it is kept. `stream` sends the parts of
+    a result that are there to those who follow the job.
     """
 
     blobs: Blobs
@@ -79,6 +81,7 @@ class RunServices(NamedTuple):
     read: Callable[[Callable[[Session], Any]], Any] = _unavailable
     node: Callable[[bool], Any] = _unavailable
     output: OutputFiles | None = None
+    stream: Callable[[RunParts], None] = lambda parts: None
 
 
 class RunOutput(NamedTuple):
@@ -155,6 +158,14 @@ class RunOutputs:
             self._drop(kept.staged)
             raise
         return Evidence(payload.artifact_id, kept.hash, kept.size)
+
+    def keep_parts(self, parts: RunParts, inline_bytes_max: int) -> None:
+        """Adds the whole of the parts as an artifact, in a blob if it has more bytes than that."""
+        data, type = parts.whole
+        is_inline = len(data) <= inline_bytes_max
+        kept = Content(content_hash(data), len(data), data, None) if is_inline else contain(self.kit.blobs, data)
+        payload = self.named(creation(self.new_id(), type, self.job_id, (), kept, None))
+        self.add(RunOutput(payload.artifact_id, payload, self.snapshots, kept.staged))
 
     def named(self, payload: CreateArtifact) -> CreateArtifact:
         """The same under the id derived from its content."""

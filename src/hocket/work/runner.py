@@ -21,6 +21,7 @@ from hocket.errors import HocketError, NotAuthorised
 from hocket.kernel.ids import ulid_text
 from hocket.kernel.ops import schedule_payload
 from hocket.kernel.plurals import counted
+from hocket.kernel.roster import Job
 from hocket.kernel.vocabulary import Payload
 from hocket.work import chains
 from hocket.work.checkpoints import last_checkpoint
@@ -31,8 +32,10 @@ from hocket.work.json_values import encode_json
 from hocket.work.lease import Lease
 from hocket.work.output_capture import Capture, captured
 from hocket.work.output_files import HANDLER
+from hocket.work.parts import RunParts, gathered, gathered_async
 from hocket.work.retrying import Later, may_retry
 from hocket.work.run_outputs import RunOutputs, RunServices
+from hocket.work.tracing import RunTrace, entered
 
 if TYPE_CHECKING:
     from typing_extensions import TypeVar
@@ -101,6 +104,12 @@ class Context(Generic[N_co]):
         if len(encoded) > NOTE_BYTES_MAX:
             raise ValueError(f"the progress note has {len(encoded)} bytes, at most {NOTE_BYTES_MAX}")
         self._run.report(encoded)
+
+    def part(self, value: Any) -> None:
+        """Gives a part of the result to those who follow the job: text, bytes, or any other JSON value. All parts
+        together are the result, unless the handler returns one. It never waits for a listener.
+        """
+        self._run.part(value)
 
     def checkpoint(self, state: Any) -> None:
         """Keeps how far this job has come, as any JSON value, for the next try: after a failure, a lost lease or the
@@ -185,6 +194,16 @@ def claim_of(ctx: Context) -> bytes:
     return ctx._run.held.claim_op
 
 
+def job_of(ctx: Context) -> Job:
+    """The handler's job at the time of its claim; for handlers of our own."""
+    return ctx._run.job
+
+
+def set_cost(ctx: Context, cost: float) -> None:
+    """Keeps what the handler has measured that its run cost; for handlers of our own."""
+    ctx._run.cost = cost
+
+
 def schedule_of(ctx: Context) -> bytes:
     """The op that made the handler's job, encoded; for handlers of our own."""
     return ctx._run.schedule
@@ -213,7 +232,16 @@ class Ending(NamedTuple):
 class Run:
     """One execution of a job, from the claim to its outcome."""
 
-    def __init__(self, claim: Claim, job_type: JobType, lease_ms: int, claimed_at: float, kit: RunServices) -> None:
+    def __init__(
+        self,
+        claim: Claim,
+        job_type: JobType,
+        lease_ms: int,
+        claimed_at: float,
+        kit: RunServices,
+        budget_s: float = math.inf,
+    ) -> None:
+        """`budget_s` is how long it may run by the job's budget."""
         job = claim.job
         assert job.claim_op is not None and job.deadline is not None
         self.claim = claim
@@ -222,7 +250,11 @@ class Run:
         self.job_type = job_type
         self.lease_ms = lease_ms
         timeout_ms = job_type.policy.timeout_ms if job.policy.timeout_ms is None else job.policy.timeout_ms
-        self.timeout_s = timeout_ms / 1000 if timeout_ms else math.inf
+        self.timeout_s = min(timeout_ms / 1000 if timeout_ms else math.inf, budget_s)
+        self.budget_s = budget_s
+        self.trace: RunTrace | None = None
+        self.cost: float | None = None
+        """What it cost, if its function has measured that."""
         self.deadline_ms = job.deadline
         self.claimed_at = claimed_at
         self.lease = Lease(lease_ms / 1000, claimed_at)
@@ -245,6 +277,7 @@ class Run:
         self.checkpoint: bytes | None = None
         self.checkpoint_at = 0.0
         self.products = RunOutputs(kit, job.id)
+        self.parts = RunParts(job.id, job.fence)
         self.context = Context(self, claim)
         self.schedule = claim.schedule
         self._monotonic = kit.monotonic
@@ -255,6 +288,11 @@ class Run:
         self.task: asyncio.Task[None] | None = None
         """The task of an async handler, or the one that it waits for."""
         self.has_begun = False
+
+    @property
+    def ran_s(self) -> float:
+        """How long its handler ran, until it ended."""
+        return 0.0 if self.started_at is None or self.ended_at is None else self.ended_at - self.started_at
 
     # The beginning.
 
@@ -278,8 +316,8 @@ class Run:
             try:
                 call = self._call()
                 if self._enter():
-                    with self._captured():
-                        self._keep(call())
+                    with self._captured(), entered(self.trace):
+                        self._keep(gathered(call(), self.part))
             except BaseException as error:
                 self._fail(error)
             self._leave()
@@ -292,8 +330,8 @@ class Run:
         try:
             call = self._call()
             if self._enter_task():
-                with self._captured():
-                    self._keep(await call())
+                with self._captured(), entered(self.trace):
+                    self._keep(await gathered_async(call(), self.part))
         except BaseException as error:
             self._fail(error)
 
@@ -367,10 +405,16 @@ class Run:
             if self.ended_at is not None:
                 return False
             self.ended_at = now
+        if self.parts.made:
+            self.parts.is_over = True
+            self.products.kit.stream(self.parts)
         if self.timed_out:
             state = ", and its handler did not stop" if self.given_up else ""
             self.result, self.later_ms = None, None
             self.error = f"timed out after {counted(self.timeout_s, 'second')}{state}"
+            if self.budget_s <= self.timeout_s:
+                self.error = f"over its budget: it may run {counted(self.budget_s, 'second')} more{state}"
+                self.may_retry = False
         return True
 
     def _tell(self) -> None:
@@ -412,6 +456,8 @@ class Run:
         return self.job_type.call(self.context, schedule_payload(self.schedule))
 
     def _keep(self, value: Any) -> None:
+        if self.parts.made:
+            self.products.keep_parts(self.parts, RESULT_BYTES_MAX)
         if value is None:
             return
         written = encode_json(value, "the result")
@@ -427,6 +473,16 @@ class Run:
         later_ms = error.delay_ms if isinstance(error, Later) else None
         retries = may_retry(error, self.job_type.retry_on, self.job_type.give_up_on)
         self.conclude(Ending(None, None if is_told else said, trace, retries, later_ms))
+
+    def part(self, value: Any) -> None:
+        """The next part of the result. Raises Cancelled if the handler is to stop."""
+        if self.context.cancelled:
+            raise Cancelled
+        self.add_part(*self.parts.encode(value))
+
+    def add_part(self, written: bytes, is_bytes: bool) -> None:
+        self.parts.add(written, is_bytes)
+        self.products.kit.stream(self.parts)
 
     def report(self, note: bytes) -> None:
         """The newest progress note."""

@@ -1,5 +1,6 @@
 """What a worker runs, as it tells others: its kinds, its labels, and the commands of other nodes that it allows. No
-node decides by this. It lets a node say which worker could take a job, and why none does.
+node decides by this who holds a job. It lets a node say which worker could take a job, and why none does; and
+`members` knows by it which workers are ranked for a job.
 """
 
 from collections.abc import Iterable, Sequence
@@ -8,6 +9,7 @@ import msgspec
 
 from hocket.errors import Usage
 from hocket.kernel.manifest import BadManifest, parse_manifest
+from hocket.work.claim_tally import Tally
 from hocket.work.command import sandbox
 from hocket.work.command.allowance import Allowance, read_pattern
 from hocket.work.command.request import KIND
@@ -18,7 +20,9 @@ TEXT_CHARS_MAX = 16_384
 
 class Serving(msgspec.Struct, frozen=True, omit_defaults=True):
     """One worker. A kind that ends with a dot stands for every kind below it. `allow`, `allow_any` and `variables`
-    limit the commands of other nodes that it runs; `labels` are what jobs may need.
+    limit the commands of other nodes that it runs; `labels` are what jobs may need. `id` is the worker's own, and
+    `weight` its share of the jobs that go by rank; a worker without an id is not ranked. `since_ms` is when it began,
+    and `claimed` how many jobs it has claimed by rank: kind, minute, claims.
     """
 
     kinds: tuple[str, ...] = ()
@@ -26,12 +30,19 @@ class Serving(msgspec.Struct, frozen=True, omit_defaults=True):
     allow_any: bool = False
     variables: tuple[str, ...] = ()
     labels: tuple[str, ...] = ()
+    id: str = ""
+    weight: float = 1.0
+    since_ms: int = 0
+    claimed: Tally = ()
 
     def covers(self, kind: str) -> bool:
         return any(kind == each or (each.endswith(".") and kind.startswith(each)) for each in self.kinds)
 
     def labelled(self, labels: Iterable[str]) -> "Serving":
         return msgspec.structs.replace(self, labels=tuple(sorted(labels)))
+
+    def ranked(self, id: str, weight: float, since_ms: int = 0) -> "Serving":
+        return msgspec.structs.replace(self, id=id, weight=weight, since_ms=since_ms)
 
     def allows(self, payload: bytes) -> bool:
         """Whether it runs the command in this payload for another node."""
@@ -51,9 +62,15 @@ def serving(kinds: Iterable[str], allowance: Allowance | None = None) -> Serving
     return Serving(named, tuple(each.text for each in allowance.patterns), allowance.anything, allowance.variables)
 
 
+def without_tallies(workers: Iterable[Serving]) -> list[Serving]:
+    return [msgspec.structs.replace(each, claimed=()) for each in workers]
+
+
 def serving_text(workers: Sequence[Serving]) -> str:
-    """The workers as text, without those that no longer fit."""
+    """The workers as text: if they do not fit, without what they have claimed, and then without the last ones."""
     shown = list(workers)
+    if len(text := msgspec.json.encode(shown).decode()) > TEXT_CHARS_MAX:
+        shown = without_tallies(shown)
     while len(text := msgspec.json.encode(shown).decode()) > TEXT_CHARS_MAX:
         shown.pop()
     return text

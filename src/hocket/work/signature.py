@@ -5,7 +5,7 @@ annotation that msgspec cannot check is not checked.
 
 import inspect
 import typing
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from functools import cached_property
 from inspect import Parameter
 from pathlib import PurePath
@@ -76,7 +76,10 @@ class HandlerSignature:
     def result(self, job_id: str, value: Any) -> Any:
         """The decoded result of a job as the type that the handler says it returns. Raises Failed if it is another."""
         returns = self._hints.get("return", Any)
-        if not _is_checkable(returns):
+        if inspect.isgeneratorfunction(self._function) or inspect.isasyncgenfunction(self._function):
+            returns = _of_parts(returns)
+        # Of a handler that returns nothing, the parts together are the result.
+        if returns is type(None) or not _is_checkable(returns):
             return value
         try:
             return msgspec.convert(value, returns, str_keys=True, dec_hook=decode_hook)
@@ -108,6 +111,17 @@ def decode_hook(wanted: type, value: Any) -> Any:
     if issubclass(wanted, PurePath) and isinstance(value, str):
         return wanted(value)
     raise TypeError(f"Expected `{wanted.__name__}`, got `{type(value).__name__}`")
+
+
+def _of_parts(hint: Any) -> Any:
+    """The type of the result of a generator: what it returns, or else its parts, joined if they are text or bytes."""
+    yielded, *rest = typing.get_args(hint) or (Any,)
+    if typing.get_origin(hint) is Generator and rest[1:] != [type(None)]:
+        return rest[1]
+    if yielded is Any:
+        return Any
+    whole: Any = yielded if yielded in (str, bytes) else list.__class_getitem__(yielded)
+    return whole | None
 
 
 def _takes_context(parameters: list[Parameter]) -> bool:

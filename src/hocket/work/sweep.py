@@ -1,7 +1,7 @@
 """The sweep: what every long-running process does for the whole node, once per process. It returns the jobs of dead
-processes to the queue, expires leases past their deadline, and submits the jobs of due schedules. All of it is one
-transaction; if that fails, each part gets a transaction of its own, so that one bad job or schedule does not stop the
-others.
+processes to the queue, expires leases past their deadline, ends jobs that no worker began in time or that wait for a
+job that did not succeed, and submits the jobs of due schedules. All of it is one transaction; if that fails, each part
+gets a transaction of its own, so that one bad job or schedule does not stop the others.
 """
 
 import asyncio
@@ -11,7 +11,7 @@ from hocket.events import BatchFailed, Emit, JobRescued, JobsReclaimed, Schedule
 from hocket.kernel.ids import ulid_text
 from hocket.kernel.roster import Job
 from hocket.log import Transaction
-from hocket.store import RegisterSession, Schedule, Session
+from hocket.store import JobEntry, RegisterSession, Schedule, Session
 from hocket.work import cron, rescue
 from hocket.work.environment import Environment
 from hocket.work.node_access import NodeAccess
@@ -20,6 +20,9 @@ from hocket.work.troubles import Troubles, described
 # How often a process checks whether a sweep is due. A dead process's jobs restart within this time.
 ROUND_S = 0.25
 EXPIRED_MAX = 500
+# How often some of the jobs that wait for others are looked at, and how many.
+BLOCKED_EVERY_MS = 5_000
+BLOCKED_AT_ONCE = 500
 
 
 class Sweep:
@@ -27,11 +30,28 @@ class Sweep:
         self._troubles = troubles
         self._emit = emit
         self._next_ticks: dict[tuple[bytes, int], int | None] = {}
+        self._looked_at: JobEntry | None = None
+        self._look_again_at = 0
+        self._hopeless: list[JobEntry] = []
 
     def is_due(self, session: Session, now: int) -> bool:
-        """Whether a lease is past its deadline, or a schedule has a tick without a job."""
-        deadline = session.next_deadline()
-        return (deadline is not None and deadline < now) or bool(self._due(session, now))
+        """Whether a lease is past its deadline, a job was not begun in time or waits in vain, or a schedule has a tick
+        without a job.
+        """
+        times = (session.next_deadline(), session.next_begin_by())
+        self._look_at_blocked(session, now)
+        is_late = any(each is not None and each < now for each in times)
+        return is_late or bool(self._hopeless) or bool(self._due(session, now))
+
+    def _look_at_blocked(self, session: Session, now: int) -> None:
+        """Looks at some of the blocked jobs, and at those that follow the next time."""
+        self._hopeless = []
+        if now < self._look_again_at:
+            return
+        self._look_again_at = now + BLOCKED_EVERY_MS
+        page = session.blocked(BLOCKED_AT_ONCE, self._looked_at)
+        self._looked_at = page[-1] if len(page) == BLOCKED_AT_ONCE else None
+        self._hopeless = [entry for entry in page if rescue.lost_dependency(session, entry) is not None]
 
     def _due(self, session: RegisterSession, now: int) -> list[Schedule]:
         """The next tick of each schedule is computed once, because a check four times a second must be cheap, however
@@ -51,6 +71,8 @@ class Sweep:
         """`dead` are worker processes of this node that were found dead."""
         self._reclaim(tx, dead)
         rescue.expire(tx, EXPIRED_MAX, self._rescued)
+        rescue.end_unbegun(tx, EXPIRED_MAX)
+        rescue.end_hopeless(tx, self._hopeless)
         for schedule in self._due(tx.session, tx.now):
             self._tick(tx, schedule)
 
@@ -61,6 +83,10 @@ class Sweep:
             for job_id in await access.run(_overdue):
                 with self._troubles.contained(job_id, "expiring job", job_id):
                     await access.run(lambda tx, job_id=job_id: rescue.expire_one(tx, job_id, self._rescued))  # type: ignore[misc]
+        with self._troubles.contained("unbegun", "ending jobs that no worker began in time"):
+            await access.run(lambda tx: rescue.end_unbegun(tx, EXPIRED_MAX))
+        with self._troubles.contained("hopeless", "ending jobs that wait for a job that did not succeed"):
+            await access.run(lambda tx: rescue.end_hopeless(tx, self._hopeless))
         with self._troubles.contained("schedules", "looking for due schedules"):
             for schedule in await access.run(lambda tx: self._due(tx.session, tx.now)):
                 with self._troubles.contained(schedule.op, f"schedule {schedule.name!r}"):

@@ -11,6 +11,8 @@ from hocket.errors import Failed, Usage
 from hocket.kernel.clock import hlc_text, unpack
 from hocket.kernel.ids import node_text, ulid_ending, ulid_prefix_range, ulid_text
 from hocket.kernel.ops import Op, decode
+from hocket.kernel.parts import WHOLE_BYTES_TYPE, WHOLE_TYPES, decode_whole, joined
+from hocket.kernel.postcard import Malformed
 from hocket.kernel.reasons import BY_NUMBER
 from hocket.kernel.roster import Job, Outcome, State
 from hocket.kernel.subjects import JOB, Subject
@@ -132,16 +134,44 @@ def full(session: Session, entry: JobEntry) -> dict[str, Any]:
 
 
 def result(session: Session, job: Job) -> Any:
-    """The handler's result, None if there is none. Raises Failed if it was evicted, or is not known here."""
+    """The handler's result, or else its parts together; None if there is neither. Raises Failed if it was evicted, or
+    is not known here. Parts that are too large for a result are an artifact, whose id and size are the result.
+    """
     named = [_creation(session, artifact_id) for artifact_id in job.artifacts]
-    made = next((each for each in named if each is not None and each.artifact_type == RESULT_TYPE), None)
+    made = _of_type(named, (RESULT_TYPE,)) or _of_type(named, WHOLE_TYPES)
     if made is None:
         if None in named:
             raise Failed(f"the result of job {ulid_text(job.id)} is not on this log; grant this node artifact:read")
         return None
     if session.is_evicted(made.artifact_id):
         raise Failed(f"the result of job {ulid_text(job.id)} was evicted; its content is gone")
+    if made.artifact_type in WHOLE_TYPES:
+        return _joined(made)
     return None if made.content_inline is None else _json(made.content_inline)
+
+
+def whole(session: Session, job: Job) -> CreateArtifact | None:
+    """The artifact with every part of the job's result, if it has parts."""
+    return _of_type([_creation(session, artifact_id) for artifact_id in job.artifacts], WHOLE_TYPES)
+
+
+def is_of_bytes(whole: CreateArtifact) -> bool:
+    """Whether its parts are bytes."""
+    return whole.artifact_type == WHOLE_BYTES_TYPE
+
+
+def _of_type(made: Sequence[CreateArtifact | None], types: Sequence[str]) -> CreateArtifact | None:
+    return next((each for each in made if each is not None and each.artifact_type in types), None)
+
+
+def _joined(whole: CreateArtifact) -> Any:
+    if whole.content_inline is None:
+        return {"artifact_id": ulid_text(whole.artifact_id), "size": whole.size_bytes}
+    try:
+        parts = joined(decode_whole(whole.content_inline, is_of_bytes(whole)))
+    except Malformed:
+        return {"hex": whole.content_inline.hex()}
+    return msgspec.to_builtins(parts) if isinstance(parts, bytes) else parts
 
 
 def _creation(session: Session, artifact_id: bytes) -> CreateArtifact | None:

@@ -136,6 +136,7 @@ class Run:
             backoff_max_ms=self.pick((3_600_000, 1_200)),
             after=after,
             open=self.chance(25),
+            ttl_ms=40_000 if job == self.jobs[-1] else None,
         )
         self.say(
             self.pick(self.nodes), ScheduleJob(job, KINDS[index % 2], b"{}", encode_policy(policy)), self.any_deps(8)

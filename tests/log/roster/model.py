@@ -155,6 +155,7 @@ class Mesh:
                 "error_op": None,
                 "artifacts": (),
                 "settled": False,
+                "waits_since": op.timestamp.wall,
             }
             return set()
         if job is None:
@@ -236,6 +237,8 @@ class Mesh:
         if job["state"] == "pending":
             if wall < job["ready_at"]:
                 against.add(Reason.TOO_EARLY)
+            if job["waits_since"] is not None and wall - job["waits_since"] > job["policy"].get("ttl_ms", 2**62):
+                against.add(Reason.TTL_PASSED)
             for name in () if self.settled_by_arbiter else job["policy"].get("after", ()):
                 before = self.jobs.get(parse_ulid(name))
                 if before is None or before["outcome"] != "succeeded":
@@ -244,6 +247,7 @@ class Mesh:
             return against
         if job["state"] == "pending":
             job.update(state="claimed", claimer=payload.claimer, claim_op=op.id, fence=job["fence"] + 1)
+            job["waits_since"] = None
         job["deadline"] = wall + payload.lease_duration_ms
         return set()
 
@@ -357,6 +361,7 @@ class Mesh:
             return {Reason.NOT_FAILED}
         self._release(job)
         job.update(outcome=None, done=None, failures=0, returns=0, ready_at=0)
+        job["waits_since"] = op.timestamp.wall
         return set()
 
     def _progress(self, job: dict[str, Any], op: Op, payload: ReportProgress) -> Verdict:

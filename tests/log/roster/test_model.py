@@ -26,12 +26,11 @@ from hocket.kernel.vocabulary import (
 from hocket.log import Log
 from hocket.log.rebuild import rebuild, roster_digest
 from hocket.store import Session
-from tests.conftest import EXAMPLES
 from tests.log.roster.histories import KINDS, deliveries, histories
 from tests.log.roster.model import Mesh
 from tests.log.roster.world import INTRODUCTIONS, NOW, new_log, sent, signed
 
-MANY = settings(max_examples=settings().max_examples * 150 // EXAMPLES)
+MANY = settings(max_examples=settings().max_examples * 5 // 2)
 JOB_FIELDS = (
     "fence", "failures", "returns", "claimer", "claim_op", "deadline", "ready_at", "done", "progress", "error_op",
     "artifacts", "last", "kind",

@@ -718,3 +718,31 @@ def test_a_time_with_a_spent_counter_is_heard_and_stops_only_the_writing() -> No
     assert log.admit(sent([after])).appended == 1
     clock.now = START + 61
     assert log.run(lambda tx: jobs.submit(tx, draft))[0].created
+
+
+@pytest.mark.touches("LW-02")
+def test_a_first_claim_after_the_ttl_does_not_count(story: Story) -> None:
+    story.schedule(ttl_ms=1_000)
+    assert story.job().begin_by == START + 1_000
+    late = story.claim(A, 1_001)
+    assert story.reason(late) is Reason.TTL_PASSED and story.job().state is State.PENDING
+    in_time = story.claim(B, 1_000)
+    assert story.reason(in_time) is None, "whatever came first: the time of the op decides"
+    assert story.job().begin_by is None
+
+
+def test_a_job_that_was_begun_in_time_may_begin_again_later(story: Story) -> None:
+    story.schedule(ttl_ms=1_000)
+    claim = story.claim(A, 1)
+    story.say(A, 2, YieldWork(J, NODES[A], "going to sleep"), (claim.id,))
+    assert story.reason(story.claim(B, 5_000)) is None
+
+
+def test_a_retry_gives_the_whole_ttl_again(story: Story) -> None:
+    story.schedule(ttl_ms=1_000)
+    story.say(A, 2_000, CancelJob(J, "too late"))
+    assert story.job().begin_by is None
+    story.say(A, 3_000, RetryJob(J, "again"))
+    assert story.job().begin_by == START + 4_000
+    assert story.reason(story.claim(A, 4_001)) is Reason.TTL_PASSED
+    assert story.reason(story.claim(B, 4_000)) is None

@@ -9,17 +9,16 @@ from hocket.testing import sim
 from hocket.testing.sim import hostile
 from tests.trust.plants import any_member_revokes, jobs_have_any_id, links_are_not_checked
 
-PARTS = 8
+SEEDS = 8
 ALL = sim.FAULTS
 
 
 @pytest.mark.req("LW-43")
-@pytest.mark.parametrize("part", range(PARTS))
-def test_a_hostile_member_achieves_nothing(part: int) -> None:
-    for seed in (part, part + PARTS, part + 2 * PARTS):
-        report = sim.run(seed, nodes=3, minutes=0.25, faults=["hostile"] if seed % 2 else ALL, jobs=6)
-        assert not report.violations, report
-        assert report.settled_s is not None
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_a_hostile_member_achieves_nothing(seed: int) -> None:
+    report = sim.run(seed, nodes=3, minutes=0.25, faults=["hostile"] if seed % 2 else ALL, jobs=6)
+    assert not report.violations, report
+    assert report.settled_s is not None
 
 
 @pytest.mark.soak
@@ -57,9 +56,12 @@ def two_faced(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_it_is_hostile_indeed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its ops reach the logs, and are refused there for many reasons."""
     reasons, _ = seen_by_victims(monkeypatch)
+    wanted = {Reason.UNBOUND, Reason.UNAUTHORISED, Reason.OWNER_ONLY, Reason.NOT_ARBITER}
     for seed in range(6):
         sim.run(seed, nodes=3, minutes=0.3, faults=["hostile"], jobs=6)
-    assert reasons >= {Reason.UNBOUND, Reason.UNAUTHORISED, Reason.OWNER_ONLY, Reason.NOT_ARBITER}
+        if reasons >= wanted:
+            return
+    pytest.fail(f"only for {reasons}")
 
 
 def test_it_is_found_to_have_two_histories(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,16 +69,24 @@ def test_it_is_found_to_have_two_histories(monkeypatch: pytest.MonkeyPatch) -> N
     _, forks = seen_by_victims(monkeypatch)
     for seed in range(6):
         sim.run(seed, nodes=3, minutes=0.3, faults=["hostile"], jobs=6)
-    assert forks
+        if forks:
+            return
+    pytest.fail("no victim found them")
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("plant", [jobs_have_any_id, links_are_not_checked, any_member_revokes])
+@pytest.mark.parametrize("plant", [jobs_have_any_id, any_member_revokes])
 def test_a_planted_mistake_lets_it_through(plant: object, monkeypatch: pytest.MonkeyPatch) -> None:
     plant(monkeypatch)  # type: ignore[operator]
-    if plant is links_are_not_checked:
-        two_faced(monkeypatch)
     assert any(sim.run(seed, nodes=3, minutes=0.3, faults=["hostile"], jobs=6).violations for seed in range(40))
+
+
+@pytest.mark.timeout(600)
+def test_links_that_are_not_checked_let_two_histories_through(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes longer runs, and the first of these seeds finds it."""
+    links_are_not_checked(monkeypatch)
+    two_faced(monkeypatch)
+    assert any(sim.run(seed, nodes=3, minutes=0.5, faults=["hostile"], jobs=12).violations for seed in range(40, 50))
 
 
 def test_the_same_seed_gives_the_same_run() -> None:

@@ -1,6 +1,6 @@
 """A thousand seeds, every fault at once: no acknowledged op lost, all replicas alike, one holder for each fence, none
-of the arbiter's jobs run twice at a time, nothing completed that is not completed for good, nothing stuck. Two hundred
-of them run with every `make test`, the others in the soak, which has a thousand more, of larger meshes.
+of the arbiter's jobs run twice at a time, nothing completed that is not completed for good, nothing stuck. Eighty of
+them run with every `make test`, the others in the soak, which has a thousand more, of larger meshes.
 """
 
 import pytest
@@ -9,7 +9,7 @@ from hocket.testing import sim
 
 SEEDS = 1_000
 PARTS = 50
-SOME = [pytest.param(part, marks=() if part < 10 else pytest.mark.soak) for part in range(PARTS)]
+SOME = [pytest.param(part, marks=() if part < 4 else pytest.mark.soak) for part in range(PARTS)]
 
 
 @pytest.mark.req("LW-22", "LW-32", "LW-37", "LW-38", "LW-39")
@@ -21,7 +21,7 @@ def test_no_rule_is_broken_in_a_thousand_meshes(part: int) -> None:
 
 
 @pytest.mark.req("VX-10")
-@pytest.mark.parametrize("seed", [129, 472])
-def test_a_message_whose_lease_ended_before_the_arbiter_answered_is_not_received(seed: int) -> None:
+@pytest.mark.parametrize("seed", [129, 472, 916])
+def test_a_message_whose_lease_has_ended_is_not_received(seed: int) -> None:
     report = sim.run(seed, nodes=2 + seed % 2, minutes=0.08, jobs=4)
     assert not report.violations, report

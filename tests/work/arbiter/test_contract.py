@@ -69,6 +69,8 @@ class Table:
     lease runs out before it is to.
     """
 
+    claim = "first"
+
     def __init__(self, log: Log, seats: tuple[Seat, Seat], stop: Callable[[], object] | None = None) -> None:
         self.log, self.seats, self.stop = log, seats, stop
         self._later_ms = 0
@@ -81,7 +83,7 @@ class Table:
         log.physical = lambda: physical() + self._later_ms
 
     async def submit(self, count: int = 1, **options: object) -> list[bytes]:
-        drafts = [kind("test.kind", **options).draft({}) for _ in range(count)]  # type: ignore[arg-type]
+        drafts = [kind("test.kind", **{"claim": self.claim} | options).draft({}) for _ in range(count)]  # type: ignore[arg-type]
         made = self.log.run(lambda tx: jobs.submit(tx, drafts))
         await self.look()
         return [each.job_id for each in made]
@@ -124,9 +126,14 @@ async def coordinating(directory: Path) -> AsyncIterator[Table]:
         yield Table(owner.log, (seats[0], seats[1]), owner.stop_serving)
 
 
-@pytest.fixture(params=ARBITERS)
-def table(request: pytest.FixtureRequest) -> Callable[[Path], object]:
-    return sharing if request.param == ARBITERS[0] else coordinating
+@pytest.fixture(params=[*ARBITERS, *(f"{each}, ranked jobs" for each in ARBITERS)])
+def table(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], object]:
+    """With ranked jobs, the seats are workers that do not keep to the ranking: it decides who tries, and nothing
+    else.
+    """
+    if request.param.endswith("ranked jobs"):
+        monkeypatch.setattr(Table, "claim", "rendezvous")
+    return sharing if request.param.startswith(ARBITERS[0]) else coordinating
 
 
 def on_a_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:

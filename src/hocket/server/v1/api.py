@@ -5,9 +5,9 @@ program and each address has its limits.
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import cached_property, partial
 from http import HTTPStatus
 from typing import Any, TypeVar
@@ -22,7 +22,7 @@ from hocket.mesh.wire import BodyTooLong, NoRoom, Reply, Request
 from hocket.node.loop_node import LoopNode
 from hocket.node.node import Node
 from hocket.server.v1 import openapi
-from hocket.server.v1.routes import BODY_BYTES_MAX, PREFIX, ApiCall, ApiRoute, BadContentType, find
+from hocket.server.v1.routes import BODY_BYTES_MAX, PREFIX, ApiCall, ApiRoute, BadContentType, RouteNeed, find
 from hocket.server.v1.table import ROUTES
 from hocket.service import Principal, Service, idempotency, tokens
 from hocket.service.idempotency import KeptAnswer, TooManyKeys
@@ -126,12 +126,27 @@ class Api:
         try:
             return await self._answer(request)
         except (HocketError, BodyTooLong, NoRoom) as error:
-            return self._error(error)
+            return self._error(error, request.path)
 
-    def failed(self, error: Exception) -> Reply:
+    async def refusal(self, request: Request, need: RouteNeed) -> Reply | None:
+        """The reply to a request for a path outside the API, if its token does not grant what that needs."""
+        try:
+            program = await self._recognise(request)
+            with self._counted(program.name):
+                ApiCall(self._acting(program), program, self._node).check(need.resource, need.action)
+        except HocketError as error:
+            return self._error(error, request.path)
+        return None
+
+    def failed(self, error: Exception, path: str) -> Reply:
         """The reply to a request that met a bug."""
         self._refused(500, "an API request failed", f"{type(error).__name__}: {error}")
-        return _reply(500, ApiError("internal", "this node failed; its operator was told"))
+        return _reply(500, self._error_answer(path, 500, "internal", "this node failed; its operator was told"))
+
+    def _error_answer(self, path: str, status: int, word: str, message: str) -> Any:
+        methods, _ = find(self._routes, path)
+        form = next((each.errors for each in methods.values()), None)
+        return ApiError(word, message) if form is None else form[1](status, word, message)
 
     async def _answer(self, request: Request) -> Reply:
         if request.path == OPENAPI:
@@ -145,7 +160,8 @@ class Api:
             raise BadMethod(sorted(methods))
         route = methods[request.method]
         program = await self._recognise(request)
-        with self._counted(program.name):
+        with ExitStack() as stack:
+            stack.enter_context(self._counted(program.name))
             call, need = ApiCall(self._acting(program), program, self._node), route.need
             # What a prefix is compared with is known later; without any grant no body is read.
             if not (need.takes_prefix and program.may_some(need.resource, need.action)):
@@ -158,7 +174,9 @@ class Api:
                 call.check(need.resource, need.action, *need.words(call, arguments))
             key = request.headers.get(KEY) if route.creates else None
             if key is None:
-                return await self._run(route, call, arguments, request)
+                reply = await self._run(route, call, arguments, request)
+                # A stream counts until it ends.
+                return reply if reply.stream is None else reply._replace(stream=_Counted(reply.stream, stack.pop_all()))
             return await self._run_once(route, call, arguments, request, key)
 
     @cached_property
@@ -205,7 +223,7 @@ class Api:
             answer = await self._read(partial(route.function, call, **arguments))
         else:
             answer = await self._write(partial(route.function, call, **arguments))
-        return _reply(route.status, answer)
+        return answer if isinstance(answer, Reply) else _reply(route.status, answer)
 
     async def _run_once(
         self, route: ApiRoute, call: ApiCall, arguments: Mapping[str, Any], request: Request, key: str
@@ -249,7 +267,7 @@ class Api:
     async def _write(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._writing, work)
 
-    def _error(self, error: Exception) -> Reply:
+    def _error(self, error: Exception, path: str) -> Reply:
         status, word = next(
             ((status, word) for kind, status, word in STATUSES if isinstance(error, kind)), (500, "internal")
         )
@@ -267,7 +285,25 @@ class Api:
             headers["www-authenticate"] = "Bearer"
         if isinstance(error, BadMethod):
             headers["allow"] = ", ".join(error.methods)
-        return _reply(status, ApiError(word, message), headers)
+        return _reply(status, self._error_answer(path, status, word, message), headers)
+
+
+class _Counted:
+    """A stream that gives back what it holds when it is closed."""
+
+    def __init__(self, stream: AsyncIterator[bytes], held: ExitStack) -> None:
+        self._stream, self._held = stream, held
+
+    def __aiter__(self) -> "_Counted":
+        return self
+
+    async def __anext__(self) -> bytes:
+        return await anext(self._stream)
+
+    async def aclose(self) -> None:
+        self._held.close()
+        if hasattr(self._stream, "aclose"):
+            await self._stream.aclose()
 
 
 async def _whole(request: Request) -> Request:

@@ -23,6 +23,7 @@ Json = dict[str, Any]
 def describe(routes: Sequence[ApiRoute], error: type, statuses: Sequence[tuple[type, int, str]]) -> Json:
     """`error` is the type of every answer that is an error, `statuses` are the errors with their status and word."""
     types = {type for route in routes for type in (route.query, route.body, route.answer) if type not in (None, _NONE)}
+    types |= {route.errors[0] for route in routes if route.errors is not None}
     ordered = sorted(types, key=str)
     schemas, components = msgspec.json.schema_components([error, *ordered], ref_template=_REF)
     of_type = dict(zip([error, *ordered], schemas, strict=True))
@@ -79,9 +80,7 @@ def _operation(route: ApiRoute, of_type: Mapping[Any, Json], components: Mapping
         parameters.append(_parameter("Idempotency-Key", "header", key, False))
     errors = _COMMON | (_OF_BODIES if route.body is not None else frozenset())
     responses: Json = {str(route.status): _success(route, of_type)}
-    responses |= {
-        str(status): {"$ref": f"#/components/responses/{_response_name(status)}"} for status in sorted(errors)
-    }
+    responses |= {str(status): _error_response(status, route, of_type) for status in sorted(errors)}
     described: Json = {
         "operationId": route.function.__name__,
         "summary": sentences.replace("\n", " ").partition(". ")[0].rstrip(".") + ".",
@@ -93,6 +92,13 @@ def _operation(route: ApiRoute, of_type: Mapping[Any, Json], components: Mapping
     if route.body is not None:
         described["requestBody"] = {"required": True, "content": {wire.JSON: {"schema": of_type[route.body]}}}
     return described
+
+
+def _error_response(status: int, route: ApiRoute, of_type: Mapping[Any, Json]) -> Json:
+    if route.errors is None:
+        return {"$ref": f"#/components/responses/{_response_name(status)}"}
+    schema = of_type[route.errors[0]]
+    return {"description": HTTPStatus(status).phrase, "content": {wire.JSON: {"schema": schema}}}
 
 
 def _success(route: ApiRoute, of_type: Mapping[Any, Json]) -> Json:

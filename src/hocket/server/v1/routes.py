@@ -85,13 +85,27 @@ class RouteNeed(NamedTuple):
         return f"{self.resource.lower()}:{self.action.lower()}"
 
 
+# The type of an answer that is an error, and how it is made from the status, the word and the sentence.
+ErrorForm = tuple[type, Callable[[int, str, str], Any]]
+
+
 class ApiRoute:
-    """`creates` is for a POST that makes something new: it answers 201, and a program can repeat it under a key."""
+    """`creates` is for a POST that makes something new: it answers 201, and a program can repeat it under a key.
+    `errors` is the form of its errors, if it is not that of the API.
+    """
 
     def __init__(
-        self, method: str, path: str, function: Callable[..., Any], need: RouteNeed, *, creates: bool = False
+        self,
+        method: str,
+        path: str,
+        function: Callable[..., Any],
+        need: RouteNeed,
+        *,
+        creates: bool = False,
+        errors: ErrorForm | None = None,
     ) -> None:
         self.method, self.path, self.function, self.need, self.creates = method, path, function, need, creates
+        self.errors = errors
         self.parameters: list[str] = _PARAMETER.findall(path)
         self.is_async = inspect.iscoroutinefunction(function)
         self._parts = path.split("/")

@@ -15,11 +15,15 @@ CLAIMED_REMEMBERED = 4_096
 _JOB = (
     "id, kind, stage, priority, schedule_op, scheduled, policy, last, outcome, fence, failures, returns, claimer,"
     " claim_op, deadline, ready_at, done, artifacts, error_op, progress, unique_key, worker,"
-    " settled"
+    " settled, begin_by"
 )
 _JOB_OF_J = ", ".join("j." + column.strip() for column in _JOB.split(","))
-_PUT_JOB = f"REPLACE INTO jobs ({_JOB}) VALUES ({', '.join('?' * 23)})"
-_OUTCOME = "SELECT outcome FROM jobs WHERE id = ? AND outcome IS NOT NULL"
+_PUT_JOB = f"REPLACE INTO jobs ({_JOB}) VALUES ({', '.join('?' * 24)})"
+_END = "SELECT kind, outcome FROM jobs WHERE id = ? AND outcome IS NOT NULL"
+_ADD_ENDED = (
+    "INSERT INTO finished (kind, outcome, jobs) VALUES (?, ?, ?)"
+    " ON CONFLICT (kind, outcome) DO UPDATE SET jobs = jobs + excluded.jobs"
+)
 _OF_STAGE = {
     Stage.READY: "INDEXED BY jobs_ready WHERE stage = 0",
     Stage.DELAYED: "INDEXED BY jobs_delayed WHERE stage = 1",
@@ -58,24 +62,24 @@ class JobStatements(LockStatements):
                 self._claimed.pop(entry.job.id, None)
 
     def _count_finished(self, entries: Sequence[JobEntry]) -> None:
-        """Keeps count of the jobs that have ended: adds the new outcomes, subtracts the old ones."""
+        """Keeps count of the jobs that have ended: adds the new ends, subtracts the old ones."""
         unended, claimed = self._unended, self._claimed if self._head_seen else {}
         unsure = [(job_id,) for entry in entries if (job_id := entry.job.id) not in unended and job_id not in claimed]
-        added = Counter(entry.job.outcome for entry in entries if entry.job.outcome is not None)
-        added.subtract(row[0] for row in self._many(_OUTCOME, unsure))
+        added = Counter((each.job.kind, int(each.job.outcome)) for each in entries if each.job.outcome is not None)
+        added.subtract(tuple(row) for row in self._many(_END, unsure))
         self._add_finished(added)
         unended.update(entry.job.id for entry in entries)
         unended.difference_update(entry.job.id for entry in entries if entry.job.outcome is not None)
 
-    def _add_finished(self, added: Mapping[Outcome, int]) -> None:
-        for outcome, count in added.items():
+    def _add_finished(self, added: Mapping[tuple[str, int], int]) -> None:
+        for end, count in added.items():
             if count:
-                self._sql("UPDATE finished SET jobs = jobs + ? WHERE outcome = ?", (count, int(outcome)))
+                self._sql(_ADD_ENDED, (*end, count))
 
     def drop_job(self, job_id: bytes) -> None:
         self._claimed.pop(job_id, None)
         self._unended.discard(job_id)
-        self._add_finished({Outcome(row[0]): -1 for row in self._rows(_OUTCOME, job_id)})
+        self._add_finished({tuple(row): -1 for row in self._rows(_END, job_id)})
         self._sql("DELETE FROM jobs WHERE id = ?", (job_id,))
         self._sql("DELETE FROM after WHERE job = ?", (job_id,))
 
@@ -137,9 +141,19 @@ class JobStatements(LockStatements):
         """Ended jobs are counted when they end, all others by the index of their stage."""
         stages = [stage for stage in Stage if stage is not Stage.DONE]
         unended = [((stage, None), self._one(f"SELECT count(*) FROM jobs {_OF_STAGE[stage]}")) for stage in stages]
-        rows = self._rows("SELECT outcome, jobs FROM finished")
+        rows = self._rows("SELECT outcome, sum(jobs) FROM finished GROUP BY outcome")
         ended = [((Stage.DONE, Outcome(outcome)), count) for outcome, count in rows]
         return {key: count for key, count in (*unended, *ended) if count}
+
+    def counts_by_kind(self) -> dict[tuple[Stage, Outcome | None, str], int]:
+        found: dict[tuple[Stage, Outcome | None, str], int] = {}
+        for stage in Stage:
+            if stage is not Stage.DONE:
+                rows = self._rows(f"SELECT kind, count(*) FROM jobs {_OF_STAGE[stage]} GROUP BY kind")
+                found |= {(stage, None, kind): count for kind, count in rows}
+        for kind, outcome, count in self._rows("SELECT kind, outcome, jobs FROM finished WHERE jobs > 0"):
+            found[Stage.DONE, Outcome(outcome), kind] = count
+        return found
 
     def set_after(self, job_id: bytes, dependencies: Sequence[bytes]) -> None:
         self._many("INSERT OR IGNORE INTO after VALUES (?, ?)", [(dependency, job_id) for dependency in dependencies])
@@ -204,6 +218,19 @@ class JobStatements(LockStatements):
     def take_overdue(self, now: int, limit: int) -> list[JobEntry]:
         self.lock_subjects(())
         return self.overdue(now, limit)
+
+    def take_unbegun(self, now: int, limit: int) -> list[JobEntry]:
+        self.lock_subjects(())
+        rows = self._sql(f"SELECT {_JOB} FROM jobs WHERE begin_by < ? ORDER BY begin_by LIMIT ?", (now, limit))
+        return [_entry(row) for row in rows]
+
+    def next_begin_by(self) -> int | None:
+        return self._one("SELECT min(begin_by) FROM jobs WHERE begin_by IS NOT NULL")  # type: ignore[no-any-return]
+
+    def blocked(self, limit: int, after: JobEntry | None = None) -> list[JobEntry]:
+        where = f"{_OF_STAGE[Stage.BLOCKED]} AND (kind, id) > (?, ?) ORDER BY kind, id LIMIT ?"
+        seen = ("", b"") if after is None else (after.job.kind, after.job.id)
+        return [_entry(row) for row in self._sql(f"SELECT {_JOB} FROM jobs {where}", (*seen, limit))]
 
     def next_ready_at(self) -> int | None:
         return self._one("SELECT min(ready_at) FROM jobs WHERE stage = 1")  # type: ignore[no-any-return]
@@ -271,12 +298,13 @@ def _row(entry: JobEntry) -> tuple[Any, ...]:
         policy.unique,
         entry.worker,
         int(job.is_settled),
+        job.begin_by,
     )
 
 
 def _entry(row: tuple[Any, ...]) -> JobEntry:
     (job_id, kind, stage, _, schedule_op, scheduled, policy, last, outcome, fence, failures, returns, claimer,
-     claim_op, deadline, ready_at, done, artifacts, error_op, progress, _, worker, settled) = row  # fmt: skip
+     claim_op, deadline, ready_at, done, artifacts, error_op, progress, _, worker, settled, begin_by) = row  # fmt: skip
     job = Job(
         job_id,
         kind,
@@ -298,5 +326,6 @@ def _entry(row: tuple[Any, ...]) -> JobEntry:
         error_op,
         progress,
         bool(settled),
+        begin_by,
     )
     return JobEntry(job, _STAGES[stage], worker)

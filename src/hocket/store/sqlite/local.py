@@ -9,8 +9,8 @@ _WORKER = "name, pid, started, node, beat, host, boot, namespace, locks, serves"
 class LocalStatements(Statements):
     def put_worker(self, worker: WorkerRow) -> int:
         added = f"INSERT INTO workers ({_WORKER}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
-        renewed = "ON CONFLICT (name) DO UPDATE SET beat = max(excluded.beat, beat + 1) RETURNING number"
-        return int(self._one(f"{added} {renewed}", *worker[1:6], *worker.place, worker.serves))
+        renewed = "ON CONFLICT (name) DO UPDATE SET beat = max(excluded.beat, beat + 1), serves = excluded.serves"
+        return int(self._one(f"{added} {renewed} RETURNING number", *worker[1:6], *worker.place, worker.serves))
 
     def has_worker(self, number: int) -> bool:
         return self._one("SELECT 1 FROM workers WHERE number = ?", number) is not None

@@ -42,7 +42,7 @@ class SqliteSession(
         self._states.clear()
         for table in _PROJECTIONS:
             self._sql(f"DELETE FROM {table}")
-        self._sql("UPDATE finished SET jobs = 0")
+        self._sql("DELETE FROM finished")
 
     def damage(self) -> list[str]:
         try:

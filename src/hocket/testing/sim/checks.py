@@ -2,7 +2,7 @@
 its end, when the network is whole again and all nodes have had time to catch up.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -67,16 +67,16 @@ class InvariantWatch:
         self._found(Violation(rule, about, f"job {ulid_text(about)}: {sentence}"))
 
 
-def settled(nodes: Sequence[SimNode], hostile: int | None = None) -> bool:
-    """Whether every replica has the same ops and every job has ended, except those of a hostile node."""
-    rogue = None if hostile is None else hostile.to_bytes(8, "big")
+def settled(nodes: Sequence[SimNode], hostile: Collection[int] = ()) -> bool:
+    """Whether every replica has the same ops and every job has ended, except those of hostile nodes."""
+    rogues = {node.to_bytes(8, "big") for node in hostile}
     seen: object = None
     for node in nodes:
         with node.store.read() as session:
             if session.head().unsettled or any(_is_stuck(entry) for entry in _unended(session)):
                 return False
-            known = {author: at for author, at in session.frontier().items() if author != rogue}
-            here = known, session.head().seq if hostile is None else 0
+            known = {author: at for author, at in session.frontier().items() if author not in rogues}
+            here = known, 0 if hostile else session.head().seq
         if seen is not None and here != seen:
             return False
         seen = here
@@ -95,11 +95,11 @@ def _is_stuck(entry: JobEntry) -> bool:
 
 
 def at_the_end(
-    nodes: Sequence[SimNode], journal: Journal, acknowledged: dict[bytes, int], hostile: int | None = None
+    nodes: Sequence[SimNode], journal: Journal, acknowledged: dict[bytes, int], hostile: Collection[int] = ()
 ) -> Iterator[Violation]:
     yield from _lost(nodes, acknowledged)
     yield from _differ(nodes, hostile)
-    if hostile is not None:
+    if hostile:
         yield from _trespasses(nodes, hostile)
     yield from _unfinished(nodes)
     yield from _stale_results(nodes)
@@ -108,22 +108,22 @@ def at_the_end(
     yield from overlaps(journal.runs)
 
 
-def _ops(node: SimNode, but: int | None = None) -> dict[bytes, bytes | None]:
-    """Every op of a node's log, except those of one author."""
-    author = b"" if but is None else but.to_bytes(8, "big")
+def _ops(node: SimNode, but: Collection[int] = ()) -> dict[bytes, bytes | None]:
+    """Every op of a node's log, except those of some authors."""
+    authors = {each.to_bytes(8, "big") for each in but}
     with node.store.read() as session:
-        return {row.id: row.job for row in session.ops_after(0, 10_000_000) if row.hlc[12:] != author}
+        return {row.id: row.job for row in session.ops_after(0, 10_000_000) if row.hlc[12:] not in authors}
 
 
-def _trespasses(nodes: Sequence[SimNode], hostile: int) -> Iterator[Violation]:
+def _trespasses(nodes: Sequence[SimNode], hostile: Collection[int]) -> Iterator[Violation]:
     """What a hostile node may not do has no effect anywhere."""
     for node in nodes:
         with node.store.read() as session:
             for job in [entry.job for entry in session.each_job()]:
-                is_its_own = job.scheduled.node == hostile
+                is_its_own = job.scheduled.node in hostile
                 if is_its_own and job.schedule_op != job.id:
                     yield Violation("no node takes a job's id", job.id, f"node {node.number} shows it as {job.kind}")
-                if is_its_own != (job.kind == ROGUE) or (not is_its_own and job.claimer == hostile):
+                if is_its_own != (job.kind == ROGUE) or (not is_its_own and job.claimer in hostile):
                     sentence = f"node {node.number} shows {job.kind} job {ulid_text(job.id)}, held by {job.claimer}"
                     yield Violation("no node does more than it was granted", job.id, sentence)
             if session.routes() or len(session.coordinators()) != 1:
@@ -144,7 +144,7 @@ def _lost(nodes: Sequence[SimNode], acknowledged: dict[bytes, int]) -> Iterator[
                 break
 
 
-def _differ(nodes: Sequence[SimNode], hostile: int | None) -> Iterator[Violation]:
+def _differ(nodes: Sequence[SimNode], hostile: Collection[int]) -> Iterator[Violation]:
     """Nodes may have different parts of a node with two histories, but all draw the same conclusions."""
     first = nodes[0]
     ops, jobs = _ops(first, hostile), _conclusions(first)
@@ -201,10 +201,11 @@ def _stale_results(nodes: Sequence[SimNode]) -> Iterator[Violation]:
 def _unaware(node: SimNode) -> Iterator[Violation]:
     """Whatever a node writes is later than everything that it knew."""
     me = node_id(node.key.public).to_bytes(8, "big")
-    latest = bytes(20)
     with node.store.read() as session:
         rows = session.ops_after(0, 10_000_000)
-    for row in rows:
+    copied = rows[: node.store.copied]
+    latest = max((row.hlc for row in copied), default=bytes(20))
+    for row in rows[len(copied) :]:
         if row.hlc[12:] == me and row.hlc < latest:
             sentence = f"node {node.number} wrote op {ulid_text(row.id)} as if it had not known of a later one"
             yield Violation("clocks never go back", row.job or row.id, sentence)

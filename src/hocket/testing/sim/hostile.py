@@ -1,12 +1,14 @@
 """A hostile member: a node with a narrow grant that does whatever its key can sign. It reads everything, may schedule,
 claim and complete jobs of one kind of its own, and tries the rest: it backdates and postdates ops, takes other ops'
 ids, shows two histories to different nodes, floods its peers with ops that will be refused, replays theirs, claims and
-cancels their jobs, and lies when asked. It sees every disk, which a real one could not.
+cancels their jobs, and lies when asked. It sees every disk, which a real one could not. What it says on the bus is in
+`hostile_messages`.
 """
 
 import asyncio
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from random import Random
 
 from msgspec.structs import replace
 
@@ -39,10 +41,13 @@ from hocket.kernel.vocabulary import (
 from hocket.log import Transaction
 from hocket.mesh import wire
 from hocket.mesh.client import Client
-from hocket.mesh.gate import Caller, Gate
+from hocket.mesh.gate import Gate
+from hocket.mesh.gate_requests import Caller
 from hocket.mesh.wire import Reply
+from hocket.testing.sim.hostile_messages import HostileMessages
 from hocket.testing.sim.lines import Lines, address
 from hocket.testing.sim.load import OPEN, SOLE
+from hocket.testing.sim.messages import SimMessageServer
 from hocket.testing.sim.network import Network
 from hocket.testing.sim.node import SimNode, Up
 from hocket.work.handlers import Handlers
@@ -56,6 +61,8 @@ GRANTED = (
 # How long it waits between two misdeeds, and how many ops a flood has.
 REST_S = (0.2, 3.0)
 FLOOD_OPS = 40
+# How many nodes one misdeed is for at most.
+TOLD_MAX = 8
 # How likely it is that it ever shows two histories. Once it is found out, no node listens to it any more.
 FORKS = 0.5
 # How likely an op is that lies before its author's last one, or beyond the allowed clock difference. The ops that
@@ -79,13 +86,17 @@ class HostileNode(SimNode):
         op = tx.author(DelegateUcan(content_hash(token), token))
         assert isinstance(op, Op)
 
-    def start(self, handlers: Handlers, network: Network, nodes: Sequence[SimNode]) -> None:
+    def start(self, handlers: Handlers, network: Network, messages: SimMessageServer, nodes: Sequence[SimNode]) -> None:
         """It runs no worker and syncs with no node."""
         with self.store.read() as session:
             self.said = [(row.body, decode(row.body)) for row in session.ops_after(0, 10)]
         self.up = up = Up(self)
         up.gate = LyingGate(up, self)
         up.life.start(self._misbehave(up, Lines(self.number, network, lambda there: nodes[there].up)), "hostile")
+        chance = Random(self.chance.getrandbits(64))
+        bus = messages.open(self.number, chance.randbytes)
+        up.hang_up = lambda: messages.close(bus)
+        up.life.start(HostileMessages(self, bus, self.victims, chance).run(), "hostile messages")
 
     # Misdeeds.
 
@@ -106,7 +117,7 @@ class HostileNode(SimNode):
         while True:
             await asyncio.sleep(self.chance.uniform(*REST_S))
             bodies = self.chance.choice(misdeeds)()
-            some = self.chance.sample(clients, self.chance.randint(1, len(clients)))
+            some = self.chance.sample(clients, self.chance.randint(1, min(len(clients), TOLD_MAX)))
             for client in some:
                 # Without the ops that they follow they would not be admitted; those of another branch are held back.
                 told = [body for body in self._leading_to(bodies) if body not in self._told[client.address]]

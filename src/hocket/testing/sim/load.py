@@ -1,6 +1,6 @@
 """The load on simulated nodes: jobs of both kinds, short ones and ones that outlast their lease, some that fail before
-they succeed, some that come after others, some that are cancelled or retried. Each request goes to one of the nodes,
-whether or not that node can answer.
+they succeed, some that come after others, some that are cancelled or retried; half of them go by rank. Each request
+goes to one of the nodes, whether or not that node can answer.
 """
 
 import asyncio
@@ -23,6 +23,9 @@ SOLE, OPEN = "sim.sole", "sim.open"
 LEASE_MS = (600, 3_000)
 RETRIES = 20
 BACKOFF_MS = 200
+# Half of the jobs go by rank: those with an odd lease.
+CLAIM_TIMEOUT_MS = 500
+SHORT_MS = 200
 # How many of the requests come at the same moment as another one, at the same node.
 TOGETHER = 0.25
 # Some machines are faster than others.
@@ -47,6 +50,18 @@ class Journal:
 
     runs: list[SimRun] = field(default_factory=list)
     submitted: dict[bytes, str] = field(default_factory=dict)
+
+    def takeovers(self) -> tuple[int, int]:
+        """How many runs follow a run of the same job at another node, and how many of them begin before its end."""
+        last: dict[bytes, SimRun] = {}
+        found = overlapping = 0
+        for run in self.runs:
+            before = last.get(run.job_id)
+            if before is not None and before.node != run.node:
+                found += 1
+                overlapping += before.end is None or before.end > run.start
+            last[run.job_id] = run
+        return found, overlapping
 
 
 class Wish(NamedTuple):
@@ -78,6 +93,15 @@ def draw(chance: random.Random, nodes: int, seconds: float, count: int) -> list[
         for _ in range(round(count * share)):
             wishes.append(Wish(chance.uniform(0, seconds), chance.randrange(nodes), what, "", {}, 0, False))
     return sorted(wishes, key=lambda wish: wish.at)
+
+
+def ranked(wishes: list[Wish]) -> list[Wish]:
+    """The same jobs at the same times, all of one kind: short, without failures, and by rank."""
+    return [
+        wish._replace(kind=SOLE, payload={"ms": SHORT_MS, "fails": 0}, lease_ms=wish.lease_ms | 1, after=False)
+        for wish in wishes
+        if wish.what == "submit"
+    ]
 
 
 def paces(chance: random.Random, nodes: int) -> list[float]:
@@ -156,6 +180,8 @@ class Clients:
             backoff_max_ms=BACKOFF_MS * 10,
             after=() if after is None else (ulid_text(after),),
             open=wish.kind == OPEN,
+            claim="rendezvous" if wish.lease_ms % 2 else "first",
+            claim_timeout_ms=CLAIM_TIMEOUT_MS,
         )
         draft = Draft(wish.kind, encode_payload(wish.kind, wish.payload), policy)
 

@@ -42,12 +42,14 @@ class Network:
         self._chance = chance
         self._lives = lives
         self._loop = asyncio.get_running_loop()
+        self.requests = 0
         self.lost = 0
         self.duplicated = 0
 
     async def call(self, sender: int, receiver: int, serve: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """One request and its answer. `serve` runs at the receiver. Raises Unreachable."""
         answer: asyncio.Future[T] = self._loop.create_future()
+        self.requests += 1
         if self._gets_through(sender, receiver):
             self._loop.call_later(self.delay(), self._arrive, sender, receiver, serve, answer)
             if self._chance.random() < self.weather.duplicate:
@@ -58,6 +60,19 @@ class Network:
                 return await answer
         except TimeoutError:
             raise Unreachable(f"node {receiver} does not answer") from None
+
+    def pass_on(self, sender: int, receiver: int, arrive: Callable[[], None]) -> None:
+        """Brings something that needs no answer: `arrive` runs at the receiver, once, twice or never."""
+        if not self._gets_through(sender, receiver):
+            return
+        copies = 1 + (self._chance.random() < self.weather.duplicate)
+        self.duplicated += copies - 1
+        for _ in range(copies):
+            self._loop.call_later(self.delay(), self._pass, sender, receiver, arrive)
+
+    def _pass(self, sender: int, receiver: int, arrive: Callable[[], None]) -> None:
+        if not self.weather.cuts(sender, receiver) and self._lives(receiver) is not None:
+            arrive()
 
     def _gets_through(self, sender: int, receiver: int) -> bool:
         if self.weather.cuts(sender, receiver):

@@ -20,6 +20,7 @@ from hocket.mesh import peers
 from hocket.mesh.gate import Gate
 from hocket.mesh.loop import SyncLoop
 from hocket.mesh.sync import Exchanges
+from hocket.node.message_bus import NodeMessages
 from hocket.node.node import Node
 from hocket.node.runtime import Runtime
 from hocket.store import MEMORY, Place
@@ -28,6 +29,7 @@ from hocket.testing.sim.disk import Disk, SimStore
 from hocket.testing.sim.environment import Clocks, SimEnvironment, SimHost
 from hocket.testing.sim.lines import Lines, address
 from hocket.testing.sim.loop import Life
+from hocket.testing.sim.messages import SimMessageServer
 from hocket.testing.sim.network import Network
 from hocket.work.blobs import Blobs
 from hocket.work.handlers import Handlers
@@ -65,27 +67,35 @@ class SimNode:
         self.slow_s = 0.0
         self.up: Up | None = None
 
-    def install(self, rules: Rules, friends: Sequence[int]) -> None:
+    def install(self, rules: Rules, friends: Sequence[int] = ()) -> None:
         """What a node has from the beginning: rules, its introduction by the user, and the nodes to sync with."""
         with self.store.write() as session:
             session.set_meta(RULES, encode_rules(rules))
+        self.befriend(friends)
+        Up(self).log.run(self._introduce)
+
+    def befriend(self, friends: Sequence[int]) -> None:
+        """The nodes to sync with."""
+        with self.store.write() as session:
             for friend in friends:
                 peers.add(session, address(friend), 0)
-        Up(self).log.run(self._introduce)
 
     def _introduce(self, tx: Transaction) -> None:
         token = issue(self.user, self.key.public, ROOT, tx.now // 1000, None)
         tx.author(DelegateUcan(content_hash(token), token))
 
-    def start(self, handlers: Handlers, network: Network, nodes: "Sequence[SimNode]") -> None:
+    def start(
+        self, handlers: Handlers, network: Network, messages: SimMessageServer, nodes: "Sequence[SimNode]"
+    ) -> None:
         self.up = Up(self)
-        self.up.start(handlers, Lines(self.number, network, lambda there: nodes[there].up))
+        self.up.start(handlers, Lines(self.number, network, lambda there: nodes[there].up), messages)
 
     def crash(self) -> None:
         """Everything stops between two steps; whatever was not committed is lost."""
         if self.up is not None:
             up, self.up = self.up, None
             up.life.end()
+            up.hang_up()
             self.host.crash()
             self.witness.crashed(self.number)
 
@@ -128,15 +138,34 @@ class Up(Node):
         super().__init__(_SimRuntime(log), Disk(node, chance, self.life), environment)
         self.gate = Gate(self, node.key, environment, emit=self._emit)
         self._chance = chance
+        self.hang_up: Callable[[], None] = lambda: None
+        """Ends its part in the message bus at once."""
+        self.messages: NodeMessages | None = None
 
-    def start(self, handlers: Handlers, lines: Lines) -> None:
+    async def join(self, server: SimMessageServer) -> NodeMessages:
+        """Its message bus, signed with its key."""
+        messages = server.open(self.node.number, self._chance.randbytes, self._emit)
+        self.hang_up = lambda: server.close(messages)
+        self.messages = await NodeMessages.open(
+            self, messages, self.node.key, self.environment, randomness=self._chance.randbytes
+        )
+        return self.messages
+
+    def start(self, handlers: Handlers, lines: Lines, server: SimMessageServer | None = None) -> None:
+        """Without a `server` its workers tell each other nothing."""
         exchanges = Exchanges(
             self, self.node.key, lines, self.environment, randomness=self._chance.randbytes, emit=self._emit
         )
         self.reach = exchanges.consult
-        touch = SyncLoop(self, exchanges, self.environment, _Alone, emit=self._emit)
-        worker = Worker(self, self.environment, WorkerOptions(handlers, CONCURRENCY, emit=self._emit))
         self.life.start(self.gate.open(), "gate")
+        self.life.start(self._start(handlers, exchanges, server), "start")
+
+    async def _start(self, handlers: Handlers, exchanges: Exchanges, server: SimMessageServer | None) -> None:
+        messages = None if server is None else await self.join(server)
+        touch = SyncLoop(self, exchanges, self.environment, _Alone, emit=self._emit, messages=messages)
+        worker = Worker(
+            self, self.environment, WorkerOptions(handlers, CONCURRENCY, emit=self._emit, messages=messages)
+        )
         self.life.start(touch.run(), "touch")
         self.life.start(worker.run(), "worker")
         self.life.start(SweepLoop(self, self.environment, self._emit).run(), "sweep")

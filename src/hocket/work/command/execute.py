@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from hocket.kernel.execution import Resources
 from hocket.work.command.fork_server_connection import ForkServerConnection
@@ -25,7 +25,9 @@ ROUND_S = 0.1
 # server.
 TRIES = 3
 
-Why = Literal["exited", "timeout", "stopped", "disk full", "not started", "lost"]
+Why = Literal["exited", "timeout", "stopped", "disk full", "over budget", "not started", "lost"]
+# Called with what a command has used so far; says why it must stop, if it must.
+BudgetCheck = Callable[[Resources], str | None]
 
 
 class CommandResult(NamedTuple):
@@ -58,15 +60,21 @@ class CommandRunner:
         return line.process.pid if line is not None else None
 
     def run(
-        self, order: CommandOrder, heard: Heard, should_stop: Callable[[], bool], now_ms: Callable[[], int]
+        self,
+        order: CommandOrder,
+        heard: Heard,
+        should_stop: Callable[[], bool],
+        now_ms: Callable[[], int],
+        over_budget: BudgetCheck | None = None,
     ) -> CommandResult:
         """Runs the command and blocks until all its processes are gone. `heard` is called with its output while it
         runs, as ("stdout" or "stderr", bytes). An exception in this thread meanwhile, from `heard` or from another
         thread, stops the command, and is raised again when the command is gone.
         """
         started_ms = now_ms()
+        over: str | None = None
         try:
-            running = Running(order, self._gpus)
+            running = Running(order._replace(is_watched=over_budget is not None), self._gpus)
         except OSError as error:
             return _unprepared(order, error, started_ms, now_ms())
         try:
@@ -74,11 +82,13 @@ class CommandRunner:
                 problem = self._give(running)
                 while not (running.is_over or problem):
                     running.listen(heard, ROUND_S)
-                    if self._is_closed or should_stop():
+                    if over_budget is not None and over is None and running.usage is not None:
+                        over = over_budget(_used(running, running.usage))
+                    if self._is_closed or over is not None or should_stop():
                         running.stop()
                 self._give_up(running)
                 running.drain(heard)
-                return _ended(running, problem, started_ms, now_ms())
+                return _ended(running, problem, started_ms, now_ms(), over)
             except BaseException:
                 running.stop()
                 while not running.is_over:
@@ -153,7 +163,15 @@ def _unprepared(order: CommandOrder, error: OSError, started_ms: int, finished_m
     return CommandResult(None, None, "not started", detail, started_ms, finished_ms, Resources(), *nothing)
 
 
-def _ended(running: Running, problem: str, started_ms: int, finished_ms: int) -> CommandResult:
+def _used(running: Running, report: dict[str, Any]) -> Resources:
+    return Resources(
+        **{name: report[name] for name in _MEASURED},
+        network_bytes=None if running.order.network else 0,
+        gpu_s=dict(running.gpus.seconds) if running.gpus is not None else {},
+    )
+
+
+def _ended(running: Running, problem: str, started_ms: int, finished_ms: int, over: str | None = None) -> CommandResult:
     report = running.report or {"is": "lost"}
     order = running.order
     why: Why
@@ -164,15 +182,15 @@ def _ended(running: Running, problem: str, started_ms: int, finished_ms: int) ->
         why, detail = "not started", _refusal(order, report["step"], report["errno"])
     elif report["is"] == "lost" or report["why"] == "abandoned":
         why, detail = "lost", "the command's supervisor was killed, and the command with it"
+    elif report["why"] == "stopped" and over is not None:
+        why, detail = "over budget", over
     else:
         why = report["why"]
         detail = _sentence(order, why, report["exit_code"], report["signal"])
     if report["is"] == "ended":
-        resources = Resources(
-            **{name: report[name] for name in _MEASURED},
-            network_bytes=None if order.network else 0,
-            gpu_s=running.gpus.finish(time.monotonic()) if running.gpus is not None else {},
-        )
+        if running.gpus is not None:
+            running.gpus.finish(time.monotonic())
+        resources = _used(running, report)
         if report["hanging"]:
             detail += f"; {report['hanging']} of its processes do not end after SIGKILL"
     kept = running.finish()

@@ -35,6 +35,10 @@ class Gpus:
             return None
         return cls(library, devices) if devices else None
 
+    @property
+    def classes(self) -> list[str]:
+        return sorted({name for name, _ in self._devices})
+
     def in_use(self, processes: Collection[int]) -> Counter[str]:
         """How many devices of each class at least one of the processes has open."""
         used: Counter[str] = Counter()

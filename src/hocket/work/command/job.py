@@ -16,7 +16,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from hocket.errors import Failed, Unreachable, Usage
+from hocket.errors import Failed, OverBudget, Unreachable, Usage
+from hocket.kernel.budgets import over_budget
 from hocket.kernel.execution import Execution, Output, RunnerProgram, Stream
 from hocket.kernel.ids import content_hash, hash_text, node_text, parse_ulid, ulid_text
 from hocket.kernel.keys import SigningKey
@@ -24,6 +25,8 @@ from hocket.kernel.manifest import ON_NAME, BadManifest, Manifest, content_id, p
 from hocket.kernel.ops import decode
 from hocket.kernel.plurals import counted
 from hocket.kernel.proof import PROOF_TYPE, Proof, encode_proof, prove
+from hocket.kernel.rate_card import RateCard
+from hocket.kernel.roster import Job
 from hocket.kernel.version import __version__
 from hocket.kernel.vocabulary import ScheduleJob
 from hocket.store import Session
@@ -31,6 +34,7 @@ from hocket.work import artifacts
 from hocket.work.artifacts import Fetch
 from hocket.work.authorship import is_own
 from hocket.work.blobs import Blobs
+from hocket.work.budget_guard import BudgetGuard
 from hocket.work.command.allowance import Allowance
 from hocket.work.command.execute import CommandResult, CommandRunner, Heard
 from hocket.work.command.gpus import Gpus
@@ -41,11 +45,12 @@ from hocket.work.command.secret_handover import sealed_since, unseal
 from hocket.work.command.secrets import Secrets, secret_names
 from hocket.work.command.streams import Kept
 from hocket.work.command.workdir import Content, Workdir, Workdirs
+from hocket.work.costs import spent_on
 from hocket.work.handlers import JobType
 from hocket.work.output_files import OutputFiles
 from hocket.work.proofs import NOTHING, OUTPUT_TYPE, STREAM_TYPES
 from hocket.work.run_outputs import INLINE_BYTES_MAX, RunOutputs
-from hocket.work.runner import Context, claim_of, products_of, schedule_of
+from hocket.work.runner import Context, claim_of, job_of, products_of, schedule_of, set_cost
 
 # The worker's limits where a manifest has none: the time of a command, how much of its output is kept, its files.
 RUN_S_MAX = 24 * 3_600
@@ -62,7 +67,7 @@ BOUNDS = CommandLimits(RUN_S_MAX, GRACE_S, PRINTED_BYTES_MAX, FREE_BYTES_MIN, FI
 
 
 class Premises(NamedTuple):
-    """What commands need from their node. `fetch` gets content from other nodes."""
+    """What commands need from their node. `fetch` gets content from other nodes; `rates` price what commands use."""
 
     key: SigningKey
     node: int
@@ -73,6 +78,7 @@ class Premises(NamedTuple):
     fetch: Fetch
     now_ms: Callable[[], int]
     output: OutputFiles
+    rates: RateCard | None = None
 
 
 class Performed(NamedTuple):
@@ -90,7 +96,12 @@ class Commands:
     def __init__(self, premises: Premises, allowance: Allowance) -> None:
         self._premises = premises
         self.allowance = allowance
-        self._runner = CommandRunner(Gpus.find())
+        gpus = Gpus.find()
+        priced = None if premises.rates is None else premises.rates.rate_gpu_sec
+        unpriced = [] if gpus is None or priced is None else [name for name in gpus.classes if name not in priced]
+        if unpriced:
+            raise Usage(f"the rate card has no rate_gpu_sec for this machine's {', '.join(unpriced)}; add them")
+        self._runner = CommandRunner(gpus)
         self._workdirs = Workdirs(premises.runs)
         self._caretaker = ThreadPoolExecutor(1, "hocket-caretaker")
         self._is_untidy = False
@@ -116,7 +127,7 @@ class Commands:
                 return False
             return is_own(session, self._premises.node, schedule) or self._allows(payload.payload)
 
-        return JobType(KIND, function=self.serve, wants=wants)
+        return JobType(KIND, function=self.serve, give_up_on=(OverBudget,), keeps_budget=True, wants=wants)
 
     def _is_for_here(self, payload: bytes) -> bool:
         """Whether a command names no node to run on, or this one."""
@@ -156,6 +167,7 @@ class Commands:
         }
         for name in STREAM_TYPES:
             self.listeners.tell(ctx.job_id, name, b"")
+        guard = self._guard(job_of(ctx))
         with self._tidied(), self._live(ctx) as heard, self._workdirs.workdir(ctx.job_id) as workdir:
             workdir.furnish(manifest, content)
             ended = self._runner.run(
@@ -163,6 +175,7 @@ class Commands:
                 heard=heard,
                 should_stop=lambda: ctx.cancelled,
                 now_ms=self._premises.now_ms,
+                over_budget=guard.over if guard.watches else None,
             )
             products = products_of(ctx)
             outputs = _outputs(products, workdir, manifest)
@@ -183,10 +196,26 @@ class Commands:
             runner=_runner(),
             stdout=stdout,
             stderr=stderr,
+            charge=guard.charged(ended.resources, ended.detail if ended.why == "over budget" else ""),
         )
+        if execution.charge is not None:
+            set_cost(ctx, execution.charge.cost)
         self.listeners.tell_end(ctx.job_id, execution)
         proof = prove(execution, self._premises.key)
         return Performed(execution, ended, proof, products.evidence(encode_proof(proof), PROOF_TYPE).id)
+
+    def _guard(self, job: Job) -> BudgetGuard:
+        """Raises Failed if the job's budget is used up already, or cannot be kept here."""
+        premises, budget = self._premises, job.policy.budget
+        if budget is None:
+            return BudgetGuard(job.kind, None, premises.rates)
+        if budget.is_priced and premises.rates is None:
+            raise Failed("this worker has no rate card, and the job is capped by its price; see docs/costs.md")
+        with premises.read() as session:
+            spent = spent_on(session, premises.blobs, job, premises.rates)
+        if over := over_budget(budget, spent.beats + 1, spent.cost):
+            raise OverBudget(over)
+        return BudgetGuard(job.kind, budget, premises.rates, spent.beats, spent.cost)
 
     @contextmanager
     def _live(self, ctx: Context) -> Iterator[Heard]:
@@ -279,6 +308,8 @@ class Commands:
 def result(manifest: Manifest, performed: Performed) -> dict[str, Any]:
     """The job's result. Raises Failed if the command failed."""
     execution, ended = performed.execution, performed.ended
+    if ended.why == "over budget":
+        raise OverBudget(f"{manifest.argv[0]}: {ended.detail}")
     if ended.why != "exited" or ended.exit_code != 0:
         raise Failed(_complaint(manifest, ended))
     return {

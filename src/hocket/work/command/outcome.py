@@ -78,7 +78,8 @@ def _sentence(session: Session, job: Job, execution: Execution) -> str:
 
 def _is_plain(execution: Execution) -> bool:
     """Whether a command ended on its own, so that its output says everything."""
-    return execution.exit_code is not None and not execution.timed_out
+    is_stopped = execution.charge is not None and bool(execution.charge.over)
+    return execution.exit_code is not None and not execution.timed_out and not is_stopped
 
 
 def _error(session: Session, job: Job) -> str:

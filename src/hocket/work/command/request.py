@@ -101,6 +101,10 @@ class PackedRequest(NamedTuple):
     policy: Policy
     secrets: Mapping[str, str] = {}
 
+    @property
+    def draft(self) -> Draft:
+        return Draft(KIND, canonical(self.manifest), self.policy)
+
 
 def pack(request: CommandRequest, blobs: Blobs) -> PackedRequest:
     """Reads the inputs and writes the manifest. Raises Usage with the name of the bad field."""
@@ -138,7 +142,7 @@ def pack(request: CommandRequest, blobs: Blobs) -> PackedRequest:
 
 def submit(tx: Transaction, blobs: Blobs, secrets: Secrets, packed: PackedRequest) -> bytes:
     """Puts the inputs and the job on the log together; returns the job's id."""
-    submitted = jobs.submit(tx, [Draft(KIND, canonical(packed.manifest), packed.policy)])[0]
+    submitted = jobs.submit(tx, [packed.draft])[0]
     for content in packed.contents:
         artifacts.put(tx, blobs, INPUT_TYPE, content, None, submitted.job_id)
     if packed.secrets and submitted.created:

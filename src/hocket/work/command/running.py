@@ -36,8 +36,8 @@ class CommandOrder(NamedTuple):
     """A command to run. Of stdout and stderr at most `output_bytes_max` each are kept, in files of these names in the
     directory `streams`. No file of the command grows beyond `file_bytes_max`. The command is stopped when its time is
     up or less than `free_bytes_min` are free on the disk of `directory`. A timeout or limit of 0 means none.
-    `sandboxed` means that the command line is a sandbox's, which may need rights that plain commands do not get, and
-    `network` is False if it cannot have used any.
+    If it `is_watched`, its usage is reported while it runs. `sandboxed` means that the command line is a sandbox's,
+    which may need rights that plain commands do not get, and `network` is False if it cannot have used any.
     """
 
     argv: tuple[str, ...]
@@ -51,16 +51,20 @@ class CommandOrder(NamedTuple):
     file_bytes_max: int
     sandboxed: bool = False
     network: bool = True
+    is_watched: bool = False
 
 
 class Running:
-    """From the order to the report. `report` is the supervisor's last message; None if it died before."""
+    """From the order to the report. `report` is the supervisor's last message; None if it died before. `usage` is what
+    the command has used so far, if the order `is_watched`.
+    """
 
     def __init__(self, order: CommandOrder, gpus: Gpus | None) -> None:
         self.order = order
         self.gpus = GpuMeter(gpus) if gpus is not None else None
         self.kept = {name: Keeping(order.streams / name, order.output_bytes_max) for name in ("stdout", "stderr")}
         self.report: dict[str, Any] | None = None
+        self.usage: dict[str, Any] | None = None
         self.supervisor = 0
         self.is_over = False
         self._pipes: dict[int, tuple[str, io.FileIO]] = {}
@@ -177,7 +181,9 @@ class Running:
             self.is_over = True
             return
         message = marshal.loads(said)
-        if message["is"] != "processes":
+        if message["is"] == "usage":
+            self.usage = message
+        elif message["is"] != "processes":
             self.report = message
             self.is_over = True
         elif self.gpus is not None:
@@ -201,6 +207,7 @@ def _parts(order: CommandOrder, is_named: bool) -> Iterator[bytes]:
         "file_bytes_max": order.file_bytes_max,
         "no_new_rights": not order.sandboxed,
         "named_s": ASK_S if is_named else 0.0,
+        "is_watched": order.is_watched,
     }
     whole = marshal.dumps(told)
     yield len(whole).to_bytes(8, "big")

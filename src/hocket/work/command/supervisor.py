@@ -197,6 +197,8 @@ class CommandWatch:
         processes = self._tree.look()
         self._meter.look(processes, now)
         self._name(processes, now)
+        if self._order["is_watched"]:
+            _say(self._control, {"is": "usage", **self._meter.total(now)}, wait=False)
         is_urgent = self._why != "exited" or self._is_full(TIGHT)
         rest = LOOK_S if is_urgent else min(rest * 2, LOOK_MAX_S)
         done = time.monotonic()

@@ -1,0 +1,172 @@
+"""`hocket claims`: how jobs find their workers. `rank` needs no home: anyone can compute a ranking."""
+
+import re
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from hocket.cli.app import new_app
+from hocket.cli.output import emit, say, table
+from hocket.cli.settings import HomeOption, JsonOption, open_service
+from hocket.errors import Usage
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+app = new_app()
+
+
+@app.callback()
+def claims_group(home: HomeOption = None, as_json: JsonOption = False) -> None:
+    """How jobs find their workers.
+
+    \b
+      hocket claims explain 01J9ZC
+      hocket claims rank --job 01J9ZC0000000000000000000A --seed 7f3a… --worker w1 --worker w2
+    """
+
+
+@app.command()
+def explain(
+    job: Annotated[str, typer.Argument(metavar="JOB", help="A job id, or a unique beginning or end of one.")],
+    home: HomeOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Explain which workers may claim a job, in which order and from when on, and which nodes have tried. The ranking
+    is by the workers that this node knows now: for a job that was claimed long ago they may have been others.
+
+    \b
+      hocket claims explain 01J9ZC
+      hocket claims explain 01J9ZC --json | jq '.ranking[0].worker'
+    """
+    from hocket.cli.job import moment
+    from hocket.kernel.durations import span
+    from hocket.kernel.plurals import counted
+    from hocket.service import claims
+
+    with open_service() as service:
+        told = claims.explain(service, job)
+    emit(told)
+    say(f"job {told.job_id} {told.kind}, {told.state}, ready since {moment(told.ready_ms)}")
+    if told.claim == "first":
+        say("  whichever worker asks first gets it")
+    else:
+        how = "by rank" if told.key is None else f"by rank for the key {told.key!r}"
+        say(
+            f"  {how}: {counted(len(told.ranking), 'candidate')} in epoch {told.epoch} ({told.candidates}), as this"
+            f" node knows them; each rank waits {span(told.claim_timeout_ms)}"
+        )
+        if not told.ranking:
+            say("  no worker is known, so any may try at once")
+    for each in told.ranking:
+        named = f" on {each.node_name}" if each.node_name else ""
+        weight = "" if each.weight == 1 else f", weight {each.weight:g}"
+        after_ms = each.may_try_ms - told.ready_ms
+        when = f"after {span(after_ms)}, at {moment(each.may_try_ms)}" if after_ms else "at once"
+        say(f"  rank {each.rank}: {each.worker}{named}{weight}: may try {when}")
+    for tried in told.tried:
+        say(f"  node {tried.node_name or tried.node} tried {span(max(0, tried.after_ms))} after that: {tried.result}")
+    if not told.tried:
+        say("  no node has tried it")
+
+
+@app.command()
+def rank(
+    job: Annotated[str, typer.Option("--job", metavar="ID", help="The job's id, as it is hashed.")],
+    seed: Annotated[
+        str,
+        typer.Option("--seed", metavar="HEX", help="The first 64 hex digits of the job's signature, or all 128."),
+    ],
+    worker: Annotated[
+        list[str] | None, typer.Option("--worker", metavar="WORKER", help="A worker's id; repeat it for each worker.")
+    ] = None,
+    weight: Annotated[
+        list[str] | None,
+        typer.Option("--weight", metavar="WORKER=N", help="A worker's weight, 0.001 to 1000; the default is 1."),
+    ] = None,
+    home: HomeOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Rank workers for a job, as every worker does: rank 0 tries first, each further rank after another 5 s without a
+    claim. The score is SHA-256 over job id, seed and worker id, and the lowest wins. With weights the highest weighted
+    score wins, −w / ln h, where h is the score as a fraction.
+
+    \b
+      hocket claims rank --job 01J9ZC0000000000000000000A --seed 7f3a… --worker w1 --worker w2
+      hocket claims rank --job 01J9ZC0000000000000000000A --seed 7f3a… --worker w1 --worker w2 --weight w2=2 --json
+    """
+    from hocket.kernel import rendezvous
+
+    _check("--job", job)
+    seed_bytes, weights = _seed(seed), _weights(worker or (), weight or ())
+    scores = {each: rendezvous.score(job, seed_bytes, each) for each in weights}
+    weighted = rendezvous.weighted_scores(scores, weights) if weight else {}
+    ranking = rendezvous.rank_weighted(job, seed_bytes, weights)
+    emit(
+        {
+            "ranking": [
+                {"worker": each, "score": scores[each].hex(), "rank": place}
+                | ({"weight": weights[each], "weighted_score": weighted[each]} if weighted else {})
+                for place, each in enumerate(ranking)
+            ]
+        }
+    )
+    table(
+        ("rank", "worker", "score", *(("weight", "weighted score") if weighted else ())),
+        [
+            (
+                place,
+                each,
+                scores[each].hex(),
+                *((f"{weights[each]:g}", f"{weighted[each]:.6g}") if weighted else ()),
+            )
+            for place, each in enumerate(ranking)
+        ],
+        "no workers",
+    )
+
+
+def _check(option: str, text: str) -> None:
+    """A text that is hashed must have one UTF-8 form; bytes that are no UTF-8 arrive here as lone surrogates."""
+    if not text or any("\ud800" <= each <= "\udfff" for each in text):
+        raise Usage(f"bad {option} {text!r}; give it as UTF-8 text of at least one character")
+
+
+def _seed(text: str) -> bytes:
+    from hocket.kernel.rendezvous import SEED_BYTES
+
+    wrong = "is not hex" if re.fullmatch("[0-9a-fA-F]*", text) is None else f"has {len(text)} hex digits"
+    if wrong not in ("has 64 hex digits", "has 128 hex digits"):
+        raise Usage(f"--seed {wrong}; give the first 64 hex digits of the signature, or all 128")
+    return bytes.fromhex(text)[:SEED_BYTES]
+
+
+def _weights(workers: "Collection[str]", given: "Collection[str]") -> dict[str, float]:
+    """The weight of each worker."""
+    from hocket.kernel.rendezvous import WEIGHT_MAX, WEIGHT_MIN, is_weight
+
+    if not workers:
+        raise Usage("no workers; name each with --worker")
+    weights: dict[str, float] = {}
+    for each in workers:
+        _check("--worker", each)
+        if each in weights:
+            raise Usage(f"the worker {each!r} is named twice")
+        weights[each] = 1.0
+    weighted = set()
+    for each in given:
+        worker, equals, text = each.rpartition("=")
+        if not equals:
+            raise Usage(f"bad --weight {each!r}; write it like WORKER=2")
+        if worker not in weights:
+            raise Usage(f"--weight {each!r} is for a worker that no --worker names")
+        if worker in weighted:
+            raise Usage(f"the worker {worker!r} has two weights")
+        weighted.add(worker)
+        try:
+            weights[worker] = float(text)
+        except ValueError:
+            raise Usage(f"bad --weight {each!r}: {text!r} is not a number") from None
+        if not is_weight(weights[worker]):
+            raise Usage(f"bad --weight {each!r}; a weight is between {WEIGHT_MIN:g} and {WEIGHT_MAX:g}")
+    return weights

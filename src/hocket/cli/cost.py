@@ -1,0 +1,101 @@
+"""`hocket cost`: what jobs used and cost, by a rate card."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from hocket.cli.app import new_app
+from hocket.cli.options import seconds
+from hocket.cli.output import emit, fields, notice, say, table
+from hocket.cli.settings import HomeOption, JsonOption, open_service
+from hocket.errors import Usage
+from hocket.kernel.plurals import counted
+
+if TYPE_CHECKING:
+    from hocket.work.costs import CostRow, Costs
+
+app = new_app()
+
+
+@app.command()
+def cost(
+    job: Annotated[
+        str | None, typer.Argument(metavar="JOB", help="A job id or a unique beginning of one.", show_default=False)
+    ] = None,
+    by: Annotated[
+        str | None, typer.Option("--by", metavar="GROUP", help="Sum up by kind, node or account; default kind.")
+    ] = None,
+    window: Annotated[
+        str | None, typer.Option("--window", metavar="DURATION", help="Only the runs that ended in this last time.")
+    ] = None,
+    estimate: Annotated[
+        str | None,
+        typer.Option("--estimate", metavar="KIND", help="What a job of this kind is expected to cost, from history."),
+    ] = None,
+    rates: Annotated[
+        Path | None,
+        typer.Option("--rates", metavar="FILE", help="The rate card; $HOCKET_RATES, or rates.yaml of the home."),
+    ] = None,
+    home: HomeOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show what jobs used and cost, by a rate card: one job, or the sums by kind, node or account.
+
+    \b
+      hocket cost 01J9ZC
+      hocket cost --by account --window 30d
+      hocket cost --estimate acme.render
+      hocket cost --estimate 'hocket.run ffmpeg'
+
+    Commands are priced by what the runner measured, which is in their proofs; other jobs by the beats that they ran.
+    """
+    from hocket.service import costs
+    from hocket.work.costs import CostsBy
+
+    if sum(each is not None for each in (job, by, estimate)) > 1:
+        raise Usage("give a job, --by or --estimate, and not two of them")
+    if by is not None and by not in list(CostsBy):
+        raise Usage(f"bad --by {by!r}; it is kind, node or account")
+    window_s = seconds(window, "--window")
+    with open_service() as service:
+        if estimate is not None:
+            found = costs.expected(service, estimate)
+            emit(found)
+            if found is None:
+                say(f"no job of {estimate} has succeeded yet", "dim")
+            else:
+                fields([("jobs", found.jobs), ("median", f"{found.median:.6g}"), ("p90", f"{found.p90:.6g}")])
+        elif job is not None:
+            row = costs.of_job(service, job, rates)
+            emit(row)
+            fields([("job", row.name), ("cost", f"{row.cost:.6g} {row.currency}"), *_used(row)])
+        else:
+            group = CostsBy(by or CostsBy.KIND)
+            shown = costs.by(service, group, None if window_s is None else round(window_s * 1000), rates)
+            emit(shown)
+            _show(group, shown)
+
+
+def _show(group: str, shown: "Costs") -> None:
+    rows = [
+        (row.name or "-", row.jobs, row.runs, row.usage.beats, f"{row.usage.cpu_sec:.6g}", f"{row.cost:.6g}")
+        for row in shown.rows
+    ]
+    table((group, "jobs", "runs", "beats", "cpu s", shown.total.currency), rows, "no run has ended")
+    if shown.rows:
+        say(f"total {shown.total.cost:.6g} {shown.total.currency}, {counted(shown.total.jobs, 'job')}", "bold")
+    if shown.is_cut:
+        notice("there are more jobs than one sum looks at; the oldest are left out")
+
+
+def _used(row: "CostRow") -> list[tuple[str, object]]:
+    use = row.usage
+    amounts = [
+        ("cpu seconds", use.cpu_sec),
+        *((f"gpu seconds, {name}", seconds) for name, seconds in use.gpu_sec.items()),
+        ("memory GB s", use.mem_gbs),
+        ("disk MB", use.disk_io_mb),
+        ("network MB", use.net_egress_mb),
+    ]
+    return [("runs", row.runs), ("beats", use.beats), *((name, f"{amount:.6g}") for name, amount in amounts)]

@@ -1,0 +1,258 @@
+"""The windows of reverb: the messages of agents between two downbeats, and the report of each. A message belongs to the
+window in which its HLC lies, however late it comes, and the newest about a task counts. So any order, any repetition
+and any partition of the same messages leads to the same report, byte for byte. Memory is bounded: the newest windows
+are kept, and of each as many tasks, promises and nodes as fit.
+"""
+
+from collections import Counter
+from typing import Annotated, Any, NamedTuple
+
+import msgspec
+from msgspec import Meta
+
+from hocket.kernel.beats.bounded_map import BoundedMap
+from hocket.kernel.beats.messages import (
+    NAME_CHARS_MAX,
+    BarReport,
+    BeatsLeft,
+    ClaimState,
+    Count,
+    Name,
+    NodeLoad,
+    PromiseOutcome,
+    PromiseResult,
+    StatusClaim,
+    from_json,
+    to_json,
+)
+from hocket.kernel.beats.policy import TempoPolicy
+from hocket.kernel.beats.tempo import Timeline
+from hocket.kernel.beats.tempo_control import load_error, suggested_bpm
+from hocket.kernel.clock import U32_MAX, Hlc, hlc_text, parse_hlc, wall_text
+
+# A window goes from one reverb to another in messages of the bus.
+CONTENT_BYTES_MAX = 48 * 1024
+WindowMessage = StatusClaim | PromiseResult | NodeLoad
+
+
+class WindowLimits(NamedTuple):
+    """How many windows are kept, and of each how many tasks, promises and nodes."""
+
+    windows: int = 32
+    tasks: int = 20_000
+    promises: int = 20_000
+    nodes: int = 4_096
+
+
+LIMITS = WindowLimits()
+Wall = Annotated[int, Meta(ge=0, le=2**53 - 1)]
+Logical = Annotated[int, Meta(ge=0, le=U32_MAX)]
+Key = Annotated[str, Meta(max_length=2 * NAME_CHARS_MAX + 4)]
+
+
+class TaskSeen(msgspec.Struct, frozen=True, array_like=True):
+    """The last state of a task, and the fewest beats that it had left."""
+
+    wall: Wall
+    logical: Logical
+    state: ClaimState
+    beats_left: BeatsLeft
+    agent_id: Name
+
+
+class PromiseSeen(msgspec.Struct, frozen=True, array_like=True):
+    wall: Wall
+    logical: Logical
+    outcome: PromiseOutcome
+
+
+class LoadSeen(msgspec.Struct, frozen=True, array_like=True):
+    wall: Wall
+    logical: Logical
+    queue_depth: Count
+    busy: Count
+    slots: Count
+
+    def __post_init__(self) -> None:
+        if self.busy > self.slots:
+            raise ValueError(f"{self.busy} of {self.slots} slots cannot be busy")
+
+
+class WindowContent(msgspec.Struct, frozen=True):
+    """The content of a window, or a part of it, as one reverb sends it to another."""
+
+    window_ms: Wall
+    tasks: dict[Key, TaskSeen]
+    promises: dict[Key, PromiseSeen]
+    loads: dict[Key, LoadSeen]
+    truncated: bool
+    newest: tuple[Wall, Logical]
+
+
+class BarWindow:
+    def __init__(self, limits: WindowLimits) -> None:
+        self.tasks = BoundedMap(limits.tasks, _joined_task)
+        self.promises = BoundedMap(limits.promises, _newer)
+        self.loads = BoundedMap(limits.nodes, _newer)
+        self._was_truncated = False
+        self._newest = (0, 0)
+
+    @property
+    def is_truncated(self) -> bool:
+        return any((self._was_truncated, *(each.is_truncated for each in (self.tasks, self.promises, self.loads))))
+
+    def add(self, message: WindowMessage, at: Hlc) -> None:
+        self._newest = max(self._newest, at[:2])
+        match message:
+            case StatusClaim():
+                seen = TaskSeen(at.wall, at.logical, message.state, message.beats_left, message.agent_id)
+                self.tasks.add(_pair(message.agent_id, message.task_id), seen)
+            case PromiseResult():
+                promise = PromiseSeen(at.wall, at.logical, message.outcome)
+                self.promises.add(_pair(message.agent_id, message.thread_id), promise)
+            case NodeLoad():
+                load = LoadSeen(at.wall, at.logical, message.queue_depth, message.busy, message.slots)
+                self.loads.add(message.node_id, load)
+
+    def content(self, window_ms: int) -> WindowContent:
+        tasks, promises, loads = dict(self.tasks.items()), dict(self.promises.items()), dict(self.loads.items())
+        return WindowContent(window_ms, tasks, promises, loads, self.is_truncated, self._newest)
+
+    def absorb(self, content: WindowContent) -> None:
+        for key, task in content.tasks.items():
+            self.tasks.add(key, task)
+        for key, promise in content.promises.items():
+            self.promises.add(key, promise)
+        for key, load in content.loads.items():
+            self.loads.add(key, load)
+        self._was_truncated = self._was_truncated or content.truncated
+        self._newest = max(self._newest, content.newest)
+
+    def report(self, policy: TempoPolicy, bpm: int, window_ms: int) -> BarReport:
+        states = Counter(task.state for task in self.tasks.values())
+        outcomes = Counter(promise.outcome for promise in self.promises.values())
+        slots = sum(load.slots for load in self.loads.values())
+        busy = sum(load.busy for load in self.loads.values())
+        report = BarReport(
+            cluster_id=policy.cluster_id,
+            window=wall_text(window_ms),
+            tempo_bpm=bpm,
+            bar_len_beats=policy.bar_len_beats,
+            agents=len({task.agent_id for task in self.tasks.values()}),
+            tasks=len(self.tasks),
+            states={state: states[state] for state in ClaimState},
+            overruns=sum(task.beats_left < 0 for task in self.tasks.values()),
+            kept_promises=outcomes[PromiseOutcome.KEPT],
+            late_promises=outcomes[PromiseOutcome.LATE],
+            broken_promises=outcomes[PromiseOutcome.BROKEN],
+            # Nodes of one mesh see one queue, some of them sooner.
+            queue_depth=max((load.queue_depth for load in self.loads.values()), default=0),
+            utilisation=round(busy / slots, 6) if slots else 0.0,
+            suggested_tempo_bpm=bpm,
+            truncated=self.is_truncated,
+            hlc=hlc_text(Hlc(*self._newest, 0)),
+        )
+        suggested = suggested_bpm(policy, bpm, load_error(report))
+        return msgspec.structs.replace(report, suggested_tempo_bpm=suggested)
+
+
+class BarWindows:
+    """The newest windows of a cluster. `dropped` counts messages that came too late for them or too early."""
+
+    def __init__(self, policy: TempoPolicy, timeline: Timeline, limits: WindowLimits = LIMITS) -> None:
+        self.policy, self.timeline, self.limits = policy, timeline, limits
+        self.dropped = 0
+        self._windows: dict[int, BarWindow] = {}
+        self._changed: set[int] = set()
+
+    def add(self, message: WindowMessage, latest_ms: int) -> bool:
+        """Whether the message counts. `latest_ms` is the latest time that a clock of the mesh may show now."""
+        at = parse_hlc(message.hlc, 0)
+        window = None if at.wall > latest_ms else self._window(self.timeline.window_at(at.wall).start_ms)
+        if window is None:
+            self.dropped += 1
+            return False
+        window.add(message, at)
+        return True
+
+    def absorb(self, content: WindowContent, latest_ms: int) -> bool:
+        """Merges the content of another reverb's window. False if it does not fit the windows of this one."""
+        start_ms, end_ms = self.timeline.window_at(content.window_ms)
+        tasks, promises, loads = content.tasks.values(), content.promises.values(), content.loads.values()
+        walls = [content.newest[0], *(each.wall for each in tasks)]
+        walls += [*(each.wall for each in promises), *(each.wall for each in loads)]
+        is_good = start_ms == content.window_ms and all(start_ms <= wall < end_ms for wall in walls)
+        window = self._window(start_ms) if is_good and max(walls) <= latest_ms else None
+        if window is None:
+            self.dropped += 1
+            return False
+        window.absorb(content)
+        return True
+
+    def contents(self) -> list[WindowContent]:
+        """All windows, for another reverb."""
+        return [self._windows[start_ms].content(start_ms) for start_ms in sorted(self._windows)]
+
+    def reports(self) -> list[BarReport]:
+        return [self.report(start_ms) for start_ms in sorted(self._windows)]
+
+    def report(self, window_ms: int) -> BarReport:
+        return self._windows[window_ms].report(self.policy, self.timeline.at(window_ms).bpm, window_ms)
+
+    def take_changed(self) -> list[int]:
+        """The windows that have changed since this was last asked."""
+        found, self._changed = sorted(self._changed), set()
+        return found
+
+    def _window(self, start_ms: int) -> BarWindow | None:
+        """The window that begins then. Of more than fit, the oldest goes, and never comes back."""
+        if start_ms not in self._windows:
+            if len(self._windows) >= self.limits.windows:
+                oldest = min(self._windows)
+                if start_ms < oldest:
+                    return None
+                del self._windows[oldest]
+                self._changed.discard(oldest)
+            self._windows[start_ms] = BarWindow(self.limits)
+        self._changed.add(start_ms)
+        return self._windows[start_ms]
+
+
+def encode_content(content: WindowContent) -> list[bytes]:
+    """As messages that the bus can carry. They may be lost, come twice or come in any order."""
+    data = to_json(content)
+    if len(data) <= CONTENT_BYTES_MAX:
+        return [data]
+    return [part for half in _halves(content) for part in encode_content(half)]
+
+
+def decode_content(data: bytes) -> WindowContent:
+    """Raises Malformed."""
+    return from_json(data, WindowContent)
+
+
+def _pair(first: str, second: str) -> str:
+    return f"{len(first)}:{first}{second}"
+
+
+def _halves(content: WindowContent) -> list[WindowContent]:
+    tasks, promises, loads = _split(content.tasks), _split(content.promises), _split(content.loads)
+    return [
+        msgspec.structs.replace(content, tasks=tasks[half], promises=promises[half], loads=loads[half])
+        for half in (0, 1)
+    ]
+
+
+def _split(members: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    items = [*members.items()]
+    return dict(items[: len(items) // 2]), dict(items[len(items) // 2 :])
+
+
+def _joined_task(one: TaskSeen, other: TaskSeen) -> TaskSeen:
+    newest = max(one, other, key=lambda each: (each.wall, each.logical, each.state, each.agent_id))
+    fewest = min(one.beats_left, other.beats_left)
+    return newest if newest.beats_left == fewest else msgspec.structs.replace(newest, beats_left=fewest)
+
+
+def _newer(one: Any, other: Any) -> Any:
+    return max(one, other, key=msgspec.structs.astuple)

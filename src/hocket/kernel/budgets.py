@@ -1,0 +1,74 @@
+"""The caps of a job. A budget travels in the policy envelope; a worker asks here whether a run may go on."""
+
+import math
+from collections.abc import Mapping
+from typing import Annotated, Literal, get_args
+
+import msgspec
+
+ACCOUNT_CHARS_MAX = 256
+# The label of workers that have a rate card. A job that is capped by its price needs it.
+RATES_LABEL = "rates"
+
+Positive = Annotated[float, msgspec.Meta(gt=0, le=1e15)]
+Account = Annotated[str, msgspec.Meta(min_length=1, max_length=ACCOUNT_CHARS_MAX, pattern=r"\A[^\x00-\x1f\x7f]+\Z")]
+Measured = Literal["cpu_sec", "gpu_sec", "mem_gbs", "disk_io_mb", "net_egress_mb", "cost"]
+MEASURED: tuple[Measured, ...] = get_args(Measured)
+
+
+class Budget(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """The caps of a job, over all its runs: `max_bu` beats, and `max_cost` in the currency of the worker's rate card.
+    `per_beat` has ceilings for one beat of a command. `charge_to` is the account that pays.
+    """
+
+    max_bu: Annotated[int, msgspec.Meta(ge=1, le=2**31)] | None = None
+    max_cost: Positive | None = None
+    per_beat: dict[Measured, Positive] = {}
+    charge_to: Account | None = None
+
+    @property
+    def is_priced(self) -> bool:
+        """Whether a worker needs a rate card to keep it."""
+        return self.max_cost is not None or "cost" in self.per_beat
+
+    @property
+    def caps(self) -> bool:
+        return self.max_bu is not None or self.max_cost is not None or bool(self.per_beat)
+
+
+def over_budget(budget: Budget, beats: int, cost: float | None, currency: str = "") -> str | None:
+    """Why a job must stop that has used so many beats and cost so much; None if it may go on."""
+    if budget.max_bu is not None and beats > budget.max_bu:
+        return f"over its budget: it has used {beats} beats, and may use {budget.max_bu}"
+    if budget.max_cost is not None and cost is not None and cost > budget.max_cost:
+        return f"over its budget: it has cost {cost:.6g} {currency}, and may cost {budget.max_cost:g}"
+    return None
+
+
+def seconds_left(budget: Budget, spent_beats: int, beat_ms: int, beat_cost: float) -> float:
+    """How long a run may go on whose only cost is its beats."""
+    beats = math.inf if budget.max_bu is None else float(budget.max_bu)
+    if budget.max_cost is not None and beat_cost > 0 and (affordable := budget.max_cost / beat_cost) < beats:
+        # A cap of a whole number of beats must not lose one to rounding.
+        beats = math.floor(affordable + 1e-9)
+    return max(0.0, beats - spent_beats) * beat_ms / 1000
+
+
+class BeatCaps:
+    """Watches what a run uses in each beat. Call `over` with the run's totals as often as they are measured."""
+
+    def __init__(self, caps: Mapping[Measured, float], beat_ms: int) -> None:
+        self._caps, self._beat_ms = caps, beat_ms
+        self._beat = 0
+        self._base = self._last = dict.fromkeys(MEASURED, 0.0)
+
+    def over(self, wall_ms: float, used: Mapping[Measured, float]) -> str | None:
+        """Why the run must stop; None if it may go on."""
+        beat = int(wall_ms // self._beat_ms)
+        if beat != self._beat:
+            self._beat, self._base = beat, self._last
+        self._last = dict(used)
+        for name, cap in self._caps.items():
+            if (found := used[name] - self._base[name]) > cap:
+                return f"over its budget for one beat: it has used {found:.6g} {name}, and may use {cap:g}"
+        return None

@@ -1,0 +1,175 @@
+"""What a run costs: a rate card prices beats and measured resources by the formula of Backbeat 14.3. A beat is the
+quantum of time: a run that has begun one has used it.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Annotated
+
+import msgspec
+
+from hocket.kernel.budgets import Measured
+from hocket.kernel.execution import Resources
+from hocket.kernel.ids import content_hash
+from hocket.kernel.kinds import covers
+from hocket.kernel.yaml_subset import BadText, read_text
+
+# 15 beats a minute.
+BEAT_MS_DEFAULT = 4_000
+BEAT_MS_MIN, BEAT_MS_MAX = 10, 3_600_000
+CURRENCY_CHARS_MAX = 16
+CLASSES_MAX = 1_000
+# The rate of every kind for which a card names no other.
+DEFAULT_ROLE = "default"
+
+_MB = 1e6
+
+RatePerUnit = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
+
+
+class BadRateCard(ValueError):
+    """Not a rate card, or one that cannot price what was used."""
+
+
+class RateCard(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Prices in `currency`. `role_rate_bu` has the price of a beat for each kind that has one of its own (`acme.` for
+    all kinds below), and `default` for all others; `rate_gpu_sec` has one for each class of device.
+    """
+
+    role_rate_bu: Annotated[dict[str, RatePerUnit], msgspec.Meta(max_length=CLASSES_MAX)]
+    rate_gpu_sec: Annotated[dict[str, RatePerUnit], msgspec.Meta(max_length=CLASSES_MAX)]
+    rate_cpu_sec: RatePerUnit
+    rate_mem_gbs: RatePerUnit
+    rate_io_mb: RatePerUnit
+    rate_egress_mb: RatePerUnit
+    rate_storage_gbh: RatePerUnit
+    currency: Annotated[str, msgspec.Meta(min_length=1, max_length=CURRENCY_CHARS_MAX)] = "units"
+    beat_ms: Annotated[int, msgspec.Meta(ge=BEAT_MS_MIN, le=BEAT_MS_MAX)] = BEAT_MS_DEFAULT
+
+    def beat_rate(self, kind: str) -> float:
+        """The price of a beat of this kind: the longest name that covers it counts."""
+        names = [name for name in self.role_rate_bu if name != DEFAULT_ROLE and covers(name, kind)]
+        return self.role_rate_bu[max(names, key=len, default=DEFAULT_ROLE)]
+
+    @property
+    def hash(self) -> bytes:
+        """Names the card in proofs, whatever its spelling."""
+        return content_hash(msgspec.json.encode(self, order="sorted"))
+
+
+_REQUIRED = tuple(name for name in RateCard.__struct_fields__ if name not in ("currency", "beat_ms"))
+
+
+def read_rate_card(text: bytes) -> RateCard:
+    """Reads YAML or JSON. Raises BadRateCard with the names of what is missing or wrong."""
+    try:
+        found = read_text(text)
+    except BadText as error:
+        raise BadRateCard(str(error)) from None
+    if not isinstance(found, dict):
+        raise BadRateCard("a rate card is a mapping of names and rates")
+    if missing := [name for name in _REQUIRED if name not in found]:
+        raise BadRateCard(f"these rates are missing: {', '.join(missing)}; a resource that is free has the rate 0")
+    if unknown := [str(name) for name in found if name not in RateCard.__struct_fields__]:
+        raise BadRateCard(f"unknown: {', '.join(unknown)}; known are {', '.join(RateCard.__struct_fields__)}")
+    try:
+        card = msgspec.convert(found, RateCard)
+    except msgspec.ValidationError as error:
+        raise BadRateCard(str(error)) from None
+    if DEFAULT_ROLE not in card.role_rate_bu:
+        raise BadRateCard("role_rate_bu lacks `default`, the rate of the kinds that it does not name")
+    return card
+
+
+class ResourceUse(msgspec.Struct, frozen=True):
+    """What a run used: the resource primitives of Backbeat 14.2, and its beats."""
+
+    beats: int = 0
+    cpu_sec: float = 0.0
+    gpu_sec: dict[str, float] = {}
+    mem_gbs: float = 0.0
+    disk_io_mb: float = 0.0
+    net_egress_mb: float = 0.0
+    storage_gbh: float = 0.0
+
+    def __add__(self, other: "ResourceUse") -> "ResourceUse":
+        classes = sorted(self.gpu_sec.keys() | other.gpu_sec.keys())
+        return ResourceUse(
+            self.beats + other.beats,
+            self.cpu_sec + other.cpu_sec,
+            {name: self.gpu_sec.get(name, 0.0) + other.gpu_sec.get(name, 0.0) for name in classes},
+            self.mem_gbs + other.mem_gbs,
+            self.disk_io_mb + other.disk_io_mb,
+            self.net_egress_mb + other.net_egress_mb,
+            self.storage_gbh + other.storage_gbh,
+        )
+
+
+def measured(used: ResourceUse, cost: float) -> dict[Measured, float]:
+    """What the ceilings for one beat are compared with."""
+    return {
+        "cpu_sec": used.cpu_sec,
+        "gpu_sec": math.fsum(used.gpu_sec.values()),
+        "mem_gbs": used.mem_gbs,
+        "disk_io_mb": used.disk_io_mb,
+        "net_egress_mb": used.net_egress_mb,
+        "cost": cost,
+    }
+
+
+def beats_used(wall_ms: float, beat_ms: int) -> int:
+    """A run that has begun a beat has used it."""
+    return max(0, math.ceil(wall_ms / beat_ms))
+
+
+def usage_of(used: Resources, beat_ms: int) -> ResourceUse:
+    """What the runner measured. What was not measured costs nothing."""
+    return ResourceUse(
+        beats_used(used.wall_s * 1000, beat_ms),
+        used.cpu_s,
+        dict(used.gpu_s),
+        used.memory_gb_s,
+        (used.disk_read_bytes + used.disk_written_bytes) / _MB,
+        (used.network_bytes or 0) / _MB,
+    )
+
+
+class Charge(msgspec.Struct, frozen=True):
+    """What a run, or several, cost in `currency`, and of that each part of the formula."""
+
+    total: float
+    currency: str
+    parts: dict[str, float]
+
+
+def charge(usage: ResourceUse, card: RateCard, kind: str) -> Charge:
+    """The formula. Raises BadRateCard with the classes of devices that the card does not price."""
+    if unpriced := sorted(usage.gpu_sec.keys() - card.rate_gpu_sec.keys()):
+        raise BadRateCard(f"rate_gpu_sec has no rate for {', '.join(map(repr, unpriced))}")
+    parts = {
+        "beats": usage.beats * card.beat_rate(kind),
+        "gpu_sec": math.fsum(seconds * card.rate_gpu_sec[name] for name, seconds in usage.gpu_sec.items()),
+        "cpu_sec": usage.cpu_sec * card.rate_cpu_sec,
+        "mem_gbs": usage.mem_gbs * card.rate_mem_gbs,
+        "disk_io_mb": usage.disk_io_mb * card.rate_io_mb,
+        "net_egress_mb": usage.net_egress_mb * card.rate_egress_mb,
+        "storage_gbh": usage.storage_gbh * card.rate_storage_gbh,
+    }
+    return Charge(math.fsum(parts.values()), card.currency, parts)
+
+
+class Estimate(msgspec.Struct, frozen=True):
+    """What runs like this have cost: of `jobs` jobs, the median and the 90th percentile."""
+
+    jobs: int
+    median: float
+    p90: float
+
+
+def estimate(costs: Sequence[float]) -> Estimate | None:
+    """None without a history."""
+    if not costs:
+        return None
+    ordered = sorted(costs)
+    median, p90 = (ordered[math.ceil(share * len(ordered)) - 1] for share in (0.5, 0.9))
+    return Estimate(len(ordered), median, p90)

@@ -1,0 +1,210 @@
+"""Which worker should try to claim a job. Every worker computes the same ranking of the same candidates, so none has to
+ask. The ranking decides who tries, and when; the arbiter, or for `open` jobs the order of the log, decides who holds
+the job. `candidates` decides who is ranked.
+
+A worker's score for a job is SHA-256 over the job's id, the seed and the worker's id; the lowest score wins. The seed
+is the first half of the signature of the op that submits the job: nobody knows it before the submitter signs. With
+weights w the highest −w / ln h wins, where h is the score as a fraction between 0 and 1, counted from the highest score
+down. So equal weights give the order of the scores, and a worker of weight 2 gets twice the jobs of one of weight 1.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from decimal import Context, Decimal
+from fractions import Fraction
+from hashlib import sha256
+from math import ceil, expm1, log, log1p
+from operator import truediv
+from struct import Struct
+from typing import NamedTuple
+
+from hocket.kernel.clock import Hlc
+from hocket.kernel.jws import SIGNATURE_CHARS, SIGNATURE_END_CHARS, from_base64url, open_detached
+from hocket.kernel.keys import SIGNATURE_BYTES
+from hocket.kernel.ops import Op
+from hocket.kernel.signing import is_marked
+
+SEED_BYTES = SIGNATURE_BYTES // 2
+# How long each rank waits for the claim of the one before it.
+CLAIM_TIMEOUT_MS = 5_000
+WEIGHT_MIN = 0.001
+WEIGHT_MAX = 1_000.0
+# A sticky job passes over a worker that has this many times the mean load.
+LOAD_FACTOR = Fraction(5, 4)
+
+_SCORES = 2**256
+_HALF = 2**255
+_UNIT = 2.0**-256
+# The first 64 bits of a score give h − 1. Between these it gives ln h within one part in 2⁴⁴, in less time than all 256
+# bits do.
+_leading_64_bits = Struct(">Q24x").iter_unpack
+_LOW, _HIGH = -(2.0**-19), 2.0**-8 - 1
+# Weighted scores whose ratio is nearer to 1 than this are compared exactly.
+_NEAR = 1 - 2.0**-40
+# By how much a limit that floats have given may be off; more than enough.
+_UNSURE = 2.0**-32
+# Enough digits: 2²⁵⁶ has 78, and weighted scores can differ by the square of its inverse.
+_EXACT = Context(prec=300)
+
+
+class NotSigned(ValueError):
+    """The op has no signature yet, so its job has no seed."""
+
+
+def seed_of(op: Op) -> bytes:
+    """The seed of the job that this op submits. Raises NotSigned for an op that its node has yet to sign."""
+    if op.signature is None or is_marked(op.signature):
+        raise NotSigned("the op that submits the job is not signed yet")
+    return open_detached(op.signature, op.node_id)[:SEED_BYTES]
+
+
+def seed_in(op: bytes) -> bytes:
+    """The same for an op that this node has stored, without reading the rest of it: an op ends with its signature."""
+    if is_marked(op) or op[-SIGNATURE_END_CHARS:-SIGNATURE_CHARS] != b"..":
+        raise NotSigned("the op that submits the job is not signed yet")
+    return from_base64url(op[-SIGNATURE_CHARS:])[:SEED_BYTES]
+
+
+def score(job: str, seed: bytes, worker: str) -> bytes:
+    """The lowest wins. `job` is the text of the job's id."""
+    return _scorer(job, seed)(worker)
+
+
+def _scorer(job: str, seed: bytes) -> Callable[[str], bytes]:
+    begin = sha256(job.encode() + seed).copy
+
+    def score_of(worker: str) -> bytes:
+        hasher = begin()
+        hasher.update(worker.encode())
+        return hasher.digest()
+
+    return score_of
+
+
+def should_claim(job: str, seed: bytes, worker: str, known: Iterable[str]) -> bool:
+    """Whether this worker beats all the known ones, itself among them or not. A worker that is alone does."""
+    score_of = _scorer(job, seed)
+    own = score_of(worker)
+    return all(score_of(other) >= own for other in known)
+
+
+def rank(job: str, seed: bytes, workers: Iterable[str]) -> list[str]:
+    """The workers, the winner first. A worker that is named twice counts once."""
+    return sorted(dict.fromkeys(workers), key=_scorer(job, seed))
+
+
+def is_weight(weight: float) -> bool:
+    return WEIGHT_MIN <= weight <= WEIGHT_MAX
+
+
+def weighted_scores(scores: Mapping[str, bytes], weights: Mapping[str, float]) -> dict[str, float]:
+    """−w / ln h of each worker; the highest wins. h is (2²⁵⁶ − score) / (2²⁵⁶ + 1), and so never 0 or 1."""
+    leading = _leading_64_bits(b"".join(scores.values()))
+    return {
+        worker: weights[worker] / -(log1p(part) if _LOW > (part := top * -(2.0**-64)) > _HIGH else _ln(scores[worker]))
+        for worker, (top,) in zip(scores, leading, strict=True)
+    }
+
+
+def _ln(score: bytes) -> float:
+    """ln h. A winner's h is nearly 1: a float has no digits left for that, but all for 1 − h."""
+    number = int.from_bytes(score, "big")
+    return log1p((number + 1) * -_UNIT) if number < _HALF else log((_SCORES - number) * _UNIT)
+
+
+def _exact_order(score: bytes, weight: float) -> Decimal:
+    """−ln h / w to 300 digits; the lowest wins."""
+    part = _EXACT.divide(_SCORES - int.from_bytes(score, "big"), _SCORES + 1)
+    return _EXACT.divide(_EXACT.minus(_EXACT.ln(part)), Decimal(weight))
+
+
+def by_weighted_score(scores: Mapping[str, bytes], weights: Mapping[str, float]) -> list[str]:
+    """The workers by weighted score, the winner first. Where floats cannot tell, decimals do, so the order is the same
+    on every machine.
+    """
+    weighted = weighted_scores(scores, weights)
+    ranking = sorted(weighted, key=weighted.__getitem__, reverse=True)
+    values = sorted(weighted.values(), reverse=True)
+    ratios = list(map(truediv, values[1:], values))
+    if max(ratios, default=0.0) <= _NEAR:
+        return ranking
+
+    def exact(worker: str) -> tuple[Decimal, str]:
+        return _exact_order(scores[worker], weights[worker]), worker
+
+    for near in [place for place, ratio in enumerate(ratios) if ratio > _NEAR]:
+        place = near
+        while place >= 0 and exact(ranking[place + 1]) < exact(ranking[place]):
+            ranking[place : place + 2] = ranking[place + 1], ranking[place]
+            place -= 1
+    return ranking
+
+
+def rank_weighted(job: str, seed: bytes, weights: Mapping[str, float]) -> list[str]:
+    """The workers with their weights, the winner first."""
+    if len(set(weights.values())) <= 1:
+        return rank(job, seed, weights)
+    score_of = _scorer(job, seed)
+    return by_weighted_score({worker: score_of(worker) for worker in weights}, weights)
+
+
+def rank_of(job: str, seed: bytes, worker: str, weights: Mapping[str, float]) -> int:
+    """The worker's place in the ranking, 0 for the winner. A worker that is not in it comes after the last."""
+    if worker not in weights:
+        return len(weights)
+    score_of = _scorer(job, seed)
+    own = score_of(worker)
+    kinds = set(weights.values())
+    if len(kinds) == 1:
+        return sum(map(own.__gt__, map(score_of, weights)))
+    limits = _limits(own, weights[worker], kinds)
+    place = 0
+    for other, weight in weights.items():
+        found, (sure, possible) = score_of(other), limits[weight]
+        if found < sure:
+            place += 1
+        elif found <= possible and other != worker:
+            return rank_weighted(job, seed, weights).index(worker)
+    return place
+
+
+def _limits(own: bytes, weight: float, weights: Iterable[float]) -> dict[float, tuple[bytes, bytes]]:
+    """For each weight, below which score a worker surely beats one of this score and weight, and up to which it may."""
+    weighted = weighted_scores({"": own}, {"": weight})[""]
+    limits = {each: -expm1(-each / weighted) for each in weights}
+    return {each: (_score_at(part * (1 - _UNSURE)), _score_at(part * (1 + _UNSURE))) for each, part in limits.items()}
+
+
+def _score_at(part: float) -> bytes:
+    return min(int(part * 2.0**256), _SCORES - 1).to_bytes(32, "big")
+
+
+def rank_sticky(key: str, weights: Mapping[str, float], loads: Mapping[str, int]) -> list[str]:
+    """The workers for a job with a key: the same first worker for the same key, unless that worker has too much to do.
+    `loads` are the jobs that each has. Those at or above their limit come last: ⌈1.25 × mean⌉, where the mean counts
+    this job too and a weight is that many workers. At least one is below its limit.
+    """
+    ranking = rank_weighted("", sha256(key.encode()).digest(), weights)
+    jobs = 1 + sum(loads.get(worker, 0) for worker in weights)
+    counts = Counter(weights.values())
+    total = sum(Fraction(weight) * count for weight, count in counts.items())
+    limits = {weight: ceil(LOAD_FACTOR * jobs * Fraction(weight) / total) for weight in counts}
+    return sorted(ranking, key=lambda worker: loads.get(worker, 0) >= limits[weights[worker]])
+
+
+def may_try_at(rank: int, announced_ms: int, timeout_ms: int = CLAIM_TIMEOUT_MS) -> int:
+    """When the worker of this rank may claim a job that nobody has claimed since it was announced."""
+    return announced_ms + rank * timeout_ms
+
+
+class AnnouncedClaim(NamedTuple):
+    """What a worker tells the others when it claims a job."""
+
+    job: str
+    worker: str
+    timestamp: Hlc
+
+
+def winning_claim(claims: Iterable[AnnouncedClaim]) -> AnnouncedClaim:
+    """Of several claims for a job the earliest, and of those at the same time the one of the lowest worker id."""
+    return min(claims, key=lambda claim: (claim.timestamp.wall, claim.timestamp.logical, claim.worker))

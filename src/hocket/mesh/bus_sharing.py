@@ -1,0 +1,172 @@
+"""What the process that syncs a node tells others over the bus, and hears from them: presence, so that ranks change
+when a worker comes or goes, and `jobs.<kind>`, which says that a job is ready, so that others fetch it at once. Both go
+over HTTP as well, only later; nothing depends on the bus.
+"""
+
+import asyncio
+from collections.abc import Callable
+from contextlib import closing
+
+import msgspec
+
+from hocket.bus.changes import ANYTHING
+from hocket.bus.messages import MessageBus
+from hocket.bus.subject_names import subject_name, subject_pattern
+from hocket.coordination.presence import NodePresence, NodeSaid, own_presence, read_presence, said_text
+from hocket.kernel.ids import node_text, ulid_text
+from hocket.kernel.postcard import Malformed
+from hocket.mesh import peers
+from hocket.mesh.presence import keep
+from hocket.mesh.wire import look
+from hocket.store import Session
+from hocket.work.environment import Environment
+from hocket.work.liveness import BEAT_S
+from hocket.work.node_access import NodeAccess
+from hocket.work.serving import Serving, read_serving, serving_text
+
+JOBS, PRESENCE = "jobs", "presence"
+# How often a node looks whether it has something else to say about its workers.
+LOOK_S = 1.0
+# Presence that comes within this time is stored together: the first if some of it is new, the second if not.
+GATHER_S = 0.2
+STEADY_S = 1.0
+GATHERED_MAX = 1_024
+# A node that knows more nodes than this answers no newcomer, which hears of them from the coordinator, or with their
+# next heartbeat: if every node answered, each restart in a mesh of n nodes would bring n messages to n nodes.
+ANSWERING_MAX = 64
+# The most urgent ready jobs of a kind that are announced after a change, and announced jobs that are remembered.
+ANNOUNCED_AT_ONCE = 64
+REMEMBERED_MAX = 10_000
+# Announcements of a node within this time are one reason to look.
+WOKEN_S = 0.005
+WAIT_S = 60.0
+
+
+class BusSharing:
+    """`woken` is called with a node that has said that there is a job to fetch."""
+
+    def __init__(
+        self, access: NodeAccess, environment: Environment, messages: MessageBus, woken: Callable[[int], None]
+    ) -> None:
+        self._access, self._environment, self._messages, self._woken = access, environment, messages, woken
+        self._cluster = access.log.user
+        self._told = ""
+        self._told_at = -BEAT_S
+        self._met: dict[int, str] = {}
+        self._announced: dict[tuple[bytes, int], None] = {}
+        self._waking: dict[int, asyncio.TimerHandle] = {}
+
+    async def run(self) -> None:
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for part in (self._tell_presence, self._hear_presence, self._announce, self._hear_jobs):
+                    tasks.create_task(part())
+        finally:
+            for handle in self._waking.values():
+                handle.cancel()
+            await self._tell()  # without the worker that has just ended, if this process has one
+
+    # Presence.
+
+    async def _tell_presence(self) -> None:
+        while True:
+            await self._tell()
+            await asyncio.sleep(LOOK_S)
+
+    async def _tell(self) -> None:
+        workers = serving_text(await look(self._access, self._own))
+        now = self._environment.monotonic()
+        if workers != self._told or now >= self._told_at + BEAT_S:
+            self._told, self._told_at = workers, now
+            subject = subject_name(self._cluster, PRESENCE, node_text(self._access.log.node))
+            await self._messages.publish(subject, workers.encode())
+
+    def _own(self, session: Session) -> tuple[Serving, ...]:
+        environment = self._environment
+        return own_presence(session, environment.liveness, self._access.log, environment.hardware).workers
+
+    async def _hear_presence(self) -> None:
+        with closing(await self._messages.subscribe(subject_pattern(self._cluster, PRESENCE))) as queue:
+            while True:
+                message = await queue.get(WAIT_S)
+                heard: dict[int, str] = {}
+                began, is_steady = self._environment.monotonic(), True
+                while message is not None and len(heard) < GATHERED_MAX:
+                    if message.at is not None:
+                        text = heard[message.at.node] = message.data.decode(errors="replace")
+                        is_steady = is_steady and self._met.get(message.at.node) == text
+                    until = began + (STEADY_S if is_steady else GATHER_S)
+                    message = await queue.get(max(0.0, until - self._environment.monotonic()))
+                if heard:
+                    if not heard.keys() <= self._met.keys() and len(self._met) < ANSWERING_MAX:
+                        self._told_at = -BEAT_S  # a newcomer should not wait for the next heartbeat
+                    self._met |= heard
+                    workers = {node: tuple(read_serving(text)) for node, text in heard.items()}
+                    await self._access.call(lambda workers=workers: self._keep(workers))  # type: ignore[misc]
+
+    def _keep(self, heard: dict[int, tuple[Serving, ...]]) -> None:
+        """Stores the workers. What else is known of a node came over HTTP, and stays."""
+        log = self._access.log
+        nodes = {node.to_bytes(8, "big") for node in heard}
+        with log.store.read() as session:
+            rows = [row for row in session.presence() if row.node in nodes]
+        known = {each.node: each for each in map(read_presence, rows)}
+        now_ms = log.physical()
+        found = []
+        for node, workers in heard.items():
+            before = known.get(node, NodePresence(node, NodeSaid(), now_ms))
+            said = msgspec.structs.replace(before.said, workers=workers)
+            found.append(
+                NodePresence(node, msgspec.json.decode(said_text(said), type=NodeSaid), now_ms, before.seen_ms)
+            )
+        keep(log, found)
+
+    # Jobs.
+
+    async def _announce(self) -> None:
+        with closing(self._access.listen(ANYTHING)) as changes:
+            while True:
+                kinds = (await changes.wait(WAIT_S)).kinds
+                if not kinds:
+                    continue
+                for kind, job_id in await self._access.read(lambda session, kinds=kinds: self._new(session, kinds)):  # type: ignore[misc]
+                    try:
+                        subject = subject_name(self._cluster, JOBS, kind)
+                    except Malformed:
+                        continue
+                    await self._messages.publish(subject, ulid_text(job_id).encode())
+
+    def _new(self, session: Session, kinds: frozenset[str]) -> list[tuple[str, bytes]]:
+        """The ready jobs that this node has submitted or given back, and has not announced yet. The coordinator, from
+        which others fetch them, announces all. A node that offers to claim a job is one of many, and is silent.
+        """
+        log = self._access.log
+        is_coordinator = peers.coordinator(log, session) == log.node
+        offered = session.offered_jobs()
+        found = []
+        for kind in session.ready_kinds() if "" in kinds else sorted(kinds):
+            for entry, _ in session.ready(kind, ANNOUNCED_AT_ONCE):
+                job = entry.job
+                is_own = is_coordinator or log.node in (job.scheduled.node, job.last.node)
+                if is_own and (job.id, job.fence) not in self._announced:
+                    if len(self._announced) >= REMEMBERED_MAX:
+                        del self._announced[next(iter(self._announced))]
+                    self._announced[job.id, job.fence] = None
+                    if is_coordinator or log.node == job.scheduled.node or job.id not in offered:
+                        found.append((kind, job.id))
+        return found
+
+    async def _hear_jobs(self) -> None:
+        with closing(await self._messages.subscribe(subject_pattern(self._cluster, JOBS))) as queue:
+            while True:
+                message = await queue.get(WAIT_S)
+                if message is not None and message.at is not None and message.at.node != self._access.log.node:
+                    self._wake(message.at.node)
+
+    def _wake(self, node: int) -> None:
+        if node not in self._waking:
+            self._waking[node] = asyncio.get_running_loop().call_later(WOKEN_S, self._wake_now, node)
+
+    def _wake_now(self, node: int) -> None:
+        del self._waking[node]
+        self._woken(node)

@@ -1,0 +1,40 @@
+"""What jobs of this node's log cost, by its rate card or by another."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from hocket.errors import Usage
+from hocket.kernel.rate_card import BadRateCard
+from hocket.node.rates import need_rates
+from hocket.node.runtime import Runtime
+from hocket.work import costs as runs
+from hocket.work import view
+from hocket.work.artifacts import Fetch
+from hocket.work.costs import CostRow, Costs, CostsBy
+
+
+def job_cost(runtime: Runtime, job: str, rates: Path | None = None, fetch: Fetch | None = None) -> CostRow:
+    """What a job cost; `job` is an id, or the beginning of one."""
+    card = need_rates(runtime.home, rates)
+    with runtime.read() as session, _explained():
+        return runs.job_cost(session, runtime.blobs, view.find(session, job).job, card, fetch)
+
+
+def costs(runtime: Runtime, by: CostsBy | str, since_ms: int = 0, rates: Path | None = None) -> Costs:
+    """The costs of the runs that ended since that time. A proof whose content is not here counts by its time alone."""
+    try:
+        chosen = CostsBy(by)
+    except ValueError:
+        raise Usage(f"costs go by {', '.join(CostsBy)}, not by {by!r}") from None
+    card = need_rates(runtime.home, rates)
+    with runtime.read() as session, _explained():
+        return runs.costs_by(session, runtime.blobs, chosen, card, since_ms)
+
+
+@contextmanager
+def _explained() -> Iterator[None]:
+    try:
+        yield
+    except BadRateCard as error:
+        raise Usage(f"the rate card does not price what was used: {error}") from None

@@ -1,0 +1,141 @@
+"""The messages of one node: signed with its key, believed from the members of its mesh. `open_message_bus` opens the
+bus that the settings name. A process with a server notes its state in a file beside an OS lock, for `hocket status`.
+"""
+
+import asyncio
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from hocket.bus.messages import MessageBus
+from hocket.bus.process_messages import ProcessMessages
+from hocket.bus.signed import SignedMessages
+from hocket.bus.subject_names import cluster_root
+from hocket.errors import StoreError, Usage
+from hocket.events import Emit
+from hocket.kernel.authority import Standing
+from hocket.kernel.envelope import LIFE_MS
+from hocket.kernel.keys import SigningKey
+from hocket.log.permissions import Permissions
+from hocket.node.bus_settings import BusSettings
+from hocket.node.home import Home
+from hocket.node.running_buses import BusNote, RunningBus
+from hocket.store import Session
+from hocket.work.environment import Environment
+from hocket.work.node_access import NodeAccess
+
+# How often the members are read again. An unknown author has them read at once, but not more often than that.
+REFRESH_S = 5.0
+UNKNOWN_S = 1.0
+
+
+class NodeMessages(SignedMessages):
+    """Open it with `open_message_bus`, or with `NodeMessages.open` over any bus. Close it when done."""
+
+    def __init__(
+        self,
+        node: NodeAccess,
+        messages: MessageBus,
+        key: SigningKey,
+        environment: Environment,
+        processes: Path | None = None,
+        randomness: Callable[[int], bytes] = os.urandom,
+    ) -> None:
+        super().__init__(messages, key, node.log.user, self._known_key, environment.physical_ms, randomness=randomness)
+        self._node = node
+        self._keys: dict[int, bytes] = {}
+        self._is_wanted = asyncio.Event()
+        self._note_file = None if processes is None else BusNote(processes)
+        self._tending: asyncio.Task[None] | None = None
+
+    @classmethod
+    async def open(
+        cls,
+        node: NodeAccess,
+        messages: MessageBus,
+        key: SigningKey,
+        environment: Environment,
+        processes: Path | None = None,
+        randomness: Callable[[int], bytes] = os.urandom,
+    ) -> "NodeMessages":
+        made = cls(node, messages, key, environment, processes, randomness)
+        await made._refresh()
+        made._tending = asyncio.create_task(made._tend())
+        return made
+
+    @property
+    def is_local(self) -> bool:
+        """Whether its messages stay on this machine unless a relay carries them."""
+        return isinstance(self.messages, ProcessMessages)
+
+    async def close(self) -> None:
+        if self._tending is not None:
+            self._tending.cancel()
+            await asyncio.wait([self._tending])
+        await super().close()
+        if self._note_file is not None:
+            self._note_file.close()
+
+    def _known_key(self, node: int) -> bytes | None:
+        public = self._keys.get(node)
+        if public is None:
+            self._is_wanted.set()
+        return public
+
+    async def _tend(self) -> None:
+        while True:
+            await asyncio.sleep(UNKNOWN_S)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(REFRESH_S - UNKNOWN_S):
+                    await self._is_wanted.wait()
+            self._is_wanted.clear()
+            await self._refresh()
+
+    async def _refresh(self) -> None:
+        log, now_ms = self._node.log, self._now_ms()
+
+        def look(session: Session) -> tuple[dict[int, bytes], int]:
+            permissions = log.permissions(session)
+            extensions = permissions.rules.extensions
+            return member_keys(permissions, now_ms), LIFE_MS if extensions is None else extensions.skew_ms
+
+        with suppress(StoreError):  # then the members are those of the last time
+            self._keys, skew_ms = await self._node.peek(look)
+            self._life_ms = max(LIFE_MS, skew_ms)
+        self._note()
+
+    def _note(self) -> None:
+        if self._note_file is not None:
+            what, is_connected, since_ms, detail, keeps, lost = msgspec.structs.astuple(self.state)
+            refused = {reason.value: count for reason, count in sorted(self.counts.items())}
+            self._note_file.write(RunningBus(os.getpid(), what, is_connected, since_ms, detail, keeps, lost, refused))
+
+
+async def open_message_bus(
+    node: NodeAccess, home: Home, settings: BusSettings | None, environment: Environment, emit: Emit
+) -> NodeMessages:
+    """With settings, over their servers; without, between the processes of this home."""
+    messages: MessageBus
+    if settings is None:
+        messages = ProcessMessages(home.messages, emit)
+    else:
+        try:
+            from hocket.bus.nats_messages import NatsMessages
+        except ImportError as error:
+            raise Usage(f"the bus {settings} needs {error.name}; install hocket[nats]") from None
+        root = cluster_root(node.log.user)
+        messages = NatsMessages(settings.servers, settings.access, root=root, emit=emit)
+    processes = None if settings is None else home.processes
+    return await NodeMessages.open(node, messages, home.node_key(), environment, processes)
+
+
+def member_keys(permissions: Permissions, now_ms: int) -> dict[int, bytes]:
+    """The keys of the nodes whose messages are believed now."""
+    return {
+        each.node: each.public
+        for each in permissions.delegations
+        if each.node not in permissions.forks and permissions.authority.standing(each.node, now_ms) is Standing.ACTIVE
+    }

@@ -1,0 +1,1 @@
+"""Metrics, health and readiness of a process, for Prometheus and for probes."""

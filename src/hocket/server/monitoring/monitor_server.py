@@ -1,0 +1,44 @@
+"""A server for the metrics and the probes of a process that serves nothing else. It asks for no token, so it listens on
+this machine unless the operator names another interface.
+"""
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from hocket.errors import Usage
+from hocket.mesh.wire import Request
+from hocket.server.listening import Connections
+from hocket.server.monitoring.monitor import Monitor
+from hocket.server.running import AppServer, bound_listener
+
+LOCAL = "127.0.0.1"
+
+
+def parse_address(text: str) -> tuple[str, int]:
+    """`PORT`, or `HOST:PORT`; an IPv6 address stands in brackets. Port 0 takes any free port."""
+    host, _, port = text.rpartition(":")
+    if not (port.isascii() and port.isdigit() and int(port) <= 65535):
+        raise Usage(f"bad --metrics {text!r}; write PORT or HOST:PORT, like 9464 or 0.0.0.0:9464")
+    return host.removeprefix("[").removesuffix("]") or LOCAL, int(port)
+
+
+class MonitorServer:
+    def __init__(self, monitor: Monitor, host: str, port: int) -> None:
+        self._monitor = monitor
+        listener = bound_listener(host, port)
+        listener.connections = Connections()
+        shown, number = listener.getsockname()[:2]
+        self.address = f"http://{f'[{shown}]' if ':' in shown else shown}:{number}"
+        self._server = AppServer(self._answer, listener)
+
+    async def __aenter__(self) -> "MonitorServer":
+        await self._server.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._server.stop()
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+        reply = await self._monitor.answer(Request(scope["method"], scope["path"], headers=headers))
+        await Response(reply.body, reply.status, dict(reply.headers))(scope, receive, send)

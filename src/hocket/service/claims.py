@@ -1,0 +1,142 @@
+"""Why a job went to the worker that has it, or who may try it and when: the ranking as this node knows the workers now,
+and the claims that are on the log.
+"""
+
+from collections.abc import Iterable
+
+from hocket.kernel.clock import unpack
+from hocket.kernel.ids import node_text, ulid_text
+from hocket.kernel.ops import Op, decode
+from hocket.kernel.reasons import BY_NUMBER, Reason
+from hocket.kernel.rendezvous import may_try_at
+from hocket.kernel.roster import Job, State
+from hocket.kernel.subjects import JOB, Subject
+from hocket.kernel.vocabulary import (
+    AcceptWork,
+    ClaimWork,
+    ExpireWork,
+    FailWork,
+    PostponeWork,
+    RetryJob,
+    ScheduleJob,
+    YieldWork,
+)
+from hocket.service import Service, ServiceAnswer
+from hocket.store import OpRow, Session
+from hocket.work import view
+from hocket.work.claim_order import is_ranked, ranking
+from hocket.work.members import Members
+
+MAKES_READY = (ScheduleJob, YieldWork, ExpireWork, FailWork, PostponeWork, RetryJob)
+
+
+class RankedWorker(ServiceAnswer, frozen=True):
+    """One candidate: from when on it may try, and whether it is of the node that holds or held the job."""
+
+    rank: int
+    worker: str
+    node_name: str | None
+    weight: float
+    may_try_ms: int
+
+
+class ClaimTried(ServiceAnswer, frozen=True):
+    """A claim on the log: of which node, when, and what became of it."""
+
+    node: str
+    node_name: str | None
+    at_ms: int
+    after_ms: int
+    result: str
+
+
+class ClaimsExplained(ServiceAnswer, frozen=True):
+    """`ready_ms` is since when the job could be claimed, for the last time. `candidates` is the digest of the ranked
+    workers: two nodes that know the same workers have the same.
+    """
+
+    job_id: str
+    kind: str
+    state: str
+    claim: str
+    key: str | None
+    claim_timeout_ms: int
+    ready_ms: int
+    holder: str | None
+    epoch: int | None
+    candidates: str | None
+    ranking: list[RankedWorker]
+    tried: list[ClaimTried]
+
+
+def explain(service: Service, job: str) -> ClaimsExplained:
+    log = service.runtime.log
+    with service.read() as session:
+        entry = view.find(session, job)
+        found = entry.job
+        names = service.names(session)
+        ops = [(row, decode(row.body)) for row in session.ops_about(Subject(JOB, found.id))]
+        ready_ms = _ready_ms(session, found, ops)
+        epoch, digest, key, ranked = None, None, None, []
+        if is_ranked(found):
+            members = Members(service.runtime.liveness(), log.physical())
+            members.refresh(session, log.physical())
+            schedule = next(row.body for row, op in ops if op.id == found.schedule_op)
+            announced_ms = log.physical() - max(0, log.reading().wall - ready_ms)
+            order = ranking(session, members, found, decode(log.signed(schedule)), ready_ms, announced_ms)
+            epoch, digest, key = order.candidates.epoch, order.candidates.digest, order.key
+            timeout_ms = found.policy.claim_timeout_ms
+            ranked = [
+                RankedWorker(
+                    place,
+                    worker,
+                    names.get(worker.partition("/")[0]),
+                    order.candidates.weights[worker],
+                    may_try_at(place, ready_ms, timeout_ms),
+                )
+                for place, worker in enumerate(order.workers)
+            ]
+    return ClaimsExplained(
+        ulid_text(found.id),
+        found.kind,
+        found.state.name.lower(),
+        found.policy.claim,
+        key,
+        found.policy.claim_timeout_ms,
+        ready_ms,
+        None if found.claimer is None else node_text(found.claimer),
+        epoch,
+        digest,
+        ranked,
+        list(_tried(ops, names, ready_ms)),
+    )
+
+
+def _ready_ms(session: Session, job: Job, ops: Iterable[tuple[OpRow, Op]]) -> int:
+    """When the job last became ready; for one that is claimed or over, before its last claim."""
+    done = [entry.job.done for entry in session.jobs_by_id(job.policy.dependencies()) if entry.job.done is not None]
+    ready = [op.timestamp for row, op in ops if row.reason == 0 and isinstance(op.payload, MAKES_READY)]
+    if job.state is not State.PENDING:
+        claims = [op.timestamp for row, op in ops if row.reason == 0 and isinstance(op.payload, ClaimWork | AcceptWork)]
+        ready = [each for each in ready if not claims or each < max(claims)]
+    not_before = job.ready_at if job.state is State.PENDING else job.policy.not_before or 0
+    return max(max(ready, default=job.scheduled).wall, not_before, *(each.wall for each in done))
+
+
+def _tried(ops: Iterable[tuple[OpRow, Op]], names: dict[str, str], ready_ms: int) -> Iterable[ClaimTried]:
+    accepted = {op.payload.offer for row, op in ops if row.reason == 0 and isinstance(op.payload, AcceptWork)}
+    held: set[int] = set()
+    for row, op in sorted(ops, key=lambda each: unpack(each[0].hlc)):
+        if not isinstance(op.payload, ClaimWork):
+            continue
+        if row.reason == 0:
+            result = "renewed" if op.node_id in held else "counts"
+        elif op.id in accepted:
+            result = "renewed" if op.node_id in held else "accepted by the arbiter"
+        else:
+            result = "offered" if row.reason == Reason.OFFERED else BY_NUMBER[row.reason].sentence
+        if result != "renewed":
+            node = node_text(op.node_id)
+            yield ClaimTried(node, names.get(node), op.timestamp.wall, op.timestamp.wall - ready_ms, result)
+        if row.reason == 0 or op.id in accepted:
+            held = {op.node_id}

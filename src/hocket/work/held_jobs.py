@@ -1,0 +1,255 @@
+"""The jobs that a worker holds: their runs, from the claim until the end is on the log. It starts runs, tells which of
+them must be renewed, checked or returned, and stops those whose lease is lost. The worker decides when to look.
+"""
+
+import asyncio
+import math
+from collections import deque
+from collections.abc import Callable
+
+from hocket.events import Emit, JobClaimed, LeaseLost, RunStarted
+from hocket.kernel.rate_card import RateCard
+from hocket.kernel.reasons import Reason
+from hocket.kernel.roster import Job
+from hocket.work import lease
+from hocket.work.batch import Batch
+from hocket.work.budget_guard import time_left
+from hocket.work.checkpoints import interval_s
+from hocket.work.handler_threads import HandlerThreads
+from hocket.work.handlers import Handlers
+from hocket.work.jobs import Claim, Held
+from hocket.work.run_outputs import RunServices
+from hocket.work.runner import Run
+from hocket.work.tracing import tracer
+from hocket.work.troubles import Troubles
+
+# Work queued behind each slot, beyond what runs: enough to keep a slot busy during a commit.
+AHEAD_S = 0.05
+# A job that waits this long behind a slow one goes back, so that a free worker can take it.
+QUEUED_MAX_S = 1.0
+# A run younger than this is not checked for having been cancelled: it will be over before that matters.
+YOUNG_S = 0.05
+# A run is checked this often without a hint, because a hint can be lost.
+CHECK_S = 5.0
+PROGRESS_S = 0.5
+
+
+class HeldJobs:
+    """`runner` runs the handlers, `kit` makes what a run of a kind needs, `ahead_max` is how many jobs may be held
+    beyond those that run. `begun` is called with each job that it begins. `rates` price the time of handlers whose jobs
+    have a budget; `node` is the node's id, for traces.
+    """
+
+    def __init__(
+        self,
+        handlers: Handlers,
+        runner: HandlerThreads,
+        kit: Callable[[str], RunServices],
+        ahead_max: int,
+        troubles: Troubles,
+        emit: Emit,
+        monotonic: Callable[[], float],
+        begun: Callable[[Job], None] = lambda job: None,
+        rates: RateCard | None = None,
+        node: int = 0,
+    ) -> None:
+        self._rates, self._node, self._tracer = rates, node, tracer()
+        self._handlers, self._runner, self._kit, self._ahead_max = handlers, runner, kit, ahead_max
+        self._troubles, self._emit, self._monotonic, self._begun = troubles, emit, monotonic, begun
+        self.runs: dict[bytes, Run] = {}
+        """The runs by job."""
+        self.ended: deque[Run] = deque()
+        """Runs that have ended, and are not on the log yet. Other threads append to it."""
+        self.spare: list[Held] = []
+        """Holds to give back."""
+        self._unstarted: list[Run] = []
+        self.pace_s = AHEAD_S
+        """How long a run takes, by those that ended lately."""
+        self._moved_at = monotonic()
+        self._watch: asyncio.TimerHandle | None = None
+        self._watch_at = 0.0
+
+    # Beginning.
+
+    def begin(self, claim: Claim, before: float) -> None:
+        """Starts a job whose claim was requested after `before`. One that cannot be started goes back."""
+        with self._troubles.contained(claim.job.id, "starting job", claim.job.id):
+            self._begin(claim, before)
+            return
+        self.runs.pop(claim.job.id, None)
+        self.give_back(claim)
+
+    def give_back(self, claim: Claim) -> None:
+        assert claim.job.claim_op is not None
+        self.spare.append(Held(claim.job.id, claim.job.claim_op))
+
+    def _begin(self, claim: Claim, before: float) -> None:
+        job_type = self._handlers.find(claim.job.kind)
+        assert job_type is not None
+        lease_ms = claim.job.policy.lease_ms or job_type.lease_ms
+        budget_s = math.inf if job_type.keeps_budget else time_left(claim, self._rates)
+        run = Run(claim, job_type, lease_ms, before, self._kit(claim.job.kind), budget_s)
+        self.runs[claim.job.id] = run
+        if self._tracer is not None:
+            run.trace = self._tracer.run(run.job, self._node)
+        waited_ms = run.job.last.wall - max(run.job.scheduled.wall, run.job.ready_at)
+        waited_s = max(0, waited_ms) / 1000 if run.job.fence == 1 else None
+        self._emit(JobClaimed(run.context.job_id, run.job.kind, run.job.fence, waited_s))
+        self._begun(run.job)
+        self._unstarted.append(run)
+        if run.lease.ends_at > self._monotonic():
+            self._runner.start(run)
+            self._watch_leases(run.lease.ends_at)
+
+    def _tell_starts(self) -> None:
+        """Handlers start in other threads. Events are emitted in this one, so a start is reported at the next turn."""
+        for run in self._unstarted:
+            if run.started_at is not None:
+                self._emit(RunStarted(run.context.job_id, run.job.kind, run.job.fence))
+        self._unstarted = [run for run in self._unstarted if run.started_at is None and self.holds(run)]
+
+    def holds(self, run: Run) -> bool:
+        return self.runs.get(run.job.id) is run
+
+    # What is due.
+
+    def due(self, now: float, is_stopping: bool, doubted_at: float) -> Batch:
+        """What the next turn has to put on the log about the held jobs. Runs that were last checked before
+        `doubted_at` are checked.
+        """
+        if self._watch is not None and now >= self._watch_at:
+            self._look_at_leases()
+        self._tell_starts()
+        ended = self._take_ended(now)
+        over = {run.job.id for run in ended}
+        current = [run for run in self.runs.values() if run.job.id not in over]
+        unstarted = [
+            run
+            for run in current
+            if run.started_at is None and (is_stopping or self._overstayed(run, now)) and run.revoke()
+        ]
+        gone = {run.job.id for run in unstarted}
+        live = [run for run in current if run.job.id not in gone and not run.stopped]
+        renewals = lease.to_renew(live, now)
+        for run in renewals:
+            run.lease_ms = round(run.lease.next_s(now) * 1000)
+        notes = [(run, note) for run in live if (note := _note(run, now)) is not None]
+        checkpoints = [(run, state) for run in live if (state := _checkpoint(run, now)) is not None]
+        checked = max(doubted_at, now - CHECK_S)
+        doubtful = [run for run in live if run.checked_at < checked and now - (run.started_at or now) > YOUNG_S]
+        return Batch(ended, unstarted, list(self.spare), renewals, notes, checkpoints, doubtful)
+
+    def _take_ended(self, now: float) -> list[Run]:
+        popped = [self.ended.popleft() for _ in range(len(self.ended))]
+        ended = [run for run in dict.fromkeys(popped) if self.holds(run)]
+        for run in ended:
+            assert run.started_at is not None and run.ended_at is not None
+            self.pace_s += (run.ended_at - run.started_at - self.pace_s) * 0.1
+            self._moved_at = now
+        return ended
+
+    def _overstayed(self, run: Run, now: float) -> bool:
+        return now - run.claimed_at > QUEUED_MAX_S or now >= run.lease.ends_at
+
+    def put_back(self, turn: Batch) -> None:
+        """The turn could not be put on the log: what it took is due again."""
+        self.ended.extendleft(reversed(turn.ended))
+        for run, note in turn.notes:
+            run.note = run.note or note
+        for run, state in turn.checkpoints:
+            run.checkpoint = run.checkpoint or state
+
+    @property
+    def has_free_slot(self) -> bool:
+        return len(self.runs) < self._runner.slots
+
+    def room(self, now: float) -> int:
+        """How many more jobs may be held: one for each slot, and ahead of that as much as is done in a moment, going
+        by the runs that ended and by how long none has.
+        """
+        slots = self._runner.slots
+        if len(self.runs) < slots:
+            self._moved_at = now
+        pace = max(self.pace_s, now - self._moved_at, 1e-6)
+        ahead = min(self._ahead_max, int(slots * AHEAD_S / pace))
+        return slots + ahead - len(self.runs)
+
+    # Keeping and ending.
+
+    def renewed(self, run: Run, before: float, decision: Job | Reason) -> None:
+        """The decision about a renewal that was requested after `before`."""
+        if not self.holds(run):
+            return
+        if isinstance(decision, Reason):
+            self.lose(run, decision.sentence)
+        elif decision.claim_op != run.held.claim_op or decision.deadline is None:
+            self.lose(run, Reason.STALE_CLAIM.sentence)
+        else:
+            run.lease.renewed(run.lease_ms / 1000, before)
+            run.deadline_ms = decision.deadline
+            self._runner.renewed(run)
+
+    def lose(self, run: Run, why: str) -> None:
+        if not run.stopped:
+            self._emit(LeaseLost(run.context.job_id, why))
+            self._runner.stop(run)
+
+    def _watch_leases(self, until: float) -> None:
+        """Stops handlers when their leases run out, whatever the loop is waiting for."""
+        if self._watch is None or until < self._watch_at:
+            if self._watch is not None:
+                self._watch.cancel()
+            self._watch_at = until
+            delay_s = max(0.0, until - self._monotonic())
+            self._watch = asyncio.get_running_loop().call_later(delay_s, self._look_at_leases)
+
+    def _look_at_leases(self) -> None:
+        if self._watch is not None:
+            self._watch.cancel()
+            self._watch = None
+        now = self._monotonic()
+        live = [run for run in self.runs.values() if not run.stopped and run.ended_at is None]
+        for run in lease.run_out(live, now):
+            if not run.revoke():
+                self._emit(LeaseLost(run.context.job_id, "the lease ran out here"))
+                self._runner.stop(run)
+        following = min((run.lease.ends_at for run in live if now < run.lease.ends_at), default=None)
+        if following is not None:
+            self._watch_leases(following)
+
+    def end_all(self) -> None:
+        """Stops every handler; the jobs go back."""
+        for run in list(self.runs.values()):
+            if run in self.ended:
+                continue
+            if not run.stopped:
+                self._runner.stop(run)
+            run.started_at = run.started_at or self._monotonic()
+            run.end(self._monotonic())
+            self.ended.append(run)
+
+    def abandon(self) -> None:
+        """The worker ends. It holds no job then, unless it ends with an error: then the other workers return its
+        jobs.
+        """
+        if self._watch is not None:
+            self._watch.cancel()
+        for run in self.runs.values():
+            if not run.revoke() and not run.stopped:
+                self._runner.stop(run)
+
+
+def _note(run: Run, now: float) -> bytes | None:
+    if run.note is None or now - run.noted_at < PROGRESS_S:
+        return None
+    note, run.note = run.note, None
+    run.noted_at = now
+    return note
+
+
+def _checkpoint(run: Run, now: float) -> bytes | None:
+    if run.checkpoint is None or now - run.checkpoint_at < interval_s(now - (run.started_at or now)):
+        return None
+    state, run.checkpoint = run.checkpoint, None
+    run.checkpoint_at = now
+    return state

@@ -1,0 +1,126 @@
+"""Which workers are ranked for the jobs of a kind: those of the nodes that share this store, by their rows, and those
+of other nodes, by what these have said about themselves. `kernel.candidates` decides who counts; here the store is
+read. A node that is draining or quarantined has no members.
+
+What a coordinator relays about other nodes is believed unchecked: this decides only who tries to claim a job.
+"""
+
+import msgspec
+
+from hocket.kernel.availability import AVAILABILITIES
+from hocket.kernel.candidates import EPOCH_MS, Candidates, KnownWorkers, WorkerHeard, worker_id
+from hocket.kernel.clock import Hlc
+from hocket.kernel.coordination_payloads import Availability
+from hocket.kernel.subjects import AVAILABILITY
+from hocket.log.projectors import availability_of
+from hocket.store import Presence, Session, WorkerRow
+from hocket.work.liveness import Liveness, WorkerState, standing
+from hocket.work.serving import Serving, read_serving
+
+# A node that is not heard for this long has no members: two heartbeats, and a half for the way through a third node.
+EXPIRY_MS = 25_000
+# The store is read again after this long.
+REFRESH_MS = 500
+
+
+class _WorkersSaid(msgspec.Struct):
+    """What counts here of what a node says about itself."""
+
+    workers: tuple[Serving, ...] = ()
+
+
+class _KnownNode(msgspec.Struct):
+    """What was last read about a node: as text, and the workers in it by their names."""
+
+    text: str
+    workers: dict[str, Serving]
+    heard_ms: int = -1
+
+
+class Members:
+    """The members as one process knows them. Call `refresh` with a session first; times are of the machine's clock."""
+
+    def __init__(self, liveness: Liveness, started_ms: int) -> None:
+        self._liveness = liveness
+        self._now_ms = self._next_ms = started_ms
+        self._begin()
+
+    def _begin(self) -> None:
+        self._known = KnownWorkers(self._now_ms)
+        self._nodes: dict[int, _KnownNode] = {}
+        # The time of the last fact about each node. Two facts never have the same.
+        self._said: dict[int, int] = {}
+
+    def refresh(self, session: Session, now_ms: int, *, now: bool = False) -> None:
+        """Reads the store, if that is due or must be `now`."""
+        self._now_ms = max(self._now_ms, now_ms)
+        if self._now_ms < self._next_ms and not now:
+            return
+        if self._now_ms >= self._next_ms + EPOCH_MS:
+            self._begin()  # it has not looked for so long that it knows no more than one that has just started
+        self._next_ms = self._now_ms + REFRESH_MS
+        here = self._here(session)
+        elsewhere = [each for each in session.presence() if int.from_bytes(each.node, "big") not in here]
+        found = here | {int.from_bytes(each.node, "big"): self._heard(each) for each in elsewhere}
+        is_limited = any(
+            AVAILABILITIES.decode(state).availability is not Availability.ACTIVE
+            for state in session.subject_states(AVAILABILITY, b"")
+        )
+        for node, read in found.items():
+            state = availability_of(session, node) if is_limited else None
+            if state is not None and state.availability is not Availability.ACTIVE:
+                read = _KnownNode("", {}, self._now_ms)
+            self._take(node, read)
+        for node in [node for node in self._nodes if node not in found]:
+            self._take(node, _KnownNode("", {}, self._now_ms))
+            del self._nodes[node]
+
+    def candidates(self, kind: str, announced_ms: int, needs: tuple[str, ...] = ()) -> Candidates:
+        """The members for a job that was announced at that time."""
+        return self._known.candidates(kind, min(announced_ms, self._now_ms), self._now_ms, needs)
+
+    def _here(self, session: Session) -> dict[int, _KnownNode]:
+        """The workers of the nodes that use this store. One whose process has ended is gone at once."""
+        now_ms = max(self._now_ms, session.head().wall)
+        found: dict[int, _KnownNode] = {}
+        for row in session.workers():
+            node = int.from_bytes(row.node, "big")
+            read = found.setdefault(node, _KnownNode("", {}, self._now_ms))
+            if standing(self._liveness, row, now_ms) is WorkerState.RUNNING and (told := _told(row)) is not None:
+                read.workers[row.name] = told
+        return found
+
+    def _heard(self, row: Presence) -> _KnownNode:
+        node = int.from_bytes(row.node, "big")
+        before = self._nodes.get(node)
+        if before is not None and before.text == row.said:
+            return _KnownNode(row.said, before.workers, row.heard)
+        try:
+            said = msgspec.json.decode(row.said, type=_WorkersSaid).workers
+        except (msgspec.MsgspecError, ValueError, RecursionError):
+            said = ()
+        own = worker_id(node, "")
+        named = {each.id.removeprefix(own): each for each in said if each.id.startswith(own)}
+        return _KnownNode(row.said, named, row.heard)
+
+    def _take(self, node: int, read: _KnownNode) -> None:
+        before, self._nodes[node] = self._nodes.get(node, _KnownNode("", {})), read
+        if read.heard_ms != before.heard_ms or read.workers.keys() != before.workers.keys():
+            for name, told in read.workers.items():
+                self._hear(node, name, told, min(read.heard_ms, self._now_ms), EXPIRY_MS)
+        for name in before.workers.keys() - read.workers.keys():
+            self._hear(node, name, before.workers[name], self._now_ms, 0)
+
+    def _hear(self, node: int, name: str, told: Serving, heard_ms: int, expiry_ms: int) -> None:
+        self._said[node] = max(self._said.get(node, 0) + 1, heard_ms)
+        said = Hlc(self._said[node], 0, node)
+        expires_ms = heard_ms + expiry_ms if expiry_ms else self._now_ms
+        # Heard now, with what is left of its expiry: it counts from the epoch after this one.
+        left_ms = max(0, expires_ms - self._now_ms)
+        self._known.hear(
+            WorkerHeard(node, name, said, self._now_ms, told.kinds, told.labels, told.weight, left_ms),
+        )
+
+
+def _told(row: WorkerRow) -> Serving | None:
+    return next((each for each in read_serving(row.serves) if each.id and each.kinds), None)

@@ -1,0 +1,73 @@
+"""How the runs of one worker ended: counted, and told as events."""
+
+from collections.abc import Callable
+
+from hocket.events import Emit, JobHandedBack, JobPostponed, ResultDiscarded, RetryPlanned, RunFailed, RunFinished
+from hocket.kernel.rate_card import RateCard
+from hocket.kernel.reasons import Reason
+from hocket.kernel.roster import Job, Outcome
+from hocket.work.budget_guard import beats_cost
+from hocket.work.runner import ERROR_CHARS_MAX, Run
+from hocket.work.troubles import Troubles
+
+
+class RunOutcomes:
+    """`finished` is called with each run and the job after it, or the reason why its outcome does not count. `rates`
+    price the runs.
+    """
+
+    def __init__(
+        self,
+        finished: Callable[[Run, Job | Reason], None],
+        troubles: Troubles,
+        emit: Emit,
+        rates: RateCard | None = None,
+    ) -> None:
+        self._finished, self._troubles, self._emit, self._rates = finished, troubles, emit, rates
+        self.succeeded = 0
+        self.failed = 0
+        self.handed_back = 0
+        self.postponed = 0
+
+    def count(self, run: Run, outcome: Job | Reason) -> None:
+        about = run.context.job_id, run.job.kind, run.job.fence
+        if run.trace is not None:
+            run.trace.end(*_trace_end(run, outcome))
+        if isinstance(outcome, Reason):
+            self._emit(ResultDiscarded(run.context.job_id, outcome.sentence))
+        elif outcome.outcome is Outcome.SUCCEEDED:
+            self.succeeded += 1
+            self._emit(RunFinished(*about, run.ran_s, self._cost(run)))
+        elif run.later_ms is not None:
+            self.postponed += 1
+            self._emit(JobPostponed(*about, run.later_ms / 1000, run.error or ""))
+        elif run.error is not None:
+            self.failed += 1
+            self._tell_failure(run, run.error, outcome)
+        else:
+            self.handed_back += 1
+            self._emit(JobHandedBack(*about))
+        with self._troubles.contained("finished", "telling the end of job", run.job.id):
+            self._finished(run, outcome)
+
+    def _tell_failure(self, run: Run, error: str, job: Job) -> None:
+        about = run.context.job_id, run.job.kind, run.job.fence
+        last_line = run.traceback.rstrip().rpartition("\n")[2].strip()
+        # A one-line error is the last line of its traceback.
+        more = "" if last_line in error or error in last_line else last_line[:ERROR_CHARS_MAX]
+        self._emit(RunFailed(*about, error, more, job.outcome is not None, run.ran_s, self._cost(run)))
+        if job.outcome is None:
+            self._emit(RetryPlanned(*about, job.failures, max(0, job.ready_at - job.last.wall) / 1000))
+
+    def _cost(self, run: Run) -> float | None:
+        rates = self._rates
+        return run.cost if rates is None or run.cost is not None else beats_cost(run.ran_s, rates, run.job.kind)
+
+
+def _trace_end(run: Run, outcome: Job | Reason) -> tuple[str, str | None]:
+    """How a run ended, and its error if it has one."""
+    if isinstance(outcome, Reason):
+        return "discarded", outcome.sentence
+    if outcome.outcome is not None:
+        return outcome.outcome.name.lower(), run.error
+    return ("returned" if run.error is None else "tried again"), run.error

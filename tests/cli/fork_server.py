@@ -1,0 +1,204 @@
+"""Runs commands of the program without importing it for each: a process that has imported it forks for every command.
+The fork is a process of its own, with its own arguments, environment, directory and standard streams. What Python and
+the libraries read while they start is that of the server, so a command with other `STARTUP` variables is started anew.
+Tests about how the program starts use `PROGRAM`.
+"""
+
+import gc
+import importlib
+import json
+import os
+import pkgutil
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import NoReturn
+
+from tests.cli import fork_client
+
+ROOT = Path(__file__).resolve().parents[2]
+PROGRAM = (sys.executable, "-m", "hocket.cli")
+LOADED = (
+    "hocket.node.local_node",
+    "hocket.server.local_client",
+    "hocket.mesh.loop",
+    "hocket.store.sqlite",
+    "importlib.resources",
+)
+STARTUP = ("PYTHON", "LANG", "LC_", "TZ", "COLUMNS", "LINES", "TERM", "NO_COLOR", "FORCE_COLOR", "PY_COLORS", "SSL_")
+# Where modules and their compiled form lie: the server sees to the first, and needs no other.
+FREE = ("PYTHONPATH", "PYTHONPYCACHEPREFIX", "PYTHONDONTWRITEBYTECODE")
+
+
+class ForkServer:
+    """It ends with the process that made it, and with this object."""
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        self._startup = _startup(environment)
+        self._directory = tempfile.mkdtemp()
+        self.path = f"{self._directory}/socket"
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+            listener.bind(self.path)
+            listener.listen(64)
+            # Pipes, since Python looks at its streams when it starts.
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", __name__, str(listener.fileno()), self._directory],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                pass_fds=[listener.fileno()],
+                env=environment,
+                cwd=ROOT,
+            )
+        self._process.wait()
+
+    def fits(self, environment: Mapping[str, str]) -> bool:
+        customised = any(Path(each, "sitecustomize.py").exists() for each in _paths(environment))
+        return _startup(environment) == self._startup and not customised
+
+    def run(
+        self, words: Sequence[str], given: bytes | None, environment: Mapping[str, str], cwd: Path, timeout_s: float
+    ) -> "subprocess.CompletedProcess[bytes]":
+        read_in, write_in = os.pipe()
+        read_out, write_out = os.pipe()
+        read_err, write_err = os.pipe()
+        theirs = (read_in, write_out, write_err)
+        asked = fork_client.ask(self.path, words, environment, str(cwd), theirs)
+        for each in theirs:
+            os.close(each)
+        feeder = threading.Thread(target=_feed, args=(write_in, given or b""), daemon=True)
+        feeder.start()
+        with asked, asked.makefile("rb") as told, open(read_out, "rb") as out, open(read_err, "rb") as err:
+            late = threading.Timer(timeout_s, os.kill, (int(told.readline()), signal.SIGKILL))
+            late.start()
+            found: list[bytes] = []
+            reader = threading.Thread(target=lambda: found.append(err.read()), daemon=True)
+            reader.start()
+            said = out.read()
+            reader.join()
+            code = int(told.readline())
+            late.cancel()
+        feeder.join()
+        return subprocess.CompletedProcess(words, code, said, found[0])
+
+
+def _feed(fd: int, given: bytes) -> None:
+    try:
+        with open(fd, "wb") as stream:
+            stream.write(given)
+    except BrokenPipeError:
+        pass  # the command did not read everything
+
+
+def _startup(environment: Mapping[str, str]) -> dict[str, str]:
+    return {
+        name: value for name, value in environment.items() if name.startswith(STARTUP) and not name.startswith(FREE)
+    }
+
+
+@cache
+def fork_server() -> ForkServer:
+    return ForkServer(os.environ)
+
+
+def run_command(
+    words: Sequence[str], given: bytes | None, environment: Mapping[str, str], cwd: Path, timeout_s: float
+) -> "subprocess.CompletedProcess[bytes]":
+    """Runs `hocket` with these words to its end. Without input, stdin is at its end."""
+    server = fork_server()
+    if server.fits(environment):
+        return server.run(words, given, environment, cwd, timeout_s)
+    stdin = subprocess.DEVNULL if given is None else None
+    return subprocess.run(
+        [*PROGRAM, *words], input=given, stdin=stdin, capture_output=True, env=environment, cwd=cwd, timeout=timeout_s
+    )
+
+
+def forked_program(server: ForkServer) -> list[str]:
+    """The program as words for a shell."""
+    return [sys.executable, "-I", "-S", fork_client.__file__, server.path]
+
+
+# In the server.
+
+
+def _serve(listener: socket.socket) -> None:
+    import hocket.cli
+    import hocket.service
+
+    for package in (hocket.cli, hocket.service):
+        for module in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
+            if module.name != "hocket.cli.__main__":
+                importlib.import_module(module.name)
+    for name in LOADED:
+        importlib.import_module(name)
+    assert threading.active_count() == 1
+    gc.collect()
+    gc.freeze()
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    while True:
+        ready, _, _ = select.select([listener, sys.stdin], [], [])
+        if sys.stdin in ready:
+            return
+        asked, _ = listener.accept()
+        if os.fork() == 0:
+            listener.close()
+            _attend(asked)
+        asked.close()
+
+
+def _attend(asked: socket.socket) -> NoReturn:
+    """Runs the command in one more process, and tells its number and how it ended."""
+    _, fds, _, _ = socket.recv_fds(asked, 1, 4)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    pid = os.fork()
+    if pid == 0:
+        asked.close()
+        _run(fds[0], fds[1:])
+    for each in fds:
+        os.close(each)
+    asked.sendall(b"%d\n" % pid)
+    # A client that is killed takes its command with it.
+    if asked in select.select([asked, os.pidfd_open(pid)], [], [])[0]:
+        os.kill(pid, signal.SIGKILL)
+    asked.sendall(b"%d\n" % os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+    os._exit(0)
+
+
+def _run(request: int, streams: list[int]) -> NoReturn:
+    from hocket.cli import main
+
+    with open(request, "rb") as file:
+        file.seek(0)
+        words, environment, cwd = json.load(file)
+    for number, each in enumerate(streams):
+        os.dup2(each, number)
+        os.close(each)
+    before = len(_paths(os.environ))
+    os.environ.clear()
+    os.environ.update(environment)
+    os.chdir(cwd)
+    sys.path[: 1 + before] = [cwd, *_paths(environment)]
+    sys.argv[1:] = words
+    main()
+
+
+def _paths(environment: Mapping[str, str]) -> list[str]:
+    return [each for each in environment.get("PYTHONPATH", "").split(os.pathsep) if each]
+
+
+if __name__ == "__main__":
+    # No child of the process that made it: some tests look at all children of theirs.
+    if os.fork() > 0:
+        os._exit(0)
+    with socket.socket(fileno=int(sys.argv[1])) as listening:
+        _serve(listening)
+    shutil.rmtree(sys.argv[2])

@@ -1,0 +1,215 @@
+"""Costs and budgets: real commands, real workers, the program as people use it."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import hocket as library
+from hocket.errors import OverBudget
+from hocket.events import Event, RunFailed, RunFinished
+from hocket.work.handlers import JobType
+from tests.cli.conftest import Program, until
+from tests.mesh.test_commands import program as program
+from tests.mesh.test_run_elsewhere import joined
+
+pytestmark = pytest.mark.xdist_group("processes")
+
+BEAT_MS = 100
+RATES = {
+    "currency": "EUR",
+    "beat_ms": BEAT_MS,
+    "role_rate_bu": {"default": 0.25, "test.": 0.5},
+    "rate_gpu_sec": {},
+    "rate_cpu_sec": 2.0,
+    "rate_mem_gbs": 0.5,
+    "rate_io_mb": 0.125,
+    "rate_egress_mb": 1.0,
+    "rate_storage_gbh": 1.0,
+}
+BUSY = ("--", "sh", "-c", "while :; do :; done")
+
+
+def price(home: Path, **changed: Any) -> None:
+    (home / "rates.yaml").write_text(json.dumps(RATES | changed))
+
+
+def proven(hocket: Program, job_id: str) -> dict[str, Any]:
+    shown: dict[str, Any] = hocket("proof", "show", job_id, "--json", code=0).json
+    assert shown["signatures_good"]
+    return shown
+
+
+def by_hand(used: dict[str, Any], rate_bu: float = 0.25) -> float:
+    """The formula, written down a second time."""
+    beats = -(-used["wall_s"] * 1000 // BEAT_MS)
+    disk_mb = (used["disk_read_bytes"] + used["disk_written_bytes"]) / 1e6
+    return float(
+        beats * rate_bu
+        + used["cpu_s"] * 2.0
+        + used["memory_gb_s"] * 0.5
+        + disk_mb * 0.125
+        + (used["network_bytes"] or 0) / 1e6
+    )
+
+
+def run(hocket: Program, *words: object, code: int = 0) -> str:
+    """Runs a command and returns its job."""
+    told = hocket("run", "--json", *words, code=code).json
+    return str(told["job_id"])
+
+
+@pytest.mark.touches("BB-14")
+def test_a_command_that_passes_its_cap_ends_soon_after_it_and_its_proof_says_what_it_cost(hocket: Program):
+    price(hocket.home)
+    ended = hocket("run", "--max-cost", 1.5, "--timeout", "60s", *BUSY, code=None)
+    assert ended.code == 143 and ended.sentence.startswith("sh: over its budget: it has cost")
+    (row,) = hocket("jobs", "--json", code=0).json
+    assert row["outcome"] == "failed"
+    proof = proven(hocket, row["job_id"])
+    charge = proof["charge"]
+    assert charge["over"].startswith("over its budget: it has cost") and charge["currency"] == "EUR"
+    assert charge["cost"] == pytest.approx(by_hand(proof["resources"]))
+    # It was told to stop when it had passed its cap; the rest is what it used until it was gone.
+    assert 1.5 < charge["cost"] < 15
+    assert hocket("cost", row["job_id"], "--json", code=0).json["cost"] == pytest.approx(charge["cost"])
+    hocket("proof", "verify", row["job_id"], code=0)
+
+
+@pytest.mark.touches("BB-14")
+def test_a_cap_for_one_beat_stops_a_command(hocket: Program):
+    price(hocket.home, beat_ms=60_000)
+    ended = hocket("run", "--per-beat", "cpu_sec=0.2", "--timeout", "60s", *BUSY, code=None)
+    assert "over its budget for one beat: it has used 0." in ended.sentence
+    ended = hocket("run", "--max-bu", 1, "--", "sh", "-c", "exit 0", code=0)
+    assert ended.err == ""
+
+
+@pytest.mark.touches("BB-14")
+def test_the_cap_holds_for_all_runs_of_a_job(hocket: Program):
+    price(hocket.home)
+    told = run(hocket, "--max-bu", 4, "--retries", 9, "--", "sh", "-c", "sleep 0.25; exit 1", code=143)
+    shown = hocket.show(told)
+    assert shown["outcome"] == "failed" and shown["attempts"] <= 3
+    assert "over its budget: it has used" in shown["error"]
+
+
+@pytest.mark.touches("BB-14")
+def test_sums_by_kind_node_and_account_agree_with_the_metering(program: Callable[[str], Program]):
+    first, second = joined(program, "second")
+    price(first.home)
+    jobs = [
+        run(first, "--charge-to", "acme", "--", "sh", "-c", "head -c 3000000 /dev/zero | wc -c"),
+        run(first, "--charge-to", "acme", "--", "sh", "-c", "exit 3", code=3),
+        run(first, "--charge-to", "beta", "--on", "second", "--", "sh", "-c", "sleep 0.2"),
+        run(first, "--on", "second", "--", "sh", "-c", "true"),
+    ]
+    proofs = [proven(first, each) for each in jobs]
+    expected = [by_hand(each["resources"]) for each in proofs]
+    here = first("whoami", "--json", code=0).json["node"]
+    there = second("whoami", "--json", code=0).json["node"]
+    assert [each["node"] for each in proofs] == [here, here, there, there]
+
+    def sums(by: str) -> dict[str | None, float]:
+        shown = first("cost", "--by", by, "--json", code=0).json
+        assert shown["total"]["cost"] == pytest.approx(sum(expected)) and shown["total"]["runs"] == 4
+        cpu_s = sum(each["resources"]["cpu_s"] for each in proofs)
+        assert sum(row["usage"]["cpu_sec"] for row in shown["rows"]) == pytest.approx(cpu_s)
+        return {row["name"]: row["cost"] for row in shown["rows"]}
+
+    assert sums("kind") == pytest.approx({"hocket.run": sum(expected)})
+    assert sums("node") == pytest.approx({here: sum(expected[:2]), there: sum(expected[2:])})
+    found = sums("account")
+    assert found.pop(None) == pytest.approx(expected[3])
+    assert found == pytest.approx({"acme": sum(expected[:2]), "beta": expected[2]})
+
+
+@pytest.mark.touches("BB-14")
+def test_a_handler_is_charged_for_its_beats_and_stopped_at_its_cap(hocket: Program, tmp_path: Path):
+    price(hocket.home)
+    good = hocket.submit("test.echo", '{"n": 1}', "--charge-to", "acme")
+    began = tmp_path / "began"
+    slow = hocket.submit("test.slow", json.dumps({"began": str(began)}), "--max-cost", 2, "--retries", 5)
+    hocket("work", "tasks.py", "--until-idle", code=0)
+    shown = hocket.show(slow)
+    assert (shown["outcome"], shown["attempts"]) == ("failed", 1)
+    assert shown["error"].startswith("over its budget: it may run 0.4 seconds more")
+    assert hocket("cost", good, "--json", code=0).json["cost"] == pytest.approx(0.5)
+    row = hocket("cost", slow, "--json", code=0).json
+    assert row["usage"]["beats"] >= 4 and row["cost"] == pytest.approx(row["usage"]["beats"] * 0.5)
+
+
+def test_a_worker_without_a_rate_card_leaves_jobs_that_are_capped_by_price(hocket: Program):
+    job = hocket.submit("test.echo", '{"n": 1}', "--max-cost", 2)
+    hocket("work", "tasks.py", "--until-idle", code=0)
+    assert hocket.show(job)["state"] == "pending" and hocket.show(job)["options"]["needs"] == ["rates"]
+    price(hocket.home)
+    hocket("work", "tasks.py", "--until-idle", code=0)
+    assert hocket.show(job)["outcome"] == "succeeded"
+
+
+@pytest.mark.touches("BB-14")
+def test_a_job_that_history_says_is_too_dear_is_refused(hocket: Program):
+    price(hocket.home)
+    hocket("run", "--max-cost", 0.001, "--", "sh", "-c", "exit 0", code=None)  # no history, so it may try
+    for _ in range(3):
+        run(hocket, "--", "sh", "-c", "sleep 0.15")
+    expected = hocket("cost", "--estimate", "hocket.run sh", "--json", code=0).json
+    assert expected["jobs"] >= 3 and 0.5 <= expected["median"] <= expected["p90"]
+    count = len(hocket("jobs", "--json", code=0).json)
+    refused = hocket("run", "--max-cost", 0.4, "--", "sh", "-c", "true", code=1).sentence
+    assert refused.startswith("a job of hocket.run is expected to cost") and refused.endswith("nothing was submitted")
+    hocket("run", "--max-cost", 0.4, "--", "true", code=0)  # another program
+    assert len(hocket("jobs", "--json", code=0).json) == count + 1
+    # A worker's local server refuses it, too.
+    hocket.start("work")
+    until(lambda: hocket("status", "--json", code=0).json["workers"], "the worker")
+    assert hocket("run", "--max-cost", 0.4, "--", "sh", "-c", "true", code=1).sentence == refused
+    with library.open(hocket.home) as node:
+        with pytest.raises(OverBudget):
+            node.submit(library.command("sh", "-c", "true", budget={"max_cost": 0.4}))
+        assert node.estimate("hocket.run") is not None
+        assert node.costs("account").rows[0].name is None
+        assert node.cost(hocket("jobs", "--json", code=0).json[0]["job_id"]).runs == 1
+
+
+def test_the_events_of_a_worker_say_what_its_runs_cost(hocket: Program):
+    price(hocket.home)
+    told: list[Event] = []
+    with library.open(hocket.home) as node:
+        plain = node.submit("test.plain").job_id
+        command = node.submit(library.command("sh", "-c", "exit 0")).job_id
+        failed = node.submit(library.command("sh", "-c", "exit 3")).job_id
+        handler = JobType("test.plain", function=lambda: 1)
+        node.work([handler], allow_any=True, until_idle=True, events=told.append)
+        expected = {each: node.cost(each).cost for each in (plain, command, failed)}
+    found = {each.job_id: each.cost for each in told if isinstance(each, RunFinished | RunFailed)}
+    assert found == pytest.approx(expected) and found[plain] == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("cost",), "this node has no rate card; write"),
+        (("cost", "--by", "moon"), "bad --by 'moon'; it is kind, node or account"),
+        (("cost", "01J", "--by", "kind"), "give a job, --by or --estimate"),
+        (("cost", "--rates", "none.yaml"), "no rate card at none.yaml"),
+        (("submit", "test.echo", "--max-cost", "0"), "bad budget"),
+        (("submit", "test.echo", "--max-bu", "-3"), "bad budget"),
+        (("run", "--per-beat", "cpu_sec", "--", "true"), "bad --per-beat 'cpu_sec'; write it like cpu_sec=8"),
+        (("run", "--per-beat", "fun=3", "--", "true"), "bad budget"),
+    ],
+)
+def test_what_is_wrong_is_named(hocket: Program, words: tuple[str, ...], says: str):
+    assert hocket(*words, code=2).sentence.startswith(says)
+
+
+@pytest.mark.touches("BB-14")
+def test_a_rate_card_with_missing_classes_is_refused_by_name(hocket: Program):
+    card = {name: value for name, value in RATES.items() if name not in ("rate_mem_gbs", "rate_gpu_sec")}
+    (hocket.home / "rates.yaml").write_text(json.dumps(card))
+    for words in (("cost",), ("work", "tasks.py", "--until-idle"), ("run", "--", "true")):
+        said = hocket(*words, code=2).sentence
+        assert "rates.yaml: these rates are missing: rate_gpu_sec, rate_mem_gbs;" in said

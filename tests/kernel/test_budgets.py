@@ -1,0 +1,75 @@
+"""Budgets: when a job must stop."""
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hocket.kernel.budgets import MEASURED, BeatCaps, Budget, Measured, over_budget, seconds_left
+from hocket.kernel.policy import Policy, decode_policy, encode_policy
+
+
+@pytest.mark.touches("BB-14")
+def test_a_budget_travels_in_the_policy() -> None:
+    budget = Budget(7, 2.5, {"cpu_sec": 4.0}, "ucxl://acct/acme")
+    policy = decode_policy(encode_policy(Policy(budget=budget)))
+    assert policy.budget == budget
+    assert encode_policy(Policy()) == b""
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        *({"max_bu": 0}, {"max_bu": -1}, {"max_cost": 0}, {"max_cost": -1.5}, {"per_beat": {"cpu": 1}}),
+        *({"per_beat": {"cpu_sec": 0}}, {"charge_to": ""}, {"charge_to": "a\nb"}, {"charge_to": "x" * 300}),
+        *({"max_beats": 3}, {"max_cost": "3"}),
+    ],
+)
+def test_a_bad_budget_is_refused(bad: dict[str, object]) -> None:
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.convert(bad, Budget)
+
+
+def test_a_job_stops_when_a_cap_is_passed_and_not_before() -> None:
+    budget = Budget(max_bu=3, max_cost=1.0)
+    assert over_budget(budget, 3, 1.0) is None
+    assert over_budget(budget, 4, 0.0) == "over its budget: it has used 4 beats, and may use 3"
+    assert over_budget(budget, 0, 1.25, "EUR") == "over its budget: it has cost 1.25 EUR, and may cost 1"
+    assert over_budget(Budget(charge_to="a"), 10**9, 1e9) is None
+
+
+@given(st.integers(1, 1000), st.floats(0.001, 1e6), st.integers(0, 1200), st.integers(10, 10_000), st.floats(0, 100))
+def test_a_run_that_ends_in_its_time_is_within_its_budget(
+    max_bu: int, max_cost: float, spent: int, beat_ms: int, rate: float
+) -> None:
+    budget = Budget(max_bu, max_cost)
+    beats = round(seconds_left(budget, spent, beat_ms, rate) * 1000 / beat_ms)
+    assert beats >= 0
+    if beats:
+        assert over_budget(budget, spent + beats, (spent + beats) * rate * (1 - 1e-6)) is None
+        assert over_budget(budget, spent + beats + 1, (spent + beats + 1) * rate * (1 + 1e-6)) is not None
+
+
+def used(cpu_sec: float) -> dict[Measured, float]:
+    return {name: cpu_sec if name == "cpu_sec" else 0.0 for name in MEASURED}
+
+
+@pytest.mark.touches("BB-14")
+def test_the_caps_of_a_beat_begin_anew_with_each_beat() -> None:
+    caps = BeatCaps({"cpu_sec": 1.0}, 1000)
+    assert caps.over(300, used(0.5)) is None
+    assert caps.over(900, used(1.0)) is None
+    assert caps.over(1100, used(1.9)) is None
+    assert caps.over(1900, used(2.5)) == "over its budget for one beat: it has used 1.5 cpu_sec, and may use 1"
+
+
+@given(st.lists(st.tuples(st.integers(1, 400), st.floats(0, 0.2)), max_size=60))
+def test_no_beat_uses_more_than_its_cap_unnoticed(steps: list[tuple[int, float]]) -> None:
+    caps = BeatCaps({"cpu_sec": 0.3}, 1000)
+    wall, total, last_of_before, last = 0, 0.0, 0.0, (0, 0.0)
+    for pause, more in steps:
+        wall, total = wall + pause, total + more
+        if wall // 1000 != last[0] // 1000:
+            last_of_before = last[1]
+        last = wall, total
+        assert (caps.over(wall, used(total)) is not None) == (total - last_of_before > 0.3)
