@@ -5,6 +5,7 @@ has died, another process of the node signs and seals it.
 """
 
 import hashlib
+import random
 import threading
 import time
 from collections import deque
@@ -22,7 +23,8 @@ from hocket.store import Head, SealedOp, Session, Store
 GATHER_S = 0.002
 # Signatures wait this long for a transaction that takes them along.
 CARRY_S = 0.02
-# An op of another process that is still unsigned after this time was abandoned.
+# If the chain does not grow for this time, and up to twice that, the process that wrote its next op was killed. The
+# processes of a node wait for different times, so that one of them signs for it and not all.
 ABANDONED_S = 1.0
 # A process that has seen no ops of others for this long is alone.
 ALONE_S = 1.0
@@ -53,6 +55,9 @@ class Sealer:
         self._written = 0
         self._joined_at = 0.0
         self._moved_at = 0.0
+        # The end of the chain as last seen, and until when it may stay there.
+        self._seen = -1
+        self._patient_until = 0.0
         self._wake = threading.Event()
         self._is_closing = False
         self._starting = threading.Lock()
@@ -173,16 +178,17 @@ class Sealer:
         if marked:
             is_alone = time.monotonic() - self._joined_at > ALONE_S
             self._signed.update(zip(marked, self._batches.signed(list(marked.values()), is_alone), strict=True))
-        waited = time.monotonic() - self._moved_at
         unsealed = list(self._signed)
-        if not unsealed or waited < CARRY_S:
+        if not unsealed or time.monotonic() - self._moved_at < CARRY_S:
             return
         with self._store.read() as session:
-            following = session.head().sealed + 1
+            sealed = session.head().sealed
+        if sealed != self._seen:
+            self._seen, self._patient_until = sealed, time.monotonic() + ABANDONED_S * random.uniform(1, 2)
         # Another thread may have stored them meanwhile; then there is nothing to put, and `_put` forgets them.
-        if following in unsealed or following > max(unsealed):
+        if sealed + 1 in unsealed or sealed >= max(unsealed):
             self._put()
-        elif waited > ABANDONED_S:
+        elif time.monotonic() > self._patient_until:
             self.seal()
 
 
