@@ -21,6 +21,7 @@ from hocket.kernel.ops import decode, unsigned
 from hocket.kernel.policy import DEFAULT
 from hocket.kernel.rendezvous import AnnouncedClaim, rank, rank_sticky, rank_weighted, seed_of
 from hocket.kernel.roster import Job, State
+from hocket.kernel.signing import is_marked
 from hocket.log import Transaction
 from hocket.node.runtime import Runtime
 from hocket.store import Place, Stage, WorkerRow
@@ -303,6 +304,15 @@ def test_an_op_that_is_not_signed_yet_is_looked_at_again_soon(fleet: Fleet) -> N
 
     assert fleet.log.run(elsewhere) == UNSIGNED_MS
     assert job.id not in other._known
+
+
+@pytest.mark.parametrize(("claim", "waits"), [("rendezvous", False), ("sticky", False), ("first", True)])
+def test_the_op_of_a_job_that_goes_by_rank_has_its_signature_before_the_commit(
+    fleet: Fleet, claim: str, waits: bool
+) -> None:
+    options = {"sticky": "key"} if claim == "sticky" else {}
+    draft = kind(KIND, claim=claim, **options).draft({"key": 1})
+    assert fleet.log.run(lambda tx: is_marked(tx.body(jobs.submit_one(tx, draft).job_id))) is waits
 
 
 def test_of_a_large_submit_a_worker_signs_a_few_ops_at_a_time(fleet: Fleet) -> None:

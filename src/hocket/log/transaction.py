@@ -169,11 +169,14 @@ class Transaction:
         """Whether the mesh keeps to Likewise v0.1."""
         return self._permissions_reader.rules.is_strict
 
-    def author(self, payload: Payload, deps: tuple[bytes, ...] = (), about: int | None = None) -> Op | Reason:
+    def author(
+        self, payload: Payload, deps: tuple[bytes, ...] = (), about: int | None = None, *, at_once: bool = False
+    ) -> Op | Reason:
         """Writes an op of this node. An op that would not count is not written: the reason is returned instead. If
         another node is the arbiter and must decide on it, the op is written as an offer: see `is_offer`. A job, an
         artifact or a message whose id is `NO_ID` gets that of the op. An op that is `about` another node pins that
-        node's last known op. In a strict mesh Hocket's own payloads are never written.
+        node's last known op. It is signed after the commit, or `at_once` if others need its signature. In a strict mesh
+        Hocket's own payloads are never written.
         """
         if self.is_strict and discriminant(payload) >= EXTENSION_BASE:
             return Reason.STRICT
@@ -188,7 +191,9 @@ class Transaction:
         if reason is not None:
             return reason
         self._clock, self._last = stamp, op.id
-        self._drafts.append(OpDraft(op, self._signer.marked(body), is_received=False))
+        marked = self._signer.marked(body)
+        body = self._signer.signed_unchecked(marked) if at_once else marked
+        self._drafts.append(OpDraft(op, body, is_received=False))
         self._follow_up(op)
         return op
 

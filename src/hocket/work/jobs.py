@@ -128,7 +128,8 @@ def submit_one(tx: Transaction, draft: Draft) -> Submitted:
     trace = None if tracing is None or draft.job_id is not None else tracing.submit(draft.kind, draft.trace)
     policy = completed(policy, None if trace is None else trace.context)
     schedule = ScheduleJob(draft.job_id or NO_ID, draft.kind, draft.payload, encode_policy(policy))
-    op = tx.author(schedule, deps)
+    # Workers rank themselves by the signature. Each of them would make it, until the sealer has stored it.
+    op = tx.author(schedule, deps, at_once=policy.claim != "first")
     if op in UNAUTHORISED:
         raise NotAuthorised(f"this node may not submit {draft.kind} jobs: {op.sentence}")
     if isinstance(op, Reason):
