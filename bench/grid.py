@@ -37,6 +37,7 @@ WARM_UP = 5
 OPEN_MAX = 200
 # A third of the workers is killed and replaced this often.
 CHURN_S = 10.0
+CHURNS_MIN = 3
 
 
 def throughput(home: Path, count: int, workers: int, settled_s: float = EPOCH_S) -> Result:
@@ -87,18 +88,22 @@ def _repeats(fleet: Fleet, count: int) -> Result:
 
 
 def duplicates(home: Path, count: int, nodes: int, churning: bool, settled_s: float = EPOCH_S) -> Result:
-    """Jobs for nodes with a worker each, some at a time; `churning`: while workers are killed and replaced."""
-    chance, killed = random.Random(1), 0
+    """Jobs for nodes with a worker each, some at a time. `churning`: while workers are killed and replaced, with more
+    jobs than `count` if these are done too soon.
+    """
+    chance, killed, churns = random.Random(1), 0, 0
     with many_nodes(home, nodes, nodes, settled_s) as fleet, hocket.open(home / "node") as node:
         start, churn_at = time.monotonic(), time.monotonic() + CHURN_S
         submitted = 0
         while (done := finished(node)) < count:
+            if churning and churns < CHURNS_MIN:
+                count = max(count, done + OPEN_MAX)
             room = min(OPEN_MAX - (submitted - done), count - submitted)
             if room > 0:
                 node.submit_many([(grid_job, {"n": n}) for n in range(submitted, submitted + room)])
                 submitted += room
             if churning and time.monotonic() >= churn_at:
-                churn_at = time.monotonic() + CHURN_S
+                churn_at, churns = time.monotonic() + CHURN_S, churns + 1
                 for number in chance.sample(range(len(fleet)), -(-len(fleet) // 3)):
                     fleet.replace(number)
                     killed += 1
