@@ -1,9 +1,13 @@
 """Hypothesis profiles, chosen by HYPOTHESIS_PROFILE: `default`, `quick` with half of the examples, or `soak` with forty
 times as many. Every run draws other examples.
+
+Also where the files of tests lie, and what the programs that tests start inherit.
 """
 
 import os
 import signal
+import sys
+from pathlib import Path
 
 from hypothesis import HealthCheck, Phase, settings
 
@@ -25,6 +29,25 @@ settings.register_profile(
 settings.register_profile("quick", settings.get_profile("default"), max_examples=EXAMPLES // 2)
 settings.register_profile("soak", settings.get_profile("default"), max_examples=EXAMPLES * 40)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
+
+# Hundreds of programs are started: each module is compiled once, for all of them, even where Python was told not to.
+COMPILED = str(Path(__file__).parents[1] / ".cache" / "compiled")
+sys.dont_write_bytecode, sys.pycache_prefix = False, COMPILED
+os.environ["PYTHONPYCACHEPREFIX"] = COMPILED
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
+
+def _has_room(memory: Path) -> bool:
+    if not os.access(memory, os.W_OK | os.X_OK):
+        return False
+    found = os.statvfs(memory)
+    return found.f_bavail * found.f_frsize >= 2 * 1024**3 and not found.f_flag & os.ST_NOEXEC
+
+
+# The files of tests lie in memory where there is room: every commit of every store would wait for the disk.
+MEMORY = Path("/dev/shm")
+if _has_room(MEMORY):
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
 
 # Whoever starts the tests in the background may have told them to ignore SIGINT, and they would hand that on to the
 # programs that they start. A handler is not handed on: those programs begin with the default.

@@ -5,8 +5,11 @@ counted messages, and no caller ever sees it.
 import asyncio
 import base64
 import datetime
+import itertools
 import json
+import socket
 import ssl
+import struct
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
@@ -430,7 +433,10 @@ def test_a_message_too_large_for_the_server_is_lost_and_the_state_says_why(tmp_p
     run(test)
 
 
-def test_a_subject_that_the_server_forbids_is_named_in_the_state(tmp_path: Path) -> None:
+def test_a_subject_that_the_server_forbids_is_named_in_the_state(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nats_messages, "ANSWER_S", 0.2)  # the answer about the stream is forbidden, too
     users = 'authorization { users: [{ user: u, password: p, permissions: { publish: ">", subscribe: ["t.>"] } }] }'
 
     async def test() -> None:
@@ -508,6 +514,36 @@ def test_an_nkey_opens_a_server_and_another_does_not(tmp_path: Path) -> None:
             await bus.close()
 
     run(test)
+
+
+def test_a_server_that_refuses_and_resets_the_connection_is_heard(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A real server does both at once, and now and then the reset arrives while the client closes."""
+    monkeypatch.setattr(nats_messages, "RETRIES", RetryPolicy(0.0, 0.0))
+    always_later = itertools.count(step=1_000).__next__  # so the breaker never keeps the bus from trying again
+    told: list[Event] = []
+    refused = 0
+
+    async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal refused
+        writer.write(b'INFO {"server_id": "x", "version": "2.11.0", "max_payload": 1048576}\r\n')
+        await reader.readuntil(b"PING\r\n")
+        writer.write(b"-ERR 'Authorization Violation'\r\n")
+        lingers = struct.pack("ii", 1, 0)
+        writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, lingers)
+        writer.close()
+        refused += 1
+
+    async def test() -> None:
+        server = await asyncio.start_server(refuse, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        bus = NatsMessages([f"nats://127.0.0.1:{port}"], emit=told.append, monotonic=always_later)
+        while refused < 40:
+            await bus.changed.wait()
+        await bus.close()
+        server.close()
+
+    run(test)
+    assert {each.error for each in told if isinstance(each, BusAway)} == {"Authorization Violation"}
 
 
 def test_a_credentials_file_opens_a_server_with_accounts(tmp_path: Path) -> None:

@@ -144,16 +144,6 @@ def until(condition: Callable[[], Any], what: str = "it") -> Any:
     return value
 
 
-@pytest.fixture(scope="session", autouse=True)
-def compiled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """The program is started hundreds of times: it is compiled once, into a directory of the tests' own."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPYCACHEPREFIX", str(tmp_path_factory.getbasetemp() / "compiled"))
-        patch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
-        patch.delenv("HOCKET_DEBUG", raising=False)
-        yield
-
-
 @pytest.fixture(scope="session")
 def fresh_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A home as `init` leaves it, to be copied."""

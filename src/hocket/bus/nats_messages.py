@@ -415,7 +415,8 @@ class _Client(Client):
         await super()._process_info(info, initial_connection)
 
     async def _erred(self, error: Exception) -> None:
-        if not self.is_connected:
+        # A server that refuses a client says why and resets the connection: what fails while it closes is no reason.
+        if not self.is_connected and not self.is_closed:
             self.error = error
         self._failed(error)
 

@@ -13,6 +13,7 @@ exact everywhere.
 import json
 import re
 from collections.abc import Iterable
+from functools import lru_cache
 from types import NoneType
 from typing import Annotated
 
@@ -117,6 +118,7 @@ def issue(
     return token
 
 
+@lru_cache(maxsize=256)  # a log reads the few delegations of its mesh again and again
 def read(token: bytes) -> Delegation:
     """The delegation in a token, or Malformed. The issuer's signature is valid when this returns."""
     try:

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
@@ -13,7 +14,7 @@ from hocket.work.command.execute import CommandRunner
 from hocket.work.command.gpus import GpuMeter, Gpus
 from hocket.work.command.metering import UsageMeter
 from hocket.work.command.process_tree import Process, Tree
-from tests.work.command.bench import MIB, Bench, children, never, now_ms, wait_for
+from tests.work.command.bench import MIB, Bench, bench_in, children, never, now_ms, wait_for
 
 pytestmark = pytest.mark.xdist_group("processes")
 
@@ -89,12 +90,13 @@ def test_a_short_peak_is_seen_and_a_small_command_is_small(bench: Bench) -> None
     assert 0 < bench.run("sleep", "0.05").resources.memory_peak_bytes < 6 * MIB
 
 
-def test_what_is_written_to_a_disk_is_counted(bench: Bench) -> None:
-    device = os.statvfs(bench.work)
+def test_what_is_written_to_a_disk_is_counted() -> None:
     script = (
         f"import os; f = open('big', 'wb'); [f.write(bytes({MIB})) for _ in range(20)]; f.flush(); os.fsync(f.fileno())"
     )
-    resources = bench.python(script).resources
+    with tempfile.TemporaryDirectory() as directory, bench_in(Path(directory)) as bench:  # `tmp_path` may be in memory
+        device = os.statvfs(bench.work)
+        resources = bench.python(script).resources
     if resources.disk_written_bytes == 0 and device.f_fsid == 0:
         pytest.skip("the temporary directory is in memory, and memory is no disk")
     assert 20 * MIB <= resources.disk_written_bytes < 25 * MIB

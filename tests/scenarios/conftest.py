@@ -1,5 +1,0 @@
-"""What all scenarios share."""
-
-from tests.cli.conftest import compiled
-
-__all__ = ["compiled"]
