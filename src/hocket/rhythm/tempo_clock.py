@@ -32,7 +32,7 @@ class TempoClock:
         return self._drift_ms >= -STEP_MS
 
     def monotonic_ms(self) -> int:
-        return int(self._monotonic() * 1000.0)
+        return round(self._monotonic() * 1000.0)
 
     def now_ms(self) -> int:
         """Milliseconds since 1970."""
@@ -46,4 +46,4 @@ class TempoClock:
             most = passed * (SLEWED if self.is_steady else SLOWED)
             value += min(most, max(-most, drift))
         self._value = max(self._value, value)
-        return int(self._value)
+        return round(self._value)
