@@ -41,6 +41,7 @@ class HeardBeats:
         self._offset_ms: int | None = None
         self._epoch_ms = 0
         self._heard: dict[int, HeardPulse] = {}
+        self._began_ms = clock.monotonic_ms()
         self._led_ms: int | None = None
         self._is_degraded = False
         self._at_ms = 0
@@ -61,9 +62,9 @@ class HeardBeats:
         """The start of the last beat whose frame was accepted, or that was counted here without a leader."""
         return self._epoch_ms
 
-    def silent_ms(self) -> int | None:
-        """How long ago the last frame was accepted; None if none was."""
-        return None if self._led_ms is None else self.clock.monotonic_ms() - self._led_ms
+    def silent_ms(self) -> int:
+        """How long ago the last frame was accepted; without any, how long this has listened."""
+        return self.clock.monotonic_ms() - (self._began_ms if self._led_ms is None else self._led_ms)
 
     def hear(self, message: PulseMessage, sender: int) -> FrameRefusal | None:
         """Why the frame is refused; None if it is accepted."""
@@ -146,8 +147,8 @@ class HeardBeats:
 
     def _state(self) -> JudgeState:
         """What the next frame is judged by. After more than a bar without a leader, a frame may have any tempo."""
-        judge, silent_ms = self._judge, self.silent_ms()
-        if silent_ms is None or silent_ms > self._tempo.bar_ms:
+        judge = self._judge
+        if self._led_ms is None or self.silent_ms() > self._tempo.bar_ms:
             return JudgeState(judge.fence, judge.leader)
         # A new leader may still send the frame of the beat that runs, so the one before is the last that is over.
         over_ms = self._epoch_ms - self._tempo.beat_ms
