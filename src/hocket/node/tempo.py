@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, closing
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hocket.bus.signed import SignedMessages
@@ -12,8 +13,6 @@ from hocket.kernel.beats.file_fields import FILE_BYTES_MAX, BadField
 from hocket.kernel.beats.messages import BarReport, PulseMessage
 from hocket.kernel.beats.policy import TempoPolicy, read_policy
 from hocket.kernel.envelope import LIFE_MS
-from hocket.mesh import peers
-from hocket.node.home import Home
 from hocket.node.local_node import LocalNode
 from hocket.node.locks import lock_client
 from hocket.rhythm.heard_beats import HeardBeats
@@ -21,6 +20,7 @@ from hocket.rhythm.leader_lock import ArbiterLock, LeaderLock, is_incident
 from hocket.rhythm.pulse import Pulse
 from hocket.rhythm.tempo_clock import TempoClock
 from hocket.rhythm.tempo_messages import TempoMessages, TempoQueue
+from hocket.work.supervision import supervised
 
 if TYPE_CHECKING:
     from hocket.bus.nats_messages import NatsMessages
@@ -28,17 +28,17 @@ if TYPE_CHECKING:
 WAIT_S = 60.0
 
 
-def home_policy(home: Home) -> TempoPolicy | None:
-    """The policy of this home, in `tempo.yaml`; None if it has none. Raises Usage."""
+def file_policy(file: Path) -> TempoPolicy | None:
+    """The policy in this file, such as the home's `tempo.yaml`; None if there is no such file. Raises Usage."""
     try:
-        with home.tempo.open("rb") as file:
-            return read_policy(file.read(FILE_BYTES_MAX + 1))
+        with file.open("rb") as opened:
+            return read_policy(opened.read(FILE_BYTES_MAX + 1))
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise Usage(f"cannot read {home.tempo}: {error.strerror}") from None
+        raise Usage(f"cannot read {file}: {error.strerror}") from None
     except BadField as error:
-        raise Usage(f"{home.tempo}: {error}") from None
+        raise Usage(f"{file}: {error}") from None
 
 
 @asynccontextmanager
@@ -63,12 +63,23 @@ async def _hear(queue: TempoQueue[PulseMessage], beats: HeardBeats) -> None:
             beats.hear(heard.message, heard.at.node)
 
 
-async def run_pulse(node: LocalNode, policy: TempoPolicy, emit: Emit = ignore) -> None:
-    """Runs a pulse until it is cancelled."""
+@asynccontextmanager
+async def pulsing(node: LocalNode, policy: TempoPolicy, emit: Emit = ignore) -> AsyncIterator[None]:
+    """Runs a pulse until the block ends."""
+    run = supervised("the pulse", lambda: _run_pulse(node, policy, emit), emit, node.environment)
+    task = asyncio.create_task(run)
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+
+
+async def _run_pulse(node: LocalNode, policy: TempoPolicy, emit: Emit = ignore) -> None:
     bus = await node.message_bus(emit)
     messages = TempoMessages(bus, node.log.user)
     async with heard_beats(node, policy, emit) as beats:
-        lock = await leader_lock(node, policy, bus)
+        lock = leader_lock(node, policy, bus)
         pulse = Pulse(beats, lock, lambda message: messages.publish(message, policy.cluster_id), emit)
         with closing(await messages.subscribe(BarReport, policy.cluster_id)) as reports:
             async with asyncio.TaskGroup() as tasks:
@@ -85,13 +96,12 @@ async def _adapt(node: LocalNode, reports: TempoQueue[BarReport], pulse: Pulse) 
             pulse.hear_report(heard.message, is_incident=frozen)
 
 
-async def leader_lock(node: LocalNode, policy: TempoPolicy, bus: SignedMessages) -> LeaderLock:
-    """A lock of the mesh. Without a coordinator nodes that only share a NATS server have no common lock, so there it is
-    a register of that server.
+def leader_lock(node: LocalNode, policy: TempoPolicy, bus: SignedMessages) -> LeaderLock:
+    """On a bus with a NATS server, a register of that server: pulses that hear each other share it. Otherwise a lock of
+    the mesh.
     """
     name = node.environment.name("pulse")
-    coordinator = await node.peek(lambda session: peers.coordinator(node.log, session))
-    if (server := _nats(bus)) is not None and coordinator is None:
+    if (server := _nats(bus)) is not None:
         from hocket.bus.nats_register import NatsRegister
         from hocket.rhythm.nats_leader import NatsLeaderLock
 

@@ -10,14 +10,16 @@ from hocket.coordination.locks import LockHeld, LockLost
 from hocket.errors import HocketError
 from hocket.events import Emit, PulseFollows, PulseLeads, PulseLockFailed, ignore
 from hocket.kernel.backoff import RetryPolicy
+from hocket.kernel.beats.tempo import next_beat
 from hocket.rhythm.heard_beats import HeardBeats
 from hocket.rhythm.leader_lock import LeaderLock
 from hocket.work.lease import COUNTED
 
-# All in beats: how long the lock lasts, how often it is renewed, after how long a silence a pulse asks for it, and how
-# long after a refusal it asks again. Together they let a follower lead within two beats.
+# All in beats: how long the lock lasts, how long after the start of each beat it is renewed, how long after a failed
+# renewal that is tried again, after how long a silence a pulse asks for it, and how long after a refusal it asks again.
+# A leader that ends is thus replaced before a second beat is missed.
 TTL_BEATS = 1.5
-RENEW_BEATS = 1.0
+RENEW_BEATS = 0.05
 TRY_AGAIN_BEATS = 0.15
 SILENT_BEATS = 1.25
 ASK_AGAIN_BEATS = 0.1
@@ -38,6 +40,7 @@ class Leadership:
         # By the monotonic clock and by the time of day, which differ if the machine sleeps or its clock is set.
         self._asked_ms = self._ends_ms = 0
         self._asked_at_ms = self._ends_at_ms = 0
+        self._is_overdue = False
 
     @property
     def fence(self) -> int:
@@ -85,13 +88,15 @@ class Leadership:
             self._changed()
 
     async def _keep(self) -> None:
-        """Renews the lock a beat after it was last asked for."""
-        left_ms = self._asked_ms + RENEW_BEATS * self._beats.tempo.beat_ms - self._clock.monotonic_ms()
-        if left_ms > 0:
-            await asyncio.sleep(left_ms / 1000)
+        """Renews the lock just after the start of the next beat, when its frame has left."""
+        tempo, now_ms = self._beats.tempo, self._clock.now_ms()
+        due_ms = next_beat(tempo, max(now_ms, self._asked_at_ms + 1)) + RENEW_BEATS * tempo.beat_ms
+        if not self._is_overdue:
+            await asyncio.sleep((due_ms - now_ms) / 1000)
         if not (fence := self.fence):
             return
         ttl_ms = self._asks()
+        self._is_overdue = True
         try:
             await self._lock.renew(fence, ttl_ms)
         except LockLost as error:
@@ -104,6 +109,7 @@ class Leadership:
         return max(1, round(TTL_BEATS * self._beats.tempo.beat_ms))
 
     def _holds(self, ttl_ms: int) -> None:
+        self._is_overdue = False
         counted_ms = int(ttl_ms * COUNTED)
         self._ends_ms, self._ends_at_ms = self._asked_ms + counted_ms, self._asked_at_ms + counted_ms
 
