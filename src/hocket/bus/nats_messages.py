@@ -142,6 +142,15 @@ class NatsMessages:
         if self._background:
             await asyncio.wait(self._background)
 
+    @property
+    def root(self) -> str:
+        return self._root
+
+    @property
+    def client(self) -> Client | None:
+        """The connection, while there is one."""
+        return self._client
+
     async def _send(self, message: BusMessage) -> None:
         client = self._client
         if client is None or client.pending_data_size + len(message.data) > PENDING_BYTES_MAX:

@@ -36,6 +36,7 @@ COMMANDS = {
     "cost": ("cost:app", "Show what jobs used and cost."),
     "grid": ("grid:app", "Show how ranked jobs spread over the workers, live."),
     "beat": ("beat:beat_app", "Show which beat it is, as the frame that a pulse sends."),
+    "pulse": ("pulse:app", "Send the beats of a cluster, or stand by to take over."),
     "score": ("score:app", "Check the score of a task: beats for phases and waits, retries, escalations."),
     "ucxl": ("beat:ucxl_app", "Parse a UCXL address and show the time that it means."),
     "git": ("git:app", "Use a git repository as a job queue: submit, work, verify."),

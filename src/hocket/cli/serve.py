@@ -5,7 +5,7 @@ it.
 import asyncio
 import os
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, closing
+from contextlib import asynccontextmanager, closing, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,11 +15,13 @@ from hocket.cli.app import new_app
 from hocket.cli.log_lines import start_logging
 from hocket.cli.options import BusOption, LogFormatOption, QuietOption, VerboseOption
 from hocket.cli.output import emit, fields
+from hocket.cli.pulse import PolicyFileOption, needed_policy
 from hocket.cli.settings import HomeOption, JsonOption, open_runtime
 from hocket.errors import Usage
 from hocket.work.event_logging import log_event, logged
 
 if TYPE_CHECKING:
+    from hocket.kernel.beats.policy import TempoPolicy
     from hocket.mesh.gate import Gate
     from hocket.node.bus_settings import BusSettings
     from hocket.node.runtime import Runtime
@@ -57,6 +59,10 @@ def serve(
         str | None,
         typer.Option("--openai", metavar="KIND", help="Answer OpenAI's /v1/chat/completions with jobs of this kind."),
     ] = None,
+    pulse: Annotated[
+        bool, typer.Option("--pulse", help="Also send the beats of a cluster, as `hocket pulse` does.")
+    ] = False,
+    policy: PolicyFileOption = None,
     bus: BusOption = None,
     verbose: VerboseOption = 0,
     quiet: QuietOption = 0,
@@ -76,6 +82,7 @@ def serve(
       hocket serve
       hocket serve --host 0.0.0.0 --announce
       hocket serve --openai acme.chat
+      hocket serve --pulse
       hocket serve --host 0.0.0.0 --cert cert.pem --key key.pem --address https://mesh.example.org:7315
     """
     from hocket.mesh.peers import check_address
@@ -87,8 +94,11 @@ def serve(
         check_kind(openai)
     start_logging(verbose, quiet, log_format)
     with open_runtime() as runtime:
+        if policy is not None and not pulse:
+            raise Usage("--policy is for --pulse; give both, or neither")
+        beats = needed_policy(runtime, policy) if pulse else None
         servers = bus_settings(runtime.home, bus)
-        asyncio.run(_serve(runtime, host, port, known, cert, key, proxy or [], announce, servers, openai))
+        asyncio.run(_serve(runtime, host, port, known, cert, key, proxy or [], announce, servers, openai, beats))
 
 
 async def _serve(
@@ -102,10 +112,12 @@ async def _serve(
     announce: bool,
     servers: "BusSettings | None",
     openai: str | None,
+    policy: "TempoPolicy | None",
 ) -> None:
     from hocket.node.node import Node
     from hocket.node.servers import announce_server
     from hocket.node.signals import stopped_by_signals
+    from hocket.node.tempo import pulsing
 
     node = Node(runtime)
     try:
@@ -141,7 +153,8 @@ async def _serve(
                 await node.call(lambda: peers.note_address(Service(runtime), told))
                 name, now_ms = node.environment.name("server"), node.environment.physical_ms()
                 with closing(announce_server(runtime.home.processes, name, told, now_ms)):
-                    async with _announced(runtime, server, announce), node.kept_up(emit):
+                    sends_beats = nullcontext() if policy is None else pulsing(node, policy, emit)
+                    async with _announced(runtime, server, announce), node.kept_up(emit), sends_beats:
                         _say(runtime, told, server)
                         await ended.wait()
             finally:

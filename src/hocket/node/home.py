@@ -28,7 +28,7 @@ _OTHERS = 0o077
 _PARTS = (
     *("log.db", "log.db-wal", "log.db-shm", "log.db-journal", "processes", "blobs", "runs", "output", "secrets", "git"),
     "messages",
-    *("config.toml", "user.key", "user.did", "node.key", "complete", "init.lock", "crash.log"),
+    *("config.toml", "tempo.yaml", "user.key", "user.did", "node.key", "complete", "init.lock", "crash.log"),
 )
 
 # Returns the passphrase; called only if one is needed.
@@ -68,6 +68,7 @@ class Home:
         self.pending_git_jobs = self.path / "git" / "pending"
         self.git_trusted = self.path / "git" / "trusted"
         self.configuration = self.path / "config.toml"
+        self.tempo = self.path / "tempo.yaml"
         self._user_key = self.path / "user.key"
         self._user_did = self.path / "user.did"
         self._node_key = self.path / "node.key"

@@ -7,13 +7,17 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 
 from hocket.events import (
+    BeatSent,
     Event,
+    FrameRefused,
     JobClaimed,
     JobHandedBack,
     JobPostponed,
     JobRescued,
     LeaseLost,
     OpRefused,
+    PulseFollows,
+    PulseLeads,
     ResultDiscarded,
     RetryPlanned,
     RunFailed,
@@ -91,6 +95,19 @@ class EventCounts:
                 self._add(metrics.RESULTS_DISCARDED)
             case OpRefused(reason=reason, count=count):
                 self.counters[metrics.OPS_REFUSED, (reason.lower(),)] += count
+            case BeatSent():
+                self._beat(event)
+            case PulseLeads() | PulseFollows():
+                self.counters[metrics.PULSE_LEADS, ()] = isinstance(event, PulseLeads)
+            case FrameRefused(reason=reason, count=count):
+                self.counters[metrics.FRAMES_REFUSED, (reason.replace(" ", "_"),)] += count
+
+    def _beat(self, event: BeatSent) -> None:
+        self._add(metrics.BEATS_SENT, "degraded" if event.is_degraded else "led")
+        self._observe(metrics.BEAT_LATENESS, event.late_s)
+        self.counters[metrics.PULSE_DRIFT, ()] = event.drift_s
+        self.counters[metrics.TEMPO_BPM, ()] = event.tempo_bpm
+        self.counters.setdefault((metrics.PULSE_LEADS, ()), 0)
 
     def _ended(self, event: RunFinished | RunFailed, outcome: str) -> None:
         kind = self.kind(event.kind)

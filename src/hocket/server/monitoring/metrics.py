@@ -44,6 +44,14 @@ BUS_DROPPED = Metric(
 )
 BUS_CONNECTED = Metric("hocket_bus_connected", _GAUGE, "Whether this process is connected to its bus.")
 
+# Of a pulse and of those that hear it, from their events.
+BEATS_SENT = Metric("hocket_beats_sent_total", _COUNTER, "Beats that this pulse sent, led or degraded.", ("state",))
+BEAT_LATENESS = Metric("hocket_beat_lateness_seconds", _HISTOGRAM, "How long after its start a beat left.")
+PULSE_LEADS = Metric("hocket_pulse_leads", _GAUGE, "Whether this pulse leads its cluster.")
+PULSE_DRIFT = Metric("hocket_pulse_drift_seconds", _GAUGE, "How far the time of day is ahead of the pulse's clock.")
+TEMPO_BPM = Metric("hocket_tempo_bpm", _GAUGE, "The tempo of the last beat that this pulse sent, in beats a minute.")
+FRAMES_REFUSED = Metric("hocket_frames_refused_total", _COUNTER, "Frames that this process refused.", ("reason",))
+
 # Of this node, from its store. Every process of a node shows the same.
 JOBS = Metric("hocket_jobs", _GAUGE, "Jobs by kind and state or outcome.", ("kind", "state"))
 LOG_OPS = Metric("hocket_log_ops", _GAUGE, "Ops on the log of this node.")

@@ -1,0 +1,93 @@
+"""A value on a NATS server that only one of several writers can change at a time: each change names the revision that
+it replaces, and the server refuses it if there is a newer one. It is the last message of a subject in a JetStream
+stream. Revisions are the stream's sequence numbers, which never repeat while the server keeps its data.
+"""
+
+import asyncio
+import hashlib
+from typing import NamedTuple
+
+import nats.errors
+import nats.js.errors
+from nats.aio.client import Client
+from nats.js import api
+
+from hocket.bus.nats_messages import NatsMessages
+from hocket.bus.subject_names import subject_name
+from hocket.errors import Unreachable
+
+PREFIX = "register"
+ANSWER_S = 2.0
+_WRONG_SEQUENCE = 10071
+_FAILURES = (nats.errors.Error, OSError, asyncio.TimeoutError, TimeoutError)
+
+
+class Entry(NamedTuple):
+    revision: int
+    data: bytes
+
+
+NOTHING = Entry(0, b"")
+
+
+class NatsRegister:
+    """`mesh` and `name` say which value it is."""
+
+    def __init__(self, messages: NatsMessages, mesh: str, name: str) -> None:
+        self._messages = messages
+        self._subject = f"{PREFIX}.{subject_name(mesh, PREFIX, name)}"
+        self._pattern = f"{PREFIX}.{messages.root}.>" if messages.root else f"{PREFIX}.>"
+        self._stream = f"hocket-{PREFIX}-{hashlib.sha256(messages.root.encode()).hexdigest()[:16]}"
+        self._made_with: Client | None = None
+
+    async def read(self) -> Entry:
+        """NOTHING if the value was never set. Raises Unreachable."""
+        client = await self._connected()
+        try:
+            found = await client.jsm(timeout=ANSWER_S).get_last_msg(self._stream, self._subject)
+        except nats.js.errors.NotFoundError:
+            return NOTHING
+        except _FAILURES as error:
+            raise self._unreachable(error) from None
+        return Entry(found.seq or 0, found.data or b"")
+
+    async def swap(self, revision: int, data: bytes) -> int | None:
+        """Replaces the value of this revision. Returns the new revision; None if there is a newer one. Raises
+        Unreachable: then the value may have been replaced, or not.
+        """
+        client = await self._connected()
+        headers = {api.Header.EXPECTED_LAST_SUBJECT_SEQUENCE.value: str(revision)}
+        try:
+            done = await client.jetstream(timeout=ANSWER_S).publish(
+                self._subject, data, timeout=ANSWER_S, stream=self._stream, headers=headers
+            )
+        except nats.js.errors.APIError as error:
+            if error.err_code == _WRONG_SEQUENCE:
+                return None
+            raise self._unreachable(error) from None
+        except _FAILURES as error:
+            raise self._unreachable(error) from None
+        return done.seq
+
+    async def _connected(self) -> Client:
+        client = self._messages.client
+        if client is None:
+            raise Unreachable(f"the bus {self._messages.state.what} is away")
+        if self._made_with is not client:
+            config = api.StreamConfig(
+                name=self._stream,
+                subjects=[self._pattern],
+                max_msgs_per_subject=1,
+                discard=api.DiscardPolicy.OLD,
+                num_replicas=1,
+            )
+            try:
+                await client.jsm(timeout=ANSWER_S).add_stream(config)
+            except _FAILURES as error:
+                raise self._unreachable(error) from None
+            self._made_with = client
+        return client
+
+    def _unreachable(self, error: BaseException) -> Unreachable:
+        detail = str(error).removeprefix("nats: ") or type(error).__name__
+        return Unreachable(f"the bus {self._messages.state.what} keeps no register: {detail}")

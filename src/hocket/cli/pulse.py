@@ -1,0 +1,87 @@
+"""`hocket pulse`: sends the beats of a cluster until a signal stops it."""
+
+import asyncio
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from hocket.cli.app import new_app
+from hocket.cli.log_lines import start_logging
+from hocket.cli.monitoring import MetricsOption, monitored
+from hocket.cli.options import BusOption, LogFormatOption, QuietOption, VerboseOption
+from hocket.cli.output import emit, fields
+from hocket.cli.settings import HomeOption, JsonOption, open_runtime
+from hocket.errors import Usage
+from hocket.node.bus_settings import BusSettings, bus_settings
+from hocket.node.node import Node
+from hocket.node.runtime import Runtime
+from hocket.node.signals import stopped_by_signals
+from hocket.node.tempo import file_policy, pulsing
+
+if TYPE_CHECKING:
+    from hocket.kernel.beats.policy import TempoPolicy
+
+app = new_app()
+
+PolicyFileOption = Annotated[
+    Path | None,
+    typer.Option("--policy", metavar="FILE", help="The cluster's tempo policy. Default: tempo.yaml in the home."),
+]
+
+
+@app.command()
+def pulse(
+    policy: PolicyFileOption = None,
+    bus: BusOption = None,
+    metrics: MetricsOption = None,
+    verbose: VerboseOption = 0,
+    quiet: QuietOption = 0,
+    log_format: LogFormatOption = None,
+    home: HomeOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Send the beats of a cluster, as its tempo policy says. Several pulses may run: one leads and sends each beat, and
+    if it stops, another takes over within two beats. Agents that hear no leader count on at the same tempo.
+
+    \b
+      hocket pulse
+      hocket pulse --policy tempo.yaml --metrics 9465
+      hocket pulse --bus nats://host:4222
+
+    SIGTERM or Ctrl-C stops it. The exit code is 130 after Ctrl-C, 0 after SIGTERM.
+    """
+    start_logging(verbose, quiet, log_format)
+    with open_runtime() as runtime:
+        found = needed_policy(runtime, policy)
+        asyncio.run(_pulse(runtime, found, bus_settings(runtime.home, bus), metrics))
+
+
+def needed_policy(runtime: Runtime, file: Path | None) -> "TempoPolicy":
+    """The policy of the file, or of the home. Raises Usage if there is none."""
+    found = file_policy(file or runtime.home.tempo)
+    if found is None:
+        where = runtime.home.tempo if file is None else file
+        raise Usage(f"no tempo policy at {where}; write one there, like `cluster_id: NAME`, or give --policy FILE")
+    return found
+
+
+async def _pulse(runtime: Runtime, policy: "TempoPolicy", servers: BusSettings | None, metrics: str | None) -> None:
+    node, ended = Node(runtime), asyncio.Event()
+    monitoring, events = monitored(node, metrics, lambda: ["this pulse stops"] if ended.is_set() else [])
+    try:
+        if servers is not None:
+            await node.message_bus(events, servers)
+        with stopped_by_signals(ended.set) as received:
+            async with monitoring, node.in_touch(events), pulsing(node, policy, events):
+                shown = {"cluster": policy.cluster_id, "tempo_bpm": policy.initial_bpm, "process": os.getpid()}
+                emit(shown)
+                fields([(name.replace("_", " "), value) for name, value in shown.items()])
+                sys.stdout.flush()
+                await ended.wait()
+        if received.is_interrupt:
+            raise KeyboardInterrupt
+    finally:
+        await node.finish()

@@ -1,0 +1,118 @@
+"""Tempo in a process of a node: where its policy is, the beats that it hears on its bus, and a pulse of its own."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, closing
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hocket.bus.signed import SignedMessages
+from hocket.errors import Usage
+from hocket.events import Emit, ignore
+from hocket.kernel.beats.file_fields import FILE_BYTES_MAX, BadField
+from hocket.kernel.beats.messages import BarReport, PulseMessage
+from hocket.kernel.beats.policy import TempoPolicy, read_policy
+from hocket.kernel.envelope import LIFE_MS
+from hocket.node.local_node import LocalNode
+from hocket.node.locks import lock_client
+from hocket.rhythm.heard_beats import HeardBeats
+from hocket.rhythm.leader_lock import ArbiterLock, LeaderLock, is_incident
+from hocket.rhythm.pulse import Pulse
+from hocket.rhythm.tempo_clock import TempoClock
+from hocket.rhythm.tempo_messages import TempoMessages, TempoQueue
+from hocket.work.supervision import supervised
+
+if TYPE_CHECKING:
+    from hocket.bus.nats_messages import NatsMessages
+
+WAIT_S = 60.0
+
+
+def file_policy(file: Path) -> TempoPolicy | None:
+    """The policy in this file, such as the home's `tempo.yaml`; None if there is no such file. Raises Usage."""
+    try:
+        with file.open("rb") as opened:
+            return read_policy(opened.read(FILE_BYTES_MAX + 1))
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise Usage(f"cannot read {file}: {error.strerror}") from None
+    except BadField as error:
+        raise Usage(f"{file}: {error}") from None
+
+
+@asynccontextmanager
+async def heard_beats(node: LocalNode, policy: TempoPolicy, emit: Emit = ignore) -> AsyncIterator[HeardBeats]:
+    """The beats of a cluster as this process hears them on the node's bus."""
+    messages = TempoMessages(await node.message_bus(emit), node.log.user)
+    clock = TempoClock(node.environment.monotonic, lambda: node.environment.physical_ms() / 1000)
+    beats = HeardBeats(policy, clock, LIFE_MS, emit)
+    with closing(await messages.subscribe(PulseMessage, policy.cluster_id)) as queue:
+        task = asyncio.create_task(_hear(queue, beats))
+        try:
+            yield beats
+        finally:
+            task.cancel()
+            await asyncio.wait([task])
+
+
+async def _hear(queue: TempoQueue[PulseMessage], beats: HeardBeats) -> None:
+    while True:
+        heard = await queue.get(WAIT_S)
+        if heard is not None:
+            beats.hear(heard.message, heard.at.node)
+
+
+@asynccontextmanager
+async def pulsing(node: LocalNode, policy: TempoPolicy, emit: Emit = ignore) -> AsyncIterator[None]:
+    """Runs a pulse until the block ends."""
+    run = supervised("the pulse", lambda: _run_pulse(node, policy, emit), emit, node.environment)
+    task = asyncio.create_task(run)
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+
+
+async def _run_pulse(node: LocalNode, policy: TempoPolicy, emit: Emit = ignore) -> None:
+    bus = await node.message_bus(emit)
+    messages = TempoMessages(bus, node.log.user)
+    async with heard_beats(node, policy, emit) as beats:
+        lock = leader_lock(node, policy, bus)
+        pulse = Pulse(beats, lock, lambda message: messages.publish(message, policy.cluster_id), emit)
+        with closing(await messages.subscribe(BarReport, policy.cluster_id)) as reports:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(pulse.run())
+                tasks.create_task(_adapt(node, reports, pulse))
+
+
+async def _adapt(node: LocalNode, reports: TempoQueue[BarReport], pulse: Pulse) -> None:
+    while True:
+        heard = await reports.get(WAIT_S)
+        if heard is not None and pulse.fence:
+            now_ms = node.environment.physical_ms()
+            frozen = await node.peek(lambda session, now_ms=now_ms: is_incident(session, now_ms))  # type: ignore[misc]
+            pulse.hear_report(heard.message, is_incident=frozen)
+
+
+def leader_lock(node: LocalNode, policy: TempoPolicy, bus: SignedMessages) -> LeaderLock:
+    """On a bus with a NATS server, a register of that server: pulses that hear each other share it. Otherwise a lock of
+    the mesh.
+    """
+    name = node.environment.name("pulse")
+    if (server := _nats(bus)) is not None:
+        from hocket.bus.nats_register import NatsRegister
+        from hocket.rhythm.nats_leader import NatsLeaderLock
+
+        register = NatsRegister(server, node.log.user, policy.cluster_id)
+        return NatsLeaderLock(register, name, node.environment.monotonic)
+    return ArbiterLock(node, lock_client(node, node.lock_processes), policy.cluster_id, name)
+
+
+def _nats(bus: SignedMessages) -> "NatsMessages | None":
+    try:
+        from hocket.bus.nats_messages import NatsMessages
+    except ImportError:
+        return None
+    return bus.messages if isinstance(bus.messages, NatsMessages) else None

@@ -1,0 +1,177 @@
+"""The beats of a cluster as one process hears them. Frames of the leader set the tempo and the time. Between frames the
+process counts on by itself, so a beat begins on time though its frame is still on its way. Without a leader it follows
+the median of the pulses that it hears, without any its own clock, and the tempo stays. `kernel.beats` has the rules.
+"""
+
+import asyncio
+from collections import Counter
+from contextlib import suppress
+
+from hocket.events import BeatsDegraded, BeatsLed, Emit, FrameRefused, ignore
+from hocket.kernel.beats.degraded import DegradedTempo, HeardPulse, degraded_beat, is_leaderless
+from hocket.kernel.beats.frame_judge import FrameRefusal, JudgeState, judge_frame, with_local_beat
+from hocket.kernel.beats.messages import BeatFrame, PulseMessage, make_frame
+from hocket.kernel.beats.policy import TempoPolicy, policy_hash
+from hocket.kernel.beats.tempo import BadTempo, Tempo, TempoChange, Timeline, timeline
+from hocket.kernel.clock import Hlc, parse_wall
+from hocket.kernel.ids import node_text
+from hocket.rhythm.beat_source import BeatNow, beat_now
+from hocket.rhythm.tempo_clock import TempoClock
+
+# The pulses whose clocks are remembered for the median.
+PULSES_MAX = 64
+# How often the refusals of a node for one reason are told.
+TOLD_MS = 60_000
+# A frame that comes late sets the time back by no more than this part of a beat.
+LATE_SHARE = 100
+
+
+class HeardBeats:
+    """A `BeatSource`. Call `hear` with each message of a pulse. `skew_ms` is by how much clocks may differ."""
+
+    def __init__(self, policy: TempoPolicy, clock: TempoClock, skew_ms: int, emit: Emit = ignore) -> None:
+        self.policy, self.clock = policy, clock
+        self.timeline: Timeline = timeline(policy.initial_tempo)
+        self.refusals: Counter[FrameRefusal] = Counter()
+        self.changed = asyncio.Event()
+        """Set and cleared after each accepted frame."""
+        self._skew_ms, self._emit = skew_ms, emit
+        self._judge = JudgeState()
+        self._tempo = policy.initial_tempo
+        self._offset_ms: int | None = None
+        self._epoch_ms = 0
+        self._heard: dict[int, HeardPulse] = {}
+        self._began_ms = clock.monotonic_ms()
+        self._led_ms: int | None = None
+        self._is_degraded = False
+        self._at_ms = 0
+        self._untold: Counter[tuple[int, FrameRefusal]] = Counter()
+        self._told_ms: dict[tuple[int, FrameRefusal], int] = {}
+
+    @property
+    def tempo(self) -> Tempo:
+        return self._tempo
+
+    @property
+    def fence(self) -> int:
+        """That of the leader whose frame was accepted last; 0 if there was none."""
+        return self._judge.fence
+
+    @property
+    def epoch_ms(self) -> int:
+        """The start of the last beat whose frame was accepted, or that was counted here without a leader."""
+        return self._epoch_ms
+
+    def silent_ms(self) -> int:
+        """How long ago the last frame was accepted; without any, how long this has listened."""
+        return self.clock.monotonic_ms() - (self._began_ms if self._led_ms is None else self._led_ms)
+
+    def hear(self, message: PulseMessage, sender: int) -> FrameRefusal | None:
+        """Why the frame is refused; None if it is accepted."""
+        self._count()
+        judged = judge_frame(self.policy, self._state(), message, sender, self.clock.now_ms(), self._skew_ms)
+        if isinstance(judged, JudgeState) and message.frame.epoch_ms + message.frame.beat_ms <= self._epoch_ms:
+            judged = FrameRefusal.FROM_THE_PAST
+        refusal = judged if isinstance(judged, FrameRefusal) else None
+        self._sample(message.frame, sender)
+        if isinstance(judged, JudgeState):
+            self._accept(judged, message.frame, sender)
+        else:
+            self._refuse(judged, sender)
+        return refusal
+
+    def now(self) -> BeatNow:
+        self._count()
+        self._at_ms = max(self._at_ms, self.clock.monotonic_ms() + self._offset())
+        return beat_now(self.policy, self._tempo, self._at_ms, is_degraded=self._is_leaderless())
+
+    async def next_beat(self) -> BeatNow:
+        before = self.now().beat.epoch_ms
+        while (now := self.now()).beat.epoch_ms <= before:
+            with suppress(TimeoutError):
+                async with asyncio.timeout((now.next_ms - now.at_ms) / 1000):
+                    await self.changed.wait()
+        return now
+
+    def _offset(self) -> int:
+        """The cluster's time minus the monotonic clock."""
+        if self._offset_ms is None:
+            return self.clock.now_ms() - self.clock.monotonic_ms()
+        return self._offset_ms
+
+    def _is_leaderless(self) -> bool:
+        return self._led_ms is None or is_leaderless(self._tempo, self._led_ms, self.clock.monotonic_ms())
+
+    def _sample(self, frame: BeatFrame, sender: int) -> None:
+        """Remembers the clock of a pulse of this cluster, unless it is off by more than clocks may be."""
+        is_ours = frame.cluster_id == self.policy.cluster_id and frame.policy_hash == policy_hash(
+            self.policy, frame.tempo
+        )
+        sent_ms, now_ms = parse_wall(frame.deadline_at) - frame.beat_ms, self.clock.monotonic_ms()
+        is_right = abs(sent_ms - self.clock.now_ms()) <= self._skew_ms
+        if is_ours and is_right and (sender in self._heard or len(self._heard) < PULSES_MAX):
+            self._heard[sender] = HeardPulse(sent_ms - now_ms, now_ms)
+
+    def _accept(self, judged: JudgeState, frame: BeatFrame, sender: int) -> None:
+        is_new = self._is_leaderless() or sender != self._judge.leader
+        offset_ms = self._heard[sender].offset_ms if sender in self._heard else self._offset()
+        if not is_new and self._offset_ms is not None:
+            offset_ms = max(offset_ms, self._offset_ms - frame.beat_ms // LATE_SHARE)
+        if self._is_degraded or self._led_ms is None:
+            self._emit(BeatsLed(self.policy.cluster_id, node_text(sender), judged.fence))
+        self._judge, self._offset_ms, self._is_degraded = judged, offset_ms, False
+        self._led_ms, self._epoch_ms = self.clock.monotonic_ms(), frame.epoch_ms
+        if frame.tempo != self._tempo:
+            self._tempo = frame.tempo
+            change = TempoChange(frame.window_ms, frame.tempo)
+            try:
+                self.timeline = self.timeline.with_change(change)
+            except BadTempo:  # the change itself was missed
+                self.timeline = Timeline((change,))
+        self.changed.set()
+        self.changed.clear()
+
+    def _count(self) -> None:
+        """Without a leader, counts the beat that has begun. Frames of earlier beats are refused from then on."""
+        if not self._is_leaderless():
+            return
+        if not self._is_degraded and self._led_ms is not None:
+            self._is_degraded = True
+            self._emit(BeatsDegraded(self.policy.cluster_id, self._tempo.bpm))
+        state = DegradedTempo(self._tempo, self._offset(), self._epoch_ms)
+        state, beat = degraded_beat(state, self._heard, self.clock.monotonic_ms())
+        if self._offset_ms is not None or self._heard:
+            self._offset_ms = state.offset_ms
+        if beat is not None:
+            self._epoch_ms = beat.epoch_ms
+
+    def _state(self) -> JudgeState:
+        """What the next frame is judged by. After more than a bar without a leader, a frame may have any tempo."""
+        judge = self._judge
+        if self._led_ms is None or self.silent_ms() > self._tempo.bar_ms:
+            return JudgeState(judge.fence, judge.leader)
+        # A new leader may still send the frame of the beat that runs, so the one before is the last that is over.
+        over_ms = self._epoch_ms - self._tempo.beat_ms
+        if judge.last is None or over_ms <= judge.last.epoch_ms:
+            return judge
+        return with_local_beat(judge, local_frame(self.policy, self._tempo, over_ms))
+
+    def _refuse(self, reason: FrameRefusal, sender: int) -> None:
+        self.refusals[reason] += 1
+        if reason is FrameRefusal.LEADERLESS:  # what a pulse says without a leader, as it should
+            return
+        key, now_ms = (sender, reason), self.clock.monotonic_ms()
+        self._untold[key] += 1
+        told_ms = self._told_ms.get(key)
+        if told_ms is None or now_ms - told_ms >= TOLD_MS:
+            if told_ms is None and len(self._told_ms) >= PULSES_MAX * len(FrameRefusal):
+                self._told_ms.clear()
+            self._told_ms[key] = now_ms
+            count = self._untold.pop(key)
+            self._emit(FrameRefused(self.policy.cluster_id, node_text(sender), reason.value, count))
+
+
+def local_frame(policy: TempoPolicy, tempo: Tempo, at_ms: int) -> BeatFrame:
+    """The frame of the beat in which this time lies."""
+    at = Hlc(at_ms, 0, 0)
+    return make_frame(policy.cluster_id, tempo, policy.phases, policy_hash(policy, tempo), at_ms, at)

@@ -1,0 +1,107 @@
+"""A pulse sends the beats of a cluster. Several may run: one leads and sends each beat under the fence of its lock, the
+others follow and are silent. Without a leader each sends its own beats, marked as degraded, from which agents take the
+median; the tempo stays as it is. The pulse that comes to lead sends the beat that runs if nobody has sent it.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+
+from hocket.events import BeatSent, Emit, TempoChanged, ignore
+from hocket.kernel.beats.degraded import LEADERLESS_BEATS
+from hocket.kernel.beats.messages import BarReport, PulseMessage
+from hocket.kernel.beats.tempo import Tempo, TempoChange, beat_at
+from hocket.kernel.beats.tempo_control import ControlState, control
+from hocket.kernel.clock import parse_wall
+from hocket.rhythm.heard_beats import HeardBeats, local_frame
+from hocket.rhythm.leader_lock import LeaderLock
+from hocket.rhythm.leadership import Leadership
+
+Publish = Callable[[PulseMessage], Awaitable[None]]
+
+
+class Pulse:
+    """`beats` hears the pulses of the cluster, this one too; `publish` sends to them."""
+
+    def __init__(self, beats: HeardBeats, lock: LeaderLock, publish: Publish, emit: Emit = ignore) -> None:
+        self._beats, self._publish, self._emit = beats, publish, emit
+        self._policy, self._clock = beats.policy, beats.clock
+        self._woken = asyncio.Event()
+        self._leadership = Leadership(lock, beats, emit, self._changed)
+        self._tempo = beats.tempo
+        self._change: TempoChange | None = None
+        self._control = ControlState()
+        self._window_ms = 0
+        self._sent_ms = 0
+
+    @property
+    def fence(self) -> int:
+        """The fence under which this pulse leads; 0 if it does not."""
+        return self._leadership.fence
+
+    @property
+    def tempo(self) -> Tempo:
+        return self._tempo
+
+    async def run(self) -> None:
+        """Runs until it is cancelled; then another pulse can lead at once."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._leadership.run())
+            tasks.create_task(self._send_beats())
+
+    def hear_report(self, report: BarReport, *, is_incident: bool) -> None:
+        """Adapts the tempo to the load of a bar, if the policy says so and this pulse leads. One report of each window
+        counts.
+        """
+        window_ms = parse_wall(report.window)
+        if report.cluster_id != self._policy.cluster_id or not self.fence or window_ms <= self._window_ms:
+            return
+        self._window_ms, now_ms = window_ms, self._clock.now_ms()
+        is_frozen = is_incident or self._change is not None
+        self._control, change = control(self._policy, self._control, self._tempo, report, now_ms, is_frozen=is_frozen)
+        if change is not None:
+            self._change = change
+            self._emit(TempoChanged(self._policy.cluster_id, self._tempo.bpm, change.tempo.bpm))
+
+    def _changed(self) -> None:
+        """This pulse begins or ceases to lead. It goes on with the tempo that it has heard last, for a minute at least:
+        the leader before may have changed it just now.
+        """
+        self._tempo, self._change, self._sent_ms = self._beats.tempo, None, 0
+        self._control = ControlState(changed_ms=self._clock.now_ms())
+        self._woken.set()
+
+    async def _send_beats(self) -> None:
+        while True:
+            self._woken.clear()
+            now_ms, fence = self._clock.now_ms(), self.fence
+            if fence:
+                self._adopt_change(now_ms)
+            else:
+                self._tempo = self._beats.tempo
+            beat = beat_at(self._tempo, now_ms)
+            next_ms = beat.epoch_ms + self._tempo.beat_ms
+            if beat.epoch_ms >= self._sent_ms and (self._is_unsent(beat.epoch_ms) if fence else self._is_leaderless()):
+                await self._send(now_ms, fence)
+                self._sent_ms = next_ms
+            with suppress(TimeoutError):
+                async with asyncio.timeout((next_ms - self._clock.now_ms()) / 1000):
+                    await self._woken.wait()
+
+    def _adopt_change(self, now_ms: int) -> None:
+        if self._change is not None and now_ms >= self._change.since_ms:
+            self._tempo, self._change = self._change.tempo, None
+
+    def _is_unsent(self, epoch_ms: int) -> bool:
+        """Whether no other leader has sent this beat, as far as this pulse has heard."""
+        return epoch_ms > self._beats.epoch_ms or self._beats.now().is_degraded
+
+    def _is_leaderless(self) -> bool:
+        return self._beats.silent_ms() > LEADERLESS_BEATS * self._tempo.beat_ms
+
+    async def _send(self, now_ms: int, fence: int) -> None:
+        frame = local_frame(self._policy, self._tempo, now_ms)
+        await self._publish(PulseMessage(frame, fence, fence == 0))
+        late_s = (now_ms - frame.epoch_ms) / 1000
+        drift_s = self._clock.drift_ms / 1000
+        self._emit(BeatSent(self._policy.cluster_id, frame.beat_index, frame.tempo_bpm, late_s, drift_s, fence == 0))

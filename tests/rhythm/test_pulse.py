@@ -1,0 +1,258 @@
+"""Pulses on one event loop: one leads, another takes over, and without a lock all send degraded beats."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+
+from hocket.coordination.locks import LockHeld, LockLost
+from hocket.errors import Unreachable
+from hocket.events import BeatSent, Event, PulseFollows, PulseLeads, PulseLockFailed, TempoChanged
+from hocket.kernel.beats.messages import BarReport, PulseMessage
+from hocket.kernel.beats.policy import TempoPolicy, make_policy, read_policy
+from hocket.kernel.clock import Hlc, hlc_text, wall_text
+from hocket.rhythm.heard_beats import HeardBeats
+from hocket.rhythm.pulse import Pulse
+from hocket.rhythm.tempo_clock import TempoClock
+
+POLICY = make_policy("one", 600, 4)
+BEAT_S = 0.1
+SKEW_MS = 5_000
+PATIENCE_S = 30.0
+
+
+class OneLock:
+    """A lock as an arbiter keeps it, for all pulses of a test."""
+
+    def __init__(self) -> None:
+        self.fence, self.ends_at = 0, 0.0
+        self.is_away = False
+
+    async def acquire(self, ttl_ms: int, above: int) -> int:
+        self._check()
+        if self._now() <= self.ends_at:
+            raise LockHeld("another pulse leads")
+        self.fence, self.ends_at = max(self.fence, above) + 1, self._now() + ttl_ms / 1000
+        return self.fence
+
+    async def renew(self, fence: int, ttl_ms: int) -> None:
+        self._check()
+        if fence != self.fence or self._now() > self.ends_at:
+            raise LockLost("the lock is lost")
+        self.ends_at = self._now() + ttl_ms / 1000
+
+    async def release(self, fence: int) -> None:
+        if fence == self.fence:
+            self.ends_at = 0.0
+
+    def _check(self) -> None:
+        if self.is_away:
+            raise Unreachable("the arbiter does not answer")
+
+    def _now(self) -> float:
+        return asyncio.get_running_loop().time()
+
+
+class Cluster:
+    """Pulses that hear each other, and one agent. `wall_s` moves the time of day of all."""
+
+    def __init__(self, policy: TempoPolicy = POLICY) -> None:
+        self.policy, self.lock, self.wall_s = policy, OneLock(), 0.0
+        self.accepted: list[PulseMessage] = []
+        self.sent: list[PulseMessage] = []
+        self.told: list[Event] = []
+        self.pulses: list[Pulse] = []
+        self.tasks: list[asyncio.Task[None]] = []
+        self._heard: list[HeardBeats] = []
+        self.agent = self._beats()
+
+    def _beats(self) -> HeardBeats:
+        loop = asyncio.get_running_loop()
+        clock = TempoClock(loop.time, lambda: loop.time() + 1_756_865_520 + self.wall_s)
+        beats = HeardBeats(self.policy, clock, SKEW_MS)
+        self._heard.append(beats)
+        return beats
+
+    def start(self) -> None:
+        node = len(self.pulses) + 1
+
+        async def publish(message: PulseMessage) -> None:
+            self.sent.append(message)
+            for beats in self._heard:
+                refusal = beats.hear(message, node)
+                if beats is self.agent and refusal is None:
+                    self.accepted.append(message)
+
+        pulse = Pulse(self._beats(), self.lock, publish, self.told.append)
+        self.pulses.append(pulse)
+        self.tasks.append(asyncio.create_task(pulse.run()))
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        async with asyncio.timeout(PATIENCE_S):
+            while not condition():
+                await asyncio.sleep(0.005)
+
+    def leader(self) -> Pulse | None:
+        return next((each for each in self.pulses if each.fence), None)
+
+    async def stop(self, pulse: Pulse) -> None:
+        task = self.tasks[self.pulses.index(pulse)]
+        task.cancel()
+        await asyncio.wait([task])
+
+    def of(self, kind: type[Event]) -> list[Event]:
+        return [each for each in self.told if isinstance(each, kind)]
+
+
+@asynccontextmanager
+async def cluster(pulses: int, policy: TempoPolicy = POLICY) -> AsyncIterator[Cluster]:
+    made = Cluster(policy)
+    for _ in range(pulses):
+        made.start()
+    try:
+        yield made
+    finally:
+        for each in made.pulses:
+            await made.stop(each)
+
+
+def run(test: Callable[[], Awaitable[None]]) -> None:
+    async def body() -> None:
+        async with asyncio.timeout(2 * PATIENCE_S):
+            await test()
+
+    asyncio.run(body())
+
+
+@pytest.mark.req("BB-03")
+def test_one_pulse_leads_and_sends_every_beat_once() -> None:
+    async def test() -> None:
+        async with cluster(3) as found:
+            await found.until(lambda: len(found.accepted) >= 8)
+            epochs = [each.frame.epoch_ms for each in found.accepted]
+            assert epochs == list(range(epochs[0], epochs[-1] + 1, 100))
+            assert len(found.of(PulseLeads)) == 1 and {each.fence for each in found.sent} == {1}
+            sent = [each for each in found.told if isinstance(each, BeatSent)]
+            assert all(each.late_s >= 0 and not each.is_degraded for each in sent)
+
+    run(test)
+
+
+@pytest.mark.req("BB-03")
+def test_a_follower_goes_on_where_the_leader_stopped() -> None:
+    async def test() -> None:
+        async with cluster(2) as found:
+            await found.until(lambda: len(found.accepted) >= 2)
+            first = found.leader()
+            assert first is not None
+            await found.stop(first)
+            last_ms = found.accepted[-1].frame.epoch_ms
+            await found.until(lambda: found.accepted[-1].fence == 2)
+            taken_over = next(each for each in found.accepted if each.fence == 2)
+            assert taken_over.frame.epoch_ms - last_ms <= 2 * 100
+            assert not any(each.degraded for each in found.sent)
+
+    run(test)
+
+
+@pytest.mark.req("BB-03")
+def test_without_a_lock_all_send_degraded_beats_at_the_same_tempo_and_then_one_leads_again() -> None:
+    async def test() -> None:
+        async with cluster(2) as found:
+            await found.until(lambda: len(found.accepted) >= 2)
+            found.lock.is_away = True
+            await found.until(lambda: found.leader() is None)
+            count = len(found.accepted)
+            await found.until(lambda: sum(each.degraded for each in found.sent) >= 6)
+            degraded = [each for each in found.sent if each.degraded]
+            assert {each.fence for each in degraded} == {0}
+            assert {each.frame.tempo for each in degraded} == {POLICY.initial_tempo}
+            assert found.agent.now().is_degraded and len(found.accepted) == count
+            assert found.of(PulseLockFailed) and len(found.of(PulseFollows)) == 1
+            found.lock.is_away = False
+            await found.until(lambda: len(found.accepted) > count)
+            assert found.accepted[-1].fence == 2
+
+    run(test)
+
+
+def test_a_leader_whose_clock_is_set_back_by_minutes_makes_way() -> None:
+    async def test() -> None:
+        async with cluster(1) as found:
+            await found.until(lambda: len(found.accepted) >= 2)
+            found.wall_s -= 180
+            await found.until(lambda: bool(found.of(PulseFollows)))
+            assert "set back" in str(found.of(PulseFollows)[0])
+            epochs = [each.frame.epoch_ms for each in found.accepted]
+            assert epochs == sorted(set(epochs))
+
+    run(test)
+
+
+def test_a_leader_that_slept_checks_its_lock_before_it_sends() -> None:
+    async def test() -> None:
+        async with cluster(1) as found:
+            await found.until(lambda: len(found.accepted) >= 2)
+            count = len(found.sent)
+            found.wall_s += 3_600  # the monotonic clock stood still
+            leader = found.pulses[0]
+            assert leader.fence == 0
+            await found.until(lambda: len(found.sent) > count)
+            assert all(each.fence != 1 for each in found.sent[count:])
+
+    run(test)
+
+
+def report(window_ms: int, queue: int, cluster_id: str = "one") -> BarReport:
+    return BarReport(
+        cluster_id=cluster_id,
+        window=wall_text(window_ms),
+        tempo_bpm=600,
+        bar_len_beats=4,
+        agents=1,
+        tasks=10,
+        states={},
+        overruns=0,
+        kept_promises=0,
+        late_promises=0,
+        broken_promises=0,
+        queue_depth=queue,
+        utilisation=1.0,
+        suggested_tempo_bpm=600,
+        truncated=False,
+        hlc=hlc_text(Hlc(window_ms, 0, 0)),
+    )
+
+
+ADAPTIVE = read_policy(b"{cluster_id: one, initial_bpm: 600, bar_len_beats: 4, adaptation: {enable: true}}")
+
+
+@pytest.mark.req("BB-11")
+@pytest.mark.parametrize(
+    ("policy", "is_incident", "expected"), [(ADAPTIVE, False, 601), (ADAPTIVE, True, 600), (POLICY, False, 600)]
+)
+def test_the_leader_adapts_the_tempo_on_a_downbeat(policy: TempoPolicy, is_incident: bool, expected: int) -> None:
+    async def test() -> None:
+        async with cluster(2, policy) as found:
+            await found.until(lambda: len(found.accepted) >= 2)
+            found.wall_s += 0.9  # slewed: the beats go on
+            leader = found.leader()
+            assert leader is not None
+            # A leader leaves the tempo of its predecessor alone for a minute.
+            now_ms = leader._clock.now_ms()
+            leader.hear_report(report(now_ms, 1_000), is_incident=is_incident)
+            assert not found.of(TempoChanged)
+            leader._control = type(leader._control)()
+            for each in found.pulses:
+                each.hear_report(report(now_ms + 1, 1_000, "two"), is_incident=is_incident)
+                each.hear_report(report(now_ms + 2, 1_000), is_incident=is_incident)
+                each.hear_report(report(now_ms + 2, 1_000), is_incident=is_incident)
+            count = len(found.accepted)
+            await found.until(lambda: len(found.accepted) >= count + 6)
+            assert found.accepted[-1].frame.tempo_bpm == expected == found.agent.tempo.bpm
+            changes = [each for each in found.accepted if each.frame.tempo_bpm == 601]
+            assert not changes or changes[0].frame.downbeat
+            assert len(found.of(TempoChanged)) == (expected == 601)
+
+    run(test)
