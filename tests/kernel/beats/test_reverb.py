@@ -178,9 +178,9 @@ def test_digests_tell_which_windows_differ(messages: Any, more: Any) -> None:
     told = from_json(to_json(other.digests(LATEST)), WindowDigests)
     contents = {each.window_ms: to_json(each) for each in other.contents()}
     differing = [each.window_ms for each in one.contents() if contents[each.window_ms] != to_json(each)]
-    assert sorted(one.differing(told)) == differing
+    assert sorted(one.differing(told, LATEST)) == differing
     exchange(one, other)
-    assert one.differing(other.digests(LATEST)) == []
+    assert one.differing(other.digests(LATEST), LATEST) == []
 
 
 @pytest.mark.touches("BB-06")

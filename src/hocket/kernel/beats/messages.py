@@ -156,6 +156,14 @@ class BarReport(msgspec.Struct, frozen=True):
         parse_wall(self.window)
         parse_hlc(self.hlc, 0)
 
+    @property
+    def window_ms(self) -> int:
+        return parse_wall(self.window)
+
+    @property
+    def promises(self) -> int:
+        return self.kept_promises + self.late_promises + self.broken_promises
+
 
 class NodeLoad(msgspec.Struct, frozen=True):
     """The load of a node: ready jobs that it knows of, and how many of its slots are busy."""

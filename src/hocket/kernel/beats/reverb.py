@@ -244,6 +244,12 @@ class BarWindows:
         """All windows, for another reverb."""
         return [self._windows[start_ms].content for start_ms in sorted(self._windows)]
 
+    def has(self, window_ms: int) -> bool:
+        return window_ms in self._windows
+
+    def digest(self, window_ms: int) -> str:
+        return self._windows[window_ms].digest
+
     def content(self, window_ms: int) -> WindowContent:
         return self._windows[window_ms].content
 
@@ -258,9 +264,10 @@ class BarWindows:
         starts = [start_ms for start_ms in sorted(self._windows) if start_ms < until_ms]
         return WindowDigests({str(start_ms): self._windows[start_ms].digest for start_ms in starts})
 
-    def differing(self, heard: WindowDigests) -> list[int]:
-        """The windows of which another reverb has something else, or nothing."""
-        return [ms for ms, window in self._windows.items() if heard.digests.get(str(ms)) != window.digest]
+    def differing(self, heard: WindowDigests, until_ms: int) -> list[int]:
+        """The windows before that time of which another reverb has something else, or nothing."""
+        earlier = [(ms, window) for ms, window in self._windows.items() if ms < until_ms]
+        return [ms for ms, window in earlier if heard.digests.get(str(ms)) != window.digest]
 
     def take_changed(self, until_ms: int) -> list[int]:
         """The windows before that time that have changed since this was last asked."""
