@@ -495,6 +495,16 @@ class BusAway(Event, frozen=True):
 # Tempo.
 
 
+class ReverbStarted(Event, frozen=True):
+    level = INFO
+
+    pid: int
+    cluster_id: str
+
+    def __str__(self) -> str:
+        return f"process {self.pid} reports the bars of cluster {self.cluster_id}"
+
+
 class BarReported(Event, frozen=True):
     """A reverb has a new report of a window. `alarms` are those that it raises."""
 

@@ -36,6 +36,8 @@ COMMANDS = {
     "cost": ("cost:app", "Show what jobs used and cost."),
     "grid": ("grid:app", "Show how ranked jobs spread over the workers, live."),
     "beat": ("beat:beat_app", "Show which beat it is, as the frame that a pulse sends."),
+    "reverb": ("reverb:app", "Report what agents do, bar by bar, on the bus and on the log."),
+    "report": ("report:app", "Show the windows that reverb has reported, with key figures and alarms."),
     "score": ("score:app", "Check the score of a task: beats for phases and waits, retries, escalations."),
     "ucxl": ("beat:ucxl_app", "Parse a UCXL address and show the time that it means."),
     "git": ("git:app", "Use a git repository as a job queue: submit, work, verify."),

@@ -13,12 +13,13 @@ import typer
 
 from hocket.cli.app import new_app
 from hocket.cli.log_lines import LogLines, start_logging
+from hocket.cli.metrics import MetricsOption, monitoring
 from hocket.cli.options import BusOption, LogFormatOption, QuietOption, VerboseOption, seconds
 from hocket.cli.output import console, emit, on_terminal, say
 from hocket.cli.run import parse
 from hocket.cli.settings import HomeOption, JsonOption, open_runtime, settings
 from hocket.errors import Failed, Usage
-from hocket.events import AllowanceIsRisky, Emit, KindsNotClaimable, MetricsServed, WorkerStarted, WorkerStopping
+from hocket.events import AllowanceIsRisky, Emit, KindsNotClaimable, WorkerStarted, WorkerStopping
 from hocket.kernel.plurals import counted
 from hocket.kernel.reasons import Reason
 from hocket.kernel.roster import Job, Outcome
@@ -35,7 +36,7 @@ from hocket.server.local_server import LocalServer
 from hocket.service import Service, nodes
 from hocket.work.command import request
 from hocket.work.command.job import Commands
-from hocket.work.event_logging import log_event, logged
+from hocket.work.event_logging import log_event
 from hocket.work.handler_processes import PROCESSES_MAX
 from hocket.work.handlers import Handlers, load
 from hocket.work.output_capture import catching
@@ -126,14 +127,7 @@ def work(
         typer.Option("--allow-env", metavar="NAME", help="Let commands of other nodes set this variable."),
     ] = None,
     bus: BusOption = None,
-    metrics: Annotated[
-        str | None,
-        typer.Option(
-            "--metrics",
-            metavar="[HOST:]PORT",
-            help="Serve /metrics, /healthz and /readyz there; without a host, for this machine only.",
-        ),
-    ] = None,
+    metrics: MetricsOption = None,
     verbose: VerboseOption = 0,
     quiet: QuietOption = 0,
     log_format: LogFormatOption = None,
@@ -247,22 +241,8 @@ class Shift:
             await node.finish()
 
     def _monitoring(self, node: Node) -> AbstractAsyncContextManager[object]:
-        """With --metrics, counts this process's events and serves its metrics inside the block."""
-        if self._metrics is None:
-            return nullcontext()
-        try:
-            from hocket.server.monitoring.event_counts import EventCounts
-            from hocket.server.monitoring.monitor import Monitor
-            from hocket.server.monitoring.monitor_server import MonitorServer, parse_address
-        except ImportError as error:
-            raise Usage(f"--metrics needs {error.name}; install hocket[server]") from None
-        counts = EventCounts()
-        self._emit = logged(counts)
-        server = MonitorServer(
-            Monitor(node, counts, troubles=self._troubles, emit=self._emit), *parse_address(self._metrics)
-        )
-        log_event(MetricsServed(server.address))
-        return server
+        self._emit, served = monitoring(node, self._metrics, self._troubles)
+        return served
 
     def _troubles(self) -> list[str]:
         return ["this worker stops"] if self._worker is not None and self._worker.is_stopping else []
