@@ -3,6 +3,7 @@
 import asyncio
 import json
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 
 import hocket as library
 from hocket.kernel.beats.messages import ClaimState, NodeLoad, PromiseOutcome, PromiseResult, StatusClaim
-from hocket.kernel.clock import Hlc, hlc_text
+from hocket.kernel.clock import Hlc, hlc_text, parse_hlc
 from hocket.kernel.ids import node_text
 from hocket.rhythm.tempo_messages import TempoMessages
 from tests.cli.conftest import Program, until
@@ -22,6 +23,8 @@ from tests.server.test_metrics import samples
 pytestmark = pytest.mark.xdist_group("processes")
 
 POLICY = {"cluster_id": "one", "initial_bpm": 240, "bar_len_beats": 4}
+# One bar of an hour, which has begun a minute ago.
+LONG = {"cluster_id": "one", "initial_bpm": 1, "bar_len_beats": 60, "anchor_ms": time.time_ns() // 10**6 - 60_000}
 
 
 def say(home: Path, make: Callable[[str, str], list[Any]]) -> None:
@@ -80,8 +83,7 @@ def test_a_reverb_serves_its_metrics_and_keeps_its_reports(hocket: Program) -> N
 
 @pytest.mark.req("BB-15")
 def test_costs_and_times_are_those_of_the_jobs_that_ended_in_the_window(hocket: Program) -> None:
-    """Bars of an hour, so that the jobs and the claims are in one window whenever the test runs: or in two."""
-    (hocket.home / "tempo.yaml").write_text(json.dumps(POLICY | {"initial_bpm": 1, "bar_len_beats": 60}))
+    (hocket.home / "tempo.yaml").write_text(json.dumps(LONG))
     price(hocket.home)
     hocket("run", "true", code=0)
     cost = hocket("cost", "--by", "kind", "--json", code=0).json["total"]["cost"]
@@ -107,3 +109,30 @@ def keep_window(home: Path) -> None:
         (content,), (report,) = windows.contents(), windows.reports()
         assert runtime.log.run(lambda tx: keep(tx, runtime.blobs, report, content))
         assert not runtime.log.run(lambda tx: keep(tx, runtime.blobs, report, content)), "it is on the log already"
+
+
+@pytest.mark.req("BB-16")
+def test_a_window_is_played_again_by_the_beat(hocket: Program) -> None:
+    (hocket.home / "tempo.yaml").write_text(json.dumps(LONG))
+    job_id = hocket.submit("test.echo", "{}")
+    hocket("send", "someone", "hello", code=0)
+    hocket("artifacts", "put", "tasks.py", "--type", "note", code=0)
+    keep_window(hocket.home)
+    played = hocket("replay", "--json", code=0).json
+    assert played["is_same"] and not played["is_cut"]
+    report, lines = played["report"], played["lines"]
+    assert all(each["window"] == report["window"] and 1 <= each["beat_index"] <= 60 for each in lines)
+    stamps = [parse_hlc(each["hlc"], 0) for each in lines]
+    assert stamps == sorted(stamps)
+    types = {each["type"]: each for each in lines}
+    assert types["ScheduleJob"]["about"] == job_id
+    assert {"SendMessage", "CreateArtifact"} <= types.keys()
+    assert (types["StatusClaim"]["who"], types["StatusClaim"]["about"]) == ("a", "t")
+    within = report["window"].replace(".000Z", ".999Z")
+    assert hocket("replay", "--window", within, "--json", code=0).json["report"] == report
+    shown = hocket("replay", "--window", report["window"], code=0).out
+    assert "what was kept of the window gives the report that is on the log" in shown
+    (hocket.home / "tempo.yaml").write_text(json.dumps(POLICY | {"cluster_id": "two"}))
+    assert not hocket("replay", "--json", code=0).json["is_same"]
+    assert "bad --window 'yesterday'" in hocket("replay", "--window", "yesterday", code=2).sentence
+    assert "there is no window at 2020" in hocket("replay", "--window", "2020-01-01T00:00:00.000Z", code=2).sentence

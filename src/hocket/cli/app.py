@@ -38,6 +38,7 @@ COMMANDS = {
     "beat": ("beat:beat_app", "Show which beat it is, as the frame that a pulse sends."),
     "reverb": ("reverb:app", "Report what agents do, bar by bar, on the bus and on the log."),
     "report": ("report:app", "Show the windows that reverb has reported, with key figures and alarms."),
+    "replay": ("replay:app", "Play a reported window again: its ops and messages by the beat."),
     "score": ("score:app", "Check the score of a task: beats for phases and waits, retries, escalations."),
     "ucxl": ("beat:ucxl_app", "Parse a UCXL address and show the time that it means."),
     "git": ("git:app", "Use a git repository as a job queue: submit, work, verify."),

@@ -305,6 +305,13 @@ def _pair(first: str, second: str) -> str:
     return f"{len(first)}:{first}{second}"
 
 
+def read_pair(key: str) -> tuple[str, str]:
+    """The two names of a key; the first is empty if the key is not one of ours."""
+    size, _, names = key.partition(":")
+    length = int(size) if size.isascii() and size.isdigit() else 0
+    return names[:length], names[length:]
+
+
 def _halves(content: WindowContent) -> list[WindowContent]:
     tasks, promises, loads = _split(content.tasks), _split(content.promises), _split(content.loads)
     return [
