@@ -41,6 +41,7 @@ COMMANDS = {
     "replay": ("replay:app", "Play a reported window again: its ops and messages by the beat."),
     "score": ("score:app", "Check the score of a task: beats for phases and waits, retries, escalations."),
     "ucxl": ("beat:ucxl_app", "Parse a UCXL address and show the time that it means."),
+    "top": ("top:app", "Watch the mesh: beat, nodes, holds, queue, alarms, cost."),
     "git": ("git:app", "Use a git repository as a job queue: submit, work, verify."),
     "proof": ("proof:app", "Show, verify and export proofs of execution."),
     "manifest": ("manifest:app", "Check a command manifest; print its content id or canonical form."),
