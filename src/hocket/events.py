@@ -4,12 +4,15 @@ must last. `work.event_logging` writes them to Python's `logging`.
 """
 
 from collections.abc import Callable
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import msgspec
 
 from hocket.kernel.durations import span
 from hocket.kernel.plurals import counted
+
+if TYPE_CHECKING:
+    from hocket.kernel.beats.messages import BarReport
 
 # The levels of `logging`, which a short command does not load.
 DEBUG, INFO, WARNING, ERROR = 10, 20, 30, 40
@@ -487,6 +490,57 @@ class BusAway(Event, frozen=True):
 
     def __str__(self) -> str:
         return f"the bus {self.server} is away ({self.error}); work goes on without it"
+
+
+# Tempo.
+
+
+class ReverbStarted(Event, frozen=True):
+    level = INFO
+
+    pid: int
+    cluster_id: str
+
+    def __str__(self) -> str:
+        return f"process {self.pid} reports the bars of cluster {self.cluster_id}"
+
+
+class BarReported(Event, frozen=True):
+    """A reverb has a new report of a window. `alarms` are those that it raises."""
+
+    routine = True
+    level = INFO
+
+    report: "BarReport"
+    alarms: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        report = self.report
+        raised = f"; alarms: {', '.join(self.alarms)}" if self.alarms else ""
+        return (
+            f"window {report.window}: {counted(report.tasks, 'task')}, {counted(report.overruns, 'overrun')},"
+            f" {counted(report.broken_promises, 'broken promise')}{raised}"
+        )
+
+
+class AlarmRaised(Event, frozen=True):
+    """A window raises an alarm that the window before it did not raise."""
+
+    alarm: str
+    window: str
+
+    def __str__(self) -> str:
+        return f"alarm {self.alarm}: window {self.window} raises it; see `hocket report`"
+
+
+class AlarmEnded(Event, frozen=True):
+    level = INFO
+
+    alarm: str
+    window: str
+
+    def __str__(self) -> str:
+        return f"alarm {self.alarm} ended with window {self.window}"
 
 
 # Other nodes.

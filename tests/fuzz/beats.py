@@ -6,7 +6,7 @@ from typing import Any
 from hocket.kernel.beats.file_fields import BadField
 from hocket.kernel.beats.messages import BeatFrame, StatusClaim, from_json, make_frame, to_json
 from hocket.kernel.beats.policy import TempoPolicy, make_policy, policy_hash, policy_json, read_policy
-from hocket.kernel.beats.reverb import BarWindows, WindowContent, decode_content, encode_content
+from hocket.kernel.beats.reverb import BarWindows, WindowContent, content_parts, decode_content
 from hocket.kernel.beats.score import Score, parse_score, phrase_phases, read_score, score_json
 from hocket.kernel.beats.tempo import beat_at, timeline
 from hocket.kernel.beats.ucxl import BadAddress, UcxlAddress, parse_ucxl, ucxl_text
@@ -53,7 +53,7 @@ def _windows() -> BarWindows:
 def _content() -> bytes:
     windows = _windows()
     windows.add(from_json(json.dumps(_CLAIM).encode(), StatusClaim), AT)
-    return encode_content(windows.contents()[0])[0]
+    return to_json(content_parts(windows.contents()[0])[0])
 
 
 CONTENTS = [by_punctuation(_content())]

@@ -64,6 +64,7 @@ def windows() -> BarWindows:
         NodeLoad(node_text(NODE), 3, 1, 2, HLC),
         windows().reports()[0],
         windows().contents()[0],
+        windows().digests(NOW + 1),
     ],
     ids=lambda message: type(message).__name__,
 )

@@ -21,6 +21,7 @@ from hocket.log import Log
 from hocket.log.audit import verify
 from hocket.store import (
     NO_LINK,
+    Artifact,
     JobEntry,
     JobFilter,
     LockMisuse,
@@ -442,6 +443,23 @@ def test_ops_by_id_place_time_job_and_author(place: Place) -> None:
 
 
 @pytest.mark.req("VX-01")
+def test_artifacts_of_a_type_come_from_the_newest_id_on(place: Place) -> None:
+    def artifact(number: int, type: str) -> Artifact:
+        return Artifact(bytes(15) + bytes([number]), bytes(16), type, None, bytes(32), 1, None, 1, bytes(20))
+
+    with place.store.write() as session:
+        session.add_artifacts([artifact(number, "a" if number % 2 else "b") for number in range(1, 10)])
+
+    def found(since: int, before: int, limit: int) -> list[int]:
+        with place.store.read() as session:
+            ends = bytes(15) + bytes([since]), bytes(15) + bytes([before])
+            return [each.id[-1] for each in session.artifacts_of_type("a", *ends, limit)]
+
+    assert found(0, 255, 9) == [9, 7, 5, 3, 1]
+    assert found(3, 7, 9) == [5, 3]
+    assert found(0, 9, 2) == [7, 5]
+
+
 def test_routes_are_what_held_at_a_time(place: Place) -> None:
     with place.store.write() as session:
         for wall, node in ((1, b"A" * 8), (3, None), (5, b"B" * 8)):

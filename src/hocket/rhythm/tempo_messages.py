@@ -19,7 +19,7 @@ from hocket.kernel.beats.messages import (
     from_json,
     to_json,
 )
-from hocket.kernel.beats.reverb import WindowContent
+from hocket.kernel.beats.reverb import WindowContent, WindowDigests
 from hocket.kernel.clock import Hlc
 from hocket.kernel.ids import node_text
 from hocket.kernel.postcard import Malformed
@@ -32,6 +32,7 @@ TOPICS: dict[type[msgspec.Struct], str] = {
     NodeLoad: "loads",
     BarReport: "reports",
     WindowContent: "windows",
+    WindowDigests: "digests",
 }
 T = TypeVar("T", bound=msgspec.Struct)
 

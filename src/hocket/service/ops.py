@@ -65,7 +65,7 @@ class OpsTail(msgspec.Struct, frozen=True):
 
 def tail(service: Service, wanted: OpFilter, limit: int) -> OpsTail:
     with service.read() as session:
-        return OpsTail([_line(row) for row in _newest(session, wanted, limit)], session.head().seq)
+        return OpsTail([op_line(row) for row in _newest(session, wanted, limit)], session.head().seq)
 
 
 def _newest(session: Session, wanted: OpFilter, limit: int) -> list[OpRow]:
@@ -90,7 +90,7 @@ def follow(service: Service, wanted: OpFilter, seen: int) -> Iterator[list[OpLin
 
     def look(session: Session) -> tuple[bool, tuple[int, list[OpLine]]]:
         rows = session.ops_after(seen, FOLLOW_STEP)
-        lines = [_line(row) for row in rows if wanted.fits(session, row)]
+        lines = [op_line(row) for row in rows if wanted.fits(session, row)]
         return bool(rows), (rows[-1].seq if rows else seen, lines)
 
     while True:
@@ -136,7 +136,7 @@ def take_in(service: Service, source: BinaryIO) -> Admission:
     return admitted
 
 
-def _line(row: OpRow) -> OpLine:
+def op_line(row: OpRow) -> OpLine:
     try:
         return msgspec.convert(view.op_line(row), OpLine)
     except ValueError as error:

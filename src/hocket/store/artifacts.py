@@ -33,6 +33,11 @@ class ArtifactSession(Protocol):
 
     def artifacts(self, after: bytes, limit: int) -> list[Artifact]: ...
 
+    def artifacts_of_type(self, type: str, since: bytes, before: bytes, limit: int) -> list[Artifact]:
+        """Those with an id from `since` up to but without `before`, the greatest id first. It looks at every artifact
+        in between until it has found so many.
+        """
+
     def expired_artifacts(self, now: int, limit: int, kept: str) -> list[Artifact]:
         """Artifacts whose time to live is over and that are not evicted yet, except those of the kept type that an op
         cites.

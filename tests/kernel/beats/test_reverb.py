@@ -23,10 +23,11 @@ from hocket.kernel.beats.reverb import (
     CONTENT_BYTES_MAX,
     BarWindows,
     WindowContent,
+    WindowDigests,
     WindowLimits,
     WindowMessage,
+    content_parts,
     decode_content,
-    encode_content,
 )
 from hocket.kernel.beats.tempo import changed, timeline
 from hocket.kernel.clock import Hlc, hlc_text, wall_text
@@ -69,7 +70,7 @@ def reports(found: BarWindows) -> list[bytes]:
 
 def exchange(one: BarWindows, other: BarWindows) -> None:
     """Both tell each other what they have, as over the bus."""
-    told = [[part for each in side.contents() for part in encode_content(each)] for side in (one, other)]
+    told = [[to_json(part) for each in side.contents() for part in content_parts(each)] for side in (one, other)]
     for side, parts in ((other, told[0]), (one, told[1])):
         for part in parts:
             side.absorb(decode_content(part), LATEST)
@@ -144,11 +145,42 @@ def test_a_report() -> None:
         suggested_tempo_bpm=59,
         truncated=False,
         hlc=hlc_text(Hlc(START + 3999, 0, 0)),
+        nodes=2,
+        task_beats=4,
+        wait_beats=2,
     )
+    assert (second.task_beats, second.wait_beats, second.lost_beats) == (1, 0, 1)
     assert second.window == wall_text(START + 4000) and second.states[ClaimState.FAILED] == second.tasks == 1
     assert from_json(to_json(first), BarReport) == first
-    assert found.take_changed() == [START, START + 4000] and found.take_changed() == []
-    assert found.add(claim(1000, ClaimState.FAILED, "c"), LATEST) and found.take_changed() == [START]
+    assert found.take_changed(START + 4000) == [START]
+    assert found.take_changed(LATEST) == [START + 4000] and found.take_changed(LATEST) == []
+    assert found.add(claim(1000, ClaimState.FAILED, "c"), LATEST) and found.take_changed(LATEST) == [START]
+
+
+@pytest.mark.touches("BB-06")
+def test_a_silent_window_has_a_report() -> None:
+    found = windows(WindowLimits())
+    found.open(START)
+    (report,) = found.reports()
+    assert (report.tasks, report.nodes, report.window) == (0, 0, wall_text(START))
+    other = windows(WindowLimits())
+    exchange(found, other)
+    assert reports(other) == reports(found)
+    other.add(claim(0, ClaimState.DONE), LATEST)
+    exchange(found, other)
+    assert reports(found) == reports(filled([claim(0, ClaimState.DONE)], WindowLimits()))
+
+
+@pytest.mark.touches("BB-06")
+@given(st.lists(MESSAGES, max_size=20), st.lists(MESSAGES, max_size=5))
+def test_digests_tell_which_windows_differ(messages: Any, more: Any) -> None:
+    one, other = filled(messages, WindowLimits()), filled([*messages, *more], WindowLimits())
+    told = from_json(to_json(other.digests(LATEST)), WindowDigests)
+    contents = {each.window_ms: to_json(each) for each in other.contents()}
+    differing = [each.window_ms for each in one.contents() if contents[each.window_ms] != to_json(each)]
+    assert sorted(one.differing(told, LATEST)) == differing
+    exchange(one, other)
+    assert one.differing(other.digests(LATEST), LATEST) == []
 
 
 @pytest.mark.touches("BB-06")
@@ -187,7 +219,7 @@ def test_names_that_run_together_are_two_tasks() -> None:
 def test_a_window_is_sent_in_messages_of_the_bus() -> None:
     found = filled([claim(0, ClaimState.DONE, f"agent-{number}" * 9) for number in range(2000)], WindowLimits())
     (content,) = found.contents()
-    parts = encode_content(content)
+    parts = [to_json(each) for each in content_parts(content)]
     assert len(parts) > 2 and all(len(part) <= CONTENT_BYTES_MAX for part in parts)
     other = windows(WindowLimits())
     for part in parts:
@@ -201,14 +233,16 @@ def test_what_does_not_belong_to_a_window_is_not_absorbed() -> None:
     bad: list[dict[str, Any]] = [
         {"window_ms": START + 1},
         {"newest": (START + 4000, 0)},
-        {"tasks": {key: type(task)(START - 1, 0, task.state, 0, "a")}},
+        {"tasks": {key: type(task)(START - 1, 0, task.state, 0, "a", 1, 0)}},
+        {"tasks": {key: type(task)(START, 0, task.state, 0, "a", 16, 0)}},
+        {"tasks": {key: type(task)(START, 0, task.state, 0, "a", 1, 2)}},
     ]
     for change in bad:
         fields = {name: getattr(good, name) for name in WindowContent.__struct_fields__} | change
         assert not other.absorb(WindowContent(**fields), LATEST)
     assert not other.absorb(good, START) and other.reports() == []
     assert other.absorb(good, LATEST)
-    for data in (b"", b"{}", encode_content(good)[0].replace(b'"done"', b'"gone"')):
+    for data in (b"", b"{}", to_json(good).replace(b'"done"', b'"gone"')):
         with pytest.raises(Malformed):
             decode_content(data)
 

@@ -124,7 +124,9 @@ class HelpPromise(msgspec.Struct, frozen=True):
 
 class BarReport(msgspec.Struct, frozen=True):
     """One window. `states` counts tasks by their last state, and `overruns` those that ran over a phase. `truncated`
-    means that there were more of something than could be counted. `hlc` is that of the newest message.
+    means that there were more of something than could be counted. `hlc` is that of the newest message. `nodes` have
+    told their load. `task_beats` are the beats in which tasks were claimed, summed over the tasks: of these,
+    `wait_beats` were spent waiting, and `lost_beats` otherwise on tasks that failed.
     """
 
     cluster_id: Name
@@ -143,10 +145,24 @@ class BarReport(msgspec.Struct, frozen=True):
     suggested_tempo_bpm: Bpm
     truncated: bool
     hlc: HlcText
+    nodes: Count = 0
+    task_beats: Count = 0
+    wait_beats: Count = 0
+    lost_beats: Count = 0
 
     def __post_init__(self) -> None:
+        if self.wait_beats + self.lost_beats > self.task_beats:
+            raise ValueError("tasks cannot have waited and lost more beats than they had")
         parse_wall(self.window)
         parse_hlc(self.hlc, 0)
+
+    @property
+    def window_ms(self) -> int:
+        return parse_wall(self.window)
+
+    @property
+    def promises(self) -> int:
+        return self.kept_promises + self.late_promises + self.broken_promises
 
 
 class NodeLoad(msgspec.Struct, frozen=True):

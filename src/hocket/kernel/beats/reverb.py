@@ -8,6 +8,7 @@ from collections import Counter
 from typing import Annotated, Any, NamedTuple
 
 import msgspec
+from blake3 import blake3
 from msgspec import Meta
 
 from hocket.kernel.beats.bounded_map import BoundedMap
@@ -26,12 +27,13 @@ from hocket.kernel.beats.messages import (
     to_json,
 )
 from hocket.kernel.beats.policy import TempoPolicy
-from hocket.kernel.beats.tempo import Timeline
+from hocket.kernel.beats.tempo import Tempo, Timeline
 from hocket.kernel.beats.tempo_control import load_error, suggested_bpm
 from hocket.kernel.clock import U32_MAX, Hlc, hlc_text, parse_hlc, wall_text
 
 # A window goes from one reverb to another in messages of the bus.
 CONTENT_BYTES_MAX = 48 * 1024
+DIGEST_BYTES = 16
 WindowMessage = StatusClaim | PromiseResult | NodeLoad
 
 
@@ -48,16 +50,25 @@ LIMITS = WindowLimits()
 Wall = Annotated[int, Meta(ge=0, le=2**53 - 1)]
 Logical = Annotated[int, Meta(ge=0, le=U32_MAX)]
 Key = Annotated[str, Meta(max_length=2 * NAME_CHARS_MAX + 4)]
+# One bit for each beat of the bar, the first beat's the lowest.
+BeatSet = Annotated[int, Meta(ge=0)]
+Digest = Annotated[str, Meta(pattern="^[0-9a-f]{32}$")]
+# More windows than any reverb keeps.
+DIGESTS_MAX = 1_024
 
 
 class TaskSeen(msgspec.Struct, frozen=True, array_like=True):
-    """The last state of a task, and the fewest beats that it had left."""
+    """The last state of a task, and the fewest beats that it had left. `beats` are the beats of the bar in which it was
+    claimed, and `waits` those in which it was claimed as waiting.
+    """
 
     wall: Wall
     logical: Logical
     state: ClaimState
     beats_left: BeatsLeft
     agent_id: Name
+    beats: BeatSet
+    waits: BeatSet
 
 
 class PromiseSeen(msgspec.Struct, frozen=True, array_like=True):
@@ -89,13 +100,25 @@ class WindowContent(msgspec.Struct, frozen=True):
     newest: tuple[Wall, Logical]
 
 
+class WindowDigests(msgspec.Struct, frozen=True):
+    """What a reverb has of each of its windows, by the time of the downbeat. Another reverb whose digest of a window
+    differs sends its content.
+    """
+
+    digests: Annotated[dict[Annotated[str, Meta(pattern="^[0-9]{1,16}$")], Digest], Meta(max_length=DIGESTS_MAX)]
+
+
 class BarWindow:
-    def __init__(self, limits: WindowLimits) -> None:
+    """`start_ms` is its downbeat."""
+
+    def __init__(self, limits: WindowLimits, start_ms: int, tempo: Tempo) -> None:
         self.tasks = BoundedMap(limits.tasks, _joined_task)
         self.promises = BoundedMap(limits.promises, _newer)
         self.loads = BoundedMap(limits.nodes, _newer)
+        self._start_ms, self._beat_ms, self._tempo = start_ms, tempo.beat_ms, tempo
         self._was_truncated = False
-        self._newest = (0, 0)
+        self._newest = (start_ms, 0)
+        self._digest: str | None = None
 
     @property
     def is_truncated(self) -> bool:
@@ -103,9 +126,12 @@ class BarWindow:
 
     def add(self, message: WindowMessage, at: Hlc) -> None:
         self._newest = max(self._newest, at[:2])
+        self._digest = None
         match message:
             case StatusClaim():
-                seen = TaskSeen(at.wall, at.logical, message.state, message.beats_left, message.agent_id)
+                beat = 1 << (at.wall - self._start_ms) // self._beat_ms
+                waits = beat if message.state is ClaimState.WAITING else 0
+                seen = TaskSeen(at.wall, at.logical, message.state, message.beats_left, message.agent_id, beat, waits)
                 self.tasks.add(_pair(message.agent_id, message.task_id), seen)
             case PromiseResult():
                 promise = PromiseSeen(at.wall, at.logical, message.outcome)
@@ -114,11 +140,19 @@ class BarWindow:
                 load = LoadSeen(at.wall, at.logical, message.queue_depth, message.busy, message.slots)
                 self.loads.add(message.node_id, load)
 
-    def content(self, window_ms: int) -> WindowContent:
+    @property
+    def content(self) -> WindowContent:
         tasks, promises, loads = dict(self.tasks.items()), dict(self.promises.items()), dict(self.loads.items())
-        return WindowContent(window_ms, tasks, promises, loads, self.is_truncated, self._newest)
+        return WindowContent(self._start_ms, tasks, promises, loads, self.is_truncated, self._newest)
+
+    @property
+    def digest(self) -> str:
+        if self._digest is None:
+            self._digest = blake3(to_json(self.content)).hexdigest(DIGEST_BYTES)
+        return self._digest
 
     def absorb(self, content: WindowContent) -> None:
+        self._digest = None
         for key, task in content.tasks.items():
             self.tasks.add(key, task)
         for key, promise in content.promises.items():
@@ -128,16 +162,16 @@ class BarWindow:
         self._was_truncated = self._was_truncated or content.truncated
         self._newest = max(self._newest, content.newest)
 
-    def report(self, policy: TempoPolicy, bpm: int, window_ms: int) -> BarReport:
+    def report(self, policy: TempoPolicy) -> BarReport:
         states = Counter(task.state for task in self.tasks.values())
         outcomes = Counter(promise.outcome for promise in self.promises.values())
         slots = sum(load.slots for load in self.loads.values())
         busy = sum(load.busy for load in self.loads.values())
         report = BarReport(
             cluster_id=policy.cluster_id,
-            window=wall_text(window_ms),
-            tempo_bpm=bpm,
-            bar_len_beats=policy.bar_len_beats,
+            window=wall_text(self._start_ms),
+            tempo_bpm=self._tempo.bpm,
+            bar_len_beats=self._tempo.bar_len,
             agents=len({task.agent_id for task in self.tasks.values()}),
             tasks=len(self.tasks),
             states={state: states[state] for state in ClaimState},
@@ -148,11 +182,19 @@ class BarWindow:
             # Nodes of one mesh see one queue, some of them sooner.
             queue_depth=max((load.queue_depth for load in self.loads.values()), default=0),
             utilisation=round(busy / slots, 6) if slots else 0.0,
-            suggested_tempo_bpm=bpm,
+            suggested_tempo_bpm=self._tempo.bpm,
             truncated=self.is_truncated,
             hlc=hlc_text(Hlc(*self._newest, 0)),
+            nodes=len(self.loads),
+            task_beats=sum(task.beats.bit_count() for task in self.tasks.values()),
+            wait_beats=sum(task.waits.bit_count() for task in self.tasks.values()),
+            lost_beats=sum(
+                (task.beats & ~task.waits).bit_count()
+                for task in self.tasks.values()
+                if task.state is ClaimState.FAILED
+            ),
         )
-        suggested = suggested_bpm(policy, bpm, load_error(report))
+        suggested = suggested_bpm(policy, self._tempo.bpm, load_error(report))
         return msgspec.structs.replace(report, suggested_tempo_bpm=suggested)
 
 
@@ -181,7 +223,12 @@ class BarWindows:
         tasks, promises, loads = content.tasks.values(), content.promises.values(), content.loads.values()
         walls = [content.newest[0], *(each.wall for each in tasks)]
         walls += [*(each.wall for each in promises), *(each.wall for each in loads)]
-        is_good = start_ms == content.window_ms and all(start_ms <= wall < end_ms for wall in walls)
+        beats_end = 1 << self.timeline.at(start_ms).bar_len
+        is_good = (
+            start_ms == content.window_ms
+            and all(start_ms <= wall < end_ms for wall in walls)
+            and all(each.waits | each.beats == each.beats < beats_end for each in tasks)
+        )
         window = self._window(start_ms) if is_good and max(walls) <= latest_ms else None
         if window is None:
             self.dropped += 1
@@ -189,19 +236,43 @@ class BarWindows:
         window.absorb(content)
         return True
 
+    def open(self, start_ms: int) -> None:
+        """A window in which nothing is heard has a report, too."""
+        self._window(start_ms)
+
     def contents(self) -> list[WindowContent]:
         """All windows, for another reverb."""
-        return [self._windows[start_ms].content(start_ms) for start_ms in sorted(self._windows)]
+        return [self._windows[start_ms].content for start_ms in sorted(self._windows)]
+
+    def has(self, window_ms: int) -> bool:
+        return window_ms in self._windows
+
+    def digest(self, window_ms: int) -> str:
+        return self._windows[window_ms].digest
+
+    def content(self, window_ms: int) -> WindowContent:
+        return self._windows[window_ms].content
 
     def reports(self) -> list[BarReport]:
         return [self.report(start_ms) for start_ms in sorted(self._windows)]
 
     def report(self, window_ms: int) -> BarReport:
-        return self._windows[window_ms].report(self.policy, self.timeline.at(window_ms).bpm, window_ms)
+        return self._windows[window_ms].report(self.policy)
 
-    def take_changed(self) -> list[int]:
-        """The windows that have changed since this was last asked."""
-        found, self._changed = sorted(self._changed), set()
+    def digests(self, until_ms: int) -> WindowDigests:
+        """Of the windows that begin before that time."""
+        starts = [start_ms for start_ms in sorted(self._windows) if start_ms < until_ms]
+        return WindowDigests({str(start_ms): self._windows[start_ms].digest for start_ms in starts})
+
+    def differing(self, heard: WindowDigests, until_ms: int) -> list[int]:
+        """The windows before that time of which another reverb has something else, or nothing."""
+        earlier = [(ms, window) for ms, window in self._windows.items() if ms < until_ms]
+        return [ms for ms, window in earlier if heard.digests.get(str(ms)) != window.digest]
+
+    def take_changed(self, until_ms: int) -> list[int]:
+        """The windows before that time that have changed since this was last asked."""
+        found = sorted(start_ms for start_ms in self._changed if start_ms < until_ms)
+        self._changed.difference_update(found)
         return found
 
     def _window(self, start_ms: int) -> BarWindow | None:
@@ -213,17 +284,16 @@ class BarWindows:
                     return None
                 del self._windows[oldest]
                 self._changed.discard(oldest)
-            self._windows[start_ms] = BarWindow(self.limits)
+            self._windows[start_ms] = BarWindow(self.limits, start_ms, self.timeline.at(start_ms))
         self._changed.add(start_ms)
         return self._windows[start_ms]
 
 
-def encode_content(content: WindowContent) -> list[bytes]:
+def content_parts(content: WindowContent) -> list[WindowContent]:
     """As messages that the bus can carry. They may be lost, come twice or come in any order."""
-    data = to_json(content)
-    if len(data) <= CONTENT_BYTES_MAX:
-        return [data]
-    return [part for half in _halves(content) for part in encode_content(half)]
+    if len(to_json(content)) <= CONTENT_BYTES_MAX:
+        return [content]
+    return [part for half in _halves(content) for part in content_parts(half)]
 
 
 def decode_content(data: bytes) -> WindowContent:
@@ -233,6 +303,13 @@ def decode_content(data: bytes) -> WindowContent:
 
 def _pair(first: str, second: str) -> str:
     return f"{len(first)}:{first}{second}"
+
+
+def read_pair(key: str) -> tuple[str, str]:
+    """The two names of a key; the first is empty if the key is not one of ours."""
+    size, _, names = key.partition(":")
+    length = int(size) if size.isascii() and size.isdigit() else 0
+    return names[:length], names[length:]
 
 
 def _halves(content: WindowContent) -> list[WindowContent]:
@@ -249,9 +326,22 @@ def _split(members: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def _joined_task(one: TaskSeen, other: TaskSeen) -> TaskSeen:
-    newest = max(one, other, key=lambda each: (each.wall, each.logical, each.state, each.agent_id))
-    fewest = min(one.beats_left, other.beats_left)
-    return newest if newest.beats_left == fewest else msgspec.structs.replace(newest, beats_left=fewest)
+    is_one = (one.wall, one.logical, one.state, one.agent_id) >= (
+        other.wall,
+        other.logical,
+        other.state,
+        other.agent_id,
+    )
+    newest = one if is_one else other
+    return TaskSeen(
+        newest.wall,
+        newest.logical,
+        newest.state,
+        min(one.beats_left, other.beats_left),
+        newest.agent_id,
+        one.beats | other.beats,
+        one.waits | other.waits,
+    )
 
 
 def _newer(one: Any, other: Any) -> Any:

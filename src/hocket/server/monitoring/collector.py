@@ -18,13 +18,12 @@ from hocket.kernel.version import __version__
 from hocket.server.monitoring import metrics
 from hocket.server.monitoring.event_counts import BUCKETS_S, LABEL_VALUES_MAX, BoundedLabel, EventCounts, Histogram
 from hocket.server.monitoring.metrics import Metric, MetricType
+from hocket.server.monitoring.report_samples import Labels, Samples, report_samples
 from hocket.service import Service
 from hocket.service.figures import JOB_STATES, Figures, figures
+from hocket.service.reports import kpis_of
 
 OPENMETRICS = "application/openmetrics-text; version=1.0.0"
-
-Labels = tuple[str, ...]
-Samples = dict[Metric, dict[Labels, float]]
 
 
 class Collector:
@@ -73,7 +72,7 @@ class Collector:
     def _of_node(self) -> Samples:
         samples: Samples = {metrics.INFO: {(__version__,): 1}, metrics.STORE_READABLE: {(): 1}}
         try:
-            return samples | self._of_store(figures(self._service))
+            return samples | self._of_store(figures(self._service)) | self._of_report()
         except StoreError:
             return samples | {metrics.STORE_READABLE: {(): 0}}
 
@@ -96,6 +95,11 @@ class Collector:
             metrics.NODES: {(grade,): count for grade, count in found.nodes.items()},
             **self._of_grid(found),
         }
+
+    def _of_report(self) -> Samples:
+        """Of the newest window, if this process runs a reverb."""
+        report = self._counts.report
+        return {} if report is None else report_samples(report, kpis_of(self._service, [report]))
 
     def _of_grid(self, found: Figures) -> Samples:
         samples: Samples = {}

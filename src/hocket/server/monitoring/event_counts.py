@@ -7,6 +7,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 
 from hocket.events import (
+    BarReported,
     BeatSent,
     Event,
     FrameRefused,
@@ -24,6 +25,7 @@ from hocket.events import (
     RunFinished,
     RunStarted,
 )
+from hocket.kernel.beats.messages import BarReport
 from hocket.server.monitoring import metrics
 from hocket.server.monitoring.metrics import Metric
 
@@ -68,6 +70,8 @@ class EventCounts:
     def __init__(self) -> None:
         self.kind = BoundedLabel()
         self.counters: defaultdict[tuple[Metric, tuple[str, ...]], float] = defaultdict(float)
+        self.report: BarReport | None = None
+        """The newest window, if this process runs a reverb."""
         self.histograms: dict[tuple[Metric, tuple[str, ...]], Histogram] = {}
 
     def __call__(self, event: Event) -> None:
@@ -93,6 +97,10 @@ class EventCounts:
                 self._add(metrics.LEASES_LOST)
             case ResultDiscarded():
                 self._add(metrics.RESULTS_DISCARDED)
+            case BarReported(report=report):
+                self._add(metrics.BAR_REPORTS)
+                if self.report is None or report.window_ms >= self.report.window_ms:
+                    self.report = report
             case OpRefused(reason=reason, count=count):
                 self.counters[metrics.OPS_REFUSED, (reason.lower(),)] += count
             case BeatSent():

@@ -94,6 +94,24 @@ GRID_DOUBLE_STARTS = Metric(
 )
 GRID_EPOCH = Metric("hocket_grid_epoch", _GAUGE, "The epoch of the candidates for a kind.", ("kind",))
 
+# Of the newest window that the reverb of this process has reported.
+BAR_REPORTS = Metric("hocket_bar_reports_total", _COUNTER, "Reports of windows that this reverb made.")
+BAR_TASKS = Metric("hocket_bar_tasks", _GAUGE, "Tasks of the last window by their last state.", ("state",))
+BAR_AGENTS = Metric("hocket_bar_agents", _GAUGE, "Agents that claimed a task in the last window.")
+BAR_OVERRUNS = Metric("hocket_bar_overruns", _GAUGE, "Tasks that ran over a phase in the last window.")
+BAR_PROMISES = Metric("hocket_bar_promises", _GAUGE, "Promises that ended in the last window.", ("outcome",))
+BAR_QUEUE = Metric("hocket_bar_queue_jobs", _GAUGE, "Ready jobs in the last window.")
+BAR_UTILISATION = Metric("hocket_bar_utilisation_ratio", _GAUGE, "Share of the slots that were busy.")
+BAR_TEMPO = Metric("hocket_bar_tempo_bpm", _GAUGE, "The tempo of the last window, and the suggested one.", ("tempo",))
+KPI_TNT = Metric("hocket_kpi_deliverables_per_beat", _GAUGE, "Tasks done a beat in the last window.")
+KPI_BPD = Metric("hocket_kpi_beats_per_deliverable", _GAUGE, "Beats of tasks for each task done.")
+KPI_WR = Metric("hocket_kpi_wait_ratio", _GAUGE, "Share of the beats of tasks that was spent waiting.")
+KPI_EFFICIENCY = Metric("hocket_kpi_efficiency_ratio", _GAUGE, "Share of the beats neither waited nor lost.")
+KPI_PMR = Metric("hocket_kpi_promise_miss_ratio", _GAUGE, "Share of the promises that were late or broken.")
+KPI_CPD = Metric("hocket_kpi_cost_per_deliverable", _GAUGE, "Cost of the jobs that ended, for each task done.")
+KPI_TTFU = Metric("hocket_kpi_first_useful_seconds", _GAUGE, "Median time from submit to first artifact or end.")
+ALARM = Metric("hocket_alarm", _GAUGE, "Whether the last window raises an alarm.", ("alarm",))
+
 INFO = Metric("hocket_node_info", _GAUGE, "Always 1. The labels say which node and version this is.", ("version",))
 STORE_READABLE = Metric("hocket_store_readable", _GAUGE, "Whether this process could read its store for this answer.")
 

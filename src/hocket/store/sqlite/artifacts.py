@@ -32,6 +32,11 @@ class ArtifactStatements(Statements):
     def artifacts(self, after: bytes, limit: int) -> list[Artifact]:
         return self._artifacts("WHERE id > ? ORDER BY id LIMIT ?", after, limit)
 
+    def artifacts_of_type(self, type: str, since: bytes, before: bytes, limit: int) -> list[Artifact]:
+        return self._artifacts(
+            "WHERE id >= ? AND id < ? AND type = ? ORDER BY id DESC LIMIT ?", since, before, type, limit
+        )
+
     def expired_artifacts(self, now: int, limit: int, kept: str) -> list[Artifact]:
         return self._artifacts(
             """WHERE expires <= ? AND NOT EXISTS (SELECT 1 FROM evictions WHERE artifact = artifacts.id)

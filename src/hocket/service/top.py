@@ -1,0 +1,112 @@
+"""What `hocket top` shows at one moment: the beat, the nodes, who holds what until when, the queue, alarms and cost."""
+
+from hocket.kernel.beats.kpis import Alarm, alarms
+from hocket.kernel.beats.phases import phase_at
+from hocket.kernel.beats.policy import TempoPolicy
+from hocket.kernel.beats.tempo import beat_at
+from hocket.kernel.clock import wall_text
+from hocket.kernel.ids import node_text, ulid_text
+from hocket.node.rates import rates_of
+from hocket.rhythm.window_archive import kept_reports
+from hocket.service import Service, ServiceAnswer, locks, nodes
+from hocket.service.nodes import LiveNode
+from hocket.store import JobFilter, Session, Stage
+from hocket.work.costs import job_cost
+
+# The most holds that are shown, and the newest ended jobs whose costs are summed.
+HOLDS_MAX = 200
+JOBS_MAX = 500
+COST_MS = 3_600_000
+
+
+class BeatOnTop(ServiceAnswer, frozen=True):
+    cluster_id: str
+    tempo_bpm: int
+    beat_index: int
+    bar_len_beats: int
+    phase: str
+    window: str
+    next_ms: int
+
+
+class HoldOnTop(ServiceAnswer, frozen=True):
+    """A job or a lock, its holder, and until when it is held."""
+
+    type: str
+    what: str
+    holder: str
+    until_ms: int | None
+
+
+class Top(ServiceAnswer, frozen=True):
+    """`alarms` are those of the newest window, `window`, on the log; without a window, None and none. `cost` is that of
+    the jobs that ended within an hour; None without a rate card.
+    """
+
+    now_ms: int
+    beat: BeatOnTop
+    nodes: list[LiveNode]
+    holds: list[HoldOnTop]
+    queue: dict[str, int]
+    window: str | None
+    alarms: list[Alarm]
+    cost: float | None
+    currency: str | None
+
+
+class TopView:
+    """Looks again and again. What an ended job has cost does not change, so it is computed once."""
+
+    def __init__(self, service: Service, policy: TempoPolicy) -> None:
+        self._service, self._policy = service, policy
+        self._rates = rates_of(service.runtime.home)
+        self._costs: dict[bytes, float] = {}
+
+    def look(self) -> Top:
+        service = self._service
+        now_ms = service.runtime.log.physical()
+        held = locks.listing(service)
+        with service.read() as session:
+            names = service.names(session)
+            claimed = sorted(session.claimed(), key=lambda entry: entry.job.deadline or 0)
+            queue = {stage.name.lower(): 0 for stage in Stage if stage is not Stage.DONE}
+            for (stage, _), count in session.counts().items():
+                if stage is not Stage.DONE:
+                    queue[stage.name.lower()] += count
+            cost = self._cost(session, now_ms)
+            reports = kept_reports(session, now_ms, 1)
+        jobs = []
+        for entry in claimed[:HOLDS_MAX]:
+            holder = "" if entry.job.claimer is None else node_text(entry.job.claimer)
+            what = f"{entry.job.kind} {ulid_text(entry.job.id)}"
+            jobs.append(HoldOnTop("job", what, names.get(holder, holder), entry.job.deadline))
+        return Top(
+            now_ms,
+            _beat(self._policy, now_ms),
+            nodes.live(service),
+            jobs + [HoldOnTop("lock", each.key, f"{each.agent}@{each.holder}", each.expires_ms) for each in held],
+            queue,
+            reports[0].window if reports else None,
+            alarms(reports[0]) if reports else [],
+            cost,
+            None if self._rates is None else self._rates.currency,
+        )
+
+    def _cost(self, session: Session, now_ms: int) -> float | None:
+        if self._rates is None:
+            return None
+        newest = [entry.job for entry in session.jobs(JobFilter((Stage.DONE,)), JOBS_MAX)]
+        ended = [job for job in newest if job.done is not None and job.done.wall > now_ms - COST_MS]
+        blobs, rates, known = self._service.runtime.blobs, self._rates, self._costs
+        self._costs = {
+            job.id: known[job.id] if job.id in known else job_cost(session, blobs, job, rates).cost for job in ended
+        }
+        return sum(self._costs.values())
+
+
+def _beat(policy: TempoPolicy, now_ms: int) -> BeatOnTop:
+    tempo = policy.initial_tempo
+    beat = beat_at(tempo, now_ms)
+    phase = phase_at(policy.phases, tempo.bar_len, beat.index).name
+    next_ms = beat.epoch_ms + tempo.beat_ms
+    return BeatOnTop(policy.cluster_id, tempo.bpm, beat.index, tempo.bar_len, phase, wall_text(beat.window_ms), next_ms)
