@@ -28,6 +28,7 @@ from hocket.work.handler_channel import (
     Channel,
     Close,
     Ended,
+    FallbackSet,
     Made,
     Noted,
     PartAdded,
@@ -184,6 +185,13 @@ class _RemoteRun(Run):
 
     def save(self, checkpoint: bytes) -> None:
         self._send(Saved(self.number, checkpoint))
+
+    def set_fallback(self, name: str, written: bytes) -> None:
+        super().set_fallback(name, written)
+        self._send(FallbackSet(self.number, name, written))
+
+    def _end_phrase(self, state: str) -> None:
+        """The worker ends the phrase."""
 
     def add_part(self, written: bytes, is_bytes: bool) -> None:
         super().add_part(written, is_bytes)

@@ -56,6 +56,7 @@ from hocket.work.tracing import flush_traces
 if TYPE_CHECKING:
     from hocket.mesh.enrolment import Send
     from hocket.mesh.peers import Trust
+    from hocket.rhythm.beat_source import BeatSource
     from hocket.work.artifacts import Fetch
     from hocket.work.command.job import Commands
 
@@ -76,6 +77,8 @@ class Runtime:
 
     machine_clock: MachineClock | None = None
     store_breaker: StoreBreaker | None = None
+    beats: "BeatSource | None" = None
+    """The beats of the worker that runs in this process, if it has a tempo."""
 
     def __init__(
         self,
@@ -352,7 +355,12 @@ class Runtime:
 
             return run() if self._helpers is None else self._helpers.submit(run).result()
 
-        return RunServices(self.blobs, self.log.reading, self.log.new_id, monotonic, audited, read, output=self.output)
+        from hocket.rhythm.score_keeper import score_keepers
+
+        tempo = score_keepers(self.beats, self.log.physical)
+        return RunServices(
+            self.blobs, self.log.reading, self.log.new_id, monotonic, audited, read, output=self.output, tempo=tempo
+        )
 
     def commands(
         self, fetch: "Fetch", allow: Iterable[str] = (), allow_any: bool = False, allow_env: Iterable[str] = ()
