@@ -14,6 +14,7 @@ import hocket
 from hocket.kernel.beats.policy import make_policy
 from hocket.node.node import Node
 from hocket.rhythm.beat_source import LocalBeats
+from hocket.rhythm.score_keeper import ScoreKeeper
 from hocket.work.handlers import REGISTRY
 
 PATIENCE_S = 30.0
@@ -199,7 +200,8 @@ def same(ctx: hocket.Context, different: bool) -> None:
 @pytest.mark.req("BB-10")
 def test_checkpoints_go_with_the_bars_and_the_same_one_again_has_no_effect(tmp_path: Path) -> None:
     async def act(node: Node) -> None:
-        node.runtime.beats = LocalBeats(make_policy("test", 240, 1), node.runtime.log.physical)
+        beats = LocalBeats(make_policy("test", 240, 1), node.runtime.log.physical)
+        node.runtime.tempo = lambda job: ScoreKeeper(beats, None, 0)
         for different, expected in ((True, range(2, 9)), (False, range(1, 2))):
             handle = await node.submit(same, different=different)
             with pytest.raises(hocket.JobFailed, match="seen enough"):

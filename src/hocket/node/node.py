@@ -3,6 +3,7 @@
 """
 
 import asyncio
+import os
 import threading
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Generator, Iterable, Sequence
@@ -52,6 +53,7 @@ from hocket.node.rows import RowTable, SyncRowTable
 from hocket.node.runtime import Runtime
 from hocket.node.signals import stopped_by_signals
 from hocket.node.stream_news import StreamNews
+from hocket.node.worker_tempo import in_tempo, tempo_policy
 from hocket.store import Session
 from hocket.work import bulk, chains, jobs
 from hocket.work.bulk import CANCEL, RETRY, BulkChange, Changed, Which
@@ -229,6 +231,7 @@ class Node(LocalNode):
         notice: Callable[[str], None] | None = None,
         signals: bool = True,
         started: Started = lambda worker: None,
+        tempo: str | os.PathLike[str] | None = None,
         **options: Any,
     ) -> Worker:
         """Runs a worker in this process until SIGTERM or SIGINT; a second signal stops it at once. With `signals=False`
@@ -238,6 +241,8 @@ class Node(LocalNode):
 
         With `processes` the handlers run in that many processes, which import the handlers' modules; a handler that
         does not stop at its timeout is killed with its process.
+
+        `tempo` is the file of a tempo policy; default `tempo.yaml` in the home, if there is one.
 
         Options: `concurrency` (how many jobs run at once, 4), `until_idle` (return when no job is left), `grace`
         (seconds that handlers may run after the first signal, 10), `ahead` (how many jobs it claims beyond the running
@@ -270,13 +275,14 @@ class Node(LocalNode):
             if commands is not None:
                 for warning in commands.allowance.warnings():
                     emit(AllowanceIsRisky(warning))
-            worker = Worker(self, self.environment, chosen)
-            if signals:
-                stack.enter_context(stopped_by_signals(worker.stop))
-            stack.enter_context(catching())
-            async with self.in_touch(emit):
-                started(worker)
-                await worker.run()
+            async with in_tempo(self, chosen, tempo_policy(self.runtime.home, tempo)):
+                worker = Worker(self, self.environment, chosen)
+                if signals:
+                    stack.enter_context(stopped_by_signals(worker.stop))
+                stack.enter_context(catching())
+                async with self.in_touch(emit):
+                    started(worker)
+                    await worker.run()
         if worker.is_spent:
             raise Failed("every slot has a handler that does not end; only a new process is rid of them, so restart it")
         return worker

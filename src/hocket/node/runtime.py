@@ -54,11 +54,12 @@ from hocket.work.run_outputs import RunServices
 from hocket.work.tracing import flush_traces
 
 if TYPE_CHECKING:
+    from hocket.kernel.roster import Job
     from hocket.mesh.enrolment import Send
     from hocket.mesh.peers import Trust
-    from hocket.rhythm.beat_source import BeatSource
     from hocket.work.artifacts import Fetch
     from hocket.work.command.job import Commands
+    from hocket.work.tempo import RunTempo
 
 Progress = Callable[[int, int], None]
 # The store key of what the last program to judge all ops knew.
@@ -77,8 +78,8 @@ class Runtime:
 
     machine_clock: MachineClock | None = None
     store_breaker: StoreBreaker | None = None
-    beats: "BeatSource | None" = None
-    """The beats of the worker that runs in this process, if it has a tempo."""
+    tempo: "Callable[[Job], RunTempo | None] | None" = None
+    """Gives the beats of a run, if the worker of this process has a tempo."""
 
     def __init__(
         self,
@@ -355,9 +356,10 @@ class Runtime:
 
             return run() if self._helpers is None else self._helpers.submit(run).result()
 
-        from hocket.rhythm.score_keeper import score_keepers
+        from hocket.rhythm.score_keeper import keeper_alone
 
-        tempo = score_keepers(self.beats, self.log.physical)
+        physical = self.log.physical
+        tempo = self.tempo or (lambda job: keeper_alone(job, physical))
         return RunServices(
             self.blobs, self.log.reading, self.log.new_id, monotonic, audited, read, output=self.output, tempo=tempo
         )

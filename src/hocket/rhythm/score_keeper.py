@@ -6,6 +6,8 @@ import math
 import threading
 from collections.abc import Callable
 
+import msgspec
+
 from hocket.kernel.beats.messages import BEATS_MAX
 from hocket.kernel.beats.policy import make_policy
 from hocket.kernel.beats.score import (
@@ -25,26 +27,24 @@ from hocket.rhythm.beat_source import BeatSource, LocalBeats
 ALONE = "local"
 
 
-def score_keepers(beats: BeatSource | None, clock_ms: Callable[[], int]) -> Callable[[Job], "ScoreKeeper | None"]:
-    """Makes the keeper of each run. Without beats, a job with a score is kept to the tempo that its score suggests."""
-
-    def keeper(job: Job) -> ScoreKeeper | None:
-        score, phrase = job.policy.score, job.failures
-        if beats is not None:
-            return ScoreKeeper(beats, score, phrase)
-        if score is None:
-            return None
-        policy = make_policy(ALONE, score.tempo or BPM_DEFAULT, score.bar_len)
-        return ScoreKeeper(LocalBeats(policy, clock_ms), score, phrase)
-
-    return keeper
+def keeper_alone(job: Job, clock_ms: Callable[[], int]) -> "ScoreKeeper | None":
+    """For a worker without a tempo: a job with a score is kept to the tempo that its score suggests."""
+    if (score := job.policy.score) is None:
+        return None
+    policy = make_policy(ALONE, score.tempo or BPM_DEFAULT, score.bar_len)
+    return ScoreKeeper(LocalBeats(policy, clock_ms), score, job.failures)
 
 
 class ScoreKeeper:
-    """Any thread may use it."""
+    """Any thread may use it. `changed` is called when the run begins, and when it begins or ends a wait."""
 
-    def __init__(self, beats: BeatSource, score: Score | None, phrase: int) -> None:
-        self._beats = beats
+    def __init__(
+        self, beats: BeatSource, score: Score | None, phrase: int, changed: Callable[[], None] = lambda: None
+    ) -> None:
+        self._beats, self._changed = beats, changed
+        self.has_begun = False
+        self.progress = 0.0
+        """The part of its work that the handler has reported as done."""
         now = beats.now()
         self.score = None if score is None else fitted_score(score, now.tempo.bar_len)
         self.phrase = phrase
@@ -71,6 +71,8 @@ class ScoreKeeper:
         now = self._beats.now()
         self._tempo, self._window_ms = now.tempo, now.beat.window_ms
         self._start_ms = next_beat(now.tempo, now.at_ms)
+        self.has_begun = True
+        self._changed()
         if self.score is None:
             return math.inf
         return (self._start_ms + self._phrase_beats * self.beat_ms - now.at_ms) / 1000
@@ -92,14 +94,21 @@ class ScoreKeeper:
             now_ms = self._beats.now().at_ms
             end_ms = wait_end(self.score, self._waits, kind, self.beat_ms, now_ms, self._phase_end(now_ms))
             self._began_ms.append((kind, now_ms))
-            return (end_ms - now_ms) / 1000
+        self._changed()
+        return (end_ms - now_ms) / 1000
 
     def end_wait(self, kind: str) -> int:
         with self._lock:
             began = next(each for each in self._began_ms if each[0] == kind)
             self._began_ms.remove(began)
             self._waits = self._waits.after(kind, self._beats.now().at_ms - began[1])
-            return self._waits.of(kind)
+        self._changed()
+        return self._waits.of(kind)
+
+    def report(self, note: bytes) -> None:
+        value = msgspec.json.decode(note)
+        if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1:
+            self.progress = float(value)
 
     def has_new_bar(self) -> bool:
         window_ms = self.beat.window_ms

@@ -509,6 +509,8 @@ class Run:
     def report(self, note: bytes) -> None:
         """The newest progress note."""
         self.note = note
+        if self.tempo is not None:
+            self.tempo.report(note)
 
     def save(self, checkpoint: bytes) -> None:
         """The newest checkpoint. The same one again has no effect."""

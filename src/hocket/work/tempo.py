@@ -38,5 +38,8 @@ class RunTempo(Protocol):
     def end_wait(self, kind: str) -> int:
         """A wait has ended. Returns how long the phrase has waited for this kind of thing, in milliseconds."""
 
+    def report(self, note: bytes) -> None:
+        """The handler has reported its progress, as JSON. A number from 0 to 1 is the part that is done."""
+
     def has_new_bar(self) -> bool:
         """Whether a downbeat has passed since this was last asked."""
