@@ -37,6 +37,7 @@ COMMANDS = {
     "grid": ("grid:app", "Show how ranked jobs spread over the workers, live."),
     "beat": ("beat:beat_app", "Show which beat it is, as the frame that a pulse sends."),
     "score": ("score:app", "Check the score of a task: beats for phases and waits, retries, escalations."),
+    "promise": ("promise:app", "Promise help to an agent that has asked for it, within some beats."),
     "ucxl": ("beat:ucxl_app", "Parse a UCXL address and show the time that it means."),
     "git": ("git:app", "Use a git repository as a job queue: submit, work, verify."),
     "proof": ("proof:app", "Show, verify and export proofs of execution."),

@@ -33,6 +33,7 @@ from hocket.node.delivery import Delivery
 from hocket.node.embedded import Started, beside, on_a_thread
 from hocket.node.estimates import check_budgets, estimate_of
 from hocket.node.handles import Handle, SyncHandle
+from hocket.node.help import helper
 from hocket.node.inbox import (
     Attached,
     Body,
@@ -295,7 +296,8 @@ class Node(LocalNode):
             return AsyncHandlerNode(self, executor, loop) if is_async else PlainHandlerNode(self.runtime, executor)
 
         kit = self.runtime.kit(kind, self.environment.monotonic)
-        return kit._replace(node=node, stream=self.part_sender().tell)
+        asking = helper(lambda: AsyncHandlerNode(self, self._mesh_executor, loop), self.runtime.promises)
+        return kit._replace(node=node, stream=self.part_sender().tell, ask_help=asking)
 
     def working(self, handlers: Handlers | Iterable[JobType], **options: Any) -> AbstractAsyncContextManager[Worker]:
         """Runs a worker beside an `async with` block. At its end the worker stops, as after a first signal; if the

@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from hocket.kernel.roster import Job
     from hocket.mesh.enrolment import Send
     from hocket.mesh.peers import Trust
+    from hocket.rhythm.promise_watch import PromiseWatch
     from hocket.work.artifacts import Fetch
     from hocket.work.command.job import Commands
     from hocket.work.tempo import RunTempo
@@ -80,6 +81,8 @@ class Runtime:
     store_breaker: StoreBreaker | None = None
     tempo: "Callable[[Job], RunTempo | None] | None" = None
     """Gives the beats of a run, if the worker of this process has a tempo."""
+    promises: "PromiseWatch | None" = None
+    """Watches the promises that jobs of that worker were given."""
 
     def __init__(
         self,

@@ -3,8 +3,9 @@ policy has no tempo, and pays nothing for it.
 """
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+import functools
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -54,27 +55,34 @@ async def in_tempo(node: "LocalNode", options: WorkerOptions, policy: TempoPolic
     if policy is None:
         yield
         return
+    from hocket.node.help import answered_at
+    from hocket.rhythm.promise_watch import PromiseWatch
     from hocket.rhythm.status_claims import StatusClaims
     from hocket.rhythm.tempo_messages import TempoMessages
 
     def ready(session: Session) -> int:
         return session.job_count(JobFilter((Stage.READY,)))
 
+    async def answered(thread_id: str, agent_id: str) -> int | None:
+        return await node.peek(lambda session: answered_at(session, thread_id, agent_id))
+
     log, emit = node.runtime.log, options.emit
     async with worker_beats(node, policy, emit) as beats:
         agent_id = worker_id(log.node, node.environment.name("worker"))
         claims = StatusClaims(beats, agent_id, options.concurrency, log.reading, lambda: node.peek(ready))
+        messages = None if options.messages is None else TempoMessages(options.messages, log.user)
+        watch = PromiseWatch(messages, policy.cluster_id, log.reading, lambda: beats.now().at_ms, answered)
+        tasks: list[tuple[str, Callable[[], Awaitable[None]]]] = []
+        if messages is not None:
+            tasks.append(("telling what runs", functools.partial(claims.send, messages)))
+            tasks += [("telling of promises", watch.send), ("hearing of promises", watch.hear)]
         node.runtime.tempo, options.emit = claims.keeper, claims.listening(emit)
-        sending = None
-        if options.messages is not None:
-            messages = TempoMessages(options.messages, log.user)
-            work = supervised("telling what runs", lambda: claims.send(messages), emit, node.environment)
-            sending = asyncio.create_task(work)
+        node.runtime.promises = watch
+        running = [asyncio.create_task(supervised(name, make, emit, node.environment)) for name, make in tasks]
         try:
             yield
         finally:
-            node.runtime.tempo = None
-            if sending is not None:
-                sending.cancel()
-                with suppress(asyncio.CancelledError):
-                    await sending
+            node.runtime.tempo = node.runtime.promises = None
+            for task in running:
+                task.cancel()
+            await asyncio.gather(*running, return_exceptions=True)

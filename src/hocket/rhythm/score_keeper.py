@@ -48,7 +48,7 @@ class ScoreKeeper:
         now = beats.now()
         self.score = None if score is None else fitted_score(score, now.tempo.bar_len)
         self.phrase = phrase
-        self._tempo = now.tempo
+        self.tempo = now.tempo
         self._start_ms = now.next_ms
         self._window_ms = now.beat.window_ms
         self._waits = Waits()
@@ -61,7 +61,11 @@ class ScoreKeeper:
 
     @property
     def beat_ms(self) -> int:
-        return self._tempo.beat_ms
+        return self.tempo.beat_ms
+
+    @property
+    def now_ms(self) -> int:
+        return self._beats.now().at_ms
 
     @property
     def is_waiting(self) -> bool:
@@ -69,7 +73,7 @@ class ScoreKeeper:
 
     def begin(self) -> float:
         now = self._beats.now()
-        self._tempo, self._window_ms = now.tempo, now.beat.window_ms
+        self.tempo, self._window_ms = now.tempo, now.beat.window_ms
         self._start_ms = next_beat(now.tempo, now.at_ms)
         self.has_begun = True
         self._changed()

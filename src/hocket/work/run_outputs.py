@@ -5,7 +5,7 @@ have happened.
 """
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from os import PathLike
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -73,7 +73,8 @@ class RunServices(NamedTuple):
     `audited` is whether every model call must be recorded. Any thread may call them, even one that can be interrupted
     anywhere, so none of them touches the store in the caller's thread. `read` runs a query, and `node` gives a node for
     a handler, async or not. `output` keeps what the handler prints and logs, if it is kept. `stream` sends the parts of
-    a result that are there to those who follow the job. `tempo` gives the beats of a run, if it has any.
+    a result that are there to those who follow the job. `tempo` gives the beats of a run, if it has any, and
+    `ask_help` asks an agent for help and waits for it.
     """
 
     blobs: Blobs
@@ -86,6 +87,7 @@ class RunServices(NamedTuple):
     output: OutputFiles | None = None
     stream: Callable[[RunParts], None] = lambda parts: None
     tempo: Callable[[Job], RunTempo | None] = lambda job: None
+    ask_help: Callable[[str, Any, RunTempo], Coroutine[Any, Any, Any]] = lambda to, body, tempo: _unavailable(to)
 
 
 class RunOutput(NamedTuple):

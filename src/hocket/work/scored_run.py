@@ -25,6 +25,8 @@ from hocket.work.tempo import RunTempo
 DEGRADED_TYPE = "hocket.degraded"
 ESCALATION_TYPE = "escalation"
 SENDER = "score"
+HELP_TYPE = "help"
+PROMISE_TYPE = "promise"
 ESCALATION_TTL_MS = 7 * 24 * 3600 * 1000
 ESCALATION_TRIES = 5
 NO_FALLBACK: Any = object()

@@ -5,7 +5,7 @@ tempo, asks nothing.
 from typing import Protocol
 
 from hocket.kernel.beats.score import PhrasePlace, Score
-from hocket.kernel.beats.tempo import Beat
+from hocket.kernel.beats.tempo import Beat, Tempo
 
 
 class RunTempo(Protocol):
@@ -23,6 +23,12 @@ class RunTempo(Protocol):
     def beat(self) -> Beat: ...
     @property
     def beat_ms(self) -> int: ...
+    @property
+    def tempo(self) -> Tempo: ...
+    @property
+    def now_ms(self) -> int:
+        """The time of the cluster."""
+
     @property
     def place(self) -> PhrasePlace:
         """Where the phrase is. After its end, the beats left are negative."""

@@ -2,15 +2,33 @@
 
 import asyncio
 import inspect
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Protocol
 
+import msgspec
+
 from hocket.errors import Usage
+from hocket.kernel.beats.messages import HelpPromise, to_json
 from hocket.kernel.beats.score import WAITS
 from hocket.kernel.beats.tempo import Beat
 from hocket.work.handlers import JobType
-from hocket.work.scored_run import NO_FALLBACK, ScoredRun
+from hocket.work.run_outputs import RunOutputs
+from hocket.work.scored_run import NO_FALLBACK, PROMISE_TYPE, ScoredRun
 from hocket.work.tempo import RunTempo
+
+
+class Threaded(Protocol):
+    @property
+    def thread(self) -> str: ...
+
+
+class HelpRequest(Protocol):
+    """A message that asks for help, as its receiver holds it."""
+
+    @property
+    def data(self) -> Threaded: ...
+    @property
+    def reply(self) -> Callable[..., Any]: ...
 
 
 class BeatingRun(Protocol):
@@ -22,6 +40,8 @@ class BeatingRun(Protocol):
     def tempo(self) -> RunTempo | None: ...
     @property
     def scored(self) -> ScoredRun | None: ...
+    @property
+    def products(self) -> RunOutputs: ...
     @property
     def job_type(self) -> JobType: ...
     def keep_fallback(self, name: str, value: Any) -> None: ...
@@ -71,6 +91,46 @@ class TempoContext:
             raise Usage("this job has no score, so nothing limits its waits; submit it with score=… or --score FILE")
         waiting = run.scored.wait_for(awaited, budget, fallback)
         return waiting if run.job_type.is_async else _wait_here(run, waiting)
+
+    def ask_help(self, to: str, body: Any) -> Coroutine[Any, Any, Any]:
+        """A request for help to an agent or a group, to be passed to `wait_for` with `budget="help"`: the value is the
+        message with the help. The wait is spent if nobody promises help by the end of the bar, or helps until the
+        promise fails.
+        """
+        run = self._run
+        if run.tempo is None:
+            raise Usage("this job has no score, so nothing limits its waits; submit it with score=… or --score FILE")
+        return run.products.kit.ask_help(to, body, run.tempo)
+
+    def promise(
+        self,
+        request: HelpRequest,
+        beats: int,
+        *,
+        fail_after: int | None = None,
+        confidence: float = 1.0,
+        on_fail: str = "fallback",
+    ) -> Any:
+        """Promises help within so many beats to the agent that sent this request. After `fail_after` beats, default
+        twice as many, the requester goes on without. In a coroutine, await it.
+        """
+        made = make_promise(request.data.thread, beats, fail_after, confidence, on_fail)
+        return request.reply(to_json(made), type=PROMISE_TYPE)
+
+
+def make_promise(thread_id: str, beats: int, fail_after: int | None, confidence: float, on_fail: str) -> HelpPromise:
+    """Raises Usage."""
+    members = {
+        "thread_id": thread_id,
+        "promise_beats": beats,
+        "confidence": confidence,
+        "fail_after_beats": 2 * beats if fail_after is None else fail_after,
+        "on_fail": on_fail,
+    }
+    try:
+        return msgspec.convert(members, HelpPromise)
+    except msgspec.ValidationError as error:
+        raise Usage(f"bad promise: {error}") from None
 
 
 def _wait_here(run: BeatingRun, waiting: Any) -> Any:
