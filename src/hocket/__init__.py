@@ -23,8 +23,10 @@ if TYPE_CHECKING:
     from hocket.work.command.request import command
     from hocket.work.decorator import job
     from hocket.work.handlers import Handlers, JobType, kind
+    from hocket.work.interruption import Cancelled
     from hocket.work.retrying import Fatal, Later
-    from hocket.work.runner import Cancelled, Context
+    from hocket.work.runner import Context
+    from hocket.work.scored_run import WaitExhausted
 
 __all__ = [
     "Admin",
@@ -51,6 +53,7 @@ __all__ = [
     "SyncNode",
     "Unreachable",
     "Usage",
+    "WaitExhausted",
     "admin",
     "command",
     "fenced",
@@ -77,7 +80,9 @@ _ROOMS = {
     "work.decorator": ("job",),
     "work.handlers": ("Handlers", "JobType", "kind"),
     "work.retrying": ("Fatal", "Later"),
-    "work.runner": ("Cancelled", "Context"),
+    "work.interruption": ("Cancelled",),
+    "work.runner": ("Context",),
+    "work.scored_run": ("WaitExhausted",),
 }
 _HOMES = {name: room for room, names in _ROOMS.items() for name in names}
 

@@ -122,6 +122,7 @@ def _fields(shown: "JobDetails", names: dict[str, str]) -> list[tuple[str, objec
     pairs.append(("payload", text(shown.payload)))
     if shown.outcome == "succeeded":
         pairs.append(("result", text(shown.result)))
+    pairs += [("degraded", text(each)) for each in shown.degraded]
     return pairs
 
 

@@ -5,11 +5,14 @@ Also the options for the log lines of long-running commands, which `log_lines` p
 import sys
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from hocket.errors import Usage
+
+if TYPE_CHECKING:
+    from hocket.kernel.beats.score import Score
 
 PAYLOAD_READ_MAX = 8 * 1024 * 1024
 
@@ -96,6 +99,26 @@ PerBeat = Annotated[
     ),
 ]
 ChargeTo = Annotated[str | None, typer.Option("--charge-to", metavar="ACCOUNT", help="The account that pays for it.")]
+
+
+ScoreFile = Annotated[
+    str | None,
+    typer.Option("--score", metavar="FILE", help="Its beats: phases, waits, tries. See `hocket score check`."),
+]
+
+
+def score(file: str | None) -> "Score | None":
+    """The score in a file, - for standard input."""
+    if file is None:
+        return None
+    from hocket.cli.files import read_file
+    from hocket.kernel.beats.file_fields import FILE_BYTES_MAX, BadField
+    from hocket.kernel.beats.score import read_score
+
+    try:
+        return read_score(read_file(file, FILE_BYTES_MAX))
+    except BadField as error:
+        raise Usage(f"{'standard input' if file == '-' else file}: {error}") from None
 
 
 def budget(

@@ -23,6 +23,7 @@ from hocket.cli.options import (
     Priority,
     Rate,
     Retries,
+    ScoreFile,
     Sticky,
     Timeout,
     Ttl,
@@ -31,6 +32,7 @@ from hocket.cli.options import (
     budget,
     given,
     payload,
+    score,
     seconds,
 )
 from hocket.cli.output import emit, emit_line, say
@@ -72,6 +74,7 @@ def submit(
     max_cost: MaxCost = None,
     max_bu: MaxBu = None,
     charge_to: ChargeTo = None,
+    score_file: ScoreFile = None,
     wait: Annotated[bool, typer.Option("--wait", help="Wait for the job and print its result as JSON.")] = False,
     wait_for: Annotated[
         str | None,
@@ -94,6 +97,7 @@ def submit(
       hocket submit acme.report @args.json --after 01J9Z --not-before +10m
       hocket submit acme.render '{"frame": 8}' --timeout 10m --wait-for 1m
       hocket submit acme.chat '{"prompt": "hello"}' --stream
+      hocket submit acme.answer @question.json --score score.yaml
       hocket submit --batch jobs.jsonl
 
     A line of a batch is {"kind": "acme.render", "payload": {"frame": 7}, "priority": 5, ...}; the options are those
@@ -119,6 +123,7 @@ def submit(
         sticky=sticky,
         claim_timeout=claim_timeout,
         budget=budget(max_cost, max_bu, None, charge_to),
+        score=score(score_file),
     )
     patience = seconds(wait_for, "--wait-for")
     if stream and patience is not None:

@@ -6,7 +6,7 @@ import asyncio
 import functools
 import os
 import sys
-from contextlib import closing, nullcontext
+from contextlib import AbstractAsyncContextManager, closing, nullcontext
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -20,6 +20,7 @@ from hocket.cli.run import parse
 from hocket.cli.settings import HomeOption, JsonOption, open_runtime, settings
 from hocket.errors import Failed, Usage
 from hocket.events import AllowanceIsRisky, Emit, KindsNotClaimable, WorkerStarted, WorkerStopping
+from hocket.kernel.beats.policy import TempoPolicy
 from hocket.kernel.plurals import counted
 from hocket.kernel.reasons import Reason
 from hocket.kernel.roster import Job, Outcome
@@ -31,6 +32,7 @@ from hocket.node.node import Node, handler_processes
 from hocket.node.rates import rates_of
 from hocket.node.runtime import Runtime
 from hocket.node.signals import stopped_by_signals
+from hocket.node.worker_tempo import in_tempo, tempo_policy
 from hocket.server.local_client import INTERRUPTED
 from hocket.server.local_server import LocalServer
 from hocket.service import Service, nodes
@@ -126,6 +128,15 @@ def work(
         list[str] | None,
         typer.Option("--allow-env", metavar="NAME", help="Let commands of other nodes set this variable."),
     ] = None,
+    tempo: Annotated[
+        str | None,
+        typer.Option(
+            "--tempo",
+            metavar="POLICY",
+            help="Keep to the beats of this tempo policy. Default: tempo.yaml in the home, if there is one.",
+            show_default=False,
+        ),
+    ] = None,
     bus: BusOption = None,
     metrics: MetricsOption = None,
     verbose: VerboseOption = 0,
@@ -189,7 +200,8 @@ def work(
             options.serving = serving(handlers.topics(), commands.allowance)
             if processes is not None and (served := Handlers(found)):
                 options.processes = handler_processes(runtime, processes, served)
-            shift = Shift(runtime, options, commands, lines, servers, metrics)
+            policy = tempo_policy(runtime.home, tempo)
+            shift = Shift(runtime, options, commands, lines, servers, metrics, policy)
             with catching(lines.show_print):
                 asyncio.run(shift.run())
     shift.replace_process()
@@ -207,8 +219,10 @@ class Shift:
         lines: LogLines,
         servers: BusSettings | None = None,
         metrics: str | None = None,
+        tempo: TempoPolicy | None = None,
     ) -> None:
         self._runtime = runtime
+        self._tempo = tempo
         self._metrics = metrics
         self._servers = servers
         self._commands = commands
@@ -225,20 +239,24 @@ class Shift:
         node = Node(self._runtime)
         monitoring, self._emit = monitored(node, self._metrics, self._troubles)
         self._options.emit = self._emit
-        self._worker = Worker(node, node.environment, self._options)
         try:
             if self._servers is not None:
                 await node.message_bus(self._emit, self._servers)
             self._options.messages = await node.mesh_messages(self._emit)
-            with stopped_by_signals(self._signalled) as received, self._counter(await self._served(node)):
-                door = LocalServer(node, self._worker, self._commands, parse, node.environment.name("commands"))
-                self._options.finished = functools.partial(self._finished, door)
-                runs_commands = self._options.handlers.find(request.KIND) is not None
-                async with monitoring, node.in_touch(self._emit), door if runs_commands else nullcontext():
-                    await self._worker.run()
-                self._interrupted = received.is_interrupt
+            async with in_tempo(node, self._options, self._tempo):
+                self._worker = Worker(node, node.environment, self._options)
+                await self._work(node, self._worker, monitoring)
         finally:
             await node.finish()
+
+    async def _work(self, node: Node, worker: Worker, monitoring: AbstractAsyncContextManager[object]) -> None:
+        with stopped_by_signals(self._signalled) as received, self._counter(await self._served(node)):
+            door = LocalServer(node, worker, self._commands, parse, node.environment.name("commands"))
+            self._options.finished = functools.partial(self._finished, door)
+            runs_commands = self._options.handlers.find(request.KIND) is not None
+            async with monitoring, node.in_touch(self._emit), door if runs_commands else nullcontext():
+                await worker.run()
+            self._interrupted = received.is_interrupt
 
     def _troubles(self) -> list[str]:
         return ["this worker stops"] if self._worker is not None and self._worker.is_stopping else []

@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from hocket.kernel.beats.score import Score, checked_score
 from hocket.kernel.budgets import RATES_LABEL, Budget
 from hocket.kernel.ids import parse_ulid
 from hocket.kernel.placement import NEEDS_MAX, Label
@@ -46,7 +47,7 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
 
     `claim` is how a job finds its worker: `first` is whichever worker asks first, `rendezvous` is by rank, and `sticky`
     is by rank for the value of the payload's member `sticky`. Each rank waits `claim_timeout_ms` for the one before.
-    `trace` is the context of the trace that the submit belongs to.
+    `trace` is the context of the trace that the submit belongs to. `score` says how many beats the job has.
     """
 
     priority: Annotated[int, msgspec.Meta(ge=-PRIORITY_MAX, le=PRIORITY_MAX)] = 0
@@ -71,6 +72,7 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     claim_timeout_ms: Annotated[int, msgspec.Meta(ge=CLAIM_TIMEOUT_MS_MIN, le=DELAY_MS_MAX)] = CLAIM_TIMEOUT_MS
     budget: Budget | None = None
     trace: Annotated[str, msgspec.Meta(pattern=TRACE)] | None = None
+    score: Score | None = None
 
     def dependencies(self) -> tuple[bytes, ...]:
         """The ids of the jobs that must have succeeded before this one may start."""
@@ -102,6 +104,8 @@ def decode_policy(envelope: bytes) -> Policy:
     policy = _decoder.decode(envelope)
     policy.dependencies()
     policy.set_by()
+    if policy.score is not None:
+        policy = msgspec.structs.replace(policy, score=checked_score(policy.score))
     return policy
 
 

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 
 from hocket.errors import HocketError, Usage
 from hocket.kernel.clock import Hlc
+from hocket.node.help import helper
 from hocket.node.home import ENVIRONMENT
 from hocket.node.node import AsyncHandlerNode, Node, PlainHandlerNode, SyncNode
 from hocket.node.runtime import Runtime
@@ -28,6 +29,7 @@ from hocket.work.handler_channel import (
     Channel,
     Close,
     Ended,
+    FallbackSet,
     Made,
     Noted,
     PartAdded,
@@ -134,7 +136,9 @@ class HandlerProcess:
 
     def _heard(self, message: Any) -> None:
         if isinstance(message, Start):
-            kit = self._runtime.kit(message.claim.job.kind, time.monotonic)._replace(node=self._node)
+            asking = helper(self._async_node, None)
+            kit = self._runtime.kit(message.claim.job.kind, time.monotonic)
+            kit = kit._replace(node=self._node, ask_help=asking)
             run = _RemoteRun(message, kit, self._channel.send)
             self._runs[message.run] = run
             self._threads.start(run)
@@ -157,8 +161,9 @@ class HandlerProcess:
 
     def _node(self, is_async: bool) -> Node | SyncNode:
         """The node for a handler. It is this process's own, and so is the loop on which an async one waits."""
-        if not is_async:
-            return PlainHandlerNode(self._runtime, self._helpers)
+        return self._async_node() if is_async else PlainHandlerNode(self._runtime, self._helpers)
+
+    def _async_node(self) -> Node:
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
             threading.Thread(target=self._loop.run_forever, name="hocket-handler-node", daemon=True).start()
@@ -184,6 +189,13 @@ class _RemoteRun(Run):
 
     def save(self, checkpoint: bytes) -> None:
         self._send(Saved(self.number, checkpoint))
+
+    def set_fallback(self, name: str, written: bytes) -> None:
+        super().set_fallback(name, written)
+        self._send(FallbackSet(self.number, name, written))
+
+    def _end_phrase(self, state: str) -> None:
+        """The worker ends the phrase."""
 
     def add_part(self, written: bytes, is_bytes: bool) -> None:
         super().add_part(written, is_bytes)

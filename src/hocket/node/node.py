@@ -3,6 +3,7 @@
 """
 
 import asyncio
+import os
 import threading
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Generator, Iterable, Sequence
@@ -32,6 +33,7 @@ from hocket.node.delivery import Delivery
 from hocket.node.embedded import Started, beside, on_a_thread
 from hocket.node.estimates import check_budgets, estimate_of
 from hocket.node.handles import Handle, SyncHandle
+from hocket.node.help import helper
 from hocket.node.inbox import (
     Attached,
     Body,
@@ -52,6 +54,7 @@ from hocket.node.rows import RowTable, SyncRowTable
 from hocket.node.runtime import Runtime
 from hocket.node.signals import stopped_by_signals
 from hocket.node.stream_news import StreamNews
+from hocket.node.worker_tempo import in_tempo, tempo_policy
 from hocket.store import Session
 from hocket.work import bulk, chains, jobs
 from hocket.work.bulk import CANCEL, RETRY, BulkChange, Changed, Which
@@ -229,6 +232,7 @@ class Node(LocalNode):
         notice: Callable[[str], None] | None = None,
         signals: bool = True,
         started: Started = lambda worker: None,
+        tempo: str | os.PathLike[str] | None = None,
         **options: Any,
     ) -> Worker:
         """Runs a worker in this process until SIGTERM or SIGINT; a second signal stops it at once. With `signals=False`
@@ -238,6 +242,8 @@ class Node(LocalNode):
 
         With `processes` the handlers run in that many processes, which import the handlers' modules; a handler that
         does not stop at its timeout is killed with its process.
+
+        `tempo` is the file of a tempo policy; default `tempo.yaml` in the home, if there is one.
 
         Options: `concurrency` (how many jobs run at once, 4), `until_idle` (return when no job is left), `grace`
         (seconds that handlers may run after the first signal, 10), `ahead` (how many jobs it claims beyond the running
@@ -270,13 +276,14 @@ class Node(LocalNode):
             if commands is not None:
                 for warning in commands.allowance.warnings():
                     emit(AllowanceIsRisky(warning))
-            worker = Worker(self, self.environment, chosen)
-            if signals:
-                stack.enter_context(stopped_by_signals(worker.stop))
-            stack.enter_context(catching())
-            async with self.in_touch(emit):
-                started(worker)
-                await worker.run()
+            async with in_tempo(self, chosen, tempo_policy(self.runtime.home, tempo)):
+                worker = Worker(self, self.environment, chosen)
+                if signals:
+                    stack.enter_context(stopped_by_signals(worker.stop))
+                stack.enter_context(catching())
+                async with self.in_touch(emit):
+                    started(worker)
+                    await worker.run()
         if worker.is_spent:
             raise Failed("every slot has a handler that does not end; only a new process is rid of them, so restart it")
         return worker
@@ -289,7 +296,8 @@ class Node(LocalNode):
             return AsyncHandlerNode(self, executor, loop) if is_async else PlainHandlerNode(self.runtime, executor)
 
         kit = self.runtime.kit(kind, self.environment.monotonic)
-        return kit._replace(node=node, stream=self.part_sender().tell)
+        asking = helper(lambda: AsyncHandlerNode(self, self._mesh_executor, loop), self.runtime.promises)
+        return kit._replace(node=node, stream=self.part_sender().tell, ask_help=asking)
 
     def working(self, handlers: Handlers | Iterable[JobType], **options: Any) -> AbstractAsyncContextManager[Worker]:
         """Runs a worker beside an `async with` block. At its end the worker stops, as after a first signal; if the

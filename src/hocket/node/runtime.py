@@ -54,10 +54,13 @@ from hocket.work.run_outputs import RunServices
 from hocket.work.tracing import flush_traces
 
 if TYPE_CHECKING:
+    from hocket.kernel.roster import Job
     from hocket.mesh.enrolment import Send
     from hocket.mesh.peers import Trust
+    from hocket.rhythm.promise_watch import PromiseWatch
     from hocket.work.artifacts import Fetch
     from hocket.work.command.job import Commands
+    from hocket.work.tempo import RunTempo
 
 Progress = Callable[[int, int], None]
 # The store key of what the last program to judge all ops knew.
@@ -76,6 +79,10 @@ class Runtime:
 
     machine_clock: MachineClock | None = None
     store_breaker: StoreBreaker | None = None
+    tempo: "Callable[[Job], RunTempo | None] | None" = None
+    """Gives the beats of a run, if the worker of this process has a tempo."""
+    promises: "PromiseWatch | None" = None
+    """Watches the promises that jobs of that worker were given."""
 
     def __init__(
         self,
@@ -352,7 +359,13 @@ class Runtime:
 
             return run() if self._helpers is None else self._helpers.submit(run).result()
 
-        return RunServices(self.blobs, self.log.reading, self.log.new_id, monotonic, audited, read, output=self.output)
+        from hocket.rhythm.score_keeper import keeper_alone
+
+        physical = self.log.physical
+        tempo = self.tempo or (lambda job: keeper_alone(job, physical))
+        return RunServices(
+            self.blobs, self.log.reading, self.log.new_id, monotonic, audited, read, output=self.output, tempo=tempo
+        )
 
     def commands(
         self, fetch: "Fetch", allow: Iterable[str] = (), allow_any: bool = False, allow_env: Iterable[str] = ()

@@ -92,7 +92,9 @@ class JobArtifact(ServiceAnswer, frozen=True):
 
 
 class JobDetails(JobBrief, frozen=True):
-    """Everything about one job, with its ops. `waits_for` is a sentence; None if the job has ended."""
+    """Everything about one job, with its ops. `waits_for` is a sentence; None if the job has ended. `degraded` says
+    what its runs did when the beats of its score ran out.
+    """
 
     waits_for: str | None
     payload: Any
@@ -100,6 +102,7 @@ class JobDetails(JobBrief, frozen=True):
     after: list[str]
     result: Any
     artifacts: list[JobArtifact]
+    degraded: list[Any]
     traceback: str | None
     ops: list[OpLine]
 

@@ -248,8 +248,14 @@ def settle(tx: Transaction, run: Run) -> Result:
         return jobs.complete(tx, run.held, run.result, int((run.ended_at - run.started_at) * 1000), made)
     if run.later_ms is not None:
         return jobs.postpone(tx, run.held, run.later_ms, run.error)
-    retry = run.may_retry and (run.job.policy.retries is not None or run.job.failures < run.job_type.retries)
-    return jobs.fail(tx, run.held, run.error, run.traceback, retry)
+    return jobs.fail(tx, run.held, run.error, run.traceback, run.may_retry and _has_tries_left(run))
+
+
+def _has_tries_left(run: Run) -> bool:
+    """Whether its handler or its score lets the job be tried again. A policy's own number of retries counts besides."""
+    if (score := run.job.policy.score) is not None:
+        return run.job.failures + 1 < score.max_phrases
+    return run.job.policy.retries is not None or run.job.failures < run.job_type.retries
 
 
 def _holds(tx: Transaction, run: Run) -> bool:

@@ -57,8 +57,8 @@ def job(kind: Any = None, /, **options: Any) -> Any:
     `lease` is how long a claim lasts unless renewed (the worker renews it automatically), `retries` how often a failed
     job is retried. An error is retried if it is one of `retry_on` (all, unless given) and none of `give_up_on`. The
     other options are those of `policy`: timeout, priority, backoff, backoff_max, concurrency, rate, unique, unique_for,
-    not_before, after, open, needs, ttl, claim, sticky, claim_timeout. A kind that ends with a dot stands for every kind
-    below it. Without a kind, the names of the module and the function are the kind.
+    not_before, after, open, needs, ttl, claim, sticky, claim_timeout, budget, score. A kind that ends with a
+    dot stands for every kind below it. Without a kind, the names of the module and the function are the kind.
     """
     if callable(kind):
         return handlers.job(_kind_of(kind))(kind)

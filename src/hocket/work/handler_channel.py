@@ -78,6 +78,12 @@ class Saved(NamedTuple):
     checkpoint: bytes
 
 
+class FallbackSet(NamedTuple):
+    run: int
+    name: str
+    written: bytes
+
+
 class PartAdded(NamedTuple):
     """The next part of the result, as JSON."""
 

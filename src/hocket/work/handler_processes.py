@@ -28,6 +28,7 @@ from hocket.work.handler_channel import (
     Channel,
     Close,
     Ended,
+    FallbackSet,
     Made,
     Noted,
     PartAdded,
@@ -303,6 +304,8 @@ class HandlerProcesses(HandlerThreads):
             run.report(message.note)
         elif isinstance(message, Saved):
             run.save(message.checkpoint)
+        elif isinstance(message, FallbackSet):
+            run.set_fallback(message.name, message.written)
         elif isinstance(message, PartAdded):
             run.add_part(message.part, message.is_bytes)
         elif isinstance(message, StuckAt):

@@ -11,12 +11,14 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import lru_cache
+from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Unpack
 
 import msgspec
 
 from hocket.errors import Usage
+from hocket.kernel.beats.score import Score, parse_score, read_score
 from hocket.kernel.budgets import Budget
 from hocket.kernel.durations import duration_ms
 from hocket.kernel.ids import parse_ulid
@@ -127,8 +129,8 @@ def job(
     `lease` is how long a claim lasts unless renewed (the worker renews it automatically), `retries` how often a failed
     job is retried. An error is retried if it is one of `retry_on` (all, unless given) and none of `give_up_on`. The
     other options are those of `policy`: timeout, priority, backoff, backoff_max, concurrency, rate, unique, unique_for,
-    not_before, after, open, needs, ttl, claim, sticky, claim_timeout. A kind that ends with a dot stands for every kind
-    below it.
+    not_before, after, open, needs, ttl, claim, sticky, claim_timeout, budget, score. A kind that ends with a
+    dot stands for every kind below it.
     """
     check_kind(kind[:-1] if kind.endswith(".") else kind)
     lease_ms = _lease(lease)
@@ -234,7 +236,8 @@ def policy(base: Policy, **options: Any) -> Policy:
     have, like "gpu" or "gpu=a100" · ttl: how long the job may wait for its first worker before it is cancelled · claim:
     how a job finds its worker, "first", "rendezvous" or "sticky" · sticky: the member of the payload whose value is the
     key of a sticky job · claim_timeout: how long each rank waits for the one before it · budget: the caps of the job
-    and the account that pays, like {"max_cost": 2.5, "charge_to": "acme"}.
+    and the account that pays, like {"max_cost": 2.5, "charge_to": "acme"} · score: the beats of the job, as the path of
+    a file or as its content.
     """
     made = base
     for name, value in options.items():
@@ -354,6 +357,17 @@ def _after(value: Any) -> tuple[str, ...]:
     return ids
 
 
+def _score(value: Any) -> Score | None:
+    if value is None or isinstance(value, Score):
+        return value
+    if isinstance(value, PathLike):
+        try:
+            return read_score(Path(value).read_bytes())
+        except OSError as error:
+            raise ValueError(str(error.strerror)) from None
+    return parse_score(value if isinstance(value, dict) and "score" in value else {"score": value})
+
+
 _OPTIONS: dict[str, Callable[[Any], dict[str, Any]]] = {
     "priority": lambda value: {"priority": value},
     "not_before": lambda value: {"not_before": None if value is None else _moment(value)},
@@ -374,6 +388,7 @@ _OPTIONS: dict[str, Callable[[Any], dict[str, Any]]] = {
     "sticky": lambda value: {"sticky": value},
     "claim_timeout": lambda value: {"claim_timeout_ms": duration_ms(value)},
     "budget": lambda value: {"budget": value if value is None else msgspec.convert(value, Budget)},
+    "score": lambda value: {"score": _score(value)},
 }
 
 

@@ -157,7 +157,12 @@ class HeldJobs:
         for run, note in turn.notes:
             run.note = run.note or note
         for run, state in turn.checkpoints:
-            run.checkpoint = run.checkpoint or state
+            run.checkpoint, run.kept_checkpoint = run.checkpoint or state, None
+
+    def next_step_at(self, now: float, latest: float) -> float:
+        """When a handler has to be told to stop, if that is before `latest`: phrases end on their beat."""
+        steps = (run.next_step()[0] for run in self.runs.values())
+        return min((due for due in steps if now < due < latest), default=latest)
 
     @property
     def has_free_slot(self) -> bool:
@@ -250,6 +255,9 @@ def _note(run: Run, now: float) -> bytes | None:
 def _checkpoint(run: Run, now: float) -> bytes | None:
     if run.checkpoint is None or now - run.checkpoint_at < interval_s(now - (run.started_at or now)):
         return None
+    # With a tempo, checkpoints go on the log with the bars.
+    if run.tempo is not None and not run.tempo.has_new_bar():
+        return None
     state, run.checkpoint = run.checkpoint, None
-    run.checkpoint_at = now
+    run.kept_checkpoint, run.checkpoint_at = state, now
     return state

@@ -4,8 +4,10 @@ their meaning.
 
 from collections.abc import Iterable, Mapping
 from datetime import datetime
+from os import PathLike
 from typing import Any, Literal, Protocol, TypedDict
 
+from hocket.kernel.beats.score import Score
 from hocket.kernel.budgets import Budget
 from hocket.kernel.policy import Rate
 
@@ -44,6 +46,7 @@ class JobOptions(TypedDict, total=False):
     sticky: str | None
     claim_timeout: Duration
     budget: Budget | Mapping[str, Any] | None
+    score: Score | Mapping[str, Any] | PathLike[str] | None
 
 
 class HandlerOptions(JobOptions, total=False):

@@ -7,7 +7,8 @@ from hocket.kernel.rate_card import RateCard
 from hocket.kernel.reasons import Reason
 from hocket.kernel.roster import Job, Outcome
 from hocket.work.budget_guard import beats_cost
-from hocket.work.runner import ERROR_CHARS_MAX, Run
+from hocket.work.handler_errors import ERROR_CHARS_MAX
+from hocket.work.runner import Run
 from hocket.work.troubles import Troubles
 
 

@@ -5,7 +5,7 @@ have happened.
 """
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from os import PathLike
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,12 +14,14 @@ import msgspec
 
 from hocket.errors import Usage
 from hocket.kernel.clock import Hlc
+from hocket.kernel.coordination_payloads import SendMessage
 from hocket.kernel.durations import duration_ms
 from hocket.kernel.ids import content_hash, parse_ulid
 from hocket.kernel.ops import artifact_id
 from hocket.kernel.postcard import Malformed
 from hocket.kernel.postcard import encode as encode_value
 from hocket.kernel.reasons import Reason
+from hocket.kernel.roster import Job
 from hocket.kernel.vocabulary import (
     PAYLOAD,
     AddEntityAlias,
@@ -45,6 +47,7 @@ from hocket.store import Session
 from hocket.work.blobs import Blobs, Staged
 from hocket.work.output_files import OutputFiles
 from hocket.work.parts import RunParts
+from hocket.work.tempo import RunTempo
 
 INLINE_BYTES_MAX = 64 * 1024
 TYPE_CHARS_MAX = 255
@@ -70,7 +73,8 @@ class RunServices(NamedTuple):
     `audited` is whether every model call must be recorded. Any thread may call them, even one that can be interrupted
     anywhere, so none of them touches the store in the caller's thread. `read` runs a query, and `node` gives a node for
     a handler, async or not. `output` keeps what the handler prints and logs, if it is kept. `stream` sends the parts of
-    a result that are there to those who follow the job.
+    a result that are there to those who follow the job. `tempo` gives the beats of a run, if it has any, and
+    `ask_help` asks an agent for help and waits for it.
     """
 
     blobs: Blobs
@@ -82,6 +86,8 @@ class RunServices(NamedTuple):
     node: Callable[[bool], Any] = _unavailable
     output: OutputFiles | None = None
     stream: Callable[[RunParts], None] = lambda parts: None
+    tempo: Callable[[Job], RunTempo | None] = lambda job: None
+    ask_help: Callable[[str, Any, RunTempo], Coroutine[Any, Any, Any]] = lambda to, body, tempo: _unavailable(to)
 
 
 class RunOutput(NamedTuple):
@@ -229,7 +235,8 @@ class RunOutputs:
             kept = [each for each in self._made if each.is_evidence]
         found: dict[bytes, bytes] = {}
         for each in kept:
-            assert isinstance(each.payload, CreateArtifact)
+            if not isinstance(each.payload, CreateArtifact):
+                continue
             if each.payload.content_inline is not None:
                 found[each.payload.content_hash] = each.payload.content_inline
             elif each.staged is not None and each.staged.size <= bytes_max:
@@ -254,7 +261,7 @@ class RunOutputs:
             if not isinstance(op, Reason):
                 written[each.id] = op.id
                 done = _added(done, each, op.id)
-            elif whole:
+            elif whole and not isinstance(each.payload, SendMessage):
                 return op
         return done
 

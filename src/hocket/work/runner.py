@@ -3,13 +3,11 @@ that becomes the run's outcome. `handler_threads` provides the threads.
 """
 
 import asyncio
-import ctypes
 import math
 import sys
 import threading
-import traceback
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from enum import Enum
 from functools import cached_property
 from os import PathLike
@@ -17,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple
 
 import msgspec
 
-from hocket.errors import HocketError, NotAuthorised
+from hocket.errors import NotAuthorised
 from hocket.kernel.ids import ulid_text
 from hocket.kernel.ops import schedule_payload
 from hocket.kernel.plurals import counted
@@ -25,8 +23,10 @@ from hocket.kernel.roster import Job
 from hocket.kernel.vocabulary import Payload
 from hocket.work import chains
 from hocket.work.checkpoints import last_checkpoint
+from hocket.work.handler_errors import description, stack_text
 from hocket.work.handlers import JobType
 from hocket.work.inference import infer, question
+from hocket.work.interruption import Cancelled, absorb, is_traced, raise_in
 from hocket.work.jobs import RESULT_BYTES_MAX, Claim, Held
 from hocket.work.json_values import encode_json
 from hocket.work.lease import Lease
@@ -35,6 +35,8 @@ from hocket.work.output_files import HANDLER
 from hocket.work.parts import RunParts, gathered, gathered_async
 from hocket.work.retrying import Later, may_retry
 from hocket.work.run_outputs import RunOutputs, RunServices
+from hocket.work.scored_run import PhraseEnded, ScoredRun
+from hocket.work.tempo_context import TempoContext
 from hocket.work.tracing import RunTrace, entered
 
 if TYPE_CHECKING:
@@ -46,8 +48,6 @@ else:
 
     N_co = TypeVar("N_co", covariant=True)
 
-TRACEBACK_CHARS_MAX = 16_384
-ERROR_CHARS_MAX = 500
 NOTE_BYTES_MAX = 64 * 1024
 # A handler that was told to stop by the flag gets an exception after this long, where one can be raised.
 INTERRUPTED_AFTER_S = 0.5
@@ -56,14 +56,12 @@ TIMED_OUT_S = 1.0
 STOPPED_S = 10.0
 
 
-class Cancelled(BaseException):
-    """Raised inside a plain handler whose job was cancelled or whose lease is lost."""
-
-
-class Context(Generic[N_co]):
+class Context(TempoContext, Generic[N_co]):
     """What a handler knows about its job. `Context[SyncNode]` and, for a coroutine, `Context[Node]` tell a type checker
     what `ctx.node` is.
     """
+
+    _run: "Run"
 
     def __init__(self, run: "Run", claim: Claim) -> None:
         self._run = run
@@ -276,6 +274,7 @@ class Run:
         self.noted_at = 0.0
         self.checkpoint: bytes | None = None
         self.checkpoint_at = 0.0
+        self.kept_checkpoint: bytes | None = None
         self.products = RunOutputs(kit, job.id)
         self.parts = RunParts(job.id, job.fence)
         self.context = Context(self, claim)
@@ -286,8 +285,18 @@ class Run:
         self._interrupted = False
         self._thread: int | None = None
         self.task: asyncio.Task[None] | None = None
-        """The task of an async handler, or the one that it waits for."""
+        """The task of an async handler, or the one that a plain handler waits for."""
         self.has_begun = False
+        self.tempo = kit.tempo(job)
+        self.phrase_s = math.inf
+        """How long it may run by the score of its job."""
+
+    @cached_property
+    def scored(self) -> ScoredRun | None:
+        """What it does by the score of its job, if that has one."""
+        if self.tempo is None or self.tempo.score is None:
+            return None
+        return ScoredRun(self.tempo.score, self.tempo, self.products, self.job)
 
     @property
     def ran_s(self) -> float:
@@ -308,6 +317,9 @@ class Run:
             self._revoked = self._revoked or now >= self.lease.ends_at
             if not self._revoked:
                 self.started_at = now
+                if self.tempo is not None:
+                    self.phrase_s = self.tempo.begin()
+                    self.timeout_s = min(self.timeout_s, self.phrase_s)
             return not self._revoked
 
     def execute(self) -> None:
@@ -415,19 +427,26 @@ class Run:
             if self.budget_s <= self.timeout_s:
                 self.error = f"over its budget: it may run {counted(self.budget_s, 'second')} more{state}"
                 self.may_retry = False
+            elif self.phrase_s <= self.timeout_s:
+                self._end_phrase(state)
         return True
+
+    def _end_phrase(self, state: str) -> None:
+        assert self.scored is not None
+        self.result, self.error, self.may_retry = self.scored.overran(state)
 
     def _tell(self) -> None:
         self.context.cancelled = True
         if self.told_at is None:
             self.told_at = self._monotonic()
-        if self.task is not None:
-            self.task.get_loop().call_soon_threadsafe(self.task.cancel)
+        if (task := self.task) is not None:
+            with suppress(RuntimeError):  # the loop of a plain handler's wait has just ended
+                task.get_loop().call_soon_threadsafe(task.cancel)
 
     def _interrupt(self) -> None:
         with self._lock:
-            if self._thread is not None and not self._interrupted and not _is_traced():
-                _raise_in(self._thread, Cancelled)
+            if self._thread is not None and not self._interrupted and not is_traced():
+                raise_in(self._thread, Cancelled)
             self._interrupted = True
 
     def _enter(self) -> bool:
@@ -445,12 +464,12 @@ class Run:
             self._thread = None
             may_be_under_way = self._interrupted
         if may_be_under_way:
-            _absorb()
+            absorb()
 
     def stack(self) -> str:
         """Where the thread of a plain handler is now."""
         frame = sys._current_frames().get(self._thread) if self._thread is not None else None
-        return "" if frame is None else _text("".join(traceback.format_stack(frame))[-TRACEBACK_CHARS_MAX:])
+        return "" if frame is None else stack_text(frame)
 
     def _call(self) -> Callable[[], Any]:
         return self.job_type.call(self.context, schedule_payload(self.schedule))
@@ -468,8 +487,11 @@ class Run:
         self.conclude(Ending(written))
 
     def _fail(self, error: BaseException) -> None:
+        if isinstance(error, PhraseEnded):
+            self.conclude(Ending(error.end.result, error.end.error, may_retry=error.end.may_retry))
+            return
         is_told = isinstance(error, Cancelled | asyncio.CancelledError) and (self.stopped or self.timed_out)
-        said, trace = _description(error)
+        said, trace = description(error)
         later_ms = error.delay_ms if isinstance(error, Later) else None
         retries = may_retry(error, self.job_type.retry_on, self.job_type.give_up_on)
         self.conclude(Ending(None, None if is_told else said, trace, retries, later_ms))
@@ -487,10 +509,23 @@ class Run:
     def report(self, note: bytes) -> None:
         """The newest progress note."""
         self.note = note
+        if self.tempo is not None:
+            self.tempo.report(note)
 
     def save(self, checkpoint: bytes) -> None:
-        """The newest checkpoint."""
-        self.checkpoint = checkpoint
+        """The newest checkpoint. The same one again has no effect."""
+        self.checkpoint = None if checkpoint == self.kept_checkpoint else checkpoint
+
+    def keep_fallback(self, name: str, value: Any) -> None:
+        """A result with which the job may end when its beats run out."""
+        written = encode_json(value, "the fallback")
+        if len(written) > RESULT_BYTES_MAX:
+            raise ValueError(f"the fallback has {len(written)} bytes, at most {RESULT_BYTES_MAX}")
+        self.set_fallback(name, written)
+
+    def set_fallback(self, name: str, written: bytes) -> None:
+        if self.scored is not None:
+            self.scored.fallbacks[name] = written
 
     def ending(self) -> Ending:
         return Ending(self.result, self.error, self.traceback, self.may_retry, self.later_ms)
@@ -500,50 +535,3 @@ class Run:
         with self._lock:
             if self.ended_at is None:
                 self.result, self.error, self.traceback, self.may_retry, self.later_ms = ending
-
-
-def _description(error: BaseException) -> tuple[str, str]:
-    """An exception in a sentence, and its traceback. Raises nothing, even if the exception's own methods do."""
-    name: str = type.__dict__["__name__"].__get__(type(error))
-    trace = ""
-    try:
-        trace = "".join(traceback.format_tb(error.__traceback__))
-        said = f"{name}: {error}"
-        if isinstance(error, SystemExit):
-            said = f"the handler called sys.exit({error.code!r})"
-        elif isinstance(error, HocketError):
-            said = str(error) or name
-        said = _text(said.splitlines()[0][:ERROR_CHARS_MAX])
-        trace = "".join(traceback.format_exception(error))
-    except BaseException:
-        said = f"{name}, whose message cannot be read"
-    return said, _text(trace[-TRACEBACK_CHARS_MAX:])
-
-
-def _text(said: str) -> str:
-    """Text that can be stored: replaces characters that stand for undecodable bytes, as in a file's name."""
-    return str.encode(said, "utf-8", "replace").decode()
-
-
-def _raise_in(thread: int, error: type[BaseException]) -> None:
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(error))
-
-
-def _absorb() -> None:
-    """Lets an exception that may be on its way to this thread arrive here; a second one takes the place of the first.
-    To withdraw the first would leave the interpreter's flag for it set for ever, and then Python 3.11 spins at the next
-    function call of a thread that is profiled.
-    """
-    try:
-        _raise_in(threading.get_ident(), Cancelled)
-        while True:
-            pass
-    except Cancelled:
-        pass
-
-
-def _is_traced() -> bool:
-    """Whether the worker is profiled or traced: then Python 3.11 spins while an exception is on its way to a thread
-    that does not take it.
-    """
-    return sys.version_info < (3, 12) and (sys.getprofile() or sys.gettrace()) is not None

@@ -32,6 +32,7 @@ from hocket.kernel.vocabulary import (
 )
 from hocket.store import Artifact, JobEntry, OpRow, Session, Stage
 from hocket.work.jobs import RESULT_TYPE
+from hocket.work.scored_run import DEGRADED_TYPE
 
 AMBIGUOUS_SHOWN = 5
 DEPTH_MAX = 100
@@ -128,6 +129,7 @@ def full(session: Session, entry: JobEntry) -> dict[str, Any]:
         "after": list(job.policy.after),
         "result": _shallow(returned),
         "artifacts": [_artifact_line(session, each) for each in session.artifacts_of_job(job.id)],
+        "degraded": _degraded(session, job.id),
         "traceback": _error(session, job)[1],
         "ops": [op_line(row) for row in rows],
     }
@@ -191,6 +193,13 @@ def _artifact_line(session: Session, artifact: Artifact) -> dict[str, Any]:
         "size": artifact.size,
         "evicted": session.is_evicted(artifact.id),
     }
+
+
+def _degraded(session: Session, job_id: bytes) -> list[Any]:
+    """What the runs of a job did when the beats of its score ran out."""
+    found = [each.id for each in session.artifacts_of_job(job_id) if each.type == DEGRADED_TYPE]
+    made = [_creation(session, each) for each in found]
+    return [readable(each.content_inline) for each in made if each is not None and each.content_inline is not None]
 
 
 def _error(session: Session, job: Job) -> tuple[str | None, str | None]:

@@ -419,7 +419,7 @@ class Worker:
     def _plan(self) -> Batch:
         now = self._monotonic()
         if now >= self._next_round:
-            self._next_round = now + ROUND_S
+            self._next_round = self._held.next_step_at(now, now + ROUND_S)
             self._sign.serves = serving_text([replace(self._serving, claimed=self._tally.told())])
             self._handler_watch.look(now)
             if self.is_spent and self._stopping is None:

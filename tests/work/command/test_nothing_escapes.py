@@ -16,7 +16,7 @@ import pytest
 
 from hocket.work.command.execute import CommandResult
 from hocket.work.command.fork_server_connection import ANSWER_S
-from hocket.work.runner import Cancelled
+from hocket.work.interruption import Cancelled
 from tests.work.command.bench import (
     MARK,
     PATIENCE_S,

@@ -60,6 +60,11 @@ def score_json(score: Score) -> dict[str, Any]:
     return {"score": found} | ({"ucxl": score.ucxl} if score.ucxl else {})
 
 
+def checked_score(score: Score) -> Score:
+    """A score from another program, as a file would give it. Raises BadField."""
+    return parse_score(score_json(score))
+
+
 def _file(fields: Fields) -> Score:
     fields.only(("ucxl", "score"), ("score",))
     ucxl = fields.text("ucxl", _is_address, "write an address like ucxl://…") if "ucxl" in fields else ""

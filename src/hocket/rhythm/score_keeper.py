@@ -1,0 +1,134 @@
+"""The beats of one run: where it is in its score, and how long it may still wait. A phrase begins with the first beat
+after its handler has started, and keeps the tempo that is in force then, so its end does not move.
+"""
+
+import math
+import threading
+from collections.abc import Callable
+
+import msgspec
+
+from hocket.kernel.beats.messages import BEATS_MAX
+from hocket.kernel.beats.policy import make_policy
+from hocket.kernel.beats.score import (
+    PhrasePlace,
+    Score,
+    Waits,
+    fitted_score,
+    phrase_phases,
+    phrase_place,
+    wait_end,
+)
+from hocket.kernel.beats.tempo import BPM_DEFAULT, Beat, next_beat
+from hocket.kernel.roster import Job
+from hocket.rhythm.beat_source import BeatSource, LocalBeats
+
+# The cluster of a job whose worker has no tempo: its score's own.
+ALONE = "local"
+
+
+def keeper_alone(job: Job, clock_ms: Callable[[], int]) -> "ScoreKeeper | None":
+    """For a worker without a tempo: a job with a score is kept to the tempo that its score suggests."""
+    if (score := job.policy.score) is None:
+        return None
+    policy = make_policy(ALONE, score.tempo or BPM_DEFAULT, score.bar_len)
+    return ScoreKeeper(LocalBeats(policy, clock_ms), score, job.failures)
+
+
+class ScoreKeeper:
+    """Any thread may use it. `changed` is called when the run begins, and when it begins or ends a wait."""
+
+    def __init__(
+        self, beats: BeatSource, score: Score | None, phrase: int, changed: Callable[[], None] = lambda: None
+    ) -> None:
+        self._beats, self._changed = beats, changed
+        self.has_begun = False
+        self.progress = 0.0
+        """The part of its work that the handler has reported as done."""
+        now = beats.now()
+        self.score = None if score is None else fitted_score(score, now.tempo.bar_len)
+        self.phrase = phrase
+        self.tempo = now.tempo
+        self._start_ms = now.next_ms
+        self._window_ms = now.beat.window_ms
+        self._waits = Waits()
+        self._began_ms: list[tuple[str, int]] = []
+        self._lock = threading.Lock()
+
+    @property
+    def beat(self) -> Beat:
+        return self._beats.now().beat
+
+    @property
+    def beat_ms(self) -> int:
+        return self.tempo.beat_ms
+
+    @property
+    def now_ms(self) -> int:
+        return self._beats.now().at_ms
+
+    @property
+    def is_waiting(self) -> bool:
+        return bool(self._began_ms)
+
+    def begin(self) -> float:
+        now = self._beats.now()
+        self.tempo, self._window_ms = now.tempo, now.beat.window_ms
+        self._start_ms = next_beat(now.tempo, now.at_ms)
+        self.has_begun = True
+        self._changed()
+        if self.score is None:
+            return math.inf
+        return (self._start_ms + self._phrase_beats * self.beat_ms - now.at_ms) / 1000
+
+    @property
+    def place(self) -> PhrasePlace:
+        now = self._beats.now()
+        if self.score is None:
+            left = now.phase.end - now.beat.index
+            return PhrasePlace(now.phase.name, left, left)
+        beats = self._beats_at(now.at_ms)
+        over = max(self._phrase_beats - beats - 1, -BEATS_MAX)
+        last = PhrasePlace(next(reversed(self.score.phases)), over, over)
+        return phrase_place(self.score, self.phrase, beats) or last
+
+    def begin_wait(self, kind: str) -> float:
+        assert self.score is not None
+        with self._lock:
+            now_ms = self._beats.now().at_ms
+            end_ms = wait_end(self.score, self._waits, kind, self.beat_ms, now_ms, self._phase_end(now_ms))
+            self._began_ms.append((kind, now_ms))
+        self._changed()
+        return (end_ms - now_ms) / 1000
+
+    def end_wait(self, kind: str) -> int:
+        with self._lock:
+            began = next(each for each in self._began_ms if each[0] == kind)
+            self._began_ms.remove(began)
+            self._waits = self._waits.after(kind, self._beats.now().at_ms - began[1])
+        self._changed()
+        return self._waits.of(kind)
+
+    def report(self, note: bytes) -> None:
+        value = msgspec.json.decode(note)
+        if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1:
+            self.progress = float(value)
+
+    def has_new_bar(self) -> bool:
+        window_ms = self.beat.window_ms
+        is_new, self._window_ms = window_ms > self._window_ms, max(window_ms, self._window_ms)
+        return is_new
+
+    @property
+    def _phrase_beats(self) -> int:
+        assert self.score is not None
+        return sum(phrase_phases(self.score, self.phrase).values())
+
+    def _beats_at(self, at_ms: int) -> int:
+        return max(0, (at_ms - self._start_ms) // self.beat_ms)
+
+    def _phase_end(self, at_ms: int) -> int:
+        assert self.score is not None
+        beats = self._beats_at(at_ms)
+        place = phrase_place(self.score, self.phrase, beats)
+        return at_ms if place is None else self._start_ms + (beats + 1 + place.beats_left) * self.beat_ms

@@ -1,0 +1,85 @@
+"""The beats of one run, by a clock that the test moves."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hocket.kernel.beats.policy import make_policy
+from hocket.kernel.beats.score import Score, phrase_phases
+from hocket.rhythm.beat_source import LocalBeats
+from hocket.rhythm.score_keeper import ScoreKeeper
+
+BEAT_MS = 4_000
+SCORE = Score(8, {"plan": 2, "work": 4, "review": 2}, {"help": 2, "io": 1}, 3)
+
+
+class Clock:
+    def __init__(self, at_ms: int) -> None:
+        self.at_ms = at_ms
+
+    def __call__(self) -> int:
+        return self.at_ms
+
+
+def keeper(at_ms: int, score: Score | None = SCORE, phrase: int = 0, bar_len: int = 8) -> tuple[Clock, ScoreKeeper]:
+    clock = Clock(at_ms)
+    return clock, ScoreKeeper(LocalBeats(make_policy("test", 15, bar_len), clock), score, phrase)
+
+
+@pytest.mark.req("BB-07")
+@given(st.integers(0, 10**9), st.integers(0, 3))
+def test_a_phrase_begins_and_its_phases_end_on_a_beat(at_ms: int, phrase: int) -> None:
+    clock, kept = keeper(at_ms, phrase=phrase)
+    seconds = kept.begin()
+    beats = sum(phrase_phases(SCORE, phrase).values())
+    end_ms = at_ms + round(seconds * 1000)
+    assert end_ms % BEAT_MS == 0 and beats * BEAT_MS <= seconds * 1000 < (beats + 1) * BEAT_MS
+    places = []
+    for clock.at_ms in range(end_ms - beats * BEAT_MS, end_ms, BEAT_MS):
+        places.append(kept.place)
+    assert [place.phrase_beats_left for place in places] == [*reversed(range(beats))]
+    assert {name: sum(each.phase == name for each in places) for name in SCORE.phases} == phrase_phases(SCORE, phrase)
+    clock.at_ms = end_ms + 2 * BEAT_MS
+    assert kept.place == ("review", -3, -3)
+
+
+@pytest.mark.req("BB-07")
+@given(
+    st.integers(0, 10**9),
+    st.lists(
+        st.tuples(st.sampled_from(["help", "io"]), st.integers(0, 3 * BEAT_MS), st.integers(0, 9 * BEAT_MS)), max_size=6
+    ),
+)
+def test_no_wait_outlasts_its_budget_or_its_phase(at_ms: int, waits: list[tuple[str, int, int]]) -> None:
+    clock, kept = keeper(at_ms)
+    end_ms = at_ms + round(kept.begin() * 1000)
+    spent = {"help": 0, "io": 0}
+    for kind, rest_ms, wanted_ms in waits:
+        clock.at_ms += rest_ms
+        before, phase = clock.at_ms, kept.place.phase
+        allowed_ms = round(kept.begin_wait(kind) * 1000)
+        assert kept.is_waiting and 0 <= allowed_ms <= SCORE.wait_budget[kind] * BEAT_MS - spent[kind]
+        assert before + allowed_ms <= max(before, end_ms)
+        if allowed_ms:
+            clock.at_ms = before + allowed_ms - 1
+            assert kept.place.phase == phase
+        clock.at_ms = before + min(wanted_ms, allowed_ms)
+        spent[kind] = kept.end_wait(kind)
+        assert spent[kind] <= SCORE.wait_budget[kind] * BEAT_MS and not kept.is_waiting
+
+
+@pytest.mark.req("BB-07")
+def test_a_score_shrinks_to_the_bars_of_the_cluster() -> None:
+    _, kept = keeper(0, bar_len=4)
+    assert kept.score is not None and kept.score.phases == {"plan": 1, "work": 2, "review": 1}
+
+
+def test_without_a_score_the_phase_is_the_clusters() -> None:
+    clock, kept = keeper(BEAT_MS, None)
+    assert kept.begin() == math.inf
+    assert (kept.place.phase, kept.place.beats_left, kept.beat.index) == ("plan", 0, 2)
+    assert not kept.has_new_bar()
+    clock.at_ms += 8 * BEAT_MS
+    assert kept.has_new_bar() and not kept.has_new_bar()

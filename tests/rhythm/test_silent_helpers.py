@@ -1,0 +1,119 @@
+"""Workers whose helpers promise help and fall silent: no job waits past its budget, each ends with its fallback, and
+each broken promise is counted.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import hocket
+from hocket.kernel.beats.messages import PromiseOutcome, PromiseResult, to_json
+from hocket.node.node import Node
+from hocket.rhythm.tempo_messages import TempoMessages, TempoQueue
+from hocket.work.tempo_context import make_promise
+
+PATIENCE_S = 90.0
+BEAT_S = 0.5
+POLICY = "cluster_id: choir\ninitial_bpm: 120\nbar_len_beats: 8\n"
+BUDGET_BEATS = 4
+SCORE = {
+    "phases": {"work": 8},
+    "wait_budget": {"help": BUDGET_BEATS},
+    "escalation": {"on_wait_exhausted": ["fallback:alone"]},
+}
+# How much later than its budget a wait may seem to end, on a machine that does other things too.
+SLACK_S = 10.0
+waited: dict[str, float] = {}
+
+
+@hocket.job("silent.async", score=SCORE)
+async def asks(ctx: hocket.Context) -> Any:
+    ctx.set_fallback("alone", {"by": ctx.job_id})
+    before = time.monotonic()
+    try:
+        await ctx.wait_for(ctx.ask_help("helper", ctx.job_id), budget="help")
+    finally:
+        waited[ctx.job_id] = time.monotonic() - before
+
+
+@hocket.job("silent.plain", score=SCORE)
+def asks_in_a_thread(ctx: hocket.Context) -> Any:
+    ctx.set_fallback("alone", {"by": ctx.job_id})
+    before = time.monotonic()
+    try:
+        ctx.wait_for(ctx.ask_help("helper", ctx.job_id), budget="help")
+    finally:
+        waited[ctx.job_id] = time.monotonic() - before
+
+
+@asynccontextmanager
+async def mesh(home: Path, workers: int) -> AsyncIterator[tuple[Node, TempoQueue[PromiseResult]]]:
+    await asyncio.to_thread(hocket.init, home)
+    (home / "tempo.yaml").write_text(POLICY)
+    async with asyncio.timeout(PATIENCE_S), AsyncExitStack() as stack:
+        node = await stack.enter_async_context(hocket.open(home))
+        bus = await node.mesh_messages()
+        assert bus is not None
+        queue = await TempoMessages(bus, node.runtime.log.user).subscribe(PromiseResult, "choir")
+        for _ in range(workers):
+            other = await stack.enter_async_context(hocket.open(home))
+            await stack.enter_async_context(other.working([asks, asks_in_a_thread], concurrency=1, ahead=0, grace=0.1))
+        yield node, queue
+        queue.close()
+
+
+async def promise_and_fall_silent(node: Node, requests: int) -> dict[str, str]:
+    """Promises help to each request, as another agent each, and never helps. Returns the promises by thread."""
+    promised: dict[str, str] = {}
+    while len(promised) < requests:
+        for message in await node.inbox("helper").claim(20, wait=PATIENCE_S):
+            agent = f"silent-{len(promised)}"
+            made = make_promise(message.id, 1, 2, 0.9, "fallback")
+            await node.send(
+                message.data.sender_address,
+                to_json(made),
+                agent=agent,
+                type="promise",
+                reply_to=message.id,
+            )
+            promised[message.id] = agent
+    return promised
+
+
+async def show(home: Path, workers: int, jobs: int) -> None:
+    waited.clear()
+    async with mesh(home, workers) as (node, queue):
+        silent = asyncio.create_task(promise_and_fall_silent(node, jobs))
+        handles = [await node.submit((asks, asks_in_a_thread)[n % 2]) for n in range(jobs)]
+        for handle in handles:
+            assert await handle.result() == {"by": handle.job_id}
+            (record,) = (await handle.status())["degraded"]
+            assert (record["wait"], record["step"], record["fallback"]) == ("help", "fallback", "alone")
+            assert record["waited_ms"] <= (BUDGET_BEATS * BEAT_S + SLACK_S) * 1000
+        promised = await silent
+        broken: dict[str, str] = {}
+        while len(broken) < jobs:
+            heard = await queue.get(PATIENCE_S)
+            assert heard is not None and heard.message.outcome is PromiseOutcome.BROKEN
+            broken[heard.message.thread_id] = heard.message.agent_id.partition("@")[0]
+        assert broken == promised
+        assert len(waited) == jobs and max(waited.values()) <= BUDGET_BEATS * BEAT_S + SLACK_S
+
+
+@pytest.mark.req("BB-07", "BB-08")
+@pytest.mark.timeout(100)
+def test_twenty_workers_whose_helpers_all_fall_silent(tmp_path: Path) -> None:
+    asyncio.run(show(tmp_path / "home", workers=20, jobs=20))
+
+
+@pytest.mark.soak
+@pytest.mark.req("BB-07", "BB-08")
+@pytest.mark.timeout(600)
+def test_twenty_workers_with_many_jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tests.rhythm.test_silent_helpers.PATIENCE_S", 500.0)
+    asyncio.run(show(tmp_path / "home", workers=20, jobs=400))
