@@ -1,6 +1,6 @@
 """The tour, which `make run` starts. First one machine: a home, three worker processes, a few hundred jobs of every
 sort, one worker killed in the middle of a job, a table of what happened and a verified log. Then a mesh of three nodes,
-in `tour_mesh`. Exits with 1 if a check fails.
+in `tour_mesh`, and two agents, in `tour_agents`. Exits with 1 if a check fails.
 
     python examples/tour.py [--base DIR]
 """
@@ -18,6 +18,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import tour_agents
 import tour_jobs as jobs
 import tour_mesh
 from rich.console import Console
@@ -151,6 +152,16 @@ async def kill_holder(node: hocket.Node, crew: Crew, slow: hocket.Handle) -> flo
     return killed_at
 
 
+async def all_started(node: hocket.Node, crew: Crew) -> None:
+    """Waits until every worker is at work: a process that still starts does not stop as a worker does."""
+    alive = {*crew.pids} - {*crew.killed}
+
+    async def look() -> tuple[bool, None]:
+        return alive <= {row.pid for row in await node.read(lambda session: session.workers())}, None
+
+    await node.until(look, PATIENCE_S)
+
+
 async def follow(node: hocket.Node, total: int) -> None:
     with Watch(total) as watch:
 
@@ -244,6 +255,7 @@ async def tour(home: Path) -> list[str]:
             following = asyncio.create_task(follow(node, total))
             killed_at = await kill_holder(node, crew, handles["slow"][0])
             await following
+            await all_started(node, crew)
             codes = await asyncio.to_thread(crew.stop)
             done = {group: [await each.status() for each in of_group] for group, of_group in handles.items()}
             wrong = check(done, crew.killed[0])
@@ -289,6 +301,9 @@ def main() -> int:
         if not wrong:
             say("\nThat was one machine. Now a mesh: three nodes, each with a home of its own, over HTTP.")
             wrong = tour_mesh.tour(base, say)
+        if not wrong:
+            say("\nNow two agents on one machine: locks and mail, jobs by rank, a proof and a bill.")
+            wrong = tour_agents.tour(base, say)
     except (KeyboardInterrupt, RuntimeError) as error:
         # Python's own locks can fail on an interrupt, and then raise another error.
         if not isinstance(error.__context__ if isinstance(error, RuntimeError) else error, KeyboardInterrupt):

@@ -16,9 +16,9 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 import tour_mesh_jobs as jobs
@@ -73,9 +73,9 @@ class Member:
 
     def __call__(self, *words: str, code: int = 0) -> Any:
         """Runs a command on this home, as in a shell; returns its JSON answer."""
-        done = subprocess.run(self._command(*words, "--json"), capture_output=True, text=True, timeout=PATIENCE_S)
-        said = f"`hocket {words[0]}` on {self.name} left with {done.returncode}, not {code}: {done.stderr.strip()}"
-        must(done.returncode == code, said)
+        done = subprocess.run(self._command("--json", *words), capture_output=True, text=True, timeout=PATIENCE_S)
+        ended = f"`hocket {words[0]}` on {self.name} left with {done.returncode}, not {code}"
+        must(done.returncode == code, f"{ended}: {(done.stderr or done.stdout).strip()}")
         return json.loads(done.stdout.splitlines()[0]) if done.stdout.strip() else None
 
     def _command(self, *words: str) -> list[str]:
@@ -318,9 +318,15 @@ def _offered(status: dict[str, Any], type_: str) -> list[dict[str, Any]]:
     return [op for op in status.get("ops", ()) if op["type"] == type_ and not op["counts"]]
 
 
-def tour(base: Path, say: Callable[[str], None]) -> list[str]:
-    """The failed checks. Whatever happens, no process and no file outlives the tour."""
-    with tempfile.TemporaryDirectory(prefix="mesh-", dir=base) as folder, Tour(Path(folder), say) as story:
+class Story(AbstractContextManager["Story"], Protocol):
+    """A part of the tour. Leaving it ends its processes."""
+
+    def run(self) -> None: ...
+
+
+def played(prefix: str, part: Callable[[Path, Callable[[str], None]], Story], base: Path, say: Any) -> list[str]:
+    """The failed checks. Whatever happens, no process and no file outlives the story."""
+    with tempfile.TemporaryDirectory(prefix=prefix, dir=base) as folder, part(Path(folder), say) as story:
         try:
             story.run()
         except (Wrong, hocket.HocketError, TimeoutError, subprocess.SubprocessError) as error:
@@ -328,8 +334,12 @@ def tour(base: Path, say: Callable[[str], None]) -> list[str]:
     return []
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def tour(base: Path, say: Callable[[str], None]) -> list[str]:
+    return played("mesh-", Tour, base, say)
+
+
+def main(description: str, tour: Callable[[Path, Callable[[str], None]], list[str]]) -> int:
+    parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--base", type=Path, default=HERE.parent / ".run", help="directory to work in")
     base: Path = parser.parse_args().base.absolute()
     base.mkdir(parents=True, exist_ok=True)
@@ -348,4 +358,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(__doc__.splitlines()[0], tour))

@@ -70,11 +70,13 @@ def test_the_tour(tmp_path: Path):
     done = run(tmp_path, EXAMPLES / "tour.py", "--base", tmp_path / "run")
     assert re.search(r"^log verified: \d+ ops, chain head [0-9a-f]{64}$", done.stdout, re.MULTILINE), done.stdout
     assert "is killed with SIGKILL while it runs the slow job" in done.stdout
-    for said in ("owner", "gpu", "post"):
+    for said in ("owner", "gpu", "post", "desk"):
         assert re.search(rf"^log of {said} verified: \d+ ops, chain head [0-9a-f]{{64}}$", done.stdout, re.MULTILINE)
     assert "is killed with SIGKILL in the middle of a job" in done.stdout
+    assert "a late write of ada's, under fence 1, is refused" in done.stdout
+    assert "its proof is good" in done.stdout
     assert "check failed" not in done.stdout
-    assert not list((tmp_path / "run").glob("mesh-*"))
+    assert not [*(tmp_path / "run").glob("mesh-*"), *(tmp_path / "run").glob("agents-*")]
 
 
 @pytest.mark.parametrize(
@@ -101,7 +103,12 @@ def test_the_tour_says_what_is_wrong(tmp_path: Path, name: str, handler: str, ri
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize(
     ("name", "where"),
-    [("tour", "workers start"), ("tour_mesh", "serves at"), ("tour_mesh", "both workers run")],
+    [
+        ("tour", "workers start"),
+        ("tour_mesh", "serves at"),
+        ("tour_mesh", "both workers run"),
+        ("tour_agents", "is refused"),
+    ],
 )
 def test_an_interrupted_tour_leaves_nothing_behind(tmp_path: Path, name: str, where: str, how: signal.Signals):
     base = tmp_path / "run"
@@ -115,7 +122,7 @@ def test_an_interrupted_tour_leaves_nothing_behind(tmp_path: Path, name: str, wh
                 break
         tour.send_signal(how)
         assert tour.wait(timeout=reader.PATIENCE_S) == 130
-    assert not list(base.glob("mesh-*"))
+    assert not [*base.glob("mesh-*"), *base.glob("agents-*")]
     deadline = time.monotonic() + reader.PATIENCE_S
     while _group_lives(tour.pid):
         assert time.monotonic() < deadline, "a worker outlived the tour"
