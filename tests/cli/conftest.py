@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from tests.cli.fork_server import PROGRAM, run_command
+from tests.cli.fork_server import PROGRAM as PROGRAM
+from tests.cli.fork_server import run_command, start_command
 
 PATIENCE_S = 30.0
 
@@ -102,15 +103,7 @@ class Program:
         return result
 
     def start(self, *arguments: object, home: Path | None = None) -> "subprocess.Popen[str]":
-        process = subprocess.Popen(
-            [*PROGRAM, *map(str, arguments)],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=self.environment(home),
-            cwd=self._beside(),
-        )
+        process = start_command(list(map(str, arguments)), self.environment(home), self._beside())
         self.started.append(process)
         return process
 

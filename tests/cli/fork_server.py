@@ -18,6 +18,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import NoReturn
@@ -90,6 +91,42 @@ class ForkServer:
         return subprocess.CompletedProcess(words, code, said, found[0])
 
 
+class ForkedProgram(subprocess.Popen[str]):
+    """A command that stays, for whoever would start it with Popen. Its stdin is at its end, its outputs are pipes."""
+
+    def __init__(self, server: ForkServer, words: Sequence[str], environment: Mapping[str, str], cwd: Path) -> None:
+        read_out, write_out = os.pipe()
+        read_err, write_err = os.pipe()
+        theirs = (os.open(os.devnull, os.O_RDONLY), write_out, write_err)
+        self._asked = fork_client.ask(server.path, words, environment, str(cwd), theirs)
+        for each in theirs:
+            os.close(each)
+        self.args, self.pid, self.returncode = list(words), self._number(), None  # type: ignore[assignment]
+        self.stdin, self.stdout, self.stderr = None, os.fdopen(read_out), os.fdopen(read_err)
+        self.text_mode, self.encoding, self.errors, self._input = True, None, None, None
+        self._communication_started = self._child_created = False  # it is no child, and Popen need not mind it
+
+    def _number(self) -> int:
+        """The next that the server tells: the process id, then the exit code."""
+        told = b""
+        while not told.endswith(b"\n"):
+            told += self._asked.recv(1)
+        return int(told)
+
+    def _internal_poll(self, *_: object) -> int | None:
+        with suppress(subprocess.TimeoutExpired):
+            self._wait(0.0)
+        return self.returncode
+
+    def _wait(self, timeout: float | None) -> int:
+        if self.returncode is None:
+            if not select.select([self._asked], [], [], timeout)[0]:
+                raise subprocess.TimeoutExpired(self.args, timeout or 0.0)
+            self.returncode = self._number()
+            self._asked.close()
+        return self.returncode
+
+
 def _feed(fd: int, given: bytes) -> None:
     try:
         with open(fd, "wb") as stream:
@@ -119,6 +156,17 @@ def run_command(
     stdin = subprocess.DEVNULL if given is None else None
     return subprocess.run(
         [*PROGRAM, *words], input=given, stdin=stdin, capture_output=True, env=environment, cwd=cwd, timeout=timeout_s
+    )
+
+
+def start_command(words: Sequence[str], environment: Mapping[str, str], cwd: Path) -> "subprocess.Popen[str]":
+    """Starts `hocket` with these words and leaves it running."""
+    server = fork_server()
+    if server.fits(environment):
+        return ForkedProgram(server, words, environment, cwd)
+    pipe = subprocess.PIPE
+    return subprocess.Popen(
+        [*PROGRAM, *words], stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, text=True, env=environment, cwd=cwd
     )
 
 
@@ -188,6 +236,7 @@ def _run(request: int, streams: list[int]) -> NoReturn:
     os.chdir(cwd)
     sys.path[: 1 + before] = [cwd, *_paths(environment)]
     sys.argv[1:] = words
+    sys.orig_argv[:] = [*PROGRAM, *words]
     main()
 
 

@@ -1,5 +1,6 @@
 """The checks bite: each mistake that is planted in the real code is found within 200 seeds, every fault at once, and by
-a rule that has to do with it.
+a rule that has to do with it. The search begins with a seed that is known to find the mistake. If a change of the
+program makes that seed miss it, the others still find it, only later; then write the new seed here.
 """
 
 import pytest
@@ -19,6 +20,13 @@ FOUND_BY = {
     "ack without lease": {"only the lease holder ends a delivery", "no two consumers of a message at once"},
     "version compared outside the transaction": {"no update of a row is lost"},
 }
+FIRST = {
+    "fence not checked": 27,
+    "expiry by wall clock": 23,
+    "locks end by the merged clock": 9,
+    "ack without lease": 11,
+    "version compared outside the transaction": 3,
+}
 
 
 @pytest.mark.req("LW-39", "LW-40")
@@ -26,7 +34,8 @@ FOUND_BY = {
 @pytest.mark.parametrize("bug", BUGS)
 def test_a_planted_bug_is_found(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
     BUGS[bug](monkeypatch)
-    for seed in range(SEEDS):
+    for number in range(SEEDS):
+        seed = (FIRST.get(bug, 0) + number) % SEEDS
         report = (
             sim.run(seed, nodes=4, minutes=0.5, jobs=16) if seed % 2 else sim.run(seed, nodes=3, minutes=0.1, jobs=5)
         )
