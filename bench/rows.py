@@ -14,6 +14,7 @@ PRESENCE = "bench.presence"
 INBOX = "bench.inbox"
 CLAIMS = "bench.claims"
 GRID = "bench.grid"
+PULSE = "bench.pulse"
 UPDATE_REF, PUSH = "`git update-ref`", "`git push --atomic`"
 BATCHES = (1, 2, 16)  # a git worker claims as many at once as it has free slots; it has two unless it is told otherwise
 
@@ -49,6 +50,8 @@ class Size:
     grid_nodes: int = 50
     grid_samples: int = 200
     counted: int = 10_000
+    beats_s: float = 60.0
+    failovers: int = 10
     repeat: int = 3
 
 
@@ -81,6 +84,8 @@ QUICK = Size(
     grid_nodes=10,
     grid_samples=20,
     counted=400,
+    beats_s=10.0,
+    failovers=3,
     repeat=1,
 )
 
@@ -132,6 +137,7 @@ def rows(size: Size) -> list[Row]:
             "refold", f"refold of {size.refold:,} ops, ops/s", "refold", {"ops": size.refold}, size.refold, False, True
         ),
         *mesh_rows(size),
+        *pulse_rows(size),
         *inbox_rows(size),
         *command_rows(size),
         *git_rows(size),
@@ -179,6 +185,43 @@ def _idle_row(nodes: int) -> Row:
     arguments = {"nodes": nodes, "seconds": 40.0}
     title = f"{nodes} idle nodes"
     return Row("idle", title, "heartbeats", arguments, ours_only=True, module=PRESENCE, figures=figures)
+
+
+def pulse_rows(size: Size) -> list[Row]:
+    def row(key: str, title: str, function: str, arguments: dict[str, Any], *figures: Figure) -> Row:
+        return Row(key, title, function, arguments, ours_only=True, module=PULSE, figures=figures)
+
+    def lateness(key: str, title: str, is_loaded: bool) -> Row:
+        return row(
+            key,
+            title,
+            "lateness",
+            {"seconds": size.beats_s, "bpm": 60, "is_loaded": is_loaded},
+            Figure("late_ms", f"{title}, p50", "ms", True, 0.50),
+            Figure("late_ms", "  p99", "ms", True, 0.99),
+            Figure("late_max_ms", "  at most", "ms", True),
+        )
+
+    return [
+        lateness("beats", "a beat of 60 a minute is heard late by", False),
+        lateness("beats-loaded", "the same while another process keeps a core busy", True),
+        row(
+            "failover",
+            "beats from the death of a leading pulse to a frame of the next",
+            "failover",
+            {"times": size.failovers},
+            Figure("beats", "beats from the death of a leading pulse to a frame of the next, p50", "beats", True, 0.50),
+            Figure("beats_max", "  at most", "beats", True),
+        ),
+        row(
+            "drift",
+            "a pulse's clock over an hour",
+            "drift",
+            {},
+            Figure("hour_pct", "how far a pulse's clock is off after an hour", "%", True),
+            Figure("beat_pct", "  the beat that differs most from its length", "%", True),
+        ),
+    ]
 
 
 def inbox_rows(size: Size) -> list[Row]:

@@ -727,6 +727,15 @@ class _TempoEvent(Event, frozen=True):
     level = INFO
 
 
+class PulseStarted(_TempoEvent, frozen=True):
+    """This pulse listens, and leads if no other does."""
+
+    cluster: str
+
+    def __str__(self) -> str:
+        return f"this pulse listens to {self.cluster}"
+
+
 class PulseLeads(_TempoEvent, frozen=True):
     cluster: str
     fence: int

@@ -1,11 +1,13 @@
 """`hocket sim`: what it prints, and how it ends."""
 
 import json
+from pathlib import Path
 
 import pytest
 
 from tests.cli.conftest import Program
 
+LOADS = ["step", "burst", "starvation", "incident"]
 pytestmark = pytest.mark.touches("LW-40")
 
 
@@ -29,3 +31,11 @@ def test_several_seeds_as_json(hocket: Program) -> None:
 )
 def test_what_cannot_be_simulated_is_told(hocket: Program, wrong: tuple[str, str]) -> None:
     assert hocket("sim", *wrong).code == 2
+
+
+def test_the_command_reports_each_load_and_draws_it(hocket: Program, tmp_path: Path) -> None:
+    done = hocket("sim", "--tempo", "--plots", str(tmp_path), "--json")
+    assert [json.loads(line)["load"] for line in done.out.splitlines()] == LOADS
+    assert {file.name for file in tmp_path.glob("*.svg")} == {f"tempo-{load}.svg" for load in LOADS}
+    assert hocket("sim", "--plots", str(tmp_path)).code == 2
+    assert hocket("sim", "--tempo", "--plots", str(tmp_path / "none")).code == 2

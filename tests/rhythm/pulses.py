@@ -22,7 +22,7 @@ from hocket.rhythm.tempo_messages import TempoMessages, TempoQueue
 from tests.scenarios.machines import Machine, Process
 
 PATIENCE_S = 60.0
-LEADS, FOLLOWS, READY = "this pulse leads", "no longer leads", "process"
+LEADS, FOLLOWS, READY = "this pulse leads", "no longer leads", "this pulse listens"
 # A store that nobody writes into answers within this time.
 FREE_S = 0.2
 
@@ -81,7 +81,7 @@ class Pulses:
     async def ready(self) -> None:
         """Waits until a leader has a follower."""
         async with asyncio.timeout(PATIENCE_S):
-            while sum(READY in each.out.read_text() for each in self.processes) < 2:
+            while sum(READY in each.err.read_text() for each in self.processes) < 2:
                 assert all(each.is_alive for each in self.processes), [each.notices for each in self.processes]
                 await asyncio.sleep(0.02)
 

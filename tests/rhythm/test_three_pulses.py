@@ -16,7 +16,7 @@ from tests.rhythm.pulses import Agent, Pulses, three_pulses
 from tests.scenarios.machines import Machine, machines
 
 pytestmark = [pytest.mark.xdist_group("processes")]
-BEATS = [18, pytest.param(200, marks=pytest.mark.soak)]
+BEATS = [15, pytest.param(200, marks=pytest.mark.soak)]
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ import functools
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -49,6 +50,12 @@ def sim(
         typer.Option("--coordination", metavar="N", min=0, help="How many locks, messages and rows; as many as jobs."),
     ] = None,
     ranked: Annotated[bool, typer.Option("--ranked", help="Short jobs that succeed and all go by rank.")] = False,
+    tempo: Annotated[
+        bool, typer.Option("--tempo", help="Simulate an adaptive tempo under four loads instead.")
+    ] = False,
+    plots: Annotated[
+        Path | None, typer.Option("--plots", metavar="DIR", help="With --tempo: draw each load as an SVG file there.")
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Simulate a mesh: real nodes on virtual time, over a network and disks that fail.
@@ -58,7 +65,13 @@ def sim(
     \b
       hocket sim --seed 7 --nodes 20 --minutes 30 --faults partition,loss,crash
       hocket sim --seeds 0..999
+      hocket sim --tempo --plots .
     """
+    if tempo:
+        _simulate_tempo(seed, plots)
+        return
+    if plots is not None:
+        raise Usage("--plots is for --tempo; give both, or neither")
     from hocket.testing.sim import FAULTS, HONEST_FAULTS, run
 
     named = () if faults is None else tuple(name.strip() for name in faults.split(",") if name.strip() != "none")
@@ -84,6 +97,27 @@ def sim(
     say(f"{runs}, {bad} with violations; {node_minutes / seconds:.1f} node-minutes for each second of a core")
     if bad:
         raise Failed(f"{bad} of {len(wanted)} runs broke a rule")
+
+
+def _simulate_tempo(seed: int, plots: Path | None) -> None:
+    from hocket.testing.sim.plots import tempo_plot
+    from hocket.testing.sim.tempo import LOADS, simulate_tempo
+
+    for load in LOADS:
+        bars = simulate_tempo(load, seed)
+        tempi = [bar.bpm for bar in bars]
+        queue = max(bar.queue for bar in bars)
+        emit({"load": load.name, "bars": [bar._asdict() for bar in bars]})
+        say(
+            f"{load.name}: {min(tempi)} to {max(tempi)} beats a minute, {tempi[-1]} at the end; at most"
+            f" {counted(queue, 'job')} waiting, {bars[-1].queue} at the end"
+        )
+        if plots is not None:
+            file = plots / f"tempo-{load.name}.svg"
+            try:
+                file.write_text(tempo_plot(f"Adaptive tempo: {load.name}", bars), "utf-8")
+            except OSError as error:
+                raise Usage(f"cannot write {file}: {error.strerror}") from None
 
 
 def _range(text: str) -> range:

@@ -4,26 +4,22 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, closing
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from hocket.bus.signed import SignedMessages
 from hocket.errors import Usage
-from hocket.events import Emit, ignore
+from hocket.events import Emit, PulseStarted, ignore
 from hocket.kernel.beats.file_fields import FILE_BYTES_MAX, BadField
 from hocket.kernel.beats.messages import BarReport, PulseMessage
 from hocket.kernel.beats.policy import TempoPolicy, read_policy
 from hocket.kernel.envelope import LIFE_MS
 from hocket.node.local_node import LocalNode
 from hocket.node.locks import lock_client
+from hocket.node.message_bus import NodeMessages
 from hocket.rhythm.heard_beats import HeardBeats
 from hocket.rhythm.leader_lock import ArbiterLock, LeaderLock, is_incident
 from hocket.rhythm.pulse import Pulse
 from hocket.rhythm.tempo_clock import TempoClock
 from hocket.rhythm.tempo_messages import TempoMessages, TempoQueue
 from hocket.work.supervision import supervised
-
-if TYPE_CHECKING:
-    from hocket.bus.nats_messages import NatsMessages
 
 WAIT_S = 60.0
 
@@ -82,6 +78,7 @@ async def _run_pulse(node: LocalNode, policy: TempoPolicy, emit: Emit = ignore) 
         lock = leader_lock(node, policy, bus)
         pulse = Pulse(beats, lock, lambda message: messages.publish(message, policy.cluster_id), emit)
         with closing(await messages.subscribe(BarReport, policy.cluster_id)) as reports:
+            emit(PulseStarted(policy.cluster_id))
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(pulse.run())
                 tasks.create_task(_adapt(node, reports, pulse))
@@ -96,23 +93,17 @@ async def _adapt(node: LocalNode, reports: TempoQueue[BarReport], pulse: Pulse) 
             pulse.hear_report(heard.message, is_incident=frozen)
 
 
-def leader_lock(node: LocalNode, policy: TempoPolicy, bus: SignedMessages) -> LeaderLock:
+def leader_lock(node: LocalNode, policy: TempoPolicy, bus: NodeMessages) -> LeaderLock:
     """On a bus with a NATS server, a register of that server: pulses that hear each other share it. Otherwise a lock of
     the mesh.
     """
     name = node.environment.name("pulse")
-    if (server := _nats(bus)) is not None:
-        from hocket.bus.nats_register import NatsRegister
-        from hocket.rhythm.nats_leader import NatsLeaderLock
+    if bus.is_local:
+        return ArbiterLock(node, lock_client(node, node.lock_processes), policy.cluster_id, name)
+    from hocket.bus.nats_messages import NatsMessages
+    from hocket.bus.nats_register import NatsRegister
+    from hocket.rhythm.nats_leader import NatsLeaderLock
 
-        register = NatsRegister(server, node.log.user, policy.cluster_id)
-        return NatsLeaderLock(register, name, node.environment.monotonic)
-    return ArbiterLock(node, lock_client(node, node.lock_processes), policy.cluster_id, name)
-
-
-def _nats(bus: SignedMessages) -> "NatsMessages | None":
-    try:
-        from hocket.bus.nats_messages import NatsMessages
-    except ImportError:
-        return None
-    return bus.messages if isinstance(bus.messages, NatsMessages) else None
+    assert isinstance(bus.messages, NatsMessages)
+    register = NatsRegister(bus.messages, node.log.user, policy.cluster_id)
+    return NatsLeaderLock(register, name, node.environment.monotonic)

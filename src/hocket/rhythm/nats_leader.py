@@ -9,18 +9,18 @@ import msgspec
 
 from hocket.bus.nats_register import NOTHING, NatsRegister
 from hocket.coordination.locks import LockHeld, LockLost
+from hocket.kernel.beats.messages import Count
 
-FENCE_MAX = 2**53 - 1
 # The register is taken from a leader if it has not changed for this part of a lock's time. A pulse that has just taken
 # it thus has the time to send its first frame.
-UNCHANGED = 1 / 6
+UNCHANGED = 0.17
 
 
 class LeaderEntry(msgspec.Struct, frozen=True):
     """The fence is in the value too: it still rises if the server has lost its data."""
 
     holder: str
-    fence: int
+    fence: Count
 
 
 class NatsLeaderLock:
@@ -61,6 +61,6 @@ class NatsLeaderLock:
 def _fence_of(data: bytes) -> int:
     """0 for a value that is none of ours."""
     try:
-        return min(max(0, msgspec.json.decode(data, type=LeaderEntry).fence), FENCE_MAX)
+        return msgspec.json.decode(data, type=LeaderEntry).fence
     except ValueError:
         return 0
