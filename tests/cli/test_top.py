@@ -13,6 +13,8 @@ import time
 
 import pytest
 
+from hocket.node.runtime import Runtime
+from hocket.service import Service, locks
 from tests.cli.conftest import PATIENCE_S, Program
 from tests.cli.fork_server import PROGRAM
 from tests.cli.test_cost import price
@@ -29,10 +31,10 @@ def used(hocket: Program) -> None:
     price(hocket.home)
     hocket("run", "true", code=0)
     hocket.submit("test.echo", "{}")
-    keys = [f"src/{'deep/' * 12}file{number}.py" for number in range(30)]
-    hocket("lock", "acquire", *keys[:1], "--agent", "an-agent-with-quite-a-long-name", "--ttl", "10m", code=0)
-    for key in keys[1:]:
-        hocket("lock", "acquire", key, "--agent", "a", "--ttl", "10m", code=0)
+    with Service(Runtime.open(hocket.home)) as service:
+        for number in range(30):
+            agent = "an-agent-with-quite-a-long-name" if number == 0 else "a"
+            locks.acquire(service, [f"src/{'deep/' * 12}file{number}.py"], agent, 600_000)
     keep_window(hocket.home)
 
 

@@ -15,7 +15,6 @@ from hocket.service import Service, ServiceAnswer
 from hocket.store import JobFilter, Session, Stage
 from hocket.work.costs import job_cost
 
-WINDOWS_MAX = 1_000
 # The newest ended jobs whose costs and times count.
 JOBS_MAX = 10_000
 
