@@ -15,7 +15,7 @@ from hocket.kernel.beats.messages import PulseMessage
 from hocket.kernel.beats.tempo import Tempo
 from hocket.kernel.envelope import LIFE_MS
 from hocket.node.node import Node
-from hocket.node.tempo import file_policy
+from hocket.node.tempo_policy import tempo_policy
 from hocket.rhythm.heard_beats import HeardBeats
 from hocket.rhythm.tempo_clock import TempoClock
 from hocket.rhythm.tempo_messages import TempoMessages, TempoQueue
@@ -118,7 +118,7 @@ class Pulses:
 
 async def three_pulses(node: Node, homes: list[Machine], policy: Path, beats: int) -> tuple[Agent, Pulses]:
     """Disturbs three pulses for so many beats, and returns what an agent of this node heard."""
-    found = file_policy(policy)
+    found = tempo_policy(node.runtime.home, policy)
     assert found is not None
     clock = TempoClock(node.environment.monotonic, lambda: node.environment.physical_ms() / 1000)
     agent = Agent(HeardBeats(found, clock, LIFE_MS))

@@ -21,7 +21,7 @@ from hocket.kernel.policy import DEFAULT
 from hocket.kernel.roster import Job
 from hocket.node.home import Home
 from hocket.node.node import Node
-from hocket.node.worker_tempo import tempo_policy
+from hocket.node.tempo_policy import tempo_policy
 from hocket.rhythm.beat_source import LocalBeats
 from hocket.rhythm.status_claims import CHANGES_MAX, StatusClaims
 from hocket.rhythm.tempo_messages import TempoMessages, TempoQueue

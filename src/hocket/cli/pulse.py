@@ -3,10 +3,7 @@
 import asyncio
 import os
 import sys
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from hocket.cli.app import new_app
 from hocket.cli.log_lines import start_logging
@@ -14,27 +11,22 @@ from hocket.cli.monitoring import MetricsOption, monitored
 from hocket.cli.options import BusOption, LogFormatOption, QuietOption, VerboseOption
 from hocket.cli.output import emit, fields
 from hocket.cli.settings import HomeOption, JsonOption, open_runtime
-from hocket.errors import Usage
+from hocket.cli.tempo_policy import PolicyOption, needed_policy
 from hocket.node.bus_settings import BusSettings, bus_settings
 from hocket.node.node import Node
 from hocket.node.runtime import Runtime
 from hocket.node.signals import stopped_by_signals
-from hocket.node.tempo import file_policy, pulsing
+from hocket.node.tempo import pulsing
 
 if TYPE_CHECKING:
     from hocket.kernel.beats.policy import TempoPolicy
 
 app = new_app()
 
-PolicyFileOption = Annotated[
-    Path | None,
-    typer.Option("--policy", metavar="FILE", help="The cluster's tempo policy. Default: tempo.yaml in the home."),
-]
-
 
 @app.command()
 def pulse(
-    policy: PolicyFileOption = None,
+    policy: PolicyOption = None,
     bus: BusOption = None,
     metrics: MetricsOption = None,
     verbose: VerboseOption = 0,
@@ -55,17 +47,8 @@ def pulse(
     """
     start_logging(verbose, quiet, log_format)
     with open_runtime() as runtime:
-        found = needed_policy(runtime, policy)
+        found = needed_policy(runtime.home, policy)
         asyncio.run(_pulse(runtime, found, bus_settings(runtime.home, bus), metrics))
-
-
-def needed_policy(runtime: Runtime, file: Path | None) -> "TempoPolicy":
-    """The policy of the file, or of the home. Raises Usage if there is none."""
-    found = file_policy(file or runtime.home.tempo)
-    if found is None:
-        where = runtime.home.tempo if file is None else file
-        raise Usage(f"no tempo policy at {where}; write one there, like `cluster_id: NAME`, or give --policy FILE")
-    return found
 
 
 async def _pulse(runtime: Runtime, policy: "TempoPolicy", servers: BusSettings | None, metrics: str | None) -> None:

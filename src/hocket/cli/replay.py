@@ -7,7 +7,7 @@ import typer
 from hocket.cli.app import new_app
 from hocket.cli.output import emit, notice, say, table
 from hocket.cli.settings import HomeOption, JsonOption, open_service
-from hocket.cli.tempo_policy import PolicyOption, tempo_policy
+from hocket.cli.tempo_policy import PolicyOption, assumed_policy
 from hocket.errors import Usage
 from hocket.kernel.clock import parse_wall
 from hocket.kernel.plurals import counted
@@ -37,7 +37,7 @@ def replay(
 
     at_ms = None if window is None else _time(window)
     with open_service() as service:
-        shown = replay(service, tempo_policy(service.runtime.home, policy), at_ms)
+        shown = replay(service, assumed_policy(service.runtime.home, policy), at_ms)
     emit(shown)
     table(
         ("beat", "time", "type", "who", "about", "detail"),

@@ -9,7 +9,7 @@ from hocket.cli.log_lines import start_logging
 from hocket.cli.monitoring import MetricsOption, monitored
 from hocket.cli.options import BusOption, LogFormatOption, QuietOption, VerboseOption
 from hocket.cli.settings import HomeOption, JsonOption, open_runtime
-from hocket.cli.tempo_policy import PolicyOption, tempo_policy
+from hocket.cli.tempo_policy import PolicyOption, assumed_policy
 from hocket.events import ReverbStarted
 from hocket.kernel.beats.policy import TempoPolicy
 from hocket.node.bus_settings import BusSettings, bus_settings
@@ -47,7 +47,7 @@ def reverb(
     """
     start_logging(verbose, quiet, log_format)
     with open_runtime() as runtime:
-        found = tempo_policy(runtime.home, policy)
+        found = assumed_policy(runtime.home, policy)
         is_interrupted = asyncio.run(_run(runtime, found, bus_settings(runtime.home, bus), metrics))
     if is_interrupted:
         sys.exit(INTERRUPTED)

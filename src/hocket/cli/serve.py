@@ -15,8 +15,8 @@ from hocket.cli.app import new_app
 from hocket.cli.log_lines import start_logging
 from hocket.cli.options import BusOption, LogFormatOption, QuietOption, VerboseOption
 from hocket.cli.output import emit, fields
-from hocket.cli.pulse import PolicyFileOption, needed_policy
 from hocket.cli.settings import HomeOption, JsonOption, open_runtime
+from hocket.cli.tempo_policy import PolicyOption, needed_policy
 from hocket.errors import Usage
 from hocket.work.event_logging import log_event, logged
 
@@ -62,7 +62,7 @@ def serve(
     pulse: Annotated[
         bool, typer.Option("--pulse", help="Also send the beats of a cluster, as `hocket pulse` does.")
     ] = False,
-    policy: PolicyFileOption = None,
+    policy: PolicyOption = None,
     bus: BusOption = None,
     verbose: VerboseOption = 0,
     quiet: QuietOption = 0,
@@ -96,7 +96,7 @@ def serve(
     with open_runtime() as runtime:
         if policy is not None and not pulse:
             raise Usage("--policy is for --pulse; give both, or neither")
-        beats = needed_policy(runtime, policy) if pulse else None
+        beats = needed_policy(runtime.home, policy) if pulse else None
         servers = bus_settings(runtime.home, bus)
         asyncio.run(_serve(runtime, host, port, known, cert, key, proxy or [], announce, servers, openai, beats))
 

@@ -1,35 +1,38 @@
-"""The tempo policy that a command goes by: `--policy`, else `tempo.yaml` in the home, else the default."""
+"""`--policy`: the tempo policy that a command goes by."""
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hocket.cli.files import read_file
 from hocket.errors import Usage
 
 if TYPE_CHECKING:
     from hocket.kernel.beats.policy import TempoPolicy
     from hocket.node.home import Home
 
-FILE = "tempo.yaml"
 CLUSTER_DEFAULT = "local"
 
 PolicyOption = Annotated[
     str | None,
-    typer.Option("--policy", metavar="FILE", help="The cluster's tempo policy; default tempo.yaml in the home."),
+    typer.Option("--policy", metavar="FILE", help="The cluster's tempo policy. Default: tempo.yaml in the home."),
 ]
 
 
-def tempo_policy(home: "Home", file: str | None) -> "TempoPolicy":
-    """Raises Usage with what is wrong in the file."""
-    from hocket.kernel.beats.file_fields import FILE_BYTES_MAX, BadField
-    from hocket.kernel.beats.policy import make_policy, read_policy
+def needed_policy(home: "Home", file: str | None) -> "TempoPolicy":
+    """The policy of the file, or of the home. Raises Usage if there is none."""
+    from hocket.node.tempo_policy import tempo_policy
 
-    path = file or str(home.path / FILE)
-    if file is None and not Path(path).exists():
-        return make_policy(CLUSTER_DEFAULT)
-    try:
-        return read_policy(read_file(path, FILE_BYTES_MAX))
-    except BadField as error:
-        raise Usage(f"{'standard input' if path == '-' else path}: {error}") from None
+    found = tempo_policy(home, file)
+    if found is None:
+        raise Usage(
+            f"there is no tempo policy at {home.tempo}; write `cluster_id: NAME` into it, or give --policy FILE"
+        )
+    return found
+
+
+def assumed_policy(home: "Home", file: str | None) -> "TempoPolicy":
+    """The same, for commands that only look: without a policy, that of a cluster of one machine."""
+    from hocket.kernel.beats.policy import make_policy
+    from hocket.node.tempo_policy import tempo_policy
+
+    return tempo_policy(home, file) or make_policy(CLUSTER_DEFAULT)

@@ -9,7 +9,7 @@ from hocket.cli.app import new_app
 from hocket.cli.output import console, emit, on_terminal
 from hocket.cli.settings import HomeOption, JsonOption, open_service, settings
 from hocket.cli.tables import Row, lines_drawn
-from hocket.cli.tempo_policy import PolicyOption, tempo_policy
+from hocket.cli.tempo_policy import PolicyOption, assumed_policy
 from hocket.errors import Usage
 from hocket.kernel.durations import span
 from hocket.kernel.plurals import counted
@@ -54,7 +54,7 @@ def top(
     if not once and not on_terminal():
         raise Usage("hocket top needs a terminal; `hocket top --once` prints one frame")
     with open_service() as service:
-        view = TopView(service, tempo_policy(service.runtime.home, policy))
+        view = TopView(service, assumed_policy(service.runtime.home, policy))
         if not once:
             _live(view.look)
             return

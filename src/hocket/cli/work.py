@@ -32,7 +32,8 @@ from hocket.node.node import Node, handler_processes
 from hocket.node.rates import rates_of
 from hocket.node.runtime import Runtime
 from hocket.node.signals import stopped_by_signals
-from hocket.node.worker_tempo import in_tempo, tempo_policy
+from hocket.node.tempo_policy import tempo_policy
+from hocket.node.worker_tempo import in_tempo
 from hocket.server.local_client import INTERRUPTED
 from hocket.server.local_server import LocalServer
 from hocket.service import Service, nodes

@@ -54,7 +54,8 @@ from hocket.node.rows import RowTable, SyncRowTable
 from hocket.node.runtime import Runtime
 from hocket.node.signals import stopped_by_signals
 from hocket.node.stream_news import StreamNews
-from hocket.node.worker_tempo import in_tempo, tempo_policy
+from hocket.node.tempo_policy import tempo_policy
+from hocket.node.worker_tempo import in_tempo
 from hocket.store import Session
 from hocket.work import bulk, chains, jobs
 from hocket.work.bulk import CANCEL, RETRY, BulkChange, Changed, Which

@@ -1,15 +1,12 @@
-"""Tempo in a process of a node: where its policy is, the beats that it hears on its bus, and a pulse of its own."""
+"""Tempo in a process of a node: the beats that it hears on its bus, and a pulse of its own."""
 
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, closing
-from pathlib import Path
 
-from hocket.errors import Usage
 from hocket.events import Emit, PulseStarted, ignore
-from hocket.kernel.beats.file_fields import FILE_BYTES_MAX, BadField
 from hocket.kernel.beats.messages import BarReport, PulseMessage
-from hocket.kernel.beats.policy import TempoPolicy, read_policy
+from hocket.kernel.beats.policy import TempoPolicy
 from hocket.kernel.envelope import LIFE_MS
 from hocket.node.local_node import LocalNode
 from hocket.node.locks import lock_client
@@ -22,19 +19,6 @@ from hocket.rhythm.tempo_messages import TempoMessages, TempoQueue
 from hocket.work.supervision import supervised
 
 WAIT_S = 60.0
-
-
-def file_policy(file: Path) -> TempoPolicy | None:
-    """The policy in this file, such as the home's `tempo.yaml`; None if there is no such file. Raises Usage."""
-    try:
-        with file.open("rb") as opened:
-            return read_policy(opened.read(FILE_BYTES_MAX + 1))
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise Usage(f"cannot read {file}: {error.strerror}") from None
-    except BadField as error:
-        raise Usage(f"{file}: {error}") from None
 
 
 @asynccontextmanager

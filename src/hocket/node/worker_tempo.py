@@ -1,4 +1,4 @@
-"""The tempo of a worker: its policy, which beats it follows, and what it tells others on each beat. A worker without a
+"""The tempo of a worker: which beats it follows, and what it tells others on each beat. A worker without a
 policy has no tempo, and pays nothing for it.
 """
 
@@ -6,39 +6,16 @@ import asyncio
 import functools
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from os import PathLike
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hocket.errors import Usage
-from hocket.kernel.beats.file_fields import FILE_BYTES_MAX, BadField
-from hocket.kernel.beats.policy import TempoPolicy, read_policy
+from hocket.kernel.beats.policy import TempoPolicy
 from hocket.kernel.candidates import worker_id
-from hocket.node.home import Home
 from hocket.store import JobFilter, Session, Stage
 from hocket.work.supervision import supervised
 from hocket.work.worker import WorkerOptions
 
 if TYPE_CHECKING:
     from hocket.node.local_node import LocalNode
-
-FILE = "tempo.yaml"
-
-
-def tempo_policy(home: Home, path: PathLike[str] | str | None = None) -> TempoPolicy | None:
-    """The policy at `path`, or the home's own; None if it has none. Raises Usage with what is wrong in the file."""
-    file = home.path / FILE if path is None else Path(path).expanduser()
-    try:
-        with file.open("rb") as opened:
-            return read_policy(opened.read(FILE_BYTES_MAX + 1))
-    except FileNotFoundError:
-        if path is None:
-            return None
-        raise Usage(f"no tempo policy at {file}") from None
-    except OSError as error:
-        raise Usage(f"cannot read the tempo policy {file}: {error.strerror}") from None
-    except BadField as error:
-        raise Usage(f"bad tempo policy {file}: {error}") from None
 
 
 @asynccontextmanager
