@@ -397,7 +397,7 @@ def test_nothing_is_left_of_commands_that_meet_every_misfortune(bench: Bench) ->
     wait_for(lambda: not bench.survivors(), "everything to be gone")
     assert {"lost", "cancelled"} <= {*whys}
     assert bench.run("true").exit_code == 0
-    assert descriptors() == before
+    wait_for(lambda: descriptors() == before, "every descriptor to be closed")
     runner = bench.runner.process or 0
     wait_for(lambda: children(runner) == {}, "the runner to be alone")
     assert [*children(os.getpid())] == [runner]

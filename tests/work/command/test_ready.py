@@ -55,7 +55,7 @@ def test_what_waits_is_gone_when_the_keeper_is_closed_or_killed(bench: Bench, pa
     wait_for(lambda: len(ready(runner)) == 2, "a new pair")
     pair = ready(runner)
     bench.runner.close()
-    assert not any(map(is_there, pair))
+    wait_for(lambda: not any(map(is_there, pair)), "both to be gone")
 
 
 def test_nothing_is_prepared_before_the_first_command_and_after_the_end(bench: Bench) -> None:
