@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, closing
 from pathlib import Path
 
-from hocket.errors import Usage
+from hocket.errors import StoreError, Usage
 from hocket.events import Emit, PulseStarted, ignore
 from hocket.kernel.beats.file_fields import FILE_BYTES_MAX, BadField
 from hocket.kernel.beats.messages import BarReport, PulseMessage
@@ -89,7 +89,10 @@ async def _adapt(node: LocalNode, reports: TempoQueue[BarReport], pulse: Pulse) 
         heard = await reports.get(WAIT_S)
         if heard is not None and pulse.fence:
             now_ms = node.environment.physical_ms()
-            frozen = await node.peek(lambda session, now_ms=now_ms: is_incident(session, now_ms))  # type: ignore[misc]
+            try:
+                frozen = await node.peek(lambda session, now_ms=now_ms: is_incident(session, now_ms))  # type: ignore[misc]
+            except StoreError:
+                frozen = True  # the beats go on without the store
             pulse.hear_report(heard.message, is_incident=frozen)
 
 
