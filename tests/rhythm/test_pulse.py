@@ -256,3 +256,21 @@ def test_the_leader_adapts_the_tempo_on_a_downbeat(policy: TempoPolicy, is_incid
             assert len(found.of(TempoChanged)) == (expected == 601)
 
     run(test)
+
+
+@pytest.mark.req("BB-11")
+def test_several_reports_of_one_window_count_once() -> None:
+    async def test() -> None:
+        async with cluster(1, ADAPTIVE) as found:
+            await found.until(lambda: found.leader() is not None)
+            leader = found.pulses[0]
+            now_ms = leader._clock.now_ms()
+            leader.hear_report(report(now_ms, 1_000), is_incident=False)
+            once = leader._control.integral
+            for window_ms in (now_ms, now_ms - 1):
+                leader.hear_report(report(window_ms, 1_000), is_incident=False)
+            assert leader._control.integral == once > 0
+            leader.hear_report(report(now_ms + 1, 1_000), is_incident=False)
+            assert leader._control.integral > once
+
+    run(test)

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, closing
 
+from hocket.errors import StoreError
 from hocket.events import Emit, PulseStarted, ignore
 from hocket.kernel.beats.messages import BarReport, PulseMessage
 from hocket.kernel.beats.policy import TempoPolicy
@@ -73,7 +74,10 @@ async def _adapt(node: LocalNode, reports: TempoQueue[BarReport], pulse: Pulse) 
         heard = await reports.get(WAIT_S)
         if heard is not None and pulse.fence:
             now_ms = node.environment.physical_ms()
-            frozen = await node.peek(lambda session, now_ms=now_ms: is_incident(session, now_ms))  # type: ignore[misc]
+            try:
+                frozen = await node.peek(lambda session, now_ms=now_ms: is_incident(session, now_ms))  # type: ignore[misc]
+            except StoreError:
+                frozen = True  # the beats go on without the store
             pulse.hear_report(heard.message, is_incident=frozen)
 
 

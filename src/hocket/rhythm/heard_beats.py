@@ -69,13 +69,15 @@ class HeardBeats:
     def hear(self, message: PulseMessage, sender: int) -> FrameRefusal | None:
         """Why the frame is refused; None if it is accepted."""
         self._count()
-        judged = judge_frame(self.policy, self._state(), message, sender, self.clock.now_ms(), self._skew_ms)
-        if isinstance(judged, JudgeState) and message.frame.epoch_ms + message.frame.beat_ms <= self._epoch_ms:
+        state, frame = self._state(), message.frame
+        judged = judge_frame(self.policy, state, message, sender, self.clock.now_ms(), self._skew_ms)
+        is_over = state.last is None and frame.epoch_ms + frame.beat_ms <= self._epoch_ms
+        if isinstance(judged, JudgeState) and is_over:
             judged = FrameRefusal.FROM_THE_PAST
         refusal = judged if isinstance(judged, FrameRefusal) else None
-        self._sample(message.frame, sender)
+        self._sample(frame, sender)
         if isinstance(judged, JudgeState):
-            self._accept(judged, message.frame, sender)
+            self._accept(judged, frame, sender)
         else:
             self._refuse(judged, sender)
         return refusal
